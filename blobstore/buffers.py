@@ -1,0 +1,27 @@
+"""Comparing memory without copying it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+__all__ = ["same_bytes"]
+
+_CHUNK = 1 << 20  # the comparison's temporary stays in the cache
+
+
+def same_bytes(a: memoryview, b: memoryview) -> bool:
+    """Whether two contiguous byte views hold the same bytes, at memory speed and with a small, fixed temporary."""
+    if len(a) != len(b):
+        return False
+    left, right = np.frombuffer(a, np.uint8), np.frombuffer(b, np.uint8)
+    if left.size == 0 or left.ctypes.data == right.ctypes.data:
+        return True
+    return all(
+        np.array_equal(_words(left[start : start + _CHUNK]), _words(right[start : start + _CHUNK]))
+        for start in range(0, left.size, _CHUNK)
+    )
+
+
+def _words(chunk: np.ndarray) -> np.ndarray:
+    """The same bytes eight at a time where the length allows it."""
+    return chunk.view(np.uint64) if chunk.size % 8 == 0 else chunk

@@ -1,0 +1,40 @@
+"""Content addresses.
+
+A blob's address is its length and its xxh3-128 (canonical, big-endian form, seed 0). xxh3 runs at memory speed and
+is not meant to withstand somebody who searches for collisions; therefore the store compares bytes before it merges
+two blobs, and `sha256` is here for whoever must trust a file from elsewhere.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import NamedTuple
+
+import xxhash
+
+__all__ = ["Digest", "digest", "sha256"]
+
+
+class Digest(NamedTuple):
+    """Content address of a blob.
+
+    Attributes:
+        nbytes: length of the blob in bytes.
+        xxh3_128: the 16 bytes of its xxh3-128 in canonical (big-endian) order.
+    """
+
+    nbytes: int
+    xxh3_128: bytes
+
+    def __str__(self) -> str:
+        return f"{self.xxh3_128.hex()}:{self.nbytes}"
+
+
+def digest(data: memoryview | bytes) -> Digest:
+    """The content address of `data`, a contiguous buffer of bytes; nothing is copied."""
+    return Digest(len(data), xxhash.xxh3_128_digest(data))
+
+
+def sha256(data: memoryview | bytes) -> str:
+    """Hexadecimal SHA-256 of `data`."""
+    return hashlib.sha256(data).hexdigest()

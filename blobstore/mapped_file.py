@@ -1,0 +1,60 @@
+"""A whole file as read-only memory."""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import stat
+from pathlib import Path
+
+from blobstore.errors import FileAccessError, InvalidFileError
+
+__all__ = ["map_file"]
+
+
+def map_file(path: str | os.PathLike[str], *, writable_copy: bool = False) -> memoryview:
+    """Map a regular file and return its bytes.
+
+    The view owns the map: the memory stays valid for as long as the view, or any slice of it or array over it, is
+    referenced, also when the file is renamed, replaced or deleted meanwhile. A file that is *truncated in place*
+    while it is mapped makes the operating system kill the process (SIGBUS) when the lost part is read; write a new
+    file and rename it instead, as everything in blobstore does.
+
+    Args:
+        path: the file.
+        writable_copy: map it private and writable: a write copies the page that it touches and never reaches the
+            file. Otherwise the view is read-only.
+
+    Raises:
+        FileAccessError: it does not exist, may not be read, or is a directory or another thing without bytes.
+        InvalidFileError: it is empty.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0))
+    except OSError as error:
+        raise FileAccessError(path, error) from None
+    try:
+        status = os.fstat(descriptor)
+        if stat.S_ISDIR(status.st_mode):
+            raise FileAccessError(path, OSError(errno.EISDIR, os.strerror(errno.EISDIR)))
+        if not stat.S_ISREG(status.st_mode):
+            raise FileAccessError(path, OSError(errno.EINVAL, "not a regular file"))
+        if status.st_size == 0:
+            raise InvalidFileError(path, "the file is empty")
+        access = mmap.ACCESS_COPY if writable_copy else mmap.ACCESS_READ
+        return memoryview(mmap.mmap(descriptor, status.st_size, access=access))
+    except OSError as error:
+        if isinstance(error, FileAccessError):
+            raise
+        raise FileAccessError(path, error) from None
+    finally:
+        os.close(descriptor)
+
+
+def same_file(a: str | os.PathLike[str], b: str | os.PathLike[str]) -> bool:
+    """Whether two paths lead to one file, or would once they exist."""
+    try:
+        return os.path.samefile(a, b)
+    except OSError:
+        return Path(a).resolve() == Path(b).resolve()
