@@ -15,8 +15,8 @@ from blobstore.errors import LayoutError
 
 __all__ = ["MAX_NBYTES", "MAX_RANK", "ScalarType", "TensorLayout"]
 
-MAX_RANK = 255
-"""dim_order is a vector of uint8."""
+MAX_RANK = 64
+"""The most dimensions that torch and numpy give a tensor (ExecuTorch itself runs up to 16)."""
 
 MAX_SIZE = 2**31 - 1
 """sizes is a vector of int32."""

@@ -1,0 +1,28 @@
+"""Content-addressed weights for ExecuTorch: each blob once, in `.ptd` files that the stock runtime reads."""
+
+from blobstore.data_map import MergedDataMap, NamedDataMap
+from blobstore.digest import Digest
+from blobstore.errors import BlobStoreError
+from blobstore.files import load_file, save_file
+from blobstore.layout import ScalarType, TensorLayout
+from blobstore.ptd.reader import PtdDataMap, open_ptd
+from blobstore.store import BlobStore, StoreStats
+from blobstore.tensors import FileSlice
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "BlobStore",
+    "BlobStoreError",
+    "Digest",
+    "FileSlice",
+    "MergedDataMap",
+    "NamedDataMap",
+    "PtdDataMap",
+    "ScalarType",
+    "StoreStats",
+    "TensorLayout",
+    "load_file",
+    "open_ptd",
+    "save_file",
+]

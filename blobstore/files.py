@@ -1,0 +1,55 @@
+"""`save_file` and `load_file`: tensors by name in a .ptd, with the names and the shape of the safetensors API."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from blobstore.errors import UnsupportedDataError
+from blobstore.ptd.reader import PtdDataMap
+from blobstore.store import BlobStore
+from blobstore.tensors import to_numpy, to_torch
+
+__all__ = ["load_file", "save_file"]
+
+
+def save_file(
+    tensors: Mapping[str, Any], filename: str | os.PathLike[str], metadata: Mapping[str, str] | None = None
+) -> None:
+    """Save tensors by name; equal ones are stored once, tied ones included.
+
+    Args:
+        tensors: torch tensors on the CPU or numpy arrays (or other buffers, which become opaque blobs).
+        filename: the .ptd; a file that is there is replaced once the new one is complete.
+        metadata: free text to keep with the file.
+
+    Raises:
+        As `BlobStore.add` and `BlobStore.write_ptd`.
+    """
+    store = BlobStore()
+    for key, tensor in tensors.items():
+        store.add(key, tensor)
+    store.write_ptd(filename, metadata=metadata)
+
+
+def load_file(filename: str | os.PathLike[str], framework: Literal["pt", "np"] = "pt") -> dict[str, Any]:
+    """Load all tensors of a .ptd by name; opaque blobs come as uint8.
+
+    The tensors lie in a private map of the file: nothing is read before it is used, and writing to a tensor changes
+    neither the file nor another process, but names that share a blob share its memory, as tied weights do.
+
+    Args:
+        filename: the .ptd.
+        framework: "pt" for torch tensors, "np" for numpy arrays.
+
+    Raises:
+        FileAccessError, InvalidFileError: as `open_ptd`.
+        MissingDependencyError: torch is not installed, or numpy needs ml_dtypes for bfloat16 or float8.
+        UnsupportedDataError: the framework has no such dtype, or is not known.
+    """
+    convert: Any = {"pt": to_torch, "np": to_numpy}.get(framework)
+    if convert is None:
+        raise UnsupportedDataError(f"framework {framework!r} is not 'pt' or 'np'")
+    with PtdDataMap(filename, writable_copy=True) as data_map:
+        return {key: convert(data_map.get_data(key), data_map.get_tensor_layout(key)) for key in data_map}

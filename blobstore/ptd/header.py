@@ -1,0 +1,79 @@
+"""The 40-byte header between the flatbuffer's first 8 bytes and the rest of it; see docs/format.md."""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+
+__all__ = ["FILE_IDENTIFIER", "FLATBUFFER_OFFSET", "Header", "HeaderError"]
+
+FILE_IDENTIFIER = b"FT01"
+MAGIC = b"FH01"
+START = 8  # behind the root offset and the file identifier
+FLATBUFFER_OFFSET = 48
+"""Bytes that the header with its padding inserts; a multiple of 16, so the flatbuffer stays aligned."""
+
+_FIELDS = struct.Struct("<4sIQQQQ")
+
+
+class HeaderError(ValueError):
+    """Why the first bytes are not those of a .ptd."""
+
+
+class Header(NamedTuple):
+    """Where things are in a .ptd; all in bytes.
+
+    Attributes:
+        flatbuffer_offset: what was inserted in front of the flatbuffer's own bytes.
+        flatbuffer_size: size of the flatbuffer without the insertion.
+        segment_base: where the segments begin.
+        segment_data_size: from there to the end of the last segment.
+    """
+
+    flatbuffer_offset: int
+    flatbuffer_size: int
+    segment_base: int
+    segment_data_size: int
+
+    @property
+    def flatbuffer_end(self) -> int:
+        """First byte behind the flatbuffer."""
+        return self.flatbuffer_offset + self.flatbuffer_size
+
+    @property
+    def file_size(self) -> int:
+        """The least size of the file."""
+        return self.segment_base + self.segment_data_size
+
+    def pack(self) -> bytes:
+        """The bytes to insert at offset 8, padded to `FLATBUFFER_OFFSET`."""
+        return _FIELDS.pack(MAGIC, _FIELDS.size, *self).ljust(FLATBUFFER_OFFSET, b"\0")
+
+    @classmethod
+    def parse(cls, data: memoryview) -> Header:
+        """Read and check the header of a file whose bytes are `data`.
+
+        Raises:
+            HeaderError: this is not a .ptd, or its parts cannot lie in `data`.
+        """
+        if len(data) < START + _FIELDS.size:
+            raise HeaderError(f"{len(data)} bytes are too few for a .ptd")
+        if (found := bytes(data[4:8])) != FILE_IDENTIFIER:
+            raise HeaderError(f"not a .ptd: expected the identifier {FILE_IDENTIFIER!r}, found {found!r}")
+        magic, length, *fields = _FIELDS.unpack_from(data, START)
+        if magic != MAGIC:
+            raise HeaderError(f"expected the header magic {MAGIC!r}, found {magic!r}")
+        if length < _FIELDS.size:
+            raise HeaderError(f"header length {length} is below {_FIELDS.size}")
+        header = cls(*fields)
+        if header.flatbuffer_offset < START + _FIELDS.size or header.flatbuffer_end > header.segment_base:
+            raise HeaderError(
+                f"flatbuffer of {header.flatbuffer_size} bytes at {header.flatbuffer_offset} does not lie between "
+                f"the header and the segment base {header.segment_base}"
+            )
+        if header.file_size > len(data):
+            raise HeaderError(
+                f"truncated: {header.segment_data_size} bytes of segments at {header.segment_base} are announced, "
+                f"the file has {len(data)} bytes"
+            )
+        return header

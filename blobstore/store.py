@@ -1,0 +1,416 @@
+"""The content-addressed store: blobs under keys, each distinct content once.
+
+It is ExecuTorch's `NamedDataStore` with four differences: nothing is copied on `add`, equal contents are found by
+xxh3-128 and confirmed by comparing the bytes, every key of a blob counts for its alignment, and a store can be put on
+top of `.ptd` files that are deployed already.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from blobstore.buffers import same_bytes
+from blobstore.data_map import MergedDataMap, NamedDataMap
+from blobstore.digest import Digest, digest
+from blobstore.errors import (
+    InvalidAlignmentError,
+    InvalidKeyError,
+    InvalidTagError,
+    KeyConflictError,
+    KeyNotFoundError,
+    MissingDependencyError,
+    UnsupportedDataError,
+)
+from blobstore.layout import ScalarType, TensorLayout
+from blobstore.ptd.manifest import KEY_PREFIX, is_manifest
+from blobstore.ptd.reader import open_ptd
+from blobstore.ptd.writer import MAX_ALIGNMENT, Entry, write_ptd
+from blobstore.staging import Staging, refuse_inputs
+from blobstore.tensors import FileSlice, as_bytes
+
+if TYPE_CHECKING:
+    from executorch.exir._serialize._named_data_store import NamedDataStoreOutput
+
+__all__ = ["DEFAULT_TAG", "BlobStore", "StoreStats", "check_tag", "file_name"]
+
+DEFAULT_TAG = "blobs"
+"""The file that `BlobStore.write` puts untagged blobs in."""
+
+
+@dataclass(frozen=True)
+class StoreStats:
+    """What a store holds; bytes are without padding and tables of contents.
+
+    Attributes:
+        keys: number of keys.
+        blobs: number of distinct contents.
+        total_bytes: what the keys would take if each had a copy of its own.
+        unique_bytes: what the distinct contents take.
+        base_keys: keys that were added but are in the base already, so that they are not written.
+        base_bytes: their bytes.
+    """
+
+    keys: int
+    blobs: int
+    total_bytes: int
+    unique_bytes: int
+    base_keys: int
+    base_bytes: int
+
+    @property
+    def saved_bytes(self) -> int:
+        """What sharing saves, the base included."""
+        return self.total_bytes - self.unique_bytes + self.base_bytes
+
+
+@dataclass(slots=True)
+class _Key:
+    blob: int
+    alignment: int
+    tag: str | None
+    layout: TensorLayout | None
+
+
+class BlobStore:
+    """Blobs by key.
+
+    The store keeps a *view* of the memory that it is given, so that memory must neither change nor be truncated until
+    it is written; what changed is noticed by `write` and is an error, never a wrong file. A store is not for several
+    threads at a time.
+
+    Args:
+        base: `.ptd` files that are deployed already. A key that they hold with the same bytes is accepted and not
+            written again; one that they hold with different bytes is a conflict.
+
+    Raises:
+        FileAccessError, InvalidFileError: a base file cannot be opened.
+        KeyConflictError: two base files contradict each other.
+    """
+
+    def __init__(self, *, base: Sequence[str | os.PathLike[str]] = ()) -> None:
+        self._base = MergedDataMap([open_ptd(path) for path in base])
+        self._sources: set[Path] = {Path(path) for path in base}
+        self._in_base: dict[str, int] = {}
+        self._keys: dict[str, _Key] = {}
+        self._blobs: list[tuple[memoryview, Digest]] = []
+        self._by_digest: dict[Digest, list[int]] = {}
+
+    def add(
+        self,
+        key: str,
+        data: Any,
+        *,
+        alignment: int = 1,
+        tag: str | None = None,
+        layout: TensorLayout | None = None,
+    ) -> Digest:
+        """Add a blob under a key. If an error is raised, the store is as it was.
+
+        Args:
+            key: any text without NUL, unique over the whole store.
+            data: a torch tensor on the CPU, a numpy array, a `FileSlice`, or anything with the buffer protocol.
+            alignment: what the blob's address in a file is to be a multiple of, in bytes. A blob with several keys
+                gets the least common multiple.
+            tag: the file that the blob is meant for, a plain file name; None leaves it to whoever writes.
+            layout: for bytes, how they are a tensor; for a tensor or an array, a check.
+
+        Returns:
+            The content address of the blob.
+
+        Raises:
+            KeyConflictError: the key has other bytes, another layout or another tag, here or in the base.
+            InvalidKeyError, InvalidTagError, InvalidAlignmentError: an argument is not acceptable.
+            UnsupportedDataError, LayoutError: no bytes can be taken from `data`, or they disagree with `layout`.
+        """
+        _check_key(key)
+        _check_alignment(key, alignment)
+        if tag is not None:
+            check_tag(tag)
+        view, layout = as_bytes(data, layout)
+        address = digest(view)
+        if key in self._base:
+            self._check_base(key, view, layout)
+            self._in_base[key] = len(view)
+            return address
+        blob = self._find(view, address)
+        known = self._keys.get(key)
+        if known is not None:
+            self._check_same(key, known, blob, address, tag, layout)
+            alignment = self._common_alignment(key, known.alignment, alignment)
+            self._keys[key] = _Key(known.blob, alignment, tag, layout)
+            return address
+        if blob < 0:
+            blob = len(self._blobs)
+            self._blobs.append((view, address))
+            self._by_digest.setdefault(address, []).append(blob)
+        self._keys[key] = _Key(blob, alignment, tag, layout)
+        if isinstance(data, FileSlice):
+            self._sources.add(Path(data.path))
+        return address
+
+    def merge(self, other: BlobStore | NamedDataMap | NamedDataStoreOutput, *, tag: str | None = None) -> None:
+        """Add everything that another store, a data map, or the output of ExecuTorch's NamedDataStore holds.
+
+        Args:
+            other: what to add. Keys keep their alignment and layout; a manifest is left out. The buffers of a
+                NamedDataStoreOutput are referred to, except file-backed ones, which are read into memory.
+            tag: the tag of blobs that have none in `other`.
+
+        Raises:
+            KeyConflictError: as for `add`. Nothing of `other` was added then.
+        """
+        keys, blobs, in_base = dict(self._keys), len(self._blobs), dict(self._in_base)
+        try:
+            for key, data, alignment, other_tag, layout in _contents(other):
+                self.add(key, data, alignment=alignment, tag=tag if other_tag is None else other_tag, layout=layout)
+        except BaseException:
+            self._keys, self._in_base = keys, in_base
+            for _, address in self._blobs[blobs:]:
+                self._by_digest[address].pop()
+            del self._blobs[blobs:]
+            raise
+        if isinstance(other, BlobStore):
+            self._sources |= other._sources
+        elif isinstance(other, NamedDataMap):
+            self._sources.add(Path(other.name))
+
+    def to_named_data(self) -> NamedDataStoreOutput:
+        """The contents as ExecuTorch's own store gives them; this copies every blob, as ExecuTorch wants `bytes`.
+
+        Untagged blobs are `pte_data`, tagged ones are `external_data`.
+
+        Raises:
+            MissingDependencyError: executorch is not installed.
+        """
+        try:
+            from executorch.exir._serialize._named_data_store import NamedDataStoreOutput
+            from executorch.exir._serialize.data_serializer import DataEntry
+            from executorch.exir.scalar_type import ScalarType as EtScalarType
+            from executorch.exir.tensor_layout import TensorLayout as EtLayout
+        except ImportError:
+            raise MissingDependencyError(
+                "this needs executorch: pip install 'blobstore[executorch]'"
+            ) from None
+        out = NamedDataStoreOutput([bytes(view) for view, _ in self._blobs], {}, {})
+        for key, known in self._keys.items():
+            layout = known.layout and EtLayout(
+                EtScalarType(int(known.layout.scalar_type)), list(known.layout.sizes), list(known.layout.dim_order)
+            )
+            files = out.pte_data if known.tag is None else out.external_data.setdefault(known.tag, {})
+            files[key] = DataEntry(known.blob, known.alignment, layout)
+        return out
+
+    @property
+    def stats(self) -> StoreStats:
+        """Counts and bytes as they are now."""
+        return StoreStats(
+            keys=len(self._keys),
+            blobs=len(self._blobs),
+            total_bytes=sum(len(self._blobs[key.blob][0]) for key in self._keys.values()),
+            unique_bytes=sum(len(view) for view, _ in self._blobs),
+            base_keys=len(self._in_base),
+            base_bytes=sum(self._in_base.values()),
+        )
+
+    @property
+    def tags(self) -> tuple[str | None, ...]:
+        """The tags in use, None among them if there are untagged blobs, in the order in which they came."""
+        return tuple(dict.fromkeys(key.tag for key in self._keys.values()))
+
+    def entries(self, *, tags: Sequence[str | None] | None = None) -> list[Entry]:
+        """The keys with their blobs, in the order in which they were added; `tags` selects some."""
+        return [
+            Entry(key, *self._blobs[known.blob], known.blob, known.alignment, known.layout)
+            for key, known in self._keys.items()
+            if tags is None or known.tag in tags
+        ]
+
+    def tag(self, key: str) -> str | None:
+        """The tag that a key was added with.
+
+        Raises:
+            KeyNotFoundError: no such key.
+        """
+        try:
+            return self._keys[key].tag
+        except KeyError:
+            raise KeyNotFoundError(f"no key {key!r} among the {len(self._keys)} keys of the store") from None
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._keys
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._keys)
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def __repr__(self) -> str:
+        return f"<BlobStore: {len(self._keys)} keys, {len(self._blobs)} blobs>"
+
+    def write_ptd(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        tag: str | None = None,
+        metadata: Mapping[str, str] | None = None,
+    ) -> int:
+        """Write a .ptd: the old file or the new one, whole.
+
+        Equal contents give equal bytes, in whatever order they were added.
+
+        Args:
+            path: the file; a file that is there is replaced.
+            tag: only the blobs with this tag; left out, all.
+            metadata: free text to keep with the file.
+
+        Returns:
+            The size of the file in bytes.
+
+        Raises:
+            InvalidTagError: no blob has this tag.
+            OutputPathError: the path is that of a base, or of a file that blobs come from.
+            DataChangedError: a blob changed since it was added.
+            FileAccessError: writing failed.
+        """
+        if tag is not None and tag not in self.tags:
+            raise InvalidTagError(f"no blob has the tag {tag!r}; the tags are {list(self.tags)}")
+        refuse_inputs([Path(path)], sorted(self._sources))
+        with Staging() as staging, staging.open(path) as file:
+            return write_ptd(file, self.entries(tags=None if tag is None else [tag]), metadata or {})
+
+    def write(
+        self, directory: str | os.PathLike[str], *, metadata: Mapping[str, str] | None = None
+    ) -> dict[str, Path]:
+        """Write one .ptd a tag; all files take their places, or none.
+
+        Args:
+            directory: an existing folder.
+            metadata: free text to keep with each file.
+
+        Returns:
+            The path of each file by its tag. Untagged blobs go to the file of `DEFAULT_TAG`.
+
+        Raises:
+            As `write_ptd`.
+        """
+        with Staging() as staging:
+            return self.stage(staging, directory, metadata=metadata)
+
+    def stage(
+        self,
+        staging: Staging,
+        directory: str | os.PathLike[str],
+        *,
+        default_tag: str = DEFAULT_TAG,
+        metadata: Mapping[str, str] | None = None,
+    ) -> dict[str, Path]:
+        """As `write`, as a part of a larger group of files."""
+        groups: dict[str, list[str | None]] = {}
+        for tag in self.tags:
+            groups.setdefault(default_tag if tag is None else tag, []).append(tag)
+        paths = {tag: Path(directory) / file_name(tag) for tag in groups}
+        refuse_inputs(list(paths.values()), sorted(self._sources))
+        for tag, path in paths.items():
+            with staging.open(path) as file:
+                write_ptd(file, self.entries(tags=groups[tag]), metadata or {})
+        return paths
+
+    def _find(self, view: memoryview, address: Digest) -> int:
+        """The blob with these bytes, or -1."""
+        for blob in self._by_digest.get(address, ()):
+            if same_bytes(view, self._blobs[blob][0]):
+                return blob
+        return -1
+
+    def _check_base(self, key: str, view: memoryview, layout: TensorLayout | None) -> None:
+        if self._base.get_tensor_layout(key) != layout:
+            raise KeyConflictError(
+                f"key {key!r} is {layout}, but {self._base.get_tensor_layout(key)} in the base {self._base.name}"
+            )
+        if not same_bytes(view, self._base.get_data(key)):
+            raise KeyConflictError(f"key {key!r} has other bytes in the base {self._base.name}")
+
+    def _check_same(
+        self, key: str, known: _Key, blob: int, address: Digest, tag: str | None, layout: TensorLayout | None
+    ) -> None:
+        if blob != known.blob:
+            raise KeyConflictError(
+                f"key {key!r} is in the store with other bytes: {self._blobs[known.blob][1]} there, {address} now"
+            )
+        if layout != known.layout:
+            raise KeyConflictError(f"key {key!r} is in the store as {known.layout}, now as {layout}")
+        if tag != known.tag:
+            raise KeyConflictError(f"key {key!r} is in the store with the tag {known.tag!r}, now with {tag!r}")
+
+    def _common_alignment(self, key: str, a: int, b: int) -> int:
+        common = math.lcm(a, b)
+        _check_alignment(key, common)
+        return common
+
+
+def check_tag(tag: str) -> None:
+    """Raise InvalidTagError unless `tag` is a plain file name that stays in the folder that it is written to."""
+    if not isinstance(tag, str) or not tag or tag in {".", ".."}:
+        raise InvalidTagError(f"tag {tag!r} is not a file name")
+    if any(c in tag for c in "/\\\0:") or any(ord(c) < 32 for c in tag):
+        raise InvalidTagError(f"tag {tag!r} has a separator or a control character; a plain file name is expected")
+    if ".." in tag or tag != tag.strip() or len(os.fsencode(tag)) > 200:
+        raise InvalidTagError(f"tag {tag!r} has '..', surrounding blanks, or more than 200 bytes")
+
+
+def file_name(tag: str) -> str:
+    """The file that a tag names: with the ending .ptd, as ExecuTorch does."""
+    return tag if tag.endswith(".ptd") else tag + ".ptd"
+
+
+def _check_key(key: str) -> None:
+    if not isinstance(key, str) or not key:
+        raise InvalidKeyError(f"a key is a text that is not empty, not {key!r}")
+    if "\0" in key:
+        raise InvalidKeyError(f"key {key!r} has a NUL, where C would end it")
+    try:
+        key.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidKeyError(f"key {key!r} is not valid Unicode: {error.reason}") from None
+
+
+def _check_alignment(key: str, alignment: int) -> None:
+    if isinstance(alignment, bool) or not isinstance(alignment, int) or not 1 <= alignment <= MAX_ALIGNMENT:
+        raise InvalidAlignmentError(f"key {key!r}: alignment {alignment!r} is not an integer in 1..{MAX_ALIGNMENT}")
+
+
+def _contents(
+    other: BlobStore | NamedDataMap | NamedDataStoreOutput,
+) -> Iterator[tuple[str, Any, int, str | None, TensorLayout | None]]:
+    """Key, data, alignment, tag and layout of everything in `other`, without manifests."""
+    if isinstance(other, BlobStore):
+        for entry in other.entries():
+            yield entry.key, entry.data, entry.alignment, other.tag(entry.key), entry.layout
+    elif isinstance(other, NamedDataMap):
+        for key in other:
+            yield key, other.get_data(key), other.alignment(key), None, other.get_tensor_layout(key)
+    elif hasattr(other, "pte_data") and hasattr(other, "external_data"):
+        tagged: list[tuple[str | None, Any]] = [(None, other.pte_data), *other.external_data.items()]
+        for tag, named in tagged:
+            for key, entry in named.items():
+                data = other.buffers[entry.buffer_index]
+                if not isinstance(data, bytes):
+                    data = data.to_bytes()
+                if key.startswith(KEY_PREFIX) and is_manifest(key, memoryview(data)):
+                    continue
+                layout = entry.tensor_layout and TensorLayout(
+                    ScalarType(int(entry.tensor_layout.scalar_type)),
+                    tuple(entry.tensor_layout.sizes),
+                    tuple(entry.tensor_layout.dim_order),
+                )
+                yield key, data, entry.alignment or 1, tag, layout
+    else:
+        raise UnsupportedDataError(
+            f"cannot merge {type(other).__qualname__}: expected a BlobStore, a NamedDataMap or a NamedDataStoreOutput"
+        )
