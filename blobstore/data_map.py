@@ -142,9 +142,10 @@ class NamedDataMap(Mapping[str, memoryview]):
         return self.get_num_keys()
 
     def __contains__(self, key: object) -> bool:
+        self._check_open()
         try:
-            self.get_tensor_layout(key)  # type: ignore[arg-type]
-        except KeyNotFoundError:
+            self._layout(key)  # type: ignore[arg-type]
+        except (KeyError, TypeError):  # TypeError: not hashable, so not a key
             return False
         return True
 

@@ -94,6 +94,7 @@ class BlobStore:
 
     def __init__(self, *, base: Sequence[str | os.PathLike[str]] = ()) -> None:
         self._base = MergedDataMap([open_ptd(path) for path in base])
+        self._base_keys = frozenset(self._base)
         self._sources: set[Path] = {Path(path) for path in base}
         self._in_base: dict[str, int] = {}
         self._keys: dict[str, _Key] = {}
@@ -133,7 +134,7 @@ class BlobStore:
             check_tag(tag)
         view, layout = as_bytes(data, layout)
         address = digest(view)
-        if key in self._base:
+        if key in self._base_keys:
             self._check_base(key, view, layout)
             self._in_base[key] = len(view)
             return address

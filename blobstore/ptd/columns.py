@@ -7,6 +7,8 @@ leaves the buffer raises `ColumnsError` and nothing outside is ever read. Format
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
@@ -55,22 +57,17 @@ class Columns:
         """
         if tables.size == 0:
             return [np.zeros(0, np.int64) for _ in slots]
-        vtables = tables - self.u32(tables).view(np.int32).astype(np.int64)
-        vtable_sizes = self._u16_at(vtables)
-        table_sizes = self._u16_at(vtables + 2)
-        if (vtable_sizes < 4).any() or (vtable_sizes & 1).any() or (vtables + vtable_sizes > self.size).any():
-            raise ColumnsError("a vtable does not fit in the flatbuffer")
-        if (table_sizes < 4).any() or (tables + table_sizes > self.size).any():
-            raise ColumnsError("a table does not fit in the flatbuffer")
-        found = []
-        for slot, width in slots.items():
-            entry = 4 + 2 * slot
-            has = entry + 2 <= vtable_sizes
-            offsets = np.where(has, self._u16_at(np.where(has, vtables + entry, vtables)), 0)
-            if ((offsets != 0) & ((offsets < 4) | (offsets + width > table_sizes))).any():
-                raise ColumnsError(f"field {slot} of a table lies outside of the table")
-            found.append(np.where(offsets != 0, tables + offsets, 0))
-        return found
+        vtables = tables - self.u32(tables).view(np.int32)
+        sizes = self._u16_at(vtables[:, None] + np.array([0, 2]))
+        vtable_sizes, table_sizes = sizes[:, :1], sizes[:, 1:]
+        entries = 4 + 2 * np.array(list(slots))
+        has = entries + 2 <= vtable_sizes
+        offsets = np.where(has, self._u16_at(vtables[:, None] + entries * has), 0)
+        outside = (offsets != 0) & ((offsets < 4) | (offsets + np.array(list(slots.values())) > table_sizes))
+        ends = np.maximum(vtables[:, None] + vtable_sizes, tables[:, None] + table_sizes)
+        if np.count_nonzero(outside) or np.count_nonzero((ends > self.size) | (vtable_sizes < 4) | (vtable_sizes & 1)):
+            raise ColumnsError("a table, its vtable or a field does not fit in the flatbuffer")
+        return list(np.where(offsets != 0, tables[:, None] + offsets, 0).T)
 
     def follow(self, fields: Positions) -> Positions:
         """Where the offsets stored in `fields` lead; absent stays absent, except that position 0 is the root's."""
@@ -82,7 +79,7 @@ class Columns:
         starts, counts = np.zeros(fields.size, np.int64), np.zeros(fields.size, np.int64)
         at = self.follow(fields[present])
         length = self.u32(at).astype(np.int64)
-        if (at + 4 + length * item_size > self.size).any():
+        if np.count_nonzero(at + 4 + length * item_size > self.size):
             raise ColumnsError("a vector is longer than the flatbuffer")
         starts[present], counts[present] = at + 4, length
         return starts, counts
@@ -98,12 +95,7 @@ class Columns:
 
     def u32(self, positions: Positions) -> npt.NDArray[np.uint32]:
         """Unsigned 32-bit integers at `positions`, none absent."""
-        if positions.size and (
-            positions.min() < 0 or positions.max() + 4 > self._u32.size * 4 or (positions & 3).any()
-        ):
-            raise ColumnsError("an offset leaves the flatbuffer or is not aligned")
-        values: npt.NDArray[np.uint32] = self._u32[positions >> 2]
-        return values
+        return _take(self._u32, positions, 2)
 
     def u64(self, fields: Positions) -> npt.NDArray[np.uint64]:
         """Unsigned 64-bit integers at `fields`, 0 where absent."""
@@ -112,11 +104,7 @@ class Columns:
         return np.where(fields != 0, low | (high << np.uint64(32)), np.uint64(0))
 
     def _u16_at(self, positions: Positions) -> Positions:
-        if positions.size and (
-            positions.min() < 0 or positions.max() + 2 > self._u16.size * 2 or (positions & 1).any()
-        ):
-            raise ColumnsError("a vtable lies outside of the flatbuffer or is not aligned")
-        return self._u16[positions >> 1].astype(np.int64)
+        return _take(self._u16, positions, 1).astype(np.int64)
 
     def gather(self, starts: Positions, counts: int, dtype: str) -> npt.NDArray[np.generic]:
         """Matrix of `counts` items behind each of `starts`; the vectors were checked by `vectors`."""
@@ -129,3 +117,14 @@ class Columns:
     def raw(self, start: int, nbytes: int) -> bytes:
         """A copy of a run of bytes that was checked by `vectors`."""
         return self._bytes[start : start + nbytes].tobytes()
+
+
+def _take(words: npt.NDArray[Any], positions: Positions, shift: int) -> npt.NDArray[Any]:
+    """The words at these byte positions, each `1 << shift` bytes wide."""
+    together = int(np.bitwise_or.reduce(positions, axis=None))  # its sign and its low bits are those of any
+    if together < 0 or together & ((1 << shift) - 1):
+        raise ColumnsError("an offset is negative or not aligned")
+    try:
+        return words[positions >> shift]
+    except IndexError:
+        raise ColumnsError("an offset leaves the flatbuffer") from None

@@ -7,17 +7,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import BinaryIO
 
-import flatbuffers
 import numpy as np
 import xxhash
 
-from blobstore._generated.flat_tensor import DataSegment, FlatTensor, NamedData
-from blobstore._generated.flat_tensor import TensorLayout as FbLayout
 from blobstore.digest import Digest
 from blobstore.errors import DataChangedError, InvalidAlignmentError
 from blobstore.layout import TensorLayout
-from blobstore.ptd.header import FILE_IDENTIFIER, FLATBUFFER_OFFSET, START, Header
+from blobstore.ptd.header import FLATBUFFER_OFFSET, START, Header
 from blobstore.ptd.manifest import Manifest, manifest_key
+from blobstore.ptd.table import encode_table
 
 __all__ = ["MAX_ALIGNMENT", "SEGMENT_ALIGNMENT", "Entry", "copy_checked", "write_ptd"]
 
@@ -28,8 +26,6 @@ MAX_ALIGNMENT = 1 << 30
 """Of a blob and of the common multiple of all blobs of a file; it bounds what padding can cost."""
 
 _CHUNK = 1 << 20  # hashed and then written while it is in the cache
-_VERSION = 0
-
 
 @dataclass(frozen=True, slots=True)
 class Entry:
@@ -142,63 +138,11 @@ def _head(
     base_alignment: int,
 ) -> bytes:
     """Everything in front of the segments."""
-    flatbuffer = _flatbuffer(rows, offsets, sizes)
-    base = _align(FLATBUFFER_OFFSET + len(flatbuffer), base_alignment)
-    header = Header(FLATBUFFER_OFFSET, len(flatbuffer), base, offsets[-1] + sizes[-1])
-    root = int.from_bytes(flatbuffer[:4], "little") + FLATBUFFER_OFFSET
-    parts = (root.to_bytes(4, "little"), flatbuffer[4:START], header.pack(), flatbuffer[START:])
-    return b"".join(parts).ljust(base, b"\0")
-
-
-def _flatbuffer(
-    rows: Sequence[tuple[str, int, TensorLayout | None]], offsets: Sequence[int], sizes: Sequence[int]
-) -> bytes:
-    builder = flatbuffers.Builder(1024 + 160 * len(rows))
-    layouts: dict[TensorLayout, int] = {}  # equal layouts share a table
-    named_data = []
-    for key, segment, layout in rows:
-        if layout is not None and layout not in layouts:
-            layouts[layout] = _layout_table(builder, layout)
-        name = builder.CreateString(key)
-        NamedData.Start(builder)
-        NamedData.AddKey(builder, name)
-        NamedData.AddSegmentIndex(builder, segment)
-        if layout is not None:
-            NamedData.AddTensorLayout(builder, layouts[layout])
-        named_data.append(NamedData.End(builder))
-    segments = []
-    for offset, size in zip(offsets, sizes, strict=True):
-        DataSegment.Start(builder)
-        DataSegment.AddOffset(builder, offset)
-        DataSegment.AddSize(builder, size)
-        segments.append(DataSegment.End(builder))
-    named_data_at = _table_vector(builder, named_data)
-    segments_at = _table_vector(builder, segments)
-    FlatTensor.Start(builder)
-    FlatTensor.AddVersion(builder, _VERSION)
-    FlatTensor.AddSegments(builder, segments_at)
-    FlatTensor.AddNamedData(builder, named_data_at)
-    builder.Finish(FlatTensor.End(builder), file_identifier=FILE_IDENTIFIER)
-    return bytes(builder.Output())
-
-
-def _layout_table(builder: flatbuffers.Builder, layout: TensorLayout) -> int:
-    dim_order = builder.CreateNumpyVector(np.array(layout.dim_order, np.uint8))
-    sizes = builder.CreateNumpyVector(np.array(layout.sizes, np.int32))
-    FbLayout.Start(builder)
-    FbLayout.AddScalarType(builder, int(layout.scalar_type))
-    FbLayout.AddSizes(builder, sizes)
-    FbLayout.AddDimOrder(builder, dim_order)
-    table: int = FbLayout.End(builder)
-    return table
-
-
-def _table_vector(builder: flatbuffers.Builder, tables: Sequence[int]) -> int:
-    builder.StartVector(4, len(tables), 4)
-    for table in reversed(tables):
-        builder.PrependUOffsetTRelative(table)
-    vector: int = builder.EndVector()
-    return vector
+    keys, segments, layouts = zip(*rows, strict=True)
+    table = encode_table(keys, segments, layouts, offsets, sizes)
+    base = _align(len(table), base_alignment)
+    header = Header(FLATBUFFER_OFFSET, len(table) - FLATBUFFER_OFFSET, base, offsets[-1] + sizes[-1]).pack()
+    return b"".join((table[:START], header, table[START + len(header) :])).ljust(base, b"\0")
 
 
 def _table_bytes(entries: Sequence[Entry], segments: Sequence[int]) -> list[bytes]:
