@@ -1,0 +1,48 @@
+"""What all tests share. The models that they lower are in tests/models.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import models
+from tests.cpp.module_runner import ModuleRunner, build
+
+
+@pytest.fixture(scope="session")
+def lowered() -> Any:
+    """The module tests.models: each of its functions lowers a small model once a session."""
+    return models
+
+
+@pytest.fixture(scope="session")
+def stock_run() -> Callable[..., list[Any]]:
+    """Runs a method with ExecuTorch's own Python runtime, with its full verification.
+
+    Call it as `stock_run(pte, inputs, data_path=None, method="forward")`, where pte is a path or bytes; it
+    returns the outputs as tensors. Give it the data file of a delegated program: without one this runtime
+    crashes the process instead of raising an error.
+    """
+    with models.quiet():
+        from executorch.runtime import Runtime, Verification
+
+    def run(
+        pte: Path | bytes, inputs: Sequence[Any], data_path: Path | None = None, method: str = "forward"
+    ) -> list[Any]:
+        program = Runtime.get().load_program(
+            pte, verification=Verification.InternalConsistency, data_path=data_path
+        )
+        loaded = program.load_method(method)
+        assert loaded is not None
+        return list(loaded.execute(inputs))
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def module_runner() -> ModuleRunner:
+    """The stock C++ Module: `module_runner(pte, data_files, inputs, method="forward")`, in numpy arrays."""
+    return build()

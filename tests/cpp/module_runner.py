@@ -1,0 +1,120 @@
+"""Builds and calls the stock C++ Module (module_runner.cpp)."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+SOURCE = Path(__file__).parent
+BUILD = SOURCE.parents[1] / "build"
+
+# numpy's names of ExecuTorch's scalar types, by number. Written out here, because what checks files must not
+# share a table with what writes them.
+TYPES = {
+    "uint8": 0,
+    "int8": 1,
+    "int16": 2,
+    "int32": 3,
+    "int64": 4,
+    "float16": 5,
+    "float32": 6,
+    "float64": 7,
+    "bool": 11,
+}
+NAMES = {number: name for name, number in TYPES.items()}
+
+
+class ModuleRunnerError(Exception):
+    """The program did not run.
+
+    Attributes:
+        code: ExecuTorch's error number when it is below 64, a negative signal number after a crash.
+    """
+
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(f"exit code {code}: {message}")
+        self.code = code
+
+
+class ModuleRunner:
+    """Calls the built program; one process a call."""
+
+    def __init__(self, executable: Path) -> None:
+        self.executable = executable
+
+    def __call__(
+        self,
+        program: Path,
+        data_files: Sequence[Path],
+        inputs: Sequence[np.ndarray],
+        method: str = "forward",
+    ) -> list[np.ndarray]:
+        """Run a method with any number of data files, and return its outputs."""
+        with tempfile.TemporaryDirectory() as name:
+            directory = Path(name)
+            command = [self.executable, program, method]
+            for data_file in data_files:
+                command += ["--data", data_file]
+            for i, array in enumerate(inputs):
+                file = directory / f"in{i}.bin"
+                file.write_bytes(np.ascontiguousarray(array).tobytes())
+                command += ["--input", file, str(TYPES[array.dtype.name]), _join(array.shape)]
+            command += ["--output", directory / "out"]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            if done.returncode != 0:
+                raise ModuleRunnerError(done.returncode, done.stderr)
+            lines = done.stdout.splitlines()
+            return [_read(directory / f"out{i}.bin", line) for i, line in enumerate(lines)]
+
+
+def build() -> ModuleRunner:
+    """Configure and build, which costs a moment when nothing changed."""
+    # one folder for each environment: CMake remembers where it found executorch
+    environment = hashlib.sha256(sys.prefix.encode()).hexdigest()[:12]
+    directory = BUILD / f"module-runner-{environment}"
+    directory.mkdir(parents=True, exist_ok=True)
+    # cmake and ninja come from the environment that runs the tests, also when it was not activated
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+    cmake = shutil.which("cmake", path=path)
+    assert cmake, "cmake is part of the extra `test`"
+    spec = importlib.util.find_spec("executorch")
+    assert spec and spec.submodule_search_locations
+    package = Path(next(iter(spec.submodule_search_locations)))
+    with (directory / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # two test runs at a time wait for each other here
+        configure = [cmake, "-S", SOURCE, "-B", directory, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release"]
+        for command in (
+            [*configure, f"-Dexecutorch_DIR={package / 'share' / 'cmake'}"],
+            [cmake, "--build", directory],
+        ):
+            done = subprocess.run(
+                command,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                check=False,
+                env={**os.environ, "PATH": path},
+            )
+            assert done.returncode == 0, f"{' '.join(map(str, command))}\n{done.stdout}"
+    return ModuleRunner(directory / "module_runner")
+
+
+def _join(numbers: Sequence[int]) -> str:
+    return "x".join(map(str, numbers))
+
+
+def _read(file: Path, line: str) -> np.ndarray:
+    fields = [field.split("x") if field else [] for field in line.split(" ")]
+    [scalar_type], sizes, dim_order = ([int(number) for number in field] for field in fields)
+    in_memory = np.frombuffer(file.read_bytes(), NAMES[scalar_type]).reshape([sizes[d] for d in dim_order])
+    return in_memory.transpose(np.argsort(dim_order)) if dim_order else in_memory.reshape(())
