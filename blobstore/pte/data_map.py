@@ -1,0 +1,63 @@
+"""The weights of a program as a data map."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from functools import cached_property
+
+from blobstore.buffers import same_bytes
+from blobstore.data_map import NamedDataMap
+from blobstore.layout import TensorLayout
+from blobstore.pte.program import Movable, ProgramFile, read_program
+
+__all__ = ["PteDataMap", "open_pte"]
+
+
+def open_pte(path: str | os.PathLike[str]) -> PteDataMap:
+    """Open the weights of a program; a context manager.
+
+    Raises:
+        FileAccessError: it cannot be opened.
+        InvalidFileError: it is not a well-formed program.
+    """
+    return PteDataMap(read_program(path))
+
+
+class PteDataMap(NamedDataMap):
+    """Named data under its keys, constants and initial states under their names or else content keys
+    (`content_key`).
+
+    Data is handed out as views of the mapped file. The first question reads all constants once, for their
+    keys.
+    """
+
+    def __init__(self, program: ProgramFile) -> None:
+        self.name = os.fspath(program.path)
+        self.program = program
+
+    @cached_property
+    def _items(self) -> dict[str, Movable]:
+        items: dict[str, Movable] = {}
+        for item in self.program.movable():
+            key = item.key
+            known = items.setdefault(key, item)
+            if known.layout != item.layout or not same_bytes(known.data, item.data):
+                raise self.program.fail(f"the key {key!r} is there twice with different contents")
+        return items
+
+    def _key_list(self) -> Sequence[str]:
+        return list(self._items)
+
+    def _view(self, key: str) -> memoryview:
+        return self._items[key].data
+
+    def _layout(self, key: str) -> TensorLayout | None:
+        return self._items[key].layout
+
+    def alignment(self, key: str) -> int:
+        """The alignment that the program's own offsets keep to, in bytes."""
+        self._check_open()
+        if key not in self._items:
+            raise self._not_found(key)
+        return self._items[key].alignment

@@ -1,0 +1,342 @@
+"""Checked, lazy access to a flatbuffer that nobody has verified.
+
+Every read is bounds-checked before anything is allocated, so a hostile file costs an error and not a crash.
+Work is bounded too: whatever has a length is charged to a budget in proportion to the size of the buffer, so
+many references to one huge vector end in an error and not in hours.
+
+The wire format is https://flatbuffers.dev/internals: all numbers little-endian; a table starts with the
+signed distance back to its vtable; a vtable holds its own size, the size of the table, and for every field
+the place inside the table (0 when the field is absent); every other reference is an unsigned distance
+forward.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Callable
+from typing import NamedTuple, NoReturn, TypeVar
+
+from blobstore.errors import InvalidFileError
+
+__all__ = ["BOOL", "F64", "I8", "I32", "I64", "STRING", "U8", "U32", "U64", "Buffer", "Kind", "Span", "Table"]
+__all__ += ["TableType", "Union", "Vector", "walk"]
+
+_U16, _U32, _I32, _U64 = (struct.Struct(f) for f in ("<H", "<I", "<i", "<Q"))
+
+_BUDGET_FACTOR = 8
+_BUDGET_BASE = 1 << 16
+
+
+class Span(NamedTuple):
+    """A run of bytes in a file, `start` to `stop` exclusive."""
+
+    start: int
+    stop: int
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return self.stop - self.start
+
+
+class Kind:
+    """What a field holds; `width` is what it takes inside its table, in bytes."""
+
+    width = 4
+
+
+class Scalar(Kind):
+    """A number, `format` as in the struct module. All defaults in ET12 are 0."""
+
+    def __init__(self, format_: str) -> None:
+        self.format = struct.Struct("<" + format_)
+        self.width = self.format.size
+
+
+class String(Kind):
+    """UTF-8 text."""
+
+
+class Vector(Kind):
+    """A list of numbers or of tables."""
+
+    def __init__(self, of: Scalar | TableType) -> None:
+        self.of = of
+
+
+class Union(Kind):
+    """One of several tables; the field before it says which, counting from 1."""
+
+    def __init__(self, tag: str, members: list[TableType]) -> None:
+        self.tag = tag
+        self.members = members
+
+
+class TableType(Kind):
+    """A table type; its fields in the order of their slots."""
+
+    def __init__(self, name: str, /, **fields: Kind) -> None:
+        self.name = name
+        self.slots = {field: slot for slot, field in enumerate(fields)}
+        self.fields = fields
+
+
+K = TypeVar("K", bound=Kind)
+
+U8, I8, BOOL = Scalar("B"), Scalar("b"), Scalar("?")
+U32, I32, U64, I64, F64 = Scalar("I"), Scalar("i"), Scalar("Q"), Scalar("q"), Scalar("d")
+STRING = String()
+
+
+class Buffer:
+    """A flatbuffer that starts at the first byte of a file.
+
+    Args:
+        data: the bytes of the flatbuffer.
+        path: what errors call the file.
+        start: where its objects begin; everything before belongs to headers.
+    """
+
+    def __init__(self, data: memoryview, path: str | os.PathLike[str], start: int) -> None:
+        self.data = data
+        self.path = path
+        self.start = start
+        self._budget = _BUDGET_FACTOR * len(data) + _BUDGET_BASE
+        self._vtables: dict[int, tuple[int, ...]] = {}
+        self._strings: dict[int, str] = {}
+
+    def fail(self, reason: str) -> NoReturn:
+        """Raise InvalidFileError."""
+        raise InvalidFileError(self.path, f"damaged flatbuffer: {reason}")
+
+    def spend(self, nbytes: int) -> None:
+        """Charge the reading of `nbytes` to the budget."""
+        self._budget -= nbytes
+        if self._budget < 0:
+            self.fail("its tables refer to the same bytes again and again")
+
+    def check(self, start: int, nbytes: int, what: str) -> None:
+        """Fail unless `nbytes` bytes at `start` lie among the objects."""
+        if start < self.start or nbytes > len(self.data) - start:
+            self.fail(f"{what} at {start} with {nbytes} bytes is outside {self.start}..{len(self.data)}")
+
+    def u32(self, position: int) -> int:
+        """The number at `position`, which the caller has checked."""
+        return int(_U32.unpack_from(self.data, position)[0])
+
+    def target(self, slot: int, what: str) -> int:
+        """Where the reference at `slot` (checked by the caller) leads; room for 4 bytes is checked."""
+        position = slot + self.u32(slot)
+        self.check(position, 4, what)
+        return position
+
+    def vtable(self, position: int) -> tuple[int, ...]:
+        """The size of the table, then the place of each field in it."""
+        known = self._vtables.get(position)
+        if known is not None:
+            return known
+        self.check(position, 4, "a vtable")
+        nbytes = int(_U16.unpack_from(self.data, position)[0])
+        if nbytes < 4 or nbytes % 2:
+            self.fail(f"the vtable at {position} has the impossible size {nbytes}")
+        self.check(position, nbytes, "a vtable")
+        self.spend(nbytes)
+        entries: tuple[int, ...] = struct.unpack_from(f"<{nbytes // 2 - 1}H", self.data, position + 2)
+        self._vtables[position] = entries
+        return entries
+
+    def vector(self, position: int, width: int, what: str) -> Span:
+        """The elements of the vector at `position` (room for its length is checked), each `width` bytes."""
+        nbytes = self.u32(position) * width
+        self.check(position + 4, nbytes, what)
+        return Span(position + 4, position + 4 + nbytes)
+
+    def string(self, position: int, what: str) -> str:
+        """The text at `position`."""
+        known = self._strings.get(position)
+        if known is not None:
+            return known
+        span = self.vector(position, 1, what)
+        self.spend(span.size + 1)
+        if span.stop >= len(self.data) or self.data[span.stop] != 0:
+            self.fail(f"{what} at {position} does not end in a zero byte")
+        try:
+            text = str(self.data[span.start : span.stop], "utf-8")
+        except UnicodeDecodeError as error:
+            self.fail(f"{what} at {position} is not UTF-8: {error}")
+        self._strings[position] = text
+        return text
+
+    def root(self, kind: TableType) -> Table:
+        """The table that the first four bytes lead to."""
+        if len(self.data) < self.start or self.start < 4:
+            self.fail(f"{len(self.data)} bytes are too few")
+        return Table(self, self.target(0, f"the root {kind.name}"), kind)
+
+
+class Table:
+    """A table of a known type at a position of a buffer."""
+
+    __slots__ = ("buffer", "kind", "position", "vtable", "vtable_position")
+
+    def __init__(self, buffer: Buffer, position: int, kind: TableType) -> None:
+        buffer.check(position, 4, kind.name)
+        self.buffer = buffer
+        self.kind = kind
+        self.position = position
+        self.vtable_position = position - int(_I32.unpack_from(buffer.data, position)[0])
+        self.vtable = buffer.vtable(self.vtable_position)
+        if self.vtable[0] < 4:
+            buffer.fail(f"{kind.name} at {position} claims a size of {self.vtable[0]} bytes")
+        buffer.check(position, self.vtable[0], kind.name)
+        buffer.spend(self.vtable[0])
+
+    def slot(self, field: str) -> int:
+        """The position of a field's bytes in the buffer; 0 when it is absent."""
+        index = self.kind.slots[field] + 1
+        offset = self.vtable[index] if index < len(self.vtable) else 0
+        if offset == 0:
+            return 0
+        if offset < 4 or offset + self.kind.fields[field].width > self.vtable[0]:
+            self.buffer.fail(f"{self._name(field)} at {self.position} lies outside its table")
+        return self.position + offset
+
+    def has_unknown_fields(self) -> bool:
+        """Whether fields are present that the type does not know."""
+        return any(self.vtable[1 + len(self.kind.slots) :])
+
+    def scalar(self, field: str) -> int:
+        """A whole number; 0 when it is absent."""
+        slot = self.slot(field)
+        return int(self._kind(field, Scalar).format.unpack_from(self.buffer.data, slot)[0]) if slot else 0
+
+    def target(self, field: str) -> int:
+        """The position that a reference leads to; 0 when it is absent."""
+        slot = self.slot(field)
+        return self.buffer.target(slot, self._name(field)) if slot else 0
+
+    def string(self, field: str) -> str | None:
+        """Text; None when it is absent."""
+        position = self.target(field)
+        return self.buffer.string(position, self._name(field)) if position else None
+
+    def table(self, field: str) -> Table | None:
+        """A table; None when it is absent."""
+        position = self.target(field)
+        return Table(self.buffer, position, self._kind(field, TableType)) if position else None
+
+    def union(self, field: str) -> Table | None:
+        """The table of a union; None when it is absent or of a type that is not known."""
+        kind = self._kind(field, Union)
+        tag = self.scalar(kind.tag)
+        if not 1 <= tag <= len(kind.members):
+            return None
+        position = self.target(field)
+        member = kind.members[tag - 1]
+        if position == 0:
+            self.buffer.fail(f"{self._name(field)} at {self.position} is to be {member.name}, but absent")
+        return Table(self.buffer, position, member)
+
+    def span(self, field: str) -> Span | None:
+        """The bytes of a vector's elements; None when it is absent."""
+        position = self.target(field)
+        if not position:
+            return None
+        return self.buffer.vector(position, self._kind(field, Vector).of.width, self._name(field))
+
+    def numbers(self, field: str) -> tuple[int, ...]:
+        """A vector of numbers; empty when it is absent."""
+        span = self.span(field)
+        if span is None:
+            return ()
+        self.buffer.spend(span.size)
+        item = self._kind(field, Vector).of
+        if not isinstance(item, Scalar):
+            raise TypeError(f"{self._name(field)} does not hold numbers")
+        count = span.size // item.width
+        return struct.unpack_from(f"<{count}{item.format.format[1:]}", self.buffer.data, span.start)
+
+    def tables(self, field: str) -> list[Table]:
+        """A vector of tables; empty when it is absent."""
+        span = self.span(field)
+        if span is None:
+            return []
+        self.buffer.spend(span.size)
+        item = self._kind(field, Vector).of
+        if not isinstance(item, TableType):
+            raise TypeError(f"{self._name(field)} does not hold tables")
+        name = self._name(field)
+        slots = range(span.start, span.stop, 4)
+        return [Table(self.buffer, self.buffer.target(slot, name), item) for slot in slots]
+
+    def _kind(self, field: str, kind: type[K]) -> K:
+        found = self.kind.fields[field]
+        if not isinstance(found, kind):
+            raise TypeError(f"{self._name(field)} is not a {kind.__name__}")
+        return found
+
+    def _name(self, field: str) -> str:
+        return f"{self.kind.name}.{field}"
+
+
+def walk(root: Table, reference: Callable[[int, int, bool], None] | None = None) -> set[str]:
+    """Read everything that can be reached from `root`, each object once.
+
+    Args:
+        root: where to begin.
+        reference: called as (place, target, is_vtable) with every reference that is found, if given.
+
+    Returns:
+        The names of types that have fields, or unions that have members, which are not known: what lies
+            behind those
+        was not read.
+
+    Raises:
+        InvalidFileError: something is out of bounds, is not text where it should be, or is referred to too
+            often.
+    """
+    buffer = root.buffer
+    unknown: set[str] = set()
+    seen: set[tuple[int, int]] = set()
+    stack = [root]
+
+    def visit(position: int, kind: TableType) -> None:
+        if (position, id(kind)) not in seen:
+            seen.add((position, id(kind)))
+            stack.append(Table(buffer, position, kind))
+
+    while stack:
+        table = stack.pop()
+        if reference:
+            reference(table.position, table.vtable_position, True)
+        if table.has_unknown_fields():
+            unknown.add(table.kind.name)
+        for field, kind in table.kind.fields.items():
+            slot = table.slot(field)
+            if not slot or isinstance(kind, Scalar):
+                continue
+            target = buffer.target(slot, field)
+            if reference:
+                reference(slot, target, False)
+            if isinstance(kind, String):
+                buffer.string(target, field)
+            elif isinstance(kind, TableType):
+                visit(target, kind)
+            elif isinstance(kind, Union):
+                member = table.union(field)
+                if member is not None:
+                    visit(target, member.kind)
+                elif table.scalar(kind.tag):
+                    unknown.add(f"{table.kind.name}.{field}")
+            elif isinstance(kind, Vector):
+                span = buffer.vector(target, kind.of.width, field)
+                if isinstance(kind.of, TableType) and (target, id(kind)) not in seen:
+                    seen.add((target, id(kind)))
+                    buffer.spend(span.size)
+                    for element in range(span.start, span.stop, 4):
+                        position = buffer.target(element, field)
+                        if reference:
+                            reference(element, position, False)
+                        visit(position, kind.of)
+    return unknown
