@@ -15,7 +15,7 @@ from pathlib import Path
 
 SCHEMA = Path(__file__).resolve().parent
 TARGET = SCHEMA.parent / "blobstore" / "_generated"
-SOURCES = ("flat_tensor.fbs", "manifest.fbs")
+SOURCES = ("scalar_type.fbs", "flat_tensor.fbs", "manifest.fbs")
 _PACKAGE = '"""Made by `make schema`; do not edit."""\n'
 
 
@@ -32,7 +32,7 @@ def flatc() -> Path:
 def generate(target: Path) -> None:
     """Write the generated package into `target`, a folder that does not exist yet."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [flatc(), "--python", "--gen-all", "-o", folder, "-I", SCHEMA, *(SCHEMA / s for s in SOURCES)]
+        command = [flatc(), "--python", "-o", folder, "-I", SCHEMA, *(SCHEMA / s for s in SOURCES)]
         subprocess.run([str(part) for part in command], check=True)  # noqa: S603 - our own schemas
         shutil.copytree(Path(folder) / "blobstore" / "_generated", target)
     for package in (target, *(p for p in target.iterdir() if p.is_dir())):

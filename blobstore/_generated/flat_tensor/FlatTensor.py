@@ -42,6 +42,7 @@ class FlatTensor(object):
             x = self._tab.Vector(o)
             x += flatbuffers.number_types.UOffsetTFlags.py_type(j) * 4
             x = self._tab.Indirect(x)
+            from blobstore._generated.flat_tensor.DataSegment import DataSegment
             obj = DataSegment()
             obj.Init(self._tab.Bytes, x)
             return obj
@@ -66,6 +67,7 @@ class FlatTensor(object):
             x = self._tab.Vector(o)
             x += flatbuffers.number_types.UOffsetTFlags.py_type(j) * 4
             x = self._tab.Indirect(x)
+            from blobstore._generated.flat_tensor.NamedData import NamedData
             obj = NamedData()
             obj.Init(self._tab.Bytes, x)
             return obj

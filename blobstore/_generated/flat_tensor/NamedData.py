@@ -47,6 +47,7 @@ class NamedData(object):
         o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(8))
         if o != 0:
             x = self._tab.Indirect(o + self._tab.Pos)
+            from blobstore._generated.flat_tensor.TensorLayout import TensorLayout
             obj = TensorLayout()
             obj.Init(self._tab.Bytes, x)
             return obj

@@ -40,6 +40,7 @@ class Manifest(object):
         o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(6))
         if o != 0:
             x = o + self._tab.Pos
+            from blobstore._generated.manifest.Digest import Digest
             obj = Digest()
             obj.Init(self._tab.Bytes, x)
             return obj
@@ -51,6 +52,7 @@ class Manifest(object):
         if o != 0:
             x = self._tab.Vector(o)
             x += flatbuffers.number_types.UOffsetTFlags.py_type(j) * 16
+            from blobstore._generated.manifest.Digest import Digest
             obj = Digest()
             obj.Init(self._tab.Bytes, x)
             return obj
@@ -102,6 +104,7 @@ class Manifest(object):
             x = self._tab.Vector(o)
             x += flatbuffers.number_types.UOffsetTFlags.py_type(j) * 4
             x = self._tab.Indirect(x)
+            from blobstore._generated.manifest.Pair import Pair
             obj = Pair()
             obj.Init(self._tab.Bytes, x)
             return obj
