@@ -194,13 +194,13 @@ class BlobStore:
             from executorch.exir.scalar_type import ScalarType as EtScalarType
             from executorch.exir.tensor_layout import TensorLayout as EtLayout
         except ImportError:
-            raise MissingDependencyError(
-                "this needs executorch: pip install 'blobstore[executorch]'"
-            ) from None
+            raise MissingDependencyError("this needs executorch: pip install 'blobstore[executorch]'") from None
         out = NamedDataStoreOutput([bytes(view) for view, _ in self._blobs], {}, {})
         for key, known in self._keys.items():
             layout = known.layout and EtLayout(
-                EtScalarType(int(known.layout.scalar_type)), list(known.layout.sizes), list(known.layout.dim_order)
+                EtScalarType(int(known.layout.scalar_type)),
+                list(known.layout.sizes),
+                list(known.layout.dim_order),
             )
             files = out.pte_data if known.tag is None else out.external_data.setdefault(known.tag, {})
             files[key] = DataEntry(known.blob, known.alignment, layout)
@@ -285,9 +285,7 @@ class BlobStore:
         with Staging() as staging, staging.open(path) as file:
             return write_ptd(file, self.entries(tags=None if tag is None else [tag]), metadata or {})
 
-    def write(
-        self, directory: str | os.PathLike[str], *, metadata: Mapping[str, str] | None = None
-    ) -> dict[str, Path]:
+    def write(self, directory: str | os.PathLike[str], *, metadata: Mapping[str, str] | None = None) -> dict[str, Path]:
         """Write one .ptd a tag; all files take their places, or none.
 
         Args:

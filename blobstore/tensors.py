@@ -167,7 +167,11 @@ def _from_torch(tensor: torch.Tensor) -> tuple[memoryview, TensorLayout]:
         return memoryview(b""), layout
     try:
         flat = tensor.as_strided((count,), (1,)).view(torch.uint8).numpy()
-    except (RuntimeError, NotImplementedError, TypeError) as error:  # a subclass without memory, a fake tensor
+    except (
+        RuntimeError,
+        NotImplementedError,
+        TypeError,
+    ) as error:  # a subclass without memory, a fake tensor
         raise UnsupportedDataError(f"a {type(tensor).__name__} gives no access to its memory: {error}") from None
     return memoryview(flat), layout
 

@@ -78,7 +78,11 @@ def encode_table(
         struct.pack("<I4s", root, FILE_IDENTIFIER).ljust(START + FLATBUFFER_OFFSET, b"\0"),
         *(struct.pack(f"<{len(v)}H", *v).ljust(_VTABLE_ROOM, b"\0") for v in _VTABLES.values()),
         struct.pack(
-            "<iIII", root - vtable["flat_tensor"], _VERSION, segment_vector - (root + 8), named_vector - (root + 12)
+            "<iIII",
+            root - vtable["flat_tensor"],
+            _VERSION,
+            segment_vector - (root + 8),
+            named_vector - (root + 12),
         ),
         _offset_vector(segment_vector, segment_at),
         segment_tables.tobytes(),
@@ -87,7 +91,17 @@ def encode_table(
         layout_bytes,
         string_bytes,
     ]
-    places = [0, *vtable.values(), root, segment_vector, segments, named_vector, named, layout_base, strings_base]
+    places = [
+        0,
+        *vtable.values(),
+        root,
+        segment_vector,
+        segments,
+        named_vector,
+        named,
+        layout_base,
+        strings_base,
+    ]
     out = bytearray(strings_base + len(string_bytes))
     for place, part in zip(places, parts, strict=True):
         out[place : place + len(part)] = part
@@ -99,9 +113,7 @@ def _offset_vector(at: int, targets: npt.NDArray[np.int64]) -> bytes:
     return struct.pack("<I", len(targets)) + (targets - (at + 4 + 4 * np.arange(len(targets)))).astype("<u4").tobytes()
 
 
-def _layouts(
-    layouts: Sequence[TensorLayout | None], base: int, vtable: int
-) -> tuple[npt.NDArray[np.int64], bytes]:
+def _layouts(layouts: Sequence[TensorLayout | None], base: int, vtable: int) -> tuple[npt.NDArray[np.int64], bytes]:
     """Where each layout's table is, 0 for None, and the tables; equal layouts share one."""
     known: dict[TensorLayout | None, int] = {None: 0}
     parts: list[bytes] = []

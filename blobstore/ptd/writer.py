@@ -27,6 +27,7 @@ MAX_ALIGNMENT = 1 << 30
 
 _CHUNK = 1 << 20  # hashed and then written while it is in the cache
 
+
 @dataclass(frozen=True, slots=True)
 class Entry:
     """One key of a file to be written.
@@ -155,5 +156,3 @@ def _table_bytes(entries: Sequence[Entry], segments: Sequence[int]) -> list[byte
 
 def _align(position: int, alignment: int) -> int:
     return -(-position // alignment) * alignment
-
-

@@ -130,7 +130,12 @@ class NamedDataMapContract:
         for call in (data_map.get_data, data_map.get_tensor_layout, data_map.alignment, data_map.digest):
             with pytest.raises(ClosedError, match="closed"):
                 call(key)
-        for use in (data_map.get_num_keys, lambda: data_map.get_key(0), lambda: list(data_map), data_map.__enter__):
+        for use in (
+            data_map.get_num_keys,
+            lambda: data_map.get_key(0),
+            lambda: list(data_map),
+            data_map.__enter__,
+        ):
             with pytest.raises(ClosedError, match="closed"):
                 use()
         data_map.close()

@@ -30,11 +30,10 @@ def good(tmp_path_factory):
 @pytest.fixture(scope="module")
 def foreign():
     """A file without a manifest, as ExecuTorch writes it."""
+    import torch
     from executorch.exir._serialize._named_data_store import NamedDataStore
     from executorch.exir._serialize.data_serializer import DataPayload
     from executorch.extension.flat_tensor.serialize.serialize import FlatTensorSerializer
-
-    import torch
 
     store = NamedDataStore()
     store.add_named_data("weight", torch.arange(6.0).reshape(2, 3), external_tag="x")
@@ -121,11 +120,27 @@ ENTRY = {"key": "weight", "segment_index": 0, "tensor_layout": LAYOUT}
 def build(folder, table, *, header=None, patch=None):
     """A .ptd with this table of contents and 138 bytes of segments."""
     (folder / "table.json").write_text(json.dumps(table))
-    command = [generate.flatc(), "--binary", "-o", folder, "-I", SCHEMA, SCHEMA / "flat_tensor.fbs", folder / "table.json"]
+    command = [
+        generate.flatc(),
+        "--binary",
+        "-o",
+        folder,
+        "-I",
+        SCHEMA,
+        SCHEMA / "flat_tensor.fbs",
+        folder / "table.json",
+    ]
     subprocess.run([str(part) for part in command], check=True)
     flatbuffer = (folder / "table.ptd").read_bytes()
     base = -(-(len(flatbuffer) + 48) // 128) * 128
-    fields = {"magic": b"FH01", "length": 40, "offset": 48, "size": len(flatbuffer), "base": base, "data": 138}
+    fields = {
+        "magic": b"FH01",
+        "length": 40,
+        "offset": 48,
+        "size": len(flatbuffer),
+        "base": base,
+        "data": 138,
+    }
     fields.update(header or {})
     root = struct.unpack("<I", flatbuffer[:4])[0] + 48
     data = struct.pack("<I", root) + flatbuffer[4:8] + HEADER.pack(*fields.values()).ljust(48, b"\0") + flatbuffer[8:]

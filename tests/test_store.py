@@ -1,0 +1,667 @@
+"""BlobStore: what it accepts, shares, refuses and writes."""
+
+import itertools
+import math
+import os
+import tempfile
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from blobstore import BlobStore, FileSlice, ScalarType, TensorLayout, open_ptd
+from blobstore.errors import (
+    BlobStoreError,
+    DataChangedError,
+    FileAccessError,
+    InvalidAlignmentError,
+    InvalidFileError,
+    InvalidKeyError,
+    InvalidTagError,
+    KeyConflictError,
+    KeyNotFoundError,
+    LayoutError,
+    OutputPathError,
+    UnsupportedDataError,
+)
+from blobstore.testing import strategies
+
+TORCH_DTYPES = {
+    torch.uint8: ScalarType.BYTE,
+    torch.int8: ScalarType.CHAR,
+    torch.int16: ScalarType.SHORT,
+    torch.int32: ScalarType.INT,
+    torch.int64: ScalarType.LONG,
+    torch.float16: ScalarType.HALF,
+    torch.float32: ScalarType.FLOAT,
+    torch.float64: ScalarType.DOUBLE,
+    torch.bool: ScalarType.BOOL,
+    torch.bfloat16: ScalarType.BFLOAT16,
+    torch.bits16: ScalarType.BITS16,
+    torch.float8_e5m2: ScalarType.FLOAT8E5M2,
+    torch.float8_e4m3fn: ScalarType.FLOAT8E4M3FN,
+    torch.float8_e5m2fnuz: ScalarType.FLOAT8E5M2FNUZ,
+    torch.float8_e4m3fnuz: ScalarType.FLOAT8E4M3FNUZ,
+    torch.uint16: ScalarType.UINT16,
+    torch.uint32: ScalarType.UINT32,
+    torch.uint64: ScalarType.UINT64,
+}
+
+
+def only_entry(data, **options):
+    store = BlobStore()
+    store.add("x", data, **options)
+    (entry,) = store.entries()
+    return entry
+
+
+def sizes_of(path):
+    with open_ptd(path) as data_map:
+        return {key: len(data) for key, data in data_map.items()}
+
+
+# What add accepts
+
+
+@pytest.mark.parametrize("dtype", TORCH_DTYPES, ids=str)
+def test_every_torch_dtype(dtype):
+    raw = torch.arange(48, dtype=torch.uint8)
+    tensor = raw.view(dtype).reshape(2, -1)
+    entry = only_entry(tensor)
+    assert entry.layout == TensorLayout(TORCH_DTYPES[dtype], tuple(tensor.shape))
+    assert bytes(entry.data) == bytes(range(48))
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    ["u1", "i1", "<i2", "<i4", "<i8", "<f2", "<f4", "<f8", "?", "<u2", "<u4", "<u8"]
+    + [ml_dtypes.bfloat16, ml_dtypes.float8_e5m2, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e4m3fnuz]
+    + [ml_dtypes.float8_e5m2fnuz],
+    ids=str,
+)
+def test_every_numpy_dtype(dtype):
+    array = np.arange(48, dtype=np.uint8).view(dtype).reshape(2, -1)
+    entry = only_entry(array)
+    assert entry.layout.sizes == array.shape
+    assert entry.layout.scalar_type.itemsize == array.itemsize
+    assert bytes(entry.data) == bytes(range(48))
+
+
+@pytest.mark.parametrize("scalar_type", ScalarType, ids=lambda t: t.name)
+def test_every_scalar_type_by_layout(scalar_type):
+    layout = TensorLayout(scalar_type, (2, 3))
+    entry = only_entry(bytes(range(layout.nbytes)), layout=layout)
+    assert entry.layout.scalar_type is scalar_type
+
+
+def test_big_endian_array_is_stored_little_endian():
+    assert bytes(only_entry(np.array([1, 2], ">i4")).data) == b"\1\0\0\0\2\0\0\0"
+
+
+def test_no_copy_on_add():
+    tensor, array, raw = torch.zeros(1000), np.zeros((10, 20)).T, bytearray(10)
+    for data, address in [
+        (tensor, tensor.data_ptr()),
+        (tensor[5:9], tensor[5:9].data_ptr()),
+        (torch.nn.Parameter(tensor), tensor.data_ptr()),
+        (tensor.reshape(10, 100).t(), tensor.data_ptr()),
+        (array, array.ctypes.data),
+        (raw, np.frombuffer(raw, np.uint8).ctypes.data),
+    ]:
+        assert np.frombuffer(only_entry(data).data, np.uint8).ctypes.data == address
+
+
+@pytest.mark.parametrize(
+    ("tensor", "dim_order"),
+    [
+        (torch.zeros(2, 3, 4, 5).to(memory_format=torch.channels_last), (0, 2, 3, 1)),
+        (torch.zeros(2, 3, 4, 5, 6).to(memory_format=torch.channels_last_3d), (0, 2, 3, 4, 1)),
+        (torch.zeros(4, 6).t(), (1, 0)),
+        (torch.zeros(2, 3, 4).permute(2, 0, 1), (1, 2, 0)),
+        (torch.zeros(5, 1).t(), (0, 1)),
+        (torch.zeros(2, 3, 1, 1).to(memory_format=torch.channels_last), (0, 1, 2, 3)),
+    ],
+)
+def test_dense_permutations_keep_their_memory(tensor, dim_order):
+    tensor = tensor.clone(memory_format=torch.preserve_format).copy_(torch.arange(tensor.numel()).view(tensor.shape))
+    entry = only_entry(tensor)
+    assert entry.layout.dim_order == dim_order
+    in_memory = tensor.permute(dim_order).contiguous().flatten()
+    assert np.array_equal(np.frombuffer(entry.data, np.float32), in_memory.numpy())
+    assert np.frombuffer(entry.data, np.uint8).ctypes.data == tensor.data_ptr()
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.arange(12.0)[::2],
+        torch.arange(12.0).reshape(3, 4)[:, 1:3],
+        torch.arange(3.0).expand(4, 3),
+        torch.arange(3.0).reshape(3, 1).expand(3, 4),
+        torch.arange(12.0).as_strided((3, 3), (1, 2)),
+    ],
+)
+def test_other_strides_are_made_contiguous(tensor):
+    for data in (tensor, tensor.numpy()):
+        entry = only_entry(data)
+        assert entry.layout.is_contiguous
+        assert np.array_equal(np.frombuffer(entry.data, np.float32).reshape(tensor.shape), tensor.numpy())
+
+
+def test_negative_strides():
+    entry = only_entry(np.arange(6, dtype=np.int32)[::-1])
+    assert np.frombuffer(entry.data, np.int32).tolist() == [5, 4, 3, 2, 1, 0]
+
+
+def test_scalars_and_empty_tensors():
+    assert only_entry(torch.tensor(1.0)).layout == TensorLayout(ScalarType.FLOAT, ())
+    assert only_entry(np.float32(1)).layout == TensorLayout(ScalarType.FLOAT, ())
+    for empty in (torch.empty(0, 3), np.empty((0, 3), np.float32), torch.empty(3, 0).t()):
+        assert only_entry(empty).layout == TensorLayout(ScalarType.FLOAT, (0, 3))
+        assert len(only_entry(empty).data) == 0
+
+
+def test_tensors_with_history_or_a_pending_negation():
+    assert bytes(only_entry(torch.ones(2, requires_grad=True) * 1).data) == np.ones(2, np.float32).tobytes()
+    pending = torch.tensor([1 + 2j]).conj().imag
+    assert pending.is_neg()
+    assert np.frombuffer(only_entry(pending).data, np.float32).tolist() == [-2.0]
+
+
+def test_opaque_buffers():
+    for data in (b"abc", bytearray(b"abc"), memoryview(b"abc"), memoryview(b"xabcx")[1:4]):
+        assert only_entry(data).layout is None
+        assert bytes(only_entry(data).data) == b"abc"
+    assert bytes(only_entry(memoryview(np.ones((2, 2)))).data) == np.ones(4).tobytes()
+    assert len(only_entry(memoryview(np.ones((2, 0)))).data) == 0
+
+
+def test_file_slices(tmp_path):
+    path = tmp_path / "weights.bin"
+    path.write_bytes(bytes(range(200)))
+    layout = TensorLayout(ScalarType.FLOAT, (2, 5))
+    assert bytes(only_entry(FileSlice(path, 20, 40), layout=layout).data) == bytes(range(20, 60))
+    assert bytes(only_entry(FileSlice(path, 190)).data) == bytes(range(190, 200))
+    for offset, nbytes in [(190, 11), (-1, 2), (0, -1), (201, None)]:
+        with pytest.raises(InvalidFileError, match=r"weights\.bin: .* 200 bytes"):
+            only_entry(FileSlice(path, offset, nbytes))
+    with pytest.raises(FileAccessError, match="missing"):
+        only_entry(FileSlice(tmp_path / "missing"))
+
+
+# What add refuses; the store is as before
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (torch.zeros(2, dtype=torch.complex64), "complex64"),
+        (torch.zeros(2, dtype=torch.float8_e8m0fnu), "e8m0"),
+        (torch.zeros(2, 2).to_sparse(), "sparse"),
+        (torch.zeros(2, device="meta"), "meta"),
+        (np.zeros(2, np.complex64), "complex64"),
+        (np.array(["a"]), "dtype"),
+        (np.array([object()]), "object"),
+        (np.zeros(2, [("a", "i4")]), "no counterpart"),
+        ([1, 2], "list"),
+        ("text", "str"),
+        (None, "NoneType"),
+        (memoryview(b"abcdef")[::2], "contiguous"),
+    ],
+)
+def test_unsupported_data(data, reason):
+    store = BlobStore()
+    with pytest.raises(UnsupportedDataError, match=reason):
+        store.add("x", data)
+    assert len(store) == 0
+
+
+def test_quantized_tensors_are_refused_with_advice():
+    with pytest.warns(UserWarning, match="deprecated"):
+        tensor = torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8)
+    with pytest.raises(UnsupportedDataError, match=r"qint8.*int_repr"):
+        only_entry(tensor)
+
+
+@pytest.mark.parametrize("key", ["", "a\0b", 3, None, b"bytes", "\ud800"])
+def test_bad_keys(key):
+    with pytest.raises(InvalidKeyError):
+        BlobStore().add(key, b"")
+
+
+@pytest.mark.parametrize("alignment", [0, -1, 1.0, True, "16", None, 2**30 + 1])
+def test_bad_alignments(alignment):
+    with pytest.raises(InvalidAlignmentError, match="'k'"):
+        BlobStore().add("k", b"", alignment=alignment)
+
+
+@pytest.mark.parametrize(
+    "tag", ["", ".", "..", "a/b", "/a", "a\\b", "../a", "a..b", " a", "a\n", "a\0", "c:x", "x" * 201, 3, b"a"]
+)
+def test_bad_tags(tag):
+    with pytest.raises(InvalidTagError):
+        BlobStore().add("k", b"", tag=tag)
+
+
+def test_layout_must_agree():
+    layout = TensorLayout(ScalarType.FLOAT, (2,))
+    with pytest.raises(LayoutError, match=r"takes 8 bytes, the data has 7"):
+        only_entry(b"1234567", layout=layout)
+    with pytest.raises(LayoutError, match="not float"):
+        only_entry(torch.zeros(2, dtype=torch.int32), layout=layout)
+    assert only_entry(torch.zeros(2), layout=layout).layout == layout
+
+
+@pytest.mark.parametrize(
+    ("sizes", "order"),
+    [((-1,), (0,)), ((2**31,), (0,)), ((1, 1), (0,)), ((1, 1), (1, 1)), ((2**31 - 1,) * 3, None)],
+)
+def test_impossible_layouts(sizes, order):
+    with pytest.raises(LayoutError):
+        TensorLayout(ScalarType.FLOAT, sizes, order)
+
+
+def test_one_key_two_contents():
+    store = BlobStore()
+    store.add("k", b"12345678", tag="a", layout=TensorLayout(ScalarType.FLOAT, (2,)))
+    for data, tag, layout in [
+        (b"12345679", "a", TensorLayout(ScalarType.FLOAT, (2,))),
+        (b"12345678", "a", TensorLayout(ScalarType.FLOAT, (2, 1))),
+        (b"12345678", "a", None),
+        (b"12345678", "b", TensorLayout(ScalarType.FLOAT, (2,))),
+        (b"12345678", None, TensorLayout(ScalarType.FLOAT, (2,))),
+    ]:
+        with pytest.raises(KeyConflictError, match="'k'"):
+            store.add("k", data, tag=tag, layout=layout)
+    assert store.stats.keys == store.stats.blobs == 1
+
+
+def test_equal_digests_are_confirmed_by_bytes(monkeypatch):
+    """A collision, accidental or made, never merges two blobs."""
+    from blobstore import store as module
+    from blobstore.digest import Digest
+
+    monkeypatch.setattr(module, "digest", lambda data: Digest(len(data), bytes(16)))
+    store = BlobStore()
+    store.add("a", b"first")
+    store.add("b", b"other")
+    store.add("c", b"first")
+    assert store.stats.blobs == 2
+    with pytest.raises(KeyConflictError):
+        store.add("a", b"other")
+
+
+# Sharing
+
+
+def test_duplicates_and_tied_weights_are_stored_once(tmp_path):
+    weight = torch.randn(10, 20)
+    store = BlobStore()
+    store.add("embed", weight, alignment=16)
+    store.add("head", weight, alignment=24)
+    store.add("copy", weight.clone(), alignment=5)
+    store.add("flat", weight.flatten())
+    assert store.stats.blobs == 1
+    assert store.stats.saved_bytes == 3 * 800
+    store.write_ptd(tmp_path / "s.ptd")
+    with open_ptd(tmp_path / "s.ptd") as data_map:
+        assert {data_map.byte_range(key) for key in data_map} == {data_map.byte_range("embed")}
+        assert data_map.byte_range("embed")[0] % math.lcm(16, 24, 5, 128) == 0
+        assert data_map.get_tensor_layout("flat").sizes == (200,)
+
+
+def test_alignment_of_a_key_added_twice_is_the_common_multiple(tmp_path):
+    store = BlobStore()
+    store.add("k", b"x", alignment=6)
+    store.add("k", b"x", alignment=4)
+    assert store.entries()[0].alignment == 12
+    with pytest.raises(InvalidAlignmentError):
+        store.add("k", b"x", alignment=2**30 - 1)
+    store.add("other", b"y", alignment=2**29 - 1)
+    with pytest.raises(InvalidAlignmentError, match="common multiple"):
+        store.write_ptd(tmp_path / "x.ptd")
+    assert not os.listdir(tmp_path)
+
+
+# Writing
+
+
+def test_one_file_a_tag(tmp_path):
+    store = BlobStore()
+    store.add("base", b"1" * 10, tag="foundation")
+    store.add("lora", b"2" * 20, tag="adapter.ptd")
+    store.add("shared", b"1" * 10, tag="adapter.ptd")
+    store.add("rest", b"3" * 30)
+    paths = store.write(tmp_path, metadata={"k": "v"})
+    assert {tag: path.name for tag, path in paths.items()} == {
+        "foundation": "foundation.ptd",
+        "adapter.ptd": "adapter.ptd",
+        "blobs": "blobs.ptd",
+    }
+    assert sizes_of(tmp_path / "foundation.ptd") == {"base": 10}
+    assert sizes_of(tmp_path / "adapter.ptd") == {"lora": 20, "shared": 10}
+    assert sizes_of(tmp_path / "blobs.ptd") == {"rest": 30}
+    store.write_ptd(tmp_path / "one.ptd", tag="foundation")
+    assert (tmp_path / "one.ptd").read_bytes() != b""
+    assert sizes_of(tmp_path / "one.ptd") == {"base": 10}
+    with pytest.raises(InvalidTagError, match="nobody"):
+        store.write_ptd(tmp_path / "one.ptd", tag="nobody")
+
+
+def test_two_tags_that_name_one_file_are_refused(tmp_path):
+    store = BlobStore()
+    store.add("a", b"1", tag="x")
+    store.add("b", b"2", tag="x.ptd")
+    with pytest.raises(OutputPathError, match=r"x\.ptd"):
+        store.write(tmp_path)
+    assert not os.listdir(tmp_path)
+
+
+def test_all_files_or_none(tmp_path):
+    memory = bytearray(b"changes")
+    store = BlobStore()
+    store.add("a", b"fine", tag="a")
+    store.add("b", memory, tag="b")
+    (tmp_path / "a.ptd").write_bytes(b"old")
+    memory[0] = 0
+    with pytest.raises(DataChangedError, match="'b'"):
+        store.write(tmp_path)
+    assert os.listdir(tmp_path) == ["a.ptd"]
+    assert (tmp_path / "a.ptd").read_bytes() == b"old"
+
+
+def test_a_tensor_changed_after_add(tmp_path):
+    for size in (10, 1 << 19):
+        tensor = torch.zeros(size)
+        store = BlobStore()
+        store.add("weight", tensor)
+        tensor[size - 1] = 1
+        with pytest.raises(DataChangedError, match=r"'weight' changed after"):
+            store.write_ptd(tmp_path / "x.ptd")
+        assert not os.listdir(tmp_path)
+        tensor[size - 1] = 0
+        store.write_ptd(tmp_path / "x.ptd")
+        (tmp_path / "x.ptd").unlink()
+
+
+def test_a_file_changed_after_add(tmp_path):
+    (tmp_path / "w.bin").write_bytes(bytes(100))
+    store = BlobStore()
+    store.add("w", FileSlice(tmp_path / "w.bin"))
+    with (tmp_path / "w.bin").open("r+b") as file:
+        file.write(b"x")
+    with pytest.raises(DataChangedError):
+        store.write_ptd(tmp_path / "x.ptd")
+
+
+def test_output_that_is_an_input(tmp_path):
+    path = tmp_path / "in.ptd"
+    BlobStore().write_ptd(path)
+    before = path.read_bytes()
+    by_slice, by_base, by_merge = BlobStore(), BlobStore(base=[path]), BlobStore()
+    by_slice.add("k", FileSlice(path))
+    by_merge.merge(open_ptd(path))
+    (tmp_path / "link.ptd").symlink_to(path)
+    for store, output in itertools.product((by_slice, by_base, by_merge), (path, tmp_path / "link.ptd")):
+        with pytest.raises(OutputPathError, match=r"in\.ptd"):
+            store.write_ptd(output)
+    assert path.read_bytes() == before
+
+
+def test_bad_output_paths(tmp_path):
+    store = BlobStore()
+    store.add("k", b"x")
+    (tmp_path / "folder.ptd").mkdir()
+    with pytest.raises(FileAccessError, match=r"folder\.ptd: Is a directory"):
+        store.write_ptd(tmp_path / "folder.ptd")
+    with pytest.raises(FileAccessError, match="No such file"):
+        store.write_ptd(tmp_path / "nowhere" / "x.ptd")
+    with pytest.raises(FileAccessError, match="No such file"):
+        store.write(tmp_path / "nowhere")
+    assert os.listdir(tmp_path) == ["folder.ptd"]
+
+
+def test_file_mode_follows_the_umask(tmp_path):
+    old = os.umask(0o027)
+    try:
+        BlobStore().write_ptd(tmp_path / "x.ptd")
+    finally:
+        os.umask(old)
+    assert (tmp_path / "x.ptd").stat().st_mode & 0o777 == 0o640
+
+
+@given(
+    st.dictionaries(strategies.keys, st.tuples(strategies.tensors(), strategies.alignments), max_size=8),
+    st.randoms(),
+)
+def test_round_trip_and_determinism(contents, random):
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        keys = list(contents)
+        for file in ("a.ptd", "b.ptd"):
+            store = BlobStore()
+            for key in keys:
+                (data, layout), alignment = contents[key]
+                store.add(key, data, alignment=alignment, layout=layout)
+            store.write_ptd(folder / file)
+            random.shuffle(keys)
+        assert (folder / "a.ptd").read_bytes() == (folder / "b.ptd").read_bytes()
+        with open_ptd(folder / "a.ptd", verify=True) as data_map:
+            assert set(data_map) == set(contents)
+            for key, ((data, layout), alignment) in contents.items():
+                assert bytes(data_map[key]) == data
+                assert data_map.get_tensor_layout(key) == layout
+                assert data_map.alignment(key) == alignment
+                assert data_map.byte_range(key)[0] % alignment == 0
+            distinct = {data for (data, _), _ in contents.values()}
+            assert len({data_map.segment_of(key) for key in data_map}) == len(distinct)
+
+
+# A base that is deployed already
+
+
+def test_base_is_not_written_again(tmp_path):
+    foundation = BlobStore()
+    foundation.add("a", b"a" * 100)
+    foundation.add("b", torch.ones(3))
+    foundation.write_ptd(tmp_path / "foundation.ptd")
+
+    store = BlobStore(base=[tmp_path / "foundation.ptd"])
+    store.add("a", b"a" * 100)
+    store.add("b", torch.ones(3))
+    store.add("new", b"n")
+    store.add("same bytes, other key", b"a" * 100)
+    assert (store.stats.base_keys, store.stats.base_bytes, store.stats.keys) == (2, 112, 2)
+    store.write_ptd(tmp_path / "rest.ptd")
+    assert sizes_of(tmp_path / "rest.ptd") == {"new": 1, "same bytes, other key": 100}
+    for data in (b"b" * 100, torch.ones(25)):
+        with pytest.raises(KeyConflictError, match=r"'a'.*foundation\.ptd"):
+            store.add("a", data)
+
+
+def test_bases_that_contradict_each_other(tmp_path):
+    for name, data in [("one", b"1"), ("two", b"2")]:
+        store = BlobStore()
+        store.add("k", data)
+        store.write_ptd(tmp_path / f"{name}.ptd")
+    with pytest.raises(KeyConflictError, match=r"'k'.*one\.ptd.*two\.ptd"):
+        BlobStore(base=[tmp_path / "one.ptd", tmp_path / "two.ptd"])
+
+
+# Merging, and ExecuTorch's own store
+
+
+def test_merge_is_all_or_nothing():
+    ours, theirs = BlobStore(), BlobStore()
+    ours.add("k", b"1")
+    theirs.add("first", b"new")
+    theirs.add("k", b"2")
+    with pytest.raises(KeyConflictError):
+        ours.merge(theirs)
+    assert list(ours) == ["k"]
+    assert (ours.stats.blobs, ours.stats.unique_bytes) == (1, 1)
+    ours.add("first", b"else")
+    assert ours.stats.blobs == 2
+
+
+def test_merge_keeps_tags_alignments_and_layouts(tmp_path):
+    theirs = BlobStore()
+    theirs.add("a", torch.zeros(2), alignment=64, tag="x")
+    theirs.add("b", b"b")
+    ours = BlobStore()
+    ours.merge(theirs, tag="default")
+    assert [(e.key, e.alignment, ours.tag(e.key), e.layout) for e in ours.entries()] == [
+        ("a", 64, "x", TensorLayout(ScalarType.FLOAT, (2,))),
+        ("b", 1, "default", None),
+    ]
+    theirs.write_ptd(tmp_path / "x.ptd")
+    again = BlobStore()
+    again.merge(open_ptd(tmp_path / "x.ptd"))
+    assert [(e.key, e.alignment) for e in again.entries()] == [("a", 64), ("b", 1)]
+    with pytest.raises(KeyNotFoundError, match="'c'"):
+        ours.tag("c")
+    with pytest.raises(UnsupportedDataError, match="dict"):
+        ours.merge({"k": b""})
+
+
+def test_named_data_of_executorch_both_ways(tmp_path):
+    from executorch.exir._serialize._named_data_store import NamedDataStore
+
+    theirs = NamedDataStore()
+    theirs.add_named_data("w", torch.arange(6.0).reshape(2, 3), alignment=32, external_tag="file")
+    theirs.add_named_data("w2", torch.arange(6.0).reshape(2, 3), external_tag="file")
+    theirs.add_named_data("opaque", b"bytes", alignment=8)
+    output = theirs.get_named_data_store_output()
+
+    store = BlobStore()
+    store.merge(output)
+    assert (store.tag("w"), store.tag("opaque"), store.stats.blobs) == ("file", None, 2)
+    back = store.to_named_data()
+    assert sorted(back.buffers) == sorted(output.buffers)
+    for theirs_files, ours_files in [
+        (output.pte_data, back.pte_data),
+        (output.external_data["file"], back.external_data["file"]),
+    ]:
+        assert theirs_files.keys() == ours_files.keys()
+        for key, entry in theirs_files.items():
+            assert ours_files[key].tensor_layout == entry.tensor_layout
+            assert ours_files[key].alignment == entry.alignment
+            assert back.buffers[ours_files[key].buffer_index] == output.buffers[entry.buffer_index]
+    again = NamedDataStore()
+    again.merge_named_data_store(back)  # ExecuTorch itself takes it
+
+
+def test_merge_leaves_a_manifest_out(tmp_path):
+    """ExecuTorch's reader sees the manifest as a blob; put into a store again, it would describe another file."""
+    from executorch.exir._serialize._cord import Cord
+    from executorch.exir._serialize._named_data_store import NamedDataStoreOutput
+    from executorch.extension.flat_tensor.serialize.serialize import FlatTensorSerializer
+
+    store = BlobStore()
+    store.add("k", b"data")
+    store.write_ptd(tmp_path / "x.ptd")
+    payload = FlatTensorSerializer().deserialize(Cord((tmp_path / "x.ptd").read_bytes()))
+    assert len(payload.named_data) == 2
+    merged = BlobStore()
+    merged.merge(NamedDataStoreOutput(payload.buffers, payload.named_data, {}))
+    assert list(merged) == ["k"]
+
+
+# The store against a dictionary
+
+
+class StoreMachine(RuleBasedStateMachine):
+    """A store does what a dictionary with three rules does."""
+
+    @initialize()
+    def start(self):
+        self.folder = tempfile.TemporaryDirectory()
+        self.store = BlobStore()
+        self.model = {}
+
+    def teardown(self):
+        self.folder.cleanup()
+
+    def expect(self, model, key, data, layout, tag, alignment):
+        """The new model, or None where the store must refuse."""
+        if key not in model:
+            return {**model, key: (data, layout, tag, alignment)}
+        old_data, old_layout, old_tag, old_alignment = model[key]
+        if (data, layout, tag) != (old_data, old_layout, old_tag):
+            return None
+        return {**model, key: (data, layout, tag, math.lcm(alignment, old_alignment))}
+
+    @rule(
+        key=st.sampled_from("abcdef"),
+        tensor=strategies.tensors(),
+        tag=st.sampled_from([None, "t", "u"]),
+        alignment=strategies.alignments,
+    )
+    def add(self, key, tensor, tag, alignment):
+        data, layout = tensor
+        after = self.expect(self.model, key, data, layout, tag, alignment)
+        try:
+            address = self.store.add(key, data, layout=layout, tag=tag, alignment=alignment)
+        except KeyConflictError:
+            assert after is None
+        else:
+            assert after is not None
+            assert address.nbytes == len(data)
+            self.model = after
+
+    @rule(others=st.dictionaries(st.sampled_from("defghi"), strategies.tensors(), max_size=4))
+    def merge(self, others):
+        other, after = BlobStore(), self.model
+        for key, (data, layout) in others.items():
+            other.add(key, data, layout=layout)
+            after = None if after is None else self.expect(after, key, data, layout, None, 1)
+        try:
+            self.store.merge(other)
+        except KeyConflictError:
+            assert after is None
+        else:
+            self.model = after
+
+    @rule()
+    def write_and_read_back(self):
+        paths = self.store.write(self.folder.name)
+        assert set(paths) == {tag or "blobs" for _, _, tag, _ in self.model.values()}
+        found = {}
+        for tag, path in paths.items():
+            with open_ptd(path, verify=True) as data_map:
+                for key in data_map:
+                    tag_now = None if tag == "blobs" else tag
+                    found[key] = (
+                        bytes(data_map[key]),
+                        data_map.get_tensor_layout(key),
+                        tag_now,
+                        data_map.alignment(key),
+                    )
+        assert found == self.model
+
+    @invariant()
+    def counts(self):
+        if not hasattr(self, "store"):
+            return
+        stats, contents = self.store.stats, [data for data, *_ in self.model.values()]
+        assert (stats.keys, len(self.store), set(self.store)) == (
+            len(contents),
+            len(contents),
+            set(self.model),
+        )
+        assert stats.total_bytes == sum(map(len, contents))
+        assert stats.blobs == len(set(contents))
+        assert stats.unique_bytes == sum(map(len, set(contents)))
+
+
+StoreMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=15, deadline=None)
+TestStoreMachine = StoreMachine.TestCase
+
+
+def test_nothing_else_is_raised():
+    assert issubclass(KeyConflictError, BlobStoreError)
