@@ -125,15 +125,11 @@ def run_demo(directory: Path, console: Console, *, force: bool = False) -> DemoR
         _step(console, f"deduplicated {', '.join(names)}", start, result.bytes_after)
 
     runs = {
-        name: _Both(
-            path, after / path.name, data_files[name], ["prefill", "decode"] if name == _DECODER else None
-        )
+        name: _Both(path, after / path.name, data_files[name], ["prefill", "decode"] if name == _DECODER else None)
         for name, path in programs.items()
     }
     with console.status("Running ..."):
-        similarities = _compare_sentences(
-            {length: runs[f"{_ENCODER}-{length}"] for length in models.ENCODER_LENGTHS}
-        )
+        similarities = _compare_sentences({length: runs[f"{_ENCODER}-{length}"] for length in models.ENCODER_LENGTHS})
         tokens = _generate(runs[_DECODER])
         comparisons = [run.compare_loading(name) for name, run in runs.items()]
 
@@ -247,9 +243,7 @@ def _quiet_native() -> Iterator[None]:
 class _Both:
     """One program in both forms, loaded by the stock runtime, and run side by side."""
 
-    def __init__(
-        self, before: Path, after: Path, data_file: Path, methods: Sequence[str] | None = None
-    ) -> None:
+    def __init__(self, before: Path, after: Path, data_file: Path, methods: Sequence[str] | None = None) -> None:
         self.before, self.after, self.data_file = before, after, data_file
         self.methods = list(methods or ["forward"])
         self.compared = 0
@@ -278,9 +272,7 @@ class _Both:
                 self._load(*forms[form])
                 seconds[form].append(time.perf_counter() - start)
         load_before, load_after = map(statistics.median, seconds)
-        return ProgramComparison(
-            name, self.before.stat().st_size, self.after.stat().st_size, load_before, load_after
-        )
+        return ProgramComparison(name, self.before.stat().st_size, self.after.stat().st_size, load_before, load_after)
 
     def _load(self, program: Path, data_file: Path | None) -> dict[str, Any]:
         from blobstore.demo.models import quiet
@@ -306,9 +298,7 @@ def _compare_sentences(runs: dict[int, _Both]) -> list[dict[int, float]]:
     def vector(sentence: str, length: int) -> Tensor:
         return runs[length].run("forward", models.encode(tokenizer, sentence, length))[0][0]
 
-    return [
-        {length: float(vector(one, length) @ vector(two, length)) for length in runs} for one, two in PAIRS
-    ]
+    return [{length: float(vector(one, length) @ vector(two, length)) for length in runs} for one, two in PAIRS]
 
 
 def _generate(run: _Both) -> list[int]:
