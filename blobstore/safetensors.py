@@ -1,4 +1,4 @@
-"""Reading `.safetensors` files as data maps, without the safetensors package and without a copy.
+"""Reading `.safetensors` files as data maps, and writing them, without the safetensors package and without a copy.
 
 A file is 8 bytes with the length of a JSON header, the header, and the tensors' bytes, which must follow each other
 without a gap: https://github.com/huggingface/safetensors#format
@@ -11,14 +11,14 @@ import os
 import struct
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from blobstore.data_map import NamedDataMap
 from blobstore.errors import InvalidFileError, LayoutError
 from blobstore.layout import ScalarType, TensorLayout
 from blobstore.mapped_file import map_file
 
-__all__ = ["DTYPES", "SafetensorsDataMap"]
+__all__ = ["DTYPES", "SafetensorsDataMap", "write_safetensors"]
 
 DTYPES: Mapping[str, ScalarType] = {
     "BOOL": ScalarType.BOOL,
@@ -151,3 +151,32 @@ class SafetensorsDataMap(NamedDataMap):
         self.dtypes[key] = dtype
         self._ranges[key] = (base + start, base + end)
         self._layouts[key] = layout
+
+
+def write_safetensors(
+    file: BinaryIO, tensors: Mapping[str, tuple[memoryview, TensorLayout]], metadata: Mapping[str, str]
+) -> None:
+    """Write a .safetensors to an empty file, each tensor straight from its memory.
+
+    Tensors of wide elements come first and then by name, as the safetensors package orders them, so that each starts
+    at a multiple of its element size.
+
+    Args:
+        file: where to write.
+        tensors: bytes and contiguous layout by name; the scalar types are all in `DTYPES`.
+        metadata: the text for `__metadata__`.
+    """
+    names = {scalar_type: name for name, scalar_type in DTYPES.items()}
+    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    order = sorted(tensors, key=lambda key: (-tensors[key][1].scalar_type.itemsize, key))
+    position = 0
+    for key in order:
+        data, layout = tensors[key]
+        extent = [position, position + len(data)]
+        header[key] = {"dtype": names[layout.scalar_type], "shape": layout.sizes, "data_offsets": extent}
+        position += len(data)
+    raw = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    raw += b" " * (-len(raw) % 8)
+    file.write(struct.pack("<Q", len(raw)) + raw)
+    for key in order:
+        file.write(tensors[key][0])

@@ -2,6 +2,7 @@
 
 import json
 import struct
+from collections.abc import Mapping
 
 import pytest
 import torch
@@ -10,14 +11,16 @@ from safetensors.torch import save, save_file
 from blobstore.errors import BlobStoreError, InvalidFileError
 from blobstore.layout import ScalarType, TensorLayout
 from blobstore.safetensors import SafetensorsDataMap
-from blobstore.testing import NamedDataMapContract
+from blobstore.testing import Blob, NamedDataMapContract
 
 _DTYPE = {ScalarType.FLOAT: torch.float32, ScalarType.CHAR: torch.int8, ScalarType.BFLOAT16: torch.bfloat16}
 
 
 class TestSafetensorsDataMap(NamedDataMapContract):
     # the format has neither opaque blobs nor dim orders
-    blobs = {k: b for k, b in NamedDataMapContract.blobs.items() if b.layout and b.layout.is_contiguous}
+    blobs: Mapping[str, Blob] = {
+        k: b for k, b in NamedDataMapContract.blobs.items() if b.layout and b.layout.is_contiguous
+    }
 
     def plant(self, folder):
         tensors = {

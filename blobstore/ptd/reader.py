@@ -140,10 +140,6 @@ class PtdDataMap(NamedDataMap):
         self._data = memoryview(b"")
         self._index = {}
 
-    def __enter__(self) -> PtdDataMap:
-        super().__enter__()
-        return self
-
 
 def open_ptd(path: str | os.PathLike[str], *, verify: bool = False) -> PtdDataMap:
     """Open a .ptd, whoever wrote it, and map it.
