@@ -109,20 +109,25 @@ def run_demo(directory: Path, console: Console, *, force: bool = False) -> DemoR
     _need("torch", "executorch", "transformers", "tokenizers")
     from blobstore.demo import models
     from blobstore.programs import dedup_programs
+    from blobstore.safetensors import SafetensorsDataMap
 
     before, after = directory / "before", directory / "after"
     programs = _lower(before, console, force=force)
 
     data_files: dict[str, Path] = {}
-    for group in (_ENCODER, _DECODER):
+    # tensors of the encoder that no delegate took get the names of the checkpoint as keys
+    checkpoint = SafetensorsDataMap(models.encoder_directory() / "model.safetensors")
+    for group, tensor_names in ((_ENCODER, checkpoint), (_DECODER, None)):
         # each model gets a file of its own: programs share what they have in common, and nothing else
         names = [name for name in programs if name.startswith(group)]
         with console.status(f"Deduplicating {group} ..."):
             start = time.perf_counter()
-            result = dedup_programs([programs[name] for name in names], after, data_name=f"{group}.ptd")
-        [data_file] = result.data_files
+            deduplicated = dedup_programs(
+                [programs[name] for name in names], after, data_name=f"{group}.ptd", names=tensor_names
+            )
+        [data_file] = deduplicated.data_files
         data_files.update(dict.fromkeys(names, data_file))
-        _step(console, f"deduplicated {', '.join(names)}", start, result.bytes_after)
+        _step(console, f"deduplicated {group}, programs: {len(names)}", start, deduplicated.bytes_after)
 
     runs = {
         name: _Both(path, after / path.name, data_files[name], ["prefill", "decode"] if name == _DECODER else None)
