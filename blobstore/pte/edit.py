@@ -40,6 +40,7 @@ class Editor:
         self._changes: list[tuple[int, int, bytes]] = []
         self._tail = bytearray()
         self._vtables: dict[bytes, int] = {}
+        self._entries: dict[int, list[int]] = {}
 
     def write(self, position: int, data: bytes) -> None:
         """Replace as many bytes at `position` as `data` has."""
@@ -69,7 +70,7 @@ class Editor:
 
         Vtables are shared between tables, so an old one is never changed.
         """
-        entries = list(table.vtable)
+        entries = self._entries.setdefault(table.position, list(table.vtable))
         for field, place in places.items():
             index = table.kind.slots[field] + 1
             entries += [0] * (index + 1 - len(entries))
@@ -86,11 +87,7 @@ class Editor:
     @property
     def size(self) -> int:
         """Bytes of the new flatbuffer."""
-        return (
-            len(self._old.data)
-            - sum(stop - start - left for start, stop, left in self._cuts)
-            + len(self._tail)
-        )
+        return len(self._old.data) - sum(stop - start - left for start, stop, left in self._cuts) + len(self._tail)
 
     def finish(self) -> None:
         """Settle all changes.

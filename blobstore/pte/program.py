@@ -312,9 +312,7 @@ class ProgramFile:
         if length < HEADER_WITH_DATA_SIZE or data_size == 0:
             return None
         if data_size > len(data) - base:
-            raise self.fail(
-                f"truncated: segments take {data_size} bytes from {base}, the file has {len(data)}"
-            )
+            raise self.fail(f"truncated: segments take {data_size} bytes from {base}, the file has {len(data)}")
         return int(base + data_size)
 
     def _read_segments(self, stop: int | None) -> list[Segment]:
@@ -356,9 +354,7 @@ class ProgramFile:
             # Without tensors the index may lead nowhere.
             segment = self._segment(index, name) if len(values) > 1 else None
             if segment is not None and max(values) > segment.span.size:
-                raise self.fail(
-                    f"{name}: offset {max(values)} is beyond segment {index} of {segment.span.size} bytes"
-                )
+                raise self.fail(f"{name}: offset {max(values)} is beyond segment {index} of {segment.span.size} bytes")
             if kind == "state":
                 self._states.append(len(self.offsets))
             self.offsets.append(Offsets(kind, index if segment else -1, values, table))
@@ -415,9 +411,7 @@ class ProgramFile:
         if mutable:
             number = extra.scalar("mutable_data_segments_idx") if extra is not None else 0
             if number >= len(self._states):
-                raise self.fail(
-                    f"{what}: initial state {number} is out of range, there are {len(self._states)}"
-                )
+                raise self.fail(f"{what}: initial state {number} is out of range, there are {len(self._states)}")
             group = self._states[number]
         elif self.offsets and self.offsets[0].kind == "constant" and self.offsets[0].segment >= 0:
             group = 0
@@ -428,9 +422,7 @@ class ProgramFile:
         else:
             offsets = self.offsets[group]
             if index >= len(offsets.values) or offsets.segment < 0:
-                raise self.fail(
-                    f"{what}: {offsets.kind} {index} is out of range, there are {len(offsets.values)}"
-                )
+                raise self.fail(f"{what}: {offsets.kind} {index} is out of range, there are {len(offsets.values)}")
             segment = self.segments[offsets.segment].span
             room = Span(segment.start + offsets.values[index], segment.stop)
         nbytes = layout.nbytes if use.layout is not None and layout is not None else 0
@@ -458,9 +450,7 @@ class ProgramFile:
         except LayoutError as error:
             raise self.fail(f"{what}: {error}") from None
 
-    def _read_delegate(
-        self, method: str, index: int, delegate: Table, payloads: list[Span | None]
-    ) -> DelegatePayload:
+    def _read_delegate(self, method: str, index: int, delegate: Table, payloads: list[Span | None]) -> DelegatePayload:
         what = f"method {method!r}, delegate {index}"
         backend = delegate.string("id")
         processed = delegate.table("processed")
@@ -487,18 +477,14 @@ class ProgramFile:
 
     def _alignment(self, group: int | None) -> int:
         """What all tensors of a group keep to."""
-        if group is None:
-            starts = [span.start for span in self.inline if span]
-        else:
-            starts = list(self.offsets[group].values)
+        inline = [span.start for span in self.inline if span]
+        starts = inline if group is None else self.offsets[group].values
         return min(max(alignment(math.gcd(*starts)), TENSOR_ALIGNMENT), 128)
 
     @cached_property
     def _segment_alignment(self) -> int:
         """What all segments keep to."""
-        return max(
-            alignment(math.gcd(*(s.span.start for s in self.segments if s.span.size))), TENSOR_ALIGNMENT
-        )
+        return max(alignment(math.gcd(*(s.span.start for s in self.segments if s.span.size))), TENSOR_ALIGNMENT)
 
 
 def alignment(position: int) -> int:

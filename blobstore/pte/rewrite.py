@@ -119,9 +119,7 @@ class Rewrite:
 
     def _refuse_unknown(self, table: Table, what: str) -> None:
         if table.has_unknown_fields():
-            raise self._refuse(
-                f"{what} would be changed, but its {table.kind.name} has fields that are not known"
-            )
+            raise self._refuse(f"{what} would be changed, but its {table.kind.name} has fields that are not known")
 
     def _check_padding(self) -> None:
         """What lies between and behind the segments is not carried over, so it must be nothing."""
@@ -131,9 +129,7 @@ class Rewrite:
         for span in [*spans, Span(len(program.data), len(program.data))]:
             gap = np.frombuffer(program.data[position : span.start], np.uint8)
             if gap.any():
-                raise self._refuse(
-                    f"there are bytes at {position}..{span.start} that no segment accounts for"
-                )
+                raise self._refuse(f"there are bytes at {position}..{span.start} that no segment accounts for")
             position = span.stop
 
     def _check_move(self, item: Movable, key: str) -> None:
@@ -183,9 +179,7 @@ class Rewrite:
 
     # Segments of tensors.
 
-    def _pack_offsets(
-        self, number: int, moved: set[TensorUse | NamedBlob], contents: dict[int, _Content]
-    ) -> None:
+    def _pack_offsets(self, number: int, moved: set[TensorUse | NamedBlob], contents: dict[int, _Content]) -> None:
         program = self._program
         group = program.offsets[number]
         items = {item.index: item for item in program.tensors if item.group == number}
@@ -208,18 +202,18 @@ class Rewrite:
                 kept[index] = Span(start, start + nbytes)
         content, places = _pack(kept.values())
         if stays and not content.size:
-            content = _Content(
-                1, []
-            )  # tensors without bytes; the runtime wants a segment with some all the same
-        runs = [
-            (at, Span(segment.span.start + r.start, segment.span.start + r.stop)) for at, r in content.runs
-        ]
+            content = _Content(1, [])  # tensors without bytes; the runtime wants a segment with some all the same
+        runs = [(at, Span(segment.span.start + r.start, segment.span.start + r.stop)) for at, r in content.runs]
         contents[segment.index] = _Content(content.size, runs)
-        count = len(group.values) if kept or stays else 1
-        values = [places[kept[index].start] if index in kept else 0 for index in range(count)]
+        # Entries ascend, because ExecuTorch's own reader takes one to end where the next begins.
+        values = [content.size] * len(group.values) if kept or stays else [0]
+        for index in range(len(values) - 1, 0, -1):
+            following = values[min(index + 1, len(values) - 1)]
+            values[index] = places[kept[index].start] if index in kept else following
+        values[0] = 0
         span = group.table.span("offsets")
         assert span is not None  # noqa: S101 - there are tensors in it
-        self._editor.write(span.start - 4, struct.pack(f"<I{count}Q", count, *values))
+        self._editor.write(span.start - 4, struct.pack(f"<I{len(values)}Q", len(values), *values))
 
     # Named data.
 
@@ -251,11 +245,8 @@ class Rewrite:
 
     def _cut_inline(self, moved: set[TensorUse | NamedBlob]) -> None:
         program = self._program
-        gone = {
-            item.index
-            for item in program.tensors
-            if item.group is None and all(use in moved for use in item.uses)
-        }
+        items = [item for item in program.tensors if item.group is None]
+        gone = {item.index for item in items if moved.issuperset(item.uses)}
         if not gone:
             return
         payloads = [table.span("data") for table in program.root.tables("backend_delegate_data")]
@@ -278,35 +269,51 @@ class Rewrite:
             self._editor.write(span.start - 4, bytes(4))
             self._editor.cut(span, left)
             shift += span.size - left
+        if len(gone) == len(items) and len(leave) == sum(span is not None for span in program.inline):
+            self._use_empty_constant_segment()
+
+    def _use_empty_constant_segment(self) -> None:
+        """Say "no constants" as programs do today: ExecuTorch 1.5 does not load those with a constant_buffer."""
+        editor, root = self._editor, self._program.root
+        slot = root.slot("constant_segment")
+        if slot:
+            editor.write(root.target("constant_buffer"), bytes(4))  # an empty list
+        else:
+            slot = root.slot("constant_buffer")
+            editor.set_fields(root, {"constant_buffer": 0, "constant_segment": slot - root.position})
+        vtable = editor.vtable((12, 4, 8))
+        # SubsegmentOffsets: distance to the vtable, segment 0, distance to the offsets; those: one, which is 0.
+        table = editor.append(b"", 8)
+        editor.append(struct.pack("<iIIIQ", table - vtable, 0, 4, 1, 0), 8)
+        editor.link(slot, table)
 
     # The file.
 
     def _place_segments(self, contents: dict[int, _Content]) -> None:
         """Decide where everything will lie, and write that into the flatbuffer and its header."""
         program, editor = self._program, self._editor
-        cursor, base_alignment = 0, SEGMENT_ALIGNMENT
-        placed: list[tuple[int, Span]] = []
-        for segment in sorted(program.segments, key=lambda s: s.span):
-            content = contents.get(segment.index, _Content(0, []))
-            if content.size:
-                need = max(SEGMENT_ALIGNMENT, alignment(segment.span.start))
-                base_alignment = max(base_alignment, need)
-                cursor += -cursor % need
-            self._set(segment.table, "offset", cursor)
-            self._set(segment.table, "size", content.size)
-            placed += [(cursor + offset, span) for offset, span in content.runs]
-            cursor += content.size
-        self.nbytes = editor.size
+        order = sorted(program.segments, key=lambda segment: segment.span)
+        filled = [s for s in order if contents.get(s.index, _EMPTY).size]
+        needs = {s.index: max(SEGMENT_ALIGNMENT, alignment(s.span.start)) for s in filled}
         base = 0
         if program.segment_base:
-            base = editor.size + -editor.size % base_alignment
-            self.nbytes = base + cursor
+            # The first segment stays at offset 0, for which there may be no place in its table.
+            base = editor.size + -editor.size % (needs[filled[0].index] if filled else SEGMENT_ALIGNMENT)
+        cursor = 0
+        self._runs: list[tuple[int, Span]] = []
+        for segment in order:
+            content = contents.get(segment.index, _EMPTY)
+            cursor += -(base + cursor) % needs.get(segment.index, 1)
+            self._set(segment.table, "offset", cursor)
+            self._set(segment.table, "size", content.size)
+            self._runs += [(base + cursor + offset, span) for offset, span in content.runs]
+            cursor += content.size
+        self.nbytes = base + cursor if base else editor.size
         if program.header_size:
             numbers = [editor.size, base]
             if program.header_size >= HEADER_WITH_DATA_SIZE:
                 numbers.append(cursor)
             editor.write(HEADER_OFFSET + 8, struct.pack(f"<{len(numbers)}Q", *numbers))
-        self._runs = [(base + start, span) for start, span in placed]
 
     def _set(self, table: Table, field: str, value: int) -> None:
         slot = table.slot(field)
@@ -321,6 +328,9 @@ class _Content(NamedTuple):
 
     size: int
     runs: list[tuple[int, Span]]
+
+
+_EMPTY = _Content(0, [])
 
 
 def _pack(spans: Iterable[Span]) -> tuple[_Content, dict[int, int]]:
