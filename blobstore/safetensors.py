@@ -49,6 +49,10 @@ class SafetensorsDataMap(NamedDataMap):
 
     A tensor whose dtype a .ptd cannot name (complex, sub-byte) is an opaque blob here.
 
+    Args:
+        path: the file.
+        data: its bytes, when something else has them; then the file is not opened, and `path` is what errors name.
+
     Attributes:
         path: the file, as given.
         metadata: the text in the header's `__metadata__`.
@@ -59,10 +63,10 @@ class SafetensorsDataMap(NamedDataMap):
         InvalidFileError: the file is malformed.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], *, data: memoryview | None = None) -> None:
         self.path = Path(path)
         self.name = os.fspath(path)
-        self._data = map_file(path)
+        self._data = map_file(path) if data is None else data
         self.metadata: dict[str, str] = {}
         self.dtypes: dict[str, str] = {}
         self._ranges: dict[str, tuple[int, int]] = {}
