@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 import blobstore
 from blobstore.cli.app import app
 
-SECRET = "layer [bold red]x[/] \x1b[31m\u202e.weight"
+HOSTILE = "layer [bold red]x[/] \x1b[31m\u202e.weight"
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def ptd(tmp_path):
     tensors = {
         "a.weight": torch.arange(6.0).reshape(2, 3),
         "tied.weight": torch.arange(6.0).reshape(2, 3),
-        SECRET: b"op",
+        HOSTILE: b"op",
     }
     blobstore.save_file(tensors, tmp_path / "m.ptd", metadata={"made": "here"})
     return tmp_path / "m.ptd"
@@ -105,7 +105,7 @@ def test_inspect(run, ptd, lowered, tmp_path):
     by_key = {blob["key"]: blob for blob in found[0]["blobs"]}
     assert by_key["tied.weight"]["shared"] == "a.weight"
     assert by_key["a.weight"]["layout"] == {"scalar_type": "FLOAT", "sizes": [2, 3], "dim_order": [0, 1]}
-    assert by_key[SECRET]["layout"] is None
+    assert by_key[HOSTILE]["layout"] is None
     assert {blob["kind"] for blob in found[1]["blobs"]} >= {"constant", "named data"}
 
 
@@ -141,7 +141,7 @@ def test_diff(run, ptd, tmp_path):
     assert {(change["key"], change["kind"], change["other"]) for change in found["changes"]} == {
         ("a.weight", "layout", None),
         ("tied.weight", "bytes", None),
-        (SECRET, "renamed", "moved"),
+        (HOSTILE, "renamed", "moved"),
         ("new", "added", None),
     }
     back = json.loads(run("diff", "n.ptd", "m.ptd", "--json", code=1))

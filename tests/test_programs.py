@@ -236,8 +236,8 @@ def test_contents_with_one_digest_get_keys_of_their_own(monkeypatch, stock_run, 
     """Nobody has seen two; here all are, and still nothing is mixed up."""
     from blobstore import store
     from blobstore.digest import Digest
-    from blobstore.pte import program
     from blobstore.ptd import writer
+    from blobstore.pte import program
 
     def fake(data):
         return Digest(len(data), bytes(16))
