@@ -6,8 +6,8 @@ from blobstore.errors import BlobStoreError
 from blobstore.files import load_file, save_file
 from blobstore.layout import ScalarType, TensorLayout
 from blobstore.programs import dedup_programs, save_programs
-from blobstore.pte import PteDataMap, open_pte
 from blobstore.ptd.reader import PtdDataMap, open_ptd
+from blobstore.pte import PteDataMap, open_pte
 from blobstore.store import BlobStore, StoreStats
 from blobstore.tensors import FileSlice
 
