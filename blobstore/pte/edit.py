@@ -65,8 +65,7 @@ class Editor:
         return self._vtables[data]
 
     def set_fields(self, table: Table, places: dict[str, int]) -> None:
-        """Give a table a vtable of its own in which some fields are elsewhere (a place inside the table) or
-        absent (0).
+        """Give a table a vtable of its own: each field of `places` moves there (inside the table), or is absent if 0.
 
         Vtables are shared between tables, so an old one is never changed.
         """

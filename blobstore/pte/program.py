@@ -158,17 +158,15 @@ class Segment:
 
 @dataclass(frozen=True, eq=False)
 class Movable:
-    """Something that can leave a program and be found in a data file instead. Compared and hashed by
-    identity.
+    """Something that can leave a program and be found in a data file instead. Compared and hashed by identity.
 
     Attributes:
         kind: a constant, the initial state of a mutable tensor, or a named blob of a delegate.
         program: where it is now.
         data: its bytes, a view of the mapped file.
         layout: the tensor's layout; None for named data, which is opaque.
-        name: the only key under which it may leave, if there is one: the key of named data, or the name that
-            the program records for the tensor, because applications look tensors up by it. None: any key will
-            do.
+        name: the only key under which it may leave, if there is one: the key of named data, or the name that the
+            program records for the tensor, because applications look tensors up by it. None: any key will do.
         alignment: in bytes, a power of two; the file records none, this is what its own offsets keep to.
         parts: the tensors, or the one named blob, that will look for it in the data file.
     """
@@ -231,8 +229,7 @@ class ProgramFile:
         unknown: names of types with fields, and of unions with members, that this version does not know.
         methods: their names.
         segments, offsets, tensors, named_data, delegates, externals: what the file holds, in its order.
-        inline: the constants of an old program, inside the flatbuffer: the span of each, None when it has
-            none.
+        inline: the constants of an old program, inside the flatbuffer: the span of each, None when it has none.
     """
 
     def __init__(self, path: str | os.PathLike[str], data: memoryview) -> None:
@@ -268,6 +265,7 @@ class ProgramFile:
         Args:
             keep_small: leave out what has fewer bytes than this.
         """
+        alignments = {group: self._alignment(group) for group in {item.group for item in self.tensors}}
         for item in self.tensors:
             if item.kind == "state" and item.group != self._states[0]:
                 continue
@@ -277,8 +275,7 @@ class ProgramFile:
                     groups.setdefault((use.layout, use.name), []).append(use)
             for (layout, name), uses in groups.items():
                 data = self.data[item.span.start : item.span.start + layout.nbytes]
-                alignment = self._alignment(item.group)
-                yield Movable(item.kind, self, data, layout, name, alignment, tuple(uses))
+                yield Movable(item.kind, self, data, layout, name, alignments[item.group], tuple(uses))
         for blob in self.named_data:
             if blob.span.size >= max(keep_small, 1):
                 data = self.data[blob.span.start : blob.span.stop]

@@ -2,13 +2,10 @@
 
 The flatbuffer is edited, not made anew (`edit.py`), and segments are copied through:
 
-- A tensor that leaves is marked EXTERNAL, by an ExtraTensorInfo with its key. The runtime does not look at
-  the
-  data_buffer_idx of such a tensor, and every stored tensor has one: those four bytes become the reference to
-      the
-  new ExtraTensorInfo, by a new vtable.
-- The segment of the constants (or of initial states) is packed again with what stays; entries keep their
-  index.
+- A tensor that leaves is marked EXTERNAL, by an ExtraTensorInfo with its key. The runtime does not look at the
+  data_buffer_idx of such a tensor, and every stored tensor has one: those four bytes become the reference to the new
+  ExtraTensorInfo, by a new vtable.
+- The segment of the constants (or of initial states) is packed again with what stays; entries keep their index.
 - Keys of named data that leave are taken off the list.
 - A segment that nobody refers to any more becomes empty; segments keep their index.
 - Constants inside the flatbuffer, as old programs have them, are cut out of it.
@@ -27,7 +24,8 @@ from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
-from blobstore.errors import InvalidKeyError, UnsupportedProgramError
+from blobstore.buffers import same_bytes
+from blobstore.errors import InvalidKeyError, KeyConflictError, UnsupportedProgramError
 from blobstore.pte.edit import Editor
 from blobstore.pte.flatbuffer import Span, Table
 from blobstore.pte.program import (
@@ -62,6 +60,7 @@ def write_slim(program: ProgramFile, path: str | os.PathLike[str], moves: Mappin
     Raises:
         UnsupportedProgramError: something would be lost.
         InvalidKeyError: a key is not possible.
+        KeyConflictError: two different contents, or layouts, were given one key.
         OutputPathError: `path` is the program itself.
         FileAccessError: writing failed; what was at `path` is still there.
     """
@@ -74,8 +73,7 @@ def write_slim(program: ProgramFile, path: str | os.PathLike[str], moves: Mappin
 class Rewrite:
     """A program as it will be written.
 
-    Everything that can be refused is refused here, before a byte is written (see `write_slim` for the
-    errors).
+    Everything that can be refused is refused here, before a byte is written (see `write_slim` for the errors).
 
     Attributes:
         nbytes: the size of the new file.
@@ -87,8 +85,12 @@ class Rewrite:
         self._extra_infos: dict[tuple[str, int, int], int] = {}
         self._check_padding()
         moved: set[TensorUse | NamedBlob] = set()
+        known: dict[str, Movable] = {}
         for item, key in moves.items():
             self._check_move(item, key)
+            other = known.setdefault(key, item)
+            if other.layout != item.layout or not same_bytes(other.data, item.data):
+                raise KeyConflictError(f"{program.path}: the key {key!r} is given to two different contents")
             moved.update(item.parts)
             for part in item.parts:
                 if isinstance(part, TensorUse):
@@ -138,7 +140,7 @@ class Rewrite:
         if item.name is not None and key != item.name:
             raise self._refuse(f"{item.name!r} is known under this name and cannot be found as {key!r}")
         if not key or "\0" in key:
-            raise InvalidKeyError(f"{key!r} is not possible as a key")
+            raise InvalidKeyError(f"{self._program.path}: {key!r} is not possible as a key")
         if item.kind != "named_data" and "EValue.val" in self._program.unknown:
             raise self._refuse("it has values of unknown types, which may refer to constants")
 
@@ -166,9 +168,8 @@ class Rewrite:
             try:
                 text = key.encode()
             except UnicodeEncodeError:
-                raise InvalidKeyError(f"{key!r} is not valid Unicode") from None
-            # 12 bytes: distance to the vtable, distance to the name behind it, three numbers, a byte of
-            # padding
+                raise InvalidKeyError(f"{self._program.path}: the key {key!r} is not valid Unicode") from None
+            # 12 bytes: distance to the vtable, distance to the name behind it, three numbers, a byte of padding.
             vtable = self._editor.vtable((12, 0, 4, 8, 9, 10))
             known = self._editor.append(b"")
             numbers = (TensorDataLocation.EXTERNAL, device_type, device_index)

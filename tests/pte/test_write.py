@@ -8,7 +8,13 @@ import signal
 import pytest
 
 from blobstore.digest import digest
-from blobstore.errors import FileAccessError, InvalidKeyError, OutputPathError, UnsupportedProgramError
+from blobstore.errors import (
+    FileAccessError,
+    InvalidKeyError,
+    KeyConflictError,
+    OutputPathError,
+    UnsupportedProgramError,
+)
 from blobstore.layout import ScalarType, TensorLayout
 from blobstore.pte import ProgramFile, Rewrite, content_key, read_program, write_slim
 from tests.pte import oracle
@@ -127,6 +133,13 @@ def test_other_key_for_something_with_a_name(program):
         if item.name:
             with pytest.raises(UnsupportedProgramError, match=rf"model\.pte: '{item.name}' is known under this name"):
                 Rewrite(program, {item: "other"})
+
+
+def test_one_key_for_two_contents(program):
+    matrix, flat, *_, state, _ = (item for item in program.movable() if item.kind != "named_data")
+    for first, second in ((matrix, flat), (matrix, state)):
+        with pytest.raises(KeyConflictError, match=r"model\.pte: the key 'k'"):
+            Rewrite(program, {first: "k", second: "k"})
 
 
 def test_move_of_another_program(program):
