@@ -22,6 +22,7 @@ from blobstore.formats import Format, detect_format, open_any
 from blobstore.inspection import inspect_file
 from blobstore.programs import DATA_NAME, dedup_programs
 from blobstore.ptd.reader import open_ptd
+from blobstore.report.command import report
 
 __all__ = ["app"]
 
@@ -207,6 +208,9 @@ def convert(
     """Convert .safetensors to .ptd, or .ptd to .safetensors."""
     convert_file(source, target)
     out.print(printable(f"{target}: {target.stat().st_size:,} bytes"), soft_wrap=True)
+
+
+app.command()(_told(report))
 
 
 @app.command()

@@ -10,6 +10,7 @@ from dataclasses import replace
 from blobstore.errors import BlobStoreError, MissingDependencyError
 from blobstore.report.cache import Cache
 from blobstore.report.catalog import Catalog
+from blobstore.report.commands import unite
 from blobstore.report.engine import Engine, Scanned, default_executor
 from blobstore.report.findings import constants, contained, dtypes, duplicates, layouts, leftovers, near
 from blobstore.report.findings.kept import Kept
@@ -77,7 +78,7 @@ def make_report(
                 prints.append(of_file)
         catalog = Catalog(files, prints)
         findings = _find(catalog, engine, near, exact_only)
-    return Report(tuple(files), tuple(count(findings)), tuple(problems))
+    return Report(tuple(files), tuple(count(unite(files, findings))), tuple(problems))
 
 
 def _find(catalog: Catalog, engine: Engine, near_limit: float, exact_only: bool) -> list[Finding]:

@@ -35,6 +35,6 @@ def make(
     return Finding(kind, distinct, tuple(claims), measure(claims), detail, command, advice, share)
 
 
-def dedup_command(paths: Iterable[str]) -> str:
+def dedup_command(paths: Iterable[str], directory: str = "slim") -> str:
     """The command that moves the weights of programs into one data file."""
-    return f"blobstore dedup {' '.join(shlex.quote(path) for path in dict.fromkeys(paths))} -o slim"
+    return f"blobstore dedup {' '.join(shlex.quote(path) for path in dict.fromkeys(paths))} -o {directory}"
