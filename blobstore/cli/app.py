@@ -22,7 +22,7 @@ from blobstore.formats import Format, detect_format, open_any
 from blobstore.inspection import inspect_file
 from blobstore.programs import DATA_NAME, dedup_programs
 from blobstore.ptd.reader import open_ptd
-from blobstore.report.command import report
+from blobstore.reporting.command import report
 
 __all__ = ["app"]
 

@@ -221,9 +221,7 @@ def _read(data: memoryview) -> _Table:
                 _check_alignment(keys, starts[index], manifest)
     if manifest is None and data[-len(END_MAGIC) :] == END_MAGIC:
         raise ManifestError("the file ends like one with a manifest, but its key is damaged")
-    return _Table(
-        keys, segment_index, layouts, starts_list, ends_list, manifest, manifest_at, header.flatbuffer_end
-    )
+    return _Table(keys, segment_index, layouts, starts_list, ends_list, manifest, manifest_at, header.flatbuffer_end)
 
 
 def _segments(

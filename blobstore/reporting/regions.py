@@ -12,10 +12,10 @@ import numpy as np
 
 from blobstore.errors import InvalidFileError, LayoutError, MissingDependencyError
 from blobstore.layout import ScalarType, TensorLayout
-from blobstore.pte.program import ProgramFile, TensorData
 from blobstore.ptd.reader import PtdDataMap
-from blobstore.report.model import Region, RegionKind
-from blobstore.report.source import CHUNK, Source, is_url
+from blobstore.pte.program import ProgramFile, TensorData
+from blobstore.reporting.model import Region, RegionKind
+from blobstore.reporting.source import CHUNK, Source, is_url
 from blobstore.safetensors import SafetensorsDataMap
 
 __all__ = ["SUFFIXES", "read_regions"]
@@ -109,7 +109,9 @@ def _pte(source: Source, head: bytes) -> list[Region]:
     for index, span in enumerate(program.inline):
         if span is not None:
             drafts.append(_Draft(RegionKind.UNREFERENCED, *span, [f"constant[{index}]"], []))
-    drafts += [_Draft(RegionKind.UNREFERENCED, *segment.span, [], []) for segment in program.segments if not segment.users]
+    drafts += [
+        _Draft(RegionKind.UNREFERENCED, *segment.span, [], []) for segment in program.segments if not segment.users
+    ]
     return _cover(source, drafts, program.program_size)
 
 
@@ -184,7 +186,9 @@ def _gguf(source: Source) -> list[Region]:
                     layout = TensorLayout(_GGML[dtype], tuple(int(n) for n in reversed(tensor.shape)))
                 except LayoutError as error:
                     raise InvalidFileError(source.path, f"tensor {tensor.name!r}: {error}") from None
-            drafts.append(_Draft(RegionKind.TENSOR, start, stop, [tensor.name], [], layout, dtype if layout is None else ""))
+            drafts.append(
+                _Draft(RegionKind.TENSOR, start, stop, [tensor.name], [], layout, dtype if layout is None else "")
+            )
         if reader.tensors:
             last = reader.tensors[-1].field
             head = int(last.offset) + sum(int(part.nbytes) for part in last.parts)
@@ -229,9 +233,7 @@ def _cover(source: Source, drafts: Iterable[_Draft], structure: int) -> list[Reg
         start = max(start, position)
         regions += _gap(source, position, start, structure)
         keys = tuple(dict.fromkeys(draft.keys))
-        regions.append(
-            Region(draft.kind, start, stop, keys, tuple(dict.fromkeys(draft.methods)), layout, draft.dtype)
-        )
+        regions.append(Region(draft.kind, start, stop, keys, tuple(dict.fromkeys(draft.methods)), layout, draft.dtype))
         position = stop
     regions += _gap(source, position, source.size, structure)
     return regions

@@ -12,13 +12,13 @@ import typer
 
 from blobstore.cli.output import err, out, progress_bar
 from blobstore.errors import FileAccessError
-from blobstore.report.baseline import compare_reports
-from blobstore.report.cache import default_path
-from blobstore.report.json_output import load_report, to_json
-from blobstore.report.limits import Limit
-from blobstore.report.making import NEAR, make_report
-from blobstore.report.terminal import print_changes, print_report
-from blobstore.report.words import printable
+from blobstore.reporting import making
+from blobstore.reporting.baseline import compare_reports
+from blobstore.reporting.cache import default_path
+from blobstore.reporting.json_output import load_report, to_json
+from blobstore.reporting.limits import Limit
+from blobstore.reporting.terminal import print_changes, print_report
+from blobstore.reporting.words import printable
 from blobstore.staging import Staging
 
 __all__ = ["report"]
@@ -27,7 +27,9 @@ OVER, ERROR = 1, 3
 
 
 def report(
-    paths: Annotated[list[str], typer.Argument(help=".pte, .ptd, .safetensors, .gguf; folders with such; fsspec URLs.")],
+    paths: Annotated[
+        list[str], typer.Argument(help=".pte, .ptd, .safetensors, .gguf; folders with such; fsspec URLs.")
+    ],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables (docs/report.md).")] = False,
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write one self-contained page.")] = None,
     baseline: Annotated[
@@ -43,7 +45,7 @@ def report(
     exact: Annotated[bool, typer.Option("--exact", help="Look for equal bytes only.")] = False,
     near: Annotated[
         float, typer.Option(min=0, max=0.25, help="Share of elements in which near duplicates may differ.")
-    ] = NEAR,
+    ] = making.NEAR,
     top: Annotated[int, typer.Option(min=1, help="How many findings to list.")] = 10,
     cache: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Where fingerprints are kept; default: the user's cache folder.")
@@ -60,10 +62,10 @@ def report(
     old = load_report(baseline) if baseline else None
     where = None if no_cache else cache or _usable(default_path())
     with progress_bar(hidden=as_json) as progress:
-        found = make_report(paths, exact_only=exact, near=near, cache=where, progress=progress)
+        found = making.report(paths, exact_only=exact, near=near, cache=where, progress=progress)
     changes = compare_reports(old, found) if old else None
     if html:
-        from blobstore.report.html import to_html
+        from blobstore.reporting.html import to_html
 
         with Staging() as staging, staging.open(html) as file:
             file.write(to_html(found).encode())

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Hashable
 
-from blobstore.report.catalog import Catalog, Content
-from blobstore.report.engine import Engine
-from blobstore.report.findings.building import make, whole
-from blobstore.report.findings.kept import Kept
-from blobstore.report.model import Finding, FindingKind
-from blobstore.report.proofs import count_differences
+from blobstore.reporting.catalog import Catalog, Content
+from blobstore.reporting.engine import Engine
+from blobstore.reporting.findings.building import make, whole
+from blobstore.reporting.findings.kept import Kept
+from blobstore.reporting.model import Finding, FindingKind
+from blobstore.reporting.proofs import count_differences
 
 __all__ = ["MIN_ELEMENTS", "find"]
 
@@ -40,9 +40,7 @@ def find(catalog: Catalog, engine: Engine, kept: Kept, limit: float) -> list[Fin
     return findings
 
 
-def _in_group(
-    members: list[Content], catalog: Catalog, engine: Engine, kept: Kept, limit: float
-) -> list[Finding]:
+def _in_group(members: list[Content], catalog: Catalog, engine: Engine, kept: Kept, limit: float) -> list[Finding]:
     width = members[0].width or (4 if members[0].nbytes % 4 == 0 else 1)
     elements = members[0].nbytes // width
     allowed = int(elements * limit)

@@ -6,9 +6,9 @@ import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import PurePath
 
-from blobstore.report.catalog import Catalog, Content, Place
-from blobstore.report.findings.building import DEPLOYED, dedup_command, make, whole
-from blobstore.report.model import Finding, FindingKind, RegionKind
+from blobstore.reporting.catalog import Catalog, Content, Place
+from blobstore.reporting.findings.building import DEPLOYED, dedup_command, make, whole
+from blobstore.reporting.model import Finding, FindingKind, RegionKind
 
 __all__ = ["find"]
 

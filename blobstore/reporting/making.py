@@ -6,27 +6,28 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
+from pathlib import Path
 
 from blobstore.errors import BlobStoreError, MissingDependencyError
-from blobstore.report.cache import Cache
-from blobstore.report.catalog import Catalog
-from blobstore.report.commands import unite
-from blobstore.report.engine import Engine, Scanned, default_executor
-from blobstore.report.findings import constants, contained, dtypes, duplicates, layouts, leftovers, near
-from blobstore.report.findings.kept import Kept
-from blobstore.report.fingerprint import Fingerprint
-from blobstore.report.model import FileReport, Finding, Problem, Report
-from blobstore.report.regions import SUFFIXES
-from blobstore.report.savings import count
-from blobstore.report.source import is_url
+from blobstore.reporting.cache import Cache
+from blobstore.reporting.catalog import Catalog
+from blobstore.reporting.commands import unite
+from blobstore.reporting.engine import Engine, Scanned, default_executor
+from blobstore.reporting.findings import constants, contained, dtypes, duplicates, layouts, leftovers, near
+from blobstore.reporting.findings.kept import Kept
+from blobstore.reporting.fingerprint import Fingerprint
+from blobstore.reporting.model import FileReport, Finding, Problem, Report
+from blobstore.reporting.regions import SUFFIXES
+from blobstore.reporting.savings import count
+from blobstore.reporting.source import is_url
 
-__all__ = ["NEAR", "make_report"]
+__all__ = ["NEAR", "report"]
 
 NEAR = 0.1
 """Blobs that differ in more than this share of their elements are different blobs."""
 
 
-def make_report(
+def report(
     paths: Iterable[str | os.PathLike[str]],
     *,
     exact_only: bool = False,
@@ -88,7 +89,7 @@ def _find(catalog: Catalog, engine: Engine, near_limit: float, exact_only: bool)
     kept = Kept(catalog.contents)
     same_values = dtypes.relate(catalog)
     same_elements = layouts.relate(catalog, engine)
-    for one, other, *_ in [*same_values, *same_elements]:
+    for one, other in [*((a, b) for a, b, _ in same_values), *((a, b) for a, b, _, _ in same_elements)]:
         kept.join(one, other)
     findings += constants.find(catalog)
     findings += dtypes.find(catalog, same_values, kept)
@@ -104,7 +105,7 @@ def _expand(
     """The files that are meant, each once; other names of the same; and what names nothing."""
     problems: list[Problem] = []
     files: list[str] = []
-    for path in map(os.fspath, paths):
+    for path in [os.fspath(path) for path in paths]:
         try:
             files += _remote(path) if is_url(path) else _local(path)
         except (BlobStoreError, OSError, ValueError) as error:
@@ -115,7 +116,7 @@ def _expand(
         identity: object = path
         if not is_url(path):
             try:
-                status = os.stat(path)
+                status = Path(path).stat()
                 identity = (status.st_dev, status.st_ino)
             except OSError:
                 pass  # opening it will tell what is wrong

@@ -9,8 +9,8 @@ from typing import Any
 
 from blobstore.errors import FileAccessError, InvalidFileError
 from blobstore.layout import ScalarType, TensorLayout
-from blobstore.report.baseline import Changes
-from blobstore.report.model import Claim, FileReport, Finding, FindingKind, Problem, Region, RegionKind, Report
+from blobstore.reporting.baseline import Changes
+from blobstore.reporting.model import Claim, FileReport, Finding, FindingKind, Problem, Region, RegionKind, Report
 
 __all__ = ["SCHEMA", "VERSION", "from_json", "load_report", "to_json"]
 

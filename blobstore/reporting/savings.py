@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from blobstore.report.model import Claim, Finding, FindingKind
+from blobstore.reporting.model import Claim, Finding, FindingKind
 
 __all__ = ["count", "measure"]
 

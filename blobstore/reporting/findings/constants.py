@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from blobstore.layout import ScalarType
-from blobstore.report.catalog import Catalog, Content
-from blobstore.report.findings.building import make, whole
-from blobstore.report.model import Finding, FindingKind
+from blobstore.reporting.catalog import Catalog, Content
+from blobstore.reporting.findings.building import make, whole
+from blobstore.reporting.model import Finding, FindingKind
 
 __all__ = ["find"]
 

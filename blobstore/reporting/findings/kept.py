@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from blobstore.report.catalog import Content
+from blobstore.reporting.catalog import Content
 
 __all__ = ["Kept"]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable, Sequence
 
-from blobstore.report.catalog import Catalog, Place
-from blobstore.report.model import Claim, Finding, FindingKind
-from blobstore.report.savings import measure
+from blobstore.reporting.catalog import Catalog, Place
+from blobstore.reporting.model import Claim, Finding, FindingKind
+from blobstore.reporting.savings import measure
 
 __all__ = ["DEPLOYED", "dedup_command", "make", "whole"]
 

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from blobstore.layout import TensorLayout
-from blobstore.report.fingerprint import Fingerprint
-from blobstore.report.model import FileReport, Region, RegionKind
+from blobstore.reporting.fingerprint import Fingerprint
+from blobstore.reporting.model import FileReport, Region, RegionKind
 
 __all__ = ["Catalog", "Content", "Place", "Spot"]
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
-from blobstore.report.catalog import Catalog, Content
-from blobstore.report.engine import Engine
-from blobstore.report.findings.building import make, whole
-from blobstore.report.findings.kept import Kept
-from blobstore.report.fingerprint import fold_for
-from blobstore.report.model import Finding, FindingKind
-from blobstore.report.proofs import find_order
+from blobstore.reporting.catalog import Catalog, Content
+from blobstore.reporting.engine import Engine
+from blobstore.reporting.findings.building import make, whole
+from blobstore.reporting.findings.kept import Kept
+from blobstore.reporting.fingerprint import fold_for
+from blobstore.reporting.model import Finding, FindingKind
+from blobstore.reporting.proofs import find_order
 
 __all__ = ["Relation", "find", "relate"]
 
@@ -101,5 +101,6 @@ def _describe(tensor: Content, factors: list[int], order: list[int]) -> str:
         return "transposed"
     logical = [d for d in tensor.layout.dim_order if tensor.layout.sizes[d] != 1]
     moved = tuple(logical[i] for i in order)
-    name = {(0, 2, 3, 1): "channels last", (0, 1, 2, 3): "channels first"}.get(moved, "dimensions reordered")
+    names: dict[tuple[int, ...], str] = {(0, 2, 3, 1): "channels last", (0, 1, 2, 3): "channels first"}
+    name = names.get(moved, "dimensions reordered")
     return f"{name}: {'x'.join(map(str, (tensor.layout.sizes[d] for d in moved)))} as {moved}"

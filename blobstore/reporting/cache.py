@@ -19,9 +19,9 @@ from typing import Any
 
 from blobstore.errors import FileAccessError
 from blobstore.layout import TensorLayout
-from blobstore.report.fingerprint import Fingerprint
-from blobstore.report.model import Region, RegionKind
-from blobstore.report.source import Identity
+from blobstore.reporting.fingerprint import Fingerprint
+from blobstore.reporting.model import Region, RegionKind
+from blobstore.reporting.source import Identity
 
 __all__ = ["Cache", "default_path"]
 
@@ -72,7 +72,9 @@ class Cache:
         except (OSError, sqlite3.Error) as error:
             if base is not None:
                 base.close()
-            raise FileAccessError(path, error if isinstance(error, OSError) else f"no fingerprint cache: {error}") from None
+            raise FileAccessError(
+                path, error if isinstance(error, OSError) else f"no fingerprint cache: {error}"
+            ) from None
         self._base = base
 
     def __enter__(self) -> Cache:
@@ -155,5 +157,10 @@ def _region(item: list[Any]) -> Region:
 def _fingerprint(item: list[Any]) -> Fingerprint:
     digest, fold, repeats, narrow, bands, needle = item
     return Fingerprint(
-        digest, None if fold is None else (fold[0], fold[1]), repeats, narrow, bands, None if needle is None else (needle[0], needle[1])
+        digest,
+        None if fold is None else (fold[0], fold[1]),
+        repeats,
+        narrow,
+        bands,
+        None if needle is None else (needle[0], needle[1]),
     )

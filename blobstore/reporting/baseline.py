@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from blobstore.report.model import Finding, FindingKind, Report
+from blobstore.reporting.model import Finding, FindingKind, Report
 
 __all__ = ["Changes", "compare_reports", "finding_identity"]
 
@@ -34,8 +34,10 @@ class Changes:
 
 def finding_identity(report: Report, finding: Finding) -> tuple[object, ...]:
     """What makes a finding the same in two reports: its kind, and the contents under the names that it is about."""
-    places = frozenset((path, report.region(place).name, report.region(place).digest) for path, place in zip(
-        (path for path, _ in report.names(finding)), finding.places, strict=True))
+    places = frozenset(
+        (path, report.region(place).name, report.region(place).digest)
+        for path, place in zip((path for path, _ in report.names(finding)), finding.places, strict=True)
+    )
     return finding.kind, places
 
 

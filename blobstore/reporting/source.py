@@ -11,6 +11,7 @@ import mmap
 import os
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from blobstore.errors import DataChangedError, FileAccessError, InvalidFileError, MissingDependencyError
@@ -53,7 +54,7 @@ def identify(path: str) -> Identity | None:
 
 
 def _local_identity(path: str) -> Identity:
-    status = os.stat(path)
+    status = Path(path).stat()
     return Identity(os.path.realpath(path), status.st_size, status.st_mtime_ns, f"{status.st_dev}:{status.st_ino}")
 
 

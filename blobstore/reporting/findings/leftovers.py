@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from blobstore.report.catalog import Catalog
-from blobstore.report.findings.building import DEPLOYED, dedup_command, make, whole
-from blobstore.report.model import Claim, FileReport, Finding, FindingKind, RegionKind
+from blobstore.reporting.catalog import Catalog
+from blobstore.reporting.findings.building import DEPLOYED, dedup_command, make, whole
+from blobstore.reporting.model import Claim, FileReport, Finding, FindingKind, RegionKind
 
 __all__ = ["LEAST_PADDING", "find"]
 

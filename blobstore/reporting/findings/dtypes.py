@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from blobstore.layout import ScalarType
-from blobstore.report.catalog import Catalog, Content
-from blobstore.report.findings.building import make, whole
-from blobstore.report.findings.kept import Kept
-from blobstore.report.model import Finding, FindingKind
+from blobstore.reporting.catalog import Catalog, Content
+from blobstore.reporting.findings.building import make, whole
+from blobstore.reporting.findings.kept import Kept
+from blobstore.reporting.model import Finding, FindingKind
 
 __all__ = ["Relation", "find", "relate"]
 

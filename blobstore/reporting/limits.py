@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from blobstore.report.words import size
+from blobstore.reporting.words import size
 
 __all__ = ["Limit"]
 

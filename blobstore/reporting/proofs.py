@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from blobstore.buffers import same_bytes
-from blobstore.report.catalog import Spot
-from blobstore.report.source import CHUNK, open_source
+from blobstore.reporting.catalog import Spot
+from blobstore.reporting.source import CHUNK, open_source
 
 __all__ = ["count_differences", "find_order", "search_payload"]
 
@@ -108,9 +108,7 @@ def _same(left: Array, right: Array) -> bool:
     return _same(left[tuple(low)], right[tuple(low)]) and _same(left[tuple(high)], right[tuple(high)])
 
 
-def search_payload(
-    payload: Spot, needles: Sequence[tuple[int, int]], tensors: Sequence[Spot]
-) -> list[tuple[int, int]]:
+def search_payload(payload: Spot, needles: Sequence[tuple[int, int]], tensors: Sequence[Spot]) -> list[tuple[int, int]]:
     """Find tensors that a payload holds byte for byte, at any multiple of four bytes from its start.
 
     Args:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from blobstore.report.model import FindingKind, RegionKind, Report
-from blobstore.report.source import is_url
+from blobstore.reporting.model import FindingKind, RegionKind, Report
+from blobstore.reporting.source import is_url
 
 __all__ = ["FINDINGS", "REGIONS", "headline", "printable", "short_paths", "size"]
 

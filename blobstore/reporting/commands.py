@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from blobstore.report.findings.building import DEPLOYED, dedup_command
-from blobstore.report.model import FileReport, Finding, FindingKind, RegionKind
+from blobstore.reporting.findings.building import DEPLOYED, dedup_command
+from blobstore.reporting.model import FileReport, Finding, FindingKind, RegionKind
 
 __all__ = ["unite"]
 
@@ -41,7 +41,11 @@ def unite(files: Sequence[FileReport], findings: Sequence[Finding]) -> list[Find
                 if f not in found:
                     found.append(f)
     commands: dict[int, str | None] = {}
-    for number, (root, of_group) in enumerate(members.items(), 1):
+    weight = dict.fromkeys(members, 0)
+    for finding in findings:
+        if (root := of(finding.places[0][0])) in weight:
+            weight[root] += finding.saves
+    for number, (root, of_group) in enumerate(sorted(members.items(), key=lambda item: -weight[item[0]]), 1):
         paths = [files[f].path for f in sorted(of_group)]
         directory = "slim" if len(members) == 1 else f"slim-{number}"
         commands[root] = None if _conflict([files[f] for f in of_group]) else dedup_command(paths, directory)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import xxhash
 
-from blobstore.report.catalog import Catalog, Content
-from blobstore.report.engine import Engine
-from blobstore.report.findings.building import make
-from blobstore.report.model import Claim, Finding, FindingKind
-from blobstore.report.proofs import search_payload
+from blobstore.reporting.catalog import Catalog, Content
+from blobstore.reporting.engine import Engine
+from blobstore.reporting.findings.building import make
+from blobstore.reporting.model import Claim, Finding, FindingKind
+from blobstore.reporting.proofs import search_payload
 
 __all__ = ["find"]
 

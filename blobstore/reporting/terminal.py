@@ -9,9 +9,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from blobstore.report.baseline import Changes
-from blobstore.report.model import Finding, FindingKind, RegionKind, Report
-from blobstore.report.words import FINDINGS, headline, printable, short_paths, size
+from blobstore.reporting.baseline import Changes
+from blobstore.reporting.model import Finding, FindingKind, RegionKind, Report
+from blobstore.reporting.words import FINDINGS, headline, printable, short_paths, size
 
 __all__ = ["WIDTH", "print_changes", "print_report"]
 
@@ -74,7 +74,9 @@ def _print_actions(report: Report, console: Console, width: int) -> None:
         console.print(Text("  " + printable(command), style="green"), soft_wrap=True)
     rest = len(ordered) - _COMMANDS
     if rest > 0:
-        console.print(f"{size(sum(n for _, n in ordered[_COMMANDS:]))} by {rest} more commands, see --json", width=width)
+        console.print(
+            f"{size(sum(n for _, n in ordered[_COMMANDS:]))} by {rest} more commands, see --json", width=width
+        )
     if other := report.total_saves - report.command_saves:
         console.print(f"{size(other)} by lowering or exporting again, see the list", width=width)
     console.print()

@@ -24,7 +24,7 @@ import numpy.typing as npt
 import xxhash
 
 from blobstore.layout import ScalarType
-from blobstore.report.source import CHUNK, Source
+from blobstore.reporting.source import CHUNK, Source
 
 __all__ = ["MIN_BYTES", "Fingerprint", "Wanted", "fingerprint", "fold_for"]
 
@@ -204,7 +204,7 @@ class _Narrower:
         if narrow is None:
             self.alive = False
         else:
-            self.hasher.update(np.ascontiguousarray(narrow))
+            self.hasher.update(np.ascontiguousarray(narrow).data)
 
 
 def _float_to_half(data: Bytes) -> npt.NDArray[np.generic] | None:

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from blobstore.errors import BlobStoreError
-from blobstore.report.cache import Cache
-from blobstore.report.fingerprint import Fingerprint, Wanted, fingerprint
-from blobstore.report.model import FileReport, Problem, Region
-from blobstore.report.regions import read_regions
-from blobstore.report.source import Identity, identify, open_source
+from blobstore.reporting.cache import Cache
+from blobstore.reporting.fingerprint import Fingerprint, Wanted, fingerprint
+from blobstore.reporting.model import FileReport, Problem, Region
+from blobstore.reporting.regions import read_regions
+from blobstore.reporting.source import Identity, identify, open_source
 
 __all__ = ["Engine", "Scanned", "default_executor"]
 
@@ -61,7 +61,9 @@ def default_executor(executor: Executor | None) -> Iterator[Executor]:
     if executor is not None:
         yield executor
         return
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()) as own:
+    with ThreadPoolExecutor(
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    ) as own:
         yield own
 
 
@@ -90,8 +92,8 @@ class Engine:
                 found[path] = Scanned(path, identity, known[0], identity.size, tuple(known[1]))
             else:
                 missing.append(path)
-        for path, result in self._run(_scan, [(path,) for path in missing]):
-            found[path[0]] = result
+        for (path,), result in self._run(_scan, [(path,) for path in missing]):
+            found[path] = result
             if isinstance(result, Scanned):
                 self._cache.set_regions(result.identity, result.format, result.regions)
         return [found[path] for path in paths]
