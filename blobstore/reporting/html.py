@@ -131,7 +131,11 @@ def _layout(region: Region) -> str:
 
 
 def _finding(report: Report, finding: Finding, names: list[str], numbers: dict[str, int]) -> dict[str, Any]:
-    where = [f"{names[f]}: {printable(report.region((f, r)).name)}" for f, r in finding.places[:_PLACES]]
+    by_key: dict[str, list[str]] = defaultdict(list)
+    for f, r in finding.places[:_PLACES]:
+        region = report.region((f, r))
+        by_key[printable(region.name if region.keys else REGIONS[region.kind])].append(names[f])
+    where = [f"{key} in {', '.join(dict.fromkeys(files))}" for key, files in by_key.items()]
     if len(finding.places) > _PLACES:
         where.append(f"and {len(finding.places) - _PLACES:,} more")
     return {

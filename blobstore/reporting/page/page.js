@@ -98,10 +98,10 @@ const map = {
       type: "treemap", branchvalues: "total", ids: nodes.map((_, i) => String(i)),
       labels: nodes.map((node) => plain(node.label)), values: nodes.map((node) => node.value),
       parents: nodes.map((node) => String(node.parent)), customdata: nodes.map((node) => plain(node.text)),
-      hovertemplate: "<b>%{label}</b><br>%{customdata}<extra></extra>", texttemplate: "%{label}<br>%{customdata}",
+      hovertemplate: "<b>%{label}</b><br>%{customdata}<extra></extra>", texttemplate: "%{label}<br>%{text}", text: nodes.map((node) => size(node.value)),
       level: String(this.level), maxdepth: 3, tiling: { pad: 2 }, pathbar: { thickness: 24 },
       marker: {
-        colors: nodes.map((node, i) => (i === 0 ? style("--panel") : node.children.length ? style("--stays") : color(node.kind))),
+        colors: nodes.map((node, i) => (node.children.length ? style("--stays") : color(node.kind))),
         line: {
           width: nodes.map((_, i) => (i === this.chosen ? 5 : 1)),
           color: nodes.map((_, i) => (i === this.chosen ? style("--text") : line)),
@@ -109,7 +109,7 @@ const map = {
       },
     };
     const layout = {
-      margin: { l: 4, r: 4, t: 28, b: 4 }, paper_bgcolor: "rgba(0,0,0,0)", font: { family: "inherit", size: 13 },
+      margin: { l: 4, r: 4, t: 28, b: 4 }, uniformtext: { minsize: 10, mode: "hide" }, paper_bgcolor: "rgba(0,0,0,0)", font: { family: "inherit", size: 13 },
     };
     Plotly.react("map", [trace], layout, { displaylogo: false, displayModeBar: false, responsive: true });
     document.querySelectorAll(".swatch").forEach((swatch) => { swatch.style.background = color(swatch.dataset.kind); });
