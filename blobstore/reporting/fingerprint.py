@@ -128,24 +128,19 @@ class _Pass:
         if position == 0:
             self.first = bytes(chunk[: self.width])
         data = np.frombuffer(chunk, np.uint8)
-        if self.constant:
-            element = np.frombuffer(self.first, np.uint8)
-            # most blobs are told by a few elements; only a blob that may be constant is compared whole
-            head = data[: 64 * self.width]
-            self.constant = bool(
-                (head.reshape(-1, self.width) == element).all() and (data.reshape(-1, self.width) == element).all()
-                if len(data) % self.width == 0
-                else False
-            )
         words = data[: len(data) & ~7].view(np.uint64)
+        if self.constant and not self.repeats(data, words):
+            self.constant = False
+            for start in range(0, position, CHUNK):  # what was not converted before, because it need not be
+                self.narrow(np.frombuffer(self.first * (min(CHUNK, position - start) // self.width), np.uint8))
         self.xor ^= int(np.bitwise_xor.reduce(words)) if len(words) else 0
         self.total += int(words.view(np.uint32).sum(dtype=np.uint64))
         if tail := len(data) & 7:
             rest = int.from_bytes(bytes(data[-tail:]), "little")
             self.xor ^= rest
             self.total += (rest & 0xFFFFFFFF) + (rest >> 32)
-        for narrower in self.narrowers:
-            narrower.update(data)
+        if not self.constant:
+            self.narrow(data)
         first = position // self.width
         low, high = np.searchsorted(self.places, (first, first + len(data) // self.width))
         if low < high:
@@ -153,6 +148,20 @@ class _Pass:
             self.sample[low:high] = elements[self.places[low:high] - first]
         if self.needle_variety < 7:
             self.find_needle(data, position)
+
+    def narrow(self, data: Bytes) -> None:
+        for narrower in self.narrowers:
+            narrower.update(data)
+
+    def repeats(self, data: Bytes, words: npt.NDArray[np.uint64]) -> bool:
+        """Whether a piece is the blob's first element again and again; most are told by their first words."""
+        if 8 % self.width or len(data) % self.width:
+            return False
+        word = np.frombuffer(self.first * (8 // self.width), np.uint64)
+        tail = self.first * (8 // self.width)
+        if not (words[:64] == word).all() or bytes(data[len(words) * 8 :]) != tail[: len(data) & 7]:
+            return False
+        return bool((words == word).all())
 
     def find_needle(self, data: Bytes, position: int) -> None:
         """Keep the eight bytes that vary most, of a few that are looked at."""

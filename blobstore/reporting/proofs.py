@@ -108,11 +108,14 @@ def _same(left: Array, right: Array) -> bool:
     return _same(left[tuple(low)], right[tuple(low)]) and _same(left[tuple(high)], right[tuple(high)])
 
 
-def search_payload(payload: Spot, needles: Sequence[tuple[int, int]], tensors: Sequence[Spot]) -> list[tuple[int, int]]:
+def search_payload(
+    payload: Spot, window: tuple[int, int], needles: Sequence[tuple[int, int]], tensors: Sequence[Spot]
+) -> list[tuple[int, int]]:
     """Find tensors that a payload holds byte for byte, at any multiple of four bytes from its start.
 
     Args:
         payload: where to look.
+        window: the part of it in which the eight bytes may begin; a multiple of 4 from its start.
         needles: for each tensor, a place in it (a multiple of 4) and the eight bytes there as a little-endian number.
         tensors: what to look for.
 
@@ -130,8 +133,8 @@ def search_payload(payload: Spot, needles: Sequence[tuple[int, int]], tensors: S
     tried: dict[int, int] = {}
     with open_source(payload.path) as source:
         whole = source.view(payload.start, payload.stop)
-        for start in range(0, size - 7, CHUNK):
-            piece = whole[start : min(start + CHUNK + 4, size)]
+        for start in range(window[0], min(window[1], size - 7), CHUNK):
+            piece = whole[start : min(start + CHUNK + 4, window[1] + 4, size)]
             words = np.frombuffer(piece[: len(piece) // 4 * 4], "<u4")
             if len(words) < 2:
                 continue

@@ -9,8 +9,11 @@ from blobstore.reporting.engine import Engine
 from blobstore.reporting.findings.building import make
 from blobstore.reporting.model import Claim, Finding, FindingKind
 from blobstore.reporting.proofs import search_payload
+from blobstore.reporting.source import is_url
 
 __all__ = ["find"]
+
+_PART = 1 << 26
 
 
 def find(catalog: Catalog, engine: Engine) -> list[Finding]:
@@ -25,21 +28,31 @@ def find(catalog: Catalog, engine: Engine) -> list[Finding]:
             of_all = xxhash.xxh3_128_hexdigest("".join(sorted(content.digest for content in tensors)).encode())
             tensors.sort(key=lambda content: content.digest)  # the cache knows them by this order
             needles = [content.print.needle for content in tensors]
-            tasks.append((f"contained:{payload.digest}:{of_all}", (payload.spot, needles, [t.spot for t in tensors])))
-            searched.append((payload, tensors))
+            spots = [content.spot for content in tensors]
+            # in parts, so that several workers share one large payload; a remote one is fetched whole
+            part = payload.nbytes if is_url(payload.spot.path) else _PART
+            for start in range(0, payload.nbytes, part):
+                window = (start, min(start + part, payload.nbytes))
+                tasks.append((f"contained:{payload.digest}:{of_all}:{start}", (payload.spot, window, needles, spots)))
+                searched.append((payload, tensors))
+    hits: dict[Content, dict[int, set[int]]] = {}
+    tensors_of = dict(searched)
+    for (payload, _), found in zip(searched, engine.prove(search_payload, tasks), strict=True):
+        for i, start in found or ():
+            hits.setdefault(payload, {}).setdefault(i, set()).add(start)
     findings = []
-    for (payload, tensors), hits in zip(searched, engine.prove(search_payload, tasks), strict=True):
-        starts: dict[int, list[int]] = {}
-        for i, start in hits or ():
-            starts.setdefault(i, []).append(start)
-        for i, found in starts.items():
-            claims = [Claim(f, r, start, start + tensors[i].nbytes) for f, r in payload.places for start in found]
+    for payload, starts in hits.items():
+        tensors = tensors_of[payload]
+        for i, begins in starts.items():
+            claims = [
+                Claim(f, r, start, start + tensors[i].nbytes) for f, r in payload.places for start in sorted(begins)
+            ]
             findings.append(
                 make(
                     FindingKind.CONTAINED,
                     [*tensors[i].places, *payload.places],
                     claims,
-                    detail=f"at byte {', '.join(map(str, sorted(found)[:3]))} of the payload",
+                    detail=f"at byte {', '.join(map(str, sorted(begins)[:3]))} of the payload",
                     advice="lower it with a backend that takes its weights by key (named data)",
                 )
             )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from blobstore.reporting.catalog import Catalog, Content
 from blobstore.reporting.engine import Engine
@@ -38,32 +38,44 @@ def relate(catalog: Catalog, engine: Engine) -> list[Relation]:
                 if width in {1, 2, 4, 8}:
                     fold = fold_for(content.print.fold, width)
                     groups[content.nbytes, width, fold].append(content)
+    tried = [_Group(members, width) for (_, width, _), members in groups.items() if len(members) > 1]
     relations: list[Relation] = []
     seen: set[frozenset[Content]] = set()
-    for (_, width, _), members in groups.items():
-        relations += _in_group(members, width, engine, seen)
-    return relations
-
-
-def _in_group(members: Sequence[Content], width: int, engine: Engine, seen: set[frozenset[Content]]) -> list[Relation]:
-    """Compare each content with a few tensors of its group, the ones of most dimensions first."""
-    tensors = [content for content in members if content.layout is not None and len(content.layout.sizes) > 1]
-    tensors.sort(key=lambda content: -len(content.layout.sizes if content.layout else ()))
-    relations: list[Relation] = []
-    related: set[Content] = set()
-    for tensor in tensors[:_MAX_TRIES]:
-        others = [c for c in members if c is not tensor and c not in related and frozenset((tensor, c)) not in seen]
-        seen.update(frozenset((tensor, other)) for other in others)
-        shape = _memory_shape(tensor)
-        tasks = [
-            (f"order:{tensor.digest}:{other.digest}:{width}:{shape}", (tensor.spot, other.spot, shape, width))
-            for other in others
-        ]
-        for other, proof in zip(others, engine.prove(find_order, tasks), strict=True):
+    for number in range(_MAX_TRIES):
+        pairs = [pair for group in tried for pair in group.pairs(number, seen)]
+        tasks = []
+        for tensor, other, width in pairs:
+            shape = _memory_shape(tensor)
+            key = f"order:{tensor.digest}:{other.digest}:{width}:{shape}"
+            tasks.append((key, (tensor.spot, other.spot, shape, width)))
+        for (tensor, other, _), proof in zip(pairs, engine.prove(find_order, tasks), strict=True):
             if proof is not None:
                 relations.append((tensor, other, list(proof[0]), list(proof[1])))
-                related |= {tensor, other}
+                for group in tried:
+                    group.related |= {tensor, other} & group.members
     return relations
+
+
+class _Group:
+    """Contents that may have the same elements: each is compared with a few of the tensors among them, the ones of
+    most dimensions first."""
+
+    def __init__(self, members: Sequence[Content], width: int) -> None:
+        self.members = dict.fromkeys(members).keys()
+        self.width = width
+        self.related: set[Content] = set()
+        tensors = [content for content in members if content.layout is not None and len(content.layout.sizes) > 1]
+        self.tensors = sorted(tensors, key=lambda content: -len(content.layout.sizes if content.layout else ()))
+
+    def pairs(self, number: int, seen: set[frozenset[Content]]) -> Iterator[tuple[Content, Content, int]]:
+        """What to compare with the tensor of this number; what was compared before, or was related, is left out."""
+        if number < len(self.tensors):
+            tensor = self.tensors[number]
+            for other in self.members:
+                pair = frozenset((tensor, other))
+                if other is not tensor and other not in self.related and pair not in seen:
+                    seen.add(pair)
+                    yield tensor, other, self.width
 
 
 def _memory_shape(content: Content) -> tuple[int, ...]:
