@@ -111,8 +111,9 @@ class Cache:
         if self._base is None or identity is None:
             return None
         row = self._base.execute(
-            "SELECT body FROM fingerprints WHERE path = ? AND start = ? AND stop = ? AND alike >= ? ORDER BY alike",
-            (identity.path, start, stop, alike),
+            "SELECT body FROM fingerprints JOIN files USING (path) WHERE path = ? AND size = ? AND mtime_ns = ? "
+            "AND inode = ? AND start = ? AND stop = ? AND alike >= ?",
+            (*identity, start, stop, alike),
         ).fetchone()
         return None if row is None else [_fingerprint(item) for item in json.loads(row[0])]
 
