@@ -6,14 +6,16 @@ import xxhash
 
 from blobstore.reporting.catalog import Catalog, Content
 from blobstore.reporting.engine import Engine
-from blobstore.reporting.findings.building import make
-from blobstore.reporting.model import Claim, Finding, FindingKind
+from blobstore.reporting.findings.building import make, whole
+from blobstore.reporting.model import Claim, Finding, FindingKind, RegionKind
 from blobstore.reporting.proofs import search_payload
 from blobstore.reporting.source import is_url
 
 __all__ = ["find"]
 
 _PART = 1 << 26
+_DETAIL = "at byte {} of the payload"
+_ADVICE = "lower it with a backend that takes its weights by key (named data)"
 
 
 def find(catalog: Catalog, engine: Engine) -> list[Finding]:
@@ -40,7 +42,7 @@ def find(catalog: Catalog, engine: Engine) -> list[Finding]:
     for (payload, _), found in zip(searched, engine.prove(search_payload, tasks), strict=True):
         for i, start in found or ():
             hits.setdefault(payload, {}).setdefault(i, set()).add(start)
-    findings = []
+    findings = [_equal(catalog, content) for content in known if _is_payload_too(catalog, content)]
     for payload, starts in hits.items():
         tensors = tensors_of[payload]
         for i, begins in starts.items():
@@ -52,8 +54,21 @@ def find(catalog: Catalog, engine: Engine) -> list[Finding]:
                     FindingKind.CONTAINED,
                     [*tensors[i].places, *payload.places],
                     claims,
-                    detail=f"at byte {', '.join(map(str, sorted(begins)[:3]))} of the payload",
-                    advice="lower it with a backend that takes its weights by key (named data)",
+                    detail=_DETAIL.format(", ".join(map(str, sorted(begins)[:3]))),
+                    advice=_ADVICE,
                 )
             )
     return findings
+
+
+def _is_payload_too(catalog: Catalog, content: Content) -> bool:
+    """Whether some place of a known tensor is a whole payload."""
+    return any(catalog.region(place).kind is RegionKind.PAYLOAD for place in content.places)
+
+
+def _equal(catalog: Catalog, content: Content) -> Finding:
+    """A payload that is a tensor and nothing else."""
+    payloads = [place for place in content.places if catalog.region(place).kind is RegionKind.PAYLOAD]
+    others = [place for place in content.places if place not in payloads]
+    claims = whole(catalog, payloads)
+    return make(FindingKind.CONTAINED, [*others, *payloads], claims, detail=_DETAIL.format("0"), advice=_ADVICE)

@@ -28,6 +28,8 @@ function size(nbytes) {
 
 // The plotting library reads a little markup in its labels.
 const plain = (text) => text.replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
+// Both ends of a long name: the end tells a parameter, the start a file.
+const short = (text, most) => (text.length > most ? `${text.slice(0, most / 2 - 1)}\u2026${text.slice(-most / 2)}` : text);
 const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
 // ---------------------------------------------------------------------------------------------------- colors
@@ -96,10 +98,10 @@ const map = {
     const line = style("--back");
     const trace = {
       type: "treemap", branchvalues: "total", ids: nodes.map((_, i) => String(i)),
-      labels: nodes.map((node) => plain(node.label)), values: nodes.map((node) => node.value),
-      parents: nodes.map((node) => String(node.parent)), customdata: nodes.map((node) => plain(node.text)),
-      hovertemplate: "<b>%{label}</b><br>%{customdata}<extra></extra>", texttemplate: "%{label}<br>%{text}", text: nodes.map((node) => size(node.value)),
-      level: String(this.level), maxdepth: 3, tiling: { pad: 2 }, pathbar: { thickness: 24 },
+      labels: nodes.map((node) => plain(short(node.label, 22))), values: nodes.map((node) => node.value),
+      parents: nodes.map((node) => String(node.parent)), customdata: nodes.map((node) => `<b>${plain(node.label)}</b><br>${plain(node.text)}`),
+      hovertemplate: "%{customdata}<extra></extra>", texttemplate: "%{label}<br>%{text}", text: nodes.map((node) => size(node.value)),
+      level: String(this.level), maxdepth: 3, tiling: { pad: 2 }, pathbar: { visible: false },
       marker: {
         colors: nodes.map((node, i) => (node.children.length ? style("--stays") : color(node.kind))),
         line: {
@@ -109,10 +111,30 @@ const map = {
       },
     };
     const layout = {
-      margin: { l: 4, r: 4, t: 28, b: 4 }, uniformtext: { minsize: 10, mode: "hide" }, paper_bgcolor: "rgba(0,0,0,0)", font: { family: "inherit", size: 13 },
+      margin: { l: 4, r: 4, t: 4, b: 4 }, uniformtext: { minsize: 10, mode: "hide" }, paper_bgcolor: "rgba(0,0,0,0)", font: { family: "inherit", size: 13 },
     };
     Plotly.react("map", [trace], layout, { displaylogo: false, displayModeBar: false, responsive: true });
     document.querySelectorAll(".swatch").forEach((swatch) => { swatch.style.background = color(swatch.dataset.kind); });
+  },
+
+  // The way from the root to the level that is shown, each step a button.
+  showPath() {
+    const path = [];
+    for (let at = this.level; at !== ""; at = this.nodes[at].parent) path.unshift(at);
+    $("map-path").replaceChildren(...path.map((at) => {
+      const button = element("button", this.nodes[at].label, { type: "button" });
+      if (at === this.level) button.setAttribute("aria-current", "true");
+      button.addEventListener("click", () => this.open(at));
+      return button;
+    }));
+  },
+
+  open(level, chosen = -1) {
+    this.level = level;
+    this.chosen = chosen;
+    this.draw();
+    this.showPath();
+    this.tell();
   },
 
   tell() {
@@ -128,17 +150,17 @@ const map = {
     if (step && siblings.length) {
       this.chosen = siblings[at < 0 ? (step > 0 ? 0 : siblings.length - 1) : (at + step + siblings.length) % siblings.length];
     } else if (event.key === "Enter" && at >= 0 && this.nodes[this.chosen].children.length) {
-      this.level = this.chosen;
-      this.chosen = -1;
+      this.open(this.chosen);
     } else if ((event.key === "Backspace" || event.key === "Escape") && this.level !== 0) {
-      this.chosen = this.level;
-      this.level = this.nodes[this.level].parent;
+      this.open(this.nodes[this.level].parent, this.level);
     } else {
       return;
     }
     event.preventDefault();
-    this.draw();
-    this.tell();
+    if (step) {
+      this.draw();
+      this.tell();
+    }
   },
 
   listen() {
@@ -147,6 +169,7 @@ const map = {
       if (event.nextLevel !== undefined) {
         this.level = Number(event.nextLevel);
         this.chosen = -1;
+        this.showPath();
       } else if (event.points && event.points.length) {
         this.chosen = Number(event.points[0].id);
       }
@@ -185,7 +208,7 @@ const matrix = {
     const n = this.names.length;
     const text = this.values.map((row) => row.map((value) => (value ? size(value) : "")));
     const ticks = [...this.names.keys()];
-    const names = this.names.map((name) => plain(name.length > 34 ? `${name.slice(0, 12)}…${name.slice(-20)}` : name));
+    const names = this.names.map((name) => plain(short(name, 34)));
     const trace = {
       type: "heatmap", z: this.values, text, x: ticks, y: ticks, xgap: 2, ygap: 2, showscale: false,
       texttemplate: n <= 16 ? "%{text}" : "", colorscale: [[0, style("--back")], [1, "#d55e00"]],
@@ -333,6 +356,7 @@ async function start() {
   const draw = () => { map.draw(); matrix.draw(); };
   draw();
   map.listen();
+  map.showPath();
   map.tell();
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
   document.documentElement.dataset.ready = "yes";
