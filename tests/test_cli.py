@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from typer.testing import CliRunner
 
 import blobstore
 from blobstore.cli.app import app
+from blobstore.convert import convert
 
 HOSTILE = "layer [bold red]x[/] \x1b[31m\u202e.weight"
 
@@ -181,6 +183,35 @@ def test_convert_keeps_values_of_other_dim_orders_and_opaque_blobs(run, ptd, tmp
         assert data_map.get_tensor_layout("opaque") is None
         assert data_map.get_tensor_layout("bytes") is not None
         assert data_map.metadata == {}
+
+
+def test_convert_keeps_bfloat16_of_other_dim_orders_without_ml_dtypes(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ml_dtypes", None)
+    weight = torch.randn(3, 5).bfloat16().t()
+    blobstore.save_file({"w": weight}, tmp_path / "a.ptd")
+    convert(tmp_path / "a.ptd", tmp_path / "a.safetensors")
+    assert torch.equal(safetensors.torch.load_file(tmp_path / "a.safetensors")["w"], weight)
+
+
+def test_convert_copies_one_tensor_at_a_time(tmp_path):
+    """Those in another dim order are put in order while they are written, not all before."""
+    tensors = {str(i): np.full((1000, 1000), i, np.float32).T for i in range(20)}
+    blobstore.save_file(tensors, tmp_path / "a.ptd")
+    tracemalloc.start()
+    try:
+        convert(tmp_path / "a.ptd", tmp_path / "a.safetensors")
+        assert tracemalloc.get_traced_memory()[1] < 12_000_000
+    finally:
+        tracemalloc.stop()
+
+
+def test_convert_of_odd_metadata_and_keys(run, tmp_path):
+    safetensors.torch.save_file({"w": torch.ones(2)}, tmp_path / "a.safetensors", {"blobstore.opaque": "[" * 100_000})
+    run("convert", "a.safetensors", "a.ptd")
+    assert blobstore.load_file(tmp_path / "a.ptd")["w"].tolist() == [1, 1]
+    blobstore.save_file({"__metadata__": torch.ones(2)}, tmp_path / "b.ptd")
+    assert "__metadata__" in run("convert", "b.ptd", "b.safetensors", code=3)
+    assert not (tmp_path / "b.safetensors").exists()
 
 
 def test_convert_refuses(run, ptd, tmp_path, lowered):

@@ -103,3 +103,30 @@ def test_bad_headers(tmp_path, header, reason):
     path.write_bytes(struct.pack("<Q", len(raw)) + raw + bytes(8))
     with pytest.raises(InvalidFileError, match=rf"bad\.safetensors: .*({reason})"):
         SafetensorsDataMap(path)
+
+
+def test_text_that_is_no_unicode(tmp_path):
+    for header in (
+        {"__metadata__": {"a": "\ud800"}},
+        {"\udfff": {"dtype": "U8", "shape": [0], "data_offsets": [0, 0]}},
+    ):
+        raw = json.dumps(header).encode()
+        path = tmp_path / "x.safetensors"
+        path.write_bytes(len(raw).to_bytes(8, "little") + raw)
+        with pytest.raises(InvalidFileError, match=r"x\.safetensors: .* not valid Unicode"):
+            SafetensorsDataMap(path)
+
+
+def test_a_key_that_is_twice_among_very_many(tmp_path):
+    """In time that grows with their number, not with its square."""
+    raw = ("{" + ",".join(f'"{i}":1' for i in range(200_000)) + ',"199999":1}').encode()
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(len(raw).to_bytes(8, "little") + raw)
+    with pytest.raises(InvalidFileError, match="key '199999' is there twice"):
+        SafetensorsDataMap(path)
+
+
+def test_keys_by_index_are_not_listed_anew(tmp_path):
+    save_file({"a": torch.zeros(1), "b": torch.ones(1)}, tmp_path / "x.safetensors")
+    data_map = SafetensorsDataMap(tmp_path / "x.safetensors")
+    assert data_map._key_list() is data_map._key_list()

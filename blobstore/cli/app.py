@@ -206,7 +206,8 @@ def convert(
     target: Annotated[Path, typer.Argument(help="The file to write, of the other kind.")],
 ) -> None:
     """Convert .safetensors to .ptd, or .ptd to .safetensors."""
-    convert_file(source, target)
+    with progress_bar() as progress:
+        convert_file(source, target, progress=progress)
     out.print(printable(f"{target}: {target.stat().st_size:,} bytes"), soft_wrap=True)
 
 

@@ -15,7 +15,7 @@ from blobstore.data_map import NamedDataMap
 from blobstore.digest import Digest, digest
 from blobstore.errors import IntegrityError, InvalidFileError, LayoutError
 from blobstore.layout import MAX_RANK, ScalarType, TensorLayout
-from blobstore.mapped_file import map_file
+from blobstore.mapped_file import as_path, map_file
 from blobstore.ptd.columns import Columns, ColumnsError, Positions
 from blobstore.ptd.header import Header, HeaderError
 from blobstore.ptd.manifest import END_MAGIC, KEY_PREFIX, Manifest, ManifestError, is_manifest
@@ -55,8 +55,8 @@ class PtdDataMap(NamedDataMap):
     def __init__(
         self, path: str | os.PathLike[str], *, writable_copy: bool = False, data: memoryview | None = None
     ) -> None:
-        self.path = Path(path)
-        self.name = os.fspath(path)
+        self.path = as_path(path)
+        self.name = str(self.path)
         self._data = map_file(path, writable_copy=writable_copy) if data is None else data
         try:
             table = _read(self._data)
@@ -102,6 +102,10 @@ class PtdDataMap(NamedDataMap):
         segment = self._table.segment_index[self._index[key]]
         return Digest(len(data), self._table.manifest.segments[segment].tobytes())
 
+    @property
+    def sources(self) -> tuple[Path, ...]:
+        return (self.path,)
+
     def segment_of(self, key: str) -> int:
         """Index of the segment that holds a blob: keys with the same index share their bytes."""
         self.get_tensor_layout(key)
@@ -143,7 +147,7 @@ class PtdDataMap(NamedDataMap):
         position = 0
         for segment in np.argsort(np.array(table.starts), kind="stable").tolist():
             start, end = table.starts[segment], table.ends[segment]
-            if position and any(self._data[position:start]):
+            if position and np.frombuffer(self._data[position:start], np.uint8).any():
                 raise IntegrityError(self.path, f"the padding before byte {start} is not zero")
             position = max(position, end)
             expected = table.manifest.segments[segment].tobytes()

@@ -9,7 +9,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from typing import Any
 
-from blobstore.errors import BlobStoreError
+from blobstore.errors import BlobStoreError, InvalidFileError
 from blobstore.reporting.cache import Cache
 from blobstore.reporting.fingerprint import Fingerprint, Wanted, fingerprint
 from blobstore.reporting.model import FileReport, Problem, Region
@@ -232,4 +232,8 @@ def _prove(function: Callable[..., Any], *arguments: Any) -> Any:
 
 def _reason(path: str, error: Exception) -> str:
     """Why, without the path that stands beside it."""
+    if isinstance(error, InvalidFileError):
+        return error.reason
+    if isinstance(error, OSError) and error.strerror:
+        return str(error.strerror)
     return str(error).removeprefix(f"{path}: ")
