@@ -30,7 +30,7 @@ COLORS = {
     FindingKind.PADDING: "cyan",
     FindingKind.UNREFERENCED: "cyan",
 }
-DUPLICATES = {
+_DUPLICATES = {
     FindingKind.DUPLICATE_FILES,
     FindingKind.DUPLICATE_METHODS,
     FindingKind.DUPLICATE_TIED,
@@ -104,8 +104,7 @@ def _largest(report: Report, names: Sequence[str], top: int) -> Table:
     """One row for all findings of a kind in the same files."""
     groups: dict[tuple[object, ...], list[Finding]] = {}
     for finding in report.findings:
-        alone = finding.kind not in DUPLICATES  # others have details of their own
-        key = (finding.kind, tuple(dict.fromkeys(f for f, _ in finding.places)), finding.places if alone else None)
+        key = (finding.kind, tuple(dict.fromkeys(f for f, _ in finding.places)))
         groups.setdefault(key, []).append(finding)
     ordered = sorted(groups.values(), key=lambda group: -sum(finding.counted for finding in group))
     title = f"The largest of {len(report.findings):,} findings" if len(ordered) > top else "All findings"
@@ -115,7 +114,7 @@ def _largest(report: Report, names: Sequence[str], top: int) -> Table:
         what = Text(FINDINGS[first.kind], style=COLORS[first.kind])
         if len(group) > 1:
             what.append(f"\n{len(group):,} blobs", style="dim")
-        elif first.kind not in DUPLICATES:
+        elif first.kind not in _DUPLICATES:
             what.append(f"\n{printable(first.detail)}", style="dim")
         table.add_row(size(sum(finding.counted for finding in group)), what, _where(report, group, names))
     return table

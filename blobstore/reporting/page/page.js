@@ -46,6 +46,15 @@ function color(kind) {
   return COLORS[kind];
 }
 
+// Black or white, whichever is read more easily on a color.
+function ink(fill) {
+  const [red, green, blue] = [1, 3, 5].map((at) => {
+    const part = parseInt(fill.slice(at, at + 2), 16) / 255;
+    return part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4;
+  });
+  return 0.2126 * red + 0.7152 * green + 0.0722 * blue > 0.179 ? "#000000" : "#ffffff";
+}
+
 // --------------------------------------------------------------------------------------------------- treemap
 
 const map = {
@@ -96,14 +105,15 @@ const map = {
   draw() {
     const nodes = this.nodes;
     const line = style("--back");
+    const fills = nodes.map((node) => (node.children.length ? style("--stays") : color(node.kind)));
     const trace = {
       type: "treemap", branchvalues: "total", ids: nodes.map((_, i) => String(i)),
       labels: nodes.map((node) => plain(short(node.label, 22))), values: nodes.map((node) => node.value),
       parents: nodes.map((node) => String(node.parent)), customdata: nodes.map((node) => `<b>${plain(node.label)}</b><br>${plain(node.text)}`),
-      hovertemplate: "%{customdata}<extra></extra>", texttemplate: "%{label}<br>%{text}", text: nodes.map((node) => size(node.value)),
+      hovertemplate: "%{customdata}<extra></extra>", texttemplate: nodes.map((_, i) => (i ? "%{label}<br>%{text}" : "")), textfont: { color: fills.map(ink) }, text: nodes.map((node) => size(node.value)),
       level: String(this.level), maxdepth: 3, tiling: { pad: 2 }, pathbar: { visible: false },
       marker: {
-        colors: nodes.map((node, i) => (node.children.length ? style("--stays") : color(node.kind))),
+        colors: fills,
         line: {
           width: nodes.map((_, i) => (i === this.chosen ? 5 : 1)),
           color: nodes.map((_, i) => (i === this.chosen ? style("--text") : line)),
