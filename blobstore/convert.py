@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from blobstore.data_map import NamedDataMap
-from blobstore.errors import UnsupportedDataError
-from blobstore.formats import Format, detect_format
+from blobstore.errors import OutputPathError, UnsupportedDataError
+from blobstore.formats import Format, by_name, detect_format
 from blobstore.layout import ScalarType, TensorLayout
 from blobstore.mapped_file import as_path
 from blobstore.ptd.reader import open_ptd
@@ -39,11 +39,13 @@ def convert(
     Raises:
         FileAccessError, InvalidFileError, IntegrityError: a file cannot be read or written, or is malformed.
         UnsupportedDataError: the source is neither, or has a dtype that the target's format lacks.
-        OutputPathError: the target is the source.
+        OutputPathError: the target is the source, or has the ending of its format.
     """
     source, target = as_path(source), as_path(target)
     refuse_inputs([target], [source])
     kind = detect_format(source)
+    if by_name(target) is kind:
+        raise OutputPathError(f"{target}: this is to be the other kind of file; {source} is {kind.value} already")
     if kind is Format.SAFETENSORS:
         _to_ptd(source, target, progress)
     elif kind is Format.PTD:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from blobstore.data_map import NamedDataMap
@@ -14,7 +15,7 @@ from blobstore.ptd.reader import open_ptd
 from blobstore.pte.data_map import open_pte
 from blobstore.safetensors import SafetensorsDataMap
 
-__all__ = ["Format", "detect_format", "open_any"]
+__all__ = ["Format", "by_name", "detect_format", "open_any"]
 
 
 class Format(enum.Enum):
@@ -41,9 +42,13 @@ def detect_format(path: str | os.PathLike[str]) -> Format:
     # A .safetensors has no magic: the length of a JSON object, which starts with its brace.
     if head[8:9] == b"{" and head[6:8] == b"\0\0":
         return Format.SAFETENSORS
-    suffix = as_path(path).suffix
-    by_name = {".pte": Format.PTE, ".ptd": Format.PTD, ".safetensors": Format.SAFETENSORS}
-    return by_name.get(suffix, Format.UNKNOWN)
+    return by_name(as_path(path))
+
+
+def by_name(path: Path) -> Format:
+    """What a file is to be by its name."""
+    formats = {".pte": Format.PTE, ".ptd": Format.PTD, ".safetensors": Format.SAFETENSORS}
+    return formats.get(path.suffix, Format.UNKNOWN)
 
 
 def open_any(path: str | os.PathLike[str]) -> NamedDataMap:

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import tracemalloc
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -220,13 +221,25 @@ def test_convert_refuses(run, ptd, tmp_path, lowered):
     lowered.mlp().write(tmp_path, "m")
     assert "m.pte: a .pte program" in run("convert", "m.pte", "x.ptd", code=3)
     assert "one of the inputs" in run("convert", "m.ptd", "m.ptd", code=3)
+    assert "to be the other kind" in run("convert", "m.ptd", "n.ptd", code=3)
     store = blobstore.BlobStore()
     store.add("q", b"\1", layout=blobstore.TensorLayout(blobstore.ScalarType.QINT8, (1,)))
     store.write_ptd(tmp_path / "q.ptd")
     assert "cannot name" in run("convert", "q.ptd", "q.safetensors", code=3)
     flip(ptd, "tied.weight")
     assert "damaged" in run("convert", "m.ptd", "m.safetensors", code=3)
-    assert not {"c.ptd", "x.ptd", "q.safetensors", "m.safetensors"} & set(os.listdir(tmp_path))
+    assert not {"n.ptd", "c.ptd", "x.ptd", "q.safetensors", "m.safetensors"} & set(os.listdir(tmp_path))
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has a device that is always full")
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_output_that_cannot_be_printed(ptd, options):
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", "blobstore", "inspect", str(ptd), *options]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 3
+    assert done.stderr.splitlines()[0].startswith("blobstore: cannot print: ")
+    assert "Traceback" not in done.stderr
 
 
 def test_help_and_version(run):

@@ -6,6 +6,7 @@ Exit codes: 0 done and nothing to object to; 1 the answer is no (`diff` found di
 
 from __future__ import annotations
 
+import errno
 import functools
 from collections.abc import Callable
 from pathlib import Path
@@ -52,6 +53,11 @@ def _told(command: Callable[P, R]) -> Callable[P, R]:
             return command(*args, **kwargs)
         except BlobStoreError as error:
             err.print(printable(f"blobstore: {error}"), soft_wrap=True)
+            raise typer.Exit(ERROR) from None
+        except OSError as error:  # of standard output, as files' own errors are ours
+            if error.errno == errno.EPIPE:
+                raise  # whoever read it had enough
+            err.print(printable(f"blobstore: cannot print: {error}"), soft_wrap=True)
             raise typer.Exit(ERROR) from None
 
     return wrapper
