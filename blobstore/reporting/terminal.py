@@ -74,11 +74,10 @@ def _print_actions(report: Report, console: Console, width: int) -> None:
         console.print(Text("  " + printable(command), style="green"), soft_wrap=True)
     rest = len(ordered) - _COMMANDS
     if rest > 0:
-        console.print(
-            f"{size(sum(n for _, n in ordered[_COMMANDS:]))} by {rest} more commands, see --json", width=width
-        )
+        left = size(sum(nbytes for _, nbytes in ordered[_COMMANDS:]))
+        console.print(Text(f"{left} by {rest} more commands, see --json"), width=width)
     if other := report.total_saves - report.command_saves:
-        console.print(f"{size(other)} by lowering or exporting again, see the list", width=width)
+        console.print(Text(f"{size(other)} by lowering or exporting again, see the list"), width=width)
     console.print()
 
 
