@@ -33,6 +33,8 @@ MIN_BYTES = 256
 
 BANDS, BAND_SIZE = 32, 8
 _PROBES = 32
+_VARIED = 7  # different bytes of eight: what needs no better needle
+_MIX = np.random.Generator(np.random.PCG64(0)).integers(0, 1 << 63, 8).astype(np.uint64) * np.uint64(2) + np.uint64(1)
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -146,8 +148,8 @@ class _Pass:
         if low < high:
             elements = data[: len(data) // self.width * self.width].reshape(-1, self.width)
             self.sample[low:high] = elements[self.places[low:high] - first]
-        if self.needle_variety < 7:
-            self.find_needle(data, position)
+        if self.needle_variety < _VARIED:
+            self.find_needle(chunk, position)
 
     def narrow(self, data: Bytes) -> None:
         for narrower in self.narrowers:
@@ -163,22 +165,26 @@ class _Pass:
             return False
         return bool((words == word).all())
 
-    def find_needle(self, data: Bytes, position: int) -> None:
+    def find_needle(self, chunk: memoryview, position: int) -> None:
         """Keep the eight bytes that vary most, of a few that are looked at."""
-        if len(data) < 8:
-            return
-        at = np.linspace(0, len(data) - 8, _PROBES).astype(np.int64) & ~3
-        probes = data[at[:, None] + np.arange(8)]
-        ordered = np.sort(probes, axis=1)
-        variety = (np.diff(ordered, axis=1) != 0).sum(axis=1) + 1
-        best = int(np.argmax(variety))
-        if variety[best] > max(self.needle_variety, 2):
-            self.needle_variety = int(variety[best])
-            self.needle = (position + int(at[best]), int.from_bytes(probes[best].tobytes(), "little"))
+        for probe in range(_PROBES):
+            at = (len(chunk) - 8) * probe // (_PROBES - 1) & ~3
+            if at < 0:
+                return
+            raw = bytes(chunk[at : at + 8])
+            variety = len(set(raw))
+            if variety > max(self.needle_variety, 2):
+                self.needle_variety = variety
+                self.needle = (position + at, int.from_bytes(raw, "little"))
+                if variety >= _VARIED:
+                    return
 
     def bands(self) -> str:
-        rows = np.ascontiguousarray(self.sample[self.order].reshape(BANDS, -1))
-        return "".join(f"{xxhash.xxh3_64_intdigest(row) & 0xFFFFFFFF:08x}" for row in rows)
+        """A 32-bit hash of each band; equal bands have equal hashes."""
+        words = self.sample[self.order].reshape(BANDS, -1).view(np.uint64)
+        mixed = (words * _MIX[: words.shape[1]]).sum(axis=1, dtype=np.uint64)
+        mixed = (mixed ^ mixed >> np.uint64(29)) * _MIX[0]
+        return bytes((mixed >> np.uint64(32)).astype("<u4")).hex()
 
 
 @functools.lru_cache(maxsize=256)

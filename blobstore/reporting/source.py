@@ -55,7 +55,9 @@ def identify(path: str) -> Identity | None:
 
 def _local_identity(path: str) -> Identity:
     status = Path(path).stat()
-    return Identity(os.path.realpath(path), status.st_size, status.st_mtime_ns, f"{status.st_dev}:{status.st_ino}")
+    # a name that is no text is spelled out, because the cache keeps text
+    real = os.fsencode(os.path.realpath(path)).decode("utf-8", "backslashreplace")
+    return Identity(real, status.st_size, status.st_mtime_ns, f"{status.st_dev}:{status.st_ino}")
 
 
 def _remote_identity(path: str, information: dict[str, Any]) -> Identity | None:
@@ -188,9 +190,14 @@ class _Remote(Source):
         try:
             self._file.seek(start)
             while start < stop:
-                block = self._file.read(min(_REMOTE_BLOCK, stop - start))
-                if not block:
-                    raise DataChangedError(f"{self.path}: it ends at byte {start}, but had {self.size} bytes")
+                wanted = min(_REMOTE_BLOCK, stop - start)
+                block = self._file.read(wanted)
+                while len(block) < wanted:  # a file system may give less than was asked for
+                    more = self._file.read(wanted - len(block))
+                    if not more:
+                        at = start + len(block)
+                        raise DataChangedError(f"{self.path}: it ends at byte {at}, but had {self.size} bytes")
+                    block += more
                 view = memoryview(block)
                 # pieces begin at multiples of `size`, so that elements are not cut apart
                 for at in range(0, len(view), size):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -212,6 +213,15 @@ def test_html_is_written_whole_or_not_at_all(folder: Path, tmp_path: Path) -> No
     assert "alert(1)" not in page  # keys are in the packed data only
     assert "bad\\x1b[31m.ptd" in page
     assert "{{" not in page.split("<script>")[0]
+
+
+def test_a_name_that_is_no_text(tmp_path: Path) -> None:
+    path = tmp_path / os.fsdecode(b"bytes-\xff.ptd")
+    write_ptd(path, [Tensor.of("w", values(1, 60, 50)), Tensor.of("v", values(1, 60, 50))])
+    os.utime(path, (1, 1))
+    for _ in range(2):  # the second time from the cache
+        assert "bytes-\\udcff.ptd" in run(tmp_path, "--html", tmp_path / "x.html").output
+    json.loads(run(tmp_path, "--json").stdout)
 
 
 def test_python_api_names(folder: Path) -> None:

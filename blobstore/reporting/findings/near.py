@@ -73,15 +73,12 @@ def _in_group(members: list[Content], catalog: Catalog, engine: Engine, kept: Ke
 
 def _likely_bases(members: list[Content], kept: Kept) -> dict[Content, list[Content]]:
     """For each content the earlier ones that it shares most bands with, if any."""
-    first: dict[tuple[int, str], Content] = {}
-    likely: dict[Content, list[Content]] = {}
-    for content in members:
-        shared: Counter[Content] = Counter()
-        bands = content.print.bands
-        for band in range(0, len(bands), 8):
-            base = first.setdefault((band, bands[band : band + 8]), content)
+    shared: dict[Content, Counter[Content]] = {}
+    for band in range(0, len(members[0].print.bands), 8):  # one after the other, so that one table is enough
+        first: dict[str, Content] = {}
+        for content in members:
+            base = first.setdefault(content.print.bands[band : band + 8], content)
             if base is not content and kept.of(base) is not kept.of(content):
-                shared[base] += 1
-        if shared:
-            likely[content] = [base for base, _ in shared.most_common(_MAX_BASES)]
-    return likely
+                shared.setdefault(content, Counter())[base] += 1
+    ordered = [content for content in members if content in shared]
+    return {content: [base for base, _ in shared[content].most_common(_MAX_BASES)] for content in ordered}
