@@ -63,7 +63,7 @@ def _to_ptd(source: Path, target: Path, progress: Progress | None) -> None:
             layout = data_map.get_tensor_layout(key)
             if layout is None:
                 raise UnsupportedDataError(
-                    f"{data_map.name}: tensor {key!r} has dtype {data_map.dtypes[key]}, which a .ptd cannot name"
+                    f"{data_map.name}: tensor {key!r} has dtype {data_map.dtypes[key]} or a size that a .ptd cannot name"
                 )
             store.add(key, data, layout=None if key in opaque else layout)
         store.write_ptd(target, metadata=metadata, progress=progress)

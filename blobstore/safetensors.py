@@ -6,6 +6,7 @@ without a gap: https://github.com/huggingface/safetensors#format
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import struct
@@ -16,7 +17,7 @@ from typing import Any, BinaryIO
 
 from blobstore.data_map import NamedDataMap
 from blobstore.errors import InvalidFileError, LayoutError, UnsupportedDataError
-from blobstore.layout import ScalarType, TensorLayout
+from blobstore.layout import MAX_RANK, ScalarType, TensorLayout, layout_nbytes
 from blobstore.mapped_file import as_path, map_file
 
 __all__ = ["DTYPES", "SafetensorsDataMap", "write_safetensors"]
@@ -48,7 +49,7 @@ _MAX_HEADER = 100_000_000  # the limit of the safetensors package itself
 class SafetensorsDataMap(NamedDataMap):
     """The tensors of one .safetensors file.
 
-    A tensor whose dtype a .ptd cannot name (complex, sub-byte) is an opaque blob here.
+    A tensor that a .ptd cannot describe (complex, sub-byte, a size above 2**31-1) is an opaque blob here.
 
     Args:
         path: the file.
@@ -157,12 +158,13 @@ class SafetensorsDataMap(NamedDataMap):
             raise self._fail(f"tensor {key!r} at {start}..{end} is not within the file")
         layout = None
         if dtype in DTYPES:
-            try:
+            if len(sizes) > MAX_RANK:
+                raise self._fail(f"tensor {key!r} has {len(sizes)} dimensions, at most {MAX_RANK} are possible")
+            nbytes = layout_nbytes(DTYPES[dtype], sizes)
+            if nbytes != end - start:
+                raise self._fail(f"tensor {key!r} is {dtype} {sizes} of {nbytes} bytes, but has {end - start}")
+            with contextlib.suppress(LayoutError):  # a size above that of a .ptd's int32
                 layout = TensorLayout(DTYPES[dtype], tuple(sizes))
-            except LayoutError as error:
-                raise self._fail(f"tensor {key!r}: {error}") from None
-            if layout.nbytes != end - start:
-                raise self._fail(f"tensor {key!r} is {layout} of {layout.nbytes} bytes, but has {end - start}")
         self.dtypes[key] = dtype
         self._ranges[key] = (base + start, base + end)
         self._layouts[key] = layout
