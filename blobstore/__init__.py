@@ -5,7 +5,9 @@ from blobstore.digest import Digest
 from blobstore.errors import BlobStoreError
 from blobstore.files import load_file, save_file
 from blobstore.layout import ScalarType, TensorLayout
+from blobstore.programs import dedup_programs, save_programs
 from blobstore.ptd.reader import PtdDataMap, open_ptd
+from blobstore.pte import PteDataMap, open_pte
 from blobstore.store import BlobStore, StoreStats
 from blobstore.tensors import FileSlice
 
@@ -19,10 +21,14 @@ __all__ = [
     "MergedDataMap",
     "NamedDataMap",
     "PtdDataMap",
+    "PteDataMap",
     "ScalarType",
     "StoreStats",
     "TensorLayout",
+    "dedup_programs",
     "load_file",
     "open_ptd",
+    "open_pte",
     "save_file",
+    "save_programs",
 ]

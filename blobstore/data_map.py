@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
+from typing import TypeVar
 
 from blobstore.buffers import same_bytes
 from blobstore.digest import Digest, digest
@@ -16,6 +17,8 @@ from blobstore.errors import ClosedError, KeyConflictError, KeyNotFoundError, La
 from blobstore.layout import TensorLayout
 
 __all__ = ["MergedDataMap", "NamedDataMap"]
+
+_Map = TypeVar("_Map", bound="NamedDataMap")
 
 
 class NamedDataMap(Mapping[str, memoryview]):
@@ -165,7 +168,7 @@ class NamedDataMap(Mapping[str, memoryview]):
         """Forget the memory. Views that were handed out stay valid; asking the map for anything is an error."""
         self._closed = True
 
-    def __enter__(self) -> NamedDataMap:
+    def __enter__(self: _Map) -> _Map:
         self._check_open()
         return self
 

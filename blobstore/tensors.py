@@ -137,7 +137,7 @@ def _from_numpy(array: np.ndarray) -> tuple[memoryview, TensorLayout]:
     if array.size == 0:
         return memoryview(b""), layout
     flat = array.transpose(order).reshape(-1)  # a view: in this order the memory is contiguous
-    return memoryview(flat.view(np.uint8)), layout
+    return flat.view(np.uint8).data, layout
 
 
 def _from_torch(tensor: torch.Tensor) -> tuple[memoryview, TensorLayout]:
@@ -173,7 +173,7 @@ def _from_torch(tensor: torch.Tensor) -> tuple[memoryview, TensorLayout]:
         TypeError,
     ) as error:  # a subclass without memory, a fake tensor
         raise UnsupportedDataError(f"a {type(tensor).__name__} gives no access to its memory: {error}") from None
-    return memoryview(flat), layout
+    return flat.data, layout
 
 
 def _dense_order(sizes: Sequence[int], strides: Sequence[int]) -> tuple[int, ...] | None:
@@ -225,7 +225,8 @@ def _numpy_dtype(scalar_type: ScalarType) -> np.dtype:
         import ml_dtypes
     except ImportError:
         raise MissingDependencyError(f"numpy needs the ml_dtypes package for {name}: pip install ml_dtypes") from None
-    return np.dtype(getattr(ml_dtypes, name))
+    dtype: np.dtype = np.dtype(getattr(ml_dtypes, name))
+    return dtype
 
 
 def to_torch(data: memoryview, layout: TensorLayout | None) -> torch.Tensor:

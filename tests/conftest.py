@@ -32,9 +32,7 @@ def stock_run() -> Callable[..., list[Any]]:
     def run(
         pte: Path | bytes, inputs: Sequence[Any], data_path: Path | None = None, method: str = "forward"
     ) -> list[Any]:
-        program = Runtime.get().load_program(
-            pte, verification=Verification.InternalConsistency, data_path=data_path
-        )
+        program = Runtime.get().load_program(pte, verification=Verification.InternalConsistency, data_path=data_path)
         loaded = program.load_method(method)
         assert loaded is not None
         return list(loaded.execute(inputs))

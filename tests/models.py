@@ -151,9 +151,7 @@ def conv(*, delegated: bool = True) -> Lowered:
     module = _seeded(ConvNet)
     with torch.no_grad():
         module.norm.running_mean.uniform_(-1, 1, generator=torch.Generator().manual_seed(2))
-    return _lowered(
-        {"forward": (module, (_input(1, 3, 8, 8),))}, partitioners=None if delegated else portable
-    )
+    return _lowered({"forward": (module, (_input(1, 3, 8, 8),))}, partitioners=None if delegated else portable)
 
 
 @functools.cache
@@ -197,9 +195,7 @@ def adapters(*, delegated: bool = False, seed: int = 0) -> Lowered:
 
         # a delegate's constants are tagged before it sees them, on a graph that still knows their names
         tagged = torch.export.export(module, inputs, strict=True).module()
-        delegate_external_constants_pass_unlifted(
-            module=tagged, gen_tag_fn=lambda node: _adapter_tag(str(node.target))
-        )
+        delegate_external_constants_pass_unlifted(module=tagged, gen_tag_fn=lambda node: _adapter_tag(str(node.target)))
     return Lowered(_lowered({"forward": (tagged, inputs)}).manager, {"forward": (module, inputs)})
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from rich.console import Console
 
+from blobstore import open_ptd
 from blobstore.demo import flow, models, run_demo
 from blobstore.errors import InvalidFileError, MissingDependencyError
 
@@ -33,6 +34,11 @@ def test_weights_are_stored_once(demo, directory):
     assert result.data_files["minilm.ptd"] < 1.01 * encoder.stat().st_size
     on_disk = sum(file.stat().st_size for file in (directory / "after").iterdir())
     assert result.bytes_after == on_disk < 0.4 * result.bytes_before
+
+
+def test_tensors_have_their_names(demo, directory):
+    with open_ptd(directory / "after" / "minilm.ptd", verify=True) as data:
+        assert "embeddings.word_embeddings.weight" in data
 
 
 def test_similarities_are_those_of_the_model(demo):

@@ -79,12 +79,14 @@ def test_every_torch_dtype(dtype):
 
 @pytest.mark.parametrize(
     "dtype",
-    ["u1", "i1", "<i2", "<i4", "<i8", "<f2", "<f4", "<f8", "?", "<u2", "<u4", "<u8"]
-    + [ml_dtypes.bfloat16, ml_dtypes.float8_e5m2, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e4m3fnuz]
-    + [ml_dtypes.float8_e5m2fnuz],
+    [
+        *("u1", "i1", "<i2", "<i4", "<i8", "<f2", "<f4", "<f8", "?", "<u2", "<u4", "<u8"),
+        *("bfloat16", "float8_e5m2", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2fnuz"),
+    ],
     ids=str,
 )
 def test_every_numpy_dtype(dtype):
+    dtype = getattr(ml_dtypes, dtype, None) or np.dtype(dtype)
     array = np.arange(48, dtype=np.uint8).view(dtype).reshape(2, -1)
     entry = only_entry(array)
     assert entry.layout.sizes == array.shape

@@ -31,8 +31,8 @@ PAIRS = (
         "A musician performs in front of an audience.",
     ),
     (
-        "The invoice has to be paid by the end of the month.",
-        "Payment is due before the 31st.",
+        "The invoice has to be paid by the end of May.",
+        "Payment is due before the first of June.",
     ),
     (
         "A cat sleeps on the warm windowsill.",
@@ -48,7 +48,7 @@ PAIRS = (
 """Sentences whose similarity the encoder computes: three related pairs and one unrelated (the third)."""
 
 PROMPT = "Weights are stored once, and "
-NEW_TOKENS = 12
+NEW_TOKENS = 8
 ROUNDS = 6  # loads of each program, of which the median is shown
 
 _STAMP = "complete.json"
@@ -109,31 +109,32 @@ def run_demo(directory: Path, console: Console, *, force: bool = False) -> DemoR
     _need("torch", "executorch", "transformers", "tokenizers")
     from blobstore.demo import models
     from blobstore.programs import dedup_programs
+    from blobstore.safetensors import SafetensorsDataMap
 
     before, after = directory / "before", directory / "after"
     programs = _lower(before, console, force=force)
 
     data_files: dict[str, Path] = {}
-    for group in (_ENCODER, _DECODER):
+    # tensors of the encoder that no delegate took get the names of the checkpoint as keys
+    checkpoint = SafetensorsDataMap(models.encoder_directory() / "model.safetensors")
+    for group, tensor_names in ((_ENCODER, checkpoint), (_DECODER, None)):
         # each model gets a file of its own: programs share what they have in common, and nothing else
         names = [name for name in programs if name.startswith(group)]
         with console.status(f"Deduplicating {group} ..."):
             start = time.perf_counter()
-            result = dedup_programs([programs[name] for name in names], after, data_name=f"{group}.ptd")
-        [data_file] = result.data_files
+            deduplicated = dedup_programs(
+                [programs[name] for name in names], after, data_name=f"{group}.ptd", names=tensor_names
+            )
+        [data_file] = deduplicated.data_files
         data_files.update(dict.fromkeys(names, data_file))
-        _step(console, f"deduplicated {', '.join(names)}", start, result.bytes_after)
+        _step(console, f"deduplicated {group}, programs: {len(names)}", start, deduplicated.bytes_after)
 
     runs = {
-        name: _Both(
-            path, after / path.name, data_files[name], ["prefill", "decode"] if name == _DECODER else None
-        )
+        name: _Both(path, after / path.name, data_files[name], ["prefill", "decode"] if name == _DECODER else None)
         for name, path in programs.items()
     }
     with console.status("Running ..."):
-        similarities = _compare_sentences(
-            {length: runs[f"{_ENCODER}-{length}"] for length in models.ENCODER_LENGTHS}
-        )
+        similarities = _compare_sentences({length: runs[f"{_ENCODER}-{length}"] for length in models.ENCODER_LENGTHS})
         tokens = _generate(runs[_DECODER])
         comparisons = [run.compare_loading(name) for name, run in runs.items()]
 
@@ -247,9 +248,7 @@ def _quiet_native() -> Iterator[None]:
 class _Both:
     """One program in both forms, loaded by the stock runtime, and run side by side."""
 
-    def __init__(
-        self, before: Path, after: Path, data_file: Path, methods: Sequence[str] | None = None
-    ) -> None:
+    def __init__(self, before: Path, after: Path, data_file: Path, methods: Sequence[str] | None = None) -> None:
         self.before, self.after, self.data_file = before, after, data_file
         self.methods = list(methods or ["forward"])
         self.compared = 0
@@ -278,9 +277,7 @@ class _Both:
                 self._load(*forms[form])
                 seconds[form].append(time.perf_counter() - start)
         load_before, load_after = map(statistics.median, seconds)
-        return ProgramComparison(
-            name, self.before.stat().st_size, self.after.stat().st_size, load_before, load_after
-        )
+        return ProgramComparison(name, self.before.stat().st_size, self.after.stat().st_size, load_before, load_after)
 
     def _load(self, program: Path, data_file: Path | None) -> dict[str, Any]:
         from blobstore.demo.models import quiet
@@ -306,9 +303,7 @@ def _compare_sentences(runs: dict[int, _Both]) -> list[dict[int, float]]:
     def vector(sentence: str, length: int) -> Tensor:
         return runs[length].run("forward", models.encode(tokenizer, sentence, length))[0][0]
 
-    return [
-        {length: float(vector(one, length) @ vector(two, length)) for length in runs} for one, two in PAIRS
-    ]
+    return [{length: float(vector(one, length) @ vector(two, length)) for length in runs} for one, two in PAIRS]
 
 
 def _generate(run: _Both) -> list[int]:
@@ -339,10 +334,10 @@ def _print(result: DemoResult, console: Console) -> None:
     from rich.table import Table
 
     def text(sentence: str) -> str:
-        return sentence if len(sentence) <= 56 else sentence[:53].rstrip() + " …"
+        return sentence if len(sentence) <= 46 else sentence[:44].rstrip() + " …"
 
     sentences = Table(title="Similarity of sentences, by input length", title_justify="left", show_lines=True)
-    sentences.add_column("pair", max_width=64)
+    sentences.add_column("pair")
     for length in result.similarities[0]:
         sentences.add_column(f"{length}", justify="right")
     for (one, two), by_length in zip(PAIRS, result.similarities, strict=True):

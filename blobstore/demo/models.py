@@ -90,8 +90,7 @@ def lower(
             raise MissingDependencyError(f"lowering needs executorch: {_DEMO_INSTALL}") from error
 
         exported = {
-            name: torch.export.export(module, inputs, strict=True)
-            for name, (module, inputs) in methods.items()
+            name: torch.export.export(module, inputs, strict=True) for name, (module, inputs) in methods.items()
         }
         make = partitioners if partitioners is not None else lambda: [XnnpackPartitioner()]
         edge = to_edge_transform_and_lower(exported, partitioner={name: list(make()) for name in exported})
@@ -230,9 +229,7 @@ class _Attention(nn.Module):
         self.wv = nn.Linear(config.width, kv_width, bias=False)
         self.wo = nn.Linear(config.width, config.width, bias=False)
 
-    def forward(
-        self, x: Tensor, place: _Place, keys: Tensor, values: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(self, x: Tensor, place: _Place, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         config = self.config
         tokens = x.shape[0]
         q = self.wq(x).view(tokens, config.heads, config.head_width).transpose(0, 1)
@@ -260,9 +257,7 @@ class _Block(nn.Module):
         self.w2 = nn.Linear(config.hidden, config.width, bias=False)
         self.w3 = nn.Linear(config.width, config.hidden, bias=False)
 
-    def forward(
-        self, x: Tensor, place: _Place, keys: Tensor, values: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(self, x: Tensor, place: _Place, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         mixed, keys, values = self.attention(self.attention_norm(x), place, keys, values)
         x = x + mixed
         y = self.mlp_norm(x)
@@ -297,9 +292,7 @@ class Decoder(nn.Module):
                 else:
                     parameter.normal_(std=parameter.shape[-1] ** -0.5, generator=generator)
 
-    def forward(
-        self, tokens: Tensor, positions: Tensor, keys: Tensor, values: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(self, tokens: Tensor, positions: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Logits of every given token, and the cache after them."""
         x = self.embedding(tokens)
         # a token sees itself and what came before; whatever the cache holds beyond that is hidden

@@ -106,13 +106,14 @@ class Columns:
     def _u16_at(self, positions: Positions) -> Positions:
         return _take(self._u16, positions, 1).astype(np.int64)
 
-    def gather(self, starts: Positions, counts: int, dtype: str) -> npt.NDArray[np.generic]:
-        """Matrix of `counts` items behind each of `starts`; the vectors were checked by `vectors`."""
-        item = np.dtype(dtype).itemsize
-        index = starts[:, None] + item * np.arange(counts)[None, :]
-        if item == 1:
-            return self._bytes[index].view(dtype)
-        return self.u32(index.reshape(-1)).view(dtype).reshape(index.shape)
+    def gather(self, starts: Positions, count: int, item_size: int) -> Positions:
+        """Matrix of the `count` items behind each of `starts`: bytes, or signed 32-bit integers.
+
+        The vectors were checked by `vectors`.
+        """
+        index = starts[:, None] + item_size * np.arange(count)
+        items: Positions = (self._bytes[index] if item_size == 1 else self.u32(index).view(np.int32)).astype(np.int64)
+        return items
 
     def raw(self, start: int, nbytes: int) -> bytes:
         """A copy of a run of bytes that was checked by `vectors`."""
@@ -125,6 +126,7 @@ def _take(words: npt.NDArray[Any], positions: Positions, shift: int) -> npt.NDAr
     if together < 0 or together & ((1 << shift) - 1):
         raise ColumnsError("an offset is negative or not aligned")
     try:
-        return words[positions >> shift]
+        taken: npt.NDArray[Any] = words[positions >> shift]
+        return taken
     except IndexError:
         raise ColumnsError("an offset leaves the flatbuffer") from None

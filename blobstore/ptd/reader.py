@@ -140,10 +140,6 @@ class PtdDataMap(NamedDataMap):
         self._data = memoryview(b"")
         self._index = {}
 
-    def __enter__(self) -> PtdDataMap:
-        super().__enter__()
-        return self
-
 
 def open_ptd(path: str | os.PathLike[str], *, verify: bool = False) -> PtdDataMap:
     """Open a .ptd, whoever wrote it, and map it.
@@ -274,8 +270,8 @@ def _layouts(
         rows = np.flatnonzero(rank == r)
         matrix = np.empty((len(rows), 1 + 2 * r), "<i4")
         matrix[:, 0] = types[rows]
-        matrix[:, 1 : 1 + r] = columns.gather(size_start[rows], r, "<i4")
-        matrix[:, 1 + r :] = columns.gather(order_start[rows], r, "u1")
+        matrix[:, 1 : 1 + r] = columns.gather(size_start[rows], r, 4)
+        matrix[:, 1 + r :] = columns.gather(order_start[rows], r, 1)
         raw, width = matrix.tobytes(), matrix.shape[1] * 4
         for i, row in enumerate(rows.tolist()):
             identity = (r, raw[i * width : (i + 1) * width])

@@ -8,6 +8,7 @@ from functools import cached_property
 
 from blobstore.buffers import same_bytes
 from blobstore.data_map import NamedDataMap
+from blobstore.errors import KeyConflictError
 from blobstore.layout import TensorLayout
 from blobstore.pte.program import Movable, ProgramFile, read_program
 
@@ -25,11 +26,10 @@ def open_pte(path: str | os.PathLike[str]) -> PteDataMap:
 
 
 class PteDataMap(NamedDataMap):
-    """Named data under its keys, constants and initial states under their names or else content keys
-    (`content_key`).
+    """Named data under its keys; constants and initial states under their names, or else content keys (`content_key`).
 
-    Data is handed out as views of the mapped file. The first question reads all constants once, for their
-    keys.
+    Data is handed out as views of the mapped file. The first question reads all constants once, for their keys; it
+    raises KeyConflictError if the program gives one name to two contents.
     """
 
     def __init__(self, program: ProgramFile) -> None:
@@ -43,11 +43,15 @@ class PteDataMap(NamedDataMap):
             key = item.key
             known = items.setdefault(key, item)
             if known.layout != item.layout or not same_bytes(known.data, item.data):
-                raise self.program.fail(f"the key {key!r} is there twice with different contents")
+                raise KeyConflictError(f"{self.name}: the key {key!r} is there twice with different contents")
         return items
 
-    def _key_list(self) -> Sequence[str]:
+    @cached_property
+    def _keys(self) -> list[str]:
         return list(self._items)
+
+    def _key_list(self) -> Sequence[str]:
+        return self._keys
 
     def _view(self, key: str) -> memoryview:
         return self._items[key].data

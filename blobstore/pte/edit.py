@@ -40,6 +40,7 @@ class Editor:
         self._changes: list[tuple[int, int, bytes]] = []
         self._tail = bytearray()
         self._vtables: dict[bytes, int] = {}
+        self._entries: dict[int, list[int]] = {}
 
     def write(self, position: int, data: bytes) -> None:
         """Replace as many bytes at `position` as `data` has."""
@@ -64,12 +65,11 @@ class Editor:
         return self._vtables[data]
 
     def set_fields(self, table: Table, places: dict[str, int]) -> None:
-        """Give a table a vtable of its own in which some fields are elsewhere (a place inside the table) or
-        absent (0).
+        """Give a table a vtable of its own: each field of `places` moves there (inside the table), or is absent if 0.
 
         Vtables are shared between tables, so an old one is never changed.
         """
-        entries = list(table.vtable)
+        entries = self._entries.setdefault(table.position, list(table.vtable))
         for field, place in places.items():
             index = table.kind.slots[field] + 1
             entries += [0] * (index + 1 - len(entries))
@@ -86,11 +86,7 @@ class Editor:
     @property
     def size(self) -> int:
         """Bytes of the new flatbuffer."""
-        return (
-            len(self._old.data)
-            - sum(stop - start - left for start, stop, left in self._cuts)
-            + len(self._tail)
-        )
+        return len(self._old.data) - sum(stop - start - left for start, stop, left in self._cuts) + len(self._tail)
 
     def finish(self) -> None:
         """Settle all changes.

@@ -288,26 +288,34 @@ def walk(root: Table, reference: Callable[[int, int, bool], None] | None = None)
         reference: called as (place, target, is_vtable) with every reference that is found, if given.
 
     Returns:
-        The names of types that have fields, or unions that have members, which are not known: what lies
-            behind those
+        The names of types that have fields, or unions that have members, which are not known: what lies behind those
         was not read.
 
     Raises:
-        InvalidFileError: something is out of bounds, is not text where it should be, or is referred to too
-            often.
+        InvalidFileError: something is out of bounds, is not text where it should be, overlaps something else (several
+            references to one object are fine), or is referred to too often.
     """
     buffer = root.buffer
     unknown: set[str] = set()
-    seen: set[tuple[int, int]] = set()
-    stack = [root]
+    objects: dict[int, tuple[int, object]] = {}
+    stack: list[Table] = []
 
-    def visit(position: int, kind: TableType) -> None:
-        if (position, id(kind)) not in seen:
-            seen.add((position, id(kind)))
-            stack.append(Table(buffer, position, kind))
+    def is_new(start: int, stop: int, kind: object) -> bool:
+        known = objects.get(start)
+        if known is None:
+            objects[start] = (stop, kind)
+        elif known[1] is not kind:
+            buffer.fail(f"the object at {start} is used as two different things")
+        return known is None
 
+    def visit(table: Table) -> None:
+        if is_new(table.position, table.position + table.vtable[0], table.kind):
+            stack.append(table)
+
+    visit(root)
     while stack:
         table = stack.pop()
+        is_new(table.vtable_position, table.vtable_position + 2 + 2 * len(table.vtable), Table)
         if reference:
             reference(table.position, table.vtable_position, True)
         if table.has_unknown_fields():
@@ -321,22 +329,27 @@ def walk(root: Table, reference: Callable[[int, int, bool], None] | None = None)
                 reference(slot, target, False)
             if isinstance(kind, String):
                 buffer.string(target, field)
+                is_new(target, buffer.vector(target, 1, field).stop + 1, kind)
             elif isinstance(kind, TableType):
-                visit(target, kind)
+                visit(Table(buffer, target, kind))
             elif isinstance(kind, Union):
                 member = table.union(field)
                 if member is not None:
-                    visit(target, member.kind)
+                    visit(member)
                 elif table.scalar(kind.tag):
                     unknown.add(f"{table.kind.name}.{field}")
             elif isinstance(kind, Vector):
                 span = buffer.vector(target, kind.of.width, field)
-                if isinstance(kind.of, TableType) and (target, id(kind)) not in seen:
-                    seen.add((target, id(kind)))
+                if is_new(target, span.stop, kind.of) and isinstance(kind.of, TableType):
                     buffer.spend(span.size)
                     for element in range(span.start, span.stop, 4):
                         position = buffer.target(element, field)
                         if reference:
                             reference(element, position, False)
-                        visit(position, kind.of)
+                        visit(Table(buffer, position, kind.of))
+    end = 0
+    for start, (stop, _) in sorted(objects.items(), key=lambda item: item[0]):
+        if start < end:
+            buffer.fail(f"the object at {start} overlaps the one before, which ends at {end}")
+        end = stop
     return unknown

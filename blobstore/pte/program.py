@@ -158,17 +158,15 @@ class Segment:
 
 @dataclass(frozen=True, eq=False)
 class Movable:
-    """Something that can leave a program and be found in a data file instead. Compared and hashed by
-    identity.
+    """Something that can leave a program and be found in a data file instead. Compared and hashed by identity.
 
     Attributes:
         kind: a constant, the initial state of a mutable tensor, or a named blob of a delegate.
         program: where it is now.
         data: its bytes, a view of the mapped file.
         layout: the tensor's layout; None for named data, which is opaque.
-        name: the only key under which it may leave, if there is one: the key of named data, or the name that
-            the program records for the tensor, because applications look tensors up by it. None: any key will
-            do.
+        name: the only key under which it may leave, if there is one: the key of named data, or the name that the
+            program records for the tensor, because applications look tensors up by it. None: any key will do.
         alignment: in bytes, a power of two; the file records none, this is what its own offsets keep to.
         parts: the tensors, or the one named blob, that will look for it in the data file.
     """
@@ -231,8 +229,7 @@ class ProgramFile:
         unknown: names of types with fields, and of unions with members, that this version does not know.
         methods: their names.
         segments, offsets, tensors, named_data, delegates, externals: what the file holds, in its order.
-        inline: the constants of an old program, inside the flatbuffer: the span of each, None when it has
-            none.
+        inline: the constants of an old program, inside the flatbuffer: the span of each, None when it has none.
     """
 
     def __init__(self, path: str | os.PathLike[str], data: memoryview) -> None:
@@ -268,6 +265,7 @@ class ProgramFile:
         Args:
             keep_small: leave out what has fewer bytes than this.
         """
+        alignments = {group: self._alignment(group) for group in {item.group for item in self.tensors}}
         for item in self.tensors:
             if item.kind == "state" and item.group != self._states[0]:
                 continue
@@ -277,8 +275,7 @@ class ProgramFile:
                     groups.setdefault((use.layout, use.name), []).append(use)
             for (layout, name), uses in groups.items():
                 data = self.data[item.span.start : item.span.start + layout.nbytes]
-                alignment = self._alignment(item.group)
-                yield Movable(item.kind, self, data, layout, name, alignment, tuple(uses))
+                yield Movable(item.kind, self, data, layout, name, alignments[item.group], tuple(uses))
         for blob in self.named_data:
             if blob.span.size >= max(keep_small, 1):
                 data = self.data[blob.span.start : blob.span.stop]
@@ -312,9 +309,7 @@ class ProgramFile:
         if length < HEADER_WITH_DATA_SIZE or data_size == 0:
             return None
         if data_size > len(data) - base:
-            raise self.fail(
-                f"truncated: segments take {data_size} bytes from {base}, the file has {len(data)}"
-            )
+            raise self.fail(f"truncated: segments take {data_size} bytes from {base}, the file has {len(data)}")
         return int(base + data_size)
 
     def _read_segments(self, stop: int | None) -> list[Segment]:
@@ -356,9 +351,7 @@ class ProgramFile:
             # Without tensors the index may lead nowhere.
             segment = self._segment(index, name) if len(values) > 1 else None
             if segment is not None and max(values) > segment.span.size:
-                raise self.fail(
-                    f"{name}: offset {max(values)} is beyond segment {index} of {segment.span.size} bytes"
-                )
+                raise self.fail(f"{name}: offset {max(values)} is beyond segment {index} of {segment.span.size} bytes")
             if kind == "state":
                 self._states.append(len(self.offsets))
             self.offsets.append(Offsets(kind, index if segment else -1, values, table))
@@ -415,9 +408,7 @@ class ProgramFile:
         if mutable:
             number = extra.scalar("mutable_data_segments_idx") if extra is not None else 0
             if number >= len(self._states):
-                raise self.fail(
-                    f"{what}: initial state {number} is out of range, there are {len(self._states)}"
-                )
+                raise self.fail(f"{what}: initial state {number} is out of range, there are {len(self._states)}")
             group = self._states[number]
         elif self.offsets and self.offsets[0].kind == "constant" and self.offsets[0].segment >= 0:
             group = 0
@@ -428,9 +419,7 @@ class ProgramFile:
         else:
             offsets = self.offsets[group]
             if index >= len(offsets.values) or offsets.segment < 0:
-                raise self.fail(
-                    f"{what}: {offsets.kind} {index} is out of range, there are {len(offsets.values)}"
-                )
+                raise self.fail(f"{what}: {offsets.kind} {index} is out of range, there are {len(offsets.values)}")
             segment = self.segments[offsets.segment].span
             room = Span(segment.start + offsets.values[index], segment.stop)
         nbytes = layout.nbytes if use.layout is not None and layout is not None else 0
@@ -458,9 +447,7 @@ class ProgramFile:
         except LayoutError as error:
             raise self.fail(f"{what}: {error}") from None
 
-    def _read_delegate(
-        self, method: str, index: int, delegate: Table, payloads: list[Span | None]
-    ) -> DelegatePayload:
+    def _read_delegate(self, method: str, index: int, delegate: Table, payloads: list[Span | None]) -> DelegatePayload:
         what = f"method {method!r}, delegate {index}"
         backend = delegate.string("id")
         processed = delegate.table("processed")
@@ -487,18 +474,14 @@ class ProgramFile:
 
     def _alignment(self, group: int | None) -> int:
         """What all tensors of a group keep to."""
-        if group is None:
-            starts = [span.start for span in self.inline if span]
-        else:
-            starts = list(self.offsets[group].values)
+        inline = [span.start for span in self.inline if span]
+        starts = inline if group is None else self.offsets[group].values
         return min(max(alignment(math.gcd(*starts)), TENSOR_ALIGNMENT), 128)
 
     @cached_property
     def _segment_alignment(self) -> int:
         """What all segments keep to."""
-        return max(
-            alignment(math.gcd(*(s.span.start for s in self.segments if s.span.size))), TENSOR_ALIGNMENT
-        )
+        return max(alignment(math.gcd(*(s.span.start for s in self.segments if s.span.size))), TENSOR_ALIGNMENT)
 
 
 def alignment(position: int) -> int:

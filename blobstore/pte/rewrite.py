@@ -2,13 +2,10 @@
 
 The flatbuffer is edited, not made anew (`edit.py`), and segments are copied through:
 
-- A tensor that leaves is marked EXTERNAL, by an ExtraTensorInfo with its key. The runtime does not look at
-  the
-  data_buffer_idx of such a tensor, and every stored tensor has one: those four bytes become the reference to
-      the
-  new ExtraTensorInfo, by a new vtable.
-- The segment of the constants (or of initial states) is packed again with what stays; entries keep their
-  index.
+- A tensor that leaves is marked EXTERNAL, by an ExtraTensorInfo with its key. The runtime does not look at the
+  data_buffer_idx of such a tensor, and every stored tensor has one: those four bytes become the reference to the new
+  ExtraTensorInfo, by a new vtable.
+- The segment of the constants (or of initial states) is packed again with what stays; entries keep their index.
 - Keys of named data that leave are taken off the list.
 - A segment that nobody refers to any more becomes empty; segments keep their index.
 - Constants inside the flatbuffer, as old programs have them, are cut out of it.
@@ -27,7 +24,8 @@ from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
-from blobstore.errors import InvalidKeyError, UnsupportedProgramError
+from blobstore.buffers import same_bytes
+from blobstore.errors import InvalidKeyError, KeyConflictError, UnsupportedProgramError
 from blobstore.pte.edit import Editor
 from blobstore.pte.flatbuffer import Span, Table
 from blobstore.pte.program import (
@@ -62,6 +60,7 @@ def write_slim(program: ProgramFile, path: str | os.PathLike[str], moves: Mappin
     Raises:
         UnsupportedProgramError: something would be lost.
         InvalidKeyError: a key is not possible.
+        KeyConflictError: two different contents, or layouts, were given one key.
         OutputPathError: `path` is the program itself.
         FileAccessError: writing failed; what was at `path` is still there.
     """
@@ -74,8 +73,7 @@ def write_slim(program: ProgramFile, path: str | os.PathLike[str], moves: Mappin
 class Rewrite:
     """A program as it will be written.
 
-    Everything that can be refused is refused here, before a byte is written (see `write_slim` for the
-    errors).
+    Everything that can be refused is refused here, before a byte is written (see `write_slim` for the errors).
 
     Attributes:
         nbytes: the size of the new file.
@@ -87,8 +85,12 @@ class Rewrite:
         self._extra_infos: dict[tuple[str, int, int], int] = {}
         self._check_padding()
         moved: set[TensorUse | NamedBlob] = set()
+        known: dict[str, Movable] = {}
         for item, key in moves.items():
             self._check_move(item, key)
+            other = known.setdefault(key, item)
+            if other.layout != item.layout or not same_bytes(other.data, item.data):
+                raise KeyConflictError(f"{program.path}: the key {key!r} is given to two different contents")
             moved.update(item.parts)
             for part in item.parts:
                 if isinstance(part, TensorUse):
@@ -119,9 +121,7 @@ class Rewrite:
 
     def _refuse_unknown(self, table: Table, what: str) -> None:
         if table.has_unknown_fields():
-            raise self._refuse(
-                f"{what} would be changed, but its {table.kind.name} has fields that are not known"
-            )
+            raise self._refuse(f"{what} would be changed, but its {table.kind.name} has fields that are not known")
 
     def _check_padding(self) -> None:
         """What lies between and behind the segments is not carried over, so it must be nothing."""
@@ -131,9 +131,7 @@ class Rewrite:
         for span in [*spans, Span(len(program.data), len(program.data))]:
             gap = np.frombuffer(program.data[position : span.start], np.uint8)
             if gap.any():
-                raise self._refuse(
-                    f"there are bytes at {position}..{span.start} that no segment accounts for"
-                )
+                raise self._refuse(f"there are bytes at {position}..{span.start} that no segment accounts for")
             position = span.stop
 
     def _check_move(self, item: Movable, key: str) -> None:
@@ -142,7 +140,7 @@ class Rewrite:
         if item.name is not None and key != item.name:
             raise self._refuse(f"{item.name!r} is known under this name and cannot be found as {key!r}")
         if not key or "\0" in key:
-            raise InvalidKeyError(f"{key!r} is not possible as a key")
+            raise InvalidKeyError(f"{self._program.path}: {key!r} is not possible as a key")
         if item.kind != "named_data" and "EValue.val" in self._program.unknown:
             raise self._refuse("it has values of unknown types, which may refer to constants")
 
@@ -170,9 +168,8 @@ class Rewrite:
             try:
                 text = key.encode()
             except UnicodeEncodeError:
-                raise InvalidKeyError(f"{key!r} is not valid Unicode") from None
-            # 12 bytes: distance to the vtable, distance to the name behind it, three numbers, a byte of
-            # padding
+                raise InvalidKeyError(f"{self._program.path}: the key {key!r} is not valid Unicode") from None
+            # 12 bytes: distance to the vtable, distance to the name behind it, three numbers, a byte of padding.
             vtable = self._editor.vtable((12, 0, 4, 8, 9, 10))
             known = self._editor.append(b"")
             numbers = (TensorDataLocation.EXTERNAL, device_type, device_index)
@@ -183,9 +180,7 @@ class Rewrite:
 
     # Segments of tensors.
 
-    def _pack_offsets(
-        self, number: int, moved: set[TensorUse | NamedBlob], contents: dict[int, _Content]
-    ) -> None:
+    def _pack_offsets(self, number: int, moved: set[TensorUse | NamedBlob], contents: dict[int, _Content]) -> None:
         program = self._program
         group = program.offsets[number]
         items = {item.index: item for item in program.tensors if item.group == number}
@@ -208,18 +203,18 @@ class Rewrite:
                 kept[index] = Span(start, start + nbytes)
         content, places = _pack(kept.values())
         if stays and not content.size:
-            content = _Content(
-                1, []
-            )  # tensors without bytes; the runtime wants a segment with some all the same
-        runs = [
-            (at, Span(segment.span.start + r.start, segment.span.start + r.stop)) for at, r in content.runs
-        ]
+            content = _Content(1, [])  # tensors without bytes; the runtime wants a segment with some all the same
+        runs = [(at, Span(segment.span.start + r.start, segment.span.start + r.stop)) for at, r in content.runs]
         contents[segment.index] = _Content(content.size, runs)
-        count = len(group.values) if kept or stays else 1
-        values = [places[kept[index].start] if index in kept else 0 for index in range(count)]
+        # Entries ascend, because ExecuTorch's own reader takes one to end where the next begins.
+        values = [content.size] * len(group.values) if kept or stays else [0]
+        for index in range(len(values) - 1, 0, -1):
+            following = values[min(index + 1, len(values) - 1)]
+            values[index] = places[kept[index].start] if index in kept else following
+        values[0] = 0
         span = group.table.span("offsets")
         assert span is not None  # noqa: S101 - there are tensors in it
-        self._editor.write(span.start - 4, struct.pack(f"<I{count}Q", count, *values))
+        self._editor.write(span.start - 4, struct.pack(f"<I{len(values)}Q", len(values), *values))
 
     # Named data.
 
@@ -251,11 +246,8 @@ class Rewrite:
 
     def _cut_inline(self, moved: set[TensorUse | NamedBlob]) -> None:
         program = self._program
-        gone = {
-            item.index
-            for item in program.tensors
-            if item.group is None and all(use in moved for use in item.uses)
-        }
+        items = [item for item in program.tensors if item.group is None]
+        gone = {item.index for item in items if moved.issuperset(item.uses)}
         if not gone:
             return
         payloads = [table.span("data") for table in program.root.tables("backend_delegate_data")]
@@ -278,35 +270,51 @@ class Rewrite:
             self._editor.write(span.start - 4, bytes(4))
             self._editor.cut(span, left)
             shift += span.size - left
+        if len(gone) == len(items) and len(leave) == sum(span is not None for span in program.inline):
+            self._use_empty_constant_segment()
+
+    def _use_empty_constant_segment(self) -> None:
+        """Say "no constants" as programs do today: ExecuTorch 1.5 does not load those with a constant_buffer."""
+        editor, root = self._editor, self._program.root
+        slot = root.slot("constant_segment")
+        if slot:
+            editor.write(root.target("constant_buffer"), bytes(4))  # an empty list
+        else:
+            slot = root.slot("constant_buffer")
+            editor.set_fields(root, {"constant_buffer": 0, "constant_segment": slot - root.position})
+        vtable = editor.vtable((12, 4, 8))
+        # SubsegmentOffsets: distance to the vtable, segment 0, distance to the offsets; those: one, which is 0.
+        table = editor.append(b"", 8)
+        editor.append(struct.pack("<iIIIQ", table - vtable, 0, 4, 1, 0), 8)
+        editor.link(slot, table)
 
     # The file.
 
     def _place_segments(self, contents: dict[int, _Content]) -> None:
         """Decide where everything will lie, and write that into the flatbuffer and its header."""
         program, editor = self._program, self._editor
-        cursor, base_alignment = 0, SEGMENT_ALIGNMENT
-        placed: list[tuple[int, Span]] = []
-        for segment in sorted(program.segments, key=lambda s: s.span):
-            content = contents.get(segment.index, _Content(0, []))
-            if content.size:
-                need = max(SEGMENT_ALIGNMENT, alignment(segment.span.start))
-                base_alignment = max(base_alignment, need)
-                cursor += -cursor % need
-            self._set(segment.table, "offset", cursor)
-            self._set(segment.table, "size", content.size)
-            placed += [(cursor + offset, span) for offset, span in content.runs]
-            cursor += content.size
-        self.nbytes = editor.size
+        order = sorted(program.segments, key=lambda segment: segment.span)
+        filled = [s for s in order if contents.get(s.index, _EMPTY).size]
+        needs = {s.index: max(SEGMENT_ALIGNMENT, alignment(s.span.start)) for s in filled}
         base = 0
         if program.segment_base:
-            base = editor.size + -editor.size % base_alignment
-            self.nbytes = base + cursor
+            # The first segment stays at offset 0, for which there may be no place in its table.
+            base = editor.size + -editor.size % (needs[filled[0].index] if filled else SEGMENT_ALIGNMENT)
+        cursor = 0
+        self._runs: list[tuple[int, Span]] = []
+        for segment in order:
+            content = contents.get(segment.index, _EMPTY)
+            cursor += -(base + cursor) % needs.get(segment.index, 1)
+            self._set(segment.table, "offset", cursor)
+            self._set(segment.table, "size", content.size)
+            self._runs += [(base + cursor + offset, span) for offset, span in content.runs]
+            cursor += content.size
+        self.nbytes = base + cursor if base else editor.size
         if program.header_size:
             numbers = [editor.size, base]
             if program.header_size >= HEADER_WITH_DATA_SIZE:
                 numbers.append(cursor)
             editor.write(HEADER_OFFSET + 8, struct.pack(f"<{len(numbers)}Q", *numbers))
-        self._runs = [(base + start, span) for start, span in placed]
 
     def _set(self, table: Table, field: str, value: int) -> None:
         slot = table.slot(field)
@@ -321,6 +329,9 @@ class _Content(NamedTuple):
 
     size: int
     runs: list[tuple[int, Span]]
+
+
+_EMPTY = _Content(0, [])
 
 
 def _pack(spans: Iterable[Span]) -> tuple[_Content, dict[int, int]]:

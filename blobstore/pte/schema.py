@@ -27,9 +27,7 @@ class DataLocation(enum.IntEnum):
     SEGMENT = 1
 
 
-_ALLOCATION_DETAILS = TableType(
-    "AllocationDetails", memory_id=U32, memory_offset_low=U32, memory_offset_high=U32
-)
+_ALLOCATION_DETAILS = TableType("AllocationDetails", memory_id=U32, memory_offset_low=U32, memory_offset_high=U32)
 EXTRA_TENSOR_INFO = TableType(
     "ExtraTensorInfo",
     mutable_data_segments_idx=U64,
@@ -84,9 +82,7 @@ _CHAIN = TableType(
 )
 _DATA_REFERENCE = TableType("BackendDelegateDataReference", location=I8, index=U32)
 _COMPILE_SPEC = TableType("CompileSpec", key=STRING, value=Vector(U8))
-_DELEGATE = TableType(
-    "BackendDelegate", id=STRING, processed=_DATA_REFERENCE, compile_specs=Vector(_COMPILE_SPEC)
-)
+_DELEGATE = TableType("BackendDelegate", id=STRING, processed=_DATA_REFERENCE, compile_specs=Vector(_COMPILE_SPEC))
 _CONTAINER_METADATA = TableType("ContainerMetadata", encoded_inp_str=STRING, encoded_out_str=STRING)
 _OPERATOR = TableType("Operator", name=STRING, overload=STRING)
 _NON_CONST_BUFFER_DEVICE = TableType("NonConstBufferDevice", buffer_idx=I32, device_type=I8, device_index=I8)

@@ -1,0 +1,125 @@
+"""Measuring two ways to do the same work side by side."""
+
+from __future__ import annotations
+
+import gc
+import os
+import statistics
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+ROUNDS = 7
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table.
+
+    Attributes:
+        work: what was done.
+        figure: what was measured, for people.
+        bar: what it has to be.
+        met: whether it is.
+    """
+
+    work: str
+    figure: str
+    bar: str
+    met: bool
+
+
+def side_by_side(
+    ours: Callable[[], object],
+    theirs: Callable[[], object],
+    *,
+    rounds: int = ROUNDS,
+    before: Callable[[], object] = lambda: None,
+) -> tuple[float, float]:
+    """Median seconds of both, called in turns so that whatever the machine does meets both; the first turn of each is
+    not counted.
+
+    Args:
+        ours, theirs: the work.
+        rounds: how often each is measured.
+        before: called before every turn, not measured.
+    """
+    seconds: tuple[list[float], list[float]] = ([], [])
+    for turn in range(rounds + 1):
+        for which in (turn % 2, 1 - turn % 2):  # neither always goes first
+            before()
+            gc.collect()
+            start = time.perf_counter()
+            result = (ours, theirs)[which]()
+            elapsed = time.perf_counter() - start
+            del result
+            if turn:
+                seconds[which].append(elapsed)
+    return statistics.median(seconds[0]), statistics.median(seconds[1])
+
+
+def ratio_row(
+    work: str, ours: float, theirs: float, *, at_most: float | None = None, at_least: float | None = None
+) -> Row:
+    """A row for two times: `at_most` bounds ours/theirs, `at_least` bounds theirs/ours."""
+    if at_most is not None:
+        ratio, bar, met = ours / theirs, f"at most {at_most:g} x", ours <= at_most * theirs
+        text = f"{ratio:.2f} x its time"
+    else:
+        ratio, bar, met = theirs / ours, f"at least {at_least:g} x as fast", theirs >= (at_least or 0) * ours
+        text = f"{ratio:.1f} x as fast"
+    return Row(work, f"{text} ({show(ours)} against {show(theirs)})", bar, met)
+
+
+def memory_row(work: str, nbytes: int, limit: int) -> Row:
+    """A row for a growth of memory."""
+    return Row(work, f"{nbytes / 2**20:.1f} MiB", f"below {limit >> 20} MiB", nbytes < limit)
+
+
+def show(seconds: float) -> str:
+    """Seconds with three digits."""
+    for unit, scale in (("s", 1.0), ("ms", 1e3), ("us", 1e6)):
+        if seconds * scale >= 1:
+            return f"{seconds * scale:.3g} {unit}"
+    return f"{seconds * 1e9:.3g} ns"
+
+
+def status(*fields: str) -> int:
+    """The sum of fields of /proc/self/status, in bytes."""
+    lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return sum(int(lines[field].split()[0]) * 1024 for field in fields)
+
+
+class Peak:
+    """How far memory grew at the most, in bytes."""
+
+    growth = 0
+
+
+@contextmanager
+def peak_of(*fields: str) -> Iterator[Peak]:
+    """Sample fields of /proc/self/status while the block runs: VmRSS is all memory, RssAnon what is not of a file."""
+    gc.collect()
+    start, peak, done = status(*fields), Peak(), threading.Event()
+
+    def sample() -> None:
+        while not done.is_set():
+            peak.growth = max(peak.growth, status(*fields) - start)
+            done.wait(0.002)
+
+    thread = threading.Thread(target=sample)
+    thread.start()
+    try:
+        yield peak
+    finally:
+        peak.growth = max(peak.growth, status(*fields) - start)
+        done.set()
+        thread.join()
+
+
+def flush() -> None:
+    """Write out what earlier turns left, so that it is not charged to the next."""
+    os.sync()

@@ -1,0 +1,5 @@
+"""`python -m blobstore` is the `blobstore` command."""
+
+from blobstore.cli import main
+
+main()

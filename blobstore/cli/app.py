@@ -1,0 +1,221 @@
+"""The commands.
+
+Exit codes: 0 done and nothing to object to; 1 the answer is no (`diff` found differences, `verify` found damage);
+2 the command line is wrong; 3 an error, which is told on standard error in one line.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, ParamSpec, TypeVar
+
+import typer
+
+from blobstore import __version__
+from blobstore.cli.output import err, out, print_json, print_table, printable, progress_bar, size
+from blobstore.compare import compare
+from blobstore.convert import convert as convert_file
+from blobstore.errors import BlobStoreError, InvalidFileError
+from blobstore.formats import Format, detect_format, open_any
+from blobstore.inspection import inspect_file
+from blobstore.programs import DATA_NAME, dedup_programs
+from blobstore.ptd.reader import open_ptd
+
+__all__ = ["app"]
+
+NO, ERROR = 1, 3
+
+app = typer.Typer(
+    name="blobstore",
+    help="Content-addressed weights for ExecuTorch. Exit codes: 0 done, 1 the answer is no, 2 usage, 3 error.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _told(command: Callable[P, R]) -> Callable[P, R]:
+    """Tell one of our errors in a line and leave with ERROR; anything else is a defect and keeps its traceback."""
+
+    @functools.wraps(command)
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return command(*args, **kwargs)
+        except BlobStoreError as error:
+            err.print(printable(f"blobstore: {error}"), soft_wrap=True)
+            raise typer.Exit(ERROR) from None
+
+    return wrapper
+
+
+def _version(value: bool) -> None:
+    if value:
+        out.print(f"blobstore {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+@_told
+def dedup(
+    inputs: Annotated[list[Path], typer.Argument(help="Programs (.pte), and data files (.ptd) that they need.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the slim programs and the data file.")],
+    data_name: Annotated[str, typer.Option(help="File name of the shared data.")] = DATA_NAME,
+    keep_small: Annotated[
+        int, typer.Option(min=0, metavar="BYTES", help="Leave what has fewer bytes in its program.")
+    ] = 0,
+    names: Annotated[
+        Path | None, typer.Option(help="A .safetensors or .ptd: moved tensors get the name of the one they equal.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Move the weights of programs into one shared data file, each distinct blob once."""
+    with progress_bar(hidden=as_json) as progress:
+        result = dedup_programs(
+            inputs,
+            output,
+            data_name=data_name,
+            keep_small=keep_small,
+            names=open_any(names) if names else None,
+            progress=progress,
+        )
+    if as_json:
+        print_json(result)
+        return
+    rows: list[tuple[object, ...]] = [
+        (p.path, f"{p.bytes_before:,}", f"{p.bytes_after:,}", p.moved) for p in result.programs
+    ]
+    rows += [(path, "", f"{path.stat().st_size:,}", "") for path in result.data_files]
+    rows.append(("together", f"{result.bytes_before:,}", f"{result.bytes_after:,}", ""))
+    print_table("Deduplicated", ("file", "bytes before", "bytes after", "moved"), rows, right="bcd")
+    saved = result.bytes_before - result.bytes_after
+    out.print(f"{size(saved)} saved, {saved / max(result.bytes_before, 1):.1%} of what there was.")
+    for program in result.programs:
+        if program.missing:
+            out.print(
+                printable(
+                    f"{program.path} also needs a data file that was not among the inputs: it asks for "
+                    f"{len(program.missing)} keys that none of them has, {program.missing[0]!r} first."
+                )
+            )
+
+
+@app.command()
+@_told
+def inspect(
+    files: Annotated[list[Path], typer.Argument(help=".pte, .ptd or .safetensors files.")], as_json: AsJson = False
+) -> None:
+    """List what files hold."""
+    found = [inspect_file(path) for path in files]
+    if as_json:
+        print_json(found)
+        return
+    for file in found:
+        out.print(printable(f"{file.path}: {file.format}, {file.size:,} bytes"), soft_wrap=True)
+        for fact, value in file.facts.items():
+            out.print(printable(f"  {fact}: {value}"), soft_wrap=True)
+        rows = [
+            (b.key, b.kind, b.layout if b.layout is not None else "opaque", f"{b.nbytes:,}", b.alignment, b.shared)
+            for b in file.blobs
+        ]
+        print_table("", ("key", "kind", "layout", "bytes", "align", "same as"), rows, right="de")
+
+
+@app.command()
+@_told
+def verify(
+    files: Annotated[list[Path], typer.Argument(help=".pte, .ptd or .safetensors files.")], as_json: AsJson = False
+) -> None:
+    """Check the structure of files, and the digests of those that carry some. Exit code 1 if one is damaged."""
+    rows: list[dict[str, Any]] = []
+    for path in files:
+        row: dict[str, Any] = {"path": str(path), "ok": True, "digests": False, "reason": None}
+        try:
+            if detect_format(path) is Format.PTD:
+                with open_ptd(path) as data_map:
+                    row["digests"] = data_map.verify()
+            else:
+                len(open_any(path))
+        except InvalidFileError as error:
+            row.update(ok=False, reason=error.reason)
+        rows.append(row)
+    if as_json:
+        print_json(rows)
+    else:
+        for row in rows:
+            checked = "structure and all digests" if row["digests"] else "structure; the file carries no digests"
+            verdict = f"ok: {checked}" if row["ok"] else f"DAMAGED: {row['reason']}"
+            out.print(printable(f"{row['path']}: {verdict}"), soft_wrap=True)
+    if not all(row["ok"] for row in rows):
+        raise typer.Exit(NO)
+
+
+@app.command()
+@_told
+def diff(
+    left: Annotated[Path, typer.Argument(help="The older file.")],
+    right: Annotated[Path, typer.Argument(help="The newer file.")],
+    as_json: AsJson = False,
+) -> None:
+    """Compare two files key by key, byte by byte. Exit code 1 if they differ."""
+    with open_any(left) as a, open_any(right) as b:
+        result = compare(a, b)
+    if as_json:
+        print_json(result)
+    else:
+        rows = [
+            (
+                change.key if change.other is None else f"{change.key} -> {change.other}",
+                change.kind,
+                "" if change.kind == "added" else change.left or "opaque",
+                "" if change.kind == "removed" else change.right or "opaque",
+                f"{change.left_bytes:,}",
+                f"{change.right_bytes:,}",
+            )
+            for change in result.changes
+        ]
+        if rows:
+            columns = ("key", "what", "left", "right", "left bytes", "right bytes")
+            print_table(f"{left} -> {right}", columns, rows, right="ef")
+        out.print(f"{len(rows)} differences; {result.same} keys of {result.same_bytes:,} bytes are the same.")
+    if result.changes:
+        raise typer.Exit(NO)
+
+
+@app.command()
+@_told
+def convert(
+    source: Annotated[Path, typer.Argument(help="A .safetensors or a .ptd.")],
+    target: Annotated[Path, typer.Argument(help="The file to write, of the other kind.")],
+) -> None:
+    """Convert .safetensors to .ptd, or .ptd to .safetensors."""
+    convert_file(source, target)
+    out.print(printable(f"{target}: {target.stat().st_size:,} bytes"), soft_wrap=True)
+
+
+@app.command()
+@_told
+def demo(
+    directory: Annotated[Path, typer.Argument(help="Where to write the programs.")] = Path("demo-output"),
+    force: Annotated[bool, typer.Option("--force", help="Lower again what an earlier run left.")] = False,
+) -> None:
+    """Lower two real models, deduplicate them, run them in the stock runtime, and compare."""
+    from blobstore.demo import run_demo
+
+    run_demo(directory, out, force=force)

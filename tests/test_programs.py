@@ -1,0 +1,353 @@
+"""Many programs, one data file: run by the stock runtimes, in Python and in C++, before and after."""
+
+import os
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from executorch.exir._serialize._named_data_store import NamedDataStoreOutput
+from executorch.exir._serialize._program import deserialize_pte_binary, serialize_pte_binary
+from executorch.exir._serialize.data_serializer import DataEntry
+
+from blobstore import BlobStore, open_ptd
+from blobstore.errors import (
+    FileAccessError,
+    IntegrityError,
+    InvalidFileError,
+    InvalidTagError,
+    KeyConflictError,
+    OutputPathError,
+    UnsupportedDataError,
+)
+from blobstore.programs import dedup_programs, save_programs
+from blobstore.safetensors import SafetensorsDataMap
+
+
+def same(a, b):
+    return len(a) == len(b) and all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+def check_same_outputs(stock_run, models, before, after, data_before=None):
+    """Every method computes to the bit what it did."""
+    for name, model in models.items():
+        for method in model.methods:
+            inputs = model.inputs(method)
+            old = stock_run(before / f"{name}.pte", inputs, data_path=data_before, method=method)
+            new = stock_run(after / f"{name}.pte", inputs, data_path=after / "shared.ptd", method=method)
+            assert same(old, new), (name, method)
+
+
+def with_named_data(pte, key, data):
+    """The program, with a blob under a key that nobody asks for; ExecuTorch writes it."""
+    file = deserialize_pte_binary(pte)
+    file.named_data = NamedDataStoreOutput([data], {key: DataEntry(0, 16, None)}, {})
+    return bytes(serialize_pte_binary(file, extract_delegate_segments=True))
+
+
+@pytest.fixture
+def models(lowered):
+    return {
+        "decoder": lowered.decoder(),
+        "portable": lowered.decoder(delegated=False),
+        "conv": lowered.conv(),
+        "mlp": lowered.mlp(delegated=True),
+        "mlp2": lowered.mlp(delegated=False),
+        "channels_last": lowered.channels_last(),
+        "counter": lowered.counter(),
+    }
+
+
+@pytest.fixture
+def before(models, tmp_path):
+    for name, model in models.items():
+        model.write(tmp_path / "before", name)
+    return tmp_path / "before"
+
+
+def paths_of(folder):
+    return sorted(folder.glob("*.pte"))
+
+
+def snapshot(folder):
+    return {path: path.read_bytes() if path.is_file() else None for path in sorted(folder.rglob("*"))}
+
+
+# The main job
+
+
+def test_outputs_are_bit_identical(stock_run, models, before, tmp_path):
+    result = dedup_programs(paths_of(before), tmp_path / "after")
+    check_same_outputs(stock_run, models, before, tmp_path / "after")
+    assert result.data_files == [tmp_path / "after" / "shared.ptd"]
+    assert result.bytes_before == sum(path.stat().st_size for path in before.iterdir())
+    assert result.bytes_after == sum(path.stat().st_size for path in (tmp_path / "after").iterdir())
+    for program in result.programs:
+        assert program.bytes_before == program.source.stat().st_size
+        assert program.bytes_after == program.path.stat().st_size
+        assert program.moved > 0
+        assert not program.missing
+
+
+def test_each_distinct_content_is_there_once(before, tmp_path):
+    dedup_programs(paths_of(before), tmp_path / "after")
+    with open_ptd(tmp_path / "after" / "shared.ptd", verify=True) as data_map:
+        segments = {data_map.segment_of(key): bytes(data_map[key]) for key in data_map}
+        assert len(set(segments.values())) == len(segments)
+
+
+def test_programs_of_one_model_share_everything(lowered, tmp_path):
+    """A second program with the same weights adds nothing to the data file."""
+    lowered.mlp(delegated=True).write(tmp_path, "a")
+    lowered.mlp(delegated=True).write(tmp_path, "b")
+    one = dedup_programs([tmp_path / "a.pte"], tmp_path / "one")
+    two = dedup_programs([tmp_path / "a.pte", tmp_path / "b.pte"], tmp_path / "two")
+    assert one.data_files[0].read_bytes() == two.data_files[0].read_bytes()
+
+
+def test_the_result_does_not_depend_on_the_order(before, tmp_path):
+    dedup_programs(paths_of(before), tmp_path / "x")
+    dedup_programs(reversed(paths_of(before)), tmp_path / "y")
+    assert [p.read_bytes() for p in sorted((tmp_path / "x").iterdir())] == [
+        p.read_bytes() for p in sorted((tmp_path / "y").iterdir())
+    ]
+
+
+def test_a_second_run_moves_nothing_more(stock_run, models, before, tmp_path):
+    dedup_programs(paths_of(before), tmp_path / "once")
+    again = dedup_programs([*paths_of(tmp_path / "once"), tmp_path / "once" / "shared.ptd"], tmp_path / "twice")
+    assert all(program.moved == 0 and not program.missing for program in again.programs)
+    assert (tmp_path / "twice" / "shared.ptd").read_bytes() == (tmp_path / "once" / "shared.ptd").read_bytes()
+    check_same_outputs(stock_run, models, before, tmp_path / "twice")
+
+
+def test_save_programs_writes_what_dedup_does(models, before, tmp_path):
+    saved = save_programs({name: model.manager for name, model in models.items()}, tmp_path / "saved")
+    result = dedup_programs(paths_of(before), tmp_path / "dedup")
+    assert [str(program.source) for program in saved.programs] == list(models)
+    assert (saved.bytes_before, saved.bytes_after) == (result.bytes_before, result.bytes_after)
+    assert sorted(os.listdir(tmp_path / "saved")) == sorted(os.listdir(tmp_path / "dedup"))
+    for path in (tmp_path / "saved").iterdir():
+        assert path.read_bytes() == (tmp_path / "dedup" / path.name).read_bytes()
+
+
+# Data files that are there already
+
+
+@pytest.mark.parametrize("delegated", [False, True])
+def test_several_of_our_data_files_load_together(module_runner, lowered, tmp_path, delegated):
+    """The stock C++ Module refuses a key that two files share; ours have none, tags and manifests included."""
+    models = {f"tuned{seed}": lowered.adapters(delegated=delegated, seed=0) for seed in (1, 2)}
+    models["other"] = lowered.mlp(delegated=False)
+    result = save_programs({name: model.manager for name, model in models.items()}, tmp_path / "out")
+    assert sorted(path.name for path in result.data_files) == ["adapter.ptd", "foundation.ptd", "shared.ptd"]
+    assert all(open_ptd(path, verify=True).has_digests for path in result.data_files)
+    for name, model in models.items():
+        inputs = [tensor.numpy() for tensor in model.inputs()]
+        outputs = module_runner(tmp_path / "out" / f"{name}.pte", result.data_files, inputs)
+        model.write(tmp_path / "before" / name, name)
+        theirs = sorted((tmp_path / "before" / name).glob("*.ptd"))
+        expected = module_runner(tmp_path / "before" / name / f"{name}.pte", theirs, inputs)
+        for x, y in zip(outputs, expected, strict=True):
+            np.testing.assert_array_equal(x, y, strict=True)
+
+
+def test_external_data_of_the_inputs_ends_in_the_shared_file(stock_run, lowered, tmp_path):
+    model = lowered.mlp(external=True)
+    program = model.write(tmp_path / "in", "mlp")
+    (data,) = (tmp_path / "in").glob("*.ptd")
+    lowered.mlp(delegated=False).write(tmp_path / "in", "embedded")
+    result = dedup_programs([program, tmp_path / "in" / "embedded.pte", data], tmp_path / "out")
+    assert not any(program.missing for program in result.programs)
+    for name in ("mlp", "embedded"):
+        outputs = stock_run(tmp_path / "out" / f"{name}.pte", model.inputs(), data_path=tmp_path / "out" / "shared.ptd")
+        assert same(outputs, stock_run(program, model.inputs(), data_path=data))
+    with open_ptd(tmp_path / "out" / "shared.ptd") as data_map:
+        assert data_map.segment_of("first.weight") in {
+            data_map.segment_of(key) for key in data_map if key.startswith("tensor.")
+        }
+
+
+def test_a_data_file_that_was_not_given_is_told(lowered, tmp_path):
+    program = lowered.mlp(external=True).write(tmp_path / "in", "mlp")
+    (result,) = dedup_programs([program], tmp_path / "out").programs
+    assert "first.weight" in result.missing
+    assert os.listdir(tmp_path / "out") == ["mlp.pte"]  # nothing was moved, so there is no data file
+
+
+# Keys
+
+
+def test_keep_small(stock_run, models, before, tmp_path):
+    result = dedup_programs(paths_of(before), tmp_path / "after", keep_small=1000)
+    with open_ptd(tmp_path / "after" / "shared.ptd") as data_map:
+        assert min(len(data) for data in data_map.values()) >= 1000
+    check_same_outputs(stock_run, models, before, tmp_path / "after")
+    everything = dedup_programs(paths_of(before), tmp_path / "all")
+    assert sum(p.moved for p in result.programs) < sum(p.moved for p in everything.programs)
+    nothing = dedup_programs(paths_of(before), tmp_path / "nothing", keep_small=1 << 40)
+    assert nothing.data_files == []
+    assert all(program.moved == 0 for program in nothing.programs)
+
+
+def test_a_small_blob_that_a_data_file_has_may_not_stay(tmp_path, lowered, stock_run):
+    """The stock runtime refuses a key that it finds both in the program and in the data file."""
+    model = lowered.mlp(delegated=False)
+    (tmp_path / "a.pte").write_bytes(with_named_data(model.pte, "small", b"s" * 10))
+    store = BlobStore()
+    store.add("small", b"s" * 10)
+    store.write_ptd(tmp_path / "a.ptd")
+    dedup_programs([tmp_path / "a.pte", tmp_path / "a.ptd"], tmp_path / "out", keep_small=1000)
+    outputs = stock_run(tmp_path / "out" / "a.pte", model.inputs(), data_path=tmp_path / "out" / "shared.ptd")
+    assert same(outputs, stock_run(tmp_path / "a.pte", model.inputs()))
+
+
+def test_names_of_a_checkpoint(stock_run, lowered, tmp_path):
+    from safetensors.torch import save_file
+
+    model = lowered.mlp(delegated=False)
+    model.write(tmp_path / "before", "mlp")
+    module, _ = model.methods["forward"]
+    tensors = {name: tensor.contiguous().clone() for name, tensor in module.state_dict().items()}
+    tensors["ambiguous"] = tensors["first.bias"].clone()  # equal bytes under two names: neither is used
+    tensors["transposed"] = tensors["second.weight"].reshape(32, 16).clone()  # so is this, in another shape
+    save_file(tensors, tmp_path / "model.safetensors")
+    with SafetensorsDataMap(tmp_path / "model.safetensors") as names:
+        dedup_programs([tmp_path / "before" / "mlp.pte"], tmp_path / "after", names=names)
+    with open_ptd(tmp_path / "after" / "shared.ptd") as data_map:
+        named = {key for key in data_map if not key.startswith("tensor.")}
+        assert "second.bias" in named
+        assert not named & {"first.bias", "ambiguous", "second.weight", "transposed"}
+        for key in named:
+            assert bytes(data_map[key]) == tensors[key].numpy().tobytes()
+    check_same_outputs(stock_run, {"mlp": model}, tmp_path / "before", tmp_path / "after")
+
+
+def test_one_delegate_key_with_two_contents_is_an_error(lowered, tmp_path):
+    model = lowered.mlp(delegated=False)
+    for name, data in [("a", b"1" * 100), ("b", b"2" * 100)]:
+        (tmp_path / f"{name}.pte").write_bytes(with_named_data(model.pte, "same.key", data))
+    with pytest.raises(KeyConflictError, match=r"b\.pte: .*'same\.key'"):
+        dedup_programs([tmp_path / "a.pte", tmp_path / "b.pte"], tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_contents_with_one_digest_get_keys_of_their_own(monkeypatch, stock_run, models, before, tmp_path):
+    """Nobody has seen two; here all are, and still nothing is mixed up."""
+    from blobstore import store
+    from blobstore.digest import Digest
+    from blobstore.ptd import writer
+    from blobstore.pte import program
+
+    def fake(data):
+        return Digest(len(data), bytes(16))
+
+    monkeypatch.setattr(store, "digest", fake)
+    monkeypatch.setattr(program, "digest", fake)
+    monkeypatch.setattr(writer, "copy_checked", lambda file, data, expected, key: file.write(data))
+    dedup_programs(paths_of(before), tmp_path / "after")
+    monkeypatch.undo()
+    with open_ptd(tmp_path / "after" / "shared.ptd") as data_map:
+        assert any(key.endswith(".2") for key in data_map)
+    check_same_outputs(stock_run, models, before, tmp_path / "after")
+
+
+# Bad input: an error that says what and where, and everything as it was
+
+
+def test_outputs_that_are_inputs(before):
+    untouched = snapshot(before)
+    with pytest.raises(OutputPathError, match="one of the inputs"):
+        dedup_programs(paths_of(before), before)
+    store = BlobStore()
+    store.write_ptd(before / "shared.ptd")
+    untouched = snapshot(before)
+    (before / "sub").mkdir()
+    (before / "sub" / "shared.ptd").symlink_to(before / "shared.ptd")
+    with pytest.raises(OutputPathError, match=r"shared\.ptd"):
+        dedup_programs([*paths_of(before), before / "shared.ptd"], before / "sub")
+    shutil.rmtree(before / "sub")
+    assert snapshot(before) == untouched
+
+
+def test_two_programs_of_one_name(before, tmp_path):
+    (tmp_path / "other").mkdir()
+    shutil.copy(before / "mlp.pte", tmp_path / "other" / "mlp.pte")
+    with pytest.raises(OutputPathError, match=r"mlp\.pte: two of the programs"):
+        dedup_programs([before / "mlp.pte", tmp_path / "other" / "mlp.pte"], tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", ["", "../x", "a/b", ".."])
+def test_bad_names(before, tmp_path, name, models):
+    with pytest.raises(InvalidTagError):
+        dedup_programs(paths_of(before), tmp_path / "out", data_name=name)
+    with pytest.raises(InvalidTagError):
+        save_programs({name or "/": models["mlp"].manager}, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_damaged_inputs_leave_no_output(before, tmp_path):
+    store = BlobStore()
+    store.add("k", b"some bytes")
+    store.write_ptd(tmp_path / "k.ptd")
+    with open_ptd(tmp_path / "k.ptd") as data_map:
+        start, _ = data_map.byte_range("k")
+    with (tmp_path / "k.ptd").open("r+b") as file:
+        file.seek(start)
+        file.write(b"S")
+    with pytest.raises(IntegrityError, match=r"k\.ptd: .*'k'"):
+        dedup_programs([before / "mlp.pte", tmp_path / "k.ptd"], tmp_path / "out")
+    (tmp_path / "cut.pte").write_bytes((before / "mlp.pte").read_bytes()[:-1])
+    with pytest.raises(InvalidFileError, match=r"cut\.pte: .*truncated"):
+        dedup_programs([before / "mlp.pte", tmp_path / "cut.pte"], tmp_path / "out")
+    (tmp_path / "text.txt").write_text("no program")
+    with pytest.raises(UnsupportedDataError, match=r"text\.txt: expected a \.pte or a \.ptd"):
+        dedup_programs([tmp_path / "text.txt"], tmp_path / "out")
+    with pytest.raises(FileAccessError, match=r"gone\.pte"):
+        dedup_programs([tmp_path / "gone.pte"], tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_failures_while_writing_leave_what_was_there(monkeypatch, before, models, tmp_path):
+    from blobstore.pte.rewrite import Rewrite
+
+    def full(self, file):
+        file.write(b"the beginning")
+        raise OSError(28, "No space left on device")
+
+    dedup_programs(paths_of(before), tmp_path / "out")
+    untouched = snapshot(tmp_path / "out")
+    monkeypatch.setattr(Rewrite, "write", full)
+    for run in (
+        lambda out: dedup_programs(paths_of(before)[:2], out),
+        lambda out: save_programs({"mlp": models["mlp"].manager}, out),
+    ):
+        with pytest.raises(FileAccessError, match="No space left"):
+            run(tmp_path / "out")
+        assert snapshot(tmp_path / "out") == untouched
+        with pytest.raises(FileAccessError, match="No space left"):
+            run(tmp_path / "new" / "folder")
+        assert not (tmp_path / "new").exists()
+
+
+def test_directory_that_cannot_be_made(before, tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(FileAccessError):
+        dedup_programs(paths_of(before), tmp_path / "file")
+    with pytest.raises(FileAccessError):
+        dedup_programs(paths_of(before), tmp_path / "file" / "below")
+
+
+def test_progress_reaches_its_end(before, tmp_path):
+    steps = {}
+    dedup_programs(
+        paths_of(before),
+        tmp_path / "after",
+        progress=lambda what, done, total: steps.setdefault(what, []).append((done, total)),
+    )
+    assert "reading mlp.pte" in steps
+    assert "writing mlp.pte" in steps
+    for what, history in steps.items():
+        assert [done for done, _ in history] == sorted(done for done, _ in history)
+        assert history[-1][0] == history[-1][1], what
