@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cerrno>
 #include <cstring>
 #include <deque>
 #include <mutex>
@@ -10,13 +9,12 @@
 #include <unordered_map>
 #include <unordered_set>
 
-#include <sys/mman.h>
-
 #include <blobstore/cache.h>
 
 #include "digest.h"
 #include "fair_lock.h"
 #include "file.h"
+#include "file_pages.h"
 #include "fork.h"
 #include "memory_usage.h"
 #include "ptd_reader.h"
@@ -24,10 +22,6 @@
 
 namespace blobstore {
 namespace {
-
-#ifndef MADV_POPULATE_WRITE
-#define MADV_POPULATE_WRITE 23 // Linux 5.14
-#endif
 
 /// A file and the memory that holds it.
 struct Source {
@@ -43,13 +37,10 @@ struct Slot : Blob {
   uint32_t segment = 0;
   uint64_t entry = 0; // its number in the file
   bool first_of_segment = true; // keys that share their bytes with it come later
-  bool pages_of_file = false; // data points into a private map of the file, at the blob's offset
+  std::optional<FilePages> pages; // if it lies in a private map of the file
   bool dirty = false;
   std::vector<uint8_t> original; // of a dirty blob in memory that is no map of a file
   std::atomic<uint64_t> version{0};
-
-  uintptr_t begin() const { return reinterpret_cast<uintptr_t>(data); }
-  uintptr_t end() const { return begin() + size; }
 };
 
 class MappedCache final : public BlobCache, private ForkAware {
@@ -114,10 +105,10 @@ class MappedCache final : public BlobCache, private ForkAware {
     if (working_copy_) {
       commit_shared(changes, slots);
     } else {
-      prepare(slots);
+      std::vector<FilePages::Prepared> prepared = prepare(changes, slots);
       const std::lock_guard<FairLock> alone(lock_);
       for (size_t i = 0; i < slots.size(); ++i) {
-        write(*slots[i], changes[i].data);
+        write(*slots[i], std::move(prepared[i]), changes[i].data);
       }
       stamp(slots);
     }
@@ -135,8 +126,8 @@ class MappedCache final : public BlobCache, private ForkAware {
     }
     const std::lock_guard<FairLock> alone(lock_);
     for (Slot* slot : slots) {
-      if (slot->pages_of_file) { // all that is dirty goes, so whole pages can
-        drop_pages(align_down(slot->begin(), page_size()), align_up(slot->end(), page_size()));
+      if (slot->pages) { // all that is dirty goes, so whole pages can
+        slot->pages->restore_whole_pages();
       }
     }
     for (Slot* slot : slots) {
@@ -160,17 +151,17 @@ class MappedCache final : public BlobCache, private ForkAware {
       return generation();
     }
     // a page at either end may hold a part of another blob that stays changed: there, single bytes are put back
-    std::vector<Edges> edges;
-    for (const Slot* slot : slots) {
-      if (slot->pages_of_file) {
-        edges.push_back(read_edges(*slot)); // reading may fail, so all of it is done before anything is changed
+    std::vector<FilePages::Edges> edges(slots.size());
+    for (size_t i = 0; i < slots.size(); ++i) {
+      if (slots[i]->pages) {
+        edges[i] = slots[i]->pages->read_edges();
       }
     }
     const std::lock_guard<FairLock> alone(lock_);
-    for (const Edges& edge : edges) {
-      drop_pages(edge.pages_begin, edge.pages_end);
-      std::memcpy(edge.head_at, edge.head.data(), edge.head.size());
-      std::memcpy(edge.tail_at, edge.tail.data(), edge.tail.size());
+    for (size_t i = 0; i < slots.size(); ++i) {
+      if (slots[i]->pages) {
+        slots[i]->pages->restore(edges[i]);
+      }
     }
     for (Slot* slot : slots) {
       restore_original(*slot);
@@ -267,13 +258,6 @@ class MappedCache final : public BlobCache, private ForkAware {
   bool closed() const override { return closed_.load(std::memory_order_acquire); }
 
  private:
-  struct Edges {
-    uintptr_t pages_begin, pages_end; // whole pages of the blob; none if they are equal
-    uint8_t* head_at;
-    uint8_t* tail_at;
-    std::vector<uint8_t> head, tail;
-  };
-
   // Opening.
 
   void open_source(const std::string& path) {
@@ -336,20 +320,20 @@ class MappedCache final : public BlobCache, private ForkAware {
   /// Give a blob its address: the first key of a segment lies in the map of the file, every other one elsewhere.
   void place(Slot& slot, const Source& source, const PtdSegment& segment, bool taken) {
     slot.first_of_segment = !taken;
-    slot.pages_of_file = mode() == Mode::Private;
+    const bool maps_file = mode() == Mode::Shared || (mode() == Mode::Private && slot.size >= page_size());
     if (!taken) {
       slot.data = source.map.data() + segment.start;
-      return;
-    }
-    if (mode() == Mode::Shared || (mode() == Mode::Private && slot.size >= page_size())) {
+    } else if (maps_file) {
       const auto kind = mode() == Mode::Shared ? Mapping::Kind::Shared : Mapping::Kind::Private;
       own_maps_.emplace_back(source.file, segment.start, slot.size, kind);
       slot.data = own_maps_.back().data();
-      return;
+    } else { // a copy is smaller than a page of its own
+      slot.data = take_memory(slot.size, slot.alignment);
+      std::memcpy(slot.data, source.map.data() + segment.start, slot.size);
     }
-    slot.pages_of_file = false; // a copy is smaller than a page of its own
-    slot.data = take_memory(slot.size, slot.alignment);
-    std::memcpy(slot.data, source.map.data() + segment.start, slot.size);
+    if (mode() == Mode::Private && (!taken || maps_file)) {
+      slot.pages.emplace(slot.data, slot.size, source.file, segment.start);
+    }
   }
 
   /// Memory for small copies, many to a page.
@@ -486,36 +470,30 @@ class MappedCache final : public BlobCache, private ForkAware {
             "' share their bytes in this file, so they cannot differ; make a working copy in which they do not");
   }
 
-  /// Get all memory that the commit will write to, so that nothing can fail once it has begun.
-  void prepare(const std::vector<Slot*>& slots) {
-    for (Slot* slot : slots) {
-      if (slot->dirty || slot->size == 0) {
+  /// Get all memory that the commit takes, so that nothing can fail once it has begun.
+  std::vector<FilePages::Prepared> prepare(const std::vector<Change>& changes, const std::vector<Slot*>& slots) const {
+    std::vector<FilePages::Prepared> prepared(slots.size());
+    for (size_t i = 0; i < slots.size(); ++i) {
+      Slot& slot = *slots[i];
+      if (slot.dirty || slot.size == 0) {
         continue;
       }
-      if (!slot->pages_of_file) {
-        slot->original.assign(slot->data, slot->data + slot->size);
-        continue;
+      if (slot.pages) {
+        prepared[i] = slot.pages->prepare(changes[i].data, "the pages of '" + slot.key + "'");
+      } else {
+        slot.original.assign(slot.data, slot.data + slot.size);
       }
-      const uintptr_t begin = align_down(slot->begin(), page_size());
-      const uintptr_t end = align_up(slot->end(), page_size());
-#ifdef __linux__
-      if (madvise(reinterpret_cast<void*>(begin), end - begin, MADV_POPULATE_WRITE) == 0) {
-        continue;
-      }
-      if (errno != EINVAL) { // EINVAL: an older kernel, which copies pages when they are written
-        throw Error(
-            ErrorKind::FileAccess,
-            sources_[slot->source].path,
-            std::string("no memory for the pages of '") + slot->key + "': " + std::strerror(errno),
-            errno);
-      }
-#endif
     }
+    return prepared;
   }
 
-  void write(Slot& slot, const void* data) {
+  void write(Slot& slot, FilePages::Prepared&& prepared, const void* data) {
     if (slot.size != 0) {
-      std::memcpy(slot.data, data, slot.size);
+      if (slot.pages) {
+        slot.pages->write(std::move(prepared), data);
+      } else {
+        std::memcpy(slot.data, data, slot.size);
+      }
     }
     slot.dirty = true;
     dirty_.insert(&slot);
@@ -577,57 +555,6 @@ class MappedCache final : public BlobCache, private ForkAware {
   }
 
   // Reverting.
-
-  /// Let the file's own pages appear again at these addresses.
-  void drop_pages(uintptr_t begin, uintptr_t end) {
-    if (begin >= end) {
-      return;
-    }
-#ifdef __linux__
-    madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED);
-#else
-    remap_pages(begin, end);
-#endif
-  }
-
-#ifndef __linux__
-  void remap_pages(uintptr_t begin, uintptr_t end) {
-    for (const Slot* slot : dirty_) {
-      if (!slot->pages_of_file || slot->begin() >= end || slot->end() <= begin) {
-        continue;
-      }
-      const Source& source = sources_[slot->source];
-      const uint64_t start = source.table.segments[slot->segment].start;
-      const auto offset = static_cast<off_t>(start - (slot->begin() - begin));
-      mmap(
-          reinterpret_cast<void*>(begin),
-          end - begin,
-          PROT_READ | PROT_WRITE,
-          MAP_PRIVATE | MAP_FIXED,
-          source.file.descriptor(),
-          offset);
-      return;
-    }
-  }
-#endif
-
-  Edges read_edges(const Slot& slot) const {
-    const Source& source = sources_[slot.source];
-    const uint64_t start = source.table.segments[slot.segment].start;
-    Edges edges{};
-    edges.pages_begin = align_up(slot.begin(), page_size());
-    edges.pages_end = align_down(slot.end(), page_size());
-    edges.head_at = edges.tail_at = slot.data;
-    if (edges.pages_begin > edges.pages_end) { // it lies within one page
-      edges.pages_begin = edges.pages_end = slot.end();
-    }
-    edges.head.resize(edges.pages_begin - slot.begin());
-    edges.tail.resize(slot.end() - edges.pages_end);
-    edges.tail_at = slot.data + (slot.size - edges.tail.size());
-    source.file.read(edges.head.data(), edges.head.size(), start);
-    source.file.read(edges.tail.data(), edges.tail.size(), start + slot.size - edges.tail.size());
-    return edges;
-  }
 
   static void restore_original(Slot& slot) {
     if (!slot.original.empty()) {

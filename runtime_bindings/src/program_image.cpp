@@ -57,6 +57,12 @@ std::optional<Layout> tensor_layout(const FlatBuffer& buffer, uint64_t tensor) {
   return layout;
 }
 
+/// Whether constants lie in the flatbuffer itself, as old programs have them; one empty entry stands for "no data".
+bool has_inline_constants(const FlatBuffer& buffer, uint64_t program) {
+  const FlatVector constants = buffer.vector(program, kConstantBuffer, 4);
+  return constants.count > 1 || (constants.count == 1 && buffer.vector(buffer.element(constants, 0), 0, 1).count != 0);
+}
+
 } // namespace
 
 ProgramImage::ProgramImage(const std::string& path) : file_(path, false) {
@@ -250,7 +256,8 @@ void ProgramImage::write_bound(const BlobCache& cache) {
   const uint64_t root = buffer.root();
   const uint64_t constant_slot = buffer.field(root, kConstantSegment, 4);
   const uint64_t segments_slot = buffer.field(root, kSegments, 4);
-  if (!has_header_ || constant_slot == 0 || segments_slot == 0 || buffer.vector(root, kConstantBuffer, 4).count != 0) {
+  const uint64_t inline_slot = buffer.field(root, kConstantBuffer, 4);
+  if (constant_slot == 0 || segments_slot == 0 || has_inline_constants(buffer, root)) {
     return;
   }
   const uint64_t constant_segment = buffer.follow(constant_slot);
@@ -366,6 +373,11 @@ void ProgramImage::write_bound(const BlobCache& cache) {
     editor.link_here(to);
     editor.start_table(segment_vtable);
   }
+  if (inline_slot != 0) { // a program has constants either inline or in a segment
+    editor.align(4);
+    editor.links.emplace_back(inline_slot, editor.end());
+    editor.put<uint32_t>(0);
+  }
   editor.align(8);
   if (editor.end() > INT32_MAX) {
     return; // a flatbuffer is at most 2 GB
@@ -380,7 +392,9 @@ void ProgramImage::write_bound(const BlobCache& cache) {
     std::memcpy(out + from, &distance, sizeof distance);
   }
   const uint64_t size = editor.end();
-  std::memcpy(out + kProgramSizeAt, &size, sizeof size);
+  if (has_header_) {
+    std::memcpy(out + kProgramSizeAt, &size, sizeof size);
+  }
   program_ = std::move(words);
   program_size_ = size;
   constants_ = reinterpret_cast<const uint8_t*>(low);
