@@ -413,6 +413,8 @@ class BlobCache(NamedDataMap):
         if layout is None:
             return key, view, None, False
         own = self.get_tensor_layout(key)
+        if own is None and layout.scalar_type == ScalarType.BYTE and len(layout.sizes) == 1:
+            return key, view, None, False  # as `numpy` and `torch` show opaque bytes
         if own is None:
             raise errors.LayoutError(f"{self.name}: key {key!r} is opaque bytes, the new data is {layout}")
         if layout != own and (layout.scalar_type, layout.sizes) == (own.scalar_type, own.sizes):
