@@ -44,7 +44,7 @@ class ImageLoader final : public et::DataLoader {
       return et::FreeableBuffer(
           reinterpret_cast<const uint8_t*>(image_.flatbuffer().data()) + offset, size, nullptr);
     }
-    if (info.segment_type == SegmentInfo::Type::Constant && image_.constants() != nullptr) {
+    if (offset == kBoundConstants && image_.constants() != nullptr) {
       return et::FreeableBuffer(image_.constants(), image_.constants_size(), nullptr);
     }
     if (offset > image_.file_size() || size > image_.file_size() - offset) {
@@ -409,7 +409,11 @@ void LoadedMethod::set_tensor(size_t index, const Argument& argument) {
   const executorch::aten::ArrayRef<executorch::aten::SizesType> sizes(argument.sizes, argument.rank);
   const auto now = tensor.sizes();
   if (now.size() != sizes.size() || !std::equal(sizes.begin(), sizes.end(), now.begin())) {
-    if (now.size() != sizes.size() || et::resize_tensor(tensor, sizes) != EtError::Ok) {
+    // ExecuTorch itself only compares the numbers of elements with the largest possible
+    const auto& largest = inputs_[index].layout.sizes;
+    const bool fits = now.size() == sizes.size() &&
+        std::equal(sizes.begin(), sizes.end(), largest.begin(), [](int32_t a, int32_t b) { return a <= b; });
+    if (!fits || et::resize_tensor(tensor, sizes) != EtError::Ok) {
       Layout found = {argument.scalar_type, {}, {}};
       found.sizes.assign(argument.sizes, argument.sizes + argument.rank);
       throw input_error(index, "is " + to_string(inputs_[index].layout) + ", not " + to_string(found));

@@ -5,6 +5,8 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include "utf8.h"
+
 namespace blobstore {
 namespace {
 
@@ -33,6 +35,14 @@ enum ExtraField { kFqn = 1, kLocation = 2, kDeviceType = 3, kDeviceIndex = 4, kE
 
 constexpr uint8_t kTensorType = 5; // of the union KernelTypes
 constexpr uint8_t kExternal = 1; // of TensorDataLocation
+
+std::string_view text(const FlatBuffer& buffer, uint64_t table, unsigned field) {
+  const std::string_view found = buffer.string(table, field);
+  if (!is_utf8(found) || found.find('\0') != std::string_view::npos) {
+    throw FormatError("a name is not valid UTF-8");
+  }
+  return found;
+}
 
 /// Scalar type, sizes and dim order of a Tensor; nothing if a later ExecuTorch is needed to tell.
 std::optional<Layout> tensor_layout(const FlatBuffer& buffer, uint64_t tensor) {
@@ -101,7 +111,7 @@ void ProgramImage::read_methods(const FlatBuffer& buffer) {
   const FlatVector plans = buffer.vector(buffer.root(), kPlans, 4);
   for (uint32_t p = 0; p < plans.count; ++p) {
     const uint64_t plan = buffer.element(plans, p);
-    const std::string_view name = buffer.string(plan, kName);
+    const std::string_view name = text(buffer, plan, kName);
     if (name.empty()) {
       throw FormatError("method " + std::to_string(p) + " has no name");
     }
@@ -122,7 +132,7 @@ void ProgramImage::read_methods(const FlatBuffer& buffer) {
     std::vector<std::string> backends;
     const FlatVector delegates = buffer.vector(plan, kDelegates, 4);
     for (uint32_t d = 0; d < delegates.count; ++d) {
-      std::string id(buffer.string(buffer.element(delegates, d), 0));
+      std::string id(text(buffer, buffer.element(delegates, d), 0));
       if (std::find(backends.begin(), backends.end(), id) == backends.end()) {
         backends.push_back(std::move(id));
       }
@@ -132,8 +142,8 @@ void ProgramImage::read_methods(const FlatBuffer& buffer) {
     const FlatVector ops = buffer.vector(plan, kOperators, 4);
     for (uint32_t o = 0; o < ops.count; ++o) {
       const uint64_t op = buffer.element(ops, o);
-      const std::string_view overload = buffer.string(op, 1);
-      operators.push_back(std::string(buffer.string(op, 0)) + (overload.empty() ? "" : ".") + std::string(overload));
+      const std::string_view overload = text(buffer, op, 1);
+      operators.push_back(std::string(text(buffer, op, 0)) + (overload.empty() ? "" : ".") + std::string(overload));
     }
     operators_.push_back(std::move(operators));
   }
@@ -157,7 +167,7 @@ void ProgramImage::read_value(const FlatBuffer& buffer, uint64_t value, std::vec
   if (!external && (planned || buffer.u32_field(tensor, kDataBuffer) == 0)) {
     return;
   }
-  std::string key(buffer.string(extra, kFqn));
+  std::string key(text(buffer, extra, kFqn));
   if (external) {
     needs.push_back({key, tensor_layout(buffer, tensor), planned});
   }
@@ -317,7 +327,7 @@ void ProgramImage::write_bound(const BlobCache& cache) {
   const uint64_t tensor_vtable = editor.put_vtable({24, 24, 20, 0, 4, 8, 21, 12, 0, 22, 23, 16});
   const uint64_t extra_vtable = editor.put_vtable({8, 8, 0, 4});
   const uint64_t offsets_vtable = editor.put_vtable({8, 12, 4, 8});
-  const uint64_t segment_vtable = editor.put_vtable({4, 4});
+  const uint64_t segment_vtable = editor.put_vtable({8, 24, 8, 16});
   for (const auto& [use, number] : bound) {
     editor.links.emplace_back(use->value_slot, 0);
     const uint64_t table = editor.start_table(tensor_vtable);
@@ -348,7 +358,7 @@ void ProgramImage::write_bound(const BlobCache& cache) {
   }
   const uint64_t table = editor.start_table(offsets_vtable);
   editor.links.emplace_back(constant_slot, table);
-  editor.put<uint32_t>(segments.count == 0 ? 0 : std::min(old_segment, segments.count - 1));
+  editor.put<uint32_t>(segments.count); // the one that is added below
   const uint64_t reference = editor.put<uint32_t>(0);
   editor.align(8, 4);
   editor.link_here(reference);
@@ -364,14 +374,22 @@ void ProgramImage::write_bound(const BlobCache& cache) {
   for (const Blob* blob : blobs) {
     editor.put<uint64_t>(reinterpret_cast<uintptr_t>(blob->data) - low);
   }
-  if (segments.count == 0) {
-    editor.align(4);
-    editor.links.emplace_back(segments_slot, editor.end());
-    editor.put<uint32_t>(1);
-    // a reference leads forward, so the table is behind its list
-    const uint64_t to = editor.put<uint32_t>(0);
-    editor.link_here(to);
+  // the list of segments again, as a reference from there cannot lead back, and one more that stands for the cache
+  editor.align(4);
+  editor.links.emplace_back(segments_slot, editor.end());
+  editor.put<uint32_t>(segments.count + 1);
+  const uint64_t list = editor.end();
+  for (uint32_t i = 0; i <= segments.count; ++i) {
+    editor.put<uint32_t>(0);
+  }
+  for (uint32_t i = 0; i <= segments.count; ++i) {
+    const uint64_t old = i < segments.count ? buffer.element(segments, i) : 0;
+    editor.align(8);
+    editor.link_here(list + 4ull * i);
     editor.start_table(segment_vtable);
+    editor.put<uint32_t>(0);
+    editor.put<uint64_t>(old ? buffer.u64_field(old, 0) : kBoundConstants - segment_base_);
+    editor.put<uint64_t>(old ? buffer.u64_field(old, 1) : 8);
   }
   if (inline_slot != 0) { // a program has constants either inline or in a segment
     editor.align(4);

@@ -14,6 +14,9 @@
 
 namespace blobstore {
 
+/// Where in the file ExecuTorch looks for the constants of a bound program: no file is that long.
+constexpr uint64_t kBoundConstants = uint64_t{1} << 62;
+
 /// A tensor whose bytes are not in the program.
 struct Need {
   std::string key;
