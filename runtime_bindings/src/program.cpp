@@ -141,12 +141,11 @@ class LoadedMethod final : public Method, private ForkAware {
     if (shared_state_) {
       shared_state_ = std::make_shared<std::mutex>();
     }
-    if (method_ && method_->in_progress()) {
-      (void)method_->reset_execution();
-    }
+    torn_ = method_ && method_->in_progress();
   }
 
   std::shared_ptr<LoadedProgram> program_;
+  size_t number_;
   std::string name_;
   std::vector<ValueInfo> inputs_;
   std::vector<ValueInfo> outputs_;
@@ -159,6 +158,7 @@ class LoadedMethod final : public Method, private ForkAware {
   std::optional<et::Method> method_;
   std::vector<std::optional<Input>> tensors_;
   bool delegated_ = false;
+  bool torn_ = false; // another thread was running it when the process forked
   std::mutex mutex_;
   std::shared_ptr<std::mutex> shared_state_; // if other methods use some of the same memory
 };
@@ -297,6 +297,7 @@ LoadedMethod::LoadedMethod(
     Arenas arenas,
     std::shared_ptr<std::mutex> state)
     : program_(std::move(program)),
+      number_(number),
       name_(program_->methods()[number]),
       inputs_(program_->inputs(name_)),
       outputs_(program_->outputs(name_)),
@@ -354,6 +355,7 @@ void LoadedMethod::load(
   if (error != EtError::Ok) {
     throw Error(ErrorKind::Program, program_->path(), "method '" + name_ + "': " + describe(error));
   }
+  tensors_.clear();
   tensors_.resize(values.size());
   for (size_t i = 0; i < values.size(); ++i) {
     if (values[i].isTensor()) {
@@ -500,6 +502,12 @@ std::vector<Value> LoadedMethod::execute(const std::vector<Argument>& arguments)
   std::unique_lock<std::mutex> state;
   if (shared_state_) {
     state = std::unique_lock<std::mutex>(*shared_state_);
+  }
+  if (torn_) { // it starts anew; what it was is left alone, as locks in it may be held for ever
+    new std::optional<et::Method>(std::move(method_));
+    method_.reset();
+    load(program_->program(), program_->map(), program_->image(), number_);
+    torn_ = false;
   }
   struct Forget { // the caller's memory is his again, however this ends
     LoadedMethod& method;
