@@ -67,6 +67,16 @@ std::optional<Layout> tensor_layout(const FlatBuffer& buffer, uint64_t tensor) {
   return layout;
 }
 
+/// Whether a Tensor is what a blob is; without making a layout of it, as there may be many.
+bool has_layout(const FlatBuffer& buffer, uint64_t tensor, const std::optional<Layout>& layout) {
+  const FlatVector sizes = buffer.vector(tensor, kSizes, 4);
+  const FlatVector order = buffer.vector(tensor, kDimOrder, 1);
+  return layout && static_cast<int8_t>(buffer.u8_field(tensor, kScalarType)) == layout->scalar_type &&
+      sizes.count == layout->sizes.size() && order.count == layout->dim_order.size() &&
+      (sizes.count == 0 || (std::memcmp(buffer.data() + sizes.start, layout->sizes.data(), 4ull * sizes.count) == 0 &&
+                            std::memcmp(buffer.data() + order.start, layout->dim_order.data(), order.count) == 0));
+}
+
 /// Whether constants lie in the flatbuffer itself, as old programs have them; one empty entry stands for "no data".
 bool has_inline_constants(const FlatBuffer& buffer, uint64_t program) {
   const FlatVector constants = buffer.vector(program, kConstantBuffer, 4);
@@ -117,18 +127,12 @@ void ProgramImage::read_methods(const FlatBuffer& buffer) {
     }
     methods_.emplace_back(name);
     std::vector<Need> needs;
+    std::unordered_set<std::string_view> seen;
     const FlatVector values = buffer.vector(plan, kValues, 4);
     for (uint32_t v = 0; v < values.count; ++v) {
-      read_value(buffer, buffer.element(values, v), needs);
+      read_value(buffer, buffer.element(values, v), needs, seen);
     }
-    std::unordered_set<std::string_view> seen;
-    std::vector<Need> once;
-    for (Need& need : needs) {
-      if (seen.insert(need.key).second) {
-        once.push_back(need);
-      }
-    }
-    needs_.push_back(std::move(once));
+    needs_.push_back(std::move(needs));
     std::vector<std::string> backends;
     const FlatVector delegates = buffer.vector(plan, kDelegates, 4);
     for (uint32_t d = 0; d < delegates.count; ++d) {
@@ -149,7 +153,11 @@ void ProgramImage::read_methods(const FlatBuffer& buffer) {
   }
 }
 
-void ProgramImage::read_value(const FlatBuffer& buffer, uint64_t value, std::vector<Need>& needs) {
+void ProgramImage::read_value(
+    const FlatBuffer& buffer,
+    uint64_t value,
+    std::vector<Need>& needs,
+    std::unordered_set<std::string_view>& seen) {
   if (buffer.u8_field(value, kValueType) != kTensorType) {
     return;
   }
@@ -167,15 +175,15 @@ void ProgramImage::read_value(const FlatBuffer& buffer, uint64_t value, std::vec
   if (!external && (planned || buffer.u32_field(tensor, kDataBuffer) == 0)) {
     return;
   }
-  std::string key(text(buffer, extra, kFqn));
-  if (external) {
-    needs.push_back({key, tensor_layout(buffer, tensor), planned});
+  const std::string_view key = text(buffer, extra, kFqn); // lives in the buffer, which outlives `seen`
+  if (external && seen.insert(key).second) {
+    needs.push_back({std::string(key), tensor_layout(buffer, tensor), planned});
   }
   const bool known = buffer.field_count(tensor) <= kTensorFields && buffer.field_count(extra) <= kExtraFields &&
       buffer.u32_field(tensor, kStorageOffset) == 0 && buffer.u8_field(extra, kDeviceType) == 0 &&
       buffer.u8_field(extra, kDeviceIndex) == 0 && item_size(static_cast<int8_t>(buffer.u8_field(tensor, 0))) != 0;
   if (!planned && known) {
-    uses_.push_back({slot, tensor, std::move(key), external});
+    uses_.push_back({slot, tensor, std::string(key), external});
   }
 }
 
@@ -295,6 +303,9 @@ void ProgramImage::write_bound(const BlobCache& cache) {
   uintptr_t low = old_constants ? reinterpret_cast<uintptr_t>(old_constants) : UINTPTR_MAX;
   uintptr_t high = old_constants ? low + old_size : 0;
   std::vector<std::pair<const Use*, uint32_t>> bound;
+  numbers.reserve(uses_.size());
+  blobs.reserve(uses_.size());
+  bound.reserve(uses_.size());
   for (const Use& use : uses_) {
     auto found = numbers.find(use.key);
     if (found == numbers.end()) {
@@ -309,7 +320,7 @@ void ProgramImage::write_bound(const BlobCache& cache) {
       high = std::max(high, at + std::max<size_t>(blob->size, 1));
     }
     const Blob& blob = *blobs[found->second - first];
-    if (!use.external && tensor_layout(buffer, use.table) != blob.layout) {
+    if (!has_layout(buffer, use.table, blob.layout)) {
       throw Error(
           ErrorKind::Layout,
           path(),
@@ -324,6 +335,8 @@ void ProgramImage::write_bound(const BlobCache& cache) {
 
   Editor editor;
   editor.base = align_up(program_size_, 8);
+  editor.tail.reserve(128 * bound.size() + 4096);
+  editor.links.reserve(bound.size() + 4);
   const uint64_t tensor_vtable = editor.put_vtable({24, 24, 20, 0, 4, 8, 21, 12, 0, 22, 23, 16});
   const uint64_t extra_vtable = editor.put_vtable({8, 8, 0, 4});
   const uint64_t offsets_vtable = editor.put_vtable({8, 12, 4, 8});

@@ -5,6 +5,8 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
+#include <unordered_set>
 #include <vector>
 
 #include <blobstore/cache.h>
@@ -68,7 +70,11 @@ class ProgramImage {
   struct Editor;
 
   void read_methods(const FlatBuffer& buffer);
-  void read_value(const FlatBuffer& buffer, uint64_t value, std::vector<Need>& needs);
+  void read_value(
+      const FlatBuffer& buffer,
+      uint64_t value,
+      std::vector<Need>& needs,
+      std::unordered_set<std::string_view>& seen);
   void check(const BlobCache& cache) const;
   void write_bound(const BlobCache& cache);
   const uint8_t* bytes() const { return reinterpret_cast<const uint8_t*>(program_.data()); }

@@ -289,7 +289,9 @@ def test_load_refuses_what_does_not_fit(foundation, tmp_path):
     (tmp_path / "hurt.ptd").write_bytes(data)
     with pytest.raises(errors.KeyNotFoundError, match=r"unknown\.ptd: .*'more'"):
         cache.load(tmp_path / "unknown.ptd")
-    with pytest.raises(errors.LayoutError, match=r"layout\.ptd: .*'long' is long\[777\], the new data is double\[777\]"):
+    with pytest.raises(
+        errors.LayoutError, match=r"layout\.ptd: .*'long' is long\[777\], the new data is double\[777\]"
+    ):
         cache.load(tmp_path / "layout.ptd")
     with pytest.raises(errors.IntegrityError, match=r"hurt\.ptd: .*'long'"):
         cache.load(tmp_path / "hurt.ptd")
@@ -321,7 +323,9 @@ def test_stacks(foundation, tmp_path):
     base.update({"large": np.zeros((1024, 1024), np.float32)})
     assert (a.generation, b.generation) == (2, 1)
     assert not b.numpy("large").any()
-    with pytest.raises(errors.KeyNotFoundError, match=r"'large' belongs to the base .*foundation\.ptd; change it there"):
+    with pytest.raises(
+        errors.KeyNotFoundError, match=r"'large' belongs to the base .*foundation\.ptd; change it there"
+    ):
         a.update({"large": np.zeros((1024, 1024), np.float32)})
     assert a.version("large") == 1 and a.version("row") == 1
     assert len({base.id, a.id, b.id}) == 3

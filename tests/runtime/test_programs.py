@@ -190,7 +190,9 @@ def test_inputs_in_other_memory(mlp):
         nn.Parameter(x),
         memoryview(x.numpy()),
     ):
-        np.testing.assert_array_equal(np.asarray(forward(given)[0].detach() if isinstance(given, torch.Tensor) else forward(given)[0]), expected)
+        np.testing.assert_array_equal(
+            np.asarray(forward(given)[0].detach() if isinstance(given, torch.Tensor) else forward(given)[0]), expected
+        )
 
 
 def test_channels_last_inputs(tmp_path):
@@ -287,9 +289,13 @@ def test_data_of_another_shape(tmp_path):
     store = BlobStore()
     with open_ptd(tmp_path / "_default_external_constant.ptd") as good:
         for key in good:
-            store.add(key, np.zeros((16, 32) if key == "first.weight" else good.get_tensor_layout(key).sizes, np.float32))
+            store.add(
+                key, np.zeros((16, 32) if key == "first.weight" else good.get_tensor_layout(key).sizes, np.float32)
+            )
     store.write_ptd(tmp_path / "bad.ptd")
-    with pytest.raises(errors.LayoutError, match=r"'first.weight' as float\[32, 16\], it is float\[16, 32\] in .*bad\.ptd"):
+    with pytest.raises(
+        errors.LayoutError, match=r"'first.weight' as float\[32, 16\], it is float\[16, 32\] in .*bad\.ptd"
+    ):
         Program(pte, data=tmp_path / "bad.ptd")
 
 
@@ -305,7 +311,9 @@ def test_missing_backend(tmp_path):
     pte.write_bytes(pte.read_bytes().replace(b"XnnpackBackend", b"NobodysBackend"))
     program = Program(pte)
     assert program.backends() == ("NobodysBackend",)
-    with pytest.raises(errors.MissingBackendError, match=r"model\.pte: method 'forward' is delegated to .*NobodysBackend"):
+    with pytest.raises(
+        errors.MissingBackendError, match=r"model\.pte: method 'forward' is delegated to .*NobodysBackend"
+    ):
         program.method()
 
 
