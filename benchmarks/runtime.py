@@ -54,19 +54,19 @@ def _load(folder: Path) -> Iterator[Row]:
 
 
 def _run(folder: Path) -> Iterator[Row]:
-    def mlp(width: int) -> tuple[Path, tuple[torch.Tensor, ...]]:
-        layers = [layer for _ in range(3) for layer in (torch.nn.Linear(width, width), torch.nn.ReLU())]
-        inputs = (torch.randn(8, width),)
-        path = folder / f"mlp{width}.pte"
-        path.write_bytes(lower({"forward": (torch.nn.Sequential(*layers).eval(), inputs)}, partitioners=list).buffer)
-        return path, inputs
-
-    for name, width, repeat, bar in (("small", 32, 400, 1.02), ("large", 1024, 5, 1.00)):
-        path, inputs = mlp(width)
-        method, (program, stock) = _ours(path, None), _stock(path, None)
+    layers = [layer for _ in range(3) for layer in (torch.nn.Linear(32, 32), torch.nn.ReLU())]
+    small = torch.randn(8, 32)
+    path = folder / "mlp.pte"
+    path.write_bytes(lower({"forward": (torch.nn.Sequential(*layers).eval(), (small,))}, partitioners=list).buffer)
+    large = write_sum(folder, 64, _WIDTH)
+    for name, files, x, repeat, bar in (
+        ("small", (path, None), small, 400, 1.02),
+        ("large (256 MiB of weights)", large, torch.zeros(_WIDTH), 1, 1.00),
+    ):
+        method, (program, stock) = _ours(*files), _stock(*files)
         ours, theirs = side_by_side(
-            lambda: [method(*inputs) for _ in range(repeat)],
-            lambda: [stock.execute(inputs) for _ in range(repeat)],
+            lambda: [method(x) for _ in range(repeat)],
+            lambda: [stock.execute([x]) for _ in range(repeat)],
             rounds=31,
         )
         del program

@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -421,7 +422,7 @@ cache = BlobCache({str(tmp_path / "_default_external_constant.ptd")!r})
 assert out.shape == (3, 16)
 cache.update({{"shift": np.zeros(16, np.float32)}})
 """
-    subprocess.run([sys.executable, "-c", script], check=True, env={**os.environ, "PYTHONPATH": os.getcwd()})
+    subprocess.run([sys.executable, "-c", script], check=True, env={**os.environ, "PYTHONPATH": str(Path.cwd())})
 
 
 def test_native_errors_have_a_class_each():

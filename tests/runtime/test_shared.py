@@ -144,9 +144,9 @@ while True:
     n = n % 1000 + 1
     cache.update(weights(n))
 """
-    rng = random.Random(5)
-    for round in range(6):
-        victims = [run(script, copy, 100 * i + round) for i in range(3)]
+    rng = random.Random(5)  # noqa: S311 - the moments of the kills
+    for turn in range(6):
+        victims = [run(script, copy, 100 * i + turn) for i in range(3)]
         for victim in victims:
             assert victim.stdout.readline() == "ready\n"
         end = time.monotonic() + rng.uniform(0.05, 0.3)
