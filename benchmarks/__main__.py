@@ -10,7 +10,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-MODULES = ("store", "report")
+MODULES = ("store", "report", "runtime")
 
 
 def main() -> None:
