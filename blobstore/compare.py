@@ -8,6 +8,7 @@ from typing import Literal
 from blobstore.buffers import same_bytes
 from blobstore.data_map import NamedDataMap
 from blobstore.layout import TensorLayout
+from blobstore.staging import Progress
 
 __all__ = ["Change", "Comparison", "compare"]
 
@@ -49,17 +50,26 @@ class Comparison:
     same_bytes: int
 
 
-def compare(left: NamedDataMap, right: NamedDataMap) -> Comparison:
+def compare(left: NamedDataMap, right: NamedDataMap, *, progress: Progress | None = None) -> Comparison:
     """Compare two data maps byte by byte.
 
     A key of the left that is missing on the right, where a new key has its bytes and its layout, counts as renamed.
+
+    Args:
+        left: the older one.
+        right: the newer one.
+        progress: told of every blob on the left.
     """
+    total, done = sum(map(len, left.values())), 0
     new = {(right.digest(key), right.get_tensor_layout(key)): key for key in right if key not in left}
     changes: list[Change] = []
     renamed: set[str] = set()
     same = same_size = 0
     for key, data in left.items():
         layout = left.get_tensor_layout(key)
+        done += len(data)
+        if progress:
+            progress("comparing", done, total)
         if key in right:
             other_data, other_layout = right[key], right.get_tensor_layout(key)
             equal = same_bytes(data, other_data)

@@ -119,10 +119,11 @@ def test_verify(run, ptd, lowered, tmp_path):
     assert "mlp.pte: ok: structure" in text
     flip(ptd, "tied.weight")
     text = run("verify", "m.ptd", "mlp.pte", code=1)
-    assert "DAMAGED" in text and "'tied.weight'" in text and "mlp.pte: ok" in text
+    assert "NOT OK" in text and "'tied.weight'" in text and "mlp.pte: ok" in text
     rows = json.loads(run("verify", "m.ptd", "mlp.pte", "--json", code=1))
     assert [row["ok"] for row in rows] == [False, True]
-    run("verify", "missing.ptd", code=3)
+    text = run("verify", "missing.ptd", "m.ptd", "mlp.pte", code=3)
+    assert "missing.ptd: NOT OK: No such file or directory" in text and "mlp.pte: ok" in text
     (tmp_path / "x.txt").write_text("x")
     assert "unknown format" in run("verify", "x.txt", code=3)
 

@@ -149,28 +149,37 @@ def inspect(
 def verify(
     files: Annotated[list[Path], typer.Argument(help=".pte, .ptd or .safetensors files.")], as_json: AsJson = False
 ) -> None:
-    """Check the structure of files, and the digests of those that carry some. Exit code 1 if one is damaged."""
+    """Check the structure of files, and the digests of those that carry some.
+
+    Exit code 1 if one is damaged, 3 if one cannot be read at all; the others are checked all the same.
+    """
     rows: list[dict[str, Any]] = []
-    for path in files:
-        row: dict[str, Any] = {"path": str(path), "ok": True, "digests": False, "reason": None}
-        try:
-            if detect_format(path) is Format.PTD:
-                with open_ptd(path) as data_map:
-                    row["digests"] = data_map.verify()
-            else:
-                len(open_any(path))
-        except InvalidFileError as error:
-            row.update(ok=False, reason=error.reason)
-        rows.append(row)
+    code = 0
+    with progress_bar(hidden=as_json) as progress:
+        for path in files:
+            row: dict[str, Any] = {"path": str(path), "ok": True, "digests": False, "reason": None}
+            try:
+                if detect_format(path) is Format.PTD:
+                    with open_ptd(path) as data_map:
+                        row["digests"] = data_map.verify(progress=progress)
+                else:
+                    len(open_any(path))
+            except InvalidFileError as error:
+                row.update(ok=False, reason=error.reason)
+                code = max(code, NO)
+            except BlobStoreError as error:
+                row.update(ok=False, reason=str(error).removeprefix(f"{path}: "))
+                code = ERROR
+            rows.append(row)
     if as_json:
         print_json(rows)
     else:
         for row in rows:
             checked = "structure and all digests" if row["digests"] else "structure; the file carries no digests"
-            verdict = f"ok: {checked}" if row["ok"] else f"DAMAGED: {row['reason']}"
+            verdict = f"ok: {checked}" if row["ok"] else f"NOT OK: {row['reason']}"
             out.print(printable(f"{row['path']}: {verdict}"), soft_wrap=True)
-    if not all(row["ok"] for row in rows):
-        raise typer.Exit(NO)
+    if code:
+        raise typer.Exit(code)
 
 
 @app.command()
@@ -181,8 +190,8 @@ def diff(
     as_json: AsJson = False,
 ) -> None:
     """Compare two files key by key, byte by byte. Exit code 1 if they differ."""
-    with open_any(left) as a, open_any(right) as b:
-        result = compare(a, b)
+    with progress_bar(hidden=as_json) as progress, open_any(left) as a, open_any(right) as b:
+        result = compare(a, b, progress=progress)
     if as_json:
         print_json(result)
     else:

@@ -19,6 +19,7 @@ from blobstore.mapped_file import as_path, map_file
 from blobstore.ptd.columns import Columns, ColumnsError, Positions
 from blobstore.ptd.header import Header, HeaderError
 from blobstore.ptd.manifest import END_MAGIC, KEY_PREFIX, Manifest, ManifestError, is_manifest
+from blobstore.staging import Progress
 
 __all__ = ["PtdDataMap", "open_ptd"]
 
@@ -131,8 +132,11 @@ class PtdDataMap(NamedDataMap):
         """Bytes of the header and the table of contents, from the start of the file."""
         return self._table.head_size
 
-    def verify(self) -> bool:
+    def verify(self, *, progress: Progress | None = None) -> bool:
         """Hash all blobs and compare them with the digests that the file carries.
+
+        Args:
+            progress: told of every blob.
 
         Returns:
             True if everything was compared; False if the file carries no digests, so nothing could be.
@@ -160,6 +164,8 @@ class PtdDataMap(NamedDataMap):
                     f"the bytes of {', '.join(map(repr, keys)) or f'segment {segment}'} are damaged: expected xxh3-128 "
                     f"{expected.hex()}, found {found.hex()}",
                 )
+            if progress:
+                progress(f"verifying {self.path.name}", end, len(self._data))
         return True
 
     def close(self) -> None:
