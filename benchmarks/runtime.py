@@ -55,14 +55,12 @@ def _load(folder: Path) -> Iterator[Row]:
 
 
 def _run(folder: Path) -> Iterator[Row]:
-    layers = [layer for _ in range(3) for layer in (torch.nn.Linear(32, 32), torch.nn.ReLU())]
-    small = torch.randn(8, 32)
-    path = folder / "mlp.pte"
-    path.write_bytes(lower({"forward": (torch.nn.Sequential(*layers).eval(), (small,))}, partitioners=list).buffer)
+    small, wide = torch.randn(8, 32), torch.randn(64, 1024)
     large = write_sum(folder, 64, _WIDTH)
     for name, files, x, repeat, bar in (
-        ("small", (path, None), small, 400, 1.02),
+        ("small", (_mlp(folder, small), None), small, 400, 1.02),
         ("large (256 MiB of weights)", large, torch.zeros(_WIDTH), 1, 1.00),
+        ("computing (MLP 1024 wide)", (_mlp(folder, wide), None), wide, 1, None),
     ):
         method, (program, stock) = _ours(*files), _stock(*files)
         ours, theirs = side_by_side(
@@ -71,7 +69,18 @@ def _run(folder: Path) -> Iterator[Row]:
             rounds=31,
         )
         del program
-        yield ratio_row(f"run a {name} method, against the stock runtime", ours / repeat, theirs / repeat, at_most=bar)
+        work = f"run a {name} method, against the stock runtime"
+        row = ratio_row(work, ours / repeat, theirs / repeat, at_most=bar or 1)
+        # where arithmetic decides, both run the same kernels; what is left is the machine's noise
+        yield row if bar else Row(work, row.figure, "", True)
+
+
+def _mlp(folder: Path, x: torch.Tensor) -> Path:
+    width = x.shape[1]
+    layers = [layer for _ in range(3) for layer in (torch.nn.Linear(width, width), torch.nn.ReLU())]
+    path = folder / f"mlp{width}.pte"
+    path.write_bytes(lower({"forward": (torch.nn.Sequential(*layers).eval(), (x,))}, partitioners=list).buffer)
+    return path
 
 
 def _repeat(call: Callable[[Any], object], argument: Any, times: int) -> None:
@@ -98,8 +107,11 @@ def _update(folder: Path) -> Iterator[Row]:
     new, target = np.ones(_WIDTH, np.float32), np.zeros(_WIDTH, np.float32)
     update = lambda: cache.update({"w.5": new})  # noqa: E731
     ours, theirs = side_by_side(lambda: [update() for _ in range(20)], lambda: _stock(pte, other), rounds=15)
-    work = "update 4 MiB of 256 MiB, against loading the program with a new .ptd"
+    work = "update 4 MiB of 256 MiB, each of 20 in a row, against loading the program with a new .ptd"
     yield ratio_row(work, ours / 20, theirs, at_least=50)
+    single, theirs = side_by_side(update, lambda: _stock(pte, other), rounds=15)
+    row = ratio_row("  a single one, when a load has just swept the caches", single, theirs, at_least=1)
+    yield Row(row.work, row.figure, "", True)
     memcpy = lambda: np.copyto(target, new)  # noqa: E731
     memcpy_time = _median(memcpy)
     yield ratio_row("  repeated, against a memcpy of 4 MiB", _median(update), memcpy_time, at_most=2)
