@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import os
 import secrets
+import threading
 from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
 from blobstore.errors import FileAccessError, OutputPathError
 from blobstore.mapped_file import as_path, same_file
@@ -20,6 +22,7 @@ Progress = Callable[[str, int, int], None]
 """Told what is being done, how many bytes of it are done, and of how many."""
 
 _BUFFER = 1 << 20  # gathers small writes; larger ones go straight to the file
+_SYNC = 1 << 26  # how much is written before the disk is put to work beside the writing
 
 
 class Staging:
@@ -35,7 +38,7 @@ class Staging:
 
     def __init__(self, progress: Progress | None = None) -> None:
         self._progress = progress
-        self._staged: dict[Path, tuple[Path, Path, BinaryIO]] = {}  # by the target, without links in its folder
+        self._staged: dict[Path, tuple[Path, Path, _Output]] = {}  # by the target, without links in its folder
 
     @contextlib.contextmanager
     def open(self, path: str | os.PathLike[str], nbytes: int = 0) -> Iterator[BinaryIO]:
@@ -54,14 +57,13 @@ class Staging:
             if target.is_dir():
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
             temporary = _beside(target)
-            file = temporary.open("xb", buffering=_BUFFER)
-        self._staged[place] = (target, temporary, file)
+            output = _Output(temporary, f"writing {target.name}", nbytes, self._progress)
+        self._staged[place] = (target, temporary, output)
+        file = io.BufferedWriter(output, _BUFFER)
         with named(target):
-            if self._progress:
-                yield cast(BinaryIO, _Counted(file, f"writing {target.name}", nbytes, self._progress))
-            else:
-                yield file
+            yield cast(BinaryIO, file)
             file.flush()
+        file.detach()  # the output is closed when the group is complete
 
     def __enter__(self) -> Staging:
         return self
@@ -76,10 +78,10 @@ class Staging:
             self._discard()
 
     def _commit(self) -> None:
-        for target, _, file in self._staged.values():
+        for target, _, output in self._staged.values():
             with named(target):
-                os.fsync(file.fileno())
-                file.close()
+                output.sync()
+                output.close()
         with contextlib.ExitStack() as backups, contextlib.ExitStack() as undo:
             for number, (target, temporary, _) in enumerate(self._staged.values(), 1):
                 with named(target):
@@ -98,25 +100,63 @@ class Staging:
                     os.close(descriptor)
 
     def _discard(self) -> None:
-        for _, temporary, file in self._staged.values():
+        for _, temporary, output in self._staged.values():
             with contextlib.suppress(OSError):
-                file.close()
+                output.close()
             with contextlib.suppress(OSError):
                 os.unlink(temporary)
         self._staged.clear()
 
 
-class _Counted:
-    """A file that tells how much was written to it."""
+class _Output(io.RawIOBase):
+    """A new file. Its bytes go to the disk while more are written, so that little is left to wait for at the end."""
 
-    def __init__(self, file: BinaryIO, what: str, total: int, progress: Progress) -> None:
-        self._file, self._what, self._total, self._progress, self._done = file, what, total, progress, 0
+    def __init__(self, path: Path, what: str, total: int, progress: Progress | None) -> None:
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0), 0o666)
+        self._what, self._total, self._progress = what, total, progress
+        self._done = self._synced = 0
+        self._syncing: threading.Thread | None = None
+        self._failure: OSError | None = None
 
-    def write(self, data: bytes | memoryview) -> int:
-        written = self._file.write(data)
-        self._done += len(data)
-        self._progress(self._what, min(self._done, self._total), self._total)
+    def writable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return self._descriptor
+
+    def write(self, data: Any, /) -> int:
+        written = os.write(self._descriptor, data)
+        self._done += written
+        if self._done - self._synced >= _SYNC and not (self._syncing and self._syncing.is_alive()):
+            self._synced = self._done
+            self._syncing = threading.Thread(target=self._sync)
+            self._syncing.start()
+        if self._progress:
+            self._progress(self._what, min(self._done, self._total), self._total)
         return written
+
+    def sync(self) -> None:
+        """Wait until all that was written is on the disk."""
+        self._wait()
+        if self._failure:  # the system tells of it once only
+            raise self._failure
+        os.fsync(self._descriptor)
+
+    def close(self) -> None:
+        if not self.closed:
+            self._wait()
+            os.close(self._descriptor)
+        super().close()
+
+    def _sync(self) -> None:
+        try:
+            getattr(os, "fdatasync", os.fsync)(self._descriptor)
+        except OSError as error:
+            self._failure = error
+
+    def _wait(self) -> None:
+        if self._syncing:
+            self._syncing.join()
 
 
 def _beside(target: Path) -> Path:
