@@ -19,7 +19,13 @@ blobstore can still handle it. Each message names the file, the key, what was ex
     ├── UpdateError             (ValueError)     weights that cannot be changed so: refused, incomplete, not finite
     ├── DataChangedError        (RuntimeError)   memory or a file changed after it was added
     ├── ClosedError             (ValueError)     a data map was used after close()
-    └── MissingDependencyError  (ImportError)    an optional package is needed
+    ├── MissingDependencyError  (ImportError)    an optional package is needed
+    ├── UnsupportedOperationError (ValueError)   this cache, or its mode, cannot do that
+    ├── ProgramError            (RuntimeError)   ExecuTorch cannot load a program or a method
+    │   ├── MissingBackendError                  ... because nobody registered the backend of a delegate
+    │   └── ExecutionError                       a method failed while it ran
+    ├── MethodNotFoundError     (KeyError)       a program has no such method
+    └── InputError              (ValueError)     the inputs of a call do not fit the method
 """
 
 from __future__ import annotations
@@ -32,7 +38,9 @@ __all__ = [
     "BlobStoreError",
     "ClosedError",
     "DataChangedError",
+    "ExecutionError",
     "FileAccessError",
+    "InputError",
     "IntegrityError",
     "InvalidAlignmentError",
     "InvalidFileError",
@@ -41,9 +49,13 @@ __all__ = [
     "KeyConflictError",
     "KeyNotFoundError",
     "LayoutError",
+    "MethodNotFoundError",
+    "MissingBackendError",
     "MissingDependencyError",
     "OutputPathError",
+    "ProgramError",
     "UnsupportedDataError",
+    "UnsupportedOperationError",
     "UnsupportedProgramError",
     "UpdateError",
 ]
@@ -147,3 +159,30 @@ class ClosedError(BlobStoreError, ValueError):
 
 class MissingDependencyError(BlobStoreError, ImportError):
     """An optional package is needed for what was asked."""
+
+
+class UnsupportedOperationError(BlobStoreError, ValueError):
+    """What was asked is not possible with this cache, in its mode or at this moment."""
+
+
+class ProgramError(BlobStoreError, RuntimeError):
+    """ExecuTorch cannot load a program or a method."""
+
+
+class MissingBackendError(ProgramError):
+    """A method is delegated to a backend that this process does not have."""
+
+
+class ExecutionError(ProgramError):
+    """A method failed while it ran."""
+
+
+class MethodNotFoundError(BlobStoreError, KeyError):
+    """A program has no such method."""
+
+    def __str__(self) -> str:  # KeyError would print the repr of the message
+        return str(self.args[0])
+
+
+class InputError(BlobStoreError, ValueError):
+    """The inputs of a call do not fit the method: their number, kind, dtype or shape."""

@@ -1,0 +1,632 @@
+"""Programs that run on a writable cache of weights.
+
+    with BlobCache("weights.ptd") as cache:
+        forward = Program("model.pte", cache).method("forward")
+        before = forward(x)
+        cache.update({"layers.0.weight": new_weight})
+        after = forward(x)
+
+ExecuTorch itself runs the programs; what is here decides where their weights lie. `docs/runtime.md` says what memory
+costs, which generation of the weights a call sees, and what threads, processes and forks may do.
+
+This is the only module that imports the native package `blobstore-runtime`. It works without torch.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from blobstore import errors
+from blobstore.data_map import NamedDataMap
+from blobstore.digest import Digest, digest
+from blobstore.layout import ScalarType, TensorLayout
+from blobstore.ptd.reader import open_ptd
+from blobstore.ptd.writer import Entry, write_ptd
+from blobstore.staging import Staging, refuse_inputs
+from blobstore.store import BlobStore
+from blobstore.tensors import as_bytes, to_numpy, to_torch
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["BlobCache", "CacheStats", "Method", "Program", "Transaction", "ValueInfo", "make_working_copy"]
+
+_LIBRARIES = (
+    "libexecutorch.so",
+    "libexecutorch_threadpool.so",
+    "libexecutorch_kernels_optimized.so",
+    "libexecutorch_backend_xnnpack.so",
+)
+
+
+def _import_native() -> Any:
+    """The native module, linked to the very libraries that `executorch` uses in this process."""
+    try:
+        spec = importlib.util.find_spec("executorch")
+        for folder in spec.submodule_search_locations or () if spec else ():
+            for name in _LIBRARIES:
+                # by its file: the two packages need not be installed side by side
+                if (path := Path(folder, "lib", name)).exists():
+                    ctypes.CDLL(str(path))
+        from blobstore_runtime import _native
+    except ImportError as error:
+        raise errors.MissingDependencyError(
+            f"running programs needs the native package: pip install 'blobstore[runtime]' ({error})"
+        ) from error
+    return _native
+
+
+def _make_error(kind: str, path: bytes, reason: bytes, number: int) -> Exception:
+    """The one place where native errors become those of `blobstore.errors`."""
+    where, why = os.fsdecode(path), reason.decode(errors="backslashreplace")
+    match kind:
+        case "invalid_file":
+            return errors.InvalidFileError(where, why)
+        case "integrity":
+            return errors.IntegrityError(where, why)
+        case "file_access":
+            return errors.FileAccessError(where, OSError(number, why))
+    return _ERRORS[kind](f"{where}: {why}" if where else why)
+
+
+_ERRORS: dict[str, type[errors.BlobStoreError]] = {
+    "key_not_found": errors.KeyNotFoundError,
+    "key_conflict": errors.KeyConflictError,
+    "layout": errors.LayoutError,
+    "closed": errors.ClosedError,
+    "unsupported": errors.UnsupportedOperationError,
+    "program": errors.ProgramError,
+    "method_not_found": errors.MethodNotFoundError,
+    "input": errors.InputError,
+    "missing_backend": errors.MissingBackendError,
+    "execution": errors.ExecutionError,
+}
+
+_NativeLayout = tuple[int, tuple[int, ...], tuple[int, ...]]
+
+
+def _layout(native: _NativeLayout | None) -> TensorLayout | None:
+    return None if native is None else TensorLayout(ScalarType(native[0]), native[1], native[2])
+
+
+def _native_layout(layout: TensorLayout | None) -> _NativeLayout | None:
+    return None if layout is None else (int(layout.scalar_type), layout.sizes, layout.dim_order)
+
+
+def _argument_bytes(value: Any, wanted: _NativeLayout | None) -> tuple[Any, _NativeLayout]:
+    """Memory of a tensor or an array, in the order of dimensions that a method takes."""
+    view, layout = as_bytes(value)
+    expected = _layout(wanted)
+    if layout is None:
+        raise errors.InputError(f"expected a tensor or an array, not {type(value).__name__}")
+    if expected is not None and layout.dim_order != expected.dim_order and len(layout.sizes) == len(expected.sizes):
+        array = to_numpy(view, TensorLayout(layout.scalar_type, layout.sizes, layout.dim_order))
+        ordered = np.ascontiguousarray(array.transpose(expected.dim_order))
+        view = ordered.reshape(-1).view(np.uint8).data if ordered.size else memoryview(b"")
+        layout = TensorLayout(layout.scalar_type, layout.sizes, expected.dim_order)
+    native = _native_layout(layout)
+    assert native is not None  # noqa: S101 - only an absent layout has no native one
+    return view, native
+
+
+_native = _import_native()
+_native.set_helpers(
+    _argument_bytes,
+    lambda view, layout: to_numpy(memoryview(view), _layout(layout)),
+    lambda view, layout: to_torch(memoryview(view), _layout(layout)),
+    _make_error,
+)
+
+
+@dataclass(frozen=True)
+class CacheStats:
+    """What a cache holds and did: counted, or measured by the kernel. None: this system does not tell.
+
+    Attributes:
+        keys: number of keys, those of the base included.
+        mapped_bytes: address space, without that of the base.
+        resident_bytes: of that, in memory now, whoever else uses it.
+        private_bytes: of that, in memory of this process' own: pages that were changed, or a copy.
+        dirty_keys: keys whose bytes were changed.
+        dirty_bytes: their bytes.
+        lookups: by key, by programs or by the user; one that goes on to the base counts in both.
+        misses: of those, how many found nothing.
+        commits: updates, transactions and loads through this object.
+        reverts: likewise.
+    """
+
+    keys: int
+    mapped_bytes: int
+    resident_bytes: int | None
+    private_bytes: int | None
+    dirty_keys: int
+    dirty_bytes: int
+    lookups: int
+    misses: int
+    commits: int
+    reverts: int
+
+
+class BlobCache(NamedDataMap):
+    """Blobs of any number of `.ptd` files in memory: looked up as one, and changed while programs run on them.
+
+    It is a `NamedDataMap`, so whatever takes one takes a cache. Every view is of the live memory: it shows commits as
+    they happen, and keeps that memory alive. Everything may be called from any thread.
+
+    Args:
+        paths: one file, or several; a key that several hold must be equal there.
+        mode: "private": clean pages belong to the system's page cache, so that all processes share them, and a change
+            copies only the pages that it touches; nobody else sees it. "shared": one working copy (see
+            `make_working_copy`) that any number of processes map, read and change together; a commit changes the
+            file. "copy": the files are read into memory, so that nothing that happens to them matters.
+        base: a cache whose blobs are found through this one too, unless `paths` have the key. Its memory is shared,
+            and its commits are seen here; what it owns is changed through it, not from here.
+
+    Raises:
+        FileAccessError, InvalidFileError, IntegrityError: a file cannot be opened or trusted.
+        KeyConflictError: two files contradict each other.
+        UnsupportedOperationError: mode "shared" with several files.
+    """
+
+    def __init__(
+        self,
+        paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]] = (),
+        mode: Literal["private", "shared", "copy"] = "private",
+        *,
+        base: BlobCache | None = None,
+    ) -> None:
+        if mode not in {"private", "shared", "copy"}:
+            raise errors.UnsupportedOperationError(f"mode {mode!r} is none of 'private', 'shared', 'copy'")
+        files = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
+        self.paths = tuple(Path(path) for path in files)
+        self.mode = mode
+        self.base = base
+        self._native = _native.BlobCache.open(
+            [os.fspath(path) for path in files], mode, base._native if base is not None else None
+        )
+        self.name = os.fsdecode(self._native.name)
+        self._keys: list[str] = self._native.keys()
+
+    # What NamedDataMap asks for.
+
+    def _key_list(self) -> Sequence[str]:
+        return self._keys
+
+    def _view(self, key: str) -> memoryview:
+        if not isinstance(key, str):
+            raise KeyError(key)
+        return memoryview(self._native.view(key, False))
+
+    def _layout(self, key: str) -> TensorLayout | None:
+        if not isinstance(key, str):
+            raise KeyError(key)
+        return _layout(self._native.layout(key))
+
+    def __contains__(self, key: object) -> bool:
+        self._check_open()
+        return isinstance(key, str) and bool(self._native.contains(key))
+
+    def alignment(self, key: str) -> int:
+        """The alignment that the file records for a key, in bytes; 1 where it records none."""
+        self._check_open()
+        return int(self._native.alignment(key))
+
+    def digest(self, key: str) -> Digest:
+        """The content address of a blob as it is now."""
+        data = self.get_data(key)
+        recorded = self._native.recorded_digest(key)
+        if recorded is not None:
+            return Digest(len(data), recorded)
+        with self.reading():
+            return digest(data)
+
+    def load_data_into(self, key: str, buffer: object, size: int | None = None) -> None:
+        """Copy a blob, of one generation, to the start of `buffer`; see `NamedDataMap.load_data_into`."""
+        self._check_open()
+        with self.reading():
+            super().load_data_into(key, buffer, size)
+
+    # Looking.
+
+    def layout(self, key: str) -> TensorLayout | None:
+        """How a blob is a tensor; None for opaque bytes."""
+        return self.get_tensor_layout(key)
+
+    def numpy(self, key: str) -> np.ndarray:
+        """A read-only array over the live memory, in the tensor's shape; opaque bytes are uint8."""
+        return to_numpy(self.get_data(key), self.layout(key))
+
+    def torch(self, key: str) -> torch.Tensor:
+        """A tensor over the live memory, in the tensor's shape; opaque bytes are uint8.
+
+        For reading: torch has no read-only tensors, but what is written into this one is no commit. It has no
+        version, is not seen as dirty, and running methods do not wait for it.
+        """
+        self._check_open()
+        return to_torch(memoryview(self._native.view(key, True)), self.layout(key))
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """While it is open no commit happens: everything that is read belongs to one generation.
+
+        Commits wait for it, so keep it short; a commit from the same thread is an error.
+        """
+        held = _native.Reading(self._native)
+        held.enter()
+        try:
+            yield
+        finally:
+            held.leave()
+
+    @property
+    def id(self) -> int:
+        """Unlike that of any other cache of this process, ever."""
+        return int(self._native.id)
+
+    @property
+    def generation(self) -> int:
+        """Grows with every commit or revert, here or in the base; in mode "shared", by whichever process."""
+        return int(self._native.generation)
+
+    def version(self, key: str) -> int:
+        """The generation of the key's last change, counted by the cache that owns it; 0 if it never changed."""
+        return int(self._native.version(key))
+
+    @property
+    def dirty(self) -> tuple[str, ...]:
+        """The keys of this cache's files that were changed, in the files' order."""
+        return tuple(self._native.dirty())
+
+    @property
+    def stats(self) -> CacheStats:
+        """Counts and bytes as they are now."""
+        return CacheStats(**self._native.stats())
+
+    def verify(self) -> bool:
+        """Compare everything that was not changed with the digests in the files.
+
+        Returns:
+            True if every file had digests to compare with.
+
+        Raises:
+            IntegrityError: bytes were damaged; the keys are named.
+        """
+        return bool(self._native.verify())
+
+    # Changing. All or nothing, and no running method sees it happen.
+
+    def update(self, blobs: Mapping[str, Any]) -> int:
+        """Change blobs: all of them in one commit, or none.
+
+        The data is read in place while it is committed. Tensors and arrays must have the blob's own layout (dense
+        memory in another order of dimensions is put in order); for bytes only the length counts.
+
+        Args:
+            blobs: key to a tensor, an array, or an object with the buffer protocol.
+
+        Returns:
+            The new generation.
+
+        Raises:
+            KeyNotFoundError: a key is not in this cache's files. Nothing was changed, here and below.
+            LayoutError: a blob has another shape, type or size.
+            UnsupportedDataError: no bytes can be taken from an object.
+            UnsupportedOperationError: this thread is in `reading()`; or, in mode "shared", the file stores two keys
+                once which would differ now.
+        """
+        self._check_open()
+        return int(self._native.update([self._change(key, data) for key, data in blobs.items()]))
+
+    @contextmanager
+    def transaction(self) -> Iterator[Transaction]:
+        """Collect changes and commit them at the end of the block; an exception in the block drops them all.
+
+        Data is copied when it is given, so its memory is free at once.
+        """
+        self._check_open()
+        pending = Transaction(self)
+        yield pending
+        pending.commit()
+
+    def load(self, path: str | os.PathLike[str]) -> int:
+        """Commit the blobs of a `.ptd`, such as a delta that `save` wrote. Its digests are compared first.
+
+        Returns:
+            The new generation.
+
+        Raises:
+            FileAccessError, InvalidFileError, IntegrityError: the file cannot be opened or trusted.
+            KeyNotFoundError, LayoutError: it has a key that is not in this cache's files, or another layout. Nothing
+                was changed.
+        """
+        return int(self._native.load(os.fspath(path)))
+
+    def revert(self, keys: Iterable[str] | None = None) -> int:
+        """Go back to the bytes of the files, whole or for some keys.
+
+        Returns:
+            The new generation; the old one if nothing was dirty.
+
+        Raises:
+            KeyNotFoundError: a key is not in this cache's files.
+            UnsupportedOperationError: in mode "shared", where a commit changes the file itself; `load` the file that
+                the working copy was made from.
+        """
+        if keys is None:
+            return int(self._native.revert())
+        return int(self._native.revert_keys([keys] if isinstance(keys, str) else list(keys)))
+
+    def save(self, path: str | os.PathLike[str], *, dirty_only: bool = False) -> int:
+        """Write the blobs of this cache's files, as they are in one generation, to a `.ptd`.
+
+        Args:
+            path: the file; one that is there is replaced, but not one that this cache maps.
+            dirty_only: only what was changed: a delta for `load`.
+
+        Returns:
+            The size of the file in bytes.
+
+        Raises:
+            OutputPathError: the cache maps this file.
+            FileAccessError: writing failed; a file that was there is as before.
+        """
+        self._check_open()
+        refuse_inputs([Path(path)], self._all_paths())
+        store = BlobStore()
+        with self.reading():
+            wanted = self.dirty if dirty_only else [key for key in self._keys if self._native.owns(key)]
+            for key in wanted:
+                store.add(key, self.get_data(key), alignment=self.alignment(key), layout=self.layout(key))
+            return store.write_ptd(path)
+
+    # Life time.
+
+    def close(self) -> None:
+        """Refuse everything from now on. Programs that run on the cache and views keep the weights as they are; the
+        memory goes with the last of them."""
+        super().close()
+        self._native.close()
+
+    def __enter__(self) -> BlobCache:
+        super().__enter__()
+        return self
+
+    def _all_paths(self) -> list[Path]:
+        return [*self.paths, *(self.base._all_paths() if self.base is not None else ())]
+
+    def _change(self, key: str, data: Any) -> tuple[str, Any, _NativeLayout | None, bool]:
+        if not isinstance(key, str):
+            raise errors.KeyNotFoundError(f"{self.name}: no key {key!r}")
+        if isinstance(data, bytes | bytearray | memoryview):
+            return key, as_bytes(data)[0], None, False
+        view, layout = as_bytes(data)
+        if layout is None:
+            return key, view, None, False
+        own = self.get_tensor_layout(key)
+        if own is None:
+            raise errors.LayoutError(f"{self.name}: key {key!r} is opaque bytes, the new data is {layout}")
+        if layout != own and (layout.scalar_type, layout.sizes) == (own.scalar_type, own.sizes):
+            array = to_numpy(view, layout)
+            view = np.ascontiguousarray(array.transpose(own.dim_order)).reshape(-1).view(np.uint8).data
+            layout = own
+        return key, view, _native_layout(layout), True
+
+
+class Transaction:
+    """Changes that wait for their commit; see `BlobCache.transaction`.
+
+    `transaction[key] = data` takes a tensor, an array, or an object with the buffer protocol, checks it against the
+    blob and copies it. A key that is set twice has the last data.
+    """
+
+    def __init__(self, cache: BlobCache) -> None:
+        self._cache = cache
+        self._changes: dict[str, tuple[str, Any, _NativeLayout | None, bool]] = {}
+
+    def __setitem__(self, key: str, data: Any) -> None:
+        cache = self._cache
+        cache._check_open()
+        change = cache._change(key, data)
+        expected = len(cache.get_data(key))
+        if change[3] and _layout(change[2]) != cache.layout(key):
+            raise errors.LayoutError(
+                f"{cache.name}: key {key!r} is {cache.layout(key)}, the new data is {_layout(change[2])}"
+            )
+        if len(change[1]) != expected:
+            raise errors.LayoutError(
+                f"{cache.name}: key {key!r} has {expected} bytes, the new data has {len(change[1])}"
+            )
+        self._changes[key] = (key, bytes(change[1]), change[2], change[3])
+
+    def update(self, blobs: Mapping[str, Any]) -> None:
+        """Set several keys."""
+        for key, data in blobs.items():
+            self[key] = data
+
+    def __len__(self) -> int:
+        return len(self._changes)
+
+    def commit(self) -> int:
+        """Commit what was collected, and begin anew. Leaving the block does it."""
+        changes, self._changes = list(self._changes.values()), {}
+        return int(self._cache._native.update(changes))
+
+
+def make_working_copy(
+    paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], target: str | os.PathLike[str]
+) -> int:
+    """Write the blobs of some `.ptd` files to one file that `BlobCache(target, "shared")` can be opened on.
+
+    Unlike in other files, each key has bytes of its own there, also where two are equal, because processes that share
+    the file may change one and not the other.
+
+    Returns:
+        The size of the file in bytes.
+
+    Raises:
+        FileAccessError, InvalidFileError, IntegrityError: a file cannot be opened or trusted.
+        KeyConflictError: two files contradict each other.
+        OutputPathError: the target is one of the files.
+    """
+    files = [Path(paths)] if isinstance(paths, str | os.PathLike) else [Path(path) for path in paths]
+    refuse_inputs([Path(target)], files)
+    store = BlobStore()
+    for path in files:
+        store.merge(open_ptd(path))
+    entries = [
+        Entry(entry.key, entry.data, entry.digest, number, entry.alignment, entry.layout)
+        for number, entry in enumerate(store.entries())
+    ]
+    with Staging() as staging, staging.open(target) as file:
+        return write_ptd(file, entries, {})
+
+
+@dataclass(frozen=True)
+class ValueInfo:
+    """What a method takes or gives at one position.
+
+    Attributes:
+        kind: "tensor", "int", "float", "bool", "str", "none", or "other".
+        layout: of a tensor; where a size may vary, the largest.
+        name: as recorded in the program, often empty.
+    """
+
+    kind: str
+    layout: TensorLayout | None
+    name: str
+
+
+class Method:
+    """A method that is ready to run: `method(*inputs)` gives its outputs as a list.
+
+    Inputs are torch tensors or arrays; the outputs are tensors if any input is one, else arrays, in memory of their
+    own. Inputs are read where they lie, if their order of dimensions allows it and they are writable, so a method
+    that changes an input changes the caller's. Calls from several threads take turns, and release the interpreter;
+    different methods run at the same time. A call sees one generation of the cache.
+
+    Calling it raises:
+        InputError: the inputs do not fit: their number, kind, dtype or shape.
+        ExecutionError: the method failed.
+    """
+
+    def __init__(self, native: Any, program: Program) -> None:
+        self._native = native
+        self.program = program
+        self.name: str = native.name
+        self._run = native.__call__
+
+    def __call__(self, *inputs: Any) -> list[Any]:
+        return self._run(*inputs)  # type: ignore[no-any-return]
+
+    @property
+    def inputs(self) -> tuple[ValueInfo, ...]:
+        """What it takes."""
+        return _infos(self._native.inputs())
+
+    @property
+    def outputs(self) -> tuple[ValueInfo, ...]:
+        """What it gives."""
+        return _infos(self._native.outputs())
+
+    def __repr__(self) -> str:
+        return f"<Method {self.name!r} of {self.program.path}>"
+
+
+class Program:
+    """A .pte on a cache.
+
+    Blobs are looked for in the cache first and then among what the program embeds, so an embedded blob is overridden
+    by one with its key.
+
+    Args:
+        path: the program.
+        cache: where its weights are. It may serve any number of programs; they all see its commits.
+        data: data files to open a cache on, private to this program; if `cache` is given too, on top of that.
+
+    Attributes:
+        path: the program, as given.
+        cache: the cache that it runs on.
+        method_names: its methods.
+
+    Raises:
+        FileAccessError, InvalidFileError: the program cannot be opened, or is malformed.
+        KeyNotFoundError: the cache lacks tensors that it takes; all are named.
+        LayoutError: the cache has a tensor in another shape or type.
+        As `BlobCache` for `data`.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        cache: BlobCache | None = None,
+        *,
+        data: str | os.PathLike[str] | Iterable[str | os.PathLike[str]] = (),
+    ) -> None:
+        self.path = Path(path)
+        files = [data] if isinstance(data, str | os.PathLike) else list(data)
+        self.cache = BlobCache(files, base=cache) if files or cache is None else cache
+        self._native = _native.Program.load(os.fspath(path), self.cache._native)
+        self.method_names: tuple[str, ...] = tuple(self._native.methods)
+        self._methods: dict[str, Method] = {}
+
+    def method(self, name: str = "forward") -> Method:
+        """The method, loaded when it is first asked for, and kept.
+
+        Raises:
+            MethodNotFoundError: there is no such method; those that are there are named.
+            MissingBackendError: a delegate's backend is not in this process.
+            KeyNotFoundError: a delegate takes a blob that is nowhere.
+            ProgramError: ExecuTorch cannot load it.
+        """
+        found = self._methods.get(name)
+        if found is None:
+            found = self._methods.setdefault(name, self.load_method(name))
+        return found
+
+    def load_method(self, name: str = "forward") -> Method:
+        """As `method`, but a new one each time, so that several threads can run it at once."""
+        return Method(self._native.load_method(name), self)
+
+    def __getitem__(self, name: str) -> Method:
+        return self.method(name)
+
+    def inputs(self, method: str = "forward") -> tuple[ValueInfo, ...]:
+        """What a method takes, without loading it."""
+        return _infos(self._native.inputs(method))
+
+    def outputs(self, method: str = "forward") -> tuple[ValueInfo, ...]:
+        """What a method gives, without loading it."""
+        return _infos(self._native.outputs(method))
+
+    def external_keys(self, method: str = "forward") -> tuple[str, ...]:
+        """Keys of the tensors that a method takes from data files; blobs of its delegates are not among them."""
+        return tuple(self._native.needs(method))
+
+    def backends(self, method: str = "forward") -> tuple[str, ...]:
+        """The backends that parts of a method are delegated to."""
+        return tuple(self._native.backends(method))
+
+    def __repr__(self) -> str:
+        return f"<Program {self.path}: {', '.join(self.method_names)}>"
+
+    def __enter__(self) -> Program:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._methods.clear()
+
+
+def _infos(native: list[tuple[str, _NativeLayout | None, str]]) -> tuple[ValueInfo, ...]:
+    return tuple(ValueInfo(kind, _layout(layout), name) for kind, layout, name in native)

@@ -1,0 +1,40 @@
+// How the bytes of a blob are a tensor.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace blobstore {
+
+/// Scalar type, sizes and dim order. The numbers of the types are ExecuTorch's.
+struct Layout {
+  int8_t scalar_type = 0;
+  std::vector<int32_t> sizes;
+  std::vector<uint8_t> dim_order; // dimensions from outermost to innermost in memory
+
+  bool operator==(const Layout& other) const {
+    return scalar_type == other.scalar_type && sizes == other.sizes && dim_order == other.dim_order;
+  }
+  bool operator!=(const Layout& other) const { return !(*this == other); }
+};
+
+/// The most dimensions that torch and numpy give a tensor.
+constexpr size_t kMaxRank = 64;
+
+/// Bytes of one element, 0 for a number that is no scalar type.
+size_t item_size(int8_t scalar_type);
+
+/// Bytes of the tensor, without padding; nothing if they overflow.
+std::optional<uint64_t> layout_nbytes(const Layout& layout);
+
+/// Why a layout is impossible; empty if it is not.
+std::string layout_problem(const Layout& layout);
+
+/// For messages: "float[3, 4]"; an opaque blob is "opaque".
+std::string to_string(const Layout& layout);
+std::string to_string(const std::optional<Layout>& layout);
+
+} // namespace blobstore

@@ -1,0 +1,1 @@
+"""The native part of `blobstore.runtime`, which is what to import instead."""

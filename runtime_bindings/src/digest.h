@@ -1,0 +1,18 @@
+// Content addresses: xxh3-128, seed 0, canonical (big-endian) order.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+namespace blobstore {
+
+using Digest = std::array<uint8_t, 16>;
+
+Digest digest(const void* data, size_t size);
+
+/// In hexadecimal, for messages.
+std::string to_string(const Digest& digest);
+
+} // namespace blobstore

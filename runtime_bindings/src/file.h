@@ -1,0 +1,70 @@
+// Files and mapped memory, each owned by one object.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <utility>
+
+namespace blobstore {
+
+/// Page size of this machine.
+size_t page_size();
+
+inline uint64_t align_down(uint64_t value, uint64_t to) { return value - value % to; }
+inline uint64_t align_up(uint64_t value, uint64_t to) { return align_down(value + to - 1, to); }
+
+/// An open file.
+class File {
+ public:
+  File() = default;
+  /// Open a regular file.
+  ///
+  /// @throws Error FileAccess: it is missing, refused, a directory or another thing without bytes.
+  File(std::string path, bool writable);
+  /// Take over a descriptor.
+  File(std::string path, int descriptor) : path_(std::move(path)), descriptor_(descriptor) {}
+  ~File();
+  File(File&& other) noexcept { *this = std::move(other); }
+  File& operator=(File&& other) noexcept;
+
+  const std::string& path() const { return path_; }
+  int descriptor() const { return descriptor_; }
+  uint64_t size() const;
+  /// A second, independent open file of the same inode: it has locks of its own.
+  File reopen() const;
+  /// Read or write exactly these bytes; @throws Error FileAccess.
+  void read(void* buffer, size_t size, uint64_t offset) const;
+  void write(const void* buffer, size_t size, uint64_t offset) const;
+
+ private:
+  std::string path_;
+  int descriptor_ = -1;
+};
+
+/// A run of mapped pages; unmapped when this object goes.
+class Mapping {
+ public:
+  enum class Kind { ReadOnly, Private, Shared };
+
+  Mapping() = default;
+  /// Pages of a file that cover [offset, offset + size).
+  Mapping(const File& file, uint64_t offset, size_t size, Kind kind);
+  /// Fresh memory.
+  explicit Mapping(size_t size);
+  ~Mapping();
+  Mapping(Mapping&& other) noexcept { *this = std::move(other); }
+  Mapping& operator=(Mapping&& other) noexcept;
+
+  /// The byte at the offset that was asked for.
+  uint8_t* data() const { return static_cast<uint8_t*>(pages_) + skip_; }
+  void* pages() const { return pages_; }
+  size_t length() const { return length_; }
+
+ private:
+  void* pages_ = nullptr;
+  size_t length_ = 0;
+  size_t skip_ = 0;
+};
+
+} // namespace blobstore

@@ -1,0 +1,63 @@
+#include "fork.h"
+
+#include <algorithm>
+#include <mutex>
+#include <new>
+#include <vector>
+
+#include <pthread.h>
+
+namespace blobstore {
+
+struct ForkHandlers {
+  std::mutex mutex;
+  std::vector<ForkAware*> all;
+
+  /// Never destroyed: objects may outlive static destruction.
+  static ForkHandlers& get() {
+    static auto* handlers = [] {
+      auto* made = new ForkHandlers;
+      pthread_atfork(&before, &in_parent, &in_child);
+      return made;
+    }();
+    return *handlers;
+  }
+
+  static void before() {
+    ForkHandlers& handlers = get();
+    handlers.mutex.lock();
+    for (ForkAware* object : handlers.all) {
+      object->before_fork();
+    }
+  }
+
+  static void in_parent() {
+    ForkHandlers& handlers = get();
+    for (ForkAware* object : handlers.all) {
+      object->after_fork_in_parent();
+    }
+    handlers.mutex.unlock();
+  }
+
+  static void in_child() {
+    ForkHandlers& handlers = get();
+    for (ForkAware* object : handlers.all) {
+      object->after_fork_in_child();
+    }
+    new (&handlers.mutex) std::mutex; // the thread that unlocks must be the one that locked; here it is a new one
+  }
+};
+
+void ForkAware::enter() {
+  ForkHandlers& handlers = ForkHandlers::get();
+  const std::lock_guard<std::mutex> guard(handlers.mutex);
+  handlers.all.push_back(this);
+}
+
+void ForkAware::leave() {
+  ForkHandlers& handlers = ForkHandlers::get();
+  const std::lock_guard<std::mutex> guard(handlers.mutex);
+  handlers.all.erase(std::remove(handlers.all.begin(), handlers.all.end(), this), handlers.all.end());
+}
+
+} // namespace blobstore

@@ -1,0 +1,23 @@
+// What happens to locks when the process forks: the child has one thread, but a copy of all locks as they were.
+#pragma once
+
+namespace blobstore {
+
+/// Something with locks. Construction enters it in a list that fork handlers go through; a subclass calls `enter` when
+/// it is complete and `leave` before it is destroyed.
+class ForkAware {
+ public:
+  virtual ~ForkAware() = default;
+
+ protected:
+  void enter();
+  void leave();
+
+ private:
+  friend struct ForkHandlers;
+  virtual void before_fork() {} // in the parent: wait until nothing is half done
+  virtual void after_fork_in_parent() {}
+  virtual void after_fork_in_child() {} // make the locks anew
+};
+
+} // namespace blobstore

@@ -1,0 +1,669 @@
+// The cache over mapped files; what its parts guarantee is said in cache.h.
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <deque>
+#include <mutex>
+#include <set>
+#include <unordered_map>
+#include <unordered_set>
+
+#include <blobstore/cache.h>
+
+#include "digest.h"
+#include "fair_lock.h"
+#include "file.h"
+#include "file_pages.h"
+#include "fork.h"
+#include "memory_usage.h"
+#include "ptd_reader.h"
+#include "working_copy.h"
+
+namespace blobstore {
+namespace {
+
+/// A file and the memory that holds it.
+struct Source {
+  std::string path;
+  File file; // of a private mode: where the clean bytes are
+  Mapping map;
+  PtdTable table;
+};
+
+/// A blob and what a commit has to know about it.
+struct Slot : Blob {
+  size_t source = 0;
+  uint32_t segment = 0;
+  uint64_t entry = 0; // its number in the file
+  bool first_of_segment = true; // keys that share their bytes with it come later
+  std::optional<FilePages> pages; // if it lies in a private map of the file
+  bool dirty = false;
+  std::vector<uint8_t> original; // of a dirty blob in memory that is no map of a file
+  std::atomic<uint64_t> version{0};
+};
+
+class MappedCache final : public BlobCache, private ForkAware {
+ public:
+  MappedCache(const std::vector<std::string>& paths, Mode mode, std::string name, std::shared_ptr<BlobCache> base)
+      : BlobCache(mode, std::move(name), std::move(base)) {
+    sources_.reserve(paths.size());
+    for (const std::string& path : paths) {
+      open_source(path);
+    }
+    add_base_keys();
+    enter();
+  }
+
+  ~MappedCache() override { leave(); }
+
+  const Blob* find(std::string_view key) const override {
+    lookups_.fetch_add(1, std::memory_order_relaxed);
+    const auto found = index_.find(key);
+    if (found != index_.end()) {
+      return found->second;
+    }
+    const Blob* blob = base() ? base()->find(key) : nullptr;
+    if (blob == nullptr) {
+      misses_.fetch_add(1, std::memory_order_relaxed);
+    }
+    return blob;
+  }
+
+  size_t size() const override { return slots_.size() + of_base_.size(); }
+
+  const Blob& blob(size_t index) const override {
+    return index < slots_.size() ? *slots_[index] : *of_base_[index - slots_.size()];
+  }
+
+  bool owns(std::string_view key) const override { return index_.count(key) != 0; }
+
+  uint64_t generation() const override {
+    const uint64_t mine = working_copy_ ? working_copy_->generation() : generation_.load(std::memory_order_acquire);
+    return mine + (base() ? base()->generation() : 0);
+  }
+
+  uint64_t version(std::string_view key) const override {
+    check_open();
+    const auto found = index_.find(key);
+    if (found == index_.end()) {
+      if (base() && base()->find(key)) {
+        return base()->version(key);
+      }
+      at(key); // throws
+    }
+    return version_of(*found->second);
+  }
+
+  uint64_t update(const std::vector<Change>& changes) override {
+    check_writable();
+    const std::vector<Slot*> slots = check(changes);
+    if (slots.empty()) {
+      return generation();
+    }
+    const std::lock_guard<std::mutex> commit(commit_);
+    if (working_copy_) {
+      commit_shared(changes, slots);
+    } else {
+      std::vector<FilePages::Prepared> prepared = prepare(changes, slots);
+      const std::lock_guard<FairLock> alone(lock_);
+      for (size_t i = 0; i < slots.size(); ++i) {
+        write(*slots[i], std::move(prepared[i]), changes[i].data);
+      }
+      stamp(slots);
+    }
+    commits_.fetch_add(1, std::memory_order_relaxed);
+    return generation();
+  }
+
+  uint64_t revert() override {
+    check_writable();
+    check_revertible();
+    const std::lock_guard<std::mutex> commit(commit_);
+    const std::vector<Slot*> slots(dirty_.begin(), dirty_.end());
+    if (slots.empty()) {
+      return generation();
+    }
+    const std::lock_guard<FairLock> alone(lock_);
+    for (Slot* slot : slots) {
+      if (slot->pages) { // all that is dirty goes, so whole pages can
+        slot->pages->restore_whole_pages();
+      }
+    }
+    for (Slot* slot : slots) {
+      restore_original(*slot);
+    }
+    return finish_revert(slots);
+  }
+
+  uint64_t revert(const std::vector<std::string>& keys) override {
+    check_writable();
+    check_revertible();
+    std::vector<Slot*> slots;
+    for (const std::string& key : keys) {
+      slots.push_back(&own_slot(key));
+    }
+    const std::lock_guard<std::mutex> commit(commit_);
+    std::sort(slots.begin(), slots.end());
+    slots.erase(std::unique(slots.begin(), slots.end()), slots.end());
+    slots.erase(std::remove_if(slots.begin(), slots.end(), [](Slot* slot) { return !slot->dirty; }), slots.end());
+    if (slots.empty()) {
+      return generation();
+    }
+    // a page at either end may hold a part of another blob that stays changed: there, single bytes are put back
+    std::vector<FilePages::Edges> edges(slots.size());
+    for (size_t i = 0; i < slots.size(); ++i) {
+      if (slots[i]->pages) {
+        edges[i] = slots[i]->pages->read_edges();
+      }
+    }
+    const std::lock_guard<FairLock> alone(lock_);
+    for (size_t i = 0; i < slots.size(); ++i) {
+      if (slots[i]->pages) {
+        slots[i]->pages->restore(edges[i]);
+      }
+    }
+    for (Slot* slot : slots) {
+      restore_original(*slot);
+    }
+    return finish_revert(slots);
+  }
+
+  std::vector<std::string> dirty() const override {
+    check_open();
+    std::vector<std::string> keys;
+    const std::lock_guard<std::mutex> commit(commit_);
+    for (const auto& slot : slots_) {
+      if (working_copy_ ? version_of(*slot) != 0 : slot->dirty) {
+        keys.push_back(slot->key);
+      }
+    }
+    return keys;
+  }
+
+  CacheStats stats() const override {
+    check_open();
+    CacheStats stats;
+    stats.keys = size();
+    std::vector<MemoryRange> ranges;
+    for (const Source& source : sources_) {
+      ranges.push_back({source.map.pages(), source.map.length()});
+    }
+    for (const Mapping& map : own_maps_) {
+      ranges.push_back({map.pages(), map.length()});
+    }
+    for (const MemoryRange& range : ranges) {
+      stats.mapped_bytes += range.length;
+    }
+    if (const auto usage = memory_usage(ranges)) {
+      stats.resident_bytes = usage->resident;
+      stats.private_bytes = usage->own;
+    }
+    {
+      const std::lock_guard<std::mutex> commit(commit_);
+      for (const auto& slot : slots_) {
+        if (working_copy_ ? version_of(*slot) != 0 : slot->dirty) {
+          ++stats.dirty_keys;
+          stats.dirty_bytes += slot->size;
+        }
+      }
+    }
+    stats.lookups = lookups_.load(std::memory_order_relaxed);
+    stats.misses = misses_.load(std::memory_order_relaxed);
+    stats.commits = commits_.load(std::memory_order_relaxed);
+    stats.reverts = reverts_.load(std::memory_order_relaxed);
+    return stats;
+  }
+
+  std::optional<std::string> recorded_digest(std::string_view key) const override {
+    check_open();
+    const auto found = index_.find(key);
+    if (found == index_.end()) {
+      return base() ? base()->recorded_digest(key) : std::nullopt;
+    }
+    const Slot& slot = *found->second;
+    const Source& source = sources_[slot.source];
+    if (!source.table.has_manifest || version_of(slot) != 0) {
+      return std::nullopt;
+    }
+    const Digest& digest = source.table.segments[slot.segment].digest;
+    return std::string(digest.begin(), digest.end());
+  }
+
+  bool verify() const override {
+    check_open();
+    const Reading reading(*this);
+    bool all = true;
+    for (const Source& source : sources_) {
+      if (!source.table.has_manifest) {
+        all = false;
+        continue;
+      }
+      PtdTable table = source.table;
+      if (working_copy_) { // commits keep the manifest up to date
+        table = read_ptd(source.path, source.map.data(), source.file.size());
+      }
+      for (const auto& slot : slots_) {
+        if (&sources_[slot->source] == &source && slot->dirty && slot->first_of_segment) {
+          table.segments[slot->segment].digest = digest(
+              source.map.data() + table.segments[slot->segment].start, table.segments[slot->segment].size);
+        }
+      }
+      verify_ptd(source.path, source.map.data(), table);
+    }
+    return all && (!base() || base()->verify());
+  }
+
+  void close() override { closed_.store(true, std::memory_order_release); }
+  bool closed() const override { return closed_.load(std::memory_order_acquire); }
+
+ private:
+  // Opening.
+
+  void open_source(const std::string& path) {
+    Source source;
+    source.path = path;
+    File file(path, mode() == Mode::Shared);
+    if (file.size() == 0) {
+      throw Error(ErrorKind::InvalidFile, path, "the file is empty");
+    }
+    if (mode() == Mode::Shared) {
+      working_copy_ = std::make_unique<WorkingCopy>(std::move(file));
+      working_copy_->open([&](const File& open) {
+        const uint64_t size = open.size();
+        source.map = Mapping(open, 0, size, Mapping::Kind::Shared);
+        source.table = read_ptd(path, source.map.data(), size);
+        source.file = open.reopen();
+        return source.table.entries.size();
+      });
+    } else {
+      const uint64_t size = file.size();
+      if (mode() == Mode::Private) {
+        source.map = Mapping(file, 0, size, Mapping::Kind::Private);
+      } else {
+        source.map = Mapping(size);
+        file.read(source.map.data(), size, 0);
+      }
+      source.table = read_ptd(path, source.map.data(), size);
+      source.file = std::move(file);
+    }
+    sources_.push_back(std::move(source));
+    add_keys(sources_.size() - 1);
+  }
+
+  void add_keys(size_t number) {
+    const Source& source = sources_[number];
+    index_.reserve(index_.size() + source.table.entries.size());
+    std::vector<bool> taken(source.table.segments.size(), false);
+    for (size_t i = 0; i < source.table.entries.size(); ++i) {
+      const PtdEntry& entry = source.table.entries[i];
+      const PtdSegment& segment = source.table.segments[entry.segment];
+      if (const auto known = index_.find(entry.key); known != index_.end()) {
+        check_same(*known->second, entry, source.map.data() + segment.start, segment.size, source.path);
+        continue;
+      }
+      auto slot = std::make_unique<Slot>();
+      slot->key = entry.key;
+      slot->layout = entry.layout;
+      slot->size = segment.size;
+      slot->alignment = entry.alignment;
+      slot->source = number;
+      slot->segment = entry.segment;
+      slot->entry = i;
+      place(*slot, source, segment, taken[entry.segment]);
+      taken[entry.segment] = true;
+      index_.emplace(slot->key, slot.get());
+      slots_.push_back(std::move(slot));
+    }
+  }
+
+  /// Give a blob its address: the first key of a segment lies in the map of the file, every other one elsewhere.
+  void place(Slot& slot, const Source& source, const PtdSegment& segment, bool taken) {
+    slot.first_of_segment = !taken;
+    const bool maps_file = mode() == Mode::Shared || (mode() == Mode::Private && slot.size >= page_size());
+    if (!taken) {
+      slot.data = source.map.data() + segment.start;
+    } else if (maps_file) {
+      const auto kind = mode() == Mode::Shared ? Mapping::Kind::Shared : Mapping::Kind::Private;
+      own_maps_.emplace_back(source.file, segment.start, slot.size, kind);
+      slot.data = own_maps_.back().data();
+    } else { // a copy is smaller than a page of its own
+      slot.data = take_memory(slot.size, slot.alignment);
+      std::memcpy(slot.data, source.map.data() + segment.start, slot.size);
+    }
+    if (mode() == Mode::Private && (!taken || maps_file)) {
+      slot.pages.emplace(slot.data, slot.size, source.file, segment.start);
+    }
+  }
+
+  /// Memory for small copies, many to a page.
+  uint8_t* take_memory(size_t size, size_t alignment) {
+    alignment = std::min(std::max<size_t>(alignment, 128), page_size());
+    spare_used_ = align_up(spare_used_, alignment);
+    if (spare_ == nullptr || spare_used_ + std::max<size_t>(size, 1) > spare_size_) {
+      spare_size_ = std::max<size_t>(size, size_t{1} << 18);
+      own_maps_.emplace_back(spare_size_);
+      spare_ = own_maps_.back().data();
+      spare_used_ = 0;
+    }
+    uint8_t* memory = spare_ + spare_used_;
+    spare_used_ += std::max<size_t>(size, 1);
+    return memory;
+  }
+
+  void check_same(const Slot& known, const PtdEntry& entry, const uint8_t* data, size_t size, const std::string& path)
+      const {
+    const std::string& other = sources_[known.source].path;
+    if (known.layout != entry.layout) {
+      throw Error(
+          ErrorKind::KeyConflict,
+          "key '" + entry.key + "' is " + to_string(known.layout) + " in " + other + " but " + to_string(entry.layout) +
+              " in " + path);
+    }
+    if (known.size != size || std::memcmp(known.data, data, size) != 0) {
+      throw Error(ErrorKind::KeyConflict, "key '" + entry.key + "' has different bytes in " + other + " and in " + path);
+    }
+  }
+
+  void add_base_keys() {
+    if (!base()) {
+      return;
+    }
+    for (size_t i = 0; i < base()->size(); ++i) {
+      const Blob& blob = base()->blob(i);
+      if (index_.count(blob.key) == 0) {
+        of_base_.push_back(&blob);
+      }
+    }
+  }
+
+  // Changing.
+
+  void check_writable() const {
+    check_open();
+    if (held_by_this_thread()) {
+      throw Error(ErrorKind::Unsupported, name(), "this thread is reading the cache, so it cannot change it now");
+    }
+  }
+
+  void check_revertible() const {
+    if (working_copy_) {
+      throw Error(
+          ErrorKind::Unsupported,
+          name(),
+          "a shared working copy has no older bytes to go back to; load the file that it was made from");
+    }
+  }
+
+  Slot& own_slot(const std::string& key) const {
+    const auto found = index_.find(key);
+    if (found == index_.end()) {
+      if (base() && base()->find(key)) {
+        throw Error(
+            ErrorKind::KeyNotFound,
+            name(),
+            "key '" + key + "' belongs to the base " + base()->name() + "; change it there");
+      }
+      at(key); // throws
+    }
+    return *found->second;
+  }
+
+  std::vector<Slot*> check(const std::vector<Change>& changes) const {
+    std::vector<Slot*> slots;
+    std::unordered_set<const Slot*> seen;
+    for (const Change& change : changes) {
+      Slot& slot = own_slot(change.key);
+      if (change.layout != nullptr && *change.layout != slot.layout) {
+        throw Error(
+            ErrorKind::Layout,
+            name(),
+            "key '" + change.key + "' is " + to_string(slot.layout) + ", the new data is " + to_string(*change.layout));
+      }
+      if (change.size != slot.size) {
+        throw Error(
+            ErrorKind::Layout,
+            name(),
+            "key '" + change.key + "' has " + std::to_string(slot.size) + " bytes, the new data has " +
+                std::to_string(change.size));
+      }
+      if (!seen.insert(&slot).second) {
+        throw Error(ErrorKind::KeyConflict, name(), "key '" + change.key + "' is there twice in one commit");
+      }
+      slots.push_back(&slot);
+    }
+    if (working_copy_) {
+      check_unshared(changes, slots, seen);
+    }
+    return slots;
+  }
+
+  /// In a working copy, keys that share a segment can only change together.
+  void check_unshared(
+      const std::vector<Change>& changes,
+      const std::vector<Slot*>& slots,
+      const std::unordered_set<const Slot*>& seen) const {
+    std::unordered_map<uint32_t, const Change*> by_segment;
+    for (size_t i = 0; i < slots.size(); ++i) {
+      const Change*& other = by_segment[slots[i]->segment];
+      if (other != nullptr && std::memcmp(other->data, changes[i].data, changes[i].size) != 0) {
+        throw_shared(*slots[i], other->key);
+      }
+      other = &changes[i];
+    }
+    if (slots_.size() == sources_[0].table.segments.size() - (sources_[0].table.has_manifest ? 1 : 0)) {
+      return; // no two keys share one
+    }
+    for (const auto& slot : slots_) {
+      const auto found = by_segment.find(slot->segment);
+      if (found != by_segment.end() && seen.count(slot.get()) == 0) {
+        throw_shared(*slot, found->second->key);
+      }
+    }
+  }
+
+  [[noreturn]] void throw_shared(const Slot& slot, const std::string& other) const {
+    throw Error(
+        ErrorKind::Unsupported,
+        name(),
+        "keys '" + slot.key + "' and '" + other +
+            "' share their bytes in this file, so they cannot differ; make a working copy in which they do not");
+  }
+
+  /// Get all memory that the commit takes, so that nothing can fail once it has begun.
+  std::vector<FilePages::Prepared> prepare(const std::vector<Change>& changes, const std::vector<Slot*>& slots) const {
+    std::vector<FilePages::Prepared> prepared(slots.size());
+    for (size_t i = 0; i < slots.size(); ++i) {
+      Slot& slot = *slots[i];
+      if (slot.dirty || slot.size == 0) {
+        continue;
+      }
+      if (slot.pages) {
+        prepared[i] = slot.pages->prepare(changes[i].data, "the pages of '" + slot.key + "'");
+      } else {
+        slot.original.assign(slot.data, slot.data + slot.size);
+      }
+    }
+    return prepared;
+  }
+
+  void write(Slot& slot, FilePages::Prepared&& prepared, const void* data) {
+    if (slot.size != 0) {
+      if (slot.pages) {
+        slot.pages->write(std::move(prepared), data);
+      } else {
+        std::memcpy(slot.data, data, slot.size);
+      }
+    }
+    slot.dirty = true;
+    dirty_.insert(&slot);
+  }
+
+  /// Give what changed a new generation; under the exclusive lock.
+  void stamp(const std::vector<Slot*>& slots) {
+    const uint64_t generation = generation_.load(std::memory_order_relaxed) + 1;
+    for (Slot* slot : slots) {
+      slot->version.store(generation, std::memory_order_relaxed);
+    }
+    generation_.store(generation, std::memory_order_release);
+  }
+
+  uint64_t version_of(const Slot& slot) const {
+    return working_copy_ ? working_copy_->version(slot.entry) : slot.version.load(std::memory_order_acquire);
+  }
+
+  /// Patches for the blobs, and for the manifest, so that the working copy always has the right digests.
+  void commit_shared(const std::vector<Change>& changes, const std::vector<Slot*>& slots) {
+    const Source& source = sources_[0];
+    std::vector<uint64_t> keys;
+    std::vector<Digest> digests;
+    for (size_t i = 0; i < slots.size(); ++i) {
+      keys.push_back(slots[i]->entry);
+      if (source.table.has_manifest) {
+        digests.push_back(digest(changes[i].data, changes[i].size));
+      }
+    }
+    const std::lock_guard<FairLock> alone(lock_);
+    std::vector<uint8_t> manifest;
+    working_copy_->commit(
+        keys,
+        [&] {
+          std::vector<Patch> patches;
+          for (size_t i = 0; i < slots.size(); ++i) {
+            patches.push_back({source.table.segments[slots[i]->segment].start, changes[i].data, changes[i].size});
+          }
+          if (source.table.has_manifest) {
+            const PtdSegment& segment = source.table.segments[source.table.manifest_segment];
+            const uint8_t* now = source.map.data() + segment.start;
+            manifest.assign(now, now + segment.size);
+            const uint64_t first = source.table.manifest_digests - segment.start;
+            for (size_t i = 0; i < slots.size(); ++i) {
+              std::memcpy(manifest.data() + first + sizeof(Digest) * slots[i]->segment, digests[i].data(), sizeof(Digest));
+            }
+            const size_t body = segment.size - sizeof(Digest) - 8;
+            const Digest sum = digest(manifest.data(), body);
+            std::memcpy(manifest.data() + body, sum.data(), sizeof sum);
+            patches.push_back({segment.start, manifest.data(), manifest.size()});
+          }
+          return patches;
+        },
+        [&](const Patch& patch) {
+          if (patch.size != 0) {
+            std::memcpy(source.map.data() + patch.offset, patch.data, patch.size);
+          }
+        });
+  }
+
+  // Reverting.
+
+  static void restore_original(Slot& slot) {
+    if (!slot.original.empty()) {
+      std::memcpy(slot.data, slot.original.data(), slot.size);
+      slot.original = {};
+    }
+  }
+
+  uint64_t finish_revert(const std::vector<Slot*>& slots) {
+    for (Slot* slot : slots) {
+      slot->dirty = false;
+      dirty_.erase(slot);
+    }
+    stamp(slots);
+    reverts_.fetch_add(1, std::memory_order_relaxed);
+    return generation();
+  }
+
+  // Reading.
+
+  void lock_shared() const override {
+    lock_.lock_shared();
+    if (!working_copy_) {
+      return;
+    }
+    try {
+      std::unique_ptr<WorkingCopy::Lease> lease = working_copy_->lock_shared();
+      const std::lock_guard<std::mutex> guard(leases_mutex_);
+      leases_.push_back(std::move(lease));
+    } catch (...) {
+      lock_.unlock_shared();
+      throw;
+    }
+  }
+
+  void unlock_shared() const override {
+    if (working_copy_) {
+      std::unique_ptr<WorkingCopy::Lease> lease; // whichever: they are all alike
+      {
+        const std::lock_guard<std::mutex> guard(leases_mutex_);
+        lease = std::move(leases_.back());
+        leases_.pop_back();
+      }
+      working_copy_->unlock_shared(std::move(lease));
+    }
+    lock_.unlock_shared();
+  }
+
+  // Forking: wait for a commit to end; the child has no other thread, so nobody holds its locks.
+
+  void before_fork() override { commit_.lock(); }
+  void after_fork_in_parent() override { commit_.unlock(); }
+  void after_fork_in_child() override {
+    new (&commit_) std::mutex;
+    new (&lock_) FairLock;
+    new (&leases_mutex_) std::mutex;
+    leases_.clear();
+    if (working_copy_) {
+      working_copy_->after_fork_in_child();
+    }
+  }
+
+  std::vector<Source> sources_;
+  std::deque<Mapping> own_maps_; // for keys that share a segment with another
+  uint8_t* spare_ = nullptr;
+  size_t spare_used_ = 0;
+  size_t spare_size_ = 0;
+  std::vector<std::unique_ptr<Slot>> slots_;
+  std::vector<const Blob*> of_base_;
+  std::unordered_map<std::string_view, Slot*> index_;
+
+  mutable std::mutex commit_; // one commit at a time; guards dirty_ and the slots' dirty and original
+  mutable FairLock lock_; // the bytes of the blobs
+  std::set<Slot*> dirty_;
+  std::atomic<uint64_t> generation_{0};
+  std::atomic<bool> closed_{false};
+  mutable std::atomic<uint64_t> lookups_{0};
+  mutable std::atomic<uint64_t> misses_{0};
+  std::atomic<uint64_t> commits_{0};
+  std::atomic<uint64_t> reverts_{0};
+
+  std::unique_ptr<WorkingCopy> working_copy_; // in mode shared only
+  mutable std::mutex leases_mutex_;
+  mutable std::vector<std::unique_ptr<WorkingCopy::Lease>> leases_;
+};
+
+} // namespace
+
+std::shared_ptr<BlobCache> BlobCache::open(
+    const std::vector<std::string>& paths,
+    Mode mode,
+    std::shared_ptr<BlobCache> base) {
+  std::string name;
+  for (const std::string& path : paths) {
+    name += (name.empty() ? "" : " + ") + path;
+  }
+  if (base) {
+    base->check_open();
+    name += (name.empty() ? "over " : " over ") + base->name();
+  } else if (paths.empty()) {
+    name = "(no files)";
+  }
+  if (mode == Mode::Shared && paths.size() != 1) {
+    throw Error(
+        ErrorKind::Unsupported,
+        name,
+        "a shared cache is one working copy, not " + std::to_string(paths.size()) + " files; make one out of them");
+  }
+  return std::make_shared<MappedCache>(paths, mode, std::move(name), std::move(base));
+}
+
+} // namespace blobstore

@@ -1,0 +1,404 @@
+#include "program_image.h"
+
+#include <algorithm>
+#include <cstring>
+#include <unordered_map>
+#include <unordered_set>
+
+namespace blobstore {
+namespace {
+
+constexpr size_t kHeaderAt = 8;
+constexpr size_t kHeaderSize = 32;
+constexpr size_t kProgramSizeAt = 16;
+
+// Numbers of fields in schema/program.fbs.
+enum ProgramField { kPlans = 1, kConstantBuffer = 2, kSegments = 4, kConstantSegment = 5 };
+enum PlanField { kName = 0, kValues = 2, kOperators = 6, kDelegates = 7 };
+enum ValueField { kValueType = 0, kValue = 1 };
+enum TensorField {
+  kScalarType = 0,
+  kStorageOffset = 1,
+  kSizes = 2,
+  kDimOrder = 3,
+  kRequiresGrad = 4,
+  kDataBuffer = 5,
+  kAllocation = 6,
+  kLayoutField = 7,
+  kDynamism = 8,
+  kExtra = 9,
+  kTensorFields = 10,
+};
+enum ExtraField { kFqn = 1, kLocation = 2, kDeviceType = 3, kDeviceIndex = 4, kExtraFields = 5 };
+
+constexpr uint8_t kTensorType = 5; // of the union KernelTypes
+constexpr uint8_t kExternal = 1; // of TensorDataLocation
+
+/// Scalar type, sizes and dim order of a Tensor; nothing if a later ExecuTorch is needed to tell.
+std::optional<Layout> tensor_layout(const FlatBuffer& buffer, uint64_t tensor) {
+  Layout layout;
+  layout.scalar_type = static_cast<int8_t>(buffer.u8_field(tensor, kScalarType));
+  const FlatVector sizes = buffer.vector(tensor, kSizes, 4);
+  const FlatVector order = buffer.vector(tensor, kDimOrder, 1);
+  if (sizes.count > kMaxRank || sizes.count != order.count) {
+    throw FormatError("a tensor has " + std::to_string(sizes.count) + " sizes and a dim_order of " +
+                      std::to_string(order.count));
+  }
+  for (uint32_t i = 0; i < sizes.count; ++i) {
+    layout.sizes.push_back(static_cast<int32_t>(buffer.u32(sizes.start + 4ull * i)));
+    layout.dim_order.push_back(buffer.u8(order.start + i));
+  }
+  if (item_size(layout.scalar_type) == 0) {
+    return std::nullopt;
+  }
+  if (const std::string problem = layout_problem(layout); !problem.empty()) {
+    throw FormatError("impossible tensor " + to_string(layout) + ": " + problem);
+  }
+  return layout;
+}
+
+/// Whether constants lie in the flatbuffer itself, as old programs have them; one empty entry stands for "no data".
+bool has_inline_constants(const FlatBuffer& buffer, uint64_t program) {
+  const FlatVector constants = buffer.vector(program, kConstantBuffer, 4);
+  return constants.count > 1 || (constants.count == 1 && buffer.vector(buffer.element(constants, 0), 0, 1).count != 0);
+}
+
+} // namespace
+
+ProgramImage::ProgramImage(const std::string& path) : file_(path, false) {
+  file_size_ = file_.size();
+  uint8_t head[kHeaderAt + kHeaderSize] = {};
+  if (file_size_ < sizeof head) {
+    throw fail(std::to_string(file_size_) + " bytes are too few for a program");
+  }
+  file_.read(head, sizeof head, 0);
+  if (std::memcmp(head + 4, "ET12", 4) != 0) {
+    throw fail("not a program: expected the identifier 'ET12' at byte 4");
+  }
+  has_header_ = std::memcmp(head + kHeaderAt, "eh00", 4) == 0;
+  uint64_t size = file_size_;
+  if (has_header_) {
+    std::memcpy(&size, head + kProgramSizeAt, 8);
+    std::memcpy(&segment_base_, head + 24, 8);
+    if (size > file_size_ || size < sizeof head || segment_base_ > file_size_) {
+      throw fail(
+          "truncated: the program takes " + std::to_string(size) + " bytes and its segments begin at " +
+          std::to_string(segment_base_) + ", the file has " + std::to_string(file_size_));
+    }
+  }
+  map_ = Mapping(file_, 0, file_size_, Mapping::Kind::ReadOnly);
+  program_size_ = size;
+  program_.resize(align_up(size, 8) / 8);
+  file_.read(program_.data(), size, 0);
+  try {
+    read_methods(FlatBuffer(bytes(), program_size_));
+  } catch (const FormatError& error) {
+    throw fail(error.what());
+  }
+}
+
+void ProgramImage::read_methods(const FlatBuffer& buffer) {
+  const FlatVector plans = buffer.vector(buffer.root(), kPlans, 4);
+  for (uint32_t p = 0; p < plans.count; ++p) {
+    const uint64_t plan = buffer.element(plans, p);
+    const std::string_view name = buffer.string(plan, kName);
+    if (name.empty()) {
+      throw FormatError("method " + std::to_string(p) + " has no name");
+    }
+    methods_.emplace_back(name);
+    std::vector<Need> needs;
+    const FlatVector values = buffer.vector(plan, kValues, 4);
+    for (uint32_t v = 0; v < values.count; ++v) {
+      read_value(buffer, buffer.element(values, v), needs);
+    }
+    std::unordered_set<std::string_view> seen;
+    std::vector<Need> once;
+    for (Need& need : needs) {
+      if (seen.insert(need.key).second) {
+        once.push_back(need);
+      }
+    }
+    needs_.push_back(std::move(once));
+    std::vector<std::string> backends;
+    const FlatVector delegates = buffer.vector(plan, kDelegates, 4);
+    for (uint32_t d = 0; d < delegates.count; ++d) {
+      std::string id(buffer.string(buffer.element(delegates, d), 0));
+      if (std::find(backends.begin(), backends.end(), id) == backends.end()) {
+        backends.push_back(std::move(id));
+      }
+    }
+    backends_.push_back(std::move(backends));
+    std::vector<std::string> operators;
+    const FlatVector ops = buffer.vector(plan, kOperators, 4);
+    for (uint32_t o = 0; o < ops.count; ++o) {
+      const uint64_t op = buffer.element(ops, o);
+      const std::string_view overload = buffer.string(op, 1);
+      operators.push_back(std::string(buffer.string(op, 0)) + (overload.empty() ? "" : ".") + std::string(overload));
+    }
+    operators_.push_back(std::move(operators));
+  }
+}
+
+void ProgramImage::read_value(const FlatBuffer& buffer, uint64_t value, std::vector<Need>& needs) {
+  if (buffer.u8_field(value, kValueType) != kTensorType) {
+    return;
+  }
+  const uint64_t slot = buffer.field(value, kValue, 4);
+  if (slot == 0) {
+    throw FormatError("a value is missing");
+  }
+  const uint64_t tensor = buffer.follow(slot);
+  const uint64_t extra = buffer.object(tensor, kExtra);
+  if (extra == 0 || buffer.field(extra, kFqn, 4) == 0) {
+    return;
+  }
+  const bool external = buffer.u8_field(extra, kLocation) == kExternal;
+  const bool planned = buffer.field(tensor, kAllocation, 4) != 0;
+  if (!external && (planned || buffer.u32_field(tensor, kDataBuffer) == 0)) {
+    return;
+  }
+  std::string key(buffer.string(extra, kFqn));
+  if (external) {
+    needs.push_back({key, tensor_layout(buffer, tensor), planned});
+  }
+  const bool known = buffer.field_count(tensor) <= kTensorFields && buffer.field_count(extra) <= kExtraFields &&
+      buffer.u32_field(tensor, kStorageOffset) == 0 && buffer.u8_field(extra, kDeviceType) == 0 &&
+      buffer.u8_field(extra, kDeviceIndex) == 0 && item_size(static_cast<int8_t>(buffer.u8_field(tensor, 0))) != 0;
+  if (!planned && known) {
+    uses_.push_back({slot, tensor, std::move(key), external});
+  }
+}
+
+void ProgramImage::check(const BlobCache& cache) const {
+  std::vector<std::string> missing;
+  std::unordered_set<std::string_view> seen;
+  for (size_t method = 0; method < methods_.size(); ++method) {
+    for (const Need& need : needs_[method]) {
+      const Blob* blob = cache.find(need.key);
+      if (blob == nullptr) {
+        if (seen.insert(need.key).second) {
+          missing.push_back(need.key);
+        }
+      } else if (need.layout && blob->layout != need.layout) {
+        throw Error(
+            ErrorKind::Layout,
+            path(),
+            "method '" + methods_[method] + "' takes '" + need.key + "' as " + to_string(need.layout) + ", it is " +
+                to_string(blob->layout) + " in " + cache.name());
+      }
+    }
+  }
+  if (missing.empty()) {
+    return;
+  }
+  std::string names;
+  for (size_t i = 0; i < missing.size() && i < 10; ++i) {
+    names += (i == 0 ? "'" : ", '") + missing[i] + "'";
+  }
+  if (missing.size() > 10) {
+    names += " and " + std::to_string(missing.size() - 10) + " more";
+  }
+  throw Error(
+      ErrorKind::KeyNotFound,
+      path(),
+      "the program takes " + std::to_string(missing.size()) + " tensor" + (missing.size() == 1 ? "" : "s") +
+          " from data files that " + cache.name() + " does not have: " + names);
+}
+
+void ProgramImage::bind(const BlobCache& cache) {
+  check(cache);
+  try {
+    write_bound(cache);
+  } catch (const FormatError& error) {
+    throw fail(error.what());
+  }
+}
+
+/// Appends objects to a flatbuffer and makes its references lead to them. References lead forward only, and whatever is
+/// appended lies behind all that is there.
+struct ProgramImage::Editor {
+  std::vector<uint8_t> tail;
+  uint64_t base; // where the tail will lie, a multiple of 8
+  std::vector<std::pair<uint64_t, uint64_t>> links; // position of a reference -> where it leads
+
+  uint64_t end() const { return base + tail.size(); }
+  void align(size_t to, size_t and_then = 0) {
+    while ((end() + and_then) % to != 0) {
+      tail.push_back(0);
+    }
+  }
+  template <typename T>
+  uint64_t put(T value) {
+    const uint64_t at = end();
+    const auto* from = reinterpret_cast<const uint8_t*>(&value);
+    tail.insert(tail.end(), from, from + sizeof value);
+    return at;
+  }
+  void put_bytes(const uint8_t* from, size_t size) { tail.insert(tail.end(), from, from + size); }
+  uint64_t put_vtable(std::initializer_list<uint16_t> entries) {
+    align(2);
+    const uint64_t at = end();
+    for (const uint16_t entry : entries) {
+      put(entry);
+    }
+    return at;
+  }
+  uint64_t start_table(uint64_t vtable) {
+    align(4);
+    return put(static_cast<int32_t>(end() - vtable));
+  }
+  void set(uint64_t at, uint32_t value) { std::memcpy(tail.data() + (at - base), &value, sizeof value); }
+  void link_here(uint64_t reference) { set(reference, static_cast<uint32_t>(end() - reference)); }
+};
+
+void ProgramImage::write_bound(const BlobCache& cache) {
+  const FlatBuffer buffer(bytes(), program_size_);
+  const uint64_t root = buffer.root();
+  const uint64_t constant_slot = buffer.field(root, kConstantSegment, 4);
+  const uint64_t segments_slot = buffer.field(root, kSegments, 4);
+  const uint64_t inline_slot = buffer.field(root, kConstantBuffer, 4);
+  if (constant_slot == 0 || segments_slot == 0 || has_inline_constants(buffer, root)) {
+    return;
+  }
+  const uint64_t constant_segment = buffer.follow(constant_slot);
+  const FlatVector old_offsets = buffer.vector(constant_segment, 1, 8);
+  const uint32_t old_segment = buffer.u32_field(constant_segment, 0);
+  const FlatVector segments = buffer.vector_at(buffer.follow(segments_slot), 4);
+  const uint8_t* old_constants = nullptr;
+  uint64_t old_size = 0;
+  if (old_offsets.count > 1) {
+    if (old_segment >= segments.count) {
+      return; // ExecuTorch will say so
+    }
+    const uint64_t segment = buffer.element(segments, old_segment);
+    const uint64_t offset = buffer.u64_field(segment, 0);
+    old_size = buffer.u64_field(segment, 1);
+    if (offset > file_size_ - segment_base_ || old_size > file_size_ - segment_base_ - offset) {
+      throw FormatError("truncated: the constants do not lie within the file");
+    }
+    old_constants = map_.data() + segment_base_ + offset;
+  }
+
+  std::vector<const Blob*> blobs;
+  std::unordered_map<std::string_view, uint32_t> numbers; // key -> index into the new offsets
+  const uint32_t first = std::max<uint32_t>(old_offsets.count, 1); // 0 stands for no data
+  uintptr_t low = old_constants ? reinterpret_cast<uintptr_t>(old_constants) : UINTPTR_MAX;
+  uintptr_t high = old_constants ? low + old_size : 0;
+  std::vector<std::pair<const Use*, uint32_t>> bound;
+  for (const Use& use : uses_) {
+    auto found = numbers.find(use.key);
+    if (found == numbers.end()) {
+      const Blob* blob = cache.find(use.key);
+      if (blob == nullptr) {
+        continue; // embedded, and not overridden
+      }
+      found = numbers.emplace(use.key, first + static_cast<uint32_t>(blobs.size())).first;
+      blobs.push_back(blob);
+      const auto at = reinterpret_cast<uintptr_t>(blob->data);
+      low = std::min(low, at);
+      high = std::max(high, at + std::max<size_t>(blob->size, 1));
+    }
+    const Blob& blob = *blobs[found->second - first];
+    if (!use.external && tensor_layout(buffer, use.table) != blob.layout) {
+      throw Error(
+          ErrorKind::Layout,
+          path(),
+          "'" + use.key + "' is " + to_string(tensor_layout(buffer, use.table)) + " in the program and " +
+              to_string(blob.layout) + " in " + cache.name());
+    }
+    bound.emplace_back(&use, found->second);
+  }
+  if (bound.empty()) {
+    return;
+  }
+
+  Editor editor;
+  editor.base = align_up(program_size_, 8);
+  const uint64_t tensor_vtable = editor.put_vtable({24, 24, 20, 0, 4, 8, 21, 12, 0, 22, 23, 16});
+  const uint64_t extra_vtable = editor.put_vtable({8, 8, 0, 4});
+  const uint64_t offsets_vtable = editor.put_vtable({8, 12, 4, 8});
+  const uint64_t segment_vtable = editor.put_vtable({4, 4});
+  for (const auto& [use, number] : bound) {
+    editor.links.emplace_back(use->value_slot, 0);
+    const uint64_t table = editor.start_table(tensor_vtable);
+    editor.links.back().second = table;
+    editor.put<uint32_t>(0); // sizes
+    editor.put<uint32_t>(0); // dim_order
+    editor.put<uint32_t>(number);
+    editor.put<uint32_t>(0); // extra_tensor_info
+    for (const unsigned field : {kScalarType, kRequiresGrad, kLayoutField, kDynamism}) {
+      editor.put<uint8_t>(buffer.u8_field(use->table, field));
+    }
+    const FlatVector sizes = buffer.vector(use->table, kSizes, 4);
+    editor.link_here(table + 4);
+    editor.put<uint32_t>(sizes.count);
+    editor.put_bytes(buffer.data() + sizes.start, 4ull * sizes.count);
+    const FlatVector order = buffer.vector(use->table, kDimOrder, 1);
+    editor.link_here(table + 8);
+    editor.put<uint32_t>(order.count);
+    editor.put_bytes(buffer.data() + order.start, order.count);
+    editor.align(4);
+    editor.link_here(table + 16);
+    const uint64_t extra = editor.start_table(extra_vtable);
+    editor.put<uint32_t>(0); // fully_qualified_name
+    editor.link_here(extra + 4);
+    editor.put<uint32_t>(static_cast<uint32_t>(use->key.size()));
+    editor.put_bytes(reinterpret_cast<const uint8_t*>(use->key.data()), use->key.size());
+    editor.put<uint8_t>(0);
+  }
+  const uint64_t table = editor.start_table(offsets_vtable);
+  editor.links.emplace_back(constant_slot, table);
+  editor.put<uint32_t>(segments.count == 0 ? 0 : std::min(old_segment, segments.count - 1));
+  const uint64_t reference = editor.put<uint32_t>(0);
+  editor.align(8, 4);
+  editor.link_here(reference);
+  editor.put<uint32_t>(first + static_cast<uint32_t>(blobs.size()));
+  const uint64_t skipped = old_constants ? reinterpret_cast<uintptr_t>(old_constants) - low : 0;
+  for (uint32_t i = 0; i < first; ++i) {
+    uint64_t offset = 0;
+    if (i < old_offsets.count) {
+      std::memcpy(&offset, buffer.data() + old_offsets.start + 8ull * i, 8);
+    }
+    editor.put<uint64_t>(offset > old_size ? UINT64_MAX : offset + skipped); // ExecuTorch refuses the former
+  }
+  for (const Blob* blob : blobs) {
+    editor.put<uint64_t>(reinterpret_cast<uintptr_t>(blob->data) - low);
+  }
+  if (segments.count == 0) {
+    editor.align(4);
+    editor.links.emplace_back(segments_slot, editor.end());
+    editor.put<uint32_t>(1);
+    // a reference leads forward, so the table is behind its list
+    const uint64_t to = editor.put<uint32_t>(0);
+    editor.link_here(to);
+    editor.start_table(segment_vtable);
+  }
+  if (inline_slot != 0) { // a program has constants either inline or in a segment
+    editor.align(4);
+    editor.links.emplace_back(inline_slot, editor.end());
+    editor.put<uint32_t>(0);
+  }
+  editor.align(8);
+  if (editor.end() > INT32_MAX) {
+    return; // a flatbuffer is at most 2 GB
+  }
+
+  std::vector<uint64_t> words(editor.end() / 8);
+  auto* out = reinterpret_cast<uint8_t*>(words.data());
+  std::memcpy(out, bytes(), program_size_);
+  std::memcpy(out + editor.base, editor.tail.data(), editor.tail.size());
+  for (const auto& [from, to] : editor.links) {
+    const auto distance = static_cast<uint32_t>(to - from);
+    std::memcpy(out + from, &distance, sizeof distance);
+  }
+  const uint64_t size = editor.end();
+  if (has_header_) {
+    std::memcpy(out + kProgramSizeAt, &size, sizeof size);
+  }
+  program_ = std::move(words);
+  program_size_ = size;
+  constants_ = reinterpret_cast<const uint8_t*>(low);
+  constants_size_ = high - low;
+}
+
+} // namespace blobstore

@@ -1,0 +1,373 @@
+#include "ptd_reader.h"
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+#include <string_view>
+#include <unordered_set>
+
+#include <blobstore/error.h>
+
+#include "flatbuffer.h"
+
+namespace blobstore {
+namespace {
+
+constexpr size_t kFieldsStart = 8; // behind the root offset and the file identifier
+constexpr size_t kFieldsSize = 40;
+constexpr char kManifestIdentifier[] = "BM01";
+constexpr char kEndMagic[] = "BLOBEND1";
+constexpr size_t kEndMagicSize = 8;
+constexpr size_t kDigestSize = 16;
+
+/// Why the digests of a file cannot be believed.
+class ManifestError : public FormatError {
+ public:
+  using FormatError::FormatError;
+};
+
+struct Header {
+  uint64_t flatbuffer_end;
+  uint64_t segment_base;
+  uint64_t segment_data_size;
+};
+
+uint64_t load_u64(const uint8_t* at) {
+  uint64_t value;
+  std::memcpy(&value, at, sizeof value);
+  return value;
+}
+
+std::string number(uint64_t value) {
+  return std::to_string(value);
+}
+
+std::string quoted(std::string_view key) {
+  return "'" + std::string(key) + "'";
+}
+
+Header read_header(const uint8_t* data, uint64_t size) {
+  if (size < kFieldsStart + kFieldsSize) {
+    throw FormatError(number(size) + " bytes are too few for a .ptd");
+  }
+  const std::string_view identifier(reinterpret_cast<const char*>(data) + 4, 4);
+  if (identifier != "FT01") {
+    throw FormatError("not a .ptd: expected the identifier 'FT01', found " + quoted(identifier));
+  }
+  const std::string_view magic(reinterpret_cast<const char*>(data) + kFieldsStart, 4);
+  if (magic != "FH01") {
+    throw FormatError("expected the header magic 'FH01', found " + quoted(magic));
+  }
+  uint32_t length;
+  std::memcpy(&length, data + 12, sizeof length);
+  if (length < kFieldsSize) {
+    throw FormatError("header length " + number(length) + " is below 40");
+  }
+  const uint64_t offset = load_u64(data + 16);
+  const uint64_t flatbuffer_size = load_u64(data + 24);
+  const uint64_t base = load_u64(data + 32);
+  const uint64_t data_size = load_u64(data + 40);
+  if (offset < kFieldsStart + kFieldsSize || offset > base || flatbuffer_size > base - offset) {
+    throw FormatError(
+        "flatbuffer of " + number(flatbuffer_size) + " bytes at " + number(offset) +
+        " does not lie between the header and the segment base " + number(base));
+  }
+  if (base > size || data_size > size - base) {
+    throw FormatError(
+        "truncated: " + number(data_size) + " bytes of segments at " + number(base) + " are announced, the file has " +
+        number(size) + " bytes");
+  }
+  return {offset + flatbuffer_size, base, data_size};
+}
+
+std::vector<PtdSegment> read_segments(const FlatBuffer& buffer, uint64_t root, const Header& header) {
+  const FlatVector vector = buffer.vector(root, 1, 4);
+  std::vector<PtdSegment> segments(vector.count);
+  for (uint32_t i = 0; i < vector.count; ++i) {
+    const uint64_t table = buffer.element(vector, i);
+    const uint64_t offset = buffer.u64_field(table, 0);
+    const uint64_t size = buffer.u64_field(table, 1);
+    if (offset > header.segment_data_size || size > header.segment_data_size - offset) {
+      throw FormatError(
+          "segment " + number(i) + " of " + number(size) + " bytes at " + number(offset) + " is not within the " +
+          number(header.segment_data_size) + " bytes of segments");
+    }
+    segments[i].start = header.segment_base + offset;
+    segments[i].size = size;
+  }
+  std::vector<uint32_t> order;
+  for (uint32_t i = 0; i < segments.size(); ++i) {
+    if (segments[i].size != 0) {
+      order.push_back(i);
+    }
+  }
+  std::stable_sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) {
+    return segments[a].start < segments[b].start;
+  });
+  for (size_t i = 1; i < order.size(); ++i) {
+    const PtdSegment& left = segments[order[i - 1]];
+    if (left.start + left.size > segments[order[i]].start) {
+      throw FormatError("segments " + number(order[i - 1]) + " and " + number(order[i]) + " overlap");
+    }
+  }
+  return segments;
+}
+
+/// Whether text is UTF-8 as Unicode defines it: no overlong forms, no surrogates, nothing above U+10FFFF.
+bool is_utf8(std::string_view text) {
+  const auto* at = reinterpret_cast<const uint8_t*>(text.data());
+  const uint8_t* end = at + text.size();
+  while (at < end) {
+    const uint8_t first = *at++;
+    if (first < 0x80) {
+      continue;
+    }
+    unsigned more = 0;
+    uint8_t low = 0x80;
+    uint8_t high = 0xbf;
+    if (first >= 0xc2 && first <= 0xdf) {
+      more = 1;
+    } else if (first >= 0xe0 && first <= 0xef) {
+      more = 2;
+      low = first == 0xe0 ? 0xa0 : low;
+      high = first == 0xed ? 0x9f : high;
+    } else if (first >= 0xf0 && first <= 0xf4) {
+      more = 3;
+      low = first == 0xf0 ? 0x90 : low;
+      high = first == 0xf4 ? 0x8f : high;
+    } else {
+      return false;
+    }
+    for (; more > 0; --more, low = 0x80, high = 0xbf) {
+      if (at == end || *at < low || *at > high) {
+        return false;
+      }
+      ++at;
+    }
+  }
+  return true;
+}
+
+Layout read_layout(const FlatBuffer& buffer, uint64_t table, const std::string& key) {
+  Layout layout;
+  layout.scalar_type = static_cast<int8_t>(buffer.u8_field(table, 0));
+  const FlatVector sizes = buffer.vector(table, 1, 4);
+  const FlatVector order = buffer.vector(table, 2, 1);
+  if (sizes.count != order.count || sizes.count > kMaxRank) {
+    throw FormatError(
+        "key " + quoted(key) + " has " + number(sizes.count) + " sizes and a dim_order of " + number(order.count) +
+        ", at most 64 are possible");
+  }
+  for (uint32_t i = 0; i < sizes.count; ++i) {
+    layout.sizes.push_back(static_cast<int32_t>(buffer.u32(sizes.start + 4ull * i)));
+    layout.dim_order.push_back(buffer.u8(order.start + i));
+  }
+  if (const std::string problem = layout_problem(layout); !problem.empty()) {
+    throw FormatError("key " + quoted(key) + ": impossible tensor layout " + to_string(layout) + ": " + problem);
+  }
+  return layout;
+}
+
+std::vector<PtdEntry> read_entries(const FlatBuffer& buffer, uint64_t root, const std::vector<PtdSegment>& segments) {
+  const FlatVector vector = buffer.vector(root, 2, 4);
+  std::vector<PtdEntry> entries;
+  entries.reserve(vector.count);
+  std::unordered_set<std::string_view> seen;
+  seen.reserve(vector.count);
+  uint64_t key_bytes = 0;
+  for (uint32_t i = 0; i < vector.count; ++i) {
+    const uint64_t table = buffer.element(vector, i);
+    if (buffer.field(table, 0, 4) == 0) {
+      throw FormatError("entry " + number(i) + " has no key");
+    }
+    const std::string_view key = buffer.string(table, 0);
+    key_bytes += key.size();
+    if (key_bytes > buffer.size()) {
+      throw FormatError("the keys together are longer than the flatbuffer");
+    }
+    if (!is_utf8(key)) {
+      throw FormatError("key " + quoted(key) + " is not valid UTF-8");
+    }
+    if (!seen.insert(key).second) {
+      throw FormatError("key " + quoted(key) + " is there twice");
+    }
+    PtdEntry entry;
+    entry.key = key;
+    entry.segment = buffer.u32_field(table, 1);
+    if (entry.segment >= segments.size()) {
+      throw FormatError(
+          "key " + quoted(key) + " is in segment " + number(entry.segment) + ", there are " + number(segments.size()));
+    }
+    if (const uint64_t layout = buffer.object(table, 2); layout != 0) {
+      entry.layout = read_layout(buffer, layout, entry.key);
+      const uint64_t nbytes = *layout_nbytes(*entry.layout);
+      const uint64_t size = segments[entry.segment].size;
+      if (nbytes != size) {
+        throw FormatError(
+            "key " + quoted(key) + " is " + to_string(*entry.layout) + " of " + number(nbytes) +
+            " bytes, but its segment has " + number(size));
+      }
+    }
+    entries.push_back(std::move(entry));
+  }
+  return entries;
+}
+
+bool is_manifest(const PtdEntry& entry, const uint8_t* body, uint64_t size) {
+  return entry.key.rfind(kRecordPrefix, 0) == 0 && size >= 8 && std::memcmp(body + 4, kManifestIdentifier, 4) == 0;
+}
+
+/// Check the manifest in segment `at` and take what it says over.
+void read_manifest(PtdTable& table, uint32_t at, const uint8_t* data, uint64_t size, const Header& header) {
+  const PtdSegment& segment = table.segments[at];
+  const uint8_t* body = data + segment.start;
+  constexpr size_t kTail = kDigestSize + kEndMagicSize;
+  if (segment.size < 16 + kTail ||
+      std::memcmp(body + segment.size - kEndMagicSize, kEndMagic, kEndMagicSize) != 0) {
+    throw ManifestError("the manifest is damaged: its magic is missing");
+  }
+  const size_t body_size = segment.size - kTail;
+  if (std::memcmp(digest(body, body_size).data(), body + body_size, kDigestSize) != 0) {
+    throw ManifestError("the manifest is damaged: its digest differs");
+  }
+  FlatVector digests;
+  FlatVector alignments;
+  const uint8_t* head = nullptr;
+  try {
+    const FlatBuffer buffer(body, body_size);
+    const uint64_t root = buffer.root();
+    if (const uint32_t version = buffer.u32_field(root, 0); version > 0) {
+      throw ManifestError("the manifest has version " + number(version) + ", this blobstore reads up to 0");
+    }
+    const uint64_t head_at = buffer.field(root, 1, kDigestSize);
+    if (head_at == 0) {
+      throw ManifestError("the manifest is malformed: it lacks the digest of the head");
+    }
+    head = body + head_at;
+    digests = buffer.vector(root, 2, kDigestSize);
+    alignments = buffer.vector(root, 3, 4);
+    if (digests.count != table.segments.size() || alignments.count != table.entries.size()) {
+      throw ManifestError(
+          "the manifest tells of " + number(digests.count) + " segments and " + number(alignments.count) +
+          " keys, the file has " + number(table.segments.size()) + " and " + number(table.entries.size()));
+    }
+    const FlatVector metadata = buffer.vector(root, 4, 4);
+    for (uint32_t i = 0; i < metadata.count; ++i) {
+      const uint64_t pair = buffer.element(metadata, i);
+      if (!is_utf8(buffer.string(pair, 0)) || !is_utf8(buffer.string(pair, 1))) {
+        throw ManifestError("the manifest is malformed: metadata is not valid UTF-8");
+      }
+    }
+    for (uint32_t i = 0; i < alignments.count; ++i) {
+      table.entries[i].alignment = buffer.u32(alignments.start + 4ull * i);
+    }
+  } catch (const ManifestError&) {
+    throw;
+  } catch (const FormatError& error) {
+    throw ManifestError(std::string("the manifest is malformed: ") + error.what());
+  }
+  for (uint32_t i = 0; i < digests.count; ++i) {
+    std::memcpy(table.segments[i].digest.data(), body + digests.start + kDigestSize * i, kDigestSize);
+  }
+  if (segment.start + segment.size != size || header.segment_base + header.segment_data_size != size) {
+    throw ManifestError(
+        "the manifest ends at byte " + number(segment.start + segment.size) + ", but the file has " + number(size) +
+        " bytes");
+  }
+  if (std::memcmp(digest(data, header.segment_base).data(), head, kDigestSize) != 0) {
+    throw ManifestError("the first " + number(header.segment_base) + " bytes are damaged: their digest differs");
+  }
+  for (const PtdEntry& entry : table.entries) {
+    const uint64_t start = table.segments[entry.segment].start;
+    if (entry.alignment == 0 || start % entry.alignment != 0) {
+      throw FormatError(
+          "key " + quoted(entry.key) + " asks for alignment " + number(entry.alignment) + " but lies at byte " +
+          number(start));
+    }
+  }
+  table.has_manifest = true;
+  table.manifest_segment = at;
+  table.manifest_digests = segment.start + digests.start;
+}
+
+PtdTable read(const uint8_t* data, uint64_t size) {
+  const Header header = read_header(data, size);
+  const FlatBuffer buffer(data, header.flatbuffer_end);
+  const uint64_t root = buffer.root();
+  if (const uint32_t version = buffer.u32_field(root, 0); version != 0) {
+    throw FormatError("expected schema version 0, found " + number(version));
+  }
+  if (buffer.field(root, 1, 4) == 0 || buffer.field(root, 2, 4) == 0) {
+    throw FormatError("the list of segments or of keys is missing");
+  }
+  PtdTable table;
+  table.segments = read_segments(buffer, root, header);
+  table.entries = read_entries(buffer, root, table.segments);
+  size_t manifest_at = 0;
+  for (size_t i = 0; i < table.entries.size(); ++i) {
+    const PtdSegment& segment = table.segments[table.entries[i].segment];
+    if (is_manifest(table.entries[i], data + segment.start, segment.size)) {
+      read_manifest(table, table.entries[i].segment, data, size, header);
+      manifest_at = i;
+    }
+  }
+  if (table.has_manifest) {
+    table.entries.erase(table.entries.begin() + static_cast<std::ptrdiff_t>(manifest_at));
+  } else if (size >= kEndMagicSize && std::memcmp(data + size - kEndMagicSize, kEndMagic, kEndMagicSize) == 0) {
+    throw ManifestError("the file ends like one with a manifest, but its key is damaged");
+  }
+  return table;
+}
+
+} // namespace
+
+PtdTable read_ptd(const std::string& path, const uint8_t* data, uint64_t size) {
+  try {
+    return read(data, size);
+  } catch (const ManifestError& error) {
+    throw Error(ErrorKind::Integrity, path, error.what());
+  } catch (const FormatError& error) {
+    throw Error(ErrorKind::InvalidFile, path, error.what());
+  }
+}
+
+bool verify_ptd(const std::string& path, const uint8_t* data, const PtdTable& table) {
+  if (!table.has_manifest) {
+    return false;
+  }
+  std::vector<uint32_t> order(table.segments.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) {
+    return table.segments[a].start < table.segments[b].start;
+  });
+  uint64_t position = 0;
+  for (const uint32_t at : order) {
+    const PtdSegment& segment = table.segments[at];
+    for (; position != 0 && position < segment.start; ++position) {
+      if (data[position] != 0) {
+        throw Error(ErrorKind::Integrity, path, "the padding before byte " + number(segment.start) + " is not zero");
+      }
+    }
+    position = std::max(position, segment.start + segment.size);
+    if (at == table.manifest_segment) {
+      continue; // it was checked when the file was opened
+    }
+    const Digest found = digest(data + segment.start, segment.size);
+    if (found != segment.digest) {
+      std::string keys;
+      for (const PtdEntry& entry : table.entries) {
+        if (entry.segment == at) {
+          keys += (keys.empty() ? "" : ", ") + quoted(entry.key);
+        }
+      }
+      throw Error(
+          ErrorKind::Integrity,
+          path,
+          "the bytes of " + (keys.empty() ? "segment " + number(at) : keys) + " are damaged: expected xxh3-128 " +
+              to_string(segment.digest) + ", found " + to_string(found));
+    }
+  }
+  return true;
+}
+
+} // namespace blobstore

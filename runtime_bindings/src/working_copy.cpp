@@ -1,0 +1,280 @@
+#include "working_copy.h"
+
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <blobstore/error.h>
+
+#include "crash_point.h"
+#include "digest.h"
+
+namespace blobstore {
+namespace {
+
+constexpr char kMagic[] = "BLOBCMT1";
+constexpr size_t kPage = 4096;
+
+void lock_file(const File& file, int how) {
+  while (flock(file.descriptor(), how) != 0) {
+    if (errno != EINTR) {
+      throw Error(ErrorKind::FileAccess, file.path(), std::string("cannot lock: ") + std::strerror(errno), errno);
+    }
+  }
+}
+
+struct stat status_of(const File& file) {
+  struct stat status;
+  if (fstat(file.descriptor(), &status) != 0) {
+    throw Error(ErrorKind::FileAccess, file.path(), std::strerror(errno), errno);
+  }
+  return status;
+}
+
+} // namespace
+
+void WorkingCopy::Lease::lock_shared() {
+  lock_file(gate_, LOCK_SH);
+  lock_file(data_, LOCK_SH);
+  lock_file(gate_, LOCK_UN);
+}
+
+void WorkingCopy::Lease::lock() {
+  lock_file(gate_, LOCK_EX);
+  lock_file(data_, LOCK_EX);
+}
+
+void WorkingCopy::Lease::unlock() {
+  flock(data_.descriptor(), LOCK_UN);
+  flock(gate_.descriptor(), LOCK_UN);
+}
+
+WorkingCopy::WorkingCopy(File file) : file_(std::move(file)) {}
+
+WorkingCopy::~WorkingCopy() = default;
+
+WorkingCopy::Exclusive::Exclusive(WorkingCopy& copy) : copy_(copy) {
+  if (copy.gate_.descriptor() < 0) { // the first time: there is no gate yet
+    lock_file(copy.file_, LOCK_EX);
+    return;
+  }
+  lease_ = copy.lease();
+  lease_->lock();
+}
+
+WorkingCopy::Exclusive::~Exclusive() {
+  if (lease_ == nullptr) {
+    flock(copy_.file_.descriptor(), LOCK_UN);
+    return;
+  }
+  lease_->unlock();
+  const std::lock_guard<std::mutex> guard(copy_.mutex_);
+  copy_.spare_.push_back(std::move(lease_));
+}
+
+std::unique_ptr<WorkingCopy::Lease> WorkingCopy::lease() {
+  {
+    const std::lock_guard<std::mutex> guard(mutex_);
+    if (!spare_.empty()) {
+      std::unique_ptr<Lease> lease = std::move(spare_.back());
+      spare_.pop_back();
+      return lease;
+    }
+  }
+  return std::make_unique<Lease>(file_, gate_);
+}
+
+std::unique_ptr<WorkingCopy::Lease> WorkingCopy::lock_shared() {
+  std::unique_ptr<Lease> mine = lease();
+  mine->lock_shared();
+  while (header()->pending.load(std::memory_order_acquire) != 0) { // a process was killed in the middle of a commit
+    mine->unlock();
+    mine->lock();
+    recover();
+    mine->unlock();
+    mine->lock_shared();
+  }
+  return mine;
+}
+
+void WorkingCopy::unlock_shared(std::unique_ptr<Lease> lease) {
+  lease->unlock();
+  const std::lock_guard<std::mutex> guard(mutex_);
+  spare_.push_back(std::move(lease));
+}
+
+uint64_t WorkingCopy::journal_start() const {
+  return align_up(sizeof(Header) + 8 * header()->keys, kPage);
+}
+
+void WorkingCopy::prepare() {
+  const std::string path = file_.path() + ".commits";
+  const int descriptor = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
+  if (descriptor < 0 && errno != ENOENT) {
+    throw Error(ErrorKind::FileAccess, path, std::strerror(errno), errno);
+  }
+  fresh_ = true;
+  if (descriptor < 0) {
+    return;
+  }
+  File gate(path, descriptor);
+  if (gate.size() < sizeof(Header)) {
+    return;
+  }
+  Mapping first(gate, 0, sizeof(Header), Mapping::Kind::Shared);
+  const auto* found = reinterpret_cast<const Header*>(first.data());
+  const struct stat status = status_of(file_);
+  if (std::memcmp(found->magic, kMagic, 8) != 0 || found->device != static_cast<uint64_t>(status.st_dev) ||
+      found->inode != status.st_ino || found->size != static_cast<uint64_t>(status.st_size) ||
+      gate.size() < sizeof(Header) + 8 * found->keys) {
+    return; // of another file, which this one replaced
+  }
+  state_ = Mapping(gate, 0, sizeof(Header) + 8 * found->keys, Mapping::Kind::Shared);
+  gate_ = std::move(gate);
+  fresh_ = false;
+  recover();
+}
+
+void WorkingCopy::bind(uint64_t keys) {
+  if (fresh_ || header()->keys != keys) {
+    create(keys);
+  }
+}
+
+void WorkingCopy::create(uint64_t keys) {
+  const std::string path = file_.path() + ".commits";
+  const std::string temporary = path + "." + std::to_string(getpid()) + ".tmp";
+  const int descriptor = ::open(temporary.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+  if (descriptor < 0) {
+    throw Error(ErrorKind::FileAccess, temporary, std::strerror(errno), errno);
+  }
+  File gate(path, descriptor);
+  const size_t size = sizeof(Header) + 8 * keys;
+  if (ftruncate(descriptor, static_cast<off_t>(align_up(size, kPage))) != 0) {
+    const int number = errno;
+    unlink(temporary.c_str());
+    throw Error(ErrorKind::FileAccess, temporary, std::strerror(number), number);
+  }
+  Mapping state(gate, 0, size, Mapping::Kind::Shared);
+  auto* header = reinterpret_cast<Header*>(state.data());
+  const struct stat status = status_of(file_);
+  std::memcpy(header->magic, kMagic, 8);
+  header->device = static_cast<uint64_t>(status.st_dev);
+  header->inode = status.st_ino;
+  header->size = static_cast<uint64_t>(status.st_size);
+  header->keys = keys;
+  if (std::rename(temporary.c_str(), path.c_str()) != 0) {
+    const int number = errno;
+    unlink(temporary.c_str());
+    throw Error(ErrorKind::FileAccess, path, std::strerror(number), number);
+  }
+  gate_ = std::move(gate);
+  state_ = std::move(state);
+  fresh_ = false;
+}
+
+void WorkingCopy::begin(const std::vector<uint64_t>& keys, const std::vector<Patch>& patches) {
+  crash_here(CrashPoint::BeforeJournal);
+  std::vector<uint64_t> table{generation() + 1, patches.size(), keys.size()};
+  table.insert(table.end(), keys.begin(), keys.end());
+  uint64_t bytes = 0;
+  for (const Patch& patch : patches) {
+    table.push_back(patch.offset);
+    table.push_back(patch.size);
+    bytes += patch.size;
+  }
+  const uint64_t start = journal_start();
+  const uint64_t size = 8 * table.size() + bytes;
+  if (ftruncate(gate_.descriptor(), static_cast<off_t>(align_up(start + size + sizeof(Digest), kPage))) != 0) {
+    throw Error(ErrorKind::FileAccess, gate_.path(), std::strerror(errno), errno);
+  }
+  uint64_t at = start;
+  gate_.write(table.data(), 8 * table.size(), at);
+  at += 8 * table.size();
+  crash_here(CrashPoint::InJournal);
+  for (const Patch& patch : patches) {
+    gate_.write(patch.data, patch.size, at);
+    at += patch.size;
+  }
+  const Mapping journal(gate_, start, size, Mapping::Kind::ReadOnly);
+  const Digest sum = digest(journal.data(), size);
+  gate_.write(sum.data(), sum.size(), at);
+  crash_here(CrashPoint::AfterJournal);
+  header()->pending.store(size, std::memory_order_release);
+  crash_here(CrashPoint::AfterPending);
+}
+
+void WorkingCopy::in_apply() {
+  crash_here(CrashPoint::InApply);
+}
+
+uint64_t WorkingCopy::finish(const std::vector<uint64_t>& keys) {
+  crash_here(CrashPoint::AfterApply);
+  const uint64_t generation = header()->generation.load(std::memory_order_relaxed) + 1;
+  for (const uint64_t key : keys) {
+    versions()[key].store(generation, std::memory_order_relaxed);
+  }
+  header()->generation.store(generation, std::memory_order_release);
+  crash_here(CrashPoint::BeforeDone);
+  header()->pending.store(0, std::memory_order_release);
+  crash_here(CrashPoint::AfterDone);
+  return generation;
+}
+
+void WorkingCopy::recover() {
+  const uint64_t size = header()->pending.load(std::memory_order_acquire);
+  if (size == 0) {
+    return;
+  }
+  const uint64_t start = journal_start();
+  const auto damaged = [&] {
+    return Error(
+        ErrorKind::Integrity,
+        gate_.path(),
+        "a commit was interrupted and its journal is damaged, so " + file_.path() +
+            " holds neither the old nor the new weights; make the working copy again");
+  };
+  if (size < 24 || gate_.size() < start + size + sizeof(Digest)) {
+    throw damaged();
+  }
+  const Mapping journal(gate_, start, size + sizeof(Digest), Mapping::Kind::ReadOnly);
+  const uint8_t* data = journal.data();
+  if (std::memcmp(digest(data, size).data(), data + size, sizeof(Digest)) != 0) {
+    throw damaged();
+  }
+  const auto word = [&](uint64_t index) {
+    uint64_t value;
+    std::memcpy(&value, data + 8 * index, sizeof value);
+    return value;
+  };
+  const uint64_t patches = word(1);
+  const uint64_t keys = word(2);
+  uint64_t at = 8 * (3 + keys + 2 * patches);
+  for (uint64_t i = 0; i < patches; ++i) {
+    const uint64_t offset = word(3 + keys + 2 * i);
+    const uint64_t length = word(3 + keys + 2 * i + 1);
+    file_.write(data + at, length, offset);
+    at += length;
+  }
+  for (uint64_t i = 0; i < keys; ++i) {
+    if (word(3 + i) < header()->keys) {
+      versions()[word(3 + i)].store(word(0), std::memory_order_relaxed);
+    }
+  }
+  header()->generation.store(word(0), std::memory_order_release);
+  header()->pending.store(0, std::memory_order_release);
+}
+
+void WorkingCopy::after_fork_in_child() {
+  new (&mutex_) std::mutex;
+  spare_.clear();
+  file_ = file_.reopen();
+  gate_ = gate_.reopen();
+}
+
+} // namespace blobstore

@@ -1,0 +1,138 @@
+// A .ptd that several processes map and change together.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "file.h"
+
+namespace blobstore {
+
+/// Bytes that a commit puts into the file.
+struct Patch {
+  uint64_t offset = 0;
+  const void* data = nullptr;
+  uint64_t size = 0;
+};
+
+/// Locks, counters and journal of a working copy. They live in a file beside it, `<path>.commits`, that every process
+/// maps:
+///
+///     offset  bytes      what
+///     0       8          "BLOBCMT1"
+///     8       24         device, inode and size of the working copy
+///     32      8          number of keys
+///     40      8          generation
+///     48      8          bytes of a journal that must be replayed; 0: none
+///     56      8          reserved
+///     64      8 x keys   version of each key: the generation of its last change
+///     next multiple of 4096: the journal: generation (8), number of patches (8), number of keys (8), the keys'
+///             numbers (8 each), offset and size of each patch (16 each), the patches' bytes, and the xxh3-128 of all
+///             that (16)
+///
+/// Two kernel locks (flock) keep processes apart; they are released when a process dies. The one on the working copy
+/// itself is shared by callers and exclusive for a commit. The one on the file beside it is a gate that everybody
+/// passes first, so that a stream of callers does not keep a commit out.
+///
+/// A commit writes the journal, marks it as pending, changes the file, and takes the mark away. Whoever gets the lock
+/// and finds the mark set replays the journal: a process that was killed before the mark leaves the old bytes, one
+/// that was killed after it the new ones.
+class WorkingCopy {
+ public:
+  /// @param file the working copy, open for reading and writing.
+  explicit WorkingCopy(File file);
+  ~WorkingCopy();
+
+  /// Finish what a killed process left, then run `read` alone with the file; it returns the number of keys.
+  template <typename Read>
+  void open(Read read) {
+    const Exclusive lock(*this);
+    prepare();
+    bind(read(file_));
+  }
+
+  const File& file() const { return file_; }
+  uint64_t generation() const { return header()->generation.load(std::memory_order_acquire); }
+  uint64_t version(size_t key) const { return versions()[key].load(std::memory_order_acquire); }
+
+  /// A caller's share of the locks, held while a method runs or bytes are copied. A kernel lock belongs to an open
+  /// file, so each caller at a time has open files of its own.
+  class Lease {
+   public:
+    Lease(const File& data, const File& gate) : data_(data.reopen()), gate_(gate.reopen()) {}
+    void lock_shared();
+    void lock();
+    void unlock();
+
+   private:
+    File data_;
+    File gate_;
+  };
+  std::unique_ptr<Lease> lock_shared();
+  void unlock_shared(std::unique_ptr<Lease> lease);
+
+  /// Change the file, alone. `make` is called under the lock and returns the patches; `apply` puts one into memory
+  /// that maps the file.
+  template <typename Make, typename Apply>
+  uint64_t commit(const std::vector<uint64_t>& keys, Make make, Apply apply) {
+    const Exclusive lock(*this);
+    recover();
+    const std::vector<Patch> patches = make();
+    begin(keys, patches);
+    for (const Patch& patch : patches) {
+      apply(patch);
+      in_apply();
+    }
+    return finish(keys);
+  }
+
+  /// In a forked child: the open files are shared with the parent, so are the locks on them; open new ones.
+  void after_fork_in_child();
+
+ private:
+  struct Header {
+    char magic[8];
+    uint64_t device;
+    uint64_t inode;
+    uint64_t size;
+    uint64_t keys;
+    std::atomic<uint64_t> generation;
+    std::atomic<uint64_t> pending;
+    uint64_t reserved;
+  };
+
+  class Exclusive {
+   public:
+    explicit Exclusive(WorkingCopy& copy);
+    ~Exclusive();
+
+   private:
+    WorkingCopy& copy_;
+    std::unique_ptr<Lease> lease_;
+  };
+
+  Header* header() const { return reinterpret_cast<Header*>(state_.data()); }
+  std::atomic<uint64_t>* versions() const { return reinterpret_cast<std::atomic<uint64_t>*>(header() + 1); }
+  uint64_t journal_start() const;
+  std::unique_ptr<Lease> lease();
+  void prepare(); // open the file beside, or make it; finish a pending commit
+  void bind(uint64_t keys);
+  void create(uint64_t keys);
+  void recover();
+  void begin(const std::vector<uint64_t>& keys, const std::vector<Patch>& patches);
+  void in_apply();
+  uint64_t finish(const std::vector<uint64_t>& keys);
+
+  File file_;
+  File gate_;
+  Mapping state_;
+  bool fresh_ = false;
+  std::mutex mutex_; // of the spare leases
+  std::vector<std::unique_ptr<Lease>> spare_;
+};
+
+} // namespace blobstore
