@@ -84,7 +84,9 @@ def table_of(program: ExportedProgram, inner: str, tag: Tag) -> NameTable:
     """
     choose = _chooser(tag)
     signature = program.graph_signature
-    names = [*signature.inputs_to_parameters.values(), *signature.inputs_to_buffers.values()]
+    used = {node.name for node in program.graph.nodes if node.op == "placeholder" and node.users}
+    inputs = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
+    names = [name for placeholder, name in inputs.items() if placeholder in used]
     same: dict[tuple[object, ...], list[str]] = {}
     for name, tensor in program.state_dict.items():
         same.setdefault(_identity(tensor), []).append(name)

@@ -106,13 +106,15 @@ class BlobStoreBackend(BackendDetails):  # type: ignore[misc]
 
 def _add_records(output: NamedDataStoreOutput, table: NameTable, records: list[Record]) -> None:
     """Put the records into the data files that hold their blobs; refusals go with the first of them."""
+    covered = {source.name for record in records for source in record.sources}
+    outside = tuple(source for name, source in table.sources.items() if name not in covered)
     files: dict[str | None, list[Record]] = {}
     tag_of = {key: tag for tag, entries in output.external_data.items() for key in entries}
     first = next(iter(output.external_data), None)
     for record in records:
         files.setdefault(tag_of.get(record.key) if record.key else first, []).append(record)
     for tag, kept in files.items():
-        data = Records(table.inner, tuple(kept)).pack()
+        data = Records(table.inner, tuple(kept), outside).pack()
         entries = output.pte_data if tag is None else output.external_data[tag]
         entries[records_key(data)] = DataEntry(len(output.buffers), 16, None)
         output.buffers.append(data)

@@ -103,21 +103,25 @@ class Records:
     Attributes:
         inner: the backend whose layouts they describe.
         records: one a blob, and refusals.
+        outside: tensors of the model that this delegate does not have.
     """
 
     inner: str
     records: tuple[Record, ...]
+    outside: tuple[Source, ...] = ()
 
     def pack(self) -> bytes:
         """The bytes of the blob."""
         builder = flatbuffers.Builder(1024)
         tables = [_pack_record(builder, record) for record in self.records]
         records = _vector(builder, FbRecords.StartRecordsVector, tables)
+        outside = _vector(builder, FbRecords.StartOutsideVector, [_pack_source(builder, s) for s in self.outside])
         inner = builder.CreateString(self.inner)
         FbRecords.Start(builder)
         FbRecords.AddVersion(builder, VERSION)
         FbRecords.AddInner(builder, inner)
         FbRecords.AddRecords(builder, records)
+        FbRecords.AddOutside(builder, outside)
         builder.Finish(FbRecords.End(builder), file_identifier=FILE_IDENTIFIER)
         return bytes(builder.Output())
 
@@ -142,6 +146,7 @@ class Records:
             return cls(
                 _text(table.Inner()),
                 tuple(_parse_record(table.Records(i)) for i in range(_count(table.RecordsLength(), data))),
+                tuple(_parse_source(table.Outside(i)) for i in range(_count(table.OutsideLength(), data))),
             )
         except (IndexError, ValueError, TypeError, OverflowError, struct.error) as error:
             if isinstance(error, BlobStoreError):
@@ -250,5 +255,5 @@ def _text(data: bytes | None) -> str:
 
 def _count(number: int, data: bytes) -> int:
     if number > len(data):
-        raise ValueError(f"{number} records do not fit in {len(data)} bytes")
+        raise ValueError(f"{number} items do not fit in {len(data)} bytes")
     return number

@@ -67,8 +67,33 @@ class Records(object):
         o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(8))
         return o == 0
 
+    # Records
+    def Outside(self, j):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(10))
+        if o != 0:
+            x = self._tab.Vector(o)
+            x += flatbuffers.number_types.UOffsetTFlags.py_type(j) * 4
+            x = self._tab.Indirect(x)
+            from blobstore._generated.record.Source import Source
+            obj = Source()
+            obj.Init(self._tab.Bytes, x)
+            return obj
+        return None
+
+    # Records
+    def OutsideLength(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(10))
+        if o != 0:
+            return self._tab.VectorLen(o)
+        return 0
+
+    # Records
+    def OutsideIsNone(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(10))
+        return o == 0
+
 def RecordsStart(builder):
-    builder.StartObject(3)
+    builder.StartObject(4)
 
 def Start(builder):
     RecordsStart(builder)
@@ -96,6 +121,18 @@ def RecordsStartRecordsVector(builder, numElems):
 
 def StartRecordsVector(builder, numElems):
     return RecordsStartRecordsVector(builder, numElems)
+
+def RecordsAddOutside(builder, outside):
+    builder.PrependUOffsetTRelativeSlot(3, flatbuffers.number_types.UOffsetTFlags.py_type(outside), 0)
+
+def AddOutside(builder, outside):
+    RecordsAddOutside(builder, outside)
+
+def RecordsStartOutsideVector(builder, numElems):
+    return builder.StartVector(4, numElems, 4)
+
+def StartOutsideVector(builder, numElems):
+    return RecordsStartOutsideVector(builder, numElems)
 
 def RecordsEnd(builder):
     return builder.EndObject()
