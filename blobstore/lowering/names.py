@@ -23,12 +23,15 @@ if TYPE_CHECKING:
     import torch
     from torch.export import ExportedProgram
 
-__all__ = ["NameTable", "Tag", "check", "find", "keep", "scalar_type", "table_of"]
+__all__ = ["QUANTIZED", "NameTable", "Tag", "check", "find", "keep", "scalar_type", "table_of"]
 
 Tag = str | Callable[[str], str | None] | None
 """The data file: its name, or a function from the tensor's name to it. None leaves a tensor in the program."""
 
-_GENERATED = re.compile(r"_(frozen_param|tensor_constant|lifted_tensor|prop_tensor)")
+QUANTIZED = "__quantized"
+"""What the name of a quantized weight ends in, after that of the weight; see `restore_names`."""
+
+_GENERATED = re.compile(r"_(frozen_param|tensor_constant|lifted_tensor|prop_tensor)|^_(scale|zero_point)_\d+$")
 """Names that exporting and quantizing make up; another graph has the same ones for other tensors."""
 
 
@@ -38,7 +41,7 @@ class NameTable:
 
     Attributes:
         inner: the backend that the delegate wraps.
-        sources: each tensor under its name in the program.
+        sources: each tensor under its name in the program, which differs from its own if it was quantized.
         tags: the data file of each of them.
         default: gives the file of a constant that has no name.
     """
@@ -97,8 +100,17 @@ def table_of(program: ExportedProgram, inner: str, tag: Tag) -> NameTable:
         if tensor is None or kind is None or _GENERATED.search(name):
             continue
         aliases = tuple(other for other in same.get(_identity(tensor), ()) if other != name)
-        sources[name] = Source(name, kind, tuple(tensor.shape), aliases)
+        logical = name.removesuffix(QUANTIZED)
+        if logical != name:
+            kind = _kind_of_float(program.state_dict.get(logical))
+        sources[name] = Source(logical, kind, tuple(tensor.shape), aliases)
     return NameTable(inner, sources, {name: choose(name) for name in sources}, choose)
+
+
+def _kind_of_float(tensor: torch.Tensor | None) -> ScalarType:
+    """The dtype of a weight before it was quantized; export may have dropped it."""
+    kind = None if tensor is None else scalar_type(tensor.dtype)
+    return ScalarType.FLOAT if kind is None else kind
 
 
 def _identity(tensor: torch.Tensor) -> tuple[object, ...]:

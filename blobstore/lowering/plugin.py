@@ -107,7 +107,7 @@ class BlobStoreBackend(BackendDetails):  # type: ignore[misc]
 def _add_records(output: NamedDataStoreOutput, table: NameTable, records: list[Record]) -> None:
     """Put the records into the data files that hold their blobs; refusals go with the first of them."""
     covered = {source.name for record in records for source in record.sources}
-    outside = tuple(source for name, source in table.sources.items() if name not in covered)
+    outside = tuple(source for source in table.sources.values() if source.name not in covered)
     files: dict[str | None, list[Record]] = {}
     tag_of = {key: tag for tag, entries in output.external_data.items() for key in entries}
     first = next(iter(output.external_data), None)

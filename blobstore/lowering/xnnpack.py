@@ -92,7 +92,7 @@ class _Watch:
         if name in self.combined:
             return self.combined[name]
         source = self.table.sources.get(name)
-        return None if source is None else _Origin(name, (source,))
+        return None if source is None else _Origin(source.name, (source,))
 
 
 _lock = threading.Lock()
@@ -444,11 +444,11 @@ def _records(watch: _Watch, groups: dict[int, int], used: list[str]) -> list[Rec
     records = {record.key: replace(record, group=groups[index]) for index, record in watch.records.items()}
     covered = {source.name for record in records.values() for source in record.sources}
     for name in used:
-        if name in watch.table.sources and name not in covered:
+        if name in watch.table.sources and watch.table.sources[name].name not in covered:
             watch.refused.setdefault(name, "it was combined with other tensors while lowering")
-    refusals = [
-        Record("", 0, (watch.table.sources.get(name, Source(name, ScalarType.FLOAT, ())),), refusal=reason)
-        for name, reason in watch.refused.items()
-        if name and name not in covered
-    ]
+    refusals = []
+    for name, reason in watch.refused.items():
+        source = watch.table.sources.get(name, Source(name, ScalarType.FLOAT, ()))
+        if name and source.name not in covered:
+            refusals.append(Record("", 0, (source,), refusal=reason))
     return [*records.values(), *refusals]
