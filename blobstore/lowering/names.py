@@ -35,6 +35,10 @@ _GENERATED = re.compile(r"_(frozen_param|tensor_constant|lifted_tensor|prop_tens
 """Names that exporting and quantizing make up; another graph has the same ones for other tensors."""
 
 
+_UNWRAPPED = re.compile(r"(?P<path>.*)\.parametrizations\.(?P<name>[^.]+)\.original(?P<part>[012])")
+"""What torchao's quantized tensors are taken apart into: integers, scales, zero points."""
+
+
 @dataclass(frozen=True)
 class NameTable:
     """The named tensors of one exported program.
@@ -101,10 +105,19 @@ def table_of(program: ExportedProgram, inner: str, tag: Tag) -> NameTable:
             continue
         aliases = tuple(other for other in same.get(_identity(tensor), ()) if other != name)
         logical = name.removesuffix(QUANTIZED)
+        if (unwrapped := _UNWRAPPED.fullmatch(name)) and program.state_dict.keys() >= _parts_of(unwrapped):
+            if unwrapped["part"] != "0":
+                continue  # scales and zero points, which come with the integers
+            if kind is ScalarType.CHAR:
+                logical = f"{unwrapped['path']}.{unwrapped['name']}"
         if logical != name:
             kind = _kind_of_float(program.state_dict.get(logical))
         sources[name] = Source(logical, kind, tuple(tensor.shape), aliases)
     return NameTable(inner, sources, {name: choose(name) for name in sources}, choose)
+
+
+def _parts_of(match: re.Match[str]) -> set[str]:
+    return {f"{match['path']}.parametrizations.{match['name']}.original{part}" for part in range(3)}
 
 
 def _kind_of_float(tensor: torch.Tensor | None) -> ScalarType:

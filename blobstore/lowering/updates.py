@@ -172,7 +172,8 @@ class LogicalTensors(Mapping[str, LogicalTensor]):
         """
         given: dict[str, Plain] = {}
         for name, value in values.items():
-            self._take(given, name, value, finite)
+            for part, tensor in self._parts(name, value):
+                self._take(given, part, tensor, finite)
         records = {record.key: record for name in given for record in self._using[name]}
         made: dict[str, np.ndarray] = {}
 
@@ -208,7 +209,8 @@ class LogicalTensors(Mapping[str, LogicalTensor]):
         Raises:
             LayoutError, UnsupportedDataError: as for `resolve`.
         """
-        self._take({}, name, value, finite=False)
+        for part, tensor in self._parts(name, value):
+            self._take({}, part, tensor, finite=False)
         return value.detach().clone() if hasattr(value, "detach") else np.array(value)
 
     def names_for_state_dict(self, names: Iterable[str], *, strict: bool) -> list[str]:
@@ -232,6 +234,13 @@ class LogicalTensors(Mapping[str, LogicalTensor]):
         known = set(self._names)
         chosen += [name for name in available - known if name in self._blobs]
         return chosen
+
+    def _parts(self, name: str, value: Any) -> list[tuple[str, Any]]:
+        """A tensor; or, of one that torchao quantized, its integers and its scales."""
+        scales = f"{self._names[name]}.scale"
+        if hasattr(value, "qdata") and hasattr(value, "scale") and scales in self._using:
+            return [(name, value.qdata), (scales, value.scale)]
+        return [(name, value)]
 
     def _take(self, given: dict[str, Plain], name: str, value: Any, finite: bool) -> None:
         source = self._sources[self._names[name]]
