@@ -99,7 +99,8 @@ def test_one_readable_key_a_parameter(live: Live) -> None:
     assert len(keys) == len(set(keys))
     for key in keys:
         name, _, layout = key.partition("@")
-        assert name in live.cache.tensors or layout == ""
+        known = [*live.cache.tensors, "plain_norm.bias", "plain.bias", "fc.bias"]  # folding makes biases
+        assert name in known or layout == ""
         assert layout == "" or (len(layout) == 16 and int(layout, 16) >= 0)
 
 
