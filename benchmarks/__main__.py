@@ -10,7 +10,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-MODULES = ("store",)
+MODULES = ("store", "lowering")
 
 
 def main() -> None:
