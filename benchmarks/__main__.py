@@ -10,7 +10,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-MODULES = ("store", "lowering")
+MODULES = ("store", "report", "runtime", "lowering")
 
 
 def main() -> None:

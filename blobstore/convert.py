@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
+from pathlib import Path
 
 import numpy as np
 
-from blobstore.errors import UnsupportedDataError
-from blobstore.formats import Format, detect_format
+from blobstore.data_map import NamedDataMap
+from blobstore.errors import OutputPathError, UnsupportedDataError
+from blobstore.formats import Format, by_name, detect_format
 from blobstore.layout import ScalarType, TensorLayout
+from blobstore.mapped_file import as_path
 from blobstore.ptd.reader import open_ptd
 from blobstore.safetensors import DTYPES, SafetensorsDataMap, write_safetensors
-from blobstore.staging import Staging, refuse_inputs
+from blobstore.staging import Progress, Staging, refuse_inputs
 from blobstore.store import BlobStore
 from blobstore.tensors import as_bytes, to_numpy
 
@@ -22,30 +26,35 @@ OPAQUE = "blobstore.opaque"
 """Metadata of a .safetensors: the keys, as a JSON list, that are opaque blobs and no tensors of bytes."""
 
 
-def convert(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
+def convert(
+    source: str | os.PathLike[str], target: str | os.PathLike[str], *, progress: Progress | None = None
+) -> None:
     """Convert a .safetensors into a .ptd, or a .ptd into a .safetensors; which, the source's content says.
 
     Names, dtypes, shapes, values and metadata are kept. A .safetensors has neither dim orders nor opaque blobs: such
     tensors are made contiguous, and opaque blobs become tensors of bytes that are opaque again on the way back.
 
+    `progress` is told of every step forward.
+
     Raises:
         FileAccessError, InvalidFileError, IntegrityError: a file cannot be read or written, or is malformed.
         UnsupportedDataError: the source is neither, or has a dtype that the target's format lacks.
-        OutputPathError: the target is the source.
+        OutputPathError: the target is the source, or has the ending of its format.
     """
+    source, target = as_path(source), as_path(target)
     refuse_inputs([target], [source])
     kind = detect_format(source)
+    if by_name(target) is kind:
+        raise OutputPathError(f"{target}: this is to be the other kind of file; {source} is {kind.value} already")
     if kind is Format.SAFETENSORS:
-        _to_ptd(source, target)
+        _to_ptd(source, target, progress)
     elif kind is Format.PTD:
-        _to_safetensors(source, target)
+        _to_safetensors(source, target, progress)
     else:
-        raise UnsupportedDataError(
-            f"{os.fspath(source)}: {kind.value}; a .safetensors or a .ptd can be converted into the other"
-        )
+        raise UnsupportedDataError(f"{source}: {kind.value}; a .safetensors or a .ptd can be converted into the other")
 
 
-def _to_ptd(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
+def _to_ptd(source: Path, target: Path, progress: Progress | None) -> None:
     with SafetensorsDataMap(source) as data_map:
         metadata = dict(data_map.metadata)
         opaque = _opaque_keys(metadata.pop(OPAQUE, "[]"))
@@ -54,37 +63,46 @@ def _to_ptd(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> N
             layout = data_map.get_tensor_layout(key)
             if layout is None:
                 raise UnsupportedDataError(
-                    f"{data_map.name}: tensor {key!r} has dtype {data_map.dtypes[key]}, which a .ptd cannot name"
+                    f"{data_map.name}: tensor {key!r} has dtype {data_map.dtypes[key]} or a size that a .ptd cannot name"
                 )
             store.add(key, data, layout=None if key in opaque else layout)
-        store.write_ptd(target, metadata=metadata)
+        store.write_ptd(target, metadata=metadata, progress=progress)
 
 
 def _opaque_keys(text: str) -> set[str]:
     """The keys in the metadata; nothing if somebody else used the name for something else."""
     try:
         keys = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return set()
     return {key for key in keys if isinstance(key, str)} if isinstance(keys, list) else set()
 
 
-def _to_safetensors(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
+def _to_safetensors(source: Path, target: Path, progress: Progress | None) -> None:
     with open_ptd(source, verify=True) as data_map:
-        tensors: dict[str, tuple[memoryview, TensorLayout]] = {}
+        layouts: dict[str, TensorLayout] = {}
         opaque = []
-        for key, view in data_map.items():
-            data, layout = view, data_map.get_tensor_layout(key)
+        for key, data in data_map.items():
+            layout = data_map.get_tensor_layout(key)
             if layout is None:
                 opaque.append(key)
                 layout = TensorLayout(ScalarType.BYTE, (len(data),))
-            elif not layout.is_contiguous:
-                data, layout = as_bytes(np.ascontiguousarray(to_numpy(data, layout)))
-            if layout is None or layout.scalar_type not in DTYPES.values():
+            if layout.scalar_type not in DTYPES.values():
                 raise UnsupportedDataError(f"{data_map.name}: {key!r} is {layout}, which a .safetensors cannot name")
-            tensors[key] = (data, layout)
+            layouts[key] = TensorLayout(layout.scalar_type, layout.sizes)
         metadata = dict(data_map.metadata)
         if opaque:
             metadata[OPAQUE] = json.dumps(opaque)
-        with Staging() as staging, staging.open(target) as file:
-            write_safetensors(file, tensors, metadata)
+        nbytes = sum(layout.nbytes for layout in layouts.values())
+        with Staging(progress) as staging, staging.open(target, nbytes) as file:
+            write_safetensors(file, layouts, functools.partial(_contiguous, data_map), metadata)
+
+
+def _contiguous(data_map: NamedDataMap, key: str) -> memoryview:
+    """The bytes of a tensor with its dimensions in their own order; a copy only where they are not."""
+    data, layout = data_map.get_data(key), data_map.get_tensor_layout(key)
+    if layout is None or layout.is_contiguous:
+        return data
+    same_size = {1: ScalarType.BYTE, 2: ScalarType.UINT16, 4: ScalarType.UINT32, 8: ScalarType.UINT64}
+    plain = TensorLayout(same_size[layout.scalar_type.itemsize], layout.sizes, layout.dim_order)
+    return as_bytes(np.ascontiguousarray(to_numpy(data, plain)))[0]  # in types that numpy has

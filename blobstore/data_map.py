@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
 
@@ -59,7 +60,7 @@ class NamedDataMap(Mapping[str, memoryview]):
         self._check_open()
         try:
             return self._layout(key)
-        except KeyError:
+        except (KeyError, TypeError):  # TypeError: not hashable, so not a key
             raise self._not_found(key) from None
 
     def get_data(self, key: str) -> memoryview:
@@ -72,7 +73,7 @@ class NamedDataMap(Mapping[str, memoryview]):
         self._check_open()
         try:
             return self._view(key)
-        except KeyError:
+        except (KeyError, TypeError):  # TypeError: not hashable, so not a key
             raise self._not_found(key) from None
 
     def load_data_into(self, key: str, buffer: object, size: int | None = None) -> None:
@@ -116,16 +117,20 @@ class NamedDataMap(Mapping[str, memoryview]):
         """
         self._check_open()
         keys = self._key_list()
-        if not 0 <= index < len(keys):
+        if not isinstance(index, int) or not 0 <= index < len(keys):
             raise KeyNotFoundError(f"{self.name}: key index {index} is out of range, there are {len(keys)} keys")
         return keys[index]
 
     # What a file may know beyond the RFC.
 
+    @property
+    def sources(self) -> tuple[Path, ...]:
+        """The files that the blobs lie in."""
+        return ()
+
     def alignment(self, key: str) -> int:
         """The alignment that `key` was added with, in bytes; 1 where the file does not record it."""
-        if key not in self:
-            raise self._not_found(key)
+        self.get_tensor_layout(key)
         return 1
 
     def digest(self, key: str) -> Digest:
@@ -148,7 +153,7 @@ class NamedDataMap(Mapping[str, memoryview]):
         self._check_open()
         try:
             self._layout(key)  # type: ignore[arg-type]
-        except (KeyError, TypeError):  # TypeError: not hashable, so not a key
+        except (KeyError, TypeError):
             return False
         return True
 
@@ -200,6 +205,7 @@ class MergedDataMap(NamedDataMap):
 
     def __init__(self, maps: Sequence[NamedDataMap]) -> None:
         self.name = " + ".join(m.name for m in maps) or "(no files)"
+        self._maps = tuple(maps)
         self._home: dict[str, NamedDataMap] = {}
         for current in maps:
             for key in current:
@@ -217,16 +223,16 @@ class MergedDataMap(NamedDataMap):
     def _layout(self, key: str) -> TensorLayout | None:
         return self._home[key].get_tensor_layout(key)
 
+    @property
+    def sources(self) -> tuple[Path, ...]:
+        return tuple(path for one in self._maps for path in one.sources)
+
     def alignment(self, key: str) -> int:
-        self._check_open()
-        if key not in self._home:
-            raise self._not_found(key)
+        self.get_tensor_layout(key)  # raises where there is no such key
         return self._home[key].alignment(key)
 
     def digest(self, key: str) -> Digest:
-        self._check_open()
-        if key not in self._home:
-            raise self._not_found(key)
+        self.get_tensor_layout(key)  # raises where there is no such key
         return self._home[key].digest(key)
 
 

@@ -27,6 +27,8 @@ def save_file(
     Raises:
         As `BlobStore.add` and `BlobStore.write_ptd`.
     """
+    if not isinstance(tensors, Mapping):
+        raise UnsupportedDataError(f"expected tensors by name, found a {type(tensors).__qualname__}")
     store = BlobStore()
     for key, tensor in tensors.items():
         store.add(key, tensor)
@@ -48,8 +50,8 @@ def load_file(filename: str | os.PathLike[str], framework: Literal["pt", "np"] =
         MissingDependencyError: torch is not installed, or numpy needs ml_dtypes for bfloat16 or float8.
         UnsupportedDataError: the framework has no such dtype, or is not known.
     """
-    convert: Any = {"pt": to_torch, "np": to_numpy}.get(framework)
-    if convert is None:
+    if framework not in ("pt", "np"):
         raise UnsupportedDataError(f"framework {framework!r} is not 'pt' or 'np'")
+    convert: Any = to_torch if framework == "pt" else to_numpy
     with PtdDataMap(filename, writable_copy=True) as data_map:
         return {key: convert(data_map.get_data(key), data_map.get_tensor_layout(key)) for key in data_map}

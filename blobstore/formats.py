@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from blobstore.data_map import NamedDataMap
-from blobstore.errors import FileAccessError, UnsupportedDataError
+from blobstore.errors import UnsupportedDataError
+from blobstore.mapped_file import as_path, map_file
 from blobstore.ptd.reader import open_ptd
 from blobstore.pte.data_map import open_pte
 from blobstore.safetensors import SafetensorsDataMap
 
-__all__ = ["Format", "detect_format", "open_any"]
+__all__ = ["Format", "by_name", "detect_format", "open_any"]
 
 
 class Format(enum.Enum):
@@ -31,12 +32,9 @@ def detect_format(path: str | os.PathLike[str]) -> Format:
 
     Raises:
         FileAccessError: the file cannot be read.
+        InvalidFileError: it is empty.
     """
-    try:
-        with Path(path).open("rb") as file:
-            head = file.read(9)
-    except OSError as error:
-        raise FileAccessError(path, error) from None
+    head = bytes(map_file(path)[:9])
     if head[4:8] == b"FT01":
         return Format.PTD
     if head[4:6] == b"ET":
@@ -44,9 +42,13 @@ def detect_format(path: str | os.PathLike[str]) -> Format:
     # A .safetensors has no magic: the length of a JSON object, which starts with its brace.
     if head[8:9] == b"{" and head[6:8] == b"\0\0":
         return Format.SAFETENSORS
-    suffix = Path(path).suffix
-    by_name = {".pte": Format.PTE, ".ptd": Format.PTD, ".safetensors": Format.SAFETENSORS}
-    return by_name.get(suffix, Format.UNKNOWN)
+    return by_name(as_path(path))
+
+
+def by_name(path: Path) -> Format:
+    """What a file is to be by its name."""
+    formats = {".pte": Format.PTE, ".ptd": Format.PTD, ".safetensors": Format.SAFETENSORS}
+    return formats.get(path.suffix, Format.UNKNOWN)
 
 
 def open_any(path: str | os.PathLike[str]) -> NamedDataMap:
@@ -63,5 +65,5 @@ def open_any(path: str | os.PathLike[str]) -> NamedDataMap:
     }
     kind = detect_format(path)
     if kind not in opener:
-        raise UnsupportedDataError(f"{os.fspath(path)}: {kind.value}; expected a .pte, .ptd or .safetensors")
+        raise UnsupportedDataError(f"{as_path(path)}: {kind.value}; expected a .pte, .ptd or .safetensors")
     return opener[kind](path)

@@ -8,6 +8,7 @@ channels-last.
 from __future__ import annotations
 
 import enum
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -95,7 +96,7 @@ class TensorLayout:
         dim_order: the dimensions from outermost to innermost in memory; left out, it is contiguous.
 
     Raises:
-        LayoutError: a size is negative or above 2**31-1, dim_order is not a permutation, or the tensor would take
+        LayoutError: a size is no integer, negative or above 2**31-1, dim_order is not a permutation, or the tensor would take
             more than 2**63-1 bytes.
     """
 
@@ -104,9 +105,12 @@ class TensorLayout:
     dim_order: tuple[int, ...] = None  # type: ignore[assignment]  # filled in below
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "sizes", tuple(self.sizes))
-        order = range(len(self.sizes)) if self.dim_order is None else self.dim_order
-        object.__setattr__(self, "dim_order", tuple(order))
+        try:
+            object.__setattr__(self, "sizes", tuple(map(operator.index, self.sizes)))
+            order = range(len(self.sizes)) if self.dim_order is None else self.dim_order
+            object.__setattr__(self, "dim_order", tuple(map(operator.index, order)))
+        except TypeError as error:
+            raise LayoutError(f"sizes {self.sizes!r} and dim_order {self.dim_order!r} are to be integers") from error
         try:
             object.__setattr__(self, "scalar_type", ScalarType(self.scalar_type))
         except ValueError:

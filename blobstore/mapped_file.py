@@ -1,4 +1,4 @@
-"""A whole file as read-only memory."""
+"""A whole file as memory, and what may be a path."""
 
 from __future__ import annotations
 
@@ -6,11 +6,31 @@ import errno
 import mmap
 import os
 import stat
+import weakref
 from pathlib import Path
 
 from blobstore.errors import FileAccessError, InvalidFileError
 
-__all__ = ["map_file"]
+__all__ = ["as_path", "map_file", "same_file"]
+
+# Each map holds a file descriptor, and processes may have few: thousands of slices of one file share its map. An inode
+# is not used again while it is mapped, so these numbers tell one file from another.
+_maps: weakref.WeakValueDictionary[tuple[int, int, int], mmap.mmap] = weakref.WeakValueDictionary()
+
+
+def as_path(path: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> Path:
+    """What the caller gave as a path.
+
+    Raises:
+        FileAccessError: it is none: of another type, or with characters that no file name has.
+    """
+    try:
+        decoded = os.fsdecode(path)
+        if b"\0" not in os.fsencode(decoded):
+            return Path(decoded)
+    except (TypeError, UnicodeError):
+        pass
+    raise FileAccessError(repr(path), OSError(errno.EINVAL, "not a path"))
 
 
 def map_file(path: str | os.PathLike[str], *, writable_copy: bool = False) -> memoryview:
@@ -30,6 +50,7 @@ def map_file(path: str | os.PathLike[str], *, writable_copy: bool = False) -> me
         FileAccessError: it does not exist, may not be read, or is a directory or another thing without bytes.
         InvalidFileError: it is empty.
     """
+    path = as_path(path)
     try:
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0))
     except OSError as error:
@@ -42,8 +63,13 @@ def map_file(path: str | os.PathLike[str], *, writable_copy: bool = False) -> me
             raise FileAccessError(path, OSError(errno.EINVAL, "not a regular file"))
         if status.st_size == 0:
             raise InvalidFileError(path, "the file is empty")
-        access = mmap.ACCESS_COPY if writable_copy else mmap.ACCESS_READ
-        return memoryview(mmap.mmap(descriptor, status.st_size, access=access))
+        if writable_copy:
+            return memoryview(mmap.mmap(descriptor, status.st_size, access=mmap.ACCESS_COPY))
+        identity = (status.st_dev, status.st_ino, status.st_size)
+        shared = _maps.get(identity)
+        if shared is None:
+            shared = _maps[identity] = mmap.mmap(descriptor, status.st_size, access=mmap.ACCESS_READ)
+        return memoryview(shared)
     except OSError as error:
         if isinstance(error, FileAccessError):
             raise

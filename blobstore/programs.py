@@ -4,31 +4,29 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, cast
+from typing import TYPE_CHECKING
 
 from blobstore.data_map import NamedDataMap
 from blobstore.digest import Digest
 from blobstore.errors import FileAccessError, KeyConflictError, OutputPathError, UnsupportedDataError
 from blobstore.formats import Format, detect_format
 from blobstore.layout import TensorLayout
+from blobstore.mapped_file import as_path, map_file
 from blobstore.ptd.reader import open_ptd
 from blobstore.pte.program import Movable, ProgramFile, read_program
 from blobstore.pte.rewrite import Rewrite
-from blobstore.staging import Staging, refuse_inputs
+from blobstore.staging import Progress, Staging, named, refuse_inputs
 from blobstore.store import BlobStore, check_tag, file_name
 
 if TYPE_CHECKING:
     from executorch.exir import ExecutorchProgramManager
 
-__all__ = ["DATA_NAME", "DedupResult", "ProgramResult", "Progress", "dedup_programs", "save_programs"]
+__all__ = ["DATA_NAME", "DedupResult", "ProgramResult", "dedup_programs", "save_programs"]
 
 DATA_NAME = "shared.ptd"
-
-Progress = Callable[[str, int, int], None]
-"""Told what is being done, how many bytes of it are done, and of how many."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +106,7 @@ def dedup_programs(
         In every case the directory is as it was.
     """
     check_tag(data_name)
-    sources = [Path(path) for path in inputs]
+    sources = [as_path(path) for path in inputs]
     kinds = [detect_format(path) for path in sources]
     for path, kind in zip(sources, kinds, strict=True):
         if kind not in {Format.PTE, Format.PTD}:
@@ -119,9 +117,9 @@ def dedup_programs(
     for data_map in data:
         store.merge(data_map)
     return _write(
-        [(program, Path(program.path).name) for program in programs],
+        [(program, program.path.name) for program in programs],
         store,
-        Path(directory),
+        as_path(directory),
         inputs=sources,
         data_name=data_name,
         keep_small=keep_small,
@@ -154,14 +152,21 @@ def save_programs(
     Raises:
         As `dedup_programs`.
     """
-    directory = Path(directory)
-    file_names = {name: name if name.endswith(".pte") else f"{name}.pte" for name in programs}
-    for name in file_names.values():
-        check_tag(name)
+    directory = as_path(directory)
     check_tag(data_name)
+    if not isinstance(programs, Mapping):
+        raise UnsupportedDataError(f"expected programs by name, found a {type(programs).__qualname__}")
+    for name, manager in programs.items():
+        check_tag(name)
+        if not hasattr(manager, "write_to_file") or not hasattr(manager, "write_tensor_data_to_file"):
+            raise UnsupportedDataError(
+                f"{name}: expected an ExecutorchProgramManager, which to_executorch() gives, found a "
+                f"{type(manager).__qualname__}"
+            )
+    file_names = {name: name if name.endswith(".pte") else f"{name}.pte" for name in programs}
     made = _make(directory)
     try:
-        with tempfile.TemporaryDirectory(prefix=".lowered-", dir=directory) as folder:
+        with named(directory), tempfile.TemporaryDirectory(prefix=".lowered-", dir=directory) as folder:
             store = BlobStore()
             inputs: list[Path] = []
             opened: list[tuple[ProgramFile, str]] = []
@@ -185,8 +190,8 @@ def save_programs(
                 names=names,
                 progress=progress,
             )
-            named = [replace(one, source=Path(name)) for one, name in zip(result.programs, programs, strict=True)]
-            return replace(result, programs=named)
+            results = [replace(one, source=Path(name)) for one, name in zip(result.programs, programs, strict=True)]
+            return replace(result, programs=results)
     except BaseException:
         _remove(made)
         raise
@@ -208,38 +213,42 @@ def _write(
     if len(set(outputs)) != len(outputs):
         twice = next(path for path in outputs if outputs.count(path) > 1)
         raise OutputPathError(f"{twice}: two of the programs have this file name; rename one of them")
-    refuse_inputs([*outputs, directory / file_name(data_name)], list(inputs))
+    if names is not None and not isinstance(names, NamedDataMap):
+        raise UnsupportedDataError(f"names: expected an opened file (open_any), found a {type(names).__qualname__}")
+    data_name = file_name(data_name)
+    refuse_inputs([*outputs, directory / data_name], [*inputs, *(names.sources if names is not None else ())])
+    bytes_before = sum(len(map_file(path)) for path in inputs)
     by_content = _by_content(names) if names is not None else {}
-    plans = [_plan(program, store, keep_small, by_content, progress) for program, _ in programs]
+    taken = frozenset(blob.key for program, _ in programs for blob in program.named_data)
+    plans = [_plan(program, store, keep_small, by_content, taken, progress) for program, _ in programs]
     rewrites = [Rewrite(program, moves) for (program, _), moves in zip(programs, plans, strict=True)]
     made = _make(directory)
     try:
-        with Staging() as staging:
+        with Staging(progress) as staging:
             paths = store.stage(staging, directory, default_tag=data_name)
             for rewrite, output in zip(rewrites, outputs, strict=True):
-                with staging.open(output) as file:
-                    counted = _Counted(file, f"writing {output.name}", rewrite.nbytes, progress)
-                    rewrite.write(cast(BinaryIO, counted))
+                with staging.open(output, rewrite.nbytes) as file:
+                    rewrite.write(file)
     except BaseException:
         _remove(made)
         raise
     results = [
         ProgramResult(
-            source=Path(program.path),
+            source=program.path,
             path=output,
             bytes_before=len(program.data),
-            bytes_after=output.stat().st_size,
+            bytes_after=rewrite.nbytes,
             moved=len(moves),
             moved_bytes=sum(len(item.data) for item in moves),
             missing=tuple(sorted({external.key for external in program.externals} - set(store))),
         )
-        for (program, _), output, moves in zip(programs, outputs, plans, strict=True)
+        for (program, _), output, moves, rewrite in zip(programs, outputs, plans, rewrites, strict=True)
     ]
     data_files = list(paths.values())
     return DedupResult(
         programs=results,
         data_files=data_files,
-        bytes_before=sum(path.stat().st_size for path in inputs),
+        bytes_before=bytes_before,
         bytes_after=sum(path.stat().st_size for path in [*outputs, *data_files]),
     )
 
@@ -249,6 +258,7 @@ def _plan(
     store: BlobStore,
     keep_small: int,
     by_content: Mapping[Digest, tuple[str, TensorLayout | None]],
+    taken: Collection[str],
     progress: Progress | None,
 ) -> dict[Movable, str]:
     """Put into the store what is to leave the program; the key of each thing that leaves."""
@@ -259,18 +269,25 @@ def _plan(
         # A blob that a data file has may not stay: the runtime refuses a key that it finds in two places.
         elsewhere = item.kind == "named_data" and item.name in store
         if len(item.data) >= keep_small or elsewhere:
-            key = _add(store, item, by_content)
+            key = _add(store, item, by_content, taken)
             if key is not None:
                 moves[item] = key
         done += len(item.data)
         if progress:
-            progress(f"reading {Path(program.path).name}", done, total)
+            progress(f"reading {program.path.name}", done, total)
     return moves
 
 
-def _add(store: BlobStore, item: Movable, by_content: Mapping[Digest, tuple[str, TensorLayout | None]]) -> str | None:
+def _add(
+    store: BlobStore,
+    item: Movable,
+    by_content: Mapping[Digest, tuple[str, TensorLayout | None]],
+    taken: Collection[str],
+) -> str | None:
     """Add something to the store and return its key; None if it has to stay where it is."""
     for key in _candidates(item, by_content):
+        if key in taken and item.kind != "named_data":
+            continue  # a delegate's, in one of the programs
         try:
             tag = store.tag(key) if key in store else None
             store.add(key, item.data, alignment=item.alignment, layout=item.layout, tag=tag)
@@ -305,19 +322,6 @@ def _by_content(names: NamedDataMap) -> dict[Digest, tuple[str, TensorLayout | N
     for key in names:
         found.setdefault(names.digest(key), []).append(key)
     return {address: (keys[0], names.get_tensor_layout(keys[0])) for address, keys in found.items() if len(keys) == 1}
-
-
-class _Counted:
-    """A file that tells how much was written to it."""
-
-    def __init__(self, file: BinaryIO, what: str, total: int, progress: Progress | None) -> None:
-        self._file, self._what, self._total, self._progress, self._done = file, what, total, progress, 0
-
-    def write(self, data: bytes | memoryview) -> int:
-        self._done += len(data)
-        if self._progress:
-            self._progress(self._what, self._done, self._total)
-        return self._file.write(data)
 
 
 def _make(directory: Path) -> list[Path]:

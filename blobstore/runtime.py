@@ -133,7 +133,7 @@ def _argument_bytes(value: Any, wanted: _NativeLayout | None) -> tuple[Any, _Nat
     return view, native
 
 
-_native = _import_native()
+_native: Any = _import_native()
 _native.set_helpers(
     _argument_bytes,
     lambda view, layout: to_numpy(memoryview(view), _layout(layout)),
@@ -205,7 +205,7 @@ class BlobCache(NamedDataMap):
         self.paths = tuple(Path(path) for path in files)
         self.mode = mode
         self.base = base
-        self._native = _native.BlobCache.open(
+        self._native: Any = _native.BlobCache.open(
             [os.fspath(path) for path in files], mode, base._native if base is not None else None
         )
         self.name = os.fsdecode(self._native.name)
@@ -465,6 +465,8 @@ class BlobCache(NamedDataMap):
         if layout is None:
             return key, view, None, False
         own = self.get_tensor_layout(key)
+        if own is None and layout.scalar_type == ScalarType.BYTE and len(layout.sizes) == 1:
+            return key, view, None, False  # as `numpy` and `torch` show opaque bytes
         if own is None:
             raise errors.LayoutError(f"{self.name}: key {key!r} is opaque bytes, the new data is {layout}")
         if layout != own and (layout.scalar_type, layout.sizes) == (own.scalar_type, own.sizes):
@@ -670,7 +672,7 @@ class Program:
         self.path = Path(path)
         files = [data] if isinstance(data, str | os.PathLike) else list(data)
         self.cache = BlobCache(files, base=cache) if files or cache is None else cache
-        self._native = _native.Program.load(os.fspath(path), self.cache._native)
+        self._native: Any = _native.Program.load(os.fspath(path), self.cache._native)
         self.method_names: tuple[str, ...] = tuple(self._native.methods)
         self._methods: dict[str, Method] = {}
 

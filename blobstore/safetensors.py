@@ -6,17 +6,19 @@ without a gap: https://github.com/huggingface/safetensors#format
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import struct
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from blobstore.data_map import NamedDataMap
-from blobstore.errors import InvalidFileError, LayoutError
-from blobstore.layout import ScalarType, TensorLayout
-from blobstore.mapped_file import map_file
+from blobstore.errors import InvalidFileError, LayoutError, UnsupportedDataError
+from blobstore.layout import MAX_RANK, ScalarType, TensorLayout, layout_nbytes
+from blobstore.mapped_file import as_path, map_file
 
 __all__ = ["DTYPES", "SafetensorsDataMap", "write_safetensors"]
 
@@ -47,7 +49,11 @@ _MAX_HEADER = 100_000_000  # the limit of the safetensors package itself
 class SafetensorsDataMap(NamedDataMap):
     """The tensors of one .safetensors file.
 
-    A tensor whose dtype a .ptd cannot name (complex, sub-byte) is an opaque blob here.
+    A tensor that a .ptd cannot describe (complex, sub-byte, a size above 2**31-1) is an opaque blob here.
+
+    Args:
+        path: the file.
+        data: its bytes, when something else has them; then the file is not opened, and `path` is what errors name.
 
     Attributes:
         path: the file, as given.
@@ -59,18 +65,19 @@ class SafetensorsDataMap(NamedDataMap):
         InvalidFileError: the file is malformed.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path)
-        self.name = os.fspath(path)
-        self._data = map_file(path)
+    def __init__(self, path: str | os.PathLike[str], *, data: memoryview | None = None) -> None:
+        self.path = as_path(path)
+        self.name = str(self.path)
+        self._data = map_file(path) if data is None else data
         self.metadata: dict[str, str] = {}
         self.dtypes: dict[str, str] = {}
         self._ranges: dict[str, tuple[int, int]] = {}
         self._layouts: dict[str, TensorLayout | None] = {}
         self._read()
+        self._keys = list(self._ranges)
 
     def _key_list(self) -> Sequence[str]:
-        return list(self._ranges)
+        return self._keys
 
     def _view(self, key: str) -> memoryview:
         start, end = self._ranges[key]
@@ -78,6 +85,10 @@ class SafetensorsDataMap(NamedDataMap):
 
     def _layout(self, key: str) -> TensorLayout | None:
         return self._layouts[key]
+
+    @property
+    def sources(self) -> tuple[Path, ...]:
+        return (self.path,)
 
     def byte_range(self, key: str) -> tuple[int, int]:
         """Where a tensor lies in the file: first byte, and first byte behind it."""
@@ -111,6 +122,11 @@ class SafetensorsDataMap(NamedDataMap):
         metadata = header.pop("__metadata__", {})
         if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
             raise self._fail("__metadata__ does not map text to text")
+        for text in (*header, *metadata, *metadata.values()):
+            try:
+                text.encode()
+            except UnicodeEncodeError as error:  # JSON can spell half of a surrogate pair
+                raise self._fail(f"{text!r} is not valid Unicode: {error.reason}") from None
         self.metadata = metadata
         base = 8 + length
         for key, info in header.items():
@@ -126,8 +142,8 @@ class SafetensorsDataMap(NamedDataMap):
     def _unique(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)
         if len(found) != len(pairs):
-            keys = [key for key, _ in pairs]
-            raise self._fail(f"key {next(key for key in keys if keys.count(key) > 1)!r} is there twice")
+            counts = Counter(key for key, _ in pairs)
+            raise self._fail(f"key {next(key for key, count in counts.items() if count > 1)!r} is there twice")
         return found
 
     def _add(self, key: str, info: Any, base: int) -> None:
@@ -142,19 +158,23 @@ class SafetensorsDataMap(NamedDataMap):
             raise self._fail(f"tensor {key!r} at {start}..{end} is not within the file")
         layout = None
         if dtype in DTYPES:
-            try:
+            if len(sizes) > MAX_RANK:
+                raise self._fail(f"tensor {key!r} has {len(sizes)} dimensions, at most {MAX_RANK} are possible")
+            nbytes = layout_nbytes(DTYPES[dtype], sizes)
+            if nbytes != end - start:
+                raise self._fail(f"tensor {key!r} is {dtype} {sizes} of {nbytes} bytes, but has {end - start}")
+            with contextlib.suppress(LayoutError):  # a size above that of a .ptd's int32
                 layout = TensorLayout(DTYPES[dtype], tuple(sizes))
-            except LayoutError as error:
-                raise self._fail(f"tensor {key!r}: {error}") from None
-            if layout.nbytes != end - start:
-                raise self._fail(f"tensor {key!r} is {layout} of {layout.nbytes} bytes, but has {end - start}")
         self.dtypes[key] = dtype
         self._ranges[key] = (base + start, base + end)
         self._layouts[key] = layout
 
 
 def write_safetensors(
-    file: BinaryIO, tensors: Mapping[str, tuple[memoryview, TensorLayout]], metadata: Mapping[str, str]
+    file: BinaryIO,
+    layouts: Mapping[str, TensorLayout],
+    data: Callable[[str], memoryview],
+    metadata: Mapping[str, str],
 ) -> None:
     """Write a .safetensors to an empty file, each tensor straight from its memory.
 
@@ -163,20 +183,26 @@ def write_safetensors(
 
     Args:
         file: where to write.
-        tensors: bytes and contiguous layout by name; the scalar types are all in `DTYPES`.
+        layouts: contiguous layout by name; the scalar types are all in `DTYPES`.
+        data: gives the bytes of a tensor; asked once for each.
         metadata: the text for `__metadata__`.
+
+    Raises:
+        UnsupportedDataError: a tensor is called `__metadata__`, which the format keeps for itself.
     """
+    if "__metadata__" in layouts:
+        raise UnsupportedDataError("a tensor of a .safetensors cannot have the key '__metadata__'")
     names = {scalar_type: name for name, scalar_type in DTYPES.items()}
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
-    order = sorted(tensors, key=lambda key: (-tensors[key][1].scalar_type.itemsize, key))
+    order = sorted(layouts, key=lambda key: (-layouts[key].scalar_type.itemsize, key))
     position = 0
     for key in order:
-        data, layout = tensors[key]
-        extent = [position, position + len(data)]
+        layout = layouts[key]
+        extent = [position, position + layout.nbytes]
         header[key] = {"dtype": names[layout.scalar_type], "shape": layout.sizes, "data_offsets": extent}
-        position += len(data)
+        position += layout.nbytes
     raw = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     raw += b" " * (-len(raw) % 8)
     file.write(struct.pack("<Q", len(raw)) + raw)
     for key in order:
-        file.write(tensors[key][0])
+        file.write(data(key))

@@ -7,9 +7,10 @@ top of `.ptd` files that are deployed already.
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,19 +19,22 @@ from blobstore.buffers import same_bytes
 from blobstore.data_map import MergedDataMap, NamedDataMap
 from blobstore.digest import Digest, digest
 from blobstore.errors import (
+    IntegrityError,
     InvalidAlignmentError,
     InvalidKeyError,
     InvalidTagError,
     KeyConflictError,
     KeyNotFoundError,
+    LayoutError,
     MissingDependencyError,
     UnsupportedDataError,
 )
 from blobstore.layout import ScalarType, TensorLayout
+from blobstore.mapped_file import as_path
 from blobstore.ptd.manifest import KEY_PREFIX, is_manifest
 from blobstore.ptd.reader import open_ptd
 from blobstore.ptd.writer import MAX_ALIGNMENT, Entry, write_ptd
-from blobstore.staging import Staging, refuse_inputs
+from blobstore.staging import Progress, Staging, refuse_inputs
 from blobstore.tensors import FileSlice, as_bytes
 
 if TYPE_CHECKING:
@@ -95,7 +99,7 @@ class BlobStore:
     def __init__(self, *, base: Sequence[str | os.PathLike[str]] = ()) -> None:
         self._base = MergedDataMap([open_ptd(path) for path in base])
         self._base_keys = frozenset(self._base)
-        self._sources: set[Path] = {Path(path) for path in base}
+        self._sources: set[Path] = {as_path(path) for path in base}
         self._in_base: dict[str, int] = {}
         self._keys: dict[str, _Key] = {}
         self._blobs: list[tuple[memoryview, Digest]] = []
@@ -126,13 +130,19 @@ class BlobStore:
         Raises:
             KeyConflictError: the key has other bytes, another layout or another tag, here or in the base.
             InvalidKeyError, InvalidTagError, InvalidAlignmentError: an argument is not acceptable.
+            FileAccessError, InvalidFileError: the file of a `FileSlice` cannot be read, or is shorter.
             UnsupportedDataError, LayoutError: no bytes can be taken from `data`, or they disagree with `layout`.
         """
         _check_key(key)
         _check_alignment(key, alignment)
         if tag is not None:
             check_tag(tag)
-        view, layout = as_bytes(data, layout)
+        try:
+            view, layout = as_bytes(data, layout)
+        except (UnsupportedDataError, LayoutError) as error:
+            raise type(error)(f"key {key!r}: {error}") from error
+        if is_manifest(key, view):
+            raise InvalidKeyError(f"key {key!r}: a blob that begins with a manifest's identifier cannot have it")
         address = digest(view)
         if key in self._base_keys:
             self._check_base(key, view, layout)
@@ -142,7 +152,8 @@ class BlobStore:
         known = self._keys.get(key)
         if known is not None:
             self._check_same(key, known, blob, address, tag, layout)
-            alignment = self._common_alignment(key, known.alignment, alignment)
+            alignment = math.lcm(known.alignment, alignment)
+            _check_alignment(key, alignment)
             self._keys[key] = _Key(known.blob, alignment, tag, layout)
             return address
         if blob < 0:
@@ -151,7 +162,7 @@ class BlobStore:
             self._by_digest.setdefault(address, []).append(blob)
         self._keys[key] = _Key(blob, alignment, tag, layout)
         if isinstance(data, FileSlice):
-            self._sources.add(Path(data.path))
+            self._sources.add(as_path(data.path))
         return address
 
     def merge(self, other: BlobStore | NamedDataMap | NamedDataStoreOutput, *, tag: str | None = None) -> None:
@@ -163,12 +174,19 @@ class BlobStore:
             tag: the tag of blobs that have none in `other`.
 
         Raises:
-            KeyConflictError: as for `add`. Nothing of `other` was added then.
+            KeyConflictError: as for `add`.
+            IntegrityError: a blob of a data map does not have the digest that its file records.
+            In every case nothing of `other` was added then.
         """
         keys, blobs, in_base = dict(self._keys), len(self._blobs), dict(self._in_base)
         try:
             for key, data, alignment, other_tag, layout in _contents(other):
-                self.add(key, data, alignment=alignment, tag=tag if other_tag is None else other_tag, layout=layout)
+                tag_now = tag if other_tag is None else other_tag
+                address = self.add(key, data, alignment=alignment, tag=tag_now, layout=layout)
+                if isinstance(other, NamedDataMap) and address != (recorded := other.digest(key)):
+                    raise IntegrityError(
+                        other.name, f"the bytes of {key!r} are damaged: expected {recorded}, found {address}"
+                    )
         except BaseException:
             self._keys, self._in_base = keys, in_base
             for _, address in self._blobs[blobs:]:
@@ -178,7 +196,7 @@ class BlobStore:
         if isinstance(other, BlobStore):
             self._sources |= other._sources
         elif isinstance(other, NamedDataMap):
-            self._sources.add(Path(other.name))
+            self._sources |= set(other.sources)
 
     def to_named_data(self) -> NamedDataStoreOutput:
         """The contents as ExecuTorch's own store gives them; this copies every blob, as ExecuTorch wants `bytes`.
@@ -223,12 +241,11 @@ class BlobStore:
         """The tags in use, None among them if there are untagged blobs, in the order in which they came."""
         return tuple(dict.fromkeys(key.tag for key in self._keys.values()))
 
-    def entries(self, *, tags: Sequence[str | None] | None = None) -> list[Entry]:
-        """The keys with their blobs, in the order in which they were added; `tags` selects some."""
+    def entries(self) -> list[Entry]:
+        """The keys with their blobs, in the order in which they were added."""
         return [
             Entry(key, *self._blobs[known.blob], known.blob, known.alignment, known.layout)
             for key, known in self._keys.items()
-            if tags is None or known.tag in tags
         ]
 
     def tag(self, key: str) -> str | None:
@@ -239,11 +256,11 @@ class BlobStore:
         """
         try:
             return self._keys[key].tag
-        except KeyError:
+        except (KeyError, TypeError):
             raise KeyNotFoundError(f"no key {key!r} among the {len(self._keys)} keys of the store") from None
 
     def __contains__(self, key: object) -> bool:
-        return key in self._keys
+        return isinstance(key, str) and key in self._keys
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._keys)
@@ -260,6 +277,7 @@ class BlobStore:
         *,
         tag: str | None = None,
         metadata: Mapping[str, str] | None = None,
+        progress: Progress | None = None,
     ) -> int:
         """Write a .ptd: the old file or the new one, whole.
 
@@ -269,21 +287,25 @@ class BlobStore:
             path: the file; a file that is there is replaced.
             tag: only the blobs with this tag; left out, all.
             metadata: free text to keep with the file.
+            progress: told of every step forward.
 
         Returns:
             The size of the file in bytes.
 
         Raises:
             InvalidTagError: no blob has this tag.
+            UnsupportedDataError: the metadata is not text.
             OutputPathError: the path is that of a base, or of a file that blobs come from.
             DataChangedError: a blob changed since it was added.
             FileAccessError: writing failed.
         """
         if tag is not None and tag not in self.tags:
             raise InvalidTagError(f"no blob has the tag {tag!r}; the tags are {list(self.tags)}")
-        refuse_inputs([Path(path)], sorted(self._sources))
-        with Staging() as staging, staging.open(path) as file:
-            return write_ptd(file, self.entries(tags=None if tag is None else [tag]), metadata or {})
+        refuse_inputs([as_path(path)], self._sources)
+        metadata = _check_metadata(metadata)
+        entries = [entry for entry in self.entries() if tag is None or self.tag(entry.key) == tag]
+        with Staging(progress) as staging, staging.open(path, _nbytes(entries)) as file:
+            return write_ptd(file, entries, metadata)
 
     def write(self, directory: str | os.PathLike[str], *, metadata: Mapping[str, str] | None = None) -> dict[str, Path]:
         """Write one .ptd a tag; all files take their places, or none.
@@ -310,14 +332,16 @@ class BlobStore:
         metadata: Mapping[str, str] | None = None,
     ) -> dict[str, Path]:
         """As `write`, as a part of a larger group of files."""
-        groups: dict[str, list[str | None]] = {}
-        for tag in self.tags:
-            groups.setdefault(default_tag if tag is None else tag, []).append(tag)
-        paths = {tag: Path(directory) / file_name(tag) for tag in groups}
-        refuse_inputs(list(paths.values()), sorted(self._sources))
+        metadata = _check_metadata(metadata)
+        files: dict[str, list[Entry]] = {}
+        for entry in self.entries():
+            tag = self.tag(entry.key)
+            files.setdefault(default_tag if tag is None else tag, []).append(entry)
+        paths = {tag: as_path(directory) / file_name(tag) for tag in files}
+        refuse_inputs(paths.values(), self._sources)
         for tag, path in paths.items():
-            with staging.open(path) as file:
-                write_ptd(file, self.entries(tags=groups[tag]), metadata or {})
+            with staging.open(path, _nbytes(files[tag])) as file:
+                write_ptd(file, files[tag], metadata)
         return paths
 
     def _find(self, view: memoryview, address: Digest) -> int:
@@ -347,10 +371,10 @@ class BlobStore:
         if tag != known.tag:
             raise KeyConflictError(f"key {key!r} is in the store with the tag {known.tag!r}, now with {tag!r}")
 
-    def _common_alignment(self, key: str, a: int, b: int) -> int:
-        common = math.lcm(a, b)
-        _check_alignment(key, common)
-        return common
+
+def _nbytes(entries: Iterable[Entry]) -> int:
+    """What the distinct blobs of these keys take."""
+    return sum({entry.blob: len(entry.data) for entry in entries}.values())
 
 
 def check_tag(tag: str) -> None:
@@ -359,13 +383,30 @@ def check_tag(tag: str) -> None:
         raise InvalidTagError(f"tag {tag!r} is not a file name")
     if any(c in tag for c in "/\\\0:") or any(ord(c) < 32 for c in tag):
         raise InvalidTagError(f"tag {tag!r} has a separator or a control character; a plain file name is expected")
-    if ".." in tag or tag != tag.strip() or len(os.fsencode(tag)) > 200:
+    try:
+        nbytes = len(os.fsencode(tag))
+    except UnicodeEncodeError as error:
+        raise InvalidTagError(f"tag {tag!r} is not possible in a file name: {error.reason}") from None
+    if ".." in tag or tag != tag.strip() or nbytes > 200:
         raise InvalidTagError(f"tag {tag!r} has '..', surrounding blanks, or more than 200 bytes")
 
 
 def file_name(tag: str) -> str:
     """The file that a tag names: with the ending .ptd, as ExecuTorch does."""
     return tag if tag.endswith(".ptd") else tag + ".ptd"
+
+
+def _check_metadata(metadata: Mapping[str, str] | None) -> Mapping[str, str]:
+    if metadata is None:
+        return {}
+    if not isinstance(metadata, Mapping):
+        raise UnsupportedDataError(f"metadata is to map text to text, found a {type(metadata).__qualname__}")
+    for text in itertools.chain.from_iterable(metadata.items()):
+        try:
+            text.encode()
+        except (AttributeError, UnicodeEncodeError):
+            raise UnsupportedDataError(f"metadata is to map text to text, {text!r} is none") from None
+    return metadata
 
 
 def _check_key(key: str) -> None:

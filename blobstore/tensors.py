@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from blobstore.errors import InvalidFileError, LayoutError, MissingDependencyError, UnsupportedDataError
+from blobstore.errors import (
+    BlobStoreError,
+    InvalidFileError,
+    LayoutError,
+    MissingDependencyError,
+    UnsupportedDataError,
+)
 from blobstore.layout import ScalarType, TensorLayout
 from blobstore.mapped_file import map_file
 
@@ -64,14 +70,17 @@ class FileSlice:
         Raises:
             FileAccessError: the file cannot be opened.
             InvalidFileError: the file is shorter than the slice.
+            UnsupportedDataError: offset or nbytes is not an integer.
         """
         whole = map_file(self.path)
-        nbytes = len(whole) - self.offset if self.nbytes is None else self.nbytes
-        if self.offset < 0 or nbytes < 0 or self.offset + nbytes > len(whole):
-            raise InvalidFileError(
-                self.path, f"{nbytes} bytes at {self.offset} are not in a file of {len(whole)} bytes"
-            )
-        return whole[self.offset : self.offset + nbytes]
+        try:
+            offset = operator.index(self.offset)
+            nbytes = len(whole) - offset if self.nbytes is None else operator.index(self.nbytes)
+        except TypeError:
+            raise UnsupportedDataError(f"{self} has an offset or a size that is not an integer") from None
+        if offset < 0 or nbytes < 0 or offset + nbytes > len(whole):
+            raise InvalidFileError(self.path, f"{nbytes} bytes at {offset} are not in a file of {len(whole)} bytes")
+        return whole[offset : offset + nbytes]
 
 
 def as_bytes(data: Any, layout: TensorLayout | None = None) -> tuple[memoryview, TensorLayout | None]:
@@ -90,9 +99,16 @@ def as_bytes(data: Any, layout: TensorLayout | None = None) -> tuple[memoryview,
         UnsupportedDataError: the type, dtype, device or storage cannot give bytes.
         LayoutError: `layout` is not that of the tensor, or does not have as many bytes as the data.
     """
+    if layout is not None and not isinstance(layout, TensorLayout):
+        raise LayoutError(f"expected a TensorLayout, found {layout!r}")
     torch_module = sys.modules.get("torch")
     if torch_module is not None and isinstance(data, torch_module.Tensor):
-        view, found = _from_torch(data)
+        try:
+            view, found = _from_torch(data)
+        except BlobStoreError:
+            raise
+        except Exception as error:  # whatever the code of a subclass raises; fake and nested tensors, say
+            raise UnsupportedDataError(f"a {type(data).__name__} gives no access to its memory: {error}") from error
     elif isinstance(data, np.ndarray | np.generic):
         view, found = _from_numpy(np.asarray(data))
     else:
@@ -111,6 +127,8 @@ def _from_buffer(data: Any) -> memoryview:
         return data.view()
     try:
         view = memoryview(data)
+    except ValueError as error:  # released or closed
+        raise UnsupportedDataError(f"cannot take bytes from a {type(data).__qualname__}: {error}") from None
     except TypeError:
         raise UnsupportedDataError(
             f"cannot take bytes from {type(data).__module__}.{type(data).__qualname__}: expected a torch tensor, a "
@@ -165,15 +183,7 @@ def _from_torch(tensor: torch.Tensor) -> tuple[memoryview, TensorLayout]:
     count = tensor.numel()
     if count == 0:
         return memoryview(b""), layout
-    try:
-        flat = tensor.as_strided((count,), (1,)).view(torch.uint8).numpy()
-    except (
-        RuntimeError,
-        NotImplementedError,
-        TypeError,
-    ) as error:  # a subclass without memory, a fake tensor
-        raise UnsupportedDataError(f"a {type(tensor).__name__} gives no access to its memory: {error}") from None
-    return flat.data, layout
+    return tensor.as_strided((count,), (1,)).view(torch.uint8).numpy().data, layout
 
 
 def _dense_order(sizes: Sequence[int], strides: Sequence[int]) -> tuple[int, ...] | None:
@@ -255,8 +265,3 @@ def to_torch(data: memoryview, layout: TensorLayout | None) -> torch.Tensor:
         return torch.empty(layout.sizes, dtype=dtype)
     flat = torch.frombuffer(data, dtype=torch.uint8).view(dtype)
     return flat.as_strided(layout.sizes, layout.strides)
-
-
-def source_path(data: Any) -> Path | None:
-    """The file that `data` lies in, where it says so."""
-    return Path(data.path) if isinstance(data, FileSlice) else None

@@ -4,6 +4,8 @@ import json
 import os
 import subprocess
 import sys
+import tracemalloc
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from typer.testing import CliRunner
 
 import blobstore
 from blobstore.cli.app import app
+from blobstore.convert import convert
 
 HOSTILE = "layer [bold red]x[/] \x1b[31m\u202e.weight"
 
@@ -183,19 +186,60 @@ def test_convert_keeps_values_of_other_dim_orders_and_opaque_blobs(run, ptd, tmp
         assert data_map.metadata == {}
 
 
+def test_convert_keeps_bfloat16_of_other_dim_orders_without_ml_dtypes(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ml_dtypes", None)
+    weight = torch.randn(3, 5).bfloat16().t()
+    blobstore.save_file({"w": weight}, tmp_path / "a.ptd")
+    convert(tmp_path / "a.ptd", tmp_path / "a.safetensors")
+    assert torch.equal(safetensors.torch.load_file(tmp_path / "a.safetensors")["w"], weight)
+
+
+def test_convert_copies_one_tensor_at_a_time(tmp_path):
+    """Those in another dim order are put in order while they are written, not all before."""
+    tensors = {str(i): np.full((1000, 1000), i, np.float32).T for i in range(20)}
+    blobstore.save_file(tensors, tmp_path / "a.ptd")
+    tracemalloc.start()
+    try:
+        convert(tmp_path / "a.ptd", tmp_path / "a.safetensors")
+        assert tracemalloc.get_traced_memory()[1] < 12_000_000
+    finally:
+        tracemalloc.stop()
+
+
+def test_convert_of_odd_metadata_and_keys(run, tmp_path):
+    safetensors.torch.save_file({"w": torch.ones(2)}, tmp_path / "a.safetensors", {"blobstore.opaque": "[" * 100_000})
+    run("convert", "a.safetensors", "a.ptd")
+    assert blobstore.load_file(tmp_path / "a.ptd")["w"].tolist() == [1, 1]
+    blobstore.save_file({"__metadata__": torch.ones(2)}, tmp_path / "b.ptd")
+    assert "__metadata__" in run("convert", "b.ptd", "b.safetensors", code=3)
+    assert not (tmp_path / "b.safetensors").exists()
+
+
 def test_convert_refuses(run, ptd, tmp_path, lowered):
     safetensors.torch.save_file({"c": torch.zeros(1, dtype=torch.complex64)}, tmp_path / "c.safetensors")
     assert "'c' has dtype C64" in run("convert", "c.safetensors", "c.ptd", code=3)
     lowered.mlp().write(tmp_path, "m")
     assert "m.pte: a .pte program" in run("convert", "m.pte", "x.ptd", code=3)
     assert "one of the inputs" in run("convert", "m.ptd", "m.ptd", code=3)
+    assert "to be the other kind" in run("convert", "m.ptd", "n.ptd", code=3)
     store = blobstore.BlobStore()
     store.add("q", b"\1", layout=blobstore.TensorLayout(blobstore.ScalarType.QINT8, (1,)))
     store.write_ptd(tmp_path / "q.ptd")
     assert "cannot name" in run("convert", "q.ptd", "q.safetensors", code=3)
     flip(ptd, "tied.weight")
     assert "damaged" in run("convert", "m.ptd", "m.safetensors", code=3)
-    assert not {"c.ptd", "x.ptd", "q.safetensors", "m.safetensors"} & set(os.listdir(tmp_path))
+    assert not {"n.ptd", "c.ptd", "x.ptd", "q.safetensors", "m.safetensors"} & set(os.listdir(tmp_path))
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has a device that is always full")
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_output_that_cannot_be_printed(ptd, options):
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", "blobstore", "inspect", str(ptd), *options]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 3
+    assert done.stderr.splitlines()[0].startswith("blobstore: cannot print: ")
+    assert "Traceback" not in done.stderr
 
 
 def test_help_and_version(run):

@@ -10,6 +10,7 @@ from executorch.exir._serialize._named_data_store import NamedDataStoreOutput
 from executorch.exir._serialize._program import deserialize_pte_binary, serialize_pte_binary
 from executorch.exir._serialize.data_serializer import DataEntry
 
+import blobstore
 from blobstore import BlobStore, open_ptd
 from blobstore.errors import (
     FileAccessError,
@@ -202,6 +203,23 @@ def test_a_small_blob_that_a_data_file_has_may_not_stay(tmp_path, lowered, stock
     assert same(outputs, stock_run(tmp_path / "a.pte", model.inputs()))
 
 
+@pytest.mark.parametrize("order", [["a", "b"], ["b", "a"]])
+@pytest.mark.parametrize("keep_small", [0, 20])
+def test_a_name_that_a_delegate_has_is_not_given_to_a_tensor(tmp_path, lowered, stock_run, order, keep_small):
+    """Whether that delegate's blob moves or stays: under one key the runtime must find one thing."""
+    model = lowered.mlp(delegated=False)
+    (tmp_path / "a.pte").write_bytes(with_named_data(model.pte, "second.bias", b"s" * 10))
+    (tmp_path / "b.pte").write_bytes(model.pte)
+    module, _ = model.methods["forward"]
+    blobstore.save_file({"second.bias": module.state_dict()["second.bias"]}, tmp_path / "names.ptd")
+    with open_ptd(tmp_path / "names.ptd") as names:
+        paths = [tmp_path / f"{name}.pte" for name in order]
+        dedup_programs(paths, tmp_path / "out", keep_small=keep_small, names=names)
+    for name in order:
+        outputs = stock_run(tmp_path / "out" / f"{name}.pte", model.inputs(), data_path=tmp_path / "out" / "shared.ptd")
+        assert same(outputs, stock_run(tmp_path / "b.pte", model.inputs()))
+
+
 def test_names_of_a_checkpoint(stock_run, lowered, tmp_path):
     from safetensors.torch import save_file
 
@@ -348,6 +366,7 @@ def test_progress_reaches_its_end(before, tmp_path):
     )
     assert "reading mlp.pte" in steps
     assert "writing mlp.pte" in steps
+    assert "writing shared.ptd" in steps
     for what, history in steps.items():
         assert [done for done, _ in history] == sorted(done for done, _ in history)
         assert history[-1][0] == history[-1][1], what

@@ -1,6 +1,7 @@
 """Reading .safetensors files that the safetensors package wrote, and files that nobody should write."""
 
 import json
+import os
 import struct
 from collections.abc import Mapping
 
@@ -8,7 +9,8 @@ import pytest
 import torch
 from safetensors.torch import save, save_file
 
-from blobstore.errors import BlobStoreError, InvalidFileError
+from blobstore.convert import convert
+from blobstore.errors import BlobStoreError, InvalidFileError, UnsupportedDataError
 from blobstore.layout import ScalarType, TensorLayout
 from blobstore.safetensors import SafetensorsDataMap
 from blobstore.testing import Blob, NamedDataMapContract
@@ -89,7 +91,7 @@ def tensor(**changes):
         ({"w": tensor(data_offsets=[8, 0])}, "not within"),
         ({"w": tensor(data_offsets=[8, 16])}, "not within"),
         ({"w": tensor(shape=[3])}, "12 bytes, but has 8"),
-        ({"w": tensor(shape=[2**40, 2**40])}, "size"),
+        ({"w": tensor(shape=[2**40, 2**40])}, "bytes, but has 8"),
         ({"w": tensor(), "v": tensor()}, "overlap"),
         ({"w": tensor(shape=[1], data_offsets=[4, 8])}, "gap"),
         ({"w": tensor(shape=[1], data_offsets=[0, 4])}, "end at byte"),
@@ -103,3 +105,45 @@ def test_bad_headers(tmp_path, header, reason):
     path.write_bytes(struct.pack("<Q", len(raw)) + raw + bytes(8))
     with pytest.raises(InvalidFileError, match=rf"bad\.safetensors: .*({reason})"):
         SafetensorsDataMap(path)
+
+
+def test_text_that_is_no_unicode(tmp_path):
+    for header in (
+        {"__metadata__": {"a": "\ud800"}},
+        {"\udfff": {"dtype": "U8", "shape": [0], "data_offsets": [0, 0]}},
+    ):
+        raw = json.dumps(header).encode()
+        path = tmp_path / "x.safetensors"
+        path.write_bytes(len(raw).to_bytes(8, "little") + raw)
+        with pytest.raises(InvalidFileError, match=r"x\.safetensors: .* not valid Unicode"):
+            SafetensorsDataMap(path)
+
+
+def test_a_key_that_is_twice_among_very_many(tmp_path):
+    """In time that grows with their number, not with its square."""
+    raw = ("{" + ",".join(f'"{i}":1' for i in range(200_000)) + ',"199999":1}').encode()
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(len(raw).to_bytes(8, "little") + raw)
+    with pytest.raises(InvalidFileError, match="key '199999' is there twice"):
+        SafetensorsDataMap(path)
+
+
+def test_keys_by_index_are_not_listed_anew(tmp_path):
+    save_file({"a": torch.zeros(1), "b": torch.ones(1)}, tmp_path / "x.safetensors")
+    data_map = SafetensorsDataMap(tmp_path / "x.safetensors")
+    assert data_map._key_list() is data_map._key_list()
+
+
+def test_a_size_that_a_ptd_cannot_have(tmp_path):
+    """The file is a good one, but nothing that can be converted."""
+    size = 2**31
+    raw = json.dumps({"w": {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}}).encode()
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(struct.pack("<Q", len(raw)) + raw)
+    os.truncate(path, 8 + len(raw) + size)  # takes no room on the disk
+    with SafetensorsDataMap(path) as data_map:
+        assert data_map.get_tensor_layout("w") is None
+        assert len(data_map["w"]) == size
+    with pytest.raises(UnsupportedDataError, match="'w'.* size"):
+        convert(path, tmp_path / "x.ptd")
+    assert os.listdir(tmp_path) == ["x.safetensors"]

@@ -6,6 +6,7 @@ Exit codes: 0 done and nothing to object to; 1 the answer is no (`diff` found di
 
 from __future__ import annotations
 
+import errno
 import functools
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +23,7 @@ from blobstore.formats import Format, detect_format, open_any
 from blobstore.inspection import inspect_file
 from blobstore.programs import DATA_NAME, dedup_programs
 from blobstore.ptd.reader import open_ptd
+from blobstore.reporting.command import report
 
 __all__ = ["app"]
 
@@ -51,6 +53,11 @@ def _told(command: Callable[P, R]) -> Callable[P, R]:
             return command(*args, **kwargs)
         except BlobStoreError as error:
             err.print(printable(f"blobstore: {error}"), soft_wrap=True)
+            raise typer.Exit(ERROR) from None
+        except OSError as error:  # of standard output, as files' own errors are ours
+            if error.errno == errno.EPIPE:
+                raise  # whoever read it had enough
+            err.print(printable(f"blobstore: cannot print: {error}"), soft_wrap=True)
             raise typer.Exit(ERROR) from None
 
     return wrapper
@@ -205,8 +212,12 @@ def convert(
     target: Annotated[Path, typer.Argument(help="The file to write, of the other kind.")],
 ) -> None:
     """Convert .safetensors to .ptd, or .ptd to .safetensors."""
-    convert_file(source, target)
+    with progress_bar() as progress:
+        convert_file(source, target, progress=progress)
     out.print(printable(f"{target}: {target.stat().st_size:,} bytes"), soft_wrap=True)
+
+
+app.command()(_told(report))
 
 
 @app.command()

@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from blobstore.layout import TensorLayout
-from blobstore.programs import Progress as Callback
+from blobstore.staging import Progress as Callback
 
 __all__ = ["err", "out", "print_json", "print_table", "printable", "progress_bar", "size"]
 

@@ -15,7 +15,7 @@ from blobstore.data_map import NamedDataMap
 from blobstore.digest import Digest, digest
 from blobstore.errors import IntegrityError, InvalidFileError, LayoutError
 from blobstore.layout import MAX_RANK, ScalarType, TensorLayout
-from blobstore.mapped_file import map_file
+from blobstore.mapped_file import as_path, map_file
 from blobstore.ptd.columns import Columns, ColumnsError, Positions
 from blobstore.ptd.header import Header, HeaderError
 from blobstore.ptd.manifest import END_MAGIC, KEY_PREFIX, Manifest, ManifestError, is_manifest
@@ -33,6 +33,7 @@ class _Table(NamedTuple):
     ends: list[int]
     manifest: Manifest | None
     manifest_at: int  # index of its key, -1 without one
+    head_size: int
 
 
 class PtdDataMap(NamedDataMap):
@@ -40,16 +41,23 @@ class PtdDataMap(NamedDataMap):
 
     The manifest is not among the keys. See `open_ptd` for what is checked when.
 
+    Args:
+        path: the file.
+        writable_copy: map it private and writable.
+        data: the bytes, when something else has them; then the file is not opened, and `path` is what errors name.
+
     Attributes:
         path: the file, as given.
         metadata: the text that the file was written with.
         has_digests: whether the file carries a manifest, so that `verify` can tell damage.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, writable_copy: bool = False) -> None:
-        self.path = Path(path)
-        self.name = os.fspath(path)
-        self._data = map_file(path, writable_copy=writable_copy)
+    def __init__(
+        self, path: str | os.PathLike[str], *, writable_copy: bool = False, data: memoryview | None = None
+    ) -> None:
+        self.path = as_path(path)
+        self.name = str(self.path)
+        self._data = map_file(path, writable_copy=writable_copy) if data is None else data
         try:
             table = _read(self._data)
         except (HeaderError, ColumnsError, LayoutError) as error:
@@ -94,6 +102,10 @@ class PtdDataMap(NamedDataMap):
         segment = self._table.segment_index[self._index[key]]
         return Digest(len(data), self._table.manifest.segments[segment].tobytes())
 
+    @property
+    def sources(self) -> tuple[Path, ...]:
+        return (self.path,)
+
     def segment_of(self, key: str) -> int:
         """Index of the segment that holds a blob: keys with the same index share their bytes."""
         self.get_tensor_layout(key)
@@ -103,6 +115,21 @@ class PtdDataMap(NamedDataMap):
         """Where a blob lies in the file: first byte, and first byte behind it."""
         segment = self.segment_of(key)
         return self._table.starts[segment], self._table.ends[segment]
+
+    @property
+    def extents(self) -> list[tuple[int, int]]:
+        """Where each segment lies in the file, whether a key leads to it or not: first byte, first byte behind."""
+        return list(zip(self._table.starts, self._table.ends, strict=True))
+
+    @property
+    def manifest_segment(self) -> int | None:
+        """Index of the segment that holds the digests, which has no key here; None without one."""
+        return self._table.segment_index[self._table.manifest_at] if self._table.manifest else None
+
+    @property
+    def head_size(self) -> int:
+        """Bytes of the header and the table of contents, from the start of the file."""
+        return self._table.head_size
 
     def verify(self) -> bool:
         """Hash all blobs and compare them with the digests that the file carries.
@@ -120,7 +147,7 @@ class PtdDataMap(NamedDataMap):
         position = 0
         for segment in np.argsort(np.array(table.starts), kind="stable").tolist():
             start, end = table.starts[segment], table.ends[segment]
-            if position and any(self._data[position:start]):
+            if position and np.frombuffer(self._data[position:start], np.uint8).any():
                 raise IntegrityError(self.path, f"the padding before byte {start} is not zero")
             position = max(position, end)
             expected = table.manifest.segments[segment].tobytes()
@@ -198,7 +225,7 @@ def _read(data: memoryview) -> _Table:
                 _check_alignment(keys, starts[index], manifest)
     if manifest is None and data[-len(END_MAGIC) :] == END_MAGIC:
         raise ManifestError("the file ends like one with a manifest, but its key is damaged")
-    return _Table(keys, segment_index, layouts, starts_list, ends_list, manifest, manifest_at)
+    return _Table(keys, segment_index, layouts, starts_list, ends_list, manifest, manifest_at, header.flatbuffer_end)
 
 
 def _segments(

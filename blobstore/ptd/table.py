@@ -16,7 +16,7 @@ import numpy.typing as npt
 from blobstore.layout import TensorLayout
 from blobstore.ptd.header import FILE_IDENTIFIER, FLATBUFFER_OFFSET, START
 
-__all__ = ["encode_table"]
+__all__ = ["align", "encode_table"]
 
 _VERSION = 0
 
@@ -51,9 +51,9 @@ def encode_table(
         sizes: bytes of each segment.
     """
     vtable = {name: START + FLATBUFFER_OFFSET + _VTABLE_ROOM * i for i, name in enumerate(_VTABLES)}
-    root = _align(START + FLATBUFFER_OFFSET + _VTABLE_ROOM * len(_VTABLES), 8)
+    root = align(START + FLATBUFFER_OFFSET + _VTABLE_ROOM * len(_VTABLES), 8)
     segment_vector = root + 16
-    segments = _align(segment_vector + 4 + 4 * len(sizes), 8)
+    segments = align(segment_vector + 4 + 4 * len(sizes), 8)
     named_vector = segments + _SEGMENT.itemsize * len(sizes)
     named = named_vector + 4 + 4 * len(keys)
     layout_base = named + _NAMED_DATA.itemsize * len(keys)
@@ -135,7 +135,7 @@ def _layouts(layouts: Sequence[TensorLayout | None], base: int, vtable: int) -> 
             rank,
             *layout.dim_order,
         )
-        parts.append(part.ljust(_align(len(part), 4), b"\0"))
+        parts.append(part.ljust(align(len(part), 4), b"\0"))
         position += len(parts[-1])
     return np.array([known[layout] for layout in layouts], np.int64), b"".join(parts)
 
@@ -148,5 +148,6 @@ def _strings(texts: Sequence[str], base: int) -> tuple[npt.NDArray[np.int64], by
     return base + ends[:-1].astype(np.int64), b"".join(parts)
 
 
-def _align(position: int, alignment: int) -> int:
+def align(position: int, alignment: int) -> int:
+    """The next multiple of `alignment`, `position` itself if it is one."""
     return -(-position // alignment) * alignment

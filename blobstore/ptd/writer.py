@@ -15,7 +15,7 @@ from blobstore.errors import DataChangedError, InvalidAlignmentError
 from blobstore.layout import TensorLayout
 from blobstore.ptd.header import FLATBUFFER_OFFSET, START, Header
 from blobstore.ptd.manifest import Manifest, manifest_key
-from blobstore.ptd.table import encode_table
+from blobstore.ptd.table import align, encode_table
 
 __all__ = ["MAX_ALIGNMENT", "SEGMENT_ALIGNMENT", "Entry", "copy_checked", "write_ptd"]
 
@@ -84,7 +84,7 @@ def write_ptd(file: BinaryIO, entries: Sequence[Entry], metadata: Mapping[str, s
     segments = [index[entry.blob] for entry in entries]
     offsets, end = [], 0
     for entry, alignment in zip(blobs, alignments, strict=True):
-        offsets.append(_align(end, alignment))
+        offsets.append(align(end, alignment))
         end = offsets[-1] + len(entry.data)
 
     def manifest(head: bytes, order: int) -> Manifest:
@@ -97,20 +97,22 @@ def write_ptd(file: BinaryIO, entries: Sequence[Entry], metadata: Mapping[str, s
     key = manifest_key([draft, *_table_bytes(entries, segments)])
     order = sum(entry.key.encode() < key.encode() for entry in entries)
     sizes = [len(entry.data) for entry in blobs] + [len(draft)]
-    offsets.append(_align(end, SEGMENT_ALIGNMENT))
+    offsets.append(align(end, SEGMENT_ALIGNMENT))
 
     rows = [(entry.key, at, entry.layout) for entry, at in zip(entries, segments, strict=True)]
     rows.insert(order, (key, len(blobs), None))
-    head = _head(rows, offsets, sizes, base_alignment)
+    head, base = _head(rows, offsets, sizes, base_alignment)
     file.write(head)
+    hasher = xxhash.xxh3_128(head)
+    _pad(file, base - len(head), hasher)
     position = 0
     for entry, offset in zip(blobs, offsets, strict=False):
-        file.write(bytes(offset - position))
+        _pad(file, offset - position)
         copy_checked(file, entry.data, entry.digest, entry.key)
         position = offset + len(entry.data)
-    file.write(bytes(offsets[-1] - position))
-    file.write(manifest(xxhash.xxh3_128_digest(head), order).pack())
-    return len(head) + offsets[-1] + sizes[-1]
+    _pad(file, offsets[-1] - position)
+    file.write(manifest(hasher.digest(), order).pack())
+    return base + offsets[-1] + sizes[-1]
 
 
 def copy_checked(file: BinaryIO, data: memoryview, expected: Digest, key: str) -> None:
@@ -137,13 +139,22 @@ def _head(
     offsets: Sequence[int],
     sizes: Sequence[int],
     base_alignment: int,
-) -> bytes:
-    """Everything in front of the segments."""
+) -> tuple[bytes, int]:
+    """What stands in front of the segments, and the segment base, up to which zeros follow."""
     keys, segments, layouts = zip(*rows, strict=True)
     table = encode_table(keys, segments, layouts, offsets, sizes)
-    base = _align(len(table), base_alignment)
+    base = align(len(table), base_alignment)
     header = Header(FLATBUFFER_OFFSET, len(table) - FLATBUFFER_OFFSET, base, offsets[-1] + sizes[-1]).pack()
-    return b"".join((table[:START], header, table[START + len(header) :])).ljust(base, b"\0")
+    return b"".join((table[:START], header, table[START + len(header) :])), base
+
+
+def _pad(file: BinaryIO, nbytes: int, hasher: xxhash.xxh3_128 | None = None) -> None:
+    """Write zeros, in pieces that take little memory."""
+    for start in range(0, nbytes, _CHUNK):
+        zeros = bytes(min(_CHUNK, nbytes - start))
+        file.write(zeros)
+        if hasher:
+            hasher.update(zeros)
 
 
 def _table_bytes(entries: Sequence[Entry], segments: Sequence[int]) -> list[bytes]:
@@ -152,7 +163,3 @@ def _table_bytes(entries: Sequence[Entry], segments: Sequence[int]) -> list[byte
     layouts = "\0".join(str(entry.layout) for entry in entries)
     lengths = [len(entry.data) for entry in entries]
     return [keys.encode(), layouts.encode(), np.array([segments, lengths], "<u8").tobytes()]
-
-
-def _align(position: int, alignment: int) -> int:
-    return -(-position // alignment) * alignment

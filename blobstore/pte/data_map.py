@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from functools import cached_property
+from pathlib import Path
 
 from blobstore.buffers import same_bytes
 from blobstore.data_map import NamedDataMap
@@ -33,7 +34,7 @@ class PteDataMap(NamedDataMap):
     """
 
     def __init__(self, program: ProgramFile) -> None:
-        self.name = os.fspath(program.path)
+        self.name = str(program.path)
         self.program = program
 
     @cached_property
@@ -59,9 +60,11 @@ class PteDataMap(NamedDataMap):
     def _layout(self, key: str) -> TensorLayout | None:
         return self._items[key].layout
 
+    @property
+    def sources(self) -> tuple[Path, ...]:
+        return (self.program.path,)
+
     def alignment(self, key: str) -> int:
         """The alignment that the program's own offsets keep to, in bytes."""
-        self._check_open()
-        if key not in self._items:
-            raise self._not_found(key)
+        self.get_tensor_layout(key)  # raises where there is no such key
         return self._items[key].alignment

@@ -29,7 +29,7 @@ from typing import Literal
 from blobstore.digest import Digest, digest
 from blobstore.errors import InvalidFileError, LayoutError
 from blobstore.layout import MAX_RANK, ScalarType, TensorLayout
-from blobstore.mapped_file import map_file
+from blobstore.mapped_file import as_path, map_file
 from blobstore.pte.flatbuffer import Buffer, Span, Table, walk
 from blobstore.pte.schema import PROGRAM, DataLocation, TensorDataLocation
 
@@ -221,7 +221,7 @@ class ProgramFile:
     """A .pte that is mapped and verified.
 
     Attributes:
-        path: the file as the caller named it.
+        path: the file, as given.
         data: its bytes, read-only.
         header_size: bytes of the extended header behind the file identifier; 0 without.
         program_size: bytes of the flatbuffer, counted from the start of the file.
@@ -233,12 +233,12 @@ class ProgramFile:
     """
 
     def __init__(self, path: str | os.PathLike[str], data: memoryview) -> None:
-        self.path = path
+        self.path = as_path(path)
         self.data = data
         self.header_size = self.segment_base = 0
         self.program_size = len(data)
         segments_stop = self._read_header()
-        buffer = Buffer(data[: self.program_size], path, HEADER_OFFSET + self.header_size)
+        buffer = Buffer(data[: self.program_size], self.path, HEADER_OFFSET + self.header_size)
         self.root = buffer.root(PROGRAM)
         self.unknown = walk(self.root)
         self.segments = self._read_segments(segments_stop)
@@ -254,7 +254,7 @@ class ProgramFile:
         self.named_data = self._read_named_data()
 
     def __repr__(self) -> str:
-        return f"<ProgramFile {os.fspath(self.path)}: {', '.join(self.methods)}>"
+        return f"<ProgramFile {self.path}: {', '.join(self.methods)}>"
 
     def movable(self, keep_small: int = 0) -> Iterator[Movable]:
         """Everything that the stock runtime can find in a data file instead, in the order of the program.

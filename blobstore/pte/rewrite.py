@@ -26,6 +26,7 @@ import numpy as np
 
 from blobstore.buffers import same_bytes
 from blobstore.errors import InvalidKeyError, KeyConflictError, UnsupportedProgramError
+from blobstore.mapped_file import as_path
 from blobstore.pte.edit import Editor
 from blobstore.pte.flatbuffer import Span, Table
 from blobstore.pte.program import (
@@ -64,7 +65,7 @@ def write_slim(program: ProgramFile, path: str | os.PathLike[str], moves: Mappin
         OutputPathError: `path` is the program itself.
         FileAccessError: writing failed; what was at `path` is still there.
     """
-    refuse_inputs([path], [program.path])
+    refuse_inputs([as_path(path)], [program.path])
     rewrite = Rewrite(program, moves)
     with Staging() as staging, staging.open(path) as file:
         rewrite.write(file)

@@ -11,6 +11,10 @@
 #include <unordered_map>
 #include <vector>
 
+#if defined(__GLIBC__)
+#include <malloc.h>
+#endif
+
 #include <executorch/runtime/backend/interface.h>
 #include <executorch/runtime/backend/options.h>
 #include <executorch/runtime/core/named_data_map.h>
@@ -30,6 +34,8 @@ using EtError = et::Error;
 constexpr char kBackendId[] = "BlobStoreBackend";
 constexpr char kTableSpec[] = "blobstore.table"; // ours; the inner backend does not get it
 constexpr char kWeightCacheOption[] = "weight_cache_enabled"; // XNNPACK's; other backends ignore it
+
+constexpr uint64_t kMuch = 16u << 20;
 
 thread_local std::shared_ptr<const BlobCache> scoped_cache;
 thread_local std::optional<DelegateFailure> last_failure;
@@ -303,6 +309,8 @@ class Delegate {
         try {
           std::unique_ptr<Inner> next = make(nullptr);
           inner_.swap(next); // the old one goes last: until then what it packed is there to be shared
+          next.reset();
+          give_back(identities);
         } catch (...) {
           std::swap(identities, identities_);
           throw;
@@ -310,6 +318,22 @@ class Delegate {
       }
     }
     generation_ = generation;
+  }
+
+  /// What the old handle had packed is free now, but malloc keeps it where something newer lies above. If it is much,
+  /// have it given back to the system.
+  void give_back(const std::vector<Identity>& before) const {
+    uint64_t changed = 0;
+    for (size_t i = 0; i < before.size(); ++i) {
+      changed += before[i] == identities_[i] ? 0 : payload_.constants[i].nbytes;
+    }
+#if defined(__GLIBC__)
+    if (changed >= kMuch) {
+      malloc_trim(0);
+    }
+#else
+    (void)changed;
+#endif
   }
 
   std::unique_ptr<Inner> make(et::EventTracer* tracer) {

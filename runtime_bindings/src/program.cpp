@@ -46,7 +46,7 @@ class ImageLoader final : public et::DataLoader {
       return et::FreeableBuffer(
           reinterpret_cast<const uint8_t*>(image_.flatbuffer().data()) + offset, size, nullptr);
     }
-    if (info.segment_type == SegmentInfo::Type::Constant && image_.constants() != nullptr) {
+    if (offset == kBoundConstants && image_.constants() != nullptr) {
       return et::FreeableBuffer(image_.constants(), image_.constants_size(), nullptr);
     }
     if (offset > image_.file_size() || size > image_.file_size() - offset) {
@@ -143,12 +143,11 @@ class LoadedMethod final : public Method, private ForkAware {
     if (shared_state_) {
       shared_state_ = std::make_shared<std::mutex>();
     }
-    if (method_ && method_->in_progress()) {
-      (void)method_->reset_execution();
-    }
+    torn_ = method_ && method_->in_progress();
   }
 
   std::shared_ptr<LoadedProgram> program_;
+  size_t number_;
   std::string name_;
   std::vector<ValueInfo> inputs_;
   std::vector<ValueInfo> outputs_;
@@ -161,6 +160,7 @@ class LoadedMethod final : public Method, private ForkAware {
   std::optional<et::Method> method_;
   std::vector<std::optional<Input>> tensors_;
   bool delegated_ = false;
+  bool torn_ = false; // another thread was running it when the process forked
   std::mutex mutex_;
   std::shared_ptr<std::mutex> shared_state_; // if other methods use some of the same memory
 };
@@ -300,6 +300,7 @@ LoadedMethod::LoadedMethod(
     Arenas arenas,
     std::shared_ptr<std::mutex> state)
     : program_(std::move(program)),
+      number_(number),
       name_(program_->methods()[number]),
       inputs_(program_->inputs(name_)),
       outputs_(program_->outputs(name_)),
@@ -363,6 +364,7 @@ void LoadedMethod::load(
   if (error != EtError::Ok) {
     throw Error(ErrorKind::Program, program_->path(), "method '" + name_ + "': " + describe(error));
   }
+  tensors_.clear();
   tensors_.resize(values.size());
   for (size_t i = 0; i < values.size(); ++i) {
     if (values[i].isTensor()) {
@@ -418,7 +420,11 @@ void LoadedMethod::set_tensor(size_t index, const Argument& argument) {
   const executorch::aten::ArrayRef<executorch::aten::SizesType> sizes(argument.sizes, argument.rank);
   const auto now = tensor.sizes();
   if (now.size() != sizes.size() || !std::equal(sizes.begin(), sizes.end(), now.begin())) {
-    if (now.size() != sizes.size() || et::resize_tensor(tensor, sizes) != EtError::Ok) {
+    // ExecuTorch itself only compares the numbers of elements with the largest possible
+    const auto& largest = inputs_[index].layout.sizes;
+    const bool fits = now.size() == sizes.size() &&
+        std::equal(sizes.begin(), sizes.end(), largest.begin(), [](int32_t a, int32_t b) { return a <= b; });
+    if (!fits || et::resize_tensor(tensor, sizes) != EtError::Ok) {
       Layout found = {argument.scalar_type, {}, {}};
       found.sizes.assign(argument.sizes, argument.sizes + argument.rank);
       throw input_error(index, "is " + to_string(inputs_[index].layout) + ", not " + to_string(found));
@@ -505,6 +511,12 @@ std::vector<Value> LoadedMethod::execute(const std::vector<Argument>& arguments)
   std::unique_lock<std::mutex> state;
   if (shared_state_) {
     state = std::unique_lock<std::mutex>(*shared_state_);
+  }
+  if (torn_) { // it starts anew; what it was is left alone, as locks in it may be held for ever
+    new std::optional<et::Method>(std::move(method_));
+    method_.reset();
+    load(program_->program(), program_->map(), program_->image(), number_);
+    torn_ = false;
   }
   struct Forget { // the caller's memory is his again, however this ends
     LoadedMethod& method;

@@ -5,6 +5,8 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include "utf8.h"
+
 namespace blobstore {
 namespace {
 
@@ -34,6 +36,14 @@ enum ExtraField { kFqn = 1, kLocation = 2, kDeviceType = 3, kDeviceIndex = 4, kE
 constexpr uint8_t kTensorType = 5; // of the union KernelTypes
 constexpr uint8_t kExternal = 1; // of TensorDataLocation
 
+std::string_view text(const FlatBuffer& buffer, uint64_t table, unsigned field) {
+  const std::string_view found = buffer.string(table, field);
+  if (!is_utf8(found) || found.find('\0') != std::string_view::npos) {
+    throw FormatError("a name is not valid UTF-8");
+  }
+  return found;
+}
+
 /// Scalar type, sizes and dim order of a Tensor; nothing if a later ExecuTorch is needed to tell.
 std::optional<Layout> tensor_layout(const FlatBuffer& buffer, uint64_t tensor) {
   Layout layout;
@@ -55,6 +65,16 @@ std::optional<Layout> tensor_layout(const FlatBuffer& buffer, uint64_t tensor) {
     throw FormatError("impossible tensor " + to_string(layout) + ": " + problem);
   }
   return layout;
+}
+
+/// Whether a Tensor is what a blob is; without making a layout of it, as there may be many.
+bool has_layout(const FlatBuffer& buffer, uint64_t tensor, const std::optional<Layout>& layout) {
+  const FlatVector sizes = buffer.vector(tensor, kSizes, 4);
+  const FlatVector order = buffer.vector(tensor, kDimOrder, 1);
+  return layout && static_cast<int8_t>(buffer.u8_field(tensor, kScalarType)) == layout->scalar_type &&
+      sizes.count == layout->sizes.size() && order.count == layout->dim_order.size() &&
+      (sizes.count == 0 || (std::memcmp(buffer.data() + sizes.start, layout->sizes.data(), 4ull * sizes.count) == 0 &&
+                            std::memcmp(buffer.data() + order.start, layout->dim_order.data(), order.count) == 0));
 }
 
 /// Whether constants lie in the flatbuffer itself, as old programs have them; one empty entry stands for "no data".
@@ -101,28 +121,22 @@ void ProgramImage::read_methods(const FlatBuffer& buffer) {
   const FlatVector plans = buffer.vector(buffer.root(), kPlans, 4);
   for (uint32_t p = 0; p < plans.count; ++p) {
     const uint64_t plan = buffer.element(plans, p);
-    const std::string_view name = buffer.string(plan, kName);
+    const std::string_view name = text(buffer, plan, kName);
     if (name.empty()) {
       throw FormatError("method " + std::to_string(p) + " has no name");
     }
     methods_.emplace_back(name);
     std::vector<Need> needs;
+    std::unordered_set<std::string_view> seen;
     const FlatVector values = buffer.vector(plan, kValues, 4);
     for (uint32_t v = 0; v < values.count; ++v) {
-      read_value(buffer, buffer.element(values, v), needs);
+      read_value(buffer, buffer.element(values, v), needs, seen);
     }
-    std::unordered_set<std::string_view> seen;
-    std::vector<Need> once;
-    for (Need& need : needs) {
-      if (seen.insert(need.key).second) {
-        once.push_back(need);
-      }
-    }
-    needs_.push_back(std::move(once));
+    needs_.push_back(std::move(needs));
     std::vector<std::string> backends;
     const FlatVector delegates = buffer.vector(plan, kDelegates, 4);
     for (uint32_t d = 0; d < delegates.count; ++d) {
-      std::string id(buffer.string(buffer.element(delegates, d), 0));
+      std::string id(text(buffer, buffer.element(delegates, d), 0));
       if (std::find(backends.begin(), backends.end(), id) == backends.end()) {
         backends.push_back(std::move(id));
       }
@@ -132,14 +146,18 @@ void ProgramImage::read_methods(const FlatBuffer& buffer) {
     const FlatVector ops = buffer.vector(plan, kOperators, 4);
     for (uint32_t o = 0; o < ops.count; ++o) {
       const uint64_t op = buffer.element(ops, o);
-      const std::string_view overload = buffer.string(op, 1);
-      operators.push_back(std::string(buffer.string(op, 0)) + (overload.empty() ? "" : ".") + std::string(overload));
+      const std::string_view overload = text(buffer, op, 1);
+      operators.push_back(std::string(text(buffer, op, 0)) + (overload.empty() ? "" : ".") + std::string(overload));
     }
     operators_.push_back(std::move(operators));
   }
 }
 
-void ProgramImage::read_value(const FlatBuffer& buffer, uint64_t value, std::vector<Need>& needs) {
+void ProgramImage::read_value(
+    const FlatBuffer& buffer,
+    uint64_t value,
+    std::vector<Need>& needs,
+    std::unordered_set<std::string_view>& seen) {
   if (buffer.u8_field(value, kValueType) != kTensorType) {
     return;
   }
@@ -157,15 +175,15 @@ void ProgramImage::read_value(const FlatBuffer& buffer, uint64_t value, std::vec
   if (!external && (planned || buffer.u32_field(tensor, kDataBuffer) == 0)) {
     return;
   }
-  std::string key(buffer.string(extra, kFqn));
-  if (external) {
-    needs.push_back({key, tensor_layout(buffer, tensor), planned});
+  const std::string_view key = text(buffer, extra, kFqn); // lives in the buffer, which outlives `seen`
+  if (external && seen.insert(key).second) {
+    needs.push_back({std::string(key), tensor_layout(buffer, tensor), planned});
   }
   const bool known = buffer.field_count(tensor) <= kTensorFields && buffer.field_count(extra) <= kExtraFields &&
       buffer.u32_field(tensor, kStorageOffset) == 0 && buffer.u8_field(extra, kDeviceType) == 0 &&
       buffer.u8_field(extra, kDeviceIndex) == 0 && item_size(static_cast<int8_t>(buffer.u8_field(tensor, 0))) != 0;
   if (!planned && known) {
-    uses_.push_back({slot, tensor, std::move(key), external});
+    uses_.push_back({slot, tensor, std::string(key), external});
   }
 }
 
@@ -285,6 +303,9 @@ void ProgramImage::write_bound(const BlobCache& cache) {
   uintptr_t low = old_constants ? reinterpret_cast<uintptr_t>(old_constants) : UINTPTR_MAX;
   uintptr_t high = old_constants ? low + old_size : 0;
   std::vector<std::pair<const Use*, uint32_t>> bound;
+  numbers.reserve(uses_.size());
+  blobs.reserve(uses_.size());
+  bound.reserve(uses_.size());
   for (const Use& use : uses_) {
     auto found = numbers.find(use.key);
     if (found == numbers.end()) {
@@ -299,7 +320,7 @@ void ProgramImage::write_bound(const BlobCache& cache) {
       high = std::max(high, at + std::max<size_t>(blob->size, 1));
     }
     const Blob& blob = *blobs[found->second - first];
-    if (!use.external && tensor_layout(buffer, use.table) != blob.layout) {
+    if (!has_layout(buffer, use.table, blob.layout)) {
       throw Error(
           ErrorKind::Layout,
           path(),
@@ -314,10 +335,12 @@ void ProgramImage::write_bound(const BlobCache& cache) {
 
   Editor editor;
   editor.base = align_up(program_size_, 8);
+  editor.tail.reserve(128 * bound.size() + 4096);
+  editor.links.reserve(bound.size() + 4);
   const uint64_t tensor_vtable = editor.put_vtable({24, 24, 20, 0, 4, 8, 21, 12, 0, 22, 23, 16});
   const uint64_t extra_vtable = editor.put_vtable({8, 8, 0, 4});
   const uint64_t offsets_vtable = editor.put_vtable({8, 12, 4, 8});
-  const uint64_t segment_vtable = editor.put_vtable({4, 4});
+  const uint64_t segment_vtable = editor.put_vtable({8, 24, 8, 16});
   for (const auto& [use, number] : bound) {
     editor.links.emplace_back(use->value_slot, 0);
     const uint64_t table = editor.start_table(tensor_vtable);
@@ -348,7 +371,7 @@ void ProgramImage::write_bound(const BlobCache& cache) {
   }
   const uint64_t table = editor.start_table(offsets_vtable);
   editor.links.emplace_back(constant_slot, table);
-  editor.put<uint32_t>(segments.count == 0 ? 0 : std::min(old_segment, segments.count - 1));
+  editor.put<uint32_t>(segments.count); // the one that is added below
   const uint64_t reference = editor.put<uint32_t>(0);
   editor.align(8, 4);
   editor.link_here(reference);
@@ -364,14 +387,22 @@ void ProgramImage::write_bound(const BlobCache& cache) {
   for (const Blob* blob : blobs) {
     editor.put<uint64_t>(reinterpret_cast<uintptr_t>(blob->data) - low);
   }
-  if (segments.count == 0) {
-    editor.align(4);
-    editor.links.emplace_back(segments_slot, editor.end());
-    editor.put<uint32_t>(1);
-    // a reference leads forward, so the table is behind its list
-    const uint64_t to = editor.put<uint32_t>(0);
-    editor.link_here(to);
+  // the list of segments again, as a reference from there cannot lead back, and one more that stands for the cache
+  editor.align(4);
+  editor.links.emplace_back(segments_slot, editor.end());
+  editor.put<uint32_t>(segments.count + 1);
+  const uint64_t list = editor.end();
+  for (uint32_t i = 0; i <= segments.count; ++i) {
+    editor.put<uint32_t>(0);
+  }
+  for (uint32_t i = 0; i <= segments.count; ++i) {
+    const uint64_t old = i < segments.count ? buffer.element(segments, i) : 0;
+    editor.align(8);
+    editor.link_here(list + 4ull * i);
     editor.start_table(segment_vtable);
+    editor.put<uint32_t>(0);
+    editor.put<uint64_t>(old ? buffer.u64_field(old, 0) : kBoundConstants - segment_base_);
+    editor.put<uint64_t>(old ? buffer.u64_field(old, 1) : 8);
   }
   if (inline_slot != 0) { // a program has constants either inline or in a segment
     editor.align(4);

@@ -5,6 +5,8 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
+#include <unordered_set>
 #include <vector>
 
 #include <blobstore/cache.h>
@@ -13,6 +15,9 @@
 #include "flatbuffer.h"
 
 namespace blobstore {
+
+/// Where in the file ExecuTorch looks for the constants of a bound program: no file is that long.
+constexpr uint64_t kBoundConstants = uint64_t{1} << 62;
 
 /// A tensor whose bytes are not in the program.
 struct Need {
@@ -65,7 +70,11 @@ class ProgramImage {
   struct Editor;
 
   void read_methods(const FlatBuffer& buffer);
-  void read_value(const FlatBuffer& buffer, uint64_t value, std::vector<Need>& needs);
+  void read_value(
+      const FlatBuffer& buffer,
+      uint64_t value,
+      std::vector<Need>& needs,
+      std::unordered_set<std::string_view>& seen);
   void check(const BlobCache& cache) const;
   void write_bound(const BlobCache& cache);
   const uint8_t* bytes() const { return reinterpret_cast<const uint8_t*>(program_.data()); }

@@ -1,0 +1,22 @@
+"""The dedup report: where a set of models wastes bytes, and what to do about it.
+
+found = report(["models/"])
+print(found.total_bytes, found.total_saves)
+for finding in found.findings:
+    print(finding.kind, finding.saves, list(found.names(finding)), finding.command)
+"""
+
+from blobstore.reporting.making import report
+from blobstore.reporting.model import Claim, FileReport, Finding, FindingKind, Problem, Region, RegionKind, Report
+
+__all__ = [
+    "Claim",
+    "FileReport",
+    "Finding",
+    "FindingKind",
+    "Problem",
+    "Region",
+    "RegionKind",
+    "Report",
+    "report",
+]

@@ -1,0 +1,98 @@
+"""The command `blobstore report`."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from blobstore.cli.output import err, out, progress_bar
+from blobstore.errors import FileAccessError
+from blobstore.reporting import making
+from blobstore.reporting.baseline import compare_reports
+from blobstore.reporting.cache import default_path
+from blobstore.reporting.json_output import load_report, to_json
+from blobstore.reporting.limits import Limit
+from blobstore.reporting.terminal import print_changes, print_report
+from blobstore.reporting.words import printable
+from blobstore.staging import Staging
+
+__all__ = ["report"]
+
+OVER, ERROR = 1, 3
+
+
+def report(
+    paths: Annotated[
+        list[str], typer.Argument(help=".pte, .ptd, .safetensors, .gguf; folders with such; fsspec URLs.")
+    ],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables (docs/report.md).")] = False,
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write one self-contained page.")] = None,
+    baseline: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="An earlier --json: tell what changed since.")
+    ] = None,
+    fail_over: Annotated[
+        str | None,
+        typer.Option(
+            metavar="BYTES|PERCENT",
+            help="Exit with 1 if more than this can be saved (10MB, 5%); with --baseline: more than then.",
+        ),
+    ] = None,
+    exact: Annotated[bool, typer.Option("--exact", help="Look for equal bytes only.")] = False,
+    near: Annotated[
+        float, typer.Option(min=0, max=0.25, help="Share of elements in which near duplicates may differ.")
+    ] = making.NEAR,
+    top: Annotated[int, typer.Option(min=1, help="How many findings to list.")] = 10,
+    cache: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Where fingerprints are kept; default: the user's cache folder.")
+    ] = None,
+    no_cache: Annotated[bool, typer.Option("--no-cache", help="Keep no fingerprints.")] = False,
+) -> None:
+    """Find where a set of models wastes bytes. Exit code 1 if over --fail-over, 3 if a file could not be read."""
+    limit = None
+    if fail_over is not None:
+        try:
+            limit = Limit.parse(fail_over)
+        except ValueError as error:
+            raise typer.BadParameter(str(error), param_hint="--fail-over") from None
+    old = load_report(baseline) if baseline else None
+    where = None if no_cache else cache or _usable(default_path())
+    with progress_bar(hidden=as_json) as progress:
+        found = making.report(paths, exact_only=exact, near=near, cache=where, progress=progress)
+    changes = compare_reports(old, found) if old else None
+    if html:
+        from blobstore.reporting.html import to_html
+
+        with Staging() as staging, staging.open(html) as file:
+            file.write(to_html(found).encode())
+    if as_json:
+        json.dump(to_json(found, changes), sys.stdout, indent=1)
+        sys.stdout.write("\n")
+    else:
+        print_report(found, out, top=top)
+        if changes:
+            out.print()
+            print_changes(changes, out)
+    if as_json:
+        for problem in found.problems:
+            err.print(printable(f"blobstore: {problem.path}: {problem.reason}"), markup=False, soft_wrap=True)
+    wasted = found.total_saves - (old.total_saves if old else 0)
+    if limit and (reason := limit.exceeded(wasted, found.total_bytes)):
+        since = " more than in the baseline" if old else ""
+        err.print(f"blobstore: duplicates waste {reason}{since}", markup=False, soft_wrap=True)
+        raise typer.Exit(OVER)
+    if found.problems:
+        raise typer.Exit(ERROR)
+
+
+def _usable(path: Path) -> Path | None:
+    """The default cache, unless its folder cannot be written: then the report does without."""
+    with contextlib.suppress(OSError, FileAccessError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("ab"):
+            return path
+    return None

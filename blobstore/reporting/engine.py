@@ -1,0 +1,239 @@
+"""Doing the work on any executor of `concurrent.futures`, and remembering what came of it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from typing import Any
+
+from blobstore.errors import BlobStoreError, InvalidFileError
+from blobstore.reporting.cache import Cache
+from blobstore.reporting.fingerprint import Fingerprint, Wanted, fingerprint
+from blobstore.reporting.model import FileReport, Problem, Region
+from blobstore.reporting.regions import read_regions
+from blobstore.reporting.source import Identity, identify, open_source
+
+__all__ = ["Engine", "Scanned", "default_executor"]
+
+Progress = Callable[[str, int, int], None]
+
+_BATCH_BYTES = 1 << 26
+_BATCH_BLOBS = 256
+
+
+@dataclass(frozen=True)
+class Scanned:
+    """A file whose structure was read.
+
+    Attributes:
+        path: as it was asked for.
+        identity: for the cache.
+        format, size, regions: as in `FileReport`, without digests.
+    """
+
+    path: str
+    identity: Identity | None
+    format: str
+    size: int
+    regions: tuple[Region, ...]
+
+    def report(self, prints: Sequence[Fingerprint | None]) -> FileReport:
+        """The file with its digests."""
+        regions = (
+            region if known is None else _with_digest(region, known.digest)
+            for region, known in zip(self.regions, prints, strict=True)
+        )
+        return FileReport(self.path, self.format, self.size, tuple(regions))
+
+
+def _with_digest(region: Region, digest: str) -> Region:
+    return Region(
+        region.kind, region.start, region.stop, region.keys, region.methods, region.layout, region.dtype, digest
+    )
+
+
+@contextlib.contextmanager
+def default_executor(executor: Executor | None) -> Iterator[Executor]:
+    """The caller's executor, or threads for as long as it takes: hashing and comparing release the GIL."""
+    if executor is not None:
+        yield executor
+        return
+    with ThreadPoolExecutor(
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    ) as own:
+        yield own
+
+
+class Engine:
+    """Runs the steps of a report.
+
+    Args:
+        executor: where work is done; not shut down here. Its workers see the same files under the same paths.
+        cache: what is known already, and where results go.
+        progress: told what is done, how many bytes of it, of how many.
+    """
+
+    def __init__(self, executor: Executor, cache: Cache, progress: Progress | None = None) -> None:
+        self._executor = executor
+        self._cache = cache
+        self._progress = progress or (lambda what, done, total: None)
+
+    def scan(self, paths: Sequence[str]) -> list[Scanned | Problem]:
+        """The structure of each file, or why it cannot be read."""
+        found: dict[str, Scanned | Problem] = {}
+        missing = []
+        for path in dict.fromkeys(paths):
+            identity = identify(path)
+            known = self._cache.regions(identity)
+            if known is not None and identity is not None:
+                found[path] = Scanned(path, identity, known[0], identity.size, tuple(known[1]))
+            else:
+                missing.append(path)
+        for (path,), result in self._run(_scan, [(path,) for path in missing]):
+            found[path] = result
+            if isinstance(result, Scanned):
+                self._cache.set_regions(result.identity, result.format, result.regions)
+        return [found[path] for path in paths]
+
+    def fingerprint(self, files: Sequence[Scanned], alike: bool) -> list[list[Fingerprint | None] | Problem]:
+        """For each file the fingerprint of each region, None for what is no blob; or why it could not be read."""
+        results: list[list[Fingerprint | None] | Problem] = [[None] * len(file.regions) for file in files]
+        tasks: list[tuple[int, list[int], int]] = []
+        total = done = 0
+        for f, file in enumerate(files):
+            for batch in _batches(file.regions):
+                start, stop = file.regions[batch[0]].start, file.regions[batch[-1]].stop
+                nbytes = sum(file.regions[r].nbytes for r in batch)
+                total += nbytes
+                known = self._cache.fingerprints(file.identity, start, stop, alike)
+                if known is not None and len(known) == len(batch):
+                    _store(results, f, batch, known)
+                    done += nbytes
+                else:
+                    tasks.append((f, batch, nbytes))
+        tasks.sort(key=lambda task: -task[2])  # large ones first, so that no worker is left with one at the end
+        arguments = [
+            (files[f].path, files[f].identity, tuple(_wanted(files[f].regions[r], alike) for r in batch))
+            for f, batch, _ in tasks
+        ]
+        todo = {id(argument): task for argument, task in zip(arguments, tasks, strict=True)}
+        for argument, result in self._run(_fingerprint, arguments):
+            f, batch, nbytes = todo[id(argument)]
+            if isinstance(result, Problem):
+                results[f] = result
+            else:
+                _store(results, f, batch, result)
+                start, stop = files[f].regions[batch[0]].start, files[f].regions[batch[-1]].stop
+                self._cache.set_fingerprints(files[f].identity, start, stop, alike, result)
+            done += nbytes
+            self._progress("reading", done, total)
+        return results
+
+    def prove(self, function: Callable[..., Any], tasks: Sequence[tuple[str, tuple[Any, ...]]]) -> list[Any]:
+        """Call `function` for each (key, arguments); what was proved under a key before is not proved again.
+
+        A task whose file cannot be read any more proves nothing: its result is None.
+        """
+        results: dict[str, Any] = {}
+        missing: list[tuple[Any, ...]] = []
+        keys: dict[int, str] = {}
+        for key, arguments in tasks:
+            known = self._cache.proof(key)
+            if known is not None:
+                results[key] = known[0]
+            elif key not in results:
+                results[key] = None
+                missing.append((function, *arguments))
+                keys[id(missing[-1])] = key
+        for number, (arguments, result) in enumerate(self._run(_prove, missing), 1):
+            if not isinstance(result, Problem):
+                results[keys[id(arguments)]] = result
+                self._cache.set_proof(keys[id(arguments)], result)
+            self._progress("comparing", number, len(missing))
+        return [results[key] for key, _ in tasks]
+
+    def _run(
+        self, function: Callable[..., Any], tasks: Sequence[tuple[Any, ...]]
+    ) -> Iterator[tuple[tuple[Any, ...], Any]]:
+        """The results as they come; what has not begun when this is left is not begun any more."""
+        futures = {self._executor.submit(function, *task): task for task in tasks}
+        try:
+            for future in as_completed(futures):
+                yield futures[future], future.result()
+        finally:
+            for future in futures:
+                future.cancel()
+
+
+def _batches(regions: Sequence[Region]) -> Iterator[list[int]]:
+    """The blobs of a file in portions; the same for the same file, so that they can be found in the cache."""
+    batch: list[int] = []
+    nbytes = 0
+    for r, region in enumerate(regions):
+        if not region.kind.is_blob:
+            continue
+        if batch and (nbytes + region.nbytes > _BATCH_BYTES or len(batch) == _BATCH_BLOBS):
+            yield batch
+            batch, nbytes = [], 0
+        batch.append(r)
+        nbytes += region.nbytes
+    if batch:
+        yield batch
+
+
+def _wanted(region: Region, alike: bool) -> Wanted:
+    scalar_type = None if region.layout is None else int(region.layout.scalar_type)
+    return Wanted(region.start, region.stop, scalar_type, alike)
+
+
+def _store(
+    results: list[list[Fingerprint | None] | Problem], f: int, batch: Sequence[int], found: Sequence[Fingerprint]
+) -> None:
+    of_file = results[f]
+    if isinstance(of_file, list):
+        for r, known in zip(batch, found, strict=True):
+            of_file[r] = known
+
+
+# What workers do. Errors come back as Problem, because exceptions do not travel between processes as they are.
+
+
+def _scan(path: str) -> Scanned | Problem:
+    try:
+        with open_source(path) as source:
+            file_format, regions = read_regions(source)
+            source.check_unchanged()
+            return Scanned(path, source.identity, file_format, source.size, tuple(regions))
+    except (BlobStoreError, OSError) as error:
+        return Problem(path, _reason(path, error))
+
+
+def _fingerprint(path: str, identity: Identity | None, wanted: Sequence[Wanted]) -> list[Fingerprint] | Problem:
+    try:
+        with open_source(path) as source:
+            if source.identity != identity:
+                return Problem(path, "the file changed while it was read")
+            found = [fingerprint(source, item) for item in wanted]
+            source.check_unchanged()
+            return found
+    except (BlobStoreError, OSError) as error:
+        return Problem(path, _reason(path, error))
+
+
+def _prove(function: Callable[..., Any], *arguments: Any) -> Any:
+    try:
+        return function(*arguments)
+    except (BlobStoreError, OSError) as error:
+        return Problem("", str(error))
+
+
+def _reason(path: str, error: Exception) -> str:
+    """Why, without the path that stands beside it."""
+    if isinstance(error, InvalidFileError):
+        return error.reason
+    if isinstance(error, OSError) and error.strerror:
+        return str(error.strerror)
+    return str(error).removeprefix(f"{path}: ")

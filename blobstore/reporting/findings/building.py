@@ -1,0 +1,40 @@
+"""What the classes of findings have in common."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Sequence
+
+from blobstore.reporting.catalog import Catalog, Place
+from blobstore.reporting.model import Claim, Finding, FindingKind
+from blobstore.reporting.savings import measure
+
+__all__ = ["DEPLOYED", "dedup_command", "make", "whole"]
+
+DEPLOYED = {"pte", "ptd"}
+"""The formats that `blobstore dedup` rewrites."""
+
+
+def whole(catalog: Catalog, places: Iterable[Place], start: int = 0) -> list[Claim]:
+    """Claims to whole regions, or to all but their first `start` bytes."""
+    return [Claim(f, r, start, catalog.region((f, r)).nbytes) for f, r in places]
+
+
+def make(
+    kind: FindingKind,
+    places: Sequence[Place],
+    claims: Sequence[Claim],
+    *,
+    detail: str = "",
+    command: str | None = None,
+    advice: str = "",
+    share: float | None = None,
+) -> Finding:
+    """A finding, with what it saves computed."""
+    distinct = tuple(dict.fromkeys(places))
+    return Finding(kind, distinct, tuple(claims), measure(claims), detail, command, advice, share)
+
+
+def dedup_command(paths: Iterable[str], directory: str = "slim") -> str:
+    """The command that moves the weights of programs into one data file."""
+    return f"blobstore dedup {' '.join(shlex.quote(path) for path in dict.fromkeys(paths))} -o {directory}"

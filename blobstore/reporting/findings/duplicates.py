@@ -1,0 +1,86 @@
+"""Equal bytes: across files, across methods, under several names, and as payloads of delegates."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+from pathlib import PurePath
+
+from blobstore.reporting.catalog import Catalog, Content, Place
+from blobstore.reporting.findings.building import DEPLOYED, dedup_command, make, whole
+from blobstore.reporting.model import Finding, FindingKind, RegionKind
+
+__all__ = ["find"]
+
+
+def find(catalog: Catalog) -> Iterator[Finding]:
+    """What would be saved if every content were stored once; of each content, the first place stays.
+
+    First within each file, then between files that `blobstore dedup` takes, then between all others; these three
+    do not overlap.
+    """
+    for content in catalog.contents:
+        if len(content.places) < 2:
+            continue
+        payloads = [p for p in content.places if catalog.region(p).kind is RegionKind.PAYLOAD]
+        weights = [p for p in content.places if catalog.region(p).kind is not RegionKind.PAYLOAD]
+        if len(payloads) > 1:
+            yield make(
+                FindingKind.DUPLICATE_PAYLOAD,
+                payloads,
+                whole(catalog, payloads[1:]),
+                advice="lower the parts as one method that both call, or give the payload to the backend by a key",
+            )
+        yield from _weights(catalog, content, weights)
+
+
+def _weights(catalog: Catalog, content: Content, places: Sequence[Place]) -> Iterator[Finding]:
+    by_file: dict[int, list[Place]] = {}
+    for place in places:
+        by_file.setdefault(place[0], []).append(place)
+    for of_file in by_file.values():
+        if len(of_file) > 1:
+            yield _within(catalog, content, of_file)
+    firsts = [of_file[0] for of_file in by_file.values()]
+    deployed = [place for place in firsts if catalog.files[place[0]].format in DEPLOYED]
+    others = [place for place in firsts if catalog.files[place[0]].format not in DEPLOYED]
+    if len(deployed) > 1:
+        yield make(
+            FindingKind.DUPLICATE_FILES,
+            deployed,
+            whole(catalog, deployed[1:]),
+            detail=f"in {len(deployed)} files",
+            command=dedup_command(catalog.files[f].path for f, _ in deployed),
+            advice="move it to one data file that all programs use",
+        )
+    kept = [*deployed[:1], *others]
+    if len(kept) > 1:
+        yield make(
+            FindingKind.DUPLICATE_FILES,
+            kept,
+            whole(catalog, kept[1:]),
+            detail=f"in {len(kept)} files",
+            advice="keep one of the files, or save only the differences from it",
+        )
+
+
+def _within(catalog: Catalog, content: Content, places: Sequence[Place]) -> Finding:
+    """Several copies in one file: of different methods, or else a tied weight."""
+    file = catalog.files[places[0][0]]
+    methods = [set(catalog.region(place).methods) for place in places]
+    apart = all(methods) and not set.intersection(*methods)
+    kind = FindingKind.DUPLICATE_METHODS if apart else FindingKind.DUPLICATE_TIED
+    command = None
+    if file.format in DEPLOYED:
+        command = dedup_command([file.path])
+    elif file.format == "safetensors":
+        target = PurePath(file.path).with_suffix(".ptd").name
+        command = f"blobstore convert {shlex.quote(file.path)} {shlex.quote(target)}"
+    return make(
+        kind,
+        places,
+        whole(catalog, places[1:]),
+        detail=f"{len(places)} copies in one file",
+        command=command,
+        advice="store it once under all its names",
+    )

@@ -1,0 +1,55 @@
+"""Bytes that are no content: more padding than is needed, and what nothing refers to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from blobstore.reporting.catalog import Catalog
+from blobstore.reporting.findings.building import DEPLOYED, dedup_command, make, whole
+from blobstore.reporting.model import Claim, FileReport, Finding, FindingKind, RegionKind
+
+__all__ = ["LEAST_PADDING", "find"]
+
+ALIGNMENT = 16
+"""What tensors need; ExecuTorch's own default for them."""
+
+LEAST_PADDING = 4096
+"""A file that loses less than this, or less than half a percent, is not worth a word."""
+
+
+def find(catalog: Catalog) -> Iterator[Finding]:
+    """At most two findings a file."""
+    for f, file in enumerate(catalog.files):
+        claims = _padding(f, file)
+        lost = sum(claim.stop - claim.start for claim in claims)
+        if lost >= LEAST_PADDING and lost * 200 >= file.size:
+            total = file.by_kind[RegionKind.PADDING]
+            yield make(
+                FindingKind.PADDING,
+                [(claim.file, claim.region) for claim in claims],
+                claims,
+                detail=f"{total:,} bytes of padding, {total - lost:,} would do",
+                advice="write it with a smaller segment alignment; keep small blobs in the program (--keep-small)",
+            )
+        unused = [(f, r) for r, region in enumerate(file.regions) if region.kind is RegionKind.UNREFERENCED]
+        if unused:
+            command = dedup_command([file.path]) if file.format in DEPLOYED else None
+            yield make(
+                FindingKind.UNREFERENCED,
+                unused,
+                whole(catalog, unused),
+                detail=f"{len(unused)} runs of bytes that nothing refers to",
+                command=command,
+                advice="write the file again",
+            )
+
+
+def _padding(f: int, file: FileReport) -> list[Claim]:
+    """What of each run of padding is beyond the next multiple of ALIGNMENT."""
+    claims = []
+    for r, region in enumerate(file.regions):
+        if region.kind is RegionKind.PADDING:
+            needed = min(-region.start % ALIGNMENT, region.nbytes) if region.stop < file.size else 0
+            if needed < region.nbytes:
+                claims.append(Claim(f, r, needed, region.nbytes))
+    return claims

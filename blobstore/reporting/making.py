@@ -1,0 +1,154 @@
+"""Making a report: read the structure, then each blob once, then compare what looks alike."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Executor
+from dataclasses import replace
+from pathlib import Path
+
+from blobstore.errors import BlobStoreError, MissingDependencyError
+from blobstore.reporting.cache import Cache
+from blobstore.reporting.catalog import Catalog
+from blobstore.reporting.commands import unite
+from blobstore.reporting.engine import Engine, Scanned, default_executor
+from blobstore.reporting.findings import constants, contained, dtypes, duplicates, layouts, leftovers, near
+from blobstore.reporting.findings.kept import Kept
+from blobstore.reporting.fingerprint import Fingerprint
+from blobstore.reporting.model import FileReport, Finding, Problem, Report
+from blobstore.reporting.regions import SUFFIXES
+from blobstore.reporting.savings import count
+from blobstore.reporting.source import is_url
+
+__all__ = ["NEAR", "report"]
+
+NEAR = 0.1
+"""Blobs that differ in more than this share of their elements are different blobs."""
+
+
+def report(
+    paths: Iterable[str | os.PathLike[str]],
+    *,
+    exact_only: bool = False,
+    near: float = NEAR,
+    executor: Executor | None = None,
+    cache: str | os.PathLike[str] | None = None,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> Report:
+    """Find where a set of models wastes bytes, and what to do about it.
+
+    Nothing is written but the cache. A file that cannot be read is listed in `Report.problems` and does not stop the
+    rest.
+
+    Args:
+        paths: `.pte`, `.ptd`, `.safetensors` and `.gguf` files, folders that are searched for such files, and URLs of
+            either that fsspec can open.
+        exact_only: look for equal bytes only; blobs are hashed and nothing else is computed.
+        near: the share of elements in which near duplicates may differ, from 0 to 0.25.
+        executor: where to work, for example a process pool or the executor of a cluster's client; workers must see the
+            same files under the same names. It is not shut down. Left out, threads are used.
+        cache: a file that remembers what was found; made if it is missing. Left out, nothing is remembered.
+        progress: told what is done, how much of it, and of how much.
+
+    Returns:
+        The report.
+
+    Raises:
+        FileAccessError: the cache cannot be opened.
+        ValueError: `near` is out of range.
+    """
+    if not 0 <= near <= 0.25:
+        raise ValueError(f"near is {near}, expected a share from 0 to 0.25")
+    asked, aliases, problems = _expand(paths)
+    with Cache(cache) as known, default_executor(executor) as workers:
+        engine = Engine(workers, known, progress)
+        files: list[FileReport] = []
+        prints: list[Sequence[Fingerprint | None]] = []
+        scanned: list[Scanned] = []
+        for found in engine.scan(asked):
+            if isinstance(found, Problem):
+                problems.append(found)
+            else:
+                scanned.append(found)
+        for file, of_file in zip(scanned, engine.fingerprint(scanned, not exact_only), strict=True):
+            if isinstance(of_file, Problem):
+                problems.append(of_file)
+            else:
+                files.append(replace(file.report(of_file), aliases=tuple(aliases.get(file.path, ()))))
+                prints.append(of_file)
+        catalog = Catalog(files, prints)
+        findings = _find(catalog, engine, near, exact_only)
+    return Report(tuple(files), tuple(count(unite(files, findings))), tuple(problems))
+
+
+def _find(catalog: Catalog, engine: Engine, near_limit: float, exact_only: bool) -> list[Finding]:
+    findings = [*duplicates.find(catalog), *leftovers.find(catalog)]
+    if exact_only:
+        return findings
+    kept = Kept(catalog.contents)
+    same_values = dtypes.relate(catalog)
+    same_elements = layouts.relate(catalog, engine)
+    for one, other in [*((a, b) for a, b, _ in same_values), *((a, b) for a, b, _, _ in same_elements)]:
+        kept.join(one, other)
+    findings += constants.find(catalog)
+    findings += dtypes.find(catalog, same_values, kept)
+    findings += layouts.find(catalog, same_elements, kept)
+    findings += contained.find(catalog, engine)
+    findings += near.find(catalog, engine, kept, near_limit)
+    return findings
+
+
+def _expand(
+    paths: Iterable[str | os.PathLike[str]],
+) -> tuple[list[str], dict[str, list[str]], list[Problem]]:
+    """The files that are meant, each once; other names of the same; and what names nothing."""
+    problems: list[Problem] = []
+    files: list[str] = []
+    for path in [os.fspath(path) for path in paths]:
+        try:
+            files += _remote(path) if is_url(path) else _local(path)
+        except (BlobStoreError, OSError, ValueError) as error:
+            problems.append(Problem(path, str(error)))
+    first: dict[object, str] = {}
+    aliases: dict[str, list[str]] = {}
+    for path in dict.fromkeys(files):
+        identity: object = path
+        if not is_url(path):
+            try:
+                status = Path(path).stat()
+                identity = (status.st_dev, status.st_ino)
+            except OSError:
+                pass  # opening it will tell what is wrong
+        if first.setdefault(identity, path) != path:
+            aliases.setdefault(first[identity], []).append(path)
+    return list(first.values()), aliases, problems
+
+
+def _local(path: str) -> list[str]:
+    if not os.path.isdir(path):  # noqa: PTH112
+        return [path]
+    found = []
+    for folder, folders, names in os.walk(path, onerror=_raise):
+        folders.sort()
+        found += [os.path.join(folder, name) for name in sorted(names) if name.endswith(SUFFIXES)]  # noqa: PTH118
+    return found
+
+
+def _raise(error: OSError) -> None:
+    raise error
+
+
+def _remote(path: str) -> list[str]:
+    try:
+        import fsspec
+    except ImportError:
+        raise MissingDependencyError('a URL needs fsspec: pip install "blobstore[report]"') from None
+    try:
+        system, inside = fsspec.core.url_to_fs(path)
+        if not system.isdir(inside):
+            return [path]
+        names = sorted(name for name in system.find(inside) if name.endswith(SUFFIXES))
+    except ImportError as error:  # the URL's protocol needs a package
+        raise MissingDependencyError(str(error)) from None
+    return [str(system.unstrip_protocol(name)) for name in names]

@@ -1,0 +1,216 @@
+"""What a report says, as plain data that all renderers share. All sizes are in bytes."""
+
+from __future__ import annotations
+
+import enum
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from blobstore.layout import TensorLayout
+
+__all__ = ["Claim", "FileReport", "Finding", "FindingKind", "Problem", "Region", "RegionKind", "Report"]
+
+
+class RegionKind(str, enum.Enum):
+    """What a run of bytes in a file is."""
+
+    TENSOR = "tensor"  # of a data file
+    CONSTANT = "constant"  # of a program
+    STATE = "state"  # what a mutable tensor of a program starts with
+    NAMED_DATA = "named_data"  # opaque bytes under a key
+    PAYLOAD = "payload"  # what a backend made of its part of a program
+    STRUCTURE = "structure"  # headers, flatbuffers, tables of contents
+    PADDING = "padding"  # zeros between two things
+    UNREFERENCED = "unreferenced"  # neither zeros nor anything that something refers to
+
+    @property
+    def is_blob(self) -> bool:
+        """Whether it is content that could be shared."""
+        return self in _BLOBS
+
+
+_BLOBS = {RegionKind.TENSOR, RegionKind.CONSTANT, RegionKind.STATE, RegionKind.NAMED_DATA, RegionKind.PAYLOAD}
+
+
+class FindingKind(str, enum.Enum):
+    """Why bytes are wasted, in the order in which savings are counted."""
+
+    DUPLICATE_FILES = "duplicate_files"  # equal bytes in several files
+    DUPLICATE_METHODS = "duplicate_methods"  # ... in one program, used by different methods
+    DUPLICATE_TIED = "duplicate_tied"  # ... in one file under several names: a tied weight that was written twice
+    DUPLICATE_PAYLOAD = "duplicate_payload"  # equal payloads of delegates
+    OTHER_LAYOUT = "other_layout"  # the same elements in another order
+    OTHER_DTYPE = "other_dtype"  # the same values, exactly, in a narrower type
+    CONSTANT = "constant"  # one value repeated
+    CONTAINED = "contained"  # a payload holds a known tensor byte for byte
+    NEAR_DUPLICATE = "near_duplicate"  # a small share of the elements differs
+    PADDING = "padding"  # more padding than a 16-byte alignment needs
+    UNREFERENCED = "unreferenced"  # bytes that nothing refers to
+
+
+@dataclass(frozen=True)
+class Region:
+    """A run of bytes of a file, `start` to `stop` exclusive.
+
+    Attributes:
+        kind: what it is.
+        keys: all names under which it is found in its file; several when a tied weight is stored once.
+        methods: the methods of a program that use it.
+        layout: how it is a tensor; None for opaque bytes.
+        dtype: the element type where the format has one that `layout` cannot express (GGUF's quantized types).
+        digest: xxh3-128 in hexadecimal; empty for what is no blob.
+    """
+
+    kind: RegionKind
+    start: int
+    stop: int
+    keys: tuple[str, ...] = ()
+    methods: tuple[str, ...] = ()
+    layout: TensorLayout | None = None
+    dtype: str = ""
+    digest: str = ""
+
+    @property
+    def nbytes(self) -> int:
+        """Its size."""
+        return self.stop - self.start
+
+    @property
+    def name(self) -> str:
+        """Its first key, or else what it is."""
+        return self.keys[0] if self.keys else self.kind.value
+
+
+@dataclass(frozen=True)
+class FileReport:
+    """One file, in regions that follow each other without a gap from its first byte to its last.
+
+    Attributes:
+        path: as the caller named it, or a URL.
+        format: "pte", "ptd", "safetensors" or "gguf".
+        size: of the file; the sum of its regions.
+        aliases: other names of the same file (links), which take no bytes of their own.
+    """
+
+    path: str
+    format: str
+    size: int
+    regions: tuple[Region, ...]
+    aliases: tuple[str, ...] = ()
+
+    @cached_property
+    def by_kind(self) -> dict[RegionKind, int]:
+        """Bytes of each kind that occurs."""
+        sums: dict[RegionKind, int] = defaultdict(int)
+        for region in self.regions:
+            sums[region.kind] += region.nbytes
+        return dict(sums)
+
+    @cached_property
+    def already_shared(self) -> int:
+        """What keys that share a region would take besides if each had its own."""
+        return sum(region.nbytes * (len(region.keys) - 1) for region in self.regions if len(region.keys) > 1)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A file that was asked for and could not be looked at."""
+
+    path: str
+    reason: str
+
+
+@dataclass(frozen=True, order=True)
+class Claim:
+    """Bytes of a region that acting on a finding frees: `start` to `stop`, counted from the region's first byte.
+
+    Attributes:
+        file: index into `Report.files`.
+        region: index into that file's `regions`.
+    """
+
+    file: int
+    region: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Bytes that are wasted, and what to do about it.
+
+    Attributes:
+        kind: the class of finding.
+        places: where: (file, region) as indices, each once; what stays comes first.
+        claims: what acting on this finding alone frees.
+        saves: bytes of the claims.
+        counted: bytes of the claims that no finding before this one claims too; the total is the sum of these.
+        detail: what is special about it, in a few words.
+        command: the command that does it; None when it takes more than a command.
+        advice: what to do, in a sentence.
+        share: for near duplicates, the share of elements that differ.
+    """
+
+    kind: FindingKind
+    places: tuple[tuple[int, int], ...]
+    claims: tuple[Claim, ...]
+    saves: int
+    detail: str = ""
+    command: str | None = None
+    advice: str = ""
+    share: float | None = None
+    counted: int = 0
+
+
+@dataclass(frozen=True)
+class Report:
+    """All files that could be read, and all that was found in them.
+
+    Attributes:
+        files: in the order in which they were asked for.
+        findings: by `FindingKind`, and the largest first within each.
+        problems: files that could not be read, and why.
+    """
+
+    files: tuple[FileReport, ...]
+    findings: tuple[Finding, ...]
+    problems: tuple[Problem, ...] = field(default=())
+
+    @cached_property
+    def total_bytes(self) -> int:
+        """Bytes of all files."""
+        return sum(file.size for file in self.files)
+
+    @cached_property
+    def total_saves(self) -> int:
+        """Bytes that acting on all findings saves; what two findings claim counts once."""
+        return sum(finding.counted for finding in self.findings)
+
+    @cached_property
+    def command_saves(self) -> int:
+        """The part of it that commands do, without lowering anything again."""
+        return sum(finding.counted for finding in self.findings if finding.command)
+
+    @cached_property
+    def by_kind(self) -> dict[FindingKind, tuple[int, int, int]]:
+        """For each kind that occurs: how many findings, bytes they save, bytes that count towards the total."""
+        sums: dict[FindingKind, tuple[int, int, int]] = {}
+        for finding in self.findings:
+            number, saves, counted = sums.get(finding.kind, (0, 0, 0))
+            sums[finding.kind] = (number + 1, saves + finding.saves, counted + finding.counted)
+        return sums
+
+    def region(self, place: tuple[int, int]) -> Region:
+        """The region at a place of a finding."""
+        return self.files[place[0]].regions[place[1]]
+
+    def names(self, finding: Finding) -> Iterator[tuple[str, str]]:
+        """The path and the key of each place of a finding."""
+        for file, region in finding.places:
+            yield self.files[file].path, self.files[file].regions[region].name
+
+    def paths(self, finding: Finding) -> Sequence[str]:
+        """The files of a finding, each once."""
+        return list(dict.fromkeys(path for path, _ in self.names(finding)))

@@ -1,0 +1,265 @@
+"""What each byte of a file is: regions that follow each other without a gap and add up to its size."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from blobstore.errors import InvalidFileError, LayoutError, MissingDependencyError
+from blobstore.layout import ScalarType, TensorLayout
+from blobstore.ptd.reader import PtdDataMap
+from blobstore.pte.program import ProgramFile, TensorData
+from blobstore.reporting.model import Region, RegionKind
+from blobstore.reporting.source import CHUNK, Source, is_url
+from blobstore.safetensors import SafetensorsDataMap
+
+__all__ = ["SUFFIXES", "read_regions"]
+
+SUFFIXES = (".pte", ".ptd", ".safetensors", ".gguf")
+"""The files that a folder is searched for."""
+
+_HEAD = 1 << 16
+_SEARCHED_PAYLOAD = 1 << 18
+_ASSUMED_PADDING = 4096
+"""A gap of a remote file that is no longer than this is not read to see whether it is zeros."""
+
+
+def read_regions(source: Source) -> tuple[str, list[Region]]:
+    """The format of a file, and its regions in the order of their bytes.
+
+    Raises:
+        FileAccessError: reading failed.
+        InvalidFileError: it is malformed, or of an unknown kind.
+        MissingDependencyError: it is a .gguf, and the gguf package is not installed.
+    """
+    head = source.head(64)
+    if head[4:8] == b"FT01":
+        return "ptd", _ptd(source)
+    if head[4:6] == b"ET":
+        return "pte", _pte(source, head)
+    if head[:4] == b"GGUF":
+        return "gguf", _gguf(source)
+    if source.path.endswith(".safetensors") or (head[8:9] == b"{" and head[6:8] == b"\0\0"):
+        return "safetensors", _safetensors(source)
+    suffix = os.path.splitext(source.path)[1]  # noqa: PTH122 - also of URLs
+    kind = "neither .pte, .ptd, .safetensors nor .gguf"
+    claimed = f"it does not begin like a {suffix}" if suffix in SUFFIXES else f"{kind}: it begins with {head[:8]!r}"
+    raise InvalidFileError(source.path, claimed)
+
+
+@dataclass
+class _Draft:
+    """A region that something in the file claims."""
+
+    kind: RegionKind
+    start: int
+    stop: int
+    keys: list[str]
+    methods: list[str]
+    layout: TensorLayout | None = None
+    dtype: str = ""
+
+
+def _ptd(source: Source) -> list[Region]:
+    source.fill(0, _HEAD)
+    data = source.structure()
+    if len(data) >= 40:  # where the segments begin stands in the header; a bad header is for the reader to refuse
+        source.fill(_HEAD, min(int.from_bytes(data[32:40], "little"), source.size))
+    data_map = PtdDataMap(source.path, data=data)
+    if is_url(source.path) and data_map.extents:  # the manifest is the last segment, and unknown until it is read
+        source.fill(data_map.extents[-1][0], source.size)
+        data_map = PtdDataMap(source.path, data=data)
+    drafts = [_Draft(RegionKind.UNREFERENCED, start, stop, [], []) for start, stop in data_map.extents]
+    for key in data_map:
+        draft = drafts[data_map.segment_of(key)]
+        layout = data_map.get_tensor_layout(key)
+        if not draft.keys:
+            draft.kind = RegionKind.TENSOR if layout is not None else RegionKind.NAMED_DATA
+            draft.layout = layout
+        draft.keys.append(key)
+    if data_map.manifest_segment is not None:
+        drafts[data_map.manifest_segment].kind = RegionKind.STRUCTURE
+    return _cover(source, drafts, data_map.head_size)
+
+
+def _pte(source: Source, head: bytes) -> list[Region]:
+    source.fill(0, int.from_bytes(head[16:24], "little") if head[8:12] == b"eh00" else source.size)
+    program = ProgramFile(source.path, source.structure())
+    drafts = []
+    for tensor in program.tensors:
+        kind = RegionKind.CONSTANT if tensor.kind == "constant" else RegionKind.STATE
+        names = list(dict.fromkeys(use.name for use in tensor.uses if use.name is not None))
+        layouts = [use.layout for use in tensor.uses if use.layout is not None]
+        largest = max(layouts, key=lambda layout: layout.nbytes, default=None)
+        if largest is not None and largest.nbytes != tensor.span.size:
+            largest = None
+        methods = list(dict.fromkeys(use.method for use in tensor.uses))
+        keys = names or [_unnamed(tensor)]
+        drafts.append(_Draft(kind, *tensor.span, keys, methods, largest))
+    for blob in program.named_data:
+        drafts.append(_Draft(RegionKind.NAMED_DATA, *blob.span, [blob.key], _methods_of(program, blob.key)))
+    for payload in program.delegates:
+        key = f"{payload.method}/{payload.backend}[{payload.index}]"
+        drafts.append(_Draft(RegionKind.PAYLOAD, *payload.span, [key], [payload.method]))
+    for index, span in enumerate(program.inline):
+        if span is not None:
+            drafts.append(_Draft(RegionKind.UNREFERENCED, *span, [f"constant[{index}]"], []))
+    drafts += [
+        _Draft(RegionKind.UNREFERENCED, *segment.span, [], []) for segment in program.segments if not segment.users
+    ]
+    return _cover(source, drafts, program.program_size)
+
+
+def _methods_of(program: ProgramFile, key: str) -> list[str]:
+    """The methods whose delegates name a key in their payload, as XNNPACK's do; large payloads are not searched."""
+    text = b"\0" + key.encode() + b"\0"  # a flatbuffer string is preceded by its length, whose last byte is 0
+    small = (payload for payload in program.delegates if payload.span.size <= _SEARCHED_PAYLOAD)
+    found = [payload.method for payload in small if text in bytes(program.data[slice(*payload.span)])]
+    return list(dict.fromkeys(found))
+
+
+def _unnamed(tensor: TensorData) -> str:
+    """What to call a tensor that has no name: programs do not record one."""
+    group = f"{tensor.group}:" if tensor.group else ""
+    return f"{tensor.kind}[{group}{tensor.index}]"
+
+
+def _safetensors(source: Source) -> list[Region]:
+    source.fill(0, 8)
+    data = source.structure()
+    header = 8 + int.from_bytes(data[:8], "little")
+    source.fill(8, min(header, source.size))
+    data_map = SafetensorsDataMap(source.path, data=data)
+    drafts = [
+        _Draft(
+            RegionKind.TENSOR,
+            *data_map.byte_range(key),
+            [key],
+            [],
+            data_map.get_tensor_layout(key),
+            "" if data_map.get_tensor_layout(key) is not None else data_map.dtypes[key],
+        )
+        for key in data_map
+    ]
+    return _cover(source, drafts, header)
+
+
+_GGML = {
+    "F32": ScalarType.FLOAT,
+    "F16": ScalarType.HALF,
+    "BF16": ScalarType.BFLOAT16,
+    "F64": ScalarType.DOUBLE,
+    "I8": ScalarType.CHAR,
+    "I16": ScalarType.SHORT,
+    "I32": ScalarType.INT,
+    "I64": ScalarType.LONG,
+}
+
+
+def _gguf(source: Source) -> list[Region]:
+    try:
+        from gguf import GGUFReader
+    except ImportError:
+        raise MissingDependencyError('a .gguf needs the gguf package: pip install "blobstore[gguf]"') from None
+
+    def read(path: str) -> list[Region]:
+        try:
+            with np.errstate(all="ignore"):
+                reader = GGUFReader(path)
+        except (ValueError, KeyError, IndexError, TypeError, OverflowError, MemoryError) as error:
+            raise InvalidFileError(source.path, f"not a well-formed .gguf: {error}") from None
+        drafts = []
+        head = int(reader.data_offset)
+        for tensor in reader.tensors:
+            start, dtype = int(tensor.data_offset), tensor.tensor_type.name
+            stop = start + int(tensor.n_bytes)
+            if not head <= start <= stop <= source.size:
+                raise InvalidFileError(source.path, f"tensor {tensor.name!r} at {start}..{stop} is not within the file")
+            layout = None
+            if dtype in _GGML:
+                try:
+                    layout = TensorLayout(_GGML[dtype], tuple(int(n) for n in reversed(tensor.shape)))
+                except LayoutError as error:
+                    raise InvalidFileError(source.path, f"tensor {tensor.name!r}: {error}") from None
+            drafts.append(
+                _Draft(RegionKind.TENSOR, start, stop, [tensor.name], [], layout, dtype if layout is None else "")
+            )
+        if reader.tensors:
+            last = reader.tensors[-1].field
+            head = int(last.offset) + sum(int(part.nbytes) for part in last.parts)
+        return _cover(source, drafts, head)
+
+    if not is_url(source.path):
+        return read(source.path)
+    with tempfile.TemporaryDirectory() as folder:  # the package reads local files; only the head of this one is real
+        copy = Path(folder) / "head.gguf"
+        done = 0
+        while True:
+            with copy.open("ab") as file:
+                file.truncate(done)
+                for chunk in source.chunks(done, min(max(2 * done, 1 << 22), source.size)):
+                    done += file.write(chunk)
+                file.truncate(source.size)
+            try:
+                return read(os.fspath(copy))
+            except InvalidFileError:
+                if done >= min(source.size, 1 << 30):
+                    raise
+
+
+def _cover(source: Source, drafts: Iterable[_Draft], structure: int) -> list[Region]:
+    """All bytes of a file: what is claimed, and what lies between; the first `structure` bytes are the file's own.
+
+    Where two claims overlap the earlier has the bytes; a claim inside another adds its keys to it.
+    """
+    regions: list[Region] = []
+    position = 0
+    order = {RegionKind.UNREFERENCED: 1, RegionKind.PAYLOAD: 0}
+    ordered = sorted(drafts, key=lambda draft: (draft.start, -draft.stop, order.get(draft.kind, -1)))
+    for draft in ordered:
+        start, stop = min(draft.start, source.size), min(draft.stop, source.size)
+        if start == stop:
+            continue
+        if stop <= position:
+            if draft.kind is not RegionKind.UNREFERENCED:
+                _join(regions, draft)
+            continue
+        layout = draft.layout if start >= position else None
+        start = max(start, position)
+        regions += _gap(source, position, start, structure)
+        keys = tuple(dict.fromkeys(draft.keys))
+        regions.append(Region(draft.kind, start, stop, keys, tuple(dict.fromkeys(draft.methods)), layout, draft.dtype))
+        position = stop
+    regions += _gap(source, position, source.size, structure)
+    return regions
+
+
+def _join(regions: list[Region], draft: _Draft) -> None:
+    """Add the keys of a claim to the region that has its bytes."""
+    at = next(i for i in reversed(range(len(regions))) if regions[i].start <= draft.start)
+    region = regions[at]
+    keys = tuple(dict.fromkeys((*region.keys, *draft.keys)))
+    methods = tuple(dict.fromkeys((*region.methods, *draft.methods)))
+    regions[at] = replace(region, keys=keys, methods=methods)
+
+
+def _gap(source: Source, start: int, stop: int, structure: int) -> Sequence[Region]:
+    """The regions of bytes that nothing claims."""
+    found = []
+    if start < min(stop, structure):
+        found.append(Region(RegionKind.STRUCTURE, start, min(stop, structure)))
+        start = min(stop, structure)
+    if start < stop:
+        local = not is_url(source.path)
+        zeros = (not local and stop - start <= _ASSUMED_PADDING) or _all_zero(source.chunks, start, stop)
+        found.append(Region(RegionKind.PADDING if zeros else RegionKind.UNREFERENCED, start, stop))
+    return found
+
+
+def _all_zero(chunks: Callable[[int, int, int], Iterable[memoryview]], start: int, stop: int) -> bool:
+    return not any(np.frombuffer(chunk, np.uint8).any() for chunk in chunks(start, stop, CHUNK))

@@ -1,0 +1,188 @@
+"""The report on a terminal: the answer first, and nothing wider than 100 columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from blobstore.reporting.baseline import Changes
+from blobstore.reporting.model import Finding, FindingKind, RegionKind, Report
+from blobstore.reporting.words import FINDINGS, headline, printable, short_paths, size
+
+__all__ = ["WIDTH", "print_changes", "print_report"]
+
+WIDTH = 100
+
+COLORS = {
+    FindingKind.DUPLICATE_FILES: "red",
+    FindingKind.DUPLICATE_METHODS: "red",
+    FindingKind.DUPLICATE_TIED: "red",
+    FindingKind.DUPLICATE_PAYLOAD: "red",
+    FindingKind.OTHER_LAYOUT: "yellow",
+    FindingKind.OTHER_DTYPE: "yellow",
+    FindingKind.NEAR_DUPLICATE: "yellow",
+    FindingKind.CONTAINED: "yellow",
+    FindingKind.CONSTANT: "cyan",
+    FindingKind.PADDING: "cyan",
+    FindingKind.UNREFERENCED: "cyan",
+}
+_DUPLICATES = {
+    FindingKind.DUPLICATE_FILES,
+    FindingKind.DUPLICATE_METHODS,
+    FindingKind.DUPLICATE_TIED,
+    FindingKind.DUPLICATE_PAYLOAD,
+}
+_COMMANDS = 4
+_FILES = 30
+_NAME = 28
+
+
+def print_report(report: Report, console: Console, *, top: int = 10) -> None:
+    """Print a report.
+
+    Args:
+        report: the report.
+        console: where to; at most `WIDTH` of its columns are used.
+        top: how many of the largest findings are listed.
+    """
+    names = short_paths([file.path for file in report.files])
+    width = min(console.width, WIDTH)
+    console.print(Text(headline(report), style="bold"), width=width)
+    if report.findings:
+        _print_actions(report, console, width)
+        console.print(_kinds(report), width=width)
+        console.print(_largest(report, names, top), width=width)
+    console.print(_files(report, names), width=width)
+    for problem in report.problems:
+        line = Text.assemble(("not read: ", "bold red"), printable(f"{problem.path}: {problem.reason}"))
+        console.print(line, width=width)
+
+
+def _print_actions(report: Report, console: Console, width: int) -> None:
+    sums: dict[str, int] = {}
+    for finding in report.findings:
+        if finding.command and finding.counted:
+            sums[finding.command] = sums.get(finding.command, 0) + finding.counted
+    ordered = sorted(sums.items(), key=lambda item: -item[1])
+    for command, nbytes in ordered[:_COMMANDS]:
+        console.print(Text(f"{size(nbytes)} by"), width=width)
+        # never wrapped by inserting line breaks: it is there to be copied
+        console.print(Text("  " + printable(command), style="green"), soft_wrap=True)
+    rest = len(ordered) - _COMMANDS
+    if rest > 0:
+        left = size(sum(nbytes for _, nbytes in ordered[_COMMANDS:]))
+        console.print(Text(f"{left} by {rest} more commands, see --json"), width=width)
+    if other := report.total_saves - report.command_saves:
+        console.print(Text(f"{size(other)} by lowering or exporting again, see the list"), width=width)
+    console.print()
+
+
+def _table(title: str, columns: Sequence[tuple[str, str]]) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False)
+    for name, justify in columns:
+        right = justify == "right"
+        table.add_column(name, justify="right" if right else "left", no_wrap=right, overflow="fold")
+    return table
+
+
+def _kinds(report: Report) -> Table:
+    table = _table("", [("what", "left"), ("findings", "right"), ("saves alone", "right"), ("adds to total", "right")])
+    for kind, (number, saves, counted) in report.by_kind.items():
+        what = Text(FINDINGS[kind], style=COLORS[kind])
+        table.add_row(what, f"{number:,}", size(saves), size(counted))
+    table.add_section()
+    table.add_row(Text("together", style="bold"), f"{len(report.findings):,}", "", size(report.total_saves))
+    return table
+
+
+def _largest(report: Report, names: Sequence[str], top: int) -> Table:
+    """One row for all findings of a kind in the same files."""
+    groups: dict[tuple[object, ...], list[Finding]] = {}
+    for finding in report.findings:
+        key = (finding.kind, tuple(dict.fromkeys(f for f, _ in finding.places)))
+        groups.setdefault(key, []).append(finding)
+    ordered = sorted(groups.values(), key=lambda group: -sum(finding.counted for finding in group))
+    title = f"The largest of {len(report.findings):,} findings" if len(ordered) > top else "All findings"
+    table = _table(title, [("saves", "right"), ("what", "left"), ("where", "left")])
+    for group in ordered[:top]:
+        first = group[0]
+        what = Text(FINDINGS[first.kind], style=COLORS[first.kind])
+        if len(group) > 1:
+            what.append(f"\n{len(group):,} blobs", style="dim")
+        elif first.kind not in _DUPLICATES:
+            what.append(f"\n{printable(first.detail)}", style="dim")
+        table.add_row(size(sum(finding.counted for finding in group)), what, _where(report, group, names))
+    return table
+
+
+def _where(report: Report, group: Sequence[Finding], names: Sequence[str]) -> Text:
+    """The files in one line, the keys in another."""
+    first = group[0]
+    files = list(dict.fromkeys(names[f] for f, _ in first.places))
+    if len(group) > 1:
+        keys = [report.region(finding.places[0]).name for finding in group]
+    else:
+        keys = list(dict.fromkeys(report.region(place).name for place in first.places))
+    text = Text(_joined(files, 2), style="bold")
+    text.append(f"\n{_joined(keys, 2)}", style="not bold")
+    return text
+
+
+def _joined(texts: Sequence[str], most: int) -> str:
+    shown = ", ".join(_cut(printable(text)) for text in texts[:most])
+    return shown if len(texts) <= most else f"{shown} and {len(texts) - most:,} more"
+
+
+def _cut(text: str) -> str:
+    """Both ends of a long name: the end tells a parameter, the start a file."""
+    return text if len(text) <= _NAME else f"{text[: _NAME // 2 - 1]}…{text[-_NAME // 2 :]}"
+
+
+def _files(report: Report, names: Sequence[str]) -> Table:
+    columns = [("file", "left"), ("size", "right"), ("weights", "right"), ("payloads", "right")]
+    columns += [("structure", "right"), ("padding", "right"), ("can go", "right")]
+    table = _table("Files", columns)
+    goes = [0] * len(report.files)
+    for finding in report.findings:
+        if finding.counted:
+            for claim in finding.claims:  # shared out over the files as far as the finding counts
+                goes[claim.file] += (claim.stop - claim.start) * finding.counted // finding.saves
+    order = sorted(range(len(report.files)), key=lambda f: -report.files[f].size)
+    for f in order[:_FILES]:
+        file, parts = report.files[f], report.files[f].by_kind
+        weights = sum(parts.get(kind, 0) for kind in RegionKind if kind.is_blob) - parts.get(RegionKind.PAYLOAD, 0)
+        other = parts.get(RegionKind.PADDING, 0) + parts.get(RegionKind.UNREFERENCED, 0)
+        cells = (file.size, weights, parts.get(RegionKind.PAYLOAD, 0), parts.get(RegionKind.STRUCTURE, 0), other)
+        table.add_row(Text(_cut(printable(names[f]))), *(size(n) if n else "-" for n in (*cells, goes[f])))
+    if len(order) > _FILES:
+        rest = sum(report.files[f].size for f in order[_FILES:])
+        table.add_row(f"{len(order) - _FILES} more files", size(rest))
+    return table
+
+
+def print_changes(changes: Changes, console: Console) -> None:
+    """Print what differs from an earlier report."""
+    width = min(console.width, WIDTH)
+    for line in _change_lines(changes):
+        console.print(Text(printable(line)), width=width)
+
+
+def _change_lines(changes: Changes) -> Iterable[str]:
+    yield f"Since the baseline: {_signed(changes.bytes)} in files, {_signed(changes.saves)} that can be saved."
+    for path in changes.added:
+        yield f"  new file: {path}"
+    for path in changes.removed:
+        yield f"  no longer there: {path}"
+    for path, difference in changes.resized:
+        yield f"  {_signed(difference)}: {path}"
+    for what, findings in (("new", changes.new), ("gone", changes.gone)):
+        for kind, (number, nbytes) in findings.items():
+            yield f"  {what}: {number:,} x {FINDINGS[kind]}, {size(nbytes)}"
+
+
+def _signed(nbytes: int) -> str:
+    return f"{'+' if nbytes >= 0 else '-'}{size(abs(nbytes))}"

@@ -1,0 +1,180 @@
+// Exercises the cache from several threads; sanitizers judge.
+//
+//   cache_test FILE.ptd FOLDER [PROGRAM.pte DATA.ptd]
+//
+// FILE.ptd has float tensors "a" and "b" of one size, "tied" with the bytes of "a", and opaque bytes "opaque".
+
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <iterator>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <unistd.h>
+
+#include <blobstore/cache.h>
+#include <blobstore/data_map.h>
+#include <blobstore/program.h>
+
+namespace {
+
+using blobstore::BlobCache;
+using blobstore::CacheDataMap;
+
+void check(bool ok, const char* what) {
+  if (!ok) {
+    std::fprintf(stderr, "failed: %s\n", what);
+    std::exit(1);
+  }
+}
+#define CHECK(condition) check(condition, #condition)
+
+std::vector<float> filled(const blobstore::Blob& blob, float value) {
+  return std::vector<float>(blob.size / sizeof(float), value);
+}
+
+float first(const blobstore::Blob& blob) {
+  float value;
+  std::memcpy(&value, blob.data, sizeof value);
+  return value;
+}
+
+bool uniform(const blobstore::Blob& blob) {
+  const float value = first(blob);
+  for (size_t i = 0; i < blob.size / sizeof(float); ++i) {
+    float other;
+    std::memcpy(&other, blob.data + i * sizeof other, sizeof other);
+    if (other != value) {
+      return false;
+    }
+  }
+  return true;
+}
+
+void commit(BlobCache& cache, float value) {
+  const auto a = filled(cache.at("a"), value);
+  const auto b = filled(cache.at("b"), -value);
+  cache.update({{"a", a.data(), a.size() * sizeof(float), nullptr}, {"b", b.data(), b.size() * sizeof(float), nullptr}});
+}
+
+void test_threads(const std::string& path, BlobCache::Mode mode) {
+  const auto cache = BlobCache::open({path}, mode);
+  commit(*cache, 1);
+  std::atomic<bool> stop{false};
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 3; ++i) {
+    threads.emplace_back([&] {
+      while (!stop) {
+        const BlobCache::Reading reading(*cache);
+        const BlobCache::Reading again(*cache);
+        CHECK(uniform(cache->at("a")) && uniform(cache->at("b")));
+        CHECK(first(cache->at("a")) == -first(cache->at("b")));
+      }
+    });
+  }
+  threads.emplace_back([&] {
+    const CacheDataMap map(cache);
+    while (!stop) {
+      auto data = map.get_data("opaque");
+      CHECK(data.ok() && data->size() > 0);
+      CHECK(!map.get_data("none").ok());
+      CHECK(!map.get_tensor_layout("opaque").ok());
+      std::vector<uint8_t> buffer(cache->at("a").size);
+      CHECK(map.load_data_into("a", buffer.data(), buffer.size()) == executorch::runtime::Error::Ok);
+      CHECK(map.load_data_into("a", buffer.data(), buffer.size() - 1) != executorch::runtime::Error::Ok);
+      cache->stats();
+      cache->dirty();
+    }
+  });
+  for (int n = 1; n < 40; ++n) {
+    commit(*cache, static_cast<float>(n));
+    if (mode != BlobCache::Mode::Shared && n % 7 == 0) {
+      cache->revert({"tied"});
+    }
+  }
+  stop = true;
+  for (std::thread& thread : threads) {
+    thread.join();
+  }
+  if (mode != BlobCache::Mode::Shared) {
+    cache->revert({"a"});
+    cache->revert();
+    CHECK(cache->dirty().empty());
+    CHECK(cache->verify());
+  }
+  CHECK(cache->generation() >= 40);
+}
+
+void test_stack(const std::string& path) {
+  auto base = BlobCache::open({path});
+  const auto one = BlobCache::open({}, BlobCache::Mode::Private, base);
+  CHECK(one->at("a").data == base->at("a").data);
+  std::thread reader([&] {
+    for (int i = 0; i < 50; ++i) {
+      const BlobCache::Reading reading(*one);
+      CHECK(first(one->at("a")) <= 50);
+    }
+  });
+  for (int n = 1; n < 50; ++n) {
+    commit(*base, static_cast<float>(n));
+  }
+  reader.join();
+  base.reset();
+  CHECK(first(one->at("a")) == 49);
+}
+
+/// Files with one byte changed: refused or read, and nothing outside is touched.
+void test_damaged(const std::string& path, const std::string& folder) {
+  std::ifstream in(path, std::ios::binary);
+  const std::string good((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
+  const std::string hurt = folder + "/hurt.ptd";
+  const size_t head = std::min<size_t>(good.size(), 1500);
+  for (size_t at = 0; at < head; ++at) {
+    for (const char byte : {'\0', '\xff', '\x01', '\x80'}) {
+      std::string data = good.substr(0, good.size() - 8) + std::string(8, '\0'); // without the manifest's magic
+      data[at] = byte;
+      std::ofstream(hurt, std::ios::binary).write(data.data(), static_cast<std::streamsize>(data.size()));
+      try {
+        BlobCache::open({hurt}, BlobCache::Mode::Copy)->verify();
+      } catch (const blobstore::Error&) {
+      }
+    }
+  }
+}
+
+void test_program(const std::string& pte, const std::string& ptd) {
+  const auto cache = BlobCache::open({ptd});
+  const auto program = blobstore::Program::load(pte, cache);
+  CHECK(!program->methods().empty());
+  CHECK(!program->needs(program->methods()[0]).empty());
+  try {
+    blobstore::Program::load(pte, BlobCache::open({}));
+    CHECK(false);
+  } catch (const blobstore::Error& error) {
+    CHECK(error.kind() == blobstore::ErrorKind::KeyNotFound);
+  }
+}
+
+} // namespace
+
+int main(int argc, char** argv) {
+  if (argc < 3) {
+    return 64;
+  }
+  const std::string path = argv[1];
+  const std::string folder = argv[2];
+  test_threads(path, BlobCache::Mode::Private);
+  test_threads(path, BlobCache::Mode::Copy);
+  test_threads(folder + "/copy.ptd", BlobCache::Mode::Shared);
+  test_stack(path);
+  test_damaged(path, folder);
+  if (argc == 5) {
+    test_program(argv[3], argv[4]);
+  }
+  std::puts("ok");
+  return 0;
+}

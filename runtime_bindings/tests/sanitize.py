@@ -1,0 +1,59 @@
+"""Build the C++ tests with sanitizers and run them: `make sanitize`."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+from blobstore.runtime import make_working_copy
+
+ROOT = Path(__file__).parents[2]
+SANITIZERS = {
+    "address,undefined": {"ASAN_OPTIONS": "detect_leaks=1:abort_on_error=0", "UBSAN_OPTIONS": "print_stacktrace=1"},
+    "thread": {"TSAN_OPTIONS": "halt_on_error=1:second_deadlock_stack=1"},
+}
+
+
+def main() -> None:
+    spec = importlib.util.find_spec("executorch")
+    assert spec is not None and spec.submodule_search_locations
+    package = Path(next(iter(spec.submodule_search_locations)), "share", "cmake")
+    for name, options in SANITIZERS.items():
+        build = ROOT / "build" / f"sanitize-{name.replace(',', '-')}"
+        configure = [
+            "cmake", "-S", ROOT / "runtime_bindings", "-B", build, "-G", "Ninja", f"-Dexecutorch_DIR={package}",
+            "-DBLOBSTORE_TESTS=ON", "-DCMAKE_BUILD_TYPE=RelWithDebInfo", f"-DBLOBSTORE_SANITIZE={name}",
+        ]  # fmt: skip
+        tools = {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+        environment = {**os.environ, **tools}
+        subprocess.run([str(part) for part in configure], check=True, stdout=subprocess.DEVNULL, env=environment)
+        subprocess.run(["cmake", "--build", str(build)], check=True, stdout=subprocess.DEVNULL, env=environment)
+        with tempfile.TemporaryDirectory() as folder:
+            tensors = {"a": np.zeros(60_000, np.float32), "b": np.ones(60_000, np.float32)}
+            tensors["tied"] = tensors["a"].copy()
+            tensors["opaque"] = np.arange(100, dtype=np.uint8)
+            write(tensors, Path(folder))
+            command = [build / "tests" / "cache_test", Path(folder, "plain.ptd"), folder]
+            subprocess.run([str(part) for part in command], check=True, env={**environment, **options})
+        sys.stdout.write(f"{name}: no findings\n")
+
+
+def write(tensors: dict[str, np.ndarray], folder: Path) -> None:
+    """The two files that the test takes; in them, "opaque" is no tensor."""
+    from blobstore import BlobStore
+
+    store = BlobStore()
+    for key, array in tensors.items():
+        store.add(key, array.tobytes() if key == "opaque" else array)
+    store.write_ptd(folder / "plain.ptd")
+    make_working_copy(folder / "plain.ptd", folder / "copy.ptd")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,227 @@
+"""Where the work is done, where the files are, and what is remembered."""
+
+from __future__ import annotations
+
+import multiprocessing
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+import pytest
+
+import blobstore
+from blobstore.errors import FileAccessError
+from blobstore.reporting import Report, engine, fingerprint
+from tests.reporting.planted import Payload, Tensor, found, write_ptd, write_safetensors
+from tests.reporting.test_planted import accounted, values
+
+WASTE = {
+    "constant",
+    "contained",
+    "duplicate_files",
+    "near_duplicate",
+    "other_dtype",
+    "other_layout",
+}
+
+
+@pytest.fixture
+def zoo(tmp_path: Path) -> Path:
+    """Some waste of most classes."""
+    folder = tmp_path / "zoo"
+    folder.mkdir()
+    weight = values(1, 60, 50)
+    tuned = weight.copy()
+    tuned[3, :7] += 1
+    half = values(2, 60, 50).astype("float16")
+    write_ptd(folder / "a.ptd", [Tensor.of("w", weight), Tensor.of("zeros", abs(weight) * 0)])
+    write_safetensors(folder / "b.safetensors", [Tensor.of("w", weight), Tensor.of("wide", half.astype("float32"))])
+    write_ptd(folder / "c.ptd", [Tensor.of("t", weight.T), Tensor.of("tuned", tuned), Tensor.of("half", half)])
+    Payload([b"head" + weight.tobytes()]).write(folder / "d.pte")
+    settle(folder)
+    return folder
+
+
+def settle(folder: Path) -> None:
+    """Let files be old enough to be remembered."""
+    for path in folder.iterdir():
+        stamp = time.time() - 60
+        __import__("os").utime(path, (stamp, stamp))
+
+
+def whole(report: Report) -> Report:
+    accounted(report)
+    assert not report.problems
+    assert {finding.kind.value for finding in report.findings} == WASTE
+    return report
+
+
+def test_processes_find_what_threads_find(zoo: Path) -> None:
+    with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as executor:
+        assert blobstore.report([zoo], executor=executor) == whole(blobstore.report([zoo]))
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[object]:
+    distributed = pytest.importorskip("distributed")
+    with (
+        distributed.LocalCluster(
+            n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None, silence_logs=50
+        ) as local,
+        distributed.Client(local) as client,
+    ):
+        yield client
+
+
+def test_a_real_cluster_finds_what_threads_find(zoo: Path, cluster: object) -> None:
+    with cluster.get_executor() as executor:  # type: ignore[attr-defined]
+        on_cluster = blobstore.report([zoo], executor=executor)
+    assert on_cluster == whole(blobstore.report([zoo]))
+
+
+@pytest.mark.parametrize("protocol", ["memory", "file", "local"])
+def test_urls(zoo: Path, protocol: str) -> None:
+    fsspec = pytest.importorskip("fsspec")
+    if protocol == "memory":
+        system = fsspec.filesystem("memory")
+        system.put(str(zoo), "/zoo", recursive=True)
+        url = "memory://zoo"
+    else:
+        url = f"{protocol}://{zoo}"
+    remote = whole(blobstore.report([url]))
+    local = blobstore.report([zoo])
+    assert found(remote) == found(local)
+    assert [file.regions for file in remote.files] == [file.regions for file in local.files]
+    assert all("://" in file.path for file in remote.files)
+
+
+def test_our_own_files_and_real_programs_by_url(zoo: Path, lowered: object, tmp_path: Path) -> None:
+    pytest.importorskip("fsspec")
+    folder = tmp_path / "own"
+    folder.mkdir()
+    blobstore.save_file({"a": values(3, 50, 60), "b": values(3, 50, 60), "c": values(4, 9, 9)}, folder / "own.ptd")
+    lowered.decoder().write(folder)  # type: ignore[attr-defined]
+    remote, local = blobstore.report([f"file://{folder}"]), blobstore.report([folder])
+    accounted(remote)
+    assert not remote.problems
+    assert [[(r.kind, r.start, r.digest) for r in f.regions] for f in remote.files] == [
+        [(r.kind, r.start, r.digest) for r in f.regions] for f in local.files
+    ]
+
+
+class Counting:
+    """Counts how many blobs are read."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.blobs = 0
+        original = fingerprint.fingerprint
+
+        def counted(*arguments: object) -> object:
+            self.blobs += 1
+            return original(*arguments)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(engine, "fingerprint", counted)
+
+
+def test_a_second_run_reads_no_blob(zoo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = tmp_path / "cache.sqlite"
+    first = whole(blobstore.report([zoo], cache=cache))
+    reads = Counting(monkeypatch)
+    monkeypatch.setattr(engine, "_prove", None)  # nor is anything compared again
+    assert blobstore.report([zoo], cache=cache) == first
+    assert reads.blobs == 0
+    assert {finding.kind.value for finding in blobstore.report([zoo], cache=cache, exact_only=True).findings} <= WASTE
+    assert reads.blobs == 0
+
+
+@pytest.mark.parametrize("change", ["content", "time", "replaced"])
+def test_a_file_that_changed_is_read_again(
+    zoo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    cache = tmp_path / "cache.sqlite"
+    blobstore.report([zoo], cache=cache)
+    path = zoo / "a.ptd"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    if change == "content":
+        path.write_bytes(data)
+    elif change == "time":
+        path.touch()
+    else:
+        old = path.stat()
+        (zoo / "new").write_bytes(data)
+        (zoo / "new").rename(path)
+        __import__("os").utime(path, ns=(old.st_atime_ns, old.st_mtime_ns))
+    reads = Counting(monkeypatch)
+    again = blobstore.report([zoo], cache=cache)
+    assert reads.blobs == 2
+    assert again == blobstore.report([zoo])
+
+
+def test_a_run_that_was_interrupted_goes_on(zoo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = tmp_path / "cache.sqlite"
+    original, done = fingerprint.fingerprint, []
+
+    def stop_at_third(*arguments: object) -> object:
+        if len(done) == 4:
+            raise KeyboardInterrupt
+        done.append(1)
+        return original(*arguments)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patched:
+        patched.setattr(engine, "fingerprint", stop_at_third)
+        with pytest.raises(KeyboardInterrupt):
+            blobstore.report([zoo], cache=cache)
+    reads = Counting(monkeypatch)
+    assert blobstore.report([zoo], cache=cache) == blobstore.report([zoo])
+    assert reads.blobs < 2 * 8
+
+
+def test_exact_fingerprints_do_not_stand_in_for_all(zoo: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache.sqlite"
+    blobstore.report([zoo], cache=cache, exact_only=True)
+    whole(blobstore.report([zoo], cache=cache))
+
+
+def test_a_cache_of_another_version_is_made_anew(zoo: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache.sqlite"
+    base = sqlite3.connect(cache)
+    base.execute("CREATE TABLE files (something TEXT)")
+    base.execute("PRAGMA user_version = 999")
+    base.commit()
+    base.close()
+    whole(blobstore.report([zoo], cache=cache))
+
+
+def test_another_file_is_not_taken_for_a_cache(zoo: Path, tmp_path: Path) -> None:
+    path = tmp_path / "cache.sqlite"
+    path.write_bytes(b"precious text " * 100)
+    with pytest.raises(FileAccessError, match="cache"):
+        blobstore.report([zoo], cache=path)
+    assert path.read_bytes() == b"precious text " * 100
+
+
+def test_a_file_that_changes_while_it_is_read_is_told(zoo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = fingerprint.fingerprint
+
+    def meddling(source: object, *arguments: object) -> object:
+        if source.path.endswith("a.ptd"):  # type: ignore[attr-defined]
+            (zoo / "a.ptd").touch()
+        return original(source, *arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(engine, "fingerprint", meddling)
+    report = blobstore.report([zoo])
+    assert [(Path(p.path).name, "changed" in p.reason) for p in report.problems] == [("a.ptd", True)]
+    assert len(report.files) == 3
+
+
+def test_importing_the_package_does_not_import_the_report() -> None:
+    code = (
+        "import sys, blobstore; assert 'blobstore.reporting' not in sys.modules; blobstore.report([]);"
+        "assert not {'torch', 'executorch', 'rich', 'plotly', 'fsspec'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

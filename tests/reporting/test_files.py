@@ -1,0 +1,221 @@
+"""Files of every kind: all their bytes accounted for; broken ones told and passed over."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import blobstore
+from blobstore.reporting import FindingKind, RegionKind, Report
+from tests.reporting.planted import Tensor, keys, write_ptd, write_safetensors
+from tests.reporting.test_planted import accounted, values
+
+
+def report_of(*paths: Path | str, **options: Any) -> Report:
+    report = blobstore.report(paths, **options)
+    accounted(report)
+    return report
+
+
+@pytest.fixture(scope="module")
+def programs(lowered: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("programs")
+    made = {
+        "mlp": lowered.mlp(),
+        "mlp-xnnpack": lowered.mlp(delegated=True),
+        "mlp-external": lowered.mlp(external=True),
+        "conv": lowered.conv(),
+        "channels-last": lowered.channels_last(),
+        "counter": lowered.counter(),
+        "decoder": lowered.decoder(),
+        "adapters": lowered.adapters(delegated=True),
+    }
+    return {name: model.write(folder / name, name) for name, model in made.items()}
+
+
+def test_every_byte_of_lowered_programs(programs: dict[str, Path]) -> None:
+    report = report_of(*(path.parent for path in programs.values()))
+    assert not report.problems
+    assert not [f for f in report.findings if f.kind is FindingKind.UNREFERENCED]
+    kinds = {kind for file in report.files for kind in file.by_kind}
+    assert kinds == set(RegionKind) - {RegionKind.UNREFERENCED}
+
+
+def test_initial_state_is_its_own_kind(programs: dict[str, Path]) -> None:
+    [file] = report_of(programs["counter"]).files
+    assert file.by_kind[RegionKind.STATE] == 64 * 4
+
+
+def test_methods_of_named_data_are_told(programs: dict[str, Path]) -> None:
+    [file] = report_of(programs["decoder"]).files
+    named = [region for region in file.regions if region.kind is RegionKind.NAMED_DATA]
+    assert named
+    assert {region.methods for region in named} == {("decode", "prefill")}
+
+
+def test_a_program_and_its_checkpoint(programs: dict[str, Path], lowered: Any, tmp_path: Path) -> None:
+    module, _ = lowered.mlp().methods["forward"]
+    tensors = [Tensor.of(name, value.numpy()) for name, value in module.state_dict().items()]
+    checkpoint = write_safetensors(tmp_path / "mlp.safetensors", tensors)
+    report = report_of(programs["mlp"], checkpoint)
+    found = [keys(report, f) for f in report.findings if f.kind is FindingKind.DUPLICATE_FILES]
+    assert any("mlp.safetensors:first.weight" in places for places in found)
+    assert all(finding.command is None for finding in report.findings)  # a checkpoint is not deployed
+
+
+def test_xnnpack_stores_convolutions_channels_last(programs: dict[str, Path], lowered: Any, tmp_path: Path) -> None:
+    module, _ = lowered.conv().methods["forward"]
+    weight = module.depthwise.weight.detach().numpy()
+    checkpoint = write_safetensors(tmp_path / "conv.safetensors", [Tensor.of("depthwise.weight", weight)])
+    report = report_of(programs["conv"], checkpoint)
+    [finding] = [f for f in report.findings if f.kind is FindingKind.OTHER_LAYOUT]
+    assert "conv.safetensors:depthwise.weight" in keys(report, finding)
+    assert finding.saves == weight.nbytes
+
+
+def test_the_total_is_what_the_command_really_saves(lowered: Any, tmp_path: Path) -> None:
+    """Two programs of one model; the report's command is run, and its promise compared."""
+    for i in range(3):
+        lowered.decoder(delegated=i % 2 == 0).write(tmp_path / "in", f"decoder-{i}")
+    paths = sorted((tmp_path / "in").iterdir())
+    report = report_of(*paths)
+    assert report.command_saves > 0.3 * report.total_bytes
+    [command] = {f.command for f in report.findings if f.command}
+    assert all(str(path) in command for path in paths)
+    result = blobstore.dedup_programs(paths, tmp_path / "out")
+    weights = report.command_saves - (result.bytes_before - result.bytes_after)
+    tables = sum(r.nbytes for f in blobstore.report([tmp_path / "out"]).files for r in f.regions if not r.kind.is_blob)
+    assert abs(weights) < tables  # beside the weights, only tables and padding changed
+    after = report_of(tmp_path / "out")
+    assert after.by_kind.get(FindingKind.DUPLICATE_FILES) is None
+    assert after.by_kind.get(FindingKind.DUPLICATE_TIED) is None
+
+
+def test_tied_weights_that_are_stored_once_are_no_waste(tmp_path: Path) -> None:
+    weight = values(1, 40, 30)
+    blobstore.save_file({"embed": weight, "head": weight.copy()}, tmp_path / "tied.ptd")
+    report = report_of(tmp_path)
+    assert not report.findings
+    assert report.files[0].already_shared == weight.nbytes
+
+
+def test_tied_weights_of_a_checkpoint_are_told_how_to_be_stored_once(tmp_path: Path) -> None:
+    weight = values(1, 40, 30)
+    path = write_safetensors(tmp_path / "tied.safetensors", [Tensor.of("embed", weight), Tensor.of("head", weight)])
+    [finding] = report_of(path).findings
+    assert finding.kind is FindingKind.DUPLICATE_TIED
+    assert finding.command == f"blobstore convert {path} tied.ptd"
+
+
+def test_gguf(tmp_path: Path) -> None:
+    gguf = pytest.importorskip("gguf")
+    weight, half = values(2, 32, 64), values(3, 16, 64).astype(np.float16)
+    writer = gguf.GGUFWriter(tmp_path / "model.gguf", "llama")
+    writer.add_name("a model")
+    writer.add_tensor("blk.0.weight", weight)
+    writer.add_tensor("blk.1.weight", half)
+    packed = np.random.default_rng(4).integers(0, 255, (4, 34), dtype=np.uint8)
+    writer.add_tensor("blk.2.weight", packed, raw_dtype=gguf.GGMLQuantizationType.Q8_0)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    write_ptd(tmp_path / "a.ptd", [Tensor.of("w", weight)])
+    report = report_of(tmp_path)
+    assert not report.problems
+    [file] = [file for file in report.files if file.format == "gguf"]
+    tensors = {region.name: region for region in file.regions if region.kind is RegionKind.TENSOR}
+    assert str(tensors["blk.0.weight"].layout) == "float[32, 64]"
+    assert tensors["blk.2.weight"].dtype == "Q8_0"
+    assert [keys(report, finding) for finding in report.findings] == [{"model.gguf:blk.0.weight", "a.ptd:w"}]
+
+
+def test_links_are_one_file(tmp_path: Path) -> None:
+    path = write_ptd(tmp_path / "a.ptd", [Tensor.of("w", values(5, 30, 30))])
+    os.link(path, tmp_path / "hard.ptd")
+    (tmp_path / "soft.ptd").symlink_to(path)
+    report = report_of(tmp_path)
+    assert [Path(file.path).name for file in report.files] == ["a.ptd"]
+    assert [Path(alias).name for alias in report.files[0].aliases] == ["hard.ptd", "soft.ptd"]
+    assert not report.findings
+
+
+def test_files_in_which_a_key_has_two_contents_get_no_common_command(tmp_path: Path) -> None:
+    shared = values(6, 60, 60)
+    for i in range(2):
+        write_ptd(tmp_path / f"{i}.ptd", [Tensor.of("same", shared), Tensor.of("key", values(7 + i, 50, 50))])
+    [finding] = report_of(tmp_path).findings
+    assert finding.command is None
+    assert "different bytes" in finding.advice
+
+
+def break_pte(data: bytes) -> bytes:
+    return data[:8] + b"eh00" + b"\xff" * 20 + data[32:]
+
+
+BROKEN: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
+    "empty": ("the file is empty", lambda data: b""),
+    "truncated": ("truncated", lambda data: data[:-50]),
+    "header.pte": ("extended header|truncated", lambda data: b"\x10\0\0\0ET12eh00" + b"\xff" * 60),
+    "named.pte": ("does not begin like a .pte", lambda data: b"something else altogether"),
+    "text.txt": ("neither .pte, .ptd", lambda data: b"something else altogether"),
+    "x.safetensors": ("bytes", lambda data: b"\xff" * 16),
+    "x.gguf": ("well-formed", lambda data: b"GGUF\x03\0\0\0" + b"\xff" * 40),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_broken_files_are_told_and_passed_over(name: str, tmp_path: Path) -> None:
+    good = write_ptd(tmp_path / "good.ptd", [Tensor.of("w", values(9, 30, 30))])
+    reason, change = BROKEN[name]
+    bad = tmp_path / name
+    bad.write_bytes(change(good.read_bytes()))
+    report = report_of(good, bad)
+    assert [file.path for file in report.files] == [str(good)]
+    [problem] = report.problems
+    assert problem.path == str(bad)
+    assert pytest.importorskip("re").search(reason, problem.reason), problem.reason
+
+
+def test_what_is_no_file_is_told(tmp_path: Path) -> None:
+    good = write_ptd(tmp_path / "good.ptd", [Tensor.of("w", values(9, 30, 30))])
+    os.mkfifo(tmp_path / "pipe.ptd")
+    report = report_of(good, tmp_path / "missing.ptd", tmp_path / "pipe.ptd", "no-such-protocol://x.ptd")
+    assert len(report.files) == 1
+    assert sorted(Path(p.path).name for p in report.problems) == ["missing.ptd", "pipe.ptd", "x.ptd"]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_no_permission(tmp_path: Path) -> None:
+    path = write_ptd(tmp_path / "a.ptd", [Tensor.of("w", values(9, 30, 30))])
+    path.chmod(0)
+    assert report_of(path).problems
+
+
+def test_every_truncation_of_a_small_file_is_told(tmp_path: Path) -> None:
+    data = write_ptd(tmp_path / "a.ptd", [Tensor.of("w", values(9, 5, 5))]).read_bytes()
+    paths = []
+    for length in range(0, len(data), 7):
+        paths.append(tmp_path / f"{length}.ptd")
+        paths[-1].write_bytes(data[:length])
+    report = report_of(*paths)
+    assert len(report.problems) == len(paths)
+
+
+def test_folders_are_searched(tmp_path: Path) -> None:
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    write_ptd(tmp_path / "a" / "b" / "x.ptd", [Tensor.of("w", values(9, 30, 30))])
+    (tmp_path / "a" / "notes.txt").write_text("not a model")
+    report = report_of(tmp_path)
+    assert len(report.files) == 1
+    assert not report.problems
+
+
+def test_no_files() -> None:
+    report = report_of()
+    assert report.total_bytes == report.total_saves == 0

@@ -1,0 +1,43 @@
+"""The native reader refuses and accepts what the Python reader does: the very same tests, on the cache."""
+
+import pytest
+
+import tests.ptd.test_bad_files as python_reader
+from blobstore.runtime import BlobCache
+from tests.ptd.test_bad_files import (  # noqa: F401 - collected here once more
+    foreign,
+    good,
+    test_any_bit_flipped,
+    test_any_bit_flipped_without_a_manifest,
+    test_any_word_replaced,
+    test_appended_bytes,
+    test_impossible_contents,
+    test_impossible_headers,
+    test_invalid_utf_8,
+    test_longer_header_of_a_later_version,
+    test_not_a_file,
+    test_the_builder_builds_good_files,
+    test_truncated_at_any_byte,
+    test_wrong_identifier,
+)
+from tests.ptd.test_format import golden_store
+
+
+@pytest.fixture(autouse=True, params=["private", "copy"])
+def native(request, monkeypatch):
+    def open_native(path, verify=False):
+        cache = BlobCache(path, request.param)
+        if verify:
+            cache.verify()
+        return cache
+
+    monkeypatch.setattr(python_reader, "open_ptd", open_native)
+
+
+def test_golden_file():
+    cache = BlobCache("tests/data/golden-v0.ptd")
+    store = golden_store()
+    assert {key: bytes(data) for key, data in cache.items()} == {e.key: bytes(e.data) for e in store.entries()}
+    assert {key: cache.layout(key) for key in cache} == {e.key: e.layout for e in store.entries()}
+    assert {key: cache.alignment(key) for key in cache} == {e.key: e.alignment for e in store.entries()}
+    assert cache.verify()

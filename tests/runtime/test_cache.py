@@ -1,0 +1,385 @@
+"""Changing a cache: a state machine against a dict of arrays, and what must be refused."""
+
+import os
+import shutil
+import tempfile
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from blobstore import BlobStore, errors, open_ptd, save_file
+from blobstore.runtime import BlobCache, make_working_copy
+from tests.runtime.blobs import foundation_arrays, write_foundation
+
+KEYS = sorted(foundation_arrays())
+SHARED_BYTES = {"tied", "pages", "again", "small"}
+
+
+def changed(array, seed):
+    if array.dtype.kind == "f":
+        return np.full_like(array, seed / 8)
+    return np.full_like(array, seed % 100)
+
+
+class CacheMachine(RuleBasedStateMachine):
+    """Two caches, one stacked on the other with an adapter of its own; the model is a dict for each."""
+
+    mode = "private"
+
+    @initialize()
+    def open(self):
+        self.folder = tempfile.TemporaryDirectory()
+        path = os.path.join(self.folder.name, "foundation.ptd")
+        write_foundation(path)
+        self.clean = foundation_arrays()
+        self.model = dict(self.clean)
+        self.base = BlobCache(path, self.mode)
+        self.adapter_clean = {"adapter": np.arange(2000, dtype=np.float32), "row": np.ones((2, 5), np.float32)}
+        save_file(self.adapter_clean, os.path.join(self.folder.name, "adapter.ptd"))
+        self.adapter = dict(self.adapter_clean)
+        self.stack = BlobCache(os.path.join(self.folder.name, "adapter.ptd"), self.mode, base=self.base)
+        self.saved = None
+        self.generation = 0
+        self.dirty = set()
+
+    def teardown(self):
+        if hasattr(self, "folder"):
+            self.folder.cleanup()
+
+    def wrote(self, *keys):
+        self.dirty |= set(keys)
+
+    @rule(keys=st.lists(st.sampled_from(KEYS), unique=True, max_size=4), seed=st.integers(1, 99))
+    def update(self, keys, seed):
+        new = {key: changed(self.model[key], seed) for key in keys}
+        before = self.base.generation
+        assert self.base.update(new) == before + bool(keys)
+        self.model.update(new)
+        self.wrote(*keys)
+
+    @rule(keys=st.lists(st.sampled_from(KEYS), min_size=1, max_size=4), seed=st.integers(1, 99), fail=st.booleans())
+    def transaction(self, keys, seed, fail):
+        new = {key: changed(self.model[key], seed) for key in keys}
+        before = self.base.generation
+        try:
+            with self.base.transaction() as pending:
+                for key, array in new.items():
+                    scratch = array.copy()
+                    pending[key] = scratch
+                    scratch.fill(0)
+                if fail:
+                    raise InterruptedError
+        except InterruptedError:
+            assert self.base.generation == before
+            return
+        self.model.update(new)
+        self.wrote(*new)
+
+    @rule(seed=st.integers(1, 99))
+    def update_adapter(self, seed):
+        new = {"adapter": changed(self.adapter["adapter"], seed)}
+        self.stack.update(new)
+        self.adapter.update(new)
+
+    @rule(keys=st.lists(st.sampled_from(KEYS), max_size=3))
+    def revert(self, keys):
+        self.base.revert(keys)
+        self.model.update({key: self.clean[key] for key in keys})
+        self.dirty -= set(keys)
+
+    @rule()
+    def revert_all(self):
+        self.base.revert()
+        self.model = dict(self.clean)
+        self.dirty = set()
+
+    @rule(dirty_only=st.booleans())
+    def save(self, dirty_only):
+        path = os.path.join(self.folder.name, "saved.ptd")
+        self.base.save(path, dirty_only=dirty_only)
+        self.saved = {key: self.model[key] for key in (self.dirty if dirty_only else self.model)}
+        with open_ptd(path, verify=True) as written:
+            assert sorted(written) == sorted(self.saved)
+            assert all(bytes(written[key]) == self.saved[key].tobytes() for key in self.saved)
+
+    @precondition(lambda self: self.saved is not None)
+    @rule()
+    def load(self):
+        self.base.load(os.path.join(self.folder.name, "saved.ptd"))
+        self.model.update(self.saved)
+        self.wrote(*self.saved)
+
+    @rule()
+    def refused(self):
+        before = self.base.generation
+        with pytest.raises(errors.LayoutError):
+            self.base.update({"small": changed(self.model["small"], 99), "row": np.zeros(3, np.float32)})
+        with pytest.raises(errors.KeyNotFoundError):
+            self.base.update({"small": changed(self.model["small"], 99), "nothing": np.zeros(3, np.float32)})
+        assert self.base.generation == before
+
+    @invariant()
+    def equal_to_the_model(self):
+        if not hasattr(self, "base"):
+            return
+        for key, expected in self.model.items():
+            assert bytes(self.base[key]) == expected.tobytes(), key
+        for key, expected in {**self.model, **self.adapter}.items():
+            assert bytes(self.stack[key]) == expected.tobytes(), key
+        assert set(self.base.dirty) == self.dirty
+        assert self.base.stats.dirty_bytes == sum(self.model[key].nbytes for key in self.dirty)
+        assert self.base.generation + 0 >= self.generation
+        self.generation = self.base.generation
+        assert {key for key in KEYS if self.base.version(key)} >= self.dirty
+
+
+class CopyMachine(CacheMachine):
+    mode = "copy"
+
+
+TestPrivate = CacheMachine.TestCase
+TestCopy = CopyMachine.TestCase
+TestPrivate.settings = TestCopy.settings = settings(max_examples=40, stateful_step_count=20, deadline=None)
+
+
+@pytest.fixture(params=["private", "copy", "shared"])
+def cache(request, foundation, tmp_path):
+    if request.param == "shared":
+        make_working_copy(foundation, tmp_path / "copy.ptd")
+        return BlobCache(tmp_path / "copy.ptd", "shared")
+    return BlobCache(foundation, request.param)
+
+
+def test_update_takes_tensors_arrays_and_bytes(cache):
+    clean = foundation_arrays()
+    cache.update(
+        {
+            "row": torch.ones(2, 5),
+            "large": np.asfortranarray(clean["large"] + 1),
+            "opaque": bytes(100),
+            "small": torch.arange(3.0),
+            "long": clean["long"][::-1],
+        }
+    )
+    assert cache.numpy("row").tolist() == [[1.0] * 5] * 2
+    np.testing.assert_array_equal(cache.numpy("large"), clean["large"] + 1)
+    assert bytes(cache["opaque"]) == bytes(100)
+    np.testing.assert_array_equal(cache.numpy("long"), clean["long"][::-1])
+    assert cache.torch("small").tolist() == [0, 1, 2]
+    assert cache.generation == 1
+    assert {key: cache.version(key) for key in cache if cache.version(key)} == dict.fromkeys(
+        ("row", "large", "opaque", "small", "long"), 1
+    )
+    assert cache.dirty == tuple(key for key in cache if key in {"row", "large", "opaque", "small", "long"})
+
+
+def test_what_does_not_fit_changes_nothing(cache):
+    before = {key: bytes(data) for key, data in cache.items()}
+    good = {"large": np.zeros((1024, 1024), np.float32)}
+    for bad, error, match in (
+        ({"no": np.zeros(3)}, errors.KeyNotFoundError, "'no'"),
+        ({"row": np.zeros((2, 5))}, errors.LayoutError, r"'row' is float\[2, 5\], the new data is double\[2, 5\]"),
+        ({"row": np.zeros((5, 2), np.float32)}, errors.LayoutError, r"float\[5, 2\]"),
+        ({"row": bytes(39)}, errors.LayoutError, "'row' has 40 bytes, the new data has 39"),
+        ({"opaque": np.zeros(25, np.float32)}, errors.LayoutError, "opaque"),
+        ({"row": object()}, errors.UnsupportedDataError, "object"),
+        ({3: bytes(3)}, errors.KeyNotFoundError, "3"),
+    ):
+        with pytest.raises(error, match=match):
+            cache.update({**good, **bad})
+        with pytest.raises(error), cache.transaction() as pending:
+            pending.update({**good, **bad})
+    assert {key: bytes(data) for key, data in cache.items()} == before
+    assert cache.generation == 0 and cache.dirty == ()
+
+
+def test_keys_that_share_bytes_in_the_file_change_apart(foundation):
+    for mode in ("private", "copy"):
+        cache = BlobCache(foundation, mode)
+        for key in SHARED_BYTES:
+            before = {other: bytes(cache[other]) for other in cache}
+            cache.update({key: np.full_like(cache.numpy(key), 3)})
+            assert {k for k in cache if bytes(cache[k]) != before[k]} == {key}
+        cache.revert()
+        assert {k: bytes(v) for k, v in cache.items()} == {k: a.tobytes() for k, a in foundation_arrays().items()}
+
+
+def test_neighbours_on_one_page_are_reverted_apart(foundation):
+    cache = BlobCache(foundation)
+    clean = foundation_arrays()
+    cache.update({key: changed(clean[key], 5) for key in clean})
+    for n, key in enumerate(KEYS):
+        cache.revert([key])
+        for m, other in enumerate(KEYS):
+            expected = clean[other] if m <= n else changed(clean[other], 5)
+            np.testing.assert_array_equal(
+                np.frombuffer(cache[other], expected.dtype), expected.reshape(-1), err_msg=f"{key} {other}"
+            )
+    assert cache.dirty == ()
+    assert cache.verify()
+
+
+def test_a_write_copies_only_its_pages(tmp_path):
+    arrays = {f"w{i}": np.full(1 << 20, i, np.float32) for i in range(8)}
+    save_file(arrays, tmp_path / "w.ptd")
+    cache = BlobCache(tmp_path / "w.ptd")
+    assert cache.stats.private_bytes == 0
+    for key in cache:
+        assert cache.numpy(key).sum() >= 0
+    stats = cache.stats
+    assert stats.private_bytes == 0 and stats.resident_bytes >= 8 << 22
+    for _ in range(3):
+        cache.update({"w3": np.ones(1 << 20, np.float32)})
+        assert 4 << 20 <= cache.stats.private_bytes <= (4 << 20) + 8192
+    address = cache.numpy("w3").__array_interface__["data"][0]
+    cache.revert()
+    assert cache.stats.private_bytes == 0
+    assert cache.numpy("w3").__array_interface__["data"][0] == address
+    assert (cache.numpy("w3") == 3).all()
+    counted = cache.stats
+    assert (counted.commits, counted.reverts, counted.dirty_keys) == (3, 1, 0)
+
+
+def test_views_are_live_and_outlive_the_cache(foundation):
+    cache = BlobCache(foundation)
+    row = cache.numpy("row")
+    assert not row.flags.writeable
+    cache.update({"row": np.full((2, 5), 7, np.float32)})
+    assert (row == 7).all()
+    cache.close()
+    del cache
+    assert (row == 7).all()
+
+
+def test_closed(foundation):
+    cache = BlobCache(foundation)
+    cache.close()
+    cache.close()
+    for use in (
+        lambda: cache.update({}),
+        lambda: cache.revert(),
+        lambda: cache.revert(["row"]),
+        lambda: cache.numpy("row"),
+        lambda: cache.version("row"),
+        lambda: cache.stats,
+        lambda: cache.dirty,
+        lambda: cache.load(foundation),
+        lambda: cache.save("x.ptd"),
+        lambda: cache.verify(),
+        lambda: cache.transaction().__enter__(),
+        lambda: BlobCache(base=cache),
+    ):
+        with pytest.raises(errors.ClosedError, match=r"foundation\.ptd: "):
+            use()
+
+
+def test_load_refuses_what_does_not_fit(foundation, tmp_path):
+    cache = BlobCache(foundation)
+    before = {key: bytes(data) for key, data in cache.items()}
+    save_file({"row": np.ones((2, 5), np.float32), "more": np.ones(3)}, tmp_path / "unknown.ptd")
+    save_file({"row": np.ones((2, 5), np.float32), "long": np.ones(777)}, tmp_path / "layout.ptd")
+    save_file({"row": np.ones((2, 5), np.float32), "long": np.arange(777)}, tmp_path / "hurt.ptd")
+    data = bytearray((tmp_path / "hurt.ptd").read_bytes())
+    with open_ptd(tmp_path / "hurt.ptd") as good:
+        data[good.byte_range("long")[0]] ^= 1
+    (tmp_path / "hurt.ptd").write_bytes(data)
+    with pytest.raises(errors.KeyNotFoundError, match=r"unknown\.ptd: .*'more'"):
+        cache.load(tmp_path / "unknown.ptd")
+    with pytest.raises(
+        errors.LayoutError, match=r"layout\.ptd: .*'long' is long\[777\], the new data is double\[777\]"
+    ):
+        cache.load(tmp_path / "layout.ptd")
+    with pytest.raises(errors.IntegrityError, match=r"hurt\.ptd: .*'long'"):
+        cache.load(tmp_path / "hurt.ptd")
+    with pytest.raises(errors.FileAccessError, match=r"none\.ptd: "):
+        cache.load(tmp_path / "none.ptd")
+    assert {key: bytes(data) for key, data in cache.items()} == before
+    assert cache.generation == 0
+
+
+def test_save_refuses_its_own_file(foundation):
+    cache = BlobCache(foundation)
+    with pytest.raises(errors.OutputPathError):
+        cache.save(foundation)
+    with pytest.raises(errors.OutputPathError):
+        BlobCache(base=cache).save(foundation)
+
+
+def test_stacks(foundation, tmp_path):
+    base = BlobCache(foundation)
+    save_file({"row": np.ones((2, 5), np.float32), "adapter": np.ones(4)}, tmp_path / "a.ptd")
+    save_file({"row": np.ones((2, 5), np.float32) * 2, "adapter": np.ones(4) * 2}, tmp_path / "b.ptd")
+    a, b = BlobCache(tmp_path / "a.ptd", base=base), BlobCache(tmp_path / "b.ptd", base=base)
+    assert set(a) == set(base) | {"adapter"}
+    assert a.numpy("row")[0, 0] == 1 and b.numpy("row")[0, 0] == 2
+    where = [c.numpy("large").__array_interface__["data"][0] for c in (base, a, b)]
+    assert len(set(where)) == 1
+    a.update({"row": np.full((2, 5), 9, np.float32)})
+    assert b.numpy("row")[0, 0] == 2 and b.generation == 0 and a.generation == 1
+    base.update({"large": np.zeros((1024, 1024), np.float32)})
+    assert (a.generation, b.generation) == (2, 1)
+    assert not b.numpy("large").any()
+    with pytest.raises(
+        errors.KeyNotFoundError, match=r"'large' belongs to the base .*foundation\.ptd; change it there"
+    ):
+        a.update({"large": np.zeros((1024, 1024), np.float32)})
+    assert a.version("large") == 1 and a.version("row") == 1
+    assert len({base.id, a.id, b.id}) == 3
+
+
+def test_replaced_file_keeps_the_old_weights(tmp_path):
+    save_file({"a": np.arange(5000.0)}, tmp_path / "a.ptd")
+    cache = BlobCache(tmp_path / "a.ptd")
+    save_file({"a": np.zeros(5000)}, tmp_path / "a.ptd")
+    cache.update({"a": np.ones(5000)})
+    cache.revert()
+    assert (cache.numpy("a") == np.arange(5000.0)).all()
+    os.unlink(tmp_path / "a.ptd")
+    assert cache.verify()
+
+
+def test_copy_is_immune_to_truncation(tmp_path):
+    save_file({"a": np.arange(5000.0), "b": np.arange(5000.0)}, tmp_path / "a.ptd")
+    cache = BlobCache(tmp_path / "a.ptd", "copy")
+    os.truncate(tmp_path / "a.ptd", 0)
+    cache.update({"a": np.ones(5000)})
+    assert (cache.numpy("b") == np.arange(5000.0)).all()
+    cache.revert()
+    assert (cache.numpy("a") == np.arange(5000.0)).all()
+    assert cache.verify()
+
+
+def test_truncation_is_an_error_where_it_can_be_noticed(tmp_path):
+    save_file({"a": np.arange(5000.0)}, tmp_path / "a.ptd")
+    cache = BlobCache(tmp_path / "a.ptd")
+    os.truncate(tmp_path / "a.ptd", 0)
+    with pytest.raises(errors.FileAccessError, match=r"a\.ptd: "):  # not a bus error
+        cache.update({"a": np.ones(5000)})
+
+
+def test_commit_while_reading_in_the_same_thread_is_an_error(cache):
+    with cache.reading(), cache.reading(), pytest.raises(errors.UnsupportedOperationError, match="reading"):
+        cache.update({"row": np.zeros((2, 5), np.float32)})
+    cache.update({"row": np.zeros((2, 5), np.float32)})
+
+
+def test_records_in_a_delta_are_no_unknown_keys(tmp_path, foundation):
+    store = BlobStore()
+    store.add("row", np.ones((2, 5), np.float32))
+    store.add("metadata.blobstore.of-another-kind", b"record")
+    store.write_ptd(tmp_path / "delta.ptd")
+    cache = BlobCache(foundation)
+    cache.load(tmp_path / "delta.ptd")
+    assert cache.dirty == ("row",)
+
+
+def test_wrong_mode(foundation, tmp_path):
+    with pytest.raises(errors.UnsupportedOperationError, match="mode"):
+        BlobCache(foundation, "other")
+    shutil.copy(foundation, tmp_path / "a.ptd")
+    with pytest.raises(errors.UnsupportedOperationError, match="one working copy, not 2"):
+        BlobCache([foundation, tmp_path / "a.ptd"], "shared")

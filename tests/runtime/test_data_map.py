@@ -1,0 +1,153 @@
+"""The cache, and ExecuTorch's interface over it, pass the same contract as every other data map."""
+
+import ctypes
+
+import numpy as np
+import pytest
+
+from blobstore.data_map import NamedDataMap
+from blobstore.errors import KeyNotFoundError, LayoutError
+from blobstore.runtime import BlobCache, _layout, _native
+from blobstore.testing import NamedDataMapContract
+
+OK, INVALID_ARGUMENT, INVALID_TYPE, NOT_FOUND = 0, 0x12, 0x13, 0x20
+
+
+def plant_file(blobs, folder):
+    """A file as ExecuTorch writes it."""
+    from executorch.exir._serialize._named_data_store import NamedDataStore
+    from executorch.exir._serialize.data_serializer import DataPayload
+    from executorch.exir.scalar_type import ScalarType
+    from executorch.exir.tensor_layout import TensorLayout
+    from executorch.extension.flat_tensor.serialize.serialize import FlatTensorSerializer
+
+    store = NamedDataStore()
+    for key, blob in blobs.items():
+        layout = blob.layout and TensorLayout(
+            ScalarType(int(blob.layout.scalar_type)), list(blob.layout.sizes), list(blob.layout.dim_order)
+        )
+        store.add_named_data(key, blob.data, external_tag="x", tensor_layout=layout)
+    output = store.get_named_data_store_output()
+    path = folder / "planted.ptd"
+    path.write_bytes(bytes(FlatTensorSerializer().serialize(DataPayload(output.buffers, output.external_data["x"]))))
+    return path
+
+
+class TestCache(NamedDataMapContract):
+    def plant(self, folder):
+        return BlobCache(plant_file(self.blobs, folder))
+
+
+class TestCacheInMemory(NamedDataMapContract):
+    def plant(self, folder):
+        return BlobCache(plant_file(self.blobs, folder), "copy")
+
+
+class TestSharedCache(NamedDataMapContract):
+    def plant(self, folder):
+        return BlobCache(plant_file(self.blobs, folder), "shared")
+
+
+class TestStackedCache(NamedDataMapContract):
+    def plant(self, folder):
+        return BlobCache(base=BlobCache(plant_file(self.blobs, folder)))
+
+
+class NativeMap(NamedDataMap):
+    """Asks ExecuTorch's five virtual functions."""
+
+    def __init__(self, path):
+        self.name = str(path)
+        self.probe = _native.DataMapProbe(BlobCache(path)._native)
+
+    def _key_list(self):
+        return [self.probe.get_key(i)[1] for i in range(self.probe.get_num_keys())]
+
+    def _view(self, key):
+        if not isinstance(key, str):
+            raise KeyError(key)
+        error, data = self.probe.get_data(key)
+        if error == NOT_FOUND:
+            raise KeyError(key)
+        assert error == OK
+        return memoryview(data)
+
+    def _layout(self, key):
+        if not isinstance(key, str):
+            raise KeyError(key)
+        error, layout = self.probe.get_tensor_layout(key)
+        if error == NOT_FOUND:
+            raise KeyError(key)
+        assert error in {OK, INVALID_TYPE}
+        return _layout(layout)
+
+    def load_data_into(self, key, buffer, size=None):
+        data = self.get_data(key)
+        try:
+            view = memoryview(buffer)
+            if view.readonly or not view.contiguous or len(view.cast("B")) < len(data):
+                raise TypeError("not usable")
+            target = (ctypes.c_char * view.nbytes).from_buffer(buffer)
+        except TypeError:
+            raise LayoutError(f"{key}: no buffer of this size") from None
+        error = self.probe.load_data_into(key, ctypes.addressof(target), len(data) if size is None else size % 2**64)
+        if error == INVALID_ARGUMENT:
+            raise LayoutError(f"{key}: the wrong size")
+        assert error == OK
+
+
+class TestNativeDataMap(NamedDataMapContract):
+    def plant(self, folder):
+        return NativeMap(plant_file(self.blobs, folder))
+
+    def test_errors_are_executorchs(self, data_map):
+        probe = data_map.probe
+        assert probe.get_tensor_layout("opaque")[0] == INVALID_TYPE
+        assert probe.get_tensor_layout("no such one")[0] == NOT_FOUND
+        assert probe.get_data("no such one")[0] == NOT_FOUND
+        buffer = np.full(100, 0xAA, np.uint8)
+        assert probe.load_data_into("no such one", buffer.ctypes.data, 3) == NOT_FOUND
+        for size in (0, 14, 16, 100):  # stock checks `size <= nbytes` and then writes nbytes
+            assert probe.load_data_into("opaque", buffer.ctypes.data, size) == INVALID_ARGUMENT
+        assert (buffer == 0xAA).all()
+        assert probe.load_data_into("opaque", buffer.ctypes.data, 15) == OK
+        assert bytes(buffer[:15]) == b"anything at all"
+        assert (buffer[15:] == 0xAA).all()
+        assert probe.get_key(probe.get_num_keys())[0] == INVALID_ARGUMENT
+
+
+def test_no_two_keys_share_an_address(tmp_path, foundation):
+    """XNNPACK takes equal pointers for equal names, and a write to one key must not reach another."""
+    for mode in ("private", "copy"):
+        cache = BlobCache(foundation, mode)
+        addresses = [cache.numpy(key).__array_interface__["data"][0] for key in cache]
+        assert len(set(addresses)) == len(addresses)
+
+
+def test_conflicts_between_files(tmp_path):
+    from blobstore import save_file
+    from blobstore.errors import KeyConflictError
+
+    save_file({"a": np.arange(3.0), "b": np.arange(4.0)}, tmp_path / "one.ptd")
+    save_file({"b": np.arange(4.0), "c": np.arange(5.0)}, tmp_path / "same.ptd")
+    save_file({"b": np.arange(4.0) + 1}, tmp_path / "bytes.ptd")
+    save_file({"b": np.arange(4.0).reshape(2, 2)}, tmp_path / "layout.ptd")
+    cache = BlobCache([tmp_path / "one.ptd", tmp_path / "same.ptd"])
+    assert list(cache) == ["a", "b", "c"]
+    with pytest.raises(KeyConflictError, match=r"'b' has different bytes in .*one\.ptd and in .*bytes\.ptd"):
+        BlobCache([tmp_path / "one.ptd", tmp_path / "bytes.ptd"])
+    with pytest.raises(KeyConflictError, match=r"'b' is double\[4\] in .*one\.ptd but double\[2, 2\] in"):
+        BlobCache([tmp_path / "one.ptd", tmp_path / "layout.ptd"])
+
+
+def test_get_data_keeps_the_memory(tmp_path):
+    from blobstore import save_file
+
+    path = tmp_path / "a.ptd"
+    save_file({"a": np.arange(3.0)}, path)
+    native = NativeMap(path)
+    data = native.get_data("a")
+    del native
+    assert np.frombuffer(data).tolist() == [0, 1, 2]
+    with pytest.raises(KeyNotFoundError):
+        BlobCache(path)["b"]

@@ -1,0 +1,442 @@
+"""Programs on caches, against eager PyTorch and the stock runtime."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from blobstore import BlobStore, errors, open_ptd
+from blobstore.programs import save_programs
+from blobstore.runtime import BlobCache, Program
+from tests import models
+
+CLOSE = {"rtol": 1e-4, "atol": 1e-5}
+
+
+def load(lowered, folder, **options):
+    pte = lowered.write(folder)
+    return pte, Program(pte, BlobCache(sorted(folder.glob("*.ptd"))), **options)
+
+
+@pytest.fixture
+def mlp(tmp_path):
+    lowered = models.mlp(external=True)
+    return lowered, *load(lowered, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        models.mlp,
+        lambda: models.mlp(external=True),
+        lambda: models.mlp(delegated=True),
+        lambda: models.mlp(delegated=True, external=True),
+        models.conv,
+        lambda: models.conv(delegated=False),
+        models.channels_last,
+        models.counter,
+        lambda: models.counter(initial=False),
+        models.decoder,
+        lambda: models.decoder(external=True),
+        lambda: models.decoder(delegated=False, external=True),
+        models.adapters,
+        lambda: models.adapters(delegated=True),
+    ],
+)
+def test_outputs_are_those_of_stock_and_eager(make, tmp_path, module_runner):
+    lowered = make()
+    pte, program = load(lowered, tmp_path)
+    for name in lowered.methods:
+        inputs = lowered.inputs(name)
+        outputs = program.method(name)(*inputs)
+        stock = module_runner(pte, sorted(tmp_path.glob("*.ptd")), [x.numpy() for x in inputs], method=name)
+        assert len(outputs) == len(stock)
+        for ours, theirs in zip(outputs, stock, strict=True):
+            if make is not models.channels_last:  # that program takes row-major inputs only
+                np.testing.assert_array_equal(ours.numpy(), theirs)
+        if not isinstance(lowered.methods[name][0], models.Counter):  # it has counted before
+            for ours, eager in zip(outputs, lowered.eager(name), strict=False):
+                torch.testing.assert_close(ours, eager, **CLOSE)
+
+
+def test_deduplicated_programs_share_a_cache(tmp_path):
+    """Programs without weights of their own, made from stock ones: external constants without a place of their own."""
+    (tmp_path / "in").mkdir()
+    a = models.mlp().write(tmp_path / "in", "a")
+    b = models.conv(delegated=False).write(tmp_path / "in", "b")
+    from blobstore.programs import dedup_programs
+
+    dedup_programs([a, b], tmp_path / "out")
+    cache = BlobCache(sorted((tmp_path / "out").glob("*.ptd")))
+    for name, lowered in (("a", models.mlp()), ("b", models.conv(delegated=False))):
+        program = Program(tmp_path / "out" / f"{name}.pte", cache)
+        assert program.external_keys()
+        for ours, eager in zip(program.method()(*lowered.inputs()), lowered.eager(), strict=True):
+            torch.testing.assert_close(ours, eager, **CLOSE)
+
+
+def eager_with(lowered, weights):
+    module, inputs = lowered.methods["forward"]
+    with torch.no_grad():
+        return torch.func.functional_call(module, weights, inputs)
+
+
+def test_updates_reach_all_methods_and_programs_at_once(mlp):
+    lowered, pte, program = mlp
+    x = lowered.inputs()[0]
+    forward, other, second = program.method(), program.load_method(), Program(pte, program.cache).method()
+    new = {"first.weight": torch.randn(32, 16), "shift": torch.zeros(16)}
+    before = forward(x)[0]
+    program.cache.update(new)
+    expected = eager_with(lowered, new)
+    for run in (forward, other, second):
+        torch.testing.assert_close(run(x)[0], expected, **CLOSE)
+    program.cache.revert()
+    assert all(torch.equal(run(x)[0], before) for run in (forward, other, second))
+
+
+def test_weights_of_two_methods_are_one(tmp_path):
+    lowered = models.decoder(delegated=False, external=True)
+    _, program = load(lowered, tmp_path)
+    cache = program.cache
+    before = {name: program[name](*lowered.inputs(name))[0] for name in lowered.methods}
+    cache.update({key: torch.zeros_like(cache.torch(key)) for key in cache if "embed" in key or "norm" in key})
+    for name in lowered.methods:
+        assert not torch.equal(program[name](*lowered.inputs(name))[0], before[name])
+    cache.revert()
+    for name in lowered.methods:
+        assert torch.equal(program[name](*lowered.inputs(name))[0], before[name])
+
+
+def test_two_adapters_on_one_foundation_at_the_same_time(tmp_path):
+    lowered = models.adapters()
+    pte = lowered.write(tmp_path)
+    x = lowered.inputs()[0]
+    store = BlobStore()
+    with open_ptd(tmp_path / "adapter.ptd") as adapter:
+        weights = {key: torch.randn(adapter.get_tensor_layout(key).sizes) for key in adapter}
+    for key, tensor in weights.items():
+        store.add(key, tensor)
+    store.write_ptd(tmp_path / "other.ptd")
+    foundation = BlobCache(tmp_path / "foundation.ptd")
+    first = Program(pte, foundation, data=tmp_path / "adapter.ptd")
+    second = Program(pte, foundation, data=[tmp_path / "other.ptd"])
+    torch.testing.assert_close(first.method()(x)[0], lowered.eager()[0], **CLOSE)
+    torch.testing.assert_close(second.method()(x)[0], eager_with(lowered, weights), **CLOSE)
+    key = next(iter(weights))
+    second.cache.update({key: torch.zeros_like(weights[key])})
+    torch.testing.assert_close(first.method()(x)[0], lowered.eager()[0], **CLOSE)
+    foundation.update({"base.0.weight": torch.zeros(16, 16)})
+    expected = {**weights, key: torch.zeros_like(weights[key]), "base.0.weight": torch.zeros(16, 16)}
+    torch.testing.assert_close(second.method()(x)[0], eager_with(lowered, expected), **CLOSE)
+
+
+def test_embedded_blobs_are_overridden(tmp_path, stock_run):
+    """A delegate's weights that lie in the program: the cache's blob with the same key goes first."""
+    lowered = models.mlp(delegated=True)
+    pte = lowered.write(tmp_path)
+    from blobstore.pte import PteDataMap
+    from blobstore.pte.program import read_program
+
+    embedded = PteDataMap(read_program(pte))
+    keys = [key for key in embedded if len(embedded[key]) == 32 * 16 * 4]
+    assert keys
+    store = BlobStore()
+    for key in keys:
+        store.add(key, bytes(len(embedded[key])), alignment=16)
+    store.write_ptd(tmp_path / "overlay.ptd")
+    x = lowered.inputs()[0]
+    torch.testing.assert_close(Program(pte).method()(x)[0], lowered.eager()[0], **CLOSE)
+    zeroed = Program(pte, data=tmp_path / "overlay.ptd").method()(x)[0]
+    assert not torch.allclose(zeroed, lowered.eager()[0])
+
+
+def test_numpy_in_numpy_out(mlp):
+    lowered, _, program = mlp
+    x = lowered.inputs()[0]
+    (out,) = program.method()(x.numpy())
+    assert isinstance(out, np.ndarray) and out.flags.writeable and out.flags.owndata is False
+    np.testing.assert_allclose(out, lowered.eager()[0].numpy(), **CLOSE)
+    (again,) = program.method()(x)
+    assert isinstance(again, torch.Tensor)
+    np.testing.assert_array_equal(again.numpy(), out)
+    first = out.copy()
+    program.method()(np.zeros_like(x.numpy()))
+    np.testing.assert_array_equal(out, first)  # outputs are in memory of their own
+
+
+def test_inputs_in_other_memory(mlp):
+    lowered, _, program = mlp
+    x = lowered.inputs()[0]
+    forward = program.method()
+    expected = forward(x)[0].numpy()
+    readonly = x.numpy().copy()
+    readonly.flags.writeable = False
+    wide = torch.zeros(3, 32)
+    wide[:, ::2] = x
+    for given in (
+        readonly,
+        np.asfortranarray(x.numpy()),
+        x.numpy()[:, ::-1][:, ::-1],
+        wide[:, ::2],
+        x.t().contiguous().t(),
+        x.clone().requires_grad_(),
+        nn.Parameter(x),
+        memoryview(x.numpy()),
+    ):
+        np.testing.assert_array_equal(
+            np.asarray(forward(given)[0].detach() if isinstance(given, torch.Tensor) else forward(given)[0]), expected
+        )
+
+
+def test_channels_last_inputs(tmp_path):
+    lowered = models.channels_last()
+    _, program = load(lowered, tmp_path)
+    x = lowered.inputs()[0]
+    (expected,) = lowered.eager()
+    for given in (x, x.contiguous(), x.numpy(), x.contiguous().numpy()):
+        (out,) = program.method()(given)
+        np.testing.assert_array_equal(np.asarray(out), expected.numpy())
+    assert program.inputs()[0].layout.dim_order == (0, 2, 3, 1)
+
+
+class Typed(nn.Module):
+    def forward(self, x, y):
+        return x + x, y
+
+
+def test_types_that_numpy_lacks(tmp_path):
+    x = torch.arange(4, dtype=torch.bfloat16)
+    lowered = models._lowered({"forward": (Typed(), (x, torch.tensor([True, False])))}, partitioners=models.portable)
+    pte = lowered.write(tmp_path)
+    out = Program(pte).method()(x, torch.tensor([True, False]))
+    assert torch.equal(out[0], x + x) and torch.equal(out[1], torch.tensor([True, False]))
+    out = Program(pte).method()(np.arange(4).astype(ml_dtypes.bfloat16), np.array([True, False]))
+    assert out[0].dtype == ml_dtypes.bfloat16 and out[0].astype(np.float32).tolist() == [0, 2, 4, 6]
+    assert out[1].tolist() == [True, False]
+
+
+class Dynamic(nn.Module):
+    def forward(self, x):
+        return x * 2
+
+
+def test_dynamic_shapes(tmp_path):
+    from blobstore.demo.models import quiet
+
+    with quiet():
+        from executorch.exir import to_edge_transform_and_lower
+
+        exported = torch.export.export(
+            Dynamic(), (torch.ones(3, 4),), dynamic_shapes=({0: torch.export.Dim("n", min=1, max=8)},), strict=True
+        )
+        manager = to_edge_transform_and_lower(exported).to_executorch()
+    (tmp_path / "d.pte").write_bytes(manager.buffer)
+    program = Program(tmp_path / "d.pte")
+    assert program.inputs()[0].layout.sizes == (8, 4)
+    for n in (3, 8, 1, 5):
+        assert torch.equal(program.method()(torch.ones(n, 4))[0], torch.full((n, 4), 2.0))
+    for bad in (torch.ones(9, 4), torch.ones(3, 5), torch.ones(4)):
+        with pytest.raises(errors.InputError, match=r"input 0 is float\[8, 4\], not float\["):
+            program.method()(bad)
+    assert torch.equal(program.method()(torch.ones(2, 4))[0], torch.full((2, 4), 2.0))
+
+
+def test_wrong_inputs(mlp):
+    lowered, pte, program = mlp
+    x = lowered.inputs()[0]
+    forward = program.method()
+    expected = forward(x)[0]
+    where = re.escape(f"{pte}: method 'forward'")
+    for bad, match in (
+        ((), f"{where} takes 1 inputs, 0 were given"),
+        ((x, x), "takes 1 inputs, 2 were given"),
+        ((x.double(),), r"input 0 is float\[3, 16\], not double\[3, 16\]"),
+        ((x[:2],), r"input 0 is float\[3, 16\], not float\[2, 16\]"),
+        ((x.reshape(-1),), r"not float\[48\]"),
+        ((3,), "input 0 is a tensor, not an int"),
+        ((None,), "input 0 is a tensor, not None"),
+        ((x.int().numpy(),), r"not int\[3, 16\]"),
+    ):
+        with pytest.raises(errors.InputError, match=match):
+            forward(*bad)
+    with pytest.raises(errors.UnsupportedDataError):
+        forward("text")
+    assert torch.equal(forward(x)[0], expected)
+
+
+def test_missing_data_is_named(tmp_path):
+    pte = models.mlp(external=True).write(tmp_path)
+    with pytest.raises(errors.KeyNotFoundError, match=r"model\.pte: the program takes 5 tensors .*'first\.weight'"):
+        Program(pte)
+    delegated = models.mlp(delegated=True, external=True)
+    pte = models.adapters(delegated=True).write(tmp_path / "delegated")
+    with pytest.raises(errors.KeyNotFoundError, match=r"method 'forward' takes '.+' from a data file"):
+        Program(pte).method()
+    with pytest.raises(errors.KeyNotFoundError):
+        Program(pte, data=tmp_path / "delegated" / "foundation.ptd").method()
+    assert delegated
+
+
+def test_data_of_another_shape(tmp_path):
+    pte = models.mlp(external=True).write(tmp_path)
+    store = BlobStore()
+    with open_ptd(tmp_path / "_default_external_constant.ptd") as good:
+        for key in good:
+            store.add(
+                key, np.zeros((16, 32) if key == "first.weight" else good.get_tensor_layout(key).sizes, np.float32)
+            )
+    store.write_ptd(tmp_path / "bad.ptd")
+    with pytest.raises(
+        errors.LayoutError, match=r"'first.weight' as float\[32, 16\], it is float\[16, 32\] in .*bad\.ptd"
+    ):
+        Program(pte, data=tmp_path / "bad.ptd")
+
+
+def test_no_such_method(mlp):
+    _, _, program = mlp
+    for use in (program.method, program.inputs, program.external_keys, program.backends, program.load_method):
+        with pytest.raises(errors.MethodNotFoundError, match="no method 'backward'; there are 'forward'"):
+            use("backward")
+
+
+def test_missing_backend(tmp_path):
+    pte = models.mlp(delegated=True).write(tmp_path)
+    pte.write_bytes(pte.read_bytes().replace(b"XnnpackBackend", b"NobodysBackend"))
+    program = Program(pte)
+    assert program.backends() == ("NobodysBackend",)
+    with pytest.raises(
+        errors.MissingBackendError, match=r"model\.pte: method 'forward' is delegated to .*NobodysBackend"
+    ):
+        program.method()
+
+
+def test_missing_kernel(tmp_path):
+    pte = models.mlp().write(tmp_path)
+    pte.write_bytes(pte.read_bytes().replace(b"aten::relu", b"aten::rule"))
+    with pytest.raises(errors.ProgramError, match=r"operators without a kernel: aten::rule\.out"):
+        Program(pte).method()
+
+
+def test_files_that_are_no_programs(tmp_path):
+    good = models.mlp(external=True).write(tmp_path)
+    data = good.read_bytes()
+    bad = tmp_path / "bad.pte"
+    for contents in (b"", b"ET12", bytes(100), b"\0\0\0\0ET12" + bytes(200), data[:-100], data[: len(data) // 2]):
+        bad.write_bytes(contents)
+        with pytest.raises(errors.InvalidFileError, match=r"bad\.pte: "):
+            Program(bad, data=tmp_path / "_default_external_constant.ptd")
+    with pytest.raises(errors.FileAccessError, match=r"none\.pte: No such file"):
+        Program(tmp_path / "none.pte")
+
+
+def test_any_byte_of_a_program_changed(tmp_path):
+    """An error or an answer, never a crash: in a process of its own, in case it does crash."""
+    good = models.mlp(external=True).write(tmp_path)
+    script = f"""
+import random
+from blobstore.runtime import BlobCache, Program
+from blobstore.errors import BlobStoreError
+data = open({str(good)!r}, "rb").read()
+cache = BlobCache({str(tmp_path / "_default_external_constant.ptd")!r})
+random.seed(3)
+for n in range(1500):
+    hurt = bytearray(data)
+    at = random.randrange(len(hurt))
+    hurt[at] = random.choice([0, 1, 255, hurt[at] ^ (1 << random.randrange(8))])
+    open({str(tmp_path / "hurt.pte")!r}, "wb").write(hurt)
+    try:
+        Program({str(tmp_path / "hurt.pte")!r}, cache)
+    except BlobStoreError as error:
+        assert "hurt.pte" in str(error), error
+print("done")
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and "done" in done.stdout, done.stderr[-2000:]
+
+
+def test_closing_the_cache_keeps_programs_running(mlp):
+    lowered, pte, program = mlp
+    x = lowered.inputs()[0]
+    forward = program.method()
+    before = forward(x)[0]
+    cache = program.cache
+    cache.close()
+    assert torch.equal(forward(x)[0], before)
+    for use in (lambda: program.load_method(), lambda: Program(pte, cache)):
+        with pytest.raises(errors.ClosedError, match="closed"):
+            use()
+    del cache, program
+    assert torch.equal(forward(x)[0], before)
+
+
+def test_metadata(tmp_path):
+    lowered = models.decoder(delegated=False, external=True)
+    _, program = load(lowered, tmp_path)
+    assert set(program.method_names) == {"prefill", "decode"}
+    method = program.method("decode")
+    assert method.inputs == program.inputs("decode") and method.outputs == program.outputs("decode")
+    for info, tensor in zip(method.inputs, lowered.inputs("decode"), strict=True):
+        assert info.kind == "tensor" and info.layout.sizes == tuple(tensor.shape)
+    assert set(program.external_keys("decode")) == set(program.cache)
+    assert program.backends("decode") == ()
+    assert "decode" in repr(method) and "prefill" in repr(program)
+
+
+@pytest.mark.parametrize("first", ["blobstore.runtime", "executorch.runtime"])
+def test_import_order(first, tmp_path):
+    """One runtime and one registry in the process, whichever comes first."""
+    pte = models.mlp(delegated=True).write(tmp_path)
+    second = {"blobstore.runtime": "executorch.runtime", "executorch.runtime": "blobstore.runtime"}[first]
+    script = f"""
+import importlib, torch
+importlib.import_module({first!r}); importlib.import_module({second!r})
+from blobstore.runtime import Program
+from executorch.runtime import Runtime
+x = torch.ones(3, 16)
+ours = Program({str(pte)!r}).method()(x)[0]
+theirs = Runtime.get().load_program({str(pte)!r}).load_method("forward").execute([x])[0]
+assert torch.equal(ours, theirs)
+lines = {{line.split()[-1] for line in open("/proc/self/maps") if "libexecutorch.so" in line}}
+assert len(lines) == 1, lines
+"""
+    subprocess.run([sys.executable, "-W", "ignore", "-c", script], check=True)
+
+
+def test_without_torch(tmp_path):
+    pte = models.mlp(external=True).write(tmp_path)
+    script = f"""
+import sys
+sys.modules["torch"] = None
+import numpy as np
+from blobstore.runtime import BlobCache, Program
+cache = BlobCache({str(tmp_path / "_default_external_constant.ptd")!r})
+(out,) = Program({str(pte)!r}, cache).method()(np.ones((3, 16), np.float32))
+assert out.shape == (3, 16)
+cache.update({{"shift": np.zeros(16, np.float32)}})
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, env={**os.environ, "PYTHONPATH": str(Path.cwd())})
+
+
+def test_native_errors_have_a_class_each():
+    from blobstore import runtime
+
+    for kind in ("invalid_file", "integrity", "file_access", *runtime._ERRORS):
+        error = runtime._make_error(kind, b"file\xff", b"why \xff", 2)
+        assert isinstance(error, errors.BlobStoreError)
+        assert "file" in str(error)
+
+
+def test_save_programs_output_runs(tmp_path):
+    save_programs({"m": models.mlp(external=True).manager}, tmp_path)
+    program = Program(tmp_path / "m.pte", data=sorted(tmp_path.glob("*.ptd")))
+    torch.testing.assert_close(
+        program.method()(*models.mlp(external=True).inputs())[0], models.mlp(external=True).eager()[0], **CLOSE
+    )

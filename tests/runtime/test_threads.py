@@ -1,0 +1,229 @@
+"""Threads that execute while others commit, and processes that fork."""
+
+import os
+import threading
+import time
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from blobstore import save_file
+from blobstore.runtime import BlobCache, Program, make_working_copy
+from tests import models
+
+WIDTH = 4096
+
+
+class Three(nn.Module):
+    """Adds three weights, one after the other: a torn commit shows as a sum that no generation has."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.c = (nn.Parameter(torch.zeros(WIDTH)) for _ in range(3))
+
+    def forward(self, x):
+        return ((x + self.a) + self.b) + self.c
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("three")
+    lowered = models._lowered(
+        {"forward": (Three(), (torch.zeros(WIDTH),))}, partitioners=models.portable, external_constants=True
+    )
+    pte = lowered.write(folder)
+    return pte, folder / "_default_external_constant.ptd"
+
+
+def generation(n):
+    """Weights of which any two generations differ in every sum."""
+    return {key: np.full(WIDTH, 7.0**i * n, np.float32) for i, key in enumerate("abc")}
+
+
+def total(n):
+    return (1 + 7 + 49) * n
+
+
+@pytest.mark.parametrize("mode", ["private", "copy", "shared"])
+def test_no_call_sees_a_mixture(three, mode, tmp_path):
+    pte, ptd = three
+    path = tmp_path / "w.ptd"
+    make_working_copy(ptd, path)
+    cache = BlobCache(path, mode)
+    program = Program(pte, cache)
+    seen, problems, stop = set(), [], threading.Event()
+
+    def execute(method):
+        x = np.zeros(WIDTH, np.float32)
+        while not stop.is_set():
+            (out,) = method(x)
+            if out.min() != out.max() or out[0] % total(1):
+                problems.append((out.min(), out.max()))
+                return
+            seen.add(int(out[0]) // total(1))
+
+    shared = program.method()
+    threads = [threading.Thread(target=execute, args=(m,)) for m in (program.load_method(), shared, shared)]
+    for thread in threads:
+        thread.start()
+    end = time.monotonic() + 1.5
+    n = 0
+    while time.monotonic() < end and not problems:
+        n = n % 50 + 1
+        cache.update(generation(n))
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert not problems
+    assert len(seen) > 5 and seen <= set(range(51))
+    assert cache.generation > 20
+
+
+def test_commits_are_not_kept_out_by_calls(three):
+    """Four threads call without pause; a commit must still get its turn soon."""
+    pte, ptd = three
+    cache = BlobCache(ptd)
+    program = Program(pte, cache)
+    stop = threading.Event()
+
+    def execute():
+        method = program.load_method()
+        x = np.zeros(WIDTH, np.float32)
+        while not stop.is_set():
+            method(x)
+
+    threads = [threading.Thread(target=execute) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    slowest = 0.0
+    for n in range(50):
+        start = time.monotonic()
+        cache.update(generation(n))
+        slowest = max(slowest, time.monotonic() - start)
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert slowest < 2
+
+
+def test_reverts_and_loads_are_commits_too(three, tmp_path):
+    pte, ptd = three
+    cache = BlobCache(ptd)
+    program = Program(pte, cache)
+    save_file(generation(3), tmp_path / "three.ptd")
+    problems, stop = [], threading.Event()
+
+    def execute():
+        method = program.load_method()
+        x = np.zeros(WIDTH, np.float32)
+        while not stop.is_set():
+            (out,) = method(x)
+            if out.min() != out.max() or out[0] not in {0, total(3), total(5)}:
+                problems.append(out)
+
+    thread = threading.Thread(target=execute)
+    thread.start()
+    for _ in range(200):
+        cache.load(tmp_path / "three.ptd")
+        with cache.transaction() as pending:
+            pending.update(generation(5))
+        cache.revert()
+    stop.set()
+    thread.join()
+    assert not problems
+
+
+def test_load_methods_while_committing(three):
+    pte, ptd = three
+    cache = BlobCache(ptd)
+    stop = threading.Event()
+
+    def commit():
+        n = 0
+        while not stop.is_set():
+            n += 1
+            cache.update(generation(n % 50))
+
+    thread = threading.Thread(target=commit)
+    thread.start()
+    x = np.zeros(WIDTH, np.float32)
+    for _ in range(100):
+        (out,) = Program(pte, cache).method()(x)
+        assert out.min() == out.max()
+    stop.set()
+    thread.join()
+
+
+def in_child(work):
+    """Run `work` in a forked process; its exit code is 0 if it returned true."""
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            code = 0 if work() else 2
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+@pytest.mark.parametrize("mode", ["private", "copy", "shared"])
+def test_fork(three, mode, tmp_path):
+    """A child has the weights of that moment, whole; its own commits, unless shared, stay its own."""
+    pte, ptd = three
+    path = tmp_path / "w.ptd"
+    make_working_copy(ptd, path)
+    cache = BlobCache(path, mode)
+    method = Program(pte, cache).method()
+    x = np.zeros(WIDTH, np.float32)
+    cache.update(generation(2))
+
+    def child():
+        (before,) = method(x)
+        cache.update(generation(4))
+        (after,) = method(x)
+        return set(before) == {total(2)} and set(after) == {total(4)}
+
+    assert in_child(child) == 0
+    assert set(method(x)[0]) == {total(4 if mode == "shared" else 2)}
+    cache.update(generation(6))
+    assert set(method(x)[0]) == {total(6)}
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_fork_while_other_threads_commit_and_execute(three):
+    pte, ptd = three
+    cache = BlobCache(ptd)
+    program = Program(pte, cache)
+    method = program.method()
+    stop = threading.Event()
+    x = np.zeros(WIDTH, np.float32)
+
+    def commit():
+        n = 0
+        while not stop.is_set():
+            n += 1
+            cache.update(generation(n % 50))
+
+    def execute():
+        while not stop.is_set():
+            method(x)
+
+    threads = [threading.Thread(target=commit), threading.Thread(target=execute)]
+    for thread in threads:
+        thread.start()
+
+    def child():
+        (out,) = method(x)
+        cache.update(generation(3))
+        (after,) = method(x)
+        return out.min() == out.max() and set(after) == {total(3)}
+
+    try:
+        assert [in_child(child) for _ in range(20)] == [0] * 20
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
