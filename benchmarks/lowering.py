@@ -69,7 +69,7 @@ def _steady(folder: Path) -> Iterator[Row]:
             method = program.method()
             return lambda: [method(x) for _ in range(calls)]
 
-        times = side_by_side(repeat(ours), repeat(theirs), rounds=15)
+        times = side_by_side(repeat(ours), repeat(theirs), rounds=31)
         yield ratio_row(f"forward of a {what} model, against the plain delegate", *times, at_most=1.01)
 
 
@@ -234,7 +234,7 @@ def _methods(folder: Path) -> Iterator[Row]:
     packed = 16 * 4 * _MIB
     stock, _ = measure("two-plain", "no", "methods")
     for kind, what in (("methods", "prefill + decode"), ("programs", "two programs of both")):
-        used, times = measure("two", "yes", kind)
+        used, _times = measure("two", "yes", kind)
         yield Row(
             f"anonymous memory of {what}, 64 MiB of weights",
             f"{used / packed:.2f} x the packed weights (plain delegate, prefill + decode: {stock / packed:.2f} x)",

@@ -453,7 +453,7 @@ class BlobCache(NamedDataMap):
                     raise errors.UpdateError(f"'{key}' has values that are not finite")
         changes = [self._change(key, data) for key, data in direct.items()]
         for key, array in self.tensors.resolve(logical, finite=finite).items():
-            changes.append((key, memoryview(array.reshape(-1)).cast("B"), None, False))
+            changes.append((key, array.reshape(-1).view(np.uint8).data, None, False))
         return changes
 
     def _change(self, key: str, data: Any) -> tuple[str, Any, _NativeLayout | None, bool]:

@@ -171,4 +171,6 @@ def find(digest: bytes) -> NameTable:
     try:
         return _tables[digest]
     except KeyError:
-        raise BlobStoreError("this graph was partitioned in another process; lower it where it is partitioned") from None
+        raise BlobStoreError(
+            "this graph was partitioned in another process; lower it where it is partitioned"
+        ) from None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol, final
+from typing import Any, final
 
 from executorch.exir._serialize._named_data_store import NamedDataStoreOutput
 from executorch.exir._serialize.data_serializer import DataEntry
@@ -30,10 +30,6 @@ def register_inner(inner: InnerLowering) -> None:
 
 
 register_inner(xnnpack.XnnpackLowering())
-
-
-class _AnyPartitioner(Protocol):
-    def partition(self, exported_program: ExportedProgram) -> PartitionResult: ...
 
 
 class BlobStorePartitioner(Partitioner):  # type: ignore[misc]
@@ -76,7 +72,8 @@ class BlobStorePartitioner(Partitioner):  # type: ignore[misc]
 
     def transform_for_pre_decomposition(self, exported_program: ExportedProgram) -> ExportedProgram:
         """The inner partitioner's."""
-        return self.inner.transform_for_pre_decomposition(exported_program)
+        transformed: ExportedProgram = self.inner.transform_for_pre_decomposition(exported_program)
+        return transformed
 
     @property
     def spec(self) -> Any:

@@ -14,7 +14,8 @@ from blobstore.errors import KeyConflictError, KeyNotFoundError, LayoutError, Up
 from blobstore.layout import ScalarType
 from blobstore.lowering import layouts
 from blobstore.lowering.layouts import Plain
-from blobstore.lowering.records import KEY_PREFIX, Record, Records, Source, is_records
+from blobstore.lowering.records import Record, Records, Source, is_records
+from blobstore.ptd.manifest import KEY_PREFIX
 
 __all__ = ["LogicalTensor", "LogicalTensors"]
 
@@ -178,7 +179,7 @@ class LogicalTensors(Mapping[str, LogicalTensor]):
         made: dict[str, np.ndarray] = {}
 
         def lookup(key: str) -> memoryview:
-            return memoryview(made[key]).cast("B") if key in made else self._blobs.get_data(key)
+            return made[key].reshape(-1).view(np.uint8).data if key in made else self._blobs.get_data(key)
 
         # scales first: what is quantized in the same update uses them
         for record in sorted(records.values(), key=lambda record: not record.auxiliary):

@@ -143,13 +143,16 @@ def _weight(
         nonlocal record
         name = get_tensor_name(program, node)
         value = get_param_tensor(program, node)
-        assert value is not None
         origin = watch.origin(name)
-        steps = None if origin is None else _steps(
-            origin, value, quant_params, force_fp32, groups if swap_in_out_for_weights else 0, convert_to_nhwc
+        steps = (
+            None
+            if origin is None
+            else _steps(
+                origin, value, quant_params, force_fp32, groups if swap_in_out_for_weights else 0, convert_to_nhwc
+            )
         )
         if origin is None or isinstance(steps, str | None):
-            watch.refused.setdefault(name, steps or _unnamed(name))
+            watch.refused.setdefault(name, steps if isinstance(steps, str) else _unnamed(name))
             return own, watch.table.tag(name)
         record = Record(_key(origin.name, origin.sources, steps), 0, origin.sources, steps)
         return record.key, watch.table.tag(origin.sources[0].name)
@@ -250,7 +253,6 @@ def _decompose(watch: _Watch, original: Callable[..., Any], decomposition: Any, 
         return conv
     name = mean.name if gamma is None else gamma.name
     value = get_param_tensor(program, conv.args[1])
-    assert value is not None
     flags = tuple(int(part is not None) for part in (gamma, beta))
     watch.combined[get_tensor_name(program, conv.args[1])] = _Origin(
         name,
@@ -331,9 +333,8 @@ def _steps(
         if isinstance(step, str):
             return step
         steps.append(step)
-    elif force_fp32 or value.dtype not in {torch.float16, torch.bfloat16}:
-        if kind is not ScalarType.FLOAT:
-            steps.append(Step(Operation.CAST, ints=(int(ScalarType.FLOAT),)))
+    elif (force_fp32 or value.dtype not in {torch.float16, torch.bfloat16}) and kind is not ScalarType.FLOAT:
+        steps.append(Step(Operation.CAST, ints=(int(ScalarType.FLOAT),)))
     if swap_groups:
         steps.append(Step(Operation.SWAP_IN_OUT, ints=(swap_groups,)))
     if nhwc:

@@ -68,7 +68,9 @@ def test_not_finite(live: Live, name: str, value: float) -> None:
 def test_incomplete_group(tmp_path: Path) -> None:
     live = Live.make(seeded(nets.ConvNorm), inputs(2, 3, 6, 6), tmp_path)
     state = live.module.state_dict()
-    with pytest.raises(UpdateError, match=r"'conv\.weight' cannot be updated without 'norm\.running_var', 'norm\.weight'"):
+    with pytest.raises(
+        UpdateError, match=r"'conv\.weight' cannot be updated without 'norm\.running_var', 'norm\.weight'"
+    ):
         live.cache.update({"conv.weight": state["conv.weight"]})
     with pytest.raises(UpdateError, match="without"):
         live.cache.update({name: state[name] for name in ("conv.weight", "norm.running_var", "norm.weight")})

@@ -58,13 +58,17 @@ class Machine(RuleBasedStateMachine):
     @rule(target=caches)
     def open(self) -> int:
         self.states.append((BlobCache(self.directory / "a" / "model.ptd"), dict(self.original)))
-        self.methods.append((len(self.states) - 1, Program(self.directory / "a" / "model.pte", self.states[-1][0]).method()))
+        self.methods.append(
+            (len(self.states) - 1, Program(self.directory / "a" / "model.pte", self.states[-1][0]).method())
+        )
         return len(self.states) - 1
 
     @rule(cache=caches)
     def another_program(self, cache: int) -> None:
         if len(self.methods) < 8:
-            self.methods.append((cache, Program(self.directory / "a" / "model.pte", self.states[cache][0]).load_method()))
+            self.methods.append(
+                (cache, Program(self.directory / "a" / "model.pte", self.states[cache][0]).load_method())
+            )
 
     @rule(cache=caches, group=st.sampled_from(_GROUPS), seed=st.integers(0, 1000))
     def update(self, cache: int, group: tuple[str, ...], seed: int) -> None:
