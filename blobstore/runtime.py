@@ -50,6 +50,7 @@ __all__ = [
     "Program",
     "Transaction",
     "ValueInfo",
+    "delegate_failure",
     "delegate_stats",
     "make_working_copy",
     "serving",
@@ -557,6 +558,15 @@ class DelegateStats:
 def delegate_stats() -> DelegateStats:
     """Counts as they are now."""
     return DelegateStats(**_native.delegate_stats())
+
+
+def delegate_failure() -> str | None:
+    """Why a delegate failed last on this thread, once; None if none did.
+
+    For callers of ExecuTorch's own runtime, which gives a number only. Errors of `Program` and `Method` say it.
+    """
+    reason = _native.take_delegate_failure()
+    return None if reason is None else reason.decode(errors="backslashreplace")
 
 
 def make_working_copy(

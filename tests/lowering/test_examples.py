@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -11,17 +12,17 @@ import torch
 
 
 @pytest.fixture
-def zeroth_order() -> ModuleType:
+def zeroth_order(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     path = Path(__file__).parents[2] / "examples" / "zeroth_order.py"
     spec = importlib.util.spec_from_file_location("zeroth_order", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "zeroth_order", module)  # dataclasses look there
     spec.loader.exec_module(module)
     return module
 
 
-def test_digits(zeroth_order: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(zeroth_order.__dict__, "__name__", "zeroth_order")
+def test_digits(zeroth_order: ModuleType, tmp_path: Path) -> None:
     torch.manual_seed(0)
     task = zeroth_order.digits()
     with torch.no_grad():

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
-from blobstore.runtime import BlobCache, Program, delegate_stats, serving
+from blobstore.runtime import BlobCache, Program, delegate_failure, delegate_stats, serving
 from tests.lowering import nets
 from tests.lowering.live import close, inputs, lower_through, randomize, seeded
 
@@ -56,3 +57,13 @@ def test_on_a_cache(tmp_path: Path) -> None:
         assert torch.equal(found, ours(*example)[0])
     cache.close()
     close(method.execute(list(example))[0], module(*example))  # it keeps the weights as they are
+
+
+def test_without_data(tmp_path: Path) -> None:
+    """With the plain delegate this ends the process."""
+    path = lower_through({"forward": (seeded(nets.MLP), inputs(3, 16))}, tmp_path, external_constants=False)
+    assert delegate_failure() is None
+    with pytest.raises(RuntimeError):
+        load(path)
+    assert "layers.0.weight@" in (delegate_failure() or "")
+    assert delegate_failure() is None
