@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import statistics
 import subprocess
 import sys
@@ -65,12 +66,17 @@ def _run(folder: Path) -> Iterator[Row]:
     ):
         method, (program, stock) = _ours(*files), _stock(*files)
         ours, theirs = side_by_side(
-            lambda: [method(x) for _ in range(repeat)],
-            lambda: [stock.execute([x]) for _ in range(repeat)],
+            functools.partial(_repeat, method, x, repeat),
+            functools.partial(_repeat, stock.execute, [x], repeat),
             rounds=31,
         )
         del program
         yield ratio_row(f"run a {name} method, against the stock runtime", ours / repeat, theirs / repeat, at_most=bar)
+
+
+def _repeat(call: Callable[[Any], object], argument: Any, times: int) -> None:
+    for _ in range(times):
+        call(argument)
 
 
 def _median(work: Callable[[], object], before: Callable[[], object] = lambda: None, rounds: int = 31) -> float:

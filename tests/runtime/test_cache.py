@@ -3,6 +3,7 @@
 import os
 import shutil
 import tempfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -33,15 +34,15 @@ class CacheMachine(RuleBasedStateMachine):
     @initialize()
     def open(self):
         self.folder = tempfile.TemporaryDirectory()
-        path = os.path.join(self.folder.name, "foundation.ptd")
+        path = Path(self.folder.name, "foundation.ptd")
         write_foundation(path)
         self.clean = foundation_arrays()
         self.model = dict(self.clean)
         self.base = BlobCache(path, self.mode)
         self.adapter_clean = {"adapter": np.arange(2000, dtype=np.float32), "row": np.ones((2, 5), np.float32)}
-        save_file(self.adapter_clean, os.path.join(self.folder.name, "adapter.ptd"))
+        save_file(self.adapter_clean, Path(self.folder.name, "adapter.ptd"))
         self.adapter = dict(self.adapter_clean)
-        self.stack = BlobCache(os.path.join(self.folder.name, "adapter.ptd"), self.mode, base=self.base)
+        self.stack = BlobCache(Path(self.folder.name, "adapter.ptd"), self.mode, base=self.base)
         self.saved = None
         self.generation = 0
         self.dirty = set()
@@ -99,7 +100,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     @rule(dirty_only=st.booleans())
     def save(self, dirty_only):
-        path = os.path.join(self.folder.name, "saved.ptd")
+        path = Path(self.folder.name, "saved.ptd")
         self.base.save(path, dirty_only=dirty_only)
         self.saved = {key: self.model[key] for key in (self.dirty if dirty_only else self.model)}
         with open_ptd(path, verify=True) as written:
@@ -109,7 +110,7 @@ class CacheMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.saved is not None)
     @rule()
     def load(self):
-        self.base.load(os.path.join(self.folder.name, "saved.ptd"))
+        self.base.load(Path(self.folder.name, "saved.ptd"))
         self.model.update(self.saved)
         self.wrote(*self.saved)
 

@@ -370,7 +370,7 @@ def test_closing_the_cache_keeps_programs_running(mlp):
     cache = program.cache
     cache.close()
     assert torch.equal(forward(x)[0], before)
-    for use in (lambda: program.load_method(), lambda: Program(pte, cache)):
+    for use in (lambda: program.load_method(), lambda: Program(pte, cache)):  # noqa: F821 - deleted below
         with pytest.raises(errors.ClosedError, match="closed"):
             use()
     del cache, program
