@@ -17,6 +17,7 @@ from blobstore.errors import (
     KeyNotFoundError,
     LayoutError,
     MissingBackendError,
+    ProgramError,
     UnsupportedDataError,
     UpdateError,
 )
@@ -225,3 +226,21 @@ def test_tag_functions_are_checked(tmp_path: Path) -> None:
     with pytest.raises(InvalidTagError):
         lower_through({"forward": (seeded(nets.MLP), inputs(3, 16))}, tmp_path, tag=lambda name: "a/b")
     assert write is not None
+
+
+def test_an_initialization_that_fails_does_not_disturb_others(tmp_path: Path) -> None:
+    """XNNPACK's cache of packed weights is left open by it, and would refuse every other delegate."""
+    live = Live.make(seeded(nets.MLP), inputs(3, 16), tmp_path)
+    live.check()
+    bad = bytearray(live.program.path.read_bytes())
+    at = bad.index(b"XH00")
+    bad[at : at + 4] = b"XXXX"  # so XNNPACK refuses the payload, after it opened its cache
+    (tmp_path / "bad.pte").write_bytes(bytes(bad))
+    for _ in range(3):
+        with pytest.raises(ProgramError, match="'XnnpackBackend' cannot be initialized"):
+            Program(tmp_path / "bad.pte", live.cache).method()
+        live.check()
+        with torch.no_grad():
+            live.module.layers[0].weight.neg_()
+        live.cache.update({"layers.0.weight": live.module.layers[0].weight})
+        live.check()
