@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import flatbuffers
+import xxhash
 
 from blobstore._generated.payload import Constant as FbConstant
 from blobstore._generated.payload import Payload as FbPayload
@@ -66,11 +67,13 @@ def wrap(payload: bytes, inner: str, constants: Sequence[Constant]) -> bytes:
         builder.PrependUOffsetTRelative(table)
     vector = builder.EndVector()
     name = builder.CreateString(inner)
+    digest = builder.CreateByteVector(xxhash.xxh3_128_digest(payload))
     FbPayload.Start(builder)
     FbPayload.AddVersion(builder, VERSION)
     FbPayload.AddInner(builder, name)
     FbPayload.AddSize(builder, len(payload))
     FbPayload.AddConstants(builder, vector)
+    FbPayload.AddDigest(builder, digest)
     builder.Finish(FbPayload.End(builder), file_identifier=FILE_IDENTIFIER)
     body = bytes(builder.Output())
     return b"".join([payload, bytes(-len(payload) % 16), body, struct.pack("<Q", len(body)), MAGIC])

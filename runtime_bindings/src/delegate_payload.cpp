@@ -2,6 +2,7 @@
 
 #include <cstring>
 
+#include "digest.h"
 #include "flatbuffer.h"
 
 namespace blobstore {
@@ -57,6 +58,11 @@ DelegatePayload read_delegate_payload(const uint8_t* data, size_t size) {
   payload.size = buffer.u64_field(root, 2);
   if (payload.size > size - kTail - length) {
     throw FormatError("the inner payload does not fit");
+  }
+  const FlatVector expected = buffer.vector(root, 4, 1);
+  const Digest found = digest(data, payload.size);
+  if (expected.count != found.size() || std::memcmp(start + expected.start, found.data(), found.size()) != 0) {
+    throw FormatError("the inner payload has another digest than was recorded");
   }
   const FlatVector constants = buffer.vector(root, 3, 4);
   for (uint32_t i = 0; i < constants.count; ++i) {

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import xxhash
 from torch import nn
 
 from blobstore.errors import (
@@ -234,7 +235,15 @@ def test_an_initialization_that_fails_does_not_disturb_others(tmp_path: Path) ->
     live.check()
     bad = bytearray(live.program.path.read_bytes())
     at = bad.index(b"XH00")
+    end = bad.rindex(payload.MAGIC)
+    size = next(
+        n for n in range(len(bad) - at) if xxhash.xxh3_128_digest(bytes(bad[at - 4 : at - 4 + n])) in bad[at:end]
+    )
+    digest = xxhash.xxh3_128_digest(bytes(bad[at - 4 : at - 4 + size]))
     bad[at : at + 4] = b"XXXX"  # so XNNPACK refuses the payload, after it opened its cache
+    other = xxhash.xxh3_128_digest(bytes(bad[at - 4 : at - 4 + size]))
+    where = bad.index(digest)
+    bad[where : where + 16] = other
     (tmp_path / "bad.pte").write_bytes(bytes(bad))
     for _ in range(3):
         with pytest.raises(ProgramError, match="'XnnpackBackend' cannot be initialized"):

@@ -74,8 +74,35 @@ class Payload(object):
         o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(10))
         return o == 0
 
+    # Payload
+    def Digest(self, j):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(12))
+        if o != 0:
+            a = self._tab.Vector(o)
+            return self._tab.Get(flatbuffers.number_types.Uint8Flags, a + flatbuffers.number_types.UOffsetTFlags.py_type(j * 1))
+        return 0
+
+    # Payload
+    def DigestAsNumpy(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(12))
+        if o != 0:
+            return self._tab.GetVectorAsNumpy(flatbuffers.number_types.Uint8Flags, o)
+        return 0
+
+    # Payload
+    def DigestLength(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(12))
+        if o != 0:
+            return self._tab.VectorLen(o)
+        return 0
+
+    # Payload
+    def DigestIsNone(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(12))
+        return o == 0
+
 def PayloadStart(builder):
-    builder.StartObject(4)
+    builder.StartObject(5)
 
 def Start(builder):
     PayloadStart(builder)
@@ -109,6 +136,18 @@ def PayloadStartConstantsVector(builder, numElems):
 
 def StartConstantsVector(builder, numElems):
     return PayloadStartConstantsVector(builder, numElems)
+
+def PayloadAddDigest(builder, digest):
+    builder.PrependUOffsetTRelativeSlot(4, flatbuffers.number_types.UOffsetTFlags.py_type(digest), 0)
+
+def AddDigest(builder, digest):
+    PayloadAddDigest(builder, digest)
+
+def PayloadStartDigestVector(builder, numElems):
+    return builder.StartVector(1, numElems, 1)
+
+def StartDigestVector(builder, numElems):
+    return PayloadStartDigestVector(builder, numElems)
 
 def PayloadEnd(builder):
     return builder.EndObject()
