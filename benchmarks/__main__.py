@@ -10,7 +10,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-MODULES = ("store", "report", "runtime")
+MODULES = ("store", "report", "runtime", "lowering")
 
 
 def main() -> None:

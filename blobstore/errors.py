@@ -16,6 +16,7 @@ blobstore can still handle it. Each message names the file, the key, what was ex
     ├── InvalidAlignmentError   (ValueError)
     ├── LayoutError             (ValueError)     a tensor layout that is impossible or disagrees with its bytes
     ├── UnsupportedDataError    (TypeError)      no bytes can be taken from this object
+    ├── UpdateError             (ValueError)     weights that cannot be changed so: refused, incomplete, not finite
     ├── DataChangedError        (RuntimeError)   memory or a file changed after it was added
     ├── ClosedError             (ValueError)     a data map was used after close()
     ├── MissingDependencyError  (ImportError)    an optional package is needed
@@ -56,6 +57,7 @@ __all__ = [
     "UnsupportedDataError",
     "UnsupportedOperationError",
     "UnsupportedProgramError",
+    "UpdateError",
 ]
 
 
@@ -141,6 +143,10 @@ class LayoutError(BlobStoreError, ValueError):
 
 class UnsupportedDataError(BlobStoreError, TypeError):
     """No bytes can be taken from an object: its type, dtype, device or storage is not supported."""
+
+
+class UpdateError(BlobStoreError, ValueError):
+    """Weights cannot be changed in the way that was asked for; nothing was changed."""
 
 
 class DataChangedError(BlobStoreError, RuntimeError):

@@ -15,6 +15,7 @@ This is the only module that imports the native package `blobstore-runtime`. It 
 from __future__ import annotations
 
 import ctypes
+import functools
 import importlib.util
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -30,6 +31,8 @@ from blobstore import errors
 from blobstore.data_map import NamedDataMap
 from blobstore.digest import Digest, digest
 from blobstore.layout import ScalarType, TensorLayout
+from blobstore.lowering import layouts
+from blobstore.lowering.updates import LogicalTensors
 from blobstore.ptd.reader import open_ptd
 from blobstore.ptd.writer import Entry, write_ptd
 from blobstore.staging import Staging, refuse_inputs
@@ -39,7 +42,19 @@ from blobstore.tensors import as_bytes, to_numpy, to_torch
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["BlobCache", "CacheStats", "Method", "Program", "Transaction", "ValueInfo", "make_working_copy"]
+__all__ = [
+    "BlobCache",
+    "CacheStats",
+    "DelegateStats",
+    "Method",
+    "Program",
+    "Transaction",
+    "ValueInfo",
+    "delegate_failure",
+    "delegate_stats",
+    "make_working_copy",
+    "serving",
+]
 
 _LIBRARIES = (
     "libexecutorch.so",
@@ -305,27 +320,54 @@ class BlobCache(NamedDataMap):
 
     # Changing. All or nothing, and no running method sees it happen.
 
-    def update(self, blobs: Mapping[str, Any]) -> int:
-        """Change blobs: all of them in one commit, or none.
+    def update(self, blobs: Mapping[str, Any], *, finite: bool = False) -> int:
+        """Change tensors or blobs: all of them in one commit, or none.
+
+        A name is a key, or, if records tell of it (see docs/lowering.md), a tensor of the model: then the value is in
+        the model's own shape and dtype and is laid out here as the delegates store it.
 
         The data is read in place while it is committed. Tensors and arrays must have the blob's own layout (dense
         memory in another order of dimensions is put in order); for bytes only the length counts.
 
         Args:
-            blobs: key to a tensor, an array, or an object with the buffer protocol.
+            blobs: name to a tensor, an array, or, for a key, an object with the buffer protocol.
+            finite: refuse tensors with infinities or NaN.
 
         Returns:
             The new generation.
 
         Raises:
-            KeyNotFoundError: a key is not in this cache's files. Nothing was changed, here and below.
-            LayoutError: a blob has another shape, type or size.
+            KeyNotFoundError: a name is not in this cache's files. Nothing was changed, here and below.
+            LayoutError: it has another shape, type or size.
+            UpdateError: a tensor cannot be changed, or not alone; or it is not finite.
             UnsupportedDataError: no bytes can be taken from an object.
             UnsupportedOperationError: this thread is in `reading()`; or, in mode "shared", the file stores two keys
                 once which would differ now.
         """
         self._check_open()
-        return int(self._native.update([self._change(key, data) for key, data in blobs.items()]))
+        return int(self._native.update(self._changes(blobs, finite)))
+
+    def update_state_dict(self, tensors: Mapping[str, Any], *, strict: bool = True, finite: bool = False) -> int:
+        """Change whatever of a model's `state_dict()` the programs on this cache have, in one commit.
+
+        Entries that no program has, such as the counters of batch normalization, are passed over.
+
+        Args:
+            tensors: name to a tensor or array.
+            strict: refuse if the programs have tensors that are not given or cannot be changed; otherwise these stay.
+            finite: as for `update`.
+
+        Returns, raises:
+            As `update`.
+        """
+        self._check_open()
+        names = self.tensors.names_for_state_dict(tensors, strict=strict)
+        return self.update({name: tensors[name] for name in names}, finite=finite)
+
+    @functools.cached_property
+    def tensors(self) -> LogicalTensors:
+        """The tensors that can be changed by name, what each of them takes, and which cannot and why."""
+        return LogicalTensors(self)
 
     @contextmanager
     def transaction(self) -> Iterator[Transaction]:
@@ -404,6 +446,17 @@ class BlobCache(NamedDataMap):
     def _all_paths(self) -> list[Path]:
         return [*self.paths, *(self.base._all_paths() if self.base is not None else ())]
 
+    def _changes(self, blobs: Mapping[str, Any], finite: bool) -> list[tuple[str, Any, _NativeLayout | None, bool]]:
+        direct, logical = self.tensors.split(blobs)
+        if finite:
+            for key, data in direct.items():
+                if as_bytes(data)[1] is not None and not layouts.check_finite(layouts.plain(data)):
+                    raise errors.UpdateError(f"'{key}' has values that are not finite")
+        changes = [self._change(key, data) for key, data in direct.items()]
+        for key, array in self.tensors.resolve(logical, finite=finite).items():
+            changes.append((key, array.reshape(-1).view(np.uint8).data, None, False))
+        return changes
+
     def _change(self, key: str, data: Any) -> tuple[str, Any, _NativeLayout | None, bool]:
         if not isinstance(key, str):
             raise errors.KeyNotFoundError(f"{self.name}: no key {key!r}")
@@ -427,17 +480,22 @@ class BlobCache(NamedDataMap):
 class Transaction:
     """Changes that wait for their commit; see `BlobCache.transaction`.
 
-    `transaction[key] = data` takes a tensor, an array, or an object with the buffer protocol, checks it against the
-    blob and copies it. A key that is set twice has the last data.
+    `transaction[name] = data` takes what `BlobCache.update` takes, checks it against the blob or tensor and copies it. A
+    name that is set twice has the last data. Tensors of the model are laid out when all are there, at the commit.
     """
 
     def __init__(self, cache: BlobCache) -> None:
         self._cache = cache
         self._changes: dict[str, tuple[str, Any, _NativeLayout | None, bool]] = {}
+        self._logical: dict[str, Any] = {}
 
     def __setitem__(self, key: str, data: Any) -> None:
         cache = self._cache
         cache._check_open()
+        if key in cache.tensors:
+            cache.tensors.split({key: data})
+            self._logical[key] = cache.tensors.copy(key, data)
+            return
         change = cache._change(key, data)
         expected = len(cache.get_data(key))
         if change[3] and _layout(change[2]) != cache.layout(key):
@@ -456,12 +514,59 @@ class Transaction:
             self[key] = data
 
     def __len__(self) -> int:
-        return len(self._changes)
+        return len(self._changes) + len(self._logical)
 
     def commit(self) -> int:
         """Commit what was collected, and begin anew. Leaving the block does it."""
         changes, self._changes = list(self._changes.values()), {}
-        return int(self._cache._native.update(changes))
+        logical, self._logical = self._logical, {}
+        return int(self._cache._native.update(changes + self._cache._changes(logical, False)))
+
+
+@contextmanager
+def serving(cache: BlobCache) -> Iterator[None]:
+    """Let methods that ExecuTorch's own runtime loads in this block, in this thread, run on a cache.
+
+    It is for delegates that were lowered with `BlobStorePartitioner`: they hold the cache and follow its commits for as
+    long as the method lives. Each delegate looks for commits when it is its turn, so if one happens while a method with
+    several delegates runs, the later ones may be a generation ahead; with `Program` that cannot happen. Constants that
+    no delegate took are ExecuTorch's own here, and do not change.
+    """
+    scope = _native.CacheScope(cache._native)
+    scope.enter()
+    try:
+        yield
+    finally:
+        scope.leave()
+
+
+@dataclass(frozen=True)
+class DelegateStats:
+    """What the delegates of this process did.
+
+    Attributes:
+        handles: delegates that are loaded.
+        inits: how often an inner backend was initialized, at loading or because weights changed.
+        names: versions of blobs in use.
+    """
+
+    handles: int
+    inits: int
+    names: int
+
+
+def delegate_stats() -> DelegateStats:
+    """Counts as they are now."""
+    return DelegateStats(**_native.delegate_stats())
+
+
+def delegate_failure() -> str | None:
+    """Why a delegate failed last on this thread, once; None if none did.
+
+    For callers of ExecuTorch's own runtime, which gives a number only. Errors of `Program` and `Method` say it.
+    """
+    reason = _native.take_delegate_failure()
+    return None if reason is None else reason.decode(errors="backslashreplace")
 
 
 def make_working_copy(

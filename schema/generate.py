@@ -15,7 +15,7 @@ from pathlib import Path
 
 SCHEMA = Path(__file__).resolve().parent
 TARGET = SCHEMA.parent / "blobstore" / "_generated"
-SOURCES = ("scalar_type.fbs", "flat_tensor.fbs", "manifest.fbs")
+SOURCES = ("scalar_type.fbs", "flat_tensor.fbs", "manifest.fbs", "record.fbs", "payload.fbs")
 _PACKAGE = '"""Made by `make schema`; do not edit."""\n'
 
 

@@ -9,6 +9,7 @@
 
 #include <blobstore/cache.h>
 #include <blobstore/data_map.h>
+#include <blobstore/delegate.h>
 #include <blobstore/program.h>
 
 #include "../src/crash_point.h"
@@ -147,6 +148,18 @@ class HeldReading {
  private:
   std::shared_ptr<BlobCache> cache_;
   std::optional<BlobCache::Reading> reading_;
+};
+
+/// A CacheScope as a context manager.
+class HeldScope {
+ public:
+  explicit HeldScope(std::shared_ptr<BlobCache> cache) : cache_(std::move(cache)) {}
+  void enter() { scope_.emplace(cache_); }
+  void leave() { scope_.reset(); }
+
+ private:
+  std::shared_ptr<BlobCache> cache_;
+  std::optional<CacheScope> scope_;
 };
 
 /// ExecuTorch's interface called as ExecuTorch calls it, for tests: results are (error number, value).
@@ -307,6 +320,24 @@ NB_MODULE(_native, module) {
       .def(nb::init<std::shared_ptr<BlobCache>>())
       .def("enter", &HeldReading::enter)
       .def("leave", &HeldReading::leave);
+
+  register_delegate();
+  nb::class_<HeldScope>(module, "CacheScope")
+      .def(nb::init<std::shared_ptr<BlobCache>>())
+      .def("enter", &HeldScope::enter)
+      .def("leave", &HeldScope::leave);
+  module.def("delegate_stats", [] {
+    const DelegateStats found = delegate_stats();
+    nb::dict out;
+    out["handles"] = found.handles;
+    out["inits"] = found.inits;
+    out["names"] = found.names;
+    return out;
+  });
+  module.def("take_delegate_failure", []() -> nb::object {
+    const auto failure = take_delegate_failure();
+    return failure ? nb::object(to_bytes(failure->reason)) : nb::none();
+  });
 
   nb::class_<DataMapProbe>(module, "DataMapProbe")
       .def(nb::init<std::shared_ptr<BlobCache>>())

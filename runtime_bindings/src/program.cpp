@@ -15,6 +15,8 @@
 #include <executorch/runtime/kernel/operator_registry.h>
 #include <executorch/runtime/platform/runtime.h>
 
+#include <blobstore/delegate.h>
+
 #include "arena.h"
 #include "file.h"
 #include "fork.h"
@@ -168,6 +170,7 @@ class LoadedProgram final : public Program {
   LoadedProgram(const std::string& path, std::shared_ptr<BlobCache> cache)
       : cache_(std::move(cache)), image_(path), loader_(image_), map_(cache_) {
     et::runtime_init();
+    register_delegate();
     cache_->check_open();
     image_.bind(*cache_);
     et::Result<et::Program> loaded = et::Program::load(&loader_, et::Program::Verification::InternalConsistency);
@@ -320,9 +323,15 @@ void LoadedMethod::load(
     const ProgramImage& image,
     size_t number) {
   const BlobCache::Reading reading(*map.cache()); // delegates pack what they read: one generation
+  const CacheScope scope(map.cache());
   CacheDataMap::Misses misses;
+  (void)take_delegate_failure();
   et::Result<et::Method> loaded = program.load_method(name_.c_str(), manager_.get(), nullptr, &map);
   if (!loaded.ok()) {
+    if (const auto failure = take_delegate_failure()) {
+      throw Error(
+          failure->kind, program_->path(), "method '" + name_ + "' has a delegate that cannot be loaded: " + failure->reason);
+    }
     if (!misses.keys().empty()) {
       throw Error(
           ErrorKind::KeyNotFound,
@@ -520,10 +529,11 @@ std::vector<Value> LoadedMethod::execute(const std::vector<Argument>& arguments)
     error = method_->execute();
   }
   if (error != EtError::Ok) {
+    const auto failure = take_delegate_failure();
     throw Error(
         ErrorKind::Execution,
         program_->path(),
-        "method '" + name_ + "' failed: " + describe(error),
+        "method '" + name_ + "' failed: " + (failure ? failure->reason : describe(error)),
         static_cast<int>(error));
   }
   std::vector<Value> results;

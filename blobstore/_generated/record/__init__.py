@@ -1,0 +1,1 @@
+"""Made by `make schema`; do not edit."""

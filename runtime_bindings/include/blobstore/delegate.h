@@ -1,0 +1,52 @@
+// The delegate "BlobStoreBackend": another backend, whose weights can change while it is loaded.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include <blobstore/cache.h>
+#include <blobstore/error.h>
+
+namespace blobstore {
+
+/// Make the delegate known to ExecuTorch in this process; again does nothing. Loading a `Program` does it too.
+///
+/// Such a delegate has the payload of an inner backend, which packs weights when it is initialized. When one of its
+/// blobs has another version than it was packed with, the next call first initializes the inner backend anew: what did
+/// not change is found packed already, the new handle takes the place of the old one, and only then the old one goes.
+/// Packed weights are shared by all delegates of this process that take the same blobs, in the same versions, from the
+/// same cache. They are never shared by two caches, unless one is the base of the other.
+void register_delegate();
+
+/// While it lives, delegates that this thread initializes take their blobs from the cache, and follow its commits, before
+/// they look into the data files that ExecuTorch was given. They hold the cache. `Program` does it for its methods; for
+/// ExecuTorch's own runtime it is the user's to do. May be nested.
+class CacheScope {
+ public:
+  explicit CacheScope(std::shared_ptr<const BlobCache> cache);
+  ~CacheScope();
+  CacheScope(const CacheScope&) = delete;
+  CacheScope& operator=(const CacheScope&) = delete;
+
+ private:
+  std::shared_ptr<const BlobCache> before_;
+};
+
+/// Why a delegate failed last on this thread; ExecuTorch itself gives a number only.
+struct DelegateFailure {
+  ErrorKind kind;
+  std::string reason;
+};
+/// @returns it once; nothing if none failed since.
+std::optional<DelegateFailure> take_delegate_failure();
+
+/// Counted over all delegates of this process.
+struct DelegateStats {
+  uint64_t handles = 0; // delegates that are loaded now
+  uint64_t inits = 0; // how often an inner backend was initialized
+  uint64_t names = 0; // versions of blobs that are in use now
+};
+DelegateStats delegate_stats();
+
+} // namespace blobstore

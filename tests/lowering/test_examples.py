@@ -1,0 +1,41 @@
+"""The example tunes the program exactly as it tunes the module."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+
+@pytest.fixture
+def zeroth_order(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    path = Path(__file__).parents[2] / "examples" / "zeroth_order.py"
+    spec = importlib.util.spec_from_file_location("zeroth_order", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "zeroth_order", module)  # dataclasses look there
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_digits(zeroth_order: ModuleType, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    task = zeroth_order.digits()
+    with torch.no_grad():
+        program, eager = zeroth_order.run(task, 300, tmp_path)
+    assert program > 0.65
+    assert abs(program - eager) < 0.02
+
+
+@pytest.mark.slow
+def test_sentences(zeroth_order: ModuleType, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    task = zeroth_order.sentences()
+    with torch.no_grad():
+        program, eager = zeroth_order.run(task, 150, tmp_path)
+    assert program >= 0.6
+    assert abs(program - eager) < 0.1

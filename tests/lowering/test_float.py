@@ -1,0 +1,170 @@
+"""Updates of float models: after each, the program computes what the module with these weights does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from blobstore.data_map import NamedDataMap
+from blobstore.lowering.records import is_records
+from blobstore.ptd.reader import open_ptd
+from blobstore.runtime import BlobCache, Program, delegate_stats
+from tests.lowering import nets
+from tests.lowering.live import Live, inputs, lower_through, randomize, seeded
+
+MODELS = {
+    "mlp": (nets.MLP, (3, 16)),
+    "conv_norm": (nets.ConvNorm, (2, 3, 6, 6)),
+    "convolutions": (nets.Convolutions, (1, 4, 8, 8)),
+    "prelu": (nets.PReLU, (1, 3, 8, 8)),
+}
+
+
+@pytest.fixture(params=MODELS)
+def live(request: pytest.FixtureRequest, tmp_path: Path) -> Live:
+    make, shape = MODELS[request.param]
+    module = seeded(make)
+    randomize(module, 99)
+    if isinstance(module, nets.MLP):
+        torch.nn.init.zeros_(module.layers[0].bias)
+        torch.nn.init.zeros_(module.layers[1].bias)
+    return Live.make(module, inputs(*shape), tmp_path)
+
+
+def same_blobs(a: NamedDataMap, b: NamedDataMap) -> None:
+    """Both have the same keys with the same bytes."""
+    for key in a:
+        assert bytes(a.get_data(key)) == bytes(b.get_data(key)), key
+
+
+def test_whole_models_are_updated_again_and_again(live: Live) -> None:
+    live.check()
+    for seed in range(4):
+        live.cache.update_state_dict(randomize(live.module, seed))
+        live.check()
+    live.cache.revert()
+    live.cache.update_state_dict(randomize(live.module, 3))
+    live.check()
+
+
+def test_each_tensor_alone_or_with_what_it_needs(live: Live) -> None:
+    live.run()
+    for name in list(live.cache.tensors):
+        randomize_one(live, name)
+        live.check()
+
+
+def randomize_one(live: Live, name: str) -> None:
+    tensor = live.cache.tensors[name]
+    state = dict(live.module.named_parameters()) | dict(live.module.named_buffers())
+    generator = torch.Generator().manual_seed(len(name))
+    with torch.no_grad():
+        for one in (name, *tensor.needs):
+            state[one].copy_(torch.rand(state[one].shape, generator=generator) + 0.1)
+    related, waiting = {name}, [name]
+    while waiting:  # a folded blob needs all its tensors, and each of those belongs to other blobs, too
+        for other in live.cache.tensors[waiting.pop()].needs:
+            if other not in related:
+                related.add(other)
+                waiting.append(other)
+    live.cache.update({one: state[one] for one in related})
+
+
+def test_lowering_the_changed_model_gives_the_same_blobs(live: Live, tmp_path: Path) -> None:
+    state = randomize(live.module, 5)
+    live.cache.update_state_dict(state)
+    again = lower_through({"forward": (live.module, live.inputs)}, tmp_path / "again")
+    same_blobs(open_ptd(tmp_path / "again" / "model.ptd"), live.cache)
+    # so programs differ in nothing either, and one data file serves the other program
+    assert again.read_bytes() == live.program.path.read_bytes()
+    fresh = BlobCache(tmp_path / "model.ptd")
+    fresh.load(tmp_path / "again" / "model.ptd")
+    assert torch.equal(Program(live.program.path, fresh).method()(*live.inputs)[0], live.run())
+
+
+def test_every_blob_follows_from_its_record(live: Live) -> None:
+    state = dict(live.module.named_parameters()) | dict(live.module.named_buffers())
+    keys = {key for name in live.cache.tensors for key in live.cache.tensors[name].keys}
+    tensors = {name: state[name] for name in live.cache.tensors if live.cache.tensors[name].keys}
+    made = live.cache.tensors.resolve(tensors)
+    assert made.keys() == keys
+    for key, array in made.items():
+        assert array.tobytes() == bytes(live.cache.get_data(key)), key
+
+
+def test_one_readable_key_a_parameter(live: Live) -> None:
+    keys = [key for key in live.cache if not is_records(key, live.cache.get_data(key))]
+    assert len(keys) == len(set(keys))
+    for key in keys:
+        name, _, layout = key.partition("@")
+        known = [*live.cache.tensors, "plain_norm.bias", "plain.bias", "fc.bias"]  # folding makes biases
+        assert name in known or layout == ""
+        assert layout == "" or (len(layout) == 16 and int(layout, 16) >= 0)
+
+
+def test_equal_contents_keep_keys_of_their_own(tmp_path: Path) -> None:
+    module = seeded(nets.MLP)
+    live = Live.make(module, inputs(3, 16), tmp_path)
+    live.check()
+    with torch.no_grad():
+        module.layers[1].bias.fill_(2)
+    live.cache.update({"layers.1.bias": module.layers[1].bias})
+    live.check()
+
+
+def test_tensors_outside_the_delegate_in_the_same_commit(tmp_path: Path) -> None:
+    live = Live.make(seeded(nets.MLP), inputs(3, 16), tmp_path)
+    before = live.cache.generation
+    with torch.no_grad():
+        live.module.shift.neg_()
+        live.module.layers[0].weight.neg_()
+    live.cache.update({"shift": live.module.shift, "layers.0.weight": live.module.layers[0].weight})
+    assert live.cache.generation == before + 1
+    live.check()
+
+
+def test_numpy_and_transactions(tmp_path: Path) -> None:
+    live = Live.make(seeded(nets.MLP), inputs(3, 16), tmp_path)
+    state = {name: tensor.numpy() for name, tensor in randomize(live.module, 3).items()}
+    with live.cache.transaction() as transaction:
+        for name, array in state.items():
+            transaction[name] = array
+        assert len(transaction) == len(state)
+        transaction["shift"] = state["shift"]
+    live.check()
+
+
+def test_delta_and_revert(tmp_path: Path) -> None:
+    live = Live.make(seeded(nets.ConvNorm), inputs(2, 3, 6, 6), tmp_path)
+    original = live.run()
+    live.cache.update_state_dict(randomize(live.module, 3))
+    live.cache.save(tmp_path / "delta.ptd", dirty_only=True)
+    live.cache.revert()
+    assert torch.equal(live.run(), original)
+    live.cache.load(tmp_path / "delta.ptd")
+    live.check()
+
+
+def test_what_did_not_change_is_not_initialized_again(tmp_path: Path) -> None:
+    live = Live.make(seeded(nets.MLP), inputs(3, 16), tmp_path)
+    live.run()
+    inits = delegate_stats().inits
+    live.cache.update({"shift": live.module.shift})  # no delegate has it
+    live.check()
+    assert delegate_stats().inits == inits
+    live.cache.update({"layers.0.weight": live.module.layers[0].weight})
+    live.check()
+    live.check()
+    assert delegate_stats().inits == inits + 1
+
+
+def test_names_do_not_pile_up(tmp_path: Path) -> None:
+    live = Live.make(seeded(nets.MLP), inputs(3, 16), tmp_path)
+    live.run()
+    names = delegate_stats().names
+    for _ in range(50):
+        live.cache.update({"layers.0.weight": live.module.layers[0].weight})
+        live.run()
+    assert delegate_stats().names == names

@@ -1,0 +1,255 @@
+"""What cannot be done is refused with the reason, and changes nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import xxhash
+from torch import nn
+
+from blobstore.errors import (
+    BlobStoreError,
+    InvalidFileError,
+    InvalidTagError,
+    KeyNotFoundError,
+    LayoutError,
+    MissingBackendError,
+    ProgramError,
+    UnsupportedDataError,
+    UpdateError,
+)
+from blobstore.lowering import payload
+from blobstore.lowering.records import Records, is_records, records_key
+from blobstore.ptd.reader import open_ptd
+from blobstore.runtime import BlobCache, Program
+from blobstore.store import BlobStore
+from tests.lowering import nets
+from tests.lowering.live import BlobStorePartitioner, Live, XnnpackPartitioner, inputs, lower_through, seeded, write
+
+
+@pytest.fixture
+def live(tmp_path: Path) -> Live:
+    return Live.make(seeded(nets.MLP), inputs(3, 16), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"layers.7.weight": torch.zeros(1)}, KeyNotFoundError, "no key and no tensor 'layers.7.weight'"),
+        ({"layers.0.weight": torch.zeros(16, 24)}, LayoutError, r"shape \[24, 16\], the new one has \[16, 24\]"),
+        ({"layers.0.weight": torch.zeros(24, 16, dtype=torch.float64)}, LayoutError, r"float\[24, 16\].*double"),
+        ({"layers.0.weight": [[0.0]]}, UnsupportedDataError, "list"),
+        ({"shift": torch.zeros(9)}, LayoutError, "shift"),
+    ],
+)
+def test_wrong_updates(live: Live, changes: dict[str, Any], error: type[Exception], message: str) -> None:
+    generation = live.cache.generation
+    good = {"layers.1.bias": torch.ones(24)}
+    with pytest.raises(error, match=message):
+        live.cache.update(good | changes)
+    assert live.cache.generation == generation
+    live.check()
+
+
+@pytest.mark.parametrize("name", ["layers.0.weight", "shift"])
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_not_finite(live: Live, name: str, value: float) -> None:
+    tensor = torch.zeros_like(live.module.state_dict()[name])
+    tensor.view(-1)[-1] = value
+    with pytest.raises(UpdateError, match=f"'{name}' has values that are not finite"):
+        live.cache.update({name: tensor}, finite=True)
+    live.check()
+    live.cache.update({name: tensor})
+    assert not live.run().isfinite().all()
+
+
+def test_incomplete_group(tmp_path: Path) -> None:
+    live = Live.make(seeded(nets.ConvNorm), inputs(2, 3, 6, 6), tmp_path)
+    state = live.module.state_dict()
+    with pytest.raises(
+        UpdateError, match=r"'conv\.weight' cannot be updated without 'norm\.running_var', 'norm\.weight'"
+    ):
+        live.cache.update({"conv.weight": state["conv.weight"]})
+    with pytest.raises(UpdateError, match="without"):
+        live.cache.update({name: state[name] for name in ("conv.weight", "norm.running_var", "norm.weight")})
+    live.check()
+
+
+def test_incomplete_state_dict(live: Live) -> None:
+    state = live.module.state_dict()
+    weight = state.pop("layers.0.weight")
+    with pytest.raises(UpdateError, match=r"lacks 'layers\.0\.weight'"):
+        live.cache.update_state_dict(state)
+    live.cache.update_state_dict(state, strict=False)
+    live.cache.update_state_dict({**state, "layers.0.weight": weight, "elsewhere": torch.ones(3)})
+    live.check()
+
+
+def test_constants_inside_the_program(tmp_path: Path) -> None:
+    live = Live.make(seeded(nets.MLP), inputs(3, 16), tmp_path, external_constants=False)
+    with pytest.raises(UpdateError, match=r"'shift' cannot be updated: .*external_constants"):
+        live.cache.update_state_dict(live.module.state_dict())
+    live.cache.update_state_dict(live.module.state_dict(), strict=False)
+    live.check()
+
+
+def test_stock_keys(tmp_path: Path) -> None:
+    from blobstore.demo.models import lower
+    from blobstore.programs import save_programs
+
+    module = seeded(nets.MLP)
+    save_programs({"model": lower({"forward": (module, inputs(3, 16))})}, tmp_path)
+    cache = BlobCache(tmp_path / "shared.ptd")
+    with pytest.raises(KeyNotFoundError, match=r"cannot be updated by name.*hashes.*BlobStorePartitioner"):
+        cache.update({"layers.0.weight": module.layers[0].weight})
+
+
+def test_missing_data(tmp_path: Path) -> None:
+    path = lower_through({"forward": (seeded(nets.MLP), inputs(3, 16))}, tmp_path, external_constants=False)
+    with pytest.raises(KeyNotFoundError, match=r"layers\.0\.weight@"):
+        Program(path).method()
+    store = BlobStore()
+    for key in (data := open_ptd(tmp_path / "model.ptd")):
+        if not key.startswith("layers.1.weight"):
+            store.add(key, data.get_data(key))
+    store.write_ptd(tmp_path / "less.ptd")
+    cache = BlobCache(tmp_path / "less.ptd")
+    with pytest.raises(KeyNotFoundError, match=r"no data file.*layers\.1\.weight@"):
+        Program(path, cache).method()
+    with pytest.raises(KeyNotFoundError, match=r"layers\.1\.weight"):
+        cache.update({"layers.1.weight": torch.zeros(24, 24)})
+
+
+def test_data_of_another_program(tmp_path: Path) -> None:
+    class Other(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList([nn.Linear(16, 24), nn.Linear(24, 24), nn.Linear(24, 8)])
+            self.layers[0] = nn.Linear(16, 12)
+            self.layers[1] = nn.Linear(12, 24)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for layer in self.layers:
+                x = layer(x)
+            return x
+
+    path = lower_through({"forward": (seeded(nets.MLP), inputs(3, 16))}, tmp_path / "a", external_constants=False)
+    lower_through({"forward": (seeded(Other), inputs(3, 16))}, tmp_path / "b")
+    # keys tell layouts apart, so the data is missing rather than wrong
+    with pytest.raises(KeyNotFoundError, match=r"layers\.0\.weight@"):
+        Program(path, BlobCache(tmp_path / "b" / "model.ptd")).method()
+    # under the very key, but of another size
+    store = BlobStore()
+    for key in (data := open_ptd(tmp_path / "a" / "model.ptd")):
+        store.add(key, data.get_data(key)[4:] if key.startswith("layers.2.bias") else data.get_data(key))
+    store.write_ptd(tmp_path / "short.ptd")
+    with pytest.raises(LayoutError, match=r"layers\.2\.bias.* has 28 bytes, the delegate takes 32"):
+        Program(path, BlobCache(tmp_path / "short.ptd")).method()
+
+
+def test_without_records(tmp_path: Path) -> None:
+    path = lower_through({"forward": (seeded(nets.MLP), inputs(3, 16))}, tmp_path)
+    store = BlobStore()
+    data = open_ptd(tmp_path / "model.ptd")
+    for key in data:
+        if not is_records(key, data.get_data(key)):
+            store.add(key, data.get_data(key), layout=data.get_tensor_layout(key))
+    store.write_ptd(tmp_path / "bare.ptd")
+    cache = BlobCache(tmp_path / "bare.ptd")
+    Program(path, cache).method()
+    with pytest.raises(KeyNotFoundError, match="no records"):
+        cache.update({"layers.0.weight": torch.zeros(24, 16)})
+
+
+def test_damaged_records(tmp_path: Path) -> None:
+    lower_through({"forward": (seeded(nets.MLP), inputs(3, 16))}, tmp_path)
+    data = open_ptd(tmp_path / "model.ptd")
+    (key,) = (key for key in data if is_records(key, data.get_data(key)))
+    good = bytes(data.get_data(key))
+    assert key == records_key(good)
+    assert Records.parse(good).pack() == good
+    rng = np.random.default_rng(0)
+    refused = 0
+    for _ in range(300):
+        bad = bytearray(good)
+        bad[rng.integers(8, len(bad))] ^= int(rng.integers(1, 256))
+        try:
+            Records.parse(bytes(bad))
+        except InvalidFileError:
+            refused += 1
+    assert refused
+    with pytest.raises(InvalidFileError):
+        Records.parse(good[: len(good) // 2])
+    with pytest.raises(InvalidFileError):
+        Records.parse(b"")
+
+
+def test_damaged_payloads(tmp_path: Path) -> None:
+    path = lower_through({"forward": (seeded(nets.MLP), inputs(3, 16))}, tmp_path)
+    whole = path.read_bytes()
+    end = whole.rindex(payload.MAGIC)
+    cache = BlobCache(tmp_path / "model.ptd")
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        bad = bytearray(whole)
+        for at in rng.integers(end - 900, end + 8, size=3):
+            bad[at] ^= int(rng.integers(1, 256))
+        (tmp_path / "bad.pte").write_bytes(bytes(bad))
+        try:
+            Program(tmp_path / "bad.pte", cache).method()(*inputs(3, 16))
+        except BlobStoreError:
+            pass
+    # and the packed weights that others use are in order
+    assert Program(path, cache).method()(*inputs(3, 16))[0].isfinite().all()
+
+
+def test_missing_inner_backend(tmp_path: Path) -> None:
+    path = lower_through({"forward": (seeded(nets.MLP), inputs(3, 16))}, tmp_path)
+    whole = bytearray(path.read_bytes())
+    at = whole.rindex(b"XnnpackBackend")
+    whole[at : at + 14] = b"NnpackXBackend"
+    path.write_bytes(whole)
+    with pytest.raises(MissingBackendError, match="NnpackXBackend"):
+        Program(path, BlobCache(tmp_path / "model.ptd")).method()
+
+
+@pytest.mark.parametrize("tag", ["a/b", "", ".."])
+def test_tags(tag: str) -> None:
+    with pytest.raises(InvalidTagError):
+        BlobStorePartitioner(XnnpackPartitioner(), tag=tag)
+
+
+def test_tag_functions_are_checked(tmp_path: Path) -> None:
+    with pytest.raises(InvalidTagError):
+        lower_through({"forward": (seeded(nets.MLP), inputs(3, 16))}, tmp_path, tag=lambda name: "a/b")
+    assert write is not None
+
+
+def test_an_initialization_that_fails_does_not_disturb_others(tmp_path: Path) -> None:
+    """XNNPACK's cache of packed weights is left open by it, and would refuse every other delegate."""
+    live = Live.make(seeded(nets.MLP), inputs(3, 16), tmp_path)
+    live.check()
+    bad = bytearray(live.program.path.read_bytes())
+    at = bad.index(b"XH00")
+    end = bad.rindex(payload.MAGIC)
+    size = next(
+        n for n in range(len(bad) - at) if xxhash.xxh3_128_digest(bytes(bad[at - 4 : at - 4 + n])) in bad[at:end]
+    )
+    digest = xxhash.xxh3_128_digest(bytes(bad[at - 4 : at - 4 + size]))
+    bad[at : at + 4] = b"XXXX"  # so XNNPACK refuses the payload, after it opened its cache
+    other = xxhash.xxh3_128_digest(bytes(bad[at - 4 : at - 4 + size]))
+    where = bad.index(digest)
+    bad[where : where + 16] = other
+    (tmp_path / "bad.pte").write_bytes(bytes(bad))
+    for _ in range(3):
+        with pytest.raises(ProgramError, match="'XnnpackBackend' cannot be initialized"):
+            Program(tmp_path / "bad.pte", live.cache).method()
+        live.check()
+        with torch.no_grad():
+            live.module.layers[0].weight.neg_()
+        live.cache.update({"layers.0.weight": live.module.layers[0].weight})
+        live.check()

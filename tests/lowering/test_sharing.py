@@ -1,0 +1,223 @@
+"""Packed weights are shared where they are the same, and never where they are not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from blobstore.demo.models import Decoder, DecoderConfig, lower, quiet
+from blobstore.errors import KeyConflictError
+from blobstore.lowering import payload
+from blobstore.programs import save_programs
+from blobstore.pte.program import read_program
+from blobstore.runtime import BlobCache, Program, delegate_stats
+from tests.lowering import nets
+from tests.lowering.live import Live, close, inputs, lower_through, plugin, randomize, seeded, write
+
+TINY = DecoderConfig(vocabulary=64, width=32, hidden=48, layers=2, heads=4, kv_heads=2, context=16, prompt=4)
+
+
+def check_decoder(module: Decoder, program: Program, method: str, tokens: int) -> None:
+    example = module.example(tokens)
+    with torch.no_grad():
+        for found, expected in zip(program.method(method)(*example), module(*example), strict=True):
+            close(found, expected)
+
+
+def test_prefill_and_decode_with_tied_embeddings(tmp_path: Path) -> None:
+    module = Decoder(TINY)
+    methods = {"prefill": (module, module.example(4)), "decode": (module, module.example(1))}
+    path = lower_through(methods, tmp_path)
+    cache = BlobCache(tmp_path / "model.ptd")
+    program = Program(path, cache)
+    check_decoder(module, program, "prefill", 4)
+    names = delegate_stats().names
+    check_decoder(module, program, "decode", 1)
+    assert delegate_stats().names == names  # the second method has no blob of its own
+    # each linear layer once, not once a method
+    assert sum(key.startswith("blocks.0.w1.weight") for key in cache) == 1
+    for seed in range(3):
+        with torch.no_grad():
+            for i, parameter in enumerate(module.parameters()):
+                parameter.mul_(1 + 0.1 * ((seed + i) % 3 - 1))
+        cache.update_state_dict(module.state_dict(), strict=False)
+        check_decoder(module, program, "decode", 1)
+        check_decoder(module, program, "prefill", 4)
+    with torch.no_grad():
+        module.embedding.weight.neg_()  # looked up by a kernel and multiplied by the delegate
+    cache.update({"embedding.weight": module.embedding.weight})
+    check_decoder(module, program, "prefill", 4)
+    check_decoder(module, program, "decode", 1)
+
+
+class Tied(nn.Module):
+    """One matrix under two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(16, 8)
+        self.out = nn.Linear(8, 16, bias=False)
+        self.out.weight = self.embed.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(torch.tanh(self.embed(x)))
+
+
+def test_either_name_of_a_tied_tensor(tmp_path: Path) -> None:
+    module = seeded(Tied)
+    live = Live.make(module, (torch.tensor([1, 2, 3]),), tmp_path)
+    live.check()
+    for name in ("embed.weight", "out.weight"):
+        with torch.no_grad():
+            module.embed.weight.mul_(-2)
+        live.cache.update({name: module.embed.weight})
+        live.check()
+
+
+def test_two_models_with_the_same_names(tmp_path: Path) -> None:
+    first = Live.make(seeded(nets.MLP, 1), inputs(3, 16), tmp_path / "first")
+    second = Live.make(seeded(nets.MLP, 2), inputs(3, 16), tmp_path / "second")
+    for seed in range(3):
+        first.check()
+        second.check()
+        first.cache.update_state_dict(randomize(first.module, seed))
+        second.check()
+        first.check()
+        second.cache.update_state_dict(randomize(second.module, 10 + seed))
+    first.check()
+    second.check()
+
+
+def test_two_caches_on_one_file(tmp_path: Path) -> None:
+    live = Live.make(seeded(nets.MLP), inputs(3, 16), tmp_path)
+    other = BlobCache(tmp_path / "model.ptd")
+    untouched = Program(live.program.path, other).method()
+    before = untouched(*live.inputs)[0]
+    live.cache.update_state_dict(randomize(live.module, 1))
+    live.check()
+    assert torch.equal(untouched(*live.inputs)[0], before)
+
+
+def test_programs_of_one_cache_share(tmp_path: Path) -> None:
+    """Two input lengths of one model as two programs, merged with save_programs."""
+    module = seeded(nets.MLP)
+    programs = {
+        str(n): lower({"forward": (module, inputs(n, 16))}, partitioners=plugin(), external_constants=lambda _: "model")
+        for n in (2, 5)
+    }
+    save_programs(programs, tmp_path, data_name="rest.ptd")
+    files = sorted(tmp_path.glob("*.ptd"))
+    cache = BlobCache(files)
+    short, long = (Program(tmp_path / f"{n}.pte", cache) for n in (2, 5))
+    close(short.method()(*inputs(2, 16))[0], module(*inputs(2, 16)))
+    names = delegate_stats().names
+    close(long.method()(*inputs(5, 16))[0], module(*inputs(5, 16)))
+    assert delegate_stats().names == names
+    cache.update_state_dict(randomize(module, 3))
+    close(long.method()(*inputs(5, 16))[0], module(*inputs(5, 16)))
+    close(short.method()(*inputs(2, 16))[0], module(*inputs(2, 16)))
+
+
+def test_two_models_do_not_merge_under_one_name(tmp_path: Path) -> None:
+    programs = {
+        str(seed): lower({"forward": (seeded(nets.MLP, seed), inputs(2, 16))}, partitioners=plugin()) for seed in (1, 2)
+    }
+    with pytest.raises(KeyConflictError, match=r"layers\.0\.weight@"):
+        save_programs(programs, tmp_path)
+
+
+class Adapted(nn.Module):
+    """A foundation and an adapter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base = nn.Linear(16, 16)
+        self.lora_a = nn.Linear(16, 2, bias=False)
+        self.lora_b = nn.Linear(2, 16, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.base(x)) + self.lora_b(self.lora_a(x))
+
+
+def test_stacked_caches_share_what_they_do_not_override(tmp_path: Path) -> None:
+    def tag(name: str) -> str:
+        return "adapter" if "lora_" in name else "foundation"
+
+    module = seeded(Adapted)
+    example = inputs(3, 16)
+    path = lower_through({"forward": (module, example)}, tmp_path, tag=tag)
+    foundation = BlobCache(tmp_path / "foundation.ptd")
+    adapters = [BlobCache(tmp_path / "adapter.ptd", base=foundation) for _ in range(2)]
+    modules = [seeded(Adapted), seeded(Adapted)]
+    first = Program(path, adapters[0]).method()
+    close(first(*example)[0], modules[0](*example))
+    names = delegate_stats().names
+    second = Program(path, adapters[1]).method()
+    close(second(*example)[0], modules[1](*example))
+    assert delegate_stats().names == names + 2  # its own adapter's weights; the foundation's are there
+    for seed, (cache, mine) in enumerate(zip(adapters, modules, strict=True)):
+        with torch.no_grad():
+            mine.lora_a.weight.mul_(seed + 2)
+        cache.update({"lora_a.weight": mine.lora_a.weight})
+    close(first(*example)[0], modules[0](*example))
+    close(second(*example)[0], modules[1](*example))
+    with torch.no_grad():
+        for mine in modules:
+            mine.base.weight.fill_(0.1)
+    foundation.update({"base.weight": modules[0].base.weight})
+    close(first(*example)[0], modules[0](*example))
+    close(second(*example)[0], modules[1](*example))
+
+
+def test_the_payload_is_stock_compatible(tmp_path: Path) -> None:
+    """Under its own name, XNNPACK runs what it lowered for us."""
+    module, example = seeded(nets.ConvNorm), inputs(2, 3, 6, 6)
+    with quiet():
+        from executorch.exir import to_edge_transform_and_lower
+
+        edge = to_edge_transform_and_lower(torch.export.export(module, example, strict=True), partitioner=plugin()())
+    for _, lowered, _ in _lowered_modules(edge.exported_program().graph_module):
+        lowered._backend_id = "XnnpackBackend"
+    with quiet():
+        path = write(edge.to_executorch(), tmp_path)
+    method = Program(path, data=tmp_path / "model.ptd").method()
+    assert Program(path, data=tmp_path / "model.ptd").backends() == ("XnnpackBackend",)
+    close(method(*example)[0], module(*example))
+
+
+def _lowered_modules(graph_module: torch.fx.GraphModule) -> list[tuple[str, object, object]]:
+    from executorch.exir.graph_module import get_control_flow_submodules
+    from executorch.exir.lowered_backend_module import get_lowered_submodules
+
+    assert get_control_flow_submodules is not None
+    return list(get_lowered_submodules(graph_module))
+
+
+def test_payload_round_trip() -> None:
+    inner = b"xx\x14\0\0\0first@0123456789abcde\0yy"
+    places = payload.find_places(inner, "first@0123456789abcde"[:20])
+    assert places == ()
+    key = "k@0123456789abcdef"
+    inner = b"xx\x12\0\0\0" + key.encode() + b"\0yy"
+    (place,) = payload.find_places(inner, key)
+    assert inner[place : place + 16] == b"0123456789abcdef"
+    constants = [payload.Constant(key, 7, 3, (place,))]
+    assert payload.split(payload.wrap(inner, "Some", constants)) == (inner, "Some", constants)
+    assert read_program is not None
+
+
+def test_embedded_weights(tmp_path: Path) -> None:
+    """Without a tag the weights stay in the program; a data file with their keys overrides them."""
+    module, example = seeded(nets.ConvNorm), inputs(2, 3, 6, 6)
+    path = lower_through({"forward": (module, example)}, tmp_path / "a", tag=None)
+    close(Program(path).method()(*example)[0], module(*example))
+    randomize(module, 4)
+    lower_through({"forward": (module, example)}, tmp_path / "b")
+    cache = BlobCache(tmp_path / "b" / "model.ptd")
+    method = Program(path, cache).method()
+    close(method(*example)[0], module(*example))
+    cache.update_state_dict(randomize(module, 5))
+    close(method(*example)[0], module(*example))

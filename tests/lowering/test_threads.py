@@ -1,0 +1,93 @@
+"""Threads that run while others commit: every output belongs to one generation, whole."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from blobstore.runtime import BlobCache, Program
+from tests.lowering.live import inputs, lower_through, seeded
+
+
+class Levels(nn.Module):
+    """Two delegates with a kernel between, so that a torn call would be seen: all weights are one number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(32, 32, bias=False)
+        self.second = nn.Linear(32, 32, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(torch.cumsum(self.first(x), 1))
+
+
+def fill(module: nn.Module, value: float) -> dict[str, Tensor]:
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.fill_(value)
+    return {name: tensor.clone() for name, tensor in module.state_dict().items()}
+
+
+def test_no_output_mixes_generations(tmp_path: Path) -> None:
+    module = seeded(Levels)
+    values = [2.0**-6, 2.0**-5, 2.0**-4]
+    states = [fill(module, value) for value in values]
+    example = inputs(1, 32)
+    example[0].fill_(1)
+    path = lower_through({"forward": (module, example)}, tmp_path)
+    cache = BlobCache(tmp_path / "model.ptd")
+    programs = [Program(path, cache), Program(path, cache)]
+    assert programs[0].backends().count("BlobStoreBackend") >= 1
+    allowed = []
+    for state in states:
+        cache.update_state_dict(state)
+        allowed.append(programs[0].method()(*example)[0])
+    stop, wrong = threading.Event(), []
+
+    def serve(program: Program) -> None:
+        method = program.load_method()
+        while not stop.is_set():
+            found = method(*example)[0]
+            if not any(torch.equal(found, one) for one in allowed):
+                wrong.append(found)
+
+    threads = [threading.Thread(target=serve, args=(program,)) for program in programs]
+    for thread in threads:
+        thread.start()
+    for i in range(150):
+        cache.update_state_dict(states[i % 3])
+        if i % 7 == 0:
+            assert torch.equal(programs[0].method()(*example)[0], allowed[i % 3])
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_loading_while_others_run_and_commit(tmp_path: Path) -> None:
+    module = seeded(Levels)
+    example = inputs(1, 32)
+    path = lower_through({"forward": (module, example)}, tmp_path)
+    errors = []
+
+    def work(seed: int) -> None:
+        try:
+            mine = seeded(Levels, seed)
+            for _ in range(10):
+                cache = BlobCache(tmp_path / "model.ptd")
+                method = Program(path, cache).method()
+                cache.update_state_dict(mine.state_dict())
+                with torch.no_grad():
+                    torch.testing.assert_close(method(*example)[0], mine(*example), rtol=1e-4, atol=1e-4)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
