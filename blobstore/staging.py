@@ -91,13 +91,14 @@ class Staging:
                 if put_back:
                     undo.callback(put_back)
             undo.pop_all()
-        for folder in {target.parent for target, _, _ in self._staged.values()}:
-            with contextlib.suppress(OSError):  # some file systems cannot sync a folder
-                descriptor = os.open(folder, os.O_RDONLY)
-                try:
-                    os.fsync(descriptor)
-                finally:
-                    os.close(descriptor)
+            # before the old files go: the system must not have to free them while it is waited for
+            for folder in {target.parent for target, _, _ in self._staged.values()}:
+                with contextlib.suppress(OSError):  # some file systems cannot sync a folder
+                    descriptor = os.open(folder, os.O_RDONLY)
+                    try:
+                        os.fsync(descriptor)
+                    finally:
+                        os.close(descriptor)
 
     def _discard(self) -> None:
         for _, temporary, output in self._staged.values():
