@@ -30,7 +30,7 @@ MEMORY = 300 << 20
 
 
 def rows(folder: Path) -> Iterator[Row]:
-    """The table of issue 3."""
+    """Measure everything."""
     files = _write(folder)
     for path in files:
         path.read_bytes()
