@@ -15,6 +15,7 @@ This is the only module that imports the native package `blobstore-runtime`. It 
 from __future__ import annotations
 
 import ctypes
+import errno
 import functools
 import importlib.util
 import os
@@ -106,6 +107,25 @@ _ERRORS: dict[str, type[errors.BlobStoreError]] = {
     "missing_backend": errors.MissingBackendError,
     "execution": errors.ExecutionError,
 }
+
+
+def _is_text(value: object) -> bool:
+    """Whether it is a string that UTF-8 can express, as the native side needs it."""
+    if not isinstance(value, str):
+        return False
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _native_path(path: str | os.PathLike[str]) -> bytes:
+    name = os.fsencode(path)
+    if b"\0" in name:
+        raise errors.FileAccessError(os.fsdecode(name), OSError(errno.EINVAL, "a path cannot have a null character"))
+    return name
+
 
 _NativeLayout = tuple[int, tuple[int, ...], tuple[int, ...]]
 
@@ -207,7 +227,7 @@ class BlobCache(NamedDataMap):
         self.mode = mode
         self.base = base
         self._native: Any = _native.BlobCache.open(
-            [os.fspath(path) for path in files], mode, base._native if base is not None else None
+            [_native_path(path) for path in files], mode, base._native if base is not None else None
         )
         self.name = os.fsdecode(self._native.name)
         self._keys: list[str] = self._native.keys()
@@ -218,22 +238,27 @@ class BlobCache(NamedDataMap):
         return self._keys
 
     def _view(self, key: str) -> memoryview:
-        if not isinstance(key, str):
+        if not _is_text(key):
             raise KeyError(key)
         return memoryview(self._native.view(key, False))
 
     def _layout(self, key: str) -> TensorLayout | None:
-        if not isinstance(key, str):
+        if not _is_text(key):
             raise KeyError(key)
         return _layout(self._native.layout(key))
 
     def __contains__(self, key: object) -> bool:
         self._check_open()
-        return isinstance(key, str) and bool(self._native.contains(key))
+        return _is_text(key) and bool(self._native.contains(key))
+
+    def _check_key(self, key: object) -> None:
+        self._check_open()
+        if not _is_text(key):
+            raise errors.KeyNotFoundError(f"{self.name}: no key {key!r}")
 
     def alignment(self, key: str) -> int:
         """The alignment that the file records for a key, in bytes; 1 where it records none."""
-        self._check_open()
+        self._check_key(key)
         return int(self._native.alignment(key))
 
     def digest(self, key: str) -> Digest:
@@ -267,7 +292,7 @@ class BlobCache(NamedDataMap):
         For reading: torch has no read-only tensors, but what is written into this one is no commit. It has no
         version, is not seen as dirty, and running methods do not wait for it.
         """
-        self._check_open()
+        self._check_key(key)
         return to_torch(memoryview(self._native.view(key, True)), self.layout(key))
 
     @contextmanager
@@ -295,6 +320,7 @@ class BlobCache(NamedDataMap):
 
     def version(self, key: str) -> int:
         """The generation of the key's last change, counted by the cache that owns it; 0 if it never changed."""
+        self._check_key(key)
         return int(self._native.version(key))
 
     @property
@@ -391,7 +417,7 @@ class BlobCache(NamedDataMap):
             KeyNotFoundError, LayoutError: it has a key that is not in this cache's files, or another layout. Nothing
                 was changed.
         """
-        return int(self._native.load(os.fspath(path)))
+        return int(self._native.load(_native_path(path)))
 
     def revert(self, keys: Iterable[str] | None = None) -> int:
         """Go back to the bytes of the files, whole or for some keys.
@@ -406,7 +432,10 @@ class BlobCache(NamedDataMap):
         """
         if keys is None:
             return int(self._native.revert())
-        return int(self._native.revert_keys([keys] if isinstance(keys, str) else list(keys)))
+        wanted = [keys] if isinstance(keys, str) else list(keys)
+        for key in wanted:
+            self._check_key(key)
+        return int(self._native.revert_keys(wanted))
 
     def save(self, path: str | os.PathLike[str], *, dirty_only: bool = False) -> int:
         """Write the blobs of this cache's files, as they are in one generation, to a `.ptd`.
@@ -458,8 +487,7 @@ class BlobCache(NamedDataMap):
         return changes
 
     def _change(self, key: str, data: Any) -> tuple[str, Any, _NativeLayout | None, bool]:
-        if not isinstance(key, str):
-            raise errors.KeyNotFoundError(f"{self.name}: no key {key!r}")
+        self._check_key(key)
         if isinstance(data, bytes | bytearray | memoryview):
             return key, as_bytes(data)[0], None, False
         view, layout = as_bytes(data)
@@ -682,7 +710,7 @@ class Program:
         self.path = Path(path)
         files = [data] if isinstance(data, str | os.PathLike) else list(data)
         self.cache = BlobCache(files, base=cache) if files or cache is None else cache
-        self._native: Any = _native.Program.load(os.fspath(path), self.cache._native)
+        self._native: Any = _native.Program.load(_native_path(path), self.cache._native)
         self.method_names: tuple[str, ...] = tuple(self._native.methods)
         self._methods: dict[str, Method] = {}
 
@@ -702,26 +730,32 @@ class Program:
 
     def load_method(self, name: str = "forward") -> Method:
         """As `method`, but a new one each time, so that several threads can run it at once."""
-        return Method(self._native.load_method(name), self)
+        return Method(self._native.load_method(self._name(name)), self)
+
+    def _name(self, name: str) -> str:
+        if not _is_text(name):
+            names = ", ".join(map(repr, self.method_names))
+            raise errors.MethodNotFoundError(f"{self.path}: no method {name!r}; there are {names}")
+        return name
 
     def __getitem__(self, name: str) -> Method:
         return self.method(name)
 
     def inputs(self, method: str = "forward") -> tuple[ValueInfo, ...]:
         """What a method takes, without loading it."""
-        return _infos(self._native.inputs(method))
+        return _infos(self._native.inputs(self._name(method)))
 
     def outputs(self, method: str = "forward") -> tuple[ValueInfo, ...]:
         """What a method gives, without loading it."""
-        return _infos(self._native.outputs(method))
+        return _infos(self._native.outputs(self._name(method)))
 
     def external_keys(self, method: str = "forward") -> tuple[str, ...]:
         """Keys of the tensors that a method takes from data files; blobs of its delegates are not among them."""
-        return tuple(self._native.needs(method))
+        return tuple(self._native.needs(self._name(method)))
 
     def backends(self, method: str = "forward") -> tuple[str, ...]:
         """The backends that parts of a method are delegated to."""
-        return tuple(self._native.backends(method))
+        return tuple(self._native.backends(self._name(method)))
 
     def __repr__(self) -> str:
         return f"<Program {self.path}: {', '.join(self.method_names)}>"

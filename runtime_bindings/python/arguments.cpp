@@ -234,7 +234,11 @@ void Arguments::take_other(nb::handle value, const ValueInfo* info, Argument& ou
     return;
   }
   if (PyLong_Check(value.ptr())) {
-    out.integer = nb::cast<int64_t>(value);
+    int overflow = 0;
+    out.integer = PyLong_AsLongLongAndOverflow(value.ptr(), &overflow);
+    if (overflow != 0) {
+      throw Error(ErrorKind::Input, "an int does not fit in 64 bits");
+    }
     out.real = static_cast<double>(out.integer);
     out.kind = info != nullptr && info->kind == ValueKind::Double ? ValueKind::Double : ValueKind::Int;
     return;
@@ -246,6 +250,19 @@ void Arguments::take_other(nb::handle value, const ValueInfo* info, Argument& ou
   }
   const bool tensor = info != nullptr && info->kind == ValueKind::Tensor;
   nb::object wanted = tensor ? layout_object(info->layout) : nb::none();
+  if (tensor && nb::hasattr(value, "shape")) { // before something huge is copied that does not fit anyway
+    const nb::object shape = value.attr("shape");
+    const auto& sizes = info->layout.sizes;
+    bool fits = nb::len_hint(shape) == sizes.size();
+    for (size_t i = 0; fits && i < sizes.size(); ++i) {
+      fits = shape[i].attr("__le__")(sizes[i]).is(nb::handle(Py_True));
+    }
+    if (!fits) {
+      throw Error(
+          ErrorKind::Input,
+          "a tensor is to be " + to_string(info->layout) + ", its shape is " + nb::cast<std::string>(nb::str(shape)));
+    }
+  }
   const nb::tuple pair = nb::cast<nb::tuple>(helpers().as_bytes(value, wanted));
   const std::optional<Layout> layout = layout_from(pair[1]);
   Py_buffer buffer;

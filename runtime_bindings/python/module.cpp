@@ -24,6 +24,10 @@ nb::bytes to_bytes(const std::string& text) {
   return nb::bytes(text.data(), text.size());
 }
 
+std::string to_string(const nb::bytes& bytes) {
+  return std::string(bytes.c_str(), bytes.size());
+}
+
 const char* name_of(ErrorKind kind) {
   constexpr const char* kNames[] = {
       "invalid_file", "integrity", "file_access", "key_not_found",    "key_conflict", "layout",          "closed",
@@ -271,9 +275,13 @@ NB_MODULE(_native, module) {
   nb::class_<BlobCache>(module, "BlobCache")
       .def_static(
           "open",
-          [](const std::vector<std::string>& paths, const std::string& mode, std::shared_ptr<BlobCache> base) {
+          [](const std::vector<nb::bytes>& paths, const std::string& mode, std::shared_ptr<BlobCache> base) {
+            std::vector<std::string> names;
+            for (const nb::bytes& path : paths) {
+              names.push_back(to_string(path));
+            }
             const nb::gil_scoped_release release;
-            return BlobCache::open(paths, mode_from(mode), std::move(base));
+            return BlobCache::open(names, mode_from(mode), std::move(base));
           },
           "paths"_a,
           "mode"_a,
@@ -304,7 +312,14 @@ NB_MODULE(_native, module) {
         return digest ? nb::object(to_bytes(*digest)) : nb::none();
       })
       .def("update", &update, "changes"_a)
-      .def("load", &BlobCache::load, "path"_a, nb::call_guard<nb::gil_scoped_release>())
+      .def(
+          "load",
+          [](BlobCache& cache, const nb::bytes& path) {
+            const std::string name = to_string(path);
+            const nb::gil_scoped_release release;
+            return cache.load(name);
+          },
+          "path"_a)
       .def(
           "revert", [](BlobCache& cache) { return cache.revert(); }, nb::call_guard<nb::gil_scoped_release>())
       .def(
@@ -354,7 +369,15 @@ NB_MODULE(_native, module) {
       .def("__call__", &call);
 
   nb::class_<Program>(module, "Program")
-      .def_static("load", &Program::load, "path"_a, "cache"_a, nb::call_guard<nb::gil_scoped_release>())
+      .def_static(
+          "load",
+          [](const nb::bytes& path, std::shared_ptr<BlobCache> cache) {
+            const std::string name = to_string(path);
+            const nb::gil_scoped_release release;
+            return Program::load(name, std::move(cache));
+          },
+          "path"_a,
+          "cache"_a)
       .def_prop_ro("methods", &Program::methods)
       .def("needs", &Program::needs)
       .def("backends", &Program::backends)

@@ -2,32 +2,39 @@
 
 #include <algorithm>
 #include <atomic>
+#include <mutex>
 
 #include "file.h"
 #include "ptd_reader.h"
 
 namespace blobstore {
-namespace {
 
-struct Held {
-  const BlobCache* cache;
-  int depth;
+/// What one thread reads; a handful of caches at most. Another thread may end a reading, so it has a mutex.
+struct BlobCache::HeldByThread {
+  struct Entry {
+    const BlobCache* cache;
+    int depth;
+  };
+
+  std::mutex mutex;
+  std::vector<Entry> entries;
+
+  static const std::shared_ptr<HeldByThread>& mine() {
+    thread_local const auto held = std::make_shared<HeldByThread>();
+    return held;
+  }
+
+  Entry* find(const BlobCache* cache) {
+    for (Entry& entry : entries) {
+      if (entry.cache == cache) {
+        return &entry;
+      }
+    }
+    return nullptr;
+  }
 };
 
-/// What this thread reads; a handful at most.
-std::vector<Held>& held() {
-  thread_local std::vector<Held> caches;
-  return caches;
-}
-
-Held* find_held(const BlobCache* cache) {
-  for (Held& entry : held()) {
-    if (entry.cache == cache) {
-      return &entry;
-    }
-  }
-  return nullptr;
-}
+namespace {
 
 std::atomic<uint64_t> next_id{1};
 
@@ -83,26 +90,38 @@ uint64_t BlobCache::load(const std::string& path) {
 }
 
 BlobCache::Reading::Reading(const BlobCache& cache)
-    : base_(cache.base() ? std::make_unique<Reading>(*cache.base()) : nullptr), cache_(cache) {
-  if (Held* entry = find_held(&cache)) {
-    ++entry->depth;
-    return;
+    : base_(cache.base() ? std::make_unique<Reading>(*cache.base()) : nullptr),
+      cache_(cache),
+      thread_(HeldByThread::mine()) {
+  {
+    const std::lock_guard<std::mutex> guard(thread_->mutex);
+    if (HeldByThread::Entry* entry = thread_->find(&cache)) {
+      ++entry->depth;
+      return;
+    }
   }
   cache.lock_shared();
-  held().push_back({&cache, 1});
+  const std::lock_guard<std::mutex> guard(thread_->mutex);
+  thread_->entries.push_back({&cache, 1});
 }
 
 BlobCache::Reading::~Reading() {
-  Held* entry = find_held(&cache_);
-  if (--entry->depth == 0) {
-    std::swap(*entry, held().back());
-    held().pop_back();
-    cache_.unlock_shared();
+  {
+    const std::lock_guard<std::mutex> guard(thread_->mutex);
+    HeldByThread::Entry* entry = thread_->find(&cache_);
+    if (--entry->depth != 0) {
+      return;
+    }
+    std::swap(*entry, thread_->entries.back());
+    thread_->entries.pop_back();
   }
+  cache_.unlock_shared();
 }
 
 bool BlobCache::held_by_this_thread() const {
-  return find_held(this) != nullptr;
+  HeldByThread& thread = *HeldByThread::mine();
+  const std::lock_guard<std::mutex> guard(thread.mutex);
+  return thread.find(this) != nullptr;
 }
 
 } // namespace blobstore

@@ -95,8 +95,10 @@ class MappedCache final : public BlobCache, private ForkAware {
     return version_of(*found->second);
   }
 
-  uint64_t update(const std::vector<Change>& changes) override {
+  uint64_t update(const std::vector<Change>& given) override {
     check_writable();
+    std::vector<std::vector<uint8_t>> copies;
+    const std::vector<Change> changes = copy_own_bytes(given, copies);
     const std::vector<Slot*> slots = check(changes);
     if (slots.empty()) {
       return generation();
@@ -105,8 +107,9 @@ class MappedCache final : public BlobCache, private ForkAware {
     if (working_copy_) {
       commit_shared(changes, slots);
     } else {
-      std::vector<FilePages::Prepared> prepared = prepare(changes, slots);
+      std::vector<Prepared> prepared = prepare(changes, slots);
       const std::lock_guard<FairLock> alone(lock_);
+      const std::lock_guard<std::mutex> writing(writing_);
       for (size_t i = 0; i < slots.size(); ++i) {
         write(*slots[i], std::move(prepared[i]), changes[i].data);
       }
@@ -125,6 +128,7 @@ class MappedCache final : public BlobCache, private ForkAware {
       return generation();
     }
     const std::lock_guard<FairLock> alone(lock_);
+    const std::lock_guard<std::mutex> writing(writing_);
     for (Slot* slot : slots) {
       if (slot->pages) { // all that is dirty goes, so whole pages can
         slot->pages->restore_whole_pages();
@@ -158,6 +162,7 @@ class MappedCache final : public BlobCache, private ForkAware {
       }
     }
     const std::lock_guard<FairLock> alone(lock_);
+    const std::lock_guard<std::mutex> writing(writing_);
     for (size_t i = 0; i < slots.size(); ++i) {
       if (slots[i]->pages) {
         slots[i]->pages->restore(edges[i]);
@@ -172,7 +177,7 @@ class MappedCache final : public BlobCache, private ForkAware {
   std::vector<std::string> dirty() const override {
     check_open();
     std::vector<std::string> keys;
-    const std::lock_guard<std::mutex> commit(commit_);
+    const Reading reading(*this); // not commit_: a commit holds that while it waits for readers, maybe this thread
     for (const auto& slot : slots_) {
       if (working_copy_ ? version_of(*slot) != 0 : slot->dirty) {
         keys.push_back(slot->key);
@@ -200,7 +205,7 @@ class MappedCache final : public BlobCache, private ForkAware {
       stats.private_bytes = usage->own;
     }
     {
-      const std::lock_guard<std::mutex> commit(commit_);
+      const Reading reading(*this);
       for (const auto& slot : slots_) {
         if (working_copy_ ? version_of(*slot) != 0 : slot->dirty) {
           ++stats.dirty_keys;
@@ -320,6 +325,7 @@ class MappedCache final : public BlobCache, private ForkAware {
   /// Give a blob its address: the first key of a segment lies in the map of the file, every other one elsewhere.
   void place(Slot& slot, const Source& source, const PtdSegment& segment, bool taken) {
     slot.first_of_segment = !taken;
+    shares_segments_ = shares_segments_ || taken;
     const bool maps_file = mode() == Mode::Shared || (mode() == Mode::Private && slot.size >= page_size());
     if (!taken) {
       slot.data = source.map.data() + segment.start;
@@ -409,6 +415,30 @@ class MappedCache final : public BlobCache, private ForkAware {
     return *found->second;
   }
 
+  /// New bytes that are bytes of this very cache, such as a view, would change while they are read.
+  std::vector<Change> copy_own_bytes(const std::vector<Change>& given, std::vector<std::vector<uint8_t>>& copies)
+      const {
+    const auto overlaps = [](const Change& change, const Mapping& map) {
+      const auto from = reinterpret_cast<uintptr_t>(change.data);
+      const auto pages = reinterpret_cast<uintptr_t>(map.pages());
+      return from < pages + map.length() && pages < from + change.size;
+    };
+    std::vector<Change> changes = given;
+    std::optional<Reading> reading; // all of one generation
+    for (Change& change : changes) {
+      if (std::any_of(sources_.begin(), sources_.end(), [&](const Source& s) { return overlaps(change, s.map); }) ||
+          std::any_of(own_maps_.begin(), own_maps_.end(), [&](const Mapping& m) { return overlaps(change, m); })) {
+        if (!reading) {
+          reading.emplace(*this);
+        }
+        const auto* bytes = static_cast<const uint8_t*>(change.data);
+        copies.emplace_back(bytes, bytes + change.size);
+        change.data = copies.back().data();
+      }
+    }
+    return changes;
+  }
+
   std::vector<Slot*> check(const std::vector<Change>& changes) const {
     std::vector<Slot*> slots;
     std::unordered_set<const Slot*> seen;
@@ -451,8 +481,8 @@ class MappedCache final : public BlobCache, private ForkAware {
       }
       other = &changes[i];
     }
-    if (slots_.size() == sources_[0].table.segments.size() - (sources_[0].table.has_manifest ? 1 : 0)) {
-      return; // no two keys share one
+    if (!shares_segments_) {
+      return;
     }
     for (const auto& slot : slots_) {
       const auto found = by_segment.find(slot->segment);
@@ -470,28 +500,38 @@ class MappedCache final : public BlobCache, private ForkAware {
             "' share their bytes in this file, so they cannot differ; make a working copy in which they do not");
   }
 
+  /// What a commit needs besides the new bytes. It is not put into the slots before the commit has begun, so that
+  /// a fork finds them whole.
+  struct Prepared {
+    FilePages::Prepared pages;
+    std::vector<uint8_t> original;
+  };
+
   /// Get all memory that the commit takes, so that nothing can fail once it has begun.
-  std::vector<FilePages::Prepared> prepare(const std::vector<Change>& changes, const std::vector<Slot*>& slots) const {
-    std::vector<FilePages::Prepared> prepared(slots.size());
+  std::vector<Prepared> prepare(const std::vector<Change>& changes, const std::vector<Slot*>& slots) const {
+    std::vector<Prepared> prepared(slots.size());
     for (size_t i = 0; i < slots.size(); ++i) {
-      Slot& slot = *slots[i];
+      const Slot& slot = *slots[i];
       if (slot.dirty || slot.size == 0) {
         continue;
       }
       if (slot.pages) {
-        prepared[i] = slot.pages->prepare(changes[i].data, "the pages of '" + slot.key + "'");
+        prepared[i].pages = slot.pages->prepare(changes[i].data, "the pages of '" + slot.key + "'");
       } else {
-        slot.original.assign(slot.data, slot.data + slot.size);
+        prepared[i].original.assign(slot.data, slot.data + slot.size);
       }
     }
     return prepared;
   }
 
-  void write(Slot& slot, FilePages::Prepared&& prepared, const void* data) {
+  void write(Slot& slot, Prepared&& prepared, const void* data) {
     if (slot.size != 0) {
       if (slot.pages) {
-        slot.pages->write(std::move(prepared), data);
+        slot.pages->write(std::move(prepared.pages), data);
       } else {
+        if (!slot.dirty) {
+          slot.original = std::move(prepared.original);
+        }
         std::memcpy(slot.data, data, slot.size);
       }
     }
@@ -603,21 +643,42 @@ class MappedCache final : public BlobCache, private ForkAware {
     lock_.unlock_shared();
   }
 
-  // Forking: wait for a commit to end; the child has no other thread, so nobody holds its locks.
+  // Forking: wait while bytes change, but not for a commit that itself still waits for readers: one of them may be this
+  // thread, or need what this thread holds. The child has no other thread, so nobody else holds its locks.
 
-  void before_fork() override { commit_.lock(); }
-  void after_fork_in_parent() override { commit_.unlock(); }
+  void before_fork() override {
+    writing_.lock();
+    leases_mutex_.lock();
+    if (working_copy_) {
+      working_copy_->before_fork();
+    }
+  }
+  void after_fork_in_parent() override {
+    if (working_copy_) {
+      working_copy_->after_fork_in_parent();
+    }
+    leases_mutex_.unlock();
+    writing_.unlock();
+  }
   void after_fork_in_child() override {
     new (&commit_) std::mutex;
+    new (&writing_) std::mutex;
     new (&lock_) FairLock;
     new (&leases_mutex_) std::mutex;
     leases_.clear();
     if (working_copy_) {
       working_copy_->after_fork_in_child();
     }
+    if (held_by_this_thread()) { // it goes on reading
+      lock_.lock_shared();
+      if (working_copy_) {
+        leases_.push_back(working_copy_->lock_again());
+      }
+    }
   }
 
   std::vector<Source> sources_;
+  bool shares_segments_ = false; // two keys have the same bytes in a file
   std::deque<Mapping> own_maps_; // for keys that share a segment with another
   uint8_t* spare_ = nullptr;
   size_t spare_used_ = 0;
@@ -626,8 +687,9 @@ class MappedCache final : public BlobCache, private ForkAware {
   std::vector<const Blob*> of_base_;
   std::unordered_map<std::string_view, Slot*> index_;
 
-  mutable std::mutex commit_; // one commit at a time; guards dirty_ and the slots' dirty and original
-  mutable FairLock lock_; // the bytes of the blobs
+  std::mutex commit_; // one commit at a time
+  mutable FairLock lock_; // the bytes of the blobs, dirty_, and the slots' dirty and original
+  std::mutex writing_; // held while these change; taken last
   std::set<Slot*> dirty_;
   std::atomic<uint64_t> generation_{0};
   std::atomic<bool> closed_{false};

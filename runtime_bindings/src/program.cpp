@@ -141,7 +141,7 @@ class LoadedMethod final : public Method, private ForkAware {
   void after_fork_in_child() override {
     new (&mutex_) std::mutex;
     if (shared_state_) {
-      shared_state_ = std::make_shared<std::mutex>();
+      new (shared_state_.get()) std::mutex; // each method that has it does so, before anyone runs
     }
     torn_ = method_ && method_->in_progress();
   }
@@ -165,7 +165,7 @@ class LoadedMethod final : public Method, private ForkAware {
   std::shared_ptr<std::mutex> shared_state_; // if other methods use some of the same memory
 };
 
-class LoadedProgram final : public Program {
+class LoadedProgram final : public Program, private ForkAware {
  public:
   LoadedProgram(const std::string& path, std::shared_ptr<BlobCache> cache)
       : cache_(std::move(cache)), image_(path), loader_(image_), map_(cache_) {
@@ -178,7 +178,9 @@ class LoadedProgram final : public Program {
       throw Error(ErrorKind::InvalidFile, path, "not a valid program: " + describe(loaded.error()));
     }
     program_.emplace(std::move(loaded.get()));
+    enter();
   }
+  ~LoadedProgram() override { leave(); }
 
   const std::string& path() const override { return image_.path(); }
   const std::shared_ptr<BlobCache>& cache() const override { return cache_; }
@@ -229,6 +231,7 @@ class LoadedProgram final : public Program {
     const et::MethodMeta about = meta(name);
     Arenas arenas;
     std::shared_ptr<std::mutex> state;
+    const BlobCache::Reading reading(*cache_); // before the lock, as in LoadedMethod::execute
     const std::lock_guard<std::mutex> guard(mutex_);
     for (size_t i = 0; i < about.num_memory_planned_buffers(); ++i) {
       const auto size = static_cast<size_t>(about.memory_planned_buffer_size(i).get());
@@ -283,6 +286,8 @@ class LoadedProgram final : public Program {
     }
     return shared_[index];
   }
+
+  void after_fork_in_child() override { new (&mutex_) std::mutex; }
 
   std::shared_ptr<BlobCache> cache_;
   ProgramImage image_;
@@ -507,6 +512,8 @@ Value LoadedMethod::result(const et::EValue& value) const {
 
 std::vector<Value> LoadedMethod::execute(const std::vector<Argument>& arguments) {
   check(arguments);
+  // first of all: who waits for readers to go may keep new ones out, so nobody may wait for a reader's turn to begin
+  const BlobCache::Reading reading(*program_->cache());
   const std::lock_guard<std::mutex> turn(mutex_);
   std::unique_lock<std::mutex> state;
   if (shared_state_) {
@@ -523,11 +530,7 @@ std::vector<Value> LoadedMethod::execute(const std::vector<Argument>& arguments)
     ~Forget() { method.forget_inputs(); }
   } forget{*this};
   set(arguments);
-  EtError error;
-  {
-    const BlobCache::Reading reading(*program_->cache());
-    error = method_->execute();
-  }
+  const EtError error = method_->execute();
   if (error != EtError::Ok) {
     const auto failure = take_delegate_failure();
     throw Error(

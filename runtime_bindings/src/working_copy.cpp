@@ -44,6 +44,10 @@ void WorkingCopy::Lease::lock_shared() {
   lock_file(gate_, LOCK_UN);
 }
 
+void WorkingCopy::Lease::lock_data() {
+  lock_file(data_, LOCK_SH);
+}
+
 void WorkingCopy::Lease::lock() {
   lock_file(gate_, LOCK_EX);
   lock_file(data_, LOCK_EX);
@@ -59,7 +63,12 @@ WorkingCopy::WorkingCopy(File file) : file_(std::move(file)) {}
 WorkingCopy::~WorkingCopy() = default;
 
 WorkingCopy::Exclusive::Exclusive(WorkingCopy& copy) : copy_(copy) {
-  if (copy.gate_.descriptor() < 0) { // the first time: there is no gate yet
+  if (copy.gate_.descriptor() < 0) { // to open it; others may have made a gate, and call without pause
+    const std::string path = copy.file_.path() + ".commits";
+    if (const int descriptor = ::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NONBLOCK); descriptor >= 0) {
+      gate_ = File(path, descriptor);
+      lock_file(gate_, LOCK_EX);
+    }
     lock_file(copy.file_, LOCK_EX);
     return;
   }
@@ -102,6 +111,13 @@ std::unique_ptr<WorkingCopy::Lease> WorkingCopy::lock_shared() {
   return mine;
 }
 
+std::unique_ptr<WorkingCopy::Lease> WorkingCopy::lock_again() {
+  // a commit may hold the gate while it waits for the parent, who may wait for this process: not through the gate
+  std::unique_ptr<Lease> mine = lease();
+  mine->lock_data();
+  return mine;
+}
+
 void WorkingCopy::unlock_shared(std::unique_ptr<Lease> lease) {
   lease->unlock();
   const std::lock_guard<std::mutex> guard(mutex_);
@@ -131,7 +147,7 @@ void WorkingCopy::prepare() {
   const struct stat status = status_of(file_);
   if (std::memcmp(found->magic, kMagic, 8) != 0 || found->device != static_cast<uint64_t>(status.st_dev) ||
       found->inode != status.st_ino || found->size != static_cast<uint64_t>(status.st_size) ||
-      gate.size() < sizeof(Header) + 8 * found->keys) {
+      found->keys > (gate.size() - sizeof(Header)) / 8) {
     return; // of another file, which this one replaced
   }
   state_ = Mapping(gate, 0, sizeof(Header) + 8 * found->keys, Mapping::Kind::Shared);
@@ -239,7 +255,8 @@ void WorkingCopy::recover() {
         "a commit was interrupted and its journal is damaged, so " + file_.path() +
             " holds neither the old nor the new weights; make the working copy again");
   };
-  if (size < 24 || gate_.size() < start + size + sizeof(Digest)) {
+  const uint64_t present = gate_.size();
+  if (size < 24 || present < start + sizeof(Digest) || size > present - start - sizeof(Digest)) {
     throw damaged();
   }
   const Mapping journal(gate_, start, size + sizeof(Digest), Mapping::Kind::ReadOnly);

@@ -65,6 +65,7 @@ class WorkingCopy {
    public:
     Lease(const File& data, const File& gate) : data_(data.reopen()), gate_(gate.reopen()) {}
     void lock_shared();
+    void lock_data(); // without passing the gate
     void lock();
     void unlock();
 
@@ -73,6 +74,8 @@ class WorkingCopy {
     File gate_;
   };
   std::unique_ptr<Lease> lock_shared();
+  /// As `lock_shared`, in a forked child whose parent holds the lock at this moment or held it a moment ago.
+  std::unique_ptr<Lease> lock_again();
   void unlock_shared(std::unique_ptr<Lease> lease);
 
   /// Change the file, alone. `make` is called under the lock and returns the patches; `apply` puts one into memory
@@ -90,6 +93,8 @@ class WorkingCopy {
     return finish(keys);
   }
 
+  void before_fork() { mutex_.lock(); }
+  void after_fork_in_parent() { mutex_.unlock(); }
   /// In a forked child: the open files are shared with the parent, so are the locks on them; open new ones.
   void after_fork_in_child();
 
@@ -113,6 +118,7 @@ class WorkingCopy {
    private:
     WorkingCopy& copy_;
     std::unique_ptr<Lease> lease_;
+    File gate_; // while opening
   };
 
   Header* header() const { return reinterpret_cast<Header*>(state_.data()); }

@@ -1,6 +1,7 @@
 """Changing a cache: a state machine against a dict of arrays, and what must be refused."""
 
 import os
+import re
 import shutil
 import tempfile
 from pathlib import Path
@@ -384,3 +385,52 @@ def test_wrong_mode(foundation, tmp_path):
     shutil.copy(foundation, tmp_path / "a.ptd")
     with pytest.raises(errors.UnsupportedOperationError, match="one working copy, not 2"):
         BlobCache([foundation, tmp_path / "a.ptd"], "shared")
+
+
+def test_blobs_may_be_exchanged(cache):
+    """New data may be views of the cache itself: each is read before anything is written."""
+    clean = foundation_arrays()
+    other = "large"
+    half = clean[other].reshape(-1)[: 64 * 64].reshape(64, 64)
+    cache.update({other: clean[other] + 1})
+    swapped = {"row": cache.numpy("row")[::-1], other: cache.numpy(other), "long": cache.numpy("long")}
+    cache.update(swapped)
+    np.testing.assert_array_equal(cache.numpy("row"), clean["row"][::-1])
+    np.testing.assert_array_equal(cache.numpy(other), clean[other] + 1)
+    cache.update({"pages": half, "tied": half})
+    cache.update({"tied": clean["pages"], "pages": cache.numpy("tied")})
+    np.testing.assert_array_equal(cache.numpy("pages"), half)
+    np.testing.assert_array_equal(cache.numpy("tied"), clean["pages"])
+    cache.update({"pages": cache.numpy("tied"), "tied": cache.numpy("pages")})
+    np.testing.assert_array_equal(cache.numpy("pages"), clean["pages"])
+    np.testing.assert_array_equal(cache.numpy("tied"), half)
+    assert cache.verify()
+
+
+@pytest.mark.parametrize("key", [None, 3, b"row", "\ud800"])
+def test_keys_that_cannot_be(cache, key):
+    assert key not in cache
+    for use in (
+        lambda: cache[key],
+        lambda: cache.numpy(key),
+        lambda: cache.torch(key),
+        lambda: cache.layout(key),
+        lambda: cache.alignment(key),
+        lambda: cache.version(key),
+        lambda: cache.digest(key),
+        lambda: cache.update({key: b""}),
+        lambda: cache.revert([key]),
+    ):
+        with pytest.raises(errors.KeyNotFoundError, match=re.escape(repr(key))):
+            use()
+
+
+def test_paths_that_are_not_utf_8(foundation, tmp_path):
+    path = tmp_path / os.fsdecode(b"\xff.ptd")
+    shutil.copy(foundation, path)
+    cache = BlobCache(path)
+    assert cache.load(path) == 1
+    with pytest.raises(errors.FileAccessError, match="null character"):
+        BlobCache(f"{foundation}\0.ptd")
+    with pytest.raises(errors.FileAccessError, match="null character"):
+        cache.load(f"{foundation}\0.ptd")

@@ -125,7 +125,8 @@ class BlobCache : public std::enable_shared_from_this<BlobCache> {
   void check_open() const;
 
   /// While it lives no commit happens, in this cache or its base. May be nested in one thread. Not for long: commits
-  /// wait for it, and a commit from the same thread is an error.
+  /// wait for it, and a commit from the thread that made it is an error. It may be destroyed by another thread.
+  struct HeldByThread;
   class Reading {
    public:
     explicit Reading(const BlobCache& cache);
@@ -136,6 +137,7 @@ class BlobCache : public std::enable_shared_from_this<BlobCache> {
    private:
     std::unique_ptr<Reading> base_; // taken first, given back last
     const BlobCache& cache_;
+    std::shared_ptr<HeldByThread> thread_; // the one that made it
   };
 
  protected:

@@ -1,0 +1,241 @@
+"""Threads, commits and forks that wait for each other: none may wait for ever.
+
+Each case runs in a process of its own, which is killed if it hangs.
+"""
+
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from blobstore import save_file
+from blobstore.runtime import make_working_copy
+from tests import models
+
+BEGIN = """
+import os, sys, threading, time
+import numpy as np
+from blobstore import errors
+from blobstore.runtime import BlobCache, Program
+
+mode, path, pte, ptd = sys.argv[1:]
+
+
+def weights(n):
+    return {"a": np.full(300_000, n, np.float32), "b": np.full(300_000, n, np.float32)}
+
+
+def during(seconds, *works):
+    stop, problems = time.monotonic() + seconds, []
+
+    def repeat(work):
+        try:
+            while time.monotonic() < stop:
+                work()
+        except BaseException as error:
+            problems.append(error)
+            raise
+
+    threads = [threading.Thread(target=repeat, args=(work,)) for work in works]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not problems
+
+
+def child(work):
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            work()
+            code = 0
+        finally:
+            os._exit(code)
+    return pid
+
+
+def wait(pid):
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+cache = BlobCache(path, mode)
+"""
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("waiting")
+    save_file({"a": np.zeros(300_000, np.float32), "b": np.zeros(300_000, np.float32)}, folder / "original.ptd")
+    pte = models.mlp(external=True).write(folder)
+    return folder, pte, next(folder.glob("_default*.ptd"))
+
+
+@pytest.fixture(params=["private", "copy", "shared"])
+def finishes(request, files, tmp_path):
+    """Run a script; it has to end by itself, and well."""
+
+    def run(script):
+        folder, pte, ptd = files
+        path = tmp_path / "w.ptd"
+        make_working_copy(folder / "original.ptd", path)
+        command = [sys.executable, "-W", "ignore", "-c", BEGIN + textwrap.dedent(script), request.param, path, pte, ptd]
+        try:
+            ended = subprocess.run(
+                command, capture_output=True, text=True, timeout=20, cwd=Path(__file__).parents[2], check=False
+            )
+        except subprocess.TimeoutExpired:
+            pytest.fail("it hangs")
+        assert ended.returncode == 0, ended.stderr
+
+    return run
+
+
+def test_saving_while_others_commit(finishes, tmp_path):
+    finishes(
+        f"""
+        def save():
+            cache.save({str(tmp_path / "saved.ptd")!r}, dirty_only=True)
+            cache.stats, cache.dirty
+
+        def read():
+            with cache.reading():
+                cache.stats, cache.dirty
+
+        during(1.5, lambda: cache.update(weights(1)), save, read)
+        """
+    )
+
+
+def test_calling_a_method_of_another_thread_inside_reading(finishes):
+    finishes(
+        """
+        import shutil
+        shutil.copy(ptd, path)  # the program's own weights
+        cache = BlobCache(path, mode)
+        program = Program(pte, cache)
+        method = program.method()
+        x = np.zeros((3, 16), np.float32)
+        key = program.external_keys()[0]
+        new = np.array(cache.numpy(key))
+
+        def inside():
+            with cache.reading():
+                time.sleep(0.001)
+                method(x)
+                program.load_method()
+
+        during(2, inside, lambda: method(x), lambda: program.load_method(), lambda: cache.update({key: new}))
+        """
+    )
+
+
+def test_forking_inside_reading(finishes):
+    finishes(
+        """
+        cache.update(weights(3))
+        with cache.reading():
+            other = threading.Thread(target=lambda: cache.update(weights(4)))
+            other.start()
+            time.sleep(0.2)
+            pid = os.fork()
+            assert cache.numpy("a")[0] == 3
+        other.join() if pid else None
+
+        def go_on():
+            cache.update(weights(5))
+            with cache.reading():
+                assert cache.numpy("a")[0] == cache.numpy("b")[-1] == 5
+
+        if pid == 0:
+            try:
+                go_on()
+            except BaseException:
+                os._exit(1)
+            os._exit(0)
+        wait(pid)
+        go_on()
+        """
+    )
+
+
+def test_forking_while_a_commit_waits_for_another_reader(finishes):
+    finishes(
+        """
+        reading = threading.Event()
+
+        def read():
+            with cache.reading():
+                reading.set()
+                for _ in range(100):
+                    time.sleep(0.005)
+
+        reader = threading.Thread(target=read)
+        reader.start()
+        reading.wait()
+        writer = threading.Thread(target=lambda: cache.update(weights(4)))
+        writer.start()
+        time.sleep(0.1)
+
+        def go_on():
+            cache.update(weights(5))
+            with cache.reading():
+                assert cache.numpy("a")[0] == cache.numpy("b")[-1] == 5
+
+        pid = child(go_on)
+        reader.join()
+        writer.join()
+        wait(pid)
+        assert (cache.numpy("a") == cache.numpy("b")).all()
+        """
+    )
+
+
+def test_reading_that_ends_in_another_thread(finishes):
+    finishes(
+        """
+        held = cache.reading()
+        begin = threading.Thread(target=held.__enter__)
+        begin.start()
+        begin.join()
+        held.__exit__(None, None, None)
+        cache.update(weights(2))
+        held = cache.reading()
+        held.__enter__()
+        end = threading.Thread(target=held.__exit__, args=(None, None, None))
+        end.start()
+        end.join()
+        cache.update(weights(3))
+        with cache.reading():
+            try:
+                cache.update(weights(4))
+            except errors.UnsupportedOperationError:
+                pass
+            else:
+                raise AssertionError
+        """
+    )
+
+
+def test_opening_while_others_call_without_pause(finishes):
+    finishes(
+        """
+        seconds = []
+
+        def read():
+            with cache.reading():
+                time.sleep(0.002)
+
+        def open_one():
+            start = time.monotonic()
+            BlobCache(path, mode)
+            seconds.append(time.monotonic() - start)
+
+        during(3, read, read, read, read, open_one)
+        assert len(seconds) > 20, seconds
+        """
+    )
