@@ -125,6 +125,9 @@ class _Output(io.RawIOBase):
     def fileno(self) -> int:
         return self._descriptor
 
+    def tell(self) -> int:
+        return self._done  # it is only written to, from its start
+
     def write(self, data: Any, /) -> int:
         written = os.write(self._descriptor, data)
         self._done += written

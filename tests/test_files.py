@@ -73,3 +73,16 @@ def test_what_a_framework_lacks(tmp_path):
 def test_exported_names():
     assert blobstore.__all__ == sorted(blobstore.__all__)
     assert all(hasattr(blobstore, name) for name in blobstore.__all__)
+
+
+def test_a_staged_file_knows_its_position_and_has_what_was_written(tmp_path):
+    """Also when so much is written that the disk is put to work beside it."""
+    from blobstore.staging import Staging
+
+    block = bytes(range(256)) * 4096 * 5
+    with Staging() as staging, staging.open(tmp_path / "large") as file:
+        for number in range(30):
+            assert file.tell() == number * len(block)
+            file.write(block)
+        file.write(b"end")
+    assert (tmp_path / "large").read_bytes() == block * 30 + b"end"

@@ -260,7 +260,7 @@ void Arguments::take_other(nb::handle value, const ValueInfo* info, Argument& ou
     if (!fits) {
       throw Error(
           ErrorKind::Input,
-          "a tensor is to be " + to_string(info->layout) + ", its shape is " + nb::cast<std::string>(nb::str(shape)));
+          "input " + std::to_string(&out - list_.data()) + " is " + to_string(info->layout) + ", not of shape " + nb::str(shape).c_str());
     }
   }
   const nb::tuple pair = nb::cast<nb::tuple>(helpers().as_bytes(value, wanted));

@@ -440,3 +440,16 @@ def test_save_programs_output_runs(tmp_path):
     torch.testing.assert_close(
         program.method()(*models.mlp(external=True).inputs())[0], models.mlp(external=True).eager()[0], **CLOSE
     )
+
+
+def test_inputs_far_from_what_is_taken(mlp):
+    """Refused before anything is copied or converted."""
+    for value, error in (
+        (2**70, errors.InputError),
+        (np.broadcast_to(np.float32(1), (1 << 40,)), errors.InputError),  # 4 TB if it were copied
+        (np.zeros((1,) * 20, np.float32), errors.InputError),
+        (torch.zeros((1,) * 20), errors.InputError),
+        (torch.zeros(3, 16, device="meta"), errors.UnsupportedDataError),
+    ):
+        with pytest.raises(error):
+            mlp[2].method()(value)
