@@ -60,7 +60,7 @@ def run_live(directory: Path, lengths: tuple[int, ...]) -> LiveResult:
     """Update, revert, and run two adapters at once; every result is compared with torch.
 
     Args:
-        directory: the demo's folder with the slim programs; the adapters' files are written beside them.
+        directory: the folder with the slim programs; the adapters' files are written to `adapters` beside it.
         lengths: the input lengths of the encoder's programs.
 
     Raises:
@@ -100,6 +100,8 @@ def run_live(directory: Path, lengths: tuple[int, ...]) -> LiveResult:
         if reverted != before:
             raise InvalidFileError(directory, "a reverted cache does not compute what it did before")
 
+        folder = directory.parent / "adapters"
+        folder.mkdir(exist_ok=True)
         paths, weights = {}, {}
         norms = [key for key in cache if ".LayerNorm." in key]
         for number, name in enumerate(("adapter-a", "adapter-b"), 1):
@@ -111,7 +113,7 @@ def run_live(directory: Path, lengths: tuple[int, ...]) -> LiveResult:
             store = BlobStore()
             for key, tensor in weights[name].items():
                 store.add(key, tensor)
-            paths[name] = directory / f"{name}.ptd"
+            paths[name] = folder / f"{name}.ptd"
             store.write_ptd(paths[name])
         caches = {name: BlobCache(path, base=cache) for name, path in paths.items()}
         adapted = {name: Program(directory / f"minilm-{lengths[0]}.pte", own) for name, own in caches.items()}
