@@ -654,9 +654,10 @@ class Method:
         ExecutionError: the method failed.
     """
 
-    def __init__(self, native: Any, program: Program) -> None:
+    def __init__(self, native: Any, path: Path) -> None:
+        # not the Program, which keeps its methods: a cycle would hold weights until the garbage collector runs
         self._native = native
-        self.program = program
+        self.path = path
         self.name: str = native.name
         self._run = native.__call__
 
@@ -674,7 +675,7 @@ class Method:
         return _infos(self._native.outputs())
 
     def __repr__(self) -> str:
-        return f"<Method {self.name!r} of {self.program.path}>"
+        return f"<Method {self.name!r} of {self.path}>"
 
 
 class Program:
@@ -730,7 +731,7 @@ class Program:
 
     def load_method(self, name: str = "forward") -> Method:
         """As `method`, but a new one each time, so that several threads can run it at once."""
-        return Method(self._native.load_method(self._name(name)), self)
+        return Method(self._native.load_method(self._name(name)), self.path)
 
     def _name(self, name: str) -> str:
         if not _is_text(name):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 
 import pytest
@@ -221,3 +222,24 @@ def test_embedded_weights(tmp_path: Path) -> None:
     close(method(*example)[0], module(*example))
     cache.update_state_dict(randomize(module, 5))
     close(method(*example)[0], module(*example))
+
+
+def test_packed_weights_go_with_the_program(tmp_path: Path) -> None:
+    """At once, not when the garbage collector runs."""
+    live = Live.make(seeded(nets.MLP), inputs(3, 16), tmp_path)
+    before = delegate_stats()
+    gc.disable()
+    try:
+        program = Program(live.program.path, BlobCache(tmp_path / "model.ptd"))
+        program.method()(*live.inputs)
+        assert delegate_stats().handles == before.handles + 1
+        assert delegate_stats().names > before.names
+        del program
+        assert delegate_stats().handles == before.handles
+        assert delegate_stats().names == before.names
+        method = Program(live.program.path, live.cache).method()  # a method holds what it needs
+        close(method(*live.inputs)[0], live.module(*live.inputs))
+        del method
+        assert delegate_stats().handles == before.handles
+    finally:
+        gc.enable()
