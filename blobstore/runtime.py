@@ -367,6 +367,8 @@ class BlobCache(NamedDataMap):
             LayoutError: it has another shape, type or size.
             UpdateError: a tensor cannot be changed, or not alone; or it is not finite.
             UnsupportedDataError: no bytes can be taken from an object.
+            ProgramError: a delegate of a loaded method cannot take the new weights; they are packed here, before
+                anything changes.
             UnsupportedOperationError: this thread is in `reading()`; or, in mode "shared", the file stores two keys
                 once which would differ now.
         """
@@ -416,6 +418,7 @@ class BlobCache(NamedDataMap):
             FileAccessError, InvalidFileError, IntegrityError: the file cannot be opened or trusted.
             KeyNotFoundError, LayoutError: it has a key that is not in this cache's files, or another layout. Nothing
                 was changed.
+            ProgramError: as for `update`.
         """
         return int(self._native.load(_native_path(path)))
 
@@ -643,6 +646,8 @@ class ValueInfo:
 
 class Method:
     """A method that is ready to run: `method(*inputs)` gives its outputs as a list.
+
+    It holds what it runs on, also when its `Program` is gone. Memory goes with the last of both.
 
     Inputs are torch tensors or arrays; the outputs are tensors if any input is one, else arrays, in memory of their
     own. Inputs are read where they lie, if their order of dimensions allows it and they are writable, so a method

@@ -69,7 +69,9 @@ def test_the_old_weights_go_on(lowered: tuple[Path, torch.fx.GraphModule], mode:
     generation, stats = cache.generation, delegate_stats()
     for name in NAMES:  # whichever fails, others may have been prepared before
         bad = {**weights(1), f"{name}.scale": -torch.ones(8)}
-        with pytest.raises(ProgramError, match="nothing was changed.*'forward'.*'XnnpackBackend' cannot be initialized"):
+        with pytest.raises(
+            ProgramError, match="nothing was changed.*'forward'.*'XnnpackBackend' cannot be initialized"
+        ):
             cache.update(bad)
         assert cache.generation == generation
         for method in (*methods, *reversed(methods)):
