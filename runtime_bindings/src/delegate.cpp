@@ -73,8 +73,8 @@ struct Fixed {
   std::string digest;
 };
 
-/// Whether a backend may read some bytes where they are. XNNPACK likes vectors, and reads up to 128 bytes behind the end
-/// without using them, so these must at least be mapped.
+/// Whether a backend may read some bytes where they are. XNNPACK likes vectors, and reads up to 128 bytes behind the
+/// end without using them, so these must at least be mapped.
 bool readable_in_place(const void* data, size_t size) {
   const auto at = reinterpret_cast<uintptr_t>(data);
   const uintptr_t end = at + size;
@@ -128,7 +128,7 @@ class Delegate final : private ForkAware {
     explicit Link(Delegate& delegate) : cache_(delegate.cache_), delegate_(&delegate) {}
 
     std::unique_ptr<Prepared> prepare(const StagedCommit& commit) override {
-      const BlobCache::Reading reading(*cache_); // what does not change is read in place; before the lock, as it may wait
+      const BlobCache::Reading reading(*cache_); // of what does not change; before the lock, as it may wait
       const std::lock_guard<std::mutex> guard(mutex_);
       return delegate_ == nullptr ? nullptr : delegate_->prepare(commit, shared_from_this());
     }

@@ -180,8 +180,8 @@ EtError InnerHandle::init(et::EventTracer* tracer) {
       &map_,
       et::Span<const et::BackendOption>(recipe.options.data(), recipe.options.size()));
   Handles::get().inits.fetch_add(1, std::memory_order_relaxed);
-  auto handle =
-      recipe.backend->init(context, &processed, et::ArrayRef<et::CompileSpec>(recipe.specs.data(), recipe.specs.size()));
+  const et::ArrayRef<et::CompileSpec> specs(recipe.specs.data(), recipe.specs.size());
+  auto handle = recipe.backend->init(context, &processed, specs);
   if (!handle.ok()) {
     return handle.error();
   }

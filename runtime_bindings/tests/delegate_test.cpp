@@ -2,8 +2,8 @@
 //
 //   delegate_test FOLDER
 //
-// FOLDER has base.ptd with the keys "packed@…" and "kept@…", adapter.ptd with "own@…", copy.ptd, a working copy of
-// base.ptd, and the payloads base.payload and both.payload. All blobs are float tensors of one size, filled with 1.
+// FOLDER has base.ptd with the keys "packed@..." and "kept@...", adapter.ptd with "own@...", copy.ptd, a working copy
+// of base.ptd, and the payloads base.payload and both.payload. All blobs are float tensors of one size, filled with 1.
 
 #include <atomic>
 #include <cstdio>
@@ -234,7 +234,8 @@ void test_alone(const std::string& path, const std::vector<char>& payload, BlobC
   }
   // one array for two keys
   const std::vector<float> shared(cache->at(kPacked).size / sizeof(float), 30);
-  cache->update({{kPacked, shared.data(), 4 * shared.size(), nullptr}, {kKept, shared.data(), 4 * shared.size(), nullptr}});
+  const size_t size = sizeof(float) * shared.size();
+  cache->update({{kPacked, shared.data(), size, nullptr}, {kKept, shared.data(), size, nullptr}});
   CHECK(one.run() == 30 && two.run() == 30);
   if (mode != BlobCache::Mode::Shared) {
     cache->revert();

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from blobstore.demo.models import Decoder, DecoderConfig, lower, quiet
-from blobstore.errors import KeyConflictError
+from blobstore.errors import InvalidFileError, KeyConflictError
 from blobstore.lowering import payload
 from blobstore.programs import save_programs
 from blobstore.pte.program import read_program
@@ -197,7 +197,7 @@ def _lowered_modules(graph_module: torch.fx.GraphModule) -> list[tuple[str, obje
     return list(get_lowered_submodules(graph_module))
 
 
-def test_payload_round_trip() -> None:
+def test_payload_round_trip(monkeypatch: pytest.MonkeyPatch) -> None:
     inner = b"xx\x14\0\0\0first@0123456789abcde\0yy"
     places = payload.find_places(inner, "first@0123456789abcde"[:20])
     assert places == ()
@@ -205,8 +205,13 @@ def test_payload_round_trip() -> None:
     inner = b"xx\x12\0\0\0" + key.encode() + b"\0yy"
     (place,) = payload.find_places(inner, key)
     assert inner[place : place + 16] == b"0123456789abcdef"
-    constants = [payload.Constant(key, 7, 3, (place,))]
+    constants = [payload.Constant(key, 7, 3, (place,)), payload.Constant(key, 7, 3, (place,), packed=True)]
     assert payload.split(payload.wrap(inner, "Some", constants)) == (inner, "Some", constants)
+    monkeypatch.setattr(payload, "VERSION", 0)
+    old = payload.wrap(inner, "Some", constants)
+    monkeypatch.undo()
+    with pytest.raises(InvalidFileError, match="its version is 0, not 1"):
+        payload.split(old)
     assert read_program is not None
 
 
@@ -243,3 +248,13 @@ def test_packed_weights_go_with_the_program(tmp_path: Path) -> None:
         assert delegate_stats().handles == before.handles
     finally:
         gc.enable()
+
+
+def test_what_the_payload_says_is_packed(tmp_path: Path) -> None:
+    """XNNPACK copies weights and biases; it reads slopes where they are."""
+    path = lower_through({"forward": (seeded(nets.PReLU), inputs(1, 3, 8, 8))}, tmp_path)
+    whole = path.read_bytes()
+    _, _, constants = payload.split(whole[: whole.rindex(payload.MAGIC) + len(payload.MAGIC)])
+    packed = {constant.key.split("@")[0]: constant.packed for constant in constants}
+    assert {name for name, it_is in packed.items() if not it_is} == {"slope.weight"}
+    assert packed.keys() >= {"conv.weight", "conv.bias"}
