@@ -280,19 +280,18 @@ class Delegate final : private ForkAware {
 
   /// A handle for what will hold after a commit, beside the one that runs.
   std::unique_ptr<CommitFollower::Prepared> prepare(const StagedCommit& commit, std::shared_ptr<Link> link) const {
-    if (cache_->closed()) { // it keeps its weights as they are
+    std::vector<size_t> changed;
+    for (size_t i = 0; i < blobs_.size(); ++i) {
+      if (changes(commit, i)) {
+        changed.push_back(i);
+      }
+    }
+    if (changed.empty() || cache_->closed()) { // a closed cache keeps its weights as they are
       return nullptr;
     }
     std::vector<Identity> identities = identify();
-    bool any = false;
-    for (size_t i = 0; i < identities.size(); ++i) {
-      if (changes(commit, i)) {
-        identities[i].version = commit.version();
-        any = true;
-      }
-    }
-    if (!any) {
-      return nullptr;
+    for (const size_t i : changed) {
+      identities[i].version = commit.version();
     }
     try {
       auto next = std::make_unique<Next>();

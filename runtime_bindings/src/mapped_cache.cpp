@@ -575,16 +575,21 @@ class MappedCache final : public BlobCache, private ForkAware {
     mutable std::unordered_map<const Slot*, Mapping> maps_;
   };
 
-  /// Have all followers prepare, then shut readers out. Whoever came in between prepares too.
+  /// Have all followers prepare, then shut readers out. Whoever came in between prepares when they are out, as others
+  /// might go on coming.
   std::unique_lock<FairLock> lock_prepared(const StagedCommit& staged, Followers::List& following) {
-    for (uint64_t seen = 0;;) {
-      seen = followers_.prepare(staged, seen, following);
-      std::unique_lock<FairLock> alone(lock_);
-      if (followers_.last() == seen) {
-        return alone;
-      }
+    const uint64_t seen = followers_.prepare(staged, 0, following);
+    const std::unique_ptr<Reading> of_base = read_base();
+    std::unique_lock<FairLock> exclusive(lock_);
+    if (followers_.last() != seen) {
+      const Alone alone(*this);
+      followers_.prepare(staged, seen, following);
     }
+    return exclusive;
   }
+
+  /// For who will take the exclusive lock and read the base then: in the order of readers, the base is first.
+  std::unique_ptr<Reading> read_base() const { return base() ? std::make_unique<Reading>(*base()) : nullptr; }
 
   /// Get all memory that the commit takes, so that nothing can fail once it has begun.
   std::vector<Prepared> prepare(const std::vector<Change>& changes, const std::vector<Slot*>& slots) const {
@@ -645,10 +650,7 @@ class MappedCache final : public BlobCache, private ForkAware {
         digests.push_back(digest(changes[i].data, changes[i].size));
       }
     }
-    std::optional<Reading> of_base; // in the order of readers
-    if (base()) {
-      of_base.emplace(*base());
-    }
+    const std::unique_ptr<Reading> of_base = read_base();
     const std::lock_guard<FairLock> exclusive(lock_);
     const Alone alone(*this);
     struct Drop { // if this fails, what was prepared goes while nobody can ask for the same version
