@@ -6,6 +6,7 @@
 // of base.ptd, and the payloads base.payload and both.payload. All blobs are float tensors of one size, filled with 1.
 
 #include <atomic>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -307,6 +308,50 @@ void test_threads(const std::string& path, const std::vector<char>& payload, Blo
   }
 }
 
+/// What was prepared for a commit that failed is never taken for what the next one brings under the same version.
+void test_failing_beside_good(const std::string& folder, const std::vector<char>& base, const std::vector<char>& both) {
+  const auto cache = BlobCache::open({folder + "/base.ptd", folder + "/adapter.ptd"});
+  Loaded first(cache, base), second(cache, both); // the second one refuses, when the first is prepared
+  std::atomic<bool> stop{false};
+  std::thread failing([&] {
+    const std::vector<float> some(cache->at(kOwn).size / sizeof(float), 77), bad(some.size(), -1);
+    const size_t size = sizeof(float) * some.size();
+    while (!stop) {
+      try {
+        cache->update(
+            {{kPacked, some.data(), size, nullptr},
+             {kKept, some.data(), size, nullptr},
+             {kOwn, bad.data(), size, nullptr}});
+        CHECK(false);
+      } catch (const blobstore::Error&) {
+      }
+    }
+  });
+  for (int n = 1; n < 150; ++n) {
+    CHECK(commit(*cache, {kPacked, kKept, kOwn}, static_cast<float>(n)));
+    CHECK(first.run() == n && second.run() == 1001.0 * n);
+  }
+  stop = true;
+  failing.join();
+}
+
+/// A delegate that loads while a commit waits for readers has its say too.
+void test_loading_while_a_commit_waits(const std::string& path, const std::vector<char>& payload, BlobCache::Mode mode) {
+  const auto cache = BlobCache::open({path}, mode);
+  CHECK(commit(*cache, {kPacked, kKept}, 1));
+  std::unique_ptr<Loaded> late;
+  bool accepted = true;
+  std::thread committer;
+  {
+    const BlobCache::Reading reading(*cache);
+    committer = std::thread([&] { accepted = commit(*cache, {kPacked, kKept}, -1); });
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    late = std::make_unique<Loaded>(cache, payload);
+  }
+  committer.join();
+  CHECK(!accepted && late->run() == 1);
+}
+
 void test_stack(const std::string& folder, const std::vector<char>& payload, BlobCache::Mode mode) {
   const auto base = BlobCache::open({folder + (mode == BlobCache::Mode::Shared ? "/copy.ptd" : "/base.ptd")}, mode);
   CHECK(commit(*base, {kPacked, kKept}, 1));
@@ -363,7 +408,9 @@ int main(int argc, char** argv) {
     const std::string path = folder + (mode == BlobCache::Mode::Shared ? "/copy.ptd" : "/base.ptd");
     test_alone(path, payload, mode);
     test_threads(path, payload, mode);
+    test_loading_while_a_commit_waits(path, payload, mode);
   }
+  test_failing_beside_good(folder, payload, both);
   test_two_on_one_file(folder + "/copy.ptd", payload);
   test_stack(folder, both, BlobCache::Mode::Private);
   test_stack(folder, both, BlobCache::Mode::Shared);
