@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -212,8 +213,8 @@ def test_a_checkpoint_while_others_train(tmp_path: Path) -> None:
         for number in range(8):
             files.append(tmp_path / f"{number}.ptd")
             training.save(files[-1], ours)
-            while len(taken) < 20 * number:
-                pass
+            while len(taken) < 20 * number and all(thread.is_alive() for thread in threads):
+                time.sleep(0.001)
     finally:
         stop.set()
         for thread in threads:
@@ -483,7 +484,8 @@ def test_killed_while_saving(tmp_path: Path) -> None:
         assert process.stdout is not None
         assert process.stdout.readline() == b"saving\n"
         while not list(tmp_path.glob(".blobstore-*")) or (tmp_path / "checkpoint").stat().st_size == 0:
-            pass  # in the middle of writing
+            assert process.poll() is None
+        # in the middle of writing
         os.kill(process.pid, signal.SIGKILL)
     finally:
         process.kill()
