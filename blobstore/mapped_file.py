@@ -28,13 +28,15 @@ def as_path(path: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> Path:
     Raises:
         FileAccessError: it is none: of another type, or with characters that no file name has.
     """
+    reason = "not a path"
     try:
         decoded = os.fsdecode(path)
         if b"\0" not in os.fsencode(decoded):
             return Path(decoded)
+        reason = "a path cannot have a null character"
     except (TypeError, UnicodeError):
         pass
-    raise FileAccessError(repr(path), OSError(errno.EINVAL, "not a path"))
+    raise FileAccessError(repr(path), OSError(errno.EINVAL, reason))
 
 
 def as_paths(paths: Paths) -> list[Path]:
