@@ -33,7 +33,7 @@ def as_path(path: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> Path:
         decoded = os.fsdecode(path)
         if b"\0" not in os.fsencode(decoded):
             return Path(decoded)
-        reason = "a path cannot have a null character"
+        reason = "not a path: it has a null character"
     except (TypeError, UnicodeError):
         pass
     raise FileAccessError(repr(path), OSError(errno.EINVAL, reason))
