@@ -201,7 +201,10 @@ class InputError(BlobStoreError, ValueError):
 
 
 class TrainingError(BlobStoreError, RuntimeError):
-    """A step cannot be done, or not with this optimizer; parameters and optimizer are as they were."""
+    """A step cannot be done, or not with this optimizer; parameters and optimizer are as they were.
+
+    Only where an optimizer fails halfway, as the message then says, are they as it left them.
+    """
 
 
 class NotFiniteLossError(TrainingError):

@@ -128,8 +128,9 @@ def _native_path(path: str | os.PathLike[str]) -> bytes:
     return name
 
 
-def _check_cache(cache: object, what: str) -> None:
-    if cache is not None and not isinstance(cache, BlobCache):
+def check_cache(cache: object, what: str) -> None:
+    """Raise UnsupportedDataError if something is not a cache."""
+    if not isinstance(cache, BlobCache):
         raise errors.UnsupportedDataError(f"{what} is to be a BlobCache, not a {type(cache).__qualname__}")
 
 
@@ -230,7 +231,8 @@ class BlobCache(NamedDataMap):
         if mode not in {"private", "shared", "copy"}:
             raise errors.UnsupportedOperationError(f"mode {mode!r} is none of 'private', 'shared', 'copy'")
         self.paths = tuple(as_paths(paths))
-        _check_cache(base, "base")
+        if base is not None:
+            check_cache(base, "base")
         self.mode = mode
         self.base = base
         self._native: Any = _native.BlobCache.open(
@@ -758,7 +760,8 @@ class Program:
     ) -> None:
         self.path = as_path(path)
         files = as_paths(data)
-        _check_cache(cache, "cache")
+        if cache is not None:
+            check_cache(cache, "cache")
         self.cache = BlobCache(files, base=cache) if files or cache is None else cache
         self._native: Any = _native.Program.load(_native_path(path), self.cache._native)
         self.method_names: tuple[str, ...] = tuple(self._native.methods)

@@ -150,6 +150,7 @@ def save_adapter(
         LayoutError: two tensors of a pair do not fit together.
         UpdateError: a tensor has values that are not finite.
         UnsupportedDataError: something is not a tensor, or the metadata is not text.
+        InvalidKeyError: a name is none.
         OutputPathError: the path is that of the foundation.
         FileAccessError, InvalidFileError, IntegrityError: the foundation cannot be read, or the file not written. A
             file that was there is as before, in every case.
@@ -157,6 +158,9 @@ def save_adapter(
     if not isinstance(tensors, Mapping):
         raise UnsupportedDataError(f"expected tensors by name, found a {type(tensors).__qualname__}")
     name = str(as_path(path))
+    store = BlobStore()
+    for key, tensor in tensors.items():
+        store.add(key, tensor)
     values = {key: layouts.plain(tensor) for key, tensor in tensors.items()}
     pairs, problems = find_pairs({key: value.shape for key, (value, _) in values.items()}, name)
     problems += [
@@ -168,9 +172,6 @@ def save_adapter(
         problems.append(AdapterError(f"{name}: no tensor has a name with a part lora_a or lora_b"))
     for problem in problems:
         raise problem
-    store = BlobStore()
-    for key, tensor in tensors.items():
-        store.add(key, tensor)
     return _write(store, path, foundation, scale, metadata or {})
 
 
@@ -232,7 +233,7 @@ def check_scale(scale: Any, what: str = "scale") -> float:
     """
     try:
         number = float(scale)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not math.isfinite(number):
         raise AdapterError(f"{what} {scale!r} is not a finite number")

@@ -7,7 +7,7 @@ import threading
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,12 +18,19 @@ from blobstore.adapters.foundation import FOUNDATION, fingerprint, named_tensors
 from blobstore.adapters.names import Pair, find_pairs, is_lora, weight_names
 from blobstore.data_map import MergedDataMap
 from blobstore.digest import Digest, digest
-from blobstore.errors import AdapterError, KeyNotFoundError, LayoutError, UnsupportedDataError, UpdateError
+from blobstore.errors import (
+    AdapterError,
+    DataChangedError,
+    KeyNotFoundError,
+    LayoutError,
+    UnsupportedDataError,
+    UpdateError,
+)
 from blobstore.layout import ScalarType
 from blobstore.lowering import layouts
 from blobstore.lowering.layouts import Plain
 from blobstore.ptd.manifest import KEY_PREFIX
-from blobstore.ptd.reader import open_ptd
+from blobstore.ptd.reader import PtdDataMap, open_ptd
 
 if TYPE_CHECKING:
     from blobstore.runtime import BlobCache
@@ -41,15 +48,14 @@ class _Known:
         foundations: fingerprints that an adapter for this cache may record.
         scales: those that adapters in its files record.
         lora: names of the LoRA tensors of its programs.
-        lock: held while this module reads weights and commits what it made of them.
     """
 
     foundations: frozenset[str]
     scales: frozenset[float]
     lora: frozenset[str]
-    lock: threading.Lock = field(default_factory=threading.Lock)
 
 
+_turns: weakref.WeakKeyDictionary[BlobCache, threading.Lock] = weakref.WeakKeyDictionary()
 _known: weakref.WeakKeyDictionary[BlobCache, _Known] = weakref.WeakKeyDictionary()
 _known_lock = threading.Lock()
 
@@ -73,14 +79,16 @@ def load_adapter(cache: BlobCache, path: str | os.PathLike[str], *, program_scal
 
     Raises:
         FileAccessError, InvalidFileError, IntegrityError: the file cannot be opened or trusted.
+        DataChangedError: a file of the cache was replaced since, so its foundation is not known.
         AdapterError: it is for another foundation, or does not say for which; a tensor has no other beside it; it
             lacks tensors that the programs have, so that those of the last adapter would stay; its scale is another.
             Nothing was changed, here and below.
         KeyNotFoundError: the cache lacks a tensor.
         LayoutError: a tensor has another shape or dtype there.
         UpdateError: values are not finite; a tensor cannot be changed.
+        UnsupportedDataError: `cache` is not a cache.
     """
-    cache.get_num_keys()  # an error if it is closed
+    _check_cache(cache)
     adapter = read_adapter(path)
     known = _know(cache)
     _check_foundation(cache, known, adapter)
@@ -93,7 +101,7 @@ def load_adapter(cache: BlobCache, path: str | os.PathLike[str], *, program_scal
         raise AdapterError(
             f"{adapter.path}: lacks {_list(missing)}, where {cache.name} would keep those of another adapter"
         )
-    with known.lock, _named(adapter.path):
+    with _turn(cache), _named(adapter.path):
         if stored and logical:
             raise UpdateError(f"{_list(stored)} are quantized and others are not; lower the adapter as a whole")
         return cache.update_blobs(stored) if stored else cache.update(logical, finite=True)
@@ -131,7 +139,7 @@ class MergedAdapter:
             AdapterError: it was undone already; or the weights were changed since, by another merge that is not undone
                 or by an update. Nothing was changed.
         """
-        with _know(self.cache).lock:
+        with _turn(self.cache):
             if self._undone:
                 raise AdapterError(f"{self.cache.name}: the adapter is out of {_list(self.weights)} already")
             with self.cache.reading():
@@ -185,17 +193,20 @@ def merge_adapter(
 
     Raises:
         FileAccessError, InvalidFileError, IntegrityError: the file cannot be opened or trusted.
+        DataChangedError: a file of the cache was replaced since, so its foundation is not known.
         AdapterError: it is for another foundation, or does not say for which; a tensor has no other beside it; there
             are tensors that are not LoRA's and have no place in a weight. Nothing was changed, here and below.
         KeyNotFoundError: a module has no weight in this cache's files.
         LayoutError: the weight has another shape.
         UpdateError: a weight is quantized or combined with others, and `weights` does not have it; or the result is
             not finite.
-        UnsupportedDataError: something is not a tensor.
+        UnsupportedDataError: something is not a tensor, `cache` is not a cache, `names` or `weights` no mapping.
     """
-    cache.get_num_keys()  # an error if it is closed
-    known = _know(cache)
-    origin, tensors, recorded = _adapter_tensors(cache, known, adapter)
+    _check_cache(cache)
+    origin, tensors, recorded = _adapter_tensors(cache, adapter)
+    for what, given in (("names", names), ("weights", weights)):
+        if given is not None and not isinstance(given, Mapping):
+            raise UnsupportedDataError(f"{what} is to be a mapping by name, not a {type(given).__qualname__}")
     factor = check_scale(alpha, "alpha") * check_scale(recorded if scale is None else scale)
     pairs, problems = find_pairs({name: value.shape for name, (value, _) in tensors.items()}, origin)
     others = tensors.keys() - {name for pair in pairs for name in (pair.a, pair.b)}
@@ -207,7 +218,7 @@ def merge_adapter(
         problems.append(AdapterError(f"{origin}: holds no adapter: no name has a part lora_a or lora_b"))
     for problem in problems:
         raise problem
-    with known.lock, _named(origin):
+    with _turn(cache), _named(origin):
         merged: dict[str, Any] = {}
         keys: dict[str, None] = {}
         with cache.reading():
@@ -230,6 +241,19 @@ def merge_adapter(
         return MergedAdapter(cache, tuple(merged), generation, after, before)
 
 
+def _check_cache(cache: BlobCache) -> None:
+    from blobstore.runtime import check_cache  # needed only by those who have one, so it can be imported
+
+    check_cache(cache, "cache")
+    cache.get_num_keys()  # an error if it is closed
+
+
+def _turn(cache: BlobCache) -> threading.Lock:
+    """The lock that is held while this module reads weights and commits what it made of them."""
+    with _known_lock:
+        return _turns.setdefault(cache, threading.Lock())
+
+
 def _know(cache: BlobCache) -> _Known:
     with _known_lock:
         known = _known.get(cache)
@@ -240,7 +264,7 @@ def _know(cache: BlobCache) -> _Known:
 
 def _learn(cache: BlobCache) -> _Known:
     """Read the files of a cache and of its base: a foundation may be any of them, or all together."""
-    maps = [open_ptd(path) for path in _paths(cache)]
+    maps = _open_files(cache)
     foundations: set[str] = set()
     recorded: set[str] = set()
     scales: set[float] = set()
@@ -257,8 +281,19 @@ def _learn(cache: BlobCache) -> _Known:
     return _Known(frozenset(foundations or recorded), frozenset(scales), frozenset(lora))
 
 
-def _paths(cache: BlobCache) -> list[Any]:
-    return [*cache.paths, *(_paths(cache.base) if cache.base is not None else ())]
+def _open_files(cache: BlobCache) -> list[PtdDataMap]:
+    """The files of a cache and of its base.
+
+    Raises:
+        DataChangedError: one is not what the cache was opened on any more, so it tells nothing of the cache.
+    """
+    maps = [open_ptd(path) for path in cache.paths]
+    dirty = set(cache.dirty)
+    for blobs in maps if cache.mode != "shared" else ():  # there the file is what the cache is
+        for key in blobs:
+            if key not in dirty and (key not in cache or cache.digest(key) != blobs.digest(key)):
+                raise DataChangedError(f"{blobs.name}: the file is not the one that the cache has: '{key}' differs")
+    return [*maps, *(_open_files(cache.base) if cache.base is not None else ())]
 
 
 def _check_foundation(cache: BlobCache, known: _Known, adapter: Adapter) -> None:
@@ -308,7 +343,7 @@ def _values(adapter: Adapter, factor: float) -> tuple[dict[str, Any], dict[str, 
 
 
 def _adapter_tensors(
-    cache: BlobCache, known: _Known, adapter: str | os.PathLike[str] | Mapping[str, Any]
+    cache: BlobCache, adapter: str | os.PathLike[str] | Mapping[str, Any]
 ) -> tuple[str, dict[str, Plain], float]:
     """What to call it, its tensors, and its scale."""
     if isinstance(adapter, Mapping):
@@ -318,7 +353,7 @@ def _adapter_tensors(
             f"expected an adapter's file or tensors by name, found a {type(adapter).__qualname__}"
         )
     file = read_adapter(adapter)
-    _check_foundation(cache, known, file)
+    _check_foundation(cache, _know(cache), file)
     file.check()
     return str(file.path), {name: file.value(name) for name in file.contents}, 1.0 if file.scale is None else file.scale
 

@@ -20,6 +20,7 @@ from torch import Tensor
 from blobstore.digest import digest
 from blobstore.errors import CheckpointError, IntegrityError, InvalidFileError, KeyConflictError
 from blobstore.layout import ScalarType, TensorLayout
+from blobstore.mapped_file import Paths, as_paths
 from blobstore.ptd.manifest import KEY_PREFIX
 from blobstore.ptd.reader import PtdDataMap, open_ptd
 from blobstore.store import BlobStore
@@ -71,9 +72,9 @@ class _List:
     optimizer: Any
 
 
-def open_bases(paths: Sequence[str | os.PathLike[str]]) -> list[PtdDataMap]:
+def open_bases(paths: Paths) -> list[PtdDataMap]:
     """The files of a base; where two have a key, the later one counts."""
-    return [open_ptd(path) for path in ([paths] if isinstance(paths, str | os.PathLike) else paths)]
+    return [open_ptd(path) for path in as_paths(paths)]
 
 
 def _in_base(bases: Sequence[PtdDataMap], key: str) -> PtdDataMap | None:

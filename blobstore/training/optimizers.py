@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim.lr_scheduler import LRScheduler
 
 from blobstore.errors import CheckpointError, TrainingError, UnsupportedDataError, UnsupportedOperationError
 
@@ -69,13 +70,15 @@ def check(optimizer: Any, parameters: Mapping[str, Tensor]) -> bool:
     """Whether it is a `torch.optim` optimizer; otherwise it is one of ExecuTorch's kind, stepped with gradients.
 
     Raises:
-        TrainingError: it is neither, or it has parameters of somebody else.
+        TrainingError: it is neither, it has parameters of somebody else, or it has to run the program by itself.
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
-        if callable(getattr(optimizer, "step", None)):
+        if callable(getattr(optimizer, "step", None)) and not isinstance(optimizer, type | LRScheduler):
             return False
-        raise TrainingError(f"a {type(optimizer).__name__} is no optimizer: it has no step()")
+        raise TrainingError(f"a {type(optimizer).__name__} is no optimizer")
     _names(optimizer, parameters)
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise TrainingError("LBFGS runs the program by itself: in locked(), call its step() with a closure")
     return True
 
 

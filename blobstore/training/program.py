@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Literal
@@ -13,8 +12,16 @@ import torch
 import xxhash
 from torch import Tensor
 
-from blobstore.errors import CheckpointError, KeyNotFoundError, NotFiniteLossError, ProgramError, TrainingError
-from blobstore.runtime import BlobCache, Program
+from blobstore.errors import (
+    CheckpointError,
+    KeyNotFoundError,
+    NotFiniteLossError,
+    ProgramError,
+    TrainingError,
+    UnsupportedOperationError,
+)
+from blobstore.mapped_file import Paths, as_path
+from blobstore.runtime import BlobCache, Program, check_cache
 from blobstore.staging import refuse_inputs
 from blobstore.tensors import as_bytes
 from blobstore.training import checkpoint, optimizers
@@ -58,19 +65,20 @@ class TrainingProgram:
         pte: str | os.PathLike[str],
         cache: BlobCache | None = None,
         *,
-        data: str | os.PathLike[str] | Iterable[str | os.PathLike[str]] = (),
+        data: Paths = (),
         method: str = "forward",
     ) -> None:
         self.program = Program(pte, cache, data=data)
         self.method = method
         self._method = self.program.load_method(method)
-        first, names = self._signature()
+        first, names, changed = self._signature()
         self._first_gradient = first
         count = len(names)
         self._parameters = {name: self._method.output_memory(first + count + i) for i, name in enumerate(names)}
         self._gradients = {name: self._method.output_memory(first + i) for i, name in enumerate(names)}
         state = self._method.state_memory()
         self._buffers = {name: tensor for name, tensor in state.items() if name not in self._parameters}
+        self._nameless = max(0, changed - len(self._buffers))
         for name, tensor in self._parameters.items():
             gradient = self._gradients[name]
             if (tensor.shape, tensor.dtype, tensor.stride()) != (gradient.shape, gradient.dtype, gradient.stride()):
@@ -79,8 +87,9 @@ class TrainingProgram:
         self._turns = Turns(f"{self.program.path}: method '{method}'")
         self._attach()
 
-    def _signature(self) -> tuple[int, list[str]]:
-        """Where the gradients begin among the outputs, and the names of the parameters, in the outputs' order."""
+    def _signature(self) -> tuple[int, list[str], int]:
+        """Where the gradients begin among the outputs, the names of the parameters, in the outputs' order, and the
+        number of buffers that the method changes."""
         method = self.method
         missing = [p + method for p in (_GRADIENTS, _PARAMETERS, _NAMES) if p + method not in self.program.method_names]
         if missing:
@@ -105,7 +114,7 @@ class TrainingProgram:
             )
         if any(output.kind != "tensor" for output in self._method.outputs[first:]):
             raise self._not_for_training("a gradient or a parameter is no tensor")
-        return first, names
+        return first, names, gradients - first
 
     def _not_for_training(self, reason: str) -> ProgramError:
         return ProgramError(f"{self.program.path}: method '{self.method}' is not a training program: {reason}")
@@ -134,6 +143,7 @@ class TrainingProgram:
 
         ExecuTorch names them in a program, and gives them their first values, only if it is asked to:
         `ExecutorchBackendConfig(emit_mutable_buffer_names=True, passes=[InitializedMutableBufferPass([...])])`.
+        Those without names cannot be reached: they are not saved, not published, and not put back after a bad step.
         """
         return dict(self._buffers)
 
@@ -188,9 +198,11 @@ class TrainingProgram:
         Returns, raises:
             As `forward_backward`.
             NotFiniteLossError: the loss is infinite or NaN.
-            TrainingError: the optimizer is none, or has other parameters.
+            TrainingError: the optimizer is none, has other parameters, or has to run the program by itself (LBFGS: call
+                it with a closure, in `locked()`). Or it failed: then the buffers are as before, and parameters that
+                it changed until then are changed.
         """
-        if on_nan not in {"raise", "skip", "accept"}:
+        if on_nan not in ("raise", "skip", "accept"):
             raise TrainingError(f"on_nan {on_nan!r} is none of 'raise', 'skip', 'accept'")
         of_torch = optimizers.check(optimizer, self._parameters)
         with self._turns:
@@ -198,14 +210,22 @@ class TrainingProgram:
             if on_nan != "accept" and not _is_finite(outputs[0]):
                 _put(before, self._buffers)
                 if on_nan == "raise":
+                    kept = f"all but {self._nameless} buffers without names is as before" if self._nameless else ""
                     raise NotFiniteLossError(
-                        f"{self.program.path}: method '{self.method}': the loss is {outputs[0]}; nothing was changed"
+                        f"{self.program.path}: method '{self.method}': the loss is {outputs[0]}; "
+                        f"{kept or 'nothing was changed'}"
                     )
                 return outputs
-            if of_torch:
-                optimizer.step()
-            else:
-                optimizer.step(self._gradients)
+            try:
+                if of_torch:
+                    optimizer.step()
+                else:
+                    optimizer.step(self._gradients)
+            except Exception as error:  # of the optimizer's own making
+                _put(before, self._buffers)
+                raise TrainingError(
+                    f"{self.program.path}: method '{self.method}': the {type(optimizer).__name__} failed: {error}"
+                ) from error
             return outputs
 
     # Checkpoints.
@@ -215,7 +235,7 @@ class TrainingProgram:
         path: str | os.PathLike[str],
         optimizer: Any = None,
         *,
-        base: Sequence[str | os.PathLike[str]] = (),
+        base: Paths = (),
         metadata: dict[str, str] | None = None,
     ) -> int:
         """Write a checkpoint: a `.ptd` with parameters and buffers under their names, and the optimizer's state.
@@ -235,21 +255,21 @@ class TrainingProgram:
 
         Raises:
             OutputPathError: the path is the program's, a base's, or one that the cache maps.
-            UnsupportedOperationError: the optimizer's state cannot be reached, as with ExecuTorch's own SGD.
+            UnsupportedOperationError: the optimizer's state cannot be reached, as with ExecuTorch's own SGD; or the
+                program changes buffers that have no names, so that a run could not go on from the checkpoint.
             UnsupportedDataError: the optimizer keeps what is neither a tensor nor a plain value.
             TrainingError: the optimizer has parameters that are not this program's.
             FileAccessError, InvalidFileError: a base cannot be read, or writing failed; an old file is as before.
         """
-        bases = checkpoint.open_bases(base)
+        self._check_names()
+        path, bases = as_path(path), checkpoint.open_bases(base)
         inputs = [self.program.path, *self.program.cache._all_paths(), *(map_.path for map_ in bases)]
-        refuse_inputs([Path(path)], inputs)
+        refuse_inputs([path], inputs)
         parameters, buffers, state = self._moment(optimizer)
         moment = checkpoint.Checkpoint(parameters, buffers, state, self._frozen())
         return checkpoint.write(path, moment, bases, metadata)
 
-    def load(
-        self, path: str | os.PathLike[str], optimizer: Any = None, *, base: Sequence[str | os.PathLike[str]] = ()
-    ) -> None:
+    def load(self, path: str | os.PathLike[str], optimizer: Any = None, *, base: Paths = ()) -> None:
         """Go on from a checkpoint: parameters, buffers, and, if given, the optimizer are what they were.
 
         Everything is checked before anything is changed.
@@ -284,6 +304,13 @@ class TrainingProgram:
             state = optimizers.capture(optimizer, self._parameters) if optimizer is not None else None
             return _copies(self._parameters), _copies(self._buffers), state
 
+    def _check_names(self) -> None:
+        if self._nameless:
+            raise UnsupportedOperationError(
+                f"{self.program.path}: method '{self.method}' changes {self._nameless} buffers that have no names, so a "
+                "checkpoint would lack them; lower it with ExecutorchBackendConfig(emit_mutable_buffer_names=True)"
+            )
+
     def _frozen(self) -> str:
         """A digest of the external weights that are not trained."""
         keys = sorted(set(self.program.external_keys(self.method)) - set(self._parameters) - set(self._buffers))
@@ -317,8 +344,8 @@ class TrainingProgram:
     def publish(self, cache: BlobCache | None = None, *, strict: bool = True, finite: bool = False) -> int:
         """Commit the trained parameters and buffers to the programs on a cache; their next call uses them.
 
-        They are those of one moment between two steps; steps of other threads wait until it is done. Delegated programs get them by name, laid out as they store
-        them (see docs/lowering.md). Buffers that the cache lacks are passed over.
+        They are those of one moment between two steps; steps of other threads wait until it is done. Delegated programs
+        get them by name, laid out as they store them (see docs/lowering.md). Buffers that the cache lacks are passed over.
 
         Args:
             cache: where to; left out, the cache that this program runs on.
@@ -330,9 +357,11 @@ class TrainingProgram:
 
         Raises:
             KeyNotFoundError: the cache lacks parameters; all are named. Nothing was changed, here and below.
+            UnsupportedDataError: `cache` is not a cache.
             As `BlobCache.update`.
         """
         target = cache if cache is not None else self.program.cache
+        check_cache(target, "cache")
         known = target.tensors
         missing = [name for name in self._parameters if name not in known and name not in target]
         if missing and strict:

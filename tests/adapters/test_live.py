@@ -10,7 +10,15 @@ import pytest
 import torch
 
 from blobstore.adapters import bind_adapter, load_adapter, merge_adapter, save_adapter
-from blobstore.errors import AdapterError, ClosedError, KeyNotFoundError, LayoutError, UpdateError
+from blobstore.errors import (
+    AdapterError,
+    ClosedError,
+    DataChangedError,
+    KeyNotFoundError,
+    LayoutError,
+    UnsupportedDataError,
+    UpdateError,
+)
 from blobstore.runtime import BlobCache, Program
 from tests.adapters.nets import RANK, SCALE, LoraNet, adapter_of, lower_lora, make, plain_of, with_adapter
 from tests.lowering.live import close, inputs
@@ -417,3 +425,44 @@ def test_arguments_of_merge(plain: Any) -> None:
         merge_adapter(cache, adapter_of(1), float("inf"))
     with pytest.raises(AdapterError, match="holds no adapter"):
         merge_adapter(cache, {})
+
+
+# Wrong moves
+
+
+def test_what_is_no_cache_and_no_mapping_is_told(plain: Any) -> None:
+    cache = BlobCache(plain.model)
+    path = plain.folder / "1.ptd"
+    save_adapter(path, adapter_of(1), foundation=plain.model, scale=SCALE)
+    for wrong in (None, "model.ptd", cache.paths):
+        with pytest.raises(UnsupportedDataError, match="cache is to be a BlobCache"):
+            load_adapter(wrong, path)
+        with pytest.raises(UnsupportedDataError, match="cache is to be a BlobCache"):
+            merge_adapter(wrong, path)
+    for options in ({"names": ["l.0"]}, {"names": 5}, {"weights": 5}, {"weights": ["l.0.weight"]}):
+        with pytest.raises(UnsupportedDataError, match="is to be a mapping by name"):
+            merge_adapter(cache, path, **options)
+    with pytest.raises(AdapterError, match="alpha .* is not a finite number"):
+        merge_adapter(cache, path, alpha=10**400)
+    assert cache.generation == 0
+
+
+@pytest.mark.parametrize("mode", ["private", "copy"])
+def test_files_that_were_replaced_tell_nothing(plain: Any, mode: Any) -> None:
+    """An adapter for the new file is none for the cache, which still has the old one."""
+    cache = BlobCache(plain.model, mode)
+    method = Program(plain.pte, cache).method()
+    with BlobCache(plain.model) as changed:
+        changed.update({"l.0.weight": np.zeros((24, 16), np.float32)})
+        changed.save(plain.folder / "new.ptd")
+    (plain.folder / "new.ptd").replace(plain.model)
+    path = plain.folder / "1.ptd"
+    save_adapter(path, adapter_of(1), foundation=plain.model, scale=SCALE)
+    with pytest.raises(
+        DataChangedError, match=r"model\.ptd: the file is not the one that the cache has: 'l\.0\.weight"
+    ):
+        merge_adapter(cache, path)
+    assert cache.generation == 0
+    plain.model.unlink()
+    merge_adapter(cache, adapter_of(1), SCALE)  # nothing has to be known of the foundation
+    close(method(*X)[0], eager(1))

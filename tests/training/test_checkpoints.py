@@ -633,3 +633,18 @@ def test_inference_from_a_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "model.pte").write_bytes(bytes(manager.buffer))
     (found,) = Program(tmp_path / "model.pte", data=tmp_path / "checkpoint.ptd").method()(x)
     torch.testing.assert_close(found, nets.Scores(model)(x).detach(), rtol=1e-4, atol=1e-5)
+
+
+def test_what_is_no_path_and_no_cache_is_told(tmp_path: Path) -> None:
+    training = nets.xor().load(tmp_path)
+    before = sorted(tmp_path.iterdir())
+    for path in (None, 5, "a\0b"):
+        with pytest.raises(errors.FileAccessError, match="not a path"):
+            training.save(path)  # type: ignore[arg-type]
+        with pytest.raises(errors.FileAccessError, match="not a path"):
+            training.save(tmp_path / "new.ptd", base=path)  # type: ignore[arg-type]
+    with pytest.raises(errors.UnsupportedDataError, match="cache is to be a BlobCache, not a str"):
+        training.publish("model.ptd")  # type: ignore[arg-type]
+    assert sorted(tmp_path.iterdir()) == before
+    training.save(os.fsencode(tmp_path / "bytes.ptd"))  # type: ignore[arg-type]
+    training.load(tmp_path / "bytes.ptd")

@@ -321,3 +321,64 @@ def test_steps_of_several_threads_take_turns(tmp_path: Path) -> None:
     for _ in range(100):
         alone.step(theirs, *joint.batches[0])
     assert same(training.named_parameters(), alone.named_parameters())
+
+
+class Failing(torch.optim.SGD):
+    def step(self, closure: Any = None) -> None:
+        raise RuntimeError("no step today")
+
+
+def test_optimizers_that_fail_leave_the_buffers(tmp_path: Path) -> None:
+    joint = nets.norm()
+    training = joint.load(tmp_path)
+    parameters = list(training.named_parameters().values())
+    before = values({**training.named_parameters(), **training.named_buffers()})
+    wrong: dict[str, Any] = {
+        "no step today": Failing(parameters),
+        "dense gradients": torch.optim.SparseAdam(parameters),
+        "in locked.*closure": torch.optim.LBFGS(parameters),
+        "LR is no optimizer": torch.optim.lr_scheduler.StepLR(sgd(training), 1),
+        "type is no optimizer": torch.optim.SGD,
+    }
+    for message, optimizer in wrong.items():
+        with pytest.raises(errors.TrainingError, match=message):
+            training.step(optimizer, *joint.batches[0])
+        assert same(before, {**training.named_parameters(), **training.named_buffers()})
+
+
+def test_lbfgs_runs_the_program_in_a_closure(tmp_path: Path) -> None:
+    joint = nets.lora()
+    training, eager = joint.load(tmp_path), joint.eager()
+    trained = dict(eager.named_parameters())
+    options = {"lr": 0.1, "max_iter": 3}
+    ours = torch.optim.LBFGS(training.named_parameters().values(), **options)
+    theirs = torch.optim.LBFGS([trained[name] for name in training.named_parameters()], **options)
+    for _ in range(3):
+
+        def run() -> Tensor:
+            ours.zero_grad()
+            loss: Tensor = training.forward_backward(*joint.batches[0])[0]
+            return loss
+
+        def run_eager() -> Tensor:
+            theirs.zero_grad()
+            loss: Tensor = eager(*joint.batches[0])
+            loss.backward()
+            return loss
+
+        with training.locked():
+            found = ours.step(run)
+        torch.testing.assert_close(found, theirs.step(run_eager).detach(), **CLOSE)
+        training.save(tmp_path / "lbfgs.ptd", ours)
+
+
+def test_buffers_without_names_are_not_forgotten(tmp_path: Path) -> None:
+    batches = nets.norm().batches
+    training = nets._joint(nets.seeded(nets.Norm), batches).load(tmp_path)
+    assert not training.named_buffers()
+    with pytest.raises(errors.UnsupportedOperationError, match=r"2 buffers that have no names.*emit_mutable_buffer"):
+        training.save(tmp_path / "checkpoint.ptd")
+    assert not (tmp_path / "checkpoint.ptd").exists()
+    wrong = (torch.full_like(batches[0][0], float("nan")), batches[0][1])
+    with pytest.raises(errors.NotFiniteLossError, match="all but 2 buffers"):
+        training.step(sgd(training), *wrong)
