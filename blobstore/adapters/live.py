@@ -361,15 +361,19 @@ def _adapter_tensors(
 def _weight(cache: BlobCache, pair: Pair, names: Mapping[str, str]) -> str:
     candidates = [names[pair.module]] if pair.module in names else weight_names(pair.module)
     for name in candidates:
-        if name in cache.tensors or name in cache:
+        if name in cache.tensors:
+            return cache.tensors[name].name  # tied weights are one, whichever of their names it is
+        if name in cache:
             return name
     raise KeyNotFoundError(f"module '{pair.module}' has no weight in {cache.name}: {_list(candidates)}")
 
 
 def _start(cache: BlobCache, name: str, weights: Mapping[str, Any]) -> Plain:
     """The weight that an adapter is added to."""
-    if name in weights:
-        return layouts.plain(weights[name])
+    aliases = cache.tensors[name].aliases if name in cache.tensors else ()
+    for given in (name, *aliases):
+        if given in weights:
+            return layouts.plain(weights[given])
     try:
         value = cache.tensors.value(name)
         reason = f"it is stored as {value[1].name.lower()}"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import threading
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,7 +22,7 @@ from blobstore.errors import (
     UpdateError,
 )
 from blobstore.runtime import BlobCache, Program
-from tests.adapters.nets import RANK, SCALE, LoraNet, adapter_of, lower_lora, make, plain_of, with_adapter
+from tests.adapters.nets import RANK, SCALE, LoraNet, adapter_of, lower_lora, lower_plain, make, plain_of, with_adapter
 from tests.lowering.live import close, inputs
 
 X = inputs(3, 16)
@@ -466,3 +468,36 @@ def test_files_that_were_replaced_tell_nothing(plain: Any, mode: Any) -> None:
     plain.model.unlink()
     merge_adapter(cache, adapter_of(1), SCALE)  # nothing has to be known of the foundation
     close(method(*X)[0], eager(1))
+
+
+def test_tied_weights_are_one(tmp_path: Path) -> None:
+    """By any of their names, but not by two at once: each adapter would be added to what the other is not in."""
+
+    class Tied(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)
+            self.second.weight = self.first.weight
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.second(torch.relu(self.first(x)))
+
+    module, x = make(Tied), inputs(3, 8)
+    pte = lower_plain(module, x, tmp_path, delegated=True)
+    cache = BlobCache(tmp_path / "model.ptd")
+    method = Program(pte, cache).method()
+    a, b = torch.randn(2, 8), torch.randn(8, 2)
+    adapters = [{f"{name}.lora_a.weight": a, f"{name}.lora_b.weight": b} for name in ("first", "second")]
+    with pytest.raises(AdapterError, match="two modules have the weight 'first.weight'"):
+        merge_adapter(cache, {**adapters[0], **adapters[1]})
+    assert cache.generation == 0
+    before = method(*x)[0].clone()
+    for adapter, given in zip(adapters, (None, {"second.weight": module.second.weight}), strict=True):
+        merged = merge_adapter(cache, adapter, weights=given)
+        assert merged.weights == ("first.weight",)
+        with torch.no_grad():
+            changed = copy.deepcopy(module)
+            changed.first.weight += b @ a
+            close(method(*x)[0], changed(*x))
+        merged.undo()
+        assert torch.equal(method(*x)[0], before)
