@@ -118,7 +118,8 @@ def capture(optimizer: Any, parameters: Mapping[str, Tensor]) -> OptimizerState:
     by_number: dict[Any, str] = {}
     for group, own in zip(packed["param_groups"], names, strict=True):
         by_number.update(zip(group["params"], own, strict=True))
-        out.groups.append(({key: _copy(value) for key, value in group.items() if key != "params"}, own))
+        options = {key: _copy(value) for key, value in group.items() if key not in ("params", "param_names")}
+        out.groups.append((options, own))
     for number, kept in packed["state"].items():
         if number not in by_number:
             raise UnsupportedDataError(f"the {out.kind} keeps state for {number!r}, which is no parameter")

@@ -281,8 +281,8 @@ class TrainingProgram:
 
         Raises:
             FileAccessError, InvalidFileError, IntegrityError: a file cannot be opened or trusted, or is no checkpoint.
-            CheckpointError: it is of another model, of other frozen weights, of another optimizer, or its base is
-                missing or another.
+            CheckpointError: it is of another model, of other frozen weights, as far as these are in data files, of
+                another optimizer, or its base is missing or another.
             UnsupportedOperationError, TrainingError: as for `save`.
         """
         saved = checkpoint.read(path, checkpoint.open_bases(base))
@@ -349,7 +349,7 @@ class TrainingProgram:
 
         Args:
             cache: where to; left out, the cache that this program runs on.
-            strict: refuse if the cache lacks parameters; otherwise these are passed over.
+            strict: refuse if the cache lacks parameters, or a program has some inside; otherwise these are passed over.
             finite: refuse infinities and NaN.
 
         Returns:
@@ -371,7 +371,11 @@ class TrainingProgram:
         tensors = {**self._parameters, **self._buffers}
         with self._turns:  # committed from where they are: a copy would take longer than the commit
             return target.update(
-                {name: tensor.detach() for name, tensor in tensors.items() if name in known or name in target},
+                {
+                    name: tensor.detach()
+                    for name, tensor in tensors.items()
+                    if name in target or (name in known and (strict or not known[name].refusal))
+                },
                 finite=finite,
             )
 

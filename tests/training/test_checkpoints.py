@@ -648,3 +648,21 @@ def test_what_is_no_path_and_no_cache_is_told(tmp_path: Path) -> None:
     assert sorted(tmp_path.iterdir()) == before
     training.save(os.fsencode(tmp_path / "bytes.ptd"))  # type: ignore[arg-type]
     training.load(tmp_path / "bytes.ptd")
+
+
+def test_named_optimizers_keep_the_names_of_their_own_order(tmp_path: Path) -> None:
+    joint = nets.norm()
+    first, second = joint.load(tmp_path / "first"), joint.load(tmp_path / "second")
+    old = torch.optim.SGD(first.named_parameters().items(), lr=0.1, momentum=0.9)
+    new = torch.optim.SGD(list(second.named_parameters().items())[::-1], lr=0.2, momentum=0.1)
+    first.step(old, *joint.batches[0])
+    first.save(tmp_path / "checkpoint.ptd", old)
+    second.load(tmp_path / "checkpoint.ptd", new)
+    (group,) = new.param_groups
+    assert (group["lr"], group["momentum"]) == (0.1, 0.9)
+    named = second.named_parameters()
+    assert group["param_names"] == list(named)[::-1]
+    assert all(tensor is named[name] for name, tensor in zip(group["param_names"], group["params"], strict=True))
+    first.step(old, *joint.batches[1])
+    second.step(new, *joint.batches[1])
+    assert same(first.named_parameters(), second.named_parameters())

@@ -217,3 +217,16 @@ def test_serving_while_training(kind: Any, tmp_path: Path) -> None:
         for output in outputs:
             assert (states - output).abs().amax(dim=(1, 2)).min() < 1e-5
     close(methods[0](x)[0], expected[-1])
+
+
+def test_what_a_program_has_inside_is_passed_over_on_request(tmp_path: Path) -> None:
+    joint = nets.norm()
+    training = joint.load(tmp_path / "train")
+    cache, program = delegated(joint.model, joint.batches[0][0], tmp_path / "serve")
+    model = train(joint, training)
+    with pytest.raises(errors.UpdateError, match=r"norm\.running_mean.*constant inside the program"):
+        training.publish(cache)
+    assert cache.generation == 0
+    assert training.publish(cache, strict=False) == cache.generation == 1
+    x = joint.batches[0][0]
+    close(program.method()(x)[0], nets.Scores(model)(x))
