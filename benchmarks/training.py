@@ -110,8 +110,9 @@ def _steps(folder: Path) -> Iterator[Row]:
                 for _ in range(calls):
                     theirs.forward_backward("forward", batch)
                     if isinstance(optimizer, torch.optim.Optimizer):
+                        gradients = theirs.named_gradients()
                         for name, parameter in theirs.named_parameters().items():
-                            parameter.grad = theirs.named_gradients()[name]
+                            parameter.grad = gradients[name]
                         optimizer.step()
                     else:
                         optimizer.step(theirs.named_gradients())

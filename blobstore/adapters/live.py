@@ -333,7 +333,8 @@ def _values(adapter: Adapter, factor: float) -> tuple[dict[str, Any], dict[str, 
         for name in adapter.contents:
             value = adapter.value(name)
             if factor != 1 and name in halves:
-                value = layouts.cast((layouts.floats(value) * np.float32(factor), ScalarType.FLOAT), value[1])
+                with np.errstate(over="ignore", invalid="ignore"):  # the update refuses what is not finite
+                    value = layouts.cast((layouts.floats(value) * np.float32(factor), ScalarType.FLOAT), value[1])
             logical[name] = layouts.tensor_of(value)
     except UpdateError:
         if factor != 1:

@@ -501,3 +501,13 @@ def test_tied_weights_are_one(tmp_path: Path) -> None:
             close(method(*x)[0], changed(*x))
         merged.undo()
         assert torch.equal(method(*x)[0], before)
+
+
+def test_scales_that_are_too_large_are_refused(lora: Any) -> None:
+    cache, method = open_lora(lora)
+    before = method(*X)[0].clone()
+    for program_scale in (1e-45, 1e-320):
+        with pytest.raises(UpdateError, match=r"1\.ptd: 'l\.\d\.lora_b\.weight' has values that are not finite"):
+            load_adapter(cache, save(lora, 1), program_scale=program_scale)
+    assert cache.generation == 0
+    assert torch.equal(method(*X)[0], before)
