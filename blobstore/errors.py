@@ -25,7 +25,10 @@ blobstore can still handle it. Each message names the file, the key, what was ex
     │   ├── MissingBackendError                  ... because nobody registered the backend of a delegate
     │   └── ExecutionError                       a method failed while it ran
     ├── MethodNotFoundError     (KeyError)       a program has no such method
-    └── InputError              (ValueError)     the inputs of a call do not fit the method
+    ├── InputError              (ValueError)     the inputs of a call do not fit the method
+    ├── TrainingError           (RuntimeError)   a step cannot be done
+    │   └── NotFiniteLossError                   ... because the loss is infinite or NaN
+    └── CheckpointError         (ValueError)     a checkpoint that is sound, but of another model, optimizer or base
 """
 
 from __future__ import annotations
@@ -36,6 +39,7 @@ from pathlib import Path
 
 __all__ = [
     "BlobStoreError",
+    "CheckpointError",
     "ClosedError",
     "DataChangedError",
     "ExecutionError",
@@ -52,8 +56,10 @@ __all__ = [
     "MethodNotFoundError",
     "MissingBackendError",
     "MissingDependencyError",
+    "NotFiniteLossError",
     "OutputPathError",
     "ProgramError",
+    "TrainingError",
     "UnsupportedDataError",
     "UnsupportedOperationError",
     "UnsupportedProgramError",
@@ -186,3 +192,15 @@ class MethodNotFoundError(BlobStoreError, KeyError):
 
 class InputError(BlobStoreError, ValueError):
     """The inputs of a call do not fit the method: their number, kind, dtype or shape."""
+
+
+class TrainingError(BlobStoreError, RuntimeError):
+    """A step cannot be done, or not with this optimizer; parameters and optimizer are as they were."""
+
+
+class NotFiniteLossError(TrainingError):
+    """The loss is infinite or NaN."""
+
+
+class CheckpointError(BlobStoreError, ValueError):
+    """A checkpoint does not belong to the program, the optimizer or the base that it was given for."""

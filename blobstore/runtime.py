@@ -659,9 +659,32 @@ class Method:
         self.program = program
         self.name: str = native.name
         self._run = native.__call__
+        self._run_first = native.call_first
 
     def __call__(self, *inputs: Any) -> list[Any]:
         return self._run(*inputs)  # type: ignore[no-any-return]
+
+    def call_first(self, count: int, *inputs: Any) -> list[Any]:
+        """As a call, but only the first `count` outputs are copied and returned."""
+        return self._run_first(count, *inputs)  # type: ignore[no-any-return]
+
+    def output_memory(self, index: int) -> torch.Tensor:
+        """A tensor over the memory that the method writes an output to, always the same.
+
+        It can be used before the first call: an output that is a parameter then has its initial value, any other is
+        zero. The tensor keeps the memory alive. It may be written to; nothing orders that with calls from other
+        threads.
+
+        Raises:
+            InputError: the output is not a tensor.
+            UnsupportedOperationError: the program has no planned memory for it.
+        """
+        return self._native.output_memory(index)  # type: ignore[no-any-return]
+
+    def state_memory(self) -> dict[str, torch.Tensor]:
+        """As `output_memory`, the named tensors that the method keeps in memory of its own: its mutable buffers, and
+        parameters that were exported with `external_mutable_weights`."""
+        return self._native.state_memory()  # type: ignore[no-any-return]
 
     @property
     def inputs(self) -> tuple[ValueInfo, ...]:

@@ -126,14 +126,28 @@ nb::list infos(const std::vector<ValueInfo>& values) {
   return out;
 }
 
-nb::list call(const std::shared_ptr<Method>& method, const nb::args& values) {
+/// Run a method and make its first results.
+nb::list call_first(const std::shared_ptr<Method>& method, size_t count, const nb::args& values) {
   const Arguments arguments(values, method->inputs());
   std::vector<Value> results;
   {
     const nb::gil_scoped_release release;
-    results = method->execute(arguments.list());
+    results = method->execute(arguments.list(), count);
   }
   return to_python(std::move(results), arguments.torch());
+}
+
+nb::list call(const std::shared_ptr<Method>& method, const nb::args& values) {
+  return call_first(method, SIZE_MAX, values);
+}
+
+/// A tensor over memory of a method, that holds the method.
+nb::object to_torch(const std::shared_ptr<Method>& method, const View& view) {
+  auto* pin = new std::shared_ptr<Method>(method);
+  nb::capsule owner(pin, [](void* held) noexcept { delete static_cast<std::shared_ptr<Method>*>(held); });
+  const nb::object bytes =
+      nb::cast(nb::ndarray<nb::numpy, uint8_t>(static_cast<uint8_t*>(view.data), {view.nbytes}, owner));
+  return helpers().to_torch(bytes, layout_object(view.layout));
 }
 
 /// A Reading as a context manager.
@@ -366,7 +380,18 @@ NB_MODULE(_native, module) {
       .def_prop_ro("name", &Method::name)
       .def("inputs", [](const Method& method) { return infos(method.inputs()); })
       .def("outputs", [](const Method& method) { return infos(method.outputs()); })
-      .def("__call__", &call);
+      .def("__call__", &call)
+      .def("call_first", &call_first)
+      .def(
+          "output_memory",
+          [](const std::shared_ptr<Method>& method, size_t index) { return to_torch(method, method->output_memory(index)); })
+      .def("state_memory", [](const std::shared_ptr<Method>& method) {
+        nb::dict out;
+        for (const auto& [name, view] : method->state_memory()) {
+          out[nb::str(name.data(), name.size())] = to_torch(method, view);
+        }
+        return out;
+      });
 
   nb::class_<Program>(module, "Program")
       .def_static(

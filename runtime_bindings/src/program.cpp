@@ -96,16 +96,33 @@ const char* name_of(ValueKind kind) {
   return kNames[static_cast<int>(kind)];
 }
 
-ValueInfo value_info(et::Result<et::Tag> tag, et::Result<et::TensorInfo> info) {
+/// `tensor` is asked for tensors only: for anything else ExecuTorch logs an error.
+template <typename TensorMeta>
+ValueInfo value_info(et::Result<et::Tag> tag, const TensorMeta& tensor) {
   ValueInfo out;
   out.kind = tag.ok() ? kind_of(tag.get()) : ValueKind::Other;
-  if (out.kind == ValueKind::Tensor && info.ok()) {
+  if (out.kind != ValueKind::Tensor) {
+    return out;
+  }
+  if (const et::Result<et::TensorInfo> info = tensor(); info.ok()) {
     out.layout.scalar_type = static_cast<int8_t>(info->scalar_type());
     out.layout.sizes.assign(info->sizes().begin(), info->sizes().end());
     out.layout.dim_order.assign(info->dim_order().begin(), info->dim_order().end());
     out.name = info->name();
   }
   return out;
+}
+
+Layout layout_of(const EtTensor& tensor) {
+  Layout layout;
+  layout.scalar_type = static_cast<int8_t>(tensor.scalar_type());
+  layout.sizes.assign(tensor.sizes().begin(), tensor.sizes().end());
+  layout.dim_order.assign(tensor.dim_order().begin(), tensor.dim_order().end());
+  return layout;
+}
+
+View view_of(const EtTensor& tensor) {
+  return {tensor.mutable_data_ptr(), layout_of(tensor), tensor.nbytes()};
 }
 
 /// Memory that a method's tensors were planned into.
@@ -121,7 +138,9 @@ class LoadedMethod final : public Method, private ForkAware {
   const std::string& name() const override { return name_; }
   const std::vector<ValueInfo>& inputs() const override { return inputs_; }
   const std::vector<ValueInfo>& outputs() const override { return outputs_; }
-  std::vector<Value> execute(const std::vector<Argument>& arguments) override;
+  std::vector<Value> execute(const std::vector<Argument>& arguments, size_t results) override;
+  View output_memory(size_t index) override;
+  std::vector<std::pair<std::string, View>> state_memory() override;
 
  private:
   struct Input { // of tensors
@@ -136,6 +155,8 @@ class LoadedMethod final : public Method, private ForkAware {
   void forget_inputs();
   bool may_share(const Argument& argument) const;
   Value result(const et::EValue& value) const;
+  bool own(const EtTensor& tensor) const;
+  void check_views() const;
   Error input_error(size_t index, const std::string& reason) const;
 
   void after_fork_in_child() override {
@@ -160,6 +181,8 @@ class LoadedMethod final : public Method, private ForkAware {
   std::optional<et::Method> method_;
   std::vector<std::optional<Input>> tensors_;
   bool delegated_ = false;
+  std::vector<std::pair<size_t, const void*>> viewed_; // outputs whose memory was given away
+  bool given_ = false; // any memory was
   bool torn_ = false; // another thread was running it when the process forked
   std::mutex mutex_;
   std::shared_ptr<std::mutex> shared_state_; // if other methods use some of the same memory
@@ -198,7 +221,7 @@ class LoadedProgram final : public Program, private ForkAware {
     const et::MethodMeta about = meta(method);
     std::vector<ValueInfo> infos;
     for (size_t i = 0; i < about.num_inputs(); ++i) {
-      infos.push_back(value_info(about.input_tag(i), about.input_tensor_meta(i)));
+      infos.push_back(value_info(about.input_tag(i), [&] { return about.input_tensor_meta(i); }));
     }
     return infos;
   }
@@ -207,7 +230,7 @@ class LoadedProgram final : public Program, private ForkAware {
     const et::MethodMeta about = meta(method);
     std::vector<ValueInfo> infos;
     for (size_t i = 0; i < about.num_outputs(); ++i) {
-      infos.push_back(value_info(about.output_tag(i), about.output_tensor_meta(i)));
+      infos.push_back(value_info(about.output_tag(i), [&] { return about.output_tensor_meta(i); }));
     }
     return infos;
   }
@@ -486,9 +509,7 @@ Value LoadedMethod::result(const et::EValue& value) const {
   out.kind = kind_of(value.tag);
   if (value.isTensor()) {
     const EtTensor& tensor = value.toTensor();
-    out.layout.scalar_type = static_cast<int8_t>(tensor.scalar_type());
-    out.layout.sizes.assign(tensor.sizes().begin(), tensor.sizes().end());
-    out.layout.dim_order.assign(tensor.dim_order().begin(), tensor.dim_order().end());
+    out.layout = layout_of(tensor);
     out.nbytes = tensor.nbytes();
     out.data = {static_cast<uint8_t*>(std::aligned_alloc(64, align_up(std::max<size_t>(out.nbytes, 1), 64))), &std::free};
     if (out.data == nullptr) {
@@ -510,7 +531,64 @@ Value LoadedMethod::result(const et::EValue& value) const {
   return out;
 }
 
-std::vector<Value> LoadedMethod::execute(const std::vector<Argument>& arguments) {
+/// Whether a tensor lies in this method's own memory.
+bool LoadedMethod::own(const EtTensor& tensor) const {
+  const auto at = reinterpret_cast<uintptr_t>(tensor.const_data_ptr());
+  return std::any_of(spans_.begin(), spans_.end(), [&](const et::Span<uint8_t>& span) {
+    const auto begin = reinterpret_cast<uintptr_t>(span.data());
+    return at >= begin && at - begin <= span.size() && tensor.nbytes() <= span.size() - (at - begin);
+  });
+}
+
+View LoadedMethod::output_memory(size_t index) {
+  const std::lock_guard<std::mutex> turn(mutex_);
+  if (index >= outputs_.size() || outputs_[index].kind != ValueKind::Tensor) {
+    throw Error(
+        ErrorKind::Input, program_->path(), "method '" + name_ + "': output " + std::to_string(index) + " is no tensor");
+  }
+  const EtTensor& tensor = method_->get_output(index).toTensor();
+  if (!own(tensor)) {
+    throw Error(
+        ErrorKind::Unsupported,
+        program_->path(),
+        "method '" + name_ + "': output " + std::to_string(index) + " has no memory that was planned for it");
+  }
+  viewed_.emplace_back(index, tensor.const_data_ptr());
+  given_ = true;
+  return view_of(tensor);
+}
+
+std::vector<std::pair<std::string, View>> LoadedMethod::state_memory() {
+  const std::lock_guard<std::mutex> turn(mutex_);
+  const et::MethodMeta about = program_->meta(name_);
+  std::vector<std::pair<std::string, View>> found;
+  for (size_t i = 0; i < about.num_attributes(); ++i) {
+    const auto info = about.attribute_tensor_meta(i);
+    if (!info.ok()) {
+      throw Error(ErrorKind::InvalidFile, program_->path(), "method '" + name_ + "': " + describe(info.error()));
+    }
+    auto tensor = method_->get_attribute(info->name());
+    if (tensor.ok() && own(tensor.get())) {
+      found.emplace_back(info->name(), view_of(tensor.get()));
+      given_ = true;
+    }
+  }
+  return found;
+}
+
+/// What was given away must stay what it is.
+void LoadedMethod::check_views() const {
+  for (const auto& [index, data] : viewed_) {
+    if (method_->get_output(index).toTensor().const_data_ptr() != data) {
+      throw Error(
+          ErrorKind::Execution,
+          program_->path(),
+          "method '" + name_ + "': output " + std::to_string(index) + " went to another place in memory");
+    }
+  }
+}
+
+std::vector<Value> LoadedMethod::execute(const std::vector<Argument>& arguments, size_t count) {
   check(arguments);
   // first of all: who waits for readers to go may keep new ones out, so nobody may wait for a reader's turn to begin
   const BlobCache::Reading reading(*program_->cache());
@@ -518,6 +596,12 @@ std::vector<Value> LoadedMethod::execute(const std::vector<Argument>& arguments)
   std::unique_lock<std::mutex> state;
   if (shared_state_) {
     state = std::unique_lock<std::mutex>(*shared_state_);
+  }
+  if (torn_ && given_) { // who holds its memory would see it become what it was at first
+    throw Error(
+        ErrorKind::Execution,
+        program_->path(),
+        "method '" + name_ + "' was run by another thread while the process was forked; load it anew");
   }
   if (torn_) { // it starts anew; what it was is left alone, as locks in it may be held for ever
     new std::optional<et::Method>(std::move(method_));
@@ -540,8 +624,10 @@ std::vector<Value> LoadedMethod::execute(const std::vector<Argument>& arguments)
         static_cast<int>(error));
   }
   std::vector<Value> results;
-  results.reserve(method_->outputs_size());
-  for (size_t i = 0; i < method_->outputs_size(); ++i) {
+  check_views();
+  count = std::min(count, method_->outputs_size());
+  results.reserve(count);
+  for (size_t i = 0; i < count; ++i) {
     results.push_back(result(method_->get_output(i)));
   }
   return results;

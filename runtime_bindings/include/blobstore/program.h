@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <blobstore/cache.h>
@@ -50,6 +51,13 @@ struct Value {
   std::string text;
 };
 
+/// A tensor where a method keeps it. The memory is the method's and lives as long as the method does.
+struct View {
+  void* data = nullptr;
+  Layout layout;
+  size_t nbytes = 0;
+};
+
 class Method;
 
 /// A .pte bound to a cache. It holds the cache.
@@ -85,10 +93,18 @@ class Method {
   virtual const std::vector<ValueInfo>& inputs() const = 0;
   virtual const std::vector<ValueInfo>& outputs() const = 0;
   /// Run it. Calls from several threads take turns; different methods run at the same time. The whole call sees one
-  /// generation of the cache.
+  /// generation of the cache. Only the first `results` outputs are copied and returned.
   ///
-  /// @throws Error Input: the arguments do not fit. @throws Error Execution: it failed.
-  virtual std::vector<Value> execute(const std::vector<Argument>& arguments) = 0;
+  /// @throws Error Input: the arguments do not fit. @throws Error Execution: it failed, or the process was forked while
+  /// another thread ran it and views of its memory exist.
+  virtual std::vector<Value> execute(const std::vector<Argument>& arguments, size_t results = SIZE_MAX) = 0;
+  /// An output where the method writes it: valid before the first call, at the same address after each. An output that
+  /// is a parameter has its initial value before the first call, any other is zero. Nothing orders access with calls.
+  ///
+  /// @throws Error Input: there is no such tensor. @throws Error Unsupported: it has no memory of the method's own.
+  virtual View output_memory(size_t index) = 0;
+  /// The named tensors that the method changes in memory of its own, such as mutable buffers, likewise.
+  virtual std::vector<std::pair<std::string, View>> state_memory() = 0;
 };
 
 } // namespace blobstore

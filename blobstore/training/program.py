@@ -1,0 +1,352 @@
+"""Training programs: ExecuTorch runs forward and backward, torch or ExecuTorch steps, the cache serves."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import xxhash
+from torch import Tensor
+
+from blobstore.errors import CheckpointError, KeyNotFoundError, NotFiniteLossError, ProgramError, TrainingError
+from blobstore.runtime import BlobCache, Program
+from blobstore.staging import refuse_inputs
+from blobstore.tensors import as_bytes
+from blobstore.training import checkpoint, optimizers
+from blobstore.training.turns import Turns
+
+__all__ = ["TrainingProgram"]
+
+_GRADIENTS = "__et_training_gradients_index_"
+_PARAMETERS = "__et_training_parameters_index_"
+_NAMES = "__et_training_fqn_"
+
+
+class TrainingProgram:
+    """A method of a `.pte` that computes a loss and its gradients, as `_export_forward_backward` makes it.
+
+    The parameters are embedded in the program, or, exported with `external_mutable_weights`, in the cache's data files.
+    Either way the program trains a copy in memory of its own: neither the cache nor other programs on it see a step
+    before `publish`. What is frozen and external is the cache's memory, shared with every other program on it.
+
+    Every method may be called from any thread; those that read or change the parameters take turns. After `fork` the
+    child has a copy of its own, unless another thread was in the middle of something: then it gets an error.
+
+    Args:
+        pte: the program.
+        cache: where its external weights are.
+        data: data files to open a cache on, private to this program; if `cache` is given too, on top of that.
+        method: the method to train.
+
+    Attributes:
+        program: the program that runs.
+        method: the method's name.
+
+    Raises:
+        ProgramError: it is no training program.
+        UnsupportedOperationError: gradients or parameters have no planned memory (`alloc_graph_output=False`).
+        As `Program` and `Program.load_method`.
+    """
+
+    def __init__(
+        self,
+        pte: str | os.PathLike[str],
+        cache: BlobCache | None = None,
+        *,
+        data: str | os.PathLike[str] | Iterable[str | os.PathLike[str]] = (),
+        method: str = "forward",
+    ) -> None:
+        self.program = Program(pte, cache, data=data)
+        self.method = method
+        self._method = self.program.load_method(method)
+        first, names = self._signature()
+        self._first_gradient = first
+        count = len(names)
+        self._parameters = {name: self._method.output_memory(first + count + i) for i, name in enumerate(names)}
+        self._gradients = {name: self._method.output_memory(first + i) for i, name in enumerate(names)}
+        state = self._method.state_memory()
+        self._buffers = {name: tensor for name, tensor in state.items() if name not in self._parameters}
+        for name, tensor in self._parameters.items():
+            gradient = self._gradients[name]
+            if (tensor.shape, tensor.dtype, tensor.stride()) != (gradient.shape, gradient.dtype, gradient.stride()):
+                raise self._not_for_training(f"the gradient of '{name}' is not like the parameter")
+        self._pairs = [(tensor, self._gradients[name]) for name, tensor in self._parameters.items()]
+        self._turns = Turns(f"{self.program.path}: method '{method}'")
+        self._attach()
+
+    def _signature(self) -> tuple[int, list[str]]:
+        """Where the gradients begin among the outputs, and the names of the parameters, in the outputs' order."""
+        method = self.method
+        missing = [p + method for p in (_GRADIENTS, _PARAMETERS, _NAMES) if p + method not in self.program.method_names]
+        if missing:
+            raise self._not_for_training(
+                f"it lacks {', '.join(map(repr, missing))}; export it with _export_forward_backward"
+            )
+        (gradients, *_), (parameters, *_), names = (
+            self.program.load_method(prefix + method)() or [None] for prefix in (_GRADIENTS, _PARAMETERS, _NAMES)
+        )
+        total = len(self._method.outputs)
+        if not (
+            type(gradients) is type(parameters) is int
+            and 0 < gradients < parameters < total
+            and parameters - gradients == total - parameters == len(names) == len(set(names))
+            and all(isinstance(name, str) and name for name in names)
+        ):
+            raise self._not_for_training(
+                f"of its {total} outputs the gradients are to begin at {gradients!r}, the parameters at "
+                f"{parameters!r}, for {len(names)} names"
+            )
+        if any(output.kind != "tensor" for output in self._method.outputs[gradients:]):
+            raise self._not_for_training("a gradient or a parameter is no tensor")
+        return gradients, names
+
+    def _not_for_training(self, reason: str) -> ProgramError:
+        return ProgramError(f"{self.program.path}: method '{self.method}' is not a training program: {reason}")
+
+    def _attach(self) -> None:
+        for tensor, gradient in self._pairs:
+            if tensor.grad is not gradient:  # zero_grad() takes it away
+                tensor.grad = gradient
+
+    # The runtime's memory.
+
+    def named_parameters(self) -> dict[str, Tensor]:
+        """The trained parameters by name: always the same tensors, over the memory that the program reads.
+
+        They can be used, and written to, before the first step. `grad` of each is its gradient. They keep the memory
+        alive. Hold `locked()` while other threads train.
+        """
+        return dict(self._parameters)
+
+    def named_gradients(self) -> dict[str, Tensor]:
+        """The gradients by name, likewise: zero before the first step, each step overwrites them."""
+        return dict(self._gradients)
+
+    def named_buffers(self) -> dict[str, Tensor]:
+        """The buffers that the program changes by itself, such as running statistics, likewise."""
+        return dict(self._buffers)
+
+    def locked(self) -> AbstractContextManager[None]:
+        """The lock that steps, checkpoints and publishing take: for loops of one's own.
+
+            with training.locked():
+                loss = training.forward_backward(x, y)[0]
+                torch.nn.utils.clip_grad_norm_(training.named_parameters().values(), 1.0)
+                optimizer.step()
+
+        The thread that has it may call everything. Do not wait for other threads in it.
+        """
+        return self._turns
+
+    # Training.
+
+    def forward_backward(self, *inputs: Any) -> list[Any]:
+        """Run the method: the gradients are those of the loss for these inputs.
+
+        Returns:
+            The outputs of the model, the loss first, in memory of their own.
+
+        Raises:
+            InputError, ExecutionError: as a call of `Method`. Parameters and buffers are as before.
+        """
+        with self._turns:
+            kept = {name: tensor.clone() for name, tensor in self._buffers.items()}
+            try:
+                outputs = self._method.call_first(self._first_gradient, *inputs)
+            except BaseException:
+                self._put_back(kept)
+                raise
+            self._attach()
+            return outputs
+
+    def step(self, optimizer: Any, *inputs: Any, on_nan: Literal["raise", "skip", "accept"] = "raise") -> list[Any]:
+        """`forward_backward` and the optimizer's step as one, as seen from other threads.
+
+        Args:
+            optimizer: one of `torch.optim` over `named_parameters()`, or ExecuTorch's own SGD.
+            inputs: of the method.
+            on_nan: what happens if the loss is not finite. "raise": an error; "skip": the outputs are returned, and
+                there is no step; in both cases parameters, buffers and optimizer are as before. "accept": it is a
+                step like any other.
+
+        Returns, raises:
+            As `forward_backward`.
+            NotFiniteLossError: the loss is infinite or NaN.
+            TrainingError: the optimizer is none, or has other parameters.
+        """
+        if on_nan not in {"raise", "skip", "accept"}:
+            raise TrainingError(f"on_nan {on_nan!r} is none of 'raise', 'skip', 'accept'")
+        of_torch = optimizers.check(optimizer, self._parameters)
+        with self._turns:
+            kept = {name: tensor.clone() for name, tensor in self._buffers.items()} if on_nan != "accept" else {}
+            outputs = self.forward_backward(*inputs)
+            if on_nan != "accept" and not _is_finite(outputs[0]):
+                self._put_back(kept)
+                if on_nan == "raise":
+                    raise NotFiniteLossError(
+                        f"{self.program.path}: method '{self.method}': the loss is {outputs[0]}; nothing was changed"
+                    )
+                return outputs
+            if of_torch:
+                optimizer.step()
+            else:
+                optimizer.step(self._gradients)
+            return outputs
+
+    def _put_back(self, buffers: dict[str, Tensor]) -> None:
+        for name, tensor in buffers.items():
+            self._buffers[name].copy_(tensor)
+
+    # Checkpoints.
+
+    def save(
+        self,
+        path: str | os.PathLike[str],
+        optimizer: Any = None,
+        *,
+        base: Sequence[str | os.PathLike[str]] = (),
+        metadata: dict[str, str] | None = None,
+    ) -> int:
+        """Write a checkpoint: a `.ptd` with parameters and buffers under their names, and the optimizer's state.
+
+        It is of one moment between two steps, also while other threads train; they wait while it is copied, not while
+        it is written.
+
+        Args:
+            path: the file; one that is there is replaced when the new one is whole.
+            optimizer: the `torch.optim` optimizer whose state to keep; without one, none is kept.
+            base: `.ptd` files; what they have, with the same bytes, is not written again. Where several have a key, the
+                last one counts.
+            metadata: free text to keep with the file.
+
+        Returns:
+            The size of the file in bytes.
+
+        Raises:
+            OutputPathError: the path is the program's, a base's, or one that the cache maps.
+            UnsupportedOperationError: the optimizer's state cannot be reached, as with ExecuTorch's own SGD.
+            UnsupportedDataError: the optimizer keeps what is neither a tensor nor a plain value.
+            TrainingError: the optimizer has parameters that are not this program's.
+            FileAccessError, InvalidFileError: a base cannot be read, or writing failed; an old file is as before.
+        """
+        bases = checkpoint.open_bases(base)
+        inputs = [self.program.path, *self.program.cache._all_paths(), *(map_.path for map_ in bases)]
+        refuse_inputs([Path(path)], inputs)
+        moment = self._moment(optimizer)
+        moment.frozen = self._frozen()
+        return checkpoint.write(path, moment, bases, metadata)
+
+    def load(
+        self, path: str | os.PathLike[str], optimizer: Any = None, *, base: Sequence[str | os.PathLike[str]] = ()
+    ) -> None:
+        """Go on from a checkpoint: parameters, buffers, and, if given, the optimizer are what they were.
+
+        Everything is checked before anything is changed.
+
+        Args:
+            path: what `save` wrote.
+            optimizer: an optimizer of the class that was saved, over the same parameters in the same groups.
+            base: the files that it was saved on.
+
+        Raises:
+            FileAccessError, InvalidFileError, IntegrityError: a file cannot be opened or trusted, or is no checkpoint.
+            CheckpointError: it is of another model, of other frozen weights, of another optimizer, or its base is
+                missing or another.
+            UnsupportedOperationError, TrainingError: as for `save`.
+        """
+        saved = checkpoint.read(path, checkpoint.open_bases(base))
+        self._check_fit(path, saved)
+        with self._turns:
+            if optimizer is not None:
+                if saved.optimizer is None:
+                    raise CheckpointError(f"{Path(path)}: the checkpoint has no state of an optimizer")
+                try:
+                    optimizers.restore(optimizer, saved.optimizer, self._parameters)
+                except CheckpointError as error:
+                    raise CheckpointError(f"{Path(path)}: {error}") from error
+            for own, tensors in ((self._parameters, saved.parameters), (self._buffers, saved.buffers)):
+                for name, tensor in tensors.items():
+                    own[name].copy_(tensor)
+
+    def _moment(self, optimizer: Any) -> checkpoint.Checkpoint:
+        with self._turns:
+            return checkpoint.Checkpoint(
+                {name: tensor.clone() for name, tensor in self._parameters.items()},
+                {name: tensor.clone() for name, tensor in self._buffers.items()},
+                optimizers.capture(optimizer, self._parameters) if optimizer is not None else None,
+            )
+
+    def _frozen(self) -> str:
+        """A digest of the external weights that are not trained."""
+        keys = sorted(set(self.program.external_keys(self.method)) - set(self._parameters) - set(self._buffers))
+        state = xxhash.xxh3_128()
+        for key in keys:
+            state.update(f"{key}\0{self.program.cache.digest(key)}\0".encode())
+        return state.hexdigest() if keys else ""
+
+    def _check_fit(self, path: str | os.PathLike[str], saved: checkpoint.Checkpoint) -> None:
+        where = f"{Path(path)} is a checkpoint of another model than {self.program.path}: "
+        for kind, own, theirs in (
+            ("parameters", self._parameters, saved.parameters),
+            ("buffers", self._buffers, saved.buffers),
+        ):
+            if set(own) != set(theirs):
+                lacks, more = sorted(set(own) - set(theirs)), sorted(set(theirs) - set(own))
+                raise CheckpointError(f"{where}of the {kind}, it lacks {lacks} and has {more} besides")
+            for name, tensor in own.items():
+                expected, found = as_bytes(tensor)[1], as_bytes(theirs[name])[1]
+                if expected != found:
+                    raise CheckpointError(f"{where}'{name}' is {expected} in the program, {found} in the checkpoint")
+        frozen = self._frozen()
+        if saved.frozen != frozen:
+            raise CheckpointError(
+                f"{Path(path)}: the checkpoint was made on other frozen weights than those of {self.program.cache.name}: "
+                f"their digest was {saved.frozen or 'none'}, it is {frozen or 'none'}"
+            )
+
+    # Publishing.
+
+    def publish(self, cache: BlobCache | None = None, *, strict: bool = True, finite: bool = False) -> int:
+        """Commit the trained parameters and buffers to the programs on a cache; their next call uses them.
+
+        They are those of one moment between two steps. Delegated programs get them by name, laid out as they store
+        them (see docs/lowering.md). Buffers that the cache lacks are passed over.
+
+        Args:
+            cache: where to; left out, the cache that this program runs on.
+            strict: refuse if the cache lacks parameters; otherwise these are passed over.
+            finite: refuse infinities and NaN.
+
+        Returns:
+            The cache's new generation.
+
+        Raises:
+            KeyNotFoundError: the cache lacks parameters; all are named. Nothing was changed, here and below.
+            As `BlobCache.update`.
+        """
+        target = cache if cache is not None else self.program.cache
+        moment = self._moment(None)
+        known = target.tensors
+        missing = [name for name in moment.parameters if name not in known and name not in target]
+        if missing and strict:
+            raise KeyNotFoundError(
+                f"{target.name}: has none of the parameters {', '.join(map(repr, missing))} of {self.program.path}"
+            )
+        tensors = moment.tensors()
+        return target.update(
+            {name: tensor for name, tensor in tensors.items() if name in known or name in target}, finite=finite
+        )
+
+    def __repr__(self) -> str:
+        return f"<TrainingProgram {self.program.path}: {self.method!r}, {len(self._parameters)} parameters>"
+
+
+def _is_finite(loss: Any) -> bool:
+    if isinstance(loss, Tensor):
+        return math.isfinite(loss.item()) if loss.numel() == 1 else bool(torch.isfinite(loss).all())
+    return math.isfinite(float(loss))
