@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.export import ExportedProgram, export
-from torch.export.experimental import _export_forward_backward
 
-from blobstore.errors import UnsupportedDataError
+from blobstore.errors import MissingDependencyError, UnsupportedDataError
 from blobstore.lowering import names
 
 if TYPE_CHECKING:
     from executorch.exir import ExecutorchProgramManager
+    from torch.export import ExportedProgram
 
 __all__ = ["lower_training"]
 
@@ -52,7 +51,12 @@ def lower_training(
     if not any(parameter.requires_grad for parameter in module.parameters()):
         raise UnsupportedDataError(f"{type(module).__name__} has no parameter with requires_grad: nothing to train")
 
-    from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig, to_edge
+    try:
+        from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig, to_edge
+        from torch.export import export
+        from torch.export.experimental import _export_forward_backward
+    except ImportError as error:
+        raise MissingDependencyError("lowering needs executorch: pip install 'blobstore[executorch]'") from error
 
     exported = export(module, inputs, strict=True)
     _check_loss(exported, type(module).__name__)

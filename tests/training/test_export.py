@@ -14,7 +14,7 @@ import blobstore
 from blobstore.demo.models import lower, quiet
 from blobstore.errors import InvalidTagError, UnsupportedDataError
 from blobstore.runtime import BlobCache, Program
-from blobstore.training.export import lower_training
+from blobstore.training import lower_training
 from tests.lowering.live import close, plugin
 
 with quiet():
