@@ -17,6 +17,7 @@ blobstore can still handle it. Each message names the file, the key, what was ex
     ├── LayoutError             (ValueError)     a tensor layout that is impossible or disagrees with its bytes
     ├── UnsupportedDataError    (TypeError)      no bytes can be taken from this object
     ├── UpdateError             (ValueError)     weights that cannot be changed so: refused, incomplete, not finite
+    ├── AdapterError            (ValueError)     an adapter of another foundation, incomplete, or in the way of another
     ├── DataChangedError        (RuntimeError)   memory or a file changed after it was added
     ├── ClosedError             (ValueError)     a data map was used after close()
     ├── MissingDependencyError  (ImportError)    an optional package is needed
@@ -38,6 +39,7 @@ import os
 from pathlib import Path
 
 __all__ = [
+    "AdapterError",
     "BlobStoreError",
     "CheckpointError",
     "ClosedError",
@@ -153,6 +155,10 @@ class UnsupportedDataError(BlobStoreError, TypeError):
 
 class UpdateError(BlobStoreError, ValueError):
     """Weights cannot be changed in the way that was asked for; nothing was changed."""
+
+
+class AdapterError(BlobStoreError, ValueError):
+    """An adapter is for another foundation, is not complete, or cannot be put in or taken out now; nothing was changed."""
 
 
 class DataChangedError(BlobStoreError, RuntimeError):

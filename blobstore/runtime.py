@@ -373,6 +373,20 @@ class BlobCache(NamedDataMap):
         self._check_open()
         return int(self._native.update(self._changes(blobs, finite)))
 
+    def update_blobs(self, blobs: Mapping[str, Any]) -> int:
+        """As `update`, but each name is a key, and what is given are the bytes as they are stored.
+
+        For what was read from this cache, or one on the same files: bytes that were there before come back exactly.
+
+        Args:
+            blobs: key to an object with the buffer protocol, whose size is the blob's.
+
+        Returns, raises:
+            As `update`.
+        """
+        self._check_open()
+        return int(self._native.update([self._change(key, memoryview(data).cast("B")) for key, data in blobs.items()]))
+
     def update_state_dict(self, tensors: Mapping[str, Any], *, strict: bool = True, finite: bool = False) -> int:
         """Change whatever of a model's `state_dict()` the programs on this cache have, in one commit.
 

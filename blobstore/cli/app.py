@@ -15,6 +15,7 @@ from typing import Annotated, Any, ParamSpec, TypeVar
 import typer
 
 from blobstore import __version__
+from blobstore.adapters import AdapterInfo, FoundationInfo, NamedTensor, inspect_adapters
 from blobstore.cli.output import err, out, print_json, print_table, printable, progress_bar, size
 from blobstore.compare import compare
 from blobstore.convert import convert as convert_file
@@ -224,6 +225,64 @@ def convert(
     with progress_bar() as progress:
         convert_file(source, target, progress=progress)
     out.print(printable(f"{target}: {target.stat().st_size:,} bytes"), soft_wrap=True)
+
+
+@app.command()
+@_told
+def adapters(
+    foundation: Annotated[Path, typer.Argument(help="The data file (.ptd) of the foundation.")],
+    files: Annotated[list[Path], typer.Argument(metavar="ADAPTER...", help="Data files (.ptd) of adapters.")],
+    as_json: AsJson = False,
+) -> None:
+    """List what a foundation and its LoRA adapters hold, and check that they fit. Exit code 1 if one does not.
+
+    An adapter fits if its pairs are complete and finite, their modules are in the foundation and of the same shapes,
+    and it was made for this foundation. One that does not record that is called not bound, and may fit.
+    """
+    found = inspect_adapters(foundation, files)
+    if as_json:
+        print_json(found)
+    else:
+        base = found.foundation
+        print_table(
+            f"{foundation}: foundation {base.fingerprint}",
+            ("tensor", "dtype", "shape", "bytes"),
+            [_tensor_row(tensor) for tensor in base.tensors],
+            right="d",
+        )
+        out.print(printable(f"{base.keys} keys, {base.nbytes:,} bytes"), soft_wrap=True)
+        for adapter in found.adapters:
+            ranks = {name: pair.rank for pair in adapter.pairs for name in (pair.a, pair.b)}
+            out.print()
+            print_table(
+                f"{adapter.path}: adapter",
+                ("tensor", "dtype", "shape", "bytes", "rank"),
+                [(*_tensor_row(tensor), ranks.get(tensor.name, "")) for tensor in adapter.tensors],
+                right="de",
+            )
+            scale = "not recorded" if adapter.scale is None else f"{adapter.scale:g}"
+            out.print(
+                printable(
+                    f"{len(adapter.pairs)} modules, {adapter.nbytes:,} bytes, scale {scale}, {_made_for(adapter, base)}"
+                ),
+                soft_wrap=True,
+            )
+            out.print("fits" if adapter.fits else "DOES NOT FIT", soft_wrap=True)
+            for problem in adapter.problems:
+                out.print(printable(f"  {problem}"), soft_wrap=True)
+    if not all(adapter.fits for adapter in found.adapters):
+        raise typer.Exit(NO)
+
+
+def _tensor_row(tensor: NamedTensor) -> tuple[str, str, str, str]:
+    shape = " x ".join(map(str, tensor.sizes)) or "scalar"
+    return tensor.name, tensor.scalar_type.name.lower(), shape, f"{tensor.nbytes:,}"
+
+
+def _made_for(adapter: AdapterInfo, base: FoundationInfo) -> str:
+    if adapter.foundation is None:
+        return "not bound: what foundation it was made for is not recorded"
+    return "made for this foundation" if adapter.foundation == base.fingerprint else "made for another foundation"
 
 
 app.command()(_told(report))

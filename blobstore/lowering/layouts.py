@@ -6,6 +6,7 @@ the last bit what the exporter's own code did; the tests compare the two.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
@@ -13,12 +14,12 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from blobstore.errors import LayoutError, UnsupportedDataError
-from blobstore.layout import ScalarType
+from blobstore.errors import LayoutError, UnsupportedDataError, UpdateError
+from blobstore.layout import ScalarType, TensorLayout
 from blobstore.lowering.records import Operation, Record, Source, Step
-from blobstore.tensors import as_bytes
+from blobstore.tensors import as_bytes, to_numpy, to_torch
 
-__all__ = ["Lookup", "Plain", "check_finite", "plain", "store"]
+__all__ = ["Lookup", "Plain", "cast", "check_finite", "floats", "from_blob", "plain", "restore", "store", "tensor_of"]
 
 Lookup: TypeAlias = Callable[[str], memoryview]
 """Gives the bytes of another blob by its key: the scales that weights are quantized with."""
@@ -99,7 +100,65 @@ def store(record: Record, tensors: Sequence[Plain], lookup: Lookup) -> npt.NDArr
     return array
 
 
-def _floats(tensor: Plain) -> npt.NDArray[np.float32]:
+def restore(record: Record, data: memoryview) -> Plain:
+    """The tensor that a blob was made of, as far as the blob still has it: of the dtype that it is stored in.
+
+    Args:
+        record: how the blob was made.
+        data: its bytes; the result is a view of them.
+
+    Raises:
+        UpdateError: the blob is made of several tensors, or was quantized or packed.
+    """
+    source = record.sources[0]
+    kind = source.scalar_type
+    for step in record.steps:
+        if step.operation is Operation.CAST:
+            kind = _target(step)
+        elif step.operation is not Operation.RESHAPE or len(record.sources) > 1:
+            how = step.operation.name.lower().replace("_", " ")
+            raise UpdateError(
+                f"'{source.name}' cannot be read back from its blob '{record.key}', which was made by: {how}"
+            )
+    if kind not in _DTYPES or record.nbytes != len(data):
+        raise UpdateError(f"'{source.name}' cannot be read back from its blob '{record.key}' of {len(data)} bytes")
+    array = np.frombuffer(data, _DTYPES[kind])
+    if array.size != math.prod(source.sizes):
+        raise UpdateError(f"'{source.name}' is {list(source.sizes)}, its blob '{record.key}' has {array.size} numbers")
+    return array.reshape(source.sizes), kind
+
+
+def from_blob(data: memoryview, layout: TensorLayout) -> Plain:
+    """The tensor in a blob that has a layout; a view of its bytes if it lies in the usual order of dimensions.
+
+    Raises:
+        UnsupportedDataError: the dtype is not supported.
+    """
+    if layout.scalar_type not in _DTYPES:
+        raise UnsupportedDataError(f"weights of type {layout} are not supported")
+    flat = np.frombuffer(data, _DTYPES[layout.scalar_type])
+    array = flat.reshape([layout.sizes[dim] for dim in layout.dim_order])
+    array = np.ascontiguousarray(array.transpose(np.argsort(layout.dim_order)))
+    return array.reshape(layout.sizes), layout.scalar_type  # numpy gives a scalar a dimension
+
+
+def tensor_of(tensor: Plain) -> Any:
+    """An array, as updates take it; bfloat16 comes as a torch tensor, or, without torch, as an array of `ml_dtypes`.
+
+    Raises:
+        MissingDependencyError: it is bfloat16 and there is neither.
+    """
+    array, kind = tensor
+    if kind is not ScalarType.BFLOAT16:
+        return array
+    layout = TensorLayout(kind, array.shape)
+    if "torch" in sys.modules:
+        return to_torch(memoryview(bytearray(array.tobytes())), layout)
+    return to_numpy(memoryview(array.tobytes()), layout)
+
+
+def floats(tensor: Plain) -> npt.NDArray[np.float32]:
+    """As float32; without a copy if it is that already."""
     array, kind = tensor
     if kind is ScalarType.BFLOAT16:
         return (array.astype(np.uint32) << 16).view(np.float32)
@@ -112,17 +171,21 @@ def _reshape(step: Step, values: list[Plain], lookup: Lookup) -> Plain:
 
 
 def _cast(step: Step, values: list[Plain], lookup: Lookup) -> Plain:
-    array, kind = values[0]
-    target = _target(step)
+    return cast(values[0], _target(step))
+
+
+def cast(tensor: Plain, target: ScalarType) -> Plain:
+    """In another dtype, rounded to the nearest; the tensor itself if it has the dtype."""
+    array, kind = tensor
     if kind == target:
-        return values[0]
+        return tensor
     if target is ScalarType.BFLOAT16:  # to the nearest, ties to even
-        bits = np.ascontiguousarray(_floats(values[0])).view(np.uint32)
+        bits = np.ascontiguousarray(floats(tensor)).view(np.uint32)
         rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
         quiet = (bits >> 16) | 0x40
         return np.where(np.isnan(bits.view(np.float32)), quiet, rounded).astype(np.uint16), target
     if kind is ScalarType.BFLOAT16:
-        array = _floats(values[0])
+        array = floats(tensor)
     return array.astype(_DTYPES[target]), target
 
 
@@ -142,14 +205,14 @@ def _quantize_tensor(step: Step, values: list[Plain], lookup: Lookup) -> Plain:
     if values[0][1] == _target(step):
         return values[0]
     inverse = np.float32(1.0 / step.floats[0])
-    return _round(_floats(values[0]) * inverse, step, zero=step.ints[0])
+    return _round(floats(values[0]) * inverse, step, zero=step.ints[0])
 
 
 def _quantize_channel(step: Step, values: list[Plain], lookup: Lookup) -> Plain:
     if values[0][1] == _target(step):
         return values[0]
     scales = np.frombuffer(lookup(step.names[0]), np.float32)
-    array = _floats(values[0])
+    array = floats(values[0])
     shape = [1] * array.ndim
     shape[step.ints[0]] = -1
     return _round(array * (np.float32(1) / scales).reshape(shape), step)
@@ -158,9 +221,9 @@ def _quantize_channel(step: Step, values: list[Plain], lookup: Lookup) -> Plain:
 def _quantize_group(step: Step, values: list[Plain], lookup: Lookup) -> Plain:
     if values[0][1] == _target(step):
         return values[0]
-    array = _floats(values[0])
+    array = floats(values[0])
     groups = np.frombuffer(lookup(step.names[0]), np.uint16).reshape(array.shape[0], -1)
-    scales = np.repeat(_floats((groups, ScalarType.BFLOAT16)), step.ints[0], axis=1)
+    scales = np.repeat(floats((groups, ScalarType.BFLOAT16)), step.ints[0], axis=1)
     with np.errstate(divide="ignore", invalid="ignore"):  # a group of zeros
         scaled = np.where(scales == 0, np.float32(0), array * (np.float32(1) / scales))
     return _round(scaled, step)
@@ -193,7 +256,7 @@ def _pack_int4(step: Step, values: list[Plain], lookup: Lookup) -> Plain:
 
 def _optional(values: list[Plain], present: Sequence[int]) -> list[npt.NDArray[np.float32] | None]:
     rest = iter(values)
-    return [_floats(next(rest)) if given else None for given in present]
+    return [floats(next(rest)) if given else None for given in present]
 
 
 def _deviation(variance: npt.NDArray[np.float32], epsilon: float) -> npt.NDArray[np.float32]:

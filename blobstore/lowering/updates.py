@@ -204,6 +204,33 @@ class LogicalTensors(Mapping[str, LogicalTensor]):
             made[record.key] = layouts.store(record, [given[source.name] for source in record.sources], lookup)
         return made
 
+    def value(self, name: str) -> Plain:
+        """A tensor as it is stored now, in its own shape, and in the dtype that it is stored in.
+
+        Args:
+            name: of a tensor, or a key with a layout.
+
+        Returns:
+            A view of the blob's memory, unless its order of dimensions has to be changed.
+
+        Raises:
+            KeyNotFoundError: it is not in these data files.
+            UpdateError: it was quantized, packed or combined with others, so that it is not there any more.
+        """
+        canonical = self._names.get(name, name)
+        source = self._sources.get(canonical)
+        for key in (canonical, *(source.aliases if source else ())):
+            if key in self._blobs and (layout := self._blobs.get_tensor_layout(key)) is not None:
+                return layouts.from_blob(self._blobs.get_data(key), layout)
+        records = [record for record in self._using.get(canonical, ()) if record.key in self._blobs]
+        for number, record in enumerate(records, 1):
+            try:
+                return layouts.restore(record, self._blobs.get_data(record.key))
+            except UpdateError:
+                if number == len(records):
+                    raise
+        raise KeyNotFoundError(self._unknown(name))
+
     def copy(self, name: str, value: Any) -> np.ndarray | Any:
         """A copy of a value for a logical tensor, checked as far as it can be alone.
 

@@ -1,0 +1,156 @@
+"""What an adapter is made for: the fingerprint of a foundation, and the named tensors of a file."""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import xxhash
+
+from blobstore.adapters.names import is_lora
+from blobstore.data_map import MergedDataMap, NamedDataMap
+from blobstore.errors import AdapterError
+from blobstore.layout import ScalarType
+from blobstore.lowering.updates import LogicalTensors
+from blobstore.mapped_file import as_path
+from blobstore.ptd.manifest import KEY_PREFIX
+from blobstore.ptd.reader import PtdDataMap, open_ptd
+
+__all__ = [
+    "FOUNDATION",
+    "SCALE",
+    "NamedTensor",
+    "Paths",
+    "fingerprint",
+    "foundation_fingerprint",
+    "named_tensors",
+    "open_foundation",
+    "path_list",
+]
+
+FOUNDATION = "blobstore.adapter.foundation"
+"""Key in the metadata of an adapter: the fingerprint of the foundation."""
+
+SCALE = "blobstore.adapter.scale"
+"""Key in the metadata of an adapter: alpha / rank, as Python writes a float."""
+
+Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
+
+_MAGIC = b"BSFOUND0"
+
+
+@dataclass(frozen=True)
+class NamedTensor:
+    """A tensor of a model in a data file.
+
+    Attributes:
+        name: its fully qualified name.
+        scalar_type, sizes: its dtype and shape in the model.
+        nbytes: bytes that it takes in the file, all its layouts together.
+        keys: the keys that it is stored under.
+    """
+
+    name: str
+    scalar_type: ScalarType
+    sizes: tuple[int, ...]
+    nbytes: int
+    keys: tuple[str, ...]
+
+
+def path_list(paths: Paths) -> list[Path]:
+    """One path or several, as a list."""
+    return [as_path(path) for path in ([paths] if isinstance(paths, str | os.PathLike) else paths)]
+
+
+def named_tensors(blobs: NamedDataMap, logical: LogicalTensors | None = None) -> dict[str, NamedTensor]:
+    """The tensors whose names and shapes a file tells: by the layout of a key, or by the record of a delegate's blob.
+
+    Args:
+        blobs: the file.
+        logical: what its records tell, if that is known already.
+    """
+    logical = LogicalTensors(blobs) if logical is None else logical
+    found: dict[str, NamedTensor] = {}
+    claimed: set[str] = set()
+    for name, tensor in logical.items():
+        claimed.update(tensor.keys)
+        keys = tuple(key for key in dict.fromkeys((name, *tensor.aliases, *tensor.keys)) if key in blobs)
+        if keys and not tensor.auxiliary:
+            claimed.update(keys)
+            nbytes = sum(len(blobs.get_data(key)) for key in keys)
+            found[name] = NamedTensor(name, tensor.scalar_type, tensor.sizes, nbytes, keys)
+    for key in blobs:
+        if (
+            key not in claimed
+            and not key.startswith(KEY_PREFIX)
+            and (layout := blobs.get_tensor_layout(key)) is not None
+        ):
+            found[key] = NamedTensor(key, layout.scalar_type, layout.sizes, layout.nbytes, (key,))
+    return found
+
+
+def fingerprint(blobs: NamedDataMap) -> str:
+    """The fingerprint of the foundation in a data map, 32 hexadecimal digits; docs/format.md defines it.
+
+    It depends on the keys, layouts and contents of the blobs, not on their order, nor on who wrote the file. Records,
+    manifests and the tensors of LoRA adapters do not count. Blobs whose digest the file records are not read.
+    """
+    hasher = xxhash.xxh3_128(_MAGIC)
+    for name, key in sorted((key.encode(), key) for key in blobs):
+        if key.startswith(KEY_PREFIX) or is_lora(key):
+            continue
+        layout, digest = blobs.get_tensor_layout(key), blobs.digest(key)
+        hasher.update(struct.pack("<I", len(name)) + name)
+        if layout is None:
+            hasher.update(b"\xff")
+        else:
+            rank = len(layout.sizes)
+            hasher.update(struct.pack(f"<BB{rank}Q{rank}B", layout.scalar_type, rank, *layout.sizes, *layout.dim_order))
+        hasher.update(struct.pack("<Q", digest.nbytes) + digest.xxh3_128)
+    return hasher.hexdigest()
+
+
+def foundation_fingerprint(foundation: Paths) -> str:
+    """The fingerprint of a foundation, 32 hexadecimal digits; the same for a file that was rewritten, with the same
+    keys, layouts and contents.
+
+    Args:
+        foundation: its `.ptd`, or several that are used together.
+
+    Raises:
+        FileAccessError, InvalidFileError, IntegrityError: a file cannot be opened or trusted.
+        KeyConflictError: two files contradict each other.
+        AdapterError: a file is an adapter itself.
+    """
+    with open_foundation(foundation) as blobs:
+        return fingerprint(blobs)
+
+
+def open_foundation(foundation: Paths) -> MergedDataMap:
+    """The files of a foundation as one map.
+
+    Raises:
+        As `foundation_fingerprint`.
+    """
+    paths = path_list(foundation)
+    if not paths:
+        raise AdapterError("a foundation is at least one file")
+    maps = [open_ptd(path) for path in paths]
+    for blobs in maps:
+        if is_adapter_file(blobs):
+            raise AdapterError(f"{blobs.name}: is an adapter, not a foundation")
+    return MergedDataMap(maps)
+
+
+def is_adapter_file(blobs: PtdDataMap) -> bool:
+    """Whether a file says that it is an adapter, or holds nothing but tensors of one."""
+    keys = [key for key in blobs if not key.startswith(KEY_PREFIX)]
+    return is_bound(blobs.metadata) or (bool(keys) and all(is_lora(key) for key in keys))
+
+
+def is_bound(metadata: Mapping[str, str]) -> bool:
+    """Whether a file records what foundation it is for."""
+    return FOUNDATION in metadata

@@ -1,0 +1,99 @@
+"""Models with LoRA branches, the same models without, and files made of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from blobstore.adapters import AdapterTags
+from blobstore.demo.models import lower
+from tests.lowering.live import lower_through, plugin, write
+
+SCALE = 1.5
+RANK = 3
+
+
+class LoraLinear(nn.Module):
+    def __init__(self, inputs: int, outputs: int, rank: int = RANK) -> None:
+        super().__init__()
+        self.base = nn.Linear(inputs, outputs)
+        self.lora_a = nn.Linear(inputs, rank, bias=False)
+        self.lora_b = nn.Linear(rank, outputs, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base(x) + SCALE * self.lora_b(self.lora_a(x))
+
+
+class LoraNet(nn.Module):
+    """Two adapted layers, and a parameter that no delegate takes."""
+
+    def __init__(self, rank: int = RANK) -> None:
+        super().__init__()
+        self.l = nn.ModuleList([LoraLinear(16, 24, rank), LoraLinear(24, 8, rank)])
+        self.shift = nn.Parameter(torch.linspace(-1, 1, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.l[1](torch.relu(self.l[0](x))) + self.shift
+
+
+class PlainNet(nn.Module):
+    """The same without adapters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.l = nn.ModuleList([nn.Linear(16, 24), nn.Linear(24, 8)])
+        self.shift = nn.Parameter(torch.linspace(-1, 1, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.l[1](torch.relu(self.l[0](x))) + self.shift
+
+
+def make(kind: type[nn.Module], seed: int = 0, **options: Any) -> Any:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return kind(**options).eval()
+
+
+def plain_of(module: LoraNet) -> PlainNet:
+    """A net without adapters that has the base weights of one with them."""
+    plain = make(PlainNet)
+    plain.load_state_dict(
+        {name.replace(".base.", "."): t for name, t in module.state_dict().items() if "lora" not in name}
+    )
+    return plain
+
+
+def adapter_of(seed: int, *, rank: int = RANK) -> dict[str, Tensor]:
+    """Adapter tensors as training might have left them."""
+    generator = torch.Generator().manual_seed(seed)
+    sizes = {"l.0": (16, 24), "l.1": (24, 8)}
+    tensors = {}
+    for module, (inputs, outputs) in sizes.items():
+        tensors[f"{module}.lora_a.weight"] = torch.randn(rank, inputs, generator=generator) * 0.3
+        tensors[f"{module}.lora_b.weight"] = torch.randn(outputs, rank, generator=generator) * 0.3
+    return tensors
+
+
+def with_adapter(module: Any, tensors: dict[str, Tensor]) -> Any:
+    """The module, with the tensors of an adapter in its branches."""
+    module.load_state_dict({**module.state_dict(), **tensors})
+    return module
+
+
+def lower_lora(module: nn.Module, example: Any, directory: Path, *, delegated: bool) -> Path:
+    """`model.pte`, `foundation.ptd` and `adapter.ptd`."""
+    tags = AdapterTags()
+    partitioners = plugin(tags) if delegated else list
+    manager = lower({"forward": (module, example)}, partitioners=partitioners, external_constants=tags)
+    return write(manager, directory)
+
+
+def lower_plain(module: nn.Module, example: Any, directory: Path, *, delegated: bool) -> Path:
+    """`model.pte` and `model.ptd`."""
+    if delegated:
+        return lower_through({"forward": (module, example)}, directory)
+    manager = lower({"forward": (module, example)}, partitioners=list, external_constants=lambda node: "model")
+    return write(manager, directory)
