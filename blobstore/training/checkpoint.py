@@ -11,15 +11,14 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import xxhash
 from torch import Tensor
 
-from blobstore.data_map import NamedDataMap
 from blobstore.digest import digest
-from blobstore.errors import CheckpointError, IntegrityError, InvalidFileError
+from blobstore.errors import CheckpointError, IntegrityError, InvalidFileError, KeyConflictError
 from blobstore.layout import ScalarType, TensorLayout
 from blobstore.ptd.manifest import KEY_PREFIX
 from blobstore.ptd.reader import PtdDataMap, open_ptd
@@ -30,7 +29,9 @@ from blobstore.training.optimizers import OptimizerState
 __all__ = ["Checkpoint", "open_bases", "read", "write"]
 
 _FORMAT = "blobstore training checkpoint"
-_BEGIN = b'{"format": "' + _FORMAT.encode()
+_VERSION = 0
+_BEGIN = b'{"format":"' + _FORMAT.encode()
+_MALFORMED = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)  # of a list
 _ALIGNMENT = 16  # as ExecuTorch's own serializer asks for
 
 
@@ -46,33 +47,28 @@ class Checkpoint:
 
     parameters: dict[str, Tensor]
     buffers: dict[str, Tensor]
-    optimizer: OptimizerState | None = None
-    frozen: str = ""
-
-    def tensors(self) -> dict[str, Tensor]:
-        """All of them, by key."""
-        return {**self.parameters, **self.buffers, **(self.optimizer.tensors if self.optimizer else {})}
+    optimizer: OptimizerState | None
+    frozen: str
 
 
 @dataclass
 class _Listed:
-    """A tensor as the list tells of it."""
+    """A tensor as the list tells of it: with its layout if it is not in the file but in the base."""
 
-    layout: TensorLayout
     digest: str
-    here: bool
+    layout: TensorLayout | None = None
 
 
 @dataclass
 class _List:
-    """The list, checked."""
+    """The list, checked; the optimizer's part is checked with its tensors."""
 
     parameters: list[str]
     buffers: list[str]
     tensors: dict[str, _Listed]
     frozen: str
     bases: list[str]
-    optimizer: dict[str, Any] | None = field(default=None)
+    optimizer: Any
 
 
 def open_bases(paths: Sequence[str | os.PathLike[str]]) -> list[PtdDataMap]:
@@ -80,7 +76,7 @@ def open_bases(paths: Sequence[str | os.PathLike[str]]) -> list[PtdDataMap]:
     return [open_ptd(path) for path in ([paths] if isinstance(paths, str | os.PathLike) else paths)]
 
 
-def _in_base(bases: Sequence[NamedDataMap], key: str) -> NamedDataMap | None:
+def _in_base(bases: Sequence[PtdDataMap], key: str) -> PtdDataMap | None:
     return next((base for base in reversed(bases) if key in base), None)
 
 
@@ -96,33 +92,29 @@ def write(
         The size of the file in bytes.
     """
     store = BlobStore()
+    optimizer, tensors = checkpoint.optimizer.encode() if checkpoint.optimizer else (None, {})
     listed: dict[str, Any] = {}
-    for key, tensor in checkpoint.tensors().items():
+    for key, tensor in (*checkpoint.parameters.items(), *checkpoint.buffers.items(), *tensors.items()):
+        if key in listed:
+            raise KeyConflictError(f"two tensors of the checkpoint would have the key '{key}'")
         data, layout = as_bytes(tensor)
-        if layout is None:
-            raise CheckpointError(f"'{key}' is no tensor")
         base = _in_base(bases, key)
-        here = base is None or base.get_tensor_layout(key) != layout or base.get_data(key) != data
-        address = store.add(key, data, layout=layout, alignment=_ALIGNMENT) if here else digest(data)
-        listed[key] = {
-            "scalar_type": int(layout.scalar_type),
-            "sizes": layout.sizes,
-            "dim_order": layout.dim_order,
-            "xxh3_128": address.xxh3_128.hex(),
-            "here": here,
-        }
-    optimizer = checkpoint.optimizer
+        if base is not None and layout is not None and base.get_tensor_layout(key) == layout and base[key] == data:
+            place = [int(layout.scalar_type), layout.sizes, layout.dim_order]
+            listed[key] = [digest(data).xxh3_128.hex(), place]
+        else:
+            listed[key] = [store.add(key, tensor, alignment=_ALIGNMENT).xxh3_128.hex()]
     contents = {
         "format": _FORMAT,
-        "version": 0,
+        "version": _VERSION,
         "parameters": list(checkpoint.parameters),
         "buffers": list(checkpoint.buffers),
         "tensors": listed,
         "frozen": checkpoint.frozen,
         "bases": [base.path.name for base in bases],
-        "optimizer": optimizer and {"kind": optimizer.kind, "groups": optimizer.groups, "state": optimizer.state},
+        "optimizer": optimizer,
     }
-    blob = json.dumps(contents).encode()
+    blob = json.dumps(contents, separators=(",", ":")).encode()
     store.add(KEY_PREFIX + xxhash.xxh3_128_hexdigest(blob), blob)
     return store.write_ptd(path, metadata=metadata)
 
@@ -137,36 +129,43 @@ def read(path: str | os.PathLike[str], bases: Sequence[PtdDataMap]) -> Checkpoin
     with open_ptd(path) as file:
         contents = _find_list(file)
         found = {key: _take(file, bases, key, listed, contents) for key, listed in contents.tensors.items()}
-    out = Checkpoint(
-        {name: found.pop(name) for name in contents.parameters},
-        {name: found.pop(name) for name in contents.buffers},
-        frozen=contents.frozen,
+        try:
+            optimizer = contents.optimizer and OptimizerState.decode(contents.optimizer, found)
+        except _MALFORMED as error:
+            raise _malformed(file, error) from None
+    return Checkpoint(
+        {name: found[name] for name in contents.parameters},
+        {name: found[name] for name in contents.buffers},
+        optimizer,
+        contents.frozen,
     )
-    if contents.optimizer is not None:
-        saved = contents.optimizer
-        out.optimizer = OptimizerState(saved["kind"], saved["groups"], saved["state"], found)
-    return out
 
 
 def _take(file: PtdDataMap, bases: Sequence[PtdDataMap], key: str, listed: _Listed, contents: _List) -> Tensor:
     """A copy of one tensor, checked."""
-    source: NamedDataMap | None = file if listed.here else _in_base(bases, key)
-    if listed.here and key not in file:
-        raise InvalidFileError(file.path, f"the checkpoint lists {key!r}, which the file does not have")
-    if source is None:
-        given = ", ".join(str(base.path) for base in bases) or "none was given"
-        raise CheckpointError(
-            f"{file.path}: '{key}' is not in the checkpoint but in its base, {', '.join(contents.bases)}; base: {given}"
-        )
+    named = ", ".join(contents.bases)
+    if listed.layout is None:
+        if key not in file:
+            raise InvalidFileError(file.path, f"the checkpoint's list has {key!r}, which the file has not")
+        source, layout = file, file.get_tensor_layout(key)
+        if layout is None:
+            raise InvalidFileError(file.path, f"{key!r} is opaque bytes, a checkpoint has tensors")
+    else:
+        base, layout = _in_base(bases, key), listed.layout
+        if base is None:
+            given = ", ".join(str(base.path) for base in bases) or "none is given"
+            raise CheckpointError(f"{file.path}: '{key}' is not in the checkpoint but in its base, {named}; {given}")
+        source = base
     data = memoryview(bytearray(source.get_data(key)))
-    if source.get_tensor_layout(key) != listed.layout or digest(data).xxh3_128.hex() != listed.digest:
-        if listed.here:
-            raise IntegrityError(file.path, f"the bytes of {key!r} are damaged: expected {listed.digest}")
+    found = digest(data).xxh3_128.hex()
+    if source is file and found != listed.digest:
+        raise IntegrityError(file.path, f"the bytes of {key!r} are damaged: expected {listed.digest}, found {found}")
+    if found != listed.digest or source.get_tensor_layout(key) != layout:
         raise CheckpointError(
-            f"{file.path}: '{key}' is another in {source.name} than in the base that the checkpoint was written on, "
-            f"{', '.join(contents.bases)}: expected {listed.layout} with digest {listed.digest}"
+            f"{file.path}: its base, {named}, is another than {source.path}: '{key}' is {layout} with digest "
+            f"{listed.digest} in the one, {source.get_tensor_layout(key)} with {found} in the other"
         )
-    return to_torch(data, listed.layout)
+    return to_torch(data, layout)
 
 
 def _find_list(file: PtdDataMap) -> _List:
@@ -176,42 +175,32 @@ def _find_list(file: PtdDataMap) -> _List:
                 raise IntegrityError(file.path, "the list of what belongs to the checkpoint is damaged")
             try:
                 return _parse(json.loads(data))
-            except (ValueError, TypeError, KeyError, RecursionError) as error:
-                raise InvalidFileError(file.path, f"the checkpoint's list is malformed: {error!r}") from None
+            except _MALFORMED as error:
+                raise _malformed(file, error) from None
     raise InvalidFileError(file.path, "is no checkpoint: it has no list of what belongs to one")
 
 
+def _malformed(file: PtdDataMap, error: Exception) -> InvalidFileError:
+    return InvalidFileError(file.path, f"the list of what belongs to the checkpoint is malformed: {error!r}")
+
+
 def _parse(contents: Any) -> _List:
-    """Check what was read. Raises ValueError, TypeError or KeyError for what `write` cannot have written."""
-    if contents["version"] != 0:
+    """Check what was read. Raises one of `_MALFORMED` for what `write` cannot have written."""
+    if contents["version"] != _VERSION:
         raise ValueError(f"version {contents['version']!r} is not known")
-    tensors = {
-        _text(key): _Listed(
-            TensorLayout(ScalarType(one["scalar_type"]), tuple(one["sizes"]), tuple(one["dim_order"])),
-            _text(one["xxh3_128"]),
-            one["here"] is True,
-        )
-        for key, one in contents["tensors"].items()
-    }
-    names = [_text(name) for name in (*contents["parameters"], *contents["buffers"])]
-    if len(set(names)) != len(names) or not set(names) <= set(tensors):
-        raise ValueError("the names of parameters and buffers are not those of its tensors")
-    optimizer = contents["optimizer"]
-    if optimizer is not None:
-        _text(optimizer["kind"])
-        for group in optimizer["groups"]:
-            group["options"].keys()
-            [_text(name) for name in group["params"]]
-        if not set(optimizer["state"]) <= {name for group in optimizer["groups"] for name in group["params"]}:
-            raise ValueError("the optimizer has state for what is none of its parameters")
-    return _List(
-        [_text(name) for name in contents["parameters"]],
-        [_text(name) for name in contents["buffers"]],
-        tensors,
-        _text(contents["frozen"]),
-        [_text(name) for name in contents["bases"]],
-        optimizer,
-    )
+    tensors = {key: _listed(*one) for key, one in contents["tensors"].items()}
+    parameters, buffers, bases = (list(map(_text, contents[what])) for what in ("parameters", "buffers", "bases"))
+    names = {*parameters, *buffers}
+    if len(names) != len(parameters) + len(buffers) or not names <= set(tensors):
+        raise ValueError("parameters and buffers are named twice, or are not among the tensors")
+    return _List(parameters, buffers, tensors, _text(contents["frozen"]), bases, contents["optimizer"])
+
+
+def _listed(address: Any, place: Any = None) -> _Listed:
+    if place is None:
+        return _Listed(_text(address))
+    scalar_type, sizes, dim_order = place
+    return _Listed(_text(address), TensorLayout(ScalarType(scalar_type), tuple(sizes), tuple(dim_order)))
 
 
 def _text(value: Any) -> str:

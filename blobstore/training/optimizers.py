@@ -7,7 +7,7 @@ tensor belongs to which parameter, and whether an optimizer that is to go on has
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,19 +22,47 @@ _PREFIX = "optimizer/"  # of the keys of tensors; no name of a parameter begins 
 
 @dataclass
 class OptimizerState:
-    """What an optimizer remembers.
+    """What an optimizer remembers; tensors are in memory of its own.
 
     Attributes:
         kind: the name of its class.
-        groups: JSON values: for each parameter group its options, with the names of its parameters as "params".
-        state: JSON values: for each parameter what is kept for it.
-        tensors: the tensors that these refer to, as `{"tensor": key}`, by key.
+        groups: for each parameter group its options and the names of its parameters.
+        state: for each parameter what is kept for it.
     """
 
     kind: str
-    groups: list[Any]
+    groups: list[tuple[dict[str, Any], list[str]]]
     state: dict[str, Any]
-    tensors: dict[str, Tensor] = field(default_factory=dict)
+
+    def encode(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """JSON values, and the tensors that these refer to as `{"tensor": key}`, by key.
+
+        Raises:
+            UnsupportedDataError: there are things that are neither tensors nor plain values.
+        """
+        tensors: dict[str, Tensor] = {}
+        groups = [
+            {"options": _encode(options, f"{_PREFIX}{index}", tensors), "params": names}
+            for index, (options, names) in enumerate(self.groups)
+        ]
+        state = {name: _encode(kept, f"{_PREFIX}{name}", tensors) for name, kept in self.state.items()}
+        return {"kind": self.kind, "groups": groups, "state": state}, tensors
+
+    @classmethod
+    def decode(cls, values: Any, tensors: Mapping[str, Tensor]) -> OptimizerState:
+        """What was encoded. The values were read from a file.
+
+        Raises:
+            ValueError, TypeError, KeyError, AttributeError: they cannot have been made by `encode`.
+        """
+        groups = [(_decode(group["options"], tensors), list(map(_text, group["params"]))) for group in values["groups"]]
+        state = {_text(name): _decode(kept, tensors) for name, kept in values["state"].items()}
+        names = [name for _, own in groups for name in own]
+        if len(set(names)) != len(names) or not set(state) <= set(names):
+            raise ValueError("the optimizer's parameters are named twice, or not at all")
+        if not all(isinstance(item, dict) for item in (*state.values(), *(options for options, _ in groups))):
+            raise TypeError("the optimizer's state and options have no names")
+        return cls(_text(values["kind"]), groups, state)
 
 
 def check(optimizer: Any, parameters: Mapping[str, Tensor]) -> bool:
@@ -78,26 +106,20 @@ def capture(optimizer: Any, parameters: Mapping[str, Tensor]) -> OptimizerState:
     Raises:
         UnsupportedOperationError: it is no `torch.optim` optimizer.
         TrainingError: it has parameters that are not among these.
-        UnsupportedDataError: it keeps things that are neither tensors nor plain values.
+        UnsupportedDataError: it keeps state for something else than its parameters.
     """
     optimizer = _torch_only(optimizer)
     names = _names(optimizer, parameters)
     packed = optimizer.state_dict()
-    by_number = {
-        number: name
-        for group, own in zip(packed["param_groups"], names, strict=True)
-        for number, name in zip(group["params"], own, strict=True)
-    }
     out = OptimizerState(type(optimizer).__name__, [], {})
-    for index, (group, own) in enumerate(zip(packed["param_groups"], names, strict=True)):
-        options = {key: value for key, value in group.items() if key != "params"}
-        encoded = {key: _encode(value, f"{_PREFIX}{index}/{key}", out.tensors) for key, value in options.items()}
-        out.groups.append({"options": encoded, "params": own})
+    by_number: dict[Any, str] = {}
+    for group, own in zip(packed["param_groups"], names, strict=True):
+        by_number.update(zip(group["params"], own, strict=True))
+        out.groups.append(({key: _copy(value) for key, value in group.items() if key != "params"}, own))
     for number, kept in packed["state"].items():
         if number not in by_number:
             raise UnsupportedDataError(f"the {out.kind} keeps state for {number!r}, which is no parameter")
-        name = by_number[number]
-        out.state[name] = _encode(kept, f"{_PREFIX}{name}", out.tensors)
+        out.state[by_number[number]] = _copy(kept)
     return out
 
 
@@ -114,11 +136,9 @@ def restore(optimizer: Any, saved: OptimizerState, parameters: Mapping[str, Tens
     kind = type(optimizer).__name__
     if saved.kind != kind:
         raise CheckpointError(f"the optimizer's state is that of {saved.kind}, not of {kind}")
-    found = [sorted(group["params"]) for group in saved.groups]
-    if found != [sorted(group) for group in names]:
+    if [sorted(own) for _, own in saved.groups] != [sorted(own) for own in names]:
         raise CheckpointError(
-            f"the parameter groups of the {kind} are {names}, those of the saved one "
-            f"{[group['params'] for group in saved.groups]}"
+            f"the parameter groups of the {kind} are {names}, those of the saved one {[own for _, own in saved.groups]}"
         )
     old = optimizer.state_dict()
     numbers = {
@@ -128,13 +148,10 @@ def restore(optimizer: Any, saved: OptimizerState, parameters: Mapping[str, Tens
     }
     new = {
         "param_groups": [
-            {
-                **{key: _decode(value, saved.tensors) for key, value in group["options"].items()},
-                "params": now["params"],
-            }
-            for group, now in zip(saved.groups, old["param_groups"], strict=True)
+            {**options, "params": now["params"]}
+            for (options, _), now in zip(saved.groups, old["param_groups"], strict=True)
         ],
-        "state": {numbers[name]: _decode(kept, saved.tensors) for name, kept in saved.state.items()},
+        "state": {numbers[name]: kept for name, kept in saved.state.items()},
     }
     try:
         optimizer.load_state_dict(new)
@@ -143,10 +160,21 @@ def restore(optimizer: Any, saved: OptimizerState, parameters: Mapping[str, Tens
         raise CheckpointError(f"the {kind} does not take the saved state: {error}") from error
 
 
-def _encode(value: Any, key: str, tensors: dict[str, Tensor]) -> Any:
-    """A JSON value; tensors are copied aside, under keys that begin with `key`."""
+def _copy(value: Any) -> Any:
+    """The same value with tensors of its own, so that the next step does not change it."""
     if isinstance(value, Tensor):
-        tensors[key] = value.detach().clone()
+        return value.detach().clone()
+    if isinstance(value, dict):
+        return {name: _copy(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_copy(item) for item in value]
+    return tuple(_copy(item) for item in value) if type(value) is tuple else value
+
+
+def _encode(value: Any, key: str, tensors: dict[str, Tensor]) -> Any:
+    """A JSON value; tensors are put aside, under keys that begin with `key`."""
+    if isinstance(value, Tensor):
+        tensors[key] = value
         return {"tensor": key}
     if value is None or isinstance(value, bool | int | str):
         return value
@@ -161,11 +189,7 @@ def _encode(value: Any, key: str, tensors: dict[str, Tensor]) -> Any:
 
 
 def _decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """What `_encode` was given. The value was read from a file.
-
-    Raises:
-        ValueError: it cannot have been made by `_encode`.
-    """
+    """What `_encode` was given."""
     if isinstance(value, list):
         return [_decode(item, tensors) for item in value]
     if not isinstance(value, dict):
@@ -180,3 +204,9 @@ def _decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
     if kind == "dict":
         return {name: _decode(item, tensors) for name, item in content.items()}
     raise ValueError(f"an unknown kind of value, {kind!r}")
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is no text")
+    return value

@@ -91,19 +91,21 @@ class TrainingProgram:
             self.program.load_method(prefix + method)() or [None] for prefix in (_GRADIENTS, _PARAMETERS, _NAMES)
         )
         total = len(self._method.outputs)
+        # counted from the end: ExecuTorch's numbers count changed buffers too, which are no outputs of the method
+        first = total - 2 * len(names)
         if not (
             type(gradients) is type(parameters) is int
-            and 0 < gradients < parameters < total
-            and parameters - gradients == total - parameters == len(names) == len(set(names))
+            and 0 < first <= gradients
+            and parameters - gradients == len(names) == len(set(names))
             and all(isinstance(name, str) and name for name in names)
         ):
             raise self._not_for_training(
                 f"of its {total} outputs the gradients are to begin at {gradients!r}, the parameters at "
                 f"{parameters!r}, for {len(names)} names"
             )
-        if any(output.kind != "tensor" for output in self._method.outputs[gradients:]):
+        if any(output.kind != "tensor" for output in self._method.outputs[first:]):
             raise self._not_for_training("a gradient or a parameter is no tensor")
-        return gradients, names
+        return first, names
 
     def _not_for_training(self, reason: str) -> ProgramError:
         return ProgramError(f"{self.program.path}: method '{self.method}' is not a training program: {reason}")
@@ -128,7 +130,11 @@ class TrainingProgram:
         return dict(self._gradients)
 
     def named_buffers(self) -> dict[str, Tensor]:
-        """The buffers that the program changes by itself, such as running statistics, likewise."""
+        """The buffers that the program changes by itself, such as running statistics, likewise.
+
+        ExecuTorch names them in a program, and gives them their first values, only if it is asked to:
+        `ExecutorchBackendConfig(emit_mutable_buffer_names=True, passes=[InitializedMutableBufferPass([...])])`.
+        """
         return dict(self._buffers)
 
     def locked(self) -> AbstractContextManager[None]:
@@ -139,7 +145,8 @@ class TrainingProgram:
                 torch.nn.utils.clip_grad_norm_(training.named_parameters().values(), 1.0)
                 optimizer.step()
 
-        The thread that has it may call everything. Do not wait for other threads in it.
+        The thread that has it may call everything. Do not wait for other threads in it, and do not ask for it (nor step,
+        save or publish) inside `cache.reading()`.
         """
         return self._turns
 
@@ -155,14 +162,18 @@ class TrainingProgram:
             InputError, ExecutionError: as a call of `Method`. Parameters and buffers are as before.
         """
         with self._turns:
-            kept = {name: tensor.clone() for name, tensor in self._buffers.items()}
-            try:
-                outputs = self._method.call_first(self._first_gradient, *inputs)
-            except BaseException:
-                self._put_back(kept)
-                raise
-            self._attach()
-            return outputs
+            return self._run(inputs)[0]
+
+    def _run(self, inputs: tuple[Any, ...]) -> tuple[list[Any], dict[str, Tensor]]:
+        """The outputs, and the buffers as they were before."""
+        before = _copies(self._buffers)
+        try:
+            outputs = self._method.call_first(self._first_gradient, *inputs)
+        except BaseException:
+            _put(before, self._buffers)
+            raise
+        self._attach()
+        return outputs, before
 
     def step(self, optimizer: Any, *inputs: Any, on_nan: Literal["raise", "skip", "accept"] = "raise") -> list[Any]:
         """`forward_backward` and the optimizer's step as one, as seen from other threads.
@@ -183,10 +194,9 @@ class TrainingProgram:
             raise TrainingError(f"on_nan {on_nan!r} is none of 'raise', 'skip', 'accept'")
         of_torch = optimizers.check(optimizer, self._parameters)
         with self._turns:
-            kept = {name: tensor.clone() for name, tensor in self._buffers.items()} if on_nan != "accept" else {}
-            outputs = self.forward_backward(*inputs)
+            outputs, before = self._run(inputs)
             if on_nan != "accept" and not _is_finite(outputs[0]):
-                self._put_back(kept)
+                _put(before, self._buffers)
                 if on_nan == "raise":
                     raise NotFiniteLossError(
                         f"{self.program.path}: method '{self.method}': the loss is {outputs[0]}; nothing was changed"
@@ -197,10 +207,6 @@ class TrainingProgram:
             else:
                 optimizer.step(self._gradients)
             return outputs
-
-    def _put_back(self, buffers: dict[str, Tensor]) -> None:
-        for name, tensor in buffers.items():
-            self._buffers[name].copy_(tensor)
 
     # Checkpoints.
 
@@ -237,8 +243,8 @@ class TrainingProgram:
         bases = checkpoint.open_bases(base)
         inputs = [self.program.path, *self.program.cache._all_paths(), *(map_.path for map_ in bases)]
         refuse_inputs([Path(path)], inputs)
-        moment = self._moment(optimizer)
-        moment.frozen = self._frozen()
+        parameters, buffers, state = self._moment(optimizer)
+        moment = checkpoint.Checkpoint(parameters, buffers, state, self._frozen())
         return checkpoint.write(path, moment, bases, metadata)
 
     def load(
@@ -269,17 +275,16 @@ class TrainingProgram:
                     optimizers.restore(optimizer, saved.optimizer, self._parameters)
                 except CheckpointError as error:
                     raise CheckpointError(f"{Path(path)}: {error}") from error
-            for own, tensors in ((self._parameters, saved.parameters), (self._buffers, saved.buffers)):
-                for name, tensor in tensors.items():
-                    own[name].copy_(tensor)
+            _put(saved.parameters, self._parameters)
+            _put(saved.buffers, self._buffers)
 
-    def _moment(self, optimizer: Any) -> checkpoint.Checkpoint:
+    def _moment(
+        self, optimizer: Any = None
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor], optimizers.OptimizerState | None]:
+        """Copies of the parameters, the buffers, and the optimizer's state, between two steps."""
         with self._turns:
-            return checkpoint.Checkpoint(
-                {name: tensor.clone() for name, tensor in self._parameters.items()},
-                {name: tensor.clone() for name, tensor in self._buffers.items()},
-                optimizers.capture(optimizer, self._parameters) if optimizer is not None else None,
-            )
+            state = optimizers.capture(optimizer, self._parameters) if optimizer is not None else None
+            return _copies(self._parameters), _copies(self._buffers), state
 
     def _frozen(self) -> str:
         """A digest of the external weights that are not trained."""
@@ -330,20 +335,31 @@ class TrainingProgram:
             As `BlobCache.update`.
         """
         target = cache if cache is not None else self.program.cache
-        moment = self._moment(None)
         known = target.tensors
-        missing = [name for name in moment.parameters if name not in known and name not in target]
+        missing = [name for name in self._parameters if name not in known and name not in target]
         if missing and strict:
             raise KeyNotFoundError(
                 f"{target.name}: has none of the parameters {', '.join(map(repr, missing))} of {self.program.path}"
             )
-        tensors = moment.tensors()
+        parameters, buffers, _ = self._moment()
+        tensors = {**parameters, **buffers}
         return target.update(
             {name: tensor for name, tensor in tensors.items() if name in known or name in target}, finite=finite
         )
 
     def __repr__(self) -> str:
         return f"<TrainingProgram {self.program.path}: {self.method!r}, {len(self._parameters)} parameters>"
+
+
+def _copies(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in tensors.items()}
+
+
+def _put(values: dict[str, Tensor], tensors: dict[str, Tensor]) -> None:
+    """Change tensors in place."""
+    with torch.no_grad():
+        for name, value in values.items():
+            tensors[name].copy_(value)
 
 
 def _is_finite(loss: Any) -> bool:
