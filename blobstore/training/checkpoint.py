@@ -130,7 +130,8 @@ def read(path: str | os.PathLike[str], bases: Sequence[PtdDataMap]) -> Checkpoin
         contents = _find_list(file)
         found = {key: _take(file, bases, key, listed, contents) for key, listed in contents.tensors.items()}
         try:
-            optimizer = contents.optimizer and OptimizerState.decode(contents.optimizer, found)
+            saved = contents.optimizer
+            optimizer = None if saved is None else OptimizerState.decode(saved, found)
         except _MALFORMED as error:
             raise _malformed(file, error) from None
     return Checkpoint(

@@ -1,0 +1,589 @@
+"""Checkpoints (T1, D2, W1): resuming, deltas, crashes, and what other readers make of the files."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import xxhash
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from blobstore import BlobStore, errors, open_ptd
+from blobstore.demo.models import lower, quiet
+from blobstore.runtime import BlobCache, Program
+from blobstore.training import TrainingProgram
+from tests.training import nets
+from tests.training.test_steps import same, sgd, values
+
+Make = Callable[[Any], torch.optim.Optimizer]
+
+OPTIMIZERS: dict[str, Make] = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.1),
+    "momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+    "adam": lambda p: torch.optim.Adam(p, lr=0.02),
+    "amsgrad": lambda p: torch.optim.AdamW(p, lr=0.02, amsgrad=True),
+    "rmsprop": lambda p: torch.optim.RMSprop(p, momentum=0.5, centered=True),
+    "tensor lr": lambda p: torch.optim.Adam(p, lr=torch.tensor(0.02)),
+    "groups": lambda p: torch.optim.AdamW(
+        [{"params": list(p)[:1], "lr": 0.1}, {"params": list(p)[1:], "betas": (0.5, 0.7)}], weight_decay=0.2
+    ),
+}
+
+
+def state(training: TrainingProgram, optimizer: torch.optim.Optimizer | None = None) -> dict[str, Tensor]:
+    """All tensors of a run, copied."""
+    kept = optimizer.state_dict()["state"] if optimizer else {}
+    tensors = {f"{number}/{key}": value for number, entry in kept.items() for key, value in entry.items()}
+    tensors = {key: value for key, value in tensors.items() if isinstance(value, Tensor)}
+    return values({**training.named_parameters(), **training.named_buffers(), **tensors})
+
+
+def run(training: TrainingProgram, optimizer: Any, joint: nets.Joint, steps: int) -> list[float]:
+    return [training.step(optimizer, *joint.batches[turn % len(joint.batches)])[0].item() for turn in range(steps)]
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("make", [nets.xor, nets.norm, nets.lora], ids=["xor", "buffers", "lora"])
+def test_a_resumed_run_has_the_same_losses(make: Callable[[], nets.Joint], optimizer: str, tmp_path: Path) -> None:
+    joint, start = make(), OPTIMIZERS[optimizer]
+    training = joint.load(tmp_path)
+    ours = start(training.named_parameters().values())
+    run(training, ours, joint, 6)
+    size = training.save(tmp_path / "checkpoint", ours)
+    assert size == (tmp_path / "checkpoint").stat().st_size
+    expected, end = run(training, ours, joint, 6), state(training, ours)
+    resumed = joint.load(tmp_path)
+    other = start(resumed.named_parameters().values())
+    for group in other.param_groups:
+        group["lr"] = 123.0  # comes with the checkpoint
+    resumed.load(tmp_path / "checkpoint", other)
+    assert run(resumed, other, joint, 6) == expected
+    assert same(state(resumed, other), end)
+    training.load(tmp_path / "checkpoint", ours)  # and back, in the run itself
+    assert run(training, ours, joint, 6) == expected
+
+
+_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.lists(inner, max_size=3).map(tuple)
+        | st.dictionaries(st.text(), inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+
+
+@given(
+    kind=st.sampled_from(sorted(OPTIMIZERS)),
+    steps=st.integers(0, 3),
+    option=_values,
+    kept=st.none() | st.integers() | st.floats(allow_nan=False),
+    dtype=st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool, torch.uint8]),
+    sizes=st.lists(st.integers(0, 3), max_size=3),
+)
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_state_of_an_optimizer_comes_back(
+    kind: str, steps: int, option: Any, kept: Any, dtype: torch.dtype, sizes: list[int], tmp_path: Path
+) -> None:
+    joint = nets.xor()
+    training = joint.load(tmp_path)
+    optimizer = OPTIMIZERS[kind](training.named_parameters().values())
+    run(training, optimizer, joint, steps)
+    optimizer.param_groups[0]["option"] = option
+    tensor = (torch.rand(sizes) * 3).to(dtype)
+    first = training.named_parameters()["first.weight"]
+    if steps:  # who adds to a state must leave it what torch expects
+        optimizer.state[first]["more"] = [tensor, {"kept": kept}, (tensor,)]
+    training.save(tmp_path / "checkpoint", optimizer)
+    other = OPTIMIZERS[kind](training.named_parameters().values())
+    training.load(tmp_path / "checkpoint", other)
+    expected, found = optimizer.state_dict(), other.state_dict()
+    assert repr(found["param_groups"]) == repr(expected["param_groups"])
+    assert found["state"].keys() == expected["state"].keys()
+    for number, entry in expected["state"].items():
+        assert entry.keys() == found["state"][number].keys()
+        for key, value in entry.items():
+            back = found["state"][number][key]
+            if isinstance(value, Tensor):
+                assert torch.equal(back, value)
+                assert (back.dtype, back.shape) == (value.dtype, value.shape)
+            elif key == "more":
+                # torch itself brings what it finds in a state to the parameter's dtype
+                assert torch.equal(back[0], tensor.to(back[0].dtype))
+                assert (back[1], type(back[2])) == ({"kept": kept}, tuple)
+            else:
+                assert back == value
+
+
+def test_what_is_saved_is_what_is_there(tmp_path: Path) -> None:
+    """Without an optimizer: the file has the parameters and the buffers, and one opaque blob."""
+    joint = nets.norm()
+    training = joint.load(tmp_path)
+    run(training, sgd(training), joint, 3)
+    training.save(tmp_path / "checkpoint.ptd", metadata={"made by": "a test"})
+    with open_ptd(tmp_path / "checkpoint.ptd", verify=True) as file:
+        tensors = {**training.named_parameters(), **training.named_buffers()}
+        assert {key for key in file if file.get_tensor_layout(key)} == set(tensors)
+        assert len(file) == len(tensors) + 1
+        assert file.metadata["made by"] == "a test"
+    cache = BlobCache(tmp_path / "checkpoint.ptd")
+    assert all(torch.equal(cache.torch(key), tensor) for key, tensor in tensors.items())
+
+
+def test_stock_executorch_trains_on(tmp_path: Path) -> None:
+    """A program with external weights begins with those of the checkpoint."""
+    with quiet():
+        from executorch.extension.pybindings.portable_lib import _load_for_executorch
+        from executorch.extension.training import get_sgd_optimizer
+        from executorch.extension.training.pybindings._training_module import TrainingModule
+    joint = nets.xor(external=True)
+    training = joint.load(tmp_path)
+    optimizer = torch.optim.Adam(training.named_parameters().values())
+    run(training, optimizer, joint, 5)
+    training.save(tmp_path / "checkpoint.ptd", optimizer)
+    with quiet():
+        stock = TrainingModule(_load_for_executorch(str(tmp_path / "train.pte"), str(tmp_path / "checkpoint.ptd")))
+    plain = get_sgd_optimizer(training.named_parameters(), 0.1, 0, 0, 0, False)
+    theirs = None
+    for _ in range(5):
+        loss = stock.forward_backward("forward", list(joint.batches[0]))[0]
+        assert torch.equal(training.step(plain, *joint.batches[0])[0], loss)
+        theirs = theirs or get_sgd_optimizer(stock.named_parameters(), 0.1, 0, 0, 0, False)
+        theirs.step(stock.named_gradients())
+
+
+@pytest.mark.parametrize("base", [False, True])
+def test_stock_executorch_infers(base: bool, tmp_path: Path, stock_run: Any, module_runner: Any) -> None:
+    """The file is a data file of an inference program with external constants; a delta goes beside its base."""
+    joint = nets.lora()
+    training = joint.load(tmp_path)
+    run(training, sgd(training), joint, 5)
+    x = joint.batches[0][0]
+    manager = lower({"forward": (nets.Scores(joint.model), (x,))}, partitioners=list, external_constants=True)
+    (tmp_path / "model.pte").write_bytes(bytes(manager.buffer))
+    model = joint.eager()
+    model.load_state_dict(training.named_parameters(), strict=False)
+    training.save(tmp_path / "delta.ptd", base=[tmp_path / "foundation.ptd"])
+    if base:
+        (found,) = module_runner(
+            tmp_path / "model.pte", [tmp_path / "foundation.ptd", tmp_path / "delta.ptd"], [x.numpy()]
+        )
+        found = torch.from_numpy(found.copy())
+    else:
+        whole = BlobStore()
+        whole.merge(open_ptd(tmp_path / "foundation.ptd"))
+        whole.merge(open_ptd(tmp_path / "delta.ptd"))
+        whole.write_ptd(tmp_path / "whole.ptd")
+        (found,) = stock_run(tmp_path / "model.pte", [x], tmp_path / "whole.ptd")
+    torch.testing.assert_close(found, nets.Scores(model)(x).detach(), rtol=1e-4, atol=1e-5)
+
+
+def test_a_checkpoint_while_others_train(tmp_path: Path) -> None:
+    """Each file is one state of the run: the one after the number of steps that its optimizer counts."""
+    joint = nets.xor()
+    training, alone = joint.load(tmp_path), TrainingProgram(tmp_path / "train.pte")
+    make = OPTIMIZERS["adam"]
+    ours, theirs = make(training.named_parameters().values()), make(alone.named_parameters().values())
+    stop = threading.Event()
+    taken = []
+
+    def train() -> None:
+        while not stop.is_set():
+            training.step(ours, *joint.batches[0])
+            taken.append(1)
+
+    threads = [threading.Thread(target=train) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    try:
+        files = []
+        for number in range(8):
+            files.append(tmp_path / f"{number}.ptd")
+            training.save(files[-1], ours)
+            while len(taken) < 20 * number:
+                pass
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    resumed = TrainingProgram(tmp_path / "train.pte")
+    steps = 0
+    for file in files:
+        other = make(resumed.named_parameters().values())
+        resumed.load(file, other)
+        entry = next(iter(other.state_dict()["state"].values()), {"step": 0})
+        for _ in range(int(entry["step"]) - steps):
+            alone.step(theirs, *joint.batches[0])
+        steps = int(entry["step"])
+        assert same(state(resumed, other), state(alone, theirs))
+    assert steps > 50
+
+
+def test_a_delta_holds_what_changed(tmp_path: Path) -> None:
+    joint = nets.xor(external=True)
+    training = joint.load(tmp_path)
+    foundation = tmp_path / "_default_external_constant.ptd"
+    training.save(tmp_path / "none", base=[foundation])
+    with open_ptd(tmp_path / "none") as file:
+        assert not [key for key in file if file.get_tensor_layout(key)]
+    with torch.no_grad():
+        training.named_parameters()["second.bias"].add_(1)
+    training.save(tmp_path / "one", base=[foundation])
+    with open_ptd(tmp_path / "one") as file:
+        assert [key for key in file if file.get_tensor_layout(key)] == ["second.bias"]
+    with torch.no_grad():
+        training.named_parameters()["first.bias"].add_(1)
+    training.save(tmp_path / "two", base=[foundation, tmp_path / "one"])  # on another delta
+    with open_ptd(tmp_path / "two") as file:
+        assert [key for key in file if file.get_tensor_layout(key)] == ["first.bias"]
+    expected = state(training)
+    for name, base in (("two", [foundation, tmp_path / "one"]), ("one", [foundation]), ("none", [foundation])):
+        fresh = joint.load(tmp_path)
+        fresh.load(tmp_path / name, base=base)
+        if name == "two":
+            assert same(state(fresh), expected)
+    assert same(state(fresh), values(dict(joint.model.named_parameters())))
+
+
+def test_a_delta_without_its_base(tmp_path: Path) -> None:
+    joint = nets.xor(external=True)
+    training = joint.load(tmp_path)
+    foundation = tmp_path / "_default_external_constant.ptd"
+    optimizer = OPTIMIZERS["adam"](training.named_parameters().values())
+    run(training, optimizer, joint, 2)
+    training.save(tmp_path / "first", optimizer)
+    with torch.no_grad():
+        training.named_parameters()["second.bias"].add_(1)
+    training.save(tmp_path / "delta", optimizer, base=[tmp_path / "first"])
+    before = state(training, optimizer)
+    with pytest.raises(errors.CheckpointError, match=r"'first\.weight' is not in the checkpoint.*first; none is given"):
+        training.load(tmp_path / "delta", optimizer)
+    with pytest.raises(errors.CheckpointError, match=r"base, first, is another than .*external_constant"):
+        training.load(tmp_path / "delta", optimizer, base=[foundation])
+    other = BlobStore()
+    with open_ptd(tmp_path / "first") as file:
+        for key in file:
+            if layout := file.get_tensor_layout(key):
+                data = bytes(len(file[key])) if key == "optimizer/first.bias/exp_avg" else file[key]
+                other.add(key, data, layout=layout)
+    other.write_ptd(tmp_path / "other")
+    with pytest.raises(errors.CheckpointError, match=r"'optimizer/first\.bias/exp_avg'"):
+        training.load(tmp_path / "delta", optimizer, base=[tmp_path / "other"])
+    with pytest.raises(errors.FileAccessError):
+        training.load(tmp_path / "delta", optimizer, base=[tmp_path / "missing"])
+    assert same(state(training, optimizer), before)
+    training.load(tmp_path / "delta", optimizer, base=[tmp_path / "first"])
+    assert same(state(training, optimizer), before)
+
+
+def test_frozen_weights_must_be_the_same(tmp_path: Path) -> None:
+    joint = nets.lora()
+    training = joint.load(tmp_path)
+    run(training, sgd(training), joint, 2)
+    training.save(tmp_path / "checkpoint")
+    before = state(training)
+    training.program.cache.update({"base.1.bias": torch.ones(16)})
+    with pytest.raises(errors.CheckpointError, match="other frozen weights"):
+        training.load(tmp_path / "checkpoint")
+    assert same(state(training), before)
+    training.program.cache.revert()
+    training.load(tmp_path / "checkpoint")
+
+
+@pytest.mark.parametrize("other", ["names", "shape", "dtype", "buffers"])
+def test_a_checkpoint_of_another_model(other: str, tmp_path: Path) -> None:
+    joint = nets.norm() if other == "buffers" else nets.xor()
+    training = joint.load(tmp_path)
+    optimizer = OPTIMIZERS["adam"](training.named_parameters().values())
+    run(training, optimizer, joint, 2)
+    before = state(training, optimizer)
+    if other == "names":
+        strange: TrainingProgram = nets.lora().load(tmp_path / "other")
+        run(strange, sgd(strange), nets.lora(), 1)
+        strange.save(tmp_path / "checkpoint")
+    else:
+        changed = dict(training._parameters), dict(training._buffers)
+        if other == "shape":
+            training._parameters["second.weight"] = torch.zeros(3, 10)
+        elif other == "dtype":
+            training._parameters["second.weight"] = torch.zeros(2, 10, dtype=torch.float64)
+        else:
+            del training._buffers["norm.running_mean"]
+        training.save(tmp_path / "checkpoint")
+        training._parameters, training._buffers = changed
+    expected = {"names": "lacks", "shape": "3, 10", "dtype": "double", "buffers": "norm.running_mean"}[other]
+    with pytest.raises(errors.CheckpointError, match=rf"of another model than .*train\.pte.*{expected}"):
+        training.load(tmp_path / "checkpoint", optimizer)
+    assert same(state(training, optimizer), before)
+
+
+def test_another_optimizer(tmp_path: Path) -> None:
+    joint = nets.xor()
+    training = joint.load(tmp_path)
+    parameters = list(training.named_parameters().values())
+    optimizer = OPTIMIZERS["adam"](parameters)
+    run(training, optimizer, joint, 2)
+    training.save(tmp_path / "checkpoint", optimizer)
+    training.save(tmp_path / "without")
+    run(training, optimizer, joint, 1)
+    before = state(training, optimizer)
+    for file, wrong, reason in (
+        ("checkpoint", OPTIMIZERS["momentum"](parameters), "that of Adam, not of SGD"),
+        ("checkpoint", torch.optim.Adam(parameters[:2]), "parameter groups"),
+        ("without", optimizer, "no state of an optimizer"),
+    ):
+        with pytest.raises(errors.CheckpointError, match=reason):
+            training.load(tmp_path / file, wrong)
+        assert same(state(training, optimizer), before)
+        assert not wrong.state or wrong is optimizer
+    with quiet():
+        from executorch.extension.training import get_sgd_optimizer
+    own = get_sgd_optimizer(training.named_parameters(), 0.1, 0.9, 0, 0, False)
+    with pytest.raises(errors.UnsupportedOperationError, match="cannot be saved or restored"):
+        training.save(tmp_path / "new", own)
+    with pytest.raises(errors.UnsupportedOperationError, match="cannot be saved or restored"):
+        training.load(tmp_path / "checkpoint", own)
+    optimizer.param_groups[0]["strange"] = object()
+    with pytest.raises(errors.UnsupportedDataError, match="optimizer/0/strange is a object"):
+        training.save(tmp_path / "new", optimizer)
+    assert not (tmp_path / "new").exists()
+    assert same(state(training, optimizer), before)
+    training.load(tmp_path / "checkpoint")  # without its optimizer
+
+
+def test_damaged_checkpoints(tmp_path: Path) -> None:
+    joint = nets.xor()
+    training = joint.load(tmp_path)
+    optimizer = OPTIMIZERS["adam"](training.named_parameters().values())
+    run(training, optimizer, joint, 2)
+    path = tmp_path / "checkpoint"
+    training.save(path, optimizer)
+    whole = path.read_bytes()
+    run(training, optimizer, joint, 1)
+    before = state(training, optimizer)
+    bad = [whole[:cut] for cut in range(0, len(whole), 509)]
+    for at in range(0, len(whole), 97):
+        bad.append(whole[:at] + bytes([whole[at] ^ 0x40]) + whole[at + 1 :])
+    harmless = 0
+    for content in bad:
+        path.write_bytes(content)
+        try:
+            training.load(path, optimizer)
+        except (errors.InvalidFileError, errors.FileAccessError):
+            assert same(state(training, optimizer), before)
+        else:
+            harmless += 1  # padding between blobs
+            assert not same(state(training, optimizer), before)
+            run(training, optimizer, joint, 1)
+            assert same(state(training, optimizer), before)
+    assert harmless < len(bad) / 3
+    store = BlobStore()
+    for name, tensor in training.named_parameters().items():
+        store.add(name, tensor)
+    store.write_ptd(path)
+    with pytest.raises(errors.InvalidFileError, match="is no checkpoint"):
+        training.load(path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"version": 1},
+        {"parameters": ["first.weight", "first.weight"]},
+        {"parameters": ["unknown"]},
+        {"parameters": 3},
+        {"tensors": {"first.weight": [1]}},
+        {"tensors": {"first.weight": ["00", [99, [1], [0]]]}},
+        {"tensors": {"first.weight": ["00", [6, [-1], [0]]]}},
+        {"tensors": []},
+        {"frozen": None},
+        {"optimizer": {"kind": "Adam", "groups": [], "state": {"first.weight": {"dict": {}}}}},
+        {"optimizer": {"kind": "Adam", "groups": [{"options": {"tensor": "none"}, "params": []}], "state": {}}},
+        {"optimizer": {"kind": "Adam", "groups": [{"options": 3, "params": []}], "state": {}}},
+        {"optimizer": {"kind": "Adam", "groups": [{"options": {"a": 1, "b": 2}, "params": []}], "state": {}}},
+        {"optimizer": {"kind": "Adam", "groups": [{"options": {"float": "x"}, "params": []}], "state": {}}},
+        {"optimizer": {"kind": 3, "groups": [], "state": {}}},
+        {"optimizer": 3},
+        {"optimizer": {}},
+    ],
+)
+def test_lists_that_lie(change: dict[str, Any], tmp_path: Path) -> None:
+    training = nets.xor().load(tmp_path)
+    optimizer = OPTIMIZERS["adam"](training.named_parameters().values())
+    run(training, optimizer, nets.xor(), 1)
+    training.save(tmp_path / "checkpoint", optimizer)
+    before = state(training, optimizer)
+    store = BlobStore()
+    with open_ptd(tmp_path / "checkpoint") as file:
+        for key in file:
+            data, layout = bytes(file[key]), file.get_tensor_layout(key)
+            if layout is None:
+                contents = json.loads(data)
+                assert not set(change) - set(contents)
+                data = json.dumps({**contents, **change}, separators=(",", ":")).encode()
+                key = "metadata.blobstore." + xxhash.xxh3_128_hexdigest(data)  # noqa: PLW2901
+            store.add(key, data, layout=layout)
+    store.write_ptd(tmp_path / "lies")
+    with pytest.raises((errors.InvalidFileError, errors.CheckpointError)):
+        training.load(tmp_path / "lies", optimizer)
+    assert same(state(training, optimizer), before)
+
+
+def test_files_that_are_in_use_are_not_overwritten(tmp_path: Path) -> None:
+    joint = nets.lora()
+    training = joint.load(tmp_path)
+    files = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    training.save(tmp_path / "base")
+    for name in ("train.pte", "foundation.ptd", "adapter.ptd", "base"):
+        with pytest.raises(errors.OutputPathError):
+            training.save(tmp_path / name, base=[tmp_path / "base"])
+    with pytest.raises(errors.FileAccessError):
+        training.save(tmp_path / "no folder" / "checkpoint")
+    assert all(path.read_bytes() == content for path, content in files.items())
+
+
+_SAVING = """
+import sys, torch
+from pathlib import Path
+from blobstore.training import TrainingProgram
+folder = Path(sys.argv[1])
+training = TrainingProgram(folder / "train.pte")
+optimizer = torch.optim.Adam(training.named_parameters().values(), lr=0.02)
+batch = torch.tensor([[0.0, 0], [0, 1], [1, 0], [1, 1]]), torch.tensor([0, 1, 1, 0])
+training.step(optimizer, *batch)
+training.save(folder / "checkpoint", optimizer)
+print("saving", flush=True)
+while True:
+    training.step(optimizer, *batch)
+    training.save(folder / "checkpoint", optimizer)
+"""
+
+
+def test_killed_while_saving(tmp_path: Path) -> None:
+    """Whenever the process dies, the file is the old one or the new one, and the run goes on from it."""
+    joint = nets.xor()
+    training = joint.load(tmp_path)
+    alone = TrainingProgram(tmp_path / "train.pte")
+    process = subprocess.Popen(
+        [sys.executable, "-c", _SAVING, str(tmp_path)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"saving\n"
+        while not list(tmp_path.glob(".blobstore-*")) or (tmp_path / "checkpoint").stat().st_size == 0:
+            pass  # in the middle of writing
+        os.kill(process.pid, signal.SIGKILL)
+    finally:
+        process.kill()
+        process.communicate()
+    ours, theirs = (OPTIMIZERS["adam"](t.named_parameters().values()) for t in (training, alone))
+    training.load(tmp_path / "checkpoint", ours)
+    for _ in range(int(next(iter(ours.state.values()))["step"])):
+        alone.step(theirs, *joint.batches[0])
+    assert same(state(training, ours), state(alone, theirs))
+
+
+def test_failing_to_save_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    joint = nets.xor()
+    training = joint.load(tmp_path)
+    training.save(tmp_path / "checkpoint")
+    old = (tmp_path / "checkpoint").read_bytes()
+    run(training, sgd(training), joint, 1)
+
+    def fail(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "replace", fail)
+        with pytest.raises(errors.FileAccessError, match="No space left"):
+            training.save(tmp_path / "checkpoint")
+    assert (tmp_path / "checkpoint").read_bytes() == old
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint", "train.pte"]
+
+
+_FORKING = """
+import os, sys, threading, torch
+from pathlib import Path
+from blobstore.errors import ExecutionError, TrainingError
+from blobstore.training import TrainingProgram
+training = TrainingProgram(Path(sys.argv[1]) / "train.pte")
+optimizer = torch.optim.Adam(training.named_parameters().values(), lr=0.02)
+batch = torch.tensor([[0.0, 0], [0, 1], [1, 0], [1, 1]]), torch.tensor([0, 1, 1, 0])
+torch.set_num_threads(1)
+training.step(optimizer, *batch)
+before = {name: tensor.clone() for name, tensor in training.named_parameters().items()}
+
+def child(check):
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            check()
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitpid(pid, 0)[1] == 0
+
+def goes_on():
+    training.step(optimizer, *batch)
+    assert not all(torch.equal(training.named_parameters()[name], before[name]) for name in before)
+
+child(goes_on)
+with training.locked():
+    child(goes_on)  # it is this thread that has it
+assert all(torch.equal(training.named_parameters()[name], before[name]) for name in before)
+
+def refuses():
+    for use in (lambda: training.step(optimizer, *batch), lambda: training.save(sys.argv[1] + "/new")):
+        try:
+            use()
+        except TrainingError as error:
+            assert "forked" in str(error)
+        else:
+            raise SystemExit(1)
+
+inside, leave = threading.Event(), threading.Event()
+def hold():
+    with training.locked():
+        inside.set()
+        leave.wait()
+thread = threading.Thread(target=hold, daemon=True)
+thread.start()
+inside.wait()
+child(refuses)
+leave.set()
+thread.join()
+training.step(optimizer, *batch)
+"""
+
+
+def test_after_fork(tmp_path: Path) -> None:
+    """A child has a run of its own; one that was forked in the middle of a step is told so."""
+    nets.xor().write(tmp_path)
+    subprocess.run([sys.executable, "-W", "ignore", "-c", _FORKING, str(tmp_path)], check=True, timeout=120)
+
+
+def test_inference_from_a_checkpoint(tmp_path: Path) -> None:
+    """A checkpoint is a data file of any program here, too."""
+    joint = nets.xor()
+    training, x = joint.load(tmp_path), joint.batches[0][0]
+    run(training, sgd(training), joint, 5)
+    training.save(tmp_path / "checkpoint.ptd", sgd(training))
+    model = joint.eager()
+    model.load_state_dict(training.named_parameters())
+    manager = lower({"forward": (nets.Scores(joint.model), (x,))}, partitioners=list, external_constants=True)
+    (tmp_path / "model.pte").write_bytes(bytes(manager.buffer))
+    (found,) = Program(tmp_path / "model.pte", data=tmp_path / "checkpoint.ptd").method()(x)
+    torch.testing.assert_close(found, nets.Scores(model)(x).detach(), rtol=1e-4, atol=1e-5)

@@ -1,0 +1,204 @@
+"""Publishing what was trained to programs that serve (T2, U2), against eager PyTorch with the trained weights."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from blobstore import errors
+from blobstore.demo.models import lower, quiet
+from blobstore.runtime import BlobCache, Program
+from blobstore.training import TrainingProgram
+from tests.lowering.live import close, lower_exported, lower_through
+from tests.lowering.test_quantized import pt2e, put
+from tests.training import nets
+
+
+def train(joint: nets.Joint, training: TrainingProgram, steps: int = 5) -> nn.Module:
+    """Train, and give the model the trained weights."""
+    optimizer = torch.optim.Adam(training.named_parameters().values(), lr=0.02)
+    for turn in range(steps):
+        training.step(optimizer, *joint.batches[turn % len(joint.batches)])
+    model = joint.eager()
+    model.load_state_dict({**training.named_parameters(), **training.named_buffers()}, strict=False)
+    return model
+
+
+def portable(model: nn.Module, x: torch.Tensor, folder: Path) -> tuple[BlobCache, Program]:
+    """An inference program by ExecuTorch's own lowering, with its weights outside."""
+    folder.mkdir()
+    manager = lower({"forward": (nets.Scores(model), (x,))}, partitioners=list, external_constants=True)
+    (folder / "model.pte").write_bytes(bytes(manager.buffer))
+    manager.write_tensor_data_to_file(str(folder))
+    cache = BlobCache(sorted(folder.glob("*.ptd")))
+    return cache, Program(folder / "model.pte", cache)
+
+
+def delegated(model: nn.Module, x: torch.Tensor, folder: Path) -> tuple[BlobCache, Program]:
+    path = lower_through({"forward": (nets.Scores(model), (x,))}, folder)
+    cache = BlobCache(folder / "model.ptd")
+    return cache, Program(path, cache)
+
+
+@pytest.mark.parametrize("make", [nets.xor, nets.convolutions, nets.lora], ids=["xor", "convolutions", "lora"])
+@pytest.mark.parametrize("kind", [portable, delegated])
+def test_the_next_call_uses_the_trained_weights(make: Any, kind: Any, tmp_path: Path) -> None:
+    joint = make()
+    training = joint.load(tmp_path / "train")
+    x = joint.batches[0][0]
+    cache, program = kind(joint.model, x, tmp_path / "serve")
+    method = program.method()
+    close(method(x)[0], nets.Scores(joint.model)(x))
+    for _ in range(3):
+        model = train(joint, training)
+        generation = cache.generation
+        assert training.publish(cache) == cache.generation == generation + 1
+        close(method(x)[0], nets.Scores(model)(x))
+    before = method(x)[0]
+    train(joint, training)
+    assert torch.equal(method(x)[0], before)  # nothing arrives by itself
+    cache.revert()
+    close(method(x)[0], nets.Scores(joint.model)(x))
+
+
+def test_int8(tmp_path: Path) -> None:
+    joint = nets.convolutions()
+    training, x = joint.load(tmp_path / "train"), joint.batches[0][0]
+    eager = pt2e(nets.Scores(joint.model), (x,), is_per_channel=True)
+    with quiet():
+        path = lower_exported(torch.export.export(eager, (x,), strict=True), tmp_path / "serve")
+    cache = BlobCache(tmp_path / "serve" / "model.ptd")
+    method = Program(path, cache).method()
+    close(method(x)[0], eager(x), 0)
+    for _ in range(2):
+        for name, parameter in train(joint, training).named_parameters():
+            put(eager, name, parameter)
+        training.publish(cache)
+        (key,) = (key for key in cache.tensors["fc.weight"].keys if key.startswith("fc.weight"))
+        assert bytes(cache.get_data(key)) == eager.get_buffer("fc.weight__quantized").numpy().tobytes()
+        close(method(x)[0], eager(x), 0.004)  # one step of the output: XNNPACK's mean of int8 rounds ties otherwise
+
+
+def test_normalization_that_was_folded(tmp_path: Path) -> None:
+    """Its parameters are trained, its statistics are buffers, and the program that serves has none of them."""
+    joint = nets.norm()
+    training, x = joint.load(tmp_path / "train"), joint.batches[0][0]
+    model = nets.Norm(nn.BatchNorm2d)
+    model.load_state_dict(joint.model.state_dict())
+    cache, program = delegated(model, x, tmp_path / "serve")
+    method = program.method()
+    for _ in range(2):
+        model.load_state_dict(train(joint, training).state_dict())
+        training.publish(cache)
+        close(method(x)[0], nets.Scores(model)(x))
+
+
+def test_to_the_cache_that_it_runs_on(tmp_path: Path) -> None:
+    joint = nets.lora()
+    training = joint.load(tmp_path / "train")
+    cache = training.program.cache
+    assert training.publish() == cache.generation == 1
+    train(joint, training)
+    training.publish()
+    assert set(cache.dirty) == set(training.named_parameters())
+    for name, tensor in training.named_parameters().items():
+        assert torch.equal(cache.torch(name), tensor)
+    again = TrainingProgram(tmp_path / "train" / "train.pte", cache)  # begins with what was published
+    for name, tensor in training.named_parameters().items():
+        assert torch.equal(again.named_parameters()[name], tensor)
+
+
+def test_parameters_that_the_cache_lacks(tmp_path: Path) -> None:
+    joint = nets.xor()
+    training = joint.load(tmp_path / "train")
+    cache, program = portable_second(tmp_path / "serve")
+    method, x = program.method(), torch.ones(4, 10)
+    before, model = method(x)[0], train(joint, training)
+    with pytest.raises(errors.KeyNotFoundError, match=r"'first\.weight', 'first\.bias'"):
+        training.publish(cache)
+    assert torch.equal(method(x)[0], before)
+    assert (cache.generation, cache.dirty) == (0, ())
+    training.publish(cache, strict=False)
+    close(method(x)[0], model.second(x))
+    with pytest.raises(errors.KeyNotFoundError, match=r"first\.weight.*second\.bias"):
+        training.publish(BlobCache())
+
+
+def portable_second(folder: Path) -> tuple[BlobCache, Program]:
+    """A program of the second layer alone."""
+
+    class Second(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.second = nn.Linear(10, 2)
+
+        def scores(self, x: torch.Tensor) -> torch.Tensor:
+            return self.second(x)
+
+    return portable(Second(), torch.ones(4, 10), folder)
+
+
+def test_weights_of_another_shape(tmp_path: Path) -> None:
+    class Wider(nets.XOR):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(2, 20), nn.Linear(20, 2)
+
+    joint = nets.xor()
+    training, x = joint.load(tmp_path / "train"), joint.batches[0][0]
+    for number, kind in enumerate((portable, delegated)):
+        cache, _ = kind(Wider(), x, tmp_path / str(number))
+        with pytest.raises(errors.LayoutError, match=r"first\.weight"):
+            training.publish(cache)
+        assert (cache.generation, cache.dirty) == (0, ())
+
+
+def test_finite_only(tmp_path: Path) -> None:
+    joint = nets.xor()
+    training, x = joint.load(tmp_path / "train"), joint.batches[0][0]
+    for number, kind in enumerate((portable, delegated)):
+        cache, _ = kind(joint.model, x, tmp_path / str(number))
+        training.named_parameters()["second.bias"][0] = float("nan")
+        with pytest.raises(errors.UpdateError, match=r"'second\.bias'.*not finite"):
+            training.publish(cache, finite=True)
+        assert (cache.generation, cache.dirty) == (0, ())
+        training.publish(cache)
+        assert cache.generation == 1
+
+
+@pytest.mark.parametrize("kind", [portable, delegated])
+def test_serving_while_training(kind: Any, tmp_path: Path) -> None:
+    """Whatever a call returns is what one of the published states computes, as a whole."""
+    joint = nets.xor()
+    training, x = joint.load(tmp_path / "train"), joint.batches[0][0]
+    cache, program = kind(joint.model, x, tmp_path / "serve")
+    methods = [program.load_method() for _ in range(2)]
+    expected = [nets.Scores(joint.model)(x).detach()]
+    seen: list[list[torch.Tensor]] = [[], []]
+    done = threading.Event()
+
+    def serve(number: int) -> None:
+        while not done.is_set() or not seen[number]:
+            seen[number].append(methods[number](x)[0])
+
+    threads = [threading.Thread(target=serve, args=(i,)) for i in range(2)]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in range(20):
+            expected.append(nets.Scores(train(joint, training))(x).detach())
+            training.publish(cache)
+    finally:
+        done.set()
+        for thread in threads:
+            thread.join()
+    states = torch.stack(expected)
+    for outputs in seen:
+        for output in outputs:
+            assert (states - output).abs().amax(dim=(1, 2)).min() < 1e-5
+    close(methods[0](x)[0], expected[-1])
