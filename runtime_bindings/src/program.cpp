@@ -146,6 +146,7 @@ class LoadedMethod final : public Method, private ForkAware {
   struct Input { // of tensors
     EtTensor tensor;
     void* planned; // where its memory was planned; null if the caller's is used always
+    bool overlaid; // other tensors lie there too, and may be views of it
   };
 
   void load(const et::Program& program, const CacheDataMap& map, const ProgramImage& image, size_t number);
@@ -392,11 +393,12 @@ void LoadedMethod::load(
   if (error != EtError::Ok) {
     throw Error(ErrorKind::Program, program_->path(), "method '" + name_ + "': " + describe(error));
   }
+  const std::vector<bool>& overlaid = image.overlaid_inputs(number);
   tensors_.clear();
   tensors_.resize(values.size());
   for (size_t i = 0; i < values.size(); ++i) {
     if (values[i].isTensor()) {
-      tensors_[i] = Input{values[i].toTensor(), values[i].toTensor().mutable_data_ptr()};
+      tensors_[i] = Input{values[i].toTensor(), values[i].toTensor().mutable_data_ptr(), overlaid[i]};
     }
   }
 }
@@ -463,7 +465,7 @@ void LoadedMethod::set_tensor(size_t index, const Argument& argument) {
         index, "takes " + std::to_string(tensor.nbytes()) + " bytes, not " + std::to_string(argument.nbytes));
   }
   void* data = const_cast<void*>(argument.data);
-  if (input.planned != nullptr && !may_share(argument)) {
+  if (input.planned != nullptr && (input.overlaid || !may_share(argument))) {
     if (argument.nbytes != 0) {
       std::memcpy(input.planned, argument.data, argument.nbytes);
     }
