@@ -43,13 +43,17 @@ def lower_training(
 
     Raises:
         InvalidTagError: `tag`, or what it gives for a weight, is not a plain file name.
-        UnsupportedDataError: the first output is not one float, or no parameter has `requires_grad`.
+        UnsupportedDataError: the first output is not one float, or no parameter has `requires_grad`, or two of the
+            inputs are one tensor.
         Whatever torch and ExecuTorch raise about a module that they cannot export.
     """
     if not callable(tag):
         names.check(tag)
     if not any(parameter.requires_grad for parameter in module.parameters()):
         raise UnsupportedDataError(f"{type(module).__name__} has no parameter with requires_grad: nothing to train")
+    tensors = [value for value in inputs if isinstance(value, Tensor)]
+    if len({id(tensor) for tensor in tensors}) != len(tensors):
+        raise UnsupportedDataError("two of the inputs are one tensor, so the program would read one for both: clone it")
 
     try:
         from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig, to_edge

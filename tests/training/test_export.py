@@ -139,6 +139,9 @@ def test_what_cannot_train(module: Training) -> None:
         lower_training(NoLoss().eval(), batch()[:1])
     with pytest.raises(UnsupportedDataError, match="no parameter with requires_grad"):
         lower_training(Training().requires_grad_(False), batch())
+    labels = torch.zeros(4, dtype=torch.int64)
+    with pytest.raises(UnsupportedDataError, match="two of the inputs are one tensor"):
+        lower_training(module, (labels, labels))
     with pytest.raises(InvalidTagError):
         lower_training(module, batch(), tag="../elsewhere")
     with pytest.raises(InvalidTagError), quiet():
