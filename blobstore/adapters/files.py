@@ -44,7 +44,7 @@ class Adapter:
         metadata: what else was recorded with it.
         contents: its tensors by name.
         pairs: those of them that are LoRA's, module by module.
-        problems: what is wrong with it by itself: unpaired tensors, unequal ranks, values that are not finite.
+        unpaired: what is wrong with the pairs: an AdapterError or LayoutError each.
         logical: what its records tell, for a file that lowering wrote.
         blobs: the file.
     """
@@ -55,7 +55,7 @@ class Adapter:
     metadata: Mapping[str, str]
     contents: Mapping[str, NamedTensor]
     pairs: tuple[Pair, ...]
-    problems: tuple[BlobStoreError, ...]
+    unpaired: tuple[BlobStoreError, ...]
     logical: LogicalTensors
     blobs: PtdDataMap
 
@@ -77,16 +77,30 @@ class Adapter:
         """
         return layouts.cast(self.logical.value(name), self.contents[name].scalar_type)
 
+    def problems(self) -> list[BlobStoreError]:
+        """What is wrong with it by itself: `unpaired`, and an UpdateError for each tensor that is not finite."""
+        infinite = [name for name in self.contents if not self._is_finite(name)]
+        return [
+            *self.unpaired,
+            *(UpdateError(f"{self.path}: '{name}' has values that are not finite") for name in infinite),
+        ]
+
     def check(self) -> None:
         """Raise the first of `problems`, if there are any."""
-        for problem in self.problems:
+        for problem in self.problems():
             raise problem
+
+    def _is_finite(self, name: str) -> bool:
+        try:
+            return layouts.check_finite(self.logical.value(name))
+        except UpdateError:
+            return True  # integers are
 
 
 def read_adapter(path: str | os.PathLike[str]) -> Adapter:
     """Read an adapter: one of `save_adapter`, or the `.ptd` that lowering with `AdapterTags` gave.
 
-    Digests that the file carries are compared. What is wrong with the tensors is in `problems`.
+    Digests that the file carries are compared. What is wrong with the tensors is told by `problems`.
 
     Raises:
         FileAccessError, InvalidFileError, IntegrityError: the file cannot be opened or trusted.
@@ -98,13 +112,6 @@ def read_adapter(path: str | os.PathLike[str]) -> Adapter:
     pairs, problems = find_pairs({name: tensor.sizes for name, tensor in contents.items()}, blobs.name)
     if not pairs and not problems:
         raise AdapterError(f"{blobs.name}: holds no adapter: no key has a part lora_a or lora_b")
-    for name in contents:
-        try:
-            finite = layouts.check_finite(logical.value(name))
-        except UpdateError:
-            continue  # integers are always finite
-        if not finite:
-            problems.append(UpdateError(f"{blobs.name}: '{name}' has values that are not finite"))
     return Adapter(
         path=blobs.path,
         foundation=_recorded_foundation(blobs),
@@ -112,7 +119,7 @@ def read_adapter(path: str | os.PathLike[str]) -> Adapter:
         metadata={key: text for key, text in blobs.metadata.items() if key not in (FOUNDATION, SCALE)},
         contents=contents,
         pairs=tuple(pairs),
-        problems=tuple(problems),
+        unpaired=tuple(problems),
         logical=logical,
         blobs=blobs,
     )

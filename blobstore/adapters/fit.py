@@ -87,7 +87,7 @@ def inspect_adapters(foundation: Paths, adapters: Iterable[str | os.PathLike[str
         infos = []
         for path in path_list(adapters):
             adapter = read_adapter(path)
-            problems = [*adapter.problems, *misfits(adapter, tensors, print_, blobs.name)]
+            problems = [*adapter.problems(), *misfits(adapter, tensors, print_, blobs.name)]
             infos.append(
                 AdapterInfo(
                     path=adapter.path,

@@ -84,7 +84,8 @@ def load_adapter(cache: BlobCache, path: str | os.PathLike[str], *, program_scal
     adapter = read_adapter(path)
     known = _know(cache)
     _check_foundation(cache, known, adapter)
-    adapter.check()
+    for problem in adapter.unpaired:  # the update tells what is not finite
+        raise problem
     factor = _factor(cache, known, adapter, program_scale)
     logical, stored = _values(adapter, factor)
     missing = known.lora - {cache.tensors[name].name if name in cache.tensors else name for name in adapter.contents}

@@ -231,7 +231,7 @@ def convert(
 @_told
 def adapters(
     foundation: Annotated[Path, typer.Argument(help="The data file (.ptd) of the foundation.")],
-    files: Annotated[list[Path], typer.Argument(metavar="ADAPTER...", help="Data files (.ptd) of adapters.")],
+    files: Annotated[list[Path], typer.Argument(metavar="ADAPTER", help="Data files (.ptd) of adapters.")],
     as_json: AsJson = False,
 ) -> None:
     """List what a foundation and its LoRA adapters hold, and check that they fit. Exit code 1 if one does not.
@@ -244,34 +244,25 @@ def adapters(
         print_json(found)
     else:
         base = found.foundation
-        print_table(
-            f"{foundation}: foundation {base.fingerprint}",
-            ("tensor", "dtype", "shape", "bytes"),
-            [_tensor_row(tensor) for tensor in base.tensors],
-            right="d",
-        )
-        out.print(printable(f"{base.keys} keys, {base.nbytes:,} bytes"), soft_wrap=True)
+        _say(f"{foundation}: foundation {base.fingerprint}, {base.keys} keys, {base.nbytes:,} bytes")
+        columns = ("tensor", "dtype", "shape", "bytes", "rank")
+        print_table("", columns[:-1], [_tensor_row(tensor) for tensor in base.tensors], right="d")
         for adapter in found.adapters:
-            ranks = {name: pair.rank for pair in adapter.pairs for name in (pair.a, pair.b)}
             out.print()
-            print_table(
-                f"{adapter.path}: adapter",
-                ("tensor", "dtype", "shape", "bytes", "rank"),
-                [(*_tensor_row(tensor), ranks.get(tensor.name, "")) for tensor in adapter.tensors],
-                right="de",
-            )
             scale = "not recorded" if adapter.scale is None else f"{adapter.scale:g}"
-            out.print(
-                printable(
-                    f"{len(adapter.pairs)} modules, {adapter.nbytes:,} bytes, scale {scale}, {_made_for(adapter, base)}"
-                ),
-                soft_wrap=True,
-            )
-            out.print("fits" if adapter.fits else "DOES NOT FIT", soft_wrap=True)
+            _say(f"{adapter.path}: adapter of {len(adapter.pairs)} modules, {adapter.nbytes:,} bytes, scale {scale}")
+            ranks = {name: pair.rank for pair in adapter.pairs for name in (pair.a, pair.b)}
+            rows = [(*_tensor_row(tensor), ranks.get(tensor.name, "")) for tensor in adapter.tensors]
+            print_table("", columns, rows, right="de")
+            _say(f"{'fits' if adapter.fits else 'DOES NOT FIT'}; {_made_for(adapter, base)}")
             for problem in adapter.problems:
-                out.print(printable(f"  {problem}"), soft_wrap=True)
+                _say(f"  {problem}")
     if not all(adapter.fits for adapter in found.adapters):
         raise typer.Exit(NO)
+
+
+def _say(line: str) -> None:
+    out.print(printable(line), soft_wrap=True)
 
 
 def _tensor_row(tensor: NamedTensor) -> tuple[str, str, str, str]:
@@ -281,7 +272,7 @@ def _tensor_row(tensor: NamedTensor) -> tuple[str, str, str, str]:
 
 def _made_for(adapter: AdapterInfo, base: FoundationInfo) -> str:
     if adapter.foundation is None:
-        return "not bound: what foundation it was made for is not recorded"
+        return "not bound: nothing is recorded of the foundation that it was made for"
     return "made for this foundation" if adapter.foundation == base.fingerprint else "made for another foundation"
 
 

@@ -40,6 +40,8 @@ _DTYPES: dict[ScalarType, np.dtype[Any]] = {
     ScalarType.BFLOAT16: np.dtype(np.uint16),
 }
 
+_KINDS = {dtype: kind for kind, dtype in _DTYPES.items() if kind is not ScalarType.BFLOAT16}
+
 
 def plain(data: Any) -> Plain:
     """A torch tensor or numpy array as a contiguous array; its memory is the caller's if it is contiguous already.
@@ -50,6 +52,8 @@ def plain(data: Any) -> Plain:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(data, torch.Tensor):
         data = data.detach().contiguous()
+    elif isinstance(data, np.ndarray) and data.flags.c_contiguous and data.dtype in _KINDS:
+        return data, _KINDS[data.dtype]
     elif isinstance(data, np.ndarray | np.generic):
         data = np.ascontiguousarray(data).reshape(np.shape(data))
     else:
@@ -137,9 +141,10 @@ def from_blob(data: memoryview, layout: TensorLayout) -> Plain:
     if layout.scalar_type not in _DTYPES:
         raise UnsupportedDataError(f"weights of type {layout} are not supported")
     flat = np.frombuffer(data, _DTYPES[layout.scalar_type])
+    if layout.dim_order == tuple(range(len(layout.sizes))):
+        return flat.reshape(layout.sizes), layout.scalar_type
     array = flat.reshape([layout.sizes[dim] for dim in layout.dim_order])
-    array = np.ascontiguousarray(array.transpose(np.argsort(layout.dim_order)))
-    return array.reshape(layout.sizes), layout.scalar_type  # numpy gives a scalar a dimension
+    return np.ascontiguousarray(array.transpose(np.argsort(layout.dim_order))), layout.scalar_type
 
 
 def tensor_of(tensor: Plain) -> Any:

@@ -1,0 +1,189 @@
+"""LoRA adapters: exchanging one on a delegated model, and two in use at once."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.harness import Row, flush, ratio_row, show, side_by_side
+from blobstore import open_ptd
+from blobstore.adapters import AdapterTags, load_adapter, save_adapter
+from blobstore.demo.models import lower, quiet
+from blobstore.runtime import BlobCache, Program
+
+TITLE = "LoRA adapters through XNNPACK"
+_LAYERS, _WIDTH, _RANK, _SCALE = 16, 1024, 5, 2.0  # an adapter has 1 % of the weights
+
+
+def rows(folder: Path) -> Iterator[Row]:
+    """Measure everything; `folder` is for files."""
+    path = _write(folder)
+    yield from _exchange(folder, path)
+    yield from _two(folder)
+
+
+class _Layer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.base = nn.Linear(_WIDTH, _WIDTH)
+        self.lora_a = nn.Linear(_WIDTH, _RANK, bias=False)
+        self.lora_b = nn.Linear(_RANK, _WIDTH, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base(x) + _SCALE * self.lora_b(self.lora_a(x))  # type: ignore[no-any-return]
+
+
+def _write(folder: Path) -> Path:
+    """The program, `foundation.ptd` and `adapter.ptd`; adapters `0.ptd` and `1.ptd`, and as the program stores
+    them `stored0.ptd` and `stored1.ptd`; and in `plain` what ExecuTorch makes alone."""
+    with quiet():
+        from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+
+        from blobstore.lowering import BlobStorePartitioner
+    torch.manual_seed(0)
+    module, tags = nn.Sequential(*(_Layer() for _ in range(_LAYERS))).eval(), AdapterTags()
+    manager = lower(
+        {"forward": (module, (torch.randn(1, _WIDTH),))},
+        partitioners=lambda: [BlobStorePartitioner(XnnpackPartitioner(), tag=tags)],
+        external_constants=tags,
+    )
+    with (folder / "model.pte").open("wb") as file:
+        manager.write_to_file(file)
+    manager.write_tensor_data_to_file(str(folder))
+    for number in range(2):
+        tensors = {name: torch.randn_like(t) for name, t in module.state_dict().items() if "lora" in name}
+        save_adapter(folder / f"{number}.ptd", tensors, foundation=folder / "foundation.ptd", scale=_SCALE)
+        with BlobCache(folder / "adapter.ptd", base=BlobCache(folder / "foundation.ptd")) as cache:
+            load_adapter(cache, folder / f"{number}.ptd")
+            cache.save(folder / f"stored{number}.ptd")
+    _write_plain(folder / "plain", module)
+    return folder / "model.pte"
+
+
+def _write_plain(folder: Path, module: nn.Module) -> None:
+    """`model.pte` and `model.ptd`, which has foundation and adapter: ExecuTorch's Python runtime takes one file."""
+    with quiet():
+        from executorch.exir.passes.external_constants_pass import delegate_external_constants_pass_unlifted
+
+        x = torch.randn(1, _WIDTH)
+        tagged = torch.export.export(module, (x,), strict=True).module()
+        delegate_external_constants_pass_unlifted(module=tagged, gen_tag_fn=lambda _: "model")
+    folder.mkdir()
+    manager = lower({"forward": (tagged, (x,))})
+    with (folder / "model.pte").open("wb") as file:
+        manager.write_to_file(file)
+    manager.write_tensor_data_to_file(str(folder))
+
+
+def _exchange(folder: Path, path: Path) -> Iterator[Row]:
+    with quiet():
+        from executorch.exir._serialize._named_data_store import NamedDataStore
+        from executorch.exir._serialize.data_serializer import DataPayload
+        from executorch.extension.flat_tensor.serialize.serialize import FlatTensorSerializer
+        from executorch.runtime import Runtime
+    x = torch.randn(1, _WIDTH)
+    cache = BlobCache(folder / "adapter.ptd", base=BlobCache(folder / "foundation.ptd"))
+    method = Program(path, cache).method()
+    turn = iter(range(10**6))
+
+    def exchange() -> object:
+        load_adapter(cache, folder / f"{next(turn) % 2}.ptd")
+        return method(x)
+
+    def reload() -> object:
+        program = Runtime.get().load_program(folder / "plain" / "model.pte", data_path=folder / "plain" / "model.ptd")
+        return program.load_method("forward").execute([x])  # type: ignore[union-attr]
+
+    def merge() -> object:
+        store = NamedDataStore()
+        for key, data in open_ptd(folder / "plain" / "model.ptd").items():
+            store.add_named_data(key, bytes(data), alignment=16, external_tag="model")
+        out = store.get_named_data_store_output()
+        with (folder / "new.ptd").open("wb") as file:
+            FlatTensorSerializer().serialize(DataPayload(out.buffers, out.external_data["model"])).write_to_file(file)
+        return None
+
+    fast, slow = side_by_side(exchange, reload, rounds=31)
+    write, _ = side_by_side(merge, lambda: None, rounds=5, before=flush)
+    call, _ = side_by_side(lambda: method(x), lambda: None, rounds=31)
+    row = ratio_row(
+        "exchange an adapter of 1 % and run, against writing it and its foundation to one .ptd, loading and running",
+        fast,
+        write + slow,
+        at_least=10,
+    )
+    yield replace(row, figure=f"{row.figure}; {slow / fast:.1f} x as fast as loading and running alone ({show(slow)})")
+    yield ratio_row(
+        f"  without the run of {show(call)}, and that .ptd is there already", fast - call, slow - call, at_least=10
+    )
+
+
+_TWO = """
+import json, sys, torch
+from benchmarks.harness import status
+from blobstore.adapters import load_adapter
+from blobstore.runtime import BlobCache, Program
+folder, how, x = sys.argv[1], sys.argv[2], torch.randn(1, 1024)
+base = BlobCache(folder + "/foundation.ptd")
+
+def use(number):
+    cache = BlobCache(f"{folder}/stored{number if how == 'mapped' else 0}.ptd", base=base)
+    if how == "loaded":
+        load_adapter(cache, f"{folder}/{number}.ptd")
+    method = Program(folder + "/model.pte", cache).method()
+    method(x)
+    return cache, method
+
+first, before = use(0), status("RssAnon")
+second, after = use(1), status("RssAnon")
+print(json.dumps(after - before))
+"""
+
+_PACK = """
+import json, sys, torch
+from benchmarks.harness import status
+from blobstore.runtime import Program
+x, grown, used = torch.randn(1, 1024), [], []
+for layers in (16, 16, 64):
+    program = Program(f"{sys.argv[1]}/only{layers}/model.pte")
+    before = status("RssAnon")
+    used.append(program.method())
+    used[-1](x)
+    grown.append(status("RssAnon") - before)
+print(json.dumps((grown[2] - grown[1]) // 3))
+"""
+
+
+def _two(folder: Path) -> Iterator[Row]:
+    for layers in (_LAYERS, 4 * _LAYERS):
+        pairs = [(nn.Linear(_WIDTH, _RANK, bias=False), nn.Linear(_RANK, _WIDTH, bias=False)) for _ in range(layers)]
+        only = nn.Sequential(*(layer for pair in pairs for layer in pair)).eval()
+        (folder / f"only{layers}").mkdir()
+        with (folder / f"only{layers}" / "model.pte").open("wb") as file:
+            lower({"forward": (only, (torch.randn(1, _WIDTH),))}).write_to_file(file)
+    packed = median(_in_process(_PACK, str(folder)) for _ in range(3))
+    own = sum(data.nbytes for data in open_ptd(folder / "0.ptd").values())
+    for how, what in (("mapped", "each in a file of its own"), ("loaded", "each loaded into a cache")):
+        used = median(_in_process(_TWO, str(folder), how) for _ in range(3))
+        yield Row(
+            f"two adapters in use, {what}: anonymous memory beyond one",
+            f"{used / (own + packed):.2f} x the adapter and its packed form ({own / 2**20:.2f} + {packed / 2**20:.2f} MiB)",
+            "at most 1.2 x",
+            used <= 1.2 * (own + packed),
+        )
+
+
+def _in_process(script: str, *arguments: str) -> Any:
+    """What a script prints last, as JSON, from a process of its own."""
+    command = [sys.executable, "-c", script, *arguments]
+    out = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return json.loads(out.splitlines()[-1])
