@@ -10,7 +10,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-MODULES = ("store", "report", "runtime", "lowering", "adapters")
+MODULES = ("store", "report", "runtime", "lowering", "training", "adapters")
 
 
 def main() -> None:

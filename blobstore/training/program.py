@@ -278,9 +278,7 @@ class TrainingProgram:
             _put(saved.parameters, self._parameters)
             _put(saved.buffers, self._buffers)
 
-    def _moment(
-        self, optimizer: Any = None
-    ) -> tuple[dict[str, Tensor], dict[str, Tensor], optimizers.OptimizerState | None]:
+    def _moment(self, optimizer: Any) -> tuple[dict[str, Tensor], dict[str, Tensor], optimizers.OptimizerState | None]:
         """Copies of the parameters, the buffers, and the optimizer's state, between two steps."""
         with self._turns:
             state = optimizers.capture(optimizer, self._parameters) if optimizer is not None else None
@@ -319,7 +317,7 @@ class TrainingProgram:
     def publish(self, cache: BlobCache | None = None, *, strict: bool = True, finite: bool = False) -> int:
         """Commit the trained parameters and buffers to the programs on a cache; their next call uses them.
 
-        They are those of one moment between two steps. Delegated programs get them by name, laid out as they store
+        They are those of one moment between two steps; steps of other threads wait until it is done. Delegated programs get them by name, laid out as they store
         them (see docs/lowering.md). Buffers that the cache lacks are passed over.
 
         Args:
@@ -341,11 +339,11 @@ class TrainingProgram:
             raise KeyNotFoundError(
                 f"{target.name}: has none of the parameters {', '.join(map(repr, missing))} of {self.program.path}"
             )
-        parameters, buffers, _ = self._moment()
-        tensors = {**parameters, **buffers}
-        return target.update(
-            {name: tensor for name, tensor in tensors.items() if name in known or name in target}, finite=finite
-        )
+        tensors = {**self._parameters, **self._buffers}
+        with self._turns:  # committed from where they are: a copy would take longer than the commit
+            return target.update(
+                {name: tensor for name, tensor in tensors.items() if name in known or name in target}, finite=finite
+            )
 
     def __repr__(self) -> str:
         return f"<TrainingProgram {self.program.path}: {self.method!r}, {len(self._parameters)} parameters>"
