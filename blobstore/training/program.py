@@ -342,7 +342,8 @@ class TrainingProgram:
         tensors = {**self._parameters, **self._buffers}
         with self._turns:  # committed from where they are: a copy would take longer than the commit
             return target.update(
-                {name: tensor for name, tensor in tensors.items() if name in known or name in target}, finite=finite
+                {name: tensor.detach() for name, tensor in tensors.items() if name in known or name in target},
+                finite=finite,
             )
 
     def __repr__(self) -> str:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -212,8 +213,8 @@ def test_a_checkpoint_while_others_train(tmp_path: Path) -> None:
         for number in range(8):
             files.append(tmp_path / f"{number}.ptd")
             training.save(files[-1], ours)
-            while len(taken) < 20 * number:
-                pass
+            while len(taken) < 20 * number and all(thread.is_alive() for thread in threads):
+                time.sleep(0.001)
     finally:
         stop.set()
         for thread in threads:
@@ -483,7 +484,8 @@ def test_killed_while_saving(tmp_path: Path) -> None:
         assert process.stdout is not None
         assert process.stdout.readline() == b"saving\n"
         while not list(tmp_path.glob(".blobstore-*")) or (tmp_path / "checkpoint").stat().st_size == 0:
-            pass  # in the middle of writing
+            assert process.poll() is None
+        # in the middle of writing
         os.kill(process.pid, signal.SIGKILL)
     finally:
         process.kill()
@@ -493,6 +495,43 @@ def test_killed_while_saving(tmp_path: Path) -> None:
     for _ in range(int(next(iter(ours.state.values()))["step"])):
         alone.step(theirs, *joint.batches[0])
     assert same(state(training, ours), state(alone, theirs))
+
+
+_DYING = """
+import os, signal, sys, torch
+from pathlib import Path
+from blobstore.training import TrainingProgram
+path = Path(sys.argv[1]) / "checkpoint"
+training = TrainingProgram(Path(sys.argv[1]) / "train.pte")
+optimizer = torch.optim.Adam(training.named_parameters().values(), lr=0.02)
+batch = torch.tensor([[0.0, 0], [0, 1], [1, 0], [1, 1]]), torch.tensor([0, 1, 1, 0])
+training.step(optimizer, *batch)
+training.save(path, optimizer)
+old = path.read_bytes()
+training.step(optimizer, *batch)
+for name, done in (("write", False), ("write", True), ("fsync", False), ("replace", False), ("replace", True)):
+    pid = os.fork()
+    if pid == 0:
+        real = getattr(os, name)
+        def die(*arguments, **options):
+            if done:
+                real(*arguments, **options)
+            os.kill(os.getpid(), signal.SIGKILL)
+        setattr(os, name, die)
+        training.save(path, optimizer)
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == signal.SIGKILL, name
+    assert (path.read_bytes() == old) == ((name, done) != ("replace", True)), name
+training.load(path, optimizer)
+training.save(Path(sys.argv[1]) / "again", optimizer)
+assert (Path(sys.argv[1]) / "again").read_bytes() == path.read_bytes()
+"""
+
+
+def test_killed_at_each_point_of_saving(tmp_path: Path) -> None:
+    """The old file until it is replaced, then the new one."""
+    nets.xor().write(tmp_path)
+    subprocess.run([sys.executable, "-W", "ignore", "-c", _DYING, str(tmp_path)], check=True, timeout=120)
 
 
 def test_failing_to_save_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -573,6 +612,50 @@ def test_after_fork(tmp_path: Path) -> None:
     """A child has a run of its own; one that was forked in the middle of a step is told so."""
     nets.xor().write(tmp_path)
     subprocess.run([sys.executable, "-W", "ignore", "-c", _FORKING, str(tmp_path)], check=True, timeout=120)
+
+
+_FORKING_IN_A_CALL = """
+import os, sys, threading, torch
+from pathlib import Path
+from blobstore.errors import ExecutionError
+from blobstore.runtime import Program
+method = Program(Path(sys.argv[1]) / "train.pte").method()
+batch = torch.randn(4, 1, 8, 8), torch.tensor([0, 1, 2, 0])
+parameter = method.output_memory(len(method.outputs) - 1)
+parameter.fill_(3)
+stop = threading.Event()
+def work():
+    while not stop.is_set():
+        method(*batch)
+thread = threading.Thread(target=work, daemon=True)
+thread.start()
+codes = set()
+for _ in range(200):
+    pid = os.fork()
+    if pid == 0:
+        code = 3
+        try:
+            for _ in range(2):
+                try:
+                    method(*batch)
+                    code = 0
+                except ExecutionError as error:
+                    code = 7 if "forked" in str(error) and bool((parameter == 3).all()) else 4
+        finally:
+            os._exit(code)
+    codes.add(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+    if codes == {0, 7}:
+        break
+stop.set()
+thread.join()
+assert 7 in codes and codes <= {0, 7}, codes
+"""
+
+
+def test_a_method_that_was_forked_in_a_call_does_not_start_anew(tmp_path: Path) -> None:
+    """Its parameters would become the initial ones under the hands of whoever has tensors over them."""
+    nets.convolutions().write(tmp_path)
+    subprocess.run([sys.executable, "-W", "ignore", "-c", _FORKING_IN_A_CALL, str(tmp_path)], check=True, timeout=120)
 
 
 def test_inference_from_a_checkpoint(tmp_path: Path) -> None:

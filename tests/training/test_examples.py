@@ -139,8 +139,8 @@ def lora_minilm(
     return {name: (one.before, one.after) for name, one in tuned.items()}
 
 
-def test_lora_minilm_of_two_layers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for before, after in lora_minilm(monkeypatch, tmp_path, layers=2, steps=12).values():
+def test_lora_minilm_of_one_layer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for before, after in lora_minilm(monkeypatch, tmp_path, layers=1, steps=12).values():
         assert after > before + 0.3
 
 

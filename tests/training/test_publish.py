@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from blobstore import errors
 from blobstore.demo.models import lower, quiet
 from blobstore.runtime import BlobCache, Program
 from blobstore.training import TrainingProgram
-from tests.lowering.live import close, lower_exported, lower_through
+from tests.lowering.live import close, lower_exported, lower_through, write
 from tests.lowering.test_quantized import pt2e, put
 from tests.training import nets
 
@@ -29,20 +30,34 @@ def train(joint: nets.Joint, training: TrainingProgram, steps: int = 5) -> nn.Mo
     return model
 
 
-def portable(model: nn.Module, x: torch.Tensor, folder: Path) -> tuple[BlobCache, Program]:
-    """An inference program by ExecuTorch's own lowering, with its weights outside."""
+_lowered: dict[str, dict[str, bytes]] = {}
+
+
+def once(name: str, folder: Path, make: Callable[[], object]) -> tuple[BlobCache, Program]:
+    """Lower to `folder`; again, in another test, the files are copied."""
     folder.mkdir()
-    manager = lower({"forward": (nets.Scores(model), (x,))}, partitioners=list, external_constants=True)
-    (folder / "model.pte").write_bytes(bytes(manager.buffer))
-    manager.write_tensor_data_to_file(str(folder))
+    if name not in _lowered:
+        make()
+        _lowered[name] = {path.name: path.read_bytes() for path in folder.iterdir()}
+    for file, content in _lowered[name].items():
+        (folder / file).write_bytes(content)
     cache = BlobCache(sorted(folder.glob("*.ptd")))
     return cache, Program(folder / "model.pte", cache)
 
 
+def portable(model: nn.Module, x: torch.Tensor, folder: Path) -> tuple[BlobCache, Program]:
+    """An inference program by ExecuTorch's own lowering, with its weights outside."""
+
+    def make() -> None:
+        manager = lower({"forward": (nets.Scores(model), (x,))}, partitioners=list, external_constants=True)
+        write(manager, folder)
+
+    return once(f"portable {model}", folder, make)
+
+
 def delegated(model: nn.Module, x: torch.Tensor, folder: Path) -> tuple[BlobCache, Program]:
-    path = lower_through({"forward": (nets.Scores(model), (x,))}, folder)
-    cache = BlobCache(folder / "model.ptd")
-    return cache, Program(path, cache)
+    methods = {"forward": (nets.Scores(model), (x,))}
+    return once(f"delegated {model}", folder, lambda: lower_through(methods, folder))
 
 
 @pytest.mark.parametrize("make", [nets.xor, nets.convolutions, nets.lora], ids=["xor", "convolutions", "lora"])
