@@ -7,11 +7,15 @@ import mmap
 import os
 import stat
 import weakref
+from collections.abc import Iterable
 from pathlib import Path
 
 from blobstore.errors import FileAccessError, InvalidFileError
 
-__all__ = ["as_path", "map_file", "same_file"]
+__all__ = ["Paths", "as_path", "as_paths", "map_file", "same_file"]
+
+Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
+"""One path, or several."""
 
 # Each map holds a file descriptor, and processes may have few: thousands of slices of one file share its map. An inode
 # is not used again while it is mapped, so these numbers tell one file from another.
@@ -24,13 +28,26 @@ def as_path(path: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> Path:
     Raises:
         FileAccessError: it is none: of another type, or with characters that no file name has.
     """
+    reason = "not a path"
     try:
         decoded = os.fsdecode(path)
         if b"\0" not in os.fsencode(decoded):
             return Path(decoded)
+        reason = "not a path: it has a null character"
     except (TypeError, UnicodeError):
         pass
-    raise FileAccessError(repr(path), OSError(errno.EINVAL, "not a path"))
+    raise FileAccessError(repr(path), OSError(errno.EINVAL, reason))
+
+
+def as_paths(paths: Paths) -> list[Path]:
+    """What the caller gave as one path or several, as a list.
+
+    Raises:
+        FileAccessError: as `as_path`; or it is neither a path nor a collection of them.
+    """
+    if isinstance(paths, str | bytes | os.PathLike) or not isinstance(paths, Iterable):
+        return [as_path(paths)]  # which tells what is no path
+    return [as_path(path) for path in paths]
 
 
 def map_file(path: str | os.PathLike[str], *, writable_copy: bool = False) -> memoryview:

@@ -14,7 +14,7 @@ from blobstore.digest import Digest
 from blobstore.errors import FileAccessError, KeyConflictError, OutputPathError, UnsupportedDataError
 from blobstore.formats import Format, detect_format
 from blobstore.layout import TensorLayout
-from blobstore.mapped_file import as_path, map_file
+from blobstore.mapped_file import Paths, as_path, as_paths, map_file
 from blobstore.ptd.reader import open_ptd
 from blobstore.pte.program import Movable, ProgramFile, read_program
 from blobstore.pte.rewrite import Rewrite
@@ -70,7 +70,7 @@ class DedupResult:
 
 
 def dedup_programs(
-    inputs: Sequence[str | os.PathLike[str]],
+    inputs: Paths,
     directory: str | os.PathLike[str],
     *,
     data_name: str = DATA_NAME,
@@ -83,7 +83,7 @@ def dedup_programs(
     The stock runtime loads `directory/A.pte` with `directory/shared.ptd` as its data file, and computes what it did.
 
     Args:
-        inputs: `.pte` files, and `.ptd` files that some of them need; the latter end in the shared file.
+        inputs: one file or several: `.pte` files, and `.ptd` files that some of them need; the latter end in the shared file.
         directory: where the outputs go; made if it is missing. Each program keeps its file name.
         data_name: file name of the shared data.
         keep_small: what has fewer bytes than this stays in its program. A blob in a data file takes a multiple of 128
@@ -106,7 +106,7 @@ def dedup_programs(
         In every case the directory is as it was.
     """
     check_tag(data_name)
-    sources = [as_path(path) for path in inputs]
+    sources = as_paths(inputs)
     kinds = [detect_format(path) for path in sources]
     for path, kind in zip(sources, kinds, strict=True):
         if kind not in {Format.PTE, Format.PTD}:

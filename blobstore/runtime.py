@@ -34,6 +34,7 @@ from blobstore.digest import Digest, digest
 from blobstore.layout import ScalarType, TensorLayout
 from blobstore.lowering import layouts
 from blobstore.lowering.updates import LogicalTensors
+from blobstore.mapped_file import Paths, as_path, as_paths
 from blobstore.ptd.reader import open_ptd
 from blobstore.ptd.writer import Entry, write_ptd
 from blobstore.staging import Staging, refuse_inputs
@@ -127,6 +128,11 @@ def _native_path(path: str | os.PathLike[str]) -> bytes:
     return name
 
 
+def _check_cache(cache: object, what: str) -> None:
+    if cache is not None and not isinstance(cache, BlobCache):
+        raise errors.UnsupportedDataError(f"{what} is to be a BlobCache, not a {type(cache).__qualname__}")
+
+
 _NativeLayout = tuple[int, tuple[int, ...], tuple[int, ...]]
 
 
@@ -211,23 +217,24 @@ class BlobCache(NamedDataMap):
         FileAccessError, InvalidFileError, IntegrityError: a file cannot be opened or trusted.
         KeyConflictError: two files contradict each other.
         UnsupportedOperationError: mode "shared" with several files.
+        UnsupportedDataError: `base` is not a cache.
     """
 
     def __init__(
         self,
-        paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]] = (),
+        paths: Paths = (),
         mode: Literal["private", "shared", "copy"] = "private",
         *,
         base: BlobCache | None = None,
     ) -> None:
         if mode not in {"private", "shared", "copy"}:
             raise errors.UnsupportedOperationError(f"mode {mode!r} is none of 'private', 'shared', 'copy'")
-        files = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
-        self.paths = tuple(Path(path) for path in files)
+        self.paths = tuple(as_paths(paths))
+        _check_cache(base, "base")
         self.mode = mode
         self.base = base
         self._native: Any = _native.BlobCache.open(
-            [_native_path(path) for path in files], mode, base._native if base is not None else None
+            [_native_path(path) for path in self.paths], mode, base._native if base is not None else None
         )
         self.name = os.fsdecode(self._native.name)
         self._keys: list[str] = self._native.keys()
@@ -611,9 +618,7 @@ def delegate_failure() -> str | None:
     return None if reason is None else reason.decode(errors="backslashreplace")
 
 
-def make_working_copy(
-    paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], target: str | os.PathLike[str]
-) -> int:
+def make_working_copy(paths: Paths, target: str | os.PathLike[str]) -> int:
     """Write the blobs of some `.ptd` files to one file that `BlobCache(target, "shared")` can be opened on.
 
     Unlike in other files, each key has bytes of its own there, also where two are equal, because processes that share
@@ -627,7 +632,7 @@ def make_working_copy(
         KeyConflictError: two files contradict each other.
         OutputPathError: the target is one of the files.
     """
-    files = [Path(paths)] if isinstance(paths, str | os.PathLike) else [Path(path) for path in paths]
+    files = as_paths(paths)
     refuse_inputs([Path(target)], files)
     store = BlobStore()
     for path in files:
@@ -734,6 +739,7 @@ class Program:
         FileAccessError, InvalidFileError: the program cannot be opened, or is malformed.
         KeyNotFoundError: the cache lacks tensors that it takes; all are named.
         LayoutError: the cache has a tensor in another shape or type.
+        UnsupportedDataError: `cache` is not a cache.
         As `BlobCache` for `data`.
     """
 
@@ -742,10 +748,11 @@ class Program:
         path: str | os.PathLike[str],
         cache: BlobCache | None = None,
         *,
-        data: str | os.PathLike[str] | Iterable[str | os.PathLike[str]] = (),
+        data: Paths = (),
     ) -> None:
-        self.path = Path(path)
-        files = [data] if isinstance(data, str | os.PathLike) else list(data)
+        self.path = as_path(path)
+        files = as_paths(data)
+        _check_cache(cache, "cache")
         self.cache = BlobCache(files, base=cache) if files or cache is None else cache
         self._native: Any = _native.Program.load(_native_path(path), self.cache._native)
         self.method_names: tuple[str, ...] = tuple(self._native.methods)

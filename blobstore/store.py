@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,7 +30,7 @@ from blobstore.errors import (
     UnsupportedDataError,
 )
 from blobstore.layout import ScalarType, TensorLayout
-from blobstore.mapped_file import as_path
+from blobstore.mapped_file import Paths, as_path, as_paths
 from blobstore.ptd.manifest import KEY_PREFIX, is_manifest
 from blobstore.ptd.reader import open_ptd
 from blobstore.ptd.writer import MAX_ALIGNMENT, Entry, write_ptd
@@ -96,10 +96,10 @@ class BlobStore:
         KeyConflictError: two base files contradict each other.
     """
 
-    def __init__(self, *, base: Sequence[str | os.PathLike[str]] = ()) -> None:
-        self._base = MergedDataMap([open_ptd(path) for path in base])
+    def __init__(self, *, base: Paths = ()) -> None:
+        self._base = MergedDataMap([open_ptd(path) for path in as_paths(base)])
         self._base_keys = frozenset(self._base)
-        self._sources: set[Path] = {as_path(path) for path in base}
+        self._sources: set[Path] = set(self._base.sources)
         self._in_base: dict[str, int] = {}
         self._keys: dict[str, _Key] = {}
         self._blobs: list[tuple[memoryview, Digest]] = []

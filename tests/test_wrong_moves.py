@@ -437,3 +437,39 @@ def test_padding_takes_no_memory(tmp_path):
 def test_every_error_names_what_it_is_about(ptd):
     with pytest.raises(BlobStoreError, match=r"key 'k': float\[3\] takes 12 bytes, the data has 4"):
         BlobStore().add("k", b"1234", layout=TensorLayout(ScalarType.FLOAT, (3,)))
+
+
+# One path where several are meant, and things of another kind
+
+
+def test_one_path_is_a_list_of_one(ptd, tmp_path, lowered):
+    pte = tmp_path / "a.pte"
+    pte.write_bytes(lowered.mlp().manager.buffer)
+    for number, path in enumerate((pte, str(pte))):
+        assert len(dedup_programs(path, tmp_path / str(number)).programs) == 1
+    for path in (ptd, str(ptd)):
+        store = BlobStore(base=path)
+        store.add("w", np.arange(100.0))
+        assert store.stats.base_keys == 1
+
+
+def test_what_is_neither_a_path_nor_several(tmp_path):
+    for wrong in (3, None, b"\0", [3]):
+        for use in (lambda x: dedup_programs(x, tmp_path / "out"), lambda x: BlobStore(base=x)):
+            with pytest.raises(FileAccessError):
+                use(wrong)
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_is_no_cache(ptd, tmp_path):
+    runtime = pytest.importorskip("blobstore.runtime", exc_type=ImportError)
+    for use in (
+        lambda: runtime.BlobCache(ptd, base=3),
+        lambda: runtime.Program(tmp_path / "a.pte", 3),
+        lambda: runtime.BlobCache(3),
+        lambda: runtime.BlobCache(ptd).update(None),
+        lambda: runtime.BlobCache(ptd).update([("w", 1)]),
+        lambda: runtime.Program(3),
+    ):
+        with pytest.raises(BlobStoreError):
+            use()

@@ -15,7 +15,6 @@ from blobstore.adapters.foundation import (
     FOUNDATION,
     SCALE,
     NamedTensor,
-    Paths,
     fingerprint,
     named_tensors,
     open_foundation,
@@ -25,7 +24,7 @@ from blobstore.errors import AdapterError, BlobStoreError, InvalidFileError, Uns
 from blobstore.lowering import layouts
 from blobstore.lowering.layouts import Plain
 from blobstore.lowering.updates import LogicalTensors
-from blobstore.mapped_file import as_path
+from blobstore.mapped_file import Paths, as_path
 from blobstore.ptd.reader import PtdDataMap, open_ptd
 from blobstore.staging import refuse_inputs
 from blobstore.store import BlobStore

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from blobstore.adapters.files import Adapter, read_adapter
-from blobstore.adapters.foundation import NamedTensor, Paths, fingerprint, named_tensors, open_foundation, path_list
+from blobstore.adapters.foundation import NamedTensor, fingerprint, named_tensors, open_foundation
 from blobstore.adapters.names import Pair, weight_names
 from blobstore.data_map import NamedDataMap
 from blobstore.errors import AdapterError, BlobStoreError, KeyNotFoundError, LayoutError
+from blobstore.mapped_file import Paths, as_paths
 from blobstore.ptd.manifest import KEY_PREFIX
 
 __all__ = ["AdapterInfo", "AdaptersInfo", "FoundationInfo", "find_weight", "inspect_adapters", "misfits"]
@@ -85,7 +86,7 @@ def inspect_adapters(foundation: Paths, adapters: Iterable[str | os.PathLike[str
     with open_foundation(foundation) as blobs:
         tensors, print_ = named_tensors(blobs), fingerprint(blobs)
         infos = []
-        for path in path_list(adapters):
+        for path in as_paths(adapters):
             adapter = read_adapter(path)
             problems = [*adapter.problems(), *misfits(adapter, tensors, print_, blobs.name)]
             infos.append(

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import xxhash
 
@@ -15,7 +13,7 @@ from blobstore.data_map import MergedDataMap, NamedDataMap
 from blobstore.errors import AdapterError
 from blobstore.layout import ScalarType
 from blobstore.lowering.updates import LogicalTensors
-from blobstore.mapped_file import as_path
+from blobstore.mapped_file import Paths, as_paths
 from blobstore.ptd.manifest import KEY_PREFIX
 from blobstore.ptd.reader import PtdDataMap, open_ptd
 
@@ -23,12 +21,10 @@ __all__ = [
     "FOUNDATION",
     "SCALE",
     "NamedTensor",
-    "Paths",
     "fingerprint",
     "foundation_fingerprint",
     "named_tensors",
     "open_foundation",
-    "path_list",
 ]
 
 FOUNDATION = "blobstore.adapter.foundation"
@@ -37,7 +33,6 @@ FOUNDATION = "blobstore.adapter.foundation"
 SCALE = "blobstore.adapter.scale"
 """Key in the metadata of an adapter: alpha / rank, as Python writes a float."""
 
-Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
 _MAGIC = b"BSFOUND0"
 
@@ -58,11 +53,6 @@ class NamedTensor:
     sizes: tuple[int, ...]
     nbytes: int
     keys: tuple[str, ...]
-
-
-def path_list(paths: Paths) -> list[Path]:
-    """One path or several, as a list."""
-    return [as_path(path) for path in ([paths] if isinstance(paths, str | os.PathLike) else paths)]
 
 
 def named_tensors(blobs: NamedDataMap, logical: LogicalTensors | None = None) -> dict[str, NamedTensor]:
@@ -135,7 +125,7 @@ def open_foundation(foundation: Paths) -> MergedDataMap:
     Raises:
         As `foundation_fingerprint`.
     """
-    paths = path_list(foundation)
+    paths = as_paths(foundation)
     if not paths:
         raise AdapterError("a foundation is at least one file")
     maps = [open_ptd(path) for path in paths]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from blobstore.data_map import NamedDataMap
-from blobstore.errors import KeyConflictError, KeyNotFoundError, LayoutError, UpdateError
+from blobstore.errors import KeyConflictError, KeyNotFoundError, LayoutError, UnsupportedDataError, UpdateError
 from blobstore.layout import ScalarType
 from blobstore.lowering import layouts
 from blobstore.lowering.layouts import Plain
@@ -127,7 +127,10 @@ class LogicalTensors(Mapping[str, LogicalTensor]):
 
         Raises:
             KeyNotFoundError: a name is neither.
+            UnsupportedDataError: `values` is no mapping.
         """
+        if not isinstance(values, Mapping):
+            raise UnsupportedDataError(f"expected tensors by name, found a {type(values).__qualname__}")
         direct: dict[str, Any] = {}
         logical: dict[str, Any] = {}
         for name, value in values.items():

@@ -1,0 +1,127 @@
+"""`blobstore adapters`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from blobstore import save_file
+from blobstore.adapters import foundation_fingerprint, save_adapter
+from blobstore.cli.app import app
+from tests.adapters.nets import adapter_of
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
+
+    def call(*arguments: Any, code: int = 0) -> str:
+        result = CliRunner().invoke(app, ["adapters", *map(str, arguments)])
+        assert result.exit_code == code, result.output
+        assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+        return result.output
+
+    return call
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> None:
+    tensors = {"l.0.weight": torch.ones(24, 16), "l.1.base.weight": torch.ones(8, 24)}
+    save_file(tensors, tmp_path / "f.ptd")
+    save_file({**tensors, "more": torch.ones(1)}, tmp_path / "g.ptd")
+    save_adapter(tmp_path / "a.ptd", adapter_of(1), foundation=tmp_path / "f.ptd", scale=1.5, metadata={"made": "here"})
+    save_file(adapter_of(2), tmp_path / "unbound.ptd")
+
+
+def test_they_fit(run: Any, files: None) -> None:
+    lines = run("f.ptd", "a.ptd", "unbound.ptd").splitlines()
+    assert lines[0] == f"f.ptd: foundation {foundation_fingerprint('f.ptd')}, 2 keys, 2,304 bytes"
+    assert any(
+        line.split() == ["│", "l.1.base.weight", "│", "float", "│", "8", "x", "24", "│", "768", "│"] for line in lines
+    )
+    assert "a.ptd: adapter of 2 modules, 864 bytes, scale 1.5" in lines
+    assert any(
+        line.split() == ["│", "l.0.lora_b.weight", "│", "float", "│", "24", "x", "3", "│", "288", "│", "3", "│"]
+        for line in lines
+    )
+    assert "fits; made for this foundation" in lines
+    assert "unbound.ptd: adapter of 2 modules, 864 bytes, scale not recorded" in lines
+    assert any(line.startswith("fits; not bound: nothing is recorded") for line in lines)
+
+
+def test_json(run: Any, files: None) -> None:
+    found = json.loads(run("f.ptd", "a.ptd", "--json"))
+    assert found["foundation"]["fingerprint"] == foundation_fingerprint("f.ptd")
+    assert found["foundation"]["tensors"][0]["sizes"] == [24, 16]
+    adapter = found["adapters"][0]
+    assert (adapter["fits"], adapter["scale"], adapter["problems"]) == (True, 1.5, [])
+    assert adapter["metadata"] == {"made": "here"}
+    assert [pair["rank"] for pair in adapter["pairs"]] == [3, 3]
+
+
+def test_another_foundation(run: Any, files: None) -> None:
+    output = run("g.ptd", "a.ptd", "unbound.ptd", code=1)
+    assert "DOES NOT FIT; made for another foundation" in output
+    assert f"  made for foundation {foundation_fingerprint('f.ptd')}, but g.ptd is" in output
+    assert "fits; not bound" in output
+    assert json.loads(run("g.ptd", "a.ptd", "--json", code=1))["adapters"][0]["fits"] is False
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"l.0.lora_b.weight": None}, "'l.0.lora_a.weight' has no lora_b beside it"),
+        ({"l.0.lora_a.weight": torch.ones(4, 16)}, "has rank 4"),
+        ({"l.0.lora_a.weight": torch.ones(3, 15)}, "'l.0.weight' is [24, 16], but"),
+        (
+            {"x.lora_a": torch.ones(3, 15), "x.lora_b": torch.ones(2, 3)},
+            "module 'x' is not in f.ptd, which has none of",
+        ),
+        (
+            {"l.0.lora_a.weight": torch.full((3, 16), float("nan"))},
+            "'l.0.lora_a.weight' has values that are not finite",
+        ),
+    ],
+)
+def test_what_does_not_fit(run: Any, files: None, tmp_path: Path, change: Any, message: str) -> None:
+    tensors = {name: t for name, t in {**adapter_of(1), **change}.items() if t is not None}
+    save_file(tensors, tmp_path / "bad.ptd")
+    output = run("f.ptd", "bad.ptd", code=1)
+    assert message in output
+    assert "DOES NOT FIT" in output
+
+
+def test_errors_are_one_line(run: Any, files: None, tmp_path: Path) -> None:
+    (tmp_path / "torn.ptd").write_bytes((tmp_path / "a.ptd").read_bytes()[:500])
+    for arguments, name in (
+        (("f.ptd", "torn.ptd"), "torn.ptd"),
+        (("f.ptd", "none.ptd"), "none.ptd"),
+        (("a.ptd", "a.ptd"), "a.ptd: is an adapter, not a foundation"),
+        (("f.ptd", "g.ptd"), "g.ptd: holds no adapter"),
+    ):
+        output = run(*arguments, code=3)
+        assert output.startswith(f"blobstore: {name}") and output.count("\n") == 1
+    run("f.ptd", code=2)
+
+
+def test_names_from_a_file_do_nothing(run: Any, tmp_path: Path) -> None:
+    name = "l [bold red]x[/] \x1b[31m"
+    save_file({f"{name}.weight": torch.ones(2, 2)}, tmp_path / "f.ptd")
+    save_file(
+        {f"{name}.lora_a.weight": torch.ones(1, 2), f"{name}.lora_b.weight": torch.ones(2, 1)}, tmp_path / "a.ptd"
+    )
+    output = run("f.ptd", "a.ptd")
+    assert "[bold red]" in output
+    assert "\x1b" not in output
+
+
+def test_of_a_delegated_lowering(run: Any, lora: Any) -> None:
+    output = run(lora.foundation, lora.adapter)
+    assert "l.0.lora_a.weight" in output
+    assert "fits; not bound" in output

@@ -1,0 +1,70 @@
+"""Programs that have their weights in int8: adapters are quantized with the recorded scales (U2, X1)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from blobstore.adapters import load_adapter, merge_adapter, save_adapter
+from blobstore.demo.models import quiet
+from blobstore.errors import UpdateError
+from blobstore.runtime import BlobCache, Program
+from tests.adapters.nets import SCALE, LoraNet, PlainNet, adapter_of, make, with_adapter
+from tests.adapters.test_live import bits
+from tests.lowering.live import close, inputs, lower_exported
+
+
+def quantized(module: torch.nn.Module, example: Any, folder: Path) -> tuple[BlobCache, Any]:
+    with quiet():
+        from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import (
+            XNNPACKQuantizer,
+            get_symmetric_quantization_config,
+        )
+        from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+
+        from blobstore.lowering import restore_names
+
+        quantizer = XNNPACKQuantizer().set_global(
+            get_symmetric_quantization_config(is_per_channel=True, is_dynamic=True)
+        )
+        prepared = prepare_pt2e(torch.export.export(module, example, strict=True).module(), quantizer)
+        prepared(*example)
+        converted = convert_pt2e(prepared)
+        restore_names(converted)
+        exported = torch.export.export(converted, example, strict=True)
+    path = lower_exported(exported, folder)
+    cache = BlobCache(folder / "model.ptd")
+    return cache, Program(path, cache).method()
+
+
+def test_exchange(tmp_path: Path) -> None:
+    example = inputs(3, 16)
+    cache, method = quantized(with_adapter(make(LoraNet), adapter_of(1)), example, tmp_path)
+    half = {name: tensor / 2 for name, tensor in adapter_of(1).items()}
+    for tensors in (half, adapter_of(1)):
+        save_adapter(tmp_path / "a.ptd", tensors, foundation=tmp_path / "model.ptd", scale=SCALE)
+        load_adapter(cache, tmp_path / "a.ptd")
+        with torch.no_grad():
+            close(method(*example)[0], with_adapter(make(LoraNet), tensors)(*example), 0.05)
+
+
+def test_merge_needs_the_float_weights(tmp_path: Path) -> None:
+    example, module = inputs(3, 16), make(PlainNet)
+    cache, method = quantized(module, example, tmp_path)
+    before, small = bits(cache), {name: tensor / 5 for name, tensor in adapter_of(1).items()}
+    with pytest.raises(
+        UpdateError, match=r"cannot be merged into 'l.0.weight' as it is: .*quantize.*; give .* weights="
+    ):
+        merge_adapter(cache, small, scale=SCALE)
+    assert bits(cache) == before
+    state = module.state_dict()
+    handle = merge_adapter(cache, small, scale=SCALE, weights=state)
+    with torch.no_grad():
+        for i, layer in enumerate(module.l):
+            layer.weight += SCALE * (small[f"l.{i}.lora_b.weight"] @ small[f"l.{i}.lora_a.weight"])
+        close(method(*example)[0], module(*example), 0.1)
+    handle.undo()
+    assert bits(cache) == before
