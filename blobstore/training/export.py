@@ -36,7 +36,8 @@ def lower_training(
         tag: the data file that the weights go to, without a folder: a name, or a function from the name of a parameter
             or buffer to one. None, or a function that returns it, leaves the weight in the program. As for
             `BlobStorePartitioner`: with the same function there, both programs share what is frozen.
-        config: what else ExecuTorch's `ExecutorchBackendConfig` takes.
+        config: what else ExecuTorch's `ExecutorchBackendConfig` takes. Give `remove_view_copy=False` if the module views
+            a weight (`weight.view(...)`) that goes to a data file: ExecuTorch fails on that otherwise.
 
     Returns:
         What `to_executorch()` gives: `save_programs` takes it, or its own `write_to_file`.
