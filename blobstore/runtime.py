@@ -374,6 +374,8 @@ class BlobCache(NamedDataMap):
             LayoutError: it has another shape, type or size.
             UpdateError: a tensor cannot be changed, or not alone; or it is not finite.
             UnsupportedDataError: no bytes can be taken from an object.
+            ProgramError: a delegate of a loaded method cannot take the new weights; they are packed here, before
+                anything changes.
             UnsupportedOperationError: this thread is in `reading()`; or, in mode "shared", the file stores two keys
                 once which would differ now.
         """
@@ -437,6 +439,7 @@ class BlobCache(NamedDataMap):
             FileAccessError, InvalidFileError, IntegrityError: the file cannot be opened or trusted.
             KeyNotFoundError, LayoutError: it has a key that is not in this cache's files, or another layout. Nothing
                 was changed.
+            ProgramError: as for `update`.
         """
         return int(self._native.load(_native_path(path)))
 
@@ -663,6 +666,8 @@ class ValueInfo:
 class Method:
     """A method that is ready to run: `method(*inputs)` gives its outputs as a list.
 
+    It holds what it runs on, also when its `Program` is gone. Memory goes with the last of both.
+
     Inputs are torch tensors or arrays; the outputs are tensors if any input is one, else arrays, in memory of their
     own. Inputs are read where they lie, if their order of dimensions and the program's memory plan allow it and they are
     writable, so a method that changes an input may change the caller's. Calls from several threads take turns, and release the interpreter;
@@ -673,9 +678,10 @@ class Method:
         ExecutionError: the method failed.
     """
 
-    def __init__(self, native: Any, program: Program) -> None:
+    def __init__(self, native: Any, path: Path) -> None:
+        # not the Program, which keeps its methods: a cycle would hold weights until the garbage collector runs
         self._native = native
-        self.program = program
+        self.path = path
         self.name: str = native.name
         self._run = native.__call__
         self._run_first = native.call_first
@@ -716,7 +722,7 @@ class Method:
         return _infos(self._native.outputs())
 
     def __repr__(self) -> str:
-        return f"<Method {self.name!r} of {self.program.path}>"
+        return f"<Method {self.name!r} of {self.path}>"
 
 
 class Program:
@@ -774,7 +780,7 @@ class Program:
 
     def load_method(self, name: str = "forward") -> Method:
         """As `method`, but a new one each time, so that several threads can run it at once."""
-        return Method(self._native.load_method(self._name(name)), self)
+        return Method(self._native.load_method(self._name(name)), self.path)
 
     def _name(self, name: str) -> str:
         if not _is_text(name):

@@ -23,7 +23,7 @@ __all__ = ["MAGIC", "VERSION_SIZE", "Constant", "find_places", "split", "wrap"]
 
 MAGIC = b"BSDELEG1"
 FILE_IDENTIFIER = b"BD01"
-VERSION = 0
+VERSION = 1
 
 VERSION_SIZE = 16
 """How many bytes at the end of a key the delegate replaces."""
@@ -38,12 +38,15 @@ class Constant:
         nbytes: its size.
         group: constants with the same number are packed together.
         places: where the last bytes of the key stand in the inner payload.
+        packed: whether the inner backend has a copy of its own once it is initialized. False if that is not known:
+            then the blob is kept in memory as long as the inner backend's handle.
     """
 
     key: str
     nbytes: int
     group: int
     places: tuple[int, ...]
+    packed: bool = False
 
 
 def wrap(payload: bytes, inner: str, constants: Sequence[Constant]) -> bytes:
@@ -61,6 +64,7 @@ def wrap(payload: bytes, inner: str, constants: Sequence[Constant]) -> bytes:
         FbConstant.AddNbytes(builder, constant.nbytes)
         FbConstant.AddGroup(builder, constant.group)
         FbConstant.AddPlaces(builder, places)
+        FbConstant.AddPacked(builder, constant.packed)
         tables.append(FbConstant.End(builder))
     FbPayload.StartConstantsVector(builder, len(tables))
     for table in reversed(tables):
@@ -94,11 +98,13 @@ def split(data: bytes | memoryview) -> tuple[bytes, str, list[Constant]]:
         if len(body) != length or body[4:8] != FILE_IDENTIFIER:
             raise ValueError("its description is missing")
         table = FbPayload.Payload.GetRootAs(body, 0)
+        if table.Version() != VERSION:
+            raise ValueError(f"its version is {table.Version()}, not {VERSION}")
         constants = []
         for i in range(table.ConstantsLength()):
             one = table.Constants(i)
             places = tuple(one.Places(j) for j in range(one.PlacesLength()))
-            constants.append(Constant(one.Key().decode(), one.Nbytes(), one.Group(), places))
+            constants.append(Constant(one.Key().decode(), one.Nbytes(), one.Group(), places, one.Packed()))
         return data[: table.Size()], table.Inner().decode(), constants
     except (IndexError, ValueError, TypeError, struct.error) as error:
         raise InvalidFileError("payload", f"not the payload of a BlobStoreBackend: {error}") from None

@@ -46,7 +46,8 @@ class XnnpackLowering:
         with watch.installed():
             result = XnnpackBackend.preprocess(program, specs)
         groups = _groups(watch.graph)
-        return Lowered(result, _constants(bytes(result.processed_bytes), watch, groups), _records(watch, groups, used))
+        constants = _constants(bytes(result.processed_bytes), watch, groups, _packed(watch.graph))
+        return Lowered(result, constants, _records(watch, groups, used))
 
 
 # ------------------------------------------------------------------------------------------------ while it runs
@@ -395,6 +396,36 @@ def _name_constant(watch: _Watch, graph: Any, index: int, key: str, record: Reco
 # --------------------------------------------------------------------------------------------------- when it is done
 
 
+def _constants_of_values(graph: Any) -> dict[int, list[int]]:
+    """The constants behind each value of a graph: its bytes and its scales, by number."""
+    of_value: dict[int, list[int]] = {}
+    for value in graph.xvalues:
+        union = value.xvalue_union
+        tensor = getattr(union, "tensor_value", union)
+        found = [tensor.constant_buffer_idx, getattr(getattr(union, "quant_params", None), "scale_buffer_idx", 0)]
+        of_value[tensor.id_out] = [i for i in found if i and i > 0]
+    return of_value
+
+
+_PACKING = {"XNNFullyConnected", "XNNConv2d", "XNNDepthwiseConv2d", "XNNConvTranspose2d"}
+
+
+def _packed(graph: Any) -> set[int]:
+    """Constants that are weights or biases of operators that pack them, and nothing else. XNNPACK reads others, such as
+    the slopes of PReLU, where they are, whenever it runs."""
+    of_value = _constants_of_values(graph)
+    packed: set[int] = set()
+    read: set[int] = set()
+    for node in graph.xnodes:
+        operator = node.xnode_union
+        packs = type(operator).__name__ in _PACKING
+        for name, value in vars(operator).items():
+            if name.endswith("_id") and isinstance(value, int):
+                use = packed if packs and name in {"filter_id", "bias_id"} else read
+                use.update(of_value.get(value, []))
+    return packed - read
+
+
 def _groups(graph: Any) -> dict[int, int]:
     """Constants that belong together: an operator's weight and bias and their scales, by the number of the constant."""
     parent: dict[int, int] = {}
@@ -404,12 +435,7 @@ def _groups(graph: Any) -> dict[int, int]:
             i = parent[i]
         return i
 
-    of_value: dict[int, list[int]] = {}
-    for value in graph.xvalues:
-        union = value.xvalue_union
-        tensor = getattr(union, "tensor_value", union)
-        found = [tensor.constant_buffer_idx, getattr(getattr(union, "quant_params", None), "scale_buffer_idx", 0)]
-        of_value[tensor.id_out] = [i for i in found if i and i > 0]
+    of_value = _constants_of_values(graph)
     for node in graph.xnodes:
         operator = node.xnode_union
         ids = [getattr(operator, name, None) for name in ("filter_id", "bias_id")]
@@ -423,7 +449,7 @@ def _groups(graph: Any) -> dict[int, int]:
     return {i: numbers.setdefault(root(i), len(numbers)) for i in range(1, len(graph.constant_data))}
 
 
-def _constants(payload: bytes, watch: _Watch, groups: dict[int, int]) -> list[Constant]:
+def _constants(payload: bytes, watch: _Watch, groups: dict[int, int], packed: set[int]) -> list[Constant]:
     # a key that several values share is one blob, and joins their groups
     parent: dict[int, int] = {}
 
@@ -433,12 +459,16 @@ def _constants(payload: bytes, watch: _Watch, groups: dict[int, int]) -> list[Co
         return i
 
     first: dict[str, tuple[int, int]] = {}
+    kept = {key for index, (key, _) in watch.keys.items() if index not in packed}
     for index, (key, nbytes) in watch.keys.items():
         if len(key.encode()) < VERSION_SIZE:
             raise ValueError(f"key {key!r} has no room for a version")
         group, _ = first.setdefault(key, (groups[index], nbytes))
         parent[root(groups[index])] = root(group)
-    return [Constant(key, nbytes, root(group), find_places(payload, key)) for key, (group, nbytes) in first.items()]
+    return [
+        Constant(key, nbytes, root(group), find_places(payload, key), key not in kept)
+        for key, (group, nbytes) in first.items()
+    ]
 
 
 def _records(watch: _Watch, groups: dict[int, int], used: list[str]) -> list[Record]:

@@ -3,6 +3,7 @@
 #include <cinttypes>
 #include <cstdio>
 #include <mutex>
+#include <new>
 #include <unordered_map>
 
 namespace blobstore {
@@ -46,6 +47,18 @@ size_t BlobName::count() {
   Registry& all = registry();
   const std::lock_guard<std::mutex> guard(all.mutex);
   return all.names.size();
+}
+
+void BlobName::before_fork() {
+  registry().mutex.lock();
+}
+
+void BlobName::after_fork_in_parent() {
+  registry().mutex.unlock();
+}
+
+void BlobName::after_fork_in_child() {
+  new (&registry().mutex) std::mutex;
 }
 
 std::string BlobName::text() const {

@@ -16,6 +16,11 @@ class BlobName {
   /// How many are held.
   static size_t count();
 
+  /// Nobody else holds the lock of the names when the process forks.
+  static void before_fork();
+  static void after_fork_in_parent();
+  static void after_fork_in_child();
+
   ~BlobName();
   BlobName(const BlobName&) = delete;
   BlobName& operator=(const BlobName&) = delete;

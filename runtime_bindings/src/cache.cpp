@@ -118,6 +118,19 @@ BlobCache::Reading::~Reading() {
   cache_.unlock_shared();
 }
 
+BlobCache::Alone::Alone(const BlobCache& cache) : cache_(cache) {
+  HeldByThread& thread = *HeldByThread::mine();
+  const std::lock_guard<std::mutex> guard(thread.mutex);
+  thread.entries.push_back({&cache, 1});
+}
+
+BlobCache::Alone::~Alone() {
+  HeldByThread& thread = *HeldByThread::mine();
+  const std::lock_guard<std::mutex> guard(thread.mutex);
+  std::swap(*thread.find(&cache_), thread.entries.back());
+  thread.entries.pop_back();
+}
+
 bool BlobCache::held_by_this_thread() const {
   HeldByThread& thread = *HeldByThread::mine();
   const std::lock_guard<std::mutex> guard(thread.mutex);

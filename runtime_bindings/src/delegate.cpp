@@ -2,13 +2,12 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstdlib>
 #include <cstring>
 #include <map>
 #include <mutex>
 #include <new>
 #include <set>
-#include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #if defined(__GLIBC__)
@@ -19,11 +18,13 @@
 #include <executorch/runtime/backend/options.h>
 #include <executorch/runtime/core/named_data_map.h>
 
-#include "arena.h"
 #include "blob_names.h"
 #include "delegate_payload.h"
 #include "digest.h"
+#include "file.h"
 #include "flatbuffer.h"
+#include "fork.h"
+#include "inner_handle.h"
 
 namespace blobstore {
 namespace {
@@ -39,64 +40,12 @@ constexpr uint64_t kMuch = 16u << 20;
 
 thread_local std::shared_ptr<const BlobCache> scoped_cache;
 thread_local std::optional<DelegateFailure> last_failure;
-std::atomic<uint64_t> init_count{0};
-
-/// Thrown inside the delegate; never leaves it.
-struct Failure {
-  EtError code;
-  ErrorKind kind;
-  std::string reason;
-};
+std::atomic<uint64_t> live_delegates{0};
 
 EtError report(const Failure& failure) {
   last_failure = {failure.kind, failure.reason};
   return failure.code;
 }
-
-/// Memory that an inner backend packs from, or goes on reading.
-struct View {
-  const void* data = nullptr;
-  size_t size = 0;
-};
-
-/// What the inner backend finds blobs in: views of memory that stays, under names that say the version.
-class PinnedMap final : public et::NamedDataMap {
- public:
-  std::unordered_map<std::string, View> views;
-
-  et::Result<const et::TensorLayout> get_tensor_layout(std::string_view) const override {
-    return EtError::NotImplemented;
-  }
-
-  et::Result<et::FreeableBuffer> get_data(std::string_view key) const override {
-    const auto found = views.find(std::string(key));
-    if (found == views.end()) {
-      return EtError::NotFound;
-    }
-    return et::FreeableBuffer(found->second.data, found->second.size, nullptr);
-  }
-
-  EtError load_data_into(std::string_view key, void* buffer, size_t size) const override {
-    const auto found = views.find(std::string(key));
-    if (found == views.end()) {
-      return EtError::NotFound;
-    }
-    if (size != found->second.size) {
-      return EtError::InvalidArgument;
-    }
-    std::memcpy(buffer, found->second.data, size);
-    return EtError::Ok;
-  }
-
-  et::Result<uint32_t> get_num_keys() const override { return static_cast<uint32_t>(views.size()); }
-
-  et::Result<const char*> get_key(uint32_t index) const override {
-    if (index >= views.size()) {
-      return EtError::InvalidArgument;
-    }
-    return std::next(views.begin(), index)->first.c_str();
-  }
-};
 
 /// Which bytes a constant has: of a cache, those of one version; of a data file that cannot change, by their digest.
 struct Identity {
@@ -116,37 +65,6 @@ struct MaybeReading {
   std::optional<BlobCache::Reading> reading;
 };
 
-class Delegate;
-
-/// One initialization of the inner backend, and all that it may point into.
-struct Inner {
-  explicit Inner(const et::BackendInterface& backend) : backend(backend) {}
-  ~Inner() {
-    if (handle != nullptr) {
-      backend.destroy(handle);
-    }
-  }
-  Inner(const Inner&) = delete;
-  Inner& operator=(const Inner&) = delete;
-
-  const et::BackendInterface& backend;
-  Arena arena;
-  PinnedMap map;
-  std::vector<std::shared_ptr<const BlobName>> names; // parallel to the constants
-  et::DelegateHandle* handle = nullptr;
-};
-
-/// Live delegates: one of them can put the inner backend's shared state in order after a failure.
-struct Live {
-  std::mutex mutex;
-  std::set<Delegate*> all;
-};
-
-Live& live() {
-  static auto* delegates = new Live;
-  return *delegates;
-}
-
 /// Bytes of constants that come from ExecuTorch's data map.
 struct Fixed {
   std::optional<et::FreeableBuffer> buffer;
@@ -155,88 +73,157 @@ struct Fixed {
   std::string digest;
 };
 
-class Delegate {
+/// Whether a backend may read some bytes where they are. XNNPACK likes vectors, and reads up to 128 bytes behind the
+/// end without using them, so these must at least be mapped.
+bool readable_in_place(const void* data, size_t size) {
+  const auto at = reinterpret_cast<uintptr_t>(data);
+  const uintptr_t end = at + size;
+  return at % 16 == 0 && (end - 1) / page_size() == (end + 127) / page_size();
+}
+
+class Delegate final : private ForkAware {
  public:
   Delegate(et::BackendInitContext& context, const et::FreeableBuffer& processed, et::ArrayRef<et::CompileSpec> specs)
-      : cache_(scoped_cache), method_(context.get_method_name() ? context.get_method_name() : "") {
-    try {
-      payload_ = read_delegate_payload(static_cast<const uint8_t*>(processed.data()), processed.size());
-    } catch (const FormatError& error) {
-      throw Failure{
-          EtError::DelegateInvalidCompatibility,
-          ErrorKind::InvalidFile,
-          std::string("the payload of a BlobStoreBackend is damaged: ") + error.what()};
-    }
-    const auto* start = static_cast<const uint8_t*>(processed.data());
-    bytes_.assign(start, start + payload_.size);
-    backend_ = et::get_backend_class(payload_.inner.c_str());
-    if (backend_ == nullptr || !backend_->is_available()) {
-      throw Failure{
-          EtError::NotFound,
-          ErrorKind::MissingBackend,
-          "it runs on backend '" + payload_.inner + "', which this process does not have"};
-    }
-    for (const et::CompileSpec& spec : specs) {
-      if (std::strcmp(spec.key, kTableSpec) != 0) {
-        specs_.push_back(spec);
-      }
-    }
-    const auto options = context.runtime_specs();
-    options_.assign(options.begin(), options.end());
-    const bool told = std::any_of(options_.begin(), options_.end(), [](const et::BackendOption& option) {
-      return std::strcmp(option.key, kWeightCacheOption) == 0;
-    });
-    if (!told) {
-      et::BackendOption option{};
-      std::strncpy(option.key, kWeightCacheOption, sizeof option.key - 1);
-      option.value = true;
-      options_.push_back(option);
-    }
+      : cache_(scoped_cache), recipe_(make_recipe(context, processed, specs)) {
     find_constants(context.get_named_data_map());
     {
       const MaybeReading reading(cache_.get());
       generation_ = cache_ ? cache_->generation() : 0;
       identities_ = identify();
-      inner_ = make(context.event_tracer());
+      inner_ = make(identities_, nullptr, context.event_tracer());
+      if (cache_) { // in the same Reading, so no commit is missed
+        link_ = std::make_shared<Link>(*this);
+        for (const BlobCache* cache = cache_.get(); cache != nullptr; cache = cache->base().get()) {
+          cache->follow(link_);
+        }
+      }
     }
     fixed_.shrink_to_fit();
-    const std::lock_guard<std::mutex> guard(live().mutex);
-    live().all.insert(this);
+    live_delegates.fetch_add(1, std::memory_order_relaxed);
+    enter();
   }
 
-  ~Delegate() {
-    const std::lock_guard<std::mutex> guard(live().mutex);
-    live().all.erase(this);
+  ~Delegate() override {
+    leave();
+    if (link_) {
+      link_->cut();
+    }
+    live_delegates.fetch_sub(1, std::memory_order_relaxed);
   }
 
   EtError execute(et::BackendExecutionContext& context, et::Span<et::EValue*> arguments) {
     const MaybeReading reading(cache_.get()); // before the lock, as in a Method, which may wait for it with a Reading
     const std::lock_guard<std::mutex> turn(mutex_);
     refresh();
-    return backend_->execute(context, inner_->handle, arguments);
-  }
-
-  /// Initialize the inner backend once more with what it has now. Whether that worked.
-  bool repeat() {
-    const std::unique_lock<std::mutex> turn(mutex_, std::try_to_lock);
-    if (!turn.owns_lock()) {
-      return false;
-    }
-    return again(*inner_);
+    return inner_->execute(context, arguments);
   }
 
  private:
+  struct Next;
+
+  /// What caches know of a delegate. It may be destroyed by a thread that holds a Reading, so it waits for nothing but
+  /// its own preparation, which waits for nobody.
+  class Link final : public CommitFollower, public std::enable_shared_from_this<Link> {
+   public:
+    explicit Link(Delegate& delegate) : cache_(delegate.cache_), delegate_(&delegate) {}
+
+    std::unique_ptr<Prepared> prepare(const StagedCommit& commit) override {
+      const BlobCache::Reading reading(*cache_); // of what does not change; before the lock, as it may wait
+      const std::lock_guard<std::mutex> guard(mutex_);
+      return delegate_ == nullptr ? nullptr : delegate_->prepare(commit, shared_from_this());
+    }
+
+    void apply(Next& next) noexcept;
+
+    void cut() {
+      const std::lock_guard<std::mutex> guard(mutex_);
+      delegate_ = nullptr;
+    }
+
+    void after_fork_in_child() { new (&mutex_) std::mutex; }
+
+   private:
+    std::shared_ptr<const BlobCache> cache_;
+    std::mutex mutex_;
+    Delegate* delegate_;
+  };
+
+  /// A handle for the bytes of a commit; after it, the one that it replaced.
+  struct Next final : CommitFollower::Prepared {
+    ~Next() override {
+      inner.reset();
+      if (freed >= kMuch) {
+        give_back();
+      }
+    }
+    void apply() noexcept override { link->apply(*this); }
+
+    std::shared_ptr<Link> link;
+    std::vector<Identity> identities;
+    std::unique_ptr<InnerHandle> inner;
+    uint64_t freed = 0;
+  };
+
+  static std::shared_ptr<const InnerRecipe> make_recipe(
+      et::BackendInitContext& context,
+      const et::FreeableBuffer& processed,
+      et::ArrayRef<et::CompileSpec> specs) {
+    auto recipe = std::make_shared<InnerRecipe>();
+    const auto* start = static_cast<const uint8_t*>(processed.data());
+    try {
+      recipe->payload = read_delegate_payload(start, processed.size());
+    } catch (const FormatError& error) {
+      throw Failure{
+          EtError::DelegateInvalidCompatibility,
+          ErrorKind::InvalidFile,
+          std::string("the payload of a BlobStoreBackend is damaged: ") + error.what()};
+    }
+    recipe->bytes.assign(start, start + recipe->payload.size);
+    recipe->backend = et::get_backend_class(recipe->payload.inner.c_str());
+    if (recipe->backend == nullptr || !recipe->backend->is_available()) {
+      throw Failure{
+          EtError::NotFound,
+          ErrorKind::MissingBackend,
+          "it runs on backend '" + recipe->payload.inner + "', which this process does not have"};
+    }
+    recipe->method = context.get_method_name() != nullptr ? context.get_method_name() : "";
+    for (const et::CompileSpec& spec : specs) {
+      if (std::strcmp(spec.key, kTableSpec) != 0) {
+        recipe->specs.push_back(spec);
+      }
+    }
+    const auto options = context.runtime_specs();
+    recipe->options.assign(options.begin(), options.end());
+    const bool told = std::any_of(options.begin(), options.end(), [](const et::BackendOption& option) {
+      return std::strcmp(option.key, kWeightCacheOption) == 0;
+    });
+    if (!told) {
+      et::BackendOption option{};
+      std::strncpy(option.key, kWeightCacheOption, sizeof option.key - 1);
+      option.value = true;
+      recipe->options.push_back(option);
+    }
+    return recipe;
+  }
+
+  const std::vector<DelegateConstant>& constants() const { return recipe_->payload.constants; }
+
   /// Where every constant is; of all of them, before anything is initialized: an inner backend that fails halfway
   /// leaves its shared cache in disorder.
   void find_constants(const et::NamedDataMap* map) {
     std::set<const void*> addresses;
     std::string missing;
-    for (const DelegateConstant& constant : payload_.constants) {
+    for (const DelegateConstant& constant : constants()) {
       Fixed fixed;
       const Blob* blob = cache_ ? cache_->find(constant.key) : nullptr;
+      const BlobCache* owner = nullptr;
       size_t size = 0;
       if (blob != nullptr) {
         size = blob->size;
+        owner = cache_.get();
+        while (!owner->owns(constant.key)) {
+          owner = owner->base().get();
+        }
       } else if (map != nullptr) {
         auto found = map->get_data(constant.key);
         if (!found.ok()) {
@@ -265,6 +252,7 @@ class Delegate {
                 std::to_string(constant.nbytes) + "; is the data file that of another program?"};
       }
       blobs_.push_back(blob);
+      owners_.push_back(owner);
       fixed_.push_back(std::move(fixed));
     }
     if (!missing.empty()) {
@@ -277,167 +265,202 @@ class Delegate {
   }
 
   std::vector<Identity> identify() const {
-    std::vector<Identity> identities;
-    identities.reserve(blobs_.size());
+    std::vector<Identity> identities(blobs_.size());
     for (size_t i = 0; i < blobs_.size(); ++i) {
-      Identity identity;
-      if (blobs_[i] != nullptr) {
-        const BlobCache* owner = cache_.get();
-        while (!owner->owns(payload_.constants[i].key)) {
-          owner = owner->base().get();
-        }
-        identity = {owner, owner->version(payload_.constants[i].key)};
+      if (owners_[i] != nullptr) {
+        identities[i] = {owners_[i], owners_[i]->version(constants()[i].key)};
       }
-      identities.push_back(identity);
     }
     return identities;
   }
 
-  /// If the cache went on: pack what changed. On failure the old handle stays, and the next call tries again.
-  void refresh() {
-    if (!cache_) {
-      return;
-    }
-    const uint64_t generation = cache_->generation();
-    if (generation == generation_) {
-      return;
-    }
-    if (!cache_->closed()) { // a closed cache keeps its weights as they are
-      std::vector<Identity> identities = identify();
-      if (identities != identities_) {
-        std::swap(identities, identities_);
-        try {
-          std::unique_ptr<Inner> next = make(nullptr);
-          inner_.swap(next); // the old one goes last: until then what it packed is there to be shared
-          next.reset();
-          give_back(identities);
-        } catch (...) {
-          std::swap(identities, identities_);
-          throw;
-        }
+  bool changes(const StagedCommit& commit, size_t i) const {
+    return owners_[i] == &commit.owner() && commit.changes(constants()[i].key);
+  }
+
+  /// A handle for what will hold after a commit, beside the one that runs.
+  std::unique_ptr<CommitFollower::Prepared> prepare(const StagedCommit& commit, std::shared_ptr<Link> link) const {
+    std::vector<size_t> changed;
+    for (size_t i = 0; i < blobs_.size(); ++i) {
+      if (changes(commit, i)) {
+        changed.push_back(i);
       }
+    }
+    if (changed.empty() || cache_->closed()) { // a closed cache keeps its weights as they are
+      return nullptr;
+    }
+    std::vector<Identity> identities = identify();
+    for (const size_t i : changed) {
+      identities[i].version = commit.version();
+    }
+    try {
+      auto next = std::make_unique<Next>();
+      next->link = std::move(link);
+      next->inner = make(identities, &commit, nullptr);
+      next->identities = std::move(identities);
+      return next;
+    } catch (const Failure& failure) {
+      throw Error(
+          failure.kind,
+          commit.owner().name(),
+          "nothing was changed, because " +
+              (recipe_->method.empty() ? std::string("a delegate") : "a delegate of method '" + recipe_->method + "'") +
+              " cannot take the new weights: " + failure.reason,
+          static_cast<int>(failure.code));
+    }
+  }
+
+  /// The commit has happened, and nobody runs. Where other commits came in between, the next call prepares what holds.
+  void apply(Next& next) noexcept {
+    try {
+      if (identify() != next.identities) {
+        return;
+      }
+    } catch (...) { // closed, or out of memory
+      return;
+    }
+    next.freed = changed(identities_, next.identities);
+    identities_.swap(next.identities);
+    inner_.swap(next.inner);
+    generation_ = cache_->generation();
+  }
+
+  uint64_t changed(const std::vector<Identity>& before, const std::vector<Identity>& after) const {
+    uint64_t bytes = 0;
+    for (size_t i = 0; i < before.size(); ++i) {
+      bytes += before[i] == after[i] ? 0 : constants()[i].nbytes;
+    }
+    return bytes;
+  }
+
+  /// If the cache went on without `prepare`, as when another process changed a working copy: pack what changed. On
+  /// failure the old handle stays, and the next call tries again.
+  void refresh() {
+    if (!cache_ && !forked_) {
+      return;
+    }
+    const uint64_t generation = cache_ ? cache_->generation() : 0;
+    if (generation == generation_ && !forked_) {
+      return;
+    }
+    std::vector<Identity> identities = cache_ && !cache_->closed() ? identify() : identities_;
+    if (forked_ || identities != identities_) {
+      std::unique_ptr<InnerHandle> next = make(identities, nullptr, nullptr);
+      inner_.swap(next); // the old one goes last: until then what it packed is there to be shared
+      next.reset();
+      if (changed(identities_, identities) >= kMuch) {
+        give_back();
+      }
+      identities_ = std::move(identities);
+      forked_ = false;
     }
     generation_ = generation;
   }
 
-  /// What the old handle had packed is free now, but malloc keeps it where something newer lies above. If it is much,
+  /// What an old handle had packed is free now, but malloc keeps it where something newer lies above. If it is much,
   /// have it given back to the system.
-  void give_back(const std::vector<Identity>& before) const {
-    uint64_t changed = 0;
-    for (size_t i = 0; i < before.size(); ++i) {
-      changed += before[i] == identities_[i] ? 0 : payload_.constants[i].nbytes;
-    }
+  static void give_back() {
 #if defined(__GLIBC__)
-    if (changed >= kMuch) {
-      malloc_trim(0);
-    }
-#else
-    (void)changed;
+    malloc_trim(0);
 #endif
   }
 
-  std::unique_ptr<Inner> make(et::EventTracer* tracer) {
-    auto inner = std::make_unique<Inner>(*backend_);
+  /// @param commit if given, what changes in it has its bytes from there.
+  std::unique_ptr<InnerHandle> make(
+      const std::vector<Identity>& identities,
+      const StagedCommit* commit,
+      et::EventTracer* tracer) const {
     std::map<uint32_t, std::string> groups;
-    std::vector<std::string> own(blobs_.size());
-    for (size_t i = 0; i < blobs_.size(); ++i) {
-      const DelegateConstant& constant = payload_.constants[i];
+    std::vector<std::string> own(identities.size());
+    for (size_t i = 0; i < identities.size(); ++i) {
+      const DelegateConstant& constant = constants()[i];
       std::string& text = own[i];
       text = constant.key;
       text += '\0';
-      if (identities_[i].owner != nullptr) {
-        text += std::to_string(identities_[i].owner->id()) + ":" + std::to_string(identities_[i].version);
+      if (identities[i].owner != nullptr) {
+        text += std::to_string(identities[i].owner->id()) + ":" + std::to_string(identities[i].version);
       } else {
         text += fixed_[i].digest + std::to_string(constant.nbytes);
       }
       text += '\0';
       groups[constant.group] += text;
     }
+    std::vector<std::shared_ptr<const BlobName>> names;
+    names.reserve(identities.size());
+    for (size_t i = 0; i < identities.size(); ++i) {
+      names.push_back(
+          BlobName::of(recipe_->payload.inner + '\0' + own[i] + '\0' + groups[constants()[i].group]));
+    }
+    std::vector<AlignedCopy> kept;
+    std::vector<AlignedCopy> passing;
+    const std::vector<InnerConstant> bytes = choose_bytes(commit, kept, passing);
+    return std::make_unique<InnerHandle>(recipe_, std::move(names), bytes, std::move(kept), tracer);
+  }
+
+  /// Where each constant is read from. @param kept copies that the backend may go on reading; @param passing others.
+  std::vector<InnerConstant> choose_bytes(
+      const StagedCommit* commit,
+      std::vector<AlignedCopy>& kept,
+      std::vector<AlignedCopy>& passing) const {
+    std::vector<InnerConstant> bytes;
+    bytes.reserve(blobs_.size());
+    std::unordered_set<const void*> taken; // XNNPACK takes equal addresses for equal names
     for (size_t i = 0; i < blobs_.size(); ++i) {
-      const DelegateConstant& constant = payload_.constants[i];
-      inner->names.push_back(BlobName::of(payload_.inner + '\0' + own[i] + '\0' + groups[constant.group]));
-      const View view = blobs_[i] != nullptr ? View{blobs_[i]->data, blobs_[i]->size} : fixed_[i].view;
-      inner->map.views.emplace(
-          constant.key.substr(0, constant.key.size() - kVersionSize) + inner->names.back()->text(), view);
-    }
-    const EtError error = init(*inner, tracer);
-    if (error != EtError::Ok) {
-      recover();
-      throw Failure{
-          error,
-          ErrorKind::Program,
-          "backend '" + payload_.inner + "' cannot be initialized: ExecuTorch's " + et::to_string(error)};
-    }
-    return inner;
-  }
-
-  /// Give the inner backend its payload, with versions in the names.
-  EtError init(Inner& inner, et::EventTracer* tracer) const {
-    auto* copy = static_cast<uint8_t*>(std::aligned_alloc(64, (bytes_.size() + 63) / 64 * 64 + 64));
-    if (copy == nullptr) {
-      return EtError::MemoryAllocationFailed;
-    }
-    std::memcpy(copy, bytes_.data(), bytes_.size());
-    for (size_t i = 0; i < payload_.constants.size(); ++i) {
-      const std::string version = inner.names[i]->text();
-      for (const uint64_t place : payload_.constants[i].places) {
-        std::memcpy(copy + place, version.data(), kVersionSize);
+      bytes.push_back({blobs_[i] != nullptr ? View{blobs_[i]->data, blobs_[i]->size} : fixed_[i].view, nullptr});
+      if (commit != nullptr) {
+        taken.insert(bytes.back().view.data);
       }
     }
-    et::FreeableBuffer processed(
-        copy, bytes_.size(), [](void*, void* data, size_t) { std::free(data); }, nullptr);
-    et::BackendInitContext context(
-        &inner.arena,
-        tracer,
-        method_.c_str(),
-        &inner.map,
-        et::Span<const et::BackendOption>(options_.data(), options_.size()));
-    init_count.fetch_add(1, std::memory_order_relaxed);
-    auto handle = backend_->init(context, &processed, et::ArrayRef<et::CompileSpec>(specs_.data(), specs_.size()));
-    if (!handle.ok()) {
-      return handle.error();
-    }
-    inner.handle = handle.get();
-    return EtError::Ok;
-  }
-
-  /// As `inner` was initialized, once more, and let go of it.
-  bool again(const Inner& inner) const {
-    Inner copy(*backend_);
-    copy.names = inner.names;
-    copy.map.views = inner.map.views;
-    return init(copy, nullptr) == EtError::Ok;
-  }
-
-  /// XNNPACK shares one cache of packed weights, and an initialization that fails leaves it unusable for all until one
-  /// succeeds. So let one succeed: of ours, as it was, or of any other delegate.
-  void recover() {
-    if (inner_ != nullptr) {
-      (void)again(*inner_);
-      return;
-    }
-    const std::lock_guard<std::mutex> guard(live().mutex);
-    for (Delegate* other : live().all) {
-      if (other->repeat()) {
-        return;
+    for (size_t i = 0; commit != nullptr && i < blobs_.size(); ++i) {
+      View& view = bytes[i].view;
+      if (view.size == 0 || !changes(*commit, i)) {
+        continue;
       }
+      const uint8_t* staged = commit->bytes(constants()[i].key);
+      if (!constants()[i].packed) {
+        kept.emplace_back(staged, view.size);
+        view.data = kept.back().data();
+        continue;
+      }
+      bytes[i].afterwards = view.data;
+      if (!readable_in_place(staged, view.size) || !taken.insert(staged).second) {
+        passing.emplace_back(staged, view.size);
+        staged = passing.back().data();
+      }
+      view.data = staged;
     }
+    return bytes;
+  }
+
+  void before_fork() override { mutex_.lock(); } // until a call that runs has ended
+  void after_fork_in_parent() override { mutex_.unlock(); }
+  void after_fork_in_child() override {
+    new (&mutex_) std::mutex;
+    if (link_) {
+      link_->after_fork_in_child();
+    }
+    forked_ = true; // the inner backend's threads stayed in the parent; a new handle gets new ones
   }
 
   std::shared_ptr<const BlobCache> cache_;
-  std::string method_;
-  DelegatePayload payload_;
-  std::vector<uint8_t> bytes_;
-  et::BackendInterface* backend_ = nullptr;
-  std::vector<et::CompileSpec> specs_; // they point into the program
-  std::vector<et::BackendOption> options_;
+  std::shared_ptr<const InnerRecipe> recipe_;
   std::vector<const Blob*> blobs_; // parallel to the constants; null: in fixed_
+  std::vector<const BlobCache*> owners_; // parallel too; null likewise
   std::vector<Fixed> fixed_; // parallel too
-  std::mutex mutex_; // what follows
+  std::shared_ptr<Link> link_; // if there is a cache
+  std::mutex mutex_; // what follows, for who holds a Reading; a commit, which is alone, needs no lock
   uint64_t generation_ = 0;
   std::vector<Identity> identities_;
-  std::unique_ptr<Inner> inner_;
+  std::unique_ptr<InnerHandle> inner_;
+  bool forked_ = false;
 };
+
+void Delegate::Link::apply(Next& next) noexcept {
+  const std::lock_guard<std::mutex> guard(mutex_);
+  if (delegate_ != nullptr) {
+    delegate_->apply(next);
+  }
+}
 
 class BlobStoreBackend final : public et::BackendInterface {
  public:
@@ -486,6 +509,7 @@ class BlobStoreBackend final : public et::BackendInterface {
 
 void register_delegate() {
   static const bool done = [] {
+    InnerHandle::watch_forks();
     static auto* backend = new BlobStoreBackend;
     (void)et::register_backend({kBackendId, backend});
     return true;
@@ -509,11 +533,8 @@ std::optional<DelegateFailure> take_delegate_failure() {
 
 DelegateStats delegate_stats() {
   DelegateStats stats;
-  {
-    const std::lock_guard<std::mutex> guard(live().mutex);
-    stats.handles = live().all.size();
-  }
-  stats.inits = init_count.load(std::memory_order_relaxed);
+  stats.handles = live_delegates.load(std::memory_order_relaxed);
+  stats.inits = InnerHandle::count();
   stats.names = BlobName::count();
   return stats;
 }

@@ -10,6 +10,7 @@ namespace {
 
 constexpr char kMagic[] = "BSDELEG1";
 constexpr char kIdentifier[] = "BD01";
+constexpr uint32_t kVersion = 1;
 constexpr size_t kTail = 16; // length and magic
 
 DelegateConstant read_constant(const FlatBuffer& buffer, uint64_t table, const uint8_t* data, size_t size) {
@@ -17,6 +18,7 @@ DelegateConstant read_constant(const FlatBuffer& buffer, uint64_t table, const u
   constant.key = std::string(buffer.string(table, 0));
   constant.nbytes = buffer.u64_field(table, 1);
   constant.group = buffer.u32_field(table, 2);
+  constant.packed = buffer.u8_field(table, 4) != 0;
   if (constant.key.size() < kVersionSize) {
     throw FormatError("a key is too short for a version");
   }
@@ -50,8 +52,8 @@ DelegatePayload read_delegate_payload(const uint8_t* data, size_t size) {
   }
   const FlatBuffer buffer(start, length);
   const uint64_t root = buffer.root();
-  if (buffer.u32_field(root, 0) > 0) {
-    throw FormatError("it was written by a later version");
+  if (buffer.u32_field(root, 0) != kVersion) {
+    throw FormatError("it was written by another version");
   }
   DelegatePayload payload;
   payload.inner = std::string(buffer.string(root, 1));

@@ -15,6 +15,7 @@ struct DelegateConstant {
   std::string key;
   uint64_t nbytes = 0;
   uint32_t group = 0;
+  bool packed = false; // whether the inner backend has a copy of its own once it is initialized
   std::vector<uint64_t> places; // where the end of the key stands in the inner payload
 };
 

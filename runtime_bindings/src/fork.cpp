@@ -26,8 +26,8 @@ struct ForkHandlers {
   static void before() {
     ForkHandlers& handlers = get();
     handlers.mutex.lock();
-    for (ForkAware* object : handlers.all) {
-      object->before_fork();
+    for (auto object = handlers.all.rbegin(); object != handlers.all.rend(); ++object) {
+      (*object)->before_fork();
     }
   }
 

@@ -3,8 +3,8 @@
 
 namespace blobstore {
 
-/// Something with locks. Construction enters it in a list that fork handlers go through; a subclass calls `enter` when
-/// it is complete and `leave` before it is destroyed.
+/// Something with locks. A subclass enters a list that fork handlers go through when it is complete, and leaves it
+/// before it is destroyed. Locks are taken in the reverse order: what was entered first may be needed by the later.
 class ForkAware {
  public:
   virtual ~ForkAware() = default;

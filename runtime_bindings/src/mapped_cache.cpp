@@ -15,6 +15,7 @@
 #include "fair_lock.h"
 #include "file.h"
 #include "file_pages.h"
+#include "followers.h"
 #include "fork.h"
 #include "memory_usage.h"
 #include "ptd_reader.h"
@@ -103,17 +104,20 @@ class MappedCache final : public BlobCache, private ForkAware {
     if (slots.empty()) {
       return generation();
     }
+    Followers::List following; // what they give up goes when the locks are free
     const std::lock_guard<std::mutex> commit(commit_);
     if (working_copy_) {
-      commit_shared(changes, slots);
+      commit_shared(changes, slots, following);
     } else {
       std::vector<Prepared> prepared = prepare(changes, slots);
-      const std::lock_guard<FairLock> alone(lock_);
+      const StagedUpdate staged(*this, generation_.load() + 1, changes);
+      const std::unique_lock<FairLock> alone = lock_prepared(staged, following);
       const std::lock_guard<std::mutex> writing(writing_);
       for (size_t i = 0; i < slots.size(); ++i) {
         write(*slots[i], std::move(prepared[i]), changes[i].data);
       }
       stamp(slots);
+      Followers::apply(following);
     }
     commits_.fetch_add(1, std::memory_order_relaxed);
     return generation();
@@ -122,12 +126,14 @@ class MappedCache final : public BlobCache, private ForkAware {
   uint64_t revert() override {
     check_writable();
     check_revertible();
+    Followers::List following;
     const std::lock_guard<std::mutex> commit(commit_);
     const std::vector<Slot*> slots(dirty_.begin(), dirty_.end());
     if (slots.empty()) {
       return generation();
     }
-    const std::lock_guard<FairLock> alone(lock_);
+    const StagedRevert staged(*this, generation_.load() + 1, slots);
+    const std::unique_lock<FairLock> alone = lock_prepared(staged, following);
     const std::lock_guard<std::mutex> writing(writing_);
     for (Slot* slot : slots) {
       if (slot->pages) { // all that is dirty goes, so whole pages can
@@ -137,7 +143,7 @@ class MappedCache final : public BlobCache, private ForkAware {
     for (Slot* slot : slots) {
       restore_original(*slot);
     }
-    return finish_revert(slots);
+    return finish_revert(slots, following);
   }
 
   uint64_t revert(const std::vector<std::string>& keys) override {
@@ -147,6 +153,7 @@ class MappedCache final : public BlobCache, private ForkAware {
     for (const std::string& key : keys) {
       slots.push_back(&own_slot(key));
     }
+    Followers::List following;
     const std::lock_guard<std::mutex> commit(commit_);
     std::sort(slots.begin(), slots.end());
     slots.erase(std::unique(slots.begin(), slots.end()), slots.end());
@@ -161,7 +168,8 @@ class MappedCache final : public BlobCache, private ForkAware {
         edges[i] = slots[i]->pages->read_edges();
       }
     }
-    const std::lock_guard<FairLock> alone(lock_);
+    const StagedRevert staged(*this, generation_.load() + 1, slots);
+    const std::unique_lock<FairLock> alone = lock_prepared(staged, following);
     const std::lock_guard<std::mutex> writing(writing_);
     for (size_t i = 0; i < slots.size(); ++i) {
       if (slots[i]->pages) {
@@ -171,8 +179,10 @@ class MappedCache final : public BlobCache, private ForkAware {
     for (Slot* slot : slots) {
       restore_original(*slot);
     }
-    return finish_revert(slots);
+    return finish_revert(slots, following);
   }
+
+  void follow(std::weak_ptr<CommitFollower> follower) const override { followers_.add(std::move(follower)); }
 
   std::vector<std::string> dirty() const override {
     check_open();
@@ -507,6 +517,80 @@ class MappedCache final : public BlobCache, private ForkAware {
     std::vector<uint8_t> original;
   };
 
+  /// New bytes that the caller gave.
+  class StagedUpdate final : public StagedCommit {
+   public:
+    StagedUpdate(const BlobCache& owner, uint64_t version, const std::vector<Change>& changes)
+        : owner_(owner), version_(version) {
+      bytes_.reserve(changes.size());
+      for (const Change& change : changes) {
+        bytes_.emplace(change.key, static_cast<const uint8_t*>(change.data));
+      }
+    }
+    const BlobCache& owner() const override { return owner_; }
+    uint64_t version() const override { return version_; }
+    bool changes(std::string_view key) const override { return bytes_.count(key) != 0; }
+    const uint8_t* bytes(std::string_view key) const override { return bytes_.at(key); }
+
+   private:
+    const BlobCache& owner_;
+    uint64_t version_;
+    std::unordered_map<std::string_view, const uint8_t*> bytes_;
+  };
+
+  /// The bytes of the files; found for who asks for them.
+  class StagedRevert final : public StagedCommit {
+   public:
+    StagedRevert(const MappedCache& owner, uint64_t version, const std::vector<Slot*>& slots)
+        : owner_(owner), version_(version) {
+      slots_.reserve(slots.size());
+      for (const Slot* slot : slots) {
+        slots_.emplace(slot->key, slot);
+      }
+    }
+    const BlobCache& owner() const override { return owner_; }
+    uint64_t version() const override { return version_; }
+    bool changes(std::string_view key) const override { return slots_.count(key) != 0; }
+    const uint8_t* bytes(std::string_view key) const override {
+      const Slot& slot = *slots_.at(key);
+      if (!slot.pages || slot.size == 0) {
+        return slot.original.data();
+      }
+      const auto [map, fresh] = maps_.try_emplace(&slot);
+      if (fresh) {
+        const Source& source = owner_.sources_[slot.source];
+        const uint64_t start = source.table.segments[slot.segment].start;
+        if (const uint64_t size = source.file.size(); size < start || size - start < slot.size) {
+          throw Error(ErrorKind::FileAccess, source.path, "the file was truncated");
+        }
+        map->second = Mapping(source.file, start, slot.size, Mapping::Kind::ReadOnly);
+      }
+      return map->second.data();
+    }
+
+   private:
+    const MappedCache& owner_;
+    uint64_t version_;
+    std::unordered_map<std::string_view, const Slot*> slots_;
+    mutable std::unordered_map<const Slot*, Mapping> maps_;
+  };
+
+  /// Have all followers prepare, then shut readers out. Whoever came in between prepares when they are out, as others
+  /// might go on coming.
+  std::unique_lock<FairLock> lock_prepared(const StagedCommit& staged, Followers::List& following) {
+    const uint64_t seen = followers_.prepare(staged, 0, following);
+    const std::unique_ptr<Reading> of_base = read_base();
+    std::unique_lock<FairLock> exclusive(lock_);
+    if (followers_.last() != seen) {
+      const Alone alone(*this);
+      followers_.prepare(staged, seen, following);
+    }
+    return exclusive;
+  }
+
+  /// For who will take the exclusive lock and read the base then: in the order of readers, the base is first.
+  std::unique_ptr<Reading> read_base() const { return base() ? std::make_unique<Reading>(*base()) : nullptr; }
+
   /// Get all memory that the commit takes, so that nothing can fail once it has begun.
   std::vector<Prepared> prepare(const std::vector<Change>& changes, const std::vector<Slot*>& slots) const {
     std::vector<Prepared> prepared(slots.size());
@@ -553,7 +637,10 @@ class MappedCache final : public BlobCache, private ForkAware {
   }
 
   /// Patches for the blobs, and for the manifest, so that the working copy always has the right digests.
-  void commit_shared(const std::vector<Change>& changes, const std::vector<Slot*>& slots) {
+  void commit_shared(
+      const std::vector<Change>& changes,
+      const std::vector<Slot*>& slots,
+      Followers::List& following) {
     const Source& source = sources_[0];
     std::vector<uint64_t> keys;
     std::vector<Digest> digests;
@@ -563,11 +650,25 @@ class MappedCache final : public BlobCache, private ForkAware {
         digests.push_back(digest(changes[i].data, changes[i].size));
       }
     }
-    const std::lock_guard<FairLock> alone(lock_);
+    const std::unique_ptr<Reading> of_base = read_base();
+    const std::lock_guard<FairLock> exclusive(lock_);
+    const Alone alone(*this);
+    struct Drop { // if this fails, what was prepared goes while nobody can ask for the same version
+      Followers::List& list;
+      bool done = false;
+      ~Drop() {
+        if (!done) {
+          list.clear();
+        }
+      }
+    } drop{following};
     std::vector<uint8_t> manifest;
     working_copy_->commit(
         keys,
         [&] {
+          // here no other process can commit in between, so it is certain which version this will be
+          const StagedUpdate staged(*this, working_copy_->generation() + 1, changes);
+          followers_.prepare(staged, 0, following);
           std::vector<Patch> patches;
           for (size_t i = 0; i < slots.size(); ++i) {
             patches.push_back({source.table.segments[slots[i]->segment].start, changes[i].data, changes[i].size});
@@ -592,6 +693,8 @@ class MappedCache final : public BlobCache, private ForkAware {
             std::memcpy(source.map.data() + patch.offset, patch.data, patch.size);
           }
         });
+    drop.done = true;
+    Followers::apply(following);
   }
 
   // Reverting.
@@ -603,12 +706,13 @@ class MappedCache final : public BlobCache, private ForkAware {
     }
   }
 
-  uint64_t finish_revert(const std::vector<Slot*>& slots) {
+  uint64_t finish_revert(const std::vector<Slot*>& slots, const Followers::List& following) {
     for (Slot* slot : slots) {
       slot->dirty = false;
       dirty_.erase(slot);
     }
     stamp(slots);
+    Followers::apply(following);
     reverts_.fetch_add(1, std::memory_order_relaxed);
     return generation();
   }
@@ -649,6 +753,7 @@ class MappedCache final : public BlobCache, private ForkAware {
   void before_fork() override {
     writing_.lock();
     leases_mutex_.lock();
+    followers_.before_fork();
     if (working_copy_) {
       working_copy_->before_fork();
     }
@@ -657,6 +762,7 @@ class MappedCache final : public BlobCache, private ForkAware {
     if (working_copy_) {
       working_copy_->after_fork_in_parent();
     }
+    followers_.after_fork_in_parent();
     leases_mutex_.unlock();
     writing_.unlock();
   }
@@ -665,6 +771,7 @@ class MappedCache final : public BlobCache, private ForkAware {
     new (&writing_) std::mutex;
     new (&lock_) FairLock;
     new (&leases_mutex_) std::mutex;
+    followers_.after_fork_in_child();
     leases_.clear();
     if (working_copy_) {
       working_copy_->after_fork_in_child();
@@ -690,6 +797,7 @@ class MappedCache final : public BlobCache, private ForkAware {
   std::mutex commit_; // one commit at a time
   mutable FairLock lock_; // the bytes of the blobs, dirty_, and the slots' dirty and original
   std::mutex writing_; // held while these change; taken last
+  mutable Followers followers_;
   std::set<Slot*> dirty_;
   std::atomic<uint64_t> generation_{0};
   std::atomic<bool> closed_{false};

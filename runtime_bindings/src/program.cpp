@@ -128,6 +128,12 @@ View view_of(const EtTensor& tensor) {
 /// Memory that a method's tensors were planned into.
 using Arenas = std::vector<std::shared_ptr<Mapping>>;
 
+/// A little into a page, so that a tensor of whole pages does not end where one ends: a delegate that packs from here,
+/// when trained parameters are published, reads a little more than the tensor and would be given a copy.
+std::shared_ptr<Mapping> make_arena(size_t size) {
+  return std::make_shared<Mapping>(size, 64);
+}
+
 class LoadedProgram;
 
 class LoadedMethod final : public Method, private ForkAware {
@@ -260,7 +266,7 @@ class LoadedProgram final : public Program, private ForkAware {
     for (size_t i = 0; i < about.num_memory_planned_buffers(); ++i) {
       const auto size = static_cast<size_t>(about.memory_planned_buffer_size(i).get());
       if (i == 0 || methods().size() == 1) { // what lies in the first one is no state
-        arenas.push_back(std::make_shared<Mapping>(size));
+        arenas.push_back(make_arena(size));
       } else {
         arenas.push_back(shared_arena(i, size));
         state = state_;
@@ -306,7 +312,7 @@ class LoadedProgram final : public Program, private ForkAware {
     }
     shared_.resize(std::max(shared_.size(), index + 1));
     if (shared_[index] == nullptr) {
-      shared_[index] = std::make_shared<Mapping>(size);
+      shared_[index] = make_arena(size);
     }
     return shared_[index];
   }

@@ -78,8 +78,8 @@ class WorkingCopy {
   std::unique_ptr<Lease> lock_again();
   void unlock_shared(std::unique_ptr<Lease> lease);
 
-  /// Change the file, alone. `make` is called under the lock and returns the patches; `apply` puts one into memory
-  /// that maps the file.
+  /// Change the file, alone. `make` is called under the lock, may look at `generation`, and returns the patches; if it
+  /// throws, nothing has happened. `apply` puts one patch into memory that maps the file.
   template <typename Make, typename Apply>
   uint64_t commit(const std::vector<uint64_t>& keys, Make make, Apply apply) {
     const Exclusive lock(*this);

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import struct
 import subprocess
 import sys
 import tempfile
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from blobstore.lowering.payload import Constant, find_places, wrap
 from blobstore.runtime import make_working_copy
 
 ROOT = Path(__file__).parents[2]
@@ -41,6 +43,10 @@ def main() -> None:
             write(tensors, Path(folder))
             command = [build / "tests" / "cache_test", Path(folder, "plain.ptd"), folder]
             subprocess.run([str(part) for part in command], check=True, env={**environment, **options})
+        with tempfile.TemporaryDirectory() as folder:
+            write_delegates(Path(folder))
+            command = [build / "tests" / "delegate_test", folder]
+            subprocess.run([str(part) for part in command], check=True, env={**environment, **options})
         sys.stdout.write(f"{name}: no findings\n")
 
 
@@ -53,6 +59,28 @@ def write(tensors: dict[str, np.ndarray], folder: Path) -> None:
         store.add(key, array.tobytes() if key == "opaque" else array)
     store.write_ptd(folder / "plain.ptd")
     make_working_copy(folder / "plain.ptd", folder / "copy.ptd")
+
+
+def write_delegates(folder: Path) -> None:
+    """Weights, and payloads for an inner backend that reads a list of keys."""
+    from blobstore import save_file
+
+    mark = "@0123456789abcdef"
+    ones = np.ones(3000, np.float32)
+    save_file({f"packed{mark}": ones, f"kept{mark}": ones}, folder / "base.ptd")
+    save_file({f"own{mark}": ones}, folder / "adapter.ptd")
+    make_working_copy(folder / "base.ptd", folder / "copy.ptd")
+    for name, own in (("base", False), ("both", True)):
+        kinds = {f"packed{mark}": True, f"kept{mark}": False} | ({f"own{mark}": True} if own else {})
+        inner = b"".join(
+            struct.pack("<I", len(key)) + key.encode() + b"\0" + (b"p" if packed else b"k")
+            for key, packed in kinds.items()
+        )
+        constants = [
+            Constant(key, ones.nbytes, number, find_places(inner, key), packed)
+            for number, (key, packed) in enumerate(kinds.items())
+        ]
+        (folder / f"{name}.payload").write_bytes(wrap(inner, "ToyBackend", constants))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from torch import nn
 
 from blobstore.demo.models import Decoder, DecoderConfig, lower, quiet
-from blobstore.errors import KeyConflictError
+from blobstore.errors import InvalidFileError, KeyConflictError
 from blobstore.lowering import payload
 from blobstore.programs import save_programs
 from blobstore.pte.program import read_program
@@ -196,7 +197,7 @@ def _lowered_modules(graph_module: torch.fx.GraphModule) -> list[tuple[str, obje
     return list(get_lowered_submodules(graph_module))
 
 
-def test_payload_round_trip() -> None:
+def test_payload_round_trip(monkeypatch: pytest.MonkeyPatch) -> None:
     inner = b"xx\x14\0\0\0first@0123456789abcde\0yy"
     places = payload.find_places(inner, "first@0123456789abcde"[:20])
     assert places == ()
@@ -204,8 +205,13 @@ def test_payload_round_trip() -> None:
     inner = b"xx\x12\0\0\0" + key.encode() + b"\0yy"
     (place,) = payload.find_places(inner, key)
     assert inner[place : place + 16] == b"0123456789abcdef"
-    constants = [payload.Constant(key, 7, 3, (place,))]
+    constants = [payload.Constant(key, 7, 3, (place,)), payload.Constant(key, 7, 3, (place,), packed=True)]
     assert payload.split(payload.wrap(inner, "Some", constants)) == (inner, "Some", constants)
+    monkeypatch.setattr(payload, "VERSION", 0)
+    old = payload.wrap(inner, "Some", constants)
+    monkeypatch.undo()
+    with pytest.raises(InvalidFileError, match="its version is 0, not 1"):
+        payload.split(old)
     assert read_program is not None
 
 
@@ -221,3 +227,34 @@ def test_embedded_weights(tmp_path: Path) -> None:
     close(method(*example)[0], module(*example))
     cache.update_state_dict(randomize(module, 5))
     close(method(*example)[0], module(*example))
+
+
+def test_packed_weights_go_with_the_program(tmp_path: Path) -> None:
+    """At once, not when the garbage collector runs."""
+    live = Live.make(seeded(nets.MLP), inputs(3, 16), tmp_path)
+    before = delegate_stats()
+    gc.disable()
+    try:
+        program = Program(live.program.path, BlobCache(tmp_path / "model.ptd"))
+        program.method()(*live.inputs)
+        assert delegate_stats().handles == before.handles + 1
+        assert delegate_stats().names > before.names
+        del program
+        assert delegate_stats().handles == before.handles
+        assert delegate_stats().names == before.names
+        method = Program(live.program.path, live.cache).method()  # a method holds what it needs
+        close(method(*live.inputs)[0], live.module(*live.inputs))
+        del method
+        assert delegate_stats().handles == before.handles
+    finally:
+        gc.enable()
+
+
+def test_what_the_payload_says_is_packed(tmp_path: Path) -> None:
+    """XNNPACK copies weights and biases; it reads slopes where they are."""
+    path = lower_through({"forward": (seeded(nets.PReLU), inputs(1, 3, 8, 8))}, tmp_path)
+    whole = path.read_bytes()
+    _, _, constants = payload.split(whole[: whole.rindex(payload.MAGIC) + len(payload.MAGIC)])
+    packed = {constant.key.split("@")[0]: constant.packed for constant in constants}
+    assert {name for name, it_is in packed.items() if not it_is} == {"slope.weight"}
+    assert packed.keys() >= {"conv.weight", "conv.bias"}

@@ -76,8 +76,15 @@ class Constant(object):
         o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(10))
         return o == 0
 
+    # Constant
+    def Packed(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(12))
+        if o != 0:
+            return bool(self._tab.Get(flatbuffers.number_types.BoolFlags, o + self._tab.Pos))
+        return False
+
 def ConstantStart(builder):
-    builder.StartObject(4)
+    builder.StartObject(5)
 
 def Start(builder):
     ConstantStart(builder)
@@ -111,6 +118,12 @@ def ConstantStartPlacesVector(builder, numElems):
 
 def StartPlacesVector(builder, numElems):
     return ConstantStartPlacesVector(builder, numElems)
+
+def ConstantAddPacked(builder, packed):
+    builder.PrependBoolSlot(4, packed, 0)
+
+def AddPacked(builder, packed):
+    ConstantAddPacked(builder, packed)
 
 def ConstantEnd(builder):
     return builder.EndObject()

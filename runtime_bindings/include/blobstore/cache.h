@@ -32,6 +32,43 @@ struct Change {
   const std::optional<Layout>* layout = nullptr; // checked against the blob's, if given
 };
 
+class BlobCache;
+
+/// What a commit is about to change, while everything is still as it was. Valid as long as `CommitFollower::prepare`.
+class StagedCommit {
+ public:
+  virtual ~StagedCommit() = default;
+  /// The cache whose keys change; caches on top of it see it.
+  virtual const BlobCache& owner() const = 0;
+  /// What `BlobCache::version` of these keys will be.
+  virtual uint64_t version() const = 0;
+  /// Whether the key changes.
+  virtual bool changes(std::string_view key) const = 0;
+  /// The bytes that such a key will have, as many as its blob has now. Valid until the commit has ended; aligned to
+  /// nothing. @throws Error FileAccess: they are those of a file that was truncated.
+  virtual const uint8_t* bytes(std::string_view key) const = 0;
+};
+
+/// Somebody who makes something of the blobs, such as packed weights, and has to change it together with them.
+class CommitFollower {
+ public:
+  /// What will take effect with the commit. Destroyed after it, or without it, where nobody waits.
+  class Prepared {
+   public:
+    virtual ~Prepared() = default;
+    /// The bytes are the new ones; nobody holds a Reading. To be short, and to wait for nobody.
+    virtual void apply() noexcept = 0;
+  };
+
+  virtual ~CommitFollower() = default;
+  /// Make ready for a commit; readers go on meanwhile. This thread holds a lock that excludes other commits to the
+  /// owner; it may take a Reading of caches on top of it, and must not wait for anybody else's to end.
+  ///
+  /// @returns nothing if nothing has to be done.
+  /// @throws Error: the commit fails with it and changes nothing.
+  virtual std::unique_ptr<Prepared> prepare(const StagedCommit& commit) = 0;
+};
+
 /// Counted and measured, never estimated. What this system cannot measure is absent.
 struct CacheStats {
   uint64_t keys = 0; // those of the base included
@@ -96,18 +133,24 @@ class BlobCache : public std::enable_shared_from_this<BlobCache> {
   virtual uint64_t version(std::string_view key) const = 0;
 
   /// Change blobs: all or none, and nobody who holds a `Reading` sees the change happen. Everything is checked and all
-  /// memory is got before the first byte is written.
+  /// memory is got before the first byte is written, and so is what followers make of the new bytes.
   ///
   /// @returns the new generation.
-  /// @throws Error KeyNotFound, KeyConflict (a key twice), Layout, Closed, Unsupported; nothing was changed then.
+  /// @throws Error KeyNotFound, KeyConflict (a key twice), Layout, Closed, Unsupported, or what a follower throws (the
+  ///   delegate: Program, if its inner backend refuses the new bytes); nothing was changed then.
   virtual uint64_t update(const std::vector<Change>& changes) = 0;
   /// Change the blobs that a .ptd holds. Its digests are compared first, if it has any.
   /// @throws as `open` and `update`; nothing was changed then.
   uint64_t load(const std::string& path);
   /// Back to the bytes of the file, whole or some keys. The work is that of what changed, not of the cache.
-  /// @throws Error KeyNotFound, Closed, Unsupported (a shared working copy has no other bytes to go back to).
+  /// @throws Error KeyNotFound, Closed, Unsupported (a shared working copy has no other bytes to go back to), or as a
+  ///   follower throws.
   virtual uint64_t revert() = 0;
   virtual uint64_t revert(const std::vector<std::string>& keys) = 0;
+
+  /// Have a follower take part in every commit to this cache from now on, while it lives. Commits to the base are
+  /// another cache's. Whoever holds a Reading since before it made something of the blobs misses no commit.
+  virtual void follow(std::weak_ptr<CommitFollower> follower) const = 0;
 
   /// Keys of this cache's files whose bytes are not, or may not be, those of the file as it was opened.
   virtual std::vector<std::string> dirty() const = 0;
@@ -147,6 +190,17 @@ class BlobCache : public std::enable_shared_from_this<BlobCache> {
   virtual void unlock_shared() const = 0;
   /// Whether this thread holds a Reading.
   bool held_by_this_thread() const;
+  /// While it lives, this thread counts as one that holds a Reading, without a lock: it has the exclusive one.
+  class Alone {
+   public:
+    explicit Alone(const BlobCache& cache);
+    ~Alone();
+    Alone(const Alone&) = delete;
+    Alone& operator=(const Alone&) = delete;
+
+   private:
+    const BlobCache& cache_;
+  };
 
  private:
   uint64_t id_;

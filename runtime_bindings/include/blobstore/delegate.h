@@ -12,9 +12,14 @@ namespace blobstore {
 
 /// Make the delegate known to ExecuTorch in this process; again does nothing. Loading a `Program` does it too.
 ///
-/// Such a delegate has the payload of an inner backend, which packs weights when it is initialized. When one of its
-/// blobs has another version than it was packed with, the next call first initializes the inner backend anew: what did
-/// not change is found packed already, the new handle takes the place of the old one, and only then the old one goes.
+/// Such a delegate has the payload of an inner backend, which packs weights when it is initialized. It takes part in
+/// the commits of its cache: while the old weights are running, the inner backend is initialized anew from the new
+/// bytes. What did not change is found packed already, the new handle takes the place of the old one when the bytes
+/// change, and the old one goes last. If that fails, so does the commit. A change by another process is found by the
+/// next call.
+///
+/// After a fork the child may run and change its delegates; each makes itself a new handle at its first call.
+///
 /// Packed weights are shared by all delegates of this process that take the same blobs, in the same versions, from the
 /// same cache. They are never shared by two caches, unless one is the base of the other.
 void register_delegate();

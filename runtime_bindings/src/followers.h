@@ -1,0 +1,81 @@
+// Who takes part in the commits of one cache.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <new>
+#include <vector>
+
+#include <blobstore/cache.h>
+
+namespace blobstore {
+
+class Followers {
+ public:
+  using List = std::vector<std::unique_ptr<CommitFollower::Prepared>>;
+
+  void add(std::weak_ptr<CommitFollower> follower) {
+    const std::lock_guard<std::mutex> guard(mutex_);
+    const auto gone = [](const Entry& entry) { return entry.follower.expired(); };
+    all_.erase(std::remove_if(all_.begin(), all_.end(), gone), all_.end());
+    all_.push_back({++last_, std::move(follower)});
+  }
+
+  /// How many there ever were.
+  uint64_t last() const {
+    const std::lock_guard<std::mutex> guard(mutex_);
+    return last_;
+  }
+
+  /// Have those prepare that came after the first `seen`. If one fails, all that was prepared goes at once: what they
+  /// call it, the next commit may call other bytes. @returns how many there were then.
+  uint64_t prepare(const StagedCommit& commit, uint64_t seen, List& out) const {
+    std::vector<std::shared_ptr<CommitFollower>> ready;
+    uint64_t last = 0;
+    {
+      const std::lock_guard<std::mutex> guard(mutex_);
+      last = last_;
+      for (const Entry& entry : all_) {
+        std::shared_ptr<CommitFollower> follower = entry.number > seen ? entry.follower.lock() : nullptr;
+        if (follower != nullptr) {
+          ready.push_back(std::move(follower));
+        }
+      }
+    }
+    try {
+      for (const auto& follower : ready) {
+        if (auto prepared = follower->prepare(commit)) {
+          out.push_back(std::move(prepared));
+        }
+      }
+    } catch (...) {
+      out.clear();
+      throw;
+    }
+    return last;
+  }
+
+  static void apply(const List& prepared) noexcept {
+    for (const auto& one : prepared) {
+      one->apply();
+    }
+  }
+
+  void before_fork() { mutex_.lock(); }
+  void after_fork_in_parent() { mutex_.unlock(); }
+  void after_fork_in_child() { new (&mutex_) std::mutex; }
+
+ private:
+  struct Entry {
+    uint64_t number;
+    std::weak_ptr<CommitFollower> follower;
+  };
+
+  mutable std::mutex mutex_; // held for moments
+  std::vector<Entry> all_;
+  uint64_t last_ = 0;
+};
+
+} // namespace blobstore

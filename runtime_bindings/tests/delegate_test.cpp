@@ -1,0 +1,421 @@
+// Exercises the delegate over an inner backend that packs, keeps, shares and fails as XNNPACK does; sanitizers judge.
+//
+//   delegate_test FOLDER
+//
+// FOLDER has base.ptd with the keys "packed@..." and "kept@...", adapter.ptd with "own@...", copy.ptd, a working copy
+// of base.ptd, and the payloads base.payload and both.payload. All blobs are float tensors of one size, filled with 1.
+
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <iterator>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <executorch/runtime/backend/interface.h>
+#include <executorch/runtime/core/evalue.h>
+#include <executorch/runtime/platform/runtime.h>
+
+#include <blobstore/cache.h>
+#include <blobstore/delegate.h>
+
+namespace {
+
+namespace et = executorch::runtime;
+using blobstore::BlobCache;
+
+void check(bool ok, const char* what, int line) {
+  if (!ok) {
+    std::fprintf(stderr, "line %d, failed: %s\n", line, what);
+    std::exit(1);
+  }
+}
+#define CHECK(condition) check(condition, #condition, __LINE__)
+
+const std::string kPacked = "packed@0123456789abcdef";
+const std::string kKept = "kept@0123456789abcdef";
+const std::string kOwn = "own@0123456789abcdef";
+
+/// The one value of a blob.
+float value_of(const void* data, size_t size) {
+  const auto* floats = static_cast<const float*>(data);
+  for (size_t i = 1; i < size / sizeof(float); ++i) {
+    CHECK(floats[i] == floats[0]);
+  }
+  return floats[0];
+}
+
+/// Its payload is a list of keys: length (4 bytes), key, NUL, 'p' or 'k'. It packs the former, under their names, in a
+/// cache for all, and goes on reading the latter. It refuses negative numbers, and is in disorder then until an
+/// initialization succeeds.
+class Toy final : public et::BackendInterface {
+ public:
+  struct Handle {
+    std::vector<std::string> names;
+    std::vector<std::pair<const void*, size_t>> kept;
+  };
+  struct Packed {
+    float value = 0;
+    int users = 0;
+  };
+
+  bool is_available() const override { return true; }
+
+  et::Result<et::DelegateHandle*> init(
+      et::BackendInitContext& context,
+      et::FreeableBuffer* processed,
+      et::ArrayRef<et::CompileSpec>) const override {
+    const std::lock_guard<std::mutex> guard(mutex_);
+    ready_ = false;
+    auto handle = std::make_unique<Handle>();
+    const auto* at = static_cast<const char*>(processed->data());
+    const char* end = at + processed->size();
+    bool good = true;
+    while (at < end) {
+      uint32_t length;
+      std::memcpy(&length, at, sizeof length);
+      const std::string name(at + 4, length);
+      const char kind = at[4 + length + 1];
+      at += 4 + length + 2;
+      auto data = context.get_named_data_map()->get_data(name);
+      CHECK(data.ok());
+      if (kind == 'k') {
+        handle->kept.emplace_back(data->data(), data->size());
+        good = good && value_of(data->data(), data->size()) >= 0;
+        continue;
+      }
+      const auto found = packed_.find(name);
+      if (found == packed_.end()) {
+        const float value = value_of(data->data(), data->size());
+        good = good && value >= 0;
+        packed_[name].value = value;
+      }
+      ++packed_[name].users;
+      handle->names.push_back(name);
+    }
+    processed->Free();
+    if (!good) { // what it packed stays behind, under its names
+      return et::Error::Internal;
+    }
+    ready_ = true;
+    return static_cast<et::DelegateHandle*>(handle.release());
+  }
+
+  et::Error execute(et::BackendExecutionContext&, et::DelegateHandle* opaque, et::Span<et::EValue*> arguments)
+      const override {
+    const std::lock_guard<std::mutex> guard(mutex_);
+    if (!ready_) {
+      return et::Error::Internal;
+    }
+    const auto* handle = static_cast<const Handle*>(opaque);
+    const float first = packed_.at(handle->names[0]).value;
+    for (const auto& [data, size] : handle->kept) {
+      CHECK(value_of(data, size) == first); // one generation
+    }
+    double sum = first;
+    for (size_t i = 1; i < handle->names.size(); ++i) {
+      sum += 1000.0 * packed_.at(handle->names[i]).value;
+    }
+    *arguments[0] = et::EValue(sum);
+    return et::Error::Ok;
+  }
+
+  void destroy(et::DelegateHandle* opaque) const override {
+    const std::lock_guard<std::mutex> guard(mutex_);
+    CHECK(ready_);
+    const std::unique_ptr<Handle> handle(static_cast<Handle*>(opaque));
+    for (const std::string& name : handle->names) {
+      if (--packed_.at(name).users == 0) {
+        packed_.erase(name);
+      }
+    }
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  mutable bool ready_ = true;
+  mutable std::map<std::string, Packed> packed_;
+};
+
+/// Memory that is never given back before the end.
+class Allocator final : public et::MemoryAllocator {
+ public:
+  Allocator() : MemoryAllocator(0, nullptr) {}
+  void* allocate(size_t size, size_t) override {
+    all_.push_back(std::make_unique<uint8_t[]>(size));
+    return all_.back().get();
+  }
+
+ private:
+  std::vector<std::unique_ptr<uint8_t[]>> all_;
+};
+
+std::vector<char> read(const std::string& path) {
+  std::ifstream in(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
+}
+
+/// A loaded delegate.
+class Loaded {
+ public:
+  Loaded(const std::shared_ptr<BlobCache>& cache, const std::vector<char>& payload)
+      : backend_(et::get_backend_class("BlobStoreBackend")) {
+    const blobstore::CacheScope scope(cache);
+    et::BackendInitContext context(&allocator_, nullptr, "toy");
+    et::FreeableBuffer processed(payload.data(), payload.size(), nullptr);
+    auto handle = backend_->init(context, &processed, {});
+    if (handle.ok()) {
+      handle_ = handle.get();
+    }
+  }
+  ~Loaded() {
+    if (handle_ != nullptr) {
+      backend_->destroy(handle_);
+    }
+  }
+  Loaded(const Loaded&) = delete;
+  Loaded& operator=(const Loaded&) = delete;
+
+  bool ok() const { return handle_ != nullptr; }
+  double run() {
+    et::BackendExecutionContext context;
+    et::EValue out(0.0);
+    et::EValue* arguments[] = {&out};
+    CHECK(backend_->execute(context, handle_, {arguments, 1}) == et::Error::Ok);
+    return out.toDouble();
+  }
+
+ private:
+  et::BackendInterface* backend_;
+  Allocator allocator_;
+  et::DelegateHandle* handle_ = nullptr;
+};
+
+/// Commit one value to all keys that a cache owns. @returns whether it was accepted.
+bool commit(BlobCache& cache, const std::vector<std::string>& keys, float value) {
+  std::vector<std::vector<float>> data;
+  std::vector<blobstore::Change> changes;
+  for (const std::string& key : keys) {
+    data.emplace_back(cache.at(key).size / sizeof(float), value);
+  }
+  for (size_t i = 0; i < keys.size(); ++i) {
+    changes.push_back({keys[i], data[i].data(), data[i].size() * sizeof(float), nullptr});
+  }
+  try {
+    cache.update(changes);
+    return true;
+  } catch (const blobstore::Error& error) {
+    CHECK(error.kind() == blobstore::ErrorKind::Program);
+    CHECK(value < 0 && std::string(error.what()).find("nothing was changed") != std::string::npos);
+    return false;
+  }
+}
+
+void test_alone(const std::string& path, const std::vector<char>& payload, BlobCache::Mode mode) {
+  const auto cache = BlobCache::open({path}, mode);
+  Loaded one(cache, payload), two(cache, payload);
+  CHECK(one.run() == 1 && two.run() == 1);
+  for (int n = 2; n < 8; ++n) {
+    const uint64_t generation = cache->generation();
+    CHECK(commit(*cache, {kPacked, kKept}, static_cast<float>(n)));
+    CHECK(cache->generation() == generation + 1);
+    CHECK(one.run() == n && two.run() == n);
+    CHECK(!commit(*cache, {kPacked, kKept}, -1));
+    CHECK(cache->generation() == generation + 1);
+    CHECK(one.run() == n && two.run() == n);
+    const uint64_t inits = blobstore::delegate_stats().inits;
+    CHECK(one.run() == n && blobstore::delegate_stats().inits == inits);
+  }
+  // one array for two keys
+  const std::vector<float> shared(cache->at(kPacked).size / sizeof(float), 30);
+  const size_t size = sizeof(float) * shared.size();
+  cache->update({{kPacked, shared.data(), size, nullptr}, {kKept, shared.data(), size, nullptr}});
+  CHECK(one.run() == 30 && two.run() == 30);
+  if (mode != BlobCache::Mode::Shared) {
+    cache->revert();
+    CHECK(one.run() == 1 && two.run() == 1);
+    CHECK(commit(*cache, {kPacked, kKept}, 9));
+    cache->revert({kPacked, kKept});
+    CHECK(one.run() == 1 && two.run() == 1);
+  } else {
+    CHECK(commit(*cache, {kPacked, kKept}, 1));
+  }
+}
+
+/// Two objects on one working copy stand for two processes: what one commits, the other finds at its next call.
+void test_two_on_one_file(const std::string& path, const std::vector<char>& payload) {
+  const auto mine = BlobCache::open({path}, BlobCache::Mode::Shared);
+  const auto other = BlobCache::open({path}, BlobCache::Mode::Shared);
+  Loaded here(mine, payload), there(other, payload);
+  std::thread committer([&] {
+    for (int n = 0; n < 30; ++n) {
+      CHECK(commit(*mine, {kPacked, kKept}, static_cast<float>(n)));
+      here.run();
+    }
+  });
+  for (int n = 0; n < 30; ++n) {
+    CHECK(commit(*other, {kPacked, kKept}, static_cast<float>(100 + n)));
+    there.run();
+  }
+  committer.join();
+  CHECK(here.run() == there.run());
+}
+
+void test_threads(const std::string& path, const std::vector<char>& payload, BlobCache::Mode mode) {
+  const auto cache = BlobCache::open({path}, mode);
+  std::atomic<bool> stop{false};
+  std::atomic<int> loaded{0};
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 2; ++i) {
+    threads.emplace_back([&] {
+      Loaded mine(cache, payload);
+      ++loaded;
+      while (!stop) {
+        CHECK(mine.run() >= 1);
+      }
+    });
+  }
+  threads.emplace_back([&] { // delegates come and go during commits, also while this thread reads
+    while (!stop) {
+      auto mine = std::make_unique<Loaded>(cache, payload);
+      CHECK(mine->ok() && mine->run() >= 1);
+      const BlobCache::Reading reading(*cache);
+      mine.reset();
+    }
+  });
+  while (loaded != 2) {
+    std::this_thread::yield();
+  }
+  for (int n = 1; n < 60; ++n) {
+    CHECK(commit(*cache, {kPacked, kKept}, static_cast<float>(n)));
+    if (n % 3 == 0) {
+      CHECK(!commit(*cache, {kPacked, kKept}, -2));
+    }
+    if (n % 7 == 0 && mode != BlobCache::Mode::Shared) {
+      cache->revert();
+    }
+  }
+  stop = true;
+  for (std::thread& thread : threads) {
+    thread.join();
+  }
+}
+
+/// What was prepared for a commit that failed is never taken for what the next one brings under the same version.
+void test_failing_beside_good(const std::string& folder, const std::vector<char>& base, const std::vector<char>& both) {
+  const auto cache = BlobCache::open({folder + "/base.ptd", folder + "/adapter.ptd"});
+  Loaded first(cache, base), second(cache, both); // the second one refuses, when the first is prepared
+  std::atomic<bool> stop{false};
+  std::thread failing([&] {
+    const std::vector<float> some(cache->at(kOwn).size / sizeof(float), 77), bad(some.size(), -1);
+    const size_t size = sizeof(float) * some.size();
+    while (!stop) {
+      try {
+        cache->update(
+            {{kPacked, some.data(), size, nullptr},
+             {kKept, some.data(), size, nullptr},
+             {kOwn, bad.data(), size, nullptr}});
+        CHECK(false);
+      } catch (const blobstore::Error&) {
+      }
+    }
+  });
+  for (int n = 1; n < 150; ++n) {
+    CHECK(commit(*cache, {kPacked, kKept, kOwn}, static_cast<float>(n)));
+    CHECK(first.run() == n && second.run() == 1001.0 * n);
+  }
+  stop = true;
+  failing.join();
+}
+
+/// A delegate that loads while a commit waits for readers has its say too.
+void test_loading_while_a_commit_waits(const std::string& path, const std::vector<char>& payload, BlobCache::Mode mode) {
+  const auto cache = BlobCache::open({path}, mode);
+  CHECK(commit(*cache, {kPacked, kKept}, 1));
+  std::unique_ptr<Loaded> late;
+  bool accepted = true;
+  std::thread committer;
+  {
+    const BlobCache::Reading reading(*cache);
+    committer = std::thread([&] { accepted = commit(*cache, {kPacked, kKept}, -1); });
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    late = std::make_unique<Loaded>(cache, payload);
+  }
+  committer.join();
+  CHECK(!accepted && late->run() == 1);
+}
+
+void test_stack(const std::string& folder, const std::vector<char>& payload, BlobCache::Mode mode) {
+  const auto base = BlobCache::open({folder + (mode == BlobCache::Mode::Shared ? "/copy.ptd" : "/base.ptd")}, mode);
+  CHECK(commit(*base, {kPacked, kKept}, 1));
+  const auto one = BlobCache::open({folder + "/adapter.ptd"}, BlobCache::Mode::Private, base);
+  const auto two = BlobCache::open({folder + "/adapter.ptd"}, BlobCache::Mode::Copy, base);
+  std::atomic<bool> stop{false};
+  std::vector<std::thread> threads;
+  Loaded keeps_one(one, payload), keeps_two(two, payload); // somebody is there to refuse
+  for (const auto& cache : {one, two}) {
+    threads.emplace_back([&, cache] {
+      Loaded mine(cache, payload);
+      while (!stop) {
+        CHECK(mine.run() >= 1001);
+      }
+    });
+    threads.emplace_back([&, cache] {
+      for (int n = 1; !stop; ++n) {
+        CHECK(commit(*cache, {kOwn}, static_cast<float>(1 + n % 5)));
+        CHECK(!commit(*cache, {kOwn}, -1));
+      }
+    });
+  }
+  for (int n = 1; n < 40; ++n) {
+    CHECK(commit(*base, {kPacked, kKept}, static_cast<float>(n)));
+  }
+  stop = true;
+  for (std::thread& thread : threads) {
+    thread.join();
+  }
+  CHECK(commit(*one, {kOwn}, 7));
+  CHECK(commit(*two, {kOwn}, 8));
+  Loaded first(one, payload), second(two, payload);
+  CHECK(first.run() == 39 + 7000 && second.run() == 39 + 8000);
+  CHECK(commit(*base, {kPacked, kKept}, 5));
+  CHECK(first.run() == 5 + 7000 && second.run() == 5 + 8000);
+  one->close(); // its weights stay as they are
+  CHECK(first.run() == 5 + 7000);
+}
+
+} // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 2) {
+    return 64;
+  }
+  et::runtime_init();
+  blobstore::register_delegate();
+  static Toy toy;
+  CHECK(et::register_backend({"ToyBackend", &toy}) == et::Error::Ok);
+  const std::string folder = argv[1];
+  const std::vector<char> payload = read(folder + "/base.payload");
+  const std::vector<char> both = read(folder + "/both.payload");
+  for (const auto mode : {BlobCache::Mode::Private, BlobCache::Mode::Copy, BlobCache::Mode::Shared}) {
+    const std::string path = folder + (mode == BlobCache::Mode::Shared ? "/copy.ptd" : "/base.ptd");
+    test_alone(path, payload, mode);
+    test_threads(path, payload, mode);
+    test_loading_while_a_commit_waits(path, payload, mode);
+  }
+  test_failing_beside_good(folder, payload, both);
+  test_two_on_one_file(folder + "/copy.ptd", payload);
+  test_stack(folder, both, BlobCache::Mode::Private);
+  test_stack(folder, both, BlobCache::Mode::Shared);
+  const blobstore::DelegateStats stats = blobstore::delegate_stats();
+  CHECK(stats.handles == 0 && stats.names == 0);
+  std::puts("ok");
+  return 0;
+}

@@ -1,0 +1,154 @@
+"""New weights that XNNPACK refuses: the update fails and says why, and the old weights go on, everywhere (issue 5, 2)."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from blobstore.demo.models import quiet
+from blobstore.errors import ProgramError
+from blobstore.runtime import BlobCache, Program, delegate_stats, make_working_copy
+from tests.lowering.live import close, inputs, lower_exported, seeded
+from tests.lowering.test_quantized import pt2e, put
+
+
+class Parts(nn.Module):
+    """Three delegates, with kernels between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(8, 8)
+        self.second = nn.Linear(8, 8)
+        self.third = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.third(torch.cumsum(self.second(torch.cumsum(self.first(x), 1)), 1))
+
+
+NAMES = [f"{layer}.weight" for layer in ("first", "second", "third")]
+EXAMPLE = inputs(2, 8)
+
+
+@pytest.fixture(scope="module")
+def lowered(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, torch.fx.GraphModule]:
+    folder = tmp_path_factory.mktemp("parts")
+    eager = pt2e(seeded(Parts), EXAMPLE, is_per_channel=True)
+    with quiet():
+        return lower_exported(torch.export.export(eager, EXAMPLE, strict=True), folder), eager
+
+
+def weights(seed: int) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {name: torch.rand(8, 8, generator=generator) * 0.5 - 0.25 for name in NAMES}
+
+
+def expected(eager: torch.fx.GraphModule, tensors: dict[str, Tensor]) -> Tensor:
+    for name, tensor in tensors.items():
+        put(eager, name, tensor)
+    result: Tensor = eager(*EXAMPLE)
+    return result
+
+
+@pytest.mark.parametrize("mode", ["private", "copy", "shared"])
+def test_the_old_weights_go_on(lowered: tuple[Path, torch.fx.GraphModule], mode: str, tmp_path: Path) -> None:
+    path, eager = lowered
+    make_working_copy(path.parent / "model.ptd", tmp_path / "model.ptd")
+    cache = BlobCache(tmp_path / "model.ptd", mode)  # type: ignore[arg-type]
+    loaded = delegate_stats().handles
+    methods = [Program(path, cache).method(), Program(path, cache).method()]
+    assert delegate_stats().handles == loaded + 2 * 3
+    # another cache has nothing to do with it, but shares XNNPACK's own cache of packed weights
+    other = Program(path, BlobCache(path.parent / "model.ptd")).method()
+    untouched = other(*EXAMPLE)[0]
+    cache.update(weights(0))
+    good = expected(eager, weights(0))
+    generation, stats = cache.generation, delegate_stats()
+    for name in NAMES:  # whichever fails, others may have been prepared before
+        bad = {**weights(1), f"{name}.scale": -torch.ones(8)}
+        with pytest.raises(
+            ProgramError, match="nothing was changed.*'forward'.*'XnnpackBackend' cannot be initialized"
+        ):
+            cache.update(bad)
+        assert cache.generation == generation
+        for method in (*methods, *reversed(methods)):
+            close(method(*EXAMPLE)[0], good, 0)
+        assert torch.equal(other(*EXAMPLE)[0], untouched)
+        assert delegate_stats().names == stats.names
+    # and what was prepared for the same generation is not taken for what comes now
+    cache.update(weights(2))
+    assert cache.generation == generation + 1
+    for method in methods:
+        close(method(*EXAMPLE)[0], expected(eager, weights(2)), 0)
+    if mode != "shared":
+        cache.revert(cache.tensors["first.weight"].keys[0])
+        whole = {**weights(2), "first.weight": seeded(Parts).first.weight.detach()}
+        for method in methods:
+            close(method(*EXAMPLE)[0], expected(eager, whole), 0)
+
+
+def test_a_load_and_a_transaction_fail_too(lowered: tuple[Path, torch.fx.GraphModule], tmp_path: Path) -> None:
+    path, eager = lowered
+    cache = BlobCache(path.parent / "model.ptd")
+    bad = BlobCache(path.parent / "model.ptd")
+    bad.update({"second.weight.scale": torch.zeros(8)})  # no program runs on it
+    bad.save(tmp_path / "bad.ptd", dirty_only=True)
+    method = Program(path, cache).method()
+    before = method(*EXAMPLE)[0]
+    with pytest.raises(ProgramError, match="nothing was changed"):
+        cache.load(tmp_path / "bad.ptd")
+    with pytest.raises(ProgramError, match="nothing was changed"), cache.transaction() as pending:
+        pending["third.weight.scale"] = -torch.ones(8)
+    assert cache.generation == 0
+    assert not cache.dirty
+    assert torch.equal(method(*EXAMPLE)[0], before)
+    # a program that comes later cannot be loaded on such weights; a revert brings it back
+    with pytest.raises(ProgramError, match="cannot be initialized"):
+        Program(path, bad).method()
+    bad.revert()
+    assert torch.equal(Program(path, bad).method()(*EXAMPLE)[0], before)
+    assert eager is not None
+
+
+def test_serving_goes_on_while_updates_fail(lowered: tuple[Path, torch.fx.GraphModule]) -> None:
+    """Meanwhile XNNPACK's own cache is in disorder for moments; no call may see it."""
+    path, _ = lowered
+    cache = BlobCache(path.parent / "model.ptd")
+    other = BlobCache(path.parent / "model.ptd")
+    allowed = Program(path, cache).method()(*EXAMPLE)[0]
+    stop, wrong = threading.Event(), []
+
+    def serve(mine: BlobCache) -> None:
+        method = Program(path, mine).method()
+        try:
+            while not stop.is_set():
+                if not torch.equal(method(*EXAMPLE)[0], allowed):
+                    wrong.append("output")
+        except BaseException as error:
+            wrong.append(repr(error))
+
+    threads = [threading.Thread(target=serve, args=(mine,)) for mine in (cache, cache, other)]
+    for thread in threads:
+        thread.start()
+    for i in range(60):
+        with pytest.raises(ProgramError):
+            cache.update({**weights(i), f"{NAMES[i % 3]}.scale": -torch.ones(8)})
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_the_packing_is_done_by_the_commit(lowered: tuple[Path, torch.fx.GraphModule]) -> None:
+    path, eager = lowered
+    cache = BlobCache(path.parent / "model.ptd")
+    method = Program(path, cache).method()
+    before = delegate_stats().inits
+    cache.update({"first.weight": weights(5)["first.weight"]})
+    assert delegate_stats().inits == before + 1  # of the one delegate that has it
+    method(*EXAMPLE)
+    assert delegate_stats().inits == before + 1
+    assert eager is not None
