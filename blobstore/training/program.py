@@ -317,8 +317,9 @@ class TrainingProgram:
     def publish(self, cache: BlobCache | None = None, *, strict: bool = True, finite: bool = False) -> int:
         """Commit the trained parameters and buffers to the programs on a cache; their next call uses them.
 
-        They are those of one moment between two steps; steps of other threads wait until it is done. Delegated programs get them by name, laid out as they store
-        them (see docs/lowering.md). Buffers that the cache lacks are passed over.
+        They are those of one moment between two steps; steps of other threads wait until it is done. Delegated programs
+        get them by name, laid out as they store them (see docs/lowering.md). Buffers that the cache lacks are passed
+        over.
 
         Args:
             cache: where to; left out, the cache that this program runs on.
