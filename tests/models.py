@@ -134,6 +134,21 @@ class LoRA(nn.Module):
 TINY = DecoderConfig(vocabulary=64, width=32, hidden=48, layers=1, heads=4, kv_heads=2, context=16, prompt=4)
 
 
+class Viewed(nn.Module):
+    """It reads its input through views only, before and after the input's memory could be used for something else."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        flat = x.view(4, 6)
+        y = torch.sigmoid(flat @ flat.t())
+        return torch.tanh(y @ torch.relu(y)) @ x.view(4, 6)
+
+
+@functools.cache
+def viewed() -> Lowered:
+    """A program without operators for its views, which lie where the input was planned to lie."""
+    return _lowered({"forward": (Viewed(), (_input(2, 2, 6),))}, partitioners=portable)
+
+
 @functools.cache
 def mlp(*, delegated: bool = False, external: bool = False, seed: int = 0) -> Lowered:
     """The MLP, by XNNPACK or the portable kernels.

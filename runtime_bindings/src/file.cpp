@@ -126,7 +126,10 @@ Mapping::Mapping(const File& file, uint64_t offset, size_t size, Kind kind) {
   }
 }
 
-Mapping::Mapping(size_t size) : length_(align_up(size == 0 ? 1 : size, page_size())) {
+Mapping::Mapping(size_t size, size_t skip) : length_(align_up(skip + (size == 0 ? 1 : size), page_size())), skip_(skip) {
+  if (size > static_cast<size_t>(PTRDIFF_MAX) - skip) {
+    refuse("memory", ENOMEM);
+  }
   pages_ = mmap(nullptr, length_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (pages_ == MAP_FAILED) {
     pages_ = nullptr;

@@ -50,8 +50,8 @@ class Mapping {
   Mapping() = default;
   /// Pages of a file that cover [offset, offset + size).
   Mapping(const File& file, uint64_t offset, size_t size, Kind kind);
-  /// Fresh memory.
-  explicit Mapping(size_t size);
+  /// Fresh memory, `skip` bytes into its first page.
+  explicit Mapping(size_t size, size_t skip = 0);
   ~Mapping();
   Mapping(Mapping&& other) noexcept { *this = std::move(other); }
   Mapping& operator=(Mapping&& other) noexcept;

@@ -128,6 +128,12 @@ View view_of(const EtTensor& tensor) {
 /// Memory that a method's tensors were planned into.
 using Arenas = std::vector<std::shared_ptr<Mapping>>;
 
+/// A little into a page, so that a tensor of whole pages does not end where one ends: a delegate that packs from here,
+/// when trained parameters are published, reads a little more than the tensor and would be given a copy.
+std::shared_ptr<Mapping> make_arena(size_t size) {
+  return std::make_shared<Mapping>(size, 64);
+}
+
 class LoadedProgram;
 
 class LoadedMethod final : public Method, private ForkAware {
@@ -146,6 +152,7 @@ class LoadedMethod final : public Method, private ForkAware {
   struct Input { // of tensors
     EtTensor tensor;
     void* planned; // where its memory was planned; null if the caller's is used always
+    bool overlaid; // other tensors lie there too, and may be views of it
   };
 
   void load(const et::Program& program, const CacheDataMap& map, const ProgramImage& image, size_t number);
@@ -259,7 +266,7 @@ class LoadedProgram final : public Program, private ForkAware {
     for (size_t i = 0; i < about.num_memory_planned_buffers(); ++i) {
       const auto size = static_cast<size_t>(about.memory_planned_buffer_size(i).get());
       if (i == 0 || methods().size() == 1) { // what lies in the first one is no state
-        arenas.push_back(std::make_shared<Mapping>(size));
+        arenas.push_back(make_arena(size));
       } else {
         arenas.push_back(shared_arena(i, size));
         state = state_;
@@ -305,7 +312,7 @@ class LoadedProgram final : public Program, private ForkAware {
     }
     shared_.resize(std::max(shared_.size(), index + 1));
     if (shared_[index] == nullptr) {
-      shared_[index] = std::make_shared<Mapping>(size);
+      shared_[index] = make_arena(size);
     }
     return shared_[index];
   }
@@ -392,11 +399,12 @@ void LoadedMethod::load(
   if (error != EtError::Ok) {
     throw Error(ErrorKind::Program, program_->path(), "method '" + name_ + "': " + describe(error));
   }
+  const std::vector<bool>& overlaid = image.overlaid_inputs(number);
   tensors_.clear();
   tensors_.resize(values.size());
   for (size_t i = 0; i < values.size(); ++i) {
     if (values[i].isTensor()) {
-      tensors_[i] = Input{values[i].toTensor(), values[i].toTensor().mutable_data_ptr()};
+      tensors_[i] = Input{values[i].toTensor(), values[i].toTensor().mutable_data_ptr(), overlaid[i]};
     }
   }
 }
@@ -463,7 +471,7 @@ void LoadedMethod::set_tensor(size_t index, const Argument& argument) {
         index, "takes " + std::to_string(tensor.nbytes()) + " bytes, not " + std::to_string(argument.nbytes));
   }
   void* data = const_cast<void*>(argument.data);
-  if (input.planned != nullptr && !may_share(argument)) {
+  if (input.planned != nullptr && (input.overlaid || !may_share(argument))) {
     if (argument.nbytes != 0) {
       std::memcpy(input.planned, argument.data, argument.nbytes);
     }

@@ -16,7 +16,8 @@ constexpr size_t kProgramSizeAt = 16;
 
 // Numbers of fields in schema/program.fbs.
 enum ProgramField { kPlans = 1, kConstantBuffer = 2, kSegments = 4, kConstantSegment = 5 };
-enum PlanField { kName = 0, kValues = 2, kOperators = 6, kDelegates = 7 };
+enum PlanField { kName = 0, kValues = 2, kInputs = 3, kOperators = 6, kDelegates = 7 };
+enum AllocationField { kMemoryId = 0, kOffsetLow = 1, kOffsetHigh = 2 };
 enum ValueField { kValueType = 0, kValue = 1 };
 enum TensorField {
   kScalarType = 0,
@@ -77,6 +78,52 @@ bool has_layout(const FlatBuffer& buffer, uint64_t tensor, const std::optional<L
                             std::memcmp(buffer.data() + order.start, layout->dim_order.data(), order.count) == 0));
 }
 
+/// Where a tensor was planned to lie.
+struct Place {
+  uint32_t memory;
+  uint64_t begin;
+  uint64_t end;
+};
+
+/// The place of a value; nothing if it is no tensor, or none that was planned.
+std::optional<Place> place_of(const FlatBuffer& buffer, uint64_t value) {
+  if (buffer.u8_field(value, kValueType) != kTensorType) {
+    return std::nullopt;
+  }
+  const uint64_t tensor = buffer.object(value, kValue);
+  const uint64_t allocation = tensor == 0 ? 0 : buffer.object(tensor, kAllocation);
+  if (allocation == 0) {
+    return std::nullopt;
+  }
+  const std::optional<Layout> layout = tensor_layout(buffer, tensor);
+  const uint64_t begin = buffer.u32_field(allocation, kOffsetLow) |
+      (static_cast<uint64_t>(buffer.u32_field(allocation, kOffsetHigh)) << 32);
+  // a tensor of an unknown type is taken to be as large as can be
+  const uint64_t size = layout ? layout_nbytes(*layout).value_or(UINT64_MAX) : UINT64_MAX;
+  return Place{buffer.u32_field(allocation, kMemoryId), begin, size > UINT64_MAX - begin ? UINT64_MAX : begin + size};
+}
+
+/// See ProgramImage::overlaid_inputs.
+std::vector<bool> find_overlaid_inputs(const FlatBuffer& buffer, uint64_t plan, const FlatVector& values) {
+  std::vector<std::optional<Place>> places(values.count);
+  for (uint32_t v = 0; v < values.count; ++v) {
+    places[v] = place_of(buffer, buffer.element(values, v));
+  }
+  const FlatVector inputs = buffer.vector(plan, kInputs, 4);
+  std::vector<bool> overlaid(inputs.count);
+  for (uint32_t i = 0; i < inputs.count; ++i) {
+    const uint32_t own = buffer.u32(inputs.start + 4ull * i);
+    if (own >= values.count || !places[own]) {
+      continue; // ExecuTorch will refuse the former
+    }
+    for (uint32_t v = 0; v < values.count && !overlaid[i]; ++v) {
+      overlaid[i] = v != own && places[v] && places[v]->memory == places[own]->memory &&
+          places[v]->begin < places[own]->end && places[own]->begin < places[v]->end;
+    }
+  }
+  return overlaid;
+}
+
 /// Whether constants lie in the flatbuffer itself, as old programs have them; one empty entry stands for "no data".
 bool has_inline_constants(const FlatBuffer& buffer, uint64_t program) {
   const FlatVector constants = buffer.vector(program, kConstantBuffer, 4);
@@ -133,6 +180,7 @@ void ProgramImage::read_methods(const FlatBuffer& buffer) {
       read_value(buffer, buffer.element(values, v), needs, seen);
     }
     needs_.push_back(std::move(needs));
+    overlaid_inputs_.push_back(find_overlaid_inputs(buffer, plan, values));
     std::vector<std::string> backends;
     const FlatVector delegates = buffer.vector(plan, kDelegates, 4);
     for (uint32_t d = 0; d < delegates.count; ++d) {

@@ -46,6 +46,9 @@ class ProgramImage {
   const std::vector<std::string>& backends(size_t method) const { return backends_[method]; }
   /// Names of the operators that a method calls.
   const std::vector<std::string>& operators(size_t method) const { return operators_[method]; }
+  /// Of each input of a method, whether another tensor was planned into its memory: one that is used later, or a view of
+  /// the input, for which there is no operator, so that it is found there or nowhere.
+  const std::vector<bool>& overlaid_inputs(size_t method) const { return overlaid_inputs_[method]; }
 
   /// Bind all constants that the cache has; call it once.
   ///
@@ -91,6 +94,7 @@ class ProgramImage {
   std::vector<std::vector<Need>> needs_;
   std::vector<std::vector<std::string>> backends_;
   std::vector<std::vector<std::string>> operators_;
+  std::vector<std::vector<bool>> overlaid_inputs_;
   std::vector<Use> uses_;
   const uint8_t* constants_ = nullptr;
   size_t constants_size_ = 0;

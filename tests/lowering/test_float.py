@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import mmap
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -168,3 +170,28 @@ def test_names_do_not_pile_up(tmp_path: Path) -> None:
         live.cache.update({"layers.0.weight": live.module.layers[0].weight})
         live.run()
     assert delegate_stats().names == names
+
+
+def test_new_bytes_in_odd_places(tmp_path: Path) -> None:
+    """Bytes at odd addresses, at the end of a page, and one array for two tensors: delegates pack from where they lie."""
+    live = Live.make(seeded(nets.MLP), inputs(3, 16), tmp_path)
+    live.run()
+    weight = live.module.layers[1].weight
+    with torch.no_grad():
+        weight.normal_(generator=torch.Generator().manual_seed(7))
+    raw = weight.detach().numpy().tobytes()
+    (key,) = live.cache.tensors["layers.1.weight"].keys
+    live.cache.update({key: memoryview(b"x" + raw)[1:]})
+    live.check()
+    with mmap.mmap(-1, 4096) as page, memoryview(page) as whole:
+        whole[4096 - len(raw) :] = np.negative(np.frombuffer(raw, np.float32)).tobytes()
+        live.cache.update({key: whole[4096 - len(raw) :]})
+    with torch.no_grad():
+        weight.neg_()
+    live.check()
+    both = torch.full((24,), 0.5)
+    with torch.no_grad():
+        live.module.layers[0].bias.copy_(both)
+        live.module.layers[1].bias.copy_(both)
+    live.cache.update({"layers.0.bias": both, "layers.1.bias": both})
+    live.check()

@@ -41,6 +41,7 @@ def mlp(tmp_path):
         models.conv,
         lambda: models.conv(delegated=False),
         models.channels_last,
+        models.viewed,
         models.counter,
         lambda: models.counter(initial=False),
         models.decoder,

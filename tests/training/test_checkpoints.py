@@ -497,6 +497,43 @@ def test_killed_while_saving(tmp_path: Path) -> None:
     assert same(state(training, ours), state(alone, theirs))
 
 
+_DYING = """
+import os, signal, sys, torch
+from pathlib import Path
+from blobstore.training import TrainingProgram
+path = Path(sys.argv[1]) / "checkpoint"
+training = TrainingProgram(Path(sys.argv[1]) / "train.pte")
+optimizer = torch.optim.Adam(training.named_parameters().values(), lr=0.02)
+batch = torch.tensor([[0.0, 0], [0, 1], [1, 0], [1, 1]]), torch.tensor([0, 1, 1, 0])
+training.step(optimizer, *batch)
+training.save(path, optimizer)
+old = path.read_bytes()
+training.step(optimizer, *batch)
+for name, done in (("write", False), ("write", True), ("fsync", False), ("replace", False), ("replace", True)):
+    pid = os.fork()
+    if pid == 0:
+        real = getattr(os, name)
+        def die(*arguments, **options):
+            if done:
+                real(*arguments, **options)
+            os.kill(os.getpid(), signal.SIGKILL)
+        setattr(os, name, die)
+        training.save(path, optimizer)
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == signal.SIGKILL, name
+    assert (path.read_bytes() == old) == ((name, done) != ("replace", True)), name
+training.load(path, optimizer)
+training.save(Path(sys.argv[1]) / "again", optimizer)
+assert (Path(sys.argv[1]) / "again").read_bytes() == path.read_bytes()
+"""
+
+
+def test_killed_at_each_point_of_saving(tmp_path: Path) -> None:
+    """The old file until it is replaced, then the new one."""
+    nets.xor().write(tmp_path)
+    subprocess.run([sys.executable, "-W", "ignore", "-c", _DYING, str(tmp_path)], check=True, timeout=120)
+
+
 def test_failing_to_save_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     joint = nets.xor()
     training = joint.load(tmp_path)

@@ -1,0 +1,151 @@
+"""The examples of training do what they say: accuracy rises, bases stay, answers are whole (T1, T2, D2, W1)."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from torch.nn import functional
+
+from blobstore import open_ptd
+from blobstore.adapters import inspect_adapters
+from blobstore.runtime import BlobCache
+from blobstore.training import TrainingProgram
+from tests.lowering.live import close
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def load(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, name, module)  # dataclasses look there
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_xor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Both optimizers, against torch.optim.SGD on the module in eager mode."""
+    xor = load("xor", monkeypatch)
+    steps = 200
+    xor.export(tmp_path)
+    for name, momentum, rate in (("torch.optim.SGD", xor.MOMENTUM, xor.RATE), ("ExecuTorch's SGD", 0, 10 * xor.RATE)):
+        losses, again, scores = xor.run(tmp_path, xor.OPTIMIZERS[name], steps)
+        torch.manual_seed(0)
+        network = xor.Net()
+        optimizer = torch.optim.SGD(network.parameters(), lr=rate, momentum=momentum)
+        expected = []
+        for _ in range(steps):
+            optimizer.zero_grad()
+            loss = functional.cross_entropy(network(xor.INPUTS), xor.LABELS)
+            loss.backward()
+            optimizer.step()
+            expected.append(float(loss.detach()))
+        assert losses == pytest.approx(expected, rel=1e-3)
+        assert again == losses[steps // 2 :]
+        close(scores, network(xor.INPUTS), 1e-3)
+        assert scores.argmax(1).tolist() == [0, 1, 1, 0]
+
+
+def test_train_and_serve(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    example = load("train_and_serve", monkeypatch)
+    digits, network = example.tilted_digits(), example.upright_network()
+    example.export(network, tmp_path)
+    result = example.run(network, digits, tmp_path, steps=200, every=5)
+    assert len(result.published) == 41  # the first is what was there
+    found = example.check(network, result, digits)
+    assert len(found) == len(result.answers) > len(digits.test)
+    assert all(generation is not None for _, generation in found)
+    served = {generation for _, generation in found}
+    assert max(served) == max(result.published) and len(served) > 2
+    curve = example.shares(result, digits)
+    assert curve[-1][1] > max(0.85, curve[0][1])
+    example.tell(result, digits)
+    example.draw(result, digits, tmp_path / "picture.html")
+    page = (tmp_path / "picture.html").read_text()
+    assert "milliseconds" in page and "published" in page
+
+
+def test_check_finds_torn_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the example checks with is not blind: half of one generation, or one that was not there yet, is found."""
+    example = load("train_and_serve", monkeypatch)
+    torch.manual_seed(0)
+    network = example.Net().eval()
+    test = torch.randn(1, 64)
+    old = {name: tensor.clone() for name, tensor in network.state_dict().items()}
+    new = {name: tensor + 0.01 * torch.randn(tensor.shape) for name, tensor in old.items()}
+    half = {**old, "out.weight": new["out.weight"]}
+    digits = example.Digits(test, torch.zeros(1), test, torch.zeros(1))
+    result = example.Run(published={0: old, 3: new})
+    cases = [(old, 0, 0, 0), (new, 0, 3, 3), (half, 0, 3, None), (new, 0, 0, None), (old, 3, 3, None)]
+    for weights, oldest, newest, _ in cases:
+        with torch.no_grad():
+            scores = torch.func.functional_call(network, weights, (test,))
+        result.answers.append(example.Answer(0, scores, 0.0, 0.0, oldest, newest))
+    assert [generation for _, generation in example.check(network, result, digits)] == [case[3] for case in cases]
+
+
+def lora_minilm(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, layers: int, steps: int
+) -> dict[str, tuple[float, float]]:
+    """Run it, check what it leaves behind, and compare a few steps with eager PyTorch; each task's accuracies."""
+    example = load("lora_minilm", monkeypatch)
+    network = example.export(layers, folder)
+    foundation = folder / "foundation.ptd"
+    digest = hashlib.sha256(foundation.read_bytes()).digest()
+    tuned = example.run(network, folder, steps)
+    assert hashlib.sha256(foundation.read_bytes()).digest() == digest
+
+    # the files: nothing of the base in an adapter, nothing of the adapters in the base, and they fit each other
+    trained = {name for name, parameter in network.named_parameters() if parameter.requires_grad}
+    frozen = {name for name, _ in network.named_parameters() if "pooler" not in name} - trained  # nothing reads that
+    with open_ptd(foundation) as base:
+        assert frozen <= set(base) and not trained & set(base)
+        size = sum(tensor.nbytes for tensor in network.state_dict().values())
+        assert foundation.stat().st_size < 1.1 * size  # for both programs, and each weight once
+    for one in tuned.values():
+        with open_ptd(one.path) as adapter:
+            assert {key for key in adapter if not key.startswith("metadata.")} == trained
+        assert one.path.stat().st_size < 0.01 * foundation.stat().st_size
+    report = inspect_adapters(foundation, [one.path for one in tuned.values()])
+    assert all(adapter.fits and adapter.scale == example.ALPHA / example.RANK for adapter in report.adapters)
+
+    # the gradients, and so the adapters, are those of eager PyTorch
+    base_cache = BlobCache(foundation)
+    training = TrainingProgram(folder / "train.pte", BlobCache(folder / "adapter.ptd", base=base_cache))
+    optimizer = torch.optim.Adam(training.named_parameters().values(), lr=1e-3)
+    module = example.TrainingClassifier(layers).eval()
+    module.load_state_dict(network.state_dict())
+    own = torch.optim.Adam([p for p in module.parameters() if p.requires_grad], lr=1e-3)
+    for start in (0, 8, 16):
+        batch = [part[start : start + 8] for part in tuned["topics"].task.train]
+        own.zero_grad()
+        loss = module(*batch)
+        loss.backward()
+        close(training.step(optimizer, *batch)[0], loss, 1e-4)
+        if start == 16:
+            for name, parameter in module.named_parameters():
+                if parameter.grad is not None:
+                    close(training.named_gradients()[name], parameter.grad, 1e-3)
+        own.step()
+    assert not base_cache.dirty
+    assert (base_cache.stats.private_bytes or 0) < 1 << 16  # not copied, but for ends of segments
+    return {name: (one.before, one.after) for name, one in tuned.items()}
+
+
+def test_lora_minilm_of_one_layer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for before, after in lora_minilm(monkeypatch, tmp_path, layers=1, steps=12).values():
+        assert after > before + 0.3
+
+
+@pytest.mark.slow
+def test_lora_minilm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for before, after in lora_minilm(monkeypatch, tmp_path, layers=6, steps=40).values():
+        assert before < 0.4
+        assert after > 0.85
