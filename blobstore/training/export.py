@@ -1,8 +1,9 @@
 """Lower a module that computes its own loss to a program that trains.
 
-These are ExecuTorch's own steps, with two things added. Each weight goes to the data file that its name decides, so the
+These are ExecuTorch's own steps, with three things added. Each weight goes to the data file that its name decides, so the
 frozen ones can lie where other programs share them, and the trained ones in a file of their own;
-`external_mutable_weights` alone has one file, and leaves what is frozen in the program. And linear layers with a bias
+`external_mutable_weights` alone has one file, and leaves what is frozen in the program. Buffers that a step changes, such
+as running statistics, keep their names and first values, so that checkpoints have them. And linear layers with a bias
 become a product and a sum: ExecuTorch has fast kernels for these, and a slow one for both at once.
 """
 
@@ -58,6 +59,7 @@ def lower_training(
 
     try:
         from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig, to_edge
+        from executorch.exir.passes.init_mutable_pass import InitializedMutableBufferPass
         from torch.export import export
         from torch.export.experimental import _export_forward_backward
     except ImportError as error:
@@ -75,7 +77,13 @@ def lower_training(
         name = weights.get(str(node.target))
         return None if name is None else names.check(tag(name) if callable(tag) else tag)
 
-    return edge.to_executorch(ExecutorchBackendConfig(external_constants=choose, **config))
+    changed = [
+        node for node, name in signature.inputs_to_buffers.items() if name in signature.buffers_to_mutate.values()
+    ]
+    options = {"emit_mutable_buffer_names": True, **config}
+    if changed:
+        options["passes"] = [*config.get("passes", ()), InitializedMutableBufferPass(changed)]
+    return edge.to_executorch(ExecutorchBackendConfig(external_constants=choose, **options))
 
 
 def _check_loss(exported: ExportedProgram, name: str) -> None:

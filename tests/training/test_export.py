@@ -14,8 +14,9 @@ import blobstore
 from blobstore.demo.models import lower, quiet
 from blobstore.errors import InvalidTagError, UnsupportedDataError
 from blobstore.runtime import BlobCache, Program
-from blobstore.training import lower_training
-from tests.lowering.live import close, plugin
+from blobstore.training import TrainingProgram, lower_training
+from tests.lowering.live import close, plugin, write
+from tests.training import nets
 
 with quiet():
     from executorch.extension.pybindings.portable_lib import _load_for_executorch
@@ -146,3 +147,28 @@ def test_what_cannot_train(module: Training) -> None:
         lower_training(module, batch(), tag="../elsewhere")
     with pytest.raises(InvalidTagError), quiet():
         lower_training(module, batch(), tag=lambda name: "a/b")
+
+
+@pytest.mark.parametrize("tag", ["model", None])
+def test_buffers_that_steps_change(tmp_path: Path, tag: str | None) -> None:
+    """They begin as they are in the module, follow eager, and a resumed run has them."""
+    joint = nets.norm()
+    model = joint.eager()
+    with torch.no_grad():
+        model.get_buffer("norm.running_mean").fill_(3)
+    with quiet():
+        pte = write(lower_training(model, joint.batches[0], tag=tag), tmp_path)
+    data = sorted(tmp_path.glob("*.ptd"))
+    training, resumed = TrainingProgram(pte, data=data), TrainingProgram(pte, data=data)
+    expected = {name: model.get_buffer(name) for name in ("norm.running_mean", "norm.running_var")}
+    assert training.named_buffers().keys() == expected.keys()
+    for name, tensor in training.named_buffers().items():
+        assert torch.equal(tensor, expected[name])
+    optimizer = torch.optim.SGD(training.named_parameters().values(), lr=0.0)
+    training.step(optimizer, *joint.batches[0])
+    model(*joint.batches[0])
+    training.save(tmp_path / "checkpoint.ptd")
+    resumed.load(tmp_path / "checkpoint.ptd")
+    for program in (training, resumed):
+        for name, tensor in program.named_buffers().items():
+            close(tensor, expected[name])
