@@ -142,7 +142,8 @@ class TrainingProgram:
         """The buffers that the program changes by itself, such as running statistics, likewise.
 
         ExecuTorch names them in a program, and gives them their first values, only if it is asked to:
-        `ExecutorchBackendConfig(emit_mutable_buffer_names=True, passes=[InitializedMutableBufferPass([...])])`.
+        `ExecutorchBackendConfig(emit_mutable_buffer_names=True, passes=[InitializedMutableBufferPass([...])])`, as
+        `lower_training` does.
         Those without names cannot be reached: they are not saved, not published, and not put back after a bad step.
         """
         return dict(self._buffers)
