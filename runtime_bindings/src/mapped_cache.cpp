@@ -85,13 +85,12 @@ class MappedCache final : public BlobCache, private ForkAware {
   }
 
   uint64_t version(std::string_view key) const override {
-    check_open();
     const auto found = index_.find(key);
     if (found == index_.end()) {
       if (base() && base()->find(key)) {
         return base()->version(key);
       }
-      at(key); // throws
+      throw_missing(key);
     }
     return version_of(*found->second);
   }
@@ -269,6 +268,16 @@ class MappedCache final : public BlobCache, private ForkAware {
     return all && (!base() || base()->verify());
   }
 
+  bool holds(const void* data, size_t size) const override {
+    const auto from = reinterpret_cast<uintptr_t>(data);
+    const auto overlaps = [&](const Mapping& map) {
+      const auto pages = reinterpret_cast<uintptr_t>(map.pages());
+      return from < pages + map.length() && pages < from + size;
+    };
+    return std::any_of(sources_.begin(), sources_.end(), [&](const Source& source) { return overlaps(source.map); }) ||
+        std::any_of(own_maps_.begin(), own_maps_.end(), overlaps) || (base() && base()->holds(data, size));
+  }
+
   void close() override { closed_.store(true, std::memory_order_release); }
   bool closed() const override { return closed_.load(std::memory_order_acquire); }
 
@@ -425,19 +434,13 @@ class MappedCache final : public BlobCache, private ForkAware {
     return *found->second;
   }
 
-  /// New bytes that are bytes of this very cache, such as a view, would change while they are read.
+  /// New bytes that are bytes of this very cache or its base, such as a view, would change while they are read.
   std::vector<Change> copy_own_bytes(const std::vector<Change>& given, std::vector<std::vector<uint8_t>>& copies)
       const {
-    const auto overlaps = [](const Change& change, const Mapping& map) {
-      const auto from = reinterpret_cast<uintptr_t>(change.data);
-      const auto pages = reinterpret_cast<uintptr_t>(map.pages());
-      return from < pages + map.length() && pages < from + change.size;
-    };
     std::vector<Change> changes = given;
     std::optional<Reading> reading; // all of one generation
     for (Change& change : changes) {
-      if (std::any_of(sources_.begin(), sources_.end(), [&](const Source& s) { return overlaps(change, s.map); }) ||
-          std::any_of(own_maps_.begin(), own_maps_.end(), [&](const Mapping& m) { return overlaps(change, m); })) {
+      if (holds(change.data, change.size)) {
         if (!reading) {
           reading.emplace(*this);
         }
