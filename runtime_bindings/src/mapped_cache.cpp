@@ -695,9 +695,9 @@ class MappedCache final : public BlobCache, private ForkAware {
           if (patch.size != 0) {
             std::memcpy(source.map.data() + patch.offset, patch.data, patch.size);
           }
-        });
+        },
+        [&] { Followers::apply(following); }); // before another process commits
     drop.done = true;
-    Followers::apply(following);
   }
 
   // Reverting.

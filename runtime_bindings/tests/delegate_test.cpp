@@ -289,6 +289,39 @@ void test_two_on_one_file(const std::string& path, const std::vector<char>& payl
   CHECK(here.run() == there.run());
 }
 
+/// Looks at a blob when a commit takes effect, while somebody else tries to commit, too.
+struct Onlooker final : blobstore::CommitFollower {
+  struct Look final : Prepared {
+    explicit Look(Onlooker& by) : by(by) {}
+    void apply() noexcept override {
+      by.rival = std::thread([&other = by.other] { CHECK(commit(other, {kPacked, kKept}, 8)); });
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+      by.seen = value_of(by.mine.at(kPacked).data, by.mine.at(kPacked).size);
+    }
+    Onlooker& by;
+  };
+  Onlooker(BlobCache& mine, BlobCache& other) : mine(mine), other(other) {}
+  std::unique_ptr<Prepared> prepare(const blobstore::StagedCommit&) override { return std::make_unique<Look>(*this); }
+  BlobCache& mine;
+  BlobCache& other;
+  float seen = 0;
+  std::thread rival;
+};
+
+/// What followers made takes effect before another process can commit.
+void test_effect_on_one_file(const std::string& path, const std::vector<char>& payload) {
+  const auto mine = BlobCache::open({path}, BlobCache::Mode::Shared);
+  const auto other = BlobCache::open({path}, BlobCache::Mode::Shared);
+  Loaded here(mine, payload);
+  const auto onlooker = std::make_shared<Onlooker>(*mine, *other);
+  mine->follow(onlooker);
+  CHECK(commit(*mine, {kPacked, kKept}, 7));
+  onlooker->rival.join();
+  CHECK(onlooker->seen == 7);
+  CHECK(here.run() == 8);
+  CHECK(commit(*other, {kPacked, kKept}, 1));
+}
+
 void test_threads(const std::string& path, const std::vector<char>& payload, BlobCache::Mode mode) {
   const auto cache = BlobCache::open({path}, mode);
   std::atomic<bool> stop{false};
@@ -503,6 +536,7 @@ int main(int argc, char** argv) {
   test_failing_beside_good(folder, payload, both);
   test_made_during_commits(folder + "/base.ptd", both);
   test_two_on_one_file(folder + "/copy.ptd", payload);
+  test_effect_on_one_file(folder + "/copy.ptd", payload);
   test_stack(folder, both, BlobCache::Mode::Private);
   test_stack(folder, both, BlobCache::Mode::Shared);
   const blobstore::DelegateStats stats = blobstore::delegate_stats();
