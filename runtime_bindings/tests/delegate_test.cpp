@@ -452,6 +452,66 @@ void test_bytes_of_the_base(const std::string& path, const std::vector<char>& pa
   CHECK(other.run() == 3);
 }
 
+/// Makes a commit fail after all have prepared, as it cannot lock its base, and lets another one come while what was
+/// prepared goes.
+struct Saboteur final : blobstore::CommitFollower {
+  struct First final : Prepared {
+    explicit First(Saboteur& by) : by(by) {}
+    ~First() override {
+      by.mark(0);
+      by.next = std::thread([this_ = &by] { CHECK(commit(this_->cache, {kOwn}, 8)); });
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    }
+    void apply() noexcept override {}
+    Saboteur& by;
+  };
+  Saboteur(BlobCache& cache, std::string path) : cache(cache), path(std::move(path)) {}
+  std::unique_ptr<Prepared> prepare(const blobstore::StagedCommit&) override {
+    return asked++ == 0 ? std::make_unique<First>(*this) : nullptr;
+  }
+  /// Have the working copy seem to have a damaged journal; see working_copy.h.
+  void mark(uint64_t pending) const {
+    std::fstream file(path + ".commits", std::ios::in | std::ios::out | std::ios::binary);
+    file.seekp(48);
+    file.write(reinterpret_cast<const char*>(&pending), sizeof pending);
+  }
+  BlobCache& cache;
+  std::string path;
+  int asked = 0;
+  std::thread next;
+};
+
+struct Marker final : blobstore::CommitFollower {
+  explicit Marker(const Saboteur& by) : by(by) {}
+  std::unique_ptr<Prepared> prepare(const blobstore::StagedCommit&) override {
+    if (by.asked == 1) {
+      by.mark(1);
+    }
+    return nullptr;
+  }
+  const Saboteur& by;
+};
+
+void test_failing_after_preparing(const std::string& folder, const std::vector<char>& payload) {
+  const auto base = BlobCache::open({folder + "/copy.ptd"}, BlobCache::Mode::Shared);
+  const auto top = BlobCache::open({folder + "/adapter.ptd"}, BlobCache::Mode::Private, base);
+  const auto saboteur = std::make_shared<Saboteur>(*top, folder + "/copy.ptd");
+  top->follow(saboteur);
+  Loaded mine(top, payload);
+  CHECK(mine.run() == 1001);
+  const auto marker = std::make_shared<Marker>(*saboteur);
+  top->follow(marker);
+  const std::vector<float> lost(top->at(kOwn).size / sizeof(float), 77);
+  try {
+    top->update({{kOwn, lost.data(), lost.size() * sizeof(float), nullptr}});
+    CHECK(false);
+  } catch (const blobstore::Error& error) {
+    CHECK(error.kind() == blobstore::ErrorKind::Integrity);
+  }
+  saboteur->next.join();
+  CHECK(mine.run() == 8001);
+}
+
 void test_stack(const std::string& folder, const std::vector<char>& payload, BlobCache::Mode mode) {
   const auto base = BlobCache::open({folder + (mode == BlobCache::Mode::Shared ? "/copy.ptd" : "/base.ptd")}, mode);
   CHECK(commit(*base, {kPacked, kKept}, 1));
@@ -537,6 +597,7 @@ int main(int argc, char** argv) {
   test_made_during_commits(folder + "/base.ptd", both);
   test_two_on_one_file(folder + "/copy.ptd", payload);
   test_effect_on_one_file(folder + "/copy.ptd", payload);
+  test_failing_after_preparing(folder, both);
   test_stack(folder, both, BlobCache::Mode::Private);
   test_stack(folder, both, BlobCache::Mode::Shared);
   const blobstore::DelegateStats stats = blobstore::delegate_stats();
