@@ -313,8 +313,10 @@ class Delegate final : private ForkAware {
     }
   }
 
-  /// The commit has happened, and nobody runs. Where other commits came in between, the next call prepares what holds.
+  /// The commit has happened, and nobody runs. Where other commits came in between, the next call prepares what holds;
+  /// one to the base may come at this moment.
   void apply(Next& next) noexcept {
+    const uint64_t generation = cache_->generation(); // first: what comes later has a later one
     try {
       if (identify() != next.identities) {
         return;
@@ -325,7 +327,7 @@ class Delegate final : private ForkAware {
     next.freed = changed(identities_, next.identities);
     identities_.swap(next.identities);
     inner_.swap(next.inner);
-    generation_ = cache_->generation();
+    generation_ = generation;
   }
 
   uint64_t changed(const std::vector<Identity>& before, const std::vector<Identity>& after) const {
