@@ -489,8 +489,8 @@ class BlobCache(NamedDataMap):
     # Life time.
 
     def close(self) -> None:
-        """Refuse everything from now on. Programs that run on the cache and views keep the weights as they are; the
-        memory goes with the last of them."""
+        """Refuse everything from now on. Programs that run on the cache and views keep the weights as they are, unless
+        a commit has begun, or the base or another process changes some; the memory goes with the last of them."""
         super().close()
         self._native.close()
 

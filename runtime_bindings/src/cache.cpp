@@ -47,12 +47,14 @@ const Blob& BlobCache::at(std::string_view key) const {
   check_open();
   const Blob* blob = find(key);
   if (blob == nullptr) {
-    throw Error(
-        ErrorKind::KeyNotFound,
-        name_,
-        "no key '" + std::string(key) + "' among " + std::to_string(size()) + " keys");
+    throw_missing(key);
   }
   return *blob;
+}
+
+void BlobCache::throw_missing(std::string_view key) const {
+  throw Error(
+      ErrorKind::KeyNotFound, name_, "no key '" + std::string(key) + "' among " + std::to_string(size()) + " keys");
 }
 
 void BlobCache::check_open() const {

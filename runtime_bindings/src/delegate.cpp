@@ -85,20 +85,23 @@ class Delegate final : private ForkAware {
  public:
   Delegate(et::BackendInitContext& context, const et::FreeableBuffer& processed, et::ArrayRef<et::CompileSpec> specs)
       : cache_(scoped_cache), recipe_(make_recipe(context, processed, specs)) {
+    if (cache_) {
+      cache_->check_open();
+    }
     find_constants(context.get_named_data_map());
+    fixed_.shrink_to_fit();
     {
       const MaybeReading reading(cache_.get());
       generation_ = cache_ ? cache_->generation() : 0;
       identities_ = identify();
       inner_ = make(identities_, nullptr, context.event_tracer());
-      if (cache_) { // in the same Reading, so no commit is missed
+      if (cache_) { // in the same Reading, so no commit is missed; commits may use this from here on
         link_ = std::make_shared<Link>(*this);
         for (const BlobCache* cache = cache_.get(); cache != nullptr; cache = cache->base().get()) {
           cache->follow(link_);
         }
       }
     }
-    fixed_.shrink_to_fit();
     live_delegates.fetch_add(1, std::memory_order_relaxed);
     enter();
   }
@@ -286,7 +289,7 @@ class Delegate final : private ForkAware {
         changed.push_back(i);
       }
     }
-    if (changed.empty() || cache_->closed()) { // a closed cache keeps its weights as they are
+    if (changed.empty()) {
       return nullptr;
     }
     std::vector<Identity> identities = identify();
@@ -310,19 +313,21 @@ class Delegate final : private ForkAware {
     }
   }
 
-  /// The commit has happened, and nobody runs. Where other commits came in between, the next call prepares what holds.
+  /// The commit has happened, and nobody runs. Where other commits came in between, the next call prepares what holds;
+  /// one to the base may come at this moment.
   void apply(Next& next) noexcept {
+    const uint64_t generation = cache_->generation(); // first: what comes later has a later one
     try {
       if (identify() != next.identities) {
         return;
       }
-    } catch (...) { // closed, or out of memory
+    } catch (...) { // out of memory
       return;
     }
     next.freed = changed(identities_, next.identities);
     identities_.swap(next.identities);
     inner_.swap(next.inner);
-    generation_ = cache_->generation();
+    generation_ = generation;
   }
 
   uint64_t changed(const std::vector<Identity>& before, const std::vector<Identity>& after) const {
@@ -343,7 +348,7 @@ class Delegate final : private ForkAware {
     if (generation == generation_ && !forked_) {
       return;
     }
-    std::vector<Identity> identities = cache_ && !cache_->closed() ? identify() : identities_;
+    std::vector<Identity> identities = identify();
     if (forked_ || identities != identities_) {
       std::unique_ptr<InnerHandle> next = make(identities, nullptr, nullptr);
       inner_.swap(next); // the old one goes last: until then what it packed is there to be shared

@@ -29,8 +29,8 @@ class Followers {
     return last_;
   }
 
-  /// Have those prepare that came after the first `seen`. If one fails, all that was prepared goes at once: what they
-  /// call it, the next commit may call other bytes. @returns how many there were then.
+  /// Have those prepare that came after the first `seen`. If the commit fails, here or later, all that was prepared has
+  /// to go before the next one: what they call it, that may call other bytes. @returns how many there were then.
   uint64_t prepare(const StagedCommit& commit, uint64_t seen, List& out) const {
     std::vector<std::shared_ptr<CommitFollower>> ready;
     uint64_t last = 0;
@@ -44,15 +44,10 @@ class Followers {
         }
       }
     }
-    try {
-      for (const auto& follower : ready) {
-        if (auto prepared = follower->prepare(commit)) {
-          out.push_back(std::move(prepared));
-        }
+    for (const auto& follower : ready) {
+      if (auto prepared = follower->prepare(commit)) {
+        out.push_back(std::move(prepared));
       }
-    } catch (...) {
-      out.clear();
-      throw;
     }
     return last;
   }

@@ -85,13 +85,12 @@ class MappedCache final : public BlobCache, private ForkAware {
   }
 
   uint64_t version(std::string_view key) const override {
-    check_open();
     const auto found = index_.find(key);
     if (found == index_.end()) {
       if (base() && base()->find(key)) {
         return base()->version(key);
       }
-      at(key); // throws
+      throw_missing(key);
     }
     return version_of(*found->second);
   }
@@ -269,6 +268,16 @@ class MappedCache final : public BlobCache, private ForkAware {
     return all && (!base() || base()->verify());
   }
 
+  bool holds(const void* data, size_t size) const override {
+    const auto from = reinterpret_cast<uintptr_t>(data);
+    const auto overlaps = [&](const Mapping& map) {
+      const auto pages = reinterpret_cast<uintptr_t>(map.pages());
+      return from < pages + map.length() && pages < from + size;
+    };
+    return std::any_of(sources_.begin(), sources_.end(), [&](const Source& source) { return overlaps(source.map); }) ||
+        std::any_of(own_maps_.begin(), own_maps_.end(), overlaps) || (base() && base()->holds(data, size));
+  }
+
   void close() override { closed_.store(true, std::memory_order_release); }
   bool closed() const override { return closed_.load(std::memory_order_acquire); }
 
@@ -425,19 +434,13 @@ class MappedCache final : public BlobCache, private ForkAware {
     return *found->second;
   }
 
-  /// New bytes that are bytes of this very cache, such as a view, would change while they are read.
+  /// New bytes that are bytes of this very cache or its base, such as a view, would change while they are read.
   std::vector<Change> copy_own_bytes(const std::vector<Change>& given, std::vector<std::vector<uint8_t>>& copies)
       const {
-    const auto overlaps = [](const Change& change, const Mapping& map) {
-      const auto from = reinterpret_cast<uintptr_t>(change.data);
-      const auto pages = reinterpret_cast<uintptr_t>(map.pages());
-      return from < pages + map.length() && pages < from + change.size;
-    };
     std::vector<Change> changes = given;
     std::optional<Reading> reading; // all of one generation
     for (Change& change : changes) {
-      if (std::any_of(sources_.begin(), sources_.end(), [&](const Source& s) { return overlaps(change, s.map); }) ||
-          std::any_of(own_maps_.begin(), own_maps_.end(), [&](const Mapping& m) { return overlaps(change, m); })) {
+      if (holds(change.data, change.size)) {
         if (!reading) {
           reading.emplace(*this);
         }
@@ -578,14 +581,19 @@ class MappedCache final : public BlobCache, private ForkAware {
   /// Have all followers prepare, then shut readers out. Whoever came in between prepares when they are out, as others
   /// might go on coming.
   std::unique_lock<FairLock> lock_prepared(const StagedCommit& staged, Followers::List& following) {
-    const uint64_t seen = followers_.prepare(staged, 0, following);
-    const std::unique_ptr<Reading> of_base = read_base();
-    std::unique_lock<FairLock> exclusive(lock_);
-    if (followers_.last() != seen) {
-      const Alone alone(*this);
-      followers_.prepare(staged, seen, following);
+    try {
+      const uint64_t seen = followers_.prepare(staged, 0, following);
+      const std::unique_ptr<Reading> of_base = read_base();
+      std::unique_lock<FairLock> exclusive(lock_);
+      if (followers_.last() != seen) {
+        const Alone alone(*this);
+        followers_.prepare(staged, seen, following);
+      }
+      return exclusive;
+    } catch (...) {
+      following.clear(); // while commit_ is held
+      throw;
     }
-    return exclusive;
   }
 
   /// For who will take the exclusive lock and read the base then: in the order of readers, the base is first.
@@ -653,48 +661,43 @@ class MappedCache final : public BlobCache, private ForkAware {
     const std::unique_ptr<Reading> of_base = read_base();
     const std::lock_guard<FairLock> exclusive(lock_);
     const Alone alone(*this);
-    struct Drop { // if this fails, what was prepared goes while nobody can ask for the same version
-      Followers::List& list;
-      bool done = false;
-      ~Drop() {
-        if (!done) {
-          list.clear();
-        }
-      }
-    } drop{following};
     std::vector<uint8_t> manifest;
-    working_copy_->commit(
-        keys,
-        [&] {
-          // here no other process can commit in between, so it is certain which version this will be
-          const StagedUpdate staged(*this, working_copy_->generation() + 1, changes);
-          followers_.prepare(staged, 0, following);
-          std::vector<Patch> patches;
-          for (size_t i = 0; i < slots.size(); ++i) {
-            patches.push_back({source.table.segments[slots[i]->segment].start, changes[i].data, changes[i].size});
-          }
-          if (source.table.has_manifest) {
-            const PtdSegment& segment = source.table.segments[source.table.manifest_segment];
-            const uint8_t* now = source.map.data() + segment.start;
-            manifest.assign(now, now + segment.size);
-            const uint64_t first = source.table.manifest_digests - segment.start;
+    try {
+      working_copy_->commit(
+          keys,
+          [&] {
+            // here no other process can commit in between, so it is certain which version this will be
+            const StagedUpdate staged(*this, working_copy_->generation() + 1, changes);
+            followers_.prepare(staged, 0, following);
+            std::vector<Patch> patches;
             for (size_t i = 0; i < slots.size(); ++i) {
-              std::memcpy(manifest.data() + first + sizeof(Digest) * slots[i]->segment, digests[i].data(), sizeof(Digest));
+              patches.push_back({source.table.segments[slots[i]->segment].start, changes[i].data, changes[i].size});
             }
-            const size_t body = segment.size - sizeof(Digest) - 8;
-            const Digest sum = digest(manifest.data(), body);
-            std::memcpy(manifest.data() + body, sum.data(), sizeof sum);
-            patches.push_back({segment.start, manifest.data(), manifest.size()});
-          }
-          return patches;
-        },
-        [&](const Patch& patch) {
-          if (patch.size != 0) {
-            std::memcpy(source.map.data() + patch.offset, patch.data, patch.size);
-          }
-        });
-    drop.done = true;
-    Followers::apply(following);
+            if (source.table.has_manifest) {
+              const PtdSegment& segment = source.table.segments[source.table.manifest_segment];
+              const uint8_t* now = source.map.data() + segment.start;
+              manifest.assign(now, now + segment.size);
+              const uint64_t first = source.table.manifest_digests - segment.start;
+              for (size_t i = 0; i < slots.size(); ++i) {
+                std::memcpy(manifest.data() + first + sizeof(Digest) * slots[i]->segment, digests[i].data(), sizeof(Digest));
+              }
+              const size_t body = segment.size - sizeof(Digest) - 8;
+              const Digest sum = digest(manifest.data(), body);
+              std::memcpy(manifest.data() + body, sum.data(), sizeof sum);
+              patches.push_back({segment.start, manifest.data(), manifest.size()});
+            }
+            return patches;
+          },
+          [&](const Patch& patch) {
+            if (patch.size != 0) {
+              std::memcpy(source.map.data() + patch.offset, patch.data, patch.size);
+            }
+          },
+          [&] { Followers::apply(following); }); // before another process commits
+    } catch (...) {
+      following.clear(); // while nobody can ask for the same version
+      throw;
+    }
   }
 
   // Reverting.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <map>
 #include <mutex>
 #include <new>
 
@@ -188,7 +189,7 @@ class LoadedMethod final : public Method, private ForkAware {
   std::optional<et::Method> method_;
   std::vector<std::optional<Input>> tensors_;
   bool delegated_ = false;
-  std::vector<std::pair<size_t, const void*>> viewed_; // outputs whose memory was given away
+  std::map<size_t, const void*> viewed_; // outputs whose memory was given away
   bool given_ = false; // any memory was
   bool torn_ = false; // another thread was running it when the process forked
   std::mutex mutex_;
@@ -561,7 +562,7 @@ View LoadedMethod::output_memory(size_t index) {
         program_->path(),
         "method '" + name_ + "': output " + std::to_string(index) + " has no memory that was planned for it");
   }
-  viewed_.emplace_back(index, tensor.const_data_ptr());
+  viewed_.emplace(index, tensor.const_data_ptr());
   given_ = true;
   return view_of(tensor);
 }

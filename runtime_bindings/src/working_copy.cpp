@@ -229,7 +229,7 @@ void WorkingCopy::in_apply() {
   crash_here(CrashPoint::InApply);
 }
 
-uint64_t WorkingCopy::finish(const std::vector<uint64_t>& keys) {
+void WorkingCopy::finish(const std::vector<uint64_t>& keys) {
   crash_here(CrashPoint::AfterApply);
   const uint64_t generation = header()->generation.load(std::memory_order_relaxed) + 1;
   for (const uint64_t key : keys) {
@@ -239,7 +239,6 @@ uint64_t WorkingCopy::finish(const std::vector<uint64_t>& keys) {
   crash_here(CrashPoint::BeforeDone);
   header()->pending.store(0, std::memory_order_release);
   crash_here(CrashPoint::AfterDone);
-  return generation;
 }
 
 void WorkingCopy::recover() {

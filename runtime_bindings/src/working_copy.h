@@ -79,9 +79,10 @@ class WorkingCopy {
   void unlock_shared(std::unique_ptr<Lease> lease);
 
   /// Change the file, alone. `make` is called under the lock, may look at `generation`, and returns the patches; if it
-  /// throws, nothing has happened. `apply` puts one patch into memory that maps the file.
-  template <typename Make, typename Apply>
-  uint64_t commit(const std::vector<uint64_t>& keys, Make make, Apply apply) {
+  /// throws, nothing has happened. `apply` puts one patch into memory that maps the file. `done` is called when all is
+  /// changed, still under the lock; it does not throw.
+  template <typename Make, typename Apply, typename Done>
+  void commit(const std::vector<uint64_t>& keys, Make make, Apply apply, Done done) {
     const Exclusive lock(*this);
     recover();
     const std::vector<Patch> patches = make();
@@ -90,7 +91,8 @@ class WorkingCopy {
       apply(patch);
       in_apply();
     }
-    return finish(keys);
+    finish(keys);
+    done();
   }
 
   void before_fork() { mutex_.lock(); }
@@ -131,7 +133,7 @@ class WorkingCopy {
   void recover();
   void begin(const std::vector<uint64_t>& keys, const std::vector<Patch>& patches);
   void in_apply();
-  uint64_t finish(const std::vector<uint64_t>& keys);
+  void finish(const std::vector<uint64_t>& keys);
 
   File file_;
   File gate_;

@@ -162,13 +162,34 @@ std::vector<char> read(const std::string& path) {
   return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
 }
 
+/// A data map beside a cache: a blob under any key.
+class Beside final : public et::NamedDataMap {
+ public:
+  explicit Beside(size_t size) : bytes_(size / sizeof(float), 1) {}
+  et::Result<const et::TensorLayout> get_tensor_layout(std::string_view) const override {
+    return et::Error::NotImplemented;
+  }
+  et::Result<et::FreeableBuffer> get_data(std::string_view) const override {
+    return et::FreeableBuffer(bytes_.data(), bytes_.size() * sizeof(float), nullptr);
+  }
+  et::Error load_data_into(std::string_view, void*, size_t) const override { return et::Error::NotImplemented; }
+  et::Result<uint32_t> get_num_keys() const override { return 0u; }
+  et::Result<const char*> get_key(uint32_t) const override { return et::Error::InvalidArgument; }
+
+ private:
+  std::vector<float> bytes_;
+};
+
 /// A loaded delegate.
 class Loaded {
  public:
-  Loaded(const std::shared_ptr<BlobCache>& cache, const std::vector<char>& payload)
+  Loaded(
+      const std::shared_ptr<BlobCache>& cache,
+      const std::vector<char>& payload,
+      const et::NamedDataMap* beside = nullptr)
       : backend_(et::get_backend_class("BlobStoreBackend")) {
     const blobstore::CacheScope scope(cache);
-    et::BackendInitContext context(&allocator_, nullptr, "toy");
+    et::BackendInitContext context(&allocator_, nullptr, "toy", beside);
     et::FreeableBuffer processed(payload.data(), payload.size(), nullptr);
     auto handle = backend_->init(context, &processed, {});
     if (handle.ok()) {
@@ -268,6 +289,39 @@ void test_two_on_one_file(const std::string& path, const std::vector<char>& payl
   CHECK(here.run() == there.run());
 }
 
+/// Looks at a blob when a commit takes effect, while somebody else tries to commit, too.
+struct Onlooker final : blobstore::CommitFollower {
+  struct Look final : Prepared {
+    explicit Look(Onlooker& by) : by(by) {}
+    void apply() noexcept override {
+      by.rival = std::thread([&other = by.other] { CHECK(commit(other, {kPacked, kKept}, 8)); });
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+      by.seen = value_of(by.mine.at(kPacked).data, by.mine.at(kPacked).size);
+    }
+    Onlooker& by;
+  };
+  Onlooker(BlobCache& mine, BlobCache& other) : mine(mine), other(other) {}
+  std::unique_ptr<Prepared> prepare(const blobstore::StagedCommit&) override { return std::make_unique<Look>(*this); }
+  BlobCache& mine;
+  BlobCache& other;
+  float seen = 0;
+  std::thread rival;
+};
+
+/// What followers made takes effect before another process can commit.
+void test_effect_on_one_file(const std::string& path, const std::vector<char>& payload) {
+  const auto mine = BlobCache::open({path}, BlobCache::Mode::Shared);
+  const auto other = BlobCache::open({path}, BlobCache::Mode::Shared);
+  Loaded here(mine, payload);
+  const auto onlooker = std::make_shared<Onlooker>(*mine, *other);
+  mine->follow(onlooker);
+  CHECK(commit(*mine, {kPacked, kKept}, 7));
+  onlooker->rival.join();
+  CHECK(onlooker->seen == 7);
+  CHECK(here.run() == 8);
+  CHECK(commit(*other, {kPacked, kKept}, 1));
+}
+
 void test_threads(const std::string& path, const std::vector<char>& payload, BlobCache::Mode mode) {
   const auto cache = BlobCache::open({path}, mode);
   std::atomic<bool> stop{false};
@@ -352,6 +406,112 @@ void test_loading_while_a_commit_waits(const std::string& path, const std::vecto
   CHECK(!accepted && late->run() == 1);
 }
 
+/// A commit that waits for a delegate to be made uses it as soon as it is.
+void test_made_during_commits(const std::string& path, const std::vector<char>& payload) {
+  const auto cache = BlobCache::open({path});
+  const Beside beside(cache->at(kPacked).size); // has what the cache has not
+  std::atomic<bool> stop{false};
+  std::thread committer([&] {
+    for (int n = 1; !stop; ++n) {
+      CHECK(commit(*cache, {kPacked, kKept}, static_cast<float>(n % 9)));
+    }
+  });
+  for (int n = 0; n < 100; ++n) {
+    Loaded mine(cache, payload, &beside);
+    CHECK(mine.run() >= 1000);
+  }
+  stop = true;
+  committer.join();
+}
+
+/// Commits something else when it is asked to prepare.
+struct Interferer final : blobstore::CommitFollower {
+  explicit Interferer(BlobCache& other) : other(other) {}
+  std::unique_ptr<Prepared> prepare(const blobstore::StagedCommit&) override {
+    CHECK(commit(other, {kPacked, kKept}, 5));
+    return nullptr;
+  }
+  BlobCache& other;
+};
+
+/// New bytes that are bytes of the base are those of one moment, for delegates and for the blob.
+void test_bytes_of_the_base(const std::string& path, const std::vector<char>& payload, BlobCache::Mode mode) {
+  const auto base = BlobCache::open({path}, mode);
+  const auto middle = BlobCache::open({}, BlobCache::Mode::Private, base);
+  const auto top = BlobCache::open({path}, BlobCache::Mode::Private, middle);
+  CHECK(commit(*base, {kPacked, kKept}, 3));
+  Loaded mine(top, payload);
+  const auto interferer = std::make_shared<Interferer>(*base);
+  top->follow(interferer);
+  const size_t size = base->at(kPacked).size;
+  top->update({{kPacked, base->at(kPacked).data, size, nullptr}, {kKept, base->at(kKept).data, size, nullptr}});
+  CHECK(value_of(base->at(kPacked).data, size) == 5);
+  CHECK(value_of(top->at(kPacked).data, size) == 3 && value_of(top->at(kKept).data, size) == 3);
+  CHECK(mine.run() == 3);
+  Loaded other(top, payload);
+  CHECK(other.run() == 3);
+}
+
+/// Makes a commit fail after all have prepared, as it cannot lock its base, and lets another one come while what was
+/// prepared goes.
+struct Saboteur final : blobstore::CommitFollower {
+  struct First final : Prepared {
+    explicit First(Saboteur& by) : by(by) {}
+    ~First() override {
+      by.mark(0);
+      by.next = std::thread([this_ = &by] { CHECK(commit(this_->cache, {kOwn}, 8)); });
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    }
+    void apply() noexcept override {}
+    Saboteur& by;
+  };
+  Saboteur(BlobCache& cache, std::string path) : cache(cache), path(std::move(path)) {}
+  std::unique_ptr<Prepared> prepare(const blobstore::StagedCommit&) override {
+    return asked++ == 0 ? std::make_unique<First>(*this) : nullptr;
+  }
+  /// Have the working copy seem to have a damaged journal; see working_copy.h.
+  void mark(uint64_t pending) const {
+    std::fstream file(path + ".commits", std::ios::in | std::ios::out | std::ios::binary);
+    file.seekp(48);
+    file.write(reinterpret_cast<const char*>(&pending), sizeof pending);
+  }
+  BlobCache& cache;
+  std::string path;
+  int asked = 0;
+  std::thread next;
+};
+
+struct Marker final : blobstore::CommitFollower {
+  explicit Marker(const Saboteur& by) : by(by) {}
+  std::unique_ptr<Prepared> prepare(const blobstore::StagedCommit&) override {
+    if (by.asked == 1) {
+      by.mark(1);
+    }
+    return nullptr;
+  }
+  const Saboteur& by;
+};
+
+void test_failing_after_preparing(const std::string& folder, const std::vector<char>& payload) {
+  const auto base = BlobCache::open({folder + "/copy.ptd"}, BlobCache::Mode::Shared);
+  const auto top = BlobCache::open({folder + "/adapter.ptd"}, BlobCache::Mode::Private, base);
+  const auto saboteur = std::make_shared<Saboteur>(*top, folder + "/copy.ptd");
+  top->follow(saboteur);
+  Loaded mine(top, payload);
+  CHECK(mine.run() == 1001);
+  const auto marker = std::make_shared<Marker>(*saboteur);
+  top->follow(marker);
+  const std::vector<float> lost(top->at(kOwn).size / sizeof(float), 77);
+  try {
+    top->update({{kOwn, lost.data(), lost.size() * sizeof(float), nullptr}});
+    CHECK(false);
+  } catch (const blobstore::Error& error) {
+    CHECK(error.kind() == blobstore::ErrorKind::Integrity);
+  }
+  saboteur->next.join();
+  CHECK(mine.run() == 8001);
+}
+
 void test_stack(const std::string& folder, const std::vector<char>& payload, BlobCache::Mode mode) {
   const auto base = BlobCache::open({folder + (mode == BlobCache::Mode::Shared ? "/copy.ptd" : "/base.ptd")}, mode);
   CHECK(commit(*base, {kPacked, kKept}, 1));
@@ -389,6 +549,27 @@ void test_stack(const std::string& folder, const std::vector<char>& payload, Blo
   CHECK(first.run() == 5 + 7000 && second.run() == 5 + 8000);
   one->close(); // its weights stay as they are
   CHECK(first.run() == 5 + 7000);
+  CHECK(commit(*base, {kPacked, kKept}, 6)); // but they are the base's, too
+  CHECK(first.run() == 6 + 7000 && second.run() == 6 + 8000);
+  base->close();
+  CHECK(commit(*two, {kOwn}, 9));
+  CHECK(first.run() == 6 + 7000 && second.run() == 6 + 9000);
+}
+
+/// Closing refuses what comes later; a commit that has begun is whole.
+void test_closing_during_a_commit(const std::string& path, const std::vector<char>& payload, BlobCache::Mode mode) {
+  const auto cache = BlobCache::open({path}, mode);
+  CHECK(commit(*cache, {kPacked, kKept}, 1));
+  Loaded mine(cache, payload);
+  std::thread committer;
+  {
+    const BlobCache::Reading reading(*cache);
+    committer = std::thread([&] { CHECK(commit(*cache, {kPacked, kKept}, 4)); });
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    cache->close();
+  }
+  committer.join();
+  CHECK(mine.run() == 4);
 }
 
 } // namespace
@@ -409,9 +590,14 @@ int main(int argc, char** argv) {
     test_alone(path, payload, mode);
     test_threads(path, payload, mode);
     test_loading_while_a_commit_waits(path, payload, mode);
+    test_closing_during_a_commit(path, payload, mode);
+    test_bytes_of_the_base(path, payload, mode);
   }
   test_failing_beside_good(folder, payload, both);
+  test_made_during_commits(folder + "/base.ptd", both);
   test_two_on_one_file(folder + "/copy.ptd", payload);
+  test_effect_on_one_file(folder + "/copy.ptd", payload);
+  test_failing_after_preparing(folder, both);
   test_stack(folder, both, BlobCache::Mode::Private);
   test_stack(folder, both, BlobCache::Mode::Shared);
   const blobstore::DelegateStats stats = blobstore::delegate_stats();

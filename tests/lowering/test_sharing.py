@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import gc
+import threading
+import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from blobstore import save_file
 from blobstore.demo.models import Decoder, DecoderConfig, lower, quiet
 from blobstore.errors import InvalidFileError, KeyConflictError
 from blobstore.lowering import payload
@@ -258,3 +262,39 @@ def test_what_the_payload_says_is_packed(tmp_path: Path) -> None:
     packed = {constant.key.split("@")[0]: constant.packed for constant in constants}
     assert {name for name, it_is in packed.items() if not it_is} == {"slope.weight"}
     assert packed.keys() >= {"conv.weight", "conv.bias"}
+
+
+def test_closing_leaves_no_half_of_a_commit(tmp_path: Path) -> None:
+    """Packed weights and slopes, which are read where they are, stay together (issue 5, 2; U3)."""
+    live = Live.make(seeded(nets.PReLU), inputs(1, 3, 8, 8), tmp_path)
+    live.check()
+    tensors = randomize(live.module, 3)
+    inits = delegate_stats().inits
+    commit = threading.Thread(target=live.cache.update_state_dict, args=(tensors,))
+    with live.cache.reading():
+        commit.start()
+        while commit.is_alive() and delegate_stats().inits == inits:  # until it waits for this reader
+            time.sleep(0.001)
+        live.cache.close()
+    commit.join()
+    live.check()
+
+
+def test_a_stack_of_which_one_cache_is_closed(tmp_path: Path) -> None:
+    live = Live.make(seeded(nets.PReLU), inputs(1, 3, 8, 8), tmp_path)
+    (key,) = live.cache.tensors["conv.weight"].keys
+    save_file({key: bytes(live.cache.get_data(key))}, tmp_path / "adapter.ptd")
+    open_top, closed_top = (BlobCache(tmp_path / "adapter.ptd", base=live.cache) for _ in range(2))
+    method, other = (Program(live.program.path, top).method() for top in (open_top, closed_top))
+    closed_top.close()
+    state = live.module.state_dict()
+    for name in ("conv.bias", "slope.weight"):  # the base's, one packed and one not
+        state[name].mul_(-3)
+    live.cache.update({name: state[name] for name in ("conv.bias", "slope.weight")})
+    close(method(*live.inputs)[0], live.eager())
+    close(other(*live.inputs)[0], live.eager())
+    live.cache.close()
+    open_top.update({key: (np.frombuffer(open_top.get_data(key), np.float32) * 2).tobytes()})
+    close(other(*live.inputs)[0], live.eager())
+    state["conv.weight"].mul_(2)
+    close(method(*live.inputs)[0], live.eager())

@@ -291,6 +291,21 @@ def test_missing_external_weights(tmp_path: Path) -> None:
         TrainingProgram(pte, BlobCache())
 
 
+def test_asking_for_memory_again_takes_none(tmp_path: Path) -> None:
+    method = Program(nets.xor().write(tmp_path)).method()
+
+    def private() -> int:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon")) << 10
+
+    for _ in range(1000):
+        method.output_memory(0)
+    before = private()
+    for _ in range(150_000):
+        method.output_memory(0)
+    assert private() - before < 1 << 20
+
+
 def test_memory_of_outputs_that_are_not_there(tmp_path: Path) -> None:
     method = Program(nets.xor().write(tmp_path)).method()
     for index in (10, 2**31):

@@ -129,7 +129,8 @@ class BlobCache : public std::enable_shared_from_this<BlobCache> {
   /// Grows with every commit or revert, here or in the base.
   virtual uint64_t generation() const = 0;
   /// The generation of the key's last change in the cache that owns it; 0 if it is as in the file.
-  /// @throws Error KeyNotFound.
+  /// Also told when the cache is closed: whoever still runs on it follows what happens to the base, or in other
+  /// processes. @throws Error KeyNotFound.
   virtual uint64_t version(std::string_view key) const = 0;
 
   /// Change blobs: all or none, and nobody who holds a `Reading` sees the change happen. Everything is checked and all
@@ -161,7 +162,11 @@ class BlobCache : public std::enable_shared_from_this<BlobCache> {
   /// @returns whether every file had digests. @throws Error Integrity.
   virtual bool verify() const = 0;
 
-  /// Refuse everything from now on, except to programs and views that exist: they keep the weights as they are.
+  /// Whether any of these bytes lie in memory of this cache or its base, so that a commit may change them.
+  virtual bool holds(const void* data, size_t size) const = 0;
+
+  /// Refuse everything from now on, except to programs and views that exist: for them the weights stay, unless the base
+  /// or another process changes some. A commit that has begun still happens.
   virtual void close() = 0;
   virtual bool closed() const = 0;
   /// @throws Error Closed.
@@ -186,6 +191,7 @@ class BlobCache : public std::enable_shared_from_this<BlobCache> {
  protected:
   BlobCache(Mode mode, std::string name, std::shared_ptr<BlobCache> base);
 
+  [[noreturn]] void throw_missing(std::string_view key) const;
   virtual void lock_shared() const = 0;
   virtual void unlock_shared() const = 0;
   /// Whether this thread holds a Reading.
