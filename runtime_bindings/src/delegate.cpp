@@ -96,9 +96,9 @@ class Delegate final : private ForkAware {
       identities_ = identify();
       inner_ = make(identities_, nullptr, context.event_tracer());
       if (cache_) { // in the same Reading, so no commit is missed; commits may use this from here on
-        link_ = std::make_shared<Link>(*this);
+        link_.of = std::make_shared<Link>(*this);
         for (const BlobCache* cache = cache_.get(); cache != nullptr; cache = cache->base().get()) {
-          cache->follow(link_);
+          cache->follow(link_.of);
         }
       }
     }
@@ -108,9 +108,7 @@ class Delegate final : private ForkAware {
 
   ~Delegate() override {
     leave();
-    if (link_) {
-      link_->cut();
-    }
+    InnerHandle::retire(*recipe_);
     live_delegates.fetch_sub(1, std::memory_order_relaxed);
   }
 
@@ -123,6 +121,17 @@ class Delegate final : private ForkAware {
 
  private:
   struct Next;
+  class Link;
+
+  /// However this ends, also while it is made: no cache comes back to it.
+  struct OwnLink {
+    std::shared_ptr<Link> of; // if there is a cache
+    ~OwnLink() {
+      if (of) {
+        of->cut();
+      }
+    }
+  };
 
   /// What caches know of a delegate. It may be destroyed by a thread that holds a Reading, so it waits for nothing but
   /// its own preparation, which waits for nobody.
@@ -441,8 +450,8 @@ class Delegate final : private ForkAware {
   void after_fork_in_parent() override { mutex_.unlock(); }
   void after_fork_in_child() override {
     new (&mutex_) std::mutex;
-    if (link_) {
-      link_->after_fork_in_child();
+    if (link_.of) {
+      link_.of->after_fork_in_child();
     }
     forked_ = true; // the inner backend's threads stayed in the parent; a new handle gets new ones
   }
@@ -452,12 +461,12 @@ class Delegate final : private ForkAware {
   std::vector<const Blob*> blobs_; // parallel to the constants; null: in fixed_
   std::vector<const BlobCache*> owners_; // parallel too; null likewise
   std::vector<Fixed> fixed_; // parallel too
-  std::shared_ptr<Link> link_; // if there is a cache
   std::mutex mutex_; // what follows, for who holds a Reading; a commit, which is alone, needs no lock
   uint64_t generation_ = 0;
   std::vector<Identity> identities_;
   std::unique_ptr<InnerHandle> inner_;
   bool forked_ = false;
+  OwnLink link_; // the first to go
 };
 
 void Delegate::Link::apply(Next& next) noexcept {

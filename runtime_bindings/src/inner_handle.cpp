@@ -153,6 +153,11 @@ EtError InnerHandle::execute(et::BackendExecutionContext& context, et::Span<et::
   return error;
 }
 
+void InnerHandle::retire(const InnerRecipe& recipe) {
+  const Turn turn(Handles::get().mutex);
+  recipe.retired = true;
+}
+
 uint64_t InnerHandle::count() {
   return Handles::get().inits.load(std::memory_order_relaxed);
 }
@@ -195,7 +200,7 @@ void InnerHandle::recover() const {
   for (const bool same : {true, false}) {
     for (const InnerHandle* other : all) {
       if ((other->recipe_ == recipe_) == same && other->recipe_->backend == recipe_->backend &&
-          InnerHandle(other).handle_ != nullptr) {
+          !other->recipe_->retired && InnerHandle(other).handle_ != nullptr) {
         return;
       }
     }

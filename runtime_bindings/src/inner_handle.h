@@ -66,6 +66,7 @@ struct InnerRecipe {
   std::string method;
   std::vector<executorch::runtime::CompileSpec> specs; // they point into the program
   std::vector<executorch::runtime::BackendOption> options;
+  mutable bool retired = false; // in a turn of InnerHandle: the delegate is gone, and with it what `specs` point into
 };
 
 /// The bytes of a constant for one initialization.
@@ -97,6 +98,8 @@ class InnerHandle {
       executorch::runtime::BackendExecutionContext& context,
       executorch::runtime::Span<executorch::runtime::EValue*> arguments) const;
 
+  /// The delegate goes; a commit may hold a handle of it for a little longer, which nobody is to initialize again.
+  static void retire(const InnerRecipe& recipe);
   /// How often an inner backend was initialized in this process.
   static uint64_t count();
   /// To be called once, before any object that forks and waits for a call to end.
