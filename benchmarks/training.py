@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.harness import Row, flush, ratio_row, show, side_by_side
+from benchmarks.harness import Row, flush, ratio_row, settle, show, side_by_side
 from benchmarks.lowering import _plugin, _save
 from blobstore.demo.models import lower, quiet
 from blobstore.digest import digest
@@ -139,11 +139,12 @@ def _publish(folder: Path) -> Iterator[Row]:
         delegate_external_constants_pass_unlifted(module=tagged, gen_tag_fn=lambda _: "model")
     plain = _save(lower({"forward": (tagged, (x,))}), folder / "plain")
 
-    def change() -> object:
+    def change() -> None:
         with torch.no_grad(), training.locked():
             for tensor in training.named_parameters().values():
                 tensor.mul_(0.999)
-        return flush()
+        settle()
+        flush()
 
     def publish() -> object:
         training.publish(cache)
