@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.harness import Row, flush, ratio_row, settle, show, side_by_side
+from benchmarks.lowered import in_process, save, save_plain
 from blobstore import open_ptd
 from blobstore.adapters import AdapterTags, load_adapter, save_adapter
 from blobstore.demo.models import lower, quiet
@@ -56,32 +54,16 @@ def _write(folder: Path) -> Path:
         partitioners=lambda: [BlobStorePartitioner(XnnpackPartitioner(), tag=tags)],
         external_constants=tags,
     )
-    with (folder / "model.pte").open("wb") as file:
-        manager.write_to_file(file)
-    manager.write_tensor_data_to_file(str(folder))
+    path = save(manager, folder)
     for number in range(2):
         tensors = {name: torch.randn_like(t) for name, t in module.state_dict().items() if "lora" in name}
         save_adapter(folder / f"{number}.ptd", tensors, foundation=folder / "foundation.ptd", scale=_SCALE)
         with BlobCache(folder / "adapter.ptd", base=BlobCache(folder / "foundation.ptd")) as cache:
             load_adapter(cache, folder / f"{number}.ptd")
             cache.save(folder / f"stored{number}.ptd")
-    _write_plain(folder / "plain", module)
-    return folder / "model.pte"
-
-
-def _write_plain(folder: Path, module: nn.Module) -> None:
-    """`model.pte` and `model.ptd`, which has foundation and adapter: ExecuTorch's Python runtime takes one file."""
-    with quiet():
-        from executorch.exir.passes.external_constants_pass import delegate_external_constants_pass_unlifted
-
-        x = torch.randn(1, _WIDTH)
-        tagged = torch.export.export(module, (x,), strict=True).module()
-        delegate_external_constants_pass_unlifted(module=tagged, gen_tag_fn=lambda _: "model")
-    folder.mkdir()
-    manager = lower({"forward": (tagged, (x,))})
-    with (folder / "model.pte").open("wb") as file:
-        manager.write_to_file(file)
-    manager.write_tensor_data_to_file(str(folder))
+    # one file for foundation and adapter: ExecuTorch's Python runtime takes no more
+    save_plain(module, (torch.randn(1, _WIDTH),), folder / "plain")
+    return path
 
 
 def _exchange(folder: Path, path: Path) -> Iterator[Row]:
@@ -172,23 +154,14 @@ def _two(folder: Path) -> Iterator[Row]:
     for layers in (_LAYERS, 4 * _LAYERS):
         pairs = [(nn.Linear(_WIDTH, _RANK, bias=False), nn.Linear(_RANK, _WIDTH, bias=False)) for _ in range(layers)]
         only = nn.Sequential(*(layer for pair in pairs for layer in pair)).eval()
-        (folder / f"only{layers}").mkdir()
-        with (folder / f"only{layers}" / "model.pte").open("wb") as file:
-            lower({"forward": (only, (torch.randn(1, _WIDTH),))}).write_to_file(file)
-    packed = median(_in_process(_PACK, str(folder)) for _ in range(3))
+        save(lower({"forward": (only, (torch.randn(1, _WIDTH),))}), folder / f"only{layers}")
+    packed = median(in_process(_PACK, str(folder)) for _ in range(3))
     own = sum(data.nbytes for data in open_ptd(folder / "0.ptd").values())
     for how, what in (("mapped", "each in a file of its own"), ("loaded", "each loaded into a cache")):
-        used = median(_in_process(_TWO, str(folder), how) for _ in range(3))
+        used = median(in_process(_TWO, str(folder), how) for _ in range(3))
         yield Row(
             f"two adapters in use, {what}: anonymous memory beyond one",
             f"{used / (own + packed):.2f} x the adapter and its packed form ({own / 2**20:.2f} + {packed / 2**20:.2f} MiB)",
             "at most 1.2 x",
             used <= 1.2 * (own + packed),
         )
-
-
-def _in_process(script: str, *arguments: str) -> Any:
-    """What a script prints last, as JSON, from a process of its own."""
-    command = [sys.executable, "-c", script, *arguments]
-    out = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    return json.loads(out.splitlines()[-1])

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.harness import Row, flush, ratio_row, show, side_by_side, status
+from benchmarks.lowered import in_process, plugin, save, save_plain
 from blobstore.demo.models import lower, quiet
 from blobstore.runtime import BlobCache, Program
 
@@ -40,30 +38,12 @@ def _stack(layers: int, width: int = _WIDTH) -> nn.Module:
     return nn.Sequential(*(nn.Linear(width, width) for _ in range(layers))).eval()
 
 
-def _plugin() -> list[Any]:
-    with quiet():
-        from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
-
-        from blobstore.lowering import BlobStorePartitioner
-    return [BlobStorePartitioner(XnnpackPartitioner())]
-
-
-def _save(manager: Any, folder: Path) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "model.pte").open("wb") as file:
-        manager.write_to_file(file)
-    manager.write_tensor_data_to_file(str(folder))
-    return folder / "model.pte"
-
-
 def _steady(folder: Path) -> Iterator[Row]:
     for what, layers, width, calls in (("small", 8, 64, 2000), ("large", 4, _WIDTH, 200)):
         module, x = _stack(layers, width), torch.randn(4, width)
         methods = {"forward": (module, (x,))}
-        ours = Program(
-            _save(lower(methods, partitioners=_plugin), folder / what), BlobCache(folder / what / "model.ptd")
-        )
-        theirs = Program(_save(lower(methods), folder / f"{what}-plain"))
+        ours = Program(save(lower(methods, partitioners=plugin), folder / what), BlobCache(folder / what / "model.ptd"))
+        theirs = Program(save(lower(methods), folder / f"{what}-plain"))
 
         def repeat(program: Program, x: Tensor = x, calls: int = calls) -> Callable[[], object]:
             method = program.method()
@@ -75,13 +55,8 @@ def _steady(folder: Path) -> Iterator[Row]:
 
 def _write(folder: Path, layers: int) -> None:
     methods = {"forward": (_stack(layers), (torch.randn(1, _WIDTH),))}
-    _save(lower(methods, partitioners=_plugin), folder / str(layers))
-    tagged = torch.export.export(*methods["forward"], strict=True).module()
-    with quiet():
-        from executorch.exir.passes.external_constants_pass import delegate_external_constants_pass_unlifted
-
-        delegate_external_constants_pass_unlifted(module=tagged, gen_tag_fn=lambda _: "model")
-    _save(lower({"forward": (tagged, methods["forward"][1])}), folder / f"{layers}-plain")
+    save(lower(methods, partitioners=plugin), folder / str(layers))
+    save_plain(*methods["forward"], folder / f"{layers}-plain")
 
 
 def _one_layer(folder: Path) -> Iterator[Row]:
@@ -172,7 +147,7 @@ print(json.dumps([init, sorted(changes)[4], peak.growth, status("RssAnon") - bef
 
 
 def _all_layers(folder: Path) -> Iterator[Row]:
-    runs = [_in_process(_CHANGE_ALL, str(folder / "64")) for _ in range(3)]
+    runs = [in_process(_CHANGE_ALL, str(folder / "64")) for _ in range(3)]
     init, change, peak, grown = (median(run[i] for run in runs) for i in range(4))
     packed = 64 * 4 * _MIB
     yield ratio_row("change all 64 layers: pack them, against one init", change, init, at_most=1.3)
@@ -183,13 +158,6 @@ def _all_layers(folder: Path) -> Iterator[Row]:
         peak <= 1.05 * packed,
     )
     yield Row("  and after it", f"{grown / _MIB:.1f} MiB", "below 8 MiB", grown < 8 * _MIB)
-
-
-def _in_process(script: str, *arguments: str) -> Any:
-    """What a script prints last, as JSON, from a process of its own."""
-    command = [sys.executable, "-c", script, *arguments]
-    out = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    return json.loads(out.splitlines()[-1])
 
 
 class _Two(nn.Module):
@@ -225,11 +193,11 @@ print(json.dumps([status("RssAnon") - before, times]))
 def _methods(folder: Path) -> Iterator[Row]:
     module = _Two().eval()
     methods = {"prefill": (module, (torch.randn(8, _WIDTH),)), "decode": (module, (torch.randn(1, _WIDTH),))}
-    _save(lower(methods, partitioners=_plugin), folder / "two")
-    _save(lower(methods), folder / "two-plain")
+    save(lower(methods, partitioners=plugin), folder / "two")
+    save(lower(methods), folder / "two-plain")
 
     def measure(name: str, data: str, kind: str) -> Any:
-        return _in_process(_MEASURE, str(folder / name), data, kind)
+        return in_process(_MEASURE, str(folder / name), data, kind)
 
     packed = 16 * 4 * _MIB
     stock, _ = measure("two-plain", "no", "methods")
@@ -247,7 +215,7 @@ def _methods(folder: Path) -> Iterator[Row]:
 
 def _soak(folder: Path) -> Iterator[Row]:
     module, x = _stack(4, 256), torch.randn(1, 256)
-    path = _save(lower({"forward": (module, (x,))}, partitioners=_plugin), folder / "soak")
+    path = save(lower({"forward": (module, (x,))}, partitioners=plugin), folder / "soak")
     cache = BlobCache(folder / "soak" / "model.ptd")
     method = Program(path, cache).method()
     weights = [torch.randn(256, 256) for _ in range(3)]
@@ -266,5 +234,5 @@ def _soak(folder: Path) -> Iterator[Row]:
 
 def _lowering() -> Iterator[Row]:
     methods = {"forward": (_stack(16, 512), (torch.randn(1, 512),))}
-    times = side_by_side(lambda: lower(methods, partitioners=_plugin), lambda: lower(methods), rounds=5)
+    times = side_by_side(lambda: lower(methods, partitioners=plugin), lambda: lower(methods), rounds=5)
     yield ratio_row("lower through the plug-in, against plain lowering", *times, at_most=1.1)

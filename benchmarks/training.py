@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.harness import Row, flush, ratio_row, settle, show, side_by_side
-from benchmarks.lowering import _plugin, _save
+from benchmarks.lowered import plugin, save, save_plain
 from blobstore.demo.models import lower, quiet
 from blobstore.digest import digest
 from blobstore.ptd.reader import open_ptd
@@ -79,7 +79,7 @@ def _joint(model: nn.Module, example: tuple[Tensor, ...], folder: Path, **config
         from torch.export.experimental import _export_forward_backward
 
         joint = _export_forward_backward(torch.export.export(model, example, strict=True))
-        return _save(to_edge(joint).to_executorch(ExecutorchBackendConfig(**config)), folder)
+        return save(to_edge(joint).to_executorch(ExecutorchBackendConfig(**config)), folder)
 
 
 def _steps(folder: Path) -> Iterator[Row]:
@@ -128,16 +128,11 @@ def _publish(folder: Path) -> Iterator[Row]:
     model, x = _Stack(_LAYERS, _WIDTH), torch.randn(1, _WIDTH)
     training = TrainingProgram(_joint(model, (x, x), folder / "joint"))
     methods = {"forward": (_Scores(model).eval(), (x,))}
-    path = _save(lower(methods, partitioners=_plugin), folder / "serve")
+    path = save(lower(methods, partitioners=plugin), folder / "serve")
     cache = BlobCache(folder / "serve" / "model.ptd")
     method = Program(path, cache).method()
     method(x)
-    tagged = torch.export.export(*methods["forward"], strict=True).module()
-    with quiet():
-        from executorch.exir.passes.external_constants_pass import delegate_external_constants_pass_unlifted
-
-        delegate_external_constants_pass_unlifted(module=tagged, gen_tag_fn=lambda _: "model")
-    plain = _save(lower({"forward": (tagged, (x,))}), folder / "plain")
+    plain = save_plain(*methods["forward"], folder / "plain")
 
     def change() -> None:
         with torch.no_grad(), training.locked():

@@ -672,8 +672,8 @@ class Method:
 
     Inputs are torch tensors or arrays; the outputs are tensors if any input is one, else arrays, in memory of their
     own. Inputs are read where they lie, if their order of dimensions and the program's memory plan allow it and they are
-    writable, so a method that changes an input may change the caller's. Calls from several threads take turns, and release the interpreter;
-    different methods run at the same time. A call sees one generation of the cache.
+    writable, so a method that changes an input may change the caller's. Calls from several threads take turns, and
+    release the interpreter; different methods run at the same time. A call sees one generation of the cache.
 
     Calling it raises:
         InputError: the inputs do not fit: their number, kind, dtype or shape.

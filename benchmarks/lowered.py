@@ -1,0 +1,49 @@
+"""Models lowered for measuring, and processes to measure them in."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from blobstore.demo.models import lower, quiet
+
+
+def plugin() -> list[Any]:
+    """XNNPACK through this library, as `lower` takes partitioners."""
+    with quiet():
+        from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+
+        from blobstore.lowering import BlobStorePartitioner
+    return [BlobStorePartitioner(XnnpackPartitioner())]
+
+
+def save(manager: Any, folder: Path) -> Path:
+    """Write `model.pte` and its data files; the path of the program."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "model.pte").open("wb") as file:
+        manager.write_to_file(file)
+    manager.write_tensor_data_to_file(str(folder))
+    return folder / "model.pte"
+
+
+def save_plain(module: nn.Module, inputs: tuple[Tensor, ...], folder: Path) -> Path:
+    """As `save`, what ExecuTorch makes alone: XNNPACK's weights in `model.ptd`, under hashes."""
+    tagged = torch.export.export(module, inputs, strict=True).module()
+    with quiet():
+        from executorch.exir.passes.external_constants_pass import delegate_external_constants_pass_unlifted
+
+        delegate_external_constants_pass_unlifted(module=tagged, gen_tag_fn=lambda _: "model")
+    return save(lower({"forward": (tagged, inputs)}), folder)
+
+
+def in_process(script: str, *arguments: str) -> Any:
+    """What a script prints last, as JSON, from a process of its own."""
+    command = [sys.executable, "-c", script, *arguments]
+    out = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return json.loads(out.splitlines()[-1])
