@@ -1,0 +1,106 @@
+"""Layouts (R4): torch decides what sizes, strides and bytes go together, ExecuTorch's headers the numbers."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from blobstore.errors import LayoutError
+from blobstore.layout import MAX_NBYTES, MAX_RANK, ScalarType, TensorLayout
+
+shapes = st.lists(st.integers(1, 5), max_size=5).map(tuple)
+
+
+@given(shape=shapes, data=st.data())
+def test_strides_and_bytes_are_those_of_a_torch_tensor_permuted_alike(shape, data):
+    """A tensor that torch lays out in an order of dimensions has the strides and the bytes that the layout says."""
+    order = tuple(data.draw(st.permutations(range(len(shape)))))
+    inverse = np.argsort(order).tolist()
+    tensor = torch.empty([shape[dim] for dim in order]).permute(inverse) if shape else torch.empty(())
+    layout = TensorLayout(ScalarType.FLOAT, shape, order)
+    assert layout.strides == tensor.stride()
+    assert layout.nbytes == tensor.untyped_storage().nbytes()
+    assert layout.is_contiguous == (list(order) == sorted(order))
+
+
+def test_the_numbers_and_sizes_of_scalar_types_are_those_of_executorch():
+    """A file names element types by ExecuTorch's numbers, so each one must be the same there."""
+    from executorch.exir.scalar_type import ScalarType as Theirs
+
+    theirs = {kind.name: int(kind) for kind in Theirs}
+    ours = {kind.name: int(kind) for kind in ScalarType}
+    assert set(ours) - set(theirs) == {"QUINT4X2", "QUINT2X4"}  # in its schema, but not in its exporter
+    assert {name: ours[name] for name in theirs if name in ours} == {
+        name: theirs[name] for name in theirs if name in ours
+    }
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kind"),
+    [
+        (torch.uint8, ScalarType.BYTE),
+        (torch.int8, ScalarType.CHAR),
+        (torch.int16, ScalarType.SHORT),
+        (torch.int32, ScalarType.INT),
+        (torch.int64, ScalarType.LONG),
+        (torch.float16, ScalarType.HALF),
+        (torch.float32, ScalarType.FLOAT),
+        (torch.float64, ScalarType.DOUBLE),
+        (torch.bool, ScalarType.BOOL),
+        (torch.bfloat16, ScalarType.BFLOAT16),
+        (torch.float8_e4m3fn, ScalarType.FLOAT8E4M3FN),
+        (torch.uint64, ScalarType.UINT64),
+    ],
+)
+def test_an_element_takes_the_bytes_that_torch_gives_it(dtype, kind):
+    """The size of a blob follows from its layout."""
+    assert kind.itemsize == torch.empty(0, dtype=dtype).element_size()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ((99, (2,)), "scalar type"),
+        ((ScalarType.FLOAT, (-1,)), "outside"),
+        ((ScalarType.FLOAT, (2**31,)), "outside"),
+        ((ScalarType.FLOAT, (1,) * (MAX_RANK + 1)), "dimensions"),
+        ((ScalarType.FLOAT, (2, 3), (0,)), "entries"),
+        ((ScalarType.FLOAT, (2, 3), (0, 0)), "permutation"),
+        ((ScalarType.FLOAT, (2, 3), (1, 2)), "permutation"),
+        ((ScalarType.FLOAT, (1.5,)), "integers"),
+        ((ScalarType.FLOAT, None), "integers"),
+        ((ScalarType.FLOAT, (2,), "a"), "integers"),
+        ((ScalarType.FLOAT, (2**31 - 1,) * 3), "overflows"),
+    ],
+)
+def test_an_impossible_layout_is_refused_with_its_reason(arguments, reason):
+    """No layout exists that a file could not hold (B5)."""
+    with pytest.raises(LayoutError, match=reason):
+        TensorLayout(*arguments)
+
+
+def test_a_tensor_without_elements_has_no_bytes_and_the_largest_one_fits():
+    """The limits themselves are possible."""
+    assert TensorLayout(ScalarType.FLOAT, (2**31 - 1, 0, 2**31 - 1)).nbytes == 0
+    sizes = (2**31 - 1, 2**31 - 1)
+    assert TensorLayout(ScalarType.BYTE, sizes).nbytes == math.prod(sizes) <= MAX_NBYTES
+    assert TensorLayout(ScalarType.BOOL, ()).nbytes == 1
+
+
+def test_numpy_integers_become_plain_ones():
+    """Layouts compare and hash by value, whatever integers they were made of."""
+    layout = TensorLayout(ScalarType.INT, np.array([2, 3]), np.array([1, 0]))  # type: ignore[arg-type]
+    assert layout == TensorLayout(ScalarType.INT, (2, 3), (1, 0))
+    assert hash(layout) == hash(TensorLayout(ScalarType.INT, (2, 3), (1, 0)))
+    assert {type(size) for size in layout.sizes + layout.dim_order} == {int}
+
+
+def test_a_layout_prints_as_type_sizes_and_an_unusual_order():
+    """Messages show layouts."""
+    assert str(TensorLayout(ScalarType.FLOAT, (2, 3))) == "float[2, 3]"
+    assert str(TensorLayout(ScalarType.HALF, (1, 2, 3, 4), (0, 2, 3, 1))) == "half[1, 2, 3, 4] dim_order=[0, 2, 3, 1]"

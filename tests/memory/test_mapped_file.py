@@ -1,0 +1,81 @@
+"""Mapped files (D1, D4): the bytes of the file, without a copy, for as long as somebody uses them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from blobstore.errors import FileAccessError, InvalidFileError
+from blobstore.mapped_file import as_path, as_paths, map_file, same_file
+
+
+def test_a_map_outlives_the_name_of_its_file(tmp_path):
+    """Renamed, replaced or deleted: the view goes on showing what was mapped."""
+    path = tmp_path / "file"
+    path.write_bytes(b"old bytes")
+    view = map_file(path)
+    (tmp_path / "new").write_bytes(b"new bytes")
+    (tmp_path / "new").replace(path)
+    assert bytes(view) == b"old bytes"
+    assert bytes(map_file(path)) == b"new bytes"
+    path.unlink()
+    assert bytes(view[4:]) == b"bytes"
+
+
+def test_views_of_one_file_share_a_map_and_release_it(tmp_path):
+    """Thousands of slices cost one descriptor, and none remains when the last is gone."""
+    path = tmp_path / "file"
+    path.write_bytes(bytes(100))
+    before = len(os.listdir("/proc/self/fd"))
+    views = [map_file(path) for _ in range(50)]
+    assert len(os.listdir("/proc/self/fd")) <= before + 1
+    del views
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_writable_copy_never_reaches_the_file_or_another_view(tmp_path):
+    """Each copy is private."""
+    path = tmp_path / "file"
+    path.write_bytes(b"abc")
+    one, two = map_file(path, writable_copy=True), map_file(path, writable_copy=True)
+    one[0] = ord("X")
+    assert (bytes(one), bytes(two), path.read_bytes()) == (b"Xbc", b"abc", b"abc")
+    assert map_file(path).readonly
+
+
+def test_what_is_no_file_with_bytes_is_refused(tmp_path):
+    """A fifo is refused without waiting for its writer."""
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "empty").touch()
+    for name, error in {
+        "missing": FileAccessError, ".": FileAccessError, "fifo": FileAccessError, "empty": InvalidFileError,
+    }.items():  # fmt: skip
+        with pytest.raises(error):
+            map_file(tmp_path / name)
+
+
+@pytest.mark.parametrize("wrong", [5, None, "a\0b", b"a\0b", object(), 1.5, "\ud800"], ids=repr)
+def test_what_is_no_path_is_refused(wrong):
+    """With the file error that callers handle anyway."""
+    with pytest.raises(FileAccessError):
+        as_path(wrong)
+    with pytest.raises(FileAccessError):
+        as_paths([wrong] if wrong is not None else wrong)
+
+
+def test_one_path_or_several(tmp_path):
+    """A single path is a list of one, of whatever kind it is."""
+    assert as_paths("a") == as_paths(b"a") == as_paths(Path("a")) == [Path("a")]
+    assert as_paths(iter(["a", b"b"])) == [Path("a"), Path("b")]
+
+
+def test_links_lead_to_one_file(tmp_path):
+    """Also before the file exists."""
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    assert same_file(tmp_path / "link", tmp_path / "file")
+    (tmp_path / "file").touch()
+    os.link(tmp_path / "file", tmp_path / "hard")
+    assert same_file(tmp_path / "hard", tmp_path / "link")
+    assert not same_file(tmp_path / "other", tmp_path / "file")

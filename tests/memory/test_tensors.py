@@ -1,0 +1,128 @@
+"""From tensors to bytes and back (R4): torch's and numpy's own contents are the truth."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from blobstore.errors import FileAccessError, InvalidFileError, LayoutError, UnsupportedDataError
+from blobstore.layout import ScalarType, TensorLayout
+from blobstore.tensors import FileSlice, as_bytes, to_numpy, to_torch
+
+DTYPES = [
+    torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.float32, torch.float64,
+    torch.bool, torch.bfloat16, torch.float8_e5m2, torch.uint16,
+]  # fmt: skip
+
+
+@st.composite
+def strided(draw):
+    """A tensor whose memory may have any order of dimensions, gaps, repeats and offsets."""
+    shape = draw(st.lists(st.integers(0, 4), max_size=4))
+    tensor = torch.arange(int(np.prod([size + 1 for size in shape])), dtype=torch.float32)
+    tensor = tensor.reshape([size + 1 for size in shape])
+    for dim, size in enumerate(shape):
+        tensor = tensor.narrow(dim, draw(st.integers(0, 1)), size)
+    tensor = tensor.permute(draw(st.permutations(range(len(shape)))))
+    return tensor.unsqueeze(0).expand(3, *tensor.shape) if draw(st.booleans()) else tensor
+
+
+@given(tensor=strided())
+def test_a_strided_tensor_comes_back_with_its_values_shape_and_order(tensor):
+    """Whatever its strides: what is dense is kept as it lies, everything else is put in order."""
+    view, layout = as_bytes(tensor)
+    assert layout is not None
+    assert layout.nbytes == len(view)
+    assert torch.equal(to_torch(memoryview(bytearray(view)), layout), tensor)
+    assert np.array_equal(to_numpy(view, layout), tensor.numpy())
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_dtype_keeps_its_bytes(dtype):
+    """Also those that numpy lacks."""
+    tensor = torch.arange(24).reshape(2, 3, 4).to(dtype)
+    view, layout = as_bytes(tensor)
+    assert bytes(view) == bytes(tensor.view(torch.uint8).numpy().tobytes())
+    back = to_torch(memoryview(bytearray(view)), layout)
+    assert back.dtype == dtype
+    assert torch.equal(back.view(torch.uint8), tensor.view(torch.uint8))
+    assert to_numpy(view, layout).shape == (2, 3, 4)
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [torch.ones(4, 5), torch.ones(2, 3, 4, 5).to(memory_format=torch.channels_last), torch.ones(6, 4).T],
+    ids=["contiguous", "channels last", "transposed"],
+)
+def test_dense_memory_is_viewed_not_copied(tensor):
+    """The view is of the tensor's own memory, and keeps it alive."""
+    view, _ = as_bytes(tensor)
+    assert np.frombuffer(view, np.uint8).ctypes.data == tensor.data_ptr()
+    expected = tensor.sum().item()
+    del tensor
+    assert np.frombuffer(view, np.float32).sum() == expected
+
+
+def test_negated_big_endian_and_scalar_data():
+    """A lazy negation is carried out, bytes are put in the file's order, a scalar has no dimensions."""
+    negated = torch.tensor([1 + 2j]).conj().imag
+    assert np.frombuffer(as_bytes(negated)[0], np.float32).tolist() == [-2.0]
+    assert bytes(as_bytes(np.array([1], ">u4"))[0]) == b"\1\0\0\0"
+    assert as_bytes(np.float64(2))[1] == TensorLayout(ScalarType.DOUBLE, ())
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (torch.ones(2, device="meta"), "device"),
+        (torch.ones(2, 2).to_sparse(), "layout"),
+        (torch.ones(2, dtype=torch.complex64), "no counterpart"),
+        (np.array(["a"]), "no counterpart"),
+        (np.array([object()]), "no counterpart"),
+        (5, "buffer protocol"),
+        ("text", "buffer protocol"),
+        (memoryview(b"abcdef")[::2], "contiguous"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
+)
+def test_what_gives_no_bytes_is_refused_by_name(data, reason):
+    """The message says what is wrong with it."""
+    with pytest.raises(UnsupportedDataError, match=reason):
+        as_bytes(data)
+
+
+def test_a_layout_that_does_not_fit_is_refused():
+    """A given layout must be the tensor's own, or have as many bytes as the data."""
+    float4 = TensorLayout(ScalarType.FLOAT, (4,))
+    assert as_bytes(bytes(16), float4)[1] == float4
+    with pytest.raises(LayoutError, match="16 bytes, the data has 15"):
+        as_bytes(bytes(15), float4)
+    with pytest.raises(LayoutError, match="not float"):
+        as_bytes(torch.ones(5), float4)
+    with pytest.raises(LayoutError, match="TensorLayout"):
+        as_bytes(bytes(16), (4,))  # type: ignore[arg-type]
+
+
+def test_torch_gets_no_read_only_memory():
+    """torch would write to it."""
+    with pytest.raises(UnsupportedDataError, match="read-only"):
+        to_torch(memoryview(bytes(4)), None)
+    assert to_torch(memoryview(b""), None).numel() == 0
+
+
+def test_a_slice_of_a_file_is_its_bytes_and_never_more(tmp_path):
+    """Bounds are checked when it is mapped."""
+    path = tmp_path / "data"
+    path.write_bytes(b"0123456789")
+    assert bytes(FileSlice(path, 2, 3).view()) == b"234"
+    assert bytes(FileSlice(path, 7).view()) == b"789"
+    for offset, nbytes in [(-1, 2), (0, 11), (11, None), (9, 2), (0, -1), (2**63, 1)]:
+        with pytest.raises(InvalidFileError, match="data"):
+            FileSlice(path, offset, nbytes).view()
+    with pytest.raises(UnsupportedDataError, match="integer"):
+        FileSlice(path, 1.5).view()  # type: ignore[arg-type]
+    with pytest.raises(FileAccessError):
+        FileSlice(tmp_path / "none").view()
