@@ -237,7 +237,7 @@ class MappedCache final : public BlobCache, private ForkAware {
     }
     const Slot& slot = *found->second;
     const Source& source = sources_[slot.source];
-    if (!source.table.has_manifest || version_of(slot) != 0) {
+    if (!source.table.manifest || version_of(slot) != 0) {
       return std::nullopt;
     }
     const Digest& digest = source.table.segments[slot.segment].digest;
@@ -249,7 +249,7 @@ class MappedCache final : public BlobCache, private ForkAware {
     const Reading reading(*this);
     bool all = true;
     for (const Source& source : sources_) {
-      if (!source.table.has_manifest) {
+      if (!source.table.manifest) {
         all = false;
         continue;
       }
@@ -654,7 +654,7 @@ class MappedCache final : public BlobCache, private ForkAware {
     std::vector<Digest> digests;
     for (size_t i = 0; i < slots.size(); ++i) {
       keys.push_back(slots[i]->entry);
-      if (source.table.has_manifest) {
+      if (source.table.manifest) {
         digests.push_back(digest(changes[i].data, changes[i].size));
       }
     }
@@ -673,18 +673,16 @@ class MappedCache final : public BlobCache, private ForkAware {
             for (size_t i = 0; i < slots.size(); ++i) {
               patches.push_back({source.table.segments[slots[i]->segment].start, changes[i].data, changes[i].size});
             }
-            if (source.table.has_manifest) {
-              const PtdSegment& segment = source.table.segments[source.table.manifest_segment];
-              const uint8_t* now = source.map.data() + segment.start;
-              manifest.assign(now, now + segment.size);
-              const uint64_t first = source.table.manifest_digests - segment.start;
+            if (const auto& place = source.table.manifest) {
+              const uint8_t* now = source.map.data() + place->start;
+              manifest.assign(now, now + place->size + sizeof(Digest));
+              uint8_t* of_segments = manifest.data() + (place->digests - place->start);
               for (size_t i = 0; i < slots.size(); ++i) {
-                std::memcpy(manifest.data() + first + sizeof(Digest) * slots[i]->segment, digests[i].data(), sizeof(Digest));
+                std::memcpy(of_segments + sizeof(Digest) * slots[i]->segment, digests[i].data(), sizeof(Digest));
               }
-              const size_t body = segment.size - sizeof(Digest) - 8;
-              const Digest sum = digest(manifest.data(), body);
-              std::memcpy(manifest.data() + body, sum.data(), sizeof sum);
-              patches.push_back({segment.start, manifest.data(), manifest.size()});
+              const Digest sum = digest(manifest.data(), place->size);
+              std::memcpy(manifest.data() + place->size, sum.data(), sizeof sum);
+              patches.push_back({place->start, manifest.data(), manifest.size()});
             }
             return patches;
           },
