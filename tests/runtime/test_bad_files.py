@@ -20,7 +20,7 @@ from tests.ptd.test_bad_files import (  # noqa: F401 - collected here once more
     test_truncated_at_any_byte,
     test_wrong_identifier,
 )
-from tests.ptd.test_format import golden_store
+from tests.ptd.test_format import DATA, golden_store
 
 
 @pytest.fixture(autouse=True, params=["private", "copy"])
@@ -34,9 +34,11 @@ def native(request, monkeypatch):
     monkeypatch.setattr(python_reader, "open_ptd", open_native)
 
 
-def test_golden_file():
-    cache = BlobCache("tests/data/golden-v0.ptd")
+@pytest.mark.parametrize("version", [0, 1])
+def test_golden_files(version):
+    cache = BlobCache(DATA / f"golden-v{version}.ptd")
     store = golden_store()
+    assert list(cache) == (list(store) if version else sorted(store))
     assert {key: bytes(data) for key, data in cache.items()} == {e.key: bytes(e.data) for e in store.entries()}
     assert {key: cache.layout(key) for key in cache} == {e.key: e.layout for e in store.entries()}
     assert {key: cache.alignment(key) for key in cache} == {e.key: e.alignment for e in store.entries()}
