@@ -180,7 +180,12 @@ def test_convert_there_and_back(run, tmp_path):
 
 def test_convert_keeps_the_order_of_keys(run, tmp_path):
     """Of a .ptd in any order, both ways; the package of the format orders by the width of elements, and reads ours."""
-    arrays = {"z": np.ones(1, np.int8), "a": np.ones(2, np.float64), "m": np.ones(3, np.int8), "b": np.ones(4, np.int64)}
+    arrays = {
+        "z": np.ones(1, np.int8),
+        "a": np.ones(2, np.float64),
+        "m": np.ones(3, np.int8),
+        "b": np.ones(4, np.int64),
+    }
     blobstore.save_file(arrays, tmp_path / "a.ptd")
     run("convert", "a.ptd", "a.safetensors")
     assert list(_header(tmp_path / "a.safetensors")) == list(arrays)
