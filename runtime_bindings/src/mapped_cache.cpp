@@ -319,6 +319,7 @@ class MappedCache final : public BlobCache, private ForkAware {
     const Source& source = sources_[number];
     index_.reserve(index_.size() + source.table.entries.size());
     std::vector<bool> taken(source.table.segments.size(), false);
+    copied_ = 0;
     for (size_t i = 0; i < source.table.entries.size(); ++i) {
       const PtdEntry& entry = source.table.entries[i];
       const PtdSegment& segment = source.table.segments[entry.segment];
@@ -353,11 +354,25 @@ class MappedCache final : public BlobCache, private ForkAware {
       own_maps_.emplace_back(source.file, segment.start, slot.size, kind);
       slot.data = own_maps_.back().data();
     } else { // a copy is smaller than a page of its own
+      check_copies(copied_ += slot.size, source);
       slot.data = take_memory(slot.size, slot.alignment);
       std::memcpy(slot.data, source.map.data() + segment.start, slot.size);
     }
     if (mode() == Mode::Private && (!taken || maps_file)) {
       slot.pages.emplace(slot.data, slot.size, source.file, segment.start);
+    }
+  }
+
+  /// A small file in which very many keys share their bytes must not fill the memory.
+  void check_copies(uint64_t size, const Source& source) const {
+    constexpr uint64_t kAlways = uint64_t{192} << 20;
+    constexpr uint64_t kTimesTheFile = 64;
+    if (size > kAlways && (size - kAlways) / kTimesTheFile > source.map.length()) {
+      throw Error(
+          ErrorKind::InvalidFile,
+          source.path,
+          "so many keys share their bytes that copies for each of them would take more than " + std::to_string(size) +
+              " bytes; the file has " + std::to_string(source.map.length()));
     }
   }
 
@@ -791,6 +806,7 @@ class MappedCache final : public BlobCache, private ForkAware {
   uint8_t* spare_ = nullptr;
   size_t spare_used_ = 0;
   size_t spare_size_ = 0;
+  uint64_t copied_ = 0; // bytes of one file that were copied there, while it is opened
   std::vector<std::unique_ptr<Slot>> slots_;
   std::vector<const Blob*> of_base_;
   std::unordered_map<std::string_view, Slot*> index_;

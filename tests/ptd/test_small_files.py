@@ -144,6 +144,12 @@ def one_layout(builder):
     return references(builder, [segment(builder, 4)]), references(builder, [entry(builder, k, layout) for k in keys])
 
 
+def one_blob(builder):
+    """Many keys with the same bytes, which each of them must have for itself once they are in memory."""
+    keys = [builder.CreateString(f"{i}") for i in range(8_000)]
+    return references(builder, [segment(builder, LONG)]), references(builder, [entry(builder, key) for key in keys])
+
+
 BOMBS = {
     "one pair of long texts": (nothing, one_pair(60_000, "k" * LONG, "v"), "metadata"),
     "one pair of short texts": (nothing, one_pair(MANY, "k", "v"), "metadata"),
@@ -157,13 +163,13 @@ BOMBS = {
 }
 
 
-def measure(module, name, path):
+def measure(module, name, path, *mode):
     """Open a file, verify it and look at everything; what it cost, and what was wrong with it. Runs in a process."""
     open_file = getattr(__import__(module, fromlist=[name]), name)
     before = peak_memory()
     start, reason = time.process_time(), None
     try:
-        opened = open_file(path)
+        opened = open_file(path, *mode)
         opened.verify()
         for key in opened:
             opened.get_tensor_layout(key), opened.digest(key)
@@ -184,10 +190,21 @@ def peak_memory():
 def test_what_refers_to_one_thing_many_times(tmp_path, name, reader):
     tables, metadata, expected = BOMBS[name]
     path = write(tmp_path / "bomb.ptd", tables, 4 if tables is one_layout else 0, metadata)
-    code = f"from tests.ptd.test_small_files import measure; measure({reader[0]!r}, {reader[1]!r}, {str(path)!r})"
+    reason = check_cost(*reader, str(path))
+    assert reason is None if expected is None else f"{path}: " in reason and expected in reason
+
+
+def test_what_shares_its_bytes_in_a_cache_that_copies_them(tmp_path):
+    path = write(tmp_path / "bomb.ptd", one_blob, LONG)
+    assert "so many keys share their bytes" in check_cost("blobstore.runtime", "BlobCache", str(path), "copy")
+
+
+def check_cost(module, name, *arguments):
+    """Fails if a reader takes too long or too much memory; what it refused the file for."""
+    code = f"from tests.ptd.test_small_files import measure; measure{(module, name, *arguments)}"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2]
     )
     seconds, nbytes, reason = json.loads(done.stdout)
     assert seconds < 2 and nbytes < 300e6, (seconds, nbytes, reason)
-    assert reason is None if expected is None else f"{path}: " in reason and expected in reason
+    return reason
