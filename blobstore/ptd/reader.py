@@ -18,7 +18,7 @@ from blobstore.layout import MAX_RANK, ScalarType, TensorLayout
 from blobstore.mapped_file import as_path, map_file
 from blobstore.ptd.columns import Columns, ColumnsError, Positions
 from blobstore.ptd.header import Header, HeaderError
-from blobstore.ptd.manifest import OLD_MAGIC, Manifest, ManifestError, find_manifest, is_keyed_manifest
+from blobstore.ptd.manifest import KEY_PREFIX, OLD_MAGIC, Manifest, ManifestError, find_manifest, is_keyed_manifest
 from blobstore.staging import Progress
 
 __all__ = ["PtdDataMap", "open_ptd"]
@@ -235,7 +235,8 @@ def _keyed_manifest(
     data: memoryview, keys: Sequence[str], index: Positions, starts: Positions, ends: Positions
 ) -> int | None:
     """The index of the key of the manifest in an earlier file, which had one; None if no key leads to a manifest."""
-    found = [i for i, key in enumerate(keys) if is_keyed_manifest(key, data[starts[index[i]] : ends[index[i]]])]
+    records = [i for i, key in enumerate(keys) if key.startswith(KEY_PREFIX)]
+    found = [i for i in records if is_keyed_manifest(keys[i], data[starts[index[i]] : ends[index[i]]])]
     if not found:
         if data[-len(OLD_MAGIC) :] == OLD_MAGIC:
             raise ManifestError("the file ends like one with a manifest, but its key is damaged")
