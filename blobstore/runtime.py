@@ -478,7 +478,7 @@ class BlobCache(NamedDataMap):
             FileAccessError: writing failed; a file that was there is as before.
         """
         self._check_open()
-        refuse_inputs([Path(path)], self._all_paths())
+        refuse_inputs([Path(path)], self.sources)
         store = BlobStore()
         with self.reading():
             wanted = self.dirty if dirty_only else [key for key in self._keys if self._native.owns(key)]
@@ -498,8 +498,9 @@ class BlobCache(NamedDataMap):
         super().__enter__()
         return self
 
-    def _all_paths(self) -> list[Path]:
-        return [*self.paths, *(self.base._all_paths() if self.base is not None else ())]
+    @property
+    def sources(self) -> tuple[Path, ...]:
+        return (*self.paths, *(self.base.sources if self.base is not None else ()))
 
     def _changes(self, blobs: Mapping[str, Any], finite: bool) -> list[tuple[str, Any, _NativeLayout | None, bool]]:
         direct, logical = self.tensors.split(blobs)

@@ -178,8 +178,8 @@ def write_safetensors(
 ) -> None:
     """Write a .safetensors to an empty file, each tensor straight from its memory.
 
-    Tensors of wide elements come first and then by name, as the safetensors package orders them, so that each starts
-    at a multiple of its element size.
+    The header has the tensors in the order that is given. Their bytes are ordered by the width of elements, widest
+    first, so that each tensor starts at a multiple of its element size.
 
     Args:
         file: where to write.
@@ -194,7 +194,8 @@ def write_safetensors(
         raise UnsupportedDataError("a tensor of a .safetensors cannot have the key '__metadata__'")
     names = {scalar_type: name for name, scalar_type in DTYPES.items()}
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
-    order = sorted(layouts, key=lambda key: (-layouts[key].scalar_type.itemsize, key))
+    header |= dict.fromkeys(layouts)
+    order = sorted(layouts, key=lambda key: -layouts[key].scalar_type.itemsize)
     position = 0
     for key in order:
         layout = layouts[key]

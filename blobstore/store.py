@@ -31,7 +31,7 @@ from blobstore.errors import (
 )
 from blobstore.layout import ScalarType, TensorLayout
 from blobstore.mapped_file import Paths, as_path, as_paths
-from blobstore.ptd.manifest import KEY_PREFIX, is_manifest
+from blobstore.ptd.manifest import is_keyed_manifest
 from blobstore.ptd.reader import open_ptd
 from blobstore.ptd.writer import MAX_ALIGNMENT, Entry, write_ptd
 from blobstore.staging import Progress, Staging, refuse_inputs
@@ -141,7 +141,7 @@ class BlobStore:
             view, layout = as_bytes(data, layout)
         except (UnsupportedDataError, LayoutError) as error:
             raise type(error)(f"key {key!r}: {error}") from error
-        if is_manifest(key, view):
+        if is_keyed_manifest(key, view):
             raise InvalidKeyError(f"key {key!r}: a blob that begins with a manifest's identifier cannot have it")
         address = digest(view)
         if key in self._base_keys:
@@ -169,8 +169,8 @@ class BlobStore:
         """Add everything that another store, a data map, or the output of ExecuTorch's NamedDataStore holds.
 
         Args:
-            other: what to add. Keys keep their alignment and layout; a manifest is left out. The buffers of a
-                NamedDataStoreOutput are referred to, except file-backed ones, which are read into memory.
+            other: what to add. Keys keep their alignment, layout and order. The buffers of a NamedDataStoreOutput are
+                referred to, except file-backed ones, which are read into memory.
             tag: the tag of blobs that have none in `other`.
 
         Raises:
@@ -281,7 +281,7 @@ class BlobStore:
     ) -> int:
         """Write a .ptd: the old file or the new one, whole.
 
-        Equal contents give equal bytes, in whatever order they were added.
+        Keys are in the order in which they were added, so equal contents in equal order give equal bytes.
 
         Args:
             path: the file; a file that is there is replaced.
@@ -428,7 +428,7 @@ def _check_alignment(key: str, alignment: int) -> None:
 def _contents(
     other: BlobStore | NamedDataMap | NamedDataStoreOutput,
 ) -> Iterator[tuple[str, Any, int, str | None, TensorLayout | None]]:
-    """Key, data, alignment, tag and layout of everything in `other`, without manifests."""
+    """Key, data, alignment, tag and layout of everything in `other`, without the manifests of earlier files."""
     if isinstance(other, BlobStore):
         for entry in other.entries():
             yield entry.key, entry.data, entry.alignment, other.tag(entry.key), entry.layout
@@ -442,7 +442,7 @@ def _contents(
                 data = other.buffers[entry.buffer_index]
                 if not isinstance(data, bytes):
                     data = data.to_bytes()
-                if key.startswith(KEY_PREFIX) and is_manifest(key, memoryview(data)):
+                if is_keyed_manifest(key, memoryview(data)):
                     continue
                 layout = entry.tensor_layout and TensorLayout(
                     ScalarType(int(entry.tensor_layout.scalar_type)),

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import safetensors.numpy
 import safetensors.torch
 import torch
 from typer.testing import CliRunner
@@ -167,12 +168,41 @@ def test_convert_there_and_back(run, tmp_path):
     loaded = blobstore.load_file(tmp_path / "a.ptd")
     run("convert", "a.ptd", "b.safetensors")
     back = safetensors.torch.load_file(tmp_path / "b.safetensors")
+    assert list(blobstore.open_ptd(tmp_path / "a.ptd")) == list(_header(tmp_path / "a.safetensors"))
+    assert list(_header(tmp_path / "b.safetensors")) == list(_header(tmp_path / "a.safetensors"))
     for key, tensor in tensors.items():
         for other in (loaded[key], back[key]):
             assert other.dtype == tensor.dtype and other.shape == tensor.shape
             assert bytes(other.reshape(-1).view(torch.uint8)) == bytes(tensor.reshape(-1).view(torch.uint8))
     with safetensors.safe_open(tmp_path / "b.safetensors", "pt") as file:
         assert file.metadata() == {"format": "pt"}
+
+
+def test_convert_keeps_the_order_of_keys(run, tmp_path):
+    """Of a .ptd in any order, both ways; the package of the format orders by the width of elements, and reads ours."""
+    arrays = {
+        "z": np.ones(1, np.int8),
+        "a": np.ones(2, np.float64),
+        "m": np.ones(3, np.int8),
+        "b": np.ones(4, np.int64),
+    }
+    blobstore.save_file(arrays, tmp_path / "a.ptd")
+    run("convert", "a.ptd", "a.safetensors")
+    assert list(_header(tmp_path / "a.safetensors")) == list(arrays)
+    read = safetensors.numpy.load_file(tmp_path / "a.safetensors")
+    assert {key: (array.dtype, array.tolist()) for key, array in read.items()} == {
+        key: (array.dtype, array.tolist()) for key, array in arrays.items()
+    }
+    run("convert", "a.safetensors", "b.ptd")
+    assert (tmp_path / "b.ptd").read_bytes() == (tmp_path / "a.ptd").read_bytes()
+
+
+def _header(path):
+    """The names in the header of a .safetensors, in its order."""
+    data = path.read_bytes()
+    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    header.pop("__metadata__", None)
+    return header
 
 
 def test_convert_keeps_values_of_other_dim_orders_and_opaque_blobs(run, ptd, tmp_path):

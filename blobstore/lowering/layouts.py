@@ -180,7 +180,7 @@ def _cast(step: Step, values: list[Plain], lookup: Lookup) -> Plain:
 
 
 def cast(tensor: Plain, target: ScalarType) -> Plain:
-    """In another dtype, rounded to the nearest; the tensor itself if it has the dtype."""
+    """In another dtype, rounded as torch does; the tensor itself if it has the dtype."""
     array, kind = tensor
     if kind == target:
         return tensor
@@ -189,7 +189,7 @@ def cast(tensor: Plain, target: ScalarType) -> Plain:
         rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
         quiet = (bits >> 16) | 0x40
         return np.where(np.isnan(bits.view(np.float32)), quiet, rounded).astype(np.uint16), target
-    if kind is ScalarType.BFLOAT16:
+    if kind is ScalarType.BFLOAT16 or target is ScalarType.HALF:  # to half by way of float32, which rounds twice
         array = floats(tensor)
     return array.astype(_DTYPES[target]), target
 

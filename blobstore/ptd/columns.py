@@ -36,10 +36,9 @@ class Columns:
         if len(data) < 8:
             raise ColumnsError(f"{len(data)} bytes are too few for a flatbuffer")
         self.size = len(data)
-        even = self.size & ~3
         self._bytes = np.frombuffer(data, np.uint8)
-        self._u16 = np.frombuffer(data[:even], "<u2")
-        self._u32 = np.frombuffer(data[:even], "<u4")
+        self._u16 = np.frombuffer(data[: self.size & ~1], "<u2")
+        self._u32 = np.frombuffer(data[: self.size & ~3], "<u4")
 
     def root(self) -> Positions:
         """The root table."""

@@ -1,19 +1,21 @@
-"""The 40-byte header between the flatbuffer's first 8 bytes and the rest of it; see docs/format.md."""
+"""The header between the flatbuffer's first 8 bytes and the rest of it; see docs/format.md."""
 
 from __future__ import annotations
 
 import struct
 from typing import NamedTuple
 
-__all__ = ["FILE_IDENTIFIER", "FLATBUFFER_OFFSET", "Header", "HeaderError"]
+__all__ = ["FILE_IDENTIFIER", "FLATBUFFER_OFFSET", "MARK", "Header", "HeaderError"]
 
 FILE_IDENTIFIER = b"FT01"
 MAGIC = b"FH01"
 START = 8  # behind the root offset and the file identifier
 FLATBUFFER_OFFSET = 48
-"""Bytes that the header with its padding inserts; a multiple of 16, so the flatbuffer stays aligned."""
+"""Bytes that the header and the mark insert; a multiple of 16, so the flatbuffer stays aligned."""
 
 _FIELDS = struct.Struct("<4sIQQQQ")
+MARK = slice(START + _FIELDS.size, START + FLATBUFFER_OFFSET)
+"""Where a file has a mark if a manifest ends it. ExecuTorch pads its header with zeros here."""
 
 
 class HeaderError(ValueError):
@@ -41,13 +43,13 @@ class Header(NamedTuple):
         return self.flatbuffer_offset + self.flatbuffer_size
 
     @property
-    def file_size(self) -> int:
-        """The least size of the file."""
+    def segment_end(self) -> int:
+        """First byte behind the segments, to which stock readers expect the file to reach."""
         return self.segment_base + self.segment_data_size
 
-    def pack(self) -> bytes:
-        """The bytes to insert at offset 8, padded to `FLATBUFFER_OFFSET`."""
-        return _FIELDS.pack(MAGIC, _FIELDS.size, *self).ljust(FLATBUFFER_OFFSET, b"\0")
+    def pack(self, mark: bytes) -> bytes:
+        """The `FLATBUFFER_OFFSET` bytes to insert at offset 8; `mark` is what `MARK` gets."""
+        return _FIELDS.pack(MAGIC, _FIELDS.size, *self) + mark
 
     @classmethod
     def parse(cls, data: memoryview) -> Header:
@@ -71,7 +73,7 @@ class Header(NamedTuple):
                 f"flatbuffer of {header.flatbuffer_size} bytes at {header.flatbuffer_offset} does not lie between "
                 f"the header and the segment base {header.segment_base}"
             )
-        if header.file_size > len(data):
+        if header.segment_end > len(data):
             raise HeaderError(
                 f"truncated: {header.segment_data_size} bytes of segments at {header.segment_base} are announced, "
                 f"the file has {len(data)} bytes"

@@ -1,15 +1,18 @@
 """The manifest: what blobstore records about a .ptd beyond FT01; see docs/format.md.
 
-It is the last segment of the file, under a key of its own, and consists of a flatbuffer (`schema/manifest.fbs`), the
-xxh3-128 of that flatbuffer, and a magic that ends the file. So a single flipped bit anywhere in the file is noticed:
-in the head by `head`, in a blob by its digest, in the manifest by its own, and in the manifest's key, which would hide
-it, by the magic at the end.
+It lies behind the last segment, where stock readers do not look: a flatbuffer (`schema/manifest.fbs`), the xxh3-128 of
+that flatbuffer, its length, and a magic that ends the file. The header has the same magic as a mark. So a single
+flipped bit anywhere in the file is noticed: in the head by `head`, in a blob by its digest, in the manifest by its own,
+and in the mark or the magic, which would hide the manifest, by the other one. Truncation takes the magic away.
+
+Earlier files keep the manifest in their last segment, under a key of its own. They are read, not written.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import flatbuffers
 import numpy as np
@@ -18,15 +21,31 @@ import xxhash
 
 from blobstore._generated.manifest import Manifest as Fb
 from blobstore._generated.manifest import Pair
-from blobstore.ptd.columns import Columns, ColumnsError
+from blobstore.ptd.columns import Columns, ColumnsError, Positions
+from blobstore.ptd.header import MARK, Header
 
-__all__ = ["END_MAGIC", "FILE_IDENTIFIER", "KEY_PREFIX", "Manifest", "ManifestError"]
+__all__ = [
+    "FILE_IDENTIFIER",
+    "KEY_PREFIX",
+    "MAGIC",
+    "OLD_MAGIC",
+    "Manifest",
+    "ManifestError",
+    "find_manifest",
+    "is_keyed_manifest",
+]
 
 KEY_PREFIX = "metadata.blobstore."
+"""Keys that begin with it belong to blobstore: records about blobs, lists of checkpoints; not tensors of a user."""
+
 FILE_IDENTIFIER = b"BM01"
-END_MAGIC = b"BLOBEND1"
+MAGIC = b"BLOBMAN1"
+OLD_MAGIC = b"BLOBEND1"
+"""What ends an earlier file, whose manifest has a key."""
+
 VERSION = 0
 _DIGEST = 16
+_TAIL = 8 + len(MAGIC)  # the length and the magic
 
 
 class ManifestError(ValueError):
@@ -39,7 +58,7 @@ class Manifest:
 
     Attributes:
         head: xxh3-128 of the file from byte 0 up to the segment base, 16 bytes.
-        segments: xxh3-128 of each segment, uint8 of shape (segments, 16); zeros for the manifest's own.
+        segments: xxh3-128 of each segment, uint8 of shape (segments, 16).
         alignments: what each key asked for in bytes, uint32 of shape (keys,).
         metadata: free text of whoever wrote the file.
     """
@@ -50,7 +69,7 @@ class Manifest:
     metadata: Mapping[str, str]
 
     def pack(self) -> bytes:
-        """The bytes of the segment; their number does not depend on the digests."""
+        """The bytes that end the file, from the end of its last segment."""
         builder = flatbuffers.Builder(256 + self.segments.nbytes + self.alignments.nbytes)
         builder.ForceDefaults(True)
         pairs = []
@@ -77,26 +96,25 @@ class Manifest:
         Fb.ManifestAddMetadata(builder, metadata)
         builder.Finish(Fb.ManifestEnd(builder), file_identifier=FILE_IDENTIFIER)
         body = bytes(builder.Output())
-        return body + xxhash.xxh3_128_digest(body) + END_MAGIC
+        return b"".join((body, xxhash.xxh3_128_digest(body), len(body).to_bytes(8, "little"), MAGIC))
 
     @classmethod
     def parse(cls, data: memoryview, segments: int, keys: int) -> Manifest:
         """Read and check a manifest.
 
         Args:
-            data: the bytes of its segment.
+            data: the flatbuffer and its digest.
             segments: number of segments that the file has.
             keys: number of keys that the file has.
 
         Raises:
             ManifestError: it is damaged, of a later version, or of another file.
         """
-        tail = _DIGEST + len(END_MAGIC)
-        if len(data) < 16 + tail or data[-len(END_MAGIC) :] != END_MAGIC or data[4:8] != FILE_IDENTIFIER:
-            raise ManifestError("the manifest is damaged: its magic is missing")
-        body = data[:-tail]
-        if xxhash.xxh3_128_digest(body) != data[-tail : -len(END_MAGIC)]:
+        body = data[:-_DIGEST]
+        if xxhash.xxh3_128_digest(body) != data[-_DIGEST:]:
             raise ManifestError("the manifest is damaged: its digest differs")
+        if body[4:8] != FILE_IDENTIFIER:
+            raise ManifestError(f"the manifest is malformed: its identifier is {bytes(body[4:8])!r}")
         try:
             return cls._parse(Columns(body), segments, keys)
         except (ColumnsError, UnicodeDecodeError) as error:
@@ -118,17 +136,50 @@ class Manifest:
                 f"the manifest tells of {digest_count[0]} segments and {alignment_count[0]} keys, the file has "
                 f"{segments} and {keys}"
             )
-        pairs = columns.fields(columns.tables(metadata), {0: 4, 1: 4})
-        texts = []
-        for fields in pairs:
-            starts, counts = columns.vectors(fields, 1)
-            texts.append([columns.raw(s, n).decode() for s, n in zip(starts, counts, strict=True)])
         return cls(
             head=columns.raw(int(head[0]), _DIGEST),
             segments=np.frombuffer(columns.raw(int(digest_at[0]), _DIGEST * segments), np.uint8).reshape(-1, _DIGEST),
             alignments=np.frombuffer(columns.raw(int(alignment_at[0]), 4 * keys), "<u4"),
-            metadata=dict(zip(*texts, strict=True)),
+            metadata=_metadata(columns, columns.fields(columns.tables(metadata), {0: 4, 1: 4})),
         )
+
+    def without_last(self, key: int) -> Manifest:
+        """As it is for a file without the last segment and without the key of this index."""
+        return replace(self, segments=self.segments[:-1], alignments=np.delete(self.alignments, key))
+
+
+def _metadata(columns: Columns, pairs: Sequence[Positions]) -> dict[str, str]:
+    vectors = [columns.vectors(fields, 1) for fields in pairs]
+    if sum(int(counts.sum()) for _, counts in vectors) > columns.size:  # many may refer to one
+        raise ColumnsError("the texts of the metadata together are longer than the manifest")
+    keys, values = ([columns.raw(start, n) for start, n in zip(*vector, strict=True)] for vector in vectors)
+    if any(left >= right for left, right in itertools.pairwise(keys)):
+        raise ColumnsError("the keys of the metadata do not ascend")
+    return {key.decode(): value.decode() for key, value in zip(keys, values, strict=True)}
+
+
+def find_manifest(data: memoryview, header: Header) -> memoryview | None:
+    """The flatbuffer of the manifest behind the last segment, with its digest; None if the file has none there.
+
+    Raises:
+        ManifestError: it is missing or cut, or bytes follow it.
+    """
+    start = header.segment_end
+    marked = data[MARK] == MAGIC
+    ended = len(data) - start >= _TAIL and data[-len(MAGIC) :] == MAGIC
+    if not marked and not ended:
+        return None
+    if not marked:
+        raise ManifestError("the file ends like one with a manifest, but the mark in its header is damaged")
+    if not ended:
+        raise ManifestError("the file was cut, or is damaged at its end: the magic of its manifest is missing")
+    length = int.from_bytes(data[-_TAIL : -len(MAGIC)], "little")
+    if start + length + _DIGEST + _TAIL != len(data):
+        raise ManifestError(
+            f"a manifest of {length} bytes does not fit between the segments, which end at byte {start}, and the end "
+            f"of the file at {len(data)}"
+        )
+    return data[start:-_TAIL]
 
 
 def _struct_vector(builder: flatbuffers.Builder, digests: npt.NDArray[np.uint8]) -> int:
@@ -141,14 +192,6 @@ def _struct_vector(builder: flatbuffers.Builder, digests: npt.NDArray[np.uint8])
     return offset
 
 
-def is_manifest(key: str, data: memoryview) -> bool:
-    """Whether a blob is a manifest, and not another record under the same prefix."""
+def is_keyed_manifest(key: str, data: memoryview) -> bool:
+    """Whether a blob is the manifest of an earlier file, and not another record under the same prefix."""
     return key.startswith(KEY_PREFIX) and data[4:8] == FILE_IDENTIFIER
-
-
-def manifest_key(sequence: Sequence[bytes]) -> str:
-    """The key for a file with this blob table: never the same in two different files."""
-    hasher = xxhash.xxh3_128()
-    for part in sequence:
-        hasher.update(part)
-    return KEY_PREFIX + hasher.hexdigest()

@@ -18,7 +18,7 @@ from blobstore.layout import MAX_RANK, ScalarType, TensorLayout
 from blobstore.mapped_file import as_path, map_file
 from blobstore.ptd.columns import Columns, ColumnsError, Positions
 from blobstore.ptd.header import Header, HeaderError
-from blobstore.ptd.manifest import END_MAGIC, KEY_PREFIX, Manifest, ManifestError, is_manifest
+from blobstore.ptd.manifest import KEY_PREFIX, OLD_MAGIC, Manifest, ManifestError, find_manifest, is_keyed_manifest
 from blobstore.staging import Progress
 
 __all__ = ["PtdDataMap", "open_ptd"]
@@ -33,14 +33,14 @@ class _Table(NamedTuple):
     starts: list[int]  # of each segment, from the start of the file
     ends: list[int]
     manifest: Manifest | None
-    manifest_at: int  # index of its key, -1 without one
-    head_size: int
+    manifest_start: int
+    header: Header
 
 
 class PtdDataMap(NamedDataMap):
     """The blobs of one .ptd file, mapped and read without a copy.
 
-    The manifest is not among the keys. See `open_ptd` for what is checked when.
+    Keys are in the order of the file. See `open_ptd` for what is checked when.
 
     Args:
         path: the file.
@@ -66,17 +66,12 @@ class PtdDataMap(NamedDataMap):
         except ManifestError as error:
             raise IntegrityError(path, str(error)) from None
         self._table = table
-        self._keys = table.keys
-        if table.manifest_at >= 0:
-            self._keys = table.keys[: table.manifest_at] + table.keys[table.manifest_at + 1 :]
         self._index = dict(zip(table.keys, itertools.count()))
-        if table.manifest_at >= 0:
-            del self._index[table.keys[table.manifest_at]]
         self.metadata: Mapping[str, str] = table.manifest.metadata if table.manifest else {}
         self.has_digests = table.manifest is not None
 
     def _key_list(self) -> Sequence[str]:
-        return self._keys
+        return self._table.keys
 
     def _view(self, key: str) -> memoryview:
         segment = self._table.segment_index[self._index[key]]
@@ -123,14 +118,14 @@ class PtdDataMap(NamedDataMap):
         return list(zip(self._table.starts, self._table.ends, strict=True))
 
     @property
-    def manifest_segment(self) -> int | None:
-        """Index of the segment that holds the digests, which has no key here; None without one."""
-        return self._table.segment_index[self._table.manifest_at] if self._table.manifest else None
+    def manifest_extent(self) -> tuple[int, int] | None:
+        """Where the digests lie in the file: first byte, and first byte behind; None without them."""
+        return (self._table.manifest_start, len(self._data)) if self._table.manifest else None
 
     @property
     def head_size(self) -> int:
         """Bytes of the header and the table of contents, from the start of the file."""
-        return self._table.head_size
+        return self._table.header.flatbuffer_end
 
     def verify(self, *, progress: Progress | None = None) -> bool:
         """Hash all blobs and compare them with the digests that the file carries.
@@ -148,17 +143,14 @@ class PtdDataMap(NamedDataMap):
         table = self._table
         if table.manifest is None:
             return False
-        position = 0
-        for segment in np.argsort(np.array(table.starts), kind="stable").tolist():
+        position = table.header.segment_base
+        for segment in np.argsort(np.array(table.starts, np.int64), kind="stable").tolist():
             start, end = table.starts[segment], table.ends[segment]
-            if position and np.frombuffer(self._data[position:start], np.uint8).any():
-                raise IntegrityError(self.path, f"the padding before byte {start} is not zero")
+            self._check_padding(position, start)
             position = max(position, end)
             expected = table.manifest.segments[segment].tobytes()
-            if segment == table.segment_index[table.manifest_at]:
-                continue  # it was checked when the file was opened
             if (found := digest(self._data[start:end]).xxh3_128) != expected:
-                keys = [key for key in self._keys if table.segment_index[self._index[key]] == segment]
+                keys = [key for key in table.keys if table.segment_index[self._index[key]] == segment]
                 raise IntegrityError(
                     self.path,
                     f"the bytes of {', '.join(map(repr, keys)) or f'segment {segment}'} are damaged: expected xxh3-128 "
@@ -166,7 +158,12 @@ class PtdDataMap(NamedDataMap):
                 )
             if progress:
                 progress(f"verifying {self.path.name}", end, len(self._data))
+        self._check_padding(position, table.manifest_start)
         return True
+
+    def _check_padding(self, start: int, end: int) -> None:
+        if np.frombuffer(self._data[start:end], np.uint8).any():
+            raise IntegrityError(self.path, f"the padding before byte {end} is not zero")
 
     def close(self) -> None:
         super().close()
@@ -219,19 +216,37 @@ def _read(data: memoryview) -> _Table:
         raise ColumnsError(f"key {keys[bad]!r} is in segment {index[bad]}, there are {len(starts)}")
     layouts = _layouts(columns, keys, layout_at, (ends - starts)[index] if len(index) else index)
 
-    segment_index = index.tolist()
-    starts_list, ends_list = starts.tolist(), ends.tolist()
-    manifest_at, manifest = -1, None
-    for i, key in enumerate(keys):
-        if key.startswith(KEY_PREFIX):
-            body = data[starts_list[segment_index[i]] : ends_list[segment_index[i]]]
-            if is_manifest(key, body):
-                manifest_at, manifest = i, Manifest.parse(body, len(starts_list), len(keys))
-                _check_manifest(data, header, manifest, ends_list[segment_index[i]])
-                _check_alignment(keys, starts[index], manifest)
-    if manifest is None and data[-len(END_MAGIC) :] == END_MAGIC:
-        raise ManifestError("the file ends like one with a manifest, but its key is damaged")
-    return _Table(keys, segment_index, layouts, starts_list, ends_list, manifest, manifest_at, header.flatbuffer_end)
+    manifest, manifest_start = None, header.segment_end
+    if (place := find_manifest(data, header)) is not None:
+        manifest = Manifest.parse(place, len(starts), len(keys))
+    elif (at := _keyed_manifest(data, keys, index, starts, ends)) is not None:
+        manifest_start = int(starts[-1])
+        manifest = Manifest.parse(data[manifest_start : -len(OLD_MAGIC)], len(starts), len(keys)).without_last(at)
+        del keys[at], layouts[at]
+        index, starts, ends = np.delete(index, at), starts[:-1], ends[:-1]
+    if manifest is not None:
+        if digest(data[: header.segment_base]).xxh3_128 != manifest.head:
+            raise ManifestError(f"the first {header.segment_base} bytes are damaged: their digest differs")
+        _check_alignment(keys, starts[index], manifest)
+    return _Table(keys, index.tolist(), layouts, starts.tolist(), ends.tolist(), manifest, manifest_start, header)
+
+
+def _keyed_manifest(
+    data: memoryview, keys: Sequence[str], index: Positions, starts: Positions, ends: Positions
+) -> int | None:
+    """The index of the key of the manifest in an earlier file, which had one; None if no key leads to a manifest."""
+    records = [i for i, key in enumerate(keys) if key.startswith(KEY_PREFIX)]
+    found = [i for i in records if is_keyed_manifest(keys[i], data[starts[index[i]] : ends[index[i]]])]
+    if not found:
+        if data[-len(OLD_MAGIC) :] == OLD_MAGIC:
+            raise ManifestError("the file ends like one with a manifest, but its key is damaged")
+        return None
+    last = len(starts) - 1
+    if len(found) > 1 or np.flatnonzero(index == last).tolist() != found:
+        raise ManifestError("a manifest that has a key must be alone in the last segment")
+    if ends[last] != len(data) or data[-len(OLD_MAGIC) :] != OLD_MAGIC:
+        raise ManifestError(f"the manifest ends at byte {ends[last]} of {len(data)}, or its magic is missing")
+    return found[0]
 
 
 def _segments(
@@ -296,6 +311,8 @@ def _layouts(
         raise LayoutError(
             f"key {key!r} has {rank[i]} sizes and a dim_order of {order_rank[i]}, at most {MAX_RANK} are possible"
         )
+    if (4 * rank + order_rank).sum() > columns.size:  # many may refer to the same sizes
+        raise LayoutError("the layouts together are longer than the flatbuffer")
     by_table: list[TensorLayout | None] = [None] * len(tables)
     nbytes = np.zeros(len(tables), np.int64)
     known: dict[tuple[int, bytes], TensorLayout] = {}
@@ -336,13 +353,6 @@ def _scalar_type(number: int) -> ScalarType:
         return ScalarType(number)
     except ValueError:
         raise LayoutError(f"unknown scalar type {number}") from None
-
-
-def _check_manifest(data: memoryview, header: Header, manifest: Manifest, end: int) -> None:
-    if end != len(data) or header.file_size != len(data):
-        raise ManifestError(f"the manifest ends at byte {end}, but the file has {len(data)} bytes")
-    if digest(data[: header.segment_base]).xxh3_128 != manifest.head:
-        raise ManifestError(f"the first {header.segment_base} bytes are damaged: their digest differs")
 
 
 def _check_alignment(keys: Sequence[str], starts: Positions, manifest: Manifest) -> None:

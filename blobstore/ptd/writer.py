@@ -14,7 +14,7 @@ from blobstore.digest import Digest
 from blobstore.errors import DataChangedError, InvalidAlignmentError
 from blobstore.layout import TensorLayout
 from blobstore.ptd.header import FLATBUFFER_OFFSET, START, Header
-from blobstore.ptd.manifest import Manifest, manifest_key
+from blobstore.ptd.manifest import MAGIC, Manifest
 from blobstore.ptd.table import align, encode_table
 
 __all__ = ["MAX_ALIGNMENT", "SEGMENT_ALIGNMENT", "Entry", "copy_checked", "write_ptd"]
@@ -54,7 +54,7 @@ def write_ptd(file: BinaryIO, entries: Sequence[Entry], metadata: Mapping[str, s
 
     Args:
         file: where to write; only written to, never moved in.
-        entries: the keys, in any order; the file has them by ascending UTF-8 bytes.
+        entries: the keys; the file has them in this order, and the blobs in that of their first keys.
         metadata: free text to keep with the file.
 
     Returns:
@@ -65,7 +65,6 @@ def write_ptd(file: BinaryIO, entries: Sequence[Entry], metadata: Mapping[str, s
         InvalidAlignmentError: the common multiple of all alignments is above `MAX_ALIGNMENT`.
         OSError: writing failed.
     """
-    entries = sorted(entries, key=lambda entry: entry.key.encode())
     index: dict[int, int] = {}
     blobs: list[Entry] = []  # the first entry of each blob
     alignments: list[int] = []
@@ -87,32 +86,25 @@ def write_ptd(file: BinaryIO, entries: Sequence[Entry], metadata: Mapping[str, s
         offsets.append(align(end, alignment))
         end = offsets[-1] + len(entry.data)
 
-    def manifest(head: bytes, order: int) -> Manifest:
-        digests = np.frombuffer(b"".join(entry.digest.xxh3_128 for entry in blobs) + bytes(16), np.uint8)
-        asked = [entry.alignment for entry in entries]
-        asked.insert(order, SEGMENT_ALIGNMENT)
-        return Manifest(head, digests.reshape(-1, 16), np.array(asked, np.uint32), metadata)
-
-    draft = manifest(bytes(16), len(entries)).pack()
-    key = manifest_key([draft, *_table_bytes(entries, segments)])
-    order = sum(entry.key.encode() < key.encode() for entry in entries)
-    sizes = [len(entry.data) for entry in blobs] + [len(draft)]
-    offsets.append(align(end, SEGMENT_ALIGNMENT))
-
-    rows = [(entry.key, at, entry.layout) for entry, at in zip(entries, segments, strict=True)]
-    rows.insert(order, (key, len(blobs), None))
-    head, base = _head(rows, offsets, sizes, base_alignment)
+    sizes = [len(entry.data) for entry in blobs]
+    keys, layouts = [entry.key for entry in entries], [entry.layout for entry in entries]
+    table = encode_table(keys, segments, layouts, offsets, sizes)
+    base = align(len(table), base_alignment)
+    header = Header(FLATBUFFER_OFFSET, len(table) - FLATBUFFER_OFFSET, base, end).pack(MAGIC)
+    head = b"".join((table[:START], header, table[START + len(header) :]))
     file.write(head)
     hasher = xxhash.xxh3_128(head)
     _pad(file, base - len(head), hasher)
     position = 0
-    for entry, offset in zip(blobs, offsets, strict=False):
+    for entry, offset in zip(blobs, offsets, strict=True):
         _pad(file, offset - position)
         copy_checked(file, entry.data, entry.digest, entry.key)
         position = offset + len(entry.data)
-    _pad(file, offsets[-1] - position)
-    file.write(manifest(hasher.digest(), order).pack())
-    return base + offsets[-1] + sizes[-1]
+    digests = np.frombuffer(b"".join(entry.digest.xxh3_128 for entry in blobs), np.uint8).reshape(-1, 16)
+    asked = np.array([entry.alignment for entry in entries], np.uint32)
+    manifest = Manifest(hasher.digest(), digests, asked, metadata).pack()
+    file.write(manifest)
+    return base + end + len(manifest)
 
 
 def copy_checked(file: BinaryIO, data: memoryview, expected: Digest, key: str) -> None:
@@ -134,20 +126,6 @@ def copy_checked(file: BinaryIO, data: memoryview, expected: Digest, key: str) -
         )
 
 
-def _head(
-    rows: Sequence[tuple[str, int, TensorLayout | None]],
-    offsets: Sequence[int],
-    sizes: Sequence[int],
-    base_alignment: int,
-) -> tuple[bytes, int]:
-    """What stands in front of the segments, and the segment base, up to which zeros follow."""
-    keys, segments, layouts = zip(*rows, strict=True)
-    table = encode_table(keys, segments, layouts, offsets, sizes)
-    base = align(len(table), base_alignment)
-    header = Header(FLATBUFFER_OFFSET, len(table) - FLATBUFFER_OFFSET, base, offsets[-1] + sizes[-1]).pack()
-    return b"".join((table[:START], header, table[START + len(header) :])), base
-
-
 def _pad(file: BinaryIO, nbytes: int, hasher: xxhash.xxh3_128 | None = None) -> None:
     """Write zeros, in pieces that take little memory."""
     for start in range(0, nbytes, _CHUNK):
@@ -155,11 +133,3 @@ def _pad(file: BinaryIO, nbytes: int, hasher: xxhash.xxh3_128 | None = None) -> 
         file.write(zeros)
         if hasher:
             hasher.update(zeros)
-
-
-def _table_bytes(entries: Sequence[Entry], segments: Sequence[int]) -> list[bytes]:
-    """What tells this file's keys from another's, as bytes to hash."""
-    keys = "\0".join(entry.key for entry in entries)
-    layouts = "\0".join(str(entry.layout) for entry in entries)
-    lengths = [len(entry.data) for entry in entries]
-    return [keys.encode(), layouts.encode(), np.array([segments, lengths], "<u8").tobytes()]

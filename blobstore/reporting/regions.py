@@ -68,11 +68,13 @@ class _Draft:
 def _ptd(source: Source) -> list[Region]:
     source.fill(0, _HEAD)
     data = source.structure()
-    if len(data) >= 40:  # where the segments begin stands in the header; a bad header is for the reader to refuse
-        source.fill(_HEAD, min(int.from_bytes(data[32:40], "little"), source.size))
+    if len(data) >= 48:  # where the segments are stands in the header; a bad header is for the reader to refuse
+        base, nbytes = (int.from_bytes(data[at : at + 8], "little") for at in (32, 40))
+        source.fill(_HEAD, min(base, source.size))
+        source.fill(min(base + nbytes, source.size), source.size)  # the manifest
     data_map = PtdDataMap(source.path, data=data)
-    if is_url(source.path) and data_map.extents:  # the manifest is the last segment, and unknown until it is read
-        source.fill(data_map.extents[-1][0], source.size)
+    if is_url(source.path) and not data_map.has_digests and data_map.extents:
+        source.fill(data_map.extents[-1][0], source.size)  # that of an earlier file is its last segment
         data_map = PtdDataMap(source.path, data=data)
     drafts = [_Draft(RegionKind.UNREFERENCED, start, stop, [], []) for start, stop in data_map.extents]
     for key in data_map:
@@ -82,8 +84,8 @@ def _ptd(source: Source) -> list[Region]:
             draft.kind = RegionKind.TENSOR if layout is not None else RegionKind.NAMED_DATA
             draft.layout = layout
         draft.keys.append(key)
-    if data_map.manifest_segment is not None:
-        drafts[data_map.manifest_segment].kind = RegionKind.STRUCTURE
+    if data_map.manifest_extent is not None:
+        drafts.append(_Draft(RegionKind.STRUCTURE, *data_map.manifest_extent, [], []))
     return _cover(source, drafts, data_map.head_size)
 
 

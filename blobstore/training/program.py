@@ -264,7 +264,7 @@ class TrainingProgram:
         """
         self._check_names()
         path, bases = as_path(path), checkpoint.open_bases(base)
-        inputs = [self.program.path, *self.program.cache._all_paths(), *(map_.path for map_ in bases)]
+        inputs = [self.program.path, *self.program.cache.sources, *(map_.path for map_ in bases)]
         refuse_inputs([path], inputs)
         parameters, buffers, state = self._moment(optimizer)
         moment = checkpoint.Checkpoint(parameters, buffers, state, self._frozen())

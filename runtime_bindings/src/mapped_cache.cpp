@@ -237,7 +237,7 @@ class MappedCache final : public BlobCache, private ForkAware {
     }
     const Slot& slot = *found->second;
     const Source& source = sources_[slot.source];
-    if (!source.table.has_manifest || version_of(slot) != 0) {
+    if (!source.table.manifest || version_of(slot) != 0) {
       return std::nullopt;
     }
     const Digest& digest = source.table.segments[slot.segment].digest;
@@ -249,7 +249,7 @@ class MappedCache final : public BlobCache, private ForkAware {
     const Reading reading(*this);
     bool all = true;
     for (const Source& source : sources_) {
-      if (!source.table.has_manifest) {
+      if (!source.table.manifest) {
         all = false;
         continue;
       }
@@ -319,6 +319,7 @@ class MappedCache final : public BlobCache, private ForkAware {
     const Source& source = sources_[number];
     index_.reserve(index_.size() + source.table.entries.size());
     std::vector<bool> taken(source.table.segments.size(), false);
+    copied_ = 0;
     for (size_t i = 0; i < source.table.entries.size(); ++i) {
       const PtdEntry& entry = source.table.entries[i];
       const PtdSegment& segment = source.table.segments[entry.segment];
@@ -353,11 +354,25 @@ class MappedCache final : public BlobCache, private ForkAware {
       own_maps_.emplace_back(source.file, segment.start, slot.size, kind);
       slot.data = own_maps_.back().data();
     } else { // a copy is smaller than a page of its own
+      check_copies(copied_ += slot.size, source);
       slot.data = take_memory(slot.size, slot.alignment);
       std::memcpy(slot.data, source.map.data() + segment.start, slot.size);
     }
     if (mode() == Mode::Private && (!taken || maps_file)) {
       slot.pages.emplace(slot.data, slot.size, source.file, segment.start);
+    }
+  }
+
+  /// A small file in which very many keys share their bytes must not fill the memory.
+  void check_copies(uint64_t size, const Source& source) const {
+    constexpr uint64_t kAlways = uint64_t{192} << 20;
+    constexpr uint64_t kTimesTheFile = 64;
+    if (size > kAlways && (size - kAlways) / kTimesTheFile > source.map.length()) {
+      throw Error(
+          ErrorKind::InvalidFile,
+          source.path,
+          "so many keys share their bytes that copies for each of them would take more than " + std::to_string(size) +
+              " bytes; the file has " + std::to_string(source.map.length()));
     }
   }
 
@@ -654,7 +669,7 @@ class MappedCache final : public BlobCache, private ForkAware {
     std::vector<Digest> digests;
     for (size_t i = 0; i < slots.size(); ++i) {
       keys.push_back(slots[i]->entry);
-      if (source.table.has_manifest) {
+      if (source.table.manifest) {
         digests.push_back(digest(changes[i].data, changes[i].size));
       }
     }
@@ -673,18 +688,16 @@ class MappedCache final : public BlobCache, private ForkAware {
             for (size_t i = 0; i < slots.size(); ++i) {
               patches.push_back({source.table.segments[slots[i]->segment].start, changes[i].data, changes[i].size});
             }
-            if (source.table.has_manifest) {
-              const PtdSegment& segment = source.table.segments[source.table.manifest_segment];
-              const uint8_t* now = source.map.data() + segment.start;
-              manifest.assign(now, now + segment.size);
-              const uint64_t first = source.table.manifest_digests - segment.start;
+            if (const auto& place = source.table.manifest) {
+              const uint8_t* now = source.map.data() + place->start;
+              manifest.assign(now, now + place->size + sizeof(Digest));
+              uint8_t* of_segments = manifest.data() + (place->digests - place->start);
               for (size_t i = 0; i < slots.size(); ++i) {
-                std::memcpy(manifest.data() + first + sizeof(Digest) * slots[i]->segment, digests[i].data(), sizeof(Digest));
+                std::memcpy(of_segments + sizeof(Digest) * slots[i]->segment, digests[i].data(), sizeof(Digest));
               }
-              const size_t body = segment.size - sizeof(Digest) - 8;
-              const Digest sum = digest(manifest.data(), body);
-              std::memcpy(manifest.data() + body, sum.data(), sizeof sum);
-              patches.push_back({segment.start, manifest.data(), manifest.size()});
+              const Digest sum = digest(manifest.data(), place->size);
+              std::memcpy(manifest.data() + place->size, sum.data(), sizeof sum);
+              patches.push_back({place->start, manifest.data(), manifest.size()});
             }
             return patches;
           },
@@ -793,6 +806,7 @@ class MappedCache final : public BlobCache, private ForkAware {
   uint8_t* spare_ = nullptr;
   size_t spare_used_ = 0;
   size_t spare_size_ = 0;
+  uint64_t copied_ = 0; // bytes of one file that were copied there, while it is opened
   std::vector<std::unique_ptr<Slot>> slots_;
   std::vector<const Blob*> of_base_;
   std::unordered_map<std::string_view, Slot*> index_;

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <numeric>
 #include <string_view>
+#include <unordered_map>
 #include <unordered_set>
 
 #include <blobstore/error.h>
@@ -16,9 +17,12 @@ namespace {
 
 constexpr size_t kFieldsStart = 8; // behind the root offset and the file identifier
 constexpr size_t kFieldsSize = 40;
+constexpr size_t kMark = kFieldsStart + kFieldsSize; // where a file with a manifest has the manifest's magic
 constexpr char kManifestIdentifier[] = "BM01";
-constexpr char kEndMagic[] = "BLOBEND1";
-constexpr size_t kEndMagicSize = 8;
+constexpr char kMagic[] = "BLOBMAN1";
+constexpr char kOldMagic[] = "BLOBEND1"; // of a file whose manifest has a key
+constexpr size_t kMagicSize = 8;
+constexpr size_t kTail = 8 + kMagicSize; // the length of the manifest, and the magic
 constexpr size_t kDigestSize = 16;
 
 /// Why the digests of a file cannot be believed.
@@ -31,6 +35,8 @@ struct Header {
   uint64_t flatbuffer_end;
   uint64_t segment_base;
   uint64_t segment_data_size;
+
+  uint64_t segment_end() const { return segment_base + segment_data_size; }
 };
 
 uint64_t load_u64(const uint8_t* at) {
@@ -114,7 +120,8 @@ std::vector<PtdSegment> read_segments(const FlatBuffer& buffer, uint64_t root, c
   return segments;
 }
 
-Layout read_layout(const FlatBuffer& buffer, uint64_t table, const std::string& key) {
+/// @param bytes what the vectors of all layouts take so far; many layouts may refer to the same.
+Layout read_layout(const FlatBuffer& buffer, uint64_t table, const std::string& key, uint64_t& bytes) {
   Layout layout;
   layout.scalar_type = static_cast<int8_t>(buffer.u8_field(table, 0));
   const FlatVector sizes = buffer.vector(table, 1, 4);
@@ -123,6 +130,10 @@ Layout read_layout(const FlatBuffer& buffer, uint64_t table, const std::string& 
     throw FormatError(
         "key " + quoted(key) + " has " + number(sizes.count) + " sizes and a dim_order of " + number(order.count) +
         ", at most 64 are possible");
+  }
+  bytes += 4ull * sizes.count + order.count;
+  if (bytes > buffer.size()) {
+    throw FormatError("the layouts together are longer than the flatbuffer");
   }
   for (uint32_t i = 0; i < sizes.count; ++i) {
     layout.sizes.push_back(static_cast<int32_t>(buffer.u32(sizes.start + 4ull * i)));
@@ -141,6 +152,8 @@ std::vector<PtdEntry> read_entries(const FlatBuffer& buffer, uint64_t root, cons
   std::unordered_set<std::string_view> seen;
   seen.reserve(vector.count);
   uint64_t key_bytes = 0;
+  std::unordered_map<uint64_t, Layout> layouts; // by position: keys may share one
+  uint64_t layout_bytes = 0;
   for (uint32_t i = 0; i < vector.count; ++i) {
     const uint64_t table = buffer.element(vector, i);
     if (buffer.field(table, 0, 4) == 0) {
@@ -164,8 +177,12 @@ std::vector<PtdEntry> read_entries(const FlatBuffer& buffer, uint64_t root, cons
       throw FormatError(
           "key " + quoted(key) + " is in segment " + number(entry.segment) + ", there are " + number(segments.size()));
     }
-    if (const uint64_t layout = buffer.object(table, 2); layout != 0) {
-      entry.layout = read_layout(buffer, layout, entry.key);
+    if (const uint64_t at = buffer.object(table, 2); at != 0) {
+      auto known = layouts.find(at);
+      if (known == layouts.end()) {
+        known = layouts.emplace(at, read_layout(buffer, at, entry.key, layout_bytes)).first;
+      }
+      entry.layout = known->second;
       const uint64_t nbytes = *layout_nbytes(*entry.layout);
       const uint64_t size = segments[entry.segment].size;
       if (nbytes != size) {
@@ -179,70 +196,136 @@ std::vector<PtdEntry> read_entries(const FlatBuffer& buffer, uint64_t root, cons
   return entries;
 }
 
-bool is_manifest(const PtdEntry& entry, const uint8_t* body, uint64_t size) {
-  return entry.key.rfind(kRecordPrefix, 0) == 0 && size >= 8 && std::memcmp(body + 4, kManifestIdentifier, 4) == 0;
+bool ends_with(const uint8_t* data, uint64_t size, const char* magic) {
+  return size >= kMagicSize && std::memcmp(data + size - kMagicSize, magic, kMagicSize) == 0;
 }
 
-/// Check the manifest in segment `at` and take what it says over.
-void read_manifest(PtdTable& table, uint32_t at, const uint8_t* data, uint64_t size, const Header& header) {
-  const PtdSegment& segment = table.segments[at];
-  const uint8_t* body = data + segment.start;
-  constexpr size_t kTail = kDigestSize + kEndMagicSize;
-  if (segment.size < 16 + kTail ||
-      std::memcmp(body + segment.size - kEndMagicSize, kEndMagic, kEndMagicSize) != 0) {
-    throw ManifestError("the manifest is damaged: its magic is missing");
+/// The manifest behind the last segment: where its flatbuffer is and how long; nothing if the file has none there.
+std::optional<PtdManifest> find_manifest(const uint8_t* data, uint64_t size, const Header& header) {
+  const uint64_t start = header.segment_end();
+  const bool marked = size >= kMark + kMagicSize && std::memcmp(data + kMark, kMagic, kMagicSize) == 0;
+  const bool ended = size - start >= kTail && ends_with(data, size, kMagic);
+  if (!marked && !ended) {
+    return std::nullopt;
   }
-  const size_t body_size = segment.size - kTail;
-  if (std::memcmp(digest(body, body_size).data(), body + body_size, kDigestSize) != 0) {
+  if (!marked) {
+    throw ManifestError("the file ends like one with a manifest, but the mark in its header is damaged");
+  }
+  if (!ended) {
+    throw ManifestError("the file was cut, or is damaged at its end: the magic of its manifest is missing");
+  }
+  const uint64_t room = size - start - kTail;
+  const uint64_t length = load_u64(data + size - kTail);
+  if (room < kDigestSize || length != room - kDigestSize) {
+    throw ManifestError(
+        "a manifest of " + number(length) + " bytes does not fit between the segments, which end at byte " +
+        number(start) + ", and the end of the file at " + number(size));
+  }
+  return PtdManifest{start, length};
+}
+
+/// The index of the key of the manifest in an earlier file, which had one.
+std::optional<size_t> find_keyed_manifest(const PtdTable& table, const uint8_t* data, uint64_t size) {
+  std::optional<size_t> found;
+  const size_t last = table.segments.size() - 1;
+  bool alone = true;
+  for (size_t i = 0; i < table.entries.size(); ++i) {
+    const PtdEntry& entry = table.entries[i];
+    const PtdSegment& segment = table.segments[entry.segment];
+    const bool is_manifest = entry.key.rfind(kRecordPrefix, 0) == 0 && segment.size >= 8 &&
+        std::memcmp(data + segment.start + 4, kManifestIdentifier, 4) == 0;
+    alone = alone && is_manifest == (entry.segment == last) && !(is_manifest && found);
+    if (is_manifest) {
+      found = i;
+    }
+  }
+  if (!found) {
+    if (ends_with(data, size, kOldMagic)) {
+      throw ManifestError("the file ends like one with a manifest, but its key is damaged");
+    }
+    return std::nullopt;
+  }
+  if (!alone) {
+    throw ManifestError("a manifest that has a key must be alone in the last segment");
+  }
+  const PtdSegment& segment = table.segments[last];
+  if (segment.start + segment.size != size || !ends_with(data, size, kOldMagic) ||
+      segment.size < kDigestSize + kMagicSize) {
+    throw ManifestError(
+        "the manifest ends at byte " + number(segment.start + segment.size) + " of " + number(size) +
+        ", or its magic is missing");
+  }
+  return found;
+}
+
+void check_metadata(const FlatBuffer& buffer, uint64_t root) {
+  const FlatVector pairs = buffer.vector(root, 4, 4);
+  uint64_t bytes = 0;
+  std::optional<std::string_view> before;
+  for (uint32_t i = 0; i < pairs.count; ++i) {
+    const uint64_t pair = buffer.element(pairs, i);
+    const std::string_view key = buffer.string(pair, 0);
+    const std::string_view value = buffer.string(pair, 1);
+    bytes += key.size() + value.size();
+    if (bytes > buffer.size()) { // many may refer to one
+      throw FormatError("the texts of the metadata together are longer than the manifest");
+    }
+    if (!is_utf8(key) || !is_utf8(value)) {
+      throw FormatError("metadata is not valid UTF-8");
+    }
+    if (before && *before >= key) {
+      throw FormatError("the keys of the metadata do not ascend");
+    }
+    before = key;
+  }
+}
+
+/// Check the manifest and take over what it says of the file's segments and keys.
+///
+/// @param manifest where it is; `digests` is found here.
+/// @returns the digest of the head.
+Digest read_manifest(PtdTable& table, PtdManifest& manifest, const uint8_t* data) {
+  const uint8_t* body = data + manifest.start;
+  if (std::memcmp(digest(body, manifest.size).data(), body + manifest.size, kDigestSize) != 0) {
     throw ManifestError("the manifest is damaged: its digest differs");
   }
-  FlatVector digests;
-  FlatVector alignments;
-  const uint8_t* head = nullptr;
+  if (manifest.size < 8 || std::memcmp(body + 4, kManifestIdentifier, 4) != 0) {
+    throw ManifestError("the manifest is malformed: its identifier is missing");
+  }
   try {
-    const FlatBuffer buffer(body, body_size);
+    const FlatBuffer buffer(body, manifest.size);
     const uint64_t root = buffer.root();
     if (const uint32_t version = buffer.u32_field(root, 0); version > 0) {
-      throw ManifestError("the manifest has version " + number(version) + ", this blobstore reads up to 0");
+      throw FormatError("it has version " + number(version) + ", this blobstore reads up to 0");
     }
     const uint64_t head_at = buffer.field(root, 1, kDigestSize);
     if (head_at == 0) {
-      throw ManifestError("the manifest is malformed: it lacks the digest of the head");
+      throw FormatError("it lacks the digest of the head");
     }
-    head = body + head_at;
-    digests = buffer.vector(root, 2, kDigestSize);
-    alignments = buffer.vector(root, 3, 4);
+    const FlatVector digests = buffer.vector(root, 2, kDigestSize);
+    const FlatVector alignments = buffer.vector(root, 3, 4);
     if (digests.count != table.segments.size() || alignments.count != table.entries.size()) {
-      throw ManifestError(
-          "the manifest tells of " + number(digests.count) + " segments and " + number(alignments.count) +
+      throw FormatError(
+          "it tells of " + number(digests.count) + " segments and " + number(alignments.count) +
           " keys, the file has " + number(table.segments.size()) + " and " + number(table.entries.size()));
     }
-    const FlatVector metadata = buffer.vector(root, 4, 4);
-    for (uint32_t i = 0; i < metadata.count; ++i) {
-      const uint64_t pair = buffer.element(metadata, i);
-      if (!is_utf8(buffer.string(pair, 0)) || !is_utf8(buffer.string(pair, 1))) {
-        throw ManifestError("the manifest is malformed: metadata is not valid UTF-8");
-      }
-    }
+    check_metadata(buffer, root);
     for (uint32_t i = 0; i < alignments.count; ++i) {
       table.entries[i].alignment = buffer.u32(alignments.start + 4ull * i);
     }
-  } catch (const ManifestError&) {
-    throw;
+    for (uint32_t i = 0; i < digests.count; ++i) {
+      std::memcpy(table.segments[i].digest.data(), body + digests.start + kDigestSize * i, kDigestSize);
+    }
+    manifest.digests = manifest.start + digests.start;
+    Digest head;
+    std::memcpy(head.data(), body + head_at, kDigestSize);
+    return head;
   } catch (const FormatError& error) {
     throw ManifestError(std::string("the manifest is malformed: ") + error.what());
   }
-  for (uint32_t i = 0; i < digests.count; ++i) {
-    std::memcpy(table.segments[i].digest.data(), body + digests.start + kDigestSize * i, kDigestSize);
-  }
-  if (segment.start + segment.size != size || header.segment_base + header.segment_data_size != size) {
-    throw ManifestError(
-        "the manifest ends at byte " + number(segment.start + segment.size) + ", but the file has " + number(size) +
-        " bytes");
-  }
-  if (std::memcmp(digest(data, header.segment_base).data(), head, kDigestSize) != 0) {
-    throw ManifestError("the first " + number(header.segment_base) + " bytes are damaged: their digest differs");
-  }
+}
+
+void check_alignment(const PtdTable& table) {
   for (const PtdEntry& entry : table.entries) {
     const uint64_t start = table.segments[entry.segment].start;
     if (entry.alignment == 0 || start % entry.alignment != 0) {
@@ -251,9 +334,6 @@ void read_manifest(PtdTable& table, uint32_t at, const uint8_t* data, uint64_t s
           number(start));
     }
   }
-  table.has_manifest = true;
-  table.manifest_segment = at;
-  table.manifest_digests = segment.start + digests.start;
 }
 
 PtdTable read(const uint8_t* data, uint64_t size) {
@@ -267,21 +347,32 @@ PtdTable read(const uint8_t* data, uint64_t size) {
     throw FormatError("the list of segments or of keys is missing");
   }
   PtdTable table;
+  table.segment_base = header.segment_base;
+  table.segment_end = header.segment_end();
   table.segments = read_segments(buffer, root, header);
   table.entries = read_entries(buffer, root, table.segments);
-  size_t manifest_at = 0;
-  for (size_t i = 0; i < table.entries.size(); ++i) {
-    const PtdSegment& segment = table.segments[table.entries[i].segment];
-    if (is_manifest(table.entries[i], data + segment.start, segment.size)) {
-      read_manifest(table, table.entries[i].segment, data, size, header);
-      manifest_at = i;
+  std::optional<size_t> keyed;
+  table.manifest = find_manifest(data, size, header);
+  if (!table.manifest) {
+    keyed = find_keyed_manifest(table, data, size);
+    if (keyed) {
+      const PtdSegment& segment = table.segments.back();
+      table.manifest = PtdManifest{segment.start, segment.size - kDigestSize - kMagicSize};
     }
   }
-  if (table.has_manifest) {
-    table.entries.erase(table.entries.begin() + static_cast<std::ptrdiff_t>(manifest_at));
-  } else if (size >= kEndMagicSize && std::memcmp(data + size - kEndMagicSize, kEndMagic, kEndMagicSize) == 0) {
-    throw ManifestError("the file ends like one with a manifest, but its key is damaged");
+  if (!table.manifest) {
+    return table;
   }
+  const Digest head = read_manifest(table, *table.manifest, data);
+  if (digest(data, header.segment_base) != head) {
+    throw ManifestError("the first " + number(header.segment_base) + " bytes are damaged: their digest differs");
+  }
+  if (keyed) { // from here on it is as in other files: neither a key nor a segment
+    table.entries.erase(table.entries.begin() + static_cast<std::ptrdiff_t>(*keyed));
+    table.segments.pop_back();
+    table.segment_end = table.manifest->start;
+  }
+  check_alignment(table);
   return table;
 }
 
@@ -298,7 +389,7 @@ PtdTable read_ptd(const std::string& path, const uint8_t* data, uint64_t size) {
 }
 
 bool verify_ptd(const std::string& path, const uint8_t* data, const PtdTable& table) {
-  if (!table.has_manifest) {
+  if (!table.manifest) {
     return false;
   }
   std::vector<uint32_t> order(table.segments.size());
@@ -306,18 +397,16 @@ bool verify_ptd(const std::string& path, const uint8_t* data, const PtdTable& ta
   std::stable_sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) {
     return table.segments[a].start < table.segments[b].start;
   });
-  uint64_t position = 0;
+  const auto check_padding = [&](uint64_t start, uint64_t end) {
+    if (start < end && std::any_of(data + start, data + end, [](uint8_t byte) { return byte != 0; })) {
+      throw Error(ErrorKind::Integrity, path, "the padding before byte " + number(end) + " is not zero");
+    }
+  };
+  uint64_t position = table.segment_base;
   for (const uint32_t at : order) {
     const PtdSegment& segment = table.segments[at];
-    for (; position != 0 && position < segment.start; ++position) {
-      if (data[position] != 0) {
-        throw Error(ErrorKind::Integrity, path, "the padding before byte " + number(segment.start) + " is not zero");
-      }
-    }
+    check_padding(position, segment.start);
     position = std::max(position, segment.start + segment.size);
-    if (at == table.manifest_segment) {
-      continue; // it was checked when the file was opened
-    }
     const Digest found = digest(data + segment.start, segment.size);
     if (found != segment.digest) {
       std::string keys;
@@ -333,6 +422,7 @@ bool verify_ptd(const std::string& path, const uint8_t* data, const PtdTable& ta
               to_string(segment.digest) + ", found " + to_string(found));
     }
   }
+  check_padding(position, table.segment_end);
   return true;
 }
 

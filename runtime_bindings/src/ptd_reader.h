@@ -28,13 +28,20 @@ struct PtdEntry {
   uint32_t alignment = 1;
 };
 
-/// The checked table of contents of one file; the manifest is not among the entries.
+/// Where a file keeps its digests.
+struct PtdManifest {
+  uint64_t start = 0; // of its flatbuffer in the file; the digest of that follows
+  uint64_t size = 0; // of the flatbuffer
+  uint64_t digests = 0; // where in the file the digests of the segments are, one after the other
+};
+
+/// The checked table of contents of one file.
 struct PtdTable {
+  uint64_t segment_base = 0; // where in the file the segments begin
+  uint64_t segment_end = 0; // and where they end
   std::vector<PtdSegment> segments;
-  std::vector<PtdEntry> entries;
-  bool has_manifest = false;
-  uint32_t manifest_segment = 0;
-  uint64_t manifest_digests = 0; // where in the file the manifest keeps the segments' digests
+  std::vector<PtdEntry> entries; // in the order of the file
+  std::optional<PtdManifest> manifest;
 };
 
 /// Check a file's structure and, with a manifest, the digest of all that lies in front of the blobs. The same files

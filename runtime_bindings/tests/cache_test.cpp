@@ -136,6 +136,7 @@ void test_damaged(const std::string& path, const std::string& folder) {
   for (size_t at = 0; at < head; at += 3) {
     for (const char byte : {'\0', '\xff'}) {
       std::string data = good.substr(0, good.size() - 8) + std::string(8, '\0'); // without the manifest's magic
+      data.replace(48, 8, 8, '\0'); // and without the mark in the header
       data[at] = byte;
       std::ofstream(hurt, std::ios::binary).write(data.data(), static_cast<std::streamsize>(data.size()));
       try {

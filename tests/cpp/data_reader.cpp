@@ -1,10 +1,11 @@
 // Prints what the stock FlatTensorDataMap finds in a .ptd.
 //
-//   data_reader FILE.ptd [TENSOR_KEY]...
+//   data_reader FILE.ptd [OPAQUE_KEY]...
 //
-// One line a key: the key, its scalar type, sizes and dimension order (each joined by 'x'), and its bytes; key and
-// bytes in hexadecimal. Only the keys that are named (in hexadecimal) are asked for their layout, because this map
-// crashes when it is asked for that of an opaque blob; the others have "-".
+// One line a key, in the order of get_key(): the key, its scalar type, sizes and dimension order (each joined by 'x'),
+// and its bytes; key and bytes in hexadecimal. Every key is asked for its layout, as ExecuTorch's load_state_dict does,
+// but those that are named (in hexadecimal), which have "-": this map crashes when it is asked for that of an opaque
+// blob.
 // The exit code is ExecuTorch's error number, or 64 for wrong arguments.
 
 #include <algorithm>
@@ -55,7 +56,7 @@ int main(int argc, char** argv) {
   if (argc < 2) {
     return 64;
   }
-  const std::vector<std::string> tensors(argv + 2, argv + argc);
+  const std::vector<std::string> opaque(argv + 2, argv + argc);
   auto loader = unwrap(MmapDataLoader::from(argv[1]), "open");
   auto map = unwrap(FlatTensorDataMap::load(&loader), "load");
   const auto count = unwrap(map.get_num_keys(), "get_num_keys");
@@ -63,7 +64,7 @@ int main(int argc, char** argv) {
     const std::string key = unwrap(map.get_key(i), "get_key");
     const std::string name = hex(key.data(), key.size());
     std::string layout = "-";
-    if (std::find(tensors.begin(), tensors.end(), name) != tensors.end()) {
+    if (std::find(opaque.begin(), opaque.end(), name) == opaque.end()) {
       const auto found = unwrap(map.get_tensor_layout(key), "get_tensor_layout");
       layout = std::to_string(static_cast<int>(found.scalar_type())) + "," + join(found.sizes()) + "," +
           join(found.dim_order());

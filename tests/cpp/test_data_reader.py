@@ -4,6 +4,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 from executorch.exir._serialize._cord import Cord
 from executorch.exir._serialize._named_data_store import NamedDataStore
@@ -14,25 +15,24 @@ from executorch.extension.flat_tensor.serialize.serialize import FlatTensorSeria
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from blobstore import BlobStore, ScalarType, TensorLayout, open_ptd
+from blobstore import BlobStore, MergedDataMap, ScalarType, TensorLayout, dedup_programs, open_ptd, save_file
+from blobstore.adapters import bind_adapter, save_adapter
 from blobstore.testing import strategies
 
 tags = strategies.tags.filter(lambda tag: tag != "adapter.ptd")  # it names one file with "adapter"
+FLOATS = EtLayout(EtScalarType.FLOAT, [4], [0])
 contents = st.dictionaries(
     strategies.keys, st.tuples(strategies.tensors(), strategies.alignments, tags), min_size=1, max_size=8
 )
 
 
 def with_cpp(reader, path, expected):
-    """What the stock C++ map finds, as (data, layout) by key."""
-    tensors = [key.encode().hex() for key, (_, layout) in expected.items() if layout is not None]
-    done = subprocess.run([reader, path, *tensors], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    found = {}
-    for line in done.stdout.splitlines():
-        key, layout, data = line.split(" ")
-        found[bytes.fromhex(key).decode()] = (bytes.fromhex(data), layout)
-    return {key: value for key, value in found.items() if not key.startswith("metadata.blobstore.")}
+    """What the stock C++ map finds, as (key, (data, layout)) in the order of its indices."""
+    opaque = [key.encode().hex() for key, (_, layout) in expected.items() if layout is None]
+    done = subprocess.run([reader, path, *opaque], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, (done.returncode, done.stderr)
+    lines = [line.split(" ") for line in done.stdout.splitlines()]
+    return [(bytes.fromhex(key).decode(), (bytes.fromhex(data), layout)) for key, layout, data in lines]
 
 
 def with_python(path):
@@ -40,7 +40,6 @@ def with_python(path):
     return {
         key: (bytes(payload.buffers[entry.buffer_index]), entry.tensor_layout)
         for key, entry in payload.named_data.items()
-        if not key.startswith("metadata.blobstore.")
     }
 
 
@@ -73,7 +72,7 @@ def test_what_we_write(reader, contents):
         assert paths.keys() == files.keys()
         for tag, path in paths.items():
             expected = {key: (data, spelled(layout)) for key, (data, layout) in files[tag].items()}
-            assert with_cpp(reader, path, files[tag]) == expected
+            assert with_cpp(reader, path, files[tag]) == list(expected.items())
             if all(python_can_name(layout) for _, layout in files[tag].values()):
                 found = {key: (data, spelled(layout)) for key, (data, layout) in with_python(path).items()}
                 assert found == expected
@@ -103,4 +102,62 @@ def test_every_scalar_type(reader, tmp_path):
     store.write_ptd(tmp_path / "x.ptd")
     expected = {entry.key: (bytes(entry.data), entry.layout) for entry in store.entries()}
     found = with_cpp(reader, tmp_path / "x.ptd", expected)
-    assert found == {key: (data, spelled(layout)) for key, (data, layout) in expected.items()}
+    assert found == [(key, (data, spelled(layout))) for key, (data, layout) in expected.items()]
+
+
+def test_a_file_of_tensors_is_nothing_but_its_tensors(reader, tmp_path):
+    """The stock map counts the user's keys, gives them in the order in which they were added, by which ExecuTorch's
+    runners bind inputs, and tells the layout of each of them; also of a file that was rewritten."""
+    tensors = {f"{name}.lora_{half}": np.full((2, 3), i, np.float32) for i, name in enumerate("zab") for half in "ba"}
+    tensors["tied"] = tensors["z.lora_b"]
+    save_file(tensors, tmp_path / "x.ptd", metadata={"a": "b"})
+    store = BlobStore()
+    store.merge(open_ptd(tmp_path / "x.ptd"))
+    store.write_ptd(tmp_path / "again.ptd")
+    save_file({}, tmp_path / "empty.ptd")
+    for path in (tmp_path / "x.ptd", tmp_path / "again.ptd"):
+        found = with_cpp(reader, path, {})
+        assert found == [(key, (array.tobytes(), "6,2x3,0x1")) for key, array in tensors.items()]
+        assert list(with_python(path)) == list(tensors)
+    assert with_cpp(reader, tmp_path / "empty.ptd", {}) == []
+    assert with_python(tmp_path / "empty.ptd") == {}
+
+
+def test_rewrites_keep_the_order_of_the_file_that_they_come_from(reader, tmp_path):
+    pytest.importorskip("blobstore_runtime")
+    from blobstore.runtime import BlobCache, make_working_copy
+
+    theirs = NamedDataStore()
+    for i, key in enumerate("zamb"):
+        theirs.add_named_data(key, np.full(4, i, np.float32).tobytes(), external_tag="x", tensor_layout=FLOATS)
+    output = theirs.get_named_data_store_output()
+    payload = DataPayload(output.buffers, output.external_data["x"])
+    (tmp_path / "theirs.ptd").write_bytes(bytes(FlatTensorSerializer().serialize(payload)))
+    save_file({key: np.full(4, i, np.float32) for i, key in enumerate("yxc")}, tmp_path / "ours.ptd")
+
+    files = [tmp_path / "theirs.ptd", tmp_path / "ours.ptd"]
+    cache = BlobCache(files)
+    cache.save(tmp_path / "saved.ptd")
+    cache.update({key: np.ones(4, np.float32) for key in "czx"})
+    cache.save(tmp_path / "delta.ptd", dirty_only=True)
+    make_working_copy(files, tmp_path / "copy.ptd")
+    dedup_programs(files, tmp_path, data_name="dedup")
+    for name, keys in (("saved", "zambyxc"), ("delta", "zxc"), ("copy", "zambyxc"), ("dedup", "zambyxc")):
+        found = [key for key, _ in with_cpp(reader, tmp_path / f"{name}.ptd", {})]
+        assert found == list(open_ptd(tmp_path / f"{name}.ptd")) == list(keys)
+    assert list(cache) == list(MergedDataMap([open_ptd(path) for path in files])) == list("zambyxc")
+
+
+def test_an_adapter_keeps_its_order(reader, tmp_path):
+    save_file({"model.weight": np.ones((4, 4), np.float32)}, tmp_path / "foundation.ptd")
+    tensors = {
+        "z.lora_b.weight": np.ones((4, 2), np.float32),
+        "z.lora_a.weight": np.ones((2, 4), np.float32),
+        "a.lora_a.weight": np.ones((2, 4), np.float32),
+        "a.lora_b.weight": np.ones((4, 2), np.float32),
+    }
+    options = {"foundation": tmp_path / "foundation.ptd", "scale": 1.0}
+    save_adapter(tmp_path / "adapter.ptd", tensors, **options)
+    bind_adapter(tmp_path / "adapter.ptd", tmp_path / "bound.ptd", **options)
+    for name in ("adapter", "bound"):
+        assert [key for key, _ in with_cpp(reader, tmp_path / f"{name}.ptd", {})] == list(tensors)

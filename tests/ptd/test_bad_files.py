@@ -9,13 +9,14 @@ import tracemalloc
 
 import numpy as np
 import pytest
+import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blobstore import BlobStore, open_ptd
 from blobstore.errors import BlobStoreError, FileAccessError, IntegrityError, InvalidFileError
 from schema import generate
-from tests.ptd.test_format import SCHEMA, golden_store
+from tests.ptd.test_format import DATA, SCHEMA, golden_store
 
 HEADER = struct.Struct("<4sIQQQQ")
 
@@ -50,19 +51,22 @@ def read(path):
 
 def test_truncated_at_any_byte(tmp_path, good, foreign):
     path = tmp_path / "cut.ptd"
-    for whole in (good, foreign):
-        for length in range(len(whole)):
-            path.write_bytes(whole[:length])
+    for whole in (good, foreign, (DATA / "golden-v0.ptd").read_bytes()):
+        path.write_bytes(whole)
+        for length in reversed(range(len(whole))):
+            os.truncate(path, length)
             with pytest.raises(InvalidFileError, match=r"cut\.ptd: .+"):
                 read(path)
 
 
-def test_any_bit_flipped(tmp_path, good):
+@pytest.mark.parametrize("earlier", [False, True])
+def test_any_bit_flipped(tmp_path, good, earlier):
+    good = (DATA / "golden-v0.ptd").read_bytes() if earlier else good
     path = tmp_path / "flip.ptd"
     path.write_bytes(good)
     with path.open("r+b") as file:
         for at in range(len(good)):
-            for bit in range(8):
+            for bit in [at % 8] if earlier else range(8):
                 os.pwrite(file.fileno(), bytes([good[at] ^ 1 << bit]), at)
                 with pytest.raises(InvalidFileError, match=r"flip\.ptd: .+"):
                     read(path)
@@ -117,21 +121,23 @@ LAYOUT = {"scalar_type": "FLOAT", "sizes": [2, 3], "dim_order": [0, 1]}
 ENTRY = {"key": "weight", "segment_index": 0, "tensor_layout": LAYOUT}
 
 
+def flatc(folder, schema, contents):
+    """The flatbuffer with these contents."""
+    made = folder / "flatc"
+    made.mkdir(exist_ok=True)
+    (made / "contents.json").write_text(json.dumps(contents))
+    command = [generate.flatc(), "--binary", "-o", made, "-I", SCHEMA, SCHEMA / schema, made / "contents.json"]
+    subprocess.run([str(part) for part in command], check=True)
+    (made / "contents.json").unlink()
+    (binary,) = made.iterdir()
+    flatbuffer = binary.read_bytes()
+    binary.unlink()
+    return flatbuffer
+
+
 def build(folder, table, *, header=None, patch=None):
     """A .ptd with this table of contents and 138 bytes of segments."""
-    (folder / "table.json").write_text(json.dumps(table))
-    command = [
-        generate.flatc(),
-        "--binary",
-        "-o",
-        folder,
-        "-I",
-        SCHEMA,
-        SCHEMA / "flat_tensor.fbs",
-        folder / "table.json",
-    ]
-    subprocess.run([str(part) for part in command], check=True)
-    flatbuffer = (folder / "table.ptd").read_bytes()
+    flatbuffer = flatc(folder, "flat_tensor.fbs", table)
     base = -(-(len(flatbuffer) + 48) // 128) * 128
     fields = {
         "magic": b"FH01",
@@ -172,7 +178,9 @@ def test_the_builder_builds_good_files(tmp_path):
         (table(version=1), "version 0, found 1"),
         (table(segments=[{"offset": 0, "size": 139}]), "not within"),
         (table(segments=[{"offset": 139, "size": 0}]), "not within"),
+        (table(segments=[{"offset": 120, "size": 24}]), "not within"),
         (table(segments=[{"offset": 2**64 - 8, "size": 24}]), "not within"),
+        (table(segments=[{"offset": 8, "size": 2**64 - 8}]), "not within"),
         (table(segments=[{"offset": 8, "size": 2**64 - 1}]), "not within"),
         (table(segments=[{"offset": 2**63, "size": 2**63}]), "not within"),
         (table(segments=[{"offset": 0, "size": 24}, {"offset": 23, "size": 1}]), "overlap"),
@@ -223,6 +231,128 @@ def test_impossible_contents(tmp_path, contents, reason):
 def test_impossible_headers(tmp_path, changes, reason):
     with pytest.raises(InvalidFileError, match=reason):
         open_ptd(build(tmp_path, table(), header=changes))
+
+
+def test_a_vtable_that_ends_with_the_flatbuffer(tmp_path):
+    """Whatever the length of the flatbuffer: it need not be a multiple of four."""
+    data = bytearray(build(tmp_path, table()).read_bytes())
+    _, size, base, _ = struct.unpack_from("<4Q", data, 16)
+    root = struct.unpack_from("<I", data)[0]
+    vtable = root - struct.unpack_from("<i", data, root)[0]
+    end = 48 + size
+    moved = data[vtable : vtable + struct.unpack_from("<H", data, vtable)[0]]
+    assert end % 4 == 0 and len(moved) == 10 and base - end >= 10
+    data[end : end + 10] = moved
+    struct.pack_into("<i", data, root, root - end)
+    (tmp_path / "made.ptd").write_bytes(data)
+    for room, accepted in ((8, False), (9, False), (10, True), (11, True), (12, True)):
+        struct.pack_into("<Q", data, 24, size + room)
+        (tmp_path / "made.ptd").write_bytes(data)
+        if accepted:
+            assert list(read(tmp_path / "made.ptd")) == ["weight"]
+        else:
+            with pytest.raises(InvalidFileError, match="flatbuffer"):
+                read(tmp_path / "made.ptd")
+
+
+# Manifests that are whole and say what is not so; flatc makes them too.
+
+
+def digest_of(data):
+    return {"bytes": list(xxhash.xxh3_128_digest(data))}
+
+
+def with_manifest(folder, changes=(), *, length=0, mark=b"BLOBMAN1", magic=b"BLOBMAN1", table=None):
+    """A .ptd with a manifest that says the truth but for `changes`, where None stands for a field that is left out."""
+    table = table or {"version": 0, "segments": SEGMENTS, "named_data": [ENTRY]}
+    data = bytearray(build(folder, table).read_bytes())
+    data[48:56] = mark
+    base = struct.unpack_from("<Q", data, 32)[0]
+    contents = {
+        "version": 0,
+        "head": digest_of(data[:base]),
+        "segments": [digest_of(data[base + s["offset"] :][: s["size"]]) for s in table["segments"]],
+        "alignments": [16] * len(table["named_data"]),
+        "metadata": [{"key": "a", "value": "1"}, {"key": "b", "value": "2"}],
+        **dict(changes),
+    }
+    body = flatc(folder, "manifest.fbs", {key: value for key, value in contents.items() if value is not None})
+    data += body + xxhash.xxh3_128_digest(body) + struct.pack("<Q", len(body) + length) + magic
+    path = folder / "made.ptd"
+    path.write_bytes(data)
+    return path
+
+
+def test_manifests_that_flatc_made(tmp_path):
+    assert list(read(with_manifest(tmp_path))) == ["weight"]
+    assert list(read(with_manifest(tmp_path, {"metadata": None}))) == ["weight"]
+    assert read(with_manifest(tmp_path, table={"version": 0, "segments": [], "named_data": []})) == {}
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"version": 1}, "version 1"),
+        ({"head": None}, "lacks the digest of the head"),
+        ({"head": {"bytes": [0] * 16}}, "bytes are damaged"),
+        ({"segments": None}, "0 segments and 1 keys, the file has 2 and 1"),
+        ({"segments": [{"bytes": [0] * 16}] * 3}, "3 segments"),
+        ({"segments": [{"bytes": [0] * 16}] * 2}, "the bytes of 'weight' are damaged"),
+        ({"alignments": None}, "2 segments and 0 keys"),
+        ({"alignments": [1, 1]}, "2 keys"),
+        ({"alignments": [0]}, "alignment 0"),
+        ({"alignments": [7]}, "alignment 7"),
+        ({"alignments": [2**31]}, "alignment 2147483648"),
+        ({"metadata": [{"key": "b", "value": ""}, {"key": "a", "value": ""}]}, "ascend"),
+        ({"metadata": [{"key": "a", "value": ""}, {"key": "a", "value": ""}]}, "ascend"),
+        ({"metadata": [{}, {}]}, "ascend"),
+    ],
+)
+def test_manifests_that_contradict_the_file(tmp_path, changes, reason):
+    with pytest.raises(InvalidFileError, match=rf"made\.ptd: .*{reason}"):
+        read(with_manifest(tmp_path, changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"length": 1}, "does not fit"),
+        ({"length": -1}, "does not fit"),
+        ({"length": 2**63}, "does not fit"),
+        ({"magic": b"BLOBMAN2"}, "magic .* missing"),
+        ({"magic": b"BLOBEND1"}, "magic .* missing"),
+        ({"mark": bytes(8)}, "mark"),
+        ({"mark": bytes(8), "magic": b"BLOBEND1"}, "its key is damaged"),
+    ],
+)
+def test_manifests_that_are_not_where_they_should_be(tmp_path, changes, reason):
+    with pytest.raises(IntegrityError, match=reason):
+        read(with_manifest(tmp_path, **changes))
+
+
+def test_a_blob_that_is_itself_a_file_with_a_manifest(tmp_path, good):
+    """The last blob of a file without a manifest may end with the magic of one."""
+    at = {"offset": 0, "size": len(good)}
+    path = build(tmp_path, {"version": 0, "segments": [at], "named_data": [{"key": "k"}]}, header={"data": 0})
+    data = bytearray(path.read_bytes())
+    struct.pack_into("<Q", data, 40, len(good))
+    base = struct.unpack_from("<Q", data, 32)[0]
+    path.write_bytes(data[:base] + good)
+    assert read(path) == {"k": (good, None)}
+
+
+def test_a_manifest_with_a_key_in_a_file_that_it_is_not_of(tmp_path):
+    """A tool that saw a blob put it into another file."""
+    from executorch.exir._serialize._cord import Cord
+    from executorch.extension.flat_tensor.serialize.serialize import FlatTensorSerializer
+
+    payload = FlatTensorSerializer().deserialize(Cord((DATA / "golden-v0.ptd").read_bytes()))
+    for twice in (False, True):
+        if twice:
+            payload.named_data["metadata.blobstore."] = payload.named_data[list(payload.named_data)[-1]]
+        (tmp_path / "made.ptd").write_bytes(bytes(FlatTensorSerializer().serialize(payload)))
+        with pytest.raises(IntegrityError, match=r"made\.ptd: .*manifest"):
+            read(tmp_path / "made.ptd")
 
 
 def test_longer_header_of_a_later_version(tmp_path):

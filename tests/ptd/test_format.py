@@ -1,12 +1,14 @@
 """The bytes of a .ptd: golden files, and what other people's code makes of them."""
 
 import json
+import struct
 import subprocess
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -35,14 +37,17 @@ def golden_store() -> BlobStore:
 
 def test_golden_bytes(tmp_path):
     golden_store().write_ptd(tmp_path / "now.ptd", metadata={"made by": "a test", "a": ""})
-    assert (tmp_path / "now.ptd").read_bytes() == (DATA / "golden-v0.ptd").read_bytes()
+    assert (tmp_path / "now.ptd").read_bytes() == (DATA / "golden-v1.ptd").read_bytes()
 
 
-def test_golden_file_reads_for_ever():
-    with open_ptd(DATA / "golden-v0.ptd", verify=True) as data_map:
+@pytest.mark.parametrize("version", [0, 1])
+def test_golden_files_read_for_ever(version):
+    """The first had the manifest under a key, and sorted keys."""
+    with open_ptd(DATA / f"golden-v{version}.ptd", verify=True) as data_map:
         assert data_map.metadata == {"made by": "a test", "a": ""}
         expected = {entry.key: entry for entry in golden_store().entries()}
-        assert list(data_map) == sorted(expected)
+        assert list(data_map) == (list(expected) if version else sorted(expected))
+        assert len(data_map.extents) == 5
         for key, entry in expected.items():
             assert data_map[key] == entry.data
             assert data_map.get_tensor_layout(key) == entry.layout
@@ -52,16 +57,29 @@ def test_golden_file_reads_for_ever():
         assert data_map.segment_of("linear.weight") == data_map.segment_of("tied.weight")
 
 
+def test_an_earlier_file_is_rewritten_into_the_new_form(tmp_path):
+    store = BlobStore()
+    with open_ptd(DATA / "golden-v0.ptd", verify=True) as old:
+        keys = list(old)
+        store.merge(old)
+        store.write_ptd(tmp_path / "new.ptd", metadata=old.metadata)
+    expected = BlobStore()
+    entries = {entry.key: entry for entry in golden_store().entries()}
+    for key in keys:
+        expected.add(key, entries[key].data, alignment=entries[key].alignment, layout=entries[key].layout)
+    expected.write_ptd(tmp_path / "expected.ptd", metadata={"made by": "a test", "a": ""})
+    assert (tmp_path / "new.ptd").read_bytes() == (tmp_path / "expected.ptd").read_bytes()
+
+
 def test_flatc_decodes_the_golden_file(tmp_path):
-    """The tables as the flatbuffers project's own tool sees them."""
+    """The tables and the manifest, as the flatbuffers project's own tool sees them."""
     command = [generate.flatc(), "--json", "--strict-json", "--raw-binary", "--defaults-json", "-o", tmp_path]
-    command += ["-I", SCHEMA, SCHEMA / "flat_tensor.fbs", "--", DATA / "golden-v0.ptd"]
+    command += ["-I", SCHEMA, SCHEMA / "flat_tensor.fbs", "--", DATA / "golden-v1.ptd"]
     subprocess.run([str(part) for part in command], check=True)
-    table = json.loads((tmp_path / "golden-v0.json").read_text())
+    table = json.loads((tmp_path / "golden-v1.json").read_text())
     assert table["version"] == 0
     named = {entry["key"]: entry for entry in table["named_data"]}
-    (manifest,) = named.keys() - {"linear.weight", "tied.weight", "conv.weight", "half", "opaque", "empty"}
-    assert manifest.startswith("metadata.blobstore.")
+    assert list(named) == ["linear.weight", "tied.weight", "conv.weight", "half", "opaque", "empty"]
     assert named["conv.weight"]["tensor_layout"] == {
         "scalar_type": "CHAR",
         "sizes": [2, 3],
@@ -70,7 +88,24 @@ def test_flatc_decodes_the_golden_file(tmp_path):
     assert named["half"]["tensor_layout"] == {"scalar_type": "HALF", "sizes": [], "dim_order": []}
     assert named["linear.weight"]["segment_index"] == named["tied.weight"]["segment_index"]
     assert "tensor_layout" not in named["opaque"]
-    assert [segment["size"] for segment in table["segments"]][:-1] == [6, 0, 2, 96, 9]
+    assert [segment["size"] for segment in table["segments"]] == [96, 6, 2, 9, 0]
+
+    data = (DATA / "golden-v1.ptd").read_bytes()
+    base, nbytes = struct.unpack_from("<2Q", data, 32)
+    assert data[48:56] == data[-8:] == b"BLOBMAN1"
+    length = int.from_bytes(data[-16:-8], "little")
+    body = data[base + nbytes :][:length]
+    assert data[base + nbytes + length : -16] == xxhash.xxh3_128_digest(body)
+    (tmp_path / "body").write_bytes(body)
+    command[-3:] = [SCHEMA / "manifest.fbs", "--", tmp_path / "body"]
+    subprocess.run([str(part) for part in command], check=True)
+    manifest = json.loads((tmp_path / "body.json").read_text())
+    assert bytes(manifest["head"]["bytes"]) == xxhash.xxh3_128_digest(data[:base])
+    assert [bytes(digest["bytes"]) for digest in manifest["segments"]] == [
+        xxhash.xxh3_128_digest(data[base + segment["offset"] :][: segment["size"]]) for segment in table["segments"]
+    ]
+    assert manifest["alignments"] == [16, 48, 1, 1, 256, 1]
+    assert manifest["metadata"] == [{"key": "a", "value": ""}, {"key": "made by", "value": "a test"}]
 
 
 def test_generated_code_is_current(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import pytest
 import blobstore
 from blobstore.errors import FileAccessError
 from blobstore.reporting import Report, engine, fingerprint
+from tests.ptd.test_format import DATA
 from tests.reporting.planted import Payload, Tensor, found, write_ptd, write_safetensors
 from tests.reporting.test_planted import accounted, values
 
@@ -104,6 +106,7 @@ def test_our_own_files_and_real_programs_by_url(zoo: Path, lowered: object, tmp_
     folder = tmp_path / "own"
     folder.mkdir()
     blobstore.save_file({"a": values(3, 50, 60), "b": values(3, 50, 60), "c": values(4, 9, 9)}, folder / "own.ptd")
+    shutil.copy(DATA / "golden-v0.ptd", folder)
     lowered.decoder().write(folder)  # type: ignore[attr-defined]
     remote, local = blobstore.report([f"file://{folder}"]), blobstore.report([folder])
     accounted(remote)

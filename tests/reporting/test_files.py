@@ -12,6 +12,7 @@ import pytest
 
 import blobstore
 from blobstore.reporting import FindingKind, RegionKind, Report
+from tests.ptd.test_format import DATA
 from tests.reporting.planted import Tensor, keys, write_ptd, write_safetensors
 from tests.reporting.test_planted import accounted, values
 
@@ -133,6 +134,17 @@ def test_gguf(tmp_path: Path) -> None:
     assert str(tensors["blk.0.weight"].layout) == "float[32, 64]"
     assert tensors["blk.2.weight"].dtype == "Q8_0"
     assert [keys(report, finding) for finding in report.findings] == [{"model.gguf:blk.0.weight", "a.ptd:w"}]
+
+
+@pytest.mark.parametrize("version", [0, 1])
+def test_a_manifest_is_the_structure_of_its_file(version: int) -> None:
+    """Also where an earlier file has it."""
+    path = DATA / f"golden-v{version}.ptd"
+    [file] = report_of(path).files
+    assert not file.by_kind.get(RegionKind.UNREFERENCED)
+    data, last = path.read_bytes(), file.regions[-1]
+    assert (last.kind, last.stop) == (RegionKind.STRUCTURE, len(data))
+    assert last.start == data.index(b"BM01") - 4
 
 
 def test_links_are_one_file(tmp_path: Path) -> None:

@@ -7,6 +7,9 @@ from blobstore.runtime import BlobCache
 from tests.ptd.test_bad_files import (  # noqa: F401 - collected here once more
     foreign,
     good,
+    test_a_blob_that_is_itself_a_file_with_a_manifest,
+    test_a_manifest_with_a_key_in_a_file_that_it_is_not_of,
+    test_a_vtable_that_ends_with_the_flatbuffer,
     test_any_bit_flipped,
     test_any_bit_flipped_without_a_manifest,
     test_any_word_replaced,
@@ -15,12 +18,15 @@ from tests.ptd.test_bad_files import (  # noqa: F401 - collected here once more
     test_impossible_headers,
     test_invalid_utf_8,
     test_longer_header_of_a_later_version,
+    test_manifests_that_are_not_where_they_should_be,
+    test_manifests_that_contradict_the_file,
+    test_manifests_that_flatc_made,
     test_not_a_file,
     test_the_builder_builds_good_files,
     test_truncated_at_any_byte,
     test_wrong_identifier,
 )
-from tests.ptd.test_format import golden_store
+from tests.ptd.test_format import DATA, golden_store
 
 
 @pytest.fixture(autouse=True, params=["private", "copy"])
@@ -34,9 +40,11 @@ def native(request, monkeypatch):
     monkeypatch.setattr(python_reader, "open_ptd", open_native)
 
 
-def test_golden_file():
-    cache = BlobCache("tests/data/golden-v0.ptd")
+@pytest.mark.parametrize("version", [0, 1])
+def test_golden_files(version):
+    cache = BlobCache(DATA / f"golden-v{version}.ptd")
     store = golden_store()
+    assert list(cache) == (list(store) if version else sorted(store))
     assert {key: bytes(data) for key, data in cache.items()} == {e.key: bytes(e.data) for e in store.entries()}
     assert {key: cache.layout(key) for key in cache} == {e.key: e.layout for e in store.entries()}
     assert {key: cache.alignment(key) for key in cache} == {e.key: e.alignment for e in store.entries()}

@@ -9,12 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import xxhash
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from blobstore import BlobStore, errors, open_ptd, save_file
 from blobstore.runtime import BlobCache, make_working_copy
+from tests.ptd.test_format import DATA
 from tests.runtime.blobs import foundation_arrays, write_foundation
 
 KEYS = sorted(foundation_arrays())
@@ -305,10 +307,62 @@ def test_load_refuses_what_does_not_fit(foundation, tmp_path):
 
 def test_save_refuses_its_own_file(foundation):
     cache = BlobCache(foundation)
-    with pytest.raises(errors.OutputPathError):
-        cache.save(foundation)
-    with pytest.raises(errors.OutputPathError):
-        BlobCache(base=cache).save(foundation)
+    before = foundation.read_bytes()
+    for one in (cache, BlobCache(base=cache)):
+        with pytest.raises(errors.OutputPathError):
+            one.save(foundation)
+        store = BlobStore()
+        store.merge(one)
+        with pytest.raises(errors.OutputPathError):
+            store.write_ptd(foundation)
+    assert foundation.read_bytes() == before
+
+
+def test_digests_are_those_of_the_bytes_as_they_are(cache):
+    """The file's digest counts for what was not changed only; names that share bytes in the file change alone."""
+
+    def check(*caches):
+        for one in caches:
+            for key, data in one.items():
+                assert one.digest(key) == (len(data), xxhash.xxh3_128_digest(data)), key
+
+    check(cache, BlobCache(base=cache))
+    new = {
+        key: changed(array, 5) for key, array in foundation_arrays().items() if key in SHARED_BYTES | {"row", "long"}
+    }
+    cache.update(new)
+    for key, array in new.items():
+        assert cache.digest(key).xxh3_128 == xxhash.xxh3_128_digest(array.tobytes())
+    check(cache, BlobCache(base=cache))
+    if cache.mode == "shared":
+        check(BlobCache(cache.paths[0]), BlobCache(cache.paths[0], "shared"))
+        assert BlobCache(cache.paths[0]).verify()
+        with open_ptd(cache.paths[0], verify=True) as changed_file:
+            check(changed_file)
+    else:
+        cache.revert(["row", "tied"])
+        check(cache)
+        cache.revert()
+        check(cache)
+        assert {key: cache.digest(key) for key in cache} == dict(_digests(foundation_arrays()))
+
+
+def _digests(arrays):
+    return ((key, (array.nbytes, xxhash.xxh3_128_digest(array.tobytes()))) for key, array in arrays.items())
+
+
+def test_an_earlier_file_as_a_working_copy(tmp_path):
+    """Its manifest has a key, and commits keep it up to date where it is."""
+    path = tmp_path / "x.ptd"
+    shutil.copy(DATA / "golden-v0.ptd", path)
+    cache = BlobCache(path, "shared")
+    cache.update({"half": np.array(2.5, np.float16), "opaque": b"new bytes"})
+    for reader in (cache, BlobCache(path, "shared"), BlobCache(path)):
+        assert reader.verify() and bytes(reader["opaque"]) == b"new bytes"
+        assert reader.digest("opaque") == (9, xxhash.xxh3_128_digest(b"new bytes"))
+    with open_ptd(path, verify=True) as data_map:
+        assert data_map.digest("half") == (2, xxhash.xxh3_128_digest(np.array(2.5, np.float16).tobytes()))
+    assert path.read_bytes()[-8:] == b"BLOBEND1"
 
 
 def test_stacks(foundation, tmp_path):

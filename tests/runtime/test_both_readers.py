@@ -1,0 +1,153 @@
+"""The Python reader and the native one decide alike on every file, and find the same in it.
+
+Small files are changed byte by byte and word by word. Digests would refuse nearly all of them at once, so most are
+sealed again: the digests of what was changed are put right, and what refuses the file then is its structure.
+"""
+
+import random
+import struct
+
+import pytest
+import xxhash
+
+from blobstore.errors import InvalidFileError
+from blobstore.ptd.reader import PtdDataMap
+from blobstore.runtime import BlobCache
+from tests.ptd.test_bad_files import (
+    ENTRY,
+    SEGMENTS,
+    foreign,  # noqa: F401 - a fixture
+    with_manifest,
+)
+from tests.ptd.test_format import DATA, golden_store
+
+WORDS = (0, 1, 4, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF)
+
+
+def decide(data_map):
+    """What a reader says of an opened file: what is in it."""
+    verified = data_map.verify()
+    return verified, [
+        (key, bytes(data_map[key]), data_map.get_tensor_layout(key), data_map.alignment(key), data_map.digest(key))
+        for key in data_map
+    ]
+
+
+def with_python(path, data):
+    try:
+        return decide(PtdDataMap(path, data=memoryview(data)))
+    except InvalidFileError as error:
+        return type(error)
+
+
+def natively(path, data):
+    path.write_bytes(data)
+    try:
+        return decide(BlobCache(path))
+    except InvalidFileError as error:
+        return type(error)
+
+
+def check(path, data):
+    """Whether the readers accept the file; fails if one does and the other does not."""
+    if not data:
+        return False
+    python, native = with_python(path, bytes(data)), natively(path, bytes(data))
+    assert python == native, bytes(data).hex()
+    return isinstance(python, tuple)
+
+
+def manifest_start(data):
+    """Where the flatbuffer of the manifest begins, or would if there were one."""
+    base, nbytes = struct.unpack_from("<2Q", data, 32)
+    return data.rfind(b"BM01") - 4 if data[-8:] == b"BLOBEND1" else base + nbytes
+
+
+def seal(data):
+    """Put the digests right in a file with a manifest, as far as it has its parts where they should be."""
+    base = struct.unpack_from("<Q", data, 32)[0]
+    start, end = manifest_start(data), len(data) - (24 if data[-8:] == b"BLOBEND1" else 32)
+    if not 0 < start < end or base > len(data):
+        return data
+    body = data[start:end]
+    root = struct.unpack_from("<I", body)[0]
+    try:
+        vtable = root - struct.unpack_from("<i", body, root)[0]
+        head = root + struct.unpack_from("<H", body, vtable + 6)[0]
+        if vtable > 0 and head + 16 <= len(body):
+            body[head : head + 16] = xxhash.xxh3_128_digest(bytes(data[:base]))
+    except struct.error:
+        pass
+    data[start:end] = body
+    data[end : end + 16] = xxhash.xxh3_128_digest(bytes(body))
+    return data
+
+
+@pytest.fixture(scope="module", params=["new", "flatc", "earlier", "foreign"])
+def seed(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("seed")
+    if request.param == "new":
+        golden_store().write_ptd(folder / "x.ptd", metadata={"a": "b", "c": "d"})
+        return (folder / "x.ptd").read_bytes()
+    if request.param == "flatc":
+        other = {"key": "other", "segment_index": 1}
+        table = {"version": 0, "segments": SEGMENTS, "named_data": [ENTRY, {**ENTRY, "key": "tied"}, other]}
+        return with_manifest(folder, table=table).read_bytes()
+    if request.param == "earlier":
+        return (DATA / "golden-v0.ptd").read_bytes()
+    return request.getfixturevalue("foreign")
+
+
+def structure(data):
+    """Where a file is not blobs: the header, the table of contents and the manifest."""
+    size = struct.unpack_from("<Q", data, 24)[0]
+    return [*range(48 + size), *range(manifest_start(data), len(data))]
+
+
+def test_truncated_anywhere(tmp_path, seed):
+    path = tmp_path / "x.ptd"
+    assert check(path, seed)
+    assert not any(check(path, seed[:length]) for length in range(len(seed)))
+
+
+def test_any_byte_changed(tmp_path, seed):
+    path = tmp_path / "x.ptd"
+    accepted = 0
+    for at in structure(seed):
+        data = bytearray(seed)
+        data[at] ^= 1 << at % 8
+        accepted += check(path, data)
+    assert (accepted == 0) == (seed[-8:-1] in {b"BLOBMAN", b"BLOBEND"})
+
+
+def test_any_byte_changed_and_sealed_again(tmp_path, seed):
+    path = tmp_path / "x.ptd"
+    accepted = 0
+    for at in structure(seed):
+        for value in (seed[at] ^ 1 << at % 8, (seed[at] + 4) & 0xFF):
+            data = bytearray(seed)
+            data[at] = value
+            accepted += check(path, seal(data))
+    assert accepted  # such as another letter in a key
+
+
+def test_any_word_changed_and_sealed_again(tmp_path, seed):
+    path = tmp_path / "x.ptd"
+    words = sorted({at & ~3 for at in structure(seed)})
+    for at in words:
+        for value in WORDS:
+            data = bytearray(seed)
+            data[at : at + 4] = struct.pack("<I", value)
+            check(path, seal(data))
+
+
+def test_several_words_changed_and_sealed_again(tmp_path, seed):
+    path = tmp_path / "x.ptd"
+    choice = random.Random(0)  # noqa: S311
+    words = sorted({at & ~3 for at in structure(seed)} - {len(seed) & ~3})
+    for _ in range(500):
+        data = bytearray(seed)
+        for at in choice.sample(words, 2):
+            moved = struct.unpack_from("<I", data, choice.choice(words))[0]
+            data[at : at + 4] = struct.pack("<I", choice.choice([moved, choice.choice(WORDS), choice.randrange(256)]))
+        check(path, seal(data))
