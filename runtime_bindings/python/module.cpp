@@ -341,6 +341,7 @@ NB_MODULE(_native, module) {
           [](BlobCache& cache, const std::vector<std::string>& keys) { return cache.revert(keys); },
           "keys"_a,
           nb::call_guard<nb::gil_scoped_release>())
+      .def("check_files", &BlobCache::check_files, nb::call_guard<nb::gil_scoped_release>())
       .def("dirty", &BlobCache::dirty, nb::call_guard<nb::gil_scoped_release>())
       .def("verify", &BlobCache::verify, nb::call_guard<nb::gil_scoped_release>())
       .def("stats", &stats);

@@ -99,7 +99,7 @@ InnerHandle::InnerHandle(
     std::vector<AlignedCopy> kept,
     et::EventTracer* tracer)
     : recipe_(std::move(recipe)), names_(std::move(names)), kept_(std::move(kept)) {
-  std::vector<View*> views;
+  std::vector<ConstBytes*> views;
   map_.views.reserve(constants.size());
   for (size_t i = 0; i < constants.size(); ++i) {
     const std::string& key = recipe_->payload.constants[i].key;
@@ -151,6 +151,12 @@ EtError InnerHandle::execute(et::BackendExecutionContext& context, et::Span<et::
     }
   }
   return error;
+}
+
+void InnerHandle::settle_names() const noexcept {
+  for (const auto& name : names_) {
+    name->settle();
+  }
 }
 
 void InnerHandle::retire(const InnerRecipe& recipe) {

@@ -220,7 +220,7 @@ class LoadedProgram final : public Program, private ForkAware {
   std::vector<std::string> needs(const std::string& method) const override {
     std::vector<std::string> keys;
     for (const Need& need : image_.needs(number(method))) {
-      keys.push_back(need.key);
+      keys.push_back(*need.key);
     }
     return keys;
   }
@@ -244,19 +244,23 @@ class LoadedProgram final : public Program, private ForkAware {
   }
 
   std::vector<std::string> backends(const std::string& method) const override {
-    return image_.backends(number(method));
+    std::vector<std::string> ids;
+    for (const std::string* id : image_.backends(number(method))) {
+      ids.push_back(*id);
+    }
+    return ids;
   }
 
   std::shared_ptr<Method> load_method(const std::string& name) override {
     cache_->check_open();
     const size_t at = number(name);
-    for (const std::string& id : image_.backends(at)) {
-      const et::BackendInterface* backend = et::get_backend_class(id.c_str());
+    for (const std::string* id : image_.backends(at)) {
+      const et::BackendInterface* backend = et::get_backend_class(id->c_str());
       if (backend == nullptr || !backend->is_available()) {
         throw Error(
             ErrorKind::MissingBackend,
             path(),
-            "method '" + name + "' is delegated to backend '" + id + "', which this process does not have");
+            "method '" + name + "' is delegated to backend '" + *id + "', which this process does not have");
       }
     }
     const et::MethodMeta about = meta(name);
@@ -377,7 +381,8 @@ void LoadedMethod::load(
     }
     if (loaded.error() == EtError::OperatorMissing) {
       std::string names;
-      for (const std::string& op : image.operators(number)) {
+      for (const auto& [base, overload] : image.operators(number)) {
+        const std::string op = *base + (overload->empty() ? "" : ".") + *overload;
         if (!et::registry_has_op_function(op.c_str())) {
           names += (names.empty() ? "" : ", ") + op;
         }
