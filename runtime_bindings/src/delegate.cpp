@@ -1,10 +1,10 @@
 #include <blobstore/delegate.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstring>
 #include <exception>
-#include <iterator>
 #include <map>
 #include <mutex>
 #include <new>
@@ -39,7 +39,8 @@ constexpr char kBackendId[] = "BlobStoreBackend";
 constexpr char kTableSpec[] = "blobstore.table"; // ours; the inner backend does not get it
 // XNNPACK's options; other backends ignore them
 constexpr char kWeightCacheOption[] = "weight_cache_enabled";
-constexpr const char* kPackedFileOptions[] = {"packed_cache_path", "save_weight_cache_on_disk"};
+constexpr char kPackedPathOption[] = "packed_cache_path";
+constexpr char kPackedSaveOption[] = "save_weight_cache_on_disk";
 
 constexpr uint64_t kMuch = 16u << 20;
 
@@ -234,21 +235,27 @@ class Delegate final : private ForkAware {
     bool told = false;
     for (const et::BackendOption& option : context.runtime_specs()) {
       const auto is = [&](const char* key) { return std::strcmp(option.key, key) == 0; };
-      if (std::any_of(std::begin(kPackedFileOptions), std::end(kPackedFileOptions), is)) {
-        // the names of packed weights count versions in this process; in the next one they stand for other weights
-        ET_LOG(Info, "%s: the option '%s' is left out, as packed weights are not kept on disk", kBackendId, option.key);
+      if (is(kPackedPathOption) || is(kPackedSaveOption)) {
+        ET_LOG(Info, "%s: no effect of '%s': packed weights are not kept in a file", kBackendId, option.key);
         continue;
       }
       told = told || is(kWeightCacheOption);
       recipe->options.push_back(option);
     }
     if (!told) {
-      et::BackendOption option{};
-      std::strncpy(option.key, kWeightCacheOption, sizeof option.key - 1);
-      option.value = true;
-      recipe->options.push_back(option);
+      recipe->options.push_back(make_option(kWeightCacheOption, true));
     }
+    // Also where the process has a path for all: the names that weights are packed under count versions in this process,
+    // and at the next launch they would stand for other weights.
+    recipe->options.push_back(make_option(kPackedPathOption, std::array<char, et::kMaxOptionValueLength>{}));
     return recipe;
+  }
+
+  static et::BackendOption make_option(const char* key, et::OptionValue value) {
+    et::BackendOption option{};
+    std::strncpy(option.key, key, sizeof option.key - 1);
+    option.value = value;
+    return option;
   }
 
   const std::vector<DelegateConstant>& constants() const { return recipe_->payload.constants; }

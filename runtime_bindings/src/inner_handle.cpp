@@ -7,6 +7,7 @@
 #include <new>
 
 #include "fork.h"
+#include "process_end.h"
 
 namespace blobstore {
 
@@ -43,7 +44,11 @@ struct Handles : ForkAware {
   }
 };
 
-using Turn = std::lock_guard<std::recursive_mutex>;
+struct Turn {
+  explicit Turn(std::recursive_mutex& mutex) : guard(mutex) {}
+  BackendWork work; // first: who waits for ever holds no lock
+  std::lock_guard<std::recursive_mutex> guard;
+};
 
 } // namespace
 
@@ -142,6 +147,7 @@ InnerHandle::~InnerHandle() {
 
 EtError InnerHandle::execute(et::BackendExecutionContext& context, et::Span<et::EValue*> arguments) const {
   Handles& handles = Handles::get();
+  const BackendWork work;
   const uint64_t before = handles.recoveries.load(std::memory_order_acquire);
   EtError error = recipe_->backend->execute(context, handle_, arguments);
   if (error != EtError::Ok) {
@@ -169,6 +175,7 @@ uint64_t InnerHandle::count() {
 }
 
 void InnerHandle::watch_forks() {
+  const BackendWork first; // its own lock is taken last
   Handles::get();
 }
 

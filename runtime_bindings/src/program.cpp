@@ -21,6 +21,7 @@
 #include "arena.h"
 #include "file.h"
 #include "fork.h"
+#include "process_end.h"
 #include "program_image.h"
 
 namespace blobstore {
@@ -140,7 +141,11 @@ class LoadedProgram;
 class LoadedMethod final : public Method, private ForkAware {
  public:
   LoadedMethod(std::shared_ptr<LoadedProgram> program, size_t number, Arenas arenas, std::shared_ptr<std::mutex> state);
-  ~LoadedMethod() override { leave(); }
+  ~LoadedMethod() override {
+    leave();
+    const BackendWork work;
+    method_.reset();
+  }
 
   const std::string& name() const override { return name_; }
   const std::vector<ValueInfo>& inputs() const override { return inputs_; }
@@ -366,6 +371,7 @@ void LoadedMethod::load(
   const CacheScope scope(map.cache());
   CacheDataMap::Misses misses;
   (void)take_delegate_failure();
+  const BackendWork work;
   et::Result<et::Method> loaded = program.load_method(name_.c_str(), manager_.get(), nullptr, &map);
   if (!loaded.ok()) {
     if (const auto failure = take_delegate_failure()) {
@@ -628,7 +634,10 @@ std::vector<Value> LoadedMethod::execute(const std::vector<Argument>& arguments,
     ~Forget() { method.forget_inputs(); }
   } forget{*this};
   set(arguments);
-  const EtError error = method_->execute();
+  const EtError error = [&] {
+    const BackendWork work;
+    return method_->execute();
+  }();
   if (error != EtError::Ok) {
     const auto failure = take_delegate_failure();
     throw Error(
