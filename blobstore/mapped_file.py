@@ -12,7 +12,7 @@ from pathlib import Path
 
 from blobstore.errors import FileAccessError, InvalidFileError
 
-__all__ = ["Paths", "as_path", "as_paths", "map_file", "same_file"]
+__all__ = ["Paths", "as_path", "as_paths", "check_length", "map_file", "same_file"]
 
 Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 """One path, or several."""
@@ -93,6 +93,21 @@ def map_file(path: str | os.PathLike[str], *, writable_copy: bool = False) -> me
         raise FileAccessError(path, error) from None
     finally:
         os.close(descriptor)
+
+
+def check_length(path: str | os.PathLike[str], data: memoryview) -> None:
+    """Tell whether a file is as long as it was when it was mapped, before a lost page is read.
+
+    Args:
+        path: what errors call the file.
+        data: what `map_file` returned, or a part of it; any other memory is left alone.
+
+    Raises:
+        FileAccessError: it was truncated.
+    """
+    if isinstance(data.obj, mmap.mmap) and (found := data.obj.size()) < len(data.obj):
+        reason = f"the file was truncated: it has {found} bytes, {len(data.obj)} are expected"
+        raise FileAccessError(path, OSError(errno.EIO, reason))
 
 
 def same_file(a: str | os.PathLike[str], b: str | os.PathLike[str]) -> bool:

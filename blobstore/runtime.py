@@ -350,6 +350,7 @@ class BlobCache(NamedDataMap):
 
         Raises:
             IntegrityError: bytes were damaged; the keys are named.
+            FileAccessError: a file that the cache maps was truncated.
         """
         return bool(self._native.verify())
 
@@ -434,6 +435,8 @@ class BlobCache(NamedDataMap):
     def load(self, path: str | os.PathLike[str]) -> int:
         """Commit the blobs of a `.ptd`, such as a delta that `save` wrote. Its digests are compared first.
 
+        The file is read into memory for that: what is compared is what is committed, whatever happens to the file.
+
         Returns:
             The new generation.
 
@@ -453,6 +456,7 @@ class BlobCache(NamedDataMap):
 
         Raises:
             KeyNotFoundError: a key is not in this cache's files.
+            FileAccessError: a file was truncated; nothing was changed.
             UnsupportedOperationError: in mode "shared", where a commit changes the file itself; `load` the file that
                 the working copy was made from.
         """
@@ -475,11 +479,13 @@ class BlobCache(NamedDataMap):
 
         Raises:
             OutputPathError: the cache maps this file.
-            FileAccessError: writing failed; a file that was there is as before.
+            FileAccessError: writing failed, or a file that the cache maps was truncated; a file that was there is as
+                before.
         """
         self._check_open()
         refuse_inputs([Path(path)], self.sources)
         store = BlobStore()
+        self._native.check_files()
         with self.reading():
             wanted = self.dirty if dirty_only else [key for key in self._keys if self._native.owns(key)]
             for key in wanted:

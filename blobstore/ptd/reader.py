@@ -15,7 +15,7 @@ from blobstore.data_map import NamedDataMap
 from blobstore.digest import Digest, digest
 from blobstore.errors import IntegrityError, InvalidFileError, LayoutError
 from blobstore.layout import MAX_RANK, ScalarType, TensorLayout
-from blobstore.mapped_file import as_path, map_file
+from blobstore.mapped_file import as_path, check_length, map_file
 from blobstore.ptd.columns import Columns, ColumnsError, Positions
 from blobstore.ptd.header import Header, HeaderError
 from blobstore.ptd.manifest import KEY_PREFIX, OLD_MAGIC, Manifest, ManifestError, find_manifest, is_keyed_manifest
@@ -138,8 +138,10 @@ class PtdDataMap(NamedDataMap):
 
         Raises:
             IntegrityError: a blob or the padding between blobs was damaged; the keys are named.
+            FileAccessError: the file was truncated since it was opened.
         """
         self._check_open()
+        check_length(self.path, self._data)
         table = self._table
         if table.manifest is None:
             return False

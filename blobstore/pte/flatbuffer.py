@@ -26,6 +26,7 @@ _U16, _U32, _I32, _U64 = (struct.Struct(f) for f in ("<H", "<I", "<i", "<Q"))
 
 _BUDGET_FACTOR = 8
 _BUDGET_BASE = 1 << 16
+_TABLE_COST = 16  # looking at a table takes longer than its few bytes tell
 
 
 class Span(NamedTuple):
@@ -190,7 +191,7 @@ class Table:
         if self.vtable[0] < 4:
             buffer.fail(f"{kind.name} at {position} claims a size of {self.vtable[0]} bytes")
         buffer.check(position, self.vtable[0], kind.name)
-        buffer.spend(self.vtable[0])
+        buffer.spend(_TABLE_COST + self.vtable[0])
 
     def slot(self, field: str) -> int:
         """The position of a field's bytes in the buffer; 0 when it is absent."""

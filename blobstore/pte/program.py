@@ -247,6 +247,7 @@ class ProgramFile:
         self._states: list[int] = []  # index into offsets of each mutable_data_segments entry
         self._read_offsets()
         self.methods: list[str] = []
+        self._layouts: dict[int, TensorLayout | None] = {}
         self.externals: list[ExternalTensor] = []
         self.delegates: list[DelegatePayload] = []
         self.tensors: list[TensorData] = []
@@ -362,10 +363,14 @@ class ProgramFile:
         uses: dict[tuple[int | None, int], list[TensorUse]] = {}
         spans: dict[tuple[int | None, int], Span] = {}
         payloads = [table.span("data") for table in self.root.tables("backend_delegate_data")]
+        named: set[str] = set()
         for plan in self.root.tables("execution_plan"):
             method = plan.string("name")
-            if method is None:
+            if not method:
                 raise self.fail(f"method {len(self.methods)} has no name")
+            if method in named:
+                raise self.fail(f"two methods have the name {method!r}")
+            named.add(method)
             self.methods.append(method)
             for index, value in enumerate(plan.tables("values")):
                 tensor = value.union("val")
@@ -397,7 +402,9 @@ class ProgramFile:
         what = f"method {method!r}, value {value}"
         name = extra.string("fully_qualified_name") if extra is not None else None
         mutable = tensor.slot("allocation_info") != 0
-        layout = self._read_layout(tensor, what)
+        layout = self._layouts.get(tensor.position)  # many values may refer to one tensor
+        if layout is None:
+            layout = self._layouts[tensor.position] = self._read_layout(tensor, what)
         use = TensorUse(method, value, layout if tensor.scalar("storage_offset") == 0 else None, name, tensor)
         if external:
             if name is None:

@@ -2,6 +2,7 @@
 #include <unordered_map>
 
 #include "convert.h"
+#include "interpreter.h"
 
 namespace blobstore::python {
 namespace {
@@ -46,7 +47,7 @@ PyObject* interned(const char* text) {
 }
 
 nb::object get(nb::handle object, PyObject* name) {
-  nb::object value = nb::steal(PyObject_GetAttr(object.ptr(), name));
+  nb::object value = run_python([&] { return nb::steal(PyObject_GetAttr(object.ptr(), name)); });
   if (!value.is_valid()) {
     throw nb::python_error();
   }
@@ -54,7 +55,7 @@ nb::object get(nb::handle object, PyObject* name) {
 }
 
 nb::object call(nb::handle object, PyObject* name) {
-  nb::object value = nb::steal(PyObject_CallMethodNoArgs(object.ptr(), name));
+  nb::object value = run_python([&] { return nb::steal(PyObject_CallMethodNoArgs(object.ptr(), name)); });
   if (!value.is_valid()) {
     throw nb::python_error();
   }
@@ -263,7 +264,7 @@ void Arguments::take_other(nb::handle value, const ValueInfo* info, Argument& ou
           "input " + std::to_string(&out - list_.data()) + " is " + to_string(info->layout) + ", not of shape " + nb::str(shape).c_str());
     }
   }
-  const nb::tuple pair = nb::cast<nb::tuple>(helpers().as_bytes(value, wanted));
+  const nb::tuple pair = nb::cast<nb::tuple>(run_python([&] { return helpers().as_bytes(value, wanted); }));
   const std::optional<Layout> layout = layout_from(pair[1]);
   Py_buffer buffer;
   if (PyObject_GetBuffer(nb::handle(pair[0]).ptr(), &buffer, PyBUF_SIMPLE) != 0) {

@@ -14,6 +14,7 @@
 
 #include "../src/crash_point.h"
 #include "convert.h"
+#include "interpreter.h"
 
 namespace blobstore::python {
 namespace {
@@ -41,8 +42,10 @@ void translate(const std::exception_ptr& pointer, void*) {
     std::rethrow_exception(pointer);
   } catch (const Error& error) {
     try {
-      nb::object made = helpers().make_error(
-          name_of(error.kind()), to_bytes(error.path()), to_bytes(error.reason()), error.number());
+      nb::object made = run_python([&] {
+        return helpers().make_error(
+            name_of(error.kind()), to_bytes(error.path()), to_bytes(error.reason()), error.number());
+      });
       PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(made.ptr())), made.ptr());
     } catch (nb::python_error& failed) {
       failed.restore();
@@ -90,14 +93,14 @@ uint64_t update(BlobCache& cache, const nb::list& changes) {
          static_cast<size_t>(buffer.len),
          nb::cast<bool>(change[3]) ? &layouts.back() : nullptr});
   }
-  const nb::gil_scoped_release release;
+  const WithoutInterpreter release;
   return cache.update(native);
 }
 
 nb::dict stats(const BlobCache& cache) {
   CacheStats found;
   {
-    const nb::gil_scoped_release release;
+    const WithoutInterpreter release;
     found = cache.stats();
   }
   nb::dict out;
@@ -131,7 +134,7 @@ nb::list call_first(const std::shared_ptr<Method>& method, size_t count, const n
   const Arguments arguments(values, method->inputs());
   std::vector<Value> results;
   {
-    const nb::gil_scoped_release release;
+    const WithoutInterpreter release;
     results = method->execute(arguments.list(), count);
   }
   return to_python(std::move(results), arguments.torch());
@@ -147,7 +150,7 @@ nb::object to_torch(const std::shared_ptr<Method>& method, const View& view) {
   nb::capsule owner(pin, [](void* held) noexcept { delete static_cast<std::shared_ptr<Method>*>(held); });
   const nb::object bytes =
       nb::cast(nb::ndarray<nb::numpy, uint8_t>(static_cast<uint8_t*>(view.data), {view.nbytes}, owner));
-  return helpers().to_torch(bytes, layout_object(view.layout));
+  return run_python([&] { return helpers().to_torch(bytes, layout_object(view.layout)); });
 }
 
 /// A Reading as a context manager.
@@ -155,11 +158,11 @@ class HeldReading {
  public:
   explicit HeldReading(std::shared_ptr<BlobCache> cache) : cache_(std::move(cache)) {}
   void enter() {
-    const nb::gil_scoped_release release;
+    const WithoutInterpreter release;
     reading_.emplace(*cache_);
   }
   void leave() {
-    const nb::gil_scoped_release release;
+    const WithoutInterpreter release;
     reading_.reset();
   }
 
@@ -274,6 +277,7 @@ std::optional<Layout> layout_from(nb::handle object) {
 NB_MODULE(_native, module) {
   nb::register_exception_translator(translate);
   nb::set_leak_warnings(false); // objects that live until the interpreter ends are no leak
+  Py_AtExit(&end_backend_work); // when daemon threads cannot call any more, but may still be in a call
 
   module.def(
       "set_helpers",
@@ -294,7 +298,7 @@ NB_MODULE(_native, module) {
             for (const nb::bytes& path : paths) {
               names.push_back(to_string(path));
             }
-            const nb::gil_scoped_release release;
+            const WithoutInterpreter release;
             return BlobCache::open(names, mode_from(mode), std::move(base));
           },
           "paths"_a,
@@ -330,19 +334,20 @@ NB_MODULE(_native, module) {
           "load",
           [](BlobCache& cache, const nb::bytes& path) {
             const std::string name = to_string(path);
-            const nb::gil_scoped_release release;
+            const WithoutInterpreter release;
             return cache.load(name);
           },
           "path"_a)
       .def(
-          "revert", [](BlobCache& cache) { return cache.revert(); }, nb::call_guard<nb::gil_scoped_release>())
+          "revert", [](BlobCache& cache) { return cache.revert(); }, nb::call_guard<WithoutInterpreter>())
       .def(
           "revert_keys",
           [](BlobCache& cache, const std::vector<std::string>& keys) { return cache.revert(keys); },
           "keys"_a,
-          nb::call_guard<nb::gil_scoped_release>())
-      .def("dirty", &BlobCache::dirty, nb::call_guard<nb::gil_scoped_release>())
-      .def("verify", &BlobCache::verify, nb::call_guard<nb::gil_scoped_release>())
+          nb::call_guard<WithoutInterpreter>())
+      .def("check_files", &BlobCache::check_files, nb::call_guard<WithoutInterpreter>())
+      .def("dirty", &BlobCache::dirty, nb::call_guard<WithoutInterpreter>())
+      .def("verify", &BlobCache::verify, nb::call_guard<WithoutInterpreter>())
       .def("stats", &stats);
 
   nb::class_<HeldReading>(module, "Reading")
@@ -398,7 +403,7 @@ NB_MODULE(_native, module) {
           "load",
           [](const nb::bytes& path, std::shared_ptr<BlobCache> cache) {
             const std::string name = to_string(path);
-            const nb::gil_scoped_release release;
+            const WithoutInterpreter release;
             return Program::load(name, std::move(cache));
           },
           "path"_a,
@@ -408,7 +413,7 @@ NB_MODULE(_native, module) {
       .def("backends", &Program::backends)
       .def("inputs", [](const Program& program, const std::string& name) { return infos(program.inputs(name)); })
       .def("outputs", [](const Program& program, const std::string& name) { return infos(program.outputs(name)); })
-      .def("load_method", &Program::load_method, "name"_a, nb::call_guard<nb::gil_scoped_release>());
+      .def("load_method", &Program::load_method, "name"_a, nb::call_guard<WithoutInterpreter>());
 }
 
 } // namespace blobstore::python

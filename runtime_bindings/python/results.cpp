@@ -1,6 +1,7 @@
 #include <nanobind/ndarray.h>
 
 #include "convert.h"
+#include "interpreter.h"
 
 namespace blobstore::python {
 namespace {
@@ -44,7 +45,7 @@ nb::object tensor_to_python(Value&& value, bool torch) {
   if (type.bits == 0) {
     const size_t size = value.nbytes;
     nb::object bytes = nb::cast(nb::ndarray<nb::numpy, uint8_t>(data, {size}, owner));
-    return (torch ? helpers().to_torch : helpers().to_numpy)(bytes, layout_object(layout));
+    return run_python([&] { return (torch ? helpers().to_torch : helpers().to_numpy)(bytes, layout_object(layout)); });
   }
   size_t sizes[64];
   int64_t strides[64];
@@ -56,9 +57,9 @@ nb::object tensor_to_python(Value&& value, bool torch) {
     step *= std::max(layout.sizes[dim], 1);
   }
   if (torch) {
-    return nb::cast(nb::ndarray<nb::pytorch>(data, rank, sizes, owner, strides, type));
+    return run_python([&] { return nb::cast(nb::ndarray<nb::pytorch>(data, rank, sizes, owner, strides, type)); });
   }
-  return nb::cast(nb::ndarray<nb::numpy>(data, rank, sizes, owner, strides, type));
+  return run_python([&] { return nb::cast(nb::ndarray<nb::numpy>(data, rank, sizes, owner, strides, type)); });
 }
 
 } // namespace

@@ -2,6 +2,7 @@
 
 #include <cinttypes>
 #include <cstdio>
+#include <iterator>
 #include <mutex>
 #include <new>
 #include <unordered_map>
@@ -22,7 +23,7 @@ Registry& registry() {
 
 } // namespace
 
-std::shared_ptr<const BlobName> BlobName::of(const std::string& identity) {
+std::shared_ptr<const BlobName> BlobName::of(const std::string& identity, bool committed) {
   Registry& all = registry();
   const std::lock_guard<std::mutex> guard(all.mutex);
   auto& known = all.names[identity];
@@ -30,6 +31,9 @@ std::shared_ptr<const BlobName> BlobName::of(const std::string& identity) {
   if (name == nullptr) {
     name.reset(new BlobName(identity, all.next++));
     known = name;
+  }
+  if (committed) {
+    name->settle();
   }
   return name;
 }
@@ -58,7 +62,12 @@ void BlobName::after_fork_in_parent() {
 }
 
 void BlobName::after_fork_in_child() {
-  new (&registry().mutex) std::mutex;
+  Registry& all = registry();
+  new (&all.mutex) std::mutex;
+  for (auto entry = all.names.begin(); entry != all.names.end();) {
+    const std::shared_ptr<const BlobName> name = entry->second.lock();
+    entry = name != nullptr && name->committed_.load(std::memory_order_relaxed) ? std::next(entry) : all.names.erase(entry);
+  }
 }
 
 std::string BlobName::text() const {

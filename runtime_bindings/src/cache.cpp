@@ -70,7 +70,8 @@ uint64_t BlobCache::load(const std::string& path) {
   if (size == 0) {
     throw Error(ErrorKind::InvalidFile, path, "the file is empty");
   }
-  const Mapping map(file, 0, size, Mapping::Kind::ReadOnly);
+  const Mapping map(size);
+  file.read(map.data(), size, 0);
   const PtdTable table = read_ptd(path, map.data(), size);
   verify_ptd(path, map.data(), table);
   std::vector<Change> changes;

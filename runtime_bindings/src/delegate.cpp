@@ -1,8 +1,10 @@
 #include <blobstore/delegate.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstring>
+#include <exception>
 #include <map>
 #include <mutex>
 #include <new>
@@ -17,6 +19,7 @@
 #include <executorch/runtime/backend/interface.h>
 #include <executorch/runtime/backend/options.h>
 #include <executorch/runtime/core/named_data_map.h>
+#include <executorch/runtime/platform/log.h>
 
 #include "blob_names.h"
 #include "delegate_payload.h"
@@ -34,7 +37,10 @@ using EtError = et::Error;
 
 constexpr char kBackendId[] = "BlobStoreBackend";
 constexpr char kTableSpec[] = "blobstore.table"; // ours; the inner backend does not get it
-constexpr char kWeightCacheOption[] = "weight_cache_enabled"; // XNNPACK's; other backends ignore it
+// XNNPACK's options; other backends ignore them
+constexpr char kWeightCacheOption[] = "weight_cache_enabled";
+constexpr char kPackedPathOption[] = "packed_cache_path";
+constexpr char kPackedSaveOption[] = "save_weight_cache_on_disk";
 
 constexpr uint64_t kMuch = 16u << 20;
 
@@ -42,9 +48,31 @@ thread_local std::shared_ptr<const BlobCache> scoped_cache;
 thread_local std::optional<DelegateFailure> last_failure;
 std::atomic<uint64_t> live_delegates{0};
 
-EtError report(const Failure& failure) {
-  last_failure = {failure.kind, failure.reason};
-  return failure.code;
+EtError report(EtError code, ErrorKind kind, const char* reason) noexcept {
+  try {
+    last_failure = {kind, reason};
+  } catch (...) { // no memory to tell in
+    last_failure.reset();
+  }
+  return code;
+}
+
+/// Do what ExecuTorch asked for. It is compiled without exceptions, so none may reach it, whoever threw it.
+template <typename Work>
+EtError guard(ErrorKind kind, Work work) noexcept {
+  try {
+    return work();
+  } catch (const Failure& failure) {
+    return report(failure.code, failure.kind, failure.reason.c_str());
+  } catch (const Error& error) {
+    return report(EtError::AccessFailed, error.kind(), error.what());
+  } catch (const std::bad_alloc&) {
+    return report(EtError::MemoryAllocationFailed, kind, "out of memory");
+  } catch (const std::exception& error) {
+    return report(EtError::Internal, kind, error.what());
+  } catch (...) {
+    return report(EtError::Internal, kind, "an exception of an unknown type");
+  }
 }
 
 /// Which bytes a constant has: of a cache, those of one version; of a data file that cannot change, by their digest.
@@ -69,7 +97,7 @@ struct MaybeReading {
 struct Fixed {
   std::optional<et::FreeableBuffer> buffer;
   std::vector<uint8_t> copy; // if another key has the same address
-  View view;
+  ConstBytes view;
   std::string digest;
 };
 
@@ -204,18 +232,30 @@ class Delegate final : private ForkAware {
         recipe->specs.push_back(spec);
       }
     }
-    const auto options = context.runtime_specs();
-    recipe->options.assign(options.begin(), options.end());
-    const bool told = std::any_of(options.begin(), options.end(), [](const et::BackendOption& option) {
-      return std::strcmp(option.key, kWeightCacheOption) == 0;
-    });
-    if (!told) {
-      et::BackendOption option{};
-      std::strncpy(option.key, kWeightCacheOption, sizeof option.key - 1);
-      option.value = true;
+    bool told = false;
+    for (const et::BackendOption& option : context.runtime_specs()) {
+      const auto is = [&](const char* key) { return std::strcmp(option.key, key) == 0; };
+      if (is(kPackedPathOption) || is(kPackedSaveOption)) {
+        ET_LOG(Info, "%s: no effect of '%s': packed weights are not kept in a file", kBackendId, option.key);
+        continue;
+      }
+      told = told || is(kWeightCacheOption);
       recipe->options.push_back(option);
     }
+    if (!told) {
+      recipe->options.push_back(make_option(kWeightCacheOption, true));
+    }
+    // Also where the process has a path for all: the names that weights are packed under count versions in this process,
+    // and at the next launch they would stand for other weights.
+    recipe->options.push_back(make_option(kPackedPathOption, std::array<char, et::kMaxOptionValueLength>{}));
     return recipe;
+  }
+
+  static et::BackendOption make_option(const char* key, et::OptionValue value) {
+    et::BackendOption option{};
+    std::strncpy(option.key, key, sizeof option.key - 1);
+    option.value = value;
+    return option;
   }
 
   const std::vector<DelegateConstant>& constants() const { return recipe_->payload.constants; }
@@ -336,6 +376,7 @@ class Delegate final : private ForkAware {
     next.freed = changed(identities_, next.identities);
     identities_.swap(next.identities);
     inner_.swap(next.inner);
+    inner_->settle_names();
     generation_ = generation;
   }
 
@@ -403,7 +444,7 @@ class Delegate final : private ForkAware {
     names.reserve(identities.size());
     for (size_t i = 0; i < identities.size(); ++i) {
       names.push_back(
-          BlobName::of(recipe_->payload.inner + '\0' + own[i] + '\0' + groups[constants()[i].group]));
+          BlobName::of(recipe_->payload.inner + '\0' + own[i] + '\0' + groups[constants()[i].group], commit == nullptr));
     }
     std::vector<AlignedCopy> kept;
     std::vector<AlignedCopy> passing;
@@ -420,13 +461,13 @@ class Delegate final : private ForkAware {
     bytes.reserve(blobs_.size());
     std::unordered_set<const void*> taken; // XNNPACK takes equal addresses for equal names
     for (size_t i = 0; i < blobs_.size(); ++i) {
-      bytes.push_back({blobs_[i] != nullptr ? View{blobs_[i]->data, blobs_[i]->size} : fixed_[i].view, nullptr});
+      bytes.push_back({blobs_[i] != nullptr ? ConstBytes{blobs_[i]->data, blobs_[i]->size} : fixed_[i].view, nullptr});
       if (commit != nullptr) {
         taken.insert(bytes.back().view.data);
       }
     }
     for (size_t i = 0; commit != nullptr && i < blobs_.size(); ++i) {
-      View& view = bytes[i].view;
+      ConstBytes& view = bytes[i].view;
       if (view.size == 0 || !changes(*commit, i)) {
         continue;
       }
@@ -486,34 +527,23 @@ class BlobStoreBackend final : public et::BackendInterface {
       et::BackendInitContext& context,
       et::FreeableBuffer* processed,
       et::ArrayRef<et::CompileSpec> specs) const override {
-    EtError error;
-    try {
-      auto delegate = std::make_unique<Delegate>(context, *processed, specs);
+    Delegate* delegate = nullptr;
+    const EtError error = guard(ErrorKind::Program, [&] {
+      delegate = new Delegate(context, *processed, specs);
       processed->Free();
-      return delegate.release();
-    } catch (const Failure& failure) {
-      error = report(failure);
-    } catch (const Error& failure) {
-      error = report({EtError::AccessFailed, failure.kind(), failure.what()});
-    } catch (const std::bad_alloc&) {
-      error = report({EtError::MemoryAllocationFailed, ErrorKind::Program, "out of memory"});
+      return EtError::Ok;
+    });
+    if (error != EtError::Ok) {
+      return error;
     }
-    return error;
+    return static_cast<et::DelegateHandle*>(delegate);
   }
 
   EtError execute(
       et::BackendExecutionContext& context,
       et::DelegateHandle* handle,
       et::Span<et::EValue*> arguments) const override {
-    try {
-      return static_cast<Delegate*>(handle)->execute(context, arguments);
-    } catch (const Failure& failure) {
-      return report(failure);
-    } catch (const Error& failure) {
-      return report({EtError::AccessFailed, failure.kind(), failure.what()});
-    } catch (const std::bad_alloc&) {
-      return report({EtError::MemoryAllocationFailed, ErrorKind::Execution, "out of memory"});
-    }
+    return guard(ErrorKind::Execution, [&] { return static_cast<Delegate*>(handle)->execute(context, arguments); });
   }
 
   void destroy(et::DelegateHandle* handle) const override { delete static_cast<Delegate*>(handle); }

@@ -1,7 +1,9 @@
 #include "file.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <vector>
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -59,6 +61,42 @@ uint64_t File::size() const {
     refuse(path_, errno);
   }
   return static_cast<uint64_t>(status.st_size);
+}
+
+void File::check_length(uint64_t end) const {
+  if (const uint64_t found = size(); found < end) {
+    throw Error(
+        ErrorKind::FileAccess,
+        path_,
+        "the file was truncated: it has " + std::to_string(found) + " bytes, " + std::to_string(end) + " are expected",
+        EIO);
+  }
+}
+
+void File::reserve(uint64_t offset, uint64_t size) const {
+#ifdef __linux__
+  int failed;
+  do {
+    failed = fallocate(descriptor_, 0, static_cast<off_t>(offset), static_cast<off_t>(size));
+  } while (failed != 0 && errno == EINTR);
+  if (failed == 0) {
+    return;
+  }
+  if (errno != EOPNOTSUPP && errno != ENOSYS) {
+    refuse(path_, errno);
+  }
+#endif
+  // what is there is written once more, as there may be holes in it
+  std::vector<uint8_t> piece(std::min<uint64_t>(size, 1 << 20));
+  for (const uint64_t end = offset + size; offset < end;) {
+    const uint64_t now = std::min<uint64_t>(piece.size(), end - offset);
+    const uint64_t length = this->size();
+    const uint64_t there = std::min(now, length - std::min(length, offset));
+    read(piece.data(), there, offset);
+    std::fill(piece.begin() + static_cast<std::ptrdiff_t>(there), piece.end(), 0);
+    write(piece.data(), now, offset);
+    offset += now;
+  }
 }
 
 File File::reopen() const {

@@ -31,6 +31,11 @@ class File {
   const std::string& path() const { return path_; }
   int descriptor() const { return descriptor_; }
   uint64_t size() const;
+  /// @throws Error FileAccess: the file ends before this byte; reading that far in a map would end the process.
+  void check_length(uint64_t end) const;
+  /// Have the disk hold these bytes, so that writing to them in a map cannot fail; the file grows to them. Bytes that are
+  /// there stay, new ones are zero. @throws Error FileAccess: the disk is full, say.
+  void reserve(uint64_t offset, uint64_t size) const;
   /// A second, independent open file of the same inode: it has locks of its own.
   File reopen() const;
   /// Read or write exactly these bytes; @throws Error FileAccess.

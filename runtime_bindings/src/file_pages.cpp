@@ -1,5 +1,6 @@
 #include "file_pages.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstring>
@@ -126,15 +127,17 @@ void FilePages::give_back(uintptr_t begin, uintptr_t end) {
     madvise(pointer(begin), end - begin, MADV_DONTNEED);
     return;
   }
-  replaced_ = false;
-  replaced_count.fetch_sub(1);
 #endif
-  map_file_again(begin, end);
-}
-
-void FilePages::map_file_again(uintptr_t begin, uintptr_t end) {
   const auto offset = static_cast<off_t>(offset_ + begin - begin_); // whole pages: it wraps for the first
-  mmap(pointer(begin), end - begin, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED, file_->descriptor(), offset);
+  const int flags = MAP_PRIVATE | MAP_FIXED;
+  if (mmap(pointer(begin), end - begin, PROT_READ | PROT_WRITE, flags, file_->descriptor(), offset) != MAP_FAILED) {
+    replaced_count.fetch_sub(replaced_ ? 1 : 0);
+    replaced_ = false;
+    return;
+  }
+  // the process has too many maps: the pages stay its own
+  const uint64_t there = file_->size() - static_cast<uint64_t>(offset);
+  file_->read(pointer(begin), std::min<uint64_t>(end - begin, there), static_cast<uint64_t>(offset));
 }
 
 } // namespace blobstore

@@ -57,7 +57,6 @@ class FilePages {
   uintptr_t inner_begin() const; // own pages; none if they are equal
   uintptr_t inner_end() const;
   void give_back(uintptr_t begin, uintptr_t end);
-  void map_file_again(uintptr_t begin, uintptr_t end);
 
   uintptr_t begin_;
   size_t size_;

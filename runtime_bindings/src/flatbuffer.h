@@ -1,4 +1,6 @@
-// Reading a flatbuffer whose bytes are not trusted: every step is checked, and nothing outside is ever read.
+// Reading a flatbuffer whose bytes are not trusted: every step is checked, nothing outside is ever read, and the work is
+// bounded. References may lead to one object again and again, so a small buffer can stand for gigabytes; whatever is
+// followed or has a length is charged to a budget in proportion to the size of the buffer, as in blobstore/pte.
 // Format: https://flatbuffers.dev/internals/
 #pragma once
 
@@ -25,7 +27,7 @@ struct FlatVector {
 /// A flatbuffer. Positions count from its first byte; 0 stands for an absent object, as no object can lie there.
 class FlatBuffer {
  public:
-  FlatBuffer(const uint8_t* data, size_t size) : data_(data), size_(size) {
+  FlatBuffer(const uint8_t* data, size_t size) : data_(data), size_(size), budget_(8 * uint64_t{size} + (1 << 16)) {
     if (size < 8) {
       throw FormatError(std::to_string(size) + " bytes are too few for a flatbuffer");
     }
@@ -66,7 +68,10 @@ class FlatBuffer {
   }
 
   /// Where the offset stored at a position leads.
-  uint64_t follow(uint64_t position) const { return position + u32(position); }
+  uint64_t follow(uint64_t position) const {
+    spend(8);
+    return position + u32(position);
+  }
 
   /// The object that an offset field of a table leads to, 0 if the field is absent.
   uint64_t object(uint64_t table, unsigned slot) const {
@@ -85,6 +90,7 @@ class FlatBuffer {
     if (static_cast<uint64_t>(count) * item_size > size_ || at + 4 + static_cast<uint64_t>(count) * item_size > size_) {
       throw FormatError("a vector is longer than the flatbuffer");
     }
+    spend(static_cast<uint64_t>(count) * item_size);
     return {at + 4, count};
   }
 
@@ -128,6 +134,12 @@ class FlatBuffer {
   }
 
  private:
+  void spend(uint64_t cost) const {
+    if (cost > budget_) {
+      throw FormatError("damaged flatbuffer: its tables refer to the same bytes again and again");
+    }
+    budget_ -= cost;
+  }
   void check(uint64_t at, unsigned width) const {
     if (at % width != 0) {
       throw FormatError("an offset is negative or not aligned");
@@ -139,6 +151,7 @@ class FlatBuffer {
 
   const uint8_t* data_;
   size_t size_;
+  mutable uint64_t budget_;
 };
 
 } // namespace blobstore

@@ -7,6 +7,7 @@
 #include <new>
 
 #include "fork.h"
+#include "process_end.h"
 
 namespace blobstore {
 
@@ -43,7 +44,11 @@ struct Handles : ForkAware {
   }
 };
 
-using Turn = std::lock_guard<std::recursive_mutex>;
+struct Turn {
+  explicit Turn(std::recursive_mutex& mutex) : guard(mutex) {}
+  BackendWork work; // first: who waits for ever holds no lock
+  std::lock_guard<std::recursive_mutex> guard;
+};
 
 } // namespace
 
@@ -99,7 +104,7 @@ InnerHandle::InnerHandle(
     std::vector<AlignedCopy> kept,
     et::EventTracer* tracer)
     : recipe_(std::move(recipe)), names_(std::move(names)), kept_(std::move(kept)) {
-  std::vector<View*> views;
+  std::vector<ConstBytes*> views;
   map_.views.reserve(constants.size());
   for (size_t i = 0; i < constants.size(); ++i) {
     const std::string& key = recipe_->payload.constants[i].key;
@@ -142,6 +147,7 @@ InnerHandle::~InnerHandle() {
 
 EtError InnerHandle::execute(et::BackendExecutionContext& context, et::Span<et::EValue*> arguments) const {
   Handles& handles = Handles::get();
+  const BackendWork work;
   const uint64_t before = handles.recoveries.load(std::memory_order_acquire);
   EtError error = recipe_->backend->execute(context, handle_, arguments);
   if (error != EtError::Ok) {
@@ -151,6 +157,12 @@ EtError InnerHandle::execute(et::BackendExecutionContext& context, et::Span<et::
     }
   }
   return error;
+}
+
+void InnerHandle::settle_names() const noexcept {
+  for (const auto& name : names_) {
+    name->settle();
+  }
 }
 
 void InnerHandle::retire(const InnerRecipe& recipe) {
@@ -163,6 +175,7 @@ uint64_t InnerHandle::count() {
 }
 
 void InnerHandle::watch_forks() {
+  const BackendWork first; // its own lock is taken last
   Handles::get();
 }
 

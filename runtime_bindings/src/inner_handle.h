@@ -28,7 +28,7 @@ struct Failure {
 };
 
 /// Memory that an inner backend packs from, or goes on reading.
-struct View {
+struct ConstBytes {
   const void* data = nullptr;
   size_t size = 0;
 };
@@ -48,7 +48,7 @@ class AlignedCopy {
 /// What the inner backend finds blobs in: views of memory that stays, under names that say the version.
 class PinnedMap final : public executorch::runtime::NamedDataMap {
  public:
-  std::unordered_map<std::string, View> views;
+  std::unordered_map<std::string, ConstBytes> views;
 
   executorch::runtime::Result<const executorch::runtime::TensorLayout> get_tensor_layout(
       std::string_view) const override;
@@ -71,7 +71,7 @@ struct InnerRecipe {
 
 /// The bytes of a constant for one initialization.
 struct InnerConstant {
-  View view; // what to initialize with
+  ConstBytes view; // what to initialize with
   const void* afterwards = nullptr; // where these bytes are later, if the view does not stay; the backend has its copy
 };
 
@@ -98,6 +98,8 @@ class InnerHandle {
       executorch::runtime::BackendExecutionContext& context,
       executorch::runtime::Span<executorch::runtime::EValue*> arguments) const;
 
+  /// The commit whose bytes it was made from has happened.
+  void settle_names() const noexcept;
   /// The delegate goes; a commit may hold a handle of it for a little longer, which nobody is to initialize again.
   static void retire(const InnerRecipe& recipe);
   /// How often an inner backend was initialized in this process.

@@ -28,6 +28,7 @@ namespace {
 struct Source {
   std::string path;
   File file; // of a private mode: where the clean bytes are
+  uint64_t size = 0; // of the file, when it was opened
   Mapping map;
   PtdTable table;
 };
@@ -103,6 +104,7 @@ class MappedCache final : public BlobCache, private ForkAware {
     if (slots.empty()) {
       return generation();
     }
+    std::set<Slot*> touched(slots.begin(), slots.end()); // made here, as nothing may fail once bytes change
     Followers::List following; // what they give up goes when the locks are free
     const std::lock_guard<std::mutex> commit(commit_);
     if (working_copy_) {
@@ -115,6 +117,7 @@ class MappedCache final : public BlobCache, private ForkAware {
       for (size_t i = 0; i < slots.size(); ++i) {
         write(*slots[i], std::move(prepared[i]), changes[i].data);
       }
+      dirty_.merge(touched);
       stamp(slots);
       Followers::apply(following);
     }
@@ -244,8 +247,18 @@ class MappedCache final : public BlobCache, private ForkAware {
     return std::string(digest.begin(), digest.end());
   }
 
-  bool verify() const override {
+  void check_files() const override {
     check_open();
+    if (mode() == Mode::Copy) {
+      return;
+    }
+    for (const Source& source : sources_) {
+      source.file.check_length(source.size);
+    }
+  }
+
+  bool verify() const override {
+    check_files();
     const Reading reading(*this);
     bool all = true;
     for (const Source& source : sources_) {
@@ -255,7 +268,7 @@ class MappedCache final : public BlobCache, private ForkAware {
       }
       PtdTable table = source.table;
       if (working_copy_) { // commits keep the manifest up to date
-        table = read_ptd(source.path, source.map.data(), source.file.size());
+        table = read_ptd(source.path, source.map.data(), source.size);
       }
       for (const auto& slot : slots_) {
         if (&sources_[slot->source] == &source && slot->dirty && slot->first_of_segment) {
@@ -298,6 +311,7 @@ class MappedCache final : public BlobCache, private ForkAware {
         source.map = Mapping(open, 0, size, Mapping::Kind::Shared);
         source.table = read_ptd(path, source.map.data(), size);
         source.file = open.reopen();
+        source.size = size;
         return source.table.entries.size();
       });
     } else {
@@ -310,6 +324,7 @@ class MappedCache final : public BlobCache, private ForkAware {
       }
       source.table = read_ptd(path, source.map.data(), size);
       source.file = std::move(file);
+      source.size = size;
     }
     sources_.push_back(std::move(source));
     add_keys(sources_.size() - 1);
@@ -556,13 +571,17 @@ class MappedCache final : public BlobCache, private ForkAware {
     std::unordered_map<std::string_view, const uint8_t*> bytes_;
   };
 
-  /// The bytes of the files; found for who asks for them.
+  /// The bytes of the files; mapped on first request. @throws Error FileAccess: a file was truncated.
   class StagedRevert final : public StagedCommit {
    public:
     StagedRevert(const MappedCache& owner, uint64_t version, const std::vector<Slot*>& slots)
         : owner_(owner), version_(version) {
       slots_.reserve(slots.size());
       for (const Slot* slot : slots) {
+        if (slot->pages) { // else the bytes are in memory
+          const Source& source = owner.sources_[slot->source];
+          source.file.check_length(source.table.segments[slot->segment].start + slot->size);
+        }
         slots_.emplace(slot->key, slot);
       }
     }
@@ -578,9 +597,6 @@ class MappedCache final : public BlobCache, private ForkAware {
       if (fresh) {
         const Source& source = owner_.sources_[slot.source];
         const uint64_t start = source.table.segments[slot.segment].start;
-        if (const uint64_t size = source.file.size(); size < start || size - start < slot.size) {
-          throw Error(ErrorKind::FileAccess, source.path, "the file was truncated");
-        }
         map->second = Mapping(source.file, start, slot.size, Mapping::Kind::ReadOnly);
       }
       return map->second.data();
@@ -643,7 +659,6 @@ class MappedCache final : public BlobCache, private ForkAware {
       }
     }
     slot.dirty = true;
-    dirty_.insert(&slot);
   }
 
   /// Give what changed a new generation; under the exclusive lock.
@@ -681,6 +696,7 @@ class MappedCache final : public BlobCache, private ForkAware {
       working_copy_->commit(
           keys,
           [&] {
+            source.file.check_length(source.size);
             // here no other process can commit in between, so it is certain which version this will be
             const StagedUpdate staged(*this, working_copy_->generation() + 1, changes);
             followers_.prepare(staged, 0, following);

@@ -21,6 +21,7 @@
 #include "arena.h"
 #include "file.h"
 #include "fork.h"
+#include "process_end.h"
 #include "program_image.h"
 
 namespace blobstore {
@@ -140,7 +141,11 @@ class LoadedProgram;
 class LoadedMethod final : public Method, private ForkAware {
  public:
   LoadedMethod(std::shared_ptr<LoadedProgram> program, size_t number, Arenas arenas, std::shared_ptr<std::mutex> state);
-  ~LoadedMethod() override { leave(); }
+  ~LoadedMethod() override {
+    leave();
+    const BackendWork work;
+    method_.reset();
+  }
 
   const std::string& name() const override { return name_; }
   const std::vector<ValueInfo>& inputs() const override { return inputs_; }
@@ -220,7 +225,7 @@ class LoadedProgram final : public Program, private ForkAware {
   std::vector<std::string> needs(const std::string& method) const override {
     std::vector<std::string> keys;
     for (const Need& need : image_.needs(number(method))) {
-      keys.push_back(need.key);
+      keys.push_back(*need.key);
     }
     return keys;
   }
@@ -244,19 +249,23 @@ class LoadedProgram final : public Program, private ForkAware {
   }
 
   std::vector<std::string> backends(const std::string& method) const override {
-    return image_.backends(number(method));
+    std::vector<std::string> ids;
+    for (const std::string* id : image_.backends(number(method))) {
+      ids.push_back(*id);
+    }
+    return ids;
   }
 
   std::shared_ptr<Method> load_method(const std::string& name) override {
     cache_->check_open();
     const size_t at = number(name);
-    for (const std::string& id : image_.backends(at)) {
-      const et::BackendInterface* backend = et::get_backend_class(id.c_str());
+    for (const std::string* id : image_.backends(at)) {
+      const et::BackendInterface* backend = et::get_backend_class(id->c_str());
       if (backend == nullptr || !backend->is_available()) {
         throw Error(
             ErrorKind::MissingBackend,
             path(),
-            "method '" + name + "' is delegated to backend '" + id + "', which this process does not have");
+            "method '" + name + "' is delegated to backend '" + *id + "', which this process does not have");
       }
     }
     const et::MethodMeta about = meta(name);
@@ -362,6 +371,7 @@ void LoadedMethod::load(
   const CacheScope scope(map.cache());
   CacheDataMap::Misses misses;
   (void)take_delegate_failure();
+  const BackendWork work;
   et::Result<et::Method> loaded = program.load_method(name_.c_str(), manager_.get(), nullptr, &map);
   if (!loaded.ok()) {
     if (const auto failure = take_delegate_failure()) {
@@ -377,7 +387,8 @@ void LoadedMethod::load(
     }
     if (loaded.error() == EtError::OperatorMissing) {
       std::string names;
-      for (const std::string& op : image.operators(number)) {
+      for (const auto& [base, overload] : image.operators(number)) {
+        const std::string op = *base + (overload->empty() ? "" : ".") + *overload;
         if (!et::registry_has_op_function(op.c_str())) {
           names += (names.empty() ? "" : ", ") + op;
         }
@@ -623,7 +634,10 @@ std::vector<Value> LoadedMethod::execute(const std::vector<Argument>& arguments,
     ~Forget() { method.forget_inputs(); }
   } forget{*this};
   set(arguments);
-  const EtError error = method_->execute();
+  const EtError error = [&] {
+    const BackendWork work;
+    return method_->execute();
+  }();
   if (error != EtError::Ok) {
     const auto failure = take_delegate_failure();
     throw Error(

@@ -2,8 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
-#include <unordered_map>
-#include <unordered_set>
+#include <utility>
 
 #include "utf8.h"
 
@@ -36,14 +35,6 @@ enum ExtraField { kFqn = 1, kLocation = 2, kDeviceType = 3, kDeviceIndex = 4, kE
 
 constexpr uint8_t kTensorType = 5; // of the union KernelTypes
 constexpr uint8_t kExternal = 1; // of TensorDataLocation
-
-std::string_view text(const FlatBuffer& buffer, uint64_t table, unsigned field) {
-  const std::string_view found = buffer.string(table, field);
-  if (!is_utf8(found) || found.find('\0') != std::string_view::npos) {
-    throw FormatError("a name is not valid UTF-8");
-  }
-  return found;
-}
 
 /// Scalar type, sizes and dim order of a Tensor; nothing if a later ExecuTorch is needed to tell.
 std::optional<Layout> tensor_layout(const FlatBuffer& buffer, uint64_t tensor) {
@@ -103,23 +94,37 @@ std::optional<Place> place_of(const FlatBuffer& buffer, uint64_t value) {
   return Place{buffer.u32_field(allocation, kMemoryId), begin, size > UINT64_MAX - begin ? UINT64_MAX : begin + size};
 }
 
-/// See ProgramImage::overlaid_inputs.
+/// See ProgramImage::overlaid_inputs. Of the tensors in a memory, those overlap a place that begin before its end, less
+/// those that end before its begin; a place counts itself.
 std::vector<bool> find_overlaid_inputs(const FlatBuffer& buffer, uint64_t plan, const FlatVector& values) {
+  struct Bounds {
+    std::vector<uint64_t> begins, ends;
+  };
   std::vector<std::optional<Place>> places(values.count);
+  std::unordered_map<uint32_t, Bounds> memories;
   for (uint32_t v = 0; v < values.count; ++v) {
     places[v] = place_of(buffer, buffer.element(values, v));
+    if (places[v]) {
+      Bounds& memory = memories[places[v]->memory];
+      memory.begins.push_back(places[v]->begin);
+      memory.ends.push_back(places[v]->end);
+    }
+  }
+  for (auto& [id, memory] : memories) {
+    std::sort(memory.begins.begin(), memory.begins.end());
+    std::sort(memory.ends.begin(), memory.ends.end());
   }
   const FlatVector inputs = buffer.vector(plan, kInputs, 4);
   std::vector<bool> overlaid(inputs.count);
   for (uint32_t i = 0; i < inputs.count; ++i) {
     const uint32_t own = buffer.u32(inputs.start + 4ull * i);
-    if (own >= values.count || !places[own]) {
-      continue; // ExecuTorch will refuse the former
+    if (own >= values.count || !places[own] || places[own]->begin == places[own]->end) {
+      continue; // ExecuTorch will refuse the first; the last has no bytes
     }
-    for (uint32_t v = 0; v < values.count && !overlaid[i]; ++v) {
-      overlaid[i] = v != own && places[v] && places[v]->memory == places[own]->memory &&
-          places[v]->begin < places[own]->end && places[own]->begin < places[v]->end;
-    }
+    const auto& [begins, ends] = memories[places[own]->memory];
+    const auto begun = std::lower_bound(begins.begin(), begins.end(), places[own]->end) - begins.begin();
+    const auto ended = std::upper_bound(ends.begin(), ends.end(), places[own]->begin) - ends.begin();
+    overlaid[i] = begun - ended > 1;
   }
   return overlaid;
 }
@@ -166,46 +171,74 @@ ProgramImage::ProgramImage(const std::string& path) : file_(path, false) {
 
 void ProgramImage::read_methods(const FlatBuffer& buffer) {
   const FlatVector plans = buffer.vector(buffer.root(), kPlans, 4);
+  std::unordered_set<const std::string*> named;
   for (uint32_t p = 0; p < plans.count; ++p) {
     const uint64_t plan = buffer.element(plans, p);
-    const std::string_view name = text(buffer, plan, kName);
-    if (name.empty()) {
+    const std::string* method = name(buffer, plan, kName);
+    if (method->empty()) {
       throw FormatError("method " + std::to_string(p) + " has no name");
     }
-    methods_.emplace_back(name);
+    if (!named.insert(method).second) {
+      throw FormatError("two methods have the name '" + *method + "'");
+    }
+    methods_.push_back(*method);
     std::vector<Need> needs;
-    std::unordered_set<std::string_view> seen;
+    std::unordered_set<const std::string*> seen;
     const FlatVector values = buffer.vector(plan, kValues, 4);
     for (uint32_t v = 0; v < values.count; ++v) {
       read_value(buffer, buffer.element(values, v), needs, seen);
     }
     needs_.push_back(std::move(needs));
     overlaid_inputs_.push_back(find_overlaid_inputs(buffer, plan, values));
-    std::vector<std::string> backends;
+    std::vector<const std::string*> backends;
     const FlatVector delegates = buffer.vector(plan, kDelegates, 4);
+    seen.clear();
     for (uint32_t d = 0; d < delegates.count; ++d) {
-      std::string id(text(buffer, buffer.element(delegates, d), 0));
-      if (std::find(backends.begin(), backends.end(), id) == backends.end()) {
-        backends.push_back(std::move(id));
+      const std::string* id = name(buffer, buffer.element(delegates, d), 0);
+      if (seen.insert(id).second) {
+        backends.push_back(id);
       }
     }
     backends_.push_back(std::move(backends));
-    std::vector<std::string> operators;
+    std::vector<Operator> operators;
     const FlatVector ops = buffer.vector(plan, kOperators, 4);
     for (uint32_t o = 0; o < ops.count; ++o) {
       const uint64_t op = buffer.element(ops, o);
-      const std::string_view overload = text(buffer, op, 1);
-      operators.push_back(std::string(text(buffer, op, 0)) + (overload.empty() ? "" : ".") + std::string(overload));
+      operators.push_back({name(buffer, op, 0), name(buffer, op, 1)});
     }
     operators_.push_back(std::move(operators));
   }
+}
+
+/// The text in a field, empty where the field is absent. It is read and kept once, however often it is referred to.
+const std::string* ProgramImage::name(const FlatBuffer& buffer, uint64_t table, unsigned field) {
+  static const std::string none;
+  const uint64_t place = buffer.object(table, field);
+  if (place == 0) {
+    return &none;
+  }
+  const std::string*& known = names_by_place_[place];
+  if (known == nullptr) {
+    const std::string_view text = buffer.string(table, field);
+    if (!is_utf8(text) || text.find('\0') != std::string_view::npos) {
+      throw FormatError("a name is not valid UTF-8");
+    }
+    const auto same = names_by_text_.find(text);
+    if (same != names_by_text_.end()) {
+      known = same->second;
+    } else {
+      known = &names_.emplace_back(text);
+      names_by_text_.emplace(*known, known);
+    }
+  }
+  return known;
 }
 
 void ProgramImage::read_value(
     const FlatBuffer& buffer,
     uint64_t value,
     std::vector<Need>& needs,
-    std::unordered_set<std::string_view>& seen) {
+    std::unordered_set<const std::string*>& seen) {
   if (buffer.u8_field(value, kValueType) != kTensorType) {
     return;
   }
@@ -223,24 +256,24 @@ void ProgramImage::read_value(
   if (!external && (planned || buffer.u32_field(tensor, kDataBuffer) == 0)) {
     return;
   }
-  const std::string_view key = text(buffer, extra, kFqn); // lives in the buffer, which outlives `seen`
+  const std::string* key = name(buffer, extra, kFqn);
   if (external && seen.insert(key).second) {
-    needs.push_back({std::string(key), tensor_layout(buffer, tensor), planned});
+    needs.push_back({key, tensor_layout(buffer, tensor), planned});
   }
   const bool known = buffer.field_count(tensor) <= kTensorFields && buffer.field_count(extra) <= kExtraFields &&
       buffer.u32_field(tensor, kStorageOffset) == 0 && buffer.u8_field(extra, kDeviceType) == 0 &&
       buffer.u8_field(extra, kDeviceIndex) == 0 && item_size(static_cast<int8_t>(buffer.u8_field(tensor, 0))) != 0;
   if (!planned && known) {
-    uses_.push_back({slot, tensor, std::string(key), external});
+    uses_.push_back({slot, tensor, key, external});
   }
 }
 
 void ProgramImage::check(const BlobCache& cache) const {
-  std::vector<std::string> missing;
-  std::unordered_set<std::string_view> seen;
+  std::vector<const std::string*> missing;
+  std::unordered_set<const std::string*> seen;
   for (size_t method = 0; method < methods_.size(); ++method) {
     for (const Need& need : needs_[method]) {
-      const Blob* blob = cache.find(need.key);
+      const Blob* blob = cache.find(*need.key);
       if (blob == nullptr) {
         if (seen.insert(need.key).second) {
           missing.push_back(need.key);
@@ -249,7 +282,7 @@ void ProgramImage::check(const BlobCache& cache) const {
         throw Error(
             ErrorKind::Layout,
             path(),
-            "method '" + methods_[method] + "' takes '" + need.key + "' as " + to_string(need.layout) + ", it is " +
+            "method '" + methods_[method] + "' takes '" + *need.key + "' as " + to_string(need.layout) + ", it is " +
                 to_string(blob->layout) + " in " + cache.name());
       }
     }
@@ -259,7 +292,7 @@ void ProgramImage::check(const BlobCache& cache) const {
   }
   std::string names;
   for (size_t i = 0; i < missing.size() && i < 10; ++i) {
-    names += (i == 0 ? "'" : ", '") + missing[i] + "'";
+    names += (i == 0 ? "'" : ", '") + *missing[i] + "'";
   }
   if (missing.size() > 10) {
     names += " and " + std::to_string(missing.size() - 10) + " more";
@@ -346,7 +379,8 @@ void ProgramImage::write_bound(const BlobCache& cache) {
   }
 
   std::vector<const Blob*> blobs;
-  std::unordered_map<std::string_view, uint32_t> numbers; // key -> index into the new offsets
+  std::unordered_map<const std::string*, uint32_t> numbers; // key -> index into the new offsets
+  std::vector<const std::string*> keys; // parallel to the blobs
   const uint32_t first = std::max<uint32_t>(old_offsets.count, 1); // 0 stands for no data
   uintptr_t low = old_constants ? reinterpret_cast<uintptr_t>(old_constants) : UINTPTR_MAX;
   uintptr_t high = old_constants ? low + old_size : 0;
@@ -357,12 +391,13 @@ void ProgramImage::write_bound(const BlobCache& cache) {
   for (const Use& use : uses_) {
     auto found = numbers.find(use.key);
     if (found == numbers.end()) {
-      const Blob* blob = cache.find(use.key);
+      const Blob* blob = cache.find(*use.key);
       if (blob == nullptr) {
         continue; // embedded, and not overridden
       }
       found = numbers.emplace(use.key, first + static_cast<uint32_t>(blobs.size())).first;
       blobs.push_back(blob);
+      keys.push_back(use.key);
       const auto at = reinterpret_cast<uintptr_t>(blob->data);
       low = std::min(low, at);
       high = std::max(high, at + std::max<size_t>(blob->size, 1));
@@ -372,7 +407,7 @@ void ProgramImage::write_bound(const BlobCache& cache) {
       throw Error(
           ErrorKind::Layout,
           path(),
-          "'" + use.key + "' is " + to_string(tensor_layout(buffer, use.table)) + " in the program and " +
+          "'" + *use.key + "' is " + to_string(tensor_layout(buffer, use.table)) + " in the program and " +
               to_string(blob.layout) + " in " + cache.name());
     }
     bound.emplace_back(&use, found->second);
@@ -389,6 +424,7 @@ void ProgramImage::write_bound(const BlobCache& cache) {
   const uint64_t extra_vtable = editor.put_vtable({8, 8, 0, 4});
   const uint64_t offsets_vtable = editor.put_vtable({8, 12, 4, 8});
   const uint64_t segment_vtable = editor.put_vtable({8, 24, 8, 16});
+  std::vector<std::vector<uint64_t>> named(blobs.size()); // where the new tensors refer to their names
   for (const auto& [use, number] : bound) {
     editor.links.emplace_back(use->value_slot, 0);
     const uint64_t table = editor.start_table(tensor_vtable);
@@ -412,10 +448,15 @@ void ProgramImage::write_bound(const BlobCache& cache) {
     editor.link_here(table + 16);
     const uint64_t extra = editor.start_table(extra_vtable);
     editor.put<uint32_t>(0); // fully_qualified_name
-    editor.link_here(extra + 4);
-    editor.put<uint32_t>(static_cast<uint32_t>(use->key.size()));
-    editor.put_bytes(reinterpret_cast<const uint8_t*>(use->key.data()), use->key.size());
-    editor.put<uint8_t>(0);
+    named[number - first].push_back(extra + 4);
+  }
+  for (size_t i = 0; i < keys.size(); ++i) {
+    editor.align(4);
+    for (const uint64_t reference : named[i]) {
+      editor.link_here(reference);
+    }
+    editor.put<uint32_t>(static_cast<uint32_t>(keys[i]->size()));
+    editor.put_bytes(reinterpret_cast<const uint8_t*>(keys[i]->data()), keys[i]->size() + 1); // and the NUL
   }
   const uint64_t table = editor.start_table(offsets_vtable);
   editor.links.emplace_back(constant_slot, table);

@@ -2,10 +2,12 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <unordered_map>
 #include <unordered_set>
 #include <vector>
 
@@ -21,9 +23,15 @@ constexpr uint64_t kBoundConstants = uint64_t{1} << 62;
 
 /// A tensor whose bytes are not in the program.
 struct Need {
-  std::string key;
+  const std::string* key; // the image's
   std::optional<Layout> layout; // nothing: of a kind that this version does not know
   bool is_copied = false; // into the method's own memory, as trained parameters are
+};
+
+/// An operator of ExecuTorch; the texts are the image's.
+struct Operator {
+  const std::string* name;
+  const std::string* overload; // may be empty
 };
 
 /// The bytes of a program, as ExecuTorch is to see them.
@@ -43,9 +51,9 @@ class ProgramImage {
   /// Each key once for each method that asks for it.
   const std::vector<Need>& needs(size_t method) const { return needs_[method]; }
   /// Ids of the backends that a method's delegates are made by.
-  const std::vector<std::string>& backends(size_t method) const { return backends_[method]; }
-  /// Names of the operators that a method calls.
-  const std::vector<std::string>& operators(size_t method) const { return operators_[method]; }
+  const std::vector<const std::string*>& backends(size_t method) const { return backends_[method]; }
+  /// Names and overloads of the operators that a method calls.
+  const std::vector<Operator>& operators(size_t method) const { return operators_[method]; }
   /// Of each input of a method, whether another tensor was planned into its memory: one that is used later, or a view of
   /// the input, for which there is no operator, so that it is found there or nowhere.
   const std::vector<bool>& overlaid_inputs(size_t method) const { return overlaid_inputs_[method]; }
@@ -67,7 +75,7 @@ class ProgramImage {
   struct Use { // of a tensor that may be bound
     uint64_t value_slot; // where the flatbuffer refers to the tensor
     uint64_t table;
-    std::string key;
+    const std::string* key; // one of names_
     bool external;
   };
   struct Editor;
@@ -77,7 +85,8 @@ class ProgramImage {
       const FlatBuffer& buffer,
       uint64_t value,
       std::vector<Need>& needs,
-      std::unordered_set<std::string_view>& seen);
+      std::unordered_set<const std::string*>& seen);
+  const std::string* name(const FlatBuffer& buffer, uint64_t table, unsigned field);
   void check(const BlobCache& cache) const;
   void write_bound(const BlobCache& cache);
   const uint8_t* bytes() const { return reinterpret_cast<const uint8_t*>(program_.data()); }
@@ -90,10 +99,13 @@ class ProgramImage {
   bool has_header_ = false;
   std::vector<uint64_t> program_;
   size_t program_size_ = 0;
+  std::deque<std::string> names_; // each text once, however many tables refer to it
+  std::unordered_map<std::string_view, const std::string*> names_by_text_;
+  std::unordered_map<uint64_t, const std::string*> names_by_place_;
   std::vector<std::string> methods_;
   std::vector<std::vector<Need>> needs_;
-  std::vector<std::vector<std::string>> backends_;
-  std::vector<std::vector<std::string>> operators_;
+  std::vector<std::vector<const std::string*>> backends_;
+  std::vector<std::vector<Operator>> operators_;
   std::vector<std::vector<bool>> overlaid_inputs_;
   std::vector<Use> uses_;
   const uint8_t* constants_ = nullptr;

@@ -1,8 +1,11 @@
 #include "working_copy.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <new>
+#include <random>
 
 #include <fcntl.h>
 #include <sys/file.h>
@@ -13,6 +16,7 @@
 
 #include "crash_point.h"
 #include "digest.h"
+#include "fork.h"
 
 namespace blobstore {
 namespace {
@@ -38,6 +42,58 @@ struct stat status_of(const File& file) {
 
 } // namespace
 
+/// All leases of this process.
+class OpenLeases final : ForkAware {
+ public:
+  using Lease = WorkingCopy::Lease;
+
+  static OpenLeases& get() {
+    static auto* leases = new OpenLeases; // caches may outlive static destruction
+    return *leases;
+  }
+
+  /// Nothing forks between the opening of a lease's files and its entry here.
+  void open(Lease& lease, const File& data, const File& gate) {
+    const std::lock_guard<std::mutex> guard(mutex_);
+    all_.reserve(all_.size() + 1);
+    lease.data_ = data.reopen();
+    lease.gate_ = gate.descriptor() < 0 ? File() : gate.reopen();
+    all_.push_back(&lease);
+  }
+
+  void close(Lease& lease) {
+    const std::lock_guard<std::mutex> guard(mutex_);
+    all_.erase(std::remove(all_.begin(), all_.end(), &lease), all_.end());
+    lease.data_ = File();
+    lease.gate_ = File();
+  }
+
+ private:
+  OpenLeases() { enter(); } // before any cache that has leases, so that its child makes new ones after this has closed the old
+
+  void before_fork() override { mutex_.lock(); }
+  void after_fork_in_parent() override { mutex_.unlock(); }
+  void after_fork_in_child() override {
+    new (&mutex_) std::mutex;
+    for (Lease* lease : all_) {
+      lease->data_ = File();
+      lease->gate_ = File();
+    }
+    all_.clear();
+  }
+
+  std::mutex mutex_;
+  std::vector<Lease*> all_;
+};
+
+WorkingCopy::Lease::Lease(const File& data, const File& gate) {
+  OpenLeases::get().open(*this, data, gate);
+}
+
+WorkingCopy::Lease::~Lease() {
+  OpenLeases::get().close(*this);
+}
+
 void WorkingCopy::Lease::lock_shared() {
   lock_file(gate_, LOCK_SH);
   lock_file(data_, LOCK_SH);
@@ -49,7 +105,9 @@ void WorkingCopy::Lease::lock_data() {
 }
 
 void WorkingCopy::Lease::lock() {
-  lock_file(gate_, LOCK_EX);
+  if (gate_.descriptor() >= 0) {
+    lock_file(gate_, LOCK_EX);
+  }
   lock_file(data_, LOCK_EX);
 }
 
@@ -62,28 +120,22 @@ WorkingCopy::WorkingCopy(File file) : file_(std::move(file)) {}
 
 WorkingCopy::~WorkingCopy() = default;
 
-WorkingCopy::Exclusive::Exclusive(WorkingCopy& copy) : copy_(copy) {
-  if (copy.gate_.descriptor() < 0) { // to open it; others may have made a gate, and call without pause
+WorkingCopy::Exclusive::Exclusive(WorkingCopy& copy) : copy_(copy), opening_(copy.gate_.descriptor() < 0) {
+  if (opening_) { // others may have made a gate, and call without pause
     const std::string path = copy.file_.path() + ".commits";
-    if (const int descriptor = ::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NONBLOCK); descriptor >= 0) {
-      gate_ = File(path, descriptor);
-      lock_file(gate_, LOCK_EX);
-    }
-    lock_file(copy.file_, LOCK_EX);
-    return;
+    const File gate(path, ::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NONBLOCK));
+    lease_ = std::make_unique<Lease>(copy.file_, gate);
+  } else {
+    lease_ = copy.lease();
   }
-  lease_ = copy.lease();
   lease_->lock();
 }
 
 WorkingCopy::Exclusive::~Exclusive() {
-  if (lease_ == nullptr) {
-    flock(copy_.file_.descriptor(), LOCK_UN);
-    return;
-  }
   lease_->unlock();
-  const std::lock_guard<std::mutex> guard(copy_.mutex_);
-  copy_.spare_.push_back(std::move(lease_));
+  if (!opening_) { // else its gate may be one that was replaced
+    copy_.keep(std::move(lease_));
+  }
 }
 
 std::unique_ptr<WorkingCopy::Lease> WorkingCopy::lease() {
@@ -120,8 +172,15 @@ std::unique_ptr<WorkingCopy::Lease> WorkingCopy::lock_again() {
 
 void WorkingCopy::unlock_shared(std::unique_ptr<Lease> lease) {
   lease->unlock();
+  keep(std::move(lease));
+}
+
+void WorkingCopy::keep(std::unique_ptr<Lease> lease) noexcept {
   const std::lock_guard<std::mutex> guard(mutex_);
-  spare_.push_back(std::move(lease));
+  try {
+    spare_.push_back(std::move(lease));
+  } catch (const std::bad_alloc&) { // it is closed, and the next caller opens one
+  }
 }
 
 uint64_t WorkingCopy::journal_start() const {
@@ -129,6 +188,10 @@ uint64_t WorkingCopy::journal_start() const {
 }
 
 void WorkingCopy::prepare() {
+  const struct stat file = status_of(file_);
+  if (static_cast<uint64_t>(file.st_blocks) * 512 < static_cast<uint64_t>(file.st_size)) { // somebody copied it with holes
+    file_.reserve(0, static_cast<uint64_t>(file.st_size));
+  }
   const std::string path = file_.path() + ".commits";
   const int descriptor = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
   if (descriptor < 0 && errno != ENOENT) {
@@ -150,6 +213,7 @@ void WorkingCopy::prepare() {
       found->keys > (gate.size() - sizeof(Header)) / 8) {
     return; // of another file, which this one replaced
   }
+  gate.reserve(0, sizeof(Header) + 8 * found->keys);
   state_ = Mapping(gate, 0, sizeof(Header) + 8 * found->keys, Mapping::Kind::Shared);
   gate_ = std::move(gate);
   fresh_ = false;
@@ -164,18 +228,18 @@ void WorkingCopy::bind(uint64_t keys) {
 
 void WorkingCopy::create(uint64_t keys) {
   const std::string path = file_.path() + ".commits";
-  const std::string temporary = path + "." + std::to_string(getpid()) + ".tmp";
-  const int descriptor = ::open(temporary.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+  struct Temporary {
+    std::string path;
+    ~Temporary() { unlink(path.c_str()); } // renamed by then, unless something failed
+  } temporary{path + "." + std::to_string(std::random_device()()) + ".tmp"};
+  const int descriptor =
+      ::open(temporary.path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, status_of(file_).st_mode & 0777);
   if (descriptor < 0) {
-    throw Error(ErrorKind::FileAccess, temporary, std::strerror(errno), errno);
+    throw Error(ErrorKind::FileAccess, path, std::strerror(errno), errno);
   }
   File gate(path, descriptor);
   const size_t size = sizeof(Header) + 8 * keys;
-  if (ftruncate(descriptor, static_cast<off_t>(align_up(size, kPage))) != 0) {
-    const int number = errno;
-    unlink(temporary.c_str());
-    throw Error(ErrorKind::FileAccess, temporary, std::strerror(number), number);
-  }
+  gate.reserve(0, align_up(size, kPage));
   Mapping state(gate, 0, size, Mapping::Kind::Shared);
   auto* header = reinterpret_cast<Header*>(state.data());
   const struct stat status = status_of(file_);
@@ -184,10 +248,8 @@ void WorkingCopy::create(uint64_t keys) {
   header->inode = status.st_ino;
   header->size = static_cast<uint64_t>(status.st_size);
   header->keys = keys;
-  if (std::rename(temporary.c_str(), path.c_str()) != 0) {
-    const int number = errno;
-    unlink(temporary.c_str());
-    throw Error(ErrorKind::FileAccess, path, std::strerror(number), number);
+  if (std::rename(temporary.path.c_str(), path.c_str()) != 0) {
+    throw Error(ErrorKind::FileAccess, path, std::strerror(errno), errno);
   }
   gate_ = std::move(gate);
   state_ = std::move(state);
@@ -206,9 +268,11 @@ void WorkingCopy::begin(const std::vector<uint64_t>& keys, const std::vector<Pat
   }
   const uint64_t start = journal_start();
   const uint64_t size = 8 * table.size() + bytes;
-  if (ftruncate(gate_.descriptor(), static_cast<off_t>(align_up(start + size + sizeof(Digest), kPage))) != 0) {
+  const uint64_t end = align_up(start + size + sizeof(Digest), kPage);
+  if (ftruncate(gate_.descriptor(), static_cast<off_t>(end)) != 0) { // gives back what the last one took
     throw Error(ErrorKind::FileAccess, gate_.path(), std::strerror(errno), errno);
   }
+  gate_.reserve(start, end - start);
   uint64_t at = start;
   gate_.write(table.data(), 8 * table.size(), at);
   at += 8 * table.size();
@@ -289,8 +353,6 @@ void WorkingCopy::recover() {
 void WorkingCopy::after_fork_in_child() {
   new (&mutex_) std::mutex;
   spare_.clear();
-  file_ = file_.reopen();
-  gate_ = gate_.reopen();
 }
 
 } // namespace blobstore

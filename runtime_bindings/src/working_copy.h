@@ -38,6 +38,9 @@ struct Patch {
 /// itself is shared by callers and exclusive for a commit. The one on the file beside it is a gate that everybody
 /// passes first, so that a stream of callers does not keep a commit out.
 ///
+/// What is changed through a map has its place on the disk before, so a full disk is an error and no signal; it is found
+/// when the copy is opened or when a commit writes its journal, before the mark.
+///
 /// A commit writes the journal, marks it as pending, changes the file, and takes the mark away. Whoever gets the lock
 /// and finds the mark set replays the journal: a process that was killed before the mark leaves the old bytes, one
 /// that was killed after it the new ones.
@@ -61,15 +64,24 @@ class WorkingCopy {
 
   /// A caller's share of the locks, held while a method runs or bytes are copied. A kernel lock belongs to an open
   /// file, so each caller at a time has open files of its own.
+  ///
+  /// A forked child has them open too, and would keep the parent's locks when the parent dies; so there they are closed,
+  /// whichever thread they belong to. No other open file is ever locked.
   class Lease {
    public:
-    Lease(const File& data, const File& gate) : data_(data.reopen()), gate_(gate.reopen()) {}
+    /// @param gate may be closed; then there is only the one lock.
+    Lease(const File& data, const File& gate);
+    ~Lease();
+    Lease(const Lease&) = delete;
+    Lease& operator=(const Lease&) = delete;
+
     void lock_shared();
     void lock_data(); // without passing the gate
     void lock();
     void unlock();
 
    private:
+    friend class OpenLeases;
     File data_;
     File gate_;
   };
@@ -97,7 +109,6 @@ class WorkingCopy {
 
   void before_fork() { mutex_.lock(); }
   void after_fork_in_parent() { mutex_.unlock(); }
-  /// In a forked child: the open files are shared with the parent, so are the locks on them; open new ones.
   void after_fork_in_child();
 
  private:
@@ -120,13 +131,14 @@ class WorkingCopy {
    private:
     WorkingCopy& copy_;
     std::unique_ptr<Lease> lease_;
-    File gate_; // while opening
+    bool opening_;
   };
 
   Header* header() const { return reinterpret_cast<Header*>(state_.data()); }
   std::atomic<uint64_t>* versions() const { return reinterpret_cast<std::atomic<uint64_t>*>(header() + 1); }
   uint64_t journal_start() const;
   std::unique_ptr<Lease> lease();
+  void keep(std::unique_ptr<Lease> lease) noexcept;
   void prepare(); // open the file beside, or make it; finish a pending commit
   void bind(uint64_t keys);
   void create(uint64_t keys);

@@ -1,39 +1,19 @@
 """The C++ example, built as an application would build it: with find_package, on the installed library."""
 
-import importlib.util
-import os
 import re
 import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from blobstore.runtime import BlobCache, Program
 from tests import models
-
-ROOT = Path(__file__).parents[2]
+from tests.runtime.application import ROOT, build
 
 
 @pytest.fixture(scope="module")
 def example():
-    package = Path(next(iter(importlib.util.find_spec("executorch").submodule_search_locations)), "share", "cmake")
-    tools = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
-    build = ROOT / "build" / "example"
-
-    def run(*command):
-        done = subprocess.run([str(part) for part in command], env=tools, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stdout + done.stderr
-
-    shared = ("-G", "Ninja", f"-Dexecutorch_DIR={package}")
-    run("cmake", "-S", ROOT / "runtime_bindings", "-B", build / "library", *shared)
-    run("cmake", "--build", build / "library")
-    run("cmake", "--install", build / "library", "--prefix", build / "prefix")
-    source = ROOT / "examples" / "cpp"
-    run("cmake", "-S", source, "-B", build / "app", *shared, f"-DCMAKE_PREFIX_PATH={build / 'prefix'}")
-    run("cmake", "--build", build / "app")
-    return build / "app" / "two_programs"
+    return build(ROOT / "examples" / "cpp", "two_programs")
 
 
 def test_two_programs_and_an_update(example, tmp_path):

@@ -1,5 +1,6 @@
 """Several processes on one working copy: commits, kills at any point, and files that change places."""
 
+import fcntl
 import multiprocessing
 import os
 import random
@@ -278,3 +279,164 @@ def test_read_only_file(tmp_path, copy, monkeypatch):
     copy.chmod(0o444)
     with pytest.raises(errors.FileAccessError, match="Permission denied"):
         BlobCache(copy, "shared")
+
+
+# A full disk.
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 1.2 MB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = shutil.which("mount")
+    if os.geteuid() != 0 or not mount:
+        pytest.skip("mounting takes root")
+    done = subprocess.run([mount, "-t", "tmpfs", "-o", "size=1200k", "tmpfs", folder], capture_output=True, check=False)
+    if done.returncode:
+        pytest.skip(f"this system mounts nothing: {done.stderr}")
+    yield folder
+    subprocess.run([shutil.which("umount"), "--lazy", folder], check=True)  # caches may still map files there
+
+
+MANY = {f"k{i:05}": np.full(4, 1, np.float32) for i in range(2500)}  # their versions take several pages
+
+
+def fill(disk, leave):
+    """Use what is left on a disk but for a number of bytes."""
+    with (disk / "fill").open("wb", buffering=0) as file:
+        try:
+            while True:
+                file.write(bytes(4096))
+        except OSError:
+            file.truncate(file.tell() // 4096 * 4096 - leave)
+
+
+OPEN_AND_COMMIT = """
+try:
+    cache = BlobCache(sys.argv[1], "shared")
+    cache.update({"k02499": np.full(4, 2, np.float32)})
+    print("done", cache.numpy("k02499")[0])
+except errors.FileAccessError as error:
+    print(error.errno, error)
+"""
+
+
+def outcome(path):
+    child = run(OPEN_AND_COMMIT, path)
+    out, _ = child.communicate()
+    assert child.returncode == 0
+    return out
+
+
+@pytest.mark.parametrize("opened_before", [False, True])
+@pytest.mark.parametrize("pages", [0, 1, 3, 8])
+def test_a_full_disk_is_an_error(small_disk, opened_before, pages):
+    """No signal, neither in the process that commits nor in the one that comes next; the old weights stay (R1)."""
+    save_file(MANY, small_disk / "original.ptd")
+    make_working_copy(small_disk / "original.ptd", path := small_disk / "copy.ptd")
+    if opened_before:
+        BlobCache(path, "shared").close()
+    fill(small_disk, 4096 * pages)
+    assert "copy.ptd.commits: No space left on device" in outcome(path)
+    assert [entry.name for entry in small_disk.iterdir() if "tmp" in entry.name] == []
+    if opened_before:  # reading takes no space
+        cache = BlobCache(path, "shared")
+        assert (cache.generation, cache.numpy("k02499")[0], cache.verify()) == (0, 1, True)
+    (small_disk / "fill").unlink()
+    assert outcome(path) == "done 2.0\n"
+
+
+def test_a_working_copy_with_holes_on_a_full_disk(small_disk, tmp_path):
+    """Somebody may copy it so that pages of zeros take no space; they take it when it is opened, or that fails."""
+    save_file({"a": np.zeros(20_000, np.float32)}, tmp_path / "original.ptd")
+    make_working_copy(tmp_path / "original.ptd", tmp_path / "copy.ptd")
+    data = (tmp_path / "copy.ptd").read_bytes()
+    with (path := small_disk / "copy.ptd").open("wb") as file:
+        for start in range(0, len(data), 4096):
+            if any(page := data[start : start + 4096]):
+                file.seek(start)
+                file.write(page)
+    fill(small_disk, 4096 * 8)
+    with pytest.raises(errors.FileAccessError, match=r"copy\.ptd: No space left on device"):
+        BlobCache(path, "shared")
+    (small_disk / "fill").unlink()
+    cache = BlobCache(path, "shared")
+    fill(small_disk, 4096 * 40)
+    cache.update({"a": np.ones(20_000, np.float32)})
+    assert cache.verify() and (cache.numpy("a") == 1).all()
+
+
+def test_a_file_that_may_not_grow_is_an_error(copy):
+    """As a full disk, without one: the limit of this process for the size of files."""
+    child = run(
+        """
+import resource
+cache = BlobCache(sys.argv[1], "shared")
+cache.update(weights(1))
+resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, resource.RLIM_INFINITY))
+try:
+    cache.update(weights(2))
+except errors.FileAccessError as error:
+    print(error)
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+print(value(cache), cache.generation)
+cache.update(weights(3))
+print(value(cache), cache.generation)
+""",
+        copy,
+    )
+    out, _ = child.communicate()
+    assert out.splitlines() == [f"{copy}.commits: File too large", "1 1", "3 2"]
+
+
+# Forks.
+
+
+def commits(path):
+    """Whether somebody commits, or waits for readers to go: then nobody new passes the gate."""
+    with open(f"{path}.commits", "rb") as gate:
+        try:
+            fcntl.flock(gate, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
+def test_a_child_keeps_no_lock_of_a_commit_of_its_parent(copy):
+    """A commit waits for a reader; its process forks, goes on, and is killed in the middle. The child lives on, but holds
+    nothing that keeps others out: they find the commit and finish it (R1)."""
+    cache = BlobCache(copy, "shared")
+    parent = run(
+        """
+import threading
+from blobstore.runtime import _native
+cache = BlobCache(sys.argv[1], "shared")
+input()
+threading.Thread(target=lambda: cache.update(weights(2)), daemon=True).start()
+while not commits(sys.argv[1]):
+    pass
+pid = os.fork()
+if pid == 0:
+    os.close(1)
+    sys.stdin.read()  # does nothing, until the test ends
+    os._exit(0)
+_native.crash_at(5)  # between two blobs
+print(pid, flush=True)
+time.sleep(60)
+""",
+        copy,
+    )
+    with cache.reading():
+        parent.stdin.write("\n")
+        parent.stdin.flush()
+        child = int(parent.stdout.readline())
+    try:
+        assert subprocess.Popen.wait(parent, 30) == -signal.SIGKILL
+        later = run("cache = BlobCache(sys.argv[1], 'shared'); print(value(cache), cache.generation)", copy)
+        assert later.communicate(timeout=30)[0] == "2 1\n"
+        cache.update(weights(3))
+        os.kill(child, 0)  # it is still there
+    finally:
+        parent.stdin.close()
+        parent.stdout.close()

@@ -140,12 +140,13 @@ class BlobCache : public std::enable_shared_from_this<BlobCache> {
   /// @throws Error KeyNotFound, KeyConflict (a key twice), Layout, Closed, Unsupported, or what a follower throws (the
   ///   delegate: Program, if its inner backend refuses the new bytes); nothing was changed then.
   virtual uint64_t update(const std::vector<Change>& changes) = 0;
-  /// Change the blobs that a .ptd holds. Its digests are compared first, if it has any.
+  /// Change the blobs that a .ptd holds. It is read into memory first: what is compared with its digests, if it has any, is
+  /// what is committed, whatever happens to the file meanwhile.
   /// @throws as `open` and `update`; nothing was changed then.
   uint64_t load(const std::string& path);
   /// Back to the bytes of the file, whole or some keys. The work is that of what changed, not of the cache.
-  /// @throws Error KeyNotFound, Closed, Unsupported (a shared working copy has no other bytes to go back to), or as a
-  ///   follower throws.
+  /// @throws Error KeyNotFound, Closed, Unsupported (a shared working copy has no other bytes to go back to), FileAccess (a
+  ///   file was truncated), or as a follower throws; nothing was changed then.
   virtual uint64_t revert() = 0;
   virtual uint64_t revert(const std::vector<std::string>& keys) = 0;
 
@@ -158,8 +159,11 @@ class BlobCache : public std::enable_shared_from_this<BlobCache> {
   virtual CacheStats stats() const = 0;
   /// The digest that a file records for a blob that is as in the file; nothing if it changed or none is recorded.
   virtual std::optional<std::string> recorded_digest(std::string_view key) const = 0;
+  /// Tell whether the files that are mapped are as long as they were, as reading a page that is lost ends the process; the
+  /// base's are its own to check. @throws Error FileAccess: one was truncated.
+  virtual void check_files() const = 0;
   /// Compare the files' blobs with their digests as they are in memory; what was changed here is left out.
-  /// @returns whether every file had digests. @throws Error Integrity.
+  /// @returns whether every file had digests. @throws Error Integrity; FileAccess: a file was truncated.
   virtual bool verify() const = 0;
 
   /// Whether any of these bytes lie in memory of this cache or its base, so that a commit may change them.

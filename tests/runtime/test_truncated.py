@@ -1,0 +1,86 @@
+"""Files that are cut short while a cache maps them: an error wherever that can be told, never other weights."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from blobstore import errors, open_ptd, save_file
+from blobstore.runtime import BlobCache, make_working_copy
+
+PAGES = np.arange(65_536, dtype=np.float32)
+OLD = {"a": PAGES, "b": -PAGES}
+NEW = np.full(65_536, 7, np.float32)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    save_file(OLD, tmp_path / "plain.ptd")
+    make_working_copy(tmp_path / "plain.ptd", tmp_path / "w.ptd")
+    return tmp_path / "w.ptd"
+
+
+WORKS: dict[str, Callable[[BlobCache, Path], object]] = {
+    "revert": lambda cache, _: cache.revert(),
+    "revert of a key": lambda cache, _: cache.revert("a"),
+    "verify": lambda cache, _: cache.verify(),
+    "save": lambda cache, folder: cache.save(folder / "saved.ptd"),
+}
+
+
+@pytest.mark.parametrize("work", WORKS)
+def test_of_a_truncated_file(work: str, path: Path) -> None:
+    """The error names the file and its length, and nothing is changed or written (R1, B5)."""
+    cache = BlobCache(path)
+    cache.update({"a": NEW})
+    generation = cache.generation
+    size = path.stat().st_size
+    os.truncate(path, 4096)
+    with pytest.raises(errors.FileAccessError, match=rf"w\.ptd: .*truncated: it has 4096 bytes, {size} are expected"):
+        WORKS[work](cache, path.parent)
+    assert (cache.generation, cache.dirty) == (generation, ("a",))
+    assert not (path.parent / "saved.ptd").exists()
+
+
+def test_what_was_not_lost_is_reverted(path: Path) -> None:
+    cache = BlobCache(path)
+    cache.update({"a": NEW, "b": NEW})
+    with path.open("rb") as file:
+        end = file.read().index(OLD["b"].tobytes()) + OLD["b"].nbytes
+    first, last = ("a", "b") if end > path.stat().st_size - 8192 else ("b", "a")
+    os.truncate(path, end - OLD[last].nbytes)
+    cache.revert(first)
+    np.testing.assert_array_equal(cache.numpy(first), OLD[first])
+    with pytest.raises(errors.FileAccessError, match="truncated"):
+        cache.revert(last)
+    assert cache.dirty == (last,)
+
+
+@pytest.mark.parametrize("work", WORKS)
+def test_a_cache_of_mode_copy_does_not_mind(work: str, path: Path) -> None:
+    cache = BlobCache(path, "copy")
+    cache.update({"a": NEW})
+    os.truncate(path, 4096)
+    WORKS[work](cache, path.parent)
+    assert np.array_equal(cache.numpy("a"), PAGES if "revert" in work else NEW)
+    assert np.array_equal(cache.numpy("b"), -PAGES)
+
+
+@pytest.mark.parametrize("work", ["verify", "save", "commit"])
+def test_of_a_truncated_working_copy(work: str, path: Path) -> None:
+    cache = BlobCache(path, "shared")
+    os.truncate(path, 4096)
+    with pytest.raises(errors.FileAccessError, match="truncated"):
+        cache.update({"a": NEW}) if work == "commit" else WORKS[work](cache, path.parent)
+    assert (path.stat().st_size, cache.generation) == (4096, 0)
+
+
+def test_verifying_a_file_that_was_truncated_since_it_was_opened(path: Path) -> None:
+    with open_ptd(path) as file:
+        os.truncate(path, 4096)
+        with pytest.raises(errors.FileAccessError, match="truncated: it has 4096 bytes"):
+            file.verify()
