@@ -67,24 +67,37 @@ class LogicalTensors(Mapping[str, LogicalTensor]):
         self._using: dict[str, list[Record]] = {}
         self._sources: dict[str, Source] = {}
         self._names: dict[str, str] = {}
-        refusals: dict[str, str] = {}
+        self._refusals: dict[str, str] = {}
         for key in blobs:
             if key.startswith(KEY_PREFIX) and is_records(key, data := blobs.get_data(key)):
                 records = Records.parse(data, blobs.name)
                 for record in records.records:
-                    self._add(record, refusals)
+                    self._add(record)
                 for source in records.outside:
                     self._know(source)
+        self._refuse_companions()
         for name, source in self._sources.items():
-            if not any(key in blobs for key in (name, *source.aliases)):
-                refusals.setdefault(name, _EMBEDDED)
-        self._refusals = {name: reason for name, reason in refusals.items() if name not in self._using}
+            if name not in self._using and not any(key in blobs for key in (name, *source.aliases)):
+                self._refusals.setdefault(name, _EMBEDDED)
 
-    def _add(self, record: Record, refusals: dict[str, str]) -> None:
+    def _refuse_companions(self) -> None:
+        """What is stored together with a tensor that cannot be changed cannot be changed either."""
+        waiting = list(self._refusals)
+        while waiting:
+            refused = waiting.pop()
+            for record in self._using.get(refused, ()):
+                for source in record.sources:
+                    if source.name not in self._refusals:
+                        reason = f"it is combined with '{refused}' in one blob, which cannot be changed: "
+                        self._refusals[source.name] = reason + self._refusals[refused].rpartition(" changed: ")[2]
+                        waiting.append(source.name)
+
+    def _add(self, record: Record) -> None:
         for source in record.sources:
             self._know(source)
         if record.refusal:
-            refusals.update((source.name, record.refusal) for source in record.sources)
+            for source in record.sources:
+                self._refusals.setdefault(source.name, record.refusal)
             return
         known = self._records.setdefault(record.key, record)
         if known is record:
@@ -144,12 +157,7 @@ class LogicalTensors(Mapping[str, LogicalTensor]):
                 direct[name] = value
             else:
                 raise KeyNotFoundError(self._unknown(name))
-        refused = [
-            name
-            for name in logical
-            if (canonical := self._names[name]) in self._refusals
-            and not any(key in direct for key in (canonical, *self._sources[canonical].aliases))
-        ]
+        refused = [name for name in logical if self._names[name] in self._refusals]
         if refused:
             raise UpdateError(
                 "; ".join(f"'{name}' cannot be updated: {self._refusals[self._names[name]]}" for name in refused)
