@@ -128,6 +128,11 @@ def _operator(node: Node) -> str:
     return str(getattr(node.target, "__name__", node.target)) if node.op == "call_function" else ""
 
 
+def _used_outside(placeholder: Node) -> bool:
+    """Whether the program itself uses a tensor, in an operator that no delegate has."""
+    return any("delegation_tag" not in user.meta for user in placeholder.users)
+
+
 def _may_be_folded(placeholder: Node) -> bool:
     """Whether a tensor is a weight or a bias of an operator that quantizing folds normalizations into."""
     waiting, seen = [placeholder], {placeholder}
@@ -154,8 +159,9 @@ class NameTable:
         folds: what a tensor was folded of before the program was exported, and how, by its name in the program.
         refused: what cannot be changed, and why, by its name in the program.
         outside: tensors that no delegate has.
+        shared: names of tensors that a delegate has and the program itself uses, too.
         exported: the tensors that programs with such a tensor were exported with; they may be gone.
-        bearer: the partition whose records say what no other partition's do: `refused` and `outside`.
+        bearer: the partition whose records say what no other partition's do: `refused`, `outside` and `shared`.
     """
 
     inner: str
@@ -165,6 +171,7 @@ class NameTable:
     folds: dict[str, Fold] = field(default_factory=dict)
     refused: dict[str, Refusal] = field(default_factory=dict)
     outside: tuple[Source, ...] = ()
+    shared: tuple[str, ...] = ()
     bearer: str | None = None
     exported: Mapping[str, Sequence[weakref.ref[torch.Tensor]]] = field(default_factory=dict, repr=False, compare=False)
 
@@ -172,7 +179,7 @@ class NameTable:
     def digest(self) -> bytes:
         """Its content address."""
         return xxhash.xxh3_128_digest(
-            repr((self.inner, self.sources, self.tags, self.folds, self.refused, self.outside)).encode()
+            repr((self.inner, self.sources, self.tags, self.folds, self.refused, self.outside, self.shared)).encode()
         )
 
     def tag(self, name: str) -> str | None:
@@ -232,7 +239,7 @@ def table_of(program: ExportedProgram, inner: str, tag: Tag) -> NameTable:
             continue
         found = marks.get(name)
         if isinstance(found, Fold):
-            if "delegation_tag" in placeholder.meta:
+            if not _used_outside(placeholder):
                 folds[name] = found
             else:
                 refused[name] = Refusal(
@@ -257,11 +264,10 @@ def table_of(program: ExportedProgram, inner: str, tag: Tag) -> NameTable:
     tags = {name: choose(name) for name in sources}
     placed = {name: placeholder.meta.get("delegation_tag") for name, placeholder in names.items()}
     outside = tuple(source for name, source in sources.items() if placed[name] is None)
-    delegated = sorted(
-        (tags.get(name, choose(name)) is None, number, at) for number, (name, at) in enumerate(placed.items()) if at
-    )
-    bearer = delegated[0][2] if delegated else None
-    return NameTable(inner, sources, tags, choose, folds, refused, outside, bearer)
+    shared = tuple(source.name for name, source in sources.items() if placed[name] and _used_outside(names[name]))
+    bearers = sorted((choose(name) is None, number) for number, (name, at) in enumerate(placed.items()) if at)
+    bearer = list(placed.values())[bearers[0][1]] if bearers else None
+    return NameTable(inner, sources, tags, choose, folds, refused, outside, shared, bearer)
 
 
 def _parts_of(match: re.Match[str]) -> set[str]:

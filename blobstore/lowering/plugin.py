@@ -153,7 +153,8 @@ def _add_records(output: NamedDataStoreOutput, table: NameTable, records: list[R
     for record in records:
         files.setdefault(tag_of.get(record.key) if record.key else first, []).append(record)
     for tag, kept in files.items():
-        data = Records(table.inner, tuple(kept), table.outside if bears and tag == first else ()).pack()
+        whole = (table.outside, table.shared) if bears and tag == first else ()
+        data = Records(table.inner, tuple(kept), *whole).pack()
         entries = output.pte_data if tag is None else output.external_data[tag]
         entries[records_key(data)] = DataEntry(len(output.buffers), 16, None)
         output.buffers.append(data)

@@ -75,6 +75,12 @@ class _Origin:
     steps: tuple[Step, ...] = ()
     done: int = 0
 
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The shape after all steps: that of the first source, unless the last step gives it another."""
+        last = self.steps[-1] if self.steps else None
+        return last.ints if last is not None and last.operation is Operation.RESHAPE else self.sources[0].sizes
+
     @classmethod
     def combined(cls, name: str, parts: Sequence[_Origin | None], *steps: Step) -> _Origin:
         """That of a tensor made of those parts that there are."""
@@ -414,10 +420,10 @@ def _steps(
 ) -> tuple[Step, ...] | str:
     """The steps that XNNPACK's exporter takes, in its order; or why they cannot be repeated."""
     steps = list(origin.steps)
-    shape = tuple(value.shape)
-    if not steps and shape != origin.sources[0].sizes:
-        if value.numel() != _count(origin.sources[0].sizes):
-            return f"it was stretched from {origin.sources[0].sizes} to {shape} while lowering"
+    shape, before = tuple(value.shape), origin.sizes
+    if shape != before:
+        if value.numel() != _count(before):
+            return f"it was stretched from {before} to {shape} while lowering"
         steps.append(Step(Operation.RESHAPE, ints=shape))
     kind = scalar_type(value.dtype)
     if kind is None:
