@@ -15,7 +15,7 @@ from executorch.exir.backend.partitioner import DelegationSpec, Partitioner, Par
 from torch.export import ExportedProgram
 
 from blobstore.buffers import same_bytes
-from blobstore.errors import UnsupportedOperationError
+from blobstore.errors import UnsupportedDataError, UnsupportedOperationError
 from blobstore.lowering import layouts, names, xnnpack
 from blobstore.lowering.inner import InnerLowering
 from blobstore.lowering.names import NameTable, Refusal, Tag
@@ -32,7 +32,13 @@ _inners: dict[str, InnerLowering] = {}
 
 
 def register_inner(inner: InnerLowering) -> None:
-    """Let `BlobStorePartitioner` wrap partitioners of another backend; docs/lowering.md says what it has to do."""
+    """Let `BlobStorePartitioner` wrap partitioners of another backend; docs/lowering.md says what it has to do.
+
+    Raises:
+        UnsupportedDataError: `inner` has no name of a backend, or no `preprocess`.
+    """
+    if not isinstance(getattr(inner, "backend_id", None), str) or not callable(getattr(inner, "preprocess", None)):
+        raise UnsupportedDataError(f"expected an object with a backend_id and a preprocess(), found {inner!r}")
     _inners[inner.backend_id] = inner
 
 
@@ -48,11 +54,25 @@ class BlobStorePartitioner(Partitioner):  # type: ignore[misc]
             one. None, or a function that returns it, leaves the weight in the program.
 
     Raises:
+        UnsupportedDataError: `inner` is not one partitioner.
         InvalidTagError: `tag` is not a plain file name; from a function's results, when the graph is partitioned.
     """
 
     def __init__(self, inner: Any, *, tag: Tag = "model") -> None:
         super().__init__()
+        if isinstance(inner, list | tuple):
+            raise UnsupportedDataError(
+                f"a BlobStorePartitioner wraps one partitioner, found {len(inner)} of them; wrap each on its own: "
+                "partitioner=[BlobStorePartitioner(a), BlobStorePartitioner(b)]"
+            )
+        if isinstance(inner, type):
+            raise UnsupportedDataError(
+                f"expected a partitioner, found the class {inner.__qualname__}; make one: call it"
+            )
+        if not isinstance(inner, Partitioner):
+            raise UnsupportedDataError(f"expected a partitioner, found {inner!r}")
+        if isinstance(inner, BlobStorePartitioner):
+            raise UnsupportedDataError("this partitioner is wrapped in a BlobStorePartitioner already")
         if not callable(tag):
             names.check(tag)
         self.inner = inner
@@ -106,7 +126,12 @@ class BlobStoreBackend(BackendDetails):  # type: ignore[misc]
     @staticmethod
     def preprocess(edge_program: ExportedProgram, compile_specs: list[CompileSpec]) -> PreprocessResult:
         """Called by ExecuTorch for each part of a graph."""
-        table = names.find(next(bytes(spec.value) for spec in compile_specs if spec.key == _TABLE_SPEC))
+        digest = next((bytes(spec.value) for spec in compile_specs if spec.key == _TABLE_SPEC), None)
+        if digest is None:
+            raise UnsupportedOperationError(
+                f"{BACKEND_ID} lowers what a BlobStorePartitioner partitioned, nothing else"
+            )
+        table = names.find(digest)
         table = _refuse_changed(table, {**edge_program.constants, **edge_program.state_dict})
         bears = any(spec.key == _BEARER_SPEC for spec in compile_specs)
         specs = [spec for spec in compile_specs if spec.key not in {_TABLE_SPEC, _BEARER_SPEC}]
