@@ -19,7 +19,19 @@ from blobstore.layout import ScalarType, TensorLayout
 from blobstore.lowering.records import Operation, Record, Source, Step
 from blobstore.tensors import as_bytes, to_numpy, to_torch
 
-__all__ = ["Lookup", "Plain", "cast", "check_finite", "floats", "from_blob", "plain", "restore", "store", "tensor_of"]
+__all__ = [
+    "Lookup",
+    "Plain",
+    "cast",
+    "check_finite",
+    "floats",
+    "from_blob",
+    "plain",
+    "raw",
+    "restore",
+    "store",
+    "tensor_of",
+]
 
 Lookup: TypeAlias = Callable[[str], memoryview]
 """Gives the bytes of another blob by its key: the scales that weights are quantized with."""
@@ -62,6 +74,11 @@ def plain(data: Any) -> Plain:
     if layout is None or layout.scalar_type not in _DTYPES:
         raise UnsupportedDataError(f"weights of type {layout} are not supported")
     return np.frombuffer(view, _DTYPES[layout.scalar_type]).reshape(layout.sizes), layout.scalar_type
+
+
+def raw(array: npt.NDArray[Any]) -> memoryview:
+    """The bytes of an array; a view of its memory if it is contiguous."""
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
 def check_finite(tensor: Plain) -> bool:

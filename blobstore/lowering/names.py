@@ -6,24 +6,39 @@ specs, which end in the program. So a table is kept here under its digest, and t
 
 from __future__ import annotations
 
+import json
 import re
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
 
 import xxhash
 
 from blobstore.errors import BlobStoreError, InvalidTagError
 from blobstore.layout import ScalarType
-from blobstore.lowering.records import Source
+from blobstore.lowering.records import Operation, Source, Step
 from blobstore.store import check_tag
 
 if TYPE_CHECKING:
     import torch
     from torch.export import ExportedProgram
+    from torch.fx import Node
 
-__all__ = ["QUANTIZED", "NameTable", "Tag", "check", "find", "keep", "scalar_type", "table_of"]
+__all__ = [
+    "QUANTIZED",
+    "Fold",
+    "NameTable",
+    "Refusal",
+    "Tag",
+    "check",
+    "find",
+    "keep",
+    "mark",
+    "scalar_type",
+    "table_of",
+]
 
 Tag = str | Callable[[str], str | None] | None
 """The data file: its name, or a function from the tensor's name to it. None leaves a tensor in the program."""
@@ -39,6 +54,99 @@ _UNWRAPPED = re.compile(r"(?P<path>.*)\.parametrizations\.(?P<name>[^.]+)\.origi
 """What torchao's quantized tensors are taken apart into: integers, scales, zero points."""
 
 
+_MARK = "blobstore.names"
+"""Under which key of an operator's `custom` metadata `restore_names` says what the operator's tensors are. Exporting,
+saving and decomposing keep that metadata."""
+
+_UNPROVED = (
+    "a normalization may have been folded into it when the model was quantized; call "
+    "blobstore.lowering.restore_names(converted, model) before exporting"
+)
+
+
+class Fold(NamedTuple):
+    """What a tensor was folded of, before the program was exported.
+
+    Attributes:
+        name: what the result would be called in the model.
+        sources: the model's tensors, as `step` takes them.
+        step: what made one tensor of them.
+    """
+
+    name: str
+    sources: tuple[Source, ...]
+    step: Step
+
+
+class Refusal(NamedTuple):
+    """Tensors of the model that cannot be changed, and why."""
+
+    sources: tuple[Source, ...]
+    reason: str
+
+
+def mark(node: Node, name: str, found: Fold | str | None) -> None:
+    """Note at an operator what one of its tensors is.
+
+    Args:
+        node: uses the tensor.
+        name: of the tensor in the graph.
+        found: None, the model's own; what it was folded of; or why it cannot be changed.
+    """
+    custom = node.meta.get("custom") or {}
+    marks = json.loads(custom.get(_MARK, "{}"))
+    if isinstance(found, Fold):
+        sources = [[source.name, int(source.scalar_type), source.sizes] for source in found.sources]
+        step = [int(found.step.operation), found.step.ints, found.step.floats]
+        marks[name] = {"name": found.name, "sources": sources, "step": step}
+    else:
+        marks[name] = found
+    node.meta["custom"] = {**custom, _MARK: json.dumps(marks)}
+
+
+def _marks(nodes: Iterable[Node]) -> dict[str, Fold | str | None]:
+    """What `mark` noted."""
+    found: dict[str, Fold | str | None] = {}
+    for node in nodes:
+        for name, value in json.loads((node.meta.get("custom") or {}).get(_MARK, "{}")).items():
+            if isinstance(value, dict):
+                sources = [Source(source, ScalarType(kind), tuple(sizes)) for source, kind, sizes in value["sources"]]
+                operation, ints, floats = value["step"]
+                step = Step(Operation(operation), tuple(ints), tuple(floats))
+                found[name] = Fold(value["name"], tuple(sources), step)
+            else:
+                found[name] = value
+    return found
+
+
+_QUANTIZING = re.compile(r"(de)?quantize_per_(tensor|channel)\b")
+_HANDING_ON = re.compile(r"quantize_per|permute|transpose|\bt\b|view|reshape|squeeze|clone|_to_copy|_to_dim_order")
+_FOLDABLE = re.compile(r"convolution|\bconv(_transpose)?\dd\b|linear|addmm|\bmm\b")
+
+
+def _operator(node: Node) -> str:
+    return str(getattr(node.target, "__name__", node.target)) if node.op == "call_function" else ""
+
+
+def _used_outside(placeholder: Node) -> bool:
+    """Whether the program itself uses a tensor, in an operator that no delegate has."""
+    return any("delegation_tag" not in user.meta for user in placeholder.users)
+
+
+def _may_be_folded(placeholder: Node) -> bool:
+    """Whether a tensor is a weight or a bias of an operator that quantizing folds normalizations into."""
+    waiting, seen = [placeholder], {placeholder}
+    while waiting:
+        for user in waiting.pop().users:
+            operator = _operator(user)
+            if _FOLDABLE.search(operator):
+                return True
+            if _HANDING_ON.search(operator) and user not in seen:
+                seen.add(user)
+                waiting.append(user)
+    return False
+
+
 @dataclass(frozen=True)
 class NameTable:
     """The named tensors of one exported program.
@@ -48,21 +156,38 @@ class NameTable:
         sources: each tensor under its name in the program, which differs from its own if it was quantized.
         tags: the data file of each of them.
         default: gives the file of a constant that has no name.
+        folds: what a tensor was folded of before the program was exported, and how, by its name in the program.
+        refused: what cannot be changed, and why, by its name in the program.
+        outside: tensors that no delegate has.
+        shared: names of tensors that a delegate has and the program itself uses, too.
+        exported: the tensors that programs with such a tensor were exported with; they may be gone.
+        bearer: the partition whose records say what no other partition's do: `refused`, `outside` and `shared`.
     """
 
     inner: str
     sources: dict[str, Source]
     tags: dict[str, str | None]
     default: Callable[[str], str | None]
+    folds: dict[str, Fold] = field(default_factory=dict)
+    refused: dict[str, Refusal] = field(default_factory=dict)
+    outside: tuple[Source, ...] = ()
+    shared: tuple[str, ...] = ()
+    bearer: str | None = None
+    exported: Mapping[str, Sequence[weakref.ref[torch.Tensor]]] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def digest(self) -> bytes:
         """Its content address."""
-        return xxhash.xxh3_128_digest(repr((self.inner, self.sources, self.tags)).encode())
+        return xxhash.xxh3_128_digest(
+            repr((self.inner, self.sources, self.tags, self.folds, self.refused, self.outside, self.shared)).encode()
+        )
 
     def tag(self, name: str) -> str | None:
         """The data file of a tensor."""
         return self.tags[name] if name in self.tags else self.default(name)
+
+
+_FLOATS = {ScalarType.HALF, ScalarType.FLOAT, ScalarType.DOUBLE, ScalarType.BFLOAT16}
 
 
 def scalar_type(dtype: torch.dtype) -> ScalarType | None:
@@ -84,24 +209,42 @@ def scalar_type(dtype: torch.dtype) -> ScalarType | None:
 
 
 def table_of(program: ExportedProgram, inner: str, tag: Tag) -> NameTable:
-    """The table of a program that is about to be partitioned.
+    """The table of a program that was just partitioned.
+
+    Args:
+        program: the program; constants that go to a delegate have its tag.
+        inner: the backend that the delegate wraps.
+        tag: see `Tag`.
 
     Raises:
         InvalidTagError: the tag, or what it gives for a tensor, is not a plain file name.
     """
     choose = _chooser(tag)
     signature = program.graph_signature
-    used = {node.name for node in program.graph.nodes if node.op == "placeholder" and node.users}
+    used = {node.name: node for node in program.graph.nodes if node.op == "placeholder" and node.users}
+    marks = _marks(program.graph.nodes)
+    quantized = any(_QUANTIZING.search(_operator(node)) for node in program.graph.nodes)
     inputs = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
-    names = [name for placeholder, name in inputs.items() if placeholder in used]
+    names = {name: used[placeholder] for placeholder, name in inputs.items() if placeholder in used}
     same: dict[tuple[object, ...], list[str]] = {}
     for name, tensor in program.state_dict.items():
         same.setdefault(_identity(tensor), []).append(name)
-    sources = {}
-    for name in names:
+    sources: dict[str, Source] = {}
+    folds: dict[str, Fold] = {}
+    refused: dict[str, Refusal] = {}
+    for name, placeholder in names.items():
         tensor = program.state_dict.get(name, program.constants.get(name))
         kind = None if tensor is None else scalar_type(tensor.dtype)
         if tensor is None or kind is None or _GENERATED.search(name):
+            continue
+        found = marks.get(name)
+        if isinstance(found, Fold):
+            if not _used_outside(placeholder):
+                folds[name] = found
+            else:
+                refused[name] = Refusal(
+                    found.sources, "it was folded before the program was exported, outside delegates"
+                )
             continue
         aliases = tuple(other for other in same.get(_identity(tensor), ()) if other != name)
         logical = name.removesuffix(QUANTIZED)
@@ -112,8 +255,19 @@ def table_of(program: ExportedProgram, inner: str, tag: Tag) -> NameTable:
                 logical = f"{unwrapped['path']}.{unwrapped['name']}"
         if logical != name:
             kind = _kind_of_float(program.state_dict.get(logical))
-        sources[name] = Source(logical, kind, tuple(tensor.shape), aliases)
-    return NameTable(inner, sources, {name: choose(name) for name in sources}, choose)
+        source = sources[name] = Source(logical, kind, tuple(tensor.shape), aliases)
+        proved = name in marks or not (quantized and kind in _FLOATS and _may_be_folded(placeholder))
+        if not proved or (name.endswith(QUANTIZED) and name not in marks):
+            found = _UNPROVED
+        if found is not None:
+            refused[name] = Refusal((source,), found)
+    tags = {name: choose(name) for name in sources}
+    placed = {name: placeholder.meta.get("delegation_tag") for name, placeholder in names.items()}
+    outside = tuple(source for name, source in sources.items() if placed[name] is None)
+    shared = tuple(source.name for name, source in sources.items() if placed[name] and _used_outside(names[name]))
+    bearers = sorted((choose(name) is None, number) for number, (name, at) in enumerate(placed.items()) if at)
+    bearer = list(placed.values())[bearers[0][1]] if bearers else None
+    return NameTable(inner, sources, tags, choose, folds, refused, outside, shared, bearer)
 
 
 def _parts_of(match: re.Match[str]) -> set[str]:

@@ -100,11 +100,15 @@ def split(data: bytes | memoryview) -> tuple[bytes, str, list[Constant]]:
         table = FbPayload.Payload.GetRootAs(body, 0)
         if table.Version() != VERSION:
             raise ValueError(f"its version is {table.Version()}, not {VERSION}")
-        constants = []
+        constants, left = [], length
         for i in range(table.ConstantsLength()):
             one = table.Constants(i)
-            places = tuple(one.Places(j) for j in range(one.PlacesLength()))
-            constants.append(Constant(one.Key().decode(), one.Nbytes(), one.Group(), places, one.Packed()))
+            key, count = one.Key() or b"", one.PlacesLength()
+            left -= 24 + len(key) + 8 * count  # what it occupies at least
+            if left < 0:
+                raise ValueError("it refers to the same parts again and again")
+            places = tuple(one.Places(j) for j in range(count))
+            constants.append(Constant(key.decode(), one.Nbytes(), one.Group(), places, one.Packed()))
         return data[: table.Size()], table.Inner().decode(), constants
     except (IndexError, ValueError, TypeError, struct.error) as error:
         raise InvalidFileError("payload", f"not the payload of a BlobStoreBackend: {error}") from None

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, final
 
+import torch
 from executorch.exir._serialize._named_data_store import NamedDataStoreOutput
 from executorch.exir._serialize.data_serializer import DataEntry
 from executorch.exir.backend.backend_details import BackendDetails, CompileSpec, PreprocessResult
 from executorch.exir.backend.partitioner import DelegationSpec, Partitioner, PartitionResult
 from torch.export import ExportedProgram
 
-from blobstore.lowering import names, xnnpack
+from blobstore.buffers import same_bytes
+from blobstore.errors import UnsupportedDataError, UnsupportedOperationError
+from blobstore.lowering import layouts, names, xnnpack
 from blobstore.lowering.inner import InnerLowering
-from blobstore.lowering.names import NameTable, Tag
+from blobstore.lowering.names import NameTable, Refusal, Tag
 from blobstore.lowering.payload import wrap
 from blobstore.lowering.records import Record, Records, records_key
 
@@ -20,12 +26,19 @@ __all__ = ["BACKEND_ID", "BlobStoreBackend", "BlobStorePartitioner", "register_i
 
 BACKEND_ID = "BlobStoreBackend"
 _TABLE_SPEC = "blobstore.table"
+_BEARER_SPEC = "blobstore.bearer"
 
 _inners: dict[str, InnerLowering] = {}
 
 
 def register_inner(inner: InnerLowering) -> None:
-    """Let `BlobStorePartitioner` wrap partitioners of another backend; docs/lowering.md says what it has to do."""
+    """Let `BlobStorePartitioner` wrap partitioners of another backend; docs/lowering.md says what it has to do.
+
+    Raises:
+        UnsupportedDataError: `inner` has no name of a backend, or no `preprocess`.
+    """
+    if not isinstance(getattr(inner, "backend_id", None), str) or not callable(getattr(inner, "preprocess", None)):
+        raise UnsupportedDataError(f"expected an object with a backend_id and a preprocess(), found {inner!r}")
     _inners[inner.backend_id] = inner
 
 
@@ -41,28 +54,50 @@ class BlobStorePartitioner(Partitioner):  # type: ignore[misc]
             one. None, or a function that returns it, leaves the weight in the program.
 
     Raises:
+        UnsupportedDataError: `inner` is not one partitioner.
         InvalidTagError: `tag` is not a plain file name; from a function's results, when the graph is partitioned.
     """
 
     def __init__(self, inner: Any, *, tag: Tag = "model") -> None:
         super().__init__()
+        if isinstance(inner, list | tuple):
+            raise UnsupportedDataError(
+                f"a BlobStorePartitioner wraps one partitioner, found {len(inner)} of them; wrap each on its own: "
+                "partitioner=[BlobStorePartitioner(a), BlobStorePartitioner(b)]"
+            )
+        if isinstance(inner, type):
+            raise UnsupportedDataError(
+                f"expected a partitioner, found the class {inner.__qualname__}; make one: call it"
+            )
+        if not isinstance(inner, Partitioner):
+            raise UnsupportedDataError(f"expected a partitioner, found {inner!r}")
+        if isinstance(inner, BlobStorePartitioner):
+            raise UnsupportedDataError("this partitioner is wrapped in a BlobStorePartitioner already")
         if not callable(tag):
             names.check(tag)
         self.inner = inner
         self.tag = tag
+        self._exported: dict[str, list[weakref.ref[torch.Tensor]]] = {}
 
     def partition(self, exported_program: ExportedProgram) -> PartitionResult:
         """As the inner partitioner, with the backend replaced.
 
         Raises:
-            ValueError: nothing is known of the backend that the inner partitioner delegates to.
+            UnsupportedOperationError: nothing is known of the backend that the inner partitioner delegates to.
         """
         result = self.inner.partition(exported_program)
+        tables: dict[str, NameTable] = {}
         for tag, spec in result.partition_tags.items():
-            if spec.backend_id not in _inners:
-                raise ValueError(f"cannot wrap backend {spec.backend_id}; known are {sorted(_inners)}")
-            digest = names.keep(names.table_of(exported_program, spec.backend_id, self.tag))
-            specs = [*spec.compile_specs, CompileSpec(_TABLE_SPEC, digest)]
+            inner = spec.backend_id
+            if inner not in _inners:
+                raise UnsupportedOperationError(f"cannot wrap backend {inner!r}; known are {sorted(_inners)}")
+            if inner not in tables:
+                table = names.table_of(result.tagged_exported_program, inner, self.tag)
+                tables[inner] = replace(table, exported=self._exported)
+                names.keep(tables[inner])
+            specs = [*spec.compile_specs, CompileSpec(_TABLE_SPEC, tables[inner].digest)]
+            if tag == (tables[inner].bearer or next(iter(result.partition_tags))):
+                specs.append(CompileSpec(_BEARER_SPEC, b""))
             result.partition_tags[tag] = DelegationSpec(BACKEND_ID, specs)
         return result
 
@@ -71,7 +106,10 @@ class BlobStorePartitioner(Partitioner):  # type: ignore[misc]
         return self.inner.ops_to_not_decompose(ep)
 
     def transform_for_pre_decomposition(self, exported_program: ExportedProgram) -> ExportedProgram:
-        """The inner partitioner's."""
+        """The inner partitioner's. From here on, names are those of the tensors that the program has now."""
+        for name, tensor in {**exported_program.constants, **exported_program.state_dict}.items():
+            if isinstance(tensor, torch.Tensor):
+                self._exported.setdefault(name, []).append(weakref.ref(tensor))
         transformed: ExportedProgram = self.inner.transform_for_pre_decomposition(exported_program)
         return transformed
 
@@ -88,11 +126,18 @@ class BlobStoreBackend(BackendDetails):  # type: ignore[misc]
     @staticmethod
     def preprocess(edge_program: ExportedProgram, compile_specs: list[CompileSpec]) -> PreprocessResult:
         """Called by ExecuTorch for each part of a graph."""
-        table = names.find(next(bytes(spec.value) for spec in compile_specs if spec.key == _TABLE_SPEC))
-        specs = [spec for spec in compile_specs if spec.key != _TABLE_SPEC]
+        digest = next((bytes(spec.value) for spec in compile_specs if spec.key == _TABLE_SPEC), None)
+        if digest is None:
+            raise UnsupportedOperationError(
+                f"{BACKEND_ID} lowers what a BlobStorePartitioner partitioned, nothing else"
+            )
+        table = names.find(digest)
+        table = _refuse_changed(table, {**edge_program.constants, **edge_program.state_dict})
+        bears = any(spec.key == _BEARER_SPEC for spec in compile_specs)
+        specs = [spec for spec in compile_specs if spec.key not in {_TABLE_SPEC, _BEARER_SPEC}]
         lowered = _inners[table.inner].preprocess(edge_program, specs, table)
         result = lowered.result
-        _add_records(result.data_store_output, table, lowered.records)
+        _add_records(result.data_store_output, table, lowered.records, bears)
         return PreprocessResult(
             processed_bytes=wrap(bytes(result.processed_bytes), table.inner, lowered.constants),
             debug_handle_map=result.debug_handle_map,
@@ -101,17 +146,40 @@ class BlobStoreBackend(BackendDetails):  # type: ignore[misc]
         )
 
 
-def _add_records(output: NamedDataStoreOutput, table: NameTable, records: list[Record]) -> None:
-    """Put the records into the data files that hold their blobs; refusals go with the first of them."""
-    covered = {source.name for record in records for source in record.sources}
-    outside = tuple(source for source in table.sources.values() if source.name not in covered)
+def _refuse_changed(table: NameTable, tensors: Mapping[str, torch.Tensor]) -> NameTable:
+    """The table, without the tensors that are not those that the program was exported with."""
+    refused = {}
+    for name, tensor in tensors.items():
+        known = [other for ref in table.exported.get(name, ()) if (other := ref()) is not None]
+        if known and name in table.sources and not any(_same(tensor, other) for other in known):
+            refused[name] = Refusal((table.sources[name],), "it was changed between exporting and partitioning")
+    return replace(table, refused={**refused, **table.refused}) if refused else table
+
+
+def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors have the same numbers, to the bit."""
+    if a.dtype != b.dtype or a.shape != b.shape:
+        return False
+    return same_bytes(layouts.raw(layouts.plain(a)[0]), layouts.raw(layouts.plain(b)[0]))
+
+
+def _add_records(output: NamedDataStoreOutput, table: NameTable, records: list[Record], bears: bool) -> None:
+    """Put the records into the data files that hold their blobs; refusals go with the first of them.
+
+    What concerns the whole program, and not this delegate, is in one delegate's records only, that which `bears` it.
+    """
     files: dict[str | None, list[Record]] = {}
     tag_of = {key: tag for tag, entries in output.external_data.items() for key in entries}
     first = next(iter(output.external_data), None)
+    if bears:
+        elsewhere = (Record("", 0, refusal.sources, refusal=refusal.reason) for refusal in table.refused.values())
+        records = [*records, *(refusal for refusal in elsewhere if refusal not in records)]
+        files[first] = []
     for record in records:
         files.setdefault(tag_of.get(record.key) if record.key else first, []).append(record)
     for tag, kept in files.items():
-        data = Records(table.inner, tuple(kept), outside).pack()
+        whole = (table.outside, table.shared) if bears and tag == first else ()
+        data = Records(table.inner, tuple(kept), *whole).pack()
         entries = output.pte_data if tag is None else output.external_data[tag]
         entries[records_key(data)] = DataEntry(len(output.buffers), 16, None)
         output.buffers.append(data)

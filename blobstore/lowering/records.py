@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import enum
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import flatbuffers
 import xxhash
@@ -26,6 +27,9 @@ __all__ = ["FILE_IDENTIFIER", "Operation", "Record", "Records", "Source", "Step"
 
 FILE_IDENTIFIER = b"BR01"
 VERSION = 0
+
+_MOST_SOURCES = 64
+_Number = TypeVar("_Number", int, float)
 
 
 class Operation(enum.IntEnum):
@@ -104,11 +108,13 @@ class Records:
         inner: the backend whose layouts they describe.
         records: one a blob, and refusals.
         outside: tensors of the model that this delegate does not have.
+        shared: names of tensors that a delegate has and the program itself uses, too.
     """
 
     inner: str
     records: tuple[Record, ...]
     outside: tuple[Source, ...] = ()
+    shared: tuple[str, ...] = ()
 
     def pack(self) -> bytes:
         """The bytes of the blob."""
@@ -116,12 +122,14 @@ class Records:
         tables = [_pack_record(builder, record) for record in self.records]
         records = _vector(builder, FbRecords.StartRecordsVector, tables)
         outside = _vector(builder, FbRecords.StartOutsideVector, [_pack_source(builder, s) for s in self.outside])
+        shared = _vector(builder, FbRecords.StartSharedVector, [builder.CreateString(name) for name in self.shared])
         inner = builder.CreateString(self.inner)
         FbRecords.Start(builder)
         FbRecords.AddVersion(builder, VERSION)
         FbRecords.AddInner(builder, inner)
         FbRecords.AddRecords(builder, records)
         FbRecords.AddOutside(builder, outside)
+        FbRecords.AddShared(builder, shared)
         builder.Finish(FbRecords.End(builder), file_identifier=FILE_IDENTIFIER)
         return bytes(builder.Output())
 
@@ -143,10 +151,12 @@ class Records:
             table = FbRecords.Records.GetRootAs(data, 0)
             if (version := table.Version()) > VERSION:
                 raise InvalidFileError(origin, f"records have version {version}, this blobstore reads up to {VERSION}")
+            parser = _Parser(len(data))
             return cls(
-                _text(table.Inner()),
-                tuple(_parse_record(table.Records(i)) for i in range(_count(table.RecordsLength(), data))),
-                tuple(_parse_source(table.Outside(i)) for i in range(_count(table.OutsideLength(), data))),
+                parser.text(table.Inner()),
+                tuple(parser.record(table.Records(i)) for i in range(table.RecordsLength())),
+                tuple(parser.source(table.Outside(i)) for i in range(table.OutsideLength())),
+                tuple(parser.text(table.Shared(i)) for i in range(table.SharedLength())),
             )
         except (IndexError, ValueError, TypeError, OverflowError, struct.error) as error:
             if isinstance(error, BlobStoreError):
@@ -219,41 +229,56 @@ def _numbers(builder: flatbuffers.Builder, start: object, prepend: object, numbe
     return end
 
 
-def _parse_record(table: FbRecord.Record) -> Record:
-    return Record(
-        key=_text(table.Key()),
-        nbytes=table.Nbytes(),
-        sources=tuple(_parse_source(table.Sources(i)) for i in range(table.SourcesLength())),
-        steps=tuple(_parse_step(table.Steps(i)) for i in range(table.StepsLength())),
-        group=table.Group(),
-        refusal=_text(table.Refusal()),
-        auxiliary=bool(table.Auxiliary()),
-    )
+class _Parser:
+    """Reads the parts of records, each of which takes what it occupies at least from a budget, the size of the whole.
 
+    What `pack` makes refers to no part twice. In a file that does, a few bytes could stand for gigabytes.
+    """
 
-def _parse_source(table: FbSource.Source) -> Source:
-    return Source(
-        name=_text(table.Name()),
-        scalar_type=ScalarType(table.ScalarType()),
-        sizes=tuple(table.Sizes(i) for i in range(table.SizesLength())),
-        aliases=tuple(_text(table.Aliases(i)) for i in range(table.AliasesLength())),
-    )
+    def __init__(self, budget: int) -> None:
+        self._left = budget
 
+    def _take(self, nbytes: int) -> None:
+        self._left -= nbytes
+        if self._left < 0:
+            raise ValueError("it refers to the same parts again and again")
 
-def _parse_step(table: FbStep.Step) -> Step:
-    return Step(
-        operation=Operation(table.Operation()),
-        ints=tuple(table.Ints(i) for i in range(table.IntsLength())),
-        floats=tuple(table.Floats(i) for i in range(table.FloatsLength())),
-        names=tuple(_text(table.Names(i)) for i in range(table.NamesLength())),
-    )
+    def record(self, table: FbRecord.Record) -> Record:
+        self._take(32)
+        if table.SourcesLength() > _MOST_SOURCES:
+            raise ValueError(f"a record has {table.SourcesLength()} sources, at most {_MOST_SOURCES} can be")
+        return Record(
+            key=self.text(table.Key()),
+            nbytes=table.Nbytes(),
+            sources=tuple(self.source(table.Sources(i)) for i in range(table.SourcesLength())),
+            steps=tuple(self._step(table.Steps(i)) for i in range(table.StepsLength())),
+            group=table.Group(),
+            refusal=self.text(table.Refusal()),
+            auxiliary=bool(table.Auxiliary()),
+        )
 
+    def source(self, table: FbSource.Source) -> Source:
+        self._take(24)
+        return Source(
+            name=self.text(table.Name()),
+            scalar_type=ScalarType(table.ScalarType()),
+            sizes=self._numbers(table.Sizes, table.SizesLength()),
+            aliases=tuple(self.text(table.Aliases(i)) for i in range(table.AliasesLength())),
+        )
 
-def _text(data: bytes | None) -> str:
-    return (data or b"").decode()
+    def _step(self, table: FbStep.Step) -> Step:
+        self._take(16)
+        return Step(
+            operation=Operation(table.Operation()),
+            ints=self._numbers(table.Ints, table.IntsLength()),
+            floats=self._numbers(table.Floats, table.FloatsLength()),
+            names=tuple(self.text(table.Names(i)) for i in range(table.NamesLength())),
+        )
 
+    def _numbers(self, get: Callable[[int], _Number], count: int) -> tuple[_Number, ...]:
+        self._take(8 * count)
+        return tuple(get(i) for i in range(count))
 
-def _count(number: int, data: bytes) -> int:
-    if number > len(data):
-        raise ValueError(f"{number} items do not fit in {len(data)} bytes")
-    return number
+    def text(self, data: bytes | None) -> str:
+        self._take(4 + len(data or b""))
+        return (data or b"").decode()

@@ -10,11 +10,18 @@ from typing import Any
 import numpy as np
 
 from blobstore.data_map import NamedDataMap
-from blobstore.errors import KeyConflictError, KeyNotFoundError, LayoutError, UnsupportedDataError, UpdateError
+from blobstore.errors import (
+    InvalidFileError,
+    KeyConflictError,
+    KeyNotFoundError,
+    LayoutError,
+    UnsupportedDataError,
+    UpdateError,
+)
 from blobstore.layout import ScalarType
 from blobstore.lowering import layouts
 from blobstore.lowering.layouts import Plain
-from blobstore.lowering.records import Record, Records, Source, is_records
+from blobstore.lowering.records import Record, Records, Source, is_records, records_key
 from blobstore.ptd.manifest import KEY_PREFIX
 
 __all__ = ["LogicalTensor", "LogicalTensors"]
@@ -67,24 +74,43 @@ class LogicalTensors(Mapping[str, LogicalTensor]):
         self._using: dict[str, list[Record]] = {}
         self._sources: dict[str, Source] = {}
         self._names: dict[str, str] = {}
-        refusals: dict[str, str] = {}
+        self._refusals: dict[str, str] = {}
+        shared: set[str] = set()
         for key in blobs:
             if key.startswith(KEY_PREFIX) and is_records(key, data := blobs.get_data(key)):
+                if key != records_key(bytes(data)):
+                    raise InvalidFileError(blobs.name, f"the records of a delegate do not have the digest in '{key}'")
                 records = Records.parse(data, blobs.name)
+                shared.update(records.shared)
                 for record in records.records:
-                    self._add(record, refusals)
+                    self._add(record)
                 for source in records.outside:
                     self._know(source)
         for name, source in self._sources.items():
-            if not any(key in blobs for key in (name, *source.aliases)):
-                refusals.setdefault(name, _EMBEDDED)
-        self._refusals = {name: reason for name, reason in refusals.items() if name not in self._using}
+            if (name not in self._using or name in shared) and not any(key in blobs for key in (name, *source.aliases)):
+                self._refusals.setdefault(name, _EMBEDDED)
+        self._refuse_companions()
 
-    def _add(self, record: Record, refusals: dict[str, str]) -> None:
+    def _refuse_companions(self) -> None:
+        """What is stored together with a tensor that cannot be changed cannot be changed either."""
+        waiting, seen = list(self._refusals), set()
+        while waiting:
+            refused = waiting.pop()
+            for record in self._using.get(refused, ()):
+                for source in record.sources if record.key not in seen else ():
+                    if source.name not in self._refusals:
+                        self._refusals[source.name] = (
+                            f"it is stored together with '{refused}', of which is known: {self._refusals[refused]}"
+                        )
+                        waiting.append(source.name)
+                seen.add(record.key)
+
+    def _add(self, record: Record) -> None:
         for source in record.sources:
             self._know(source)
         if record.refusal:
-            refusals.update((source.name, record.refusal) for source in record.sources)
+            for source in record.sources:
+                self._refusals.setdefault(source.name, record.refusal)
             return
         known = self._records.setdefault(record.key, record)
         if known is record:
@@ -144,12 +170,7 @@ class LogicalTensors(Mapping[str, LogicalTensor]):
                 direct[name] = value
             else:
                 raise KeyNotFoundError(self._unknown(name))
-        refused = [
-            name
-            for name in logical
-            if (canonical := self._names[name]) in self._refusals
-            and not any(key in direct for key in (canonical, *self._sources[canonical].aliases))
-        ]
+        refused = [name for name in logical if self._names[name] in self._refusals]
         if refused:
             raise UpdateError(
                 "; ".join(f"'{name}' cannot be updated: {self._refusals[self._names[name]]}" for name in refused)

@@ -8,11 +8,13 @@ between, and these steps are recorded. Nothing changes for programs that are low
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
+import numpy.typing as npt
 import torch
 import xxhash
 from executorch.backends.xnnpack import xnnpack_preprocess
@@ -24,9 +26,11 @@ from executorch.backends.xnnpack.xnnpack_preprocess import XnnpackBackend
 from executorch.exir.backend.backend_details import CompileSpec
 from torch.export import ExportedProgram
 
+from blobstore.errors import BlobStoreError
 from blobstore.layout import ScalarType
+from blobstore.lowering import layouts
 from blobstore.lowering.inner import Lowered
-from blobstore.lowering.names import NameTable, scalar_type
+from blobstore.lowering.names import NameTable, Refusal, scalar_type
 from blobstore.lowering.payload import VERSION_SIZE, Constant, find_places
 from blobstore.lowering.records import Operation, Record, Source, Step
 
@@ -42,7 +46,7 @@ class XnnpackLowering:
         """See `InnerLowering`."""
         signature = program.graph_signature
         used = [*signature.inputs_to_parameters.values(), *signature.inputs_to_buffers.values()]
-        watch = _Watch(table)
+        watch = _Watch(table, {**program.constants, **program.state_dict})
         with watch.installed():
             result = XnnpackBackend.preprocess(program, specs)
         groups = _groups(watch.graph)
@@ -55,22 +59,55 @@ class XnnpackLowering:
 
 @dataclass(frozen=True)
 class _Origin:
-    """Where a tensor of the graph comes from: the name to call it, what it is made of, and how."""
+    """Where a tensor of the graph comes from.
+
+    Attributes:
+        name: what to call it.
+        sources: what it is made of.
+        tensors: what the program has of that, before any pass: the sources, or the result of the first steps.
+        steps: how it is made.
+        done: how many of the steps are done in `tensors` already.
+    """
 
     name: str
     sources: tuple[Source, ...]
+    tensors: tuple[torch.Tensor, ...]
     steps: tuple[Step, ...] = ()
+    done: int = 0
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The shape after all steps: that of the first source, unless the last step gives it another."""
+        last = self.steps[-1] if self.steps else None
+        return last.ints if last is not None and last.operation is Operation.RESHAPE else self.sources[0].sizes
+
+    @classmethod
+    def combined(cls, name: str, parts: Sequence[_Origin | None], *steps: Step) -> _Origin:
+        """That of a tensor made of those parts that there are."""
+        there = [part for part in parts if part is not None]
+        return cls(name, tuple(p.sources[0] for p in there), tuple(p.tensors[0] for p in there), steps)
 
 
 @dataclass
 class _Watch:
-    """One run of XNNPACK's preprocess, watched."""
+    """One run of XNNPACK's preprocess, watched.
+
+    Attributes:
+        table: the names.
+        tensors: the program's tensors by their names there, before any pass replaces them.
+        combined: the origin of what passes computed from several tensors.
+        records: the record of a constant, by the constant's number.
+        keys: the key and the size of a constant.
+        refused: tensors that cannot be changed, and why.
+        graph: what XNNPACK is about to serialize.
+    """
 
     table: NameTable
+    tensors: dict[str, torch.Tensor]
     combined: dict[str, _Origin] = field(default_factory=dict)
     records: dict[int, Record] = field(default_factory=dict)
     keys: dict[int, tuple[str, int]] = field(default_factory=dict)
-    refused: dict[str, str] = field(default_factory=dict)
+    refused: dict[Source, str] = field(default_factory=dict)
     graph: Any = None
 
     @contextmanager
@@ -92,8 +129,18 @@ class _Watch:
         """What is known of a tensor of the graph."""
         if name in self.combined:
             return self.combined[name]
+        if name not in self.tensors or name in self.table.refused:
+            return None
+        held = (self.tensors[name],)
+        if fold := self.table.folds.get(name):
+            return _Origin(fold.name, fold.sources, held, (fold.step,), done=1)
         source = self.table.sources.get(name)
-        return None if source is None else _Origin(source.name, (source,))
+        return None if source is None else _Origin(source.name, (source,), held)
+
+    def refuse(self, sources: Iterable[Source], reason: str) -> None:
+        """Tensors cannot be changed; the first reason stays."""
+        for source in sources:
+            self.refused.setdefault(source, reason)
 
 
 _lock = threading.Lock()
@@ -111,14 +158,14 @@ def _watched(original: Callable[..., Any], wrapper: Callable[..., Any]) -> Calla
 class _Renaming:
     """Stands in for XNNPACK's NamedDataStore during one call, and gives what is added another key and file."""
 
-    def __init__(self, store: Any, choose: Callable[[str], tuple[str, str | None]]) -> None:
+    def __init__(self, store: Any, choose: Callable[[str, bytes], tuple[str, str | None]]) -> None:
         self._store, self._choose = store, choose
         self.key = ""
 
     def add_named_data(
         self, key: str, data: bytes, alignment: int | None = 1, external_tag: str | None = None, *rest: Any, **more: Any
     ) -> None:
-        self.key, tag = self._choose(key)
+        self.key, tag = self._choose(key, data)
         self._store.add_named_data(self.key, data, alignment, external_tag if tag is None else tag, *rest, **more)
 
 
@@ -140,23 +187,24 @@ def _weight(
     node = tensor if quant_params is None else quant_params.q_input
     record: Record | None = None
 
-    def choose(own: str) -> tuple[str, str | None]:
+    def choose(own: str, data: bytes) -> tuple[str, str | None]:
         nonlocal record
         name = get_tensor_name(program, node)
-        value = get_param_tensor(program, node)
-        origin = watch.origin(name)
-        steps = (
-            None
-            if origin is None
-            else _steps(
-                origin, value, quant_params, force_fp32, groups if swap_in_out_for_weights else 0, convert_to_nhwc
-            )
+        made = _made(
+            watch,
+            name,
+            get_param_tensor(program, node),
+            data,
+            quant_params,
+            force_fp32,
+            groups if swap_in_out_for_weights else 0,
+            convert_to_nhwc,
         )
-        if origin is None or isinstance(steps, str | None):
-            watch.refused.setdefault(name, steps if isinstance(steps, str) else _unnamed(name))
+        if isinstance(made, Refusal):
+            watch.refuse(*made)
             return own, watch.table.tag(name)
-        record = Record(_key(origin.name, origin.sources, steps), 0, origin.sources, steps)
-        return record.key, watch.table.tag(origin.sources[0].name)
+        record = made
+        return record.key, watch.table.tag(record.sources[0].name)
 
     store, renaming = visitor._named_data_store, None
     visitor._named_data_store = renaming = _Renaming(store, choose)
@@ -192,11 +240,15 @@ def _scales(
     origin = watch.origin(name)
     record: Record | None = None
 
-    def choose(own: str) -> tuple[str, str | None]:
+    def choose(own: str, data: bytes) -> tuple[str, str | None]:
         nonlocal record
         if origin is None:
             return own, watch.table.tag(name)
-        record = _scale_record(origin.name, quant_params)
+        found = replace(_scale_record(origin.name, quant_params), nbytes=len(data))
+        if reason := _contradiction(found, found.steps, [quant_params.scale], data):
+            watch.refuse(found.sources, reason)
+            return own, watch.table.tag(name)
+        record = found
         return record.key, watch.table.tag(origin.sources[0].name)
 
     store = visitor._named_data_store
@@ -208,7 +260,8 @@ def _scales(
     if renaming.key:
         _name_constant(watch, graph, index, renaming.key, record)
     elif origin is not None and not quant_params.is_dynamic:
-        watch.refused[f"{origin.name}.scale"] = "its scale is one number inside the delegate's payload"
+        scale = Source(f"{origin.name}.scale", ScalarType.FLOAT, ())
+        watch.refuse((scale,), "its scale is one number inside the delegate's payload")
     return result
 
 
@@ -217,9 +270,9 @@ def _fuse(watch: _Watch, original: Callable[..., None], fusion: Any, *args: Any)
     _, _, node, norm, is_conv, _ = args
     program = fusion.exported_program
     parts = _Parts(watch, program)
-    weight = parts.source(node.args[1])
-    bias = parts.source(node.args[2]) if len(node.args) > 2 else None
-    gamma, beta, mean, variance = (parts.source(argument) for argument in norm.args[1:5])
+    weight = parts.find(node.args[1])
+    bias = parts.find(node.args[2]) if len(node.args) > 2 else None
+    gamma, beta, mean, variance = (parts.find(argument) for argument in norm.args[1:5])
     epsilon = float(norm.args[-1])
     axis = 1 if is_conv and node.args[6] else 0
     original(fusion, *args)
@@ -230,16 +283,16 @@ def _fuse(watch: _Watch, original: Callable[..., None], fusion: Any, *args: Any)
         if is_conv
         else (Operation.FOLD_LINEAR_WEIGHT, Operation.FOLD_LINEAR_BIAS)
     )
-    watch.combined[get_tensor_name(program, node.args[1])] = _Origin(
+    watch.combined[get_tensor_name(program, node.args[1])] = _Origin.combined(
         weight.name,
-        _present(weight, variance, gamma),
-        (Step(kinds[0], ints=(axis, int(gamma is not None)), floats=(epsilon,)),),
+        (weight, variance, gamma),
+        Step(kinds[0], ints=(axis, int(gamma is not None)), floats=(epsilon,)),
     )
     flags = tuple(int(part is not None) for part in (bias, gamma, beta))
-    watch.combined[get_tensor_name(program, node.args[2])] = _Origin(
+    watch.combined[get_tensor_name(program, node.args[2])] = _Origin.combined(
         bias.name if bias is not None else _sibling(weight.name, "bias"),
-        _present(mean, variance, bias, gamma, beta),
-        (Step(kinds[1], ints=flags, floats=(epsilon,)),),
+        (mean, variance, bias, gamma, beta),
+        Step(kinds[1], ints=flags, floats=(epsilon,)),
     )
 
 
@@ -247,7 +300,7 @@ def _decompose(watch: _Watch, original: Callable[..., Any], decomposition: Any, 
     """A batch normalization is about to become a convolution, in DecomposeBatchNorm.replace_bn_node_with_conv."""
     program = decomposition.exported_program
     parts = _Parts(watch, program)
-    gamma, beta, mean, variance = (parts.source(argument) for argument in norm.args[1:5])
+    gamma, beta, mean, variance = (parts.find(argument) for argument in norm.args[1:5])
     epsilon = float(norm.args[-1])
     conv = original(decomposition, norm, *args)
     if not parts.known or mean is None or variance is None:
@@ -255,15 +308,16 @@ def _decompose(watch: _Watch, original: Callable[..., Any], decomposition: Any, 
     name = mean.name if gamma is None else gamma.name
     value = get_param_tensor(program, conv.args[1])
     flags = tuple(int(part is not None) for part in (gamma, beta))
-    watch.combined[get_tensor_name(program, conv.args[1])] = _Origin(
+    watch.combined[get_tensor_name(program, conv.args[1])] = _Origin.combined(
         name,
-        _present(mean, variance, gamma, beta),
-        (Step(Operation.NORM_WEIGHT, ints=flags, floats=(epsilon,)), Step(Operation.RESHAPE, ints=tuple(value.shape))),
+        (mean, variance, gamma, beta),
+        Step(Operation.NORM_WEIGHT, ints=flags, floats=(epsilon,)),
+        Step(Operation.RESHAPE, ints=tuple(value.shape)),
     )
-    watch.combined[get_tensor_name(program, conv.args[2])] = _Origin(
+    watch.combined[get_tensor_name(program, conv.args[2])] = _Origin.combined(
         beta.name if beta is not None else _sibling(name, "bias"),
-        _present(mean, variance, gamma, beta),
-        (Step(Operation.NORM_BIAS, ints=flags, floats=(epsilon,)),),
+        (mean, variance, gamma, beta),
+        Step(Operation.NORM_BIAS, ints=flags, floats=(epsilon,)),
     )
     return conv
 
@@ -292,18 +346,14 @@ class _Parts:
     def __init__(self, watch: _Watch, program: ExportedProgram) -> None:
         self._watch, self._program, self.known = watch, program, True
 
-    def source(self, node: Any) -> Source | None:
+    def find(self, node: Any) -> _Origin | None:
         if not isinstance(node, torch.fx.Node):
             return None
         origin = self._watch.origin(get_tensor_name(self._program, node))
         if origin is None or origin.steps:
             self.known = False
             return None
-        return origin.sources[0]
-
-
-def _present(*sources: Source | None) -> tuple[Source, ...]:
-    return tuple(source for source in sources if source is not None)
+        return origin
 
 
 def _sibling(name: str, last: str) -> str:
@@ -312,8 +362,57 @@ def _sibling(name: str, last: str) -> str:
 
 def _unnamed(name: str) -> str:
     if name.startswith("_frozen_param"):
-        return "its name was lost when it was quantized; call blobstore.lowering.restore_names before exporting"
+        return "its name was lost when it was quantized; call blobstore.lowering.restore_names(converted, model) before exporting"
     return "it was made up or computed from other tensors while lowering"
+
+
+def _made(
+    watch: _Watch,
+    name: str,
+    value: torch.Tensor,
+    data: bytes,
+    quant: Any,
+    force_fp32: bool,
+    swap_groups: int,
+    nhwc: bool,
+) -> Record | Refusal:
+    """The record of a constant, proved: its steps give these very bytes. Or why there is none."""
+    if name in watch.table.refused:
+        return watch.table.refused[name]
+    origin = watch.origin(name)
+    if origin is None:
+        return Refusal((Source(name, ScalarType.FLOAT, ()),), _unnamed(name))
+    steps = _steps(origin, value, quant, force_fp32, swap_groups, nhwc)
+    if isinstance(steps, str):
+        return Refusal(origin.sources, steps)
+    record = Record(_key(origin.name, origin.sources, steps), len(data), origin.sources, steps)
+    scales = {}
+    if quant is not None and quant.per_channel:
+        kind = ScalarType.BFLOAT16 if quant.per_channel_group else ScalarType.FLOAT
+        scales[_scale_record(origin.name, quant).key] = layouts.cast(layouts.plain(quant.scale), kind)[0]
+    reason = _contradiction(record, steps[origin.done :], origin.tensors, data, scales)
+    return Refusal(origin.sources, reason) if reason else record
+
+
+def _contradiction(
+    record: Record,
+    steps: tuple[Step, ...],
+    tensors: Sequence[torch.Tensor],
+    data: bytes,
+    scales: Mapping[str, npt.NDArray[Any]] = MappingProxyType({}),
+) -> str:
+    """Why a record would be wrong: its steps do not make the model's tensors these bytes. Empty if they do."""
+    try:
+        made = layouts.store(
+            replace(record, steps=steps),
+            [layouts.plain(tensor) for tensor in tensors],
+            lambda key: layouts.raw(scales[key]),
+        )
+    except (BlobStoreError, ValueError) as error:
+        return f"how it was stored cannot be repeated: {error}"
+    if made.tobytes() != data:
+        return "what is stored does not follow from it: it was changed, or combined with other tensors, while lowering"
+    return ""
 
 
 def _steps(
@@ -321,10 +420,10 @@ def _steps(
 ) -> tuple[Step, ...] | str:
     """The steps that XNNPACK's exporter takes, in its order; or why they cannot be repeated."""
     steps = list(origin.steps)
-    shape = tuple(value.shape)
-    if not steps and shape != origin.sources[0].sizes:
-        if value.numel() != _count(origin.sources[0].sizes):
-            return f"it was stretched from {origin.sources[0].sizes} to {shape} while lowering"
+    shape, before = tuple(value.shape), origin.sizes
+    if shape != before:
+        if value.numel() != _count(before):
+            return f"it was stretched from {before} to {shape} while lowering"
         steps.append(Step(Operation.RESHAPE, ints=shape))
     kind = scalar_type(value.dtype)
     if kind is None:
@@ -472,14 +571,12 @@ def _constants(payload: bytes, watch: _Watch, groups: dict[int, int], packed: se
 
 
 def _records(watch: _Watch, groups: dict[int, int], used: list[str]) -> list[Record]:
+    """The records, and a refusal for each tensor that has none or cannot be changed in all its blobs."""
     records = {record.key: replace(record, group=groups[index]) for index, record in watch.records.items()}
     covered = {source.name for record in records.values() for source in record.sources}
     for name in used:
-        if name in watch.table.sources and watch.table.sources[name].name not in covered:
-            watch.refused.setdefault(name, "it was combined with other tensors while lowering")
-    refusals = []
-    for name, reason in watch.refused.items():
-        source = watch.table.sources.get(name, Source(name, ScalarType.FLOAT, ()))
-        if name and source.name not in covered:
-            refusals.append(Record("", 0, (source,), refusal=reason))
+        source = watch.table.sources.get(name)
+        if source is not None and source.name not in covered:
+            watch.refuse((source,), "it was combined with other tensors while lowering")
+    refusals = [Record("", 0, (source,), refusal=reason) for source, reason in watch.refused.items() if source.name]
     return [*records.values(), *refusals]

@@ -33,7 +33,7 @@ def quantized(module: torch.nn.Module, example: Any, folder: Path) -> tuple[Blob
         prepared = prepare_pt2e(torch.export.export(module, example, strict=True).module(), quantizer)
         prepared(*example)
         converted = convert_pt2e(prepared)
-        restore_names(converted)
+        restore_names(converted, module)
         exported = torch.export.export(converted, example, strict=True)
     path = lower_exported(exported, folder)
     cache = BlobCache(folder / "model.ptd")

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.fusion import fuse_conv_bn_weights, fuse_linear_bn_weights
 
 from blobstore.demo.models import quiet
-from blobstore.errors import UpdateError
+from blobstore.errors import UnsupportedDataError, UpdateError
 from blobstore.lowering import restore_names
-from blobstore.lowering.quantized import _quantize
 from blobstore.runtime import BlobCache, Program
 from tests.lowering import nets
 from tests.lowering.live import Inputs, close, inputs, lower_exported, randomize, seeded
@@ -34,7 +34,7 @@ def pt2e(module: nn.Module, example: Inputs, *, names: bool = True, **config: bo
         prepared(*example)
         converted = convert_pt2e(prepared)
     if names:
-        restore_names(converted)
+        restore_names(converted, module)
     return converted
 
 
@@ -43,8 +43,13 @@ def put(quantized: torch.fx.GraphModule, name: str, value: Tensor) -> None:
     nodes = [node for node in quantized.graph.nodes if node.target == f"{name}__quantized"]
     with torch.no_grad():
         if nodes:
-            target = quantized.get_buffer(f"{name}__quantized")
-            target.copy_(_quantize(quantized, next(iter(nodes[0].users)), value))
+            target, back = quantized.get_buffer(f"{name}__quantized"), next(iter(nodes[0].users))
+            scale, zero, *rest = (
+                getattr(quantized, str(x.target)) if isinstance(x, torch.fx.Node) else x for x in back.args[1:]
+            )
+            ops = torch.ops.quantized_decomposed
+            quantize = ops.quantize_per_channel if "per_channel" in str(back.target) else ops.quantize_per_tensor
+            target.copy_(quantize(value, scale, zero, *rest))
         else:
             quantized.get_parameter(name).copy_(value)
 
@@ -131,8 +136,162 @@ def test_equal_weights_get_the_names_of_their_layers() -> None:
         module.second.weight.copy_(torch.eye(6))
         module.first.weight.copy_(torch.eye(6, 8))
         module.depthwise.weight.zero_()
-    names = restore_names(pt2e(module, inputs(2, 3, 8, 8), names=False, is_per_channel=True))
+    names = restore_names(pt2e(module, inputs(2, 3, 8, 8), names=False, is_per_channel=True), module)
     assert sorted(names) == ["conv.weight", "depthwise.weight", "first.weight", "second.weight"]
+
+
+class Folded(nn.Module):
+    """Layers that `prepare_pt2e` folds batch normalizations into, with and without what can be left out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3)
+        self.norm = nn.BatchNorm2d(8)
+        self.plain = nn.Conv2d(8, 6, 1, bias=False)
+        self.plain_norm = nn.BatchNorm2d(6, affine=False, eps=1e-3)
+        self.line = nn.Linear(6, 5)
+        self.line_norm = nn.BatchNorm1d(5)
+        self.last = nn.Linear(5, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.norm(self.conv(x)))
+        x = torch.relu(self.plain_norm(self.plain(x))).mean((2, 3))
+        return self.last(torch.relu(self.line_norm(self.line(x))))
+
+    def folded(self) -> dict[str, Tensor]:
+        """The tensors that the quantized module has instead, by torch's own folding."""
+        found = {}
+        for layer, norm, fold in [
+            ("conv", self.norm, fuse_conv_bn_weights),
+            ("plain", self.plain_norm, fuse_conv_bn_weights),
+            ("line", self.line_norm, fuse_linear_bn_weights),
+        ]:
+            module = self.get_submodule(layer)
+            weight, bias = fold(
+                module.weight, module.bias, norm.running_mean, norm.running_var, norm.eps, norm.weight, norm.bias
+            )
+            found[f"{layer}.weight"] = weight
+            found[f"{layer}.bias" if module.bias is not None else f"{layer}.weight_bias"] = bias
+        return found | {"last.weight": self.last.weight, "last.bias": self.last.bias}
+
+
+FOLDED = {
+    "static per channel": ({"is_per_channel": True}, 0.0),
+    "static per tensor": ({"is_per_channel": False}, 0.0),
+    "dynamic per channel": ({"is_per_channel": True, "is_dynamic": True}, 0.02),
+}
+
+
+@pytest.mark.parametrize("kind", FOLDED)
+def test_normalizations_that_quantizing_folded(kind: str, tmp_path: Path) -> None:
+    """The model's own float weights are folded and quantized by an update, as they were before (U1, X1)."""
+    config, tolerance = FOLDED[kind]
+    module, example = seeded(Folded), inputs(2, 3, 8, 8)
+    assert isinstance(module, Folded)
+    randomize(module, 5)
+    eager = pt2e(module, example, **config)
+    with quiet():
+        exported = torch.export.export(eager, example, strict=True)
+    cache, run = open_program(exported, tmp_path)
+    before = run(*example)
+    cache.update_state_dict(module.state_dict())
+    assert torch.equal(run(*example), before)
+    assert not any(cache.tensors[name].refusal for name in module.state_dict() if "num_batches" not in name)
+    for seed in (6, 7):
+        state = randomize(module, seed)
+        for name, value in module.folded().items():
+            put(eager, name, value)
+        cache.update_state_dict(state)
+        close(run(*example), eager(*example), tolerance)
+        assert not torch.equal(run(*example), before)
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_without_restored_names_nothing_that_can_be_folded_is_updated(strict: bool, tmp_path: Path) -> None:
+    """A bias keeps its name when a normalization is folded into it, so the name proves nothing (U1)."""
+    module, example = seeded(Folded), inputs(2, 3, 8, 8)
+    with quiet():
+        eager = pt2e(module, example, names=False, is_per_channel=True)
+        cache, run = open_program(torch.export.export(eager, example, strict=strict), tmp_path)
+    before = run(*example)
+    with pytest.raises(UpdateError, match=r"'conv\.bias' cannot be updated: .*restore_names"):
+        cache.update({"conv.bias": module.get_parameter("conv.bias")})
+    with pytest.raises(UpdateError, match="restore_names"):
+        cache.update_state_dict(module.state_dict())
+    assert torch.equal(run(*example), before)
+
+
+def test_weights_of_another_model_are_refused_by_name(tmp_path: Path) -> None:
+    """What the stored weights do not follow from is refused, and the rest of the model can be updated (U1)."""
+    module, example = seeded(Folded), inputs(2, 3, 8, 8)
+    randomize(module, 5)
+    eager = pt2e(module, example, names=False, is_per_channel=True)
+    state = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    state["conv.weight"][0, 0, 0, 0] += 1
+    restore_names(eager, state)
+    with quiet():
+        cache, run = open_program(torch.export.export(eager, example, strict=True), tmp_path)
+    before = run(*example)
+    with pytest.raises(UpdateError, match=r"'conv\.weight' cannot be updated: .*not the model's own"):
+        cache.update({"conv.weight": state["conv.weight"]})
+    with pytest.raises(UpdateError, match=r"'conv\.weight' cannot be updated"):
+        cache.update_state_dict(state)
+    cache.update_state_dict(state, strict=False)  # the others are what they were
+    assert torch.equal(run(*example), before)
+    module.get_parameter("last.bias").data.neg_()
+    put(eager, "last.bias", module.get_parameter("last.bias"))
+    cache.update({"last.bias": module.get_parameter("last.bias")})
+    close(run(*example), eager(*example), 0)
+
+
+def test_a_fold_that_could_be_of_two_normalizations_is_refused(tmp_path: Path) -> None:
+    """Numbers that fit by chance prove nothing: other weights would tell the two apart (U1)."""
+
+    class Twins(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Conv2d(3, 3, 3), nn.Conv2d(3, 3, 3)
+            self.one, self.two = nn.BatchNorm2d(3), nn.BatchNorm2d(3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.two(self.second(torch.relu(self.one(self.first(x)))))
+
+    module, example = seeded(Twins), inputs(2, 3, 8, 8)
+    eager = pt2e(module, example, is_per_channel=True)
+    with quiet():
+        cache, run = open_program(torch.export.export(eager, example, strict=True), tmp_path)
+    before = run(*example)
+    for name in ("first.weight", "second.bias"):
+        with pytest.raises(UpdateError, match=f"'{name}' cannot be updated: .*cannot be told from its numbers"):
+            cache.update({name: module.get_parameter(name)})
+    assert torch.equal(run(*example), before)
+
+
+@pytest.mark.parametrize("model", [None, 3, "model.pt", ["weight"]])
+def test_names_are_restored_with_the_float_model_only(model: object) -> None:
+    module = pt2e(seeded(nets.Small), inputs(2, 3, 8, 8), names=False, is_per_channel=True)
+    with pytest.raises(UnsupportedDataError, match="needs the float model that was quantized"):
+        restore_names(module, model)  # type: ignore[arg-type]
+    with pytest.raises(UnsupportedDataError, match="expected the module that convert_pt2e gave, found a Small"):
+        restore_names(seeded(nets.Small), seeded(nets.Small))  # type: ignore[arg-type]
+
+
+def test_scales_that_come_with_their_weights_quantize_them(tmp_path: Path) -> None:
+    """In whichever order they are given (U1)."""
+    module, example = seeded(nets.Small), inputs(2, 3, 8, 8)
+    eager = pt2e(module, example, is_per_channel=True)
+    with quiet():
+        cache, _ = open_program(torch.export.export(eager, example, strict=True), tmp_path)
+    key, scale_key = (cache.tensors[name].keys[0] for name in ("second.weight", "second.weight.scale"))
+    scale = torch.from_numpy(cache.numpy(scale_key).view("float32").copy()) * 3
+    weight = torch.randn(6, 6, generator=torch.Generator().manual_seed(3))
+    changes = {"second.weight": weight, "second.weight.scale": scale}
+    for names in (["second.weight", "second.weight.scale"], ["second.weight.scale", "second.weight"]):
+        cache.revert()
+        cache.update({name: changes[name] for name in names})
+        zeros = torch.zeros(6, dtype=torch.int64)
+        expected = torch.ops.quantized_decomposed.quantize_per_channel(weight, scale, zeros, 0, -127, 127, torch.int8)
+        assert bytes(cache.get_data(key)) == expected.numpy().tobytes()
 
 
 @pytest.mark.parametrize("granularity", [PerGroup(32), PerAxis(0)], ids=["groups", "rows"])

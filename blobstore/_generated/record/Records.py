@@ -92,8 +92,28 @@ class Records(object):
         o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(10))
         return o == 0
 
+    # Records
+    def Shared(self, j):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(12))
+        if o != 0:
+            a = self._tab.Vector(o)
+            return self._tab.String(a + flatbuffers.number_types.UOffsetTFlags.py_type(j * 4))
+        return ""
+
+    # Records
+    def SharedLength(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(12))
+        if o != 0:
+            return self._tab.VectorLen(o)
+        return 0
+
+    # Records
+    def SharedIsNone(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(12))
+        return o == 0
+
 def RecordsStart(builder):
-    builder.StartObject(4)
+    builder.StartObject(5)
 
 def Start(builder):
     RecordsStart(builder)
@@ -133,6 +153,18 @@ def RecordsStartOutsideVector(builder, numElems):
 
 def StartOutsideVector(builder, numElems):
     return RecordsStartOutsideVector(builder, numElems)
+
+def RecordsAddShared(builder, shared):
+    builder.PrependUOffsetTRelativeSlot(4, flatbuffers.number_types.UOffsetTFlags.py_type(shared), 0)
+
+def AddShared(builder, shared):
+    RecordsAddShared(builder, shared)
+
+def RecordsStartSharedVector(builder, numElems):
+    return builder.StartVector(4, numElems, 4)
+
+def StartSharedVector(builder, numElems):
+    return RecordsStartSharedVector(builder, numElems)
 
 def RecordsEnd(builder):
     return builder.EndObject()
