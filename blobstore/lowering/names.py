@@ -23,13 +23,30 @@ if TYPE_CHECKING:
     import torch
     from torch.export import ExportedProgram
 
-__all__ = ["QUANTIZED", "NameTable", "Tag", "check", "find", "keep", "scalar_type", "table_of"]
+__all__ = [
+    "ALIASES",
+    "QUANTIZED",
+    "NameTable",
+    "Tag",
+    "check",
+    "find",
+    "identity",
+    "keep",
+    "logical_name",
+    "mark_aliases",
+    "scalar_type",
+    "table_of",
+]
 
 Tag = str | Callable[[str], str | None] | None
 """The data file: its name, or a function from the tensor's name to it. None leaves a tensor in the program."""
 
 QUANTIZED = "__quantized"
 """What the name of a quantized weight ends in, after that of the weight; see `restore_names`."""
+
+ALIASES = "blobstore.aliases"
+"""Where a placeholder's `meta["custom"]` has all names of its tensor, and for each whether a state dict has it.
+Decompositions keep `custom`, and drop all names of a tied tensor but one from the state dict."""
 
 _GENERATED = re.compile(r"_(frozen_param|tensor_constant|lifted_tensor|prop_tensor)|^_(scale|zero_point)_\d+$")
 """Names that exporting and quantizing make up; another graph has the same ones for other tensors."""
@@ -48,17 +65,23 @@ class NameTable:
         sources: each tensor under its name in the program, which differs from its own if it was quantized.
         tags: the data file of each of them.
         default: gives the file of a constant that has no name.
+        state: the buffers that the program changes itself, such as key/value caches.
+        transient: names of tensors that no state dict has: buffers that are not persistent.
     """
 
     inner: str
     sources: dict[str, Source]
     tags: dict[str, str | None]
     default: Callable[[str], str | None]
+    state: tuple[Source, ...] = ()
+    transient: frozenset[str] = frozenset()
 
     @property
     def digest(self) -> bytes:
         """Its content address."""
-        return xxhash.xxh3_128_digest(repr((self.inner, self.sources, self.tags)).encode())
+        return xxhash.xxh3_128_digest(
+            repr((self.inner, self.sources, self.tags, self.state, sorted(self.transient))).encode()
+        )
 
     def tag(self, name: str) -> str | None:
         """The data file of a tensor."""
@@ -91,19 +114,23 @@ def table_of(program: ExportedProgram, inner: str, tag: Tag) -> NameTable:
     """
     choose = _chooser(tag)
     signature = program.graph_signature
-    used = {node.name for node in program.graph.nodes if node.op == "placeholder" and node.users}
+    used = {node.name: node for node in program.graph.nodes if node.op == "placeholder" and node.users}
     inputs = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
-    names = [name for placeholder, name in inputs.items() if placeholder in used]
-    same: dict[tuple[object, ...], list[str]] = {}
-    for name, tensor in program.state_dict.items():
-        same.setdefault(_identity(tensor), []).append(name)
-    sources = {}
-    for name in names:
+    changed = set(signature.buffers_to_mutate.values())
+    same, transient = _same(program), set(signature.non_persistent_buffers)
+    sources: dict[str, Source] = {}
+    state: dict[str, Source] = {}
+    nowhere: set[str] = set()
+    for placeholder, name in inputs.items():
         tensor = program.state_dict.get(name, program.constants.get(name))
         kind = None if tensor is None else scalar_type(tensor.dtype)
-        if tensor is None or kind is None or _GENERATED.search(name):
+        if placeholder not in used or tensor is None or kind is None or _GENERATED.search(name):
             continue
-        aliases = tuple(other for other in same.get(_identity(tensor), ()) if other != name)
+        marked = used[placeholder].meta.get("custom", {}).get(ALIASES, {})
+        aliases = tuple(other for other in dict.fromkeys((*same.get(name, ()), *marked)) if other != name)
+        if name in changed:
+            state[name] = Source(name, kind, tuple(tensor.shape), aliases)
+            continue
         logical = name.removesuffix(QUANTIZED)
         if (unwrapped := _UNWRAPPED.fullmatch(name)) and program.state_dict.keys() >= _parts_of(unwrapped):
             if unwrapped["part"] != "0":
@@ -113,7 +140,48 @@ def table_of(program: ExportedProgram, inner: str, tag: Tag) -> NameTable:
         if logical != name:
             kind = _kind_of_float(program.state_dict.get(logical))
         sources[name] = Source(logical, kind, tuple(tensor.shape), aliases)
-    return NameTable(inner, sources, {name: choose(name) for name in sources}, choose)
+        if not any(marked.get(other, other not in transient) for other in (name, *aliases)):
+            nowhere.add(logical)
+    return NameTable(
+        inner,
+        sources,
+        {name: choose(name) for name in sources},
+        choose,
+        tuple(state.values()),
+        frozenset(nowhere),
+    )
+
+
+def mark_aliases(program: ExportedProgram) -> None:
+    """Note at each placeholder which other names its tensor has; see `ALIASES`.
+
+    Args:
+        program: as `torch.export.export` gave it; only metadata of its nodes is added.
+    """
+    signature = program.graph_signature
+    inputs = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
+    same = _same(program)
+    for node in program.graph.nodes:
+        if node.op == "placeholder" and len(names := same.get(inputs.get(node.name, ""), ())) > 1:
+            node.meta.setdefault("custom", {})[ALIASES] = {name: name in program.state_dict for name in names}
+
+
+def _same(program: ExportedProgram) -> dict[str, tuple[str, ...]]:
+    """The names of each tensor, by each of them."""
+    groups: dict[tuple[object, ...], list[str]] = {}
+    transient = {name: program.constants.get(name) for name in program.graph_signature.non_persistent_buffers}
+    for name, tensor in {**program.state_dict, **transient}.items():
+        if tensor is None:
+            continue
+        groups.setdefault(identity(tensor), []).append(name)
+    return {name: tuple(group) for group in groups.values() for name in group}
+
+
+def logical_name(name: str) -> str:
+    """The name of the parameter that a tensor of a program belongs to: itself, or one that was quantized."""
+    if unwrapped := _UNWRAPPED.fullmatch(name):
+        return f"{unwrapped['path']}.{unwrapped['name']}"
+    return name.removesuffix(QUANTIZED)
 
 
 def _parts_of(match: re.Match[str]) -> set[str]:
@@ -126,7 +194,8 @@ def _kind_of_float(tensor: torch.Tensor | None) -> ScalarType:
     return ScalarType.FLOAT if kind is None else kind
 
 
-def _identity(tensor: torch.Tensor) -> tuple[object, ...]:
+def identity(tensor: torch.Tensor) -> tuple[object, ...]:
+    """Equal for tensors that are the same memory, seen the same way."""
     try:
         storage = tensor.untyped_storage().data_ptr()
     except (RuntimeError, NotImplementedError):  # a subclass without memory of its own

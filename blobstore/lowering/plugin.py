@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+from dataclasses import replace
 from typing import Any, final
 
 from executorch.exir._serialize._named_data_store import NamedDataStoreOutput
@@ -10,11 +12,11 @@ from executorch.exir.backend.backend_details import BackendDetails, CompileSpec,
 from executorch.exir.backend.partitioner import DelegationSpec, Partitioner, PartitionResult
 from torch.export import ExportedProgram
 
-from blobstore.lowering import names, xnnpack
+from blobstore.lowering import methods, names, xnnpack
 from blobstore.lowering.inner import InnerLowering
 from blobstore.lowering.names import NameTable, Tag
 from blobstore.lowering.payload import wrap
-from blobstore.lowering.records import Record, Records, records_key
+from blobstore.lowering.records import STATE, Record, Records, records_key
 
 __all__ = ["BACKEND_ID", "BlobStoreBackend", "BlobStorePartitioner", "register_inner"]
 
@@ -62,8 +64,9 @@ class BlobStorePartitioner(Partitioner):  # type: ignore[misc]
             if spec.backend_id not in _inners:
                 raise ValueError(f"cannot wrap backend {spec.backend_id}; known are {sorted(_inners)}")
             digest = names.keep(names.table_of(exported_program, spec.backend_id, self.tag))
-            specs = [*spec.compile_specs, CompileSpec(_TABLE_SPEC, digest)]
-            result.partition_tags[tag] = DelegationSpec(BACKEND_ID, specs)
+            table_spec = CompileSpec(_TABLE_SPEC, digest)
+            table_spec.program = weakref.ref(result.tagged_exported_program)
+            result.partition_tags[tag] = DelegationSpec(BACKEND_ID, [*spec.compile_specs, table_spec])
         return result
 
     def ops_to_not_decompose(self, ep: ExportedProgram) -> Any:
@@ -71,7 +74,8 @@ class BlobStorePartitioner(Partitioner):  # type: ignore[misc]
         return self.inner.ops_to_not_decompose(ep)
 
     def transform_for_pre_decomposition(self, exported_program: ExportedProgram) -> ExportedProgram:
-        """The inner partitioner's."""
+        """The inner partitioner's; and the names of tied tensors are noted, which decompositions drop."""
+        names.mark_aliases(exported_program)
         transformed: ExportedProgram = self.inner.transform_for_pre_decomposition(exported_program)
         return transformed
 
@@ -87,18 +91,49 @@ class BlobStoreBackend(BackendDetails):  # type: ignore[misc]
 
     @staticmethod
     def preprocess(edge_program: ExportedProgram, compile_specs: list[CompileSpec]) -> PreprocessResult:
-        """Called by ExecuTorch for each part of a graph."""
-        table = names.find(next(bytes(spec.value) for spec in compile_specs if spec.key == _TABLE_SPEC))
-        specs = [spec for spec in compile_specs if spec.key != _TABLE_SPEC]
-        lowered = _inners[table.inner].preprocess(edge_program, specs, table)
-        result = lowered.result
-        _add_records(result.data_store_output, table, lowered.records)
-        return PreprocessResult(
-            processed_bytes=wrap(bytes(result.processed_bytes), table.inner, lowered.constants),
-            debug_handle_map=result.debug_handle_map,
-            data_store_output=result.data_store_output,
-            _delegate_info_meta=result._delegate_info_meta,
+        """Called by ExecuTorch for each part of a graph that is lowered alone."""
+        return _lower(edge_program, compile_specs, names.find(bytes(_table_spec(compile_specs).value)))
+
+    @classmethod
+    def preprocess_multimethod(
+        cls, edge_programs: dict[str, list[ExportedProgram]], compile_specs: dict[str, list[list[CompileSpec]]]
+    ) -> dict[str, list[PreprocessResult]]:
+        """Called by ExecuTorch with the parts of all methods that are lowered together."""
+        first = {method: _table_spec(specs[0]) for method, specs in compile_specs.items() if specs}
+        tables = methods.qualify(
+            {method: spec.program() for method, spec in first.items()},
+            {method: names.find(bytes(spec.value)) for method, spec in first.items()},
         )
+        results: dict[str, list[PreprocessResult]] = {}
+        for method, parts in edge_programs.items():
+            results[method] = []
+            for part, specs in zip(parts, compile_specs[method], strict=True):
+                inner = names.find(bytes(_table_spec(specs).value)).inner
+                results[method].append(_lower(part, specs, replace(tables[method], inner=inner)))
+        return results
+
+
+def _table_spec(specs: list[CompileSpec]) -> CompileSpec:
+    return next(spec for spec in specs if spec.key == _TABLE_SPEC)
+
+
+def _lower(program: ExportedProgram, compile_specs: list[CompileSpec], table: NameTable) -> PreprocessResult:
+    specs = [spec for spec in compile_specs if spec.key != _TABLE_SPEC]
+    lowered = _inners[table.inner].preprocess(program, specs, table)
+    result = lowered.result
+    no_weights = table.transient
+    records = [
+        replace(record, auxiliary=True) if no_weights.issuperset(source.name for source in record.sources) else record
+        for record in lowered.records
+    ]
+    records += [Record("", 0, (source,), refusal=STATE, auxiliary=True) for source in table.state]
+    _add_records(result.data_store_output, table, records)
+    return PreprocessResult(
+        processed_bytes=wrap(bytes(result.processed_bytes), table.inner, lowered.constants),
+        debug_handle_map=result.debug_handle_map,
+        data_store_output=result.data_store_output,
+        _delegate_info_meta=result._delegate_info_meta,
+    )
 
 
 def _add_records(output: NamedDataStoreOutput, table: NameTable, records: list[Record]) -> None:

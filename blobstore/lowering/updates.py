@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from blobstore.buffers import same_bytes
 from blobstore.data_map import NamedDataMap
 from blobstore.errors import KeyConflictError, KeyNotFoundError, LayoutError, UnsupportedDataError, UpdateError
 from blobstore.layout import ScalarType
@@ -16,6 +17,7 @@ from blobstore.lowering import layouts
 from blobstore.lowering.layouts import Plain
 from blobstore.lowering.records import Record, Records, Source, is_records
 from blobstore.ptd.manifest import KEY_PREFIX
+from blobstore.tensors import as_bytes
 
 __all__ = ["LogicalTensor", "LogicalTensors"]
 
@@ -37,7 +39,8 @@ class LogicalTensor:
         keys: the blobs that are made of it.
         needs: the tensors that have to be given together with it, because a blob is made of all of them.
         refusal: why it cannot be changed; empty if it can.
-        auxiliary: it is no tensor of the model but belongs to its quantization, such as scales.
+        auxiliary: a state dict need not have it: scales, which come with quantization, buffers that are not
+            persistent, and state, which the program changes itself.
     """
 
     name: str
@@ -67,41 +70,70 @@ class LogicalTensors(Mapping[str, LogicalTensor]):
         self._using: dict[str, list[Record]] = {}
         self._sources: dict[str, Source] = {}
         self._names: dict[str, str] = {}
+        self._auxiliary: set[str] = set()
         refusals: dict[str, str] = {}
+        ambiguous: dict[str, str] = {}
+        refused: list[Record] = []
         for key in blobs:
             if key.startswith(KEY_PREFIX) and is_records(key, data := blobs.get_data(key)):
                 records = Records.parse(data, blobs.name)
                 for record in records.records:
-                    self._add(record, refusals)
+                    for source in record.sources:
+                        self._know(source, ambiguous)
+                    if record.refusal:
+                        refused.append(record)
+                    else:
+                        self._add(record)
                 for source in records.outside:
-                    self._know(source)
+                    self._know(source, ambiguous)
+        for record in self._records.values():
+            for name in dict.fromkeys(self._names[source.name] for source in record.sources):
+                self._using.setdefault(name, []).append(record)
         for name, source in self._sources.items():
-            if not any(key in blobs for key in (name, *source.aliases)):
+            for layout in map(blobs.get_tensor_layout, self._own_keys(name)):
+                if layout is not None and layout.sizes != source.sizes:
+                    ambiguous[name] = _two_shapes(source.sizes, layout.sizes)
+        self._ambiguous = {self._names[name] for name in ambiguous}
+        for name in self._ambiguous:
+            self._using.pop(name, None)
+        for record in refused:
+            refusals.update((self._names[source.name], record.refusal) for source in record.sources)
+            if record.auxiliary:
+                self._auxiliary |= {self._names[source.name] for source in record.sources}
+        for name in self._sources:
+            if not self._own_keys(name):
                 refusals.setdefault(name, _EMBEDDED)
+        refusals.update((self._names[name], reason) for name, reason in ambiguous.items())
         self._refusals = {name: reason for name, reason in refusals.items() if name not in self._using}
+        self._auxiliary -= {name for name in self._auxiliary if name in self._using or self._own_keys(name)}
+        self._auxiliary |= {name for name, using in self._using.items() if all(record.auxiliary for record in using)}
 
-    def _add(self, record: Record, refusals: dict[str, str]) -> None:
-        for source in record.sources:
-            self._know(source)
-        if record.refusal:
-            refusals.update((source.name, record.refusal) for source in record.sources)
-            return
+    def _add(self, record: Record) -> None:
         known = self._records.setdefault(record.key, record)
-        if known is record:
-            for source in record.sources:
-                self._using.setdefault(source.name, []).append(record)
-        elif (known.steps, known.nbytes) != (record.steps, record.nbytes):
+        if (known.steps, known.nbytes) != (record.steps, record.nbytes):
             raise KeyConflictError(f"{self._blobs.name}: two records tell different things of '{record.key}'")
 
-    def _know(self, source: Source) -> None:
-        self._sources.setdefault(source.name, source)
-        for name in (source.name, *source.aliases):
-            self._names.setdefault(name, source.name)
+    def _know(self, source: Source, ambiguous: dict[str, str]) -> None:
+        """One tensor may be told of under several of its names, by methods that each kept another."""
+        groups = dict.fromkeys(self._names[n] for n in (source.name, *source.aliases) if n in self._names)
+        name, *others = groups or [source.name]
+        known = self._sources.get(name, source)
+        names = dict.fromkeys((name, *known.aliases))
+        for more in (*(self._sources.pop(other) for other in others), source):
+            names.update(dict.fromkeys((more.name, *more.aliases)))
+            if more.sizes != known.sizes:
+                ambiguous[name] = _two_shapes(known.sizes, more.sizes)
+        self._sources[name] = replace(known, name=name, aliases=tuple(names)[1:])
+        self._names.update(dict.fromkeys(names, name))
+
+    def _own_keys(self, name: str) -> list[str]:
+        """The keys of a tensor that is stored as it is."""
+        return [key for key in (name, *self._sources[name].aliases) if key in self._blobs]
 
     def __getitem__(self, name: str) -> LogicalTensor:
         name = self._names[name]
         source, records = self._sources[name], self._using.get(name, [])
-        needs = {other.name for record in records for other in record.sources} - {name}
+        needs = {self._names[other.name] for record in records for other in record.sources} - {name}
         return LogicalTensor(
             name=name,
             scalar_type=source.scalar_type,
@@ -110,7 +142,7 @@ class LogicalTensors(Mapping[str, LogicalTensor]):
             keys=tuple(record.key for record in records),
             needs=tuple(sorted(needs)),
             refusal=self._refusals.get(name, ""),
-            auxiliary=bool(records) and all(record.auxiliary for record in records),
+            auxiliary=name in self._auxiliary,
         )
 
     def __iter__(self) -> Any:
@@ -137,9 +169,10 @@ class LogicalTensors(Mapping[str, LogicalTensor]):
             canonical = self._names.get(name)
             if canonical is not None:
                 logical[name] = value
-                for key in (canonical, *self._sources[canonical].aliases):
-                    if key in self._blobs:
-                        direct[key] = value
+                for key in self._own_keys(canonical):
+                    if key in direct and not _is_same(direct[key], value):
+                        raise UpdateError(f"'{name}' is another name of '{canonical}', but was given other values")
+                    direct[key] = value
             elif name in self._blobs:
                 direct[name] = value
             else:
@@ -148,7 +181,7 @@ class LogicalTensors(Mapping[str, LogicalTensor]):
             name
             for name in logical
             if (canonical := self._names[name]) in self._refusals
-            and not any(key in direct for key in (canonical, *self._sources[canonical].aliases))
+            and (canonical in self._ambiguous or not self._own_keys(canonical))
         ]
         if refused:
             raise UpdateError(
@@ -186,9 +219,10 @@ class LogicalTensors(Mapping[str, LogicalTensor]):
 
         # scales first: what is quantized in the same update uses them
         for record in sorted(records.values(), key=lambda record: not record.auxiliary):
-            missing = sorted({source.name for source in record.sources} - set(given))
+            sources = [self._names[source.name] for source in record.sources]
+            missing = sorted(set(sources) - set(given))
             if missing:
-                present = sorted({source.name for source in record.sources} & set(given))
+                present = sorted(set(sources) & set(given))
                 raise UpdateError(
                     f"{_list(present)} cannot be updated without {_list(missing)}: the delegate has them combined in "
                     f"one blob, '{record.key}'"
@@ -198,13 +232,13 @@ class LogicalTensors(Mapping[str, LogicalTensor]):
                     f"{self._blobs.name}: blob '{record.key}' of {_list(s.name for s in record.sources)} is in none of "
                     "these data files"
                 )
-            for source in record.sources:
-                if not layouts.accepts(record, source, given[source.name][1]):
-                    found = given[source.name][1].name.lower()
+            for name, source in zip(sources, record.sources, strict=True):
+                if not layouts.accepts(record, source, given[name][1]):
+                    found = given[name][1].name.lower()
                     raise LayoutError(
                         f"'{source.name}' is {source.scalar_type.name.lower()}{list(source.sizes)}, the new one is {found}"
                     )
-            made[record.key] = layouts.store(record, [given[source.name] for source in record.sources], lookup)
+            made[record.key] = layouts.store(record, [given[name] for name in sources], lookup)
         return made
 
     def value(self, name: str) -> Plain:
@@ -221,8 +255,7 @@ class LogicalTensors(Mapping[str, LogicalTensor]):
             UpdateError: it was quantized, packed or combined with others, so that it is not there any more.
         """
         canonical = self._names.get(name, name)
-        source = self._sources.get(canonical)
-        for key in (canonical, *(source.aliases if source else ())):
+        for key in self._own_keys(canonical) if canonical in self._sources else [canonical]:
             if key in self._blobs and (layout := self._blobs.get_tensor_layout(key)) is not None:
                 return layouts.from_blob(self._blobs.get_data(key), layout)
         records = [record for record in self._using.get(canonical, ()) if record.key in self._blobs]
@@ -245,26 +278,55 @@ class LogicalTensors(Mapping[str, LogicalTensor]):
         return value.detach().clone() if hasattr(value, "detach") else np.array(value)
 
     def names_for_state_dict(self, names: Iterable[str], *, strict: bool) -> list[str]:
-        """Which entries of a state dict to update: those that the program has.
+        """Which entries of a state dict to update: those that the program has, but for state.
 
         Raises:
-            UpdateError: with `strict`, the program has tensors that are not among `names`.
+            UpdateError: with `strict`, the program has tensors that are not among `names`; without, none of `names`
+                can be updated.
         """
-        available = set(names)
+        available = dict.fromkeys(names)
         chosen: list[str] = []
         missing: list[str] = []
         for name, source in self._sources.items():
             found = [other for other in (name, *source.aliases) if other in available]
+            if name in self._refusals and (not strict or name in self._auxiliary) and not self._own_keys(name):
+                continue
             if found:
-                if strict or name not in self._refusals:
-                    chosen.append(found[0])
-            elif name in self._using and not all(record.auxiliary for record in self._using[name]):
+                chosen += found  # all names of a tied tensor: they must not contradict each other
+            elif name in self._using and name not in self._auxiliary:
                 missing.append(name)
         if missing and strict:
-            raise UpdateError(f"the state dict lacks {_list(missing)}, which the program has")
-        known = set(self._names)
-        chosen += [name for name in available - known if name in self._blobs]
+            raise UpdateError(f"the state dict lacks {_list(missing)}, which the program has{self._hint(available)}")
+        chosen += [name for name in available if name not in self._names and name in self._blobs]
+        if available and not chosen:
+            refused = [f"'{name}': {self._refusals[self._names[name]]}" for name in available if name in self._names]
+            own = [name for name in self._sources if name not in self._refusals] or [*self._keys()]
+            raise UpdateError(
+                f"{self._blobs.name}: none of the tensors given can be updated"
+                + (f" ({'; '.join(refused)})" if refused else "")
+                + f": given are {_some(available)}, the programs have {_some(own)}{self._hint(available)}"
+            )
         return chosen
+
+    def _keys(self) -> Iterable[str]:
+        return (key for key in self._blobs if not key.startswith(KEY_PREFIX) and "@" not in key)
+
+    def _similar(self, name: str) -> list[str]:
+        """Names of tensors that differ from `name` in what is in front, or in what wrappers put in between."""
+        plain = _unwrapped(name)
+        known = dict.fromkeys((*self._names, *self._keys()))
+        return [
+            other
+            for other in known
+            if other != name and (other.endswith(f".{name}") or name.endswith(f".{other}") or other == plain)
+        ]
+
+    def _hint(self, names: Iterable[str]) -> str:
+        """What an unknown name may have been meant for."""
+        for name in names:
+            if name not in self._names and name not in self._blobs and (similar := self._similar(name)):
+                return f"; '{name}' may be {_some(similar, 'or')} here"
+        return ""
 
     def _parts(self, name: str, value: Any) -> list[tuple[str, Any]]:
         """A tensor; or, of one that torchao quantized, its integers and its scales."""
@@ -286,6 +348,9 @@ class LogicalTensors(Mapping[str, LogicalTensor]):
         given[source.name] = tensor
 
     def _unknown(self, name: str) -> str:
+        return self._reason(name) + (self._hint([name]) if isinstance(name, str) else "")
+
+    def _reason(self, name: str) -> str:
         where = self._blobs.name
         if not self._records and any(_HASH_KEY.fullmatch(key) for key in self._blobs):
             return (
@@ -295,6 +360,29 @@ class LogicalTensors(Mapping[str, LogicalTensor]):
         if not self._records:
             return f"{where}: no key {name!r}, and no records that would tell of tensors by name"
         return f"{where}: no key and no tensor {name!r}"
+
+
+def _two_shapes(one: tuple[int, ...], other: tuple[int, ...]) -> str:
+    return (
+        f"programs have tensors of different shapes by this name, {list(one)} and {list(other)}; open a cache for each"
+    )
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    return one is other or same_bytes(as_bytes(one)[0], as_bytes(other)[0])
+
+
+def _unwrapped(name: str) -> str:
+    """A name without what data parallelism, compilation and outer modules add to it."""
+    return ".".join(part for part in name.split(".") if part not in {"module", "model", "_orig_mod"})
+
+
+def _some(names: Iterable[str], last: str = "and") -> str:
+    """At most five names."""
+    every = list(names)
+    if len(every) > 5:
+        return f"{_list(every[:5])} and {len(every) - 5} others"
+    return f" {last} ".join(f"'{name}'" for name in every) if len(every) < 3 else _list(every)
 
 
 def _list(names: Iterable[str]) -> str:
