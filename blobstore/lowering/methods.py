@@ -15,10 +15,10 @@ import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
-from blobstore.errors import BlobStoreError
+from blobstore.errors import BlobStoreError, KeyConflictError
 from blobstore.lowering.names import ALIASES, NameTable, identity, logical_name
 
-__all__ = ["qualify"]
+__all__ = ["check_constants", "qualify"]
 
 _CONSTANTS = {InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR}
 
@@ -82,6 +82,34 @@ def qualify(programs: Mapping[str, ExportedProgram], tables: Mapping[str, NameTa
     for method, program in programs.items():
         _rename(program, renamed[method])
     return {method: _rename_sources(tables[method], renamed[method]) for method in programs}
+
+
+def check_constants(programs: Mapping[str, ExportedProgram], origin: str) -> None:
+    """Refuse methods of which ExecuTorch would keep only one's constant in the data file.
+
+    Args:
+        programs: by method, as `to_executorch()` left them.
+        origin: what messages call the program.
+
+    Raises:
+        KeyConflictError: two methods have different tensors outside under one name.
+    """
+    found: dict[str, tuple[str, torch.Tensor]] = {}
+    for method, program in programs.items():
+        targets = {
+            spec.arg.name: spec.target for spec in program.graph_signature.input_specs if spec.kind in _CONSTANTS
+        }
+        for node in program.graph_module.graph.nodes:
+            name = targets.get(node.name) if node.op == "placeholder" and node.meta.get("constant_tag") else None
+            tensor = None if name is None else _tensor(program, name)
+            if name is None or tensor is None:
+                continue
+            other, known = found.setdefault(name, (method, tensor))
+            if identity(known) != identity(tensor) and not _same_bytes(known, tensor):
+                raise KeyConflictError(
+                    f"{origin}: methods '{other}' and '{method}' have different tensors by the name '{name}', and a data "
+                    "file has one of a name: export them from modules that call them differently (docs/lowering.md)"
+                )
 
 
 def _parameters(method: str, program: ExportedProgram, table: NameTable) -> Iterable[_Parameter]:

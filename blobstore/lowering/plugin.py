@@ -12,6 +12,7 @@ from executorch.exir.backend.backend_details import BackendDetails, CompileSpec,
 from executorch.exir.backend.partitioner import DelegationSpec, Partitioner, PartitionResult
 from torch.export import ExportedProgram
 
+from blobstore.errors import KeyConflictError
 from blobstore.lowering import methods, names, xnnpack
 from blobstore.lowering.inner import InnerLowering
 from blobstore.lowering.names import NameTable, Tag
@@ -110,11 +111,28 @@ class BlobStoreBackend(BackendDetails):  # type: ignore[misc]
             for part, specs in zip(parts, compile_specs[method], strict=True):
                 inner = names.find(bytes(_table_spec(specs).value)).inner
                 results[method].append(_lower(part, specs, replace(tables[method], inner=inner)))
+        _check_keys(results)
         return results
 
 
 def _table_spec(specs: list[CompileSpec]) -> CompileSpec:
     return next(spec for spec in specs if spec.key == _TABLE_SPEC)
+
+
+def _check_keys(results: dict[str, list[PreprocessResult]]) -> None:
+    """Raise KeyConflictError if two methods need different contents under one key."""
+    found: dict[str, tuple[str, bytes]] = {}
+    for method, parts in results.items():
+        for output in (part.data_store_output for part in parts):
+            for entries in (output.pte_data, *output.external_data.values()):
+                for key, entry in entries.items():
+                    data = output.buffers[entry.buffer_index]
+                    other, known = found.setdefault(key, (method, data))
+                    if other != method and known != data:
+                        raise KeyConflictError(
+                            f"methods '{other}' and '{method}' have the same weights and store them differently, "
+                            f"as '{key}': quantize both with the same scales, or lower them as programs of their own"
+                        )
 
 
 def _lower(program: ExportedProgram, compile_specs: list[CompileSpec], table: NameTable) -> PreprocessResult:
