@@ -299,14 +299,19 @@ class LogicalTensors(Mapping[str, LogicalTensor]):
             raise UpdateError(f"the state dict lacks {_list(missing)}, which the program has{self._hint(available)}")
         chosen += [name for name in available if name not in self._names and name in self._blobs]
         if available and not chosen:
-            refused = [f"'{name}': {self._refusals[self._names[name]]}" for name in available if name in self._names]
-            own = [name for name in self._sources if name not in self._refusals] or [*self._keys()]
-            raise UpdateError(
-                f"{self._blobs.name}: none of the tensors given can be updated"
-                + (f" ({'; '.join(refused)})" if refused else "")
-                + f": given are {_some(available)}, the programs have {_some(own)}{self._hint(available)}"
-            )
+            raise self.mismatch(available)
         return chosen
+
+    def mismatch(self, names: Iterable[str]) -> UpdateError:
+        """The error for tensors of which none can be updated: what was given, and what there is."""
+        given = list(names)
+        refused = [f"'{name}': {self._refusals[self._names[name]]}" for name in given if name in self._names]
+        own = [name for name in self._sources if name not in self._refusals] or list(self._keys())
+        return UpdateError(
+            f"{self._blobs.name}: none of the tensors given can be updated"
+            + (f" ({'; '.join(refused)})" if refused else "")
+            + f": given are {_some(given)}, the programs have {_some(own) or 'none with a name'}{self._hint(given)}"
+        )
 
     def _keys(self) -> Iterable[str]:
         return (key for key in self._blobs if not key.startswith(KEY_PREFIX) and "@" not in key)

@@ -20,7 +20,6 @@ from blobstore.errors import (
     ProgramError,
     TrainingError,
     UnsupportedOperationError,
-    UpdateError,
 )
 from blobstore.lowering.updates import LogicalTensor, LogicalTensors
 from blobstore.mapped_file import Paths, as_path
@@ -381,10 +380,7 @@ class TrainingProgram:
             if name in target or (name in known and not _is_passed_over(known[name], strict))
         }
         if not tensors:
-            raise UpdateError(
-                f"{target.name}: takes none of the parameters {', '.join(map(repr, self._parameters))} of "
-                f"{self.program.path}; it has {', '.join(map(repr, known)) or 'no tensors with names'}"
-            )
+            raise known.mismatch([*self._parameters, *self._buffers])
         tensors.update(self._frozen_parts(tensors, known))
         with self._turns:  # committed from where they are: a copy would take longer than the commit
             return target.update(tensors, finite=finite)
