@@ -305,7 +305,8 @@ class LogicalTensors(Mapping[str, LogicalTensor]):
     def mismatch(self, names: Iterable[str]) -> UpdateError:
         """The error for tensors of which none can be updated: what was given, and what there is."""
         given = list(names)
-        refused = [f"'{name}': {self._refusals[self._names[name]]}" for name in given if name in self._names]
+        reasons = {name: self._refusals.get(self._names.get(name, name), "") for name in given}
+        refused = [f"'{name}': {reason}" for name, reason in reasons.items() if reason]
         own = [name for name in self._sources if name not in self._refusals] or list(self._keys())
         return UpdateError(
             f"{self._blobs.name}: none of the tensors given can be updated"
