@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from blobstore.data_map import NamedDataMap
+from blobstore.data_map import MergedDataMap, NamedDataMap
 from blobstore.digest import Digest
 from blobstore.errors import FileAccessError, KeyConflictError, OutputPathError, UnsupportedDataError
 from blobstore.formats import Format, detect_format
@@ -174,7 +174,6 @@ def save_programs(
             inputs: list[Path] = []
             opened: list[ProgramFile] = []
             for name, manager in programs.items():
-                _check_methods(name, manager)
                 own = Path(folder) / str(len(opened))
                 own.mkdir()
                 with (own / file_names[name]).open("wb") as file:
@@ -183,6 +182,7 @@ def save_programs(
                 inputs += sorted(own.iterdir())
                 opened.append(read_program(own / file_names[name]))
                 data[name] = sorted(own.glob("*.ptd"))
+                _check_methods(name, manager, data[name])
             stores = _stores(data)
             distinct = list({id(store): store for store in stores.values()}.values())
             sole = distinct[0] if len(distinct) == 1 else BlobStore()
@@ -204,12 +204,18 @@ def save_programs(
         raise
 
 
-def _check_methods(name: str, manager: Any) -> None:
-    """Raise KeyConflictError if ExecuTorch would lose a constant of one of the methods."""
-    from blobstore.lowering.methods import check_constants
+def _check_methods(name: str, manager: Any, data: Sequence[Path]) -> None:
+    """Refuse a program whose methods call different tensors by one name, so that its data files have or show only one.
 
+    Raises:
+        KeyConflictError: there are such tensors.
+    """
     if len(manager.methods) > 1:
+        from blobstore.lowering.methods import check_constants
+        from blobstore.lowering.updates import LogicalTensors
+
         check_constants({method: manager.exported_program(method) for method in sorted(manager.methods)}, name)
+        LogicalTensors(MergedDataMap([open_ptd(path) for path in data])).check_stored(name)
 
 
 def _stores(data: Mapping[str, Sequence[Path]]) -> dict[str, BlobStore]:

@@ -48,7 +48,7 @@ ALIASES = "blobstore.aliases"
 """Where a placeholder's `meta["custom"]` has all names of its tensor, and for each whether a state dict has it.
 Decompositions keep `custom`, and drop all names of a tied tensor but one from the state dict."""
 
-_GENERATED = re.compile(r"_(frozen_param|tensor_constant|lifted_tensor|prop_tensor)|^_(scale|zero_point)_\d+$")
+_GENERATED = re.compile(r"_(frozen_param|tensor_constant|lifted_tensor|prop_tensor)|(^|\.)_(scale|zero_point)_\d+$")
 """Names that exporting and quantizing make up; another graph has the same ones for other tensors."""
 
 

@@ -66,7 +66,7 @@ class BlobStorePartitioner(Partitioner):  # type: ignore[misc]
                 raise ValueError(f"cannot wrap backend {spec.backend_id}; known are {sorted(_inners)}")
             digest = names.keep(names.table_of(exported_program, spec.backend_id, self.tag))
             table_spec = CompileSpec(_TABLE_SPEC, digest)
-            table_spec.program = weakref.ref(result.tagged_exported_program)
+            table_spec.program = weakref.ref(result.tagged_exported_program)  # for `preprocess_multimethod`
             result.partition_tags[tag] = DelegationSpec(BACKEND_ID, [*spec.compile_specs, table_spec])
         return result
 
@@ -100,11 +100,13 @@ class BlobStoreBackend(BackendDetails):  # type: ignore[misc]
         cls, edge_programs: dict[str, list[ExportedProgram]], compile_specs: dict[str, list[list[CompileSpec]]]
     ) -> dict[str, list[PreprocessResult]]:
         """Called by ExecuTorch with the parts of all methods that are lowered together."""
-        first = {method: _table_spec(specs[0]) for method, specs in compile_specs.items() if specs}
+        found = {method: [_table_spec(specs) for specs in parts] for method, parts in compile_specs.items()}
         tables = methods.qualify(
-            {method: spec.program() for method, spec in first.items()},
-            {method: names.find(bytes(spec.value)) for method, spec in first.items()},
+            {method: specs[0].program() for method, specs in found.items()},
+            {method: names.find(bytes(specs[0].value)) for method, specs in found.items()},
         )
+        for spec in (spec for specs in found.values() for spec in specs):
+            vars(spec).pop("program", None)  # specs stay with the lowered module, which can be pickled
         results: dict[str, list[PreprocessResult]] = {}
         for method, parts in edge_programs.items():
             results[method] = []

@@ -334,6 +334,35 @@ class LogicalTensors(Mapping[str, LogicalTensor]):
                 return f"; '{name}' may be {_some(similar, 'or')} here"
         return ""
 
+    def check_stored(self, origin: str) -> None:
+        """Refuse tensors of one name of which a delegate has one and a kernel reads another.
+
+        Args:
+            origin: what messages call the program that was lowered to these data files.
+
+        Raises:
+            KeyConflictError: what a delegate's blob was made of is not what the file has by the same name.
+        """
+        for record in self._records.values():
+            if record.key not in self._blobs or any(self._names[s.name] in self._ambiguous for s in record.sources):
+                continue
+            values = [value for source in record.sources if (value := self._stored(source)) is not None]
+            if len(values) == len(record.sources):
+                made = layouts.store(record, values, self._blobs.get_data).reshape(-1).view(np.uint8).data
+                if not same_bytes(made, self._blobs.get_data(record.key)):
+                    raise KeyConflictError(
+                        f"{origin}: {_list(source.name for source in record.sources)} of one method, which is delegated, "
+                        "and of another, which is not, are different: export them from modules that call them "
+                        "differently (docs/lowering.md)"
+                    )
+
+    def _stored(self, source: Source) -> Plain | None:
+        for key in self._own_keys(self._names[source.name]):
+            layout = self._blobs.get_tensor_layout(key)
+            if layout is not None and layout.scalar_type == source.scalar_type:
+                return layouts.from_blob(self._blobs.get_data(key), layout)
+        return None
+
     def _parts(self, name: str, value: Any) -> list[tuple[str, Any]]:
         """A tensor; or, of one that torchao quantized, its integers and its scales."""
         scales = f"{self._names[name]}.scale"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from tests.lowering.live import Inputs, close, lower_through, plugin, randomize,
 with quiet():
     from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
     from executorch.exir import ExecutorchBackendConfig, to_edge_transform_and_lower
+    from executorch.exir.lowered_backend_module import get_lowered_submodules
 
     from blobstore.lowering import BlobStorePartitioner
 
@@ -103,12 +105,18 @@ def test_a_partitioner_and_a_file_for_each_method(tmp_path: Path) -> None:
             {name: torch.export.export(module, TOKENS) for name, module in parts.items()},
             partitioner={name: [BlobStorePartitioner(XnnpackPartitioner(), tag=name)] for name in parts},
         )
+        assert pickle.dumps(_compile_specs(edge))
         path = write(edge.to_executorch(ExecutorchBackendConfig(external_constants=lambda _: "rest")), tmp_path)
     cache = BlobCache([tmp_path / f"{name}.ptd" for name in ("encoder", "decoder", "rest")])
     program = Program(path, cache)
     check(program, parts)
     cache.update_state_dict(randomize(whole, 1))
     check(program, parts)
+
+
+def _compile_specs(edge: Any) -> list[Any]:
+    graph_modules = [edge.exported_program(name).graph_module for name in edge.methods]
+    return [lowered.compile_specs for module in graph_modules for _, lowered, _ in get_lowered_submodules(module)]
 
 
 def test_what_two_modules_share_is_one_parameter(tmp_path: Path) -> None:
@@ -207,6 +215,31 @@ def test_another_fine_tune_is_a_delta(tmp_path: Path) -> None:
     randomize(whole, 8)  # the biases and the norms, equal in the first file, are called as in the second
     cache.load(tmp_path / "b" / "model.ptd")
     check(program, {"encoder": other.encoder, "decoder": other.decoder})
+
+
+@pytest.mark.parametrize("delegated", [["encoder"], []])
+def test_methods_that_nothing_is_known_of(delegated: list[str], tmp_path: Path) -> None:
+    """Where no partitioner of ours could tell names apart, a program that would be wrong is not saved."""
+    parts = {"encoder": seeded(Part, 1), "decoder": seeded(Part, 2)}
+
+    def lowered_partly(modules: Mapping[str, nn.Module]) -> Any:
+        with quiet():
+            exported = {name: torch.export.export(module, TOKENS) for name, module in modules.items()}
+            edge = to_edge_transform_and_lower(exported, partitioner={name: plugin()() for name in delegated})
+            return edge.to_executorch(ExecutorchBackendConfig(external_constants=lambda _: "model"))
+
+    with pytest.raises(KeyConflictError, match="model: methods 'decoder' and 'encoder' have different tensors"):
+        save_programs({"model": lowered_partly(parts)}, tmp_path / "out")
+    parts["decoder"].embed, parts["decoder"].norm = parts["encoder"].embed, parts["encoder"].norm
+    with pytest.raises(KeyConflictError, match=r"model: .*'linear\.weight'"):
+        save_programs({"model": lowered_partly(parts)}, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    one = dict.fromkeys(parts, parts["encoder"])
+    save_programs({"model": lowered_partly(one)}, tmp_path / "out")
+    cache = BlobCache(tmp_path / "out" / "model.ptd")
+    program = Program(tmp_path / "out" / "model.pte", cache)
+    cache.update_state_dict(randomize(one["encoder"], 1))
+    check(program, one)
 
 
 def lowered(module: nn.Module, tag: str) -> Any:
