@@ -130,6 +130,10 @@ class LogicalTensors(Mapping[str, LogicalTensor]):
         """The keys of a tensor that is stored as it is."""
         return [key for key in (name, *self._sources[name].aliases) if key in self._blobs]
 
+    def _is_refused(self, name: str) -> bool:
+        """Whether it cannot be changed at all: a tensor that a delegate computed with may be stored as it is too."""
+        return name in self._refusals and (name in self._ambiguous or not self._own_keys(name))
+
     def __getitem__(self, name: str) -> LogicalTensor:
         name = self._names[name]
         source, records = self._sources[name], self._using.get(name, [])
@@ -177,12 +181,7 @@ class LogicalTensors(Mapping[str, LogicalTensor]):
                 direct[name] = value
             else:
                 raise KeyNotFoundError(self._unknown(name))
-        refused = [
-            name
-            for name in logical
-            if (canonical := self._names[name]) in self._refusals
-            and (canonical in self._ambiguous or not self._own_keys(canonical))
-        ]
+        refused = [name for name in logical if self._is_refused(self._names[name])]
         if refused:
             raise UpdateError(
                 "; ".join(f"'{name}' cannot be updated: {self._refusals[self._names[name]]}" for name in refused)
@@ -289,7 +288,7 @@ class LogicalTensors(Mapping[str, LogicalTensor]):
         missing: list[str] = []
         for name, source in self._sources.items():
             found = [other for other in (name, *source.aliases) if other in available]
-            if name in self._refusals and (not strict or name in self._auxiliary) and not self._own_keys(name):
+            if self._is_refused(name) and (not strict or name in self._auxiliary):
                 continue
             if found:
                 chosen += found  # all names of a tied tensor: they must not contradict each other
@@ -330,7 +329,12 @@ class LogicalTensors(Mapping[str, LogicalTensor]):
     def _hint(self, names: Iterable[str]) -> str:
         """What an unknown name may have been meant for."""
         for name in names:
-            if name not in self._names and name not in self._blobs and (similar := self._similar(name)):
+            if (
+                isinstance(name, str)
+                and name not in self
+                and name not in self._blobs
+                and (similar := self._similar(name))
+            ):
                 return f"; '{name}' may be {_some(similar, 'or')} here"
         return ""
 
@@ -383,7 +387,7 @@ class LogicalTensors(Mapping[str, LogicalTensor]):
         given[source.name] = tensor
 
     def _unknown(self, name: str) -> str:
-        return self._reason(name) + (self._hint([name]) if isinstance(name, str) else "")
+        return self._reason(name) + self._hint([name])
 
     def _reason(self, name: str) -> str:
         where = self._blobs.name
@@ -404,7 +408,11 @@ def _two_shapes(one: tuple[int, ...], other: tuple[int, ...]) -> str:
 
 
 def _is_same(one: Any, other: Any) -> bool:
-    return one is other or same_bytes(as_bytes(one)[0], as_bytes(other)[0])
+    try:
+        (left, kind), (right, other_kind) = layouts.plain(one), layouts.plain(other)
+    except UnsupportedDataError:  # bytes of a key
+        return same_bytes(as_bytes(one)[0], as_bytes(other)[0])
+    return (kind, left.shape) == (other_kind, right.shape) and same_bytes(as_bytes(left)[0], as_bytes(right)[0])
 
 
 def _unwrapped(name: str) -> str:
