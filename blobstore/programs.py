@@ -7,9 +7,9 @@ import tempfile
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from blobstore.data_map import NamedDataMap
+from blobstore.data_map import MergedDataMap, NamedDataMap
 from blobstore.digest import Digest
 from blobstore.errors import FileAccessError, KeyConflictError, OutputPathError, UnsupportedDataError
 from blobstore.formats import Format, detect_format
@@ -117,7 +117,7 @@ def dedup_programs(
     for data_map in data:
         store.merge(data_map)
     return _write(
-        [(program, program.path.name) for program in programs],
+        [(program, program.path.name, store) for program in programs],
         store,
         as_path(directory),
         inputs=sources,
@@ -138,6 +138,9 @@ def save_programs(
     progress: Progress | None = None,
 ) -> DedupResult:
     """Save freshly lowered programs with their weights in shared data files.
+
+    Keys are unique among the files that programs share. Programs that were lowered with tags of their own, such as an
+    encoder and a decoder, can have the same keys for different contents; then no cache takes the files of both.
 
     Args:
         programs: what `to_executorch()` gave, by the name of the file to write, with or without `.pte`.
@@ -167,9 +170,9 @@ def save_programs(
     made = _make(directory)
     try:
         with named(directory), tempfile.TemporaryDirectory(prefix=".lowered-", dir=directory) as folder:
-            store = BlobStore()
+            data: dict[str, list[Path]] = {}
             inputs: list[Path] = []
-            opened: list[tuple[ProgramFile, str]] = []
+            opened: list[ProgramFile] = []
             for name, manager in programs.items():
                 own = Path(folder) / str(len(opened))
                 own.mkdir()
@@ -177,12 +180,16 @@ def save_programs(
                     manager.write_to_file(file)
                 manager.write_tensor_data_to_file(str(own))
                 inputs += sorted(own.iterdir())
-                opened.append((read_program(own / file_names[name]), file_names[name]))
-                for path in sorted(own.glob("*.ptd")):
-                    store.merge(open_ptd(path), tag=path.name)
+                opened.append(read_program(own / file_names[name]))
+                data[name] = sorted(own.glob("*.ptd"))
+                _check_methods(name, manager, data[name])
+            stores = _stores(data)
+            distinct = list({id(store): store for store in stores.values()}.values())
+            sole = distinct[0] if len(distinct) == 1 else BlobStore()
+            shared = next((store for store in distinct if file_name(data_name) in store.tags), sole)
             result = _write(
-                opened,
-                store,
+                [(one, file_names[name], stores[name]) for one, name in zip(opened, programs, strict=True)],
+                shared,
                 directory,
                 inputs=inputs,
                 data_name=data_name,
@@ -197,9 +204,56 @@ def save_programs(
         raise
 
 
+def _check_methods(name: str, manager: Any, data: Sequence[Path]) -> None:
+    """Refuse a program whose methods call different tensors by one name, so that its data files have or show only one.
+
+    Raises:
+        KeyConflictError: there are such tensors.
+    """
+    if len(manager.methods) > 1:
+        from blobstore.lowering.methods import check_constants
+        from blobstore.lowering.updates import LogicalTensors
+
+        check_constants({method: manager.exported_program(method) for method in sorted(manager.methods)}, name)
+        LogicalTensors(MergedDataMap([open_ptd(path) for path in data])).check_stored(name)
+
+
+def _stores(data: Mapping[str, Sequence[Path]]) -> dict[str, BlobStore]:
+    """The store of each program, with its data: one for all, if they do not contradict each other; otherwise one for
+    those that have data files in common.
+
+    Raises:
+        KeyConflictError: programs that have data files in common contradict each other.
+    """
+    try:
+        return dict.fromkeys(data, _merge(data, list(data)))
+    except KeyConflictError:
+        groups: list[list[str]] = []
+        for name, paths in data.items():
+            files = {path.name for path in paths}
+            related = [group for group in groups if files & {path.name for other in group for path in data[other]}]
+            groups = [group for group in groups if group not in related]
+            groups.append([other for group in related for other in group] + [name])
+        return {name: store for group in groups for store in [_merge(data, group)] for name in group}
+
+
+def _merge(data: Mapping[str, Sequence[Path]], programs: Sequence[str]) -> BlobStore:
+    store = BlobStore()
+    for name in programs:
+        for path in data[name]:
+            try:
+                store.merge(open_ptd(path), tag=path.name)
+            except KeyConflictError as error:
+                raise KeyConflictError(
+                    f"{name}: {path.name}: {error}; tensors of different programs that have one name need data files of "
+                    "their own: lower these programs with different tags"
+                ) from None
+    return store
+
+
 def _write(
-    programs: Sequence[tuple[ProgramFile, str]],
-    store: BlobStore,
+    programs: Sequence[tuple[ProgramFile, str, BlobStore]],
+    shared: BlobStore,
     directory: Path,
     *,
     inputs: Sequence[Path],
@@ -208,8 +262,9 @@ def _write(
     names: NamedDataMap | None,
     progress: Progress | None,
 ) -> DedupResult:
-    """Fill the store from the programs, then write it and them."""
-    outputs = [directory / name for _, name in programs]
+    """Move what leaves the programs to where its key is, in a program's own store, or else to the shared one, whose
+    untagged blobs go to `data_name`; then write the stores and the programs."""
+    outputs = [directory / name for _, name, _ in programs]
     if len(set(outputs)) != len(outputs):
         twice = next(path for path in outputs if outputs.count(path) > 1)
         raise OutputPathError(f"{twice}: two of the programs have this file name; rename one of them")
@@ -219,13 +274,16 @@ def _write(
     refuse_inputs([*outputs, directory / data_name], [*inputs, *(names.sources if names is not None else ())])
     bytes_before = sum(len(map_file(path)) for path in inputs)
     by_content = _by_content(names) if names is not None else {}
-    taken = frozenset(blob.key for program, _ in programs for blob in program.named_data)
-    plans = [_plan(program, store, keep_small, by_content, taken, progress) for program, _ in programs]
-    rewrites = [Rewrite(program, moves) for (program, _), moves in zip(programs, plans, strict=True)]
+    taken = frozenset(blob.key for program, _, _ in programs for blob in program.named_data)
+    plans = [_plan(program, [own, shared], keep_small, by_content, taken, progress) for program, _, own in programs]
+    rewrites = [Rewrite(program, moves) for (program, _, _), moves in zip(programs, plans, strict=True)]
+    stores = {id(store): store for store in (*(own for _, _, own in programs), shared)}
     made = _make(directory)
     try:
         with Staging(progress) as staging:
-            paths = store.stage(staging, directory, default_tag=data_name)
+            paths: dict[str, Path] = {}
+            for store in stores.values():
+                paths.update(store.stage(staging, directory, default_tag=data_name))
             for rewrite, output in zip(rewrites, outputs, strict=True):
                 with staging.open(output, rewrite.nbytes) as file:
                     rewrite.write(file)
@@ -240,9 +298,9 @@ def _write(
             bytes_after=rewrite.nbytes,
             moved=len(moves),
             moved_bytes=sum(len(item.data) for item in moves),
-            missing=tuple(sorted({external.key for external in program.externals} - set(store))),
+            missing=tuple(sorted({external.key for external in program.externals} - set(own) - set(shared))),
         )
-        for (program, _), output, moves, rewrite in zip(programs, outputs, plans, rewrites, strict=True)
+        for (program, _, own), output, moves, rewrite in zip(programs, outputs, plans, rewrites, strict=True)
     ]
     data_files = list(paths.values())
     return DedupResult(
@@ -255,21 +313,21 @@ def _write(
 
 def _plan(
     program: ProgramFile,
-    store: BlobStore,
+    stores: Sequence[BlobStore],
     keep_small: int,
     by_content: Mapping[Digest, tuple[str, TensorLayout | None]],
     taken: Collection[str],
     progress: Progress | None,
 ) -> dict[Movable, str]:
-    """Put into the store what is to leave the program; the key of each thing that leaves."""
+    """Put into the stores what is to leave the program; the key of each thing that leaves."""
     items = list(program.movable())
     total, done = sum(len(item.data) for item in items), 0
     moves: dict[Movable, str] = {}
     for item in items:
         # A blob that a data file has may not stay: the runtime refuses a key that it finds in two places.
-        elsewhere = item.kind == "named_data" and item.name in store
+        elsewhere = item.kind == "named_data" and any(item.name in store for store in stores)
         if len(item.data) >= keep_small or elsewhere:
-            key = _add(store, item, by_content, taken)
+            key = _add(stores, item, by_content, taken)
             if key is not None:
                 moves[item] = key
         done += len(item.data)
@@ -279,15 +337,16 @@ def _plan(
 
 
 def _add(
-    store: BlobStore,
+    stores: Sequence[BlobStore],
     item: Movable,
     by_content: Mapping[Digest, tuple[str, TensorLayout | None]],
     taken: Collection[str],
 ) -> str | None:
-    """Add something to the store and return its key; None if it has to stay where it is."""
+    """Add something to the store that has its key, else to the last; its key, or None if it has to stay where it is."""
     for key in _candidates(item, by_content):
         if key in taken and item.kind != "named_data":
             continue  # a delegate's, in one of the programs
+        store = next((store for store in stores if key in store), stores[-1])
         try:
             tag = store.tag(key) if key in store else None
             store.add(key, item.data, alignment=item.alignment, layout=item.layout, tag=tag)

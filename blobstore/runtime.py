@@ -402,7 +402,9 @@ class BlobCache(NamedDataMap):
     def update_state_dict(self, tensors: Mapping[str, Any], *, strict: bool = True, finite: bool = False) -> int:
         """Change whatever of a model's `state_dict()` the programs on this cache have, in one commit.
 
-        Entries that no program has, such as the counters of batch normalization, are passed over.
+        Entries that no program has, such as the counters of batch normalization, are passed over; so is state that the
+        programs change themselves, such as key/value caches. Of tied tensors any name will do; if several are given,
+        they must not contradict each other. Buffers that are not persistent need not be given.
 
         Args:
             tensors: name to a tensor or array.
@@ -411,6 +413,7 @@ class BlobCache(NamedDataMap):
 
         Returns, raises:
             As `update`.
+            UpdateError: none of the tensors can be updated.
         """
         self._check_open()
         names = self.tensors.names_for_state_dict(tensors, strict=strict)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from torch.fx import Node
 
 __all__ = [
+    "ALIASES",
     "QUANTIZED",
     "Fold",
     "NameTable",
@@ -34,8 +35,11 @@ __all__ = [
     "Tag",
     "check",
     "find",
+    "identity",
     "keep",
+    "logical_name",
     "mark",
+    "mark_aliases",
     "scalar_type",
     "table_of",
 ]
@@ -46,7 +50,11 @@ Tag = str | Callable[[str], str | None] | None
 QUANTIZED = "__quantized"
 """What the name of a quantized weight ends in, after that of the weight; see `restore_names`."""
 
-_GENERATED = re.compile(r"_(frozen_param|tensor_constant|lifted_tensor|prop_tensor)|^_(scale|zero_point)_\d+$")
+ALIASES = "blobstore.aliases"
+"""Where a placeholder's `meta["custom"]` has all names of its tensor, and for each whether a state dict has it.
+Decompositions keep `custom`, and drop all names of a tied tensor but one from the state dict."""
+
+_GENERATED = re.compile(r"_(frozen_param|tensor_constant|lifted_tensor|prop_tensor)|(^|\.)_(scale|zero_point)_\d+$")
 """Names that exporting and quantizing make up; another graph has the same ones for other tensors."""
 
 
@@ -162,6 +170,8 @@ class NameTable:
         shared: names of tensors that a delegate has and the program itself uses, too.
         exported: the tensors that programs with such a tensor were exported with; they may be gone.
         bearer: the partition whose records say what no other partition's do: `refused`, `outside` and `shared`.
+        state: the buffers that the program changes itself, such as key/value caches.
+        transient: names of tensors that no state dict has: buffers that are not persistent.
     """
 
     inner: str
@@ -174,12 +184,26 @@ class NameTable:
     shared: tuple[str, ...] = ()
     bearer: str | None = None
     exported: Mapping[str, Sequence[weakref.ref[torch.Tensor]]] = field(default_factory=dict, repr=False, compare=False)
+    state: tuple[Source, ...] = ()
+    transient: frozenset[str] = frozenset()
 
     @property
     def digest(self) -> bytes:
         """Its content address."""
         return xxhash.xxh3_128_digest(
-            repr((self.inner, self.sources, self.tags, self.folds, self.refused, self.outside, self.shared)).encode()
+            repr(
+                (
+                    self.inner,
+                    self.sources,
+                    self.tags,
+                    self.folds,
+                    self.refused,
+                    self.outside,
+                    self.shared,
+                    self.state,
+                    sorted(self.transient),
+                )
+            ).encode()
         )
 
     def tag(self, name: str) -> str | None:
@@ -225,17 +249,23 @@ def table_of(program: ExportedProgram, inner: str, tag: Tag) -> NameTable:
     marks = _marks(program.graph.nodes)
     quantized = any(_QUANTIZING.search(_operator(node)) for node in program.graph.nodes)
     inputs = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
+    changed = set(signature.buffers_to_mutate.values())
     names = {name: used[placeholder] for placeholder, name in inputs.items() if placeholder in used}
-    same: dict[tuple[object, ...], list[str]] = {}
-    for name, tensor in program.state_dict.items():
-        same.setdefault(_identity(tensor), []).append(name)
+    same, transient = _same(program), set(signature.non_persistent_buffers)
     sources: dict[str, Source] = {}
     folds: dict[str, Fold] = {}
     refused: dict[str, Refusal] = {}
+    state: dict[str, Source] = {}
+    nowhere: set[str] = set()
     for name, placeholder in names.items():
         tensor = program.state_dict.get(name, program.constants.get(name))
         kind = None if tensor is None else scalar_type(tensor.dtype)
         if tensor is None or kind is None or _GENERATED.search(name):
+            continue
+        marked = (placeholder.meta.get("custom") or {}).get(ALIASES, {})
+        aliases = tuple(other for other in dict.fromkeys((*same.get(name, ()), *marked)) if other != name)
+        if name in changed:
+            state[name] = Source(name, kind, tuple(tensor.shape), aliases)
             continue
         found = marks.get(name)
         if isinstance(found, Fold):
@@ -246,7 +276,6 @@ def table_of(program: ExportedProgram, inner: str, tag: Tag) -> NameTable:
                     found.sources, "it was folded before the program was exported, outside delegates"
                 )
             continue
-        aliases = tuple(other for other in same.get(_identity(tensor), ()) if other != name)
         logical = name.removesuffix(QUANTIZED)
         if (unwrapped := _UNWRAPPED.fullmatch(name)) and program.state_dict.keys() >= _parts_of(unwrapped):
             if unwrapped["part"] != "0":
@@ -256,6 +285,8 @@ def table_of(program: ExportedProgram, inner: str, tag: Tag) -> NameTable:
         if logical != name:
             kind = _kind_of_float(program.state_dict.get(logical))
         source = sources[name] = Source(logical, kind, tuple(tensor.shape), aliases)
+        if not any(marked.get(other, other not in transient) for other in (name, *aliases)):
+            nowhere.add(logical)
         proved = name in marks or not (quantized and kind in _FLOATS and _may_be_folded(placeholder))
         if not proved or (name.endswith(QUANTIZED) and name not in marks):
             found = _UNPROVED
@@ -267,7 +298,51 @@ def table_of(program: ExportedProgram, inner: str, tag: Tag) -> NameTable:
     shared = tuple(source.name for name, source in sources.items() if placed[name] and _used_outside(names[name]))
     bearers = sorted((choose(name) is None, number) for number, (name, at) in enumerate(placed.items()) if at)
     bearer = list(placed.values())[bearers[0][1]] if bearers else None
-    return NameTable(inner, sources, tags, choose, folds, refused, outside, shared, bearer)
+    return NameTable(
+        inner,
+        sources,
+        tags,
+        choose,
+        folds,
+        refused,
+        outside,
+        shared,
+        bearer,
+        state=tuple(state.values()),
+        transient=frozenset(nowhere),
+    )
+
+
+def mark_aliases(program: ExportedProgram) -> None:
+    """Note at each placeholder which other names its tensor has; see `ALIASES`.
+
+    Args:
+        program: as `torch.export.export` gave it; only metadata of its nodes is added.
+    """
+    signature = program.graph_signature
+    inputs = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
+    same = _same(program)
+    for node in program.graph.nodes:
+        if node.op == "placeholder" and len(names := same.get(inputs.get(node.name, ""), ())) > 1:
+            node.meta.setdefault("custom", {})[ALIASES] = {name: name in program.state_dict for name in names}
+
+
+def _same(program: ExportedProgram) -> dict[str, tuple[str, ...]]:
+    """The names of each tensor, by each of them."""
+    groups: dict[tuple[object, ...], list[str]] = {}
+    transient = {name: program.constants.get(name) for name in program.graph_signature.non_persistent_buffers}
+    for name, tensor in {**program.state_dict, **transient}.items():
+        if tensor is None:
+            continue
+        groups.setdefault(identity(tensor), []).append(name)
+    return {name: tuple(group) for group in groups.values() for name in group}
+
+
+def logical_name(name: str) -> str:
+    """The name of the parameter that a tensor of a program belongs to: itself, or one that was quantized."""
+    if unwrapped := _UNWRAPPED.fullmatch(name):
+        return f"{unwrapped['path']}.{unwrapped['name']}"
+    return name.removesuffix(QUANTIZED)
 
 
 def _parts_of(match: re.Match[str]) -> set[str]:
@@ -280,7 +355,8 @@ def _kind_of_float(tensor: torch.Tensor | None) -> ScalarType:
     return ScalarType.FLOAT if kind is None else kind
 
 
-def _identity(tensor: torch.Tensor) -> tuple[object, ...]:
+def identity(tensor: torch.Tensor) -> tuple[object, ...]:
+    """Equal for tensors that are the same memory, seen the same way."""
     try:
         storage = tensor.untyped_storage().data_ptr()
     except (RuntimeError, NotImplementedError):  # a subclass without memory of its own

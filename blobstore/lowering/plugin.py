@@ -15,12 +15,12 @@ from executorch.exir.backend.partitioner import DelegationSpec, Partitioner, Par
 from torch.export import ExportedProgram
 
 from blobstore.buffers import same_bytes
-from blobstore.errors import UnsupportedDataError, UnsupportedOperationError
-from blobstore.lowering import layouts, names, xnnpack
+from blobstore.errors import KeyConflictError, UnsupportedDataError, UnsupportedOperationError
+from blobstore.lowering import layouts, methods, names, xnnpack
 from blobstore.lowering.inner import InnerLowering
 from blobstore.lowering.names import NameTable, Refusal, Tag
 from blobstore.lowering.payload import wrap
-from blobstore.lowering.records import Record, Records, records_key
+from blobstore.lowering.records import STATE, Record, Records, records_key
 
 __all__ = ["BACKEND_ID", "BlobStoreBackend", "BlobStorePartitioner", "register_inner"]
 
@@ -95,7 +95,9 @@ class BlobStorePartitioner(Partitioner):  # type: ignore[misc]
                 table = names.table_of(result.tagged_exported_program, inner, self.tag)
                 tables[inner] = replace(table, exported=self._exported)
                 names.keep(tables[inner])
-            specs = [*spec.compile_specs, CompileSpec(_TABLE_SPEC, tables[inner].digest)]
+            table_spec = CompileSpec(_TABLE_SPEC, tables[inner].digest)
+            table_spec.program = weakref.ref(result.tagged_exported_program)  # for `preprocess_multimethod`
+            specs = [*spec.compile_specs, table_spec]
             if tag == (tables[inner].bearer or next(iter(result.partition_tags))):
                 specs.append(CompileSpec(_BEARER_SPEC, b""))
             result.partition_tags[tag] = DelegationSpec(BACKEND_ID, specs)
@@ -106,10 +108,12 @@ class BlobStorePartitioner(Partitioner):  # type: ignore[misc]
         return self.inner.ops_to_not_decompose(ep)
 
     def transform_for_pre_decomposition(self, exported_program: ExportedProgram) -> ExportedProgram:
-        """The inner partitioner's. From here on, names are those of the tensors that the program has now."""
+        """The inner partitioner's. From here on, names are those of the tensors that the program has now; those of tied
+        tensors, which decompositions drop, are noted."""
         for name, tensor in {**exported_program.constants, **exported_program.state_dict}.items():
             if isinstance(tensor, torch.Tensor):
                 self._exported.setdefault(name, []).append(weakref.ref(tensor))
+        names.mark_aliases(exported_program)
         transformed: ExportedProgram = self.inner.transform_for_pre_decomposition(exported_program)
         return transformed
 
@@ -125,25 +129,67 @@ class BlobStoreBackend(BackendDetails):  # type: ignore[misc]
 
     @staticmethod
     def preprocess(edge_program: ExportedProgram, compile_specs: list[CompileSpec]) -> PreprocessResult:
-        """Called by ExecuTorch for each part of a graph."""
-        digest = next((bytes(spec.value) for spec in compile_specs if spec.key == _TABLE_SPEC), None)
-        if digest is None:
-            raise UnsupportedOperationError(
-                f"{BACKEND_ID} lowers what a BlobStorePartitioner partitioned, nothing else"
-            )
-        table = names.find(digest)
-        table = _refuse_changed(table, {**edge_program.constants, **edge_program.state_dict})
-        bears = any(spec.key == _BEARER_SPEC for spec in compile_specs)
-        specs = [spec for spec in compile_specs if spec.key not in {_TABLE_SPEC, _BEARER_SPEC}]
-        lowered = _inners[table.inner].preprocess(edge_program, specs, table)
-        result = lowered.result
-        _add_records(result.data_store_output, table, lowered.records, bears)
-        return PreprocessResult(
-            processed_bytes=wrap(bytes(result.processed_bytes), table.inner, lowered.constants),
-            debug_handle_map=result.debug_handle_map,
-            data_store_output=result.data_store_output,
-            _delegate_info_meta=result._delegate_info_meta,
+        """Called by ExecuTorch for each part of a graph that is lowered alone."""
+        return _lower(edge_program, compile_specs, names.find(bytes(_table_spec(compile_specs).value)))
+
+    @classmethod
+    def preprocess_multimethod(
+        cls, edge_programs: dict[str, list[ExportedProgram]], compile_specs: dict[str, list[list[CompileSpec]]]
+    ) -> dict[str, list[PreprocessResult]]:
+        """Called by ExecuTorch with the parts of all methods that are lowered together."""
+        found = {method: [_table_spec(specs) for specs in parts] for method, parts in compile_specs.items()}
+        tables = methods.qualify(
+            {method: specs[0].program() for method, specs in found.items()},
+            {method: names.find(bytes(specs[0].value)) for method, specs in found.items()},
         )
+        for spec in (spec for specs in found.values() for spec in specs):
+            vars(spec).pop("program", None)  # specs stay with the lowered module, which can be pickled
+        results: dict[str, list[PreprocessResult]] = {}
+        for method, parts in edge_programs.items():
+            results[method] = []
+            for part, specs in zip(parts, compile_specs[method], strict=True):
+                inner = names.find(bytes(_table_spec(specs).value)).inner
+                results[method].append(_lower(part, specs, replace(tables[method], inner=inner)))
+        _check_keys(results)
+        return results
+
+
+def _table_spec(specs: list[CompileSpec]) -> CompileSpec:
+    spec = next((spec for spec in specs if spec.key == _TABLE_SPEC), None)
+    if spec is None:
+        raise UnsupportedOperationError(f"{BACKEND_ID} lowers what a BlobStorePartitioner partitioned, nothing else")
+    return spec
+
+
+def _check_keys(results: dict[str, list[PreprocessResult]]) -> None:
+    """Raise KeyConflictError if two methods need different contents under one key."""
+    found: dict[str, tuple[str, bytes]] = {}
+    for method, parts in results.items():
+        for output in (part.data_store_output for part in parts):
+            for entries in (output.pte_data, *output.external_data.values()):
+                for key, entry in entries.items():
+                    data = output.buffers[entry.buffer_index]
+                    other, known = found.setdefault(key, (method, data))
+                    if other != method and known != data:
+                        raise KeyConflictError(
+                            f"methods '{other}' and '{method}' have the same weights and store them differently, "
+                            f"as '{key}': quantize both with the same scales, or lower them as programs of their own"
+                        )
+
+
+def _lower(program: ExportedProgram, compile_specs: list[CompileSpec], table: NameTable) -> PreprocessResult:
+    table = _refuse_changed(table, {**program.constants, **program.state_dict})
+    bears = any(spec.key == _BEARER_SPEC for spec in compile_specs)
+    specs = [spec for spec in compile_specs if spec.key not in {_TABLE_SPEC, _BEARER_SPEC}]
+    lowered = _inners[table.inner].preprocess(program, specs, table)
+    result = lowered.result
+    _add_records(result.data_store_output, table, lowered.records, bears)
+    return PreprocessResult(
+        processed_bytes=wrap(bytes(result.processed_bytes), table.inner, lowered.constants),
+        debug_handle_map=result.debug_handle_map,
+        data_store_output=result.data_store_output,
+        _delegate_info_meta=result._delegate_info_meta,
+    )
 
 
 def _refuse_changed(table: NameTable, tensors: Mapping[str, torch.Tensor]) -> NameTable:
@@ -174,8 +220,11 @@ def _add_records(output: NamedDataStoreOutput, table: NameTable, records: list[R
     if bears:
         elsewhere = (Record("", 0, refusal.sources, refusal=refusal.reason) for refusal in table.refused.values())
         records = [*records, *(refusal for refusal in elsewhere if refusal not in records)]
+        records += (Record("", 0, (source,), refusal=STATE, auxiliary=True) for source in table.state)
         files[first] = []
     for record in records:
+        if table.transient.issuperset(source.name for source in record.sources):
+            record = replace(record, auxiliary=True)  # noqa: PLW2901
         files.setdefault(tag_of.get(record.key) if record.key else first, []).append(record)
     for tag, kept in files.items():
         whole = (table.outside, table.shared) if bears and tag == first else ()

@@ -23,13 +23,15 @@ from blobstore.errors import BlobStoreError, InvalidFileError
 from blobstore.layout import ScalarType
 from blobstore.ptd.manifest import KEY_PREFIX
 
-__all__ = ["FILE_IDENTIFIER", "Operation", "Record", "Records", "Source", "Step", "is_records", "records_key"]
+__all__ = ["FILE_IDENTIFIER", "STATE", "Operation", "Record", "Records", "Source", "Step", "is_records", "records_key"]
 
 FILE_IDENTIFIER = b"BR01"
 VERSION = 0
 
 _MOST_SOURCES = 64
 _Number = TypeVar("_Number", int, float)
+STATE = "it is no weight but state, which the program keeps in memory of its own and changes itself"
+"""The refusal of a buffer that a method changes, such as a key/value cache."""
 
 
 class Operation(enum.IntEnum):
@@ -88,7 +90,8 @@ class Record:
         steps: from the sources to the blob.
         group: records of one delegate with the same number belong together.
         refusal: why the sources cannot be changed.
-        auxiliary: the sources are no tensors of the model but come with its quantization, such as scales.
+        auxiliary: the sources are in no state dict: scales, which come with quantization, buffers that are not
+            persistent, and state.
     """
 
     key: str

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from blobstore.buffers import same_bytes
 from blobstore.data_map import NamedDataMap
 from blobstore.errors import (
     InvalidFileError,
@@ -21,8 +22,9 @@ from blobstore.errors import (
 from blobstore.layout import ScalarType
 from blobstore.lowering import layouts
 from blobstore.lowering.layouts import Plain
-from blobstore.lowering.records import Record, Records, Source, is_records, records_key
+from blobstore.lowering.records import STATE, Record, Records, Source, is_records, records_key
 from blobstore.ptd.manifest import KEY_PREFIX
+from blobstore.tensors import as_bytes
 
 __all__ = ["LogicalTensor", "LogicalTensors"]
 
@@ -44,7 +46,8 @@ class LogicalTensor:
         keys: the blobs that are made of it.
         needs: the tensors that have to be given together with it, because a blob is made of all of them.
         refusal: why it cannot be changed; empty if it can.
-        auxiliary: it is no tensor of the model but belongs to its quantization, such as scales.
+        auxiliary: a state dict need not have it: scales, which come with quantization, buffers that are not
+            persistent, and state, which the program changes itself.
     """
 
     name: str
@@ -75,6 +78,9 @@ class LogicalTensors(Mapping[str, LogicalTensor]):
         self._sources: dict[str, Source] = {}
         self._names: dict[str, str] = {}
         self._refusals: dict[str, str] = {}
+        self._auxiliary: set[str] = set()
+        ambiguous: dict[str, str] = {}
+        refused: list[Record] = []
         shared: set[str] = set()
         for key in blobs:
             if key.startswith(KEY_PREFIX) and is_records(key, data := blobs.get_data(key)):
@@ -83,13 +89,42 @@ class LogicalTensors(Mapping[str, LogicalTensor]):
                 records = Records.parse(data, blobs.name)
                 shared.update(records.shared)
                 for record in records.records:
-                    self._add(record)
+                    for source in record.sources:
+                        self._know(source, ambiguous)
+                    if record.refusal:
+                        refused.append(record)
+                    else:
+                        self._add(record)
                 for source in records.outside:
-                    self._know(source)
+                    self._know(source, ambiguous)
+        for record in self._records.values():
+            for name in dict.fromkeys(self._names[source.name] for source in record.sources):
+                self._using.setdefault(name, []).append(record)
         for name, source in self._sources.items():
-            if (name not in self._using or name in shared) and not any(key in blobs for key in (name, *source.aliases)):
+            for layout in map(blobs.get_tensor_layout, self._own_keys(name)):
+                if layout is not None and layout.sizes != source.sizes:
+                    ambiguous[name] = _two_shapes(source.sizes, layout.sizes)
+        self._refusals.update((self._names[name], reason) for name, reason in ambiguous.items())
+        for name in self._refusals:
+            self._using.pop(name, None)
+        for record in refused:
+            self._refuse(record)
+        shared = {self._names.get(name, name) for name in shared}
+        for name in self._sources:
+            if not self._own_keys(name) and (name not in self._using or name in shared):
                 self._refusals.setdefault(name, _EMBEDDED)
+        self._auxiliary -= {name for name in self._auxiliary if name in self._using or self._own_keys(name)}
+        self._auxiliary |= {name for name, using in self._using.items() if all(record.auxiliary for record in using)}
         self._refuse_companions()
+
+    def _refuse(self, record: Record) -> None:
+        """Note why the sources of a record cannot be changed; state of one method may be a constant of another."""
+        for name in (self._names[source.name] for source in record.sources):
+            if record.refusal == STATE and (name in self._using or self._own_keys(name)):
+                continue
+            self._refusals.setdefault(name, record.refusal)
+            if record.auxiliary:
+                self._auxiliary.add(name)
 
     def _refuse_companions(self) -> None:
         """What is stored together with a tensor that cannot be changed cannot be changed either."""
@@ -97,37 +132,40 @@ class LogicalTensors(Mapping[str, LogicalTensor]):
         while waiting:
             refused = waiting.pop()
             for record in self._using.get(refused, ()):
-                for source in record.sources if record.key not in seen else ():
-                    if source.name not in self._refusals:
-                        self._refusals[source.name] = (
+                for name in (self._names[source.name] for source in record.sources if record.key not in seen):
+                    if name not in self._refusals:
+                        self._refusals[name] = (
                             f"it is stored together with '{refused}', of which is known: {self._refusals[refused]}"
                         )
-                        waiting.append(source.name)
+                        waiting.append(name)
                 seen.add(record.key)
 
     def _add(self, record: Record) -> None:
-        for source in record.sources:
-            self._know(source)
-        if record.refusal:
-            for source in record.sources:
-                self._refusals.setdefault(source.name, record.refusal)
-            return
         known = self._records.setdefault(record.key, record)
-        if known is record:
-            for source in record.sources:
-                self._using.setdefault(source.name, []).append(record)
-        elif (known.steps, known.nbytes) != (record.steps, record.nbytes):
+        if (known.steps, known.nbytes) != (record.steps, record.nbytes):
             raise KeyConflictError(f"{self._blobs.name}: two records tell different things of '{record.key}'")
 
-    def _know(self, source: Source) -> None:
-        self._sources.setdefault(source.name, source)
-        for name in (source.name, *source.aliases):
-            self._names.setdefault(name, source.name)
+    def _know(self, source: Source, ambiguous: dict[str, str]) -> None:
+        """One tensor may be told of under several of its names, by methods that each kept another."""
+        groups = dict.fromkeys(self._names[n] for n in (source.name, *source.aliases) if n in self._names)
+        name, *others = groups or [source.name]
+        known = self._sources.get(name, source)
+        names = dict.fromkeys((name, *known.aliases))
+        for more in (*(self._sources.pop(other) for other in others), source):
+            names.update(dict.fromkeys((more.name, *more.aliases)))
+            if more.sizes != known.sizes:
+                ambiguous[name] = _two_shapes(known.sizes, more.sizes)
+        self._sources[name] = replace(known, name=name, aliases=tuple(names)[1:])
+        self._names.update(dict.fromkeys(names, name))
+
+    def _own_keys(self, name: str) -> list[str]:
+        """The keys of a tensor that is stored as it is."""
+        return [key for key in (name, *self._sources[name].aliases) if key in self._blobs]
 
     def __getitem__(self, name: str) -> LogicalTensor:
         name = self._names[name]
         source, records = self._sources[name], self._using.get(name, [])
-        needs = {other.name for record in records for other in record.sources} - {name}
+        needs = {self._names[other.name] for record in records for other in record.sources} - {name}
         return LogicalTensor(
             name=name,
             scalar_type=source.scalar_type,
@@ -136,7 +174,7 @@ class LogicalTensors(Mapping[str, LogicalTensor]):
             keys=tuple(record.key for record in records),
             needs=tuple(sorted(needs)),
             refusal=self._refusals.get(name, ""),
-            auxiliary=bool(records) and all(record.auxiliary for record in records),
+            auxiliary=name in self._auxiliary,
         )
 
     def __iter__(self) -> Any:
@@ -163,9 +201,10 @@ class LogicalTensors(Mapping[str, LogicalTensor]):
             canonical = self._names.get(name)
             if canonical is not None:
                 logical[name] = value
-                for key in (canonical, *self._sources[canonical].aliases):
-                    if key in self._blobs:
-                        direct[key] = value
+                for key in self._own_keys(canonical):
+                    if key in direct and not _is_same(direct[key], value):
+                        raise UpdateError(f"'{name}' is another name of '{canonical}', but was given other values")
+                    direct[key] = value
             elif name in self._blobs:
                 direct[name] = value
             else:
@@ -207,9 +246,10 @@ class LogicalTensors(Mapping[str, LogicalTensor]):
 
         # scales first: what is quantized in the same update uses them
         for record in sorted(records.values(), key=lambda record: not record.auxiliary):
-            missing = sorted({source.name for source in record.sources} - set(given))
+            sources = [self._names[source.name] for source in record.sources]
+            missing = sorted(set(sources) - set(given))
             if missing:
-                present = sorted({source.name for source in record.sources} & set(given))
+                present = sorted(set(sources) & set(given))
                 raise UpdateError(
                     f"{_list(present)} cannot be updated without {_list(missing)}: the delegate has them combined in "
                     f"one blob, '{record.key}'"
@@ -219,13 +259,13 @@ class LogicalTensors(Mapping[str, LogicalTensor]):
                     f"{self._blobs.name}: blob '{record.key}' of {_list(s.name for s in record.sources)} is in none of "
                     "these data files"
                 )
-            for source in record.sources:
-                if not layouts.accepts(record, source, given[source.name][1]):
-                    found = given[source.name][1].name.lower()
+            for name, source in zip(sources, record.sources, strict=True):
+                if not layouts.accepts(record, source, given[name][1]):
+                    found = given[name][1].name.lower()
                     raise LayoutError(
                         f"'{source.name}' is {source.scalar_type.name.lower()}{list(source.sizes)}, the new one is {found}"
                     )
-            made[record.key] = layouts.store(record, [given[source.name] for source in record.sources], lookup)
+            made[record.key] = layouts.store(record, [given[name] for name in sources], lookup)
         return made
 
     def value(self, name: str) -> Plain:
@@ -242,8 +282,7 @@ class LogicalTensors(Mapping[str, LogicalTensor]):
             UpdateError: it was quantized, packed or combined with others, so that it is not there any more.
         """
         canonical = self._names.get(name, name)
-        source = self._sources.get(canonical)
-        for key in (canonical, *(source.aliases if source else ())):
+        for key in self._own_keys(canonical) if canonical in self._sources else [canonical]:
             if key in self._blobs and (layout := self._blobs.get_tensor_layout(key)) is not None:
                 return layouts.from_blob(self._blobs.get_data(key), layout)
         records = [record for record in self._using.get(canonical, ()) if record.key in self._blobs]
@@ -266,26 +305,95 @@ class LogicalTensors(Mapping[str, LogicalTensor]):
         return value.detach().clone() if hasattr(value, "detach") else np.array(value)
 
     def names_for_state_dict(self, names: Iterable[str], *, strict: bool) -> list[str]:
-        """Which entries of a state dict to update: those that the program has.
+        """Which entries of a state dict to update: those that the program has, but for state.
 
         Raises:
-            UpdateError: with `strict`, the program has tensors that are not among `names`.
+            UpdateError: with `strict`, the program has tensors that are not among `names`; without, none of `names`
+                can be updated.
         """
-        available = set(names)
+        available = dict.fromkeys(names)
         chosen: list[str] = []
         missing: list[str] = []
         for name, source in self._sources.items():
             found = [other for other in (name, *source.aliases) if other in available]
+            if name in self._refusals and (not strict or name in self._auxiliary):
+                continue
             if found:
-                if strict or name not in self._refusals:
-                    chosen.append(found[0])
-            elif name in self._using and not all(record.auxiliary for record in self._using[name]):
+                chosen += found  # all names of a tied tensor: they must not contradict each other
+            elif name in self._using and name not in self._auxiliary:
                 missing.append(name)
         if missing and strict:
-            raise UpdateError(f"the state dict lacks {_list(missing)}, which the program has")
-        known = set(self._names)
-        chosen += [name for name in available - known if name in self._blobs]
+            raise UpdateError(f"the state dict lacks {_list(missing)}, which the program has{self._hint(available)}")
+        chosen += [name for name in available if name not in self._names and name in self._blobs]
+        if available and not chosen:
+            raise self.mismatch(available)
         return chosen
+
+    def mismatch(self, names: Iterable[str]) -> UpdateError:
+        """The error for tensors of which none can be updated: what was given, and what there is."""
+        given = list(names)
+        reasons = {name: self._refusals.get(self._names.get(name, name), "") for name in given}
+        refused = [f"'{name}': {reason}" for name, reason in reasons.items() if reason]
+        own = [name for name in self._sources if name not in self._refusals] or list(self._keys())
+        return UpdateError(
+            f"{self._blobs.name}: none of the tensors given can be updated"
+            + (f" ({'; '.join(refused)})" if refused else "")
+            + f": given are {_some(given)}, the programs have {_some(own) or 'none with a name'}{self._hint(given)}"
+        )
+
+    def _keys(self) -> Iterable[str]:
+        return (key for key in self._blobs if not key.startswith(KEY_PREFIX) and "@" not in key)
+
+    def _similar(self, name: str) -> list[str]:
+        """Names of tensors that differ from `name` in what is in front, or in what wrappers put in between."""
+        plain = _unwrapped(name)
+        known = dict.fromkeys((*self._names, *self._keys()))
+        return [
+            other
+            for other in known
+            if other != name and (other.endswith(f".{name}") or name.endswith(f".{other}") or other == plain)
+        ]
+
+    def _hint(self, names: Iterable[str]) -> str:
+        """What an unknown name may have been meant for."""
+        for name in names:
+            if (
+                isinstance(name, str)
+                and name not in self
+                and name not in self._blobs
+                and (similar := self._similar(name))
+            ):
+                return f"; '{name}' may be {_some(similar, 'or')} here"
+        return ""
+
+    def check_stored(self, origin: str) -> None:
+        """Refuse tensors of one name of which a delegate has one and a kernel reads another.
+
+        Args:
+            origin: what messages call the program that was lowered to these data files.
+
+        Raises:
+            KeyConflictError: what a delegate's blob was made of is not what the file has by the same name.
+        """
+        for record in self._records.values():
+            if record.key not in self._blobs or any(self._names[s.name] in self._refusals for s in record.sources):
+                continue
+            values = [value for source in record.sources if (value := self._stored(source)) is not None]
+            if len(values) == len(record.sources):
+                made = layouts.store(record, values, self._blobs.get_data).reshape(-1).view(np.uint8).data
+                if not same_bytes(made, self._blobs.get_data(record.key)):
+                    raise KeyConflictError(
+                        f"{origin}: {_list(source.name for source in record.sources)} of one method, which is delegated, "
+                        "and of another, which is not, are different: export them from modules that call them "
+                        "differently (docs/lowering.md)"
+                    )
+
+    def _stored(self, source: Source) -> Plain | None:
+        for key in self._own_keys(self._names[source.name]):
+            layout = self._blobs.get_tensor_layout(key)
+            if layout is not None and layout.scalar_type == source.scalar_type:
+                return layouts.from_blob(self._blobs.get_data(key), layout)
+        return None
 
     def _parts(self, name: str, value: Any) -> list[tuple[str, Any]]:
         """A tensor; or, of one that torchao quantized, its integers and its scales."""
@@ -307,6 +415,9 @@ class LogicalTensors(Mapping[str, LogicalTensor]):
         given[source.name] = tensor
 
     def _unknown(self, name: str) -> str:
+        return self._reason(name) + self._hint([name])
+
+    def _reason(self, name: str) -> str:
         where = self._blobs.name
         if not self._records and any(_HASH_KEY.fullmatch(key) for key in self._blobs):
             return (
@@ -316,6 +427,33 @@ class LogicalTensors(Mapping[str, LogicalTensor]):
         if not self._records:
             return f"{where}: no key {name!r}, and no records that would tell of tensors by name"
         return f"{where}: no key and no tensor {name!r}"
+
+
+def _two_shapes(one: tuple[int, ...], other: tuple[int, ...]) -> str:
+    return (
+        f"programs have tensors of different shapes by this name, {list(one)} and {list(other)}; open a cache for each"
+    )
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    try:
+        (left, kind), (right, other_kind) = layouts.plain(one), layouts.plain(other)
+    except UnsupportedDataError:  # bytes of a key
+        return same_bytes(as_bytes(one)[0], as_bytes(other)[0])
+    return (kind, left.shape) == (other_kind, right.shape) and same_bytes(as_bytes(left)[0], as_bytes(right)[0])
+
+
+def _unwrapped(name: str) -> str:
+    """A name without what data parallelism, compilation and outer modules add to it."""
+    return ".".join(part for part in name.split(".") if part not in {"module", "model", "_orig_mod"})
+
+
+def _some(names: Iterable[str], last: str = "and") -> str:
+    """At most five names."""
+    every = list(names)
+    if len(every) > 5:
+        return f"{_list(every[:5])} and {len(every) - 5} others"
+    return f" {last} ".join(f"'{name}'" for name in every) if len(every) < 3 else _list(every)
 
 
 def _list(names: Iterable[str]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Literal
@@ -20,6 +21,7 @@ from blobstore.errors import (
     TrainingError,
     UnsupportedOperationError,
 )
+from blobstore.lowering.updates import LogicalTensor, LogicalTensors
 from blobstore.mapped_file import Paths, as_path
 from blobstore.runtime import BlobCache, Program, check_cache
 from blobstore.staging import refuse_inputs
@@ -346,7 +348,9 @@ class TrainingProgram:
         """Commit the trained parameters and buffers to the programs on a cache; their next call uses them.
 
         They are those of one moment between two steps; steps of other threads wait until it is done. Delegated programs
-        get them by name, laid out as they store them (see docs/lowering.md). Buffers that the cache lacks are passed over.
+        get them by name, laid out as they store them (see docs/lowering.md). Buffers that the cache lacks, or that its
+        programs change themselves, are passed over. Where a delegate has a trained tensor combined with a frozen one,
+        such as the statistics of a folded normalization, the frozen one is taken from this program's data files.
 
         Args:
             cache: where to; left out, the cache that this program runs on.
@@ -358,6 +362,7 @@ class TrainingProgram:
 
         Raises:
             KeyNotFoundError: the cache lacks parameters; all are named. Nothing was changed, here and below.
+            UpdateError: the cache takes none of the parameters and buffers; or as for `BlobCache.update`.
             UnsupportedDataError: `cache` is not a cache.
             As `BlobCache.update`.
         """
@@ -369,19 +374,40 @@ class TrainingProgram:
             raise KeyNotFoundError(
                 f"{target.name}: has none of the parameters {', '.join(map(repr, missing))} of {self.program.path}"
             )
-        tensors = {**self._parameters, **self._buffers}
+        tensors = {
+            name: tensor.detach()
+            for name, tensor in {**self._parameters, **self._buffers}.items()
+            if name in target or (name in known and not _is_passed_over(known[name], strict))
+        }
+        if not tensors:
+            raise known.mismatch([*self._parameters, *self._buffers])
+        tensors.update(self._frozen_parts(tensors, known))
         with self._turns:  # committed from where they are: a copy would take longer than the commit
-            return target.update(
-                {
-                    name: tensor.detach()
-                    for name, tensor in tensors.items()
-                    if name in target or (name in known and (strict or not known[name].refusal))
-                },
-                finite=finite,
-            )
+            return target.update(tensors, finite=finite)
+
+    def _frozen_parts(self, tensors: Iterable[str], known: LogicalTensors) -> dict[str, Tensor]:
+        """Copies of the frozen tensors without which a target cannot change the others."""
+        own = set(self.program.external_keys(self.method))
+        found: dict[str, Tensor] = {}
+        pending = [known[name] for name in tensors if name in known]
+        seen = {tensor.name for tensor in pending}
+        with self.program.cache.reading():
+            while pending:
+                for need in set(pending.pop().needs) - seen:
+                    tensor = known[need]
+                    seen.add(need)
+                    pending.append(tensor)
+                    for name in (name for name in (need, *tensor.aliases) if name in own):
+                        found[name] = self.program.cache.torch(name).clone()
+        return found
 
     def __repr__(self) -> str:
         return f"<TrainingProgram {self.program.path}: {self.method!r}, {len(self._parameters)} parameters>"
+
+
+def _is_passed_over(tensor: LogicalTensor, strict: bool) -> bool:
+    """Whether not to publish to it: state of the programs that serve, or, unless `strict`, what cannot be changed."""
+    return bool(tensor.refusal) and (tensor.auxiliary or not strict)
 
 
 def _copies(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -14,7 +14,7 @@ from torch import nn
 from blobstore import errors
 from blobstore.demo.models import lower, quiet
 from blobstore.runtime import BlobCache, Program
-from blobstore.training import TrainingProgram
+from blobstore.training import TrainingProgram, lower_training
 from tests.lowering.live import close, lower_exported, lower_through, write
 from tests.lowering.test_quantized import pt2e, put
 from tests.training import nets
@@ -219,14 +219,84 @@ def test_serving_while_training(kind: Any, tmp_path: Path) -> None:
     close(methods[0](x)[0], expected[-1])
 
 
+class Indexed(nets.XOR):
+    """A layer of it is written with an operator that XNNPACK does not have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("order", torch.tensor([0, 1]))
+
+    def scores(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.sigmoid(self.first(x)) @ self.second.weight[self.order].t() + self.second.bias
+
+
 def test_what_a_program_has_inside_is_passed_over_on_request(tmp_path: Path) -> None:
-    joint = nets.norm()
-    training = joint.load(tmp_path / "train")
-    cache, program = delegated(joint.model, joint.batches[0][0], tmp_path / "serve")
-    model = train(joint, training)
-    with pytest.raises(errors.UpdateError, match=r"norm\.running_mean.*constant inside the program"):
+    joint = nets.xor()
+    training, x = joint.load(tmp_path / "train"), joint.batches[0][0]
+    model = Indexed()
+    model.load_state_dict(joint.model.state_dict(), strict=False)
+    methods = {"forward": (nets.Scores(model), (x,))}
+    path = lower_through(methods, tmp_path / "serve", external_constants=None)
+    cache = BlobCache(tmp_path / "serve" / "model.ptd")
+    trained = train(joint, training)
+    with pytest.raises(errors.UpdateError, match=r"second\.weight.*constant inside the program"):
         training.publish(cache)
     assert cache.generation == 0
     assert training.publish(cache, strict=False) == cache.generation == 1
-    x = joint.batches[0][0]
+    model.first.load_state_dict(trained.first.state_dict())  # the rest is inside
+    close(Program(path, cache).method()(x)[0], nets.Scores(model)(x))
+
+
+def test_nothing_to_publish_to(tmp_path: Path) -> None:
+    training = nets.xor().load(tmp_path / "train")
+    cache, _ = portable(nets.Convolutions(), torch.ones(1, 1, 8, 8), tmp_path / "serve")
+    with pytest.raises(errors.UpdateError, match=r"given are 'first\.weight'.*the programs have 'conv\.weight'"):
+        training.publish(cache, strict=False)
+    assert cache.generation == 0
+
+
+def test_state_of_the_program_that_serves(tmp_path: Path) -> None:
+    """It serves in train() and so keeps statistics of its own."""
+    joint = nets.norm()
+    training, x = joint.load(tmp_path / "train"), joint.batches[0][0]
+    cache, program = delegated(joint.model, x, tmp_path / "serve")
+    model = train(joint, training)
+    assert cache.tensors["norm.running_mean"].auxiliary
+    training.publish(cache)
     close(program.method()(x)[0], nets.Scores(model)(x))
+
+
+class FrozenNorm(nets.Norm):
+    """Batch normalization in eval(): its parameters are trained on fixed statistics."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.BatchNorm2d)
+        self.norm.running_mean.copy_(torch.linspace(-1, 1, 4))
+        self.norm.running_var.copy_(torch.linspace(0.5, 2, 4))
+
+
+@pytest.mark.parametrize("together", [True, False], ids=["one cache", "two caches"])
+def test_normalization_of_fixed_statistics_that_was_folded(together: bool, tmp_path: Path) -> None:
+    """What the delegate has combined with them is made of the training program's own, which no step changes."""
+    torch.manual_seed(0)
+    model = FrozenNorm().eval()
+    x, labels = torch.randn(2, 1, 8, 8), torch.tensor([0, 2])
+    with quiet():
+        train_pte = write(lower_training(model, (x, labels), remove_view_copy=False), tmp_path / "train")
+    served = FrozenNorm().eval()
+    served.load_state_dict(model.state_dict())
+    if not together:
+        served.norm.running_var.mul_(3)
+    cache, program = delegated(served, x, tmp_path / "serve")
+    if together:
+        cache = BlobCache([tmp_path / "train" / "model.ptd", tmp_path / "serve" / "model.ptd"])
+        program = Program(tmp_path / "serve" / "model.pte", cache)
+        training = TrainingProgram(train_pte, cache)
+    else:
+        training = TrainingProgram(train_pte, data=tmp_path / "train" / "model.ptd")
+    optimizer = torch.optim.SGD(training.named_parameters().values(), lr=0.1)
+    for _ in range(2):
+        training.step(optimizer, x, labels)
+        training.publish(cache)
+        model.load_state_dict(training.named_parameters(), strict=False)
+        close(program.method()(x)[0], nets.Scores(model)(x))

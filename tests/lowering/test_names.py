@@ -1,0 +1,248 @@
+"""Which of a model's tensors an update takes, under which names: state, ties, what no state dict has (U1, U3)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from blobstore.demo.models import quiet
+from blobstore.errors import KeyConflictError, KeyNotFoundError, UpdateError
+from blobstore.layout import ScalarType
+from blobstore.lowering.records import Operation, Record, Records, Source, Step, records_key
+from blobstore.lowering.updates import LogicalTensors
+from blobstore.ptd.reader import open_ptd
+from blobstore.runtime import BlobCache, Program
+from blobstore.store import BlobStore
+from tests.lowering.live import Live, close, inputs, lower_through, plugin, randomize, seeded, write
+
+with quiet():
+    from executorch.exir import ExecutorchBackendConfig, to_edge_transform_and_lower
+
+
+class Stateful(nn.Module):
+    """A cache of keys, a counter, running statistics, a buffer of no state dict, and a parameter that nothing uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.unused = nn.Parameter(torch.ones(3))
+        self.register_buffer("cache", torch.zeros(4, 8))
+        self.register_buffer("steps", torch.zeros(1, dtype=torch.int64))
+        self.register_buffer("mean", torch.zeros(8))
+        self.register_buffer("scale", torch.linspace(1, 2, 8), persistent=False)
+        self.head = nn.Linear(8, 8)
+        self.head.register_buffer("mask", torch.linspace(0, 1, 64).reshape(8, 8), persistent=False)
+
+    def forward(self, x: Tensor, position: Tensor) -> Tensor:
+        y = self.linear(x) * self.scale
+        self.cache.index_copy_(0, position, y)
+        self.steps.add_(1)
+        self.mean.mul_(0.5).add_(0.5 * y.detach().mean(0))
+        return nn.functional.linear(self.cache, self.head.mask, self.head.bias) + self.mean + self.steps
+
+
+def fresh(module: Stateful) -> Stateful:
+    """The same weights with the state that a program starts with."""
+    copy = Stateful().eval()
+    copy.load_state_dict(module.state_dict())
+    for name in ("cache", "steps", "mean"):
+        getattr(copy, name).zero_()
+    return copy
+
+
+def test_state_is_no_weight(tmp_path: Path) -> None:
+    """A whole state dict is taken; state is passed over, and refused for what it is if it is asked for by name."""
+    module = seeded(Stateful)
+    example = (*inputs(1, 8), torch.tensor([2]))
+    with torch.no_grad():
+        path = lower_through({"forward": (module, example)}, tmp_path)
+    cache = BlobCache(tmp_path / "model.ptd")
+    state = randomize(module, 1)
+    module.scale.copy_(torch.linspace(1, 2, 8))
+    module.head.mask.copy_(torch.linspace(0, 1, 64).reshape(8, 8))
+    assert set(state) > {"unused", "cache", "steps", "mean"}
+    cache.update_state_dict(state)
+    eager, method = fresh(module), Program(path, cache).method()
+    with torch.no_grad():
+        for _ in range(3):
+            close(method(*example)[0], eager(*example))
+    for name in ("cache", "steps", "mean"):
+        assert cache.tensors[name].auxiliary
+        with pytest.raises(UpdateError, match=f"'{name}' cannot be updated: it is no weight but state"):
+            cache.update({name: getattr(module, name)})
+    with pytest.raises(UpdateError, match=r"'cache': it is no weight but state"):
+        cache.update_state_dict({"cache": module.cache}, strict=False)
+    with pytest.raises(UpdateError, match=r"lacks 'linear\.bias'"):
+        cache.update_state_dict({name: tensor for name, tensor in state.items() if name != "linear.bias"})
+    with pytest.raises(KeyNotFoundError, match="unused"):
+        cache.update({"unused": module.unused})
+
+
+def test_buffers_of_no_state_dict_can_be_given(tmp_path: Path) -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(8, 8)
+            self.register_buffer("matrix", torch.eye(8), persistent=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return nn.functional.linear(self.linear(x), self.matrix)
+
+    live = Live.make(seeded(Scaled), inputs(2, 8), tmp_path)
+    live.cache.update_state_dict(live.module.state_dict())
+    live.check()
+    with torch.no_grad():
+        live.module.matrix.mul_(torch.linspace(1, 2, 8))
+    live.cache.update({"matrix": live.module.matrix})
+    live.check()
+
+
+class Tied(nn.Module):
+    """One matrix: looked up by a kernel, multiplied by a delegate, or both only looked up."""
+
+    def __init__(self, *, delegated: bool) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(16, 8)
+        self.head = nn.Linear(8, 16, bias=False) if delegated else nn.Embedding(16, 8)
+        self.head.weight = self.embed.weight
+        self.last = nn.Linear(16 if delegated else 8, 4)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embed(tokens)
+        x = self.head(torch.tanh(x)) if isinstance(self.head, nn.Linear) else x * self.head(15 - tokens)
+        return self.last(x)
+
+
+class TiedLayers(nn.Module):
+    """Both of them a delegate's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head, self.last = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 4)
+        self.head.weight = self.embed.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = torch.linspace(-1, 1, 8) * tokens[:, None]
+        return self.last(self.head(torch.tanh(self.embed(x))))
+
+
+MAKERS = {
+    "one of two delegated": lambda: Tied(delegated=True),
+    "portable": lambda: Tied(delegated=False),
+    "delegated": TiedLayers,
+}
+
+
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize("kind", MAKERS)
+def test_tied_tensors_under_each_name(kind: str, strict: bool, tmp_path: Path) -> None:
+    """Whichever name the exporter keeps; values that contradict each other change nothing."""
+    module = seeded(MAKERS[kind])
+    tokens = torch.tensor([1, 2, 3])
+    exported = torch.export.export(module, (tokens,), strict=strict)
+    with quiet():
+        edge = to_edge_transform_and_lower(exported, partitioner=plugin()())
+        path = write(edge.to_executorch(ExecutorchBackendConfig(external_constants=lambda _: "model")), tmp_path)
+    cache = BlobCache(tmp_path / "model.ptd")
+    method = Program(path, cache).method()
+
+    def check() -> None:
+        with torch.no_grad():
+            close(method(tokens)[0], module(tokens))
+
+    check()
+    names = ("embed.weight", "head.weight")
+    for name in names:
+        with torch.no_grad():
+            module.embed.weight.mul_(-1.5)
+        cache.update({name: module.embed.weight})
+        check()
+    for name in names:
+        state = randomize(module, len(name))
+        cache.update_state_dict({key: tensor for key, tensor in state.items() if key == name or key not in names})
+        check()
+    cache.update_state_dict(randomize(module, 3))
+    check()
+    for change in (cache.update, cache.update_state_dict):
+        for first, second in (names, names[::-1]):
+            other = torch.zeros(module.embed.weight.shape)
+            with pytest.raises(UpdateError, match="another name of"):
+                change({**module.state_dict(), first: module.embed.weight, second: other})
+    check()
+
+
+def test_nothing_matches(tmp_path: Path) -> None:
+    """Silence would look like success; names that wrappers changed are recognized."""
+    live = Live.make(seeded(layers), inputs(3, 16), tmp_path)
+    generation = live.cache.generation
+    wrapped = {f"module.{name}": tensor for name, tensor in live.module.state_dict().items()}
+    for strict in (True, False):
+        with pytest.raises(UpdateError, match=r"'module\.0\.weight' may be '0\.weight' here"):
+            live.cache.update_state_dict(wrapped, strict=strict)
+    with pytest.raises(
+        UpdateError, match=r"none of the tensors given .* given are 'other', the programs have '0\.weight'"
+    ):
+        live.cache.update_state_dict({"other": torch.zeros(3)}, strict=False)
+    with pytest.raises(KeyNotFoundError, match=r"'_orig_mod\.0\.weight' may be '0\.weight' here"):
+        live.cache.update({"_orig_mod.0.weight": live.module.state_dict()["0.weight"]})
+    assert live.cache.generation == generation
+    live.check()
+
+
+def layers() -> nn.Module:
+    return nn.Sequential(nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 4))
+
+
+# --------------------------------------------------------------------- records that were made by different lowerings
+
+
+def tensors(folder: Path, *records: Record, **blobs: object) -> LogicalTensors:
+    """The logical tensors of a file with these records, one lowering each, and these blobs."""
+    store = BlobStore()
+    for record in records:
+        data = Records("XnnpackBackend", (record,), ()).pack()
+        store.add(records_key(data), data, alignment=16)
+        store.add(record.key, bytes(record.nbytes))
+    for key, blob in blobs.items():
+        store.add(key, blob)
+    store.write_ptd(folder / "blobs.ptd")
+    return LogicalTensors(open_ptd(folder / "blobs.ptd"))
+
+
+def record(key: str, name: str, sizes: tuple[int, ...] = (2,), *aliases: str) -> Record:
+    source = Source(name, ScalarType.FLOAT, sizes, aliases)
+    return Record(key, 4 * sizes[0], (source,), (Step(Operation.RESHAPE, ints=sizes),))
+
+
+def test_programs_that_kept_different_names_of_a_tied_tensor(tmp_path: Path) -> None:
+    """An update by either name changes what each of them made of it."""
+    first, second = record("a@1", "a", (2,), "b"), record("b@2", "b", (2,), "a")
+    for known in (tensors(tmp_path, first, second), tensors(tmp_path, second, first)):
+        for name in ("a", "b"):
+            assert set(known.resolve({name: torch.ones(2)})) == {"a@1", "b@2"}
+        assert len(known) == 1
+        with pytest.raises(UpdateError, match="another name of"):
+            known.resolve({"a": torch.ones(2), "b": torch.zeros(2)})
+
+
+def test_names_that_a_third_program_connects(tmp_path: Path) -> None:
+    known = tensors(tmp_path, record("a@1", "a"), record("b@2", "b"), record("c@3", "c", (2,), "a", "b"))
+    assert set(known.resolve({"b": torch.ones(2)})) == {"a@1", "b@2", "c@3"}
+
+
+def test_one_name_for_two_shapes_is_refused(tmp_path: Path) -> None:
+    known = tensors(tmp_path, record("a@1", "a"), record("a@2", "a", (3,)))
+    with pytest.raises(UpdateError, match=r"different shapes by this name, \[2\] and \[3\]|\[3\] and \[2\]"):
+        known.split({"a": torch.ones(2)})
+    known = tensors(tmp_path, record("a@1", "a"), a=torch.ones(3))
+    with pytest.raises(UpdateError, match=r"different shapes by this name, \[2\] and \[3\]"):
+        known.split({"a": torch.ones(2)})
+
+
+def test_records_of_one_blob_must_agree(tmp_path: Path) -> None:
+    other = Record("a@1", 8, record("a@1", "a").sources, (Step(Operation.CAST, ints=(6,)),))
+    with pytest.raises(KeyConflictError, match="a@1"):
+        tensors(tmp_path, record("a@1", "a"), other)
