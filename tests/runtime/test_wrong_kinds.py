@@ -116,7 +116,7 @@ def makers(files: Any, tmp_path: Path) -> dict[str, Any]:
         "load_adapter.path": lambda: folder / "foundation-adapter.ptd",
         "merge_adapter.adapter": lambda: folder / "plain-model-adapter.ptd",
         "Adapter.value.name": lambda: "l.0.lora_a.weight",
-        "AdapterTags.tensor": lambda: "l.0.weight",
+        "AdapterTags.__call__.tensor": lambda: "l.0.weight",
         "save_adapter.tensors": lambda: adapter_nets.adapter_of(1),
         "foundation": lambda: foundation,
         "AdapterTags.foundation": lambda: "foundation",
