@@ -15,10 +15,11 @@ This is the only module that imports the native package `blobstore-runtime`. It 
 from __future__ import annotations
 
 import ctypes
-import errno
 import functools
 import importlib.util
+import operator
 import os
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -122,16 +123,29 @@ def _is_text(value: object) -> bool:
 
 
 def _native_path(path: str | os.PathLike[str]) -> bytes:
-    name = os.fsencode(path)
-    if b"\0" in name:
-        raise errors.FileAccessError(os.fsdecode(name), OSError(errno.EINVAL, "a path cannot have a null character"))
-    return name
+    return os.fsencode(as_path(path))
 
 
 def check_cache(cache: object, what: str) -> None:
     """Raise UnsupportedDataError if something is not a cache."""
     if not isinstance(cache, BlobCache):
-        raise errors.UnsupportedDataError(f"{what} is to be a BlobCache, not a {type(cache).__qualname__}")
+        raise errors.UnsupportedDataError(f"{what} must be a BlobCache, not a {type(cache).__qualname__}")
+
+
+def _check_by_name(values: object) -> None:
+    if not isinstance(values, Mapping):
+        raise errors.UnsupportedDataError(f"expected tensors by name, found a {type(values).__qualname__}")
+
+
+def _index(value: object, what: str) -> int:
+    """A number that the native side takes where it counts something."""
+    try:
+        number = operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise errors.InputError(f"{what} must be an integer, not {value!r}") from None
+    if not 0 <= number <= sys.maxsize:
+        raise errors.InputError(f"{what} {number} is out of range")
+    return number
 
 
 _NativeLayout = tuple[int, tuple[int, ...], tuple[int, ...]]
@@ -228,7 +242,7 @@ class BlobCache(NamedDataMap):
         *,
         base: BlobCache | None = None,
     ) -> None:
-        if mode not in {"private", "shared", "copy"}:
+        if not isinstance(mode, str) or mode not in {"private", "shared", "copy"}:
             raise errors.UnsupportedOperationError(f"mode {mode!r} is none of 'private', 'shared', 'copy'")
         self.paths = tuple(as_paths(paths))
         if base is not None:
@@ -396,7 +410,8 @@ class BlobCache(NamedDataMap):
             As `update`.
         """
         self._check_open()
-        return int(self._native.update([self._change(key, memoryview(data).cast("B")) for key, data in blobs.items()]))
+        _check_by_name(blobs)
+        return int(self._native.update([self._change(key, as_bytes(data)[0]) for key, data in blobs.items()]))
 
     def update_state_dict(self, tensors: Mapping[str, Any], *, strict: bool = True, finite: bool = False) -> int:
         """Change whatever of a model's `state_dict()` the programs on this cache have, in one commit.
@@ -412,6 +427,7 @@ class BlobCache(NamedDataMap):
             As `update`.
         """
         self._check_open()
+        _check_by_name(tensors)
         names = self.tensors.names_for_state_dict(tensors, strict=strict)
         return self.update({name: tensors[name] for name in names}, finite=finite)
 
@@ -455,10 +471,14 @@ class BlobCache(NamedDataMap):
             KeyNotFoundError: a key is not in this cache's files.
             UnsupportedOperationError: in mode "shared", where a commit changes the file itself; `load` the file that
                 the working copy was made from.
+            UnsupportedDataError: `keys` are neither a key nor several.
         """
         if keys is None:
             return int(self._native.revert())
-        wanted = [keys] if isinstance(keys, str) else list(keys)
+        try:
+            wanted = [keys] if isinstance(keys, str) else list(keys)
+        except (TypeError, ValueError):  # ValueError: memory that was released
+            raise errors.UnsupportedDataError(f"expected keys, found a {type(keys).__qualname__}") from None
         for key in wanted:
             self._check_key(key)
         return int(self._native.revert_keys(wanted))
@@ -478,7 +498,8 @@ class BlobCache(NamedDataMap):
             FileAccessError: writing failed; a file that was there is as before.
         """
         self._check_open()
-        refuse_inputs([Path(path)], self._all_paths())
+        path = as_path(path)
+        refuse_inputs([path], self._all_paths())
         store = BlobStore()
         with self.reading():
             wanted = self.dirty if dirty_only else [key for key in self._keys if self._native.owns(key)]
@@ -545,7 +566,7 @@ class Transaction:
 
     def __setitem__(self, key: str, data: Any) -> None:
         cache = self._cache
-        cache._check_open()
+        cache._check_key(key)
         if key in cache.tensors:
             cache.tensors.split({key: data})
             self._logical[key] = cache.tensors.copy(key, data)
@@ -564,6 +585,7 @@ class Transaction:
 
     def update(self, blobs: Mapping[str, Any]) -> None:
         """Set several keys."""
+        _check_by_name(blobs)
         for key, data in blobs.items():
             self[key] = data
 
@@ -586,6 +608,7 @@ def serving(cache: BlobCache) -> Iterator[None]:
     several delegates runs, the later ones may be a generation ahead; with `Program` that cannot happen. Constants that
     no delegate took are ExecuTorch's own here, and do not change.
     """
+    check_cache(cache, "what is served")
     scope = _native.CacheScope(cache._native)
     scope.enter()
     try:
@@ -637,8 +660,8 @@ def make_working_copy(paths: Paths, target: str | os.PathLike[str]) -> int:
         KeyConflictError: two files contradict each other.
         OutputPathError: the target is one of the files.
     """
-    files = as_paths(paths)
-    refuse_inputs([Path(target)], files)
+    files, target = as_paths(paths), as_path(target)
+    refuse_inputs([target], files)
     store = BlobStore()
     for path in files:
         store.merge(open_ptd(path))
@@ -693,7 +716,7 @@ class Method:
 
     def call_first(self, count: int, *inputs: Any) -> list[Any]:
         """As a call, but only the first `count` outputs are copied and returned."""
-        return self._run_first(count, *inputs)  # type: ignore[no-any-return]
+        return self._run_first(_index(count, "the number of outputs"), *inputs)  # type: ignore[no-any-return]
 
     def output_memory(self, index: int) -> torch.Tensor:
         """A tensor over the memory that the method writes an output to, always the same.
@@ -706,7 +729,7 @@ class Method:
             InputError: the output is not a tensor.
             UnsupportedOperationError: the program has no planned memory for it.
         """
-        return self._native.output_memory(index)  # type: ignore[no-any-return]
+        return self._native.output_memory(_index(index, "the number of an output"))  # type: ignore[no-any-return]
 
     def state_memory(self) -> dict[str, torch.Tensor]:
         """As `output_memory`, the named tensors that the method keeps in memory of its own: its mutable buffers, and
@@ -776,7 +799,7 @@ class Program:
             KeyNotFoundError: a delegate takes a blob that is nowhere.
             ProgramError: ExecuTorch cannot load it.
         """
-        found = self._methods.get(name)
+        found = self._methods.get(self._name(name))
         if found is None:
             found = self._methods.setdefault(name, self.load_method(name))
         return found

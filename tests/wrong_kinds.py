@@ -130,6 +130,8 @@ class ScalarLike:
 def check(one: PublicCallable, makers: Makers, folder: Path) -> int:
     """Call something with a wrong value for each of its parameters in turn, and for all at once.
 
+    Flags stay as they are: they take whatever has a truth value.
+
     Args:
         one: what to call.
         makers: what makes the good values. They are made anew for every call, as a call may change them.
@@ -141,7 +143,7 @@ def check(one: PublicCallable, makers: Makers, folder: Path) -> int:
     Raises:
         AssertionError: a call raised something else than a BlobStoreError; the first of these calls are named.
     """
-    parameters = one.parameters
+    parameters = [parameter for parameter in one.parameters if not isinstance(parameter.default, bool)]
     calls: list[dict[str, int]] = [{}]  # of each parameter with a wrong value, the number of that value
     count = len(wrong_values(folder))
     for parameter in parameters:

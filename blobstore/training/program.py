@@ -203,7 +203,7 @@ class TrainingProgram:
                 it with a closure, in `locked()`). Or it failed: then the buffers are as before, and parameters that
                 it changed until then are changed.
         """
-        if on_nan not in ("raise", "skip", "accept"):
+        if not isinstance(on_nan, str) or on_nan not in ("raise", "skip", "accept"):
             raise TrainingError(f"on_nan {on_nan!r} is none of 'raise', 'skip', 'accept'")
         of_torch = optimizers.check(optimizer, self._parameters)
         with self._turns:
