@@ -355,6 +355,18 @@ NB_MODULE(_native, module) {
       .def(nb::init<std::shared_ptr<BlobCache>>())
       .def("enter", &HeldScope::enter)
       .def("leave", &HeldScope::leave);
+  module.def(
+      "served_delegates",
+      [](const BlobCache& cache) {
+        nb::list out;
+        for (const ServedDelegate& one : served_delegates(cache)) {
+          out.append(nb::make_tuple(
+              one.method, to_bytes(one.program), one.inode, nb::cast(one.keys), nb::cast(one.same_files)));
+        }
+        return out;
+      },
+      "cache"_a,
+      "(method, file of the program, its inode, keys of its blobs, ids of caches on ExecuTorch's data files) of each.");
   module.def("delegate_stats", [] {
     const DelegateStats found = delegate_stats();
     nb::dict out;

@@ -359,7 +359,7 @@ void LoadedMethod::load(
     const ProgramImage& image,
     size_t number) {
   const BlobCache::Reading reading(*map.cache()); // delegates pack what they read: one generation
-  const CacheScope scope(map.cache());
+  const CacheScope scope(map.cache(), /*served=*/false);
   CacheDataMap::Misses misses;
   (void)take_delegate_failure();
   et::Result<et::Method> loaded = program.load_method(name_.c_str(), manager_.get(), nullptr, &map);
