@@ -20,6 +20,8 @@ import importlib.util
 import operator
 import os
 import sys
+import threading
+import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -34,10 +36,12 @@ from blobstore.data_map import NamedDataMap
 from blobstore.digest import Digest, digest
 from blobstore.layout import ScalarType, TensorLayout
 from blobstore.lowering import layouts
+from blobstore.lowering.reach import LoadedProgram, out_of_reach
 from blobstore.lowering.updates import LogicalTensors
 from blobstore.mapped_file import Paths, as_path, as_paths
 from blobstore.ptd.reader import open_ptd
 from blobstore.ptd.writer import Entry, write_ptd
+from blobstore.pte.program import ProgramFile, read_program
 from blobstore.staging import Staging, refuse_inputs
 from blobstore.store import BlobStore
 from blobstore.tensors import as_bytes, to_numpy, to_torch
@@ -148,6 +152,15 @@ def _index(value: object, what: str) -> int:
     return number
 
 
+def _open_served(path: bytes, inode: int) -> ProgramFile | None:
+    """A program that ExecuTorch has mapped, if its path still leads to it."""
+    try:
+        name = os.fsdecode(path)
+        return read_program(name) if path and Path(name).stat().st_ino == inode else None
+    except (OSError, errors.InvalidFileError):
+        return None
+
+
 _NativeLayout = tuple[int, tuple[int, ...], tuple[int, ...]]
 
 
@@ -174,6 +187,8 @@ def _argument_bytes(value: Any, wanted: _NativeLayout | None) -> tuple[Any, _Nat
     assert native is not None  # noqa: S101 - only an absent layout has no native one
     return view, native
 
+
+_programs_lock = threading.Lock()  # of the lists of programs that caches have
 
 _native: Any = _import_native()
 _native.set_helpers(
@@ -254,6 +269,8 @@ class BlobCache(NamedDataMap):
         )
         self.name = os.fsdecode(self._native.name)
         self._keys: list[str] = self._native.keys()
+        self._programs: weakref.WeakSet[LoadedProgram] = weakref.WeakSet()  # here and on caches above
+        self._served: dict[tuple[bytes, int], ProgramFile | None] = {}
 
     # What NamedDataMap asks for.
 
@@ -420,14 +437,18 @@ class BlobCache(NamedDataMap):
 
         Args:
             tensors: name to a tensor or array.
-            strict: refuse if the programs have tensors that are not given or cannot be changed; otherwise these stay.
+            strict: refuse if the programs have tensors that are not given or cannot be changed, or if programs that are
+                loaded now have weights where no update reaches them: inside, packed by another backend, or in a map of
+                ExecuTorch's own (see docs/runtime.md, "What an update reaches"). Otherwise these stay.
             finite: as for `update`.
 
         Returns, raises:
-            As `update`.
+            As `update`; UpdateError also names the programs, methods and weights that are out of reach.
         """
         self._check_open()
         _check_by_name(tensors)
+        if strict:
+            self._check_reach(tensors, whole=True)
         names = self.tensors.names_for_state_dict(tensors, strict=strict)
         return self.update({name: tensors[name] for name in names}, finite=finite)
 
@@ -521,6 +542,42 @@ class BlobCache(NamedDataMap):
 
     def _all_paths(self) -> list[Path]:
         return [*self.paths, *(self.base._all_paths() if self.base is not None else ())]
+
+    def _check_reach(self, tensors: Mapping[str, Any], *, whole: bool = False) -> None:
+        """Raise UpdateError if programs that are loaded have weights that an update of these does not reach."""
+        with _programs_lock:
+            programs = list(self._programs)
+        problems = out_of_reach([*programs, *self._served_programs()], tensors, whole=whole)
+        if problems:
+            raise errors.UpdateError(
+                f"{self.name}: nothing was changed, because some weights cannot follow: {'; '.join(problems)}"
+            )
+
+    def _served_programs(self) -> list[LoadedProgram]:
+        """Programs that ExecuTorch's own runtime has loaded while it was served this cache."""
+        parts: dict[tuple[str, bytes, int], list[Any]] = {}
+        for method, path, inode, *rest in _native.served_delegates(self._native):
+            parts.setdefault((method, path, inode), []).append(rest)
+        files: dict[tuple[bytes, int], ProgramFile | None] = {}
+        found = []
+        for (method, path, inode), delegates in parts.items():
+            files[path, inode] = file = self._served.get((path, inode)) or _open_served(path, inode)
+            own = {key for keys, others, _, _ in delegates for key in (*keys, *others)}
+            same = {number for _, _, numbers, _ in delegates for number in numbers}
+            same -= {number for _, _, _, numbers in delegates for number in numbers}
+            name = f"a program with a method '{method}'" if file is None else file.path
+            follows = functools.partial(self._is_shared_in, same)
+            read = functools.partial(files.get, (path, inode))
+            found.append(LoadedProgram(name, read, lambda: self.tensors, lambda: self._keys, follows, own))
+        self._served = files  # without those that are gone
+        return found
+
+    def _is_shared_in(self, caches: set[int], key: str) -> bool:
+        """Whether a key belongs to a shared working copy, of a cache in a set of ids."""
+        owner: BlobCache | None = self
+        while owner is not None and not owner._native.owns(key):
+            owner = owner.base
+        return owner is not None and owner.mode == "shared" and owner.id in caches
 
     def _changes(self, blobs: Mapping[str, Any], finite: bool) -> list[tuple[str, Any, _NativeLayout | None, bool]]:
         direct, logical = self.tensors.split(blobs)
@@ -703,9 +760,10 @@ class Method:
         ExecutionError: the method failed.
     """
 
-    def __init__(self, native: Any, path: Path) -> None:
+    def __init__(self, native: Any, path: Path, loaded: LoadedProgram) -> None:
         # not the Program, which keeps its methods: a cycle would hold weights until the garbage collector runs
         self._native = native
+        self._loaded = loaded  # for the cache to know of it
         self.path = path
         self.name: str = native.name
         self._run = native.__call__
@@ -750,6 +808,22 @@ class Method:
         return f"<Method {self.name!r} of {self.path}>"
 
 
+def _loaded(native: Any, path: Path, cache: BlobCache) -> LoadedProgram:
+    """What a program's cache, and those below it, know of it for as long as it or a method of it is there."""
+    loaded = LoadedProgram(
+        path,
+        lambda: ProgramFile(path, memoryview(native.file())),
+        lambda: cache.tensors,
+        lambda: cache._keys,
+    )
+    below: BlobCache | None = cache
+    with _programs_lock:
+        while below is not None:
+            below._programs.add(loaded)
+            below = below.base
+    return loaded
+
+
 class Program:
     """A .pte on a cache.
 
@@ -789,6 +863,7 @@ class Program:
         self._native: Any = _native.Program.load(_native_path(path), self.cache._native)
         self.method_names: tuple[str, ...] = tuple(self._native.methods)
         self._methods: dict[str, Method] = {}
+        self._loaded = _loaded(self._native, self.path, self.cache)
 
     def method(self, name: str = "forward") -> Method:
         """The method, loaded when it is first asked for, and kept.
@@ -806,7 +881,7 @@ class Program:
 
     def load_method(self, name: str = "forward") -> Method:
         """As `method`, but a new one each time, so that several threads can run it at once."""
-        return Method(self._native.load_method(self._name(name)), self.path)
+        return Method(self._native.load_method(self._name(name)), self.path, self._loaded)
 
     def _name(self, name: str) -> str:
         if not _is_text(name):

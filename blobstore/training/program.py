@@ -350,7 +350,8 @@ class TrainingProgram:
 
         Args:
             cache: where to; left out, the cache that this program runs on.
-            strict: refuse if the cache lacks parameters, or a program has some inside; otherwise these are passed over.
+            strict: refuse if the cache lacks parameters, or a program that is loaded on it seems to have some where no
+                update reaches them (see docs/runtime.md); otherwise these are passed over.
             finite: refuse infinities and NaN.
 
         Returns:
@@ -359,6 +360,7 @@ class TrainingProgram:
         Raises:
             KeyNotFoundError: the cache lacks parameters; all are named. Nothing was changed, here and below.
             UnsupportedDataError: `cache` is not a cache.
+            UpdateError: parameters are out of reach in a loaded program, which is named.
             As `BlobCache.update`.
         """
         target = cache if cache is not None else self.program.cache
@@ -369,16 +371,15 @@ class TrainingProgram:
             raise KeyNotFoundError(
                 f"{target.name}: has none of the parameters {', '.join(map(repr, missing))} of {self.program.path}"
             )
-        tensors = {**self._parameters, **self._buffers}
+        tensors = {
+            name: tensor.detach()
+            for name, tensor in {**self._parameters, **self._buffers}.items()
+            if name in target or (name in known and (strict or not known[name].refusal))
+        }
+        if strict:
+            target._check_reach(tensors)
         with self._turns:  # committed from where they are: a copy would take longer than the commit
-            return target.update(
-                {
-                    name: tensor.detach()
-                    for name, tensor in tensors.items()
-                    if name in target or (name in known and (strict or not known[name].refusal))
-                },
-                finite=finite,
-            )
+            return target.update(tensors, finite=finite)
 
     def __repr__(self) -> str:
         return f"<TrainingProgram {self.program.path}: {self.method!r}, {len(self._parameters)} parameters>"

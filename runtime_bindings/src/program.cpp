@@ -214,6 +214,9 @@ class LoadedProgram final : public Program, private ForkAware {
   ~LoadedProgram() override { leave(); }
 
   const std::string& path() const override { return image_.path(); }
+  std::pair<const uint8_t*, size_t> file() const override {
+    return {image_.whole().data(), static_cast<size_t>(image_.file_size())};
+  }
   const std::shared_ptr<BlobCache>& cache() const override { return cache_; }
   const std::vector<std::string>& methods() const override { return image_.methods(); }
 

@@ -104,20 +104,23 @@ Served::Served(
     : cache_(std::move(cache)) {
   about_.method = std::move(method);
   for (const DelegateConstant& constant : constants) {
-    about_.keys.push_back(constant.key);
+    (cache_->find(constant.key) != nullptr ? about_.keys : about_.others).push_back(constant.key);
   }
   std::vector<const void*> addresses{program};
   std::vector<const BlobCache*> owners;
   std::vector<et::FreeableBuffer> held; // an address counts while its memory is mapped
   for (const auto& [owner, sample] : samples(*cache_, constants)) {
-    if (map == nullptr || sample == nullptr) {
-      continue;
+    if (sample == nullptr) {
+      continue; // empty blobs tell nothing
     }
-    if (auto data = map->get_data(sample->key); data.ok()) {
-      addresses.push_back(data->data());
-      addresses.push_back(owner->find(sample->key)->data);
-      owners.push_back(owner);
-      held.push_back(std::move(data.get()));
+    owners.push_back(owner);
+    addresses.push_back(owner->find(sample->key)->data);
+    addresses.push_back(nullptr);
+    if (map != nullptr) {
+      if (auto data = map->get_data(sample->key); data.ok()) {
+        addresses.back() = data->data();
+        held.push_back(std::move(data.get()));
+      }
     }
   }
   const std::vector<std::optional<MappedFile>> files = mapped_files(addresses);
@@ -126,11 +129,10 @@ Served::Served(
     about_.inode = files[0]->inode;
   }
   for (size_t i = 0; i < owners.size(); ++i) {
-    const auto& theirs = files[1 + 2 * i];
-    const auto& ours = files[2 + 2 * i];
-    if (theirs && ours && *theirs == *ours) {
-      about_.same_files.push_back(owners[i]->id());
-    }
+    const auto& ours = files[1 + 2 * i];
+    const auto& theirs = files[2 + 2 * i];
+    const bool same = ours && theirs && *ours == *theirs;
+    (same ? about_.same_files : about_.other_files).push_back(owners[i]->id());
   }
   List& list = List::get();
   const std::lock_guard<std::mutex> guard(list.mutex);

@@ -46,8 +46,10 @@ struct ServedDelegate {
   std::string method;
   std::string program; // the file that its program is mapped from; empty if it is not, or the system does not say
   uint64_t inode = 0; // of that file
-  std::vector<std::string> keys; // of the blobs that it takes
-  std::vector<uint64_t> same_files; // ids of caches whose file ExecuTorch maps too, as its own data file
+  std::vector<std::string> keys; // of the blobs that it takes from the cache
+  std::vector<std::string> others; // of those that it takes from elsewhere
+  std::vector<uint64_t> same_files; // ids of caches that it takes blobs from, and whose file ExecuTorch maps as well
+  std::vector<uint64_t> other_files; // ids of those for which ExecuTorch has the blobs elsewhere, or not at all
 };
 /// Those on a cache, or on one that has it as its base.
 std::vector<ServedDelegate> served_delegates(const BlobCache& cache);
