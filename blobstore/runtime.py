@@ -660,10 +660,21 @@ class Transaction:
 def serving(cache: BlobCache) -> Iterator[None]:
     """Let methods that ExecuTorch's own runtime loads in this block, in this thread, run on a cache.
 
-    It is for delegates that were lowered with `BlobStorePartitioner`: they hold the cache and follow its commits for as
-    long as the method lives. Each delegate looks for commits when it is its turn, so if one happens while a method with
-    several delegates runs, the later ones may be a generation ahead; with `Program` that cannot happen. Constants that
-    no delegate took are ExecuTorch's own here, and do not change.
+    Delegates that were lowered with `BlobStorePartitioner` hold the cache and follow its commits for as long as the
+    method lives. Constants that no delegate took are read from the map that ExecuTorch makes of its data file: they
+    follow as well if that file is the cache's shared working copy (on Linux), and stay as they are otherwise::
+
+        make_working_copy("model.ptd", "live.ptd")
+        cache = BlobCache("live.ptd", "shared")
+        with serving(cache):
+            method = Runtime.get().load_program("model.pte", data_path="live.ptd").load_method("forward")
+
+    Where they would stay, a strict `update_state_dict` is refused. Each delegate looks for commits when it is its turn,
+    so if one happens while a method with several delegates runs, the later ones may be a generation ahead: commit
+    between two calls. With `Program` that cannot happen.
+
+    Raises:
+        UnsupportedDataError: `cache` is not a cache.
     """
     check_cache(cache, "what is served")
     scope = _native.CacheScope(cache._native)
