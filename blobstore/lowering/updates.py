@@ -99,6 +99,8 @@ class LogicalTensors(Mapping[str, LogicalTensor]):
             self._names.setdefault(name, source.name)
 
     def __getitem__(self, name: str) -> LogicalTensor:
+        if name not in self:
+            raise KeyNotFoundError(self._unknown(name))
         name = self._names[name]
         source, records = self._sources[name], self._using.get(name, [])
         needs = {other.name for record in records for other in record.sources} - {name}
@@ -120,7 +122,7 @@ class LogicalTensors(Mapping[str, LogicalTensor]):
         return len(self._sources)
 
     def __contains__(self, name: object) -> bool:
-        return name in self._names
+        return isinstance(name, str) and name in self._names
 
     def split(self, values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """What of `values` are blobs under their own keys, and what are logical tensors; some are both.
@@ -220,6 +222,8 @@ class LogicalTensors(Mapping[str, LogicalTensor]):
             KeyNotFoundError: it is not in these data files.
             UpdateError: it was quantized, packed or combined with others, so that it is not there any more.
         """
+        if not isinstance(name, str):
+            raise KeyNotFoundError(self._unknown(name))
         canonical = self._names.get(name, name)
         source = self._sources.get(canonical)
         for key in (canonical, *(source.aliases if source else ())):

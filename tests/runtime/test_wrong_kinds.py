@@ -10,10 +10,12 @@ import pytest
 import torch
 
 import blobstore.adapters
+import blobstore.lowering.updates
 import blobstore.runtime
 import blobstore.training
 from blobstore import runtime
 from blobstore.adapters import Adapter, AdapterInfo, AdaptersInfo, FoundationInfo, MergedAdapter, NamedTensor, Pair
+from blobstore.lowering.updates import LogicalTensor, LogicalTensors
 from blobstore.runtime import BlobCache, CacheStats, DelegateStats, Method, Program, Transaction, ValueInfo
 from blobstore.training import TrainingProgram
 from tests.adapters import nets as adapter_nets
@@ -22,8 +24,14 @@ from tests.training import nets as training_nets
 from tests.wrong_kinds import PublicCallable, check, public_callables
 
 RESULTS = {Adapter, AdapterInfo, AdaptersInfo, FoundationInfo, MergedAdapter, NamedTensor, Pair}
-RESULTS |= {CacheStats, DelegateStats, Method, Transaction, ValueInfo}
-CALLABLES = public_callables(blobstore.runtime, blobstore.training, blobstore.adapters, results=RESULTS)
+RESULTS |= {LogicalTensor, LogicalTensors, CacheStats, DelegateStats, Method, Transaction, ValueInfo}
+MODULES = (blobstore.runtime, blobstore.training, blobstore.adapters, blobstore.lowering.updates)
+INTERNAL = {"split", "resolve", "copy", "names_for_state_dict"}  # of LogicalTensors: for updates, which check first
+CALLABLES = [
+    one
+    for one in public_callables(*MODULES, results=RESULTS)
+    if not (one.owner is LogicalTensors and one.name in INTERNAL)
+]
 
 
 @pytest.fixture(scope="module")
@@ -75,11 +83,15 @@ def makers(files: Any, tmp_path: Path) -> dict[str, Any]:
         "Adapter": lambda: blobstore.adapters.read_adapter(folder / "foundation-adapter.ptd"),
         "AdapterTags": blobstore.adapters.AdapterTags,
         "MergedAdapter": lambda: blobstore.adapters.merge_adapter(BlobCache(plain), folder / "plain-model-adapter.ptd"),
+        "LogicalTensors": lambda: cache().tensors,
         # arguments
         "BlobCache.paths": lambda: folder / "working.ptd",
         "base": lambda: (),
         "BlobCache.base": lambda: None,
         "key": lambda: weight,
+        "LogicalTensors.__getitem__.name": lambda: "l.0.base.weight",
+        "LogicalTensors.__contains__.name": lambda: "l.0.base.weight",
+        "LogicalTensors.value.name": lambda: "l.0.base.weight",
         "Transaction.data": lambda: torch.zeros(24, 16),
         "Transaction.__setitem__.data": lambda: torch.zeros(24, 16),
         "BlobCache.get_key.index": lambda: 0,
