@@ -189,6 +189,12 @@ def _argument_bytes(value: Any, wanted: _NativeLayout | None) -> tuple[Any, _Nat
 
 
 _programs_lock = threading.Lock()  # of the lists of programs that caches have
+if hasattr(os, "register_at_fork"):  # so that a child does not find it locked for ever
+    os.register_at_fork(
+        before=_programs_lock.acquire,
+        after_in_parent=_programs_lock.release,
+        after_in_child=_programs_lock.release,
+    )
 
 _native: Any = _import_native()
 _native.set_helpers(

@@ -27,8 +27,7 @@ __all__ = ["LoadedProgram", "out_of_reach"]
 
 Shape = tuple[ScalarType, tuple[int, ...]]
 
-OWN_BACKEND = "BlobStoreBackend"
-
+_OWN_BACKEND = "BlobStoreBackend"
 _FLOATS = {ScalarType.HALF, ScalarType.BFLOAT16, ScalarType.FLOAT, ScalarType.DOUBLE}
 _QUANTIZED = {ScalarType.CHAR, ScalarType.BYTE}
 _TRAINING = "__et_training_"
@@ -71,8 +70,7 @@ class LoadedProgram:
         read: opens it; gives None if ExecuTorch's own runtime has it and its file is not known.
         tensors: gives what the records of its cache tell.
         keys: gives the keys of that cache.
-        own: of ExecuTorch's own runtime: the keys that its delegates take from the cache. What else they take, and what
-            `follows` refuses, no update reaches.
+        own: keys of the blobs that its delegates take, from the cache or elsewhere, for a program whose file is not known.
         follows: whether the program's external tensor of a key changes with the cache.
     """
 
@@ -137,7 +135,7 @@ class LoadedProgram:
         foreign: list[_Foreign] = []
         for delegate in self._file.delegates:
             payload = self._file.data[delegate.span.start : delegate.span.stop]
-            if delegate.backend == OWN_BACKEND:
+            if delegate.backend == _OWN_BACKEND:
                 own.update((constant.key, delegate.method) for constant in split(payload)[2])
             elif (other := self._foreign(delegate, payload)).count != 0:
                 foreign.append(other)

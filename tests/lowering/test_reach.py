@@ -182,6 +182,28 @@ def test_small_weights_that_were_kept_inside(named: bool, lowered: Any, tmp_path
     refused(cache, new_weights()[1], method, str(tmp_path / "out" / "model.pte"), *words)
 
 
+class Tied(nn.Module):
+    """One matrix that a kernel looks up and a delegate multiplies with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(6, 8)
+        self.head = nn.Linear(8, 6, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.embed(tokens)))
+
+
+def test_a_weight_of_which_only_the_delegate_follows(tmp_path: Path) -> None:
+    module = seeded(Tied)
+    pte = write(lower({"forward": (module, TOKENS)}, partitioners=plugin()), tmp_path)
+    cache = BlobCache(tmp_path / "model.ptd")
+    method = Program(pte, cache).method()
+    close(method(*TOKENS)[0], module(*TOKENS))
+    refused(cache, randomize(module, 1), method, f"method 'forward' of {pte}", "'embed.weight'", "external_constants")
+
+
 def test_a_merged_adapter_is_in_all_programs_or_in_none(lowered: Any, tmp_path: Path) -> None:
     pte, second = copy(lowered("ours"), tmp_path / "a"), copy(lowered("portable"), tmp_path / "b")
     cache = BlobCache(pte.parent / "model.ptd")
