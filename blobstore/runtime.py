@@ -15,10 +15,13 @@ This is the only module that imports the native package `blobstore-runtime`. It 
 from __future__ import annotations
 
 import ctypes
-import errno
 import functools
 import importlib.util
+import operator
 import os
+import sys
+import threading
+import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -33,10 +36,12 @@ from blobstore.data_map import NamedDataMap
 from blobstore.digest import Digest, digest
 from blobstore.layout import ScalarType, TensorLayout
 from blobstore.lowering import layouts
+from blobstore.lowering.reach import LoadedProgram, out_of_reach
 from blobstore.lowering.updates import LogicalTensors
 from blobstore.mapped_file import Paths, as_path, as_paths
 from blobstore.ptd.reader import open_ptd
 from blobstore.ptd.writer import Entry, write_ptd
+from blobstore.pte.program import ProgramFile, read_program
 from blobstore.staging import Staging, refuse_inputs
 from blobstore.store import BlobStore
 from blobstore.tensors import as_bytes, to_numpy, to_torch
@@ -122,16 +127,38 @@ def _is_text(value: object) -> bool:
 
 
 def _native_path(path: str | os.PathLike[str]) -> bytes:
-    name = os.fsencode(path)
-    if b"\0" in name:
-        raise errors.FileAccessError(os.fsdecode(name), OSError(errno.EINVAL, "a path cannot have a null character"))
-    return name
+    return os.fsencode(as_path(path))
 
 
 def check_cache(cache: object, what: str) -> None:
     """Raise UnsupportedDataError if something is not a cache."""
     if not isinstance(cache, BlobCache):
-        raise errors.UnsupportedDataError(f"{what} is to be a BlobCache, not a {type(cache).__qualname__}")
+        raise errors.UnsupportedDataError(f"{what} must be a BlobCache, not a {type(cache).__qualname__}")
+
+
+def _check_by_name(values: object) -> None:
+    if not isinstance(values, Mapping):
+        raise errors.UnsupportedDataError(f"expected tensors by name, found a {type(values).__qualname__}")
+
+
+def _index(value: object, what: str) -> int:
+    """A number that the native side takes where it counts something."""
+    try:
+        number = operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise errors.InputError(f"{what} must be an integer, not {value!r}") from None
+    if not 0 <= number <= sys.maxsize:
+        raise errors.InputError(f"{what} {number} is out of range")
+    return number
+
+
+def _open_served(path: bytes, inode: int) -> ProgramFile | None:
+    """A program that ExecuTorch has mapped, if its path still leads to it."""
+    try:
+        name = os.fsdecode(path)
+        return read_program(name) if path and Path(name).stat().st_ino == inode else None
+    except (OSError, errors.InvalidFileError):
+        return None
 
 
 _NativeLayout = tuple[int, tuple[int, ...], tuple[int, ...]]
@@ -160,6 +187,14 @@ def _argument_bytes(value: Any, wanted: _NativeLayout | None) -> tuple[Any, _Nat
     assert native is not None  # noqa: S101 - only an absent layout has no native one
     return view, native
 
+
+_programs_lock = threading.Lock()  # of the lists of programs that caches have
+if hasattr(os, "register_at_fork"):  # so that a child does not find it locked for ever
+    os.register_at_fork(
+        before=_programs_lock.acquire,
+        after_in_parent=_programs_lock.release,
+        after_in_child=_programs_lock.release,
+    )
 
 _native: Any = _import_native()
 _native.set_helpers(
@@ -228,7 +263,7 @@ class BlobCache(NamedDataMap):
         *,
         base: BlobCache | None = None,
     ) -> None:
-        if mode not in {"private", "shared", "copy"}:
+        if not isinstance(mode, str) or mode not in {"private", "shared", "copy"}:
             raise errors.UnsupportedOperationError(f"mode {mode!r} is none of 'private', 'shared', 'copy'")
         self.paths = tuple(as_paths(paths))
         if base is not None:
@@ -240,6 +275,8 @@ class BlobCache(NamedDataMap):
         )
         self.name = os.fsdecode(self._native.name)
         self._keys: list[str] = self._native.keys()
+        self._programs: weakref.WeakSet[LoadedProgram] = weakref.WeakSet()  # here and on caches above
+        self._served: dict[tuple[bytes, int], ProgramFile | None] = {}
 
     # What NamedDataMap asks for.
 
@@ -397,7 +434,8 @@ class BlobCache(NamedDataMap):
             As `update`.
         """
         self._check_open()
-        return int(self._native.update([self._change(key, memoryview(data).cast("B")) for key, data in blobs.items()]))
+        _check_by_name(blobs)
+        return int(self._native.update([self._change(key, as_bytes(data)[0]) for key, data in blobs.items()]))
 
     def update_state_dict(self, tensors: Mapping[str, Any], *, strict: bool = True, finite: bool = False) -> int:
         """Change whatever of a model's `state_dict()` the programs on this cache have, in one commit.
@@ -408,14 +446,19 @@ class BlobCache(NamedDataMap):
 
         Args:
             tensors: name to a tensor or array.
-            strict: refuse if the programs have tensors that are not given or cannot be changed; otherwise these stay.
+            strict: refuse if the programs have tensors that are not given or cannot be changed, or if programs that are
+                loaded now have weights where no update reaches them: inside, packed by another backend, or in a map of
+                ExecuTorch's own (see docs/runtime.md, "What an update reaches"). Otherwise these stay.
             finite: as for `update`.
 
         Returns, raises:
-            As `update`.
-            UpdateError: none of the tensors can be updated.
+            As `update`; UpdateError also names the programs, methods and weights that are out of reach, or says that none
+            of the tensors can be updated.
         """
         self._check_open()
+        _check_by_name(tensors)
+        if strict:
+            self._check_reach(tensors, whole=True)
         names = self.tensors.names_for_state_dict(tensors, strict=strict)
         return self.update({name: tensors[name] for name in names}, finite=finite)
 
@@ -462,10 +505,14 @@ class BlobCache(NamedDataMap):
             FileAccessError: a file was truncated; nothing was changed.
             UnsupportedOperationError: in mode "shared", where a commit changes the file itself; `load` the file that
                 the working copy was made from.
+            UnsupportedDataError: `keys` are neither a key nor several.
         """
         if keys is None:
             return int(self._native.revert())
-        wanted = [keys] if isinstance(keys, str) else list(keys)
+        try:
+            wanted = [keys] if isinstance(keys, str) else list(keys)
+        except (TypeError, ValueError):  # ValueError: memory that was released
+            raise errors.UnsupportedDataError(f"expected keys, found a {type(keys).__qualname__}") from None
         for key in wanted:
             self._check_key(key)
         return int(self._native.revert_keys(wanted))
@@ -486,7 +533,8 @@ class BlobCache(NamedDataMap):
                 before.
         """
         self._check_open()
-        refuse_inputs([Path(path)], self.sources)
+        path = as_path(path)
+        refuse_inputs([path], self.sources)
         store = BlobStore()
         self._native.check_files()
         with self.reading():
@@ -510,6 +558,42 @@ class BlobCache(NamedDataMap):
     @property
     def sources(self) -> tuple[Path, ...]:
         return (*self.paths, *(self.base.sources if self.base is not None else ()))
+
+    def _check_reach(self, tensors: Mapping[str, Any], *, whole: bool = False) -> None:
+        """Raise UpdateError if programs that are loaded have weights that an update of these does not reach."""
+        with _programs_lock:
+            programs = list(self._programs)
+        problems = out_of_reach([*programs, *self._served_programs()], tensors, whole=whole)
+        if problems:
+            raise errors.UpdateError(
+                f"{self.name}: nothing was changed, because some weights cannot follow: {'; '.join(problems)}"
+            )
+
+    def _served_programs(self) -> list[LoadedProgram]:
+        """Programs that ExecuTorch's own runtime has loaded while it was served this cache."""
+        parts: dict[tuple[str, bytes, int], list[Any]] = {}
+        for method, path, inode, *rest in _native.served_delegates(self._native):
+            parts.setdefault((method, path, inode), []).append(rest)
+        files: dict[tuple[bytes, int], ProgramFile | None] = {}
+        found = []
+        for (method, path, inode), delegates in parts.items():
+            files[path, inode] = file = self._served.get((path, inode)) or _open_served(path, inode)
+            own = {key for keys, others, _, _ in delegates for key in (*keys, *others)}
+            same = {number for _, _, numbers, _ in delegates for number in numbers}
+            same -= {number for _, _, _, numbers in delegates for number in numbers}
+            name = f"a program with a method '{method}'" if file is None else file.path
+            follows = functools.partial(self._is_shared_in, same)
+            read = functools.partial(files.get, (path, inode))
+            found.append(LoadedProgram(name, read, lambda: self.tensors, lambda: self._keys, follows, own))
+        self._served = files  # without those that are gone
+        return found
+
+    def _is_shared_in(self, caches: set[int], key: str) -> bool:
+        """Whether a key belongs to a shared working copy, of a cache in a set of ids."""
+        owner: BlobCache | None = self
+        while owner is not None and not owner._native.owns(key):
+            owner = owner.base
+        return owner is not None and owner.mode == "shared" and owner.id in caches
 
     def _changes(self, blobs: Mapping[str, Any], finite: bool) -> list[tuple[str, Any, _NativeLayout | None, bool]]:
         direct, logical = self.tensors.split(blobs)
@@ -555,7 +639,7 @@ class Transaction:
 
     def __setitem__(self, key: str, data: Any) -> None:
         cache = self._cache
-        cache._check_open()
+        cache._check_key(key)
         if key in cache.tensors:
             cache.tensors.split({key: data})
             self._logical[key] = cache.tensors.copy(key, data)
@@ -574,6 +658,7 @@ class Transaction:
 
     def update(self, blobs: Mapping[str, Any]) -> None:
         """Set several keys."""
+        _check_by_name(blobs)
         for key, data in blobs.items():
             self[key] = data
 
@@ -591,11 +676,23 @@ class Transaction:
 def serving(cache: BlobCache) -> Iterator[None]:
     """Let methods that ExecuTorch's own runtime loads in this block, in this thread, run on a cache.
 
-    It is for delegates that were lowered with `BlobStorePartitioner`: they hold the cache and follow its commits for as
-    long as the method lives. Each delegate looks for commits when it is its turn, so if one happens while a method with
-    several delegates runs, the later ones may be a generation ahead; with `Program` that cannot happen. Constants that
-    no delegate took are ExecuTorch's own here, and do not change.
+    Delegates that were lowered with `BlobStorePartitioner` hold the cache and follow its commits for as long as the
+    method lives. Constants that no delegate took are read from the map that ExecuTorch makes of its data file: they
+    follow as well if that file is the cache's shared working copy (on Linux), and stay as they are otherwise::
+
+        make_working_copy("model.ptd", "live.ptd")
+        cache = BlobCache("live.ptd", "shared")
+        with serving(cache):
+            method = Runtime.get().load_program("model.pte", data_path="live.ptd").load_method("forward")
+
+    Where they would stay, a strict `update_state_dict` is refused. Each delegate looks for commits when it is its turn,
+    so if one happens while a method with several delegates runs, the later ones may be a generation ahead: commit
+    between two calls. With `Program` that cannot happen.
+
+    Raises:
+        UnsupportedDataError: `cache` is not a cache.
     """
+    check_cache(cache, "what is served")
     scope = _native.CacheScope(cache._native)
     scope.enter()
     try:
@@ -647,8 +744,8 @@ def make_working_copy(paths: Paths, target: str | os.PathLike[str]) -> int:
         KeyConflictError: two files contradict each other.
         OutputPathError: the target is one of the files.
     """
-    files = as_paths(paths)
-    refuse_inputs([Path(target)], files)
+    files, target = as_paths(paths), as_path(target)
+    refuse_inputs([target], files)
     store = BlobStore()
     for path in files:
         store.merge(open_ptd(path))
@@ -690,9 +787,10 @@ class Method:
         ExecutionError: the method failed.
     """
 
-    def __init__(self, native: Any, path: Path) -> None:
+    def __init__(self, native: Any, path: Path, loaded: LoadedProgram) -> None:
         # not the Program, which keeps its methods: a cycle would hold weights until the garbage collector runs
         self._native = native
+        self._loaded = loaded  # for the cache to know of it
         self.path = path
         self.name: str = native.name
         self._run = native.__call__
@@ -703,7 +801,7 @@ class Method:
 
     def call_first(self, count: int, *inputs: Any) -> list[Any]:
         """As a call, but only the first `count` outputs are copied and returned."""
-        return self._run_first(count, *inputs)  # type: ignore[no-any-return]
+        return self._run_first(_index(count, "the number of outputs"), *inputs)  # type: ignore[no-any-return]
 
     def output_memory(self, index: int) -> torch.Tensor:
         """A tensor over the memory that the method writes an output to, always the same.
@@ -716,7 +814,7 @@ class Method:
             InputError: the output is not a tensor.
             UnsupportedOperationError: the program has no planned memory for it.
         """
-        return self._native.output_memory(index)  # type: ignore[no-any-return]
+        return self._native.output_memory(_index(index, "the number of an output"))  # type: ignore[no-any-return]
 
     def state_memory(self) -> dict[str, torch.Tensor]:
         """As `output_memory`, the named tensors that the method keeps in memory of its own: its mutable buffers, and
@@ -735,6 +833,22 @@ class Method:
 
     def __repr__(self) -> str:
         return f"<Method {self.name!r} of {self.path}>"
+
+
+def _loaded(native: Any, path: Path, cache: BlobCache) -> LoadedProgram:
+    """What a program's cache, and those below it, know of it for as long as it or a method of it is there."""
+    loaded = LoadedProgram(
+        path,
+        lambda: ProgramFile(path, memoryview(native.file())),
+        lambda: cache.tensors,
+        lambda: cache._keys,
+    )
+    below: BlobCache | None = cache
+    with _programs_lock:
+        while below is not None:
+            below._programs.add(loaded)
+            below = below.base
+    return loaded
 
 
 class Program:
@@ -776,6 +890,7 @@ class Program:
         self._native: Any = _native.Program.load(_native_path(path), self.cache._native)
         self.method_names: tuple[str, ...] = tuple(self._native.methods)
         self._methods: dict[str, Method] = {}
+        self._loaded = _loaded(self._native, self.path, self.cache)
 
     def method(self, name: str = "forward") -> Method:
         """The method, loaded when it is first asked for, and kept.
@@ -786,14 +901,14 @@ class Program:
             KeyNotFoundError: a delegate takes a blob that is nowhere.
             ProgramError: ExecuTorch cannot load it.
         """
-        found = self._methods.get(name)
+        found = self._methods.get(self._name(name))
         if found is None:
             found = self._methods.setdefault(name, self.load_method(name))
         return found
 
     def load_method(self, name: str = "forward") -> Method:
         """As `method`, but a new one each time, so that several threads can run it at once."""
-        return Method(self._native.load_method(self._name(name)), self.path)
+        return Method(self._native.load_method(self._name(name)), self.path, self._loaded)
 
     def _name(self, name: str) -> str:
         if not _is_text(name):

@@ -24,7 +24,7 @@ from blobstore.mapped_file import map_file
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["FileSlice", "as_bytes", "to_numpy", "to_torch"]
+__all__ = ["FileSlice", "as_bytes", "scalar_type_of", "to_numpy", "to_torch"]
 
 # Names are the same in torch, in numpy and in the ml_dtypes package, which adds bfloat16 and float8 to numpy.
 _SCALAR_TYPE = {
@@ -81,6 +81,11 @@ class FileSlice:
         if offset < 0 or nbytes < 0 or offset + nbytes > len(whole):
             raise InvalidFileError(self.path, f"{nbytes} bytes at {offset} are not in a file of {len(whole)} bytes")
         return whole[offset : offset + nbytes]
+
+
+def scalar_type_of(data: Any) -> ScalarType | None:
+    """The element type of a torch tensor or a numpy array; None if it has none that a .ptd can name."""
+    return _SCALAR_TYPE.get(str(getattr(data, "dtype", "")).removeprefix("torch.")) if hasattr(data, "shape") else None
 
 
 def as_bytes(data: Any, layout: TensorLayout | None = None) -> tuple[memoryview, TensorLayout | None]:

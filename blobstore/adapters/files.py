@@ -20,7 +20,14 @@ from blobstore.adapters.foundation import (
     open_foundation,
 )
 from blobstore.adapters.names import Pair, find_pairs
-from blobstore.errors import AdapterError, BlobStoreError, InvalidFileError, UnsupportedDataError, UpdateError
+from blobstore.errors import (
+    AdapterError,
+    BlobStoreError,
+    InvalidFileError,
+    KeyNotFoundError,
+    UnsupportedDataError,
+    UpdateError,
+)
 from blobstore.lowering import layouts
 from blobstore.lowering.layouts import Plain
 from blobstore.lowering.updates import LogicalTensors
@@ -72,8 +79,11 @@ class Adapter:
         """One of them, as `layouts` has tensors.
 
         Raises:
+            KeyNotFoundError: there is no such tensor.
             UpdateError: it is quantized.
         """
+        if not isinstance(name, str) or name not in self.contents:
+            raise KeyNotFoundError(f"{self.path}: no tensor {name!r}")
         return layouts.cast(self.logical.value(name), self.contents[name].scalar_type)
 
     def problems(self) -> list[BlobStoreError]:
@@ -172,7 +182,7 @@ def save_adapter(
         problems.append(AdapterError(f"{name}: no tensor has a name with a part lora_a or lora_b"))
     for problem in problems:
         raise problem
-    return _write(store, path, foundation, scale, metadata or {})
+    return _write(store, path, foundation, scale, {} if metadata is None else metadata)
 
 
 def bind_adapter(

@@ -85,7 +85,7 @@ def load_adapter(cache: BlobCache, path: str | os.PathLike[str], *, program_scal
             Nothing was changed, here and below.
         KeyNotFoundError: the cache lacks a tensor.
         LayoutError: a tensor has another shape or dtype there.
-        UpdateError: values are not finite; a tensor cannot be changed.
+        UpdateError: values are not finite; a tensor cannot be changed, or not in all programs that are loaded.
         UnsupportedDataError: `cache` is not a cache.
     """
     _check_cache(cache)
@@ -104,6 +104,7 @@ def load_adapter(cache: BlobCache, path: str | os.PathLike[str], *, program_scal
     with _turn(cache), _named(adapter.path):
         if stored and logical:
             raise UpdateError(f"{_list(stored)} are quantized and others are not; lower the adapter as a whole")
+        cache._check_reach(logical)
         return cache.update_blobs(stored) if stored else cache.update(logical, finite=True)
 
 
@@ -198,8 +199,8 @@ def merge_adapter(
             are tensors that are not LoRA's and have no place in a weight. Nothing was changed, here and below.
         KeyNotFoundError: a module has no weight in this cache's files.
         LayoutError: the weight has another shape.
-        UpdateError: a weight is quantized or combined with others, and `weights` does not have it; or the result is
-            not finite.
+        UpdateError: a weight is quantized or combined with others, and `weights` does not have it; or a loaded program
+            has it where no update reaches it; or the result is not finite.
         UnsupportedDataError: something is not a tensor, `cache` is not a cache, `names` or `weights` no mapping.
     """
     _check_cache(cache)
@@ -235,6 +236,7 @@ def merge_adapter(
                     merged[name] = layouts.tensor_of(layouts.cast(total, own))
                 keys.update(dict.fromkeys(_keys(cache, name)))
             before = _before(cache, keys)
+        cache._check_reach(merged)
         generation = cache.update(merged, finite=True)
         with cache.reading():
             after = {key: digest(cache.get_data(key)) for key in keys}

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from blobstore.errors import AdapterError, BlobStoreError, InvalidTagError, LayoutError
+from blobstore.errors import AdapterError, BlobStoreError, InvalidTagError, LayoutError, UnsupportedDataError
 from blobstore.store import check_tag
 
 __all__ = ["AdapterTags", "Pair", "find_pairs", "is_lora", "node_form", "weight_names"]
@@ -62,8 +62,14 @@ class AdapterTags:
         self._is_adapter = is_adapter
 
     def __call__(self, tensor: Any) -> str:
-        """The file of a tensor: of its name, or of a node of a graph."""
-        name = tensor if isinstance(tensor, str) else tensor.name
+        """The file of a tensor: of its name, or of a node of a graph.
+
+        Raises:
+            UnsupportedDataError: it is neither.
+        """
+        name = tensor if isinstance(tensor, str) else getattr(tensor, "name", None)
+        if not isinstance(name, str):
+            raise UnsupportedDataError(f"expected a tensor's name or a node, found a {type(tensor).__qualname__}")
         if getattr(tensor, "op", "") == "placeholder":
             name = re.sub(r"^(p|b|c)_", "", name)  # what export puts before parameters, buffers and constants
         return self.adapter if self._is_adapter(node_form(name)) else self.foundation

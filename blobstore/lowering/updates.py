@@ -163,6 +163,8 @@ class LogicalTensors(Mapping[str, LogicalTensor]):
         return [key for key in (name, *self._sources[name].aliases) if key in self._blobs]
 
     def __getitem__(self, name: str) -> LogicalTensor:
+        if name not in self:
+            raise KeyNotFoundError(self._unknown(name))
         name = self._names[name]
         source, records = self._sources[name], self._using.get(name, [])
         needs = {self._names[other.name] for record in records for other in record.sources} - {name}
@@ -184,7 +186,7 @@ class LogicalTensors(Mapping[str, LogicalTensor]):
         return len(self._sources)
 
     def __contains__(self, name: object) -> bool:
-        return name in self._names
+        return isinstance(name, str) and name in self._names
 
     def split(self, values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """What of `values` are blobs under their own keys, and what are logical tensors; some are both.
@@ -281,6 +283,8 @@ class LogicalTensors(Mapping[str, LogicalTensor]):
             KeyNotFoundError: it is not in these data files.
             UpdateError: it was quantized, packed or combined with others, so that it is not there any more.
         """
+        if not isinstance(name, str):
+            raise KeyNotFoundError(self._unknown(name))
         canonical = self._names.get(name, name)
         for key in self._own_keys(canonical) if canonical in self._sources else [canonical]:
             if key in self._blobs and (layout := self._blobs.get_tensor_layout(key)) is not None:

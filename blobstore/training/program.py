@@ -205,7 +205,7 @@ class TrainingProgram:
                 it with a closure, in `locked()`). Or it failed: then the buffers are as before, and parameters that
                 it changed until then are changed.
         """
-        if on_nan not in ("raise", "skip", "accept"):
+        if not isinstance(on_nan, str) or on_nan not in ("raise", "skip", "accept"):
             raise TrainingError(f"on_nan {on_nan!r} is none of 'raise', 'skip', 'accept'")
         of_torch = optimizers.check(optimizer, self._parameters)
         with self._turns:
@@ -354,7 +354,8 @@ class TrainingProgram:
 
         Args:
             cache: where to; left out, the cache that this program runs on.
-            strict: refuse if the cache lacks parameters, or a program has some inside; otherwise these are passed over.
+            strict: refuse if the cache lacks parameters, or a program that is loaded on it seems to have some where no
+                update reaches them (see docs/runtime.md); otherwise these are passed over.
             finite: refuse infinities and NaN.
 
         Returns:
@@ -362,7 +363,8 @@ class TrainingProgram:
 
         Raises:
             KeyNotFoundError: the cache lacks parameters; all are named. Nothing was changed, here and below.
-            UpdateError: the cache takes none of the parameters and buffers; or as for `BlobCache.update`.
+            UpdateError: the cache takes none of the parameters and buffers; or some are out of reach in a loaded program,
+                which is named.
             UnsupportedDataError: `cache` is not a cache.
             As `BlobCache.update`.
         """
@@ -381,6 +383,8 @@ class TrainingProgram:
         }
         if not tensors:
             raise known.mismatch([*self._parameters, *self._buffers])
+        if strict:
+            target._check_reach(tensors)
         tensors.update(self._frozen_parts(tensors, known))
         with self._turns:  # committed from where they are: a copy would take longer than the commit
             return target.update(tensors, finite=finite)

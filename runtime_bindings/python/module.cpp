@@ -360,6 +360,24 @@ NB_MODULE(_native, module) {
       .def(nb::init<std::shared_ptr<BlobCache>>())
       .def("enter", &HeldScope::enter)
       .def("leave", &HeldScope::leave);
+  module.def(
+      "served_delegates",
+      [](const BlobCache& cache) {
+        nb::list out;
+        for (const ServedDelegate& one : served_delegates(cache)) {
+          out.append(nb::make_tuple(
+              one.method,
+              to_bytes(one.program),
+              one.inode,
+              nb::cast(one.keys),
+              nb::cast(one.others),
+              nb::cast(one.same_files),
+              nb::cast(one.other_files)));
+        }
+        return out;
+      },
+      "cache"_a,
+      "Of each the members of ServedDelegate.");
   module.def("delegate_stats", [] {
     const DelegateStats found = delegate_stats();
     nb::dict out;
@@ -409,6 +427,15 @@ NB_MODULE(_native, module) {
           "path"_a,
           "cache"_a)
       .def_prop_ro("methods", &Program::methods)
+      .def(
+          "file",
+          [](const std::shared_ptr<Program>& program) {
+            auto* pin = new std::shared_ptr<Program>(program);
+            nb::capsule owner(pin, [](void* held) noexcept { delete static_cast<std::shared_ptr<Program>*>(held); });
+            const auto [data, size] = program->file();
+            return nb::cast(nb::ndarray<nb::numpy, const uint8_t>(data, {size}, owner));
+          },
+          "The bytes of its file, mapped.")
       .def("needs", &Program::needs)
       .def("backends", &Program::backends)
       .def("inputs", [](const Program& program, const std::string& name) { return infos(program.inputs(name)); })

@@ -28,6 +28,7 @@
 #include "flatbuffer.h"
 #include "fork.h"
 #include "inner_handle.h"
+#include "served.h"
 
 namespace blobstore {
 namespace {
@@ -45,6 +46,7 @@ constexpr char kPackedSaveOption[] = "save_weight_cache_on_disk";
 constexpr uint64_t kMuch = 16u << 20;
 
 thread_local std::shared_ptr<const BlobCache> scoped_cache;
+thread_local bool scope_served = false;
 thread_local std::optional<DelegateFailure> last_failure;
 std::atomic<uint64_t> live_delegates{0};
 
@@ -118,6 +120,9 @@ class Delegate final : private ForkAware {
     }
     find_constants(context.get_named_data_map());
     fixed_.shrink_to_fit();
+    if (cache_ && scope_served) {
+      served_.emplace(cache_, recipe_->method, processed.data(), context.get_named_data_map(), constants());
+    }
     {
       const MaybeReading reading(cache_.get());
       generation_ = cache_ ? cache_->generation() : 0;
@@ -502,6 +507,7 @@ class Delegate final : private ForkAware {
   std::vector<const Blob*> blobs_; // parallel to the constants; null: in fixed_
   std::vector<const BlobCache*> owners_; // parallel too; null likewise
   std::vector<Fixed> fixed_; // parallel too
+  std::optional<Served> served_; // if ExecuTorch's own runtime loaded it on a cache
   std::mutex mutex_; // what follows, for who holds a Reading; a commit, which is alone, needs no lock
   uint64_t generation_ = 0;
   std::vector<Identity> identities_;
@@ -561,12 +567,15 @@ void register_delegate() {
   (void)done;
 }
 
-CacheScope::CacheScope(std::shared_ptr<const BlobCache> cache) : before_(std::move(scoped_cache)) {
+CacheScope::CacheScope(std::shared_ptr<const BlobCache> cache, bool served)
+    : before_(std::move(scoped_cache)), served_before_(scope_served) {
   scoped_cache = std::move(cache);
+  scope_served = served;
 }
 
 CacheScope::~CacheScope() {
   scoped_cache = std::move(before_);
+  scope_served = served_before_;
 }
 
 std::optional<DelegateFailure> take_delegate_failure() {

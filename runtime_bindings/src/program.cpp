@@ -219,6 +219,9 @@ class LoadedProgram final : public Program, private ForkAware {
   ~LoadedProgram() override { leave(); }
 
   const std::string& path() const override { return image_.path(); }
+  std::pair<const uint8_t*, size_t> file() const override {
+    return {image_.whole().data(), static_cast<size_t>(image_.file_size())};
+  }
   const std::shared_ptr<BlobCache>& cache() const override { return cache_; }
   const std::vector<std::string>& methods() const override { return image_.methods(); }
 
@@ -368,7 +371,7 @@ void LoadedMethod::load(
     const ProgramImage& image,
     size_t number) {
   const BlobCache::Reading reading(*map.cache()); // delegates pack what they read: one generation
-  const CacheScope scope(map.cache());
+  const CacheScope scope(map.cache(), /*served=*/false);
   CacheDataMap::Misses misses;
   (void)take_delegate_failure();
   const BackendWork work;

@@ -243,6 +243,15 @@ void test_alone(const std::string& path, const std::vector<char>& payload, BlobC
   const auto cache = BlobCache::open({path}, mode);
   Loaded one(cache, payload), two(cache, payload);
   CHECK(one.run() == 1 && two.run() == 1);
+  const std::vector<blobstore::ServedDelegate> served = blobstore::served_delegates(*cache);
+  CHECK(served.size() == 2 && served[0].method == "toy" && served[0].keys.size() == 2 && served[0].others.empty());
+  CHECK(served[0].program.empty()); // it is not mapped from a file, and has no data file
+  CHECK(served[0].same_files.empty() && served[0].other_files == std::vector<uint64_t>{cache->id()});
+  {
+    const Loaded third(cache, payload);
+    CHECK(blobstore::served_delegates(*cache).size() == 3);
+  }
+  CHECK(blobstore::served_delegates(*cache).size() == 2);
   for (int n = 2; n < 8; ++n) {
     const uint64_t generation = cache->generation();
     CHECK(commit(*cache, {kPacked, kKept}, static_cast<float>(n)));

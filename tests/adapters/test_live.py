@@ -437,9 +437,9 @@ def test_what_is_no_cache_and_no_mapping_is_told(plain: Any) -> None:
     path = plain.folder / "1.ptd"
     save_adapter(path, adapter_of(1), foundation=plain.model, scale=SCALE)
     for wrong in (None, "model.ptd", cache.paths):
-        with pytest.raises(UnsupportedDataError, match="cache is to be a BlobCache"):
+        with pytest.raises(UnsupportedDataError, match="cache must be a BlobCache"):
             load_adapter(wrong, path)
-        with pytest.raises(UnsupportedDataError, match="cache is to be a BlobCache"):
+        with pytest.raises(UnsupportedDataError, match="cache must be a BlobCache"):
             merge_adapter(wrong, path)
     for options in ({"names": ["l.0"]}, {"names": 5}, {"weights": 5}, {"weights": ["l.0.weight"]}):
         with pytest.raises(UnsupportedDataError, match="is to be a mapping by name"):

@@ -680,7 +680,7 @@ def test_what_is_no_path_and_no_cache_is_told(tmp_path: Path) -> None:
             training.save(path)  # type: ignore[arg-type]
         with pytest.raises(errors.FileAccessError, match="not a path"):
             training.save(tmp_path / "new.ptd", base=path)  # type: ignore[arg-type]
-    with pytest.raises(errors.UnsupportedDataError, match="cache is to be a BlobCache, not a str"):
+    with pytest.raises(errors.UnsupportedDataError, match="cache must be a BlobCache, not a str"):
         training.publish("model.ptd")  # type: ignore[arg-type]
     assert sorted(tmp_path.iterdir()) == before
     training.save(os.fsencode(tmp_path / "bytes.ptd"))  # type: ignore[arg-type]

@@ -300,3 +300,20 @@ def test_normalization_of_fixed_statistics_that_was_folded(together: bool, tmp_p
         training.publish(cache)
         model.load_state_dict(training.named_parameters(), strict=False)
         close(program.method()(x)[0], nets.Scores(model)(x))
+
+
+def test_a_program_that_has_parameters_inside(tmp_path: Path) -> None:
+    """Publishing to the other programs only would leave it behind, so it is refused, unless that is asked for."""
+    joint = nets.xor()
+    training, x = joint.load(tmp_path / "train"), joint.batches[0][0]
+    cache, program = portable(joint.model, x, tmp_path / "serve")
+    inside = write(lower({"forward": (nets.Scores(joint.model), (x,))}, partitioners=list), tmp_path / "inside")
+    other = Program(inside, cache)
+    model = train(joint, training)
+    before = program.method()(x)[0]
+    with pytest.raises(errors.UpdateError, match=rf"method 'forward' of {inside} has constants like .*'first\.weight'"):
+        training.publish(cache)
+    assert torch.equal(program.method()(x)[0], before)
+    training.publish(cache, strict=False)
+    close(program.method()(x)[0], nets.Scores(model)(x))
+    close(other.method()(x)[0], nets.Scores(joint.model)(x))

@@ -4,6 +4,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include <blobstore/cache.h>
 #include <blobstore/error.h>
@@ -29,14 +30,29 @@ void register_delegate();
 /// ExecuTorch's own runtime it is the user's to do. May be nested.
 class CacheScope {
  public:
-  explicit CacheScope(std::shared_ptr<const BlobCache> cache);
+  /// @param served whether methods of ExecuTorch's own runtime are loaded here; `served_delegates` lists their delegates.
+  explicit CacheScope(std::shared_ptr<const BlobCache> cache, bool served = true);
   ~CacheScope();
   CacheScope(const CacheScope&) = delete;
   CacheScope& operator=(const CacheScope&) = delete;
 
  private:
   std::shared_ptr<const BlobCache> before_;
+  bool served_before_;
 };
+
+/// A delegate that lives, and that ExecuTorch's own runtime loaded in a `CacheScope`.
+struct ServedDelegate {
+  std::string method;
+  std::string program; // the file that its program is mapped from; empty if it is not, or the system does not say
+  uint64_t inode = 0; // of that file
+  std::vector<std::string> keys; // of the blobs that it takes from the cache
+  std::vector<std::string> others; // of those that it takes from elsewhere
+  std::vector<uint64_t> same_files; // ids of caches that it takes blobs from, and whose file ExecuTorch maps as well
+  std::vector<uint64_t> other_files; // ids of those for which ExecuTorch has the blobs elsewhere, or not at all
+};
+/// Those on a cache, or on one that has it as its base.
+std::vector<ServedDelegate> served_delegates(const BlobCache& cache);
 
 /// Why a delegate failed last on this thread; ExecuTorch itself gives a number only.
 struct DelegateFailure {

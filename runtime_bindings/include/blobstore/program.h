@@ -71,6 +71,8 @@ class Program : public std::enable_shared_from_this<Program> {
   virtual ~Program() = default;
 
   virtual const std::string& path() const = 0;
+  /// The bytes of its file, mapped for as long as the program lives.
+  virtual std::pair<const uint8_t*, size_t> file() const = 0;
   virtual const std::shared_ptr<BlobCache>& cache() const = 0;
   virtual const std::vector<std::string>& methods() const = 0;
   /// Keys of the tensors that a method takes from data files. @throws Error MethodNotFound.

@@ -1,0 +1,147 @@
+"""Whatever is given to the runtime, to training and to adapters, the answer is a result or a BlobStoreError."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import blobstore.adapters
+import blobstore.lowering.updates
+import blobstore.runtime
+import blobstore.training
+from blobstore import runtime
+from blobstore.adapters import Adapter, AdapterInfo, AdaptersInfo, FoundationInfo, MergedAdapter, NamedTensor, Pair
+from blobstore.lowering.updates import LogicalTensor, LogicalTensors
+from blobstore.runtime import BlobCache, CacheStats, DelegateStats, Method, Program, Transaction, ValueInfo
+from blobstore.training import TrainingProgram
+from tests.adapters import nets as adapter_nets
+from tests.lowering.live import inputs
+from tests.training import nets as training_nets
+from tests.wrong_kinds import PublicCallable, check, public_callables
+
+RESULTS = {Adapter, AdapterInfo, AdaptersInfo, FoundationInfo, MergedAdapter, NamedTensor, Pair}
+RESULTS |= {LogicalTensor, LogicalTensors, CacheStats, DelegateStats, Method, Transaction, ValueInfo}
+MODULES = (blobstore.runtime, blobstore.training, blobstore.adapters, blobstore.lowering.updates)
+INTERNAL = {"split", "resolve", "copy", "names_for_state_dict"}  # of LogicalTensors: for updates, which check first
+CALLABLES = [
+    one
+    for one in public_callables(*MODULES, results=RESULTS)
+    if not (one.owner is LogicalTensors and one.name in INTERNAL)
+]
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A program with adapters on two files, one without on a third, a bound adapter, and a training program."""
+    folder = tmp_path_factory.mktemp("files")
+    module = adapter_nets.make(adapter_nets.LoraNet)
+    adapter_nets.lower_lora(module, inputs(3, 16), folder, delegated=True)
+    adapter_nets.lower_plain(adapter_nets.plain_of(module), inputs(3, 16), folder / "plain", delegated=False)
+    for name in ("foundation", "plain/model"):
+        file = folder / f"{name.replace('/', '-')}-adapter.ptd"
+        blobstore.adapters.save_adapter(
+            file, adapter_nets.adapter_of(1), foundation=folder / f"{name}.ptd", scale=adapter_nets.SCALE
+        )
+    runtime.make_working_copy(folder / "plain" / "model.ptd", folder / "working.ptd")
+    train = training_nets.xor(external=True)
+    pte = train.write(folder / "train")
+    data = next(pte.parent.glob("*.ptd"))
+    training = TrainingProgram(pte, data=data)
+    training.save(folder / "checkpoint.ptd", torch.optim.SGD(training.named_parameters().values(), lr=0.1))
+    return SimpleNamespace(folder=folder, pte=folder / "model.pte", train=pte, train_data=data, batch=train.batches[0])
+
+
+def makers(files: Any, tmp_path: Path) -> dict[str, Any]:
+    folder = files.folder
+    foundation, adapter, plain = folder / "foundation.ptd", folder / "adapter.ptd", folder / "plain" / "model.ptd"
+    weight = "l.0.weight"
+
+    def cache() -> BlobCache:
+        return BlobCache([foundation, adapter])
+
+    def method() -> Method:
+        return Program(files.pte, cache()).method()
+
+    def training() -> TrainingProgram:
+        return TrainingProgram(files.train, data=files.train_data)
+
+    class NoSteps:
+        def step(self, gradients: Any) -> None:
+            pass
+
+    return {
+        # objects
+        "BlobCache": lambda: BlobCache(plain),
+        "Transaction": lambda: Transaction(BlobCache(plain)),
+        "Method": method,
+        "Program": lambda: Program(files.pte, cache()),
+        "TrainingProgram": training,
+        "Adapter": lambda: blobstore.adapters.read_adapter(folder / "foundation-adapter.ptd"),
+        "AdapterTags": blobstore.adapters.AdapterTags,
+        "MergedAdapter": lambda: blobstore.adapters.merge_adapter(BlobCache(plain), folder / "plain-model-adapter.ptd"),
+        "LogicalTensors": lambda: cache().tensors,
+        # arguments
+        "BlobCache.paths": lambda: folder / "working.ptd",
+        "base": lambda: (),
+        "BlobCache.base": lambda: None,
+        "key": lambda: weight,
+        "LogicalTensors.__getitem__.name": lambda: "l.0.base.weight",
+        "LogicalTensors.__contains__.name": lambda: "l.0.base.weight",
+        "LogicalTensors.value.name": lambda: "l.0.base.weight",
+        "Transaction.data": lambda: torch.zeros(24, 16),
+        "Transaction.__setitem__.data": lambda: torch.zeros(24, 16),
+        "BlobCache.get_key.index": lambda: 0,
+        "BlobCache.load_data_into.buffer": lambda: bytearray(24 * 16 * 4),
+        "blobs": lambda: {weight: torch.zeros(24, 16)},
+        "BlobCache.update_blobs.blobs": lambda: {weight: bytes(24 * 16 * 4)},
+        "tensors": lambda: adapter_nets.make(adapter_nets.PlainNet, 1).state_dict(),
+        "BlobCache.load.path": lambda: plain,
+        "path": lambda: tmp_path / "out.ptd",
+        "paths": lambda: [foundation, adapter],
+        "target": lambda: tmp_path / "target.ptd",
+        "Program.path": lambda: files.pte,
+        "Program.cache": cache,
+        "cache": lambda: BlobCache(plain),
+        "method": lambda: "forward",
+        "name": lambda: "forward",
+        "__getitem__.name": lambda: "forward",
+        "Method.__call__.inputs": lambda: inputs(3, 16),
+        "Method.call_first.count": lambda: 1,
+        "Method.call_first.inputs": lambda: inputs(3, 16),
+        "Method.output_memory.index": lambda: 0,
+        "pte": lambda: files.train,
+        "TrainingProgram.data": lambda: files.train_data,
+        "TrainingProgram.cache": lambda: None,
+        "TrainingProgram.publish.cache": lambda: None,
+        "TrainingProgram.load.path": lambda: folder / "checkpoint.ptd",
+        "TrainingProgram.step.optimizer": NoSteps,
+        "TrainingProgram.step.inputs": lambda: files.batch,
+        "TrainingProgram.forward_backward.inputs": lambda: files.batch,
+        "lower_training.module": lambda: training_nets.seeded(training_nets.XOR),
+        "lower_training.inputs": lambda: files.batch,
+        "read_adapter.path": lambda: adapter,
+        "load_adapter.cache": cache,
+        "load_adapter.path": lambda: folder / "foundation-adapter.ptd",
+        "merge_adapter.adapter": lambda: folder / "plain-model-adapter.ptd",
+        "Adapter.value.name": lambda: "l.0.lora_a.weight",
+        "AdapterTags.__call__.tensor": lambda: "l.0.weight",
+        "save_adapter.tensors": lambda: adapter_nets.adapter_of(1),
+        "foundation": lambda: foundation,
+        "AdapterTags.foundation": lambda: "foundation",
+        "adapters": lambda: [adapter],
+        "scale": lambda: 1.5,
+        "bind_adapter.source": lambda: adapter,
+    }
+
+
+@pytest.mark.parametrize("one", CALLABLES, ids=str)
+def test_every_wrong_kind_of_argument(
+    one: PublicCallable, files: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A call succeeds or raises a BlobStoreError (Errors, B3)."""
+    monkeypatch.chdir(tmp_path)
+    check(one, makers(files, tmp_path), tmp_path)
