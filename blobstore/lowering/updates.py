@@ -271,6 +271,9 @@ class LogicalTensors(Mapping[str, LogicalTensor]):
         Raises:
             UpdateError: with `strict`, the program has tensors that are not among `names`.
         """
+        nameless = [name for name in self._refusals if name.startswith("_frozen_param")]
+        if nameless and strict:
+            raise UpdateError(f"{_list(nameless)} cannot be updated: {self._refusals[nameless[0]]}")
         available = set(names)
         chosen: list[str] = []
         missing: list[str] = []
