@@ -315,6 +315,9 @@ class LogicalTensors(Mapping[str, LogicalTensor]):
             UpdateError: with `strict`, the program has tensors that are not among `names`; without, none of `names`
                 can be updated.
         """
+        nameless = [name for name in self._refusals if name.startswith("_frozen_param")]
+        if nameless and strict:
+            raise UpdateError(f"{_list(nameless)} cannot be updated: {self._refusals[nameless[0]]}")
         available = dict.fromkeys(names)
         chosen: list[str] = []
         missing: list[str] = []

@@ -26,6 +26,7 @@ from executorch.backends.xnnpack.xnnpack_preprocess import XnnpackBackend
 from executorch.exir.backend.backend_details import CompileSpec
 from torch.export import ExportedProgram
 
+from blobstore.buffers import same_bytes
 from blobstore.errors import BlobStoreError
 from blobstore.layout import ScalarType
 from blobstore.lowering import layouts
@@ -410,7 +411,7 @@ def _contradiction(
         )
     except (BlobStoreError, ValueError) as error:
         return f"how it was stored cannot be repeated: {error}"
-    if made.tobytes() != data:
+    if not same_bytes(layouts.raw(made), memoryview(data)):
         return "what is stored does not follow from it: it was changed, or combined with other tensors, while lowering"
     return ""
 

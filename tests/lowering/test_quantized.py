@@ -128,6 +128,8 @@ def test_weights_whose_names_were_not_restored_are_refused(tmp_path: Path) -> No
     close(run(*example), eager(*example), 0)
     with pytest.raises(UpdateError, match="restore_names"):
         cache.update({"_frozen_param0": torch.ones(8, 3, 3, 3)})
+    with pytest.raises(UpdateError, match=r"'_frozen_param\d'.*cannot be updated: its name was lost"):
+        cache.update_state_dict({})
 
 
 def test_equal_weights_get_the_names_of_their_layers() -> None:
