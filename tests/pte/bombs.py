@@ -5,7 +5,6 @@ from __future__ import annotations
 import resource
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -175,5 +174,3 @@ def check_cost(name: str, folder: Path, prepare: str, read: str) -> str:
     assert seconds < SECONDS, (name, seconds)
     assert nbytes < BYTES, (name, nbytes)
     return outcome
-
-

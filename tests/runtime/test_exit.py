@@ -77,7 +77,9 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return pte, folder / "w.ptd"
 
 
-@pytest.mark.parametrize(("work", "mode"), [*((work, "private") for work in WORKS), ("committing", "shared"), ("reading", "shared")])
+@pytest.mark.parametrize(
+    ("work", "mode"), [*((work, "private") for work in WORKS), ("committing", "shared"), ("reading", "shared")]
+)
 def test_the_interpreter_ends_while_daemon_threads_work(
     work: str, mode: str, files: tuple[Path, Path], tmp_path: Path
 ) -> None:

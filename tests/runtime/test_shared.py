@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -395,7 +396,7 @@ print(value(cache), cache.generation)
 
 def commits(path):
     """Whether somebody commits, or waits for readers to go: then nobody new passes the gate."""
-    with open(f"{path}.commits", "rb") as gate:
+    with Path(f"{path}.commits").open("rb") as gate:
         try:
             fcntl.flock(gate, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
