@@ -413,6 +413,7 @@ def test_a_child_keeps_no_lock_of_a_commit_of_its_parent(copy):
 import threading
 from blobstore.runtime import _native
 cache = BlobCache(sys.argv[1], "shared")
+print("open", flush=True)
 input()
 threading.Thread(target=lambda: cache.update(weights(2)), daemon=True).start()
 while not commits(sys.argv[1]):
@@ -428,6 +429,7 @@ time.sleep(60)
 """,
         copy,
     )
+    assert parent.stdout.readline() == "open\n"
     with cache.reading():
         parent.stdin.write("\n")
         parent.stdin.flush()
