@@ -1,6 +1,7 @@
 #include <blobstore/data_map.h>
 
 #include <cstring>
+#include <new>
 
 namespace blobstore {
 
@@ -31,7 +32,10 @@ CacheDataMap::Misses::~Misses() {
 const Blob* CacheDataMap::find(std::string_view key) const {
   const Blob* blob = cache_->find(key);
   if (blob == nullptr && current_misses != nullptr) {
-    current_misses->keys_.emplace_back(key);
+    try {
+      current_misses->keys_.emplace_back(key);
+    } catch (const std::bad_alloc&) { // then the message lacks it
+    }
   }
   return blob;
 }
@@ -56,7 +60,11 @@ Result<FreeableBuffer> CacheDataMap::get_data(std::string_view key) const {
   if (blob == nullptr) {
     return EtError::NotFound;
   }
-  return FreeableBuffer(blob->data, blob->size, &unpin, new std::shared_ptr<const BlobCache>(cache_));
+  auto* pin = new (std::nothrow) std::shared_ptr<const BlobCache>(cache_);
+  if (pin == nullptr) {
+    return EtError::MemoryAllocationFailed;
+  }
+  return FreeableBuffer(blob->data, blob->size, &unpin, pin);
 }
 
 EtError CacheDataMap::load_data_into(std::string_view key, void* buffer, size_t size) const {
@@ -71,7 +79,9 @@ EtError CacheDataMap::load_data_into(std::string_view key, void* buffer, size_t 
     try {
       const BlobCache::Reading reading(*cache_);
       std::memcpy(buffer, blob->data, size);
-    } catch (const Error&) {
+    } catch (const std::bad_alloc&) {
+      return EtError::MemoryAllocationFailed;
+    } catch (...) {
       return EtError::AccessFailed;
     }
   }

@@ -67,7 +67,7 @@ et::Result<const et::TensorLayout> PinnedMap::get_tensor_layout(std::string_view
 }
 
 et::Result<et::FreeableBuffer> PinnedMap::get_data(std::string_view key) const {
-  const auto found = views.find(std::string(key));
+  const auto found = views.find(key);
   if (found == views.end()) {
     return EtError::NotFound;
   }
@@ -75,7 +75,7 @@ et::Result<et::FreeableBuffer> PinnedMap::get_data(std::string_view key) const {
 }
 
 EtError PinnedMap::load_data_into(std::string_view key, void* buffer, size_t size) const {
-  const auto found = views.find(std::string(key));
+  const auto found = views.find(key);
   if (found == views.end()) {
     return EtError::NotFound;
   }
@@ -105,7 +105,6 @@ InnerHandle::InnerHandle(
     et::EventTracer* tracer)
     : recipe_(std::move(recipe)), names_(std::move(names)), kept_(std::move(kept)) {
   std::vector<ConstBytes*> views;
-  map_.views.reserve(constants.size());
   for (size_t i = 0; i < constants.size(); ++i) {
     const std::string& key = recipe_->payload.constants[i].key;
     std::string name = key.substr(0, key.size() - kVersionSize) + names_[i]->text();

@@ -3,9 +3,10 @@
 
 #include <cstdint>
 #include <cstdlib>
+#include <map>
 #include <memory>
 #include <string>
-#include <unordered_map>
+#include <string_view>
 #include <vector>
 
 #include <executorch/runtime/backend/interface.h>
@@ -48,7 +49,7 @@ class AlignedCopy {
 /// What the inner backend finds blobs in: views of memory that stays, under names that say the version.
 class PinnedMap final : public executorch::runtime::NamedDataMap {
  public:
-  std::unordered_map<std::string, ConstBytes> views;
+  std::map<std::string, ConstBytes, std::less<>> views; // ordered, as it is searched without making a string
 
   executorch::runtime::Result<const executorch::runtime::TensorLayout> get_tensor_layout(
       std::string_view) const override;

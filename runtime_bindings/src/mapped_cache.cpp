@@ -163,6 +163,7 @@ class MappedCache final : public BlobCache, private ForkAware {
     if (slots.empty()) {
       return generation();
     }
+    const StagedRevert staged(*this, generation_.load() + 1, slots);
     // a page at either end may hold a part of another blob that stays changed: there, single bytes are put back
     std::vector<FilePages::Edges> edges(slots.size());
     for (size_t i = 0; i < slots.size(); ++i) {
@@ -170,7 +171,6 @@ class MappedCache final : public BlobCache, private ForkAware {
         edges[i] = slots[i]->pages->read_edges();
       }
     }
-    const StagedRevert staged(*this, generation_.load() + 1, slots);
     const std::unique_lock<FairLock> alone = lock_prepared(staged, following);
     const std::lock_guard<std::mutex> writing(writing_);
     for (size_t i = 0; i < slots.size(); ++i) {

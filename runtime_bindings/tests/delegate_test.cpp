@@ -3,8 +3,9 @@
 //   delegate_test FOLDER
 //
 // FOLDER has base.ptd with the keys "packed@..." and "kept@...", adapter.ptd with "own@...", copy.ptd, a working copy
-// of base.ptd, and the payloads base.payload and both.payload. All blobs are float tensors of one size, filled with 1.
+// of base.ptd, and the payloads base.payload, both.payload and costly.payload. All blobs are float tensors of one size, filled with 1.
 
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <cstdio>
@@ -15,9 +16,14 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <new>
+#include <stdexcept>
 #include <string>
 #include <thread>
 #include <vector>
+
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <executorch/runtime/backend/interface.h>
 #include <executorch/runtime/core/evalue.h>
@@ -68,10 +74,36 @@ class Toy final : public et::BackendInterface {
 
   bool is_available() const override { return true; }
 
+  /// What a test has it throw: nothing, for want of memory, an error of C++, or anything else.
+  enum class Throws { Nothing, BadAlloc, Exception, Anything };
+  Throws throw_in_init = Throws::Nothing;
+  Throws throw_in_execute = Throws::Nothing;
+  /// Where it was told to keep what it packs.
+  const std::string& path() const { return path_; }
+
+  static void throw_what(Throws what) {
+    if (what == Throws::BadAlloc) {
+      throw std::bad_alloc();
+    }
+    if (what == Throws::Exception) {
+      throw std::length_error("too long");
+    }
+    if (what == Throws::Anything) {
+      throw 7;
+    }
+  }
+
   et::Result<et::DelegateHandle*> init(
       et::BackendInitContext& context,
       et::FreeableBuffer* processed,
       et::ArrayRef<et::CompileSpec>) const override {
+    for (const et::BackendOption& option : context.runtime_specs()) {
+      if (std::strcmp(option.key, "packed_cache_path") == 0) {
+        path_ = std::get<std::array<char, et::kMaxOptionValueLength>>(option.value).data();
+      }
+      CHECK(std::strcmp(option.key, "save_weight_cache_on_disk") != 0);
+    }
+    throw_what(throw_in_init);
     const std::lock_guard<std::mutex> guard(mutex_);
     ready_ = false;
     auto handle = std::make_unique<Handle>();
@@ -110,6 +142,7 @@ class Toy final : public et::BackendInterface {
 
   et::Error execute(et::BackendExecutionContext&, et::DelegateHandle* opaque, et::Span<et::EValue*> arguments)
       const override {
+    throw_what(throw_in_execute);
     const std::lock_guard<std::mutex> guard(mutex_);
     if (!ready_) {
       return et::Error::Internal;
@@ -142,6 +175,7 @@ class Toy final : public et::BackendInterface {
   mutable std::mutex mutex_;
   mutable bool ready_ = true;
   mutable std::map<std::string, Packed> packed_;
+  mutable std::string path_ = "none yet";
 };
 
 /// Memory that is never given back before the end.
@@ -186,12 +220,14 @@ class Loaded {
   Loaded(
       const std::shared_ptr<BlobCache>& cache,
       const std::vector<char>& payload,
-      const et::NamedDataMap* beside = nullptr)
+      const et::NamedDataMap* beside = nullptr,
+      et::Span<const et::BackendOption> options = {})
       : backend_(et::get_backend_class("BlobStoreBackend")) {
     const blobstore::CacheScope scope(cache);
-    et::BackendInitContext context(&allocator_, nullptr, "toy", beside);
+    et::BackendInitContext context(&allocator_, nullptr, "toy", beside, options);
     et::FreeableBuffer processed(payload.data(), payload.size(), nullptr);
     auto handle = backend_->init(context, &processed, {});
+    error_ = handle.error();
     if (handle.ok()) {
       handle_ = handle.get();
     }
@@ -205,11 +241,15 @@ class Loaded {
   Loaded& operator=(const Loaded&) = delete;
 
   bool ok() const { return handle_ != nullptr; }
-  double run() {
+  et::Error error() const { return error_; }
+  et::Error execute(et::EValue& out) {
     et::BackendExecutionContext context;
-    et::EValue out(0.0);
     et::EValue* arguments[] = {&out};
-    CHECK(backend_->execute(context, handle_, {arguments, 1}) == et::Error::Ok);
+    return backend_->execute(context, handle_, {arguments, 1});
+  }
+  double run() {
+    et::EValue out(0.0);
+    CHECK(execute(out) == et::Error::Ok);
     return out.toDouble();
   }
 
@@ -217,6 +257,7 @@ class Loaded {
   et::BackendInterface* backend_;
   Allocator allocator_;
   et::DelegateHandle* handle_ = nullptr;
+  et::Error error_ = et::Error::Ok;
 };
 
 /// Commit one value to all keys that a cache owns. @returns whether it was accepted.
@@ -581,6 +622,95 @@ void test_closing_during_a_commit(const std::string& path, const std::vector<cha
   CHECK(mine.run() == 4);
 }
 
+/// No exception reaches ExecuTorch, whoever threw it; what was wrong is told in words.
+void test_exceptions(const std::string& path, const std::vector<char>& payload, Toy& toy) {
+  const auto cache = BlobCache::open({path});
+  Loaded good(cache, payload);
+  const std::pair<Toy::Throws, et::Error> cases[] = {
+      {Toy::Throws::BadAlloc, et::Error::MemoryAllocationFailed},
+      {Toy::Throws::Exception, et::Error::Internal},
+      {Toy::Throws::Anything, et::Error::Internal},
+  };
+  for (const auto& [what, error] : cases) {
+    (void)blobstore::take_delegate_failure();
+    toy.throw_in_init = what;
+    CHECK(Loaded(cache, payload).error() == error);
+    CHECK(blobstore::take_delegate_failure().has_value());
+    toy.throw_in_init = Toy::Throws::Nothing;
+    toy.throw_in_execute = what;
+    et::EValue out(0.0);
+    CHECK(good.execute(out) == error);
+    CHECK(blobstore::take_delegate_failure().has_value());
+    toy.throw_in_execute = Toy::Throws::Nothing;
+    CHECK(good.run() == 1);
+    toy.throw_in_init = what; // an update that cannot be prepared
+    const std::vector<float> some(cache->at(kPacked).size / sizeof(float), 5);
+    bool thrown = false;
+    try {
+      cache->update({{kPacked, some.data(), sizeof(float) * some.size(), nullptr}});
+    } catch (...) {
+      thrown = true;
+    }
+    CHECK(thrown && cache->generation() == 0 && value_of(cache->at(kPacked).data, cache->at(kPacked).size) == 1);
+    toy.throw_in_init = Toy::Throws::Nothing;
+    CHECK(good.run() == 1);
+  }
+}
+
+/// What is packed is not kept in a file, whatever the application asks for; other options arrive.
+void test_options(const std::string& path, const std::vector<char>& payload, const Toy& toy) {
+  const auto cache = BlobCache::open({path});
+  std::array<char, et::kMaxOptionValueLength> file{};
+  std::strcpy(file.data(), "/tmp/packed");
+  et::BackendOption options[2];
+  std::strcpy(options[0].key, "packed_cache_path");
+  options[0].value = file;
+  std::strcpy(options[1].key, "save_weight_cache_on_disk");
+  options[1].value = true;
+  CHECK(Loaded(cache, payload, nullptr, {options, 2}).ok());
+  CHECK(toy.path().empty());
+}
+
+/// A payload of half a megabyte, in which one description stands for gigabytes.
+void test_costly_payload(const std::string& path, const std::vector<char>& payload) {
+  CHECK(Loaded(BlobCache::open({path}), payload).error() == et::Error::DelegateInvalidCompatibility);
+}
+
+/// Forks when a commit was prepared and has not happened, commits something else in the child and looks.
+struct Forker final : blobstore::CommitFollower {
+  Forker(BlobCache& cache, Loaded& one) : cache(cache), one(one) {}
+  std::unique_ptr<Prepared> prepare(const blobstore::StagedCommit&) override {
+    const pid_t child = armed ? fork() : 1;
+    armed = false;
+    if (child == 0) {
+      std::thread([&] { // as in any child, nothing of the commit is on this thread's stack
+        CHECK(one.run() == 3);
+        CHECK(commit(cache, {kPacked, kKept}, 7));
+        CHECK(one.run() == 7);
+        CHECK(commit(cache, {kPacked, kKept}, 8));
+        CHECK(one.run() == 8);
+      }).join();
+      _exit(0);
+    }
+    int status = 0;
+    CHECK(child == 1 || (waitpid(child, &status, 0) == child && status == 0));
+    return nullptr;
+  }
+  BlobCache& cache;
+  Loaded& one;
+  bool armed = true;
+};
+
+void test_fork_of_a_prepared_commit(const std::string& path, const std::vector<char>& payload, BlobCache::Mode mode) {
+  const auto cache = BlobCache::open({path}, mode);
+  Loaded one(cache, payload);
+  CHECK(commit(*cache, {kPacked, kKept}, 3));
+  const auto forker = std::make_shared<Forker>(*cache, one);
+  cache->follow(forker); // prepares after the delegate has
+  CHECK(commit(*cache, {kPacked, kKept}, 4));
+  CHECK(!forker->armed && one.run() == 4);
+}
+
 } // namespace
 
 int main(int argc, char** argv) {
@@ -602,6 +732,11 @@ int main(int argc, char** argv) {
     test_closing_during_a_commit(path, payload, mode);
     test_bytes_of_the_base(path, payload, mode);
   }
+  test_exceptions(folder + "/base.ptd", payload, toy);
+  test_options(folder + "/base.ptd", payload, toy);
+  test_costly_payload(folder + "/base.ptd", read(folder + "/costly.payload"));
+  test_fork_of_a_prepared_commit(folder + "/base.ptd", payload, BlobCache::Mode::Private);
+  test_fork_of_a_prepared_commit(folder + "/base.ptd", payload, BlobCache::Mode::Copy);
   test_failing_beside_good(folder, payload, both);
   test_made_during_commits(folder + "/base.ptd", both);
   test_two_on_one_file(folder + "/copy.ptd", payload);

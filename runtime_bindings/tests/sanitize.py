@@ -10,7 +10,9 @@ import sys
 import tempfile
 from pathlib import Path
 
+import flatbuffers
 import numpy as np
+import xxhash
 
 from blobstore.lowering.payload import Constant, find_places, wrap
 from blobstore.runtime import make_working_copy
@@ -18,7 +20,7 @@ from blobstore.runtime import make_working_copy
 ROOT = Path(__file__).parents[2]
 SANITIZERS = {
     "address,undefined": {"ASAN_OPTIONS": "detect_leaks=1:abort_on_error=0", "UBSAN_OPTIONS": "print_stacktrace=1"},
-    "thread": {"TSAN_OPTIONS": "halt_on_error=1:second_deadlock_stack=1"},
+    "thread": {"TSAN_OPTIONS": "halt_on_error=1:second_deadlock_stack=1:die_after_fork=0"},
 }
 
 
@@ -41,8 +43,11 @@ def main() -> None:
             tensors["tied"] = tensors["a"].copy()
             tensors["opaque"] = np.arange(100, dtype=np.uint8)
             write(tensors, Path(folder))
-            command = [build / "tests" / "cache_test", Path(folder, "plain.ptd"), folder]
-            subprocess.run([str(part) for part in command], check=True, env={**environment, **options})
+            for command in (
+                [build / "tests" / "cache_test", Path(folder, "plain.ptd"), folder],
+                [build / "tests" / "memory_test", Path(folder, "plain.ptd"), Path(folder, "copy.ptd")],
+            ):
+                subprocess.run([str(part) for part in command], check=True, env={**environment, **options})
         with tempfile.TemporaryDirectory() as folder:
             write_delegates(Path(folder))
             command = [build / "tests" / "delegate_test", folder]
@@ -81,6 +86,37 @@ def write_delegates(folder: Path) -> None:
             for number, (key, packed) in enumerate(kinds.items())
         ]
         (folder / f"{name}.payload").write_bytes(wrap(inner, "ToyBackend", constants))
+    write_costly_payload(folder / "costly.payload")
+
+
+def write_costly_payload(path: Path) -> None:
+    """One description of a constant with 30,000 places, 60,000 times."""
+    key = "k@0123456789abcdef"
+    inner = key.encode()
+    builder = flatbuffers.Builder(1 << 20)
+    name, digest = builder.CreateString("ToyBackend"), builder.CreateByteVector(xxhash.xxh3_128_digest(inner))
+    text = builder.CreateString(key)
+    builder.StartVector(8, 30_000, 8)
+    for _ in range(30_000):
+        builder.PrependUint64(len(inner) - 16)
+    places = builder.EndVector()
+    builder.StartObject(5)
+    builder.PrependUOffsetTRelativeSlot(0, text, 0)
+    builder.PrependUOffsetTRelativeSlot(3, places, 0)
+    constant = builder.EndObject()
+    builder.StartVector(4, 60_000, 4)
+    for _ in range(60_000):
+        builder.PrependUOffsetTRelative(constant)
+    constants = builder.EndVector()
+    builder.StartObject(5)
+    builder.PrependUint32Slot(0, 1, 0)
+    builder.PrependUOffsetTRelativeSlot(1, name, 0)
+    builder.PrependUint64Slot(2, len(inner), 0)
+    builder.PrependUOffsetTRelativeSlot(3, constants, 0)
+    builder.PrependUOffsetTRelativeSlot(4, digest, 0)
+    builder.Finish(builder.EndObject(), file_identifier=b"BD01")
+    description = bytes(builder.Output())
+    path.write_bytes(inner + description + struct.pack("<Q", len(description)) + b"BSDELEG1")
 
 
 if __name__ == "__main__":

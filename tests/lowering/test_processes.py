@@ -142,3 +142,49 @@ def test_forked_children_run_and_update(live: Live, mode: str, tmp_path: Path) -
         process.kill()
         pytest.fail(f"it hangs: {process.communicate()[1]}")
     assert process.returncode == 0, stderr
+
+
+@pytest.mark.parametrize("mode", ["private", "copy"])
+def test_what_was_prepared_for_a_commit_of_the_parent_is_not_used_in_a_child(
+    live: Live, mode: str, tmp_path: Path
+) -> None:
+    """A commit waits for a reader, all packed, when the process forks. The child commits other weights, which get the same
+    version there, and runs on these (R1)."""
+    make_working_copy(live.cache.paths, data := tmp_path / "w.ptd")
+    script = """
+    from blobstore.runtime import delegate_stats
+    key = next(key for key in cache if key.startswith("conv.weight@"))
+    old = cache.numpy(key).view(np.float32).copy()
+    method(x)
+    expected = []
+    for factor in (2, 3):
+        with BlobCache(ptd, mode) as other:  # what the runtime computes without a fork
+            other.update({key: (old * np.float32(factor)).tobytes()})
+            expected.append(Program(pte, other).method()(x)[0])
+    before = delegate_stats().inits
+    with cache.reading():
+        commit = threading.Thread(target=lambda: cache.update({key: (old * np.float32(2)).tobytes()}))
+        commit.start()
+        while delegate_stats().inits == before:  # fork waits until an initialization that has begun is done
+            pass
+        pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            cache.update({key: (old * np.float32(3)).tobytes()})
+            assert np.array_equal(method(x)[0], expected[1])
+            assert np.array_equal(program.load_method()(x)[0], expected[1])
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    commit.join()
+    assert np.array_equal(method(x)[0], expected[0])
+    """
+    process = start(live, script, data, mode)
+    try:
+        _, stderr = process.communicate(timeout=40)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        pytest.fail(f"it hangs: {process.communicate()[1]}")
+    assert process.returncode == 0, stderr

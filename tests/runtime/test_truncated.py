@@ -38,9 +38,8 @@ def test_of_a_truncated_file(work: str, path: Path) -> None:
     cache = BlobCache(path)
     cache.update({"a": NEW})
     generation = cache.generation
-    size = path.stat().st_size
     os.truncate(path, 4096)
-    with pytest.raises(errors.FileAccessError, match=rf"w\.ptd: .*truncated: it has 4096 bytes, {size} are expected"):
+    with pytest.raises(errors.FileAccessError, match=r"w\.ptd: .*truncated: it has 4096 bytes, \d+ are expected"):
         WORKS[work](cache, path.parent)
     assert (cache.generation, cache.dirty) == (generation, ("a",))
     assert not (path.parent / "saved.ptd").exists()

@@ -21,6 +21,9 @@ namespace blobstore {
 ///
 /// After a fork the child may run and change its delegates; each makes itself a new handle at its first call.
 ///
+/// Options of a load go to the inner backend, but not `packed_cache_path` (nor one that XNNPACK has for the process): the
+/// names that weights are packed under count versions in this process, and at the next launch they stand for others.
+///
 /// Packed weights are shared by all delegates of this process that take the same blobs, in the same versions, from the
 /// same cache. They are never shared by two caches, unless one is the base of the other.
 void register_delegate();

@@ -1,0 +1,136 @@
+// Has each allocation of a commit fail in turn: all or nothing, every time.
+//
+//   memory_test FILE.ptd COPY.ptd
+//
+// Both have float tensors "a" and "b" of one size; COPY.ptd is a working copy, FILE.ptd has "tied" with the bytes of "a".
+
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+#include <string>
+#include <vector>
+
+#include <blobstore/cache.h>
+#include <blobstore/data_map.h>
+
+namespace {
+
+/// How many allocations of this thread still succeed; negative: all.
+thread_local long left = -1;
+
+void* allocate(size_t size) {
+  if (left == 0) {
+    return nullptr;
+  }
+  left -= left > 0 ? 1 : 0;
+  return std::malloc(size == 0 ? 1 : size);
+}
+
+} // namespace
+
+void* operator new(size_t size) {
+  if (void* memory = allocate(size)) {
+    return memory;
+  }
+  throw std::bad_alloc();
+}
+void* operator new(size_t size, const std::nothrow_t&) noexcept { return allocate(size); }
+void operator delete(void* memory) noexcept { std::free(memory); }
+void operator delete(void* memory, size_t) noexcept { std::free(memory); }
+
+namespace {
+
+using blobstore::BlobCache;
+
+void check(bool ok, const char* what, int line) {
+  if (!ok) {
+    std::fprintf(stderr, "line %d, failed: %s\n", line, what);
+    std::_Exit(1);
+  }
+}
+#define CHECK(condition) check(condition, #condition, __LINE__)
+
+/// Fail the first, the second, ... allocation of some work until it succeeds. @returns how often it failed.
+template <typename Work, typename Untouched>
+int fail_each(Work work, Untouched untouched) {
+  for (int failures = 0;; ++failures) {
+    left = failures;
+    bool failed = false;
+    try {
+      work();
+    } catch (const std::bad_alloc&) {
+      failed = true;
+    }
+    left = -1;
+    if (!failed) {
+      return failures;
+    }
+    untouched();
+  }
+}
+
+void test_commits(const std::string& path, BlobCache::Mode mode) {
+  const auto cache = BlobCache::open({path}, mode);
+  const blobstore::Blob& a = cache->at("a");
+  const blobstore::Blob& b = cache->at("b");
+  const std::vector<uint8_t> old_a(a.data, a.data + a.size), old_b(b.data, b.data + b.size);
+  const std::vector<uint8_t> new_a(a.size, 1), new_b(b.size, 2);
+  const std::vector<blobstore::Change> changes = {
+      {"a", new_a.data(), new_a.size(), nullptr}, {"b", new_b.data(), new_b.size(), nullptr}};
+  const auto holds = [&](const std::vector<uint8_t>& in_a, const std::vector<uint8_t>& in_b) {
+    return std::memcmp(a.data, in_a.data(), a.size) == 0 && std::memcmp(b.data, in_b.data(), b.size) == 0;
+  };
+  const uint64_t generation = cache->generation();
+  CHECK(fail_each([&] { cache->update(changes); }, [&] {
+    CHECK(holds(old_a, old_b) && cache->generation() == generation && cache->dirty().empty() && cache->verify());
+  }) > 3);
+  CHECK(holds(new_a, new_b) && cache->generation() == generation + 1 && cache->dirty().size() == 2);
+  if (mode == BlobCache::Mode::Shared) {
+    return;
+  }
+  for (const bool whole : {false, true}) {
+    CHECK(fail_each([&] { whole ? cache->revert() : cache->revert({"a", "b"}); }, [&] {
+      CHECK(holds(new_a, new_b) && cache->dirty().size() == 2);
+    }) > 1);
+    CHECK(holds(old_a, old_b) && cache->dirty().empty());
+    cache->update(changes);
+  }
+}
+
+/// ExecuTorch is told of it by a number: it is compiled without exceptions.
+void test_data_map(const std::string& path) {
+  using EtError = executorch::runtime::Error;
+  const auto cache = BlobCache::open({path});
+  const blobstore::CacheDataMap map(cache);
+  std::vector<uint8_t> buffer(cache->at("a").size);
+  for (long n = 0; n < 8; ++n) {
+    left = n;
+    const EtError error = map.get_data("a").error();
+    left = n;
+    const EtError read = map.load_data_into("a", buffer.data(), buffer.size());
+    left = n;
+    {
+      const blobstore::CacheDataMap::Misses misses;
+      CHECK(map.get_data("a key that is too long for a small string").error() != EtError::Ok);
+    }
+    left = -1;
+    CHECK(error == EtError::Ok || (n == 0 && error == EtError::MemoryAllocationFailed));
+    CHECK(read == EtError::Ok || (n < 5 && read == EtError::MemoryAllocationFailed));
+  }
+}
+
+} // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 3) {
+    return 64;
+  }
+  test_commits(argv[1], BlobCache::Mode::Private);
+  test_commits(argv[1], BlobCache::Mode::Copy);
+  test_commits(argv[2], BlobCache::Mode::Shared);
+  test_data_map(argv[1]);
+  std::puts("ok");
+  return 0;
+}
