@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-import tempfile
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from blobstore.data_map import NamedDataMap
+from blobstore.deployed import MARK, describing, old_data, old_programs, taken_by, tree
 from blobstore.digest import Digest
-from blobstore.errors import FileAccessError, KeyConflictError, OutputPathError, UnsupportedDataError
+from blobstore.errors import (
+    FileAccessError,
+    IntegrityError,
+    KeyConflictError,
+    OutputPathError,
+    UnsupportedDataError,
+)
 from blobstore.formats import Format, detect_format
 from blobstore.layout import TensorLayout
 from blobstore.mapped_file import Paths, as_path, as_paths, map_file
-from blobstore.ptd.reader import open_ptd
+from blobstore.ptd.reader import PtdDataMap, open_ptd
+from blobstore.ptd.writer import Entry, write_ptd
 from blobstore.pte.program import Movable, ProgramFile, read_program
 from blobstore.pte.rewrite import Rewrite
-from blobstore.staging import Progress, Staging, named, refuse_inputs
-from blobstore.store import BlobStore, check_tag, file_name
+from blobstore.staging import Progress, ScratchFolder, Staging, exclusive, named, refuse_inputs
+from blobstore.store import BlobStore, check_tag, file_name, nbytes
 
 if TYPE_CHECKING:
     from executorch.exir import ExecutorchProgramManager
@@ -58,15 +66,27 @@ class DedupResult:
 
     Attributes:
         programs: one entry a program, in the order in which they were given.
-        data_files: the data files that were written; none if nothing was moved.
-        bytes_before: bytes of all inputs.
+        data_files: the data files of these programs, also one that had all it needs already; none if nothing was
+            moved and there was none before.
+        bytes_before: bytes of all inputs, and of the data files as they were.
         bytes_after: bytes of all outputs.
+        kept: programs of earlier runs that take weights from these data files, and still can.
+        replaced: those of the outputs that replaced a program of an earlier run.
+        replaced_keys: keys of the data files that have other bytes now, or that a program has in itself now; no program
+            takes the old ones.
+        unused_keys: keys of the data files that no program in the folder takes.
+        pruned_keys: such keys that were dropped.
     """
 
     programs: list[ProgramResult]
     data_files: list[Path]
     bytes_before: int
     bytes_after: int
+    kept: list[Path]
+    replaced: list[Path]
+    replaced_keys: list[str]
+    unused_keys: list[str]
+    pruned_keys: list[str]
 
 
 def dedup_programs(
@@ -76,56 +96,72 @@ def dedup_programs(
     data_name: str = DATA_NAME,
     keep_small: int = 0,
     names: NamedDataMap | None = None,
+    prune: bool = False,
+    force: bool = False,
     progress: Progress | None = None,
 ) -> DedupResult:
     """Move the weights of programs to one data file, each distinct blob once.
 
     The stock runtime loads `directory/A.pte` with `directory/shared.ptd` as its data file, and computes what it did.
 
+    The folder is a set of programs on its data files, which another run extends: a program of equal name is replaced,
+    the other programs in the folder and below it keep every key that they take. All files are the old ones or the new
+    ones; whoever has an old one open keeps it. Other processes that write programs into the folder wait.
+
     Args:
-        inputs: one file or several: `.pte` files, and `.ptd` files that some of them need; the latter end in the shared file.
-        directory: where the outputs go; made if it is missing. Each program keeps its file name.
+        inputs: files and folders, one or several: `.pte` files, and `.ptd` files that some of them need; the latter end
+            in the shared file. A folder stands for all such files in it and below it, except in `directory`.
+        directory: where the outputs go; made if it is missing. Each program keeps its file name; one of a folder keeps its
+            place below that folder. Two that would have one name keep as many of their parent folders as they need.
         data_name: file name of the shared data.
         keep_small: what has fewer bytes than this stays in its program. A blob in a data file takes a multiple of 128
             bytes and a key.
         names: tensors by name, from a checkpoint. A moved tensor that is one of them, and no other of them, to the
             byte gets its name as key. All others are named after their content.
+        prune: drop the keys of an earlier run that no program in the folder takes any more.
+        force: replace inputs, files of another format, and programs that cannot be read; and extend a data file of
+            unknown origin.
         progress: told of every step forward.
 
     Returns:
         What was done.
 
     Raises:
-        FileAccessError, InvalidFileError, IntegrityError: an input cannot be read, is malformed or damaged; or an
-            output cannot be written.
+        FileAccessError, InvalidFileError, IntegrityError: an input or what an earlier run left cannot be read, is
+            malformed or damaged; or an output cannot be written.
         UnsupportedDataError: an input is neither a program nor a data file.
         UnsupportedProgramError: a program holds something that the rewrite would lose.
-        KeyConflictError: two inputs have different contents under a key that delegates look up.
-        OutputPathError: an output would overwrite an input, or two inputs have one file name.
+        KeyConflictError: two inputs have different contents under a key that delegates look up; or an input and a
+            program in the folder do.
+        OutputPathError: an output would replace an input, a file of another format, or a data file that was not
+            written together with programs.
         InvalidTagError: `data_name` is not a file name.
         In every case the directory is as it was.
     """
     check_tag(data_name)
-    sources = as_paths(inputs)
-    kinds = [detect_format(path) for path in sources]
-    for path, kind in zip(sources, kinds, strict=True):
+    directory = as_path(directory)
+    found = _expand(as_paths(inputs), directory)
+    kinds = [detect_format(path) for path, _ in found]
+    for (path, _), kind in zip(found, kinds, strict=True):
         if kind not in {Format.PTE, Format.PTD}:
             raise UnsupportedDataError(f"{path}: expected a .pte or a .ptd, found {kind.value}")
-    programs = [read_program(path) for path, kind in zip(sources, kinds, strict=True) if kind is Format.PTE]
-    data = [open_ptd(path, verify=True) for path, kind in zip(sources, kinds, strict=True) if kind is Format.PTD]
-    store = BlobStore()
-    for data_map in data:
-        store.merge(data_map)
-    return _write(
-        [(program, program.path.name) for program in programs],
-        store,
-        as_path(directory),
-        inputs=sources,
-        data_name=data_name,
-        keep_small=keep_small,
-        names=names,
-        progress=progress,
-    )
+    places = [(path, parts) for (path, parts), kind in zip(found, kinds, strict=True) if kind is Format.PTE]
+    outputs = _apart(places)
+    programs = [(read_program(path), output) for (path, _), output in zip(places, outputs, strict=True)]
+    data = [open_ptd(path, verify=True) for (path, _), kind in zip(found, kinds, strict=True) if kind is Format.PTD]
+    with _folder(directory):
+        return _write(
+            programs,
+            [(data_map, data_name) for data_map in data],
+            directory,
+            inputs=[path for path, _ in found],
+            data_name=data_name,
+            keep_small=keep_small,
+            names=names,
+            prune=prune,
+            force=force,
+            progress=progress,
+        )
 
 
 def save_programs(
@@ -135,16 +171,19 @@ def save_programs(
     data_name: str = DATA_NAME,
     keep_small: int = 0,
     names: NamedDataMap | None = None,
+    prune: bool = False,
+    force: bool = False,
     progress: Progress | None = None,
 ) -> DedupResult:
     """Save freshly lowered programs with their weights in shared data files.
 
     Args:
         programs: what `to_executorch()` gave, by the name of the file to write, with or without `.pte`.
-        directory: where the outputs go; made if it is missing.
+        directory: where the outputs go; made if it is missing. What an earlier run left there is extended, as by
+            `dedup_programs`.
         data_name: file name of the shared data. Data that was tagged for a file of its own while it was lowered goes
             to the file of that tag, which all programs share as well.
-        keep_small, names, progress: as in `dedup_programs`.
+        keep_small, names, prune, force, progress: as in `dedup_programs`.
 
     Returns:
         What was done; `source` of a program is its name, and what ExecuTorch would have written counts as before.
@@ -164,51 +203,49 @@ def save_programs(
                 f"{type(manager).__qualname__}"
             )
     file_names = {name: name if name.endswith(".pte") else f"{name}.pte" for name in programs}
-    made = _make(directory)
-    try:
-        with named(directory), tempfile.TemporaryDirectory(prefix=".lowered-", dir=directory) as folder:
-            store = BlobStore()
-            inputs: list[Path] = []
-            opened: list[tuple[ProgramFile, str]] = []
-            for name, manager in programs.items():
-                own = Path(folder) / str(len(opened))
-                own.mkdir()
-                with (own / file_names[name]).open("wb") as file:
-                    manager.write_to_file(file)
-                manager.write_tensor_data_to_file(str(own))
-                inputs += sorted(own.iterdir())
-                opened.append((read_program(own / file_names[name]), file_names[name]))
-                for path in sorted(own.glob("*.ptd")):
-                    store.merge(open_ptd(path), tag=path.name)
-            result = _write(
-                opened,
-                store,
-                directory,
-                inputs=inputs,
-                data_name=data_name,
-                keep_small=keep_small,
-                names=names,
-                progress=progress,
-            )
-            results = [replace(one, source=Path(name)) for one, name in zip(result.programs, programs, strict=True)]
-            return replace(result, programs=results)
-    except BaseException:
-        _remove(made)
-        raise
+    with _folder(directory), named(directory), ScratchFolder(directory) as folder:
+        data: list[tuple[PtdDataMap, str]] = []
+        inputs: list[Path] = []
+        opened: list[tuple[ProgramFile, Path]] = []
+        for name, manager in programs.items():
+            own = folder / str(len(opened))
+            own.mkdir()
+            with (own / file_names[name]).open("wb") as file:
+                manager.write_to_file(file)
+            manager.write_tensor_data_to_file(str(own))
+            inputs += sorted(own.iterdir())
+            opened.append((read_program(own / file_names[name]), Path(file_names[name])))
+            data += [(open_ptd(path), path.name) for path in sorted(own.glob("*.ptd"))]
+        result = _write(
+            opened,
+            data,
+            directory,
+            inputs=inputs,
+            data_name=data_name,
+            keep_small=keep_small,
+            names=names,
+            prune=prune,
+            force=force,
+            progress=progress,
+        )
+        results = [replace(one, source=Path(name)) for one, name in zip(result.programs, programs, strict=True)]
+        return replace(result, programs=results)
 
 
 def _write(
-    programs: Sequence[tuple[ProgramFile, str]],
-    store: BlobStore,
+    programs: Sequence[tuple[ProgramFile, Path]],
+    data: Sequence[tuple[PtdDataMap, str]],
     directory: Path,
     *,
     inputs: Sequence[Path],
     data_name: str,
     keep_small: int,
     names: NamedDataMap | None,
+    prune: bool,
+    force: bool,
     progress: Progress | None,
 ) -> DedupResult:
-    """Fill the store from the programs, then write it and them."""
+    """Write programs, by their place below the folder, and what they take, with what the folder has already."""
     outputs = [directory / name for _, name in programs]
     if len(set(outputs)) != len(outputs):
         twice = next(path for path in outputs if outputs.count(path) > 1)
@@ -216,22 +253,79 @@ def _write(
     if names is not None and not isinstance(names, NamedDataMap):
         raise UnsupportedDataError(f"names: expected an opened file (open_any), found a {type(names).__qualname__}")
     data_name = file_name(data_name)
-    refuse_inputs([*outputs, directory / data_name], [*inputs, *(names.sources if names is not None else ())])
-    bytes_before = sum(len(map_file(path)) for path in inputs)
-    by_content = _by_content(names) if names is not None else {}
-    taken = frozenset(blob.key for program, _ in programs for blob in program.named_data)
-    plans = [_plan(program, store, keep_small, by_content, taken, progress) for program, _ in programs]
-    rewrites = [Rewrite(program, moves) for (program, _), moves in zip(programs, plans, strict=True)]
-    made = _make(directory)
+    data = [(data_map, file_name(tag)) for data_map, tag in data]
+    tags = list(dict.fromkeys([data_name, *(tag for _, tag in data)]))
+    if not force:
+        every_input = [*inputs, *(names.sources if names is not None else ())]
+        refuse_inputs([*outputs, *(directory / tag for tag in tags)], every_input)
+    old = {data_map.path.name: data_map for data_map in old_data([directory / tag for tag in tags], force=force)}
+    sizes_before = [len(map_file(path)) for path in inputs]
+    sizes_before += [data_map.path.stat().st_size for data_map in old.values() if data_map.path not in inputs]
+
+    # What the other programs in the folder take comes first: it has to stay as it is.
+    old_keys = [key for data_map in old.values() for key in data_map]
+    others = {program: taken_by(program, old_keys) for program in old_programs(directory, outputs)} if old else {}
+    others = {program: keys for program, keys in others.items() if keys}
+    takers = {key: program.path for program, keys in others.items() for key in keys}
+    store = BlobStore()
+    for tag, data_map in old.items():
+        for key in data_map:
+            if key in takers:
+                _copy(store, data_map, key, tag)
+
+    # A tensor may not have the key of what a delegate looks up, wherever that is, nor may a data file of what is in a
+    # program: the runtime refuses a key that it finds in two places.
+    inside = {blob.key: program.path for program in others for blob in program.named_data}
+    reserved = frozenset([*(blob.key for program, _ in programs for blob in program.named_data), *inside])
     try:
-        with Staging(progress) as staging:
-            paths = store.stage(staging, directory, default_tag=data_name)
-            for rewrite, output in zip(rewrites, outputs, strict=True):
-                with staging.open(output, rewrite.nbytes) as file:
-                    rewrite.write(file)
-    except BaseException:
-        _remove(made)
-        raise
+        for data_map, tag in data:
+            for key in data_map:
+                if key in inside:
+                    raise KeyConflictError(
+                        f"{data_map.path}: {inside[key]} has key {key!r} in itself, so no data file beside it may have it"
+                    )
+                _copy(store, data_map, key, tag)
+        by_content = _by_content(names) if names is not None else {}
+        plan = _Plan(store, data_name, keep_small, by_content, reserved, frozenset(inside), progress)
+        plans = [plan.moves(program) for program, _ in programs]
+    except _ClashError as clash:
+        raise clash.explained(takers, [program for program, _ in programs]) from None
+    rewrites = [Rewrite(program, moves) for (program, _), moves in zip(programs, plans, strict=True)]
+
+    # Whatever else the data files had.
+    added = set(store)
+    staying = {item.key for (program, _), moves in zip(programs, plans, strict=True) for item in program.named_data} - {
+        key for moves in plans for key in moves.values()
+    }
+    taken = set(takers)
+    for (program, _), moves in zip(programs, plans, strict=True):
+        taken.update(moves.values(), taken_by(program, {*old_keys, *added} - set(moves.values())))
+    for data_map in [*old.values(), *(data_map for data_map, _ in data)]:
+        taken |= describing(data_map, taken)
+    replaced_keys, pruned_keys = [], []
+    for tag, data_map in old.items():
+        for key in data_map:
+            if key in staying or (key in added and store.digest(key) != data_map.digest(key)):
+                replaced_keys.append(key)
+            elif key in added:
+                continue
+            elif prune and key not in taken:
+                pruned_keys.append(key)
+            else:
+                _copy(store, data_map, key, tag)
+
+    files = _files(store, old)
+    paths = [directory / tag for tag in files]
+    with _subfolders(directory, outputs), Staging(progress, force=force) as staging:
+        for tag, entries in files.items():  # before the programs: those that are there can use the new ones, too
+            if tag not in old or not _is_up_to_date(old[tag], entries):
+                metadata = {**(old[tag].metadata if tag in old else {}), **MARK}
+                with staging.open(directory / tag, nbytes(entries), kind=Format.PTD) as file:
+                    write_ptd(file, entries, metadata)
+        replaced = [output for output in outputs if output.exists()]
+        for rewrite, output in zip(rewrites, outputs, strict=True):
+            with staging.open(output, rewrite.nbytes, kind=Format.PTE) as file:
+                rewrite.write(file)
     results = [
         ProgramResult(
             source=program.path,
@@ -244,62 +338,116 @@ def _write(
         )
         for (program, _), output, moves, rewrite in zip(programs, outputs, plans, rewrites, strict=True)
     ]
-    data_files = list(paths.values())
     return DedupResult(
         programs=results,
-        data_files=data_files,
-        bytes_before=bytes_before,
-        bytes_after=sum(path.stat().st_size for path in [*outputs, *data_files]),
+        data_files=paths,
+        bytes_before=sum(sizes_before),
+        bytes_after=sum(path.stat().st_size for path in [*outputs, *paths]),
+        kept=[program.path for program in others],
+        replaced=replaced,
+        replaced_keys=replaced_keys,
+        unused_keys=[key for key in store if key not in taken],
+        pruned_keys=pruned_keys,
     )
 
 
-def _plan(
-    program: ProgramFile,
-    store: BlobStore,
-    keep_small: int,
-    by_content: Mapping[Digest, tuple[str, TensorLayout | None]],
-    taken: Collection[str],
-    progress: Progress | None,
-) -> dict[Movable, str]:
-    """Put into the store what is to leave the program; the key of each thing that leaves."""
-    items = list(program.movable())
-    total, done = sum(len(item.data) for item in items), 0
-    moves: dict[Movable, str] = {}
-    for item in items:
-        # A blob that a data file has may not stay: the runtime refuses a key that it finds in two places.
-        elsewhere = item.kind == "named_data" and item.name in store
-        if len(item.data) >= keep_small or elsewhere:
-            key = _add(store, item, by_content, taken)
-            if key is not None:
-                moves[item] = key
-        done += len(item.data)
-        if progress:
-            progress(f"reading {program.path.name}", done, total)
-    return moves
+class _ClashError(KeyConflictError):
+    """A key for which a program or a data file of this run has other bytes than the store."""
+
+    def __init__(self, key: str, source: Path, error: KeyConflictError, delegate: bool) -> None:
+        super().__init__(f"{source}: {error}")
+        self.key, self.source, self.error, self.delegate = key, source, error, delegate
+
+    def explained(self, takers: Mapping[str, Path], programs: Sequence[ProgramFile]) -> KeyConflictError:
+        """The error for the user, who thinks in programs."""
+        why = ", its delegate looks for this key" if self.delegate else ""
+        if self.key not in takers:
+            return KeyConflictError(f"{self}{why}; so these files cannot share a data file")
+        users = [program.path for program in programs if taken_by(program, [self.key])]
+        who = self.source if self.delegate or not users else f"{users[0]}, which takes it from {self.source}"
+        return KeyConflictError(
+            f"{who}: {self.error}{why}; but {takers[self.key]}, which is in the folder, takes what is there. Replace that "
+            "program, too, or write to another folder"
+        )
 
 
-def _add(
-    store: BlobStore,
-    item: Movable,
-    by_content: Mapping[Digest, tuple[str, TensorLayout | None]],
-    taken: Collection[str],
-) -> str | None:
-    """Add something to the store and return its key; None if it has to stay where it is."""
-    for key in _candidates(item, by_content):
-        if key in taken and item.kind != "named_data":
-            continue  # a delegate's, in one of the programs
-        try:
-            tag = store.tag(key) if key in store else None
-            store.add(key, item.data, alignment=item.alignment, layout=item.layout, tag=tag)
-        except KeyConflictError as error:
-            if item.kind == "named_data":
-                raise KeyConflictError(
-                    f"{item.program.path}: {error}; its delegate looks for this key, so this program cannot share a "
-                    "data file with the others"
-                ) from None
-        else:
-            return key
-    return None
+def _copy(store: BlobStore, data_map: PtdDataMap, key: str, tag: str) -> None:
+    """Add a blob of a data file to the store, where another data file does not have it already."""
+    data, layout = data_map.get_data(key), data_map.get_tensor_layout(key)
+    tag = (store.tag(key) if key in store else None) or tag
+    try:
+        address = store.add(key, data, alignment=data_map.alignment(key), tag=tag, layout=layout)
+    except KeyConflictError as error:
+        raise _ClashError(key, data_map.path, error, False) from None
+    if address != (recorded := data_map.digest(key)):
+        raise IntegrityError(data_map.path, f"the bytes of {key!r} are damaged: expected {recorded}, found {address}")
+
+
+def _files(store: BlobStore, old: Mapping[str, PtdDataMap]) -> dict[str, list[Entry]]:
+    """What each data file will hold; keys that one has already stay in their order, before new ones."""
+    files: dict[str, list[Entry]] = {tag: [] for tag in old}
+    for entry in store.entries():
+        files.setdefault(store.tag(entry.key) or "", []).append(entry)
+    for tag, data_map in old.items():
+        order = {key: number for number, key in enumerate(data_map)}
+        files[tag].sort(key=lambda entry: order.get(entry.key, len(order)))
+    return files
+
+
+def _is_up_to_date(data_map: PtdDataMap, entries: Sequence[Entry]) -> bool:
+    found = [(key, data_map.digest(key), data_map.get_tensor_layout(key), data_map.alignment(key)) for key in data_map]
+    wanted = [(entry.key, entry.digest, entry.layout, entry.alignment) for entry in entries]
+    return data_map.has_digests and MARK.items() <= data_map.metadata.items() and found == wanted
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What leaves the programs of a run, and under which key; what leaves is put into the store.
+
+    Attributes:
+        reserved: keys of delegates, which no tensor may get.
+        inside: keys that other programs of the folder have in themselves, so that no data file may have them.
+    """
+
+    store: BlobStore
+    data_name: str
+    keep_small: int
+    by_content: Mapping[Digest, tuple[str, TensorLayout | None]]
+    reserved: Collection[str]
+    inside: Collection[str]
+    progress: Progress | None
+
+    def moves(self, program: ProgramFile) -> dict[Movable, str]:
+        """Put into the store what is to leave the program; the key of each thing that leaves."""
+        items = list(program.movable())
+        total, done = sum(len(item.data) for item in items), 0
+        moves: dict[Movable, str] = {}
+        for item in items:
+            # A blob that a data file has may not stay: the runtime refuses a key that it finds in two places.
+            elsewhere = item.kind == "named_data" and item.name in self.store
+            if len(item.data) >= self.keep_small or elsewhere:
+                key = self._add(item)
+                if key is not None:
+                    moves[item] = key
+            done += len(item.data)
+            if self.progress:
+                self.progress(f"reading {program.path.name}", done, total)
+        return moves
+
+    def _add(self, item: Movable) -> str | None:
+        """Add something to the store and return its key; None if it has to stay where it is."""
+        for key in _candidates(item, self.by_content):
+            if key in (self.inside if item.kind == "named_data" else self.reserved):
+                continue
+            try:
+                tag = self.store.tag(key) if key in self.store else self.data_name
+                self.store.add(key, item.data, alignment=item.alignment, layout=item.layout, tag=tag)
+            except KeyConflictError as error:
+                if item.kind == "named_data":
+                    raise _ClashError(key, item.program.path, error, True) from None
+            else:
+                return key
+        return None
 
 
 def _candidates(item: Movable, by_content: Mapping[Digest, tuple[str, TensorLayout | None]]) -> Iterable[str]:
@@ -324,25 +472,71 @@ def _by_content(names: NamedDataMap) -> dict[Digest, tuple[str, TensorLayout | N
     return {address: (keys[0], names.get_tensor_layout(keys[0])) for address, keys in found.items() if len(keys) == 1}
 
 
-def _make(directory: Path) -> list[Path]:
-    """Make a directory; those that were made, outermost first."""
+def _expand(paths: Sequence[Path], directory: Path) -> list[tuple[Path, Path]]:
+    """The files that are meant, each with its place below a folder that was given; and each once."""
+    output = os.path.realpath(directory)
+    found: dict[str, tuple[Path, Path]] = {}
+    for path in paths:
+        if path.is_dir():
+            inside = [(file, file.relative_to(path)) for file in tree(path, (".pte", ".ptd"))]
+            new = [
+                (file, place)
+                for file, place in inside
+                if output == os.path.realpath(path) or not Path(os.path.realpath(file)).is_relative_to(output)
+            ]
+            if not new:
+                raise FileAccessError(path, "there is neither a .pte nor a .ptd in this folder")
+        else:
+            new = [(path, Path(path.name))]
+        for file, place in new:
+            found.setdefault(os.path.realpath(file), (file, place))
+    return list(found.values())
+
+
+def _apart(places: Sequence[tuple[Path, Path]]) -> list[Path]:
+    """Where each program goes below the folder: with more of its parent folders where two would meet."""
+    depths = [len(place.parts) for _, place in places]
+    full = [Path(os.path.abspath(path)).parts[1:] for path, _ in places]  # noqa: PTH100 - links stay as they are
+    while True:
+        outputs = [Path(*parts[-depth:]) for parts, depth in zip(full, depths, strict=True)]
+        meeting = [i for i, output in enumerate(outputs) if outputs.count(output) > 1 and depths[i] < len(full[i])]
+        if not meeting:
+            return outputs
+        for i in meeting:
+            depths[i] += 1
+
+
+@contextlib.contextmanager
+def _folder(directory: Path) -> Iterator[None]:
+    """Make a folder, keep other writers of programs out of it, and remove it again if an error comes out."""
+    with _made([directory]), exclusive(directory):
+        yield
+
+
+@contextlib.contextmanager
+def _subfolders(directory: Path, outputs: Iterable[Path]) -> Iterator[None]:
+    with _made([output.parent for output in outputs]):
+        yield
+
+
+@contextlib.contextmanager
+def _made(folders: Iterable[Path]) -> Iterator[None]:
+    """Make folders; those that were missing are removed again if an error comes out."""
     made: list[Path] = []
     try:
-        for folder in [*reversed(directory.parents), directory]:
-            if not folder.exists():
-                folder.mkdir()
-                made.append(folder)
-        if not directory.is_dir():
-            raise NotADirectoryError(20, os.strerror(20))
-    except OSError as error:
-        _remove(made)
-        raise FileAccessError(directory, error) from None
-    return made
-
-
-def _remove(made: Sequence[Path]) -> None:
-    for folder in reversed(made):
-        try:
-            folder.rmdir()
-        except OSError:
-            return
+        for directory in folders:
+            try:
+                for folder in [*reversed(directory.parents), directory]:
+                    if not folder.exists():
+                        made.append(folder)
+                        folder.mkdir(exist_ok=True)
+                if not directory.is_dir():
+                    raise NotADirectoryError(20, os.strerror(20))
+            except OSError as error:
+                raise FileAccessError(directory, error) from None
+        yield
+    except BaseException:
+        for folder in reversed(made):
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+        raise

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from blobstore.demo.live import LiveResult, print_live, run_live
 from blobstore.errors import FileAccessError, InvalidFileError, MissingDependencyError
+from blobstore.kinds import Format
 from blobstore.staging import Staging
 
 if TYPE_CHECKING:
@@ -127,7 +128,12 @@ def run_demo(directory: Path, console: Console, *, force: bool = False) -> DemoR
         with console.status(f"Deduplicating {group} ..."):
             start = time.perf_counter()
             deduplicated = dedup_programs(
-                [programs[name] for name in names], after, data_name=f"{group}.ptd", names=tensor_names
+                [programs[name] for name in names],
+                after,
+                data_name=f"{group}.ptd",
+                names=tensor_names,
+                prune=True,  # of a run with other models
+                force=force,
             )
         [data_file] = deduplicated.data_files
         data_files.update(dict.fromkeys(names, data_file))
@@ -203,7 +209,7 @@ def _lower(directory: Path, console: Console, *, force: bool) -> dict[str, Path]
             with console.status(f"Lowering {name} ..."):
                 start = time.perf_counter()
                 manager = make(name)
-                with staging.open(path) as file:
+                with staging.open(path, kind=Format.PTE) as file:
                     manager.write_to_file(file)
                     sizes[name] = file.tell()
             _step(console, f"lowered {path.name}", start, sizes[name])
