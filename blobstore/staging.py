@@ -12,7 +12,6 @@ import secrets
 import shutil
 import stat
 import threading
-from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
@@ -25,7 +24,7 @@ except ImportError:  # Windows has no locks that go with their process; nothing 
 
 from blobstore.errors import FileAccessError, OutputPathError
 from blobstore.kinds import Format, check_replaceable
-from blobstore.mapped_file import as_path, same_file
+from blobstore.mapped_file import Descriptor, as_path, same_file
 
 __all__ = ["Progress", "ScratchFolder", "Staging", "exclusive", "named", "refuse_inputs"]
 
@@ -272,15 +271,8 @@ class ScratchFolder:
         self._lock.close()
 
 
-class _Lock:
-    """A lock on a file or a folder, of this process and of no other; the system releases it when the process ends.
-
-    The descriptor goes from the system into the list and back without a step of Python's in between, at which an
-    exception of a signal handler could lose it, and the lock with it.
-    """
-
-    def __init__(self) -> None:
-        self._descriptors: list[int] = []
+class _Lock(Descriptor):
+    """A lock on a file or a folder, of this process and of no other; the system releases it when the process ends."""
 
     def take(self, path: Path, *, shared: bool = False, wait: bool = False) -> bool:
         """Whether it could be had; always true where the file system has no locks.
@@ -288,15 +280,7 @@ class _Lock:
         Raises:
             OSError: the file cannot be opened.
         """
-        flags = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
-        self._descriptors.extend(map(os.open, [path], [flags]))
-        return _lock(self._descriptors[0], shared=shared, wait=wait)
-
-    def close(self) -> None:
-        deque(map(os.close, map(self._descriptors.pop, [-1] * len(self._descriptors))), maxlen=0)
-
-    def __del__(self) -> None:
-        self.close()
+        return _lock(self.open(path, getattr(os, "O_NOFOLLOW", 0)), shared=shared, wait=wait)
 
 
 def _lock(descriptor: int, *, shared: bool = False, wait: bool = False) -> bool:
@@ -368,15 +352,14 @@ def _take_over(descriptor: int, old: os.stat_result, mode: int) -> None:
 
 def _sync_folder(folder: Path) -> None:
     """Wait until the names in a folder are on the disk, where the file system can do that."""
-    descriptors: list[int] = []
+    file = Descriptor()
     try:
-        descriptors.extend(map(os.open, [folder], [os.O_RDONLY]))
-        os.fsync(descriptors[0])
+        os.fsync(file.open(folder))
     except OSError as error:
         if error.errno not in _NO_FOLDER_SYNC:
             raise
     finally:
-        deque(map(os.close, descriptors), maxlen=0)
+        file.close()
 
 
 @contextlib.contextmanager

@@ -184,7 +184,7 @@ def calls(monkeypatch):
     seen = []
 
     def name(descriptor):
-        return Path(os.readlink(f"/proc/self/fd/{descriptor}")).name
+        return Path(f"/proc/self/fd/{descriptor}").readlink().name
 
     def watch(call, of):
         real = getattr(os, call)
@@ -235,21 +235,18 @@ def fail(monkeypatch, call, number, failure):
     monkeypatch.setattr(os, call, failing)
 
 
-@pytest.mark.parametrize("call", ["write", "fdatasync"])
-def test_a_disk_that_fails_beside_the_writing_is_noticed(tmp_path, monkeypatch, call):
-    """The system reports it once, to the background's sync; the last sync then succeeds."""
+def test_a_disk_that_fails_beside_the_writing_is_noticed(tmp_path, monkeypatch):
+    """The system reports it once, to the sync in the background; the last sync then succeeds."""
     (tmp_path / "w").write_bytes(b"old")
     monkeypatch.setattr("blobstore.staging._SYNC", 1000)
-    if call == "fdatasync":
-        fail(monkeypatch, "fdatasync", 1, errno.EIO)
-        with pytest.raises(FileAccessError, match=r"w: Input/output error"):
-            with Staging() as staging, staging.open(tmp_path / "w") as file:
-                file.write(bytes(2 << 20))
-                file.write(bytes(2 << 20))
-    else:
-        with pytest.raises(FileAccessError, match=r"w: No space"):
-            with Staging() as staging, staging.open(tmp_path / "w"):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    fail(monkeypatch, "fdatasync", 1, errno.EIO)
+    with (
+        pytest.raises(FileAccessError, match=r"w: Input/output error"),
+        Staging() as staging,
+        staging.open(tmp_path / "w") as file,
+    ):
+        file.write(bytes(2 << 20))
+        file.write(bytes(2 << 20))
     assert files(tmp_path) == {"w": b"old"}
 
 
@@ -350,6 +347,16 @@ class Boom(BaseException):
     """As KeyboardInterrupt comes: out of a signal handler, at any moment."""
 
 
+@pytest.fixture
+def quiet(monkeypatch):
+    """Collections do not look at what is there already, all of torch; exceptions in finalizers keep nothing alive."""
+    monkeypatch.setattr(sys, "unraisablehook", lambda unraisable: None)
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 def descriptors():
     return set(os.listdir("/proc/self/fd"))
 
@@ -379,12 +386,8 @@ def raise_at(number, run):
     return lines >= number  # it came where Python cannot raise it, as in a finalizer
 
 
-def new_whole(folder, old, new):
-    return files(folder) in (old, new)
-
-
 @pytest.mark.parametrize("job", ["group", "save"])
-def test_an_exception_at_any_line_leaves_old_or_new_and_nothing_else(tmp_path, job):
+def test_an_exception_at_any_line_leaves_old_or_new_and_nothing_else(tmp_path, job, quiet):
     out = tmp_path / "out"
     out.mkdir()
     run = (lambda value: group(out, value)) if job == "group" else (lambda value: save(out / "w.ptd", len(value)))
@@ -409,7 +412,7 @@ def test_an_exception_at_any_line_leaves_old_or_new_and_nothing_else(tmp_path, j
     assert number > 50
 
 
-def test_an_exception_at_any_line_of_a_dedup(lowered, tmp_path):
+def test_an_exception_at_any_line_of_a_dedup(lowered, tmp_path, quiet):
     """A sample of its lines, and all of the last ones, where its files take their places."""
     program = lowered.mlp(seed=1).write(tmp_path, "a")
     other = lowered.mlp(seed=2).write(tmp_path, "b")
@@ -444,7 +447,7 @@ def test_an_exception_at_any_line_of_a_dedup(lowered, tmp_path):
             dedup_programs([program], tmp_path / "out")
 
 
-def test_signals_at_any_moment_of_many_saves(tmp_path):
+def test_signals_at_any_moment_of_many_saves(tmp_path, quiet):
     """A handler that raises, as that of Ctrl-C does, hundreds of times in a row."""
 
     def handler(number, frame):

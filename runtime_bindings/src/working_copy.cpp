@@ -2,6 +2,7 @@
 
 #include <cerrno>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 
 #include <fcntl.h>
@@ -35,6 +36,22 @@ struct stat status_of(const File& file) {
   }
   return status;
 }
+
+// A new file beside another, of a name that nobody can predict; it is gone at the end, unless it was renamed.
+struct Temporary {
+  explicit Temporary(const std::string& beside) : path(beside + ".XXXXXX"), descriptor(mkostemp(&path[0], O_CLOEXEC)) {
+    if (descriptor < 0) {
+      throw Error(ErrorKind::FileAccess, beside, std::strerror(errno), errno);
+    }
+  }
+  Temporary(const Temporary&) = delete;
+  ~Temporary() {
+    unlink(path.c_str());
+  }
+
+  std::string path;
+  int descriptor;
+};
 
 } // namespace
 
@@ -164,30 +181,23 @@ void WorkingCopy::bind(uint64_t keys) {
 
 void WorkingCopy::create(uint64_t keys) {
   const std::string path = file_.path() + ".commits";
-  const std::string temporary = path + "." + std::to_string(getpid()) + ".tmp";
-  const int descriptor = ::open(temporary.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-  if (descriptor < 0) {
-    throw Error(ErrorKind::FileAccess, temporary, std::strerror(errno), errno);
-  }
-  File gate(path, descriptor);
+  Temporary temporary(path); // another process that opens the file now may have one of its own
+  File gate(path, temporary.descriptor);
+  const struct stat status = status_of(file_);
   const size_t size = sizeof(Header) + 8 * keys;
-  if (ftruncate(descriptor, static_cast<off_t>(align_up(size, kPage))) != 0) {
-    const int number = errno;
-    unlink(temporary.c_str());
-    throw Error(ErrorKind::FileAccess, temporary, std::strerror(number), number);
+  if (fchmod(gate.descriptor(), status.st_mode & 0777) != 0 || // who may map the weights may join the commits
+      ftruncate(gate.descriptor(), static_cast<off_t>(align_up(size, kPage))) != 0) {
+    throw Error(ErrorKind::FileAccess, path, std::strerror(errno), errno);
   }
   Mapping state(gate, 0, size, Mapping::Kind::Shared);
   auto* header = reinterpret_cast<Header*>(state.data());
-  const struct stat status = status_of(file_);
   std::memcpy(header->magic, kMagic, 8);
   header->device = static_cast<uint64_t>(status.st_dev);
   header->inode = status.st_ino;
   header->size = static_cast<uint64_t>(status.st_size);
   header->keys = keys;
-  if (std::rename(temporary.c_str(), path.c_str()) != 0) {
-    const int number = errno;
-    unlink(temporary.c_str());
-    throw Error(ErrorKind::FileAccess, path, std::strerror(number), number);
+  if (std::rename(temporary.path.c_str(), path.c_str()) != 0) {
+    throw Error(ErrorKind::FileAccess, path, std::strerror(errno), errno);
   }
   gate_ = std::move(gate);
   state_ = std::move(state);
