@@ -93,16 +93,14 @@ def taken_by(program: ProgramFile, keys: Collection[str]) -> set[str]:
     The keys of tensors are in the program. Those that its delegates ask for are in payloads that only their backends
     understand: known ones spell them out; another backend's delegate may take any key.
     """
-    taken = {external.key for external in program.externals}.intersection(keys)
-    left = set(keys) - taken
+    left = set(keys)
+    left.difference_update(external.key for external in program.externals)
     for delegate in program.delegates:
         if delegate.backend not in _FLATBUFFERS:
             return set(keys)
         if left:
-            found = mentioned(program.data[delegate.span.start : delegate.span.stop], left)
-            taken |= found
-            left -= found
-    return taken
+            left -= mentioned(program.data[delegate.span.start : delegate.span.stop], left)
+    return set(keys) - left
 
 
 def describing(data_map: PtdDataMap, taken: Collection[str]) -> set[str]:

@@ -297,9 +297,10 @@ def _write(
     staying = {item.key for (program, _), moves in zip(programs, plans, strict=True) for item in program.named_data} - {
         key for moves in plans for key in moves.values()
     }
-    taken = set(takers)
-    for (program, _), moves in zip(programs, plans, strict=True):
-        taken.update(moves.values(), taken_by(program, {*old_keys, *added} - set(moves.values())))
+    taken = {*takers, *(key for moves in plans for key in moves.values())}
+    taken.update(external.key for program, _ in programs for external in program.externals)
+    for program, _ in programs:
+        taken |= taken_by(program, {*old_keys, *added} - taken)
     for data_map in [*old.values(), *(data_map for data_map, _ in data)]:
         taken |= describing(data_map, taken)
     replaced_keys, pruned_keys = [], []
@@ -316,7 +317,7 @@ def _write(
 
     files = _files(store, old)
     paths = [directory / tag for tag in files]
-    with _subfolders(directory, outputs), Staging(progress, force=force) as staging:
+    with _made([output.parent for output in outputs]), Staging(progress, force=force) as staging:
         for tag, entries in files.items():  # before the programs: those that are there can use the new ones, too
             if tag not in old or not _is_up_to_date(old[tag], entries):
                 metadata = {**(old[tag].metadata if tag in old else {}), **MARK}
@@ -510,12 +511,6 @@ def _apart(places: Sequence[tuple[Path, Path]]) -> list[Path]:
 def _folder(directory: Path) -> Iterator[None]:
     """Make a folder, keep other writers of programs out of it, and remove it again if an error comes out."""
     with _made([directory]), exclusive(directory):
-        yield
-
-
-@contextlib.contextmanager
-def _subfolders(directory: Path, outputs: Iterable[Path]) -> Iterator[None]:
-    with _made([output.parent for output in outputs]):
         yield
 
 
