@@ -27,19 +27,24 @@ OPAQUE = "blobstore.opaque"
 
 
 def convert(
-    source: str | os.PathLike[str], target: str | os.PathLike[str], *, progress: Progress | None = None
+    source: str | os.PathLike[str],
+    target: str | os.PathLike[str],
+    *,
+    progress: Progress | None = None,
+    force: bool = False,
 ) -> None:
     """Convert a .safetensors into a .ptd, or a .ptd into a .safetensors; which, the source's content says.
 
     Names, dtypes, shapes, values and metadata are kept. A .safetensors has neither dim orders nor opaque blobs: such
     tensors are made contiguous, and opaque blobs become tensors of bytes that are opaque again on the way back.
 
-    `progress` is told of every step forward.
+    `progress` is told of every step forward. With `force` a file of any format is replaced; the source never is.
 
     Raises:
         FileAccessError, InvalidFileError, IntegrityError: a file cannot be read or written, or is malformed.
         UnsupportedDataError: the source is neither, or has a dtype that the target's format lacks.
-        OutputPathError: the target is the source, or has the ending of its format.
+        OutputPathError: the target is the source, has the ending of its format, or is a file of another format than the
+            one that is written.
     """
     source, target = as_path(source), as_path(target)
     refuse_inputs([target], [source])
@@ -47,14 +52,14 @@ def convert(
     if by_name(target) is kind:
         raise OutputPathError(f"{target}: this is to be the other kind of file; {source} is {kind.value} already")
     if kind is Format.SAFETENSORS:
-        _to_ptd(source, target, progress)
+        _to_ptd(source, target, progress, force)
     elif kind is Format.PTD:
-        _to_safetensors(source, target, progress)
+        _to_safetensors(source, target, progress, force)
     else:
         raise UnsupportedDataError(f"{source}: {kind.value}; a .safetensors or a .ptd can be converted into the other")
 
 
-def _to_ptd(source: Path, target: Path, progress: Progress | None) -> None:
+def _to_ptd(source: Path, target: Path, progress: Progress | None, force: bool) -> None:
     with SafetensorsDataMap(source) as data_map:
         metadata = dict(data_map.metadata)
         opaque = _opaque_keys(metadata.pop(OPAQUE, "[]"))
@@ -66,7 +71,7 @@ def _to_ptd(source: Path, target: Path, progress: Progress | None) -> None:
                     f"{data_map.name}: tensor {key!r} has dtype {data_map.dtypes[key]} or a size that a .ptd cannot name"
                 )
             store.add(key, data, layout=None if key in opaque else layout)
-        store.write_ptd(target, metadata=metadata, progress=progress)
+        store.write_ptd(target, metadata=metadata, progress=progress, force=force)
 
 
 def _opaque_keys(text: str) -> set[str]:
@@ -78,7 +83,7 @@ def _opaque_keys(text: str) -> set[str]:
     return {key for key in keys if isinstance(key, str)} if isinstance(keys, list) else set()
 
 
-def _to_safetensors(source: Path, target: Path, progress: Progress | None) -> None:
+def _to_safetensors(source: Path, target: Path, progress: Progress | None, force: bool) -> None:
     with open_ptd(source, verify=True) as data_map:
         layouts: dict[str, TensorLayout] = {}
         opaque = []
@@ -94,7 +99,10 @@ def _to_safetensors(source: Path, target: Path, progress: Progress | None) -> No
         if opaque:
             metadata[OPAQUE] = json.dumps(opaque)
         nbytes = sum(layout.nbytes for layout in layouts.values())
-        with Staging(progress) as staging, staging.open(target, nbytes) as file:
+        with (
+            Staging(progress, force=force) as staging,
+            staging.open(target, nbytes, kind=Format.SAFETENSORS) as file,
+        ):
             write_safetensors(file, layouts, functools.partial(_contiguous, data_map), metadata)
 
 

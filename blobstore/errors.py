@@ -8,7 +8,7 @@ blobstore can still handle it. Each message names the file, the key, what was ex
     │   └── IntegrityError                       its structure is sound, its bytes are not what was written
     ├── UnsupportedProgramError (ValueError)     a program holds something that a rewrite would lose
     ├── FileAccessError         (OSError)        the operating system refused: missing, no permission, disk full
-    ├── OutputPathError         (ValueError)     an output would overwrite an input
+    ├── OutputPathError         (ValueError)     an output would replace an input, or what is not to be replaced
     ├── KeyNotFoundError        (KeyError)
     ├── KeyConflictError        (ValueError)     one key, two contents
     ├── InvalidKeyError         (ValueError)
@@ -119,7 +119,7 @@ class FileAccessError(BlobStoreError, OSError):
 
 
 class OutputPathError(BlobStoreError, ValueError):
-    """An output path is one of the inputs, or two outputs are the same."""
+    """An output path is one of the inputs, of a file of another kind, or of another output."""
 
 
 class KeyNotFoundError(BlobStoreError, KeyError):

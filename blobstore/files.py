@@ -15,14 +15,19 @@ __all__ = ["load_file", "save_file"]
 
 
 def save_file(
-    tensors: Mapping[str, Any], filename: str | os.PathLike[str], metadata: Mapping[str, str] | None = None
+    tensors: Mapping[str, Any],
+    filename: str | os.PathLike[str],
+    metadata: Mapping[str, str] | None = None,
+    *,
+    force: bool = False,
 ) -> None:
     """Save tensors by name; equal ones are stored once, tied ones included.
 
     Args:
         tensors: torch tensors on the CPU or numpy arrays (or other buffers, which become opaque blobs).
-        filename: the .ptd; a file that is there is replaced once the new one is complete.
+        filename: the .ptd; a .ptd that is there is replaced once the new one is complete.
         metadata: free text to keep with the file.
+        force: replace a file of any format.
 
     Raises:
         As `BlobStore.add` and `BlobStore.write_ptd`.
@@ -32,7 +37,7 @@ def save_file(
     store = BlobStore()
     for key, tensor in tensors.items():
         store.add(key, tensor)
-    store.write_ptd(filename, metadata=metadata)
+    store.write_ptd(filename, metadata=metadata, force=force)
 
 
 def load_file(filename: str | os.PathLike[str], framework: Literal["pt", "np"] = "pt") -> dict[str, Any]:

@@ -1,54 +1,20 @@
-"""Telling files apart by their first bytes, not by their names."""
+"""Which reader a file needs."""
 
 from __future__ import annotations
 
-import enum
 import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from blobstore.data_map import NamedDataMap
 from blobstore.errors import UnsupportedDataError
-from blobstore.mapped_file import as_path, map_file
+from blobstore.kinds import Format, by_name, detect_format
+from blobstore.mapped_file import as_path
 from blobstore.ptd.reader import open_ptd
 from blobstore.pte.data_map import open_pte
 from blobstore.safetensors import SafetensorsDataMap
 
 __all__ = ["Format", "by_name", "detect_format", "open_any"]
-
-
-class Format(enum.Enum):
-    """What a file is; the value is how messages call it."""
-
-    PTE = "a .pte program"
-    PTD = "a .ptd data file"
-    SAFETENSORS = "a .safetensors file"
-    UNKNOWN = "a file of an unknown format"
-
-
-def detect_format(path: str | os.PathLike[str]) -> Format:
-    """What a file claims to be; whether it is well-formed is for its reader to say.
-
-    Raises:
-        FileAccessError: the file cannot be read.
-        InvalidFileError: it is empty.
-    """
-    head = bytes(map_file(path)[:9])
-    if head[4:8] == b"FT01":
-        return Format.PTD
-    if head[4:6] == b"ET":
-        return Format.PTE
-    # A .safetensors has no magic: the length of a JSON object, which starts with its brace.
-    if head[8:9] == b"{" and head[6:8] == b"\0\0":
-        return Format.SAFETENSORS
-    return by_name(as_path(path))
-
-
-def by_name(path: Path) -> Format:
-    """What a file is to be by its name."""
-    formats = {".pte": Format.PTE, ".ptd": Format.PTD, ".safetensors": Format.SAFETENSORS}
-    return formats.get(path.suffix, Format.UNKNOWN)
 
 
 def open_any(path: str | os.PathLike[str]) -> NamedDataMap:

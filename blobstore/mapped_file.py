@@ -7,12 +7,13 @@ import mmap
 import os
 import stat
 import weakref
+from collections import deque
 from collections.abc import Iterable
 from pathlib import Path
 
 from blobstore.errors import FileAccessError, InvalidFileError
 
-__all__ = ["Paths", "as_path", "as_paths", "check_length", "map_file", "same_file"]
+__all__ = ["Descriptor", "Paths", "as_path", "as_paths", "check_length", "map_file", "same_file"]
 
 Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 """One path, or several."""
@@ -72,11 +73,9 @@ def map_file(path: str | os.PathLike[str], *, writable_copy: bool = False) -> me
         InvalidFileError: it is empty.
     """
     path = as_path(path)
+    file = Descriptor()
     try:
-        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0))
-    except OSError as error:
-        raise FileAccessError(path, error) from None
-    try:
+        descriptor = file.open(path)
         status = os.fstat(descriptor)
         if stat.S_ISDIR(status.st_mode):
             raise FileAccessError(path, OSError(errno.EISDIR, os.strerror(errno.EISDIR)))
@@ -96,7 +95,34 @@ def map_file(path: str | os.PathLike[str], *, writable_copy: bool = False) -> me
             raise
         raise FileAccessError(path, error) from None
     finally:
-        os.close(descriptor)
+        file.close()
+
+
+class Descriptor:
+    """A file or a folder that is open for reading until this is closed or forgotten.
+
+    The system's number goes into the list and out of it without a step of Python's in between, at which an exception of a
+    signal handler could lose it.
+    """
+
+    def __init__(self) -> None:
+        self._numbers: list[int] = []
+
+    def open(self, path: Path, flags: int = 0) -> int:
+        """Open it, once.
+
+        Raises:
+            OSError: it cannot be opened.
+        """
+        flags |= os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0)
+        self._numbers.extend(map(os.open, [path], [flags]))
+        return self._numbers[0]
+
+    def close(self) -> None:
+        deque(map(os.close, map(self._numbers.pop, [-1] * len(self._numbers))), maxlen=0)
+
+    def __del__(self) -> None:
+        self.close()
 
 
 def check_length(path: str | os.PathLike[str], data: memoryview) -> None:

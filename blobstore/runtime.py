@@ -34,6 +34,7 @@ import numpy as np
 from blobstore import errors
 from blobstore.data_map import NamedDataMap
 from blobstore.digest import Digest, digest
+from blobstore.kinds import Format
 from blobstore.layout import ScalarType, TensorLayout
 from blobstore.lowering import layouts
 from blobstore.lowering.reach import LoadedProgram, out_of_reach
@@ -528,7 +529,7 @@ class BlobCache(NamedDataMap):
             The size of the file in bytes.
 
         Raises:
-            OutputPathError: the cache maps this file.
+            OutputPathError: the cache maps this file, or it is no .ptd.
             FileAccessError: writing failed, or a file that the cache maps was truncated; a file that was there is as
                 before.
         """
@@ -742,7 +743,7 @@ def make_working_copy(paths: Paths, target: str | os.PathLike[str]) -> int:
     Raises:
         FileAccessError, InvalidFileError, IntegrityError: a file cannot be opened or trusted.
         KeyConflictError: two files contradict each other.
-        OutputPathError: the target is one of the files.
+        OutputPathError: the target is one of the files, or a file that is no .ptd.
     """
     files, target = as_paths(paths), as_path(target)
     refuse_inputs([target], files)
@@ -753,7 +754,7 @@ def make_working_copy(paths: Paths, target: str | os.PathLike[str]) -> int:
         Entry(entry.key, entry.data, entry.digest, number, entry.alignment, entry.layout)
         for number, entry in enumerate(store.entries())
     ]
-    with Staging() as staging, staging.open(target) as file:
+    with Staging() as staging, staging.open(target, kind=Format.PTD) as file:
         return write_ptd(file, entries, {})
 
 

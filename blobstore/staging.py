@@ -4,63 +4,91 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import io
 import os
+import re
 import secrets
+import shutil
+import stat
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, cast
 
-from blobstore.errors import FileAccessError, OutputPathError
-from blobstore.mapped_file import as_path, same_file
+try:
+    import fcntl
+except ImportError:  # Windows has no locks that go with their process; nothing is swept there
+    fcntl = None  # type: ignore[assignment]
 
-__all__ = ["Progress", "Staging", "named", "refuse_inputs"]
+from blobstore.errors import FileAccessError, OutputPathError
+from blobstore.kinds import Format, check_replaceable
+from blobstore.mapped_file import Descriptor, as_path, same_file
+
+__all__ = ["Progress", "ScratchFolder", "Staging", "exclusive", "named", "refuse_inputs"]
 
 Progress = Callable[[str, int, int], None]
 """Told what is being done, how many bytes of it are done, and of how many."""
 
 _BUFFER = 1 << 20  # gathers small writes; larger ones go straight to the file
 _SYNC = 1 << 26  # how much is written before the disk is put to work beside the writing
+_TEMPORARY = re.compile(r"\.blobstore-[0-9a-f]{24}\.tmp")
+_NO_FOLDER_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES, errno.EPERM, errno.EISDIR}
 
 
 class Staging:
     """A group of output files that take their places together, or not at all.
 
     Each file is written beside its target under a temporary name. When the `with` block ends without an error, all
-    are flushed to the disk and then renamed; otherwise they are removed and whatever stood at the targets is
-    untouched. (Each rename is atomic; a power cut between two of them leaves the first new and the second old.)
+    are flushed to the disk and then renamed, in the order in which they were staged; otherwise they are removed and
+    whatever stood at the targets is untouched. Each rename is atomic; a process that is killed between two of them
+    leaves the first new and the second old.
+
+    A target that is a link stays one: the file that it leads to is replaced. A file that is replaced gives the new one
+    its permissions, and its owner if this process may set that; another new file follows the umask.
+
+    What a killed process leaves behind is removed by the next writer into that folder.
 
     Args:
         progress: told of every write.
+        force: replace files of any format.
     """
 
-    def __init__(self, progress: Progress | None = None) -> None:
-        self._progress = progress
-        self._staged: dict[Path, tuple[Path, Path, _Output]] = {}  # by the target, without links in its folder
+    def __init__(self, progress: Progress | None = None, *, force: bool = False) -> None:
+        self._progress, self._force = progress, force
+        self._staged: dict[Path, _Staged] = {}  # by the file itself, without links
+        self._swept: set[Path] = set()
 
     @contextlib.contextmanager
-    def open(self, path: str | os.PathLike[str], nbytes: int = 0) -> Iterator[BinaryIO]:
+    def open(
+        self, path: str | os.PathLike[str], nbytes: int = 0, *, kind: Format = Format.UNKNOWN
+    ) -> Iterator[BinaryIO]:
         """Stage a file: the `with` block writes it; it takes its place later. Progress counts up to `nbytes`.
 
+        Args:
+            path: the target.
+            nbytes: about how many bytes it will have.
+            kind: the format of what is written; UNKNOWN replaces files of any.
+
         Raises:
-            FileAccessError: the folder is missing or may not be written, the target is a folder, or writing failed
-                (a full disk, say). Names the target, not the temporary file.
-            OutputPathError: this target is staged already.
+            FileAccessError: the folder is missing or may not be written, the target is not a regular file, or writing
+                failed (a full disk, say). Names the target, not the temporary file.
+            OutputPathError: this target is staged already; or a file of another format is there.
         """
         target = as_path(path)
-        place = Path(os.path.realpath(target.parent), target.name)
+        place = Path(os.path.realpath(target))
         if place in self._staged:
             raise OutputPathError(f"{target}: two outputs would have this path")
+        check_replaceable(target, kind, force=self._force or kind is Format.UNKNOWN)
         with named(target):
-            if target.is_dir():
-                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-            temporary = _beside(target)
-            output = _Output(temporary, f"writing {target.name}", nbytes, self._progress)
-        self._staged[place] = (target, temporary, output)
-        file = io.BufferedWriter(output, _BUFFER)
-        with named(target):
+            if place.parent not in self._swept:
+                _sweep(place.parent)
+                self._swept.add(place.parent)
+            # Known before it is made, so that no exception can come in between, not even one of a signal handler.
+            staged = self._staged[place] = _Staged(target, place)
+            output = staged.make(f"writing {target.name}", nbytes, self._progress)
+            file = io.BufferedWriter(output, _BUFFER)
             yield cast(BinaryIO, file)
             file.flush()
         file.detach()  # the output is closed when the group is complete
@@ -77,64 +105,115 @@ class Staging:
         finally:
             self._discard()
 
+    def __del__(self) -> None:
+        self._discard()  # what an exception in the middle of the clean-up left
+
     def _commit(self) -> None:
-        for target, _, output in self._staged.values():
-            with named(target):
-                output.sync()
-                output.close()
-        with contextlib.ExitStack() as backups, contextlib.ExitStack() as undo:
-            for number, (target, temporary, _) in enumerate(self._staged.values(), 1):
-                with named(target):
-                    # once the last one is in its place, nothing is left that can fail
-                    put_back = _keep_old(target, backups) if number < len(self._staged) else None
-                    os.replace(temporary, target)
-                if put_back:
-                    undo.callback(put_back)
-            undo.pop_all()
-            # before the old files go: the system must not have to free them while it is waited for
-            for folder in {target.parent for target, _, _ in self._staged.values()}:
-                with contextlib.suppress(OSError):  # some file systems cannot sync a folder
-                    descriptor = os.open(folder, os.O_RDONLY)
-                    try:
-                        os.fsync(descriptor)
-                    finally:
-                        os.close(descriptor)
+        group = list(self._staged.values())
+        for staged in group:
+            with named(staged.target):
+                staged.sync()
+        try:
+            for staged in group:
+                with named(staged.target):
+                    staged.keep_old()
+                    os.replace(staged.temporary, staged.place)
+            # Before the old files go: to free them takes the system long, and a sync would wait for it.
+            for folder in dict.fromkeys(staged.place.parent for staged in group):
+                with named(folder):
+                    _sync_folder(folder)
+        except BaseException:
+            for staged in reversed(group):
+                staged.put_back()
+            raise
 
     def _discard(self) -> None:
-        for _, temporary, output in self._staged.values():
+        """Remove what is left of the temporary files. None of it is needed: nothing that fails here is an error."""
+        while self._staged:
+            place = next(iter(self._staged))
+            self._staged[place].discard()
+            del self._staged[place]
+
+
+class _Staged:
+    """A file on its way: `temporary` becomes `place`, the old file is at `backup` until that is certain."""
+
+    def __init__(self, target: Path, place: Path) -> None:
+        self.target, self.place = target, place
+        self.temporary, self.backup = _beside(place), _beside(place)
+        self._output: _Output | None = None
+        self._lock = _Lock()  # of the backup
+        self._had_old: bool | None = None  # not known before `keep_old`
+
+    def make(self, what: str, total: int, progress: Progress | None) -> _Output:
+        old = _status(self.place)
+        mode = 0o666 if old is None else stat.S_IMODE(old.st_mode) & 0o777
+        self._output = _Output(self.temporary, mode, what, total, progress)
+        while not (_lock(self._output.fileno()) and os.path.lexists(self.temporary)):  # another's `_sweep` came first
+            self._output.close()
+            self.temporary = _beside(self.place)
+            self._output = _Output(self.temporary, mode, what, total, progress)
+        if old is not None:
+            _take_over(self._output.fileno(), old, mode)
+        return self._output
+
+    def sync(self) -> None:
+        assert self._output is not None  # noqa: S101 - it was made before the group could be complete
+        self._output.sync()
+
+    def keep_old(self) -> None:
+        """Give the old file a second name, if there is one and the file system has links."""
+        self._had_old = os.path.lexists(self.place)
+        if self._had_old:
+            with contextlib.suppress(OSError):  # so that nobody takes the backup for one that was left behind
+                self._lock.take(self.place, shared=True)
             with contextlib.suppress(OSError):
-                output.close()
+                os.link(self.place, self.backup, follow_symlinks=False)
+
+    def put_back(self) -> None:
+        """Undo the rename if it happened: what to do depends on what is there, wherever the commit was interrupted."""
+        if self._had_old is None or os.path.lexists(self.temporary):
+            return
+        with contextlib.suppress(OSError):
+            if not self._had_old:
+                self.place.unlink(missing_ok=True)
+            elif os.path.lexists(self.backup):
+                os.replace(self.backup, self.place)
+
+    def discard(self) -> None:
+        for path in (self.temporary, self.backup):
             with contextlib.suppress(OSError):
-                os.unlink(temporary)
-        self._staged.clear()
+                path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            self._lock.close()
+        if self._output is not None:
+            with contextlib.suppress(OSError):
+                self._output.close()
 
 
-class _Output(io.RawIOBase):
-    """A new file. Its bytes go to the disk while more are written, so that little is left to wait for at the end."""
+class _Output(io.FileIO):
+    """A new file. Its bytes go to the disk while more are written, so that little is left to wait for at the end.
 
-    def __init__(self, path: Path, what: str, total: int, progress: Progress | None) -> None:
-        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0), 0o666)
+    It is an object that has the descriptor from the moment in which the descriptor exists, so none is ever lost.
+    """
+
+    _syncing: threading.Thread | None = None
+
+    def __init__(self, path: Path, mode: int, what: str, total: int, progress: Progress | None) -> None:
         self._what, self._total, self._progress = what, total, progress
         self._done = self._synced = 0
-        self._syncing: threading.Thread | None = None
         self._failure: OSError | None = None
-
-    def writable(self) -> bool:
-        return True
-
-    def fileno(self) -> int:
-        return self._descriptor
-
-    def tell(self) -> int:
-        return self._done  # it is only written to, from its start
+        # "x" is O_CREAT | O_EXCL, which does not follow a link either
+        super().__init__(path, "x", opener=functools.partial(os.open, mode=mode))
 
     def write(self, data: Any, /) -> int:
-        written = os.write(self._descriptor, data)
+        written = super().write(data)
         self._done += written
         if self._done - self._synced >= _SYNC and not (self._syncing and self._syncing.is_alive()):
             self._synced = self._done
             self._syncing = threading.Thread(target=self._sync)
-            self._syncing.start()
+            with contextlib.suppress(RuntimeError):  # as many threads as there may be: `sync` does all of it
+                self._syncing.start()
         if self._progress:
             self._progress(self._what, min(self._done, self._total), self._total)
         return written
@@ -142,25 +221,111 @@ class _Output(io.RawIOBase):
     def sync(self) -> None:
         """Wait until all that was written is on the disk."""
         self._wait()
-        if self._failure:  # the system tells of it once only
+        if self._failure:  # the system reports a failure only once
             raise self._failure
-        os.fsync(self._descriptor)
+        os.fsync(self.fileno())
 
     def close(self) -> None:
-        if not self.closed:
-            self._wait()
-            os.close(self._descriptor)
+        self._wait()
         super().close()
 
     def _sync(self) -> None:
         try:
-            getattr(os, "fdatasync", os.fsync)(self._descriptor)
+            getattr(os, "fdatasync", os.fsync)(self.fileno())
         except OSError as error:
             self._failure = error
 
     def _wait(self) -> None:
-        if self._syncing:
+        if self._syncing and self._syncing.is_alive():
             self._syncing.join()
+
+
+class ScratchFolder:
+    """A temporary folder inside another; a context manager that gives its path. It goes as temporary files do."""
+
+    def __init__(self, directory: Path) -> None:
+        self.path = _beside(directory / "folder")
+        self._lock = _Lock()
+
+    def __enter__(self) -> Path:
+        _sweep(self.path.parent)
+        while True:
+            self.path.mkdir(0o700)
+            with contextlib.suppress(FileNotFoundError):
+                if self._lock.take(self.path) and os.path.lexists(self.path):
+                    return self.path
+            self._lock.close()  # another's `_sweep` came first
+            self.path = _beside(self.path)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._discard()
+
+    def __del__(self) -> None:
+        self._discard()
+
+    def _discard(self) -> None:
+        if os.path.lexists(self.path):
+            shutil.rmtree(self.path, ignore_errors=True)
+        self._lock.close()
+
+
+class _Lock(Descriptor):
+    """A lock on a file or a folder, of this process and of no other; the system releases it when the process ends."""
+
+    def take(self, path: Path, *, shared: bool = False, wait: bool = False) -> bool:
+        """Whether it could be had; always true where the file system has no locks.
+
+        Raises:
+            OSError: the file cannot be opened.
+        """
+        return _lock(self.open(path, getattr(os, "O_NOFOLLOW", 0)), shared=shared, wait=wait)
+
+
+def _lock(descriptor: int, *, shared: bool = False, wait: bool = False) -> bool:
+    """Lock a file; False if another process has locked it."""
+    if fcntl is None:
+        return True
+    try:
+        fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True  # this file system has no locks
+    return True
+
+
+@contextlib.contextmanager
+def exclusive(directory: Path) -> Iterator[None]:
+    """Keep other processes that ask for the same out of a folder; waits for the one that is in it."""
+    lock = _Lock()
+    try:
+        with named(directory), contextlib.suppress(PermissionError):
+            lock.take(directory, wait=True)
+        yield
+    finally:
+        lock.close()
+
+
+def _sweep(folder: Path) -> None:
+    """Remove the temporary files that processes left when they were killed: those that nobody has locked."""
+    if fcntl is None:
+        return
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        left = [Path(entry.path) for entry in entries if _TEMPORARY.fullmatch(entry.name)]
+        for path in left:
+            lock = _Lock()
+            try:
+                with contextlib.suppress(OSError):
+                    mine = path.lstat().st_uid == os.geteuid()
+                    if mine and lock.take(path):
+                        if path.is_dir():
+                            shutil.rmtree(path, ignore_errors=True)
+                        else:
+                            path.unlink()
+            finally:
+                lock.close()
 
 
 def _beside(target: Path) -> Path:
@@ -168,17 +333,33 @@ def _beside(target: Path) -> Path:
     return target.with_name(f".blobstore-{secrets.token_hex(12)}.tmp")
 
 
-def _keep_old(target: Path, backups: contextlib.ExitStack) -> Callable[[], None] | None:
-    """What puts back what is at `target` now, for as long as `backups` is open; None if that is not possible."""
-    if not os.path.lexists(target):
-        return target.unlink
-    backup = _beside(target)
+def _status(path: Path) -> os.stat_result | None:
     try:
-        os.link(target, backup, follow_symlinks=False)
-    except OSError:  # some file systems have no links
+        return path.stat()
+    except FileNotFoundError:
         return None
-    backups.callback(backup.unlink, missing_ok=True)
-    return lambda: os.replace(backup, target)
+
+
+def _take_over(descriptor: int, old: os.stat_result, mode: int) -> None:
+    """Give a new file the owner, as far as this process may, and then the permissions of the one that it replaces."""
+    new = os.fstat(descriptor)
+    if hasattr(os, "fchown") and (new.st_uid, new.st_gid) != (old.st_uid, old.st_gid):
+        with contextlib.suppress(OSError):
+            os.fchown(descriptor, old.st_uid, old.st_gid)
+    if hasattr(os, "fchmod"):
+        os.fchmod(descriptor, mode)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Wait until the names in a folder are on the disk, where the file system can do that."""
+    file = Descriptor()
+    try:
+        os.fsync(file.open(folder))
+    except OSError as error:
+        if error.errno not in _NO_FOLDER_SYNC:
+            raise
+    finally:
+        file.close()
 
 
 @contextlib.contextmanager

@@ -29,6 +29,7 @@ from blobstore.errors import (
     MissingDependencyError,
     UnsupportedDataError,
 )
+from blobstore.kinds import Format
 from blobstore.layout import ScalarType, TensorLayout
 from blobstore.mapped_file import Paths, as_path, as_paths
 from blobstore.ptd.manifest import is_keyed_manifest
@@ -40,7 +41,7 @@ from blobstore.tensors import FileSlice, as_bytes
 if TYPE_CHECKING:
     from executorch.exir._serialize._named_data_store import NamedDataStoreOutput
 
-__all__ = ["DEFAULT_TAG", "BlobStore", "StoreStats", "check_tag", "file_name"]
+__all__ = ["DEFAULT_TAG", "BlobStore", "StoreStats", "check_tag", "file_name", "nbytes"]
 
 DEFAULT_TAG = "blobs"
 """The file that `BlobStore.write` puts untagged blobs in."""
@@ -259,6 +260,15 @@ class BlobStore:
         except (KeyError, TypeError):
             raise KeyNotFoundError(f"no key {key!r} among the {len(self._keys)} keys of the store") from None
 
+    def digest(self, key: str) -> Digest:
+        """The content address of a blob.
+
+        Raises:
+            KeyNotFoundError: no such key.
+        """
+        self.tag(key)
+        return self._blobs[self._keys[key].blob][1]
+
     def __contains__(self, key: object) -> bool:
         return isinstance(key, str) and key in self._keys
 
@@ -278,16 +288,18 @@ class BlobStore:
         tag: str | None = None,
         metadata: Mapping[str, str] | None = None,
         progress: Progress | None = None,
+        force: bool = False,
     ) -> int:
         """Write a .ptd: the old file or the new one, whole.
 
         Keys are in the order in which they were added, so equal contents in equal order give equal bytes.
 
         Args:
-            path: the file; a file that is there is replaced.
+            path: the file; a .ptd that is there is replaced.
             tag: only the blobs with this tag; left out, all.
             metadata: free text to keep with the file.
             progress: told of every step forward.
+            force: replace a file of another format, too, or one that blobs come from.
 
         Returns:
             The size of the file in bytes.
@@ -295,24 +307,35 @@ class BlobStore:
         Raises:
             InvalidTagError: no blob has this tag.
             UnsupportedDataError: the metadata is not text.
-            OutputPathError: the path is that of a base, or of a file that blobs come from.
+            OutputPathError: the path is that of a base, of a file that blobs come from, or of a file that is no .ptd.
             DataChangedError: a blob changed since it was added.
             FileAccessError: writing failed.
         """
         if tag is not None and tag not in self.tags:
             raise InvalidTagError(f"no blob has the tag {tag!r}; the tags are {list(self.tags)}")
-        refuse_inputs([as_path(path)], self._sources)
+        if not force:
+            refuse_inputs([as_path(path)], self._sources)
         metadata = _check_metadata(metadata)
         entries = [entry for entry in self.entries() if tag is None or self.tag(entry.key) == tag]
-        with Staging(progress) as staging, staging.open(path, _nbytes(entries)) as file:
+        with (
+            Staging(progress, force=force) as staging,
+            staging.open(path, nbytes(entries), kind=Format.PTD) as file,
+        ):
             return write_ptd(file, entries, metadata)
 
-    def write(self, directory: str | os.PathLike[str], *, metadata: Mapping[str, str] | None = None) -> dict[str, Path]:
+    def write(
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        metadata: Mapping[str, str] | None = None,
+        force: bool = False,
+    ) -> dict[str, Path]:
         """Write one .ptd a tag; all files take their places, or none.
 
         Args:
             directory: an existing folder.
             metadata: free text to keep with each file.
+            force: replace files of other formats, too.
 
         Returns:
             The path of each file by its tag. Untagged blobs go to the file of `DEFAULT_TAG`.
@@ -320,28 +343,18 @@ class BlobStore:
         Raises:
             As `write_ptd`.
         """
-        with Staging() as staging:
-            return self.stage(staging, directory, metadata=metadata)
-
-    def stage(
-        self,
-        staging: Staging,
-        directory: str | os.PathLike[str],
-        *,
-        default_tag: str = DEFAULT_TAG,
-        metadata: Mapping[str, str] | None = None,
-    ) -> dict[str, Path]:
-        """As `write`, as a part of a larger group of files."""
         metadata = _check_metadata(metadata)
         files: dict[str, list[Entry]] = {}
         for entry in self.entries():
             tag = self.tag(entry.key)
-            files.setdefault(default_tag if tag is None else tag, []).append(entry)
+            files.setdefault(DEFAULT_TAG if tag is None else tag, []).append(entry)
         paths = {tag: as_path(directory) / file_name(tag) for tag in files}
-        refuse_inputs(paths.values(), self._sources)
-        for tag, path in paths.items():
-            with staging.open(path, _nbytes(files[tag])) as file:
-                write_ptd(file, files[tag], metadata)
+        if not force:
+            refuse_inputs(paths.values(), self._sources)
+        with Staging(force=force) as staging:
+            for tag, path in paths.items():
+                with staging.open(path, nbytes(files[tag]), kind=Format.PTD) as file:
+                    write_ptd(file, files[tag], metadata)
         return paths
 
     def _find(self, view: memoryview, address: Digest) -> int:
@@ -372,7 +385,7 @@ class BlobStore:
             raise KeyConflictError(f"key {key!r} is in the store with the tag {known.tag!r}, now with {tag!r}")
 
 
-def _nbytes(entries: Iterable[Entry]) -> int:
+def nbytes(entries: Iterable[Entry]) -> int:
     """What the distinct blobs of these keys take."""
     return sum({entry.blob: len(entry.data) for entry in entries}.values())
 

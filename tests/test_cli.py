@@ -97,6 +97,72 @@ def test_dedup_refuses(run, lowered, tmp_path):
     assert os.listdir(tmp_path) == ["m.pte"]
 
 
+def test_dedup_tells_what_became_of_an_earlier_run(run, lowered, tmp_path):
+    for name, seed in (("a", 1), ("b", 2)):
+        lowered.mlp(seed=seed).write(tmp_path, name)
+    run("dedup", "a.pte", "-o", "out")
+    text = run("dedup", "b.pte", "-o", "out")
+    assert [line.split()[1:3] for line in text.splitlines() if ".p" in line] == [
+        ["out/b.pte", "│"],
+        ["out/a.pte", "│"],
+        ["out/shared.ptd", "│"],
+    ]
+    assert "kept" in text and "new" in text and "replaced" not in text
+    lowered.mlp(seed=3).write(tmp_path, "a")
+    result = json.loads(run("dedup", "a.pte", "-o", "out", "--json"))
+    assert (result["kept"], result["replaced"]) == (["out/b.pte"], ["out/a.pte"])
+    assert len(result["unused_keys"]) > 2 and result["pruned_keys"] == []
+    text = run("dedup", "a.pte", "-o", "out")
+    assert f"{len(result['unused_keys'])} keys are taken by no program" in text and "replaced" in text
+    pruned = json.loads(run("dedup", "a.pte", "-o", "out", "--prune", "--json"))
+    assert sorted(pruned["pruned_keys"]) == sorted(result["unused_keys"]) and pruned["unused_keys"] == []
+
+
+def test_dedup_of_folders(run, lowered, tmp_path):
+    for name in ("v1", "v2"):
+        lowered.mlp().write(tmp_path / "models" / name, "model")
+    run("dedup", "models", "-o", "out")
+    run("dedup", "models/v1/model.pte", "models/v2/model.pte", "-o", "other")
+    for folder in ("out", "other"):
+        found = {str(path.relative_to(tmp_path / folder)) for path in (tmp_path / folder).rglob("*.p*")}
+        assert found == {"v1/model.pte", "v2/model.pte", "shared.ptd"}
+
+
+def test_no_command_replaces_what_it_does_not_write(run, ptd, lowered, tmp_path):
+    """Neither a file of another kind nor an input, without --force; empty files and its own kind it does."""
+    (tmp_path / "in").mkdir()
+    program = lowered.mlp().write(tmp_path / "in", "model")
+    safetensors.torch.save_file({"w": torch.zeros(2)}, tmp_path / "in" / "w.safetensors")
+    (tmp_path / "in" / "w.ptd").write_bytes(ptd.read_bytes())
+    (tmp_path / "in" / "notes").write_text("what somebody wrote")
+    before = {path: path.read_bytes() for path in (tmp_path / "in").iterdir()}
+    lines = [
+        ("convert", "in/w.ptd", "in/model.pte"),
+        ("convert", "in/w.safetensors", "in/model.pte"),
+        ("convert", "in/w.ptd", "in/notes"),
+        ("convert", "in/w.safetensors", "in/notes"),
+        ("report", "--no-cache", "m.ptd", "--html", "in/model.pte"),
+        ("report", "--no-cache", "m.ptd", "--html", "in/w.safetensors"),
+        ("report", "--no-cache", "m.ptd", "--html", "in/notes"),
+    ]
+    for line in lines:
+        assert "this is a" in run(*line, code=3)
+    assert "one of the inputs" in run("dedup", "in/model.pte", "-o", "in", code=3)
+    (tmp_path / "out2").mkdir()
+    (tmp_path / "out2" / "model.pte").write_text("no program")
+    assert "this is a" in run("dedup", "in/model.pte", "-o", "out2", code=3)
+    assert {path: path.read_bytes() for path in (tmp_path / "in").iterdir()} == before
+    for line in lines:
+        run(*line, "--force")
+        target = tmp_path / line[-1]
+        assert target.read_bytes() != before[target]
+        target.write_bytes(before[target])
+    run("dedup", "in/model.pte", "-o", "in", "--force")
+    assert program.stat().st_size < len(before[program])
+    run("report", "--no-cache", "m.ptd", "--html", "page")
+    run("report", "--no-cache", "m.ptd", "--html", "page")
+
+
 def test_inspect(run, ptd, lowered, tmp_path):
     lowered.decoder().write(tmp_path, "decoder")
     safetensors.torch.save_file({"w": torch.zeros(2, 2)}, tmp_path / "w.safetensors")

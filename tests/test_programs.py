@@ -290,14 +290,6 @@ def test_outputs_that_are_inputs(before):
     assert snapshot(before) == untouched
 
 
-def test_two_programs_of_one_name(before, tmp_path):
-    (tmp_path / "other").mkdir()
-    shutil.copy(before / "mlp.pte", tmp_path / "other" / "mlp.pte")
-    with pytest.raises(OutputPathError, match=r"mlp\.pte: two of the programs"):
-        dedup_programs([before / "mlp.pte", tmp_path / "other" / "mlp.pte"], tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-
-
 @pytest.mark.parametrize("name", ["", "../x", "a/b", ".."])
 def test_bad_names(before, tmp_path, name, models):
     with pytest.raises(InvalidTagError):

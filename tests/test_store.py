@@ -370,12 +370,13 @@ def test_all_files_or_none(tmp_path):
     store = BlobStore()
     store.add("a", b"fine", tag="a")
     store.add("b", memory, tag="b")
-    (tmp_path / "a.ptd").write_bytes(b"old")
+    BlobStore().write_ptd(tmp_path / "a.ptd")
+    old = (tmp_path / "a.ptd").read_bytes()
     memory[0] = 0
     with pytest.raises(DataChangedError, match="'b'"):
         store.write(tmp_path)
     assert os.listdir(tmp_path) == ["a.ptd"]
-    assert (tmp_path / "a.ptd").read_bytes() == b"old"
+    assert (tmp_path / "a.ptd").read_bytes() == old
 
 
 def test_a_tensor_changed_after_add(tmp_path):

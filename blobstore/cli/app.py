@@ -82,8 +82,15 @@ def _main(
 @app.command()
 @_told
 def dedup(
-    inputs: Annotated[list[Path], typer.Argument(help="Programs (.pte), and data files (.ptd) that they need.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the slim programs and the data file.")],
+    inputs: Annotated[
+        list[Path], typer.Argument(help="Programs (.pte), data files (.ptd) that they need, and folders with such.")
+    ],
+    output: Annotated[
+        Path,
+        typer.Option(
+            "--output", "-o", help="Folder for the slim programs and the data file; what it has already is extended."
+        ),
+    ],
     data_name: Annotated[str, typer.Option(help="File name of the shared data.")] = DATA_NAME,
     keep_small: Annotated[
         int, typer.Option(min=0, metavar="BYTES", help="Leave what has fewer bytes in its program.")
@@ -91,9 +98,19 @@ def dedup(
     names: Annotated[
         Path | None, typer.Option(help="A .safetensors or .ptd: moved tensors get the name of the one they equal.")
     ] = None,
+    prune: Annotated[
+        bool, typer.Option("--prune", help="Drop data that no program in the folder takes any more.")
+    ] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace inputs and files of other formats; extend foreign data files.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Move the weights of programs into one shared data file, each distinct blob once."""
+    """Move the weights of programs into one shared data file, each distinct blob once.
+
+    Programs of an earlier run stay in the folder and keep what they take; one of equal name is replaced. A folder as
+    input keeps its structure.
+    """
     with progress_bar(hidden=as_json) as progress:
         result = dedup_programs(
             inputs,
@@ -101,19 +118,35 @@ def dedup(
             data_name=data_name,
             keep_small=keep_small,
             names=open_any(names) if names else None,
+            prune=prune,
+            force=force,
             progress=progress,
         )
     if as_json:
         print_json(result)
         return
     rows: list[tuple[object, ...]] = [
-        (p.path, f"{p.bytes_before:,}", f"{p.bytes_after:,}", p.moved) for p in result.programs
+        (
+            p.path,
+            "replaced" if p.path in result.replaced else "new",
+            f"{p.bytes_before:,}",
+            f"{p.bytes_after:,}",
+            p.moved,
+        )
+        for p in result.programs
     ]
-    rows += [(path, "", f"{path.stat().st_size:,}", "") for path in result.data_files]
-    rows.append(("together", f"{result.bytes_before:,}", f"{result.bytes_after:,}", ""))
-    print_table("Deduplicated", ("file", "bytes before", "bytes after", "moved"), rows, right="bcd")
+    rows += [(path, "kept", "", f"{path.stat().st_size:,}", "") for path in result.kept]
+    rows += [(path, "data", "", f"{path.stat().st_size:,}", "") for path in result.data_files]
+    rows.append(("together, without kept", "", f"{result.bytes_before:,}", f"{result.bytes_after:,}", ""))
+    print_table("Deduplicated", ("file", "", "bytes before", "bytes after", "moved"), rows, right="cde")
     saved = result.bytes_before - result.bytes_after
     out.print(f"{size(saved)} saved, {saved / max(result.bytes_before, 1):.1%} of what there was.")
+    if result.replaced_keys:
+        out.print(f"{len(result.replaced_keys)} keys of an earlier run were replaced.")
+    if result.pruned_keys:
+        out.print(f"{len(result.pruned_keys)} keys that no program in the folder takes were dropped.")
+    if result.unused_keys:
+        out.print(f"{len(result.unused_keys)} keys are taken by no program in the folder; --prune drops old ones.")
     for program in result.programs:
         if program.missing:
             out.print(
@@ -220,10 +253,11 @@ def diff(
 def convert(
     source: Annotated[Path, typer.Argument(help="A .safetensors or a .ptd.")],
     target: Annotated[Path, typer.Argument(help="The file to write, of the other kind.")],
+    force: Annotated[bool, typer.Option("--force", help="Replace a file of any format.")] = False,
 ) -> None:
     """Convert .safetensors to .ptd, or .ptd to .safetensors."""
     with progress_bar() as progress:
-        convert_file(source, target, progress=progress)
+        convert_file(source, target, progress=progress, force=force)
     out.print(printable(f"{target}: {target.stat().st_size:,} bytes"), soft_wrap=True)
 
 

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from blobstore.demo.live import LiveResult, print_live, run_live
-from blobstore.errors import FileAccessError, InvalidFileError, MissingDependencyError
+from blobstore.errors import FileAccessError, InvalidFileError, MissingDependencyError, OutputPathError
+from blobstore.kinds import Format
 from blobstore.staging import Staging
 
 if TYPE_CHECKING:
@@ -109,6 +110,8 @@ def run_demo(directory: Path, console: Console, *, force: bool = False) -> DemoR
     Raises:
         MissingDependencyError: a package of the `demo` extra, or the encoder's weights, are not installed.
         InvalidFileError: an output after is not identical to the one before, to the bit.
+        OutputPathError: the directory has files under the demo's names that the demo did not write, and `force` is
+            not set.
     """
     _need("torch", "executorch", "transformers", "tokenizers")
     from blobstore.demo import models
@@ -127,7 +130,12 @@ def run_demo(directory: Path, console: Console, *, force: bool = False) -> DemoR
         with console.status(f"Deduplicating {group} ..."):
             start = time.perf_counter()
             deduplicated = dedup_programs(
-                [programs[name] for name in names], after, data_name=f"{group}.ptd", names=tensor_names
+                [programs[name] for name in names],
+                after,
+                data_name=f"{group}.ptd",
+                names=tensor_names,
+                prune=True,  # of a run with other models
+                force=force,
             )
         [data_file] = deduplicated.data_files
         data_files.update(dict.fromkeys(names, data_file))
@@ -184,6 +192,8 @@ def _lower(directory: Path, console: Console, *, force: bool) -> dict[str, Path]
         console.print(f"using the programs in {directory}, which an earlier run lowered")
         return programs
 
+    if not force and stamp.exists() and not _is_stamp(stamp):
+        raise OutputPathError(f"{stamp}: this file is not the demo's; choose another folder, or use --force")
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -203,7 +213,7 @@ def _lower(directory: Path, console: Console, *, force: bool) -> dict[str, Path]
             with console.status(f"Lowering {name} ..."):
                 start = time.perf_counter()
                 manager = make(name)
-                with staging.open(path) as file:
+                with staging.open(path, kind=Format.PTE) as file:
                     manager.write_to_file(file)
                     sizes[name] = file.tell()
             _step(console, f"lowered {path.name}", start, sizes[name])
@@ -223,6 +233,14 @@ def _recipe() -> str:
     versions = [f"{name} {metadata.version(name)}" for name in ("torch", "executorch", "transformers")]
     source = Path(models.__file__).read_bytes()
     return hashlib.sha256(source + "\n".join(versions).encode()).hexdigest()
+
+
+def _is_stamp(path: Path) -> bool:
+    """Whether an earlier run of the demo wrote this file."""
+    try:
+        return set(json.loads(path.read_text())) == {"recipe", "sizes"}
+    except (OSError, ValueError, TypeError):
+        return False
 
 
 def _is_complete(stamp: Path, recipe: str, programs: dict[str, Path]) -> bool:

@@ -26,6 +26,7 @@ import numpy as np
 
 from blobstore.buffers import same_bytes
 from blobstore.errors import InvalidKeyError, KeyConflictError, UnsupportedProgramError
+from blobstore.kinds import Format
 from blobstore.mapped_file import as_path
 from blobstore.pte.edit import Editor
 from blobstore.pte.flatbuffer import Span, Table
@@ -62,12 +63,12 @@ def write_slim(program: ProgramFile, path: str | os.PathLike[str], moves: Mappin
         UnsupportedProgramError: something would be lost.
         InvalidKeyError: a key is not possible.
         KeyConflictError: two different contents, or layouts, were given one key.
-        OutputPathError: `path` is the program itself.
+        OutputPathError: `path` is the program itself, or a file that is no program.
         FileAccessError: writing failed; what was at `path` is still there.
     """
     refuse_inputs([as_path(path)], [program.path])
     rewrite = Rewrite(program, moves)
-    with Staging() as staging, staging.open(path) as file:
+    with Staging() as staging, staging.open(path, kind=Format.PTE) as file:
         rewrite.write(file)
 
 

@@ -12,6 +12,7 @@ import typer
 
 from blobstore.cli.output import err, out, progress_bar
 from blobstore.errors import FileAccessError
+from blobstore.kinds import Format, check_replaceable
 from blobstore.reporting import making
 from blobstore.reporting.baseline import compare_reports
 from blobstore.reporting.cache import default_path
@@ -51,6 +52,7 @@ def report(
         Path | None, typer.Option(metavar="FILE", help="Where fingerprints are kept; default: the user's cache folder.")
     ] = None,
     no_cache: Annotated[bool, typer.Option("--no-cache", help="Keep no fingerprints.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="With --html: replace a file that is no HTML page.")] = False,
 ) -> None:
     """Find where a set of models wastes bytes. Exit code 1 if over --fail-over, 3 if a file could not be read."""
     limit = None
@@ -59,6 +61,8 @@ def report(
             limit = Limit.parse(fail_over)
         except ValueError as error:
             raise typer.BadParameter(str(error), param_hint="--fail-over") from None
+    if html:
+        check_replaceable(html, Format.HTML, force=force)  # before all the work
     old = load_report(baseline) if baseline else None
     where = None if no_cache else cache or _usable(default_path())
     with progress_bar(hidden=as_json) as progress:
@@ -67,7 +71,7 @@ def report(
     if html:
         from blobstore.reporting.html import to_html
 
-        with Staging() as staging, staging.open(html) as file:
+        with Staging(force=force) as staging, staging.open(html, kind=Format.HTML) as file:
             file.write(to_html(found).encode())
     if as_json:
         json.dump(to_json(found, changes), sys.stdout, indent=1)

@@ -1,12 +1,16 @@
-"""Which command acts on findings: one for all files that are to share a data file."""
+"""Which command acts on findings: one for all files that are to share a data file, each with an output of its own."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import count
+from pathlib import PurePath
 
-from blobstore.reporting.findings.building import DEPLOYED, dedup_command
-from blobstore.reporting.model import FileReport, Finding, FindingKind, RegionKind
+from blobstore.reporting.findings.building import DEPLOYED, convert_command, dedup_command
+from blobstore.reporting.model import FileReport, Finding, RegionKind
+from blobstore.reporting.source import is_url
 
 __all__ = ["unite"]
 
@@ -40,30 +44,71 @@ def unite(files: Sequence[FileReport], findings: Sequence[Finding]) -> list[Find
                 found = members.setdefault(of(f), [])
                 if f not in found:
                     found.append(f)
-    commands: dict[int, str | None] = {}
     weight = dict.fromkeys(members, 0)
     for finding in findings:
         if (root := of(finding.places[0][0])) in weight:
             weight[root] += finding.saves
-    for number, (root, of_group) in enumerate(sorted(members.items(), key=lambda item: -weight[item[0]]), 1):
-        paths = [files[f].path for f in sorted(of_group)]
-        directory = "slim" if len(members) == 1 else f"slim-{number}"
-        commands[root] = None if _conflict([files[f] for f in of_group]) else dedup_command(paths, directory)
+    sets: dict[int, tuple[int, ...]] = {}  # by file: the files that its command takes, none if there is no command
+    for root in sorted(members, key=lambda root: -weight[root]):
+        together = tuple(sorted(members[root]))
+        united = not _conflict([files[f] for f in together])
+        for f in together:
+            own = together if united else (f,)
+            sets[f] = own if all(_can_be_rewritten(files[i]) for i in own) else ()
+    wanted = {
+        sets.get(finding.places[0][0], ())
+        for finding in findings
+        if _is_dedup(finding) and len({sets.get(f) for f, _ in finding.places}) == 1
+    }
+    taking = [one for one in dict.fromkeys(sets.values()) if one and one in wanted]
+    directories = _free(["slim"] if len(taking) == 1 else [f"slim-{n}" for n in range(1, len(taking) + 1)])
+    commands = {
+        one: dedup_command([files[f].path for f in one], directory)
+        for one, directory in zip(taking, directories, strict=True)
+    }
+    checkpoints = list(dict.fromkeys(f.places[0][0] for f in findings if _is_convert(f)))
+    checkpoints = [f for f in checkpoints if _can_be_converted(files[f])]
+    targets = _free([PurePath(files[f].path).with_suffix(".ptd").name for f in checkpoints])
+    conversions = {f: convert_command(files[f].path, t) for f, t in zip(checkpoints, targets, strict=True)}
 
-    united = []
+    done = []
     for finding in findings:
-        if _is_dedup(finding) and len({of(f) for f, _ in finding.places}) > 1:
-            united.append(replace(finding, command=None, advice="too little in common to share a data file for it"))
-        elif _is_dedup(finding):
-            command = commands[of(finding.places[0][0])]
-            if command is None and finding.kind is FindingKind.DUPLICATE_FILES:
-                advice = "not in one data file: a key has different bytes in these files; lower them with unique keys"
-                united.append(replace(finding, command=None, advice=advice))
-            else:
-                united.append(replace(finding, command=command or finding.command))
+        if _is_convert(finding):
+            done.append(replace(finding, command=conversions.get(finding.places[0][0])))
+        elif not _is_dedup(finding):
+            done.append(finding)
+        elif len({of(f) for f, _ in finding.places}) > 1:
+            done.append(replace(finding, command=None, advice="too little in common to share a data file for it"))
+        elif len({sets[f] for f, _ in finding.places}) > 1:
+            advice = "not in one data file: a key has different bytes in these files; lower them with unique keys"
+            done.append(replace(finding, command=None, advice=advice))
         else:
-            united.append(finding)
-    return united
+            done.append(replace(finding, command=commands.get(sets[finding.places[0][0]])))
+    return done
+
+
+def _free(names: Sequence[str]) -> list[str]:
+    """Names for outputs, each another one, and none that is there already."""
+    taken: list[str] = []
+    for name in names:
+        path = PurePath(name)
+        candidates = (path.with_stem(f"{path.stem}-{number}") if number > 1 else path for number in count(1))
+        taken.append(next(str(one) for one in candidates if str(one) not in taken and not os.path.lexists(one)))
+    return taken
+
+
+def _can_be_rewritten(file: FileReport) -> bool:
+    """`blobstore dedup` reads local files, and refuses programs with bytes that it would lose."""
+    lost = file.format == "pte" and any(r.kind is RegionKind.UNREFERENCED and not r.keys for r in file.regions)
+    return not is_url(file.path) and not lost
+
+
+def _can_be_converted(file: FileReport) -> bool:
+    return not is_url(file.path) and all(r.layout for r in file.regions if r.kind is RegionKind.TENSOR)
+
+
+def _is_convert(finding: Finding) -> bool:
+    return finding.command is not None and finding.command.startswith("blobstore convert ")
 
 
 def _is_dedup(finding: Finding) -> bool:
@@ -72,12 +117,12 @@ def _is_dedup(finding: Finding) -> bool:
 
 def _conflict(files: Sequence[FileReport]) -> bool:
     """Whether a key that has to stay as it is has two contents."""
-    known: dict[str, str] = {}
+    known: dict[str, object] = {}
     for file in files:
         if file.format in DEPLOYED:
             for region in file.regions:
                 if region.kind in {RegionKind.NAMED_DATA, RegionKind.TENSOR}:
                     for key in region.keys:
-                        if known.setdefault(key, region.digest) != region.digest:
+                        if known.setdefault(key, (region.digest, region.layout)) != (region.digest, region.layout):
                             return True
     return False

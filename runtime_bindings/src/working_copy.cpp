@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <new>
 #include <random>
@@ -39,6 +40,22 @@ struct stat status_of(const File& file) {
   }
   return status;
 }
+
+// A new file beside another, of a name that nobody can predict; it is gone at the end, unless it was renamed.
+struct Temporary {
+  explicit Temporary(const std::string& beside) : path(beside + ".XXXXXX"), descriptor(mkostemp(&path[0], O_CLOEXEC)) {
+    if (descriptor < 0) {
+      throw Error(ErrorKind::FileAccess, beside, std::strerror(errno), errno);
+    }
+  }
+  Temporary(const Temporary&) = delete;
+  ~Temporary() {
+    unlink(path.c_str());
+  }
+
+  std::string path;
+  int descriptor;
+};
 
 } // namespace
 
@@ -228,21 +245,16 @@ void WorkingCopy::bind(uint64_t keys) {
 
 void WorkingCopy::create(uint64_t keys) {
   const std::string path = file_.path() + ".commits";
-  struct Temporary {
-    std::string path;
-    ~Temporary() { unlink(path.c_str()); } // renamed by then, unless something failed
-  } temporary{path + "." + std::to_string(std::random_device()()) + ".tmp"};
-  const int descriptor =
-      ::open(temporary.path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, status_of(file_).st_mode & 0777);
-  if (descriptor < 0) {
+  Temporary temporary(path); // another process that opens the file now may have one of its own
+  File gate(path, temporary.descriptor);
+  const struct stat status = status_of(file_);
+  const size_t size = sizeof(Header) + 8 * keys;
+  if (fchmod(gate.descriptor(), status.st_mode & 0777) != 0) { // who may map the weights may join the commits
     throw Error(ErrorKind::FileAccess, path, std::strerror(errno), errno);
   }
-  File gate(path, descriptor);
-  const size_t size = sizeof(Header) + 8 * keys;
   gate.reserve(0, align_up(size, kPage));
   Mapping state(gate, 0, size, Mapping::Kind::Shared);
   auto* header = reinterpret_cast<Header*>(state.data());
-  const struct stat status = status_of(file_);
   std::memcpy(header->magic, kMagic, 8);
   header->device = static_cast<uint64_t>(status.st_dev);
   header->inode = status.st_ino;

@@ -443,3 +443,18 @@ time.sleep(60)
     finally:
         parent.stdin.close()
         parent.stdout.close()
+
+
+def test_the_file_of_commits_is_made_anew(copy, tmp_path):
+    """Its temporary file follows no link that somebody laid where it may be, and leaves nothing."""
+    (tmp_path / "precious").write_text("precious")
+    for number in range(os.getpid() - 20, os.getpid() + 200):
+        (tmp_path / f"{copy.name}.commits.{number}.tmp").symlink_to("precious")
+    (tmp_path / f"{copy.name}.commits").symlink_to("precious")
+    before = set(os.listdir(tmp_path))
+    copy.chmod(0o600)
+    BlobCache(copy, mode="shared").update({"a": np.ones(SIZE, np.float32)})
+    assert (tmp_path / "precious").read_text() == "precious"
+    assert not (tmp_path / f"{copy.name}.commits").is_symlink()
+    assert set(os.listdir(tmp_path)) == before
+    assert (tmp_path / f"{copy.name}.commits").stat().st_mode & 0o777 == 0o600

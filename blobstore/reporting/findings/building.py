@@ -9,7 +9,7 @@ from blobstore.reporting.catalog import Catalog, Place
 from blobstore.reporting.model import Claim, Finding, FindingKind
 from blobstore.reporting.savings import measure
 
-__all__ = ["DEPLOYED", "dedup_command", "make", "whole"]
+__all__ = ["DEPLOYED", "convert_command", "dedup_command", "make", "whole"]
 
 DEPLOYED = {"pte", "ptd"}
 """The formats that `blobstore dedup` rewrites."""
@@ -37,4 +37,14 @@ def make(
 
 def dedup_command(paths: Iterable[str], directory: str = "slim") -> str:
     """The command that moves the weights of programs into one data file."""
-    return f"blobstore dedup {' '.join(shlex.quote(path) for path in dict.fromkeys(paths))} -o {directory}"
+    return f"blobstore dedup {' '.join(_argument(path) for path in dict.fromkeys(paths))} -o {_argument(directory)}"
+
+
+def convert_command(path: str, target: str) -> str:
+    """The command that writes a checkpoint as a data file, where tied weights are stored once."""
+    return f"blobstore convert {_argument(path)} {_argument(target)}"
+
+
+def _argument(path: str) -> str:
+    """A path for a shell, and for a command that takes what begins with a hyphen for an option."""
+    return shlex.quote(f"./{path}" if path.startswith("-") else path)

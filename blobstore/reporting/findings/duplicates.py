@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import PurePath
 
 from blobstore.reporting.catalog import Catalog, Content, Place
-from blobstore.reporting.findings.building import DEPLOYED, dedup_command, make, whole
+from blobstore.reporting.findings.building import DEPLOYED, convert_command, dedup_command, make, whole
 from blobstore.reporting.model import Finding, FindingKind, RegionKind
 
 __all__ = ["find"]
@@ -74,8 +73,7 @@ def _within(catalog: Catalog, content: Content, places: Sequence[Place]) -> Find
     if file.format in DEPLOYED:
         command = dedup_command([file.path])
     elif file.format == "safetensors":
-        target = PurePath(file.path).with_suffix(".ptd").name
-        command = f"blobstore convert {shlex.quote(file.path)} {shlex.quote(target)}"
+        command = convert_command(file.path, PurePath(file.path).with_suffix(".ptd").name)
     return make(
         kind,
         places,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from blobstore.reporting.catalog import Catalog
-from blobstore.reporting.findings.building import DEPLOYED, dedup_command, make, whole
+from blobstore.reporting.findings.building import dedup_command, make, whole
 from blobstore.reporting.model import Claim, FileReport, Finding, FindingKind, RegionKind
 
 __all__ = ["LEAST_PADDING", "find"]
@@ -33,7 +33,7 @@ def find(catalog: Catalog) -> Iterator[Finding]:
             )
         unused = [(f, r) for r, region in enumerate(file.regions) if region.kind is RegionKind.UNREFERENCED]
         if unused:
-            command = dedup_command([file.path]) if file.format in DEPLOYED else None
+            command = dedup_command([file.path]) if file.format == "ptd" else None  # a program's are carried over
             yield make(
                 FindingKind.UNREFERENCED,
                 unused,

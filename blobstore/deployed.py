@@ -1,0 +1,133 @@
+"""What an earlier run left in a folder: programs, the data files that they take their weights from, and who takes what."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterable
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from blobstore.errors import FileAccessError, InvalidFileError, OutputPathError
+from blobstore.kinds import Format, check_replaceable, detect_format
+from blobstore.ptd.manifest import KEY_PREFIX
+from blobstore.ptd.reader import PtdDataMap, open_ptd
+from blobstore.pte.program import ProgramFile, read_program
+
+__all__ = ["MARK", "describing", "mentioned", "old_data", "old_programs", "taken_by", "tree"]
+
+MARK = {"blobstore.programs": "1"}
+"""Metadata of the data files that are written together with programs: their keys are known to belong to these."""
+
+_FLATBUFFERS = {"XnnpackBackend", "BlobStoreBackend"}
+"""Backends whose payloads spell out the keys that they ask for."""
+
+
+def old_programs(directory: Path, replaced: Collection[Path]) -> list[ProgramFile]:
+    """The programs in a folder and below it, without those that will be replaced.
+
+    Raises:
+        FileAccessError, InvalidFileError: a folder or a program cannot be read, so nobody knows what it takes.
+    """
+    if not directory.exists():
+        return []
+    gone = {os.path.realpath(path) for path in replaced}
+    found: list[ProgramFile] = []
+    for path in tree(directory, (".pte",)):
+        if os.path.realpath(path) not in gone and path.stat().st_size and detect_format(path) is Format.PTE:
+            found.append(read_program(path))
+    return found
+
+
+def old_data(paths: Iterable[Path], *, force: bool) -> list[PtdDataMap]:
+    """The data files among `paths` that are there already.
+
+    Args:
+        paths: files that are to be written.
+        force: take data files of unknown origin too.
+
+    Raises:
+        OutputPathError: one is a file of another format, or was not written together with programs.
+        FileAccessError, InvalidFileError: one cannot be read.
+    """
+    found: list[PtdDataMap] = []
+    for path in paths:
+        check_replaceable(path, Format.PTD, force=force)
+        if path.exists() and path.stat().st_size and detect_format(path) is Format.PTD:
+            try:
+                data_map = open_ptd(path)
+            except InvalidFileError:
+                if force:
+                    continue
+                raise
+            if not force and not MARK.items() <= data_map.metadata.items():
+                raise OutputPathError(
+                    f"{path}: this data file is of unknown origin, as it was not written together with programs; choose "
+                    "another name, or use force (--force) to add to it"
+                )
+            found.append(data_map)
+    return found
+
+
+def tree(directory: Path, endings: tuple[str, ...]) -> list[Path]:
+    """The files in a folder and below it whose names end so, in order; hidden folders and links to folders are left out.
+
+    Raises:
+        FileAccessError: a folder cannot be read.
+    """
+
+    def fail(error: OSError) -> None:
+        raise FileAccessError(error.filename or directory, error)
+
+    found: list[Path] = []
+    for folder, folders, names in os.walk(directory, onerror=fail):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        found += [Path(folder, name) for name in sorted(names) if name.endswith(endings) and not name.startswith(".")]
+    return found
+
+
+def taken_by(program: ProgramFile, keys: Collection[str]) -> set[str]:
+    """Those of `keys` that a program looks for in its data files.
+
+    The keys of tensors are in the program. Those that its delegates ask for are in payloads that only their backends
+    understand: known ones spell them out; another backend's delegate may take any key.
+    """
+    left = set(keys)
+    left.difference_update(external.key for external in program.externals)
+    for delegate in program.delegates:
+        if delegate.backend not in _FLATBUFFERS:
+            return set(keys)
+        if left:
+            left -= mentioned(program.data[delegate.span.start : delegate.span.stop], left)
+    return set(keys) - left
+
+
+def describing(data_map: PtdDataMap, taken: Collection[str]) -> set[str]:
+    """The keys of records, which nobody asks for by key, that describe one of the keys in `taken`, or none at all."""
+    keys = set(data_map)
+    found = set()
+    for key in keys:
+        if key.startswith(KEY_PREFIX):
+            about = mentioned(data_map.get_data(key), keys)
+            if not about or about.intersection(taken):
+                found.add(key)
+    return found
+
+
+def mentioned(data: memoryview, keys: Collection[str]) -> set[str]:
+    """Those of `keys` that occur in some bytes as flatbuffers write text: its length in four bytes, it, and a NUL."""
+    texts = {key.encode(): key for key in keys}
+    longest = max(map(len, texts), default=0)
+    wanted = np.zeros(longest + 2, bool)
+    wanted[[len(text) for text in texts]] = True
+    found: set[str] = set()
+    for shift in range(4):
+        words: npt.NDArray[np.uint32] = np.frombuffer(data[shift : shift + (len(data) - shift) // 4 * 4], "<u4")
+        (short,) = np.nonzero(words <= longest)
+        for at in short[wanted[words[short]]].tolist():
+            start = shift + 4 * at + 4
+            text = bytes(data[start : start + int(words[at]) + 1])
+            if text[-1:] == b"\0" and (key := texts.get(text[:-1])) is not None:
+                found.add(key)
+    return found
