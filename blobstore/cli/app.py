@@ -14,9 +14,9 @@ from typing import Annotated, Any, ParamSpec, TypeVar
 
 import typer
 
-from blobstore import __version__
 from blobstore.adapters import AdapterInfo, FoundationInfo, NamedTensor, inspect_adapters
 from blobstore.cli.output import err, out, print_json, print_table, printable, progress_bar, size
+from blobstore.cli.report import report
 from blobstore.compare import compare
 from blobstore.convert import convert as convert_file
 from blobstore.errors import BlobStoreError, InvalidFileError
@@ -24,7 +24,7 @@ from blobstore.formats import Format, detect_format, open_any
 from blobstore.inspection import inspect_file
 from blobstore.programs import DATA_NAME, dedup_programs
 from blobstore.ptd.reader import open_ptd
-from blobstore.reporting.command import report
+from blobstore.version import __version__
 
 __all__ = ["app"]
 
