@@ -19,10 +19,21 @@ from rich.text import Text
 from blobstore.layout import TensorLayout
 from blobstore.staging import Progress as Callback
 
-__all__ = ["err", "out", "print_json", "print_table", "printable", "progress_bar", "size"]
+__all__ = ["err", "out", "print_json", "print_table", "printable", "progress_bar", "size", "tell"]
 
-out = Console(highlight=False, soft_wrap=False)
-err = Console(stderr=True, highlight=False)
+
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError  # rich would leave with the code of an answer
+
+
+out = _Console(highlight=False, soft_wrap=False)
+err = _Console(stderr=True, highlight=False)
+
+
+def tell(error: object) -> None:
+    """Print an error on standard error, in one line."""
+    err.print(printable(f"blobstore: {error}"), soft_wrap=True)
 
 
 def printable(text: object) -> Text:

@@ -163,9 +163,16 @@ def test_a_limit_on_waste(tmp_path: Path, limit: str, code: int) -> None:
         )
 
 
-def test_a_limit_comes_before_a_file_that_cannot_be_read(folder: Path) -> None:
-    run(folder, "--fail-over", "1", code=1)
+def test_a_file_that_cannot_be_read_comes_before_a_limit(folder: Path) -> None:
+    """What was not read may waste more; both are told."""
+    assert "over the limit" in run(folder, "--fail-over", "1", code=3).stderr
     run(folder, "--fail-over", "99%", code=3)
+
+
+@pytest.mark.parametrize("options", [[], ["--fail-over", "5%"], ["--json"]])
+def test_a_report_on_nothing_is_no_success(options: list[str], tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("no model")
+    assert "no file to report on" in run(tmp_path, *options, code=3).stderr
 
 
 @pytest.mark.parametrize(
