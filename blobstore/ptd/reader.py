@@ -44,7 +44,6 @@ class PtdDataMap(NamedDataMap):
 
     Args:
         path: the file.
-        writable_copy: map it private and writable.
         data: the bytes, when something else has them; then the file is not opened, and `path` is what errors name.
 
     Attributes:
@@ -53,12 +52,10 @@ class PtdDataMap(NamedDataMap):
         has_digests: whether the file carries a manifest, so that `verify` can tell damage.
     """
 
-    def __init__(
-        self, path: str | os.PathLike[str], *, writable_copy: bool = False, data: memoryview | None = None
-    ) -> None:
+    def __init__(self, path: str | os.PathLike[str], *, data: memoryview | None = None) -> None:
         self.path = as_path(path)
         self.name = str(self.path)
-        self._data = map_file(path, writable_copy=writable_copy) if data is None else data
+        self._data = map_file(path) if data is None else data
         try:
             table = _read(self._data)
         except (HeaderError, ColumnsError, LayoutError) as error:
