@@ -148,8 +148,6 @@ def as_nobody(code, tmp_path):
     script = "import os\nos.setgid(65534)\nos.setuid(65534)\n" if os.geteuid() == 0 else ""
     # imported while it may read the packages
     script = "import blobstore, blobstore.formats, blobstore.programs, numpy\n" + script + textwrap.dedent(code)
-        "import blobstore, blobstore.formats, blobstore.programs, numpy\n" + script
-    )  # while it may read them + textwrap.dedent(code)
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), "TMPDIR": str(tmp_path)}
     return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=env, check=False)
 
