@@ -91,11 +91,11 @@ class NamedDataMap(Mapping[str, memoryview]):
             ClosedError: the map is closed.
         """
         data = self.get_data(key)
-        if size is not None and size != len(data):
+        if size is not None and (not isinstance(size, int) or size != len(data)):
             raise LayoutError(f"{self.name}: {key!r} has {len(data)} bytes, {size} were asked for")
         try:
             target = memoryview(buffer).cast("B")  # type: ignore[arg-type]
-        except TypeError as error:
+        except (TypeError, ValueError) as error:  # ValueError: memory that was released
             raise LayoutError(f"{self.name}: {key!r} cannot be loaded into this buffer: {error}") from None
         if target.readonly:
             raise LayoutError(f"{self.name}: {key!r} cannot be loaded into a read-only buffer")

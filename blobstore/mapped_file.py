@@ -51,7 +51,11 @@ def as_paths(paths: Paths) -> list[Path]:
     """
     if isinstance(paths, str | bytes | os.PathLike) or not isinstance(paths, Iterable):
         return [as_path(paths)]  # which tells what is no path
-    return [as_path(path) for path in paths]
+    try:
+        given = list(paths)
+    except (TypeError, ValueError) as error:  # an array without dimensions, memory that was released
+        raise FileAccessError(repr(paths), OSError(errno.EINVAL, f"not a path: {error}")) from None
+    return [as_path(path) for path in given]
 
 
 def map_file(path: str | os.PathLike[str]) -> memoryview:

@@ -46,11 +46,16 @@ def lower_training(
     Raises:
         InvalidTagError: `tag`, or what it gives for a weight, is not a plain file name.
         UnsupportedDataError: the first output is not one float, or no parameter has `requires_grad`, or two of the
-            inputs are one tensor.
-        Whatever torch and ExecuTorch raise about a module that they cannot export.
+            inputs are one tensor; or `module` is no module, `inputs` no tuple, or torch cannot export the one with the
+            other.
+        Whatever ExecuTorch raises about a graph that it cannot lower.
     """
     if not callable(tag):
         names.check(tag)
+    if not isinstance(module, nn.Module):
+        raise UnsupportedDataError(f"expected a torch module to train, found a {type(module).__qualname__}")
+    if not isinstance(inputs, tuple):
+        raise UnsupportedDataError(f"expected a tuple of example inputs, found a {type(inputs).__qualname__}")
     if not any(parameter.requires_grad for parameter in module.parameters()):
         raise UnsupportedDataError(f"{type(module).__name__} has no parameter with requires_grad: nothing to train")
     tensors = [value for value in inputs if isinstance(value, Tensor)]
@@ -65,7 +70,10 @@ def lower_training(
     except ImportError as error:
         raise MissingDependencyError("lowering needs executorch: pip install 'blobstore[executorch]'") from error
 
-    exported = export(module, inputs, strict=True)
+    try:
+        exported = export(module, inputs, strict=True)
+    except Exception as error:  # whatever the code of the module, or torch, makes of these inputs
+        raise UnsupportedDataError(f"{type(module).__name__} cannot be exported with these inputs: {error}") from error
     _check_loss(exported, type(module).__name__)
     joint = _export_forward_backward(exported).run_decompositions({torch.ops.aten.addmm.default: _product_and_sum})
     # joint graphs hold an operator, scalar_tensor, that is none of the edge dialect's and becomes a constant later
