@@ -16,7 +16,7 @@ import numpy as np
 
 from blobstore.errors import FileAccessError, InvalidFileError
 
-__all__ = ["Paths", "PrivateFile", "as_path", "as_paths", "map_file", "same_file"]
+__all__ = ["Paths", "PrivateFile", "as_path", "as_paths", "listed", "map_file", "same_file"]
 
 Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 """One path, or several."""
@@ -49,13 +49,21 @@ def as_paths(paths: Paths) -> list[Path]:
     Raises:
         FileAccessError: as `as_path`; or it is neither a path nor a collection of them.
     """
+    return [as_path(path) for path in listed(paths)]
+
+
+def listed(paths: Paths) -> list[str | os.PathLike[str]]:
+    """What the caller gave as one path or several, each as it was given.
+
+    Raises:
+        FileAccessError: it cannot be listed.
+    """
     if isinstance(paths, str | bytes | os.PathLike) or not isinstance(paths, Iterable):
-        return [as_path(paths)]  # which tells what is no path
+        return [paths]
     try:
-        given = list(paths)
+        return list(paths)
     except (TypeError, ValueError) as error:  # an array without dimensions, memory that was released
         raise FileAccessError(repr(paths), OSError(errno.EINVAL, f"not a path: {error}")) from None
-    return [as_path(path) for path in given]
 
 
 def map_file(path: str | os.PathLike[str]) -> memoryview:

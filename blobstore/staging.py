@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import inspect
 import io
 import os
 import secrets
@@ -13,13 +14,28 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, cast
 
-from blobstore.errors import FileAccessError, OutputPathError
+from blobstore.errors import FileAccessError, OutputPathError, UnsupportedDataError
 from blobstore.mapped_file import as_path, same_file
 
-__all__ = ["Progress", "Staging", "named", "refuse_inputs"]
+__all__ = ["Progress", "Staging", "check_progress", "named", "refuse_inputs"]
 
 Progress = Callable[[str, int, int], None]
 """Told what is being done, how many bytes of it are done, and of how many."""
+
+
+def check_progress(progress: Progress | None) -> None:
+    """Raise UnsupportedDataError unless this can be called like a `Progress`, or is None."""
+    if progress is None:
+        return
+    try:
+        inspect.signature(progress).bind("", 0, 0)
+    except TypeError:
+        raise UnsupportedDataError(
+            f"progress must be callable as progress(what, done, total), not {progress!r}"
+        ) from None
+    except ValueError:  # written in C, and does not tell
+        pass
+
 
 _BUFFER = 1 << 20  # gathers small writes; larger ones go straight to the file
 _SYNC = 1 << 26  # how much is written before the disk is put to work beside the writing
@@ -37,6 +53,7 @@ class Staging:
     """
 
     def __init__(self, progress: Progress | None = None) -> None:
+        check_progress(progress)
         self._progress = progress
         self._staged: dict[Path, tuple[Path, Path, _Output]] = {}  # by the target, without links in its folder
 

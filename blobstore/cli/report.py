@@ -15,7 +15,7 @@ from blobstore.cli.output import out, progress_bar, tell
 from blobstore.errors import FileAccessError
 from blobstore.reporting import making
 from blobstore.reporting.baseline import compare_reports
-from blobstore.reporting.cache import default_path
+from blobstore.reporting.cache import default_path, is_another_file
 from blobstore.reporting.json_output import load_report, to_json
 from blobstore.reporting.limits import Limit
 from blobstore.reporting.regions import SUFFIXES
@@ -84,6 +84,8 @@ def report(
     if as_json:
         for problem in found.problems:
             tell(f"{problem.path}: {problem.reason}")
+    for note in found.notes:
+        tell(f"note: {note}")
     wasted = found.total_saves - (old.total_saves if old else 0)
     over = limit.exceeded(wasted, found.total_bytes) if limit else None
     if over:
@@ -100,6 +102,8 @@ def _usable(path: Path) -> Path | None:
     """The default cache, unless its folder cannot be written: then the report does without."""
     with contextlib.suppress(OSError, FileAccessError):
         path.parent.mkdir(parents=True, exist_ok=True)
+        if is_another_file(path):  # this place is nobody else's: what is left of a cache
+            path.unlink()
         with path.open("ab"):
             return path
     return None

@@ -6,7 +6,6 @@ import multiprocessing
 import sqlite3
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -16,6 +15,7 @@ import pytest
 import blobstore
 from blobstore.errors import FileAccessError
 from blobstore.reporting import Report, engine, fingerprint
+from blobstore.reporting import cache as cache_module
 from tests.reporting.planted import Payload, Tensor, found, write_ptd, write_safetensors
 from tests.reporting.test_planted import accounted, values
 
@@ -42,15 +42,13 @@ def zoo(tmp_path: Path) -> Path:
     write_safetensors(folder / "b.safetensors", [Tensor.of("w", weight), Tensor.of("wide", half.astype("float32"))])
     write_ptd(folder / "c.ptd", [Tensor.of("t", weight.T), Tensor.of("tuned", tuned), Tensor.of("half", half)])
     Payload([b"head" + weight.tobytes()]).write(folder / "d.pte")
-    settle(folder)
     return folder
 
 
-def settle(folder: Path) -> None:
-    """Let files be old enough to be remembered."""
-    for path in folder.iterdir():
-        stamp = time.time() - 60
-        __import__("os").utime(path, (stamp, stamp))
+@pytest.fixture(autouse=True)
+def settled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files are remembered at once."""
+    monkeypatch.setattr(cache_module, "_SETTLED_NS", 0)
 
 
 def whole(report: Report) -> Report:
