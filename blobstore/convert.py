@@ -25,6 +25,9 @@ __all__ = ["OPAQUE", "convert"]
 OPAQUE = "blobstore.opaque"
 """Metadata of a .safetensors: the keys, as a JSON list, that are opaque blobs and no tensors of bytes."""
 
+_MOST, _ALWAYS = 64, 1 << 28
+"""How many times as large as its .ptd a .safetensors may be, and how many bytes it may always have."""
+
 
 def convert(
     source: str | os.PathLike[str], target: str | os.PathLike[str], *, progress: Progress | None = None
@@ -38,7 +41,8 @@ def convert(
 
     Raises:
         FileAccessError, InvalidFileError, IntegrityError: a file cannot be read or written, or is malformed.
-        UnsupportedDataError: the source is neither, or has a dtype that the target's format lacks.
+        UnsupportedDataError: the source is neither, or has a dtype that the target's format lacks, or so many of its
+            keys share their bytes that the .safetensors would be more than 64 times as large.
         OutputPathError: the target is the source, or has the ending of its format.
     """
     source, target = as_path(source), as_path(target)
@@ -94,6 +98,12 @@ def _to_safetensors(source: Path, target: Path, progress: Progress | None) -> No
         if opaque:
             metadata[OPAQUE] = json.dumps(opaque)
         nbytes = sum(layout.nbytes for layout in layouts.values())
+        most = max(_MOST * source.stat().st_size, _ALWAYS)
+        if nbytes > most:
+            raise UnsupportedDataError(
+                f"{source}: its keys share their bytes, which a .safetensors cannot say: it would have {nbytes:,} bytes, "
+                f"at most {most:,} are written"
+            )
         with Staging(progress) as staging, staging.open(target, nbytes) as file:
             write_safetensors(file, layouts, functools.partial(_contiguous, data_map), metadata)
 

@@ -31,6 +31,10 @@ out = _Console(highlight=False, soft_wrap=False)
 err = _Console(stderr=True, highlight=False)
 
 
+_MOST_ROWS = 1000
+"""Laying out a table takes longer than making what is in it."""
+
+
 def tell(error: object) -> None:
     """Print an error on standard error, in one line."""
     err.print(printable(f"blobstore: {error}"), soft_wrap=True)
@@ -57,9 +61,11 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[obje
     for i, column in enumerate(columns):
         number = chr(ord("a") + i) in right
         table.add_column(column, justify="right" if number else "left", no_wrap=number, overflow="fold")
-    for row in rows:
+    for row in rows[:_MOST_ROWS]:
         table.add_row(*(printable(cell) for cell in row))
     out.print(table)
+    if len(rows) > _MOST_ROWS:
+        out.print(f"{len(rows) - _MOST_ROWS:,} more rows; --json has all {len(rows):,}.")
 
 
 def print_json(value: object) -> None:

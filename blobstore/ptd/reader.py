@@ -63,6 +63,7 @@ class PtdDataMap(NamedDataMap):
         except ManifestError as error:
             raise IntegrityError(path, str(error)) from None
         self._table = table
+        self._digests: dict[int, Digest] = {}
         self._keys = table.keys
         if table.manifest_at >= 0:
             self._keys = table.keys[: table.manifest_at] + table.keys[table.manifest_at + 1 :]
@@ -95,9 +96,11 @@ class PtdDataMap(NamedDataMap):
 
     def digest(self, key: str) -> Digest:
         data = self.get_data(key)
-        if self._table.manifest is None:
-            return digest(data)
         segment = self._table.segment_index[self._index[key]]
+        if self._table.manifest is None:
+            if segment not in self._digests:  # keys may share it
+                self._digests[segment] = digest(data)
+            return self._digests[segment]
         return Digest(len(data), self._table.manifest.segments[segment].tobytes())
 
     @property

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from blobstore.errors import MissingDependencyError, UnsupportedDataError
 from blobstore.lowering import names
+from blobstore.training import gradients
 
 if TYPE_CHECKING:
     from executorch.exir import ExecutorchProgramManager
@@ -26,7 +27,12 @@ __all__ = ["lower_training"]
 
 
 def lower_training(
-    module: nn.Module, inputs: tuple[Any, ...], *, tag: names.Tag = "model", **config: Any
+    module: nn.Module,
+    inputs: tuple[Any, ...],
+    *,
+    tag: names.Tag = "model",
+    check_gradients: bool = True,
+    **config: Any,
 ) -> ExecutorchProgramManager:
     """Lower a module to a program whose method `forward` gives the outputs and the gradients.
 
@@ -37,6 +43,8 @@ def lower_training(
         tag: the data file that the weights go to, without a folder: a name, or a function from the name of a parameter
             or buffer to one. None, or a function that returns it, leaves the weight in the program. As for
             `BlobStorePartitioner`: with the same function there, both programs share what is frozen.
+        check_gradients: run one step of the program on the example inputs, by the native runtime, and compare loss and
+            gradients with those of eager PyTorch. That takes a step of each, and a temporary copy of the program.
         config: what else ExecuTorch's `ExecutorchBackendConfig` takes. Give `remove_view_copy=False` if the module views
             a weight (`weight.view(...)`) that goes to a data file: ExecuTorch fails on that otherwise.
 
@@ -48,6 +56,9 @@ def lower_training(
         UnsupportedDataError: the first output is not one float, or no parameter has `requires_grad`, or two of the
             inputs are one tensor; or `module` is no module, `inputs` no tuple, or torch cannot export the one with the
             other.
+        GradientError: the program's loss or gradients are not those of eager PyTorch. The message names the parameters,
+            and the operators that only their gradients depend on.
+        MissingDependencyError: executorch is missing, or the native runtime, which checks gradients.
         Whatever ExecuTorch raises about a graph that it cannot lower.
     """
     if not callable(tag):
@@ -91,7 +102,10 @@ def lower_training(
     options = {"emit_mutable_buffer_names": True, **config}
     if changed:
         options["passes"] = [*config.get("passes", ()), InitializedMutableBufferPass(changed)]
-    return edge.to_executorch(ExecutorchBackendConfig(external_constants=choose, **options))
+    manager = edge.to_executorch(ExecutorchBackendConfig(external_constants=choose, **options))
+    if check_gradients:
+        gradients.check(module, inputs, joint, manager)
+    return manager
 
 
 def _check_loss(exported: ExportedProgram, name: str) -> None:
