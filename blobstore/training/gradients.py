@@ -18,6 +18,8 @@ from torch import Tensor, nn
 from torch.export.graph_signature import OutputKind
 
 from blobstore.errors import BlobStoreError, GradientError
+from blobstore.runtime import BlobCache
+from blobstore.training.program import TrainingProgram
 
 if TYPE_CHECKING:
     from executorch.exir import ExecutorchProgramManager
@@ -44,7 +46,6 @@ def check(
 
     Raises:
         GradientError: they differ, or the module computes something else each time, so that they cannot be compared.
-        MissingDependencyError: the native runtime is not installed.
     """
     name = type(module).__name__
     loss, expected = _eager(module, inputs)
@@ -64,8 +65,8 @@ def check(
         )
     if wrong:
         raise GradientError(
-            f"ExecuTorch computes other gradients than PyTorch for {_listed(map(repr, wrong))} of {name}; what only they "
-            f"depend on: {_listed(_operators(joint, wrong))}. Use another operator instead of the first of these"
+            f"ExecuTorch computes other gradients than PyTorch for {_listed(map(repr, wrong))} of {name}. Only these gradients "
+            f"depend on {_listed(_operators(joint, wrong))}; use other operators, most likely instead of the first"
         )
 
 
@@ -88,9 +89,6 @@ def _lowered(
     inputs: tuple[Any, ...], manager: ExecutorchProgramManager, name: str
 ) -> tuple[Tensor, Mapping[str, Tensor]]:
     """The loss and the gradients of one step of the program, which is loaded from a temporary folder."""
-    from blobstore.runtime import BlobCache
-    from blobstore.training.program import TrainingProgram
-
     with tempfile.TemporaryDirectory(prefix="blobstore-") as folder:
         path = Path(folder) / "train.pte"
         with path.open("wb") as file:
@@ -100,7 +98,8 @@ def _lowered(
             program = TrainingProgram(path, BlobCache(sorted(Path(folder).glob("*.ptd"))))
             outputs = program.forward_backward(*(_copied(value) for value in inputs))
         except BlobStoreError as error:
-            raise GradientError(f"{name} was lowered, but its step does not run: {error}") from error
+            reason = str(error).removeprefix(f"{path}: ")
+            raise GradientError(f"{name} was lowered, but its step does not run: {reason}") from error
         return outputs[0].clone(), {key: value.clone() for key, value in program.named_gradients().items()}
 
 
@@ -118,7 +117,10 @@ def _close(found: Tensor | None, expected: Tensor, scale: float) -> bool:
 
 
 def _operators(joint: ExportedProgram, wrong: Iterable[str]) -> list[str]:
-    """The operators on which all wrong gradients depend and nothing else does; of a wrong loss all operators."""
+    """The operators on which all wrong gradients depend and nothing else does, those of backward passes first.
+
+    Without a wrong gradient, all on which any output depends.
+    """
     outputs = dict(
         zip(
             (spec.arg.name for spec in joint.graph_signature.output_specs),
@@ -140,7 +142,8 @@ def _operators(joint: ExportedProgram, wrong: Iterable[str]) -> list[str]:
                 bad.append(above)
     suspects = set.intersection(*bad) - good if bad else set()
     calls = [node for node in joint.graph.nodes if node in suspects and node.op == "call_function"]
-    return list(dict.fromkeys(str(node.target).removeprefix("aten.") for node in calls if "getitem" not in str(node)))
+    found = dict.fromkeys(str(node.target) for node in calls if isinstance(node.target, torch._ops.OpOverload))
+    return sorted(found, key=lambda operator: "backward" not in operator)  # those that only a backward pass has
 
 
 def _ancestors(node: torch.fx.Node) -> set[torch.fx.Node]:
