@@ -17,7 +17,7 @@ from blobstore.ptd.reader import PtdDataMap
 from blobstore.pte.data_map import PteDataMap
 from blobstore.pte.description import describe
 from blobstore.safetensors import SafetensorsDataMap
-from blobstore.staging import Progress
+from blobstore.staging import Progress, check_progress
 
 __all__ = ["Change", "Comparison", "Difference", "compare", "compare_files"]
 
@@ -96,6 +96,7 @@ def compare(left: NamedDataMap, right: NamedDataMap, *, progress: Progress | Non
     for side in (left, right):
         if not isinstance(side, NamedDataMap):
             raise UnsupportedDataError(f"expected an opened file (open_any), found a {type(side).__qualname__}")
+    check_progress(progress)
     total, done = sum(map(len, left.values())), 0
     new = {(right.digest(key), right.get_tensor_layout(key)): key for key in right if key not in left}
     changes: list[Change] = []

@@ -56,7 +56,7 @@ def load_file(
         MissingDependencyError: torch is not installed, or numpy needs ml_dtypes for bfloat16 or float8.
         UnsupportedDataError: the framework has no such dtype, or is not known.
     """
-    if framework not in ("pt", "np"):
+    if not isinstance(framework, str) or framework not in ("pt", "np"):
         raise UnsupportedDataError(f"framework {framework!r} is not 'pt' or 'np'")
     convert: Any = to_torch if framework == "pt" else to_numpy
     with PrivateFile(filename) as file, PtdDataMap(filename, data=file.data) as data_map:

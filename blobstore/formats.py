@@ -5,7 +5,6 @@ from __future__ import annotations
 import enum
 import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from blobstore.data_map import NamedDataMap
@@ -42,13 +41,13 @@ def detect_format(path: str | os.PathLike[str]) -> Format:
     # A .safetensors has no magic: the length of a JSON object, which starts with its brace.
     if head[8:9] == b"{" and head[6:8] == b"\0\0":
         return Format.SAFETENSORS
-    return by_name(as_path(path))
+    return by_name(path)
 
 
-def by_name(path: Path) -> Format:
-    """What a file is to be by its name."""
+def by_name(path: str | os.PathLike[str]) -> Format:
+    """What a file should be by its name."""
     formats = {".pte": Format.PTE, ".ptd": Format.PTD, ".safetensors": Format.SAFETENSORS}
-    return formats.get(path.suffix, Format.UNKNOWN)
+    return formats.get(as_path(path).suffix, Format.UNKNOWN)
 
 
 def open_any(path: str | os.PathLike[str]) -> NamedDataMap:

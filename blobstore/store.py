@@ -259,10 +259,9 @@ class BlobStore:
         Raises:
             KeyNotFoundError: no such key.
         """
-        try:
+        if key in self:
             return self._keys[key].tag
-        except (KeyError, TypeError):
-            raise KeyNotFoundError(f"no key {key!r} among the {len(self._keys)} keys of the store") from None
+        raise KeyNotFoundError(f"no key {key!r} among the {len(self._keys)} keys of the store")
 
     def __contains__(self, key: object) -> bool:
         return isinstance(key, str) and key in self._keys
@@ -304,7 +303,7 @@ class BlobStore:
             DataChangedError: a blob changed since it was added.
             FileAccessError: writing failed.
         """
-        if tag is not None and tag not in self.tags:
+        if tag is not None and not (isinstance(tag, str) and tag in self.tags):
             raise InvalidTagError(f"no blob has the tag {tag!r}; the tags are {list(self.tags)}")
         refuse_inputs([as_path(path)], self._sources)
         metadata = _check_metadata(metadata)
@@ -337,6 +336,9 @@ class BlobStore:
         metadata: Mapping[str, str] | None = None,
     ) -> dict[str, Path]:
         """As `write`, as a part of a larger group of files."""
+        if not isinstance(staging, Staging):
+            raise UnsupportedDataError(f"expected a Staging, found a {type(staging).__qualname__}")
+        check_tag(default_tag)
         metadata = _check_metadata(metadata)
         files: dict[str, list[Entry]] = {}
         for entry in self.entries():

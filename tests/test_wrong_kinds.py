@@ -19,6 +19,7 @@ import blobstore.reporting
 import blobstore.safetensors
 import blobstore.testing
 from blobstore.safetensors import SafetensorsDataMap
+from blobstore.staging import Staging
 from tests.wrong_kinds import PublicCallable, check, public_callables
 
 RESULTS = [
@@ -67,7 +68,6 @@ def makers(models: Path, folder: Path, one: PublicCallable, manager: Any) -> dic
         return made
 
     ptd = functools.partial(blobstore.open_ptd, models / "a.ptd")
-    merged = "MergedDataMap" in str(one)
     return {
         "BlobStore": store,
         "FileSlice": lambda: blobstore.FileSlice(models / "a.ptd", 0, 4),
@@ -79,12 +79,12 @@ def makers(models: Path, folder: Path, one: PublicCallable, manager: Any) -> dic
         "PteDataMap.program": lambda: blobstore.open_pte(models / "a.pte").program,
         "alignment": lambda: 16,
         "buffer": lambda: bytearray(64),
-        "data": lambda: np.zeros(3),
+        "data": lambda: None if one.name == "PtdDataMap" else np.zeros(3),
         "default": lambda: None,
         "directory": lambda: folder / "out",
         "BlobStore.write.directory": lambda: folder,
         "BlobStore.stage.directory": lambda: folder,
-        "BlobStore.stage.staging": lambda: blobstore.store.Staging(),
+        "BlobStore.stage.staging": Staging,
         "filename": lambda: models / "a.ptd" if one.name == "load_file" else folder / "x.ptd",
         "index": lambda: 0,
         "inputs": lambda: models / "a.pte",
@@ -103,7 +103,7 @@ def makers(models: Path, folder: Path, one: PublicCallable, manager: Any) -> dic
         "source": lambda: models / "a.ptd",
         "target": lambda: folder / "z.safetensors",
         "tensors": lambda: {"w": np.zeros(3)},
-        "BlobStore.merge.other": store if merged else ptd,
+        "BlobStore.merge.other": lambda: blobstore.open_pte(models / "a.pte"),
     }
 
 

@@ -19,7 +19,8 @@ from blobstore.mapped_file import as_path, map_file
 from blobstore.ptd.columns import Columns, ColumnsError, Positions
 from blobstore.ptd.header import Header, HeaderError
 from blobstore.ptd.manifest import END_MAGIC, KEY_PREFIX, Manifest, ManifestError, is_manifest
-from blobstore.staging import Progress
+from blobstore.staging import Progress, check_progress
+from blobstore.tensors import bytes_of
 
 __all__ = ["PtdDataMap", "open_ptd"]
 
@@ -55,7 +56,7 @@ class PtdDataMap(NamedDataMap):
     def __init__(self, path: str | os.PathLike[str], *, data: memoryview | None = None) -> None:
         self.path = as_path(path)
         self.name = str(self.path)
-        self._data = map_file(path) if data is None else data
+        self._data = map_file(path) if data is None else bytes_of(data)
         try:
             table = _read(self._data)
         except (HeaderError, ColumnsError, LayoutError) as error:
@@ -87,7 +88,7 @@ class PtdDataMap(NamedDataMap):
         # the same as in the base class with fewer calls: listing a large file is mostly this
         try:
             return self._table.layouts[self._index[key]]
-        except (KeyError, TypeError):
+        except (KeyError, TypeError, ValueError):  # not hashable, or memory that was released
             return super().get_tensor_layout(key)
 
     def alignment(self, key: str) -> int:
@@ -145,6 +146,7 @@ class PtdDataMap(NamedDataMap):
             IntegrityError: a blob or the padding between blobs was damaged; the keys are named.
         """
         self._check_open()
+        check_progress(progress)
         table = self._table
         if table.manifest is None:
             return False
