@@ -10,6 +10,9 @@ from torch.nn import functional
 from blobstore.errors import BlobStoreError, GradientError, UnsupportedDataError
 from blobstore.training import lower_training
 
+# ExecuTorch's own, about the gradient of an input that nobody asks for
+pytestmark = pytest.mark.filterwarnings("ignore:Function aten.convolution_backward.out:UserWarning")
+
 
 class Convolution(nn.Module):
     """A convolution, something behind it, and a classifier."""
