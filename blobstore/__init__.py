@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from blobstore.version import __version__ as __version__
 
-from blobstore.data_map import MergedDataMap, NamedDataMap
-from blobstore.digest import Digest
-from blobstore.errors import BlobStoreError
-from blobstore.files import load_file, save_file
-from blobstore.layout import ScalarType, TensorLayout
-from blobstore.programs import dedup_programs, save_programs
-from blobstore.ptd.reader import PtdDataMap, open_ptd
-from blobstore.pte import PteDataMap, open_pte
-from blobstore.store import BlobStore, StoreStats
-from blobstore.tensors import FileSlice
-
+TYPE_CHECKING = False  # type checkers take it for true; importing `typing` would take longer than all the rest
 if TYPE_CHECKING:
-    from blobstore.reporting import report
+    from typing import Any
 
-__version__ = "0.1.0"
+    from blobstore.data_map import MergedDataMap, NamedDataMap
+    from blobstore.digest import Digest
+    from blobstore.errors import BlobStoreError
+    from blobstore.files import load_file, save_file
+    from blobstore.layout import ScalarType, TensorLayout
+    from blobstore.programs import dedup_programs, save_programs
+    from blobstore.ptd.reader import PtdDataMap, open_ptd
+    from blobstore.pte import PteDataMap, open_pte
+    from blobstore.reporting import report
+    from blobstore.store import BlobStore, StoreStats
+    from blobstore.tensors import FileSlice
 
 __all__ = [
     "BlobStore",
@@ -41,10 +41,41 @@ __all__ = [
     "save_programs",
 ]
 
+# Everything is imported when it is first used. So the command line is ready for Ctrl-C before numpy is imported, and
+# nobody waits for what they do not use.
+_HOME = {
+    "BlobStore": "store",
+    "BlobStoreError": "errors",
+    "Digest": "digest",
+    "FileSlice": "tensors",
+    "MergedDataMap": "data_map",
+    "NamedDataMap": "data_map",
+    "PtdDataMap": "ptd.reader",
+    "PteDataMap": "pte",
+    "ScalarType": "layout",
+    "StoreStats": "store",
+    "TensorLayout": "layout",
+    "dedup_programs": "programs",
+    "load_file": "files",
+    "open_ptd": "ptd.reader",
+    "open_pte": "pte",
+    "report": "reporting",
+    "save_file": "files",
+    "save_programs": "programs",
+}
+
 
 def __getattr__(name: str) -> Any:
-    if name == "report":  # imported when it is first used
-        from blobstore.reporting import report
+    from importlib import import_module
 
-        return report
+    if name in _HOME:
+        value = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+        globals()[name] = value
+        return value
+    if name == "errors":  # what `except blobstore.errors.KeyNotFoundError` needs
+        return import_module(f"{__name__}.errors")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-__all__ = ["same_bytes"]
+__all__ = ["first_difference", "same_bytes"]
 
 _CHUNK = 1 << 20  # the comparison's temporary stays in the cache
 
@@ -20,6 +20,18 @@ def same_bytes(a: memoryview, b: memoryview) -> bool:
         np.array_equal(_words(left[start : start + _CHUNK]), _words(right[start : start + _CHUNK]))
         for start in range(0, left.size, _CHUNK)
     )
+
+
+def first_difference(a: memoryview, b: memoryview) -> int | None:
+    """Where two byte views differ first, which may be where the shorter ends; None if they are equal."""
+    left, right = np.frombuffer(a, np.uint8), np.frombuffer(b, np.uint8)
+    for start in range(0, min(left.size, right.size), _CHUNK):
+        one, two = left[start : start + _CHUNK], right[start : start + _CHUNK]
+        size = min(one.size, two.size)
+        differ = one[:size] != two[:size]
+        if differ.any():
+            return start + int(np.argmax(differ))
+    return None if left.size == right.size else min(left.size, right.size)
 
 
 def _words(chunk: np.ndarray) -> np.ndarray:

@@ -25,6 +25,9 @@ __all__ = ["OPAQUE", "convert"]
 OPAQUE = "blobstore.opaque"
 """Metadata of a .safetensors: the keys, as a JSON list, that are opaque blobs and no tensors of bytes."""
 
+_MOST, _ALWAYS = 64, 1 << 28
+"""How many times as large as its .ptd a .safetensors may be, and how many bytes it may always have."""
+
 
 def convert(
     source: str | os.PathLike[str],
@@ -42,7 +45,8 @@ def convert(
 
     Raises:
         FileAccessError, InvalidFileError, IntegrityError: a file cannot be read or written, or is malformed.
-        UnsupportedDataError: the source is neither, or has a dtype that the target's format lacks.
+        UnsupportedDataError: the source is neither, or has a dtype that the target's format lacks, or so many of its
+            keys share their bytes that the .safetensors would be more than 64 times as large.
         OutputPathError: the target is the source, has the ending of its format, or is a file of another format than the
             one that is written.
     """
@@ -99,6 +103,12 @@ def _to_safetensors(source: Path, target: Path, progress: Progress | None, force
         if opaque:
             metadata[OPAQUE] = json.dumps(opaque)
         nbytes = sum(layout.nbytes for layout in layouts.values())
+        most = max(_MOST * source.stat().st_size, _ALWAYS)
+        if nbytes > most:
+            raise UnsupportedDataError(
+                f"{source}: its keys share their bytes, which a .safetensors cannot say: it would have {nbytes:,} bytes, "
+                f"at most {most:,} are written"
+            )
         with (
             Staging(progress, force=force) as staging,
             staging.open(target, nbytes, kind=Format.SAFETENSORS) as file,

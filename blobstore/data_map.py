@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from blobstore.buffers import same_bytes
 from blobstore.digest import Digest, digest
-from blobstore.errors import ClosedError, KeyConflictError, KeyNotFoundError, LayoutError
+from blobstore.errors import ClosedError, KeyConflictError, KeyNotFoundError, LayoutError, UnsupportedDataError
 from blobstore.layout import TensorLayout
 
 __all__ = ["MergedDataMap", "NamedDataMap"]
@@ -57,10 +57,10 @@ class NamedDataMap(Mapping[str, memoryview]):
             KeyNotFoundError: no such key.
             ClosedError: the map is closed.
         """
-        self._check_open()
+        self._check_key(key)
         try:
             return self._layout(key)
-        except (KeyError, TypeError):  # TypeError: not hashable, so not a key
+        except KeyError:
             raise self._not_found(key) from None
 
     def get_data(self, key: str) -> memoryview:
@@ -70,10 +70,10 @@ class NamedDataMap(Mapping[str, memoryview]):
             KeyNotFoundError: no such key.
             ClosedError: the map is closed.
         """
-        self._check_open()
+        self._check_key(key)
         try:
             return self._view(key)
-        except (KeyError, TypeError):  # TypeError: not hashable, so not a key
+        except KeyError:
             raise self._not_found(key) from None
 
     def load_data_into(self, key: str, buffer: object, size: int | None = None) -> None:
@@ -94,7 +94,10 @@ class NamedDataMap(Mapping[str, memoryview]):
         if size is not None and (not isinstance(size, int) or size != len(data)):
             raise LayoutError(f"{self.name}: {key!r} has {len(data)} bytes, {size} were asked for")
         try:
-            target = memoryview(buffer).cast("B")  # type: ignore[arg-type]
+            whole = memoryview(buffer)  # type: ignore[arg-type]
+            if "O" in whole.format:
+                raise TypeError("it holds Python objects")
+            target = whole.cast("B")
         except (TypeError, ValueError) as error:  # ValueError: memory that was released
             raise LayoutError(f"{self.name}: {key!r} cannot be loaded into this buffer: {error}") from None
         if target.readonly:
@@ -151,9 +154,11 @@ class NamedDataMap(Mapping[str, memoryview]):
 
     def __contains__(self, key: object) -> bool:
         self._check_open()
+        if not isinstance(key, str):
+            return False
         try:
-            self._layout(key)  # type: ignore[arg-type]
-        except (KeyError, TypeError):
+            self._layout(key)
+        except KeyError:
             return False
         return True
 
@@ -186,6 +191,11 @@ class NamedDataMap(Mapping[str, memoryview]):
         if self._closed:
             raise ClosedError(f"{self.name}: the data map is closed")
 
+    def _check_key(self, key: object) -> None:
+        self._check_open()
+        if not isinstance(key, str):
+            raise self._not_found(key)
+
     def _not_found(self, key: object) -> KeyNotFoundError:
         return KeyNotFoundError(f"{self.name}: no key {key!r} among {len(self._key_list())} keys")
 
@@ -201,11 +211,19 @@ class MergedDataMap(NamedDataMap):
 
     Raises:
         KeyConflictError: two maps hold different bytes or layouts under one key; both are named.
+        UnsupportedDataError: one of `maps` is no data map.
     """
 
     def __init__(self, maps: Sequence[NamedDataMap]) -> None:
+        try:
+            maps = tuple(maps)
+        except (TypeError, ValueError):  # ValueError: memory that was released
+            raise UnsupportedDataError(f"expected data maps, found a {type(maps).__qualname__}") from None
+        for one in maps:
+            if not isinstance(one, NamedDataMap):
+                raise UnsupportedDataError(f"expected a data map, found a {type(one).__qualname__}")
         self.name = " + ".join(m.name for m in maps) or "(no files)"
-        self._maps = tuple(maps)
+        self._maps = maps
         self._home: dict[str, NamedDataMap] = {}
         for current in maps:
             for key in current:

@@ -28,7 +28,8 @@ blobstore can still handle it. Each message names the file, the key, what was ex
     ├── MethodNotFoundError     (KeyError)       a program has no such method
     ├── InputError              (ValueError)     the inputs of a call do not fit the method
     ├── TrainingError           (RuntimeError)   a step cannot be done
-    │   └── NotFiniteLossError                   ... because the loss is infinite or NaN
+    │   ├── NotFiniteLossError                   ... because the loss is infinite or NaN
+    │   └── GradientError                        ... right: a lowered step computes other gradients than PyTorch
     └── CheckpointError         (ValueError)     a checkpoint that is sound, but of another model, optimizer or base
 """
 
@@ -46,6 +47,7 @@ __all__ = [
     "DataChangedError",
     "ExecutionError",
     "FileAccessError",
+    "GradientError",
     "InputError",
     "IntegrityError",
     "InvalidAlignmentError",
@@ -209,6 +211,10 @@ class TrainingError(BlobStoreError, RuntimeError):
 
 class NotFiniteLossError(TrainingError):
     """The loss is infinite or NaN."""
+
+
+class GradientError(TrainingError):
+    """A lowered program's loss or gradients are not those of eager PyTorch."""
 
 
 class CheckpointError(BlobStoreError, ValueError):

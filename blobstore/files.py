@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from blobstore.errors import UnsupportedDataError
+from blobstore.mapped_file import PrivateFile
 from blobstore.ptd.reader import PtdDataMap
 from blobstore.store import BlobStore
 from blobstore.tensors import to_numpy, to_torch
@@ -40,23 +41,33 @@ def save_file(
     store.write_ptd(filename, metadata=metadata, force=force)
 
 
-def load_file(filename: str | os.PathLike[str], framework: Literal["pt", "np"] = "pt") -> dict[str, Any]:
+def load_file(
+    filename: str | os.PathLike[str], framework: Literal["pt", "np"] = "pt", *, tied: bool = False
+) -> dict[str, Any]:
     """Load all tensors of a .ptd by name; opaque blobs come as uint8.
 
-    The tensors lie in a private map of the file: nothing is read before it is used, and writing to a tensor changes
-    neither the file nor another process, but names that share a blob share its memory, as tied weights do.
+    The tensors lie in private maps of the file: nothing is read before it is used, and writing to a tensor changes
+    neither the file nor another process. Each name has memory of its own, also where the file stores equal tensors
+    once, so they can be trained apart. `tied` gives names that share a blob one memory.
 
     Args:
         filename: the .ptd.
         framework: "pt" for torch tensors, "np" for numpy arrays.
+        tied: whether writing to one of the names that share a blob writes to all of them.
 
     Raises:
-        FileAccessError, InvalidFileError: as `open_ptd`.
+        FileAccessError, InvalidFileError: as `open_ptd`; or the system has no more maps, where tens of thousands of
+            names share blobs.
         MissingDependencyError: torch is not installed, or numpy needs ml_dtypes for bfloat16 or float8.
         UnsupportedDataError: the framework has no such dtype, or is not known.
     """
-    if framework not in ("pt", "np"):
+    if not isinstance(framework, str) or framework not in ("pt", "np"):
         raise UnsupportedDataError(f"framework {framework!r} is not 'pt' or 'np'")
     convert: Any = to_torch if framework == "pt" else to_numpy
-    with PtdDataMap(filename, writable_copy=True) as data_map:
-        return {key: convert(data_map.get_data(key), data_map.get_tensor_layout(key)) for key in data_map}
+    with PrivateFile(filename) as file, PtdDataMap(filename, data=file.data) as data_map:
+        views = dict(data_map)
+        if not tied:
+            first: dict[int, str] = {}
+            later = [k for k, view in views.items() if view and first.setdefault(data_map.segment_of(k), k) != k]
+            views |= zip(later, file.again([data_map.byte_range(key) for key in later]), strict=True)
+        return {key: convert(view, data_map.get_tensor_layout(key)) for key, view in views.items()}

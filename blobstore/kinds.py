@@ -31,13 +31,13 @@ def detect_format(path: str | os.PathLike[str]) -> Format:
         InvalidFileError: it is empty.
     """
     kind = _by_content(path)
-    return by_name(as_path(path)) if kind is Format.UNKNOWN else kind
+    return by_name(path) if kind is Format.UNKNOWN else kind
 
 
-def by_name(path: Path) -> Format:
+def by_name(path: str | os.PathLike[str]) -> Format:
     """The format that a file name promises."""
     formats = {".pte": Format.PTE, ".ptd": Format.PTD, ".safetensors": Format.SAFETENSORS, ".html": Format.HTML}
-    return formats.get(path.suffix, Format.UNKNOWN)
+    return formats.get(as_path(path).suffix, Format.UNKNOWN)
 
 
 def check_replaceable(path: Path, kind: Format, *, force: bool = False) -> None:

@@ -1,19 +1,33 @@
-"""A whole file as memory, and what may be a path."""
+"""Files as memory, and what may be a path."""
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import errno
 import mmap
 import os
 import stat
 import weakref
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+
+import numpy as np
 
 from blobstore.errors import FileAccessError, InvalidFileError
 
-__all__ = ["Descriptor", "Paths", "as_path", "as_paths", "check_length", "map_file", "same_file"]
+__all__ = [
+    "Descriptor",
+    "Paths",
+    "PrivateFile",
+    "as_path",
+    "as_paths",
+    "check_length",
+    "listed",
+    "map_file",
+    "same_file",
+]
 
 Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 """One path, or several."""
@@ -46,17 +60,25 @@ def as_paths(paths: Paths) -> list[Path]:
     Raises:
         FileAccessError: as `as_path`; or it is neither a path nor a collection of them.
     """
+    return [as_path(path) for path in listed(paths)]
+
+
+def listed(paths: Paths) -> list[str | os.PathLike[str]]:
+    """What the caller gave as one path or several, each as it was given.
+
+    Raises:
+        FileAccessError: it cannot be listed.
+    """
     if isinstance(paths, str | bytes | os.PathLike) or not isinstance(paths, Iterable):
-        return [as_path(paths)]  # which tells what is no path
+        return [paths]
     try:
-        given = list(paths)
+        return list(paths)
     except (TypeError, ValueError) as error:  # an array without dimensions, memory that was released
         raise FileAccessError(repr(paths), OSError(errno.EINVAL, f"not a path: {error}")) from None
-    return [as_path(path) for path in given]
 
 
-def map_file(path: str | os.PathLike[str], *, writable_copy: bool = False) -> memoryview:
-    """Map a regular file and return its bytes.
+def map_file(path: str | os.PathLike[str]) -> memoryview:
+    """Map a regular file and return its bytes, read-only.
 
     The view owns the map: the memory stays valid for as long as the view, or any slice of it or array over it, is
     referenced, also when the file is renamed, replaced or deleted meanwhile. A file that is *truncated in place*
@@ -65,31 +87,34 @@ def map_file(path: str | os.PathLike[str], *, writable_copy: bool = False) -> me
 
     Args:
         path: the file.
-        writable_copy: map it private and writable: a write copies the page that it touches and never reaches the
-            file. Otherwise the view is read-only.
 
     Raises:
         FileAccessError: it does not exist, may not be read, or is a directory or another thing without bytes.
         InvalidFileError: it is empty.
     """
     path = as_path(path)
-    file = Descriptor()
-    try:
-        descriptor = file.open(path)
-        status = os.fstat(descriptor)
-        if stat.S_ISDIR(status.st_mode):
-            raise FileAccessError(path, OSError(errno.EISDIR, os.strerror(errno.EISDIR)))
-        if not stat.S_ISREG(status.st_mode):
-            raise FileAccessError(path, OSError(errno.EINVAL, "not a regular file"))
-        if status.st_size == 0:
-            raise InvalidFileError(path, "the file is empty")
-        if writable_copy:
-            return memoryview(mmap.mmap(descriptor, status.st_size, access=mmap.ACCESS_COPY))
+    with _opened(path) as (descriptor, status):
         identity = (status.st_dev, status.st_ino, status.st_size)
         shared = _maps.get(identity)
         if shared is None:
             shared = _maps[identity] = mmap.mmap(descriptor, status.st_size, access=mmap.ACCESS_READ)
         return memoryview(shared)
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[tuple[int, os.stat_result]]:
+    """A descriptor of a regular file that is not empty, and its status; every OSError inside names the file."""
+    file = Descriptor()
+    try:
+        descriptor = file.open(path)
+        status = os.fstat(descriptor)
+        if stat.S_ISDIR(status.st_mode):
+            raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "not a regular file")
+        if status.st_size == 0:
+            raise InvalidFileError(path, "the file is empty")
+        yield descriptor, status
     except OSError as error:
         if isinstance(error, FileAccessError):
             raise
@@ -138,6 +163,79 @@ def check_length(path: str | os.PathLike[str], data: memoryview) -> None:
     if isinstance(data.obj, mmap.mmap) and (found := data.obj.size()) < len(data.obj):
         reason = f"the file was truncated: it has {found} bytes, {len(data.obj)} are expected"
         raise FileAccessError(path, OSError(errno.EIO, reason))
+
+
+class PrivateFile:
+    """A file that is mapped private and writable: a write copies the page that it touches and never reaches the file.
+
+    Views own their maps, as those of `map_file` do. They stay valid when this is closed.
+
+    Args:
+        path: the file.
+
+    Attributes:
+        path: the file, as given.
+        data: its bytes.
+
+    Raises:
+        FileAccessError, InvalidFileError: as `map_file`.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = as_path(path)
+        with contextlib.ExitStack() as stack:
+            self._descriptor, status = stack.enter_context(_opened(self.path))
+            self.data = memoryview(mmap.mmap(self._descriptor, status.st_size, access=mmap.ACCESS_COPY))
+            self._stack = stack.pop_all()
+
+    def again(self, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
+        """Map ranges of the file once more, each in pages of its own; nothing is read.
+
+        Args:
+            ranges: of each the first byte and the first byte behind it; none is empty.
+
+        Raises:
+            FileAccessError: the system has no more maps; Linux gives a process 65,530 unless it is told otherwise.
+        """
+        page = mmap.ALLOCATIONGRANULARITY
+        starts = [start // page * page for start, _ in ranges]
+        sizes = [-(-(stop - first) // page) * page for first, (_, stop) in zip(starts, ranges, strict=True)]
+        if not ranges:
+            return []
+        # One reservation, into which the pages of the file are put: a map of Python's own for each range would hold a
+        # file descriptor each. What was reserved goes as a whole, when the last view is gone.
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
+        views = []
+        try:
+            room = mmap.mmap(-1, sum(sizes), flags=flags)
+            base, whole, at = np.frombuffer(room, np.uint8).ctypes.data, memoryview(room), 0
+            for first, size, (start, stop) in zip(starts, sizes, ranges, strict=True):
+                _map_at(base + at, size, self._descriptor, first)
+                views.append(whole[at + start - first : at + stop - first])
+                at += size
+        except OSError as error:
+            raise FileAccessError(self.path, error) from None
+        return views
+
+    def __enter__(self) -> PrivateFile:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._stack.close()
+
+
+_MAP_FIXED = 0x10  # the same on Linux, macOS and the BSDs
+
+
+def _map_at(address: int, size: int, descriptor: int, offset: int) -> None:
+    """Put pages of a file, private and writable, in the place of pages that this process has reserved."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+    protection, flags = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | _MAP_FIXED
+    if libc.mmap(address, size, protection, flags, descriptor, offset) != address:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
 
 
 def same_file(a: str | os.PathLike[str], b: str | os.PathLike[str]) -> bool:

@@ -59,6 +59,7 @@ class SafetensorsDataMap(NamedDataMap):
         path: the file, as given.
         metadata: the text in the header's `__metadata__`.
         dtypes: the dtype of each tensor as the file spells it.
+        shapes: the sizes of each tensor.
 
     Raises:
         FileAccessError: the file cannot be read.
@@ -71,6 +72,7 @@ class SafetensorsDataMap(NamedDataMap):
         self._data = map_file(path) if data is None else data
         self.metadata: dict[str, str] = {}
         self.dtypes: dict[str, str] = {}
+        self.shapes: dict[str, tuple[int, ...]] = {}
         self._ranges: dict[str, tuple[int, int]] = {}
         self._layouts: dict[str, TensorLayout | None] = {}
         self._read()
@@ -166,6 +168,7 @@ class SafetensorsDataMap(NamedDataMap):
             with contextlib.suppress(LayoutError):  # a size above that of a .ptd's int32
                 layout = TensorLayout(DTYPES[dtype], tuple(sizes))
         self.dtypes[key] = dtype
+        self.shapes[key] = tuple(sizes)
         self._ranges[key] = (base + start, base + end)
         self._layouts[key] = layout
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
+import inspect
 import io
 import os
 import re
@@ -22,14 +23,29 @@ try:
 except ImportError:  # Windows has no locks that go with their process; nothing is swept there
     fcntl = None  # type: ignore[assignment]
 
-from blobstore.errors import FileAccessError, OutputPathError
+from blobstore.errors import FileAccessError, OutputPathError, UnsupportedDataError
 from blobstore.kinds import Format, check_replaceable
 from blobstore.mapped_file import Descriptor, as_path, same_file
 
-__all__ = ["Progress", "ScratchFolder", "Staging", "exclusive", "named", "refuse_inputs"]
+__all__ = ["Progress", "ScratchFolder", "Staging", "check_progress", "exclusive", "named", "refuse_inputs"]
 
 Progress = Callable[[str, int, int], None]
 """Told what is being done, how many bytes of it are done, and of how many."""
+
+
+def check_progress(progress: Progress | None) -> None:
+    """Raise UnsupportedDataError unless this can be called like a `Progress`, or is None."""
+    if progress is None:
+        return
+    try:
+        inspect.signature(progress).bind("", 0, 0)
+    except TypeError:
+        raise UnsupportedDataError(
+            f"progress must be callable as progress(what, done, total), not {progress!r}"
+        ) from None
+    except ValueError:  # written in C, and does not tell
+        pass
+
 
 _BUFFER = 1 << 20  # gathers small writes; larger ones go straight to the file
 _SYNC = 1 << 26  # how much is written before the disk is put to work beside the writing
@@ -56,6 +72,7 @@ class Staging:
     """
 
     def __init__(self, progress: Progress | None = None, *, force: bool = False) -> None:
+        check_progress(progress)
         self._progress, self._force = progress, force
         self._staged: dict[Path, _Staged] = {}  # by the file itself, without links
         self._swept: set[Path] = set()

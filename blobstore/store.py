@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from blobstore.buffers import same_bytes
 from blobstore.data_map import MergedDataMap, NamedDataMap
 from blobstore.digest import Digest, digest
@@ -105,6 +107,7 @@ class BlobStore:
         self._keys: dict[str, _Key] = {}
         self._blobs: list[tuple[memoryview, Digest]] = []
         self._by_digest: dict[Digest, list[int]] = {}
+        self._by_memory: dict[tuple[int, int], int] = {}
 
     def add(
         self,
@@ -144,7 +147,7 @@ class BlobStore:
             raise type(error)(f"key {key!r}: {error}") from error
         if is_keyed_manifest(key, view):
             raise InvalidKeyError(f"key {key!r}: a blob that begins with a manifest's identifier cannot have it")
-        address = digest(view)
+        address = self._address(view)
         if key in self._base_keys:
             self._check_base(key, view, layout)
             self._in_base[key] = len(view)
@@ -160,6 +163,7 @@ class BlobStore:
         if blob < 0:
             blob = len(self._blobs)
             self._blobs.append((view, address))
+            self._by_memory[_memory(view)] = blob
             self._by_digest.setdefault(address, []).append(blob)
         self._keys[key] = _Key(blob, alignment, tag, layout)
         if isinstance(data, FileSlice):
@@ -190,8 +194,9 @@ class BlobStore:
                     )
         except BaseException:
             self._keys, self._in_base = keys, in_base
-            for _, address in self._blobs[blobs:]:
+            for view, address in self._blobs[blobs:]:
                 self._by_digest[address].pop()
+                del self._by_memory[_memory(view)]
             del self._blobs[blobs:]
             raise
         if isinstance(other, BlobStore):
@@ -255,10 +260,9 @@ class BlobStore:
         Raises:
             KeyNotFoundError: no such key.
         """
-        try:
+        if key in self:
             return self._keys[key].tag
-        except (KeyError, TypeError):
-            raise KeyNotFoundError(f"no key {key!r} among the {len(self._keys)} keys of the store") from None
+        raise KeyNotFoundError(f"no key {key!r} among the {len(self._keys)} keys of the store")
 
     def digest(self, key: str) -> Digest:
         """The content address of a blob.
@@ -311,7 +315,7 @@ class BlobStore:
             DataChangedError: a blob changed since it was added.
             FileAccessError: writing failed.
         """
-        if tag is not None and tag not in self.tags:
+        if tag is not None and not (isinstance(tag, str) and tag in self.tags):
             raise InvalidTagError(f"no blob has the tag {tag!r}; the tags are {list(self.tags)}")
         if not force:
             refuse_inputs([as_path(path)], self._sources)
@@ -357,6 +361,14 @@ class BlobStore:
                     write_ptd(file, files[tag], metadata)
         return paths
 
+    def _address(self, view: memoryview) -> Digest:
+        """The digest of a blob; memory that the store has already is not read again.
+
+        That memory cannot belong to anything else meanwhile, as the store holds it. If it was changed, the writer tells.
+        """
+        blob = self._by_memory.get(_memory(view))
+        return digest(view) if blob is None else self._blobs[blob][1]
+
     def _find(self, view: memoryview, address: Digest) -> int:
         """The blob with these bytes, or -1."""
         for blob in self._by_digest.get(address, ()):
@@ -383,6 +395,11 @@ class BlobStore:
             raise KeyConflictError(f"key {key!r} is in the store as {known.layout}, now as {layout}")
         if tag != known.tag:
             raise KeyConflictError(f"key {key!r} is in the store with the tag {known.tag!r}, now with {tag!r}")
+
+
+def _memory(view: memoryview) -> tuple[int, int]:
+    """Where the bytes of a view are, and how many."""
+    return (np.frombuffer(view, np.uint8).ctypes.data if len(view) else 0), len(view)
 
 
 def nbytes(entries: Iterable[Entry]) -> int:

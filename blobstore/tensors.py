@@ -24,7 +24,7 @@ from blobstore.mapped_file import map_file
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["FileSlice", "as_bytes", "scalar_type_of", "to_numpy", "to_torch"]
+__all__ = ["FileSlice", "as_bytes", "bytes_of", "scalar_type_of", "to_numpy", "to_torch"]
 
 # Names are the same in torch, in numpy and in the ml_dtypes package, which adds bfloat16 and float8 to numpy.
 _SCALAR_TYPE = {
@@ -117,7 +117,7 @@ def as_bytes(data: Any, layout: TensorLayout | None = None) -> tuple[memoryview,
     elif isinstance(data, np.ndarray | np.generic):
         view, found = _from_numpy(np.asarray(data))
     else:
-        view, found = _from_buffer(data), None
+        view, found = bytes_of(data), None
     if found is None:
         if layout is not None and layout.nbytes != len(view):
             raise LayoutError(f"{layout} takes {layout.nbytes} bytes, the data has {len(view)}")
@@ -127,7 +127,12 @@ def as_bytes(data: Any, layout: TensorLayout | None = None) -> tuple[memoryview,
     return view, found
 
 
-def _from_buffer(data: Any) -> memoryview:
+def bytes_of(data: Any) -> memoryview:
+    """The bytes of anything with the buffer protocol.
+
+    Raises:
+        UnsupportedDataError: it has none, or not in one run.
+    """
     if isinstance(data, FileSlice):
         return data.view()
     try:

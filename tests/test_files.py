@@ -1,5 +1,7 @@
 """save_file and load_file."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -51,6 +53,80 @@ def test_loaded_tensors_are_private_and_outlive_the_file(tmp_path):
     assert path.read_bytes() == before
     path.unlink()
     assert weight.tolist() == [1, 1, 1, 1]
+
+
+def equal_norms(path):
+    """Two layer norms as they begin: ones and zeros, each stored once."""
+    model = torch.nn.Sequential(torch.nn.LayerNorm(8), torch.nn.LayerNorm(8))
+    blobstore.save_file(model.state_dict(), path)
+    with blobstore.open_ptd(path) as data_map:
+        assert data_map.segment_of("0.weight") == data_map.segment_of("1.weight")
+    return model
+
+
+def trained(model):
+    """The parameters behind a few steps; the two norms get different gradients."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x = torch.arange(16.0).reshape(2, 8).sin()
+    for _ in range(3):
+        optimizer.zero_grad()
+        (model(x) - x.cos()).pow(2).sum().backward()
+        optimizer.step()
+    return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+
+
+def test_equal_tensors_train_apart(tmp_path):
+    """R1: that a file stores equal bytes once does not tie what is loaded from it."""
+    path = tmp_path / "m.ptd"
+    expected = trained(equal_norms(path))
+    before = path.read_bytes()
+    model = torch.nn.Sequential(torch.nn.LayerNorm(8), torch.nn.LayerNorm(8))
+    model.load_state_dict(blobstore.load_file(path), assign=True)
+    found = trained(model)
+    assert not torch.equal(expected["0.weight"], expected["1.weight"])
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("framework", ["pt", "np"])
+def test_names_are_tied_where_that_is_asked_for(framework, tmp_path):
+    path = tmp_path / "m.ptd"
+    blobstore.save_file({"a": np.ones(3), "b": np.ones(3), "c": np.ones(4)}, path)
+    for tied in (False, True):
+        loaded = blobstore.load_file(path, framework, tied=tied)
+        loaded["a"][0] = 5
+        assert loaded["b"].tolist() == [5 if tied else 1, 1, 1]
+        assert loaded["c"].tolist() == [1, 1, 1, 1]
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="Linux tells what memory is whose")
+def test_loading_reads_nothing_and_takes_no_memory(tmp_path):
+    """Also for names that share a blob: only what is written to becomes memory of the process."""
+
+    def memory():
+        rows = (line.split() for line in Path("/proc/self/smaps_rollup").read_text().splitlines()[1:])
+        return {name.rstrip(":"): int(kilobytes) for name, kilobytes, _ in rows}
+
+    large = np.zeros(16 << 20, np.uint8)
+    blobstore.save_file({**{str(i): large for i in range(50)}, "other": large[1:]}, tmp_path / "m.ptd")
+    del large
+    blobstore.load_file(tmp_path / "m.ptd", "np")  # whatever is imported is imported
+    before = memory()
+    loaded = blobstore.load_file(tmp_path / "m.ptd", "np")
+    after = memory()
+    assert after["Rss"] - before["Rss"] < 4096
+    assert after["Anonymous"] - before["Anonymous"] < 4096
+    loaded["7"][::4096] = 1
+    assert memory()["Anonymous"] - after["Anonymous"] >= 16 << 10
+    assert not loaded["8"].any()
+
+
+def test_many_names_of_one_blob_take_no_file_descriptors(tmp_path):
+    blobstore.save_file({str(i): np.ones(3) for i in range(3000)}, tmp_path / "m.ptd")
+    loaded = blobstore.load_file(tmp_path / "m.ptd", "np")
+    for i, array in enumerate(loaded.values()):
+        np.add(array, i, out=array)
+    assert [array[0] for array in loaded.values()] == [i + 1 for i in range(3000)]
 
 
 def test_opaque_blobs_come_as_bytes(tmp_path):

@@ -146,7 +146,8 @@ def test_a_file_that_was_replaced_is_read_anew(tmp_path):
 def as_nobody(code, tmp_path):
     """Runs code in a process that is not root, and whose temporary folder this is."""
     script = "import os\nos.setgid(65534)\nos.setuid(65534)\n" if os.geteuid() == 0 else ""
-    script = "import blobstore, blobstore.formats, numpy\n" + script + textwrap.dedent(code)
+    # imported while it may read the packages
+    script = "import blobstore, blobstore.formats, blobstore.programs, numpy\n" + script + textwrap.dedent(code)
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), "TMPDIR": str(tmp_path)}
     return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=env, check=False)
 

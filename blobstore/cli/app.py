@@ -1,38 +1,41 @@
 """The commands.
 
 Exit codes: 0 done and nothing to object to; 1 the answer is no (`diff` found differences, `verify` found damage);
-2 the command line is wrong; 3 an error, which is told on standard error in one line.
+2 the command line is wrong; 3 an error, which is told on standard error in one line; 130 interrupted by Ctrl-C; 141
+the reader of the output closed the pipe. Where several files have different fates, the largest code counts.
 """
 
 from __future__ import annotations
 
-import errno
 import functools
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, ParamSpec, TypeVar
 
 import typer
 
-from blobstore import __version__
 from blobstore.adapters import AdapterInfo, FoundationInfo, NamedTensor, inspect_adapters
-from blobstore.cli.output import err, out, print_json, print_table, printable, progress_bar, size
-from blobstore.compare import compare
+from blobstore.cli import ERROR, INTERRUPTED, PIPE_CLOSED
+from blobstore.cli.output import err, out, print_json, print_table, printable, progress_bar, size, tell
+from blobstore.cli.report import report
+from blobstore.compare import compare_files
 from blobstore.convert import convert as convert_file
 from blobstore.errors import BlobStoreError, InvalidFileError
 from blobstore.formats import Format, detect_format, open_any
-from blobstore.inspection import inspect_file
+from blobstore.inspection import FileInfo, inspect_file
 from blobstore.programs import DATA_NAME, dedup_programs
 from blobstore.ptd.reader import open_ptd
-from blobstore.reporting.command import report
+from blobstore.version import __version__
 
 __all__ = ["app"]
 
-NO, ERROR = 1, 3
+NO = 1
+_LONGEST = 400  # characters of a difference in a table; --json has them all
 
 app = typer.Typer(
     name="blobstore",
-    help="Content-addressed weights for ExecuTorch. Exit codes: 0 done, 1 the answer is no, 2 usage, 3 error.",
+    help="Content-addressed weights for ExecuTorch. Exit codes: 0 done, 1 the answer is no, 2 usage, 3 error, 130 Ctrl-C, 141 closed pipe.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
@@ -46,18 +49,26 @@ R = TypeVar("R")
 
 
 def _told(command: Callable[P, R]) -> Callable[P, R]:
-    """Tell one of our errors in a line and leave with ERROR; anything else is a defect and keeps its traceback."""
+    """Tell one of our errors in a line and leave with ERROR; anything else is a defect and keeps its traceback.
+
+    Ctrl-C and a closed pipe have their own exit codes.
+    """
 
     @functools.wraps(command)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
-            return command(*args, **kwargs)
+            try:
+                return command(*args, **kwargs)
+            finally:
+                sys.stdout.flush()
+        except KeyboardInterrupt:
+            raise typer.Exit(INTERRUPTED) from None
         except BlobStoreError as error:
-            err.print(printable(f"blobstore: {error}"), soft_wrap=True)
+            tell(error)
             raise typer.Exit(ERROR) from None
+        except BrokenPipeError:
+            raise typer.Exit(PIPE_CLOSED) from None
         except OSError as error:  # of standard output, as files' own errors are ours
-            if error.errno == errno.EPIPE:
-                raise  # whoever read it had enough
             err.print(printable(f"blobstore: cannot print: {error}"), soft_wrap=True)
             raise typer.Exit(ERROR) from None
 
@@ -162,12 +173,26 @@ def dedup(
 def inspect(
     files: Annotated[list[Path], typer.Argument(help=".pte, .ptd or .safetensors files.")], as_json: AsJson = False
 ) -> None:
-    """List what files hold."""
-    found = [inspect_file(path) for path in files]
+    """List what files hold. Exit code 3 if one cannot be read; the others are listed all the same."""
+    found: list[Any] = []
+    code = 0
+    for path in files:
+        try:
+            found.append(inspect_file(path))
+        except BlobStoreError as error:
+            tell(error)
+            found.append({"path": str(path), "error": str(error)})
+            code = ERROR
     if as_json:
         print_json(found)
-        return
-    for file in found:
+    else:
+        _list([file for file in found if isinstance(file, FileInfo)])
+    if code:
+        raise typer.Exit(code)
+
+
+def _list(files: list[FileInfo]) -> None:
+    for file in files:
         out.print(printable(f"{file.path}: {file.format}, {file.size:,} bytes"), soft_wrap=True)
         for fact, value in file.facts.items():
             out.print(printable(f"  {fact}: {value}"), soft_wrap=True)
@@ -223,9 +248,9 @@ def diff(
     right: Annotated[Path, typer.Argument(help="The newer file.")],
     as_json: AsJson = False,
 ) -> None:
-    """Compare two files key by key, byte by byte. Exit code 1 if they differ."""
-    with progress_bar(hidden=as_json) as progress, open_any(left) as a, open_any(right) as b:
-        result = compare(a, b, progress=progress)
+    """Compare two files: their blobs key by key, and everything else. Exit code 0 only if they are equal, 1 if not."""
+    with progress_bar(hidden=as_json) as progress:
+        result = compare_files(left, right, progress=progress)
     if as_json:
         print_json(result)
     else:
@@ -243,8 +268,12 @@ def diff(
         if rows:
             columns = ("key", "what", "left", "right", "left bytes", "right bytes")
             print_table(f"{left} -> {right}", columns, rows, right="ef")
-        out.print(f"{len(rows)} differences; {result.same} keys of {result.same_bytes:,} bytes are the same.")
-    if result.changes:
+        other = [(item.what, _short(item.left), _short(item.right)) for item in result.differences]
+        if other:
+            print_table("Beside the blobs", ("what", "left", "right"), other)
+        number = len(rows) + len(other)
+        out.print(f"{number} differences; {result.same} keys of {result.same_bytes:,} bytes are the same.")
+    if not result.equal:
         raise typer.Exit(NO)
 
 
@@ -293,6 +322,10 @@ def adapters(
                 _say(f"  {problem}")
     if not all(adapter.fits for adapter in found.adapters):
         raise typer.Exit(NO)
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
 
 
 def _say(line: str) -> None:

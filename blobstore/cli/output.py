@@ -19,10 +19,25 @@ from rich.text import Text
 from blobstore.layout import TensorLayout
 from blobstore.staging import Progress as Callback
 
-__all__ = ["err", "out", "print_json", "print_table", "printable", "progress_bar", "size"]
+__all__ = ["err", "out", "print_json", "print_table", "printable", "progress_bar", "size", "tell"]
 
-out = Console(highlight=False, soft_wrap=False)
-err = Console(stderr=True, highlight=False)
+
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError  # rich would leave with the code of an answer
+
+
+out = _Console(highlight=False, soft_wrap=False)
+err = _Console(stderr=True, highlight=False)
+
+
+_MOST_ROWS = 1000
+"""Laying out a table takes longer than making what is in it."""
+
+
+def tell(error: object) -> None:
+    """Print an error on standard error, in one line."""
+    err.print(printable(f"blobstore: {error}"), soft_wrap=True)
 
 
 def printable(text: object) -> Text:
@@ -46,9 +61,11 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[obje
     for i, column in enumerate(columns):
         number = chr(ord("a") + i) in right
         table.add_column(column, justify="right" if number else "left", no_wrap=number, overflow="fold")
-    for row in rows:
+    for row in rows[:_MOST_ROWS]:
         table.add_row(*(printable(cell) for cell in row))
     out.print(table)
+    if len(rows) > _MOST_ROWS:
+        out.print(f"{len(rows) - _MOST_ROWS:,} more rows; --json has all {len(rows):,}.")
 
 
 def print_json(value: object) -> None:

@@ -19,7 +19,8 @@ from blobstore.mapped_file import as_path, check_length, map_file
 from blobstore.ptd.columns import Columns, ColumnsError, Positions
 from blobstore.ptd.header import Header, HeaderError
 from blobstore.ptd.manifest import KEY_PREFIX, OLD_MAGIC, Manifest, ManifestError, find_manifest, is_keyed_manifest
-from blobstore.staging import Progress
+from blobstore.staging import Progress, check_progress
+from blobstore.tensors import bytes_of
 
 __all__ = ["PtdDataMap", "open_ptd"]
 
@@ -44,7 +45,6 @@ class PtdDataMap(NamedDataMap):
 
     Args:
         path: the file.
-        writable_copy: map it private and writable.
         data: the bytes, when something else has them; then the file is not opened, and `path` is what errors name.
 
     Attributes:
@@ -53,12 +53,10 @@ class PtdDataMap(NamedDataMap):
         has_digests: whether the file carries a manifest, so that `verify` can tell damage.
     """
 
-    def __init__(
-        self, path: str | os.PathLike[str], *, writable_copy: bool = False, data: memoryview | None = None
-    ) -> None:
+    def __init__(self, path: str | os.PathLike[str], *, data: memoryview | None = None) -> None:
         self.path = as_path(path)
         self.name = str(self.path)
-        self._data = map_file(path, writable_copy=writable_copy) if data is None else data
+        self._data = map_file(path) if data is None else bytes_of(data)
         try:
             table = _read(self._data)
         except (HeaderError, ColumnsError, LayoutError) as error:
@@ -66,6 +64,7 @@ class PtdDataMap(NamedDataMap):
         except ManifestError as error:
             raise IntegrityError(path, str(error)) from None
         self._table = table
+        self._digests: dict[int, Digest] = {}
         self._index = dict(zip(table.keys, itertools.count()))
         self.metadata: Mapping[str, str] = table.manifest.metadata if table.manifest else {}
         self.has_digests = table.manifest is not None
@@ -84,7 +83,7 @@ class PtdDataMap(NamedDataMap):
         # the same as in the base class with fewer calls: listing a large file is mostly this
         try:
             return self._table.layouts[self._index[key]]
-        except (KeyError, TypeError):
+        except (KeyError, TypeError, ValueError):  # not hashable, or memory that was released
             return super().get_tensor_layout(key)
 
     def alignment(self, key: str) -> int:
@@ -93,9 +92,11 @@ class PtdDataMap(NamedDataMap):
 
     def digest(self, key: str) -> Digest:
         data = self.get_data(key)
-        if self._table.manifest is None:
-            return digest(data)
         segment = self._table.segment_index[self._index[key]]
+        if self._table.manifest is None:
+            if segment not in self._digests:  # keys may share it
+                self._digests[segment] = digest(data)
+            return self._digests[segment]
         return Digest(len(data), self._table.manifest.segments[segment].tobytes())
 
     @property
@@ -141,6 +142,7 @@ class PtdDataMap(NamedDataMap):
             FileAccessError: the file was truncated since it was opened.
         """
         self._check_open()
+        check_progress(progress)
         check_length(self.path, self._data)
         table = self._table
         if table.manifest is None:

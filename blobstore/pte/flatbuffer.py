@@ -103,13 +103,17 @@ class Buffer:
         self.data = data
         self.path = path
         self.start = start
-        self._budget = _BUDGET_FACTOR * len(data) + _BUDGET_BASE
+        self.renew()
         self._vtables: dict[int, tuple[int, ...]] = {}
         self._strings: dict[int, str] = {}
 
     def fail(self, reason: str) -> NoReturn:
         """Raise InvalidFileError."""
         raise InvalidFileError(self.path, f"damaged flatbuffer: {reason}")
+
+    def renew(self) -> None:
+        """Begin another pass over the objects, with a budget of its own."""
+        self._budget = _BUDGET_FACTOR * len(self.data) + _BUDGET_BASE
 
     def spend(self, nbytes: int) -> None:
         """Charge the reading of `nbytes` to the budget."""

@@ -42,6 +42,9 @@ HEADER_MAGIC = b"eh00"
 HEADER_MIN = 24
 HEADER_WITH_DATA_SIZE = 32
 
+_OVERLAP = 8
+"""How many times as long as the file its tensors together may be; those of sane programs hardly overlap."""
+
 MAX_ALIGNMENT = 4096
 """An offset that is a multiple of more than a page is so by accident."""
 
@@ -251,6 +254,8 @@ class ProgramFile:
         self.externals: list[ExternalTensor] = []
         self.delegates: list[DelegatePayload] = []
         self.tensors: list[TensorData] = []
+        self._left = _OVERLAP * len(data) + (1 << 16)  # bytes that tensors may still take,
+        self._taken: set[tuple[int | None, int, TensorLayout | None, str | None]] = set()  # beside these
         self._read_methods()
         self.named_data = self._read_named_data()
 
@@ -434,6 +439,11 @@ class ProgramFile:
             raise self.fail(f"{what}: {layout} takes {nbytes} bytes, {room.size} are there")
         if use.layout is None:  # all that might be the tensor's
             nbytes = room.size if group is None else self.offsets[group].extent(index, segment.size)
+        if (identity := (group, index, use.layout, name)) not in self._taken:
+            self._taken.add(identity)
+            self._left -= nbytes
+            if self._left < 0:
+                raise self.fail(f"its tensors overlap so much that they have more than {_OVERLAP} times its bytes")
         before = spans.get((group, index), Span(room.start, room.start))
         spans[group, index] = Span(room.start, max(before.stop, room.start + nbytes))
         uses.setdefault((group, index), []).append(use)

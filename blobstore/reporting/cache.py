@@ -1,34 +1,44 @@
 """What earlier runs found, so that a run that was interrupted goes on, and a second run reads no blob again.
 
-One SQLite file. What a file holds is kept under its path, size, time of change and inode; a file that differs in one
-of them is looked at anew. What was proved about two contents is kept under their digests, so it holds wherever they
-are.
+One SQLite file. What a file holds is kept under its path, size, times of change and inode; a file that differs in one
+of them is looked at anew. Working copies, which processes change through maps, are not remembered. What was proved
+about two contents is kept under their digests, so it holds wherever they are. Each row carries a digest of itself, so a
+damaged one is noticed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sqlite3
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import astuple
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
-from blobstore.errors import FileAccessError
-from blobstore.layout import TensorLayout
+import xxhash
+
+from blobstore.errors import FileAccessError, LayoutError
+from blobstore.layout import ScalarType, TensorLayout
+from blobstore.mapped_file import as_path
+from blobstore.reporting.checked import MalformedError, hexadecimal, integer, items, text, texts
 from blobstore.reporting.fingerprint import Fingerprint
 from blobstore.reporting.model import Region, RegionKind
 from blobstore.reporting.source import Identity
 
-__all__ = ["Cache", "default_path"]
+__all__ = ["Cache", "default_path", "is_another_file"]
 
-_VERSION = 1
+Found = TypeVar("Found")
+
+_VERSION = 2
+_APPLICATION = 0x626C6F62
+"""Says in the file's first bytes whose it is, so that no other file is ever dropped."""
 _TABLES = """
 CREATE TABLE IF NOT EXISTS files (
-    path TEXT PRIMARY KEY, size INTEGER, mtime_ns INTEGER, inode TEXT, format TEXT, regions TEXT);
+    path TEXT PRIMARY KEY, size INTEGER, mtime_ns INTEGER, ctime_ns INTEGER, inode TEXT, body TEXT);
 CREATE TABLE IF NOT EXISTS fingerprints (
     path TEXT, start INTEGER, stop INTEGER, alike INTEGER, body TEXT, PRIMARY KEY (path, start, stop, alike));
 CREATE TABLE IF NOT EXISTS proofs (key TEXT PRIMARY KEY, body TEXT);
@@ -45,37 +55,30 @@ def default_path() -> Path:
 class Cache:
     """A fingerprint cache; a context manager.
 
-    Every call takes effect at once, so that a run that is killed loses only what it was at.
+    Every call takes effect at once, so that a run that is killed loses only what it was at. A cache is no condition
+    for anything: where it cannot be read or written, because its folder is missing or its disk is full, it remembers
+    nothing more, and `trouble` says why. A damaged one is dropped and made anew.
 
     Args:
         path: the file, made if it is missing; None for a cache that remembers nothing.
 
+    Attributes:
+        trouble: why it could not do its work; None if it did.
+
     Raises:
-        FileAccessError: it cannot be opened, or it is another kind of file.
+        FileAccessError: `path` is no path, or it is another kind of file, which stays as it is.
     """
 
     def __init__(self, path: str | os.PathLike[str] | None) -> None:
+        self.trouble: str | None = None
         self._base: sqlite3.Connection | None = None
-        if path is None:
-            return
-        base: sqlite3.Connection | None = None
-        try:
-            Path(path).parent.mkdir(parents=True, exist_ok=True)
-            base = sqlite3.connect(path, timeout=60, isolation_level=None)
-            base.execute("PRAGMA journal_mode = WAL")
-            base.execute("PRAGMA synchronous = OFF")  # a cache that is lost is made again
-            if base.execute("PRAGMA user_version").fetchone()[0] != _VERSION:
-                for table in ("files", "fingerprints", "proofs"):
-                    base.execute(f"DROP TABLE IF EXISTS {table}")
-            base.executescript(_TABLES)
-            base.execute(f"PRAGMA user_version = {_VERSION}")
-        except (OSError, sqlite3.Error) as error:
-            if base is not None:
-                base.close()
-            raise FileAccessError(
-                path, error if isinstance(error, OSError) else f"no fingerprint cache: {error}"
-            ) from None
-        self._base = base
+        self._path = None if path is None else as_path(path)
+        if self._path is not None:
+            with self._working():
+                if is_another_file(self._path):
+                    raise FileAccessError(self._path, "another kind of file, no fingerprint cache")
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                self._open(self._path)
 
     def __enter__(self) -> Cache:
         return self
@@ -83,64 +86,163 @@ class Cache:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._base is not None:
-            self._base.close()
-            self._base = None
+        self._close()
 
     def regions(self, identity: Identity | None) -> tuple[str, list[Region]] | None:
         """The format and the regions of a file; None if it is not known, or no longer the same."""
-        if self._base is None or identity is None:
+        if identity is None or not identity.lasts:
             return None
-        row = self._base.execute(
-            "SELECT format, regions FROM files WHERE path = ? AND size = ? AND mtime_ns = ? AND inode = ?", identity
-        ).fetchone()
-        return None if row is None else (row[0], [_region(item) for item in json.loads(row[1])])
+        condition = "SELECT body FROM files WHERE path = ? AND size = ? AND mtime_ns = ? AND ctime_ns = ? AND inode = ?"
+        return self._look_up(condition, identity[:5], identity[:5], _regions)
 
     def set_regions(self, identity: Identity | None, file_format: str, regions: Iterable[Region]) -> None:
         """Remember a file; what was known of its predecessor is forgotten."""
-        if self._base is None or identity is None or identity.mtime_ns > time.time_ns() - _SETTLED_NS:
+        if identity is None or not identity.lasts or self._base is None:
             return
-        body = json.dumps([_plain(region) for region in regions], separators=(",", ":"))
-        self._base.execute("BEGIN IMMEDIATE")
-        self._base.execute("DELETE FROM fingerprints WHERE path = ?", (identity.path,))
-        self._base.execute("REPLACE INTO files VALUES (?, ?, ?, ?, ?, ?)", (*identity, file_format, body))
-        self._base.execute("COMMIT")
+        if max(identity.mtime_ns, identity.ctime_ns) > time.time_ns() - _SETTLED_NS:
+            return
+        body = _sealed(identity[:5], [file_format, [_plain(region) for region in regions]])
+        with self._working() as base:
+            base.execute("BEGIN IMMEDIATE")
+            base.execute("DELETE FROM fingerprints WHERE path = ?", (identity.path,))
+            base.execute("REPLACE INTO files VALUES (?, ?, ?, ?, ?, ?)", (*identity[:5], body))
+            base.execute("COMMIT")
 
     def fingerprints(self, identity: Identity | None, start: int, stop: int, alike: bool) -> list[Fingerprint] | None:
         """Those of the blobs in a range of a file that `regions` knows; None if they are not known."""
-        if self._base is None or identity is None:
+        if identity is None or not identity.lasts:
             return None
-        row = self._base.execute(
-            "SELECT body FROM fingerprints JOIN files USING (path) WHERE path = ? AND size = ? AND mtime_ns = ? "
-            "AND inode = ? AND start = ? AND stop = ? AND alike >= ?",
-            (*identity, start, stop, alike),
-        ).fetchone()
-        return None if row is None else [_fingerprint(item) for item in json.loads(row[0])]
+        for enough in [True] if alike else [False, True]:
+            found = self._look_up(
+                "SELECT fingerprints.body FROM fingerprints JOIN files USING (path) WHERE path = ? AND size = ? "
+                "AND mtime_ns = ? AND ctime_ns = ? AND inode = ? AND start = ? AND stop = ? AND alike = ?",
+                (*identity[:5], start, stop, enough),
+                (*identity[:5], start, stop, enough),
+                _fingerprints,
+            )
+            if found is not None:
+                return found
+        return None
 
     def set_fingerprints(
         self, identity: Identity | None, start: int, stop: int, alike: bool, found: Sequence[Fingerprint]
     ) -> None:
         """Remember those of a range, if the file itself is known as it is now."""
-        if self._base is None or identity is None:
+        if identity is None or not identity.lasts or self._base is None:
             return
-        body = json.dumps([astuple(item) for item in found], separators=(",", ":"))
-        self._base.execute(
-            "REPLACE INTO fingerprints SELECT path, ?, ?, ?, ? FROM files "
-            "WHERE path = ? AND size = ? AND mtime_ns = ? AND inode = ?",
-            (start, stop, alike, body, *identity),
-        )
+        body = _sealed((*identity[:5], start, stop, alike), [astuple(item) for item in found])
+        with self._working() as base:
+            base.execute(
+                "REPLACE INTO fingerprints SELECT path, ?, ?, ?, ? FROM files "
+                "WHERE path = ? AND size = ? AND mtime_ns = ? AND ctime_ns = ? AND inode = ?",
+                (start, stop, alike, body, *identity[:5]),
+            )
 
     def proof(self, key: str) -> Any:
         """What was proved under a key, in a list of one; None if nothing was tried."""
-        if self._base is None:
-            return None
-        row = self._base.execute("SELECT body FROM proofs WHERE key = ?", (key,)).fetchone()
-        return None if row is None else [json.loads(row[0])]
+        return self._look_up("SELECT body FROM proofs WHERE key = ?", (key,), (key,), lambda result: [result])
 
     def set_proof(self, key: str, result: Any) -> None:
         """Remember it; `result` is plain data, None for a proof that failed."""
         if self._base is not None:
-            self._base.execute("REPLACE INTO proofs VALUES (?, ?)", (key, json.dumps(result)))
+            body = _sealed((key,), result)
+            with self._working() as base:
+                base.execute("REPLACE INTO proofs VALUES (?, ?)", (key, body))
+
+    def _look_up(
+        self, query: str, values: Sequence[Any], key: Sequence[Any], read: Callable[[Any], Found]
+    ) -> Found | None:
+        """What the one row that is asked for holds; None without one. A damaged row is one of a damaged cache."""
+        if self._base is None:
+            return None
+        with self._working() as base:
+            row = base.execute(query, values).fetchone()
+            if row is None:
+                return None
+            try:
+                return read(_unsealed(key, row[0]))
+            except (ValueError, LayoutError) as error:
+                raise sqlite3.DatabaseError(f"a damaged row: {error}") from None
+        return None
+
+    @contextlib.contextmanager
+    def _working(self) -> Iterator[sqlite3.Connection]:
+        """Work with the file: if it is damaged it is made anew, and if it cannot be used this goes on without it."""
+        try:
+            try:
+                yield self._base  # type: ignore[misc]  # callers have looked
+            except sqlite3.DatabaseError as error:
+                if not _is_damage(error):
+                    raise
+                self._make_anew()
+        except (OSError, sqlite3.Error) as error:
+            if isinstance(error, FileAccessError):
+                raise
+            self._close()
+            self.trouble = f"{self._path}: no fingerprint cache: {error}"
+
+    def _open(self, path: Path) -> None:
+        self._base = base = sqlite3.connect(path, timeout=60, isolation_level=None)
+        base.execute("PRAGMA journal_mode = WAL")
+        base.execute("PRAGMA synchronous = OFF")  # a cache that is lost is made again
+        if base.execute("PRAGMA user_version").fetchone()[0] != _VERSION:
+            for table in ("files", "fingerprints", "proofs"):
+                base.execute(f"DROP TABLE IF EXISTS {table}")
+        base.executescript(_TABLES)
+        base.execute(f"PRAGMA application_id = {_APPLICATION}")
+        base.execute(f"PRAGMA user_version = {_VERSION}")
+
+    def _make_anew(self) -> None:
+        assert self._path is not None  # noqa: S101 - a file was worked with
+        self._close()
+        for suffix in ("", "-wal", "-shm"):
+            Path(f"{self._path}{suffix}").unlink(missing_ok=True)
+        self._open(self._path)
+
+    def _close(self) -> None:
+        if self._base is not None:
+            with contextlib.suppress(sqlite3.Error):
+                self._base.close()
+            self._base = None
+
+
+def _is_damage(error: sqlite3.DatabaseError) -> bool:
+    """Whether an error is of what the file holds, not of reading or writing it."""
+    if isinstance(error, sqlite3.OperationalError):
+        return str(error).startswith(("no such", "table ", "Could not decode"))
+    return True
+
+
+def is_another_file(path: Path) -> bool:
+    """Whether a file is there that was never a cache."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(100)
+    except FileNotFoundError:
+        return False
+    numbers = (int.from_bytes(head[60:64], "big"), int.from_bytes(head[68:72], "big"))
+    is_cache = head[:16] == b"SQLite format 3\0" and (numbers[1] == _APPLICATION or numbers == (1, 0))
+    return any(head) and not is_cache
+
+
+def _sealed(key: Sequence[Any], value: Any) -> str:
+    """A value as text that `_unsealed` gives back under the same key only."""
+    body = json.dumps(value, separators=(",", ":"))
+    return _seal(key, body) + body
+
+
+def _unsealed(key: Sequence[Any], row: Any) -> Any:
+    found = text(row)
+    if found[:_SEAL] != _seal(key, found[_SEAL:]):
+        raise MalformedError("its digest differs")
+    return json.loads(found[_SEAL:])
+
+
+_SEAL = 32
+
+
+def _seal(key: Sequence[Any], body: str) -> str:
+    return xxhash.xxh3_128_hexdigest(f"{json.dumps([*key])}{body}".encode())
 
 
 def _plain(region: Region) -> list[Any]:
@@ -149,19 +251,24 @@ def _plain(region: Region) -> list[Any]:
     return [region.kind.value, region.start, region.stop, region.keys, region.methods, tensor, region.dtype]
 
 
-def _region(item: list[Any]) -> Region:
-    kind, start, stop, keys, methods, tensor, dtype = item
-    layout = None if tensor is None else TensorLayout(tensor[0], tuple(tensor[1]), tuple(tensor[2]))
-    return Region(RegionKind(kind), start, stop, tuple(keys), tuple(methods), layout, dtype)
+def _regions(plain: Any) -> tuple[str, list[Region]]:
+    file_format, regions = items(plain, 2)
+    return text(file_format), [_region(region) for region in items(regions)]
 
 
-def _fingerprint(item: list[Any]) -> Fingerprint:
-    digest, fold, repeats, narrow, bands, needle = item
-    return Fingerprint(
-        digest,
-        None if fold is None else (fold[0], fold[1]),
-        repeats,
-        narrow,
-        bands,
-        None if needle is None else (needle[0], needle[1]),
-    )
+def _region(plain: Any) -> Region:
+    kind, start, stop, keys, methods, tensor, dtype = items(plain, 7)
+    layout = None
+    if tensor is not None:
+        scalar_type, sizes, order = items(tensor, 3)
+        layout = TensorLayout(ScalarType(integer(scalar_type)), tuple(map(integer, items(sizes))), tuple(items(order)))
+    return Region(RegionKind(kind), integer(start), integer(stop), texts(keys), texts(methods), layout, text(dtype))
+
+
+def _fingerprints(plain: Any) -> list[Fingerprint]:
+    found = []
+    for item in items(plain):
+        digest, fold, repeats, narrow, bands, needle = items(item, 6)
+        pairs = [None if pair is None else (items(pair, 2)[0], items(pair, 2)[1]) for pair in (fold, needle)]
+        found.append(Fingerprint(hexadecimal(digest, 32), pairs[0], text(repeats), narrow, text(bands), pairs[1]))
+    return found

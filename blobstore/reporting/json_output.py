@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from blobstore.errors import FileAccessError, InvalidFileError
+from blobstore.errors import FileAccessError, InvalidFileError, LayoutError
 from blobstore.layout import ScalarType, TensorLayout
+from blobstore.mapped_file import as_path
 from blobstore.reporting.baseline import Changes
+from blobstore.reporting.checked import MalformedError, hexadecimal, integer, items, member, share, text, texts
 from blobstore.reporting.model import Claim, FileReport, Finding, FindingKind, Problem, Region, RegionKind, Report
 
 __all__ = ["SCHEMA", "VERSION", "from_json", "load_report", "to_json"]
@@ -31,6 +34,7 @@ def to_json(report: Report, changes: Changes | None = None) -> dict[str, Any]:
         "files": [_file(file) for file in report.files],
         "findings": [_finding(finding) for finding in report.findings],
         "problems": [{"path": problem.path, "reason": problem.reason} for problem in report.problems],
+        "notes": list(report.notes),
     }
     if changes is not None:
         plain["changes"] = {
@@ -98,48 +102,80 @@ def from_json(plain: Any) -> Report:
     """The report that `to_json` was given.
 
     Raises:
-        ValueError: it is not such a report, or one of another version.
+        MalformedError: it is not such a report, or one of another version, or it contradicts itself.
     """
+    if member(plain, "schema") != "blobstore-report" or member(plain, "version") != VERSION:
+        raise MalformedError(f"expected a blobstore-report of version {VERSION}")
+    files = tuple(_read_file(file) for file in items(member(plain, "files")))
+    findings = tuple(_read_finding(finding, files) for finding in items(member(plain, "findings")))
+    problems = tuple(
+        Problem(text(member(problem, "path")), text(member(problem, "reason")))
+        for problem in items(member(plain, "problems"))
+    )
+    return Report(files, findings, problems, texts(plain.get("notes", [])))
+
+
+def _read_file(plain: Any) -> FileReport:
+    path, size = text(member(plain, "path")), integer(member(plain, "size"))
+    regions = tuple(_read_region(region) for region in items(member(plain, "regions")))
+    position = 0
+    for region in regions:
+        if region.start != position or region.stop <= position:
+            raise MalformedError(
+                f"{path}: a region from {region.start} to {region.stop} does not follow byte {position}"
+            )
+        position = region.stop
+    if position != size:
+        raise MalformedError(f"{path}: its regions have {position} bytes, not {size}")
+    return FileReport(path, text(member(plain, "format")), size, regions, texts(member(plain, "aliases")))
+
+
+def _read_region(plain: Any) -> Region:
+    return Region(
+        RegionKind(text(member(plain, "kind"), [kind.value for kind in RegionKind])),
+        integer(member(plain, "start")),
+        integer(member(plain, "stop")),
+        texts(member(plain, "keys")),
+        texts(member(plain, "methods")),
+        _read_layout(member(plain, "layout")),
+        text(member(plain, "dtype")),
+        hexadecimal(member(plain, "digest"), 0, 32),
+    )
+
+
+def _read_layout(plain: Any) -> TensorLayout | None:
+    if plain is None:
+        return None
+    scalar_type = ScalarType[text(member(plain, "scalar_type"), ScalarType.__members__)]
+    sizes = tuple(integer(size) for size in items(member(plain, "sizes")))
+    dim_order = tuple(integer(dim) for dim in items(member(plain, "dim_order")))
     try:
-        if plain["schema"] != "blobstore-report" or plain["version"] != VERSION:
-            raise ValueError(f"expected a blobstore-report of version {VERSION}")
-        files = tuple(_read_file(file) for file in plain["files"])
-        findings = tuple(_read_finding(finding) for finding in plain["findings"])
-        for finding in findings:
-            for f, r in finding.places:
-                files[f].regions[r]
-        problems = tuple(Problem(problem["path"], problem["reason"]) for problem in plain["problems"])
-    except (KeyError, TypeError, IndexError, AttributeError) as error:
-        raise ValueError(f"not a blobstore-report: {error!r}") from None
-    return Report(files, findings, problems)
+        return TensorLayout(scalar_type, sizes, dim_order)
+    except LayoutError as error:
+        raise MalformedError(str(error)) from None
 
 
-def _read_file(plain: dict[str, Any]) -> FileReport:
-    regions = tuple(_read_region(region) for region in plain["regions"])
-    return FileReport(plain["path"], plain["format"], plain["size"], regions, tuple(plain["aliases"]))
+def _read_finding(plain: Any, files: Sequence[FileReport]) -> Finding:
+    def region(place: Any) -> tuple[int, int]:
+        file = integer(member(place, "file"), len(files) - 1)
+        return file, integer(member(place, "region"), len(files[file].regions) - 1)
 
-
-def _read_region(plain: dict[str, Any]) -> Region:
-    layout = plain["layout"]
-    if layout is not None:
-        scalar_type = ScalarType[layout["scalar_type"]]
-        layout = TensorLayout(scalar_type, tuple(layout["sizes"]), tuple(layout["dim_order"]))
-    keys, methods = tuple(plain["keys"]), tuple(plain["methods"])
-    kind = RegionKind(plain["kind"])
-    return Region(kind, plain["start"], plain["stop"], keys, methods, layout, plain["dtype"], plain["digest"])
-
-
-def _read_finding(plain: dict[str, Any]) -> Finding:
+    claims = []
+    for claim in items(member(plain, "claims")):
+        file, number = region(claim)
+        stop = integer(member(claim, "stop"), files[file].regions[number].nbytes)
+        claims.append(Claim(file, number, integer(member(claim, "start"), stop), stop))
+    command, saves = member(plain, "command"), integer(member(plain, "saves"))
     return Finding(
-        FindingKind(plain["kind"]),
-        tuple((place["file"], place["region"]) for place in plain["places"]),
-        tuple(Claim(c["file"], c["region"], c["start"], c["stop"]) for c in plain["claims"]),
-        plain["saves"],
-        plain["detail"],
-        plain["command"],
-        plain["advice"],
-        plain["share"],
-        plain["counted"],
+        FindingKind(text(member(plain, "kind"), [kind.value for kind in FindingKind])),
+        tuple(region(place) for place in items(member(plain, "places"))),
+        tuple(claims),
+        saves,
+        text(member(plain, "detail")),
+        None if command is None else text(command),
+        text(member(plain, "advice")),
+        share(member(plain, "share")),
+        integer(member(plain, "counted"), saves),
     )
 
 
@@ -148,15 +184,14 @@ def load_report(path: str | os.PathLike[str]) -> Report:
 
     Raises:
         FileAccessError: it cannot be read.
-        InvalidFileError: it is something else.
+        InvalidFileError: it is something else, or was changed.
     """
+    path = as_path(path)
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        return from_json(json.loads(path.read_bytes()))
     except OSError as error:
         raise FileAccessError(path, error) from None
-    except UnicodeDecodeError as error:
-        raise InvalidFileError(path, f"not a report: {error}") from None
-    try:
-        return from_json(json.loads(text))
+    except MalformedError as error:
+        raise InvalidFileError(path, f"not a report of blobstore: {error}") from None
     except (ValueError, RecursionError) as error:
-        raise InvalidFileError(path, str(error)) from None
+        raise InvalidFileError(path, f"not a report of blobstore, no JSON: {error}") from None

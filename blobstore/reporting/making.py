@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
 from pathlib import Path
 
-from blobstore.errors import BlobStoreError, MissingDependencyError
+from blobstore.errors import (
+    BlobStoreError,
+    FileAccessError,
+    InputError,
+    MissingDependencyError,
+    UnsupportedDataError,
+)
+from blobstore.mapped_file import Paths, as_path, listed
 from blobstore.reporting.cache import Cache
 from blobstore.reporting.catalog import Catalog
 from blobstore.reporting.commands import unite
@@ -20,6 +27,7 @@ from blobstore.reporting.model import FileReport, Finding, Problem, Report
 from blobstore.reporting.regions import SUFFIXES
 from blobstore.reporting.savings import count
 from blobstore.reporting.source import is_url
+from blobstore.staging import check_progress
 
 __all__ = ["NEAR", "report"]
 
@@ -28,7 +36,7 @@ NEAR = 0.1
 
 
 def report(
-    paths: Iterable[str | os.PathLike[str]],
+    paths: Paths,
     *,
     exact_only: bool = False,
     near: float = NEAR,
@@ -39,28 +47,33 @@ def report(
     """Find where a set of models wastes bytes, and what to do about it.
 
     Nothing is written but the cache. A file that cannot be read is listed in `Report.problems` and does not stop the
-    rest.
+    rest; a cache that cannot be read or written is one of `Report.notes`.
 
     Args:
-        paths: `.pte`, `.ptd`, `.safetensors` and `.gguf` files, folders that are searched for such files, and URLs of
+        paths: one or several: `.pte`, `.ptd`, `.safetensors` and `.gguf` files, folders that are searched for such files, and URLs of
             either that fsspec can open.
         exact_only: look for equal bytes only; blobs are hashed and nothing else is computed.
         near: the share of elements in which near duplicates may differ, from 0 to 0.25.
         executor: where to work, for example a process pool or the executor of a cluster's client; workers must see the
             same files under the same names. It is not shut down. Left out, threads are used.
-        cache: a file that remembers what was found; made if it is missing. Left out, nothing is remembered.
+        cache: a file that remembers what was found; made if it is missing or damaged. Left out, nothing is
+            remembered.
         progress: told what is done, how much of it, and of how much.
 
     Returns:
         The report.
 
     Raises:
-        FileAccessError: the cache cannot be opened.
-        ValueError: `near` is out of range.
+        FileAccessError: something among `paths` is no path, or `cache` is another kind of file.
+        InputError: `near` is not a number from 0 to 0.25.
+        UnsupportedDataError: `executor` or `progress` is something else.
     """
-    if not 0 <= near <= 0.25:
-        raise ValueError(f"near is {near}, expected a share from 0 to 0.25")
-    asked, aliases, problems = _expand(paths)
+    if not isinstance(near, int | float) or not 0 <= near <= 0.25:
+        raise InputError(f"near must be a share from 0 to 0.25, not {near!r}")
+    if executor is not None and not isinstance(executor, Executor):
+        raise UnsupportedDataError(f"expected an executor of concurrent.futures, found a {type(executor).__qualname__}")
+    check_progress(progress)
+    asked, aliases, problems = _expand(_names(paths))
     with Cache(cache) as known, default_executor(executor) as workers:
         engine = Engine(workers, known, progress)
         files: list[FileReport] = []
@@ -79,7 +92,8 @@ def report(
                 prints.append(of_file)
         catalog = Catalog(files, prints)
         findings = _find(catalog, engine, near, exact_only)
-    return Report(tuple(files), tuple(count(unite(files, findings))), tuple(problems))
+    notes = () if known.trouble is None else (known.trouble,)
+    return Report(tuple(files), tuple(count(unite(files, findings))), tuple(problems), notes)
 
 
 def _find(catalog: Catalog, engine: Engine, near_limit: float, exact_only: bool) -> list[Finding]:
@@ -99,16 +113,26 @@ def _find(catalog: Catalog, engine: Engine, near_limit: float, exact_only: bool)
     return findings
 
 
+def _names(paths: Paths) -> list[str]:
+    """The paths and URLs as text, each as it was given."""
+    names = []
+    for path in listed(paths):
+        if not (isinstance(path, str) and is_url(path)):
+            as_path(path)  # raises if it is none
+        names.append(os.fsdecode(path))
+    return names
+
+
 def _expand(
-    paths: Iterable[str | os.PathLike[str]],
+    paths: Sequence[str],
 ) -> tuple[list[str], dict[str, list[str]], list[Problem]]:
     """The files that are meant, each once; other names of the same; and what names nothing."""
     problems: list[Problem] = []
     files: list[str] = []
-    for path in [os.fspath(path) for path in paths]:
+    for path in paths:
         try:
             files += _remote(path) if is_url(path) else _local(path)
-        except (BlobStoreError, OSError, ValueError) as error:
+        except (BlobStoreError, OSError) as error:
             problems.append(Problem(path, str(error)))
     first: dict[object, str] = {}
     aliases: dict[str, list[str]] = {}
@@ -151,4 +175,6 @@ def _remote(path: str) -> list[str]:
         names = sorted(name for name in system.find(inside) if name.endswith(SUFFIXES))
     except ImportError as error:  # the URL's protocol needs a package
         raise MissingDependencyError(str(error)) from None
+    except Exception as error:  # whatever the package of a protocol raises
+        raise FileAccessError(path, error if isinstance(error, OSError) else str(error)) from None
     return [str(system.unstrip_protocol(name)) for name in names]

@@ -172,11 +172,13 @@ class Report:
         files: in the order in which they were asked for.
         findings: by `FindingKind`, and the largest first within each.
         problems: files that could not be read, and why.
+        notes: what did not go as it was asked for, and does not make the report any less complete.
     """
 
     files: tuple[FileReport, ...]
     findings: tuple[Finding, ...]
     problems: tuple[Problem, ...] = field(default=())
+    notes: tuple[str, ...] = ()
 
     @cached_property
     def total_bytes(self) -> int:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import bisect
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ import numpy as np
 from blobstore.errors import InvalidFileError, LayoutError, MissingDependencyError
 from blobstore.layout import ScalarType, TensorLayout
 from blobstore.ptd.reader import PtdDataMap
+from blobstore.pte.flatbuffer import Span
 from blobstore.pte.program import ProgramFile, TensorData
 from blobstore.reporting.model import Region, RegionKind
 from blobstore.reporting.source import CHUNK, Source, is_url
@@ -103,8 +105,9 @@ def _pte(source: Source, head: bytes) -> list[Region]:
         methods = list(dict.fromkeys(use.method for use in tensor.uses))
         keys = names or [_unnamed(tensor)]
         drafts.append(_Draft(kind, *tensor.span, keys, methods, largest))
+    users = _users(program)
     for blob in program.named_data:
-        drafts.append(_Draft(RegionKind.NAMED_DATA, *blob.span, [blob.key], _methods_of(program, blob.key)))
+        drafts.append(_Draft(RegionKind.NAMED_DATA, *blob.span, [blob.key], users.get(blob.key, [])))
     for payload in program.delegates:
         key = f"{payload.method}/{payload.backend}[{payload.index}]"
         drafts.append(_Draft(RegionKind.PAYLOAD, *payload.span, [key], [payload.method]))
@@ -117,12 +120,27 @@ def _pte(source: Source, head: bytes) -> list[Region]:
     return _cover(source, drafts, program.program_size)
 
 
-def _methods_of(program: ProgramFile, key: str) -> list[str]:
-    """The methods whose delegates name a key in their payload, as XNNPACK's do; large payloads are not searched."""
-    text = b"\0" + key.encode() + b"\0"  # a flatbuffer string is preceded by its length, whose last byte is 0
-    small = (payload for payload in program.delegates if payload.span.size <= _SEARCHED_PAYLOAD)
-    found = [payload.method for payload in small if text in bytes(program.data[slice(*payload.span)])]
-    return list(dict.fromkeys(found))
+def _users(program: ProgramFile) -> dict[str, list[str]]:
+    """The methods whose delegates name a key in their payload, as XNNPACK's do; large payloads are not searched.
+
+    Raises:
+        InvalidFileError: methods and keys are crossed so often that listing them takes more than the file is worth.
+    """
+    keys = {blob.key.encode(): blob.key for blob in program.named_data}
+    methods: dict[Span, dict[str, None]] = {}  # of each payload, which several delegates may have
+    for payload in program.delegates:
+        if payload.span.size <= _SEARCHED_PAYLOAD:
+            methods.setdefault(payload.span, {})[payload.method] = None
+    users: dict[str, dict[str, None]] = {}
+    left = program.program_size + _SEARCHED_PAYLOAD
+    for span, names in methods.items():
+        # a flatbuffer string is preceded by its length, whose last byte is 0, and ends in a 0
+        for text in {*bytes(program.data[slice(*span)]).split(b"\0")[1:-1]} & keys.keys():
+            left -= len(names)
+            if left < 0:
+                raise program.fail("too many methods share too many keys")
+            users.setdefault(keys[text], {}).update(names)
+    return {key: list(names) for key, names in users.items()}
 
 
 def _unnamed(tensor: TensorData) -> str:
@@ -219,35 +237,39 @@ def _cover(source: Source, drafts: Iterable[_Draft], structure: int) -> list[Reg
 
     Where two claims overlap the earlier has the bytes; a claim inside another adds its keys to it.
     """
-    regions: list[Region] = []
-    position = 0
     order = {RegionKind.UNREFERENCED: 1, RegionKind.PAYLOAD: 0}
     ordered = sorted(drafts, key=lambda draft: (draft.start, -draft.stop, order.get(draft.kind, -1)))
+    kept: list[_Draft] = []
+    starts: list[int] = []
+    position = 0
     for draft in ordered:
         start, stop = min(draft.start, source.size), min(draft.stop, source.size)
         if start == stop:
             continue
         if stop <= position:
             if draft.kind is not RegionKind.UNREFERENCED:
-                _join(regions, draft)
+                home = kept[bisect.bisect_right(starts, start) - 1]
+                home.keys += draft.keys
+                home.methods += draft.methods
             continue
         layout = draft.layout if start >= position else None
         start = max(start, position)
-        regions += _gap(source, position, start, structure)
-        keys = tuple(dict.fromkeys(draft.keys))
-        regions.append(Region(draft.kind, start, stop, keys, tuple(dict.fromkeys(draft.methods)), layout, draft.dtype))
+        kept.append(_Draft(draft.kind, start, stop, [*draft.keys], [*draft.methods], layout, draft.dtype))
+        starts.append(start)
         position = stop
+    regions: list[Region] = []
+    position = 0
+    for draft in kept:
+        regions += _gap(source, position, draft.start, structure)
+        regions.append(_region(draft))
+        position = draft.stop
     regions += _gap(source, position, source.size, structure)
     return regions
 
 
-def _join(regions: list[Region], draft: _Draft) -> None:
-    """Add the keys of a claim to the region that has its bytes."""
-    at = next(i for i in reversed(range(len(regions))) if regions[i].start <= draft.start)
-    region = regions[at]
-    keys = tuple(dict.fromkeys((*region.keys, *draft.keys)))
-    methods = tuple(dict.fromkeys((*region.methods, *draft.methods)))
-    regions[at] = replace(region, keys=keys, methods=methods)
+def _region(draft: _Draft) -> Region:
+    keys, methods = tuple(dict.fromkeys(draft.keys)), tuple(dict.fromkeys(draft.methods))
+    return Region(draft.kind, draft.start, draft.stop, keys, methods, draft.layout, draft.dtype)
 
 
 def _gap(source: Source, start: int, stop: int, structure: int) -> Sequence[Region]:

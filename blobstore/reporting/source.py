@@ -32,12 +32,29 @@ def is_url(path: str) -> bool:
 
 
 class Identity(NamedTuple):
-    """What tells whether a file is the one that was looked at before."""
+    """What tells whether a file is the one that was looked at before.
+
+    Attributes:
+        path: the file, without links.
+        size: in bytes.
+        mtime_ns, ctime_ns: when its bytes changed, which anybody may set back, and when anything of it did, which
+            nobody can set. 0 for a remote file.
+        inode: of a remote file what stands for it, such as an ETag.
+        commits: of a working copy, which other processes change through maps and not all changes of which move any
+            time: how far its commits are. Empty for every other file.
+    """
 
     path: str
     size: int
     mtime_ns: int
+    ctime_ns: int
     inode: str
+    commits: str = ""
+
+    @property
+    def lasts(self) -> bool:
+        """Whether a file with this identity has, at any later time, the bytes that it has now."""
+        return not self.commits
 
 
 def identify(path: str) -> Identity | None:
@@ -57,7 +74,22 @@ def _local_identity(path: str) -> Identity:
     status = Path(path).stat()
     # a name that is no text is spelled out, because the cache keeps text
     real = os.fsencode(os.path.realpath(path)).decode("utf-8", "backslashreplace")
-    return Identity(real, status.st_size, status.st_mtime_ns, f"{status.st_dev}:{status.st_ino}")
+    inode = f"{status.st_dev}:{status.st_ino}"
+    return Identity(real, status.st_size, status.st_mtime_ns, status.st_ctime_ns, inode, _commits(path))
+
+
+def _commits(path: str) -> str:
+    """The header of the file that lies beside a working copy, with its generation; see docs/runtime.md."""
+    for beside in dict.fromkeys([f"{path}.commits", f"{os.path.realpath(path)}.commits"]):
+        try:
+            with open(beside, "rb") as file:  # noqa: PTH123 - text stays text
+                status = os.fstat(file.fileno())
+                return f"{status.st_ino}:{status.st_mtime_ns}:{file.read(64).hex()}"
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            return str(error)
+    return ""
 
 
 def _remote_identity(path: str, information: dict[str, Any]) -> Identity | None:
@@ -65,7 +97,7 @@ def _remote_identity(path: str, information: dict[str, Any]) -> Identity | None:
     stamps = [str(information[name]) for name in ("mtime", "LastModified", "last_modified") if information.get(name)]
     if not (unique or stamps) or information.get("size") is None:
         return None
-    return Identity(path, int(information["size"]), 0, ":".join([*unique, *stamps]))
+    return Identity(path, int(information["size"]), 0, 0, ":".join([*unique, *stamps]))
 
 
 class Source:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from blobstore.errors import FileAccessError, InvalidFileError
-from blobstore.mapped_file import as_path, as_paths, map_file, same_file
+from blobstore.mapped_file import PrivateFile, as_path, as_paths, map_file, same_file
 
 
 def test_a_map_outlives_the_name_of_its_file(tmp_path):
@@ -35,11 +35,12 @@ def test_views_of_one_file_share_a_map_and_release_it(tmp_path):
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_a_writable_copy_never_reaches_the_file_or_another_view(tmp_path):
-    """Each copy is private."""
+def test_a_private_file_never_reaches_the_file_or_another_view(tmp_path):
+    """Each is a copy of its own, also when it is closed."""
     path = tmp_path / "file"
     path.write_bytes(b"abc")
-    one, two = map_file(path, writable_copy=True), map_file(path, writable_copy=True)
+    with PrivateFile(path) as first, PrivateFile(path) as second:
+        one, two = first.data, second.data
     one[0] = ord("X")
     assert (bytes(one), bytes(two), path.read_bytes()) == (b"Xbc", b"abc", b"abc")
     assert map_file(path).readonly

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import shutil
 import sqlite3
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
@@ -17,6 +17,7 @@ import pytest
 import blobstore
 from blobstore.errors import FileAccessError
 from blobstore.reporting import Report, engine, fingerprint
+from blobstore.reporting import cache as cache_module
 from tests.ptd.test_format import DATA
 from tests.reporting.planted import Payload, Tensor, found, write_ptd, write_safetensors
 from tests.reporting.test_planted import accounted, values
@@ -44,15 +45,13 @@ def zoo(tmp_path: Path) -> Path:
     write_safetensors(folder / "b.safetensors", [Tensor.of("w", weight), Tensor.of("wide", half.astype("float32"))])
     write_ptd(folder / "c.ptd", [Tensor.of("t", weight.T), Tensor.of("tuned", tuned), Tensor.of("half", half)])
     Payload([b"head" + weight.tobytes()]).write(folder / "d.pte")
-    settle(folder)
     return folder
 
 
-def settle(folder: Path) -> None:
-    """Let files be old enough to be remembered."""
-    for path in folder.iterdir():
-        stamp = time.time() - 60
-        __import__("os").utime(path, (stamp, stamp))
+@pytest.fixture(autouse=True)
+def settled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files are remembered at once."""
+    monkeypatch.setattr(cache_module, "_SETTLED_NS", 0)
 
 
 def whole(report: Report) -> Report:
@@ -185,11 +184,14 @@ def test_exact_fingerprints_do_not_stand_in_for_all(zoo: Path, tmp_path: Path) -
     whole(blobstore.report([zoo], cache=cache))
 
 
-def test_a_cache_of_another_version_is_made_anew(zoo: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("version", "application"), [(999, 0x626C6F62), (1, 0)])
+def test_a_cache_of_another_version_is_made_anew(version: int, application: int, zoo: Path, tmp_path: Path) -> None:
+    """A later one, and the first, which did not say whose it is."""
     cache = tmp_path / "cache.sqlite"
     base = sqlite3.connect(cache)
     base.execute("CREATE TABLE files (something TEXT)")
-    base.execute("PRAGMA user_version = 999")
+    base.execute(f"PRAGMA user_version = {version}")
+    base.execute(f"PRAGMA application_id = {application}")
     base.commit()
     base.close()
     whole(blobstore.report([zoo], cache=cache))
@@ -223,3 +225,122 @@ def test_importing_the_package_does_not_import_the_report() -> None:
         "assert not {'torch', 'executorch', 'rich', 'plotly', 'fsspec'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def digests(report: Report) -> list[str]:
+    return [region.digest for file in report.files for region in file.regions]
+
+
+def test_bytes_that_change_behind_the_time_of_change_are_read_again(tmp_path: Path) -> None:
+    """As `rsync --inplace --times` and `cp --preserve` leave a file: same size, same inode, same time of change."""
+    cache, path = tmp_path / "cache.sqlite", tmp_path / "a.ptd"
+    write_ptd(path, [Tensor.of("w", values(1, 30, 30))])
+    blobstore.report([path], cache=cache)
+    old = path.stat()
+    write_ptd(path, [Tensor.of("w", values(2, 30, 30))])
+    os.utime(path, ns=(old.st_atime_ns, old.st_mtime_ns))
+    assert (path.stat().st_ino, path.stat().st_mtime_ns) == (old.st_ino, old.st_mtime_ns)
+    assert digests(blobstore.report([path], cache=cache)) == digests(blobstore.report([path]))
+
+
+def test_a_working_copy_is_never_remembered(tmp_path: Path) -> None:
+    """B4: a commit writes through a map, and not each one moves the file's times."""
+    runtime = pytest.importorskip("blobstore.runtime", exc_type=ImportError)
+    cache, copy = tmp_path / "cache.sqlite", tmp_path / "w.ptd"
+    weight = values(1, 100, 300)
+    blobstore.save_file({"w": weight}, tmp_path / "a.ptd")
+    runtime.make_working_copy(tmp_path / "a.ptd", copy)
+    shared = runtime.BlobCache(copy, "shared")
+    seen = set()
+    for number in range(4):
+        shared.update({"w": weight + number})
+        found = digests(blobstore.report([copy], cache=cache))
+        assert found == digests(blobstore.report([copy]))
+        seen.add(tuple(found))
+    assert len(seen) == 4
+
+
+def test_a_commit_while_a_working_copy_is_read_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime = pytest.importorskip("blobstore.runtime", exc_type=ImportError)
+    weight = values(1, 100, 300)
+    blobstore.save_file({"w": weight}, tmp_path / "a.ptd")
+    runtime.make_working_copy(tmp_path / "a.ptd", tmp_path / "w.ptd")
+    shared = runtime.BlobCache(tmp_path / "w.ptd", "shared")
+    shared.update({"w": weight + 1})
+    original = fingerprint.fingerprint
+
+    def meddling(*arguments: object) -> object:
+        shared.update({"w": weight + 2})
+        return original(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(engine, "fingerprint", meddling)
+    [problem] = blobstore.report([tmp_path / "w.ptd"]).problems
+    assert "changed" in problem.reason
+
+
+def damage_rows(path: Path, table: str, body: str) -> None:
+    base = sqlite3.connect(path)
+    base.execute(f"UPDATE {table} SET body = {body}")  # noqa: S608 - from this file
+    base.commit()
+    base.close()
+
+
+def overwrite(path: Path, start: int, data: bytes) -> None:
+    with path.open("r+b") as file:
+        file.seek(start)
+        file.write(data)
+
+
+DAMAGE: dict[str, Callable[[Path], None]] = {
+    "cut": lambda path: os.truncate(path, 5000),
+    "cut to its head": lambda path: os.truncate(path, 100),
+    "zeros": lambda path: path.write_bytes(bytes(path.stat().st_size)) and None,
+    "a page": lambda path: overwrite(path, 4096, b"\xa5" * 4096),
+    "all pages but the first": lambda path: overwrite(path, 4096, b"\x5a" * (path.stat().st_size - 4096)),
+    "the first page behind its head": lambda path: overwrite(path, 100, b"\xff" * 3000),
+    "a table that is missing": lambda path: sqlite3.connect(path).execute("DROP TABLE proofs").connection.close(),
+    "no JSON": lambda path: damage_rows(path, "files", "'no JSON'"),
+    "no text": lambda path: damage_rows(path, "fingerprints", "x'ff00ff'"),
+    "null": lambda path: damage_rows(path, "proofs", "NULL"),
+    "a digest": lambda path: damage_rows(path, "fingerprints", "replace(replace(body, 'a', 'b'), '1', '2')"),
+    "a number": lambda path: damage_rows(path, "files", "replace(body, ',0,', ',1,')"),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_a_damaged_cache_is_made_anew(kind: str, zoo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """B5: nothing that a damaged cache says is believed, and the next run has a sound one."""
+    cache = tmp_path / "cache.sqlite"
+    expected = blobstore.report([zoo], cache=cache)
+    sqlite3.connect(cache).execute("PRAGMA wal_checkpoint(TRUNCATE)").connection.close()
+    DAMAGE[kind](cache)
+    for _ in range(2):
+        assert blobstore.report([zoo], cache=cache) == expected
+    reads = Counting(monkeypatch)
+    assert blobstore.report([zoo], cache=cache) == expected
+    assert reads.blobs == 0
+
+
+def test_a_cache_that_cannot_be_used_is_a_note(zoo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder that cannot be written, and a disk that is full from some moment on."""
+    expected = blobstore.report([zoo])
+    (tmp_path / "file").write_text("no folder")
+    for cache in (tmp_path / "file" / "cache.sqlite", tmp_path):
+        found = blobstore.report([zoo], cache=cache)
+        assert found.notes
+        assert str(cache) in found.notes[0]
+        assert (found.files, found.findings, found.problems) == (expected.files, expected.findings, expected.problems)
+    real, pages = sqlite3.connect, 0
+
+    def small(*arguments: object, **named: object) -> sqlite3.Connection:
+        base = real(*arguments, **named)  # type: ignore[call-overload]
+        base.execute(f"PRAGMA max_page_count = {pages}")  # as a full disk, to SQLite: "database or disk is full"
+        return base
+
+    monkeypatch.setattr(sqlite3, "connect", small)
+    write_ptd(zoo / "many.ptd", [Tensor.of(f"layers.{i}", values(i, 9)) for i in range(200)])
+    expected = blobstore.report([zoo])
+    for pages in (6, 7):  # its tables take 7
+        found = blobstore.report([zoo], cache=tmp_path / f"full-{pages}.sqlite")
+        assert "full" in found.notes[0]
+        assert (found.files, found.findings) == (expected.files, expected.findings)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from typer.testing import CliRunner, Result
 import blobstore
 from blobstore.cli.app import app
 from blobstore.errors import InvalidFileError
+from blobstore.reporting.baseline import compare_reports
 from blobstore.reporting.json_output import SCHEMA, from_json, load_report, to_json
 from blobstore.reporting.limits import Limit
 from blobstore.reporting.model import FindingKind, RegionKind
@@ -163,9 +166,16 @@ def test_a_limit_on_waste(tmp_path: Path, limit: str, code: int) -> None:
         )
 
 
-def test_a_limit_comes_before_a_file_that_cannot_be_read(folder: Path) -> None:
-    run(folder, "--fail-over", "1", code=1)
+def test_a_file_that_cannot_be_read_comes_before_a_limit(folder: Path) -> None:
+    """What was not read may waste more; both are told."""
+    assert "over the limit" in run(folder, "--fail-over", "1", code=3).stderr
     run(folder, "--fail-over", "99%", code=3)
+
+
+@pytest.mark.parametrize("options", [[], ["--fail-over", "5%"], ["--json"]])
+def test_a_report_on_nothing_is_no_success(options: list[str], tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("no model")
+    assert "no file to report on" in run(tmp_path, *options, code=3).stderr
 
 
 @pytest.mark.parametrize(
@@ -229,3 +239,45 @@ def test_python_api_names(folder: Path) -> None:
     finding = next(f for f in report.findings if f.kind is FindingKind.NEAR_DUPLICATE)
     assert finding.share == pytest.approx(7 / 3000)
     assert np.isclose(report.by_kind[FindingKind.NEAR_DUPLICATE][1], finding.saves)
+
+
+def baseline_of(folder: Path, tmp_path: Path) -> tuple[Path, Any]:
+    path = tmp_path / "old.json"
+    path.write_text(run(folder, "--json", "--no-cache", code=3).stdout)
+    return path, json.loads(path.read_text())
+
+
+def places_of(plain: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The way to every value of a JSON document; of the elements of a list only the first."""
+    if path:
+        yield path
+    for name, value in (
+        plain.items() if isinstance(plain, dict) else enumerate(plain[:1]) if isinstance(plain, list) else ()
+    ):
+        yield from places_of(value, (*path, name))
+
+
+def test_a_baseline_that_was_changed_anywhere_is_refused_or_harmless(folder: Path, tmp_path: Path) -> None:
+    """Every value of a baseline replaced by every kind of value, and left out: an error of ours, or a report."""
+    _, plain = baseline_of(folder, tmp_path)
+    path = tmp_path / "changed.json"
+    refused = 0
+    for place in places_of(plain):
+        for value in (None, True, -1, 2**63, 1.5, float("nan"), "x", "\ud800", [], [[]], {}, ..., 10**400):
+            changed = copy.deepcopy(plain)
+            inner = changed
+            for name in place[:-1]:
+                inner = inner[name]
+            if value is ...:
+                del inner[place[-1]]
+            else:
+                inner[place[-1]] = value
+            path.write_text(json.dumps(changed))
+            try:
+                old = load_report(path)
+            except InvalidFileError as error:
+                refused += 1
+                assert "changed.json: not a report of blobstore" in str(error)
+            else:
+                compare_reports(old, old)
+    assert refused > 200

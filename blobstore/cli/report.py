@@ -10,21 +10,22 @@ from typing import Annotated
 
 import typer
 
-from blobstore.cli.output import err, out, progress_bar
+from blobstore.cli import ERROR
+from blobstore.cli.output import out, progress_bar, tell
 from blobstore.errors import FileAccessError
 from blobstore.kinds import Format, check_replaceable
 from blobstore.reporting import making
 from blobstore.reporting.baseline import compare_reports
-from blobstore.reporting.cache import default_path
+from blobstore.reporting.cache import default_path, is_another_file
 from blobstore.reporting.json_output import load_report, to_json
 from blobstore.reporting.limits import Limit
+from blobstore.reporting.regions import SUFFIXES
 from blobstore.reporting.terminal import print_changes, print_report
-from blobstore.reporting.words import printable
 from blobstore.staging import Staging
 
 __all__ = ["report"]
 
-OVER, ERROR = 1, 3
+OVER = 1
 
 
 def report(
@@ -54,7 +55,10 @@ def report(
     no_cache: Annotated[bool, typer.Option("--no-cache", help="Keep no fingerprints.")] = False,
     force: Annotated[bool, typer.Option("--force", help="With --html: replace a file that is no HTML page.")] = False,
 ) -> None:
-    """Find where a set of models wastes bytes. Exit code 1 if over --fail-over, 3 if a file could not be read."""
+    """Find where a set of models wastes bytes.
+
+    Exit code 1 if over --fail-over; 3 if a file could not be read, or none was found.
+    """
     limit = None
     if fail_over is not None:
         try:
@@ -83,20 +87,27 @@ def report(
             print_changes(changes, out)
     if as_json:
         for problem in found.problems:
-            err.print(printable(f"blobstore: {problem.path}: {problem.reason}"), markup=False, soft_wrap=True)
+            tell(f"{problem.path}: {problem.reason}")
+    for note in found.notes:
+        tell(f"note: {note}")
     wasted = found.total_saves - (old.total_saves if old else 0)
-    if limit and (reason := limit.exceeded(wasted, found.total_bytes)):
-        since = " more than in the baseline" if old else ""
-        err.print(f"blobstore: duplicates waste {reason}{since}", markup=False, soft_wrap=True)
-        raise typer.Exit(OVER)
-    if found.problems:
+    over = limit.exceeded(wasted, found.total_bytes) if limit else None
+    if over:
+        tell(f"duplicates waste {over}{' more than in the baseline' if old else ''}")
+    if not found.files and not found.problems:
+        tell(f"{', '.join(paths)}: no file to report on; folders are searched for {', '.join(SUFFIXES)}")
+    if found.problems or not found.files:  # the answer is not about all that was asked for
         raise typer.Exit(ERROR)
+    if over:
+        raise typer.Exit(OVER)
 
 
 def _usable(path: Path) -> Path | None:
     """The default cache, unless its folder cannot be written: then the report does without."""
     with contextlib.suppress(OSError, FileAccessError):
         path.parent.mkdir(parents=True, exist_ok=True)
+        if is_another_file(path):  # this place is nobody else's: what is left of a cache
+            path.unlink()
         with path.open("ab"):
             return path
     return None

@@ -1,0 +1,116 @@
+"""Wrong kinds of arguments to everything that is public here: success or a BlobStoreError, nothing else."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import blobstore
+import blobstore.compare
+import blobstore.convert
+import blobstore.formats
+import blobstore.inspection
+import blobstore.reporting
+import blobstore.safetensors
+import blobstore.testing
+from blobstore.safetensors import SafetensorsDataMap
+from blobstore.staging import Staging
+from tests.wrong_kinds import PublicCallable, check, public_callables
+
+RESULTS = [
+    blobstore.NamedDataMap,  # abstract
+    blobstore.StoreStats,
+    blobstore.compare.Change,
+    blobstore.compare.Comparison,
+    blobstore.compare.Difference,
+    blobstore.inspection.BlobInfo,
+    blobstore.inspection.FileInfo,
+    *(value for value in vars(blobstore.reporting).values() if isinstance(value, type)),
+    blobstore.testing.Blob,
+    blobstore.testing.NamedDataMapContract,
+    blobstore.Digest,
+]
+
+CALLABLES = [
+    one
+    for one in public_callables(
+        blobstore,
+        blobstore.compare,
+        blobstore.convert,
+        blobstore.formats,
+        blobstore.inspection,
+        blobstore.reporting,
+        results=RESULTS,
+    )
+    if one.owner not in RESULTS
+]
+
+
+@pytest.fixture(scope="module")
+def models(lowered: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A program, a data file and a checkpoint."""
+    folder = tmp_path_factory.mktemp("models")
+    (folder / "a.pte").write_bytes(lowered.counter().pte)
+    blobstore.save_file({"w": np.arange(6.0), "b": b"opaque"}, folder / "a.ptd")
+    blobstore.convert.convert(folder / "a.ptd", folder / "a.safetensors")
+    return folder
+
+
+def makers(models: Path, folder: Path, one: PublicCallable, manager: Any) -> dict[str, Callable[[], Any]]:
+    def store() -> blobstore.BlobStore:
+        made = blobstore.BlobStore()
+        made.add("w", np.arange(6.0), tag="model")
+        return made
+
+    ptd = functools.partial(blobstore.open_ptd, models / "a.ptd")
+    return {
+        "BlobStore": store,
+        "FileSlice": lambda: blobstore.FileSlice(models / "a.ptd", 0, 4),
+        "MergedDataMap": lambda: blobstore.MergedDataMap([ptd()]),
+        "PtdDataMap": ptd,
+        "PteDataMap": lambda: blobstore.open_pte(models / "a.pte"),
+        "SafetensorsDataMap": lambda: SafetensorsDataMap(models / "a.safetensors"),
+        "TensorLayout": lambda: blobstore.TensorLayout(blobstore.ScalarType.FLOAT, (2,)),
+        "PteDataMap.program": lambda: blobstore.open_pte(models / "a.pte").program,
+        "alignment": lambda: 16,
+        "buffer": lambda: bytearray(64),
+        "data": lambda: None if one.name == "PtdDataMap" else np.zeros(3),
+        "default": lambda: None,
+        "directory": lambda: folder / "out",
+        "BlobStore.write.directory": lambda: folder,
+        "BlobStore.stage.directory": lambda: folder,
+        "BlobStore.stage.staging": Staging,
+        "filename": lambda: models / "a.ptd" if one.name == "load_file" else folder / "x.ptd",
+        "index": lambda: 0,
+        "inputs": lambda: models / "a.pte",
+        "key": lambda: next(iter(blobstore.open_pte(models / "a.pte"))) if "PteDataMap" in str(one) else "w",
+        "BlobStore.add.key": lambda: "new",
+        "left": lambda: ptd() if one.name == "compare" else models / "a.ptd",
+        "right": lambda: ptd() if one.name == "compare" else models / "a.ptd",
+        "maps": lambda: [ptd()],
+        "other": ptd,
+        "path": lambda: models / ("a.pte" if one.name == "open_pte" else "a.ptd"),
+        "BlobStore.write_ptd.path": lambda: folder / "y.ptd",
+        "paths": lambda: [models / "a.ptd"],
+        "programs": lambda: {"a": manager},
+        "scalar_type": lambda: blobstore.ScalarType.FLOAT,
+        "sizes": lambda: (2,),
+        "source": lambda: models / "a.ptd",
+        "target": lambda: folder / "z.safetensors",
+        "tensors": lambda: {"w": np.zeros(3)},
+        "BlobStore.merge.other": lambda: blobstore.open_pte(models / "a.pte"),
+    }
+
+
+@pytest.mark.parametrize("one", CALLABLES, ids=str)
+def test_wrong_kinds_of_arguments(
+    one: PublicCallable, models: Path, lowered: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every public function and method with every wrong kind of argument."""
+    monkeypatch.chdir(tmp_path)
+    check(one, makers(models, tmp_path, one, lowered.counter().manager), tmp_path)

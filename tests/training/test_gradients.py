@@ -1,0 +1,78 @@
+"""`lower_training` refuses what ExecuTorch would train wrongly (T1)."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from blobstore.errors import BlobStoreError, GradientError, UnsupportedDataError
+from blobstore.training import lower_training
+
+# ExecuTorch's own, about the gradient of an input that nobody asks for
+pytestmark = pytest.mark.filterwarnings("ignore:Function aten.convolution_backward.out:UserWarning")
+
+
+class Convolution(nn.Module):
+    """A convolution, something behind it, and a classifier."""
+
+    def __init__(self, *body: nn.Module) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.body = nn.Sequential(nn.Conv2d(1, 8, 3), *body)
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, x: Tensor, labels: Tensor) -> Tensor:
+        return functional.cross_entropy(self.head(self.body(x).mean((2, 3))), labels)
+
+
+def lower(*body: nn.Module, train: bool = False, **options: object) -> object:
+    x, labels = torch.randn(4, 1, 8, 8, generator=torch.Generator().manual_seed(1)), torch.tensor([0, 1, 2, 3])
+    module = Convolution(*body).train(train)
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    try:
+        return lower_training(module, (x, labels), **{"remove_view_copy": False, **options})
+    finally:
+        assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
+        assert all(parameter.grad is None for parameter in module.parameters())
+
+
+def test_a_wrong_gradient_is_refused_with_its_parameters_and_operator() -> None:
+    """ExecuTorch 1.5 computes nonsense behind max_pool2d, and its own training module does so too."""
+    with pytest.raises(GradientError) as caught:
+        lower(nn.MaxPool2d(2))
+    text = str(caught.value)
+    assert "'body.0.weight', 'body.0.bias' of Convolution" in text
+    assert "head" not in text
+    assert "depend on aten.max_pool2d_with_indices_backward" in text
+
+
+def test_the_check_can_be_left_out() -> None:
+    assert lower(nn.MaxPool2d(2), check_gradients=False) is not None
+
+
+def test_right_gradients_pass() -> None:
+    assert lower(nn.GroupNorm(2, 8), nn.GELU()) is not None
+
+
+def test_an_operator_without_a_kernel_is_named() -> None:
+    with pytest.raises(GradientError, match="does not run: .*avg_pool2d_backward"):
+        lower(nn.AvgPool2d(2))
+
+
+def test_dropout_in_train_cannot_be_compared() -> None:
+    with pytest.raises(GradientError, match="dropout"):
+        lower(nn.Dropout(0.5), train=True)
+
+
+def test_batch_normalization_in_train_is_told_and_in_eval_trains() -> None:
+    with pytest.raises(UnsupportedDataError, match=r"normalizes batches in train\(\).*eval\(\)"):
+        lower(nn.BatchNorm2d(8), train=True)
+    assert lower(nn.BatchNorm2d(8)) is not None
+
+
+def test_what_executorch_cannot_lower_is_an_error_with_a_way_out() -> None:
+    """PReLU views its weight."""
+    with pytest.raises(BlobStoreError, match="as PReLU does, give remove_view_copy=False"):
+        lower(nn.PReLU(8), remove_view_copy=True)
