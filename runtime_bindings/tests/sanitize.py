@@ -44,8 +44,8 @@ def main() -> None:
             tensors["opaque"] = np.arange(100, dtype=np.uint8)
             write(tensors, Path(folder))
             for command in (
-                [build / "tests" / "cache_test", Path(folder, "plain.ptd"), folder],
                 [build / "tests" / "memory_test", Path(folder, "plain.ptd"), Path(folder, "copy.ptd")],
+                [build / "tests" / "cache_test", Path(folder, "plain.ptd"), folder],
             ):
                 subprocess.run([str(part) for part in command], check=True, env={**environment, **options})
         with tempfile.TemporaryDirectory() as folder:
