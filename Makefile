@@ -6,7 +6,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-slow bench sanitize lint format schema install clean
+.PHONY: help demo test test-slow bench sanitize crash soak lint format schema install clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' Makefile
@@ -25,6 +25,13 @@ bench: $(VENV)/.runtime ## measure against ExecuTorch and safetensors
 
 sanitize: $(VENV)/.runtime ## run the C++ tests under AddressSanitizer, UndefinedBehaviorSanitizer and ThreadSanitizer
 	$(RUN) -W ignore runtime_bindings/tests/sanitize.py
+
+crash: $(VENV)/.runtime ## let every system call of what writes fail or be the last one; minutes
+	$(RUN) -W ignore -m campaigns.crash $(ARGUMENTS)
+
+MINUTES ?= 10
+soak: $(VENV)/.runtime ## threads and processes on shared weights for MINUTES=10, every output checked
+	$(RUN) -W ignore -m campaigns.soak --minutes $(MINUTES) $(ARGUMENTS)
 
 lint: $(VENV)/.installed ## check style and types
 	$(RUN) -m ruff check .
