@@ -6,7 +6,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-slow bench sanitize crash soak lint format schema install clean
+.PHONY: help demo test test-slow bench sanitize fuzz crash soak lint format schema install clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' Makefile
@@ -25,6 +25,10 @@ bench: $(VENV)/.runtime ## measure against ExecuTorch and safetensors
 
 sanitize: $(VENV)/.runtime ## run the C++ tests under AddressSanitizer, UndefinedBehaviorSanitizer and ThreadSanitizer
 	$(RUN) -W ignore runtime_bindings/tests/sanitize.py
+
+SECONDS ?= 600
+fuzz: $(VENV)/.fuzz ## search for SECONDS=600 for files that readers crash on, choke on or disagree about; needs clang
+	$(RUN) -W ignore -m campaigns.fuzz --seconds $(SECONDS) $(ARGUMENTS)
 
 crash: $(VENV)/.runtime ## let every system call of what writes fail or be the last one; minutes
 	$(RUN) -W ignore -m campaigns.crash $(ARGUMENTS)
@@ -75,4 +79,8 @@ $(VENV)/.runtime: $(VENV)/.weights $(RUNTIME_SOURCES)
 	@echo "Building the native runtime: about half a minute ..."
 	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(RUN) -m pip install --quiet --disable-pip-version-check --no-deps \
 	  --no-build-isolation -C build-dir=build/runtime ./runtime_bindings
+	@touch $@
+
+$(VENV)/.fuzz: $(VENV)/.runtime
+	$(RUN) -m pip install --quiet --disable-pip-version-check --editable ".[fuzz]"
 	@touch $@
