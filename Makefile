@@ -6,10 +6,10 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-slow bench sanitize fuzz crash soak lint format schema install clean
+.PHONY: help demo test test-slow bench sanitize fuzz crash soak conformance lint format schema install clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-11s %s\n", $$1, $$2 }' Makefile
 
 demo: $(VENV)/.runtime ## lower two models, deduplicate them, run both forms and compare
 	$(VENV)/bin/blobstore demo demo-output
@@ -36,6 +36,9 @@ crash: $(VENV)/.runtime ## let every system call of what writes fail or be the l
 MINUTES ?= 10
 soak: $(VENV)/.runtime ## threads and processes on shared weights for MINUTES=10, every output checked
 	$(RUN) -W ignore -m campaigns.soak --minutes $(MINUTES) $(ARGUMENTS)
+
+conformance: $(VENV)/.runtime ## ExecuTorch's own tests on our parts, and the files of its versions in both directions
+	$(RUN) -W ignore -m campaigns.conformance $(ARGUMENTS)
 
 lint: $(VENV)/.installed ## check style and types
 	$(RUN) -m ruff check .
