@@ -183,22 +183,20 @@ def _try_again() -> int:
     from campaigns.fuzz.replay import minimize, replay
 
     findings = 0
-    for path in sorted(FOUND.rglob("*")):
-        if not path.is_file():
-            continue
-        target, data = path.parent.name, path.read_bytes()
-        reason = replay(target, data)
+    contents = {(path.parent.name, path.read_bytes()): path for path in sorted(FOUND.rglob("*")) if path.is_file()}
+    for (target, data), path in contents.items():
+        reason, smaller = replay(target, data), data
         if reason:
-            data = minimize(target, data)
+            smaller = minimize(target, data)
         elif path.name.startswith(("native-", "no-input")):
             reason = "a sanitizer or a limit ended the native fuzzer"
         else:
             path.unlink()  # slow under instruments only
             continue
         findings += 1
-        kept = path.with_name(hashlib.sha256(data).hexdigest()[:12])
-        kept.write_bytes(data)
+        kept = path.with_name("kept-" + hashlib.sha256(smaller).hexdigest()[:12])
         path.unlink()
+        kept.write_bytes(smaller)
         sys.stdout.write(
             f"FINDING {target}: {reason}\n    {kept}\n    to keep it: mv it to tests/data/found/{target}/\n"
         )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import sys
+from pathlib import Path
 
 import atheris
 
@@ -20,9 +22,15 @@ def main() -> None:
             import blobstore.training.checkpoint  # noqa: F401 - it imports torch, and the others can do without
     budget = Budget(slower=3)  # counting branches takes time; what is found is tried again without
 
+    prefix = next(word.partition("=")[2] for word in sys.argv if word.startswith("-artifact_prefix="))
+
     def test(data: bytes) -> None:
-        with budget:
-            targets.check(name, data)
+        try:
+            with budget:
+                targets.check(name, data)
+        except BaseException:  # libFuzzer does not always get to it, with a mutator in Python
+            Path(prefix + hashlib.sha256(data).hexdigest()[:12]).write_bytes(data)
+            raise
 
     options = {}
     if mutate := MUTATORS.get(name):

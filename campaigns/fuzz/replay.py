@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 import traceback
 from pathlib import Path
 
@@ -56,14 +57,14 @@ def kind(reason: str) -> str:
     return reason.split(":", 1)[0] + reason[reason.rfind("(") :]
 
 
-def minimize(name: str, data: bytes, tries: int = 400) -> bytes:
-    """A smaller input with the same finding, by leaving pieces out and setting bytes to zero."""
+def minimize(name: str, data: bytes, seconds: float = 20) -> bytes:
+    """A smaller input with the same finding, by leaving pieces out and setting bytes to zero, as far as it comes."""
     wanted = kind(replay(name, data))
+    end = time.monotonic() + seconds
     piece = max(1, len(data) // 2)
-    while piece and tries > 0:
+    while piece and time.monotonic() < end:
         at = 0
-        while at < len(data) and tries > 0:
-            tries -= 1
+        while at < len(data) and time.monotonic() < end:
             shorter = data[:at] + data[at + piece :]
             zeroed = data[:at] + bytes(len(data[at : at + piece])) + data[at + piece :]
             if shorter and kind(replay(name, shorter)) == wanted:
