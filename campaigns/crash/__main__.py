@@ -2,8 +2,8 @@
 
 Each run is in a forked process, on a fresh copy of the old state. A preloaded library (faults.cpp) counts the system calls
 on files in the scenario's folder, and lets the one that is wanted fail or kills the process there. Then another process
-looks at what is left. After an error it must be the old state, after success the new one, after a kill one of both;
-errors are the library's own; none but a kill leaves temporary files; and the same work, done again, gives the new state.
+looks at what is left. After an error it must be the old state, after success the new one, after a kill one of both; an
+error in what comes behind the last rename, such as flushing the folder, leaves the new one. Errors are the library's own; none but a kill leaves temporary files; and the same work, done again, gives the new state.
 """
 
 from __future__ import annotations
@@ -86,7 +86,8 @@ def _in_process(scenario: Any, options: argparse.Namespace) -> dict[str, Any]:
 def _line(row: dict[str, Any]) -> str:
     return (
         f"{row['name']:28} {row['calls']:4} calls {row['runs']:5} runs: {row['old']:4} old, {row['new']:4} new, "
-        f"{row['mixed']:3} between renames; {row['left']} temporary files after a kill; {row['findings']} findings"
+        f"{row['late']:3} new with an error, {row['mixed']:3} between renames; {row['left']} temporary files after a kill; "
+        f"{row['findings']} findings"
     )
 
 
@@ -113,7 +114,7 @@ class _Campaign:
     def __init__(self, scenario: Any, folder: Path, options: argparse.Namespace) -> None:
         self.scenario, self.options = scenario, options
         self.template, self.place = folder / "template", folder / "place"
-        counts = dict.fromkeys(("calls", "runs", "old", "new", "mixed", "left", "findings"), 0)
+        counts = dict.fromkeys(("calls", "runs", "old", "new", "late", "mixed", "left", "findings"), 0)
         self.row: dict[str, Any] = {"name": scenario.name, **counts}
 
     def run(self) -> dict[str, Any]:
@@ -126,6 +127,9 @@ class _Campaign:
         _must(done)
         self.calls = done["calls"]
         self.row["calls"] = len(self.calls)
+        self.renamed = max(
+            (number for number, name in enumerate(self.calls, 1) if name.startswith("rename")), default=1 << 30
+        )
         self.new = self._look()
         if self.old == self.new and self.scenario.look.__name__ == "files":
             raise RuntimeError(f"{self.scenario.name}: old and new are the same, so nothing would be tested")
@@ -151,7 +155,7 @@ class _Campaign:
                 raise FindingError(f"raised {result['error']}")
             left = self._names() - self.names
             state, usable, again = self._look_and_repeat()
-            self._judge(killed, result, state, usable)
+            self._judge(armed[2] if armed else 0, killed, result, state, usable)
             if killed:
                 self.row["left"] = max(self.row["left"], len(left))
             elif left and not what.endswith(("unlink", "unlinkat")):
@@ -168,11 +172,13 @@ class _Campaign:
             if self.options.keep and not self.options.keep.exists():
                 shutil.copytree(self.place, self.options.keep)
 
-    def _judge(self, killed: bool, result: dict[str, Any], state: Any, unusable: str) -> None:
+    def _judge(self, call: int, killed: bool, result: dict[str, Any], state: Any, unusable: str) -> None:
         if state == self.new and (killed or "error" not in result or self.old == self.new):
             self.row["new"] += 1
         elif state == self.old and (killed or "error" in result):
             self.row["old"] += 1
+        elif state == self.new and call > self.renamed:
+            self.row["late"] += 1  # all is in its place, but the disk may not have it: that is an error too
         elif killed and self.scenario.usable is not None:
             if unusable:
                 raise FindingError(f"what is left cannot be used: {unusable}")
