@@ -2,8 +2,9 @@
 
 Each run is in a forked process, on a fresh copy of the old state. A preloaded library (faults.cpp) counts the system calls
 on files in the scenario's folder, and lets the one that is wanted fail or kills the process there. Then another process
-looks at what is left. After an error it must be the old state, after success the new one, after a kill one of both; an
-error in what comes behind the last rename, such as flushing the folder, leaves the new one. Errors are the library's own; none but a kill leaves temporary files; and the same work, done again, gives the new state.
+looks at what is left. After an error it must be the old state, after success the new one, after a kill one of both. An
+error in what comes behind the last rename, such as flushing the folder, leaves the new state. Errors are the library's
+own, none but a kill leaves temporary files, and the same work, done again, gives the new state.
 """
 
 from __future__ import annotations

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from blobstore.runtime import delegate_stats
 
-ALLOWED = {"anonymous KiB": 8192, "descriptors": 2, "maps": 16, "delegates": 2, "packed names": 16}
-"""By how much the median of the last third may be above that of the middle third."""
+ALLOWED = {"anonymous KiB": 8192, "descriptors": 8, "maps": 16, "delegates": 2, "packed names": 16}
+"""By how much the median of the last third may be above that of the middle third. A shared cache keeps two descriptors
+for each call that ever ran at the same time as others."""
 
 
 def sample() -> dict[str, int]:
