@@ -31,7 +31,8 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 LIBRARY = ROOT / "build" / "crash" / "faults.so"
-PATIENCE = 20  # seconds for one run; more is a hang
+PATIENCE = 60  # seconds for one run; more is a hang
+PREPARATION = 600  # ... for lowering what a scenario works on
 
 _FAIL, _KILL, _SHORT, _FULL = range(4)
 FAULTS = {
@@ -120,7 +121,7 @@ class _Campaign:
 
     def run(self) -> dict[str, Any]:
         self.template.mkdir()
-        _must(_in_child(lambda: self.scenario.prepare(self.template)))
+        _must(_in_child(lambda: self.scenario.prepare(self.template), PREPARATION))
         names = self._reset()
         self.old = self._look()
         self._reset()
