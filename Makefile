@@ -6,10 +6,10 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-slow bench sanitize lint format schema install clean
+.PHONY: help demo test test-slow bench sanitize fuzz crash soak conformance lint format schema install clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-11s %s\n", $$1, $$2 }' Makefile
 
 demo: $(VENV)/.runtime ## lower two models, deduplicate them, run both forms and compare
 	$(VENV)/bin/blobstore demo demo-output
@@ -25,6 +25,20 @@ bench: $(VENV)/.runtime ## measure against ExecuTorch and safetensors
 
 sanitize: $(VENV)/.runtime ## run the C++ tests under AddressSanitizer, UndefinedBehaviorSanitizer and ThreadSanitizer
 	$(RUN) -W ignore runtime_bindings/tests/sanitize.py
+
+SECONDS ?= 600
+fuzz: $(VENV)/.fuzz ## search for SECONDS=600 for files that readers crash on, choke on or disagree about; needs clang
+	$(RUN) -W ignore -m campaigns.fuzz --seconds $(SECONDS) $(ARGUMENTS)
+
+crash: $(VENV)/.runtime ## let every system call of what writes fail or be the last one; minutes
+	$(RUN) -W ignore -m campaigns.crash $(ARGUMENTS)
+
+MINUTES ?= 10
+soak: $(VENV)/.runtime ## threads and processes on shared weights for MINUTES=10, every output checked
+	$(RUN) -W ignore -m campaigns.soak --minutes $(MINUTES) $(ARGUMENTS)
+
+conformance: $(VENV)/.runtime ## ExecuTorch's own tests on our parts, and the files of its versions in both directions
+	$(RUN) -W ignore -m campaigns.conformance $(ARGUMENTS)
 
 lint: $(VENV)/.installed ## check style and types
 	$(RUN) -m ruff check .
@@ -68,4 +82,8 @@ $(VENV)/.runtime: $(VENV)/.weights $(RUNTIME_SOURCES)
 	@echo "Building the native runtime: about half a minute ..."
 	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(RUN) -m pip install --quiet --disable-pip-version-check --no-deps \
 	  --no-build-isolation -C build-dir=build/runtime ./runtime_bindings
+	@touch $@
+
+$(VENV)/.fuzz: $(VENV)/.runtime
+	$(RUN) -m pip install --quiet --disable-pip-version-check --editable ".[fuzz]"
 	@touch $@

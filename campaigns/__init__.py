@@ -1,0 +1,1 @@
+"""Campaigns: long searches for what tests do not find, by fuzzing, failing system calls, load, and others' tests."""

@@ -1,0 +1,1 @@
+"""`make conformance`: ExecuTorch's own tests on our parts, and the files of its versions in both directions."""

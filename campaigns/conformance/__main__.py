@@ -1,0 +1,30 @@
+"""Say what ExecuTorch's own tests and other versions make of us: `make conformance`. What cannot be had is named."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from blobstore.demo.models import quiet
+from campaigns.conformance.versions import VERSIONS
+from campaigns.conformance.versions import run as run_versions
+
+
+def say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="make conformance", description=__doc__)
+    parser.add_argument("--versions", nargs="*", choices=VERSIONS, default=VERSIONS, help="of executorch")
+    options = parser.parse_args()
+    with quiet():
+        from campaigns.conformance import suites
+    findings = suites.run(say) + run_versions(say, tuple(options.versions))
+    say(f"{findings} findings")
+    sys.exit(1 if findings else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,94 @@
+"""Run with another version of ExecuTorch and without blobstore: it writes files for us, or tells what it reads in ours.
+
+    python -m campaigns.conformance.foreign write FOLDER
+    python -m campaigns.conformance.foreign read FOLDER
+
+What it reads is printed as JSON in the last line.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from campaigns import network
+
+
+class _Network(nn.Module):
+    def __init__(self, value: int) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(64, 64), nn.Linear(64, 16)
+        with torch.no_grad():
+            for parameter in self.parameters():
+                parameter.fill_(value)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.b(self.a(x))
+
+
+def write(folder: Path) -> None:
+    """Programs with their weights inside and outside, for the portable kernels and XNNPACK; a data file of its own."""
+    from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+    from executorch.exir import ExecutorchBackendConfig, to_edge_transform_and_lower
+    from executorch.exir._serialize._named_data_store import NamedDataStore
+    from executorch.exir._serialize.data_serializer import DataPayload
+    from executorch.extension.flat_tensor.serialize.serialize import FlatTensorSerializer
+
+    exported = torch.export.export(_Network(3).eval(), (torch.ones(2, 64),))
+    for name, partitioners, external in (
+        ("embedded", [], False),
+        ("external", [], True),
+        ("delegated", [XnnpackPartitioner()], False),
+    ):
+        manager = to_edge_transform_and_lower(exported, partitioner=partitioners).to_executorch(
+            ExecutorchBackendConfig(external_constants=external)
+        )
+        with (folder / f"{name}.pte").open("wb") as file:
+            manager.write_to_file(file)
+        if external:
+            manager.write_tensor_data_to_file(str(folder))
+    store = NamedDataStore()
+    store.add_named_data("opaque", b"some bytes", 64, "x")
+    store.add_named_data("again", b"some bytes", 16, "x")
+    output = store.get_named_data_store_output()
+    payload = DataPayload(output.buffers, output.external_data["x"])
+    (folder / "opaque.ptd").write_bytes(bytes(FlatTensorSerializer().serialize(payload)))
+
+
+def read(folder: Path) -> dict[str, Any]:
+    """What is in `ours.ptd`, and what the programs in `slim` compute; or why that cannot be told."""
+    from executorch.exir._serialize._cord import Cord
+    from executorch.extension.flat_tensor.serialize.serialize import FlatTensorSerializer
+
+    payload = FlatTensorSerializer().deserialize(Cord((folder / "ours.ptd").read_bytes()))
+    found: dict[str, Any] = {}
+    for key, entry in payload.named_data.items():
+        data, layout = payload.buffers[entry.buffer_index], entry.tensor_layout
+        shape = layout and [int(layout.scalar_type), list(layout.sizes), [int(d) for d in layout.dim_order]]
+        found[key] = [hashlib.sha256(bytes(data)).hexdigest(), shape]
+    result: dict[str, Any] = {"keys": found}
+    try:
+        from executorch.extension.pybindings import portable_lib as runtime
+    except ImportError as error:
+        result["no runtime"] = str(error)[:150]
+        return result
+    outputs = {}
+    for path in sorted((folder / "slim").glob("*.pte")):
+        program = runtime._load_for_executorch(str(path), str(folder / "slim" / "shared.ptd"))
+        outputs[path.name] = sorted(set(program.run_method("forward", (torch.ones(2, 64),))[0].flatten().tolist()))
+    result["outputs"] = outputs
+    return result
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "write":
+        write(Path(sys.argv[2]))
+    else:
+        sys.stdout.write("\n" + json.dumps(read(Path(sys.argv[2]))) + "\n")
+        assert network.LARGEST

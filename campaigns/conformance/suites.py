@@ -1,0 +1,117 @@
+"""The tests that come with the installed executorch, run on our adapters in place of its classes."""
+
+from __future__ import annotations
+
+import importlib
+import unittest
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+from unittest import mock
+
+from campaigns.conformance import adapters
+
+
+@dataclass(frozen=True)
+class Suite:
+    """One module of tests.
+
+    Attributes:
+        module: its name.
+        replaced: what is put in the place of which name of the module.
+        cut: tests that take the serializer without the manifest.
+        excluded: tests that say something of ExecuTorch's own code, or that need an impossible file, each with the reason.
+        mend: changes the module's fixtures.
+    """
+
+    module: str
+    replaced: dict[str, Any]
+    cut: tuple[str, ...] = ()
+    excluded: dict[str, str] = field(default_factory=dict)
+    mend: Callable[[Any], None] | None = None
+
+
+_SHARDS = "BlobStore has tags, and does not cut what has none into files of a size"
+_IMPOSSIBLE = "its layout does not fit its bytes (float[1, 2] in 4 or 5 bytes), which BlobStore refuses"
+
+
+def _mend_layout(module: Any) -> None:
+    """A fixture has three sizes and a dim order of two."""
+    module.TEST_NAMED_DATA["fqn3"].tensor_layout.dim_order = [0, 1, 2]
+
+
+SUITES = (
+    Suite(
+        "executorch.exir._serialize.test.test_named_data_store",
+        {"NamedDataStore": adapters.Store},
+        excluded={
+            "test_externalize_pte_data_counts_aliased_buffer_once": _SHARDS,
+            "test_externalize_pte_data_rollover_is_insertion_order_independent": _SHARDS,
+            "test_externalize_pte_data_rejects_oversized_buffer_atomically": _SHARDS,
+            "test_externalize_pte_data_accepts_production_max_buffer_metadata": _SHARDS,
+            "test_externalize_pte_data_rejects_invalid_arguments": _SHARDS,
+            "test_externalize_pte_data_rejects_tag_collision_atomically": _SHARDS,
+            "test_externalize_pte_data_preserves_existing_external_data_and_is_idempotent": _SHARDS,
+            "test_add_same_data_with_different_tensor_layout": _IMPOSSIBLE,
+            "test_merge": _IMPOSSIBLE,
+            "test_add_invalid_torch_tensor_dim_order": "BlobStore takes dense memory in any order of dimensions",
+            "test_file_backed_data_dedup": "it asks for the very objects that were added; BlobStore reads them",
+        },
+    ),
+    Suite(
+        "executorch.extension.flat_tensor.test.test_serialize",
+        {"FlatTensorSerializer": adapters.Serializer},
+        cut=("test_serialize_default_alignment", "test_serialize_align_4096", "test_serialize_align_1024"),
+        excluded={
+            "test_deserialize_refuses_newer_version": "it changes the version in ExecuTorch's module, not in the file",
+            "test_deserialize_to_named_data_store_output": _IMPOSSIBLE,
+        },
+        mend=_mend_layout,
+    ),
+)
+
+
+def run(say: Callable[[str], None]) -> int:
+    """Run all; the number of findings."""
+    findings = 0
+    for suite in SUITES:
+        try:
+            module = importlib.import_module(suite.module)
+        except ImportError as error:
+            say(f"{suite.module}: SKIPPED, it is not in this executorch: {error}")
+            continue
+        if suite.mend:
+            suite.mend(module)
+        outcomes: dict[str, str] = {}
+        for test in _tests(unittest.defaultTestLoader.loadTestsFromModule(module)):
+            outcomes[test._testMethodName] = _run(suite, module, test)
+        say(f"{suite.module}: {sum(not text for text in outcomes.values())} of {len(outcomes)} tests pass")
+        for name, text in outcomes.items():
+            if name in suite.excluded:
+                say(f"    excluded {name}: {suite.excluded[name]}")
+                if not text:
+                    say(f"FINDING {name} passes: it need not be excluded")
+                    findings += 1
+            elif text:
+                say(f"FINDING {name}: {text}")
+                findings += 1
+        if gone := set(suite.excluded) - set(outcomes):
+            say(f"    not in this version: {', '.join(sorted(gone))}")
+    say("The tests of the data maps in C++: SKIPPED, no package has their sources")
+    return findings
+
+
+def _tests(suite: Any) -> list[Any]:
+    return [one for part in suite for one in (_tests(part) if isinstance(part, unittest.TestSuite) else [part])]
+
+
+def _run(suite: Suite, module: Any, test: unittest.TestCase) -> str:
+    """Why a test fails; empty if it passes."""
+    replaced = dict(suite.replaced)
+    if test._testMethodName in suite.cut:
+        replaced = dict.fromkeys(replaced, adapters.SerializerWithoutManifest)
+    with mock.patch.multiple(module, **replaced):
+        result = unittest.TestResult()
+        test.run(result)
+    problems = result.errors + result.failures
+    return problems[0][1].strip().splitlines()[-1] if problems else ""

@@ -1,0 +1,272 @@
+"""What writes: how the folder looks before, and what is done to it.
+
+`prepare` fills an empty folder with the old state. `act` is what is disturbed. `look` describes the state, in values
+that JSON can hold; it is asked in a process of its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch._dynamo  # the first optimizer of a process does it otherwise, in each of thousands of them
+from torch import nn
+
+import blobstore
+from blobstore import BlobStore, open_ptd, save_file
+from blobstore.convert import convert
+from blobstore.runtime import BlobCache, Program, make_working_copy
+from blobstore.training import TrainingProgram, lower_training
+from campaigns import network
+from campaigns.lowered import lower_embedded
+
+State = Any
+
+
+def files(folder: Path) -> State:
+    """Names and contents of all files in the folder `out` but temporary ones; data files pass their own verification."""
+    state = {}
+    for path in sorted((folder / "out").rglob("*")) if (folder / "out").exists() else []:
+        if path.is_file() and path.suffix != ".tmp":
+            state[str(path.relative_to(folder))] = hashlib.sha256(path.read_bytes()).hexdigest()
+            if path.suffix == ".ptd":
+                open_ptd(path, verify=True).close()
+    return state
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """One thing that writes.
+
+    Attributes:
+        name: for the table.
+        prepare, act, look: see above.
+        usable: for groups of files, which a kill may leave between two renames: raises if what is there cannot be used
+            as it is.
+        points: numbers of the places in a shared commit where it can be killed without a system call.
+    """
+
+    name: str
+    prepare: Callable[[Path], None]
+    act: Callable[[Path], None]
+    look: Callable[[Path], State] = files
+    usable: Callable[[Path], None] | None = None
+    points: int = 0
+
+
+# Single files.
+
+
+def _prepare_saved(folder: Path) -> None:
+    (folder / "out").mkdir()
+    save_file(network.weights(1), folder / "out" / "model.ptd")
+
+
+def _prepare_nothing(folder: Path) -> None:
+    (folder / "out").mkdir()
+
+
+def _save(folder: Path) -> None:
+    save_file(network.weights(2), folder / "out" / "model.ptd", metadata={"step": "2"})
+
+
+def _prepare_convert(folder: Path) -> None:
+    (folder / "in").mkdir()
+    _prepare_saved(folder)
+    save_file(network.weights(2), folder / "in" / "source.ptd")
+    convert(folder / "in" / "source.ptd", folder / "in" / "source.safetensors")
+    save_file(network.weights(1), folder / "in" / "old.ptd")
+    convert(folder / "in" / "old.ptd", folder / "out" / "model.safetensors")
+
+
+def _prepare_cache(folder: Path) -> None:
+    _prepare_saved(folder)
+    (folder / "in").mkdir()
+    save_file(network.weights(3), folder / "in" / "foundation.ptd")
+
+
+def _save_cache(folder: Path) -> None:
+    cache = BlobCache(folder / "in" / "foundation.ptd")
+    cache.update({"b.weight": network.weights(5)["b.weight"]})
+    cache.save(folder / "out" / "model.ptd")
+
+
+def _save_delta(folder: Path) -> None:
+    cache = BlobCache(folder / "in" / "foundation.ptd")
+    cache.update({"b.weight": network.weights(5)["b.weight"]})
+    cache.save(folder / "out" / "model.ptd", dirty_only=True)
+
+
+def _working_copy(folder: Path) -> None:
+    make_working_copy(folder / "in" / "foundation.ptd", folder / "out" / "model.ptd")
+
+
+# A group of files.
+
+
+def _prepare_group(folder: Path) -> None:
+    (folder / "out").mkdir()
+    _write_group(folder, 1)
+
+
+def _write_group(folder: Path, value: int) -> None:
+    store = BlobStore()
+    for key, array in network.weights(value).items():
+        store.add(key, array, tag=key[0])
+    store.write(folder / "out")
+
+
+def _prepare_programs(folder: Path) -> None:
+    for name, values in (("old", (1, 1)), ("in", (2, 2))):
+        (folder / name).mkdir()
+        for program, value in zip("xy", values, strict=True):
+            lower_embedded(folder / name / f"{program}.pte", value)
+    blobstore.dedup_programs([folder / "old" / "x.pte", folder / "old" / "y.pte"], folder / "out")
+
+
+def _prepare_new_programs(folder: Path) -> None:
+    (folder / "in").mkdir()
+    for program in "xy":
+        lower_embedded(folder / "in" / f"{program}.pte", 2)
+
+
+def _dedup(folder: Path) -> None:
+    blobstore.dedup_programs([folder / "in" / "x.pte", folder / "in" / "y.pte"], folder / "out")
+
+
+def _programs_run(folder: Path) -> None:
+    for path in sorted((folder / "out").glob("*.pte")):
+        outputs = Program(path, data=sorted((folder / "out").glob("*.ptd"))).method()(network.INPUT)
+        found = set(outputs[0].ravel().tolist())
+        if found not in ({network.expected(1)}, {network.expected(2)}):
+            raise ValueError(f"{path.name} computes {sorted(found)[:3]}")
+
+
+def _group_opens(folder: Path) -> None:
+    for path in (folder / "out").glob("*.ptd"):
+        open_ptd(path, verify=True).close()
+
+
+# Training.
+
+
+class _Learner(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(self.layer(x), y)
+
+
+_BATCH = (torch.ones(3, 4), torch.tensor([0, 1, 0]))
+
+
+def _prepare_training(folder: Path) -> None:
+    (folder / "out").mkdir()
+    (folder / "in").mkdir()
+    torch.manual_seed(0)
+    manager = lower_training(_Learner(), _BATCH, tag="model")
+    blobstore.save_programs({"train": manager}, folder / "in")
+    training, optimizer = _training(folder)
+    training.save(folder / "out" / "checkpoint.ptd", optimizer)
+
+
+def _training(folder: Path) -> tuple[TrainingProgram, torch.optim.Optimizer]:
+    training = TrainingProgram(folder / "in" / "train.pte", BlobCache(folder / "in" / "model.ptd"))
+    return training, torch.optim.Adam(training.named_parameters().values(), lr=0.1)
+
+
+def _checkpoint(folder: Path) -> None:
+    training, optimizer = _training(folder)
+    training.step(optimizer, *_BATCH)
+    training.save(folder / "out" / "checkpoint.ptd", optimizer)
+
+
+def _checkpoint_loads(folder: Path) -> State:
+    training, optimizer = _training(folder)
+    training.load(folder / "out" / "checkpoint.ptd", optimizer)
+    return [files(folder), [tensor.tolist() for tensor in training.named_parameters().values()]]
+
+
+# Commits that processes share.
+
+
+def _prepare_shared(folder: Path) -> None:
+    _prepare_unopened(folder)
+    BlobCache(folder / "out" / "model.ptd", "shared").update(network.weights(1))
+
+
+def _prepare_unopened(folder: Path) -> None:
+    (folder / "out").mkdir()
+    save_file(network.weights(1), folder / "out" / "original.ptd")
+    make_working_copy(folder / "out" / "original.ptd", folder / "out" / "model.ptd")
+    (folder / "out" / "original.ptd").unlink()
+
+
+def _prepare_interrupted(folder: Path) -> None:
+    import os
+
+    from blobstore.runtime import _native
+
+    _prepare_shared(folder)
+    child = os.fork()
+    if child == 0:
+        cache = BlobCache(folder / "out" / "model.ptd", "shared")
+        _native.crash_at(5)  # between two blobs: the journal is whole and has to be replayed
+        cache.update(network.weights(2))
+        os._exit(1)
+    _, status = os.waitpid(child, 0)
+    if not os.WIFSIGNALED(status):
+        raise RuntimeError("the commit was not interrupted")
+
+
+def _commit(folder: Path) -> None:
+    cache = BlobCache(folder / "out" / "model.ptd", "shared")
+    if cache.numpy("a.bias")[0] != 2:
+        cache.update(network.weights(2))
+
+
+def _open(folder: Path) -> None:
+    BlobCache(folder / "out" / "model.ptd", "shared").verify()
+
+
+def _shared_values(folder: Path) -> State:
+    """What a new process sees, and whether it can be trusted."""
+    cache = BlobCache(folder / "out" / "model.ptd", "shared")
+    with cache.reading():
+        values = {float(value) for key in cache for value in np.unique(cache.numpy(key))}
+        cache.verify()
+        versions = {cache.version(key) == cache.generation for key in cache}
+        return [sorted(values), sorted(versions)]
+
+
+SCENARIOS = (
+    Scenario("save_file, new", _prepare_nothing, _save),
+    Scenario("save_file, over another", _prepare_saved, _save),
+    Scenario(
+        "safetensors to .ptd",
+        _prepare_convert,
+        lambda folder: convert(folder / "in" / "source.safetensors", folder / "out" / "model.ptd"),
+    ),
+    Scenario(
+        ".ptd to safetensors",
+        _prepare_convert,
+        lambda folder: convert(folder / "in" / "source.ptd", folder / "out" / "model.safetensors"),
+    ),
+    Scenario("BlobStore.write, two tags", _prepare_group, lambda folder: _write_group(folder, 2), usable=_group_opens),
+    Scenario("dedup, new", _prepare_new_programs, _dedup, usable=_programs_run),
+    Scenario("dedup, over another", _prepare_programs, _dedup, usable=_programs_run),
+    Scenario("cache.save", _prepare_cache, _save_cache),
+    Scenario("cache.save, dirty_only", _prepare_cache, _save_delta),
+    Scenario("make_working_copy", _prepare_cache, _working_copy),
+    Scenario("training checkpoint", _prepare_training, _checkpoint, _checkpoint_loads),
+    Scenario("shared cache, first opened", _prepare_unopened, _open, _shared_values),
+    Scenario("shared commit", _prepare_shared, _commit, _shared_values, points=8),
+    Scenario("shared commit, recovered", _prepare_interrupted, _open, _shared_values),
+)

@@ -1,0 +1,105 @@
+"""Mutations that keep what would hide all others: digests stay right, JSON stays JSON."""
+
+from __future__ import annotations
+
+import json
+import random
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import xxhash
+
+Mutate = Callable[[bytes, int], bytes]
+"""Bytes and the most bytes that they may become; libFuzzer's own."""
+
+_ODD = (None, True, -1, 0, 1, 2**31, 2**63, 2**70, 0.5, 1e308, "", "x", "\0", "é", [], {}, [[]], [0, 0], {"x": 1})
+
+
+def sealed(data: bytes, most: int, seed: int, mutate: Mutate) -> bytes:
+    """A `.ptd` whose manifest fits again after the mutation, if it still has one."""
+    changed = bytearray(mutate(data, most))
+    if seed % 4:
+        reseal(changed)
+    return bytes(changed)
+
+
+def reseal(data: bytearray) -> None:
+    """Put the digests of the head and of the manifest right, where they can be found."""
+    tails = {b"BLOBEND1": 24, b"BLOBMAN1": 32}  # digest, length in the later form, magic
+    tail = tails.get(bytes(data[-8:]))
+    start = data.rfind(b"BM01") - 4
+    if tail is None or start < 0 or len(data) - tail <= start + 8 or len(data) < 48:
+        return
+    end = len(data) - tail
+    try:
+        base = struct.unpack_from("<Q", data, 32)[0]
+        root = start + struct.unpack_from("<I", data, start)[0]
+        table = root - struct.unpack_from("<i", data, root)[0]
+        head = struct.unpack_from("<H", data, table + 6)[0]
+    except struct.error:
+        return
+    if head and root + head + 16 <= end and base <= len(data):
+        data[root + head : root + head + 16] = xxhash.xxh3_128_digest(bytes(data[:base]))
+    if tail == 32:
+        data[-16:-8] = struct.pack("<Q", end - start)
+    data[end : end + 16] = xxhash.xxh3_128_digest(bytes(data[start:end]))
+
+
+def structured(data: bytes, most: int, seed: int, mutate: Mutate) -> bytes:
+    """JSON with one thing replaced, removed or repeated; bytes that are no JSON change like any others."""
+    try:
+        tree = json.loads(data)
+    except (ValueError, RecursionError):
+        return mutate(data, most)
+    chance = random.Random(seed)
+    if chance.random() < 0.1:
+        return mutate(data, most)
+    changed = json.dumps(_change(tree, chance), separators=(",", ":")).encode()
+    return changed if len(changed) <= most else mutate(data, most)
+
+
+def with_header(data: bytes, most: int, seed: int, mutate: Mutate) -> bytes:
+    """A `.safetensors` whose header changes as JSON does, and is as long as it says."""
+    try:
+        (length,) = struct.unpack_from("<Q", data)
+        header, rest = data[8 : 8 + length], data[8 + length :]
+    except (struct.error, OverflowError):
+        return mutate(data, most)
+    changed = structured(header, max(1, most - len(rest) - 8), seed, mutate)
+    return (struct.pack("<Q", len(changed)) + changed + rest)[:most]
+
+
+def _change(tree: Any, chance: random.Random) -> Any:
+    places = list(_places(tree))
+    if not places:
+        return chance.choice(_ODD)
+    holder, key = chance.choice(places)
+    match chance.randrange(4):
+        case 0:
+            del holder[key]
+        case 1:
+            other, other_key = chance.choice(places)
+            holder[key] = json.loads(json.dumps(other[other_key]))
+        case 2 if isinstance(holder, list):
+            holder.extend(json.loads(json.dumps(holder[key])) for _ in range(chance.choice([1, 1, 100])))
+        case _:
+            value = holder[key]
+            near = [value + 1, value - 1, -value] if type(value) is int else []
+            holder[key] = chance.choice([*near, *json.loads(json.dumps(_ODD))])
+    return tree
+
+
+def _places(tree: Any) -> Any:
+    if isinstance(tree, dict | list):
+        for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree):
+            yield tree, key
+            yield from _places(value)
+
+
+MUTATORS: dict[str, Callable[[bytes, int, int, Mutate], bytes]] = {
+    "ptd": sealed,
+    "safetensors": with_header,
+    "checkpoint": structured,
+    "baseline": structured,
+}

@@ -1,0 +1,81 @@
+"""Files that were found once, tried again without instruments: `python -m campaigns.fuzz.replay [FOLDER]`.
+
+The folder has one folder for each target. Every file is tried in a process of its own, so that none can end the others.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+import traceback
+from pathlib import Path
+
+from campaigns.fuzz import targets
+from campaigns.fuzz.budget import SECONDS, Budget
+
+FOUND = Path(__file__).parents[2] / "tests" / "data" / "found"
+
+
+def main() -> None:
+    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else FOUND
+    wrong = 0
+    files = [(name, path) for name in targets.TARGETS for path in sorted((folder / name).glob("*"))]
+    for name, path in files:
+        if reason := replay(name, path.read_bytes()):
+            wrong += 1
+            sys.stdout.write(f"{name} {path}: {reason}\n")
+    sys.stdout.write(f"{len(files)} files, {wrong} findings\n")
+    sys.exit(1 if wrong else 0)
+
+
+def replay(name: str, data: bytes) -> str:
+    """Why it is a finding; empty if it is none."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(int(10 * SECONDS))  # the end of what hangs without computing
+        reason = ""
+        try:
+            with Budget():
+                targets.check(name, data)
+        except BaseException as error:
+            place = traceback.extract_tb(error.__traceback__)[-1]
+            reason = f"{type(error).__name__}: {error} ({Path(place.filename).name}, {place.name})"
+        os.write(writer, reason.encode(errors="backslashreplace")[:4000])
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as pipe:
+        reason = pipe.read().decode()
+    _, status = os.waitpid(child, 0)
+    return f"ended by signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else reason
+
+
+def kind(reason: str) -> str:
+    """What stays the same while an input is made smaller: the error and its place, without the message."""
+    return reason.split(":", 1)[0] + reason[reason.rfind("(") :]
+
+
+def minimize(name: str, data: bytes, seconds: float = 20) -> bytes:
+    """A smaller input with the same finding, by leaving pieces out and setting bytes to zero, as far as it comes."""
+    wanted = kind(replay(name, data))
+    end = time.monotonic() + seconds
+    piece = max(1, len(data) // 2)
+    while piece and time.monotonic() < end:
+        at = 0
+        while at < len(data) and time.monotonic() < end:
+            shorter = data[:at] + data[at + piece :]
+            zeroed = data[:at] + bytes(len(data[at : at + piece])) + data[at + piece :]
+            if shorter and kind(replay(name, shorter)) == wanted:
+                data = shorter
+            elif zeroed != data and kind(replay(name, zeroed)) == wanted:
+                data, at = zeroed, at + piece
+            else:
+                at += piece
+        piece //= 2
+    return data
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,132 @@
+"""Good files to begin with, all made here: `python -m campaigns.fuzz.seeds FOLDER`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+import blobstore
+from blobstore import BlobStore, open_ptd, save_file
+from blobstore.convert import convert
+from blobstore.layout import ScalarType, TensorLayout
+from blobstore.lowering.payload import MAGIC as PAYLOAD_MAGIC
+from blobstore.lowering.records import is_records
+from blobstore.pte import read_program
+from blobstore.reporting import report
+from blobstore.reporting.json_output import to_json
+from blobstore.runtime import BlobCache
+from blobstore.training import TrainingProgram, lower_training
+from campaigns.lowered import lower_embedded, lower_network
+from tests import models
+from tests.pte import oracle
+
+ROOT = Path(__file__).parents[2]
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    for target, name, data in _make(folder):
+        place = folder / target
+        place.mkdir(parents=True, exist_ok=True)
+        (place / name).write_bytes(data)
+
+
+def _make(folder: Path) -> Iterator[tuple[str, str, bytes]]:
+    work = folder / "work"
+    work.mkdir(parents=True, exist_ok=True)
+    for path in _data_files(work):
+        yield "ptd", path.name, path.read_bytes()
+        yield "report", path.name, path.read_bytes()
+    for path in _programs(work):
+        yield "pte", path.name, path.read_bytes()
+        yield "report", path.name, path.read_bytes()
+    yield from _delegates(work)
+    convert(work / "types.ptd", work / "types.safetensors")
+    yield "safetensors", "types", (work / "types.safetensors").read_bytes()
+    yield "report", "types.safetensors", (work / "types.safetensors").read_bytes()
+    yield "checkpoint", "adam", _checkpoint_list(work)
+    yield "baseline", "reports", json.dumps(to_json(report([work / "slim"]))).encode()
+
+
+def _data_files(work: Path) -> Iterator[Path]:
+    store = BlobStore()
+    store.write_ptd(work / "empty.ptd")
+    save_file({"w": np.arange(6, dtype=np.float32).reshape(2, 3)}, work / "one.ptd", metadata={"step": "1"})
+    tensors = {"float": np.ones((2, 1), np.float32), "long": np.arange(3), "bool": np.ones(2, bool)}
+    save_file({**tensors, "scalar": np.float32(1), "none": np.ones((0, 2), np.float32)}, work / "types.ptd")
+    store.add("opaque", b"some bytes", alignment=4096)
+    store.add("tied", np.ones(3, np.float32))
+    store.add("tied too", np.ones(3, np.float32), alignment=64)
+    layout = TensorLayout(ScalarType.FLOAT, (1, 2, 2, 1), (0, 2, 3, 1))
+    store.add("last", np.ones(4, np.float32).tobytes(), layout=layout)
+    store.write_ptd(work / "mixed.ptd", metadata={"a": "b", "c": ""})
+    foreign = [("w", bytes(24), TensorLayout(ScalarType.FLOAT, (2, 3), (0, 1))), ("opaque", b"bytes", None)]
+    oracle.write_ptd(work / "executorch.ptd", foreign)
+    yield from (work / name for name in ("empty.ptd", "one.ptd", "types.ptd", "mixed.ptd", "executorch.ptd"))
+    yield from sorted((ROOT / "tests" / "data").glob("golden-*.ptd"))
+
+
+def _programs(work: Path) -> Iterator[Path]:
+    programs = {
+        "mlp": models.mlp(),
+        "mlp-external": models.mlp(external=True),
+        "mlp-delegated": models.mlp(delegated=True),
+        "counter": models.counter(),
+        "channels-last": models.channels_last(),
+    }
+    for name, lowered in programs.items():
+        yield lowered.write(work / name, name)
+    everything = work / "everything.pte"
+    everything.write_bytes(oracle.one_of_everything())
+    yield everything
+    inline = work / "inline.pte"
+    inline.write_bytes(oracle.with_inline_data(models.channels_last().pte))
+    yield inline
+    lower_embedded(work / "embedded.pte", 1)
+    blobstore.dedup_programs([work / "embedded.pte"], work / "slim")
+    yield work / "slim" / "embedded.pte"
+
+
+def _delegates(work: Path) -> Iterator[tuple[str, str, bytes]]:
+    program = read_program(lower_network(work, "delegated", 1, delegated=True))
+    whole = program.path.read_bytes()
+    for number, delegate in enumerate(program.delegates):
+        data = whole[delegate.span.start : delegate.span.start + delegate.span.size]
+        end = data.rfind(PAYLOAD_MAGIC) + len(PAYLOAD_MAGIC)
+        yield "payload", str(number), data[:end]
+    yield "pte", "network-delegated", whole
+    with open_ptd(work / "delegated.ptd") as data_map:
+        for key, blob in data_map.items():
+            if is_records(key, blob):
+                yield "records", key[-8:], bytes(blob)
+
+
+class _Learner(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(self.layer(x), y)
+
+
+def _checkpoint_list(work: Path) -> bytes:
+    batch = (torch.ones(2, 3), torch.tensor([0, 1]))
+    blobstore.save_programs({"train": lower_training(_Learner(), batch, tag="learner")}, work / "training")
+    training = TrainingProgram(work / "training" / "train.pte", BlobCache(work / "training" / "learner.ptd"))
+    optimizer = torch.optim.Adam(training.named_parameters().values())
+    training.step(optimizer, *batch)
+    training.save(work / "checkpoint.ptd", optimizer)
+    with open_ptd(work / "checkpoint.ptd") as data_map:
+        lists = [bytes(blob) for blob in data_map.values() if bytes(blob).startswith(b'{"format"')]
+    return lists[0]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,190 @@
+"""What is done with the bytes of a file, whoever made them. It ends, or raises one of the library's errors.
+
+Each target takes the bytes, uses the library as a user would, and raises `BlobStoreError` for what is refused. Anything
+else that it raises is a finding, and so is `DisagreementError`: two readers that take a file differently.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from blobstore import BlobStore, open_ptd
+from blobstore.data_map import NamedDataMap
+from blobstore.errors import BlobStoreError
+from blobstore.lowering.payload import split
+from blobstore.lowering.records import Records
+from blobstore.lowering.updates import LogicalTensors
+from blobstore.ptd.manifest import KEY_PREFIX
+from blobstore.pte import ProgramFile, Rewrite
+from blobstore.pte.data_map import open_pte
+from blobstore.reporting import report
+from blobstore.reporting.baseline import compare_reports
+from blobstore.reporting.json_output import load_report
+from blobstore.runtime import BlobCache, Program
+from blobstore.safetensors import SafetensorsDataMap
+from blobstore.testing import strategies  # noqa: F401 - so that fuzzing never waits for its import
+
+
+class DisagreementError(Exception):
+    """Two readers of one format take a file differently."""
+
+
+class _File:
+    """Bytes as a file of the memory, which any reader can open by its path."""
+
+    def __init__(self, data: bytes, suffix: str = "") -> None:
+        self._descriptor = os.memfd_create(f"fuzz{suffix}")
+        os.write(self._descriptor, data) if data else None
+        self.path = Path(f"/proc/self/fd/{self._descriptor}")
+
+    def __enter__(self) -> Path:
+        return self.path
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._descriptor)
+
+
+def _everything(data_map: NamedDataMap) -> dict[str, Any]:
+    """All that a data map tells of its keys."""
+    return {
+        key: (bytes(data_map.get_data(key)), data_map.get_tensor_layout(key), data_map.alignment(key))
+        for key in data_map
+    }
+
+
+def _answer(read: Callable[[], Any]) -> Any:
+    """What a reader gives; the kind of its error does not matter."""
+    try:
+        return read()
+    except BlobStoreError as error:
+        return error
+
+
+def _agree(one: Any, other: Any, what: str) -> None:
+    refused = isinstance(one, BlobStoreError), isinstance(other, BlobStoreError)
+    if refused == (True, True) or (refused == (False, False) and one == other):
+        return
+    raise DisagreementError(f"{what}: Python gives {one!r:.300}, C++ gives {other!r:.300}")
+
+
+def ptd(data: bytes) -> None:
+    """A `.ptd`: Python and C++ take the same files, find the same in them, and agree on whether they are damaged."""
+    with _File(data) as path:
+
+        def python() -> Any:
+            data_map = open_ptd(path)
+            return _everything(data_map), list(data_map), _answer(data_map.verify).__class__ is bool
+
+        def native() -> Any:
+            cache = BlobCache(path, "copy")
+            return _everything(cache), list(cache), _answer(cache.verify).__class__ is bool
+
+        _agree(_answer(python), _answer(native), "a .ptd")
+        open_ptd(path)
+
+
+def pte(data: bytes) -> None:
+    """A `.pte`: it is read, all that can move is moved, and the result is read again. C++ refuses it or takes it."""
+    with _File(data) as path:
+        _answer(lambda: Program(path).method_names)
+        _answer(lambda: _everything(open_pte(path)))
+    program = ProgramFile("fuzz.pte", memoryview(data))
+    moves = {item: item.key for item in program.movable()}
+    file = io.BytesIO()
+    Rewrite(program, moves).write(file)
+    ProgramFile("slim.pte", memoryview(file.getvalue()))
+
+
+class _Blobs(NamedDataMap):
+    """A data map of one blob of records."""
+
+    name = "fuzz"
+
+    def __init__(self, data: bytes) -> None:
+        self._blob = memoryview(data)
+
+    def _key_list(self) -> list[str]:
+        return [KEY_PREFIX + "0"]
+
+    def _view(self, key: str) -> memoryview:
+        return {KEY_PREFIX + "0": self._blob}[key]
+
+    def _layout(self, key: str) -> None:
+        return None
+
+
+def records(data: bytes) -> None:
+    """The records of a delegate, and the tensors that they tell of."""
+    Records.parse(data)
+    list(LogicalTensors(_Blobs(data)).items())
+
+
+def payload(data: bytes) -> None:
+    """The payload of a delegate."""
+    split(data)
+
+
+def safetensors(data: bytes) -> None:
+    """A `.safetensors`."""
+    data_map = SafetensorsDataMap("fuzz.safetensors", data=memoryview(data))
+    for key in data_map:
+        bytes(data_map.get_data(key))
+        data_map.get_tensor_layout(key)
+
+
+def checkpoint(data: bytes) -> None:
+    """The list in a checkpoint; the file around it is sound."""
+    import torch
+    import xxhash
+
+    from blobstore.training import checkpoint as module
+
+    store = BlobStore()
+    store.add("w", torch.ones(2, 3))
+    store.add("optimizer.0.w", torch.zeros(2, 3))
+    store.add(KEY_PREFIX + xxhash.xxh3_128_hexdigest(data), data)
+    with _File(b"") as path:
+        with path.open("wb") as file:
+            from blobstore.ptd.writer import write_ptd
+
+            write_ptd(file, list(store.entries()), {})
+        module.read(path, [])
+
+
+def baseline(data: bytes) -> None:
+    """An earlier report, compared with another."""
+    with _File(data) as path:
+        old = load_report(path)
+    compare_reports(old, report([]))
+
+
+def report_of(data: bytes) -> None:
+    """A report on one file of any kind."""
+    with _File(data) as path:
+        report([path])
+
+
+TARGETS: dict[str, Callable[[bytes], None]] = {
+    "ptd": ptd,
+    "pte": pte,
+    "records": records,
+    "payload": payload,
+    "safetensors": safetensors,
+    "checkpoint": checkpoint,
+    "baseline": baseline,
+    "report": report_of,
+}
+
+
+def check(name: str, data: bytes) -> bool:
+    """Whether a target takes the bytes; raises whatever is a finding."""
+    try:
+        TARGETS[name](data)
+    except BlobStoreError as error:
+        str(error)
+        return False
+    return True

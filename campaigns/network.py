@@ -1,0 +1,31 @@
+"""A network whose output says which weights it was computed from.
+
+All its weights have one value. With that value `v` and an input of ones, the hidden layer is 65 v and the output
+4160 v² + v. For whole numbers up to `LARGEST` float32 computes that exactly, in any order, so a call that saw weights of
+two commits cannot give a number that a whole commit would give.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+LARGEST = 60
+SHAPES = {"a.weight": (64, 64), "a.bias": (64,), "b.weight": (16, 64), "b.bias": (16,)}
+INPUT = np.ones((2, 64), np.float32)
+
+
+def weights(value: int) -> dict[str, np.ndarray]:
+    """All weights of the network with one value."""
+    return {name: np.full(shape, value, np.float32) for name, shape in SHAPES.items()}
+
+
+def expected(value: int) -> int:
+    """What every element of the output is then."""
+    return 4160 * value * value + value
+
+
+def weight_keys(keys: Iterable[str]) -> list[str]:
+    """The keys of a data file that are weights, and not records about them."""
+    return [key for key in keys if not key.startswith("metadata.")]

@@ -1,0 +1,20 @@
+// The description behind a delegate's payload.
+#include <cstdlib>
+
+#include "delegate_payload.h"
+#include "flatbuffer.h"
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  try {
+    const blobstore::DelegatePayload payload = blobstore::read_delegate_payload(data, size);
+    for (const blobstore::DelegateConstant& constant : payload.constants) {
+      for (const uint64_t place : constant.places) {
+        if (place + blobstore::kVersionSize > payload.size) {
+          std::abort(); // the version would be written behind the payload
+        }
+      }
+    }
+  } catch (const blobstore::FormatError&) {
+  }
+  return 0;
+}

@@ -1,0 +1,37 @@
+// What is read of a program, and its tensors bound to a cache. The cache is of the file that BLOBSTORE_FUZZ_DATA names,
+// with the tensors that good programs take.
+#include <executorch/runtime/platform/runtime.h>
+
+#include <blobstore/cache.h>
+#include <blobstore/error.h>
+
+#include "input.h"
+#include "program_image.h"
+
+namespace {
+
+std::shared_ptr<blobstore::BlobCache> cache;
+
+} // namespace
+
+extern "C" int LLVMFuzzerInitialize(int*, char***) {
+  executorch::runtime::runtime_init();
+  const char* path = std::getenv("BLOBSTORE_FUZZ_DATA");
+  cache = path == nullptr ? blobstore::BlobCache::open({}) : blobstore::BlobCache::open({path});
+  return 0;
+}
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  const InputFile file(data, size);
+  try {
+    blobstore::ProgramImage image(file.path());
+    for (size_t method = 0; method < image.methods().size(); ++method) {
+      image.backends(method);
+      image.operators(method);
+      image.overlaid_inputs(method);
+    }
+    image.bind(*cache);
+  } catch (const blobstore::Error&) {
+  }
+  return 0;
+}

@@ -1,0 +1,73 @@
+"""The campaign of failing system calls notices what it is for."""
+
+import os
+import subprocess
+import sys
+import textwrap
+
+
+def crash(act):
+    """One run of the campaign on a scenario that writes the file `out/state`, by the given code."""
+    script = f"""
+import sys
+from pathlib import Path
+from campaigns.crash import __main__ as campaign, scenarios
+
+def prepare(folder):
+    (folder / "out").mkdir()
+    (folder / "out" / "state").write_text("old")
+
+def act(folder):
+    path = folder / "out" / "state"
+{textwrap.indent(textwrap.dedent(act), "    ")}
+
+scenarios.SCENARIOS = (scenarios.Scenario("tried", prepare, act),)
+sys.argv = ["crash"]
+campaign.main()
+"""
+    # the campaign starts itself again with its library preloaded: the library alone is built by the first call
+    build = "from campaigns.crash.__main__ import _build, LIBRARY; _build(); print(LIBRARY)"
+    library = subprocess.run([sys.executable, "-c", build], check=True, capture_output=True, text=True).stdout.strip()
+    process = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", script],
+        check=False,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "LD_PRELOAD": library},
+    )
+    assert process.returncode in (0, 1), process.stderr
+    return process.returncode, process.stdout
+
+
+def test_a_file_that_is_written_in_place_is_found():
+    """It is neither the old nor the new one after a kill, and another after an error."""
+    code, output = crash('path.write_text("new")')
+    assert code == 1
+    assert "kill at call" in output and "EIO at call" in output
+
+
+def test_litter_is_found():
+    code, output = crash(
+        """
+        from blobstore.errors import FileAccessError
+        temporary = path.with_suffix(".tmp")
+        try:
+            temporary.write_text("new")
+            temporary.rename(path)
+        except OSError as error:
+            raise FileAccessError(path, error) from None
+        """,
+    )
+    assert code == 1
+    assert "left ['out/state.tmp']" in output and "kill" not in output.split("\n\n")[0]
+
+
+def test_a_staged_file_is_not_found():
+    code, output = crash(
+        """
+        from blobstore.staging import Staging
+        with Staging() as staging, staging.open(path) as file:
+            file.write(b"new")
+        """,
+    )
+    assert code == 0, output
