@@ -54,6 +54,11 @@ bool is_watched(int descriptor) {
   return descriptor >= 0 && descriptor < kDescriptors && watched[descriptor];
 }
 
+// A full disk may have no room for a new name; one that takes the place of another needs none.
+bool is_new(const char* path) {
+  return access(path, F_OK) != 0;
+}
+
 enum class Verdict { Go, Fail, Short };
 
 // `takes_space`: a full disk refuses it.
@@ -245,11 +250,11 @@ MMAP(mmap64, off64_t)
     REFUSE(condition, name, takes_space, -1)                                    \
     return real arguments;                                                      \
   }
-BY_PATH(rename, (const char* path, const char* to) noexcept, (path, to), is_watched(to), true)
-BY_PATH(renameat, (int a, const char* path, int b, const char* to) noexcept, (a, path, b, to), is_watched(to), true)
+BY_PATH(rename, (const char* path, const char* to) noexcept, (path, to), is_watched(to), is_new(to))
+BY_PATH(renameat, (int a, const char* path, int b, const char* to) noexcept, (a, path, b, to), is_watched(to), is_new(to))
 BY_PATH(
     renameat2, (int a, const char* path, int b, const char* to, unsigned flags) noexcept, (a, path, b, to, flags),
-    is_watched(to), true)
+    is_watched(to), is_new(to))
 BY_PATH(link, (const char* path, const char* to) noexcept, (path, to), is_watched(to), true)
 BY_PATH(
     linkat, (int a, const char* path, int b, const char* to, int flags) noexcept, (a, path, b, to, flags),
