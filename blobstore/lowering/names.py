@@ -11,7 +11,7 @@ import re
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import xxhash
@@ -390,9 +390,17 @@ _lock = threading.Lock()
 
 
 def keep(table: NameTable) -> bytes:
-    """Keep a table for as long as the process lives; its digest finds it again."""
+    """Keep a table for as long as the process lives; its digest finds it again.
+
+    Programs of different modules may have equal tables: then the one that is kept knows the tensors of all of them.
+    """
     with _lock:
-        _tables[table.digest] = table
+        exported = dict(table.exported)
+        if (known := _tables.get(table.digest)) is not None:
+            for name, tensors in known.exported.items():
+                both = {id(tensor): tensor for tensor in (*tensors, *exported.get(name, ())) if tensor() is not None}
+                exported[name] = list(both.values())
+        _tables[table.digest] = replace(table, exported=exported)
     return table.digest
 
 
