@@ -107,7 +107,7 @@ def test_a_pipe_does_not_hang(tmp_path):
 
     thread = threading.Thread(target=look, daemon=True)
     thread.start()
-    thread.join(10)
+    thread.join(60)
     assert len(found) == 4
 
 
