@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import operator
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -241,8 +242,10 @@ def save_programs(
 
 def _check_options(data_name: str, keep_small: int, names: NamedDataMap | None, progress: Progress | None) -> None:
     check_tag(data_name)
-    if not isinstance(keep_small, int):
-        raise UnsupportedDataError(f"keep_small must be a number of bytes, an int, not {keep_small!r}")
+    try:
+        operator.index(keep_small)
+    except TypeError:
+        raise UnsupportedDataError(f"keep_small must be an integer number of bytes, not {keep_small!r}") from None
     if names is not None and not isinstance(names, NamedDataMap):
         raise UnsupportedDataError(f"names: expected an opened file (open_any), found a {type(names).__qualname__}")
     check_progress(progress)

@@ -19,7 +19,7 @@ BEGIN = """
 import os, sys, threading
 import numpy as np
 from blobstore.runtime import BlobCache, Program
-from tests.waiting import until_blocked
+from tests.waiting import until, until_blocked
 
 pte, ptd, mode, inputs = sys.argv[1:]
 x = np.load(inputs)
@@ -166,8 +166,8 @@ def test_what_was_prepared_for_a_commit_of_the_parent_is_not_used_in_a_child(
     with cache.reading():
         commit = threading.Thread(target=lambda: cache.update({key: (old * np.float32(2)).tobytes()}))
         commit.start()
-        until_blocked(commit)  # it waits for this reader
-        assert delegate_stats().inits > before  # and has packed
+        until(lambda: delegate_stats().inits > before)  # it has packed
+        until_blocked(commit)  # and waits for this reader
         pid = os.fork()
     if pid == 0:
         code = 1

@@ -20,7 +20,7 @@ from blobstore.pte.program import read_program
 from blobstore.runtime import BlobCache, Program, delegate_stats
 from tests.lowering import nets
 from tests.lowering.live import Live, close, inputs, lower_through, plugin, randomize, seeded, write
-from tests.waiting import until_blocked
+from tests.waiting import until, until_blocked
 
 TINY = DecoderConfig(vocabulary=64, width=32, hidden=48, layers=2, heads=4, kv_heads=2, context=16, prompt=4)
 
@@ -273,8 +273,8 @@ def test_closing_leaves_no_half_of_a_commit(tmp_path: Path) -> None:
     commit = threading.Thread(target=live.cache.update_state_dict, args=(tensors,))
     with live.cache.reading():
         commit.start()
-        until_blocked(commit)  # it waits for this reader
-        assert delegate_stats().inits > inits  # and has packed
+        until(lambda: delegate_stats().inits > inits)  # it has packed
+        until_blocked(commit)  # and waits for this reader
         live.cache.close()
     commit.join()
     live.check()
