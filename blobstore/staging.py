@@ -319,7 +319,7 @@ def exclusive(directory: Path) -> Iterator[None]:
     lock = _Lock()
     try:
         with named(directory), contextlib.suppress(PermissionError):
-            lock.take(directory, wait=True)
+            lock.take(Path(os.path.realpath(directory)), wait=True)
         yield
     finally:
         lock.close()
