@@ -111,26 +111,30 @@ def test_reverts_and_loads_are_commits_too(three, tmp_path):
     cache = BlobCache(ptd)
     program = Program(pte, cache)
     save_file(generation(3), tmp_path / "three.ptd")
-    problems, stop = [], threading.Event()
+    seen, problems, stop = set(), [], threading.Event()
 
     def execute():
         method = program.load_method()
         x = np.zeros(WIDTH, np.float32)
         while not stop.is_set():
             (out,) = method(x)
-            if out.min() != out.max() or out[0] not in {0, total(3), total(5)}:
+            seen.add(out[0])
+            if out.min() != out.max():
                 problems.append(out)
 
-    thread = threading.Thread(target=execute)
-    thread.start()
-    for _ in range(200):
+    def change():
         cache.load(tmp_path / "three.ptd")
         with cache.transaction() as pending:
             pending.update(generation(5))
         cache.revert()
+
+    thread = threading.Thread(target=execute)
+    thread.start()
+    until(lambda: problems or (len(seen) >= 3 and cache.generation >= 600), meanwhile=change)
     stop.set()
     thread.join()
     assert not problems
+    assert seen == {0, total(3), total(5)}
 
 
 def test_load_methods_while_committing(three):
@@ -144,14 +148,20 @@ def test_load_methods_while_committing(three):
             n += 1
             cache.update(generation(n % 50))
 
+    seen = []
+
+    def load():
+        (out,) = Program(pte, cache).method()(np.zeros(WIDTH, np.float32))
+        assert out.min() == out.max()
+        seen.append(out[0])
+
     thread = threading.Thread(target=commit)
     thread.start()
-    x = np.zeros(WIDTH, np.float32)
-    for _ in range(100):
-        (out,) = Program(pte, cache).method()(x)
-        assert out.min() == out.max()
-    stop.set()
-    thread.join()
+    try:
+        until(lambda: len(seen) >= 100 and len(set(seen)) > 5, meanwhile=load)
+    finally:
+        stop.set()
+        thread.join()
 
 
 def in_child(work):
