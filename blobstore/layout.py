@@ -109,8 +109,8 @@ class TensorLayout:
             object.__setattr__(self, "sizes", tuple(map(operator.index, self.sizes)))
             order = range(len(self.sizes)) if self.dim_order is None else self.dim_order
             object.__setattr__(self, "dim_order", tuple(map(operator.index, order)))
-        except TypeError as error:
-            raise LayoutError(f"sizes {self.sizes!r} and dim_order {self.dim_order!r} are to be integers") from error
+        except (TypeError, ValueError) as error:  # ValueError: memory that was released
+            raise LayoutError(f"sizes {self.sizes!r} and dim_order {self.dim_order!r} must be integers") from error
         try:
             object.__setattr__(self, "scalar_type", ScalarType(self.scalar_type))
         except ValueError:

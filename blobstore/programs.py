@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import operator
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -27,7 +28,7 @@ from blobstore.ptd.reader import PtdDataMap, open_ptd
 from blobstore.ptd.writer import Entry, write_ptd
 from blobstore.pte.program import Movable, ProgramFile, read_program
 from blobstore.pte.rewrite import Rewrite
-from blobstore.staging import Progress, ScratchFolder, Staging, exclusive, named, refuse_inputs
+from blobstore.staging import Progress, ScratchFolder, Staging, check_progress, exclusive, named, refuse_inputs
 from blobstore.store import BlobStore, check_tag, file_name, nbytes
 
 if TYPE_CHECKING:
@@ -130,7 +131,8 @@ def dedup_programs(
     Raises:
         FileAccessError, InvalidFileError, IntegrityError: an input or what an earlier run left cannot be read, is
             malformed or damaged; or an output cannot be written.
-        UnsupportedDataError: an input is neither a program nor a data file.
+        UnsupportedDataError: an input is neither a program nor a data file, or `keep_small`, `names` or `progress` is of
+            the wrong kind.
         UnsupportedProgramError: a program holds something that the rewrite would lose.
         KeyConflictError: two inputs have different contents under a key that delegates look up; or an input and a
             program in the folder do.
@@ -139,7 +141,7 @@ def dedup_programs(
         InvalidTagError: `data_name` is not a file name.
         In every case the directory is as it was.
     """
-    check_tag(data_name)
+    _check_options(data_name, keep_small, names, progress)
     directory = as_path(directory)
     found = _expand(as_paths(inputs), directory)
     kinds = [detect_format(path) for path, _ in found]
@@ -195,8 +197,8 @@ def save_programs(
     Raises:
         As `dedup_programs`.
     """
+    _check_options(data_name, keep_small, names, progress)
     directory = as_path(directory)
-    check_tag(data_name)
     if not isinstance(programs, Mapping):
         raise UnsupportedDataError(f"expected programs by name, found a {type(programs).__qualname__}")
     for name, manager in programs.items():
@@ -236,6 +238,17 @@ def save_programs(
         )
         results = [replace(one, source=Path(name)) for one, name in zip(result.programs, programs, strict=True)]
         return replace(result, programs=results)
+
+
+def _check_options(data_name: str, keep_small: int, names: NamedDataMap | None, progress: Progress | None) -> None:
+    check_tag(data_name)
+    try:
+        operator.index(keep_small)
+    except TypeError:
+        raise UnsupportedDataError(f"keep_small must be an integer number of bytes, not {keep_small!r}") from None
+    if names is not None and not isinstance(names, NamedDataMap):
+        raise UnsupportedDataError(f"names: expected an opened file (open_any), found a {type(names).__qualname__}")
+    check_progress(progress)
 
 
 def _check_methods(name: str, manager: Any, data: Sequence[PtdDataMap]) -> None:
@@ -301,8 +314,6 @@ def _write(
     if len(set(outputs)) != len(outputs):
         twice = next(path for path in outputs if outputs.count(path) > 1)
         raise OutputPathError(f"{twice}: two of the programs have this file name; rename one of them")
-    if names is not None and not isinstance(names, NamedDataMap):
-        raise UnsupportedDataError(f"names: expected an opened file (open_any), found a {type(names).__qualname__}")
     data_name = file_name(data_name)
     data = [(data_map, file_name(tag), group) for data_map, tag, group in data]
     tags = list(dict.fromkeys([data_name, *(tag for _, tag, _ in data)]))
@@ -538,7 +549,7 @@ def _expand(paths: Sequence[Path], directory: Path) -> list[tuple[Path, Path]]:
     output = os.path.realpath(directory)
     found: dict[str, tuple[Path, Path]] = {}
     for path in paths:
-        if path.is_dir():
+        if os.path.isdir(path):  # noqa: PTH112 - Path.is_dir raises an error for a name that is too long
             inside = [(file, file.relative_to(path)) for file in tree(path, (".pte", ".ptd"))]
             new = [
                 (file, place)

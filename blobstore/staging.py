@@ -72,9 +72,9 @@ class Staging:
     """
 
     def __init__(self, progress: Progress | None = None, *, force: bool = False) -> None:
+        self._staged: dict[Path, _Staged] = {}  # by the file itself, without links; `__del__` needs it
         check_progress(progress)
         self._progress, self._force = progress, force
-        self._staged: dict[Path, _Staged] = {}  # by the file itself, without links
         self._swept: set[Path] = set()
 
     @contextlib.contextmanager
@@ -319,7 +319,7 @@ def exclusive(directory: Path) -> Iterator[None]:
     lock = _Lock()
     try:
         with named(directory), contextlib.suppress(PermissionError):
-            lock.take(directory, wait=True)
+            lock.take(Path(os.path.realpath(directory)), wait=True)
         yield
     finally:
         lock.close()

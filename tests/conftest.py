@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from tests import models
 from tests.cpp.module_runner import ModuleRunner, build
+
+# No example has a time limit, as the machine may be busy. CI tries the same examples in every run.
+settings.register_profile("blobstore", deadline=None, derandomize="CI" in os.environ)
+settings.load_profile("blobstore")
 
 
 @pytest.fixture(scope="session")

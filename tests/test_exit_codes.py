@@ -17,6 +17,7 @@ import blobstore
 
 SETUP = """
 import os, signal, sys, threading
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has what runs in the background ignore it
 def interrupt():
     signal.raise_signal(signal.SIGINT)
 from blobstore.cli import main
@@ -172,23 +173,23 @@ def test_ctrl_c_while_importing(number: int, good: Path) -> None:
 
 AT_CALL = """
 import {module}
-real = {module}.{name}
+real = {module}.{function}
 def interrupted(*arguments, **named):
     {when}
     return real(*arguments, **named)
-{module}.{name} = interrupted
+{module}.{function} = interrupted
 """
 
 
 def at(place: str, when: str = "interrupt()") -> str:
-    module, name = place.rsplit(".", 1)
-    return AT_CALL.format(module=module, name=name, when=when)
+    module, function = place.split(":")
+    return AT_CALL.format(module=module, function=function, when=when)
 
 
 IN_MAIN = "threading.current_thread() is threading.main_thread() and interrupt()"
 
 
-@pytest.mark.parametrize("place", ["os.fsync", "os.replace", "os.write", "json.dumps"])
+@pytest.mark.parametrize("place", ["os:fsync", "os:replace", "blobstore.staging:_Output.write", "json:dumps"])
 def test_ctrl_c_during_a_save_leaves_nothing(place: str, good: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()
@@ -200,7 +201,7 @@ def test_ctrl_c_during_a_save_leaves_nothing(place: str, good: Path, tmp_path: P
 def test_ctrl_c_while_a_pool_works(good: Path) -> None:
     """The signal comes to the main thread while a worker reads."""
     when = "os.kill(os.getpid(), signal.SIGINT)"
-    done = run("report", "--no-cache", good, setup=at("blobstore.reporting.engine._fingerprint", when))
+    done = run("report", "--no-cache", good, setup=at("blobstore.reporting.engine:_fingerprint", when))
     assert (done.returncode, done.stderr) == (130, "")
 
 

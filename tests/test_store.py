@@ -446,7 +446,6 @@ def test_file_mode_follows_the_umask(tmp_path):
     assert (tmp_path / "x.ptd").stat().st_mode & 0o777 == 0o640
 
 
-@settings(deadline=None)
 @given(st.dictionaries(strategies.keys, st.tuples(strategies.tensors(), strategies.alignments), max_size=8))
 def test_round_trip_and_determinism(contents):
     """Keys and blobs are in the order in which they were added, and a store that is filled from a file has its order."""
@@ -674,7 +673,7 @@ class StoreMachine(RuleBasedStateMachine):
         assert stats.unique_bytes == sum(map(len, set(contents)))
 
 
-StoreMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=15, deadline=None)
+StoreMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=15)
 TestStoreMachine = StoreMachine.TestCase
 
 

@@ -107,7 +107,7 @@ def test_a_pipe_does_not_hang(tmp_path):
 
     thread = threading.Thread(target=look, daemon=True)
     thread.start()
-    thread.join(10)
+    thread.join(60)
     assert len(found) == 4
 
 
@@ -424,6 +424,10 @@ def test_output_between_the_inputs(lowered, tmp_path):
         dedup_programs([source], tmp_path / "out")
     assert (tmp_path / "elsewhere").read_bytes() == b"somebody's"
     assert os.listdir(tmp_path / "out") == ["shared.ptd"]
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    dedup_programs([source], tmp_path / "link")
+    assert sorted(os.listdir(tmp_path / "real")) == ["a.pte", "shared.ptd"]
 
 
 def test_padding_takes_no_memory(tmp_path):

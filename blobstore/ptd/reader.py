@@ -60,9 +60,9 @@ class PtdDataMap(NamedDataMap):
         try:
             table = _read(self._data)
         except (HeaderError, ColumnsError, LayoutError) as error:
-            raise InvalidFileError(path, str(error)) from None
+            raise InvalidFileError(self.path, str(error)) from None
         except ManifestError as error:
-            raise IntegrityError(path, str(error)) from None
+            raise IntegrityError(self.path, str(error)) from None
         self._table = table
         self._digests: dict[int, Digest] = {}
         self._index = dict(zip(table.keys, itertools.count()))

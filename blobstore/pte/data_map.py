@@ -9,7 +9,7 @@ from pathlib import Path
 
 from blobstore.buffers import same_bytes
 from blobstore.data_map import NamedDataMap
-from blobstore.errors import KeyConflictError
+from blobstore.errors import KeyConflictError, UnsupportedDataError
 from blobstore.layout import TensorLayout
 from blobstore.pte.program import Movable, ProgramFile, read_program
 
@@ -31,9 +31,14 @@ class PteDataMap(NamedDataMap):
 
     Data is handed out as views of the mapped file. The first question reads all constants once, for their keys; it
     raises KeyConflictError if the program gives one name to two contents.
+
+    Raises:
+        UnsupportedDataError: `program` is not a ProgramFile; `open_pte` takes a path.
     """
 
     def __init__(self, program: ProgramFile) -> None:
+        if not isinstance(program, ProgramFile):
+            raise UnsupportedDataError(f"expected a ProgramFile (read_program), found a {type(program).__qualname__}")
         self.name = str(program.path)
         self.program = program
 

@@ -17,11 +17,13 @@
 #include <memory>
 #include <mutex>
 #include <new>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -339,13 +341,45 @@ void test_two_on_one_file(const std::string& path, const std::vector<char>& payl
   CHECK(here.run() == there.run());
 }
 
+/// A thread of which the test can wait until it is blocked.
+class Watched {
+ public:
+  template <typename Work>
+  explicit Watched(Work work) : thread_([this, work] { id_ = gettid(), work(); }) {}
+
+  void join() { thread_.join(); }
+
+  /// Wait until the thread sleeps in the kernel, without a time limit, for a mutex, a condition or the lock of a file:
+  /// until it is found twice at the same place in such a system call.
+  void until_blocked() const {
+    for (std::string call, before;; before = call) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      if (id_ == 0) {
+        continue;
+      }
+      std::ifstream file("/proc/self/task/" + std::to_string(id_) + "/syscall");
+      CHECK(static_cast<bool>(std::getline(file, call))); // or it ended, and waited for nothing
+      long number = -1;
+      unsigned long timeout = 1;
+      std::sscanf(call.c_str(), "%ld %*x %*x %*x %lx", &number, &timeout);
+      if (call == before && (number == SYS_flock || (number == SYS_futex && timeout == 0))) {
+        return;
+      }
+    }
+  }
+
+ private:
+  std::atomic<pid_t> id_{0};
+  std::thread thread_;
+};
+
 /// Looks at a blob when a commit takes effect, while somebody else tries to commit, too.
 struct Onlooker final : blobstore::CommitFollower {
   struct Look final : Prepared {
     explicit Look(Onlooker& by) : by(by) {}
     void apply() noexcept override {
-      by.rival = std::thread([&other = by.other] { CHECK(commit(other, {kPacked, kKept}, 8)); });
-      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+      by.rival.emplace([&other = by.other] { CHECK(commit(other, {kPacked, kKept}, 8)); });
+      by.rival->until_blocked();
       by.seen = value_of(by.mine.at(kPacked).data, by.mine.at(kPacked).size);
     }
     Onlooker& by;
@@ -355,7 +389,7 @@ struct Onlooker final : blobstore::CommitFollower {
   BlobCache& mine;
   BlobCache& other;
   float seen = 0;
-  std::thread rival;
+  std::optional<Watched> rival;
 };
 
 /// What followers made takes effect before another process can commit.
@@ -366,7 +400,7 @@ void test_effect_on_one_file(const std::string& path, const std::vector<char>& p
   const auto onlooker = std::make_shared<Onlooker>(*mine, *other);
   mine->follow(onlooker);
   CHECK(commit(*mine, {kPacked, kKept}, 7));
-  onlooker->rival.join();
+  onlooker->rival->join();
   CHECK(onlooker->seen == 7);
   CHECK(here.run() == 8);
   CHECK(commit(*other, {kPacked, kKept}, 1));
@@ -445,14 +479,14 @@ void test_loading_while_a_commit_waits(const std::string& path, const std::vecto
   CHECK(commit(*cache, {kPacked, kKept}, 1));
   std::unique_ptr<Loaded> late;
   bool accepted = true;
-  std::thread committer;
+  std::optional<Watched> committer;
   {
     const BlobCache::Reading reading(*cache);
-    committer = std::thread([&] { accepted = commit(*cache, {kPacked, kKept}, -1); });
-    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    committer.emplace([&] { accepted = commit(*cache, {kPacked, kKept}, -1); });
+    committer->until_blocked();
     late = std::make_unique<Loaded>(cache, payload);
   }
-  committer.join();
+  committer->join();
   CHECK(!accepted && late->run() == 1);
 }
 
@@ -509,8 +543,8 @@ struct Saboteur final : blobstore::CommitFollower {
     explicit First(Saboteur& by) : by(by) {}
     ~First() override {
       by.mark(0);
-      by.next = std::thread([this_ = &by] { CHECK(commit(this_->cache, {kOwn}, 8)); });
-      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+      by.next.emplace([this_ = &by] { CHECK(commit(this_->cache, {kOwn}, 8)); });
+      by.next->until_blocked();
     }
     void apply() noexcept override {}
     Saboteur& by;
@@ -528,7 +562,7 @@ struct Saboteur final : blobstore::CommitFollower {
   BlobCache& cache;
   std::string path;
   int asked = 0;
-  std::thread next;
+  std::optional<Watched> next;
 };
 
 struct Marker final : blobstore::CommitFollower {
@@ -558,7 +592,7 @@ void test_failing_after_preparing(const std::string& folder, const std::vector<c
   } catch (const blobstore::Error& error) {
     CHECK(error.kind() == blobstore::ErrorKind::Integrity);
   }
-  saboteur->next.join();
+  saboteur->next->join();
   CHECK(mine.run() == 8001);
 }
 
@@ -611,14 +645,14 @@ void test_closing_during_a_commit(const std::string& path, const std::vector<cha
   const auto cache = BlobCache::open({path}, mode);
   CHECK(commit(*cache, {kPacked, kKept}, 1));
   Loaded mine(cache, payload);
-  std::thread committer;
+  std::optional<Watched> committer;
   {
     const BlobCache::Reading reading(*cache);
-    committer = std::thread([&] { CHECK(commit(*cache, {kPacked, kKept}, 4)); });
-    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    committer.emplace([&] { CHECK(commit(*cache, {kPacked, kKept}, 4)); });
+    committer->until_blocked();
     cache->close();
   }
-  committer.join();
+  committer->join();
   CHECK(mine.run() == 4);
 }
 

@@ -39,7 +39,7 @@ def cases(draw: Any) -> Any:
 
 
 @given(cases())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_merge_then_undo(case: Any) -> None:
     generator = torch.Generator().manual_seed(case["seed"])
     out, rank, inner = case["shape"]

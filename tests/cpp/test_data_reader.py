@@ -60,7 +60,7 @@ def reader(module_runner):
     return module_runner.executable.with_name("data_reader")
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(contents)
 def test_what_we_write(reader, contents):
     with tempfile.TemporaryDirectory() as name:
@@ -78,7 +78,7 @@ def test_what_we_write(reader, contents):
                 assert found == expected
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(contents)
 def test_what_executorch_writes(contents):
     store = NamedDataStore()

@@ -19,6 +19,7 @@ BEGIN = """
 import os, sys, threading
 import numpy as np
 from blobstore.runtime import BlobCache, Program
+from tests.waiting import until, until_blocked
 
 pte, ptd, mode, inputs = sys.argv[1:]
 x = np.load(inputs)
@@ -137,7 +138,7 @@ def test_forked_children_run_and_update(live: Live, mode: str, tmp_path: Path) -
     """
     process = start(live, script, data, mode)
     try:
-        _, stderr = process.communicate(timeout=40)
+        _, stderr = process.communicate(timeout=120)
     except subprocess.TimeoutExpired:
         process.kill()
         pytest.fail(f"it hangs: {process.communicate()[1]}")
@@ -165,8 +166,8 @@ def test_what_was_prepared_for_a_commit_of_the_parent_is_not_used_in_a_child(
     with cache.reading():
         commit = threading.Thread(target=lambda: cache.update({key: (old * np.float32(2)).tobytes()}))
         commit.start()
-        while delegate_stats().inits == before:  # fork waits until an initialization that has begun is done
-            pass
+        until(lambda: delegate_stats().inits > before)  # it has packed
+        until_blocked(commit)  # and waits for this reader
         pid = os.fork()
     if pid == 0:
         code = 1
@@ -183,7 +184,7 @@ def test_what_was_prepared_for_a_commit_of_the_parent_is_not_used_in_a_child(
     """
     process = start(live, script, data, mode)
     try:
-        _, stderr = process.communicate(timeout=40)
+        _, stderr = process.communicate(timeout=120)
     except subprocess.TimeoutExpired:
         process.kill()
         pytest.fail(f"it hangs: {process.communicate()[1]}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import threading
-import time
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +20,7 @@ from blobstore.pte.program import read_program
 from blobstore.runtime import BlobCache, Program, delegate_stats
 from tests.lowering import nets
 from tests.lowering.live import Live, close, inputs, lower_through, plugin, randomize, seeded, write
+from tests.waiting import until, until_blocked
 
 TINY = DecoderConfig(vocabulary=64, width=32, hidden=48, layers=2, heads=4, kv_heads=2, context=16, prompt=4)
 
@@ -265,7 +265,7 @@ def test_what_the_payload_says_is_packed(tmp_path: Path) -> None:
 
 
 def test_closing_leaves_no_half_of_a_commit(tmp_path: Path) -> None:
-    """Packed weights and slopes, which are read where they are, stay together (issue 5, 2; U3)."""
+    """Packed weights and slopes, which are read where they are, stay together (U3)."""
     live = Live.make(seeded(nets.PReLU), inputs(1, 3, 8, 8), tmp_path)
     live.check()
     tensors = randomize(live.module, 3)
@@ -273,8 +273,8 @@ def test_closing_leaves_no_half_of_a_commit(tmp_path: Path) -> None:
     commit = threading.Thread(target=live.cache.update_state_dict, args=(tensors,))
     with live.cache.reading():
         commit.start()
-        while commit.is_alive() and delegate_stats().inits == inits:  # until it waits for this reader
-            time.sleep(0.001)
+        until(lambda: delegate_stats().inits > inits)  # it has packed
+        until_blocked(commit)  # and waits for this reader
         live.cache.close()
     commit.join()
     live.check()

@@ -120,7 +120,5 @@ class Machine(RuleBasedStateMachine):
         shutil.rmtree(self.scratch)
 
 
-Machine.TestCase.settings = settings(
-    max_examples=15, stateful_step_count=15, deadline=None, suppress_health_check=list(HealthCheck)
-)
+Machine.TestCase.settings = settings(max_examples=15, stateful_step_count=15, suppress_health_check=list(HealthCheck))
 test_machine = Machine.TestCase

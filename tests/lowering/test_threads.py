@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from blobstore.runtime import BlobCache, Program
 from tests.lowering.live import inputs, lower_through, seeded
+from tests.waiting import until
 
 
 class Levels(nn.Module):
@@ -45,25 +46,32 @@ def test_no_output_mixes_generations(tmp_path: Path) -> None:
     for state in states:
         cache.update_state_dict(state)
         allowed.append(programs[0].method()(*example)[0])
-    stop, wrong = threading.Event(), []
+    stop, wrong, calls, updates = threading.Event(), [], [0] * len(programs), 0
 
-    def serve(program: Program) -> None:
-        method = program.load_method()
+    def serve(number: int) -> None:
+        method = programs[number].load_method()
         while not stop.is_set():
             found = method(*example)[0]
             if not any(torch.equal(found, one) for one in allowed):
                 wrong.append(found)
+            calls[number] += 1
 
-    threads = [threading.Thread(target=serve, args=(program,)) for program in programs]
+    def update() -> None:
+        nonlocal updates
+        cache.update_state_dict(states[updates % 3])
+        if updates % 7 == 0:
+            assert torch.equal(programs[0].method()(*example)[0], allowed[updates % 3])
+        updates += 1
+
+    threads = [threading.Thread(target=serve, args=(number,)) for number in range(len(programs))]
     for thread in threads:
         thread.start()
-    for i in range(150):
-        cache.update_state_dict(states[i % 3])
-        if i % 7 == 0:
-            assert torch.equal(programs[0].method()(*example)[0], allowed[i % 3])
-    stop.set()
-    for thread in threads:
-        thread.join()
+    try:
+        until(lambda: wrong or (updates >= 150 and min(calls) >= 150), meanwhile=update)
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
     assert not wrong
 
 

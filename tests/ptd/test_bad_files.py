@@ -89,7 +89,7 @@ def test_any_bit_flipped_without_a_manifest(tmp_path, foreign):
             os.pwrite(file.fileno(), foreign[at : at + 1], at)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(at=st.integers(0, 10**6), value=st.integers(0, 2**32 - 1) | st.integers(0, 200), which=st.booleans())
 def test_any_word_replaced(tmp_path_factory, good, foreign, at, value, which):
     data = bytearray(good if which else foreign)

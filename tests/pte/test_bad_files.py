@@ -84,7 +84,7 @@ def test_every_bit_flipped(small, inline):
     assert taken < flatbuffer * 8
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(st.data())
 def test_anything_at_random_places(data):
     content = bytearray(oracle.one_of_everything())
@@ -103,7 +103,7 @@ def test_anything_at_random_places(data):
     _use(content)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(st.binary(max_size=300))
 def test_anything_at_all(data):
     assert not _use(data)

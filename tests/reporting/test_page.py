@@ -15,6 +15,7 @@ from blobstore.reporting.html import to_html
 from tests.reporting.planted import Payload, Tensor, write_ptd, write_safetensors
 from tests.reporting.test_output import HOSTILE
 from tests.reporting.test_planted import values
+from tests.waiting import until
 
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
 
@@ -213,10 +214,13 @@ def test_the_page_follows_the_system_when_it_turns_dark(browser: Any, page_file:
     opened = Opened(browser, page_file, "light")
     light = opened.colors("h1")
     opened.page.emulate_media(color_scheme="dark")
-    opened.page.wait_for_timeout(300)
-    dark = opened.colors("h1")
     assert light[0] < light[1]
-    assert dark[0] > dark[1]
+
+    def dark() -> bool:
+        text, behind = opened.colors("h1")
+        return text > behind
+
+    until(dark)
     opened.context.close()
 
 

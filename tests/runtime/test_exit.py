@@ -18,6 +18,7 @@ import sys, threading
 import numpy as np
 from blobstore import errors
 from blobstore.runtime import BlobCache, Program
+from tests.waiting import until_blocked
 
 pte, ptd, mode = sys.argv[1:]
 cache = BlobCache(ptd, mode)
@@ -41,11 +42,6 @@ def read():
         bytes(cache[next(iter(cache))])
 
 
-def waits():  # for a reader that never goes
-    deep.set()
-    cache.update({key: weight})
-
-
 def repeat(work):
     while True:
         work()
@@ -55,7 +51,7 @@ def repeat(work):
 def start(*works):
     for work in works:
         threading.Thread(target=repeat, args=(work,), daemon=True).start()
-    assert deep.wait(20)
+    deep.wait()
 """
 WORKS = {
     "running": "start(lambda: method(x), lambda: method(turned))",
@@ -65,7 +61,13 @@ WORKS = {
     "reading": "start(read, lambda: cache.stats)",
     "loading": "start(program.load_method, lambda: Program(pte, cache).method()(x), lambda: BlobCache(ptd, mode))",
     "saving": "start(lambda: cache.save(ptd + '.saved'), cache.verify)",
-    "waiting for a lock": "held = cache.reading(); held.__enter__(); start(waits)",
+    "waiting for a lock": """
+held = cache.reading()
+held.__enter__()
+waits = threading.Thread(target=lambda: cache.update({key: weight}), daemon=True)
+waits.start()
+until_blocked(waits)  # for a reader that never goes
+""",
 }
 
 
@@ -91,7 +93,7 @@ def test_the_interpreter_ends_while_daemon_threads_work(
             [sys.executable, "-W", "ignore", "-c", script, pte, ptd, mode],
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=120,
             cwd=Path(__file__).parents[2],
             check=False,
         )

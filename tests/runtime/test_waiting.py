@@ -1,6 +1,6 @@
 """Threads, commits and forks that wait for each other: none may wait for ever.
 
-Each case runs in a process of its own, which is killed if it hangs.
+Each case runs in a process of its own, which is killed if it hangs: after so long that nothing else explains it.
 """
 
 import subprocess
@@ -16,10 +16,11 @@ from blobstore.runtime import make_working_copy
 from tests import models
 
 BEGIN = """
-import os, sys, threading, time
+import os, sys, threading
 import numpy as np
 from blobstore import errors
 from blobstore.runtime import BlobCache, Program
+from tests.waiting import until_blocked
 
 mode, path, pte, ptd = sys.argv[1:]
 
@@ -28,18 +29,20 @@ def weights(n):
     return {"a": np.full(300_000, n, np.float32), "b": np.full(300_000, n, np.float32)}
 
 
-def during(seconds, *works):
-    stop, problems = time.monotonic() + seconds, []
+def together(times, *works):
+    # each goes on in a thread of its own until all were done so many times
+    done, problems = [0] * len(works), []
 
-    def repeat(work):
+    def repeat(number):
         try:
-            while time.monotonic() < stop:
-                work()
+            while min(done) < times and not problems:
+                works[number]()
+                done[number] += 1
         except BaseException as error:
             problems.append(error)
             raise
 
-    threads = [threading.Thread(target=repeat, args=(work,)) for work in works]
+    threads = [threading.Thread(target=repeat, args=(number,)) for number in range(len(works))]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -86,7 +89,7 @@ def finishes(request, files, tmp_path):
         command = [sys.executable, "-W", "ignore", "-c", BEGIN + textwrap.dedent(script), request.param, path, pte, ptd]
         try:
             ended = subprocess.run(
-                command, capture_output=True, text=True, timeout=20, cwd=Path(__file__).parents[2], check=False
+                command, capture_output=True, text=True, timeout=120, cwd=Path(__file__).parents[2], check=False
             )
         except subprocess.TimeoutExpired:
             pytest.fail("it hangs")
@@ -106,12 +109,13 @@ def test_saving_while_others_commit(finishes, tmp_path):
             with cache.reading():
                 cache.stats, cache.dirty
 
-        during(1.5, lambda: cache.update(weights(1)), save, read)
+        together(100, lambda: cache.update(weights(1)), save, read)
         """
     )
 
 
 def test_calling_a_method_of_another_thread_inside_reading(finishes):
+    """The other thread is in the method, and cannot go on before a commit is done that waits for this thread."""
     finishes(
         """
         import shutil
@@ -123,13 +127,26 @@ def test_calling_a_method_of_another_thread_inside_reading(finishes):
         key = program.external_keys()[0]
         new = np.array(cache.numpy(key))
 
+        for _ in range(20):
+            with cache.reading():
+                commit = threading.Thread(target=lambda: cache.update({key: new}))
+                commit.start()
+                until_blocked(commit)
+                others = [threading.Thread(target=work) for work in (lambda: method(x), program.load_method)]
+                for other in others:
+                    other.start()
+                    until_blocked(other)
+                method(x)
+                program.load_method()
+            for thread in (commit, *others):
+                thread.join()
+
         def inside():
             with cache.reading():
-                time.sleep(0.001)
                 method(x)
                 program.load_method()
 
-        during(2, inside, lambda: method(x), lambda: program.load_method(), lambda: cache.update({key: new}))
+        together(100, inside, lambda: method(x), lambda: program.load_method(), lambda: cache.update({key: new}))
         """
     )
 
@@ -141,7 +158,7 @@ def test_forking_inside_reading(finishes):
         with cache.reading():  # the commit of the other thread waits for it
             other = threading.Thread(target=lambda: cache.update(weights(4)))
             other.start()
-            time.sleep(0.2)
+            until_blocked(other)
             pid = os.fork()
             if mode != "shared":  # there, the child's reading begins anew
                 assert cache.numpy("a")[0] == 3
@@ -167,20 +184,19 @@ def test_forking_inside_reading(finishes):
 def test_forking_while_a_commit_waits_for_another_reader(finishes):
     finishes(
         """
-        reading = threading.Event()
+        reading, leave = threading.Event(), threading.Event()
 
         def read():
             with cache.reading():
                 reading.set()
-                for _ in range(100):
-                    time.sleep(0.005)
+                leave.wait()
 
         reader = threading.Thread(target=read)
         reader.start()
         reading.wait()
         writer = threading.Thread(target=lambda: cache.update(weights(4)))
         writer.start()
-        time.sleep(0.1)
+        until_blocked(writer)
 
         def go_on():
             cache.update(weights(5))
@@ -188,6 +204,7 @@ def test_forking_while_a_commit_waits_for_another_reader(finishes):
                 assert cache.numpy("a")[0] == cache.numpy("b")[-1] in (4, 5)  # shared: the other commits too
 
         pid = child(go_on)
+        leave.set()
         reader.join()
         writer.join()
         wait(pid)
@@ -223,20 +240,14 @@ def test_reading_that_ends_in_another_thread(finishes):
 
 
 def test_opening_while_others_call_without_pause(finishes):
+    """Nearly always, one of them reads."""
     finishes(
         """
-        seconds = []
-
         def read():
             with cache.reading():
-                time.sleep(0.002)
+                for _ in range(5):
+                    cache.numpy("a").sum() + cache.numpy("b").sum()  # numpy lets the other threads run
 
-        def open_one():
-            start = time.monotonic()
-            BlobCache(path, mode)
-            seconds.append(time.monotonic() - start)
-
-        during(3, read, read, read, read, open_one)
-        assert len(seconds) > 20, seconds
+        together(50, read, read, read, read, lambda: BlobCache(path, mode))
         """
     )

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from blobstore.runtime import BlobCache, Program
 from blobstore.training import TrainingProgram
 from tests.training import nets
 from tests.training.test_steps import same, sgd, values
+from tests.waiting import until
 
 Make = Callable[[Any], torch.optim.Optimizer]
 
@@ -94,7 +94,7 @@ _values = st.recursive(
     dtype=st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool, torch.uint8]),
     sizes=st.lists(st.integers(0, 3), max_size=3),
 )
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_state_of_an_optimizer_comes_back(
     kind: str, steps: int, option: Any, kept: Any, dtype: torch.dtype, sizes: list[int], tmp_path: Path
 ) -> None:
@@ -213,8 +213,8 @@ def test_a_checkpoint_while_others_train(tmp_path: Path) -> None:
         for number in range(8):
             files.append(tmp_path / f"{number}.ptd")
             training.save(files[-1], ours)
-            while len(taken) < 20 * number and all(thread.is_alive() for thread in threads):
-                time.sleep(0.001)
+            enough = len(taken) + 20
+            until(lambda: len(taken) >= enough or not all(thread.is_alive() for thread in threads))  # noqa: B023
     finally:
         stop.set()
         for thread in threads:

@@ -1,0 +1,65 @@
+"""What holds for every test of this project."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.waiting import until, until_blocked
+
+ROOT = Path(__file__).parents[1]
+
+# A pause as long as a test hopes that something takes, in its own code or in that of a process that it starts
+PYTHON_PAUSE = re.compile(r"\bsleep\(|\bwait_for_timeout\(|\.wait\((?:timeout=)?[\d.]")
+# One millisecond is the pause of a loop that looks at a condition
+CPP_PAUSE = re.compile(r"\bu?sleep\(|\bsleep_(?:for|until)\((?!std::chrono::milliseconds\(1\)\))")
+
+
+def found(pattern: re.Pattern[str], files: str, *, but: str = "") -> Iterator[str]:
+    """The lines with it, in all files but this one and that one."""
+    for path in sorted(set(ROOT.glob(files)) - {Path(__file__), ROOT / but}):
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            if pattern.search(line):
+                yield f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
+
+
+def test_no_test_sleeps_to_win_a_race() -> None:
+    """Tests wait for conditions, with tests/waiting.py."""
+    assert list(found(PYTHON_PAUSE, "tests/**/*.py", but="tests/waiting.py")) == []
+    assert list(found(CPP_PAUSE, "tests/**/*.cpp")) == []
+    assert list(found(CPP_PAUSE, "runtime_bindings/tests/**/*.cpp")) == []
+
+
+def test_examples_have_no_time_limit() -> None:
+    """The profile in tests/conftest.py says so for all."""
+    assert list(found(re.compile(r"\bdeadline="), "tests/**/*.py", but="tests/conftest.py")) == []
+
+
+def test_a_thread_that_waits_for_a_lock_is_blocked() -> None:
+    """A thread that computes, or that waits for its turn to run Python, is not."""
+    lock, done = threading.Lock(), []
+
+    def work() -> None:
+        for number in range(300_000):
+            done.append(number)
+        with lock:
+            pass
+
+    with lock:
+        thread = threading.Thread(target=work)
+        thread.start()
+        until_blocked(thread)
+        assert len(done) == 300_000
+    thread.join()
+    with pytest.raises(AssertionError, match="the thread ended"):
+        until_blocked(thread)
+
+
+def test_a_condition_that_never_holds_fails_the_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.waiting.SECONDS", 0)
+    with pytest.raises(TimeoutError, match="never came true"):
+        until(lambda: False)
