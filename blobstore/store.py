@@ -33,7 +33,7 @@ from blobstore.errors import (
 )
 from blobstore.kinds import Format
 from blobstore.layout import ScalarType, TensorLayout
-from blobstore.mapped_file import Paths, as_path, as_paths
+from blobstore.mapped_file import Paths, as_path, as_paths, check_length
 from blobstore.ptd.manifest import is_keyed_manifest
 from blobstore.ptd.reader import open_ptd
 from blobstore.ptd.writer import MAX_ALIGNMENT, Entry, write_ptd
@@ -145,6 +145,7 @@ class BlobStore:
             view, layout = as_bytes(data, layout)
         except (UnsupportedDataError, LayoutError) as error:
             raise type(error)(f"key {key!r}: {error}") from error
+        check_length(view)
         if is_keyed_manifest(key, view):
             raise InvalidKeyError(f"key {key!r}: a blob that begins with a manifest's identifier cannot have it")
         address = self._address(view)

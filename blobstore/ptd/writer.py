@@ -13,6 +13,7 @@ import xxhash
 from blobstore.digest import Digest
 from blobstore.errors import DataChangedError, InvalidAlignmentError
 from blobstore.layout import TensorLayout
+from blobstore.mapped_file import check_length
 from blobstore.ptd.header import FLATBUFFER_OFFSET, START, Header
 from blobstore.ptd.manifest import MAGIC, Manifest
 from blobstore.ptd.table import align, encode_table
@@ -62,6 +63,7 @@ def write_ptd(file: BinaryIO, entries: Sequence[Entry], metadata: Mapping[str, s
 
     Raises:
         DataChangedError: the bytes of a blob no longer have its digest. The file is then to be thrown away.
+        FileAccessError: a file that blobs come from was truncated.
         InvalidAlignmentError: the common multiple of all alignments is above `MAX_ALIGNMENT`.
         OSError: writing failed.
     """
@@ -109,6 +111,7 @@ def write_ptd(file: BinaryIO, entries: Sequence[Entry], metadata: Mapping[str, s
 
 def copy_checked(file: BinaryIO, data: memoryview, expected: Digest, key: str) -> None:
     """Write `data` and raise DataChangedError if what was written does not have the digest `expected`."""
+    check_length(data)
     if len(data) <= _CHUNK:
         found = xxhash.xxh3_128_digest(data)
         file.write(data)
@@ -116,6 +119,7 @@ def copy_checked(file: BinaryIO, data: memoryview, expected: Digest, key: str) -
         hasher = xxhash.xxh3_128()
         for start in range(0, len(data), _CHUNK):
             chunk = data[start : start + _CHUNK]
+            check_length(chunk)
             hasher.update(chunk)
             file.write(chunk)
         found = hasher.digest()

@@ -27,7 +27,7 @@ import numpy as np
 from blobstore.buffers import same_bytes
 from blobstore.errors import InvalidKeyError, KeyConflictError, UnsupportedProgramError
 from blobstore.kinds import Format
-from blobstore.mapped_file import as_path
+from blobstore.mapped_file import as_path, check_length
 from blobstore.pte.edit import Editor
 from blobstore.pte.flatbuffer import Span, Table
 from blobstore.pte.program import (
@@ -114,6 +114,7 @@ class Rewrite:
         for start, run in self._runs:
             file.write(bytes(start - position))
             for begin in range(run.start, run.stop, _SLICE):
+                check_length(self._program.data)
                 file.write(self._program.data[begin : min(begin + _SLICE, run.stop)])
             position = start + run.size
         file.write(bytes(self.nbytes - position))
