@@ -18,6 +18,7 @@ import numpy as np
 from blobstore.errors import FileAccessError, InvalidFileError
 
 __all__ = [
+    "PIECE",
     "Descriptor",
     "Paths",
     "PrivateFile",
@@ -26,11 +27,15 @@ __all__ = [
     "check_length",
     "listed",
     "map_file",
+    "read_pieces",
     "same_file",
 ]
 
 Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 """One path, or several."""
+
+PIECE = 1 << 20
+"""How many bytes are read at a time; they stay in the processor's cache."""
 
 
 class _Map(mmap.mmap):
@@ -177,6 +182,27 @@ def check_length(data: memoryview) -> None:
     if isinstance(owner, _Map) and (found := owner.size()) < len(owner):
         reason = f"the file was truncated: it has {found} bytes, {len(owner)} are expected"
         raise FileAccessError(owner.path, OSError(errno.EIO, reason))
+
+
+def read_pieces(data: memoryview) -> Iterator[bytes | memoryview]:
+    """The bytes as copies of at most `PIECE` bytes, for a writer: what it hashes is what it writes.
+
+    A page of a map is only read right after the file's length was checked, and never while the writer waits for a disk, in
+    which time somebody may truncate the file. A piece is valid until the next one is asked for.
+
+    Raises:
+        FileAccessError: the bytes are a map of a file that was truncated.
+    """
+    if len(data) <= PIECE:
+        check_length(data)
+        yield bytes(data)
+        return
+    room = memoryview(bytearray(PIECE))
+    for start in range(0, len(data), PIECE):
+        check_length(data)
+        piece = room[: min(PIECE, len(data) - start)]
+        piece[:] = data[start : start + PIECE]
+        yield piece
 
 
 class PrivateFile:
