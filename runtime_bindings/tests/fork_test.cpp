@@ -5,6 +5,7 @@
 // COPY.ptd is a working copy with a float tensor "a".
 
 #include <atomic>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
@@ -31,17 +32,24 @@ void check(bool ok, const char* what, int line) {
 }
 #define CHECK(condition) check(condition, #condition, __LINE__)
 
-/// Run this in a child, which may take a minute; whether it returned.
+/// Run this in a child, which may take a minute; whether it returned. A child that hangs may do so before fork() returns.
 template <typename Work>
 bool in_child(Work work) {
   const pid_t child = fork();
   if (child == 0) {
-    alarm(60);
     work();
     std::_Exit(0);
   }
   int status = 0;
-  return waitpid(child, &status, 0) == child && status == 0;
+  for (int waited = 0; waited < 6'000; ++waited) {
+    if (waitpid(child, &status, WNOHANG) == child) {
+      return status == 0;
+    }
+    usleep(10'000);
+  }
+  kill(child, SIGKILL);
+  waitpid(child, &status, 0);
+  return false;
 }
 
 void set_descriptors(rlim_t most) {

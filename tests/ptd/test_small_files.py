@@ -7,7 +7,6 @@ import time
 from pathlib import Path
 
 import flatbuffers
-import numpy as np
 import pytest
 import xxhash
 
@@ -15,6 +14,7 @@ from blobstore._generated.flat_tensor import DataSegment, FlatTensor, NamedData,
 from blobstore._generated.manifest import Manifest, Pair
 from blobstore.errors import InvalidFileError
 from blobstore.ptd.header import Header
+from tests.collisions import colliding_texts
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is measured as Linux tells it")
 
@@ -154,24 +154,12 @@ def one_blob(builder):
 
 
 def colliding_keys(builder):
-    """As many keys as fit with one value of the hash that libstdc++ has for texts, which has a constant seed."""
-    factor, shift = np.uint64(0xC6A4A7935BD1E995), np.uint64(47)  # MurmurHash64A
-    inverse = np.uint64(pow(int(factor), -1, 1 << 64))
-    seed = np.uint64(0xC70F6907 ^ 16 * int(factor) % (1 << 64))
-    first = np.random.default_rng(0).integers(33, 127, (1 << 23, 8), np.uint8).view(np.uint64)[:, 0]
-    mixed = first * factor
-    state = (seed ^ (mixed ^ mixed >> shift) * factor) * factor
-    mixed = state * inverse  # the second eight bytes that take each state to 0
-    second = (mixed ^ mixed >> shift) * inverse
-    possible = (second & np.uint64(0x8080808080808080)) == 0
-    texts = np.stack([first[possible], second[possible]], axis=1).view("S16")[:, 0]
-    keys = [text for text in texts.tolist() if len(text) == 16 and b"\0" not in text][:23_000]
-    tables = [entry(builder, builder.CreateString(key)) for key in keys]
+    """As many keys as fit, and one hash value."""
+    tables = [entry(builder, builder.CreateString(key)) for key in colliding_texts(23_000)]
     return references(builder, [segment(builder, 0)]), references(builder, tables)
 
 
 BOMBS = {
-    "colliding keys": (colliding_keys, None, None),
     "one pair of long texts": (nothing, one_pair(60_000, "k" * LONG, "v"), "metadata"),
     "one pair of short texts": (nothing, one_pair(MANY, "k", "v"), "metadata"),
     "one pair of empty texts": (nothing, one_pair(MANY, "", ""), "metadata"),
@@ -181,6 +169,7 @@ BOMBS = {
     "one long key": (long_key, None, "keys together"),
     "shared sizes": (shared_sizes, None, "layouts together"),
     "one layout": (one_layout, None, None),
+    "colliding keys": (colliding_keys, None, None),
 }
 
 
