@@ -87,8 +87,8 @@ class BlobStore:
     """Blobs by key.
 
     The store keeps a *view* of the memory that it is given, so that memory must neither change nor be truncated until
-    it is written; what changed is noticed by `write` and is an error, never a wrong file. A store is not for several
-    threads at a time.
+    it is written; what changed, and a mapped file that was truncated, is an error of `write`, never a wrong file. A
+    store is not for several threads at a time.
 
     Args:
         base: `.ptd` files that are deployed already. A key that they hold with the same bytes is accepted and not
@@ -314,7 +314,7 @@ class BlobStore:
             UnsupportedDataError: the metadata is not text.
             OutputPathError: the path is that of a base, of a file that blobs come from, or of a file that is no .ptd.
             DataChangedError: a blob changed since it was added.
-            FileAccessError: writing failed.
+            FileAccessError: writing failed, or a file that blobs come from was truncated.
         """
         if tag is not None and not (isinstance(tag, str) and tag in self.tags):
             raise InvalidTagError(f"no blob has the tag {tag!r}; the tags are {list(self.tags)}")
