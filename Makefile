@@ -23,7 +23,7 @@ test-slow: $(VENV)/.runtime ## run the tests that take minutes or gigabytes
 bench: $(VENV)/.runtime ## measure against ExecuTorch and safetensors
 	$(RUN) -m benchmarks
 
-sanitize: $(VENV)/.runtime ## run the C++ tests under AddressSanitizer, UndefinedBehaviorSanitizer and ThreadSanitizer
+sanitize: $(VENV)/.runtime ## run the C++ tests under three sanitizers, and look for names that are defined twice
 	$(RUN) -W ignore runtime_bindings/tests/sanitize.py
 
 SECONDS ?= 600

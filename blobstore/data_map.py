@@ -16,6 +16,7 @@ from blobstore.buffers import same_bytes
 from blobstore.digest import Digest, digest
 from blobstore.errors import ClosedError, KeyConflictError, KeyNotFoundError, LayoutError, UnsupportedDataError
 from blobstore.layout import TensorLayout
+from blobstore.mapped_file import check_length
 
 __all__ = ["MergedDataMap", "NamedDataMap"]
 
@@ -69,12 +70,15 @@ class NamedDataMap(Mapping[str, memoryview]):
         Raises:
             KeyNotFoundError: no such key.
             ClosedError: the map is closed.
+            FileAccessError: the file was truncated since it was mapped.
         """
         self._check_key(key)
         try:
-            return self._view(key)
+            data = self._view(key)
         except KeyError:
             raise self._not_found(key) from None
+        check_length(data)
+        return data
 
     def load_data_into(self, key: str, buffer: object, size: int | None = None) -> None:
         """Copy a blob to the start of `buffer`; exactly its bytes are written, what lies behind is left alone.

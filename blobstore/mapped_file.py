@@ -18,6 +18,7 @@ import numpy as np
 from blobstore.errors import FileAccessError, InvalidFileError
 
 __all__ = [
+    "PIECE",
     "Descriptor",
     "Paths",
     "PrivateFile",
@@ -26,15 +27,26 @@ __all__ = [
     "check_length",
     "listed",
     "map_file",
+    "read_pieces",
     "same_file",
 ]
 
 Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 """One path, or several."""
 
+PIECE = 1 << 20
+"""How many bytes are read at a time; they stay in the processor's cache."""
+
+
+class _Map(mmap.mmap):
+    """A map of a whole file that knows its path, so that every view of it can tell what was truncated."""
+
+    path: Path
+
+
 # Each map holds a file descriptor, and processes may have few: thousands of slices of one file share its map. An inode
 # is not used again while it is mapped, so these numbers tell one file from another.
-_maps: weakref.WeakValueDictionary[tuple[int, int, int], mmap.mmap] = weakref.WeakValueDictionary()
+_maps: weakref.WeakValueDictionary[tuple[int, int, int], _Map] = weakref.WeakValueDictionary()
 
 
 def as_path(path: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> Path:
@@ -82,8 +94,8 @@ def map_file(path: str | os.PathLike[str]) -> memoryview:
 
     The view owns the map: the memory stays valid for as long as the view, or any slice of it or array over it, is
     referenced, also when the file is renamed, replaced or deleted meanwhile. A file that is *truncated in place*
-    while it is mapped makes the operating system kill the process (SIGBUS) when the lost part is read; write a new
-    file and rename it instead, as everything in blobstore does.
+    while it is mapped makes the operating system kill the process (SIGBUS) when the lost part is read. `check_length`
+    tells that before; but write a new file and rename it instead, as everything in blobstore does.
 
     Args:
         path: the file.
@@ -97,7 +109,8 @@ def map_file(path: str | os.PathLike[str]) -> memoryview:
         identity = (status.st_dev, status.st_ino, status.st_size)
         shared = _maps.get(identity)
         if shared is None:
-            shared = _maps[identity] = mmap.mmap(descriptor, status.st_size, access=mmap.ACCESS_READ)
+            shared = _maps[identity] = _Map(descriptor, status.st_size, access=mmap.ACCESS_READ)
+            shared.path = path
         return memoryview(shared)
 
 
@@ -150,19 +163,46 @@ class Descriptor:
         self.close()
 
 
-def check_length(path: str | os.PathLike[str], data: memoryview) -> None:
+def check_length(data: memoryview) -> None:
     """Tell whether a file is as long as it was when it was mapped, before a lost page is read.
 
+    Whatever reads a whole blob, or much of one, calls this first: a file that is truncated in that very moment still
+    ends the process, but one that was truncated earlier is an error.
+
     Args:
-        path: what errors call the file.
-        data: what `map_file` returned, or a part of it; any other memory is left alone.
+        data: the bytes of a `map_file` or a `PrivateFile`, a part of them, or those of a numpy array over them; any other
+            memory is left alone.
 
     Raises:
         FileAccessError: it was truncated.
     """
-    if isinstance(data.obj, mmap.mmap) and (found := data.obj.size()) < len(data.obj):
-        reason = f"the file was truncated: it has {found} bytes, {len(data.obj)} are expected"
-        raise FileAccessError(path, OSError(errno.EIO, reason))
+    owner: object = data
+    while isinstance(owner, memoryview | np.ndarray):
+        owner = owner.obj if isinstance(owner, memoryview) else owner.base
+    if isinstance(owner, _Map) and (found := owner.size()) < len(owner):
+        reason = f"the file was truncated: it has {found} bytes, {len(owner)} are expected"
+        raise FileAccessError(owner.path, OSError(errno.EIO, reason))
+
+
+def read_pieces(data: memoryview) -> Iterator[bytes | memoryview]:
+    """The bytes as copies of at most `PIECE` bytes, for a writer: what it hashes is what it writes.
+
+    A page of a map is only read right after the file's length was checked, and never while the writer waits for a disk, in
+    which time somebody may truncate the file. A piece is valid until the next one is asked for.
+
+    Raises:
+        FileAccessError: the bytes are a map of a file that was truncated.
+    """
+    if len(data) <= PIECE:
+        check_length(data)
+        yield bytes(data)
+        return
+    room = memoryview(bytearray(PIECE))
+    for start in range(0, len(data), PIECE):
+        check_length(data)
+        piece = room[: min(PIECE, len(data) - start)]
+        piece[:] = data[start : start + PIECE]
+        yield piece
 
 
 class PrivateFile:
@@ -185,7 +225,9 @@ class PrivateFile:
         self.path = as_path(path)
         with contextlib.ExitStack() as stack:
             self._descriptor, status = stack.enter_context(_opened(self.path))
-            self.data = memoryview(mmap.mmap(self._descriptor, status.st_size, access=mmap.ACCESS_COPY))
+            private = _Map(self._descriptor, status.st_size, access=mmap.ACCESS_COPY)
+            private.path = self.path
+            self.data = memoryview(private)
             self._stack = stack.pop_all()
 
     def again(self, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:

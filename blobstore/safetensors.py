@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 from blobstore.data_map import NamedDataMap
 from blobstore.errors import InvalidFileError, LayoutError, UnsupportedDataError
 from blobstore.layout import MAX_RANK, ScalarType, TensorLayout, layout_nbytes
-from blobstore.mapped_file import as_path, map_file
+from blobstore.mapped_file import as_path, map_file, read_pieces
 
 __all__ = ["DTYPES", "SafetensorsDataMap", "write_safetensors"]
 
@@ -192,6 +192,7 @@ def write_safetensors(
 
     Raises:
         UnsupportedDataError: a tensor is called `__metadata__`, which the format keeps for itself.
+        FileAccessError: a file that tensors come from was truncated.
     """
     if "__metadata__" in layouts:
         raise UnsupportedDataError("a tensor of a .safetensors cannot have the key '__metadata__'")
@@ -209,4 +210,5 @@ def write_safetensors(
     raw += b" " * (-len(raw) % 8)
     file.write(struct.pack("<Q", len(raw)) + raw)
     for key in order:
-        file.write(data(key))
+        for piece in read_pieces(data(key)):
+            file.write(piece)

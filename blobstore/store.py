@@ -33,7 +33,7 @@ from blobstore.errors import (
 )
 from blobstore.kinds import Format
 from blobstore.layout import ScalarType, TensorLayout
-from blobstore.mapped_file import Paths, as_path, as_paths
+from blobstore.mapped_file import Paths, as_path, as_paths, check_length
 from blobstore.ptd.manifest import is_keyed_manifest
 from blobstore.ptd.reader import open_ptd
 from blobstore.ptd.writer import MAX_ALIGNMENT, Entry, write_ptd
@@ -87,8 +87,8 @@ class BlobStore:
     """Blobs by key.
 
     The store keeps a *view* of the memory that it is given, so that memory must neither change nor be truncated until
-    it is written; what changed is noticed by `write` and is an error, never a wrong file. A store is not for several
-    threads at a time.
+    it is written; what changed, and a mapped file that was truncated, is an error of `write`, never a wrong file. A
+    store is not for several threads at a time.
 
     Args:
         base: `.ptd` files that are deployed already. A key that they hold with the same bytes is accepted and not
@@ -145,6 +145,7 @@ class BlobStore:
             view, layout = as_bytes(data, layout)
         except (UnsupportedDataError, LayoutError) as error:
             raise type(error)(f"key {key!r}: {error}") from error
+        check_length(view)
         if is_keyed_manifest(key, view):
             raise InvalidKeyError(f"key {key!r}: a blob that begins with a manifest's identifier cannot have it")
         address = self._address(view)
@@ -313,7 +314,7 @@ class BlobStore:
             UnsupportedDataError: the metadata is not text.
             OutputPathError: the path is that of a base, of a file that blobs come from, or of a file that is no .ptd.
             DataChangedError: a blob changed since it was added.
-            FileAccessError: writing failed.
+            FileAccessError: writing failed, or a file that blobs come from was truncated.
         """
         if tag is not None and not (isinstance(tag, str) and tag in self.tags):
             raise InvalidTagError(f"no blob has the tag {tag!r}; the tags are {list(self.tags)}")

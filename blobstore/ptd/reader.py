@@ -143,7 +143,7 @@ class PtdDataMap(NamedDataMap):
         """
         self._check_open()
         check_progress(progress)
-        check_length(self.path, self._data)
+        check_length(self._data)
         table = self._table
         if table.manifest is None:
             return False

@@ -13,6 +13,7 @@ import xxhash
 from blobstore.digest import Digest
 from blobstore.errors import DataChangedError, InvalidAlignmentError
 from blobstore.layout import TensorLayout
+from blobstore.mapped_file import PIECE, read_pieces
 from blobstore.ptd.header import FLATBUFFER_OFFSET, START, Header
 from blobstore.ptd.manifest import MAGIC, Manifest
 from blobstore.ptd.table import align, encode_table
@@ -24,8 +25,6 @@ SEGMENT_ALIGNMENT = 128
 
 MAX_ALIGNMENT = 1 << 30
 """Of a blob and of the common multiple of all blobs of a file; it bounds what padding can cost."""
-
-_CHUNK = 1 << 20  # hashed and then written while it is in the cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +61,7 @@ def write_ptd(file: BinaryIO, entries: Sequence[Entry], metadata: Mapping[str, s
 
     Raises:
         DataChangedError: the bytes of a blob no longer have its digest. The file is then to be thrown away.
+        FileAccessError: a file that blobs come from was truncated.
         InvalidAlignmentError: the common multiple of all alignments is above `MAX_ALIGNMENT`.
         OSError: writing failed.
     """
@@ -109,16 +109,11 @@ def write_ptd(file: BinaryIO, entries: Sequence[Entry], metadata: Mapping[str, s
 
 def copy_checked(file: BinaryIO, data: memoryview, expected: Digest, key: str) -> None:
     """Write `data` and raise DataChangedError if what was written does not have the digest `expected`."""
-    if len(data) <= _CHUNK:
-        found = xxhash.xxh3_128_digest(data)
-        file.write(data)
-    else:
-        hasher = xxhash.xxh3_128()
-        for start in range(0, len(data), _CHUNK):
-            chunk = data[start : start + _CHUNK]
-            hasher.update(chunk)
-            file.write(chunk)
-        found = hasher.digest()
+    hasher = xxhash.xxh3_128()
+    for piece in read_pieces(data):
+        hasher.update(piece)
+        file.write(piece)
+    found = hasher.digest()
     if found != expected.xxh3_128:
         raise DataChangedError(
             f"the bytes of {key!r} changed after they were added: expected xxh3-128 {expected.xxh3_128.hex()}, found "
@@ -128,8 +123,8 @@ def copy_checked(file: BinaryIO, data: memoryview, expected: Digest, key: str) -
 
 def _pad(file: BinaryIO, nbytes: int, hasher: xxhash.xxh3_128 | None = None) -> None:
     """Write zeros, in pieces that take little memory."""
-    for start in range(0, nbytes, _CHUNK):
-        zeros = bytes(min(_CHUNK, nbytes - start))
+    for start in range(0, nbytes, PIECE):
+        zeros = bytes(min(PIECE, nbytes - start))
         file.write(zeros)
         if hasher:
             hasher.update(zeros)

@@ -29,7 +29,7 @@ from typing import Literal
 from blobstore.digest import Digest, digest
 from blobstore.errors import InvalidFileError, LayoutError
 from blobstore.layout import MAX_RANK, ScalarType, TensorLayout
-from blobstore.mapped_file import as_path, map_file
+from blobstore.mapped_file import as_path, check_length, map_file
 from blobstore.pte.flatbuffer import Buffer, Span, Table, walk
 from blobstore.pte.schema import PROGRAM, DataLocation, TensorDataLocation
 
@@ -185,6 +185,7 @@ class Movable:
     @cached_property
     def digest(self) -> Digest:
         """The content address; the bytes are read the first time."""
+        check_length(self.data)
         return digest(self.data)
 
     @property

@@ -27,7 +27,7 @@ import numpy as np
 from blobstore.buffers import same_bytes
 from blobstore.errors import InvalidKeyError, KeyConflictError, UnsupportedProgramError
 from blobstore.kinds import Format
-from blobstore.mapped_file import as_path
+from blobstore.mapped_file import as_path, read_pieces
 from blobstore.pte.edit import Editor
 from blobstore.pte.flatbuffer import Span, Table
 from blobstore.pte.program import (
@@ -47,8 +47,6 @@ __all__ = ["Rewrite", "write_slim"]
 
 SEGMENT_ALIGNMENT = 128
 """ExecuTorch's own."""
-
-_SLICE = 1 << 24  # bytes given to the operating system at once
 
 
 def write_slim(program: ProgramFile, path: str | os.PathLike[str], moves: Mapping[Movable, str]) -> None:
@@ -113,8 +111,8 @@ class Rewrite:
             position += len(piece)
         for start, run in self._runs:
             file.write(bytes(start - position))
-            for begin in range(run.start, run.stop, _SLICE):
-                file.write(self._program.data[begin : min(begin + _SLICE, run.stop)])
+            for piece in read_pieces(self._program.data[run.start : run.stop]):
+                file.write(piece)
             position = start + run.size
         file.write(bytes(self.nbytes - position))
 

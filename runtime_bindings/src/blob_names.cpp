@@ -4,15 +4,17 @@
 #include <cstdio>
 #include <iterator>
 #include <mutex>
-#include <new>
 #include <unordered_map>
+
+#include "fork.h"
+#include "text_hash.h"
 
 namespace blobstore {
 namespace {
 
 struct Registry {
   std::mutex mutex;
-  std::unordered_map<std::string, std::weak_ptr<const BlobName>> names;
+  std::unordered_map<std::string, std::weak_ptr<const BlobName>, TextHash> names;
   uint64_t next = 1;
 };
 
@@ -63,7 +65,7 @@ void BlobName::after_fork_in_parent() {
 
 void BlobName::after_fork_in_child() {
   Registry& all = registry();
-  new (&all.mutex) std::mutex;
+  renew(all.mutex);
   for (auto entry = all.names.begin(); entry != all.names.end();) {
     const std::shared_ptr<const BlobName> name = entry->second.lock();
     entry = name != nullptr && name->committed_.load(std::memory_order_relaxed) ? std::next(entry) : all.names.erase(entry);

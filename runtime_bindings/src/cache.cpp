@@ -5,6 +5,7 @@
 #include <mutex>
 
 #include "file.h"
+#include "fork.h"
 #include "ptd_reader.h"
 
 namespace blobstore {
@@ -15,12 +16,25 @@ struct BlobCache::HeldByThread {
     const BlobCache* cache;
     int depth;
   };
+  struct All;
+
+  HeldByThread();
+  ~HeldByThread();
 
   std::mutex mutex;
   std::vector<Entry> entries;
 
+  /// This thread's; nothing if it never read.
+  static std::shared_ptr<HeldByThread>& known() {
+    thread_local std::shared_ptr<HeldByThread> held;
+    return held;
+  }
+
   static const std::shared_ptr<HeldByThread>& mine() {
-    thread_local const auto held = std::make_shared<HeldByThread>();
+    std::shared_ptr<HeldByThread>& held = known();
+    if (held == nullptr) {
+      held = std::make_shared<HeldByThread>();
+    }
     return held;
   }
 
@@ -32,7 +46,62 @@ struct BlobCache::HeldByThread {
     }
     return nullptr;
   }
+
+  void remove(const BlobCache* cache) {
+    if (Entry* entry = find(cache)) {
+      std::swap(*entry, entries.back());
+      entries.pop_back();
+    }
+  }
 };
+
+/// Those of all threads. In a forked child only the thread that forked goes on reading.
+struct BlobCache::HeldByThread::All final : ForkAware {
+  std::mutex mutex;
+  std::vector<HeldByThread*> held;
+
+  static All& get() {
+    static auto* all = new All; // threads may outlive static destruction
+    return *all;
+  }
+
+ private:
+  All() { enter(); }
+
+  void before_fork() override {
+    mutex.lock();
+    for (HeldByThread* thread : held) {
+      thread->mutex.lock();
+    }
+  }
+  void after_fork_in_parent() override {
+    for (HeldByThread* thread : held) {
+      thread->mutex.unlock();
+    }
+    mutex.unlock();
+  }
+  void after_fork_in_child() override {
+    for (HeldByThread* thread : held) {
+      renew(thread->mutex);
+      if (thread != known().get()) {
+        thread->entries.clear();
+      }
+    }
+    renew(mutex);
+  }
+};
+
+BlobCache::HeldByThread::HeldByThread() {
+  All& all = All::get();
+  const std::lock_guard<std::mutex> guard(all.mutex);
+  all.held.push_back(this);
+}
+
+BlobCache::HeldByThread::~HeldByThread() {
+  All& all = All::get();
+  const std::lock_guard<std::mutex> guard(all.mutex);
+  all.held.erase(std::find(all.held.begin(), all.held.end(), this));
+}
 
 namespace {
 
@@ -41,7 +110,9 @@ std::atomic<uint64_t> next_id{1};
 } // namespace
 
 BlobCache::BlobCache(Mode mode, std::string name, std::shared_ptr<BlobCache> base)
-    : id_(next_id.fetch_add(1)), mode_(mode), name_(std::move(name)), base_(std::move(base)) {}
+    : id_(next_id.fetch_add(1)), mode_(mode), name_(std::move(name)), base_(std::move(base)) {
+  HeldByThread::All::get(); // a forked child asks it before it makes this cache's locks anew
+}
 
 const Blob& BlobCache::at(std::string_view key) const {
   check_open();
@@ -112,11 +183,10 @@ BlobCache::Reading::~Reading() {
   {
     const std::lock_guard<std::mutex> guard(thread_->mutex);
     HeldByThread::Entry* entry = thread_->find(&cache_);
-    if (--entry->depth != 0) {
+    if (entry == nullptr || --entry->depth != 0) { // nothing: lost in a forked child
       return;
     }
-    std::swap(*entry, thread_->entries.back());
-    thread_->entries.pop_back();
+    thread_->remove(&cache_);
   }
   cache_.unlock_shared();
 }
@@ -130,14 +200,22 @@ BlobCache::Alone::Alone(const BlobCache& cache) : cache_(cache) {
 BlobCache::Alone::~Alone() {
   HeldByThread& thread = *HeldByThread::mine();
   const std::lock_guard<std::mutex> guard(thread.mutex);
-  std::swap(*thread.find(&cache_), thread.entries.back());
-  thread.entries.pop_back();
+  thread.remove(&cache_);
 }
 
 bool BlobCache::held_by_this_thread() const {
+  const std::shared_ptr<HeldByThread>& thread = HeldByThread::known();
+  if (thread == nullptr) {
+    return false;
+  }
+  const std::lock_guard<std::mutex> guard(thread->mutex);
+  return thread->find(this) != nullptr;
+}
+
+void BlobCache::lose_reading() const {
   HeldByThread& thread = *HeldByThread::mine();
   const std::lock_guard<std::mutex> guard(thread.mutex);
-  return thread.find(this) != nullptr;
+  thread.remove(this);
 }
 
 } // namespace blobstore

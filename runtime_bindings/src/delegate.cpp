@@ -185,7 +185,7 @@ class Delegate final : private ForkAware {
       delegate_ = nullptr;
     }
 
-    void after_fork_in_child() { new (&mutex_) std::mutex; }
+    void after_fork_in_child() { renew(mutex_); }
 
    private:
     std::shared_ptr<const BlobCache> cache_;
@@ -495,7 +495,7 @@ class Delegate final : private ForkAware {
   void before_fork() override { mutex_.lock(); } // until a call that runs has ended
   void after_fork_in_parent() override { mutex_.unlock(); }
   void after_fork_in_child() override {
-    new (&mutex_) std::mutex;
+    renew(mutex_);
     if (link_.of) {
       link_.of->after_fork_in_child();
     }

@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <mutex>
 
+#include "fork.h"
+
 namespace blobstore {
 
 /// Readers share, a writer is alone. A waiting writer stops new readers; when it leaves, all readers that waited go
@@ -52,6 +54,13 @@ class FairLock {
       readers_.notify_all();
     }
     writers_.unlock();
+  }
+
+  /// See `blobstore::renew`.
+  void renew() {
+    blobstore::renew(writers_);
+    blobstore::renew(mutex_);
+    new (this) FairLock;
   }
 
  private:

@@ -5,10 +5,11 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
-#include <new>
 #include <vector>
 
 #include <blobstore/cache.h>
+
+#include "fork.h"
 
 namespace blobstore {
 
@@ -60,7 +61,7 @@ class Followers {
 
   void before_fork() { mutex_.lock(); }
   void after_fork_in_parent() { mutex_.unlock(); }
-  void after_fork_in_child() { new (&mutex_) std::mutex; }
+  void after_fork_in_child() { renew(mutex_); }
 
  private:
   struct Entry {

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <mutex>
-#include <new>
 #include <vector>
 
 #include <pthread.h>
@@ -44,7 +43,7 @@ struct ForkHandlers {
     for (ForkAware* object : handlers.all) {
       object->after_fork_in_child();
     }
-    new (&handlers.mutex) std::mutex; // the thread that unlocks must be the one that locked; here it is a new one
+    renew(handlers.mutex);
   }
 };
 

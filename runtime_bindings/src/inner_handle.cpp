@@ -40,7 +40,7 @@ struct Handles : ForkAware {
   }
   void after_fork_in_child() override {
     BlobName::after_fork_in_child();
-    new (&mutex) std::recursive_mutex;
+    renew(mutex);
   }
 };
 

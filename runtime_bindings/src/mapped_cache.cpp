@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstring>
 #include <deque>
+#include <exception>
 #include <mutex>
 #include <set>
 #include <unordered_map>
@@ -19,6 +20,7 @@
 #include "fork.h"
 #include "memory_usage.h"
 #include "ptd_reader.h"
+#include "text_hash.h"
 #include "working_copy.h"
 
 namespace blobstore {
@@ -568,7 +570,7 @@ class MappedCache final : public BlobCache, private ForkAware {
    private:
     const BlobCache& owner_;
     uint64_t version_;
-    std::unordered_map<std::string_view, const uint8_t*> bytes_;
+    TextMap<const uint8_t*> bytes_;
   };
 
   /// The bytes of the files; mapped on first request. @throws Error FileAccess: a file was truncated.
@@ -605,7 +607,7 @@ class MappedCache final : public BlobCache, private ForkAware {
    private:
     const MappedCache& owner_;
     uint64_t version_;
-    std::unordered_map<std::string_view, const Slot*> slots_;
+    TextMap<const Slot*> slots_;
     mutable std::unordered_map<const Slot*, Mapping> maps_;
   };
 
@@ -799,19 +801,23 @@ class MappedCache final : public BlobCache, private ForkAware {
     writing_.unlock();
   }
   void after_fork_in_child() override {
-    new (&commit_) std::mutex;
-    new (&writing_) std::mutex;
-    new (&lock_) FairLock;
-    new (&leases_mutex_) std::mutex;
+    renew(commit_);
+    renew(writing_);
+    lock_.renew();
+    renew(leases_mutex_);
     followers_.after_fork_in_child();
     leases_.clear();
     if (working_copy_) {
       working_copy_->after_fork_in_child();
     }
     if (held_by_this_thread()) { // it goes on reading
-      lock_.lock_shared();
-      if (working_copy_) {
-        leases_.push_back(working_copy_->lock_again());
+      try {
+        if (working_copy_) {
+          leases_.push_back(working_copy_->lock_again());
+        }
+        lock_.lock_shared();
+      } catch (const std::exception&) { // the next Reading tries again, and can report it
+        lose_reading();
       }
     }
   }
@@ -825,7 +831,7 @@ class MappedCache final : public BlobCache, private ForkAware {
   uint64_t copied_ = 0; // bytes of one file that were copied there, while it is opened
   std::vector<std::unique_ptr<Slot>> slots_;
   std::vector<const Blob*> of_base_;
-  std::unordered_map<std::string_view, Slot*> index_;
+  TextMap<Slot*> index_;
 
   std::mutex commit_; // one commit at a time
   mutable FairLock lock_; // the bytes of the blobs, dirty_, and the slots' dirty and original

@@ -29,7 +29,7 @@ struct Work : ForkAware {
   void before_fork() override { mutex.lock(); }
   void after_fork_in_parent() override { mutex.unlock(); }
   void after_fork_in_child() override { // the threads stayed in the parent
-    new (&mutex) std::mutex;
+    renew(mutex);
     new (&none) std::condition_variable;
     threads = depth != 0 ? 1 : 0;
   }

@@ -173,9 +173,9 @@ class LoadedMethod final : public Method, private ForkAware {
   Error input_error(size_t index, const std::string& reason) const;
 
   void after_fork_in_child() override {
-    new (&mutex_) std::mutex;
+    renew(mutex_);
     if (shared_state_) {
-      new (shared_state_.get()) std::mutex; // each method that has it does so, before anyone runs
+      renew(*shared_state_); // each method that has it does so, before anyone runs
     }
     torn_ = method_ && method_->in_progress();
   }
@@ -330,7 +330,7 @@ class LoadedProgram final : public Program, private ForkAware {
     return shared_[index];
   }
 
-  void after_fork_in_child() override { new (&mutex_) std::mutex; }
+  void after_fork_in_child() override { renew(mutex_); }
 
   std::shared_ptr<BlobCache> cache_;
   ProgramImage image_;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
 #include <utility>
 
 #include "utf8.h"
@@ -101,7 +102,7 @@ std::vector<bool> find_overlaid_inputs(const FlatBuffer& buffer, uint64_t plan, 
     std::vector<uint64_t> begins, ends;
   };
   std::vector<std::optional<Place>> places(values.count);
-  std::unordered_map<uint32_t, Bounds> memories;
+  std::map<uint32_t, Bounds> memories; // any numbers: as hash values they could all be equal
   for (uint32_t v = 0; v < values.count; ++v) {
     places[v] = place_of(buffer, buffer.element(values, v));
     if (places[v]) {

@@ -6,7 +6,6 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <string_view>
 #include <unordered_map>
 #include <unordered_set>
 #include <vector>
@@ -15,6 +14,7 @@
 
 #include "file.h"
 #include "flatbuffer.h"
+#include "text_hash.h"
 
 namespace blobstore {
 
@@ -100,7 +100,7 @@ class ProgramImage {
   std::vector<uint64_t> program_;
   size_t program_size_ = 0;
   std::deque<std::string> names_; // each text once, however many tables refer to it
-  std::unordered_map<std::string_view, const std::string*> names_by_text_;
+  TextMap<const std::string*> names_by_text_;
   std::unordered_map<uint64_t, const std::string*> names_by_place_;
   std::vector<std::string> methods_;
   std::vector<std::vector<Need>> needs_;

@@ -5,11 +5,11 @@
 #include <numeric>
 #include <string_view>
 #include <unordered_map>
-#include <unordered_set>
 
 #include <blobstore/error.h>
 
 #include "flatbuffer.h"
+#include "text_hash.h"
 #include "utf8.h"
 
 namespace blobstore {
@@ -149,7 +149,7 @@ std::vector<PtdEntry> read_entries(const FlatBuffer& buffer, uint64_t root, cons
   const FlatVector vector = buffer.vector(root, 2, 4);
   std::vector<PtdEntry> entries;
   entries.reserve(vector.count);
-  std::unordered_set<std::string_view> seen;
+  TextSet seen;
   seen.reserve(vector.count);
   uint64_t key_bytes = 0;
   std::unordered_map<uint64_t, Layout> layouts; // by position: keys may share one

@@ -6,7 +6,6 @@
 #include <fstream>
 #include <map>
 #include <mutex>
-#include <new>
 #include <optional>
 #include <string>
 
@@ -31,7 +30,7 @@ struct List : ForkAware {
 
   void before_fork() override { mutex.lock(); }
   void after_fork_in_parent() override { mutex.unlock(); }
-  void after_fork_in_child() override { new (&mutex) std::mutex; }
+  void after_fork_in_child() override { renew(mutex); }
 };
 
 /// The file behind mapped memory.

@@ -91,7 +91,7 @@ class OpenLeases final : ForkAware {
   void before_fork() override { mutex_.lock(); }
   void after_fork_in_parent() override { mutex_.unlock(); }
   void after_fork_in_child() override {
-    new (&mutex_) std::mutex;
+    renew(mutex_);
     for (Lease* lease : all_) {
       lease->data_ = File();
       lease->gate_ = File();
@@ -363,7 +363,7 @@ void WorkingCopy::recover() {
 }
 
 void WorkingCopy::after_fork_in_child() {
-  new (&mutex_) std::mutex;
+  renew(mutex_);
   spare_.clear();
 }
 

@@ -10,6 +10,7 @@
 #include <cstring>
 #include <fstream>
 #include <iterator>
+#include <memory>
 #include <string>
 #include <thread>
 #include <vector>
@@ -147,6 +148,41 @@ void test_damaged(const std::string& path, const std::string& folder) {
   }
 }
 
+/// Rewrites a file in place and cuts it, when a commit is prepared.
+struct Rewriter final : blobstore::CommitFollower {
+  Rewriter(std::string path, size_t size) : path(std::move(path)), size(size) {}
+  std::unique_ptr<Prepared> prepare(const blobstore::StagedCommit&) override {
+    std::fstream(path, std::ios::binary | std::ios::in | std::ios::out) << std::string(size, '\x7f');
+    CHECK(truncate(path.c_str(), 1) == 0);
+    ++times;
+    return nullptr;
+  }
+  std::string path;
+  size_t size;
+  int times = 0;
+};
+
+/// What is loaded is what was verified, whatever happens to the file afterwards.
+void test_loading_a_file_that_is_rewritten(const std::string& path, const std::string& open, BlobCache::Mode mode) {
+  const std::string loaded = open + ".loaded";
+  std::ifstream in(path, std::ios::binary);
+  const std::string bytes((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
+  std::ofstream(loaded, std::ios::binary) << bytes;
+  const auto cache = BlobCache::open({open}, mode);
+  commit(*cache, 5);
+  const auto rewriter = std::make_shared<Rewriter>(loaded, bytes.size());
+  cache->follow(rewriter);
+  cache->load(loaded);
+  CHECK(rewriter->times == 1);
+  for (const char* key : {"a", "b", "tied"}) {
+    CHECK(uniform(cache->at(key)) && first(cache->at(key)) == (*key == 'b' ? 1 : 0));
+  }
+  CHECK(cache->at("opaque").size == 100);
+  for (size_t i = 0; i < 100; ++i) {
+    CHECK(cache->at("opaque").data[i] == i);
+  }
+}
+
 void test_program(const std::string& pte, const std::string& ptd) {
   const auto cache = BlobCache::open({ptd});
   const auto program = blobstore::Program::load(pte, cache);
@@ -173,6 +209,9 @@ int main(int argc, char** argv) {
   test_threads(folder + "/copy.ptd", BlobCache::Mode::Shared);
   test_stack(path);
   test_damaged(path, folder);
+  test_loading_a_file_that_is_rewritten(path, path, BlobCache::Mode::Private);
+  test_loading_a_file_that_is_rewritten(path, path, BlobCache::Mode::Copy);
+  test_loading_a_file_that_is_rewritten(path, folder + "/copy.ptd", BlobCache::Mode::Shared);
   if (argc == 5) {
     test_program(argv[3], argv[4]);
   }

@@ -14,6 +14,7 @@ from blobstore._generated.flat_tensor import DataSegment, FlatTensor, NamedData,
 from blobstore._generated.manifest import Manifest, Pair
 from blobstore.errors import InvalidFileError
 from blobstore.ptd.header import Header
+from tests.collisions import colliding_texts
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is measured as Linux tells it")
 
@@ -152,6 +153,12 @@ def one_blob(builder):
     return references(builder, [segment(builder, LONG)]), references(builder, [entry(builder, key) for key in keys])
 
 
+def colliding_keys(builder):
+    """As many keys as fit, and one hash value."""
+    tables = [entry(builder, builder.CreateString(key)) for key in colliding_texts(23_000)]
+    return references(builder, [segment(builder, 0)]), references(builder, tables)
+
+
 BOMBS = {
     "one pair of long texts": (nothing, one_pair(60_000, "k" * LONG, "v"), "metadata"),
     "one pair of short texts": (nothing, one_pair(MANY, "k", "v"), "metadata"),
@@ -162,6 +169,7 @@ BOMBS = {
     "one long key": (long_key, None, "keys together"),
     "shared sizes": (shared_sizes, None, "layouts together"),
     "one layout": (one_layout, None, None),
+    "colliding keys": (colliding_keys, None, None),
 }
 
 

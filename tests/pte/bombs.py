@@ -10,6 +10,8 @@ from pathlib import Path
 
 import flatbuffers
 
+from tests.collisions import colliding_texts
+
 COUNT = 60_000
 LONG = "x" * 600_000
 SECONDS, BYTES = 2.0, 300e6  # what a program below 1 MB may cost: of the processor, and of memory
@@ -121,9 +123,32 @@ def plans_apart(p: Program) -> bytes:
     return p.finish([p.plan(str(number), _2=values) for number in range(3_000)])
 
 
+def operators_colliding(p: Program) -> bytes:
+    """As many operators as fit, whose names have one hash value."""
+    names = [p.text(name) for name in colliding_texts(25_000)]
+    return p.finish([p.plan(_6=p.tables([p.table(_0=("object", name)) for name in names]))])
+
+
+def memories_colliding(p: Program) -> bytes:
+    """Many memories, whose numbers are multiples of the number of buckets that libstdc++ has for so many."""
+    return p.finish([p.plan(_2=p.tables([p.tensor(memory=20_753 * n) for n in range(1, 12_000)]))])
+
+
 BOMBS: dict[str, Callable[[Program], bytes]] = {
     make.__name__: make
-    for make in (operators, operators_apart, delegates, uses, uses_apart, wide, inputs, plans, plans_apart)
+    for make in (
+        operators,
+        operators_apart,
+        operators_colliding,
+        memories_colliding,
+        delegates,
+        uses,
+        uses_apart,
+        wide,
+        inputs,
+        plans,
+        plans_apart,
+    )
 }
 
 _MEASURE = """

@@ -178,6 +178,10 @@ class BlobCache : public std::enable_shared_from_this<BlobCache> {
 
   /// While it lives no commit happens, in this cache or its base. May be nested in one thread. Not for long: commits
   /// wait for it, and a commit from the thread that made it is an error. It may be destroyed by another thread.
+  ///
+  /// In a forked child, one that the forking thread made goes on, unless the process has no file descriptors left for the
+  /// locks of a shared working copy; one that ended that way, or that another thread made, keeps no commit out any more.
+  /// What is called in the child takes a Reading of its own, so it sees one generation, or reports that error.
   struct HeldByThread;
   class Reading {
    public:
@@ -200,6 +204,8 @@ class BlobCache : public std::enable_shared_from_this<BlobCache> {
   virtual void unlock_shared() const = 0;
   /// Whether this thread holds a Reading.
   bool held_by_this_thread() const;
+  /// End this thread's Readings without giving back a lock, which was not to be had in a forked child.
+  void lose_reading() const;
   /// While it lives, this thread counts as one that holds a Reading, without a lock: it has the exclusive one.
   class Alone {
    public:

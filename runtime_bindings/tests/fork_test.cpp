@@ -1,0 +1,143 @@
+// Forks in the middle of Readings: the child goes on, or is told why not; it never hangs or ends.
+//
+//   fork_test COPY.ptd
+//
+// COPY.ptd is a working copy with a float tensor "a".
+
+#include <atomic>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <blobstore/cache.h>
+
+namespace {
+
+using blobstore::BlobCache;
+
+void check(bool ok, const char* what, int line) {
+  if (!ok) {
+    std::fprintf(stderr, "line %d, failed: %s\n", line, what);
+    std::_Exit(1);
+  }
+}
+#define CHECK(condition) check(condition, #condition, __LINE__)
+
+/// Run this in a child, which may take a minute; whether it returned. A child that hangs may do so before fork() returns.
+template <typename Work>
+bool in_child(Work work) {
+  const pid_t child = fork();
+  if (child == 0) {
+    work();
+    std::_Exit(0);
+  }
+  int status = 0;
+  for (int waited = 0; waited < 6'000; ++waited) {
+    if (waitpid(child, &status, WNOHANG) == child) {
+      return status == 0;
+    }
+    usleep(10'000);
+  }
+  kill(child, SIGKILL);
+  waitpid(child, &status, 0);
+  return false;
+}
+
+void set_descriptors(rlim_t most) {
+  rlimit limit;
+  CHECK(getrlimit(RLIMIT_NOFILE, &limit) == 0);
+  limit.rlim_cur = most;
+  CHECK(setrlimit(RLIMIT_NOFILE, &limit) == 0);
+}
+
+rlim_t descriptors() {
+  rlimit limit;
+  CHECK(getrlimit(RLIMIT_NOFILE, &limit) == 0);
+  return limit.rlim_cur;
+}
+
+/// Another thread ends Readings of this one, which forks in the meantime.
+void test_readings_that_another_thread_ends(const std::string& path) {
+  const auto cache = BlobCache::open({path});
+  for (int round = 0; round < 20; ++round) {
+    std::vector<std::unique_ptr<BlobCache::Reading>> readings(50'000);
+    for (auto& reading : readings) {
+      reading = std::make_unique<BlobCache::Reading>(*cache);
+    }
+    std::atomic<bool> begun{false};
+    std::thread other([&] {
+      for (auto& reading : readings) {
+        reading.reset();
+        begun = true;
+      }
+    });
+    while (!begun) {
+    }
+    CHECK(in_child([&] { const BlobCache::Reading reading(*cache); }));
+    other.join();
+  }
+}
+
+/// In the child, a Reading of a thread that stayed in the parent keeps no commit out, and may be destroyed.
+void test_reading_of_a_thread_that_stayed(const std::string& path, BlobCache::Mode mode) {
+  const auto cache = BlobCache::open({path}, mode);
+  std::optional<BlobCache::Reading> reading;
+  std::thread([&] { reading.emplace(*cache); }).join();
+  CHECK(in_child([&] {
+    reading.reset();
+    { const BlobCache::Reading own(*cache); }
+    if (mode != BlobCache::Mode::Shared) { // the parent, which reads, keeps commits out of that
+      const blobstore::Blob& a = cache->at("a");
+      const std::vector<uint8_t> bytes(a.size, 1);
+      cache->update({{"a", bytes.data(), bytes.size(), nullptr}});
+    }
+  }));
+}
+
+/// The child has no file descriptors for locks of its own: the next Reading is an error, until there are some again.
+void test_without_descriptors(const std::string& path) {
+  const auto cache = BlobCache::open({path}, BlobCache::Mode::Shared);
+  const rlim_t before = descriptors();
+  auto reading = std::make_unique<BlobCache::Reading>(*cache);
+  const auto nested = std::make_unique<BlobCache::Reading>(*cache);
+  set_descriptors(0);
+  const bool ended = in_child([&] {
+    try {
+      const BlobCache::Reading again(*cache);
+      CHECK(false);
+    } catch (const blobstore::Error& error) {
+      CHECK(error.kind() == blobstore::ErrorKind::FileAccess);
+    }
+    reading.reset();
+    set_descriptors(before);
+    const BlobCache::Reading again(*cache);
+    CHECK(cache->generation() == 0);
+  });
+  set_descriptors(before);
+  CHECK(ended);
+}
+
+} // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 2) {
+    return 64;
+  }
+  const std::string path = argv[1];
+  test_readings_that_another_thread_ends(path);
+  for (const auto mode : {BlobCache::Mode::Private, BlobCache::Mode::Copy, BlobCache::Mode::Shared}) {
+    test_reading_of_a_thread_that_stayed(path, mode);
+  }
+  test_without_descriptors(path);
+  std::puts("ok");
+  return 0;
+}

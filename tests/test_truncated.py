@@ -1,0 +1,129 @@
+"""Files that are cut short while something is written from their maps: an error, and what was there stays."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from blobstore import BlobStore, open_ptd, save_file
+from blobstore.convert import convert
+from blobstore.errors import FileAccessError
+from blobstore.programs import dedup_programs
+from blobstore.tensors import FileSlice, to_numpy
+
+TENSORS = {"a": np.arange(1 << 20, dtype=np.float32), "b": -np.arange(1 << 20, dtype=np.float32)}
+LOST = r"source\.ptd: .*truncated: it has 4096 bytes, \d+ are expected"
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """Two tensors, far longer than what is written at a time."""
+    save_file(TENSORS, tmp_path / "source.ptd")
+    return tmp_path / "source.ptd"
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    (tmp_path / "out").mkdir()
+    save_file({"old": np.ones(3, np.float32)}, tmp_path / "out" / "target.ptd")
+    return tmp_path / "out" / "target.ptd"
+
+
+def cut(path: Path) -> None:
+    os.truncate(path, 4096)
+
+
+def cutting(path: Path) -> Callable[[str, int, int], None]:
+    """Cuts the file once a part of its first blob was written."""
+    return lambda what, done, total: cut(path) if done > 1 << 20 else None
+
+
+def filled(source: Path, kind: str) -> BlobStore:
+    """A store of views into the file."""
+    store = BlobStore()
+    data_map = open_ptd(source)
+    if kind == "data map":
+        store.merge(data_map)
+    for key in data_map if kind == "arrays" else ():
+        store.add(key, to_numpy(data_map[key], data_map.get_tensor_layout(key)))
+    if kind == "file slice":
+        start, end = data_map.byte_range("a")
+        store.add("a", FileSlice(source, start, end - start))
+    return store
+
+
+@pytest.mark.parametrize("kind", ["data map", "arrays", "file slice"])
+def test_writing_a_store(kind: str, source: Path, target: Path) -> None:
+    """The error names the file that lost its end, and the target keeps its bytes (R1, B5)."""
+    before = target.read_bytes()
+    store = filled(source, kind)
+    cut(source)
+    with pytest.raises(FileAccessError, match=LOST):
+        store.write_ptd(target)
+    assert target.read_bytes() == before and os.listdir(target.parent) == ["target.ptd"]
+
+
+def test_writing_a_store_while_the_file_is_cut(source: Path, target: Path) -> None:
+    """One that is cut while its first blob is written, too."""
+    before = target.read_bytes()
+    store = filled(source, "data map")
+    with pytest.raises(FileAccessError, match=LOST):
+        store.write_ptd(target, progress=cutting(source))
+    assert target.read_bytes() == before and os.listdir(target.parent) == ["target.ptd"]
+
+
+def test_adding_to_a_store(source: Path) -> None:
+    """Neither from the map itself, nor what would be compared with a blob or a base that is lost."""
+    data_map, on_base, full = open_ptd(source), BlobStore(base=[source]), filled(source, "data map")
+    view = data_map["a"]
+    cut(source)
+    for work in (
+        lambda: BlobStore().add("a", view),
+        lambda: BlobStore().merge(data_map),
+        lambda: on_base.add("a", TENSORS["a"]),
+        lambda: full.add("again", TENSORS["a"]),
+    ):
+        with pytest.raises(FileAccessError, match=LOST):
+            work()
+    assert len(on_base) == 0 and list(full) == ["a", "b"]
+
+
+def test_a_file_that_lost_its_end_while_it_was_mapped_is_not_read(source: Path) -> None:
+    """Wherever the bytes are asked for: the file is checked first."""
+    data_map = open_ptd(source)
+    cut(source)
+    for work in (lambda: data_map["a"], lambda: list(data_map.values()), lambda: data_map.digest("a")):
+        with pytest.raises(FileAccessError, match=LOST):
+            work()
+
+
+@pytest.mark.parametrize("ending", ["ptd", "safetensors"])
+def test_converting(ending: str, source: Path, tmp_path: Path) -> None:
+    """Both ways; the source is cut in the middle of the work."""
+    if ending == "safetensors":
+        convert(source, tmp_path / "source.safetensors")
+        source = tmp_path / "source.safetensors"
+    target = tmp_path / ("target.ptd" if ending == "safetensors" else "target.safetensors")
+    with pytest.raises(FileAccessError, match=r"source\.\w+: .*truncated: it has 4096 bytes"):
+        convert(source, target, progress=cutting(source))
+    assert not target.exists()
+
+
+def test_deduplicating(lowered: Any, tmp_path: Path) -> None:
+    """A program that is cut before its constants are in the data file; none of the outputs appears."""
+    source = tmp_path / "source.pte"
+    source.write_bytes(lowered.decoder(delegated=False).pte)
+
+    size = source.stat().st_size
+
+    def cut_while_reading(what: str, done: int, total: int) -> None:
+        os.truncate(source, size // 2)
+
+    with pytest.raises(FileAccessError, match=r"source\.pte: .*truncated"):
+        dedup_programs([source], tmp_path / "out", progress=cut_while_reading)
+    assert not (tmp_path / "out").exists()
