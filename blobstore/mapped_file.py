@@ -160,7 +160,8 @@ class Descriptor:
         deque(map(os.close, map(self._numbers.pop, [-1] * len(self._numbers))), maxlen=0)
 
     def __del__(self) -> None:
-        self.close()
+        if hasattr(self, "_numbers"):  # an exception of a signal handler may have come before it was complete
+            self.close()
 
 
 def check_length(data: memoryview) -> None:

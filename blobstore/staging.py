@@ -123,7 +123,8 @@ class Staging:
             self._discard()
 
     def __del__(self) -> None:
-        self._discard()  # what an exception in the middle of the clean-up left
+        if hasattr(self, "_swept"):  # an exception may have come before it was complete
+            self._discard()  # what an exception in the middle of the clean-up left
 
     def _commit(self) -> None:
         group = list(self._staged.values())
@@ -280,7 +281,8 @@ class ScratchFolder:
         self._discard()
 
     def __del__(self) -> None:
-        self._discard()
+        if hasattr(self, "_lock"):
+            self._discard()
 
     def _discard(self) -> None:
         if os.path.lexists(self.path):

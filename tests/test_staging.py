@@ -19,6 +19,7 @@ from blobstore import BlobStore, open_ptd
 from blobstore.convert import convert
 from blobstore.errors import FileAccessError, OutputPathError
 from blobstore.kinds import Format
+from blobstore.mapped_file import Descriptor
 from blobstore.programs import dedup_programs, save_programs
 from blobstore.pte import read_program, write_slim
 from blobstore.staging import ScratchFolder, Staging
@@ -352,6 +353,18 @@ def quiet(monkeypatch):
     gc.freeze()
     yield
     gc.unfreeze()
+
+
+@pytest.mark.parametrize("kind", [Staging, ScratchFolder, Descriptor])
+def test_what_was_not_completed_is_dropped_quietly(kind, monkeypatch):
+    """An argument that is refused, or an exception that comes first, is the only thing that is said (U3)."""
+    said = []
+    monkeypatch.setattr(sys, "unraisablehook", said.append)
+    kind.__new__(kind)
+    with pytest.raises(blobstore.BlobStoreError, match="progress"):
+        Staging(5)
+    gc.collect()
+    assert said == []
 
 
 def descriptors():

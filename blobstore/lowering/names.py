@@ -36,6 +36,8 @@ __all__ = [
     "check",
     "find",
     "identity",
+    "is_generated",
+    "is_propagated",
     "keep",
     "logical_name",
     "mark",
@@ -70,6 +72,18 @@ _UNPROVED = (
     "a normalization may have been folded into it when the model was quantized; call "
     "blobstore.lowering.restore_names(converted, model) before exporting"
 )
+
+_PROPAGATED = "it was computed from other tensors before the program was lowered, as constant_prop_pass() does"
+
+
+def is_generated(name: str) -> bool:
+    """Whether a name was made up by exporting or quantizing, so that no state dict has it."""
+    return _GENERATED.search(name) is not None
+
+
+def is_propagated(name: str) -> bool:
+    """Whether a tensor was computed ahead from others, which the program then has no longer."""
+    return "_prop_tensor_constant" in name
 
 
 class Fold(NamedTuple):
@@ -257,10 +271,16 @@ def table_of(program: ExportedProgram, inner: str, tag: Tag) -> NameTable:
     refused: dict[str, Refusal] = {}
     state: dict[str, Source] = {}
     nowhere: set[str] = set()
+    for placeholder_name, name in signature.inputs_to_lifted_tensor_constants.items():
+        constant = program.constants.get(name)
+        if placeholder_name in used and is_propagated(name) and constant is not None:
+            kind = scalar_type(constant.dtype)
+            if kind in _FLOATS:
+                refused[name] = Refusal((Source(name, kind, tuple(constant.shape)),), _PROPAGATED)
     for name, placeholder in names.items():
         tensor = program.state_dict.get(name, program.constants.get(name))
         kind = None if tensor is None else scalar_type(tensor.dtype)
-        if tensor is None or kind is None or _GENERATED.search(name):
+        if tensor is None or kind is None or is_generated(name):
             continue
         marked = (placeholder.meta.get("custom") or {}).get(ALIASES, {})
         aliases = tuple(other for other in dict.fromkeys((*same.get(name, ()), *marked)) if other != name)

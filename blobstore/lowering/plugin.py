@@ -223,11 +223,12 @@ def _add_records(output: NamedDataStoreOutput, table: NameTable, records: list[R
         records += (Record("", 0, (source,), refusal=STATE, auxiliary=True) for source in table.state)
         files[first] = []
     for record in records:
-        if table.transient.issuperset(source.name for source in record.sources):
+        if all(source.name in table.transient or names.is_generated(source.name) for source in record.sources):
             record = replace(record, auxiliary=True)  # noqa: PLW2901
         files.setdefault(tag_of.get(record.key) if record.key else first, []).append(record)
     for tag, kept in files.items():
-        whole = (table.outside, table.shared) if bears and tag == first else ()
+        transient = tuple(source.name for source in table.outside if source.name in table.transient)
+        whole = (table.outside, table.shared, transient) if bears and tag == first else ()
         data = Records(table.inner, tuple(kept), *whole).pack()
         entries = output.pte_data if tag is None else output.external_data[tag]
         entries[records_key(data)] = DataEntry(len(output.buffers), 16, None)

@@ -112,12 +112,14 @@ class Records:
         records: one a blob, and refusals.
         outside: tensors of the model that this delegate does not have.
         shared: names of tensors that a delegate has and the program itself uses, too.
+        transient: names of those `outside` that no state dict has: buffers that are not persistent.
     """
 
     inner: str
     records: tuple[Record, ...]
     outside: tuple[Source, ...] = ()
     shared: tuple[str, ...] = ()
+    transient: tuple[str, ...] = ()
 
     def pack(self) -> bytes:
         """The bytes of the blob."""
@@ -126,6 +128,9 @@ class Records:
         records = _vector(builder, FbRecords.StartRecordsVector, tables)
         outside = _vector(builder, FbRecords.StartOutsideVector, [_pack_source(builder, s) for s in self.outside])
         shared = _vector(builder, FbRecords.StartSharedVector, [builder.CreateString(name) for name in self.shared])
+        transient = _vector(
+            builder, FbRecords.StartTransientVector, [builder.CreateString(name) for name in self.transient]
+        )
         inner = builder.CreateString(self.inner)
         FbRecords.Start(builder)
         FbRecords.AddVersion(builder, VERSION)
@@ -133,6 +138,7 @@ class Records:
         FbRecords.AddRecords(builder, records)
         FbRecords.AddOutside(builder, outside)
         FbRecords.AddShared(builder, shared)
+        FbRecords.AddTransient(builder, transient)
         builder.Finish(FbRecords.End(builder), file_identifier=FILE_IDENTIFIER)
         return bytes(builder.Output())
 
@@ -160,6 +166,7 @@ class Records:
                 tuple(parser.record(table.Records(i)) for i in range(table.RecordsLength())),
                 tuple(parser.source(table.Outside(i)) for i in range(table.OutsideLength())),
                 tuple(parser.text(table.Shared(i)) for i in range(table.SharedLength())),
+                tuple(parser.text(table.Transient(i)) for i in range(table.TransientLength())),
             )
         except (IndexError, ValueError, TypeError, OverflowError, struct.error) as error:
             if isinstance(error, BlobStoreError):

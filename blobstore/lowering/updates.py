@@ -22,9 +22,10 @@ from blobstore.errors import (
 from blobstore.layout import ScalarType
 from blobstore.lowering import layouts
 from blobstore.lowering.layouts import Plain
+from blobstore.lowering.names import is_propagated
 from blobstore.lowering.records import STATE, Record, Records, Source, is_records, records_key
 from blobstore.ptd.manifest import KEY_PREFIX
-from blobstore.tensors import as_bytes
+from blobstore.tensors import as_bytes, scalar_type_of
 
 __all__ = ["LogicalTensor", "LogicalTensors"]
 
@@ -32,6 +33,7 @@ _EMBEDDED = (
     "it is a constant inside the program; give to_executorch() "
     "ExecutorchBackendConfig(external_constants=True) to have it in a data file"
 )
+_FLOATS = {ScalarType.HALF, ScalarType.FLOAT, ScalarType.DOUBLE, ScalarType.BFLOAT16}
 _HASH_KEY = re.compile(r"(scale_)?[0-9a-f]{64}")
 
 
@@ -82,6 +84,7 @@ class LogicalTensors(Mapping[str, LogicalTensor]):
         ambiguous: dict[str, str] = {}
         refused: list[Record] = []
         shared: set[str] = set()
+        outside: list[tuple[Source, bool]] = []
         for key in blobs:
             if key.startswith(KEY_PREFIX) and is_records(key, data := blobs.get_data(key)):
                 if key != records_key(bytes(data)):
@@ -95,8 +98,10 @@ class LogicalTensors(Mapping[str, LogicalTensor]):
                         refused.append(record)
                     else:
                         self._add(record)
+                transient = frozenset(records.transient)
                 for source in records.outside:
                     self._know(source, ambiguous)
+                    outside.append((source, source.name in transient))
         for record in self._records.values():
             for name in dict.fromkeys(self._names[source.name] for source in record.sources):
                 self._using.setdefault(name, []).append(record)
@@ -115,6 +120,9 @@ class LogicalTensors(Mapping[str, LogicalTensor]):
                 self._refusals.setdefault(name, _EMBEDDED)
         self._auxiliary -= {name for name in self._auxiliary if name in self._using or self._own_keys(name)}
         self._auxiliary |= {name for name, using in self._using.items() if all(record.auxiliary for record in using)}
+        persistent = {self._names[source.name] for source, transient in outside if not transient}
+        self._auxiliary |= {self._names[source.name] for source, transient in outside if transient} - {*self._using}
+        self._auxiliary -= {name for name in persistent if self._own_keys(name)}
         self._refuse_companions()
 
     def _refuse(self, record: Record) -> None:
@@ -308,33 +316,55 @@ class LogicalTensors(Mapping[str, LogicalTensor]):
             self._take({}, part, tensor, finite=False)
         return value.detach().clone() if hasattr(value, "detach") else np.array(value)
 
-    def names_for_state_dict(self, names: Iterable[str], *, strict: bool) -> list[str]:
+    def names_for_state_dict(self, tensors: Mapping[str, Any], *, strict: bool) -> list[str]:
         """Which entries of a state dict to update: those that the program has, but for state.
 
         Raises:
-            UpdateError: with `strict`, the program has tensors that are not among `names`; without, none of `names`
-                can be updated.
+            UpdateError: with `strict`, the program has tensors that are not among `tensors` or cannot be updated, or
+                has some that may have been computed from these; without, none of `tensors` can be updated.
         """
+        if strict:
+            self._check_propagated(tensors)
         nameless = [name for name in self._refusals if name.startswith("_frozen_param")]
         if nameless and strict:
             raise UpdateError(f"{_list(nameless)} cannot be updated: {self._refusals[nameless[0]]}")
-        available = dict.fromkeys(names)
+        available = dict.fromkeys(tensors)
         chosen: list[str] = []
         missing: list[str] = []
+        refused: list[str] = []
         for name, source in self._sources.items():
             found = [other for other in (name, *source.aliases) if other in available]
-            if name in self._refusals and (not strict or name in self._auxiliary):
+            if name in self._refusals and (not strict or self._refusals[name] == STATE):
                 continue
             if found:
                 chosen += found  # all names of a tied tensor: they must not contradict each other
-            elif name in self._using and name not in self._auxiliary:
+            elif name in self._auxiliary:
+                continue
+            elif (reason := self._refusals.get(name, _EMBEDDED)) != _EMBEDDED:
+                refused.append(f"'{name}' cannot be updated: {reason}")
+            elif name in self._using or self._own_keys(name):
                 missing.append(name)
+        if refused:
+            raise UpdateError("; ".join(refused))
         if missing and strict:
             raise UpdateError(f"the state dict lacks {_list(missing)}, which the program has{self._hint(available)}")
         chosen += [name for name in available if name not in self._names and name in self._blobs]
         if available and not chosen:
             raise self.mismatch(available)
         return chosen
+
+    def _check_propagated(self, tensors: Mapping[str, Any]) -> None:
+        computed = dict.fromkeys(name for name in (*self._refusals, *self._keys()) if is_propagated(name))
+        gone = [
+            name
+            for name, value in tensors.items()
+            if name not in self and name not in self._blobs and scalar_type_of(value) in _FLOATS
+        ]
+        if computed and gone:
+            raise UpdateError(
+                f"{self._blobs.name}: no program has {_some(gone)}, and {_some(computed)} may have been computed from "
+                "them: lower the model without constant_prop_pass()"
+            )
 
     def mismatch(self, names: Iterable[str]) -> UpdateError:
         """The error for tensors of which none can be updated: what was given, and what there is."""

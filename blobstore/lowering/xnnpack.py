@@ -579,5 +579,16 @@ def _records(watch: _Watch, groups: dict[int, int], used: list[str]) -> list[Rec
         source = watch.table.sources.get(name)
         if source is not None and source.name not in covered:
             watch.refuse((source,), "it was combined with other tensors while lowering")
-    refusals = [Record("", 0, (source,), refusal=reason) for source, reason in watch.refused.items() if source.name]
+    table = watch.table
+    groups_of_sources = (
+        table.sources.values(),
+        *(fold.sources for fold in table.folds.values()),
+        *(refusal.sources for refusal in table.refused.values()),
+    )
+    own = {source.name for sources in groups_of_sources for source in sources}  # neither scales nor made-up names
+    refusals = [
+        Record("", 0, (source,), refusal=reason, auxiliary=source.name not in own)
+        for source, reason in watch.refused.items()
+        if source.name
+    ]
     return [*records.values(), *refusals]

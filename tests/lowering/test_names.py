@@ -16,7 +16,7 @@ from blobstore.lowering.updates import LogicalTensors
 from blobstore.ptd.reader import open_ptd
 from blobstore.runtime import BlobCache, Program
 from blobstore.store import BlobStore
-from tests.lowering.live import Live, close, inputs, lower_through, plugin, randomize, seeded, write
+from tests.lowering.live import Live, close, inputs, lower_exported, lower_through, plugin, randomize, seeded, write
 
 with quiet():
     from executorch.exir import ExecutorchBackendConfig, to_edge_transform_and_lower
@@ -98,6 +98,71 @@ def test_buffers_of_no_state_dict_can_be_given(tmp_path: Path) -> None:
         live.module.matrix.mul_(torch.linspace(1, 2, 8))
     live.cache.update({"matrix": live.module.matrix})
     live.check()
+
+
+class Outside(nn.Module):
+    """A parameter and a buffer that kernels read, one of which no state dict has, and a delegate's layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.table = nn.Embedding(5, 8)
+        self.register_buffer("shift", torch.linspace(-1, 1, 8))
+        self.register_buffer("rotation", torch.linspace(1, 2, 8), persistent=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return (self.linear(self.table(tokens)).cumsum(-1) + self.shift).cumsum(-1) * self.rotation
+
+
+def test_what_a_state_dict_lacks_is_named_wherever_it_is(tmp_path: Path) -> None:
+    """A strict update wants what kernels read as well as what delegates have, but no buffer that no state dict has (U1)."""
+    live = Live.make(seeded(Outside), (torch.arange(5),), tmp_path)
+    before = live.run().clone()
+    state = randomize(live.module, 3)
+    for name in state:
+        generation = live.cache.generation
+        with pytest.raises(UpdateError, match=f"the state dict lacks '{name}', which the program has"):
+            live.cache.update_state_dict({other: value for other, value in state.items() if other != name})
+        assert live.cache.generation == generation
+    assert torch.equal(live.run(), before)
+    assert {name for name, tensor in live.cache.tensors.items() if tensor.auxiliary} == {"rotation"}
+    with torch.no_grad():
+        live.module.rotation.copy_(torch.linspace(1, 2, 8))
+    live.cache.update_state_dict(state)
+    live.check()
+    with torch.no_grad():
+        live.module.rotation.mul_(3)
+    live.cache.update({"rotation": live.module.rotation})
+    live.check()
+
+
+class Scaled(nn.Module):
+    """A weight and a factor that are multiplied in every call, for a delegate and for a kernel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.factor = nn.Parameter(torch.eye(8)), nn.Parameter(torch.ones(8, 1))
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(nn.functional.linear(x, self.weight * self.factor))
+
+
+def test_tensors_that_were_computed_ahead_are_refused(tmp_path: Path) -> None:
+    """Weights that the program only has a product of would stay as they are (U1)."""
+    from executorch.exir.passes.constant_prop_pass import constant_prop_pass
+
+    module = seeded(Scaled)
+    with torch.no_grad(), quiet():
+        exported = constant_prop_pass(torch.export.export(module, inputs(2, 8)))
+    path = lower_exported({"forward": exported}, tmp_path)
+    cache = BlobCache(tmp_path / "model.ptd")
+    forward, state = Program(path, cache).method(), dict(module.state_dict())
+    before = forward(*inputs(2, 8))[0].clone()
+    with pytest.raises(UpdateError, match=r"no program has 'weight' and 'factor', and '_prop_tensor_constant\d' may"):
+        cache.update_state_dict(randomize(seeded(Scaled), 3))
+    assert torch.equal(forward(*inputs(2, 8))[0], before)
+    cache.update_state_dict({name: value for name, value in state.items() if name.startswith("linear.")})
 
 
 class Tied(nn.Module):

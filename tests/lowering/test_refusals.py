@@ -257,16 +257,18 @@ def _bomb(kind: str, count: int) -> bytes:
     records = repeated(FbRecords.StartRecordsVector, record)
     outside = repeated(FbRecords.StartOutsideVector, source, count if kind == "outside" else few)
     shared = repeated(FbRecords.StartSharedVector, text, count if kind == "shared" else few)
+    transient = repeated(FbRecords.StartTransientVector, text, count if kind == "transient" else few)
     FbRecords.Start(builder)
     FbRecords.AddRecords(builder, records)
     FbRecords.AddOutside(builder, outside)
     FbRecords.AddShared(builder, shared)
+    FbRecords.AddTransient(builder, transient)
     builder.Finish(FbRecords.End(builder), file_identifier=b"BR01")
     return bytes(builder.Output())
 
 
 @pytest.mark.parametrize("count", [400, 20_000])
-@pytest.mark.parametrize("kind", ["sources", "aliases", "steps", "names", "outside", "shared", "payload"])
+@pytest.mark.parametrize("kind", ["sources", "aliases", "steps", "names", "outside", "shared", "transient", "payload"])
 def test_small_files_cost_little(kind: str, count: int, tmp_path: Path) -> None:
     """Below 1 MB, at most 2 seconds and 300 MB; then an error (B5)."""
     data = _bomb(kind, count)

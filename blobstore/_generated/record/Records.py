@@ -112,8 +112,28 @@ class Records(object):
         o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(12))
         return o == 0
 
+    # Records
+    def Transient(self, j):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(14))
+        if o != 0:
+            a = self._tab.Vector(o)
+            return self._tab.String(a + flatbuffers.number_types.UOffsetTFlags.py_type(j * 4))
+        return ""
+
+    # Records
+    def TransientLength(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(14))
+        if o != 0:
+            return self._tab.VectorLen(o)
+        return 0
+
+    # Records
+    def TransientIsNone(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(14))
+        return o == 0
+
 def RecordsStart(builder):
-    builder.StartObject(5)
+    builder.StartObject(6)
 
 def Start(builder):
     RecordsStart(builder)
@@ -165,6 +185,18 @@ def RecordsStartSharedVector(builder, numElems):
 
 def StartSharedVector(builder, numElems):
     return RecordsStartSharedVector(builder, numElems)
+
+def RecordsAddTransient(builder, transient):
+    builder.PrependUOffsetTRelativeSlot(5, flatbuffers.number_types.UOffsetTFlags.py_type(transient), 0)
+
+def AddTransient(builder, transient):
+    RecordsAddTransient(builder, transient)
+
+def RecordsStartTransientVector(builder, numElems):
+    return builder.StartVector(4, numElems, 4)
+
+def StartTransientVector(builder, numElems):
+    return RecordsStartTransientVector(builder, numElems)
 
 def RecordsEnd(builder):
     return builder.EndObject()
