@@ -27,7 +27,7 @@ from blobstore.ptd.reader import PtdDataMap, open_ptd
 from blobstore.ptd.writer import Entry, write_ptd
 from blobstore.pte.program import Movable, ProgramFile, read_program
 from blobstore.pte.rewrite import Rewrite
-from blobstore.staging import Progress, ScratchFolder, Staging, exclusive, named, refuse_inputs
+from blobstore.staging import Progress, ScratchFolder, Staging, exclusive, named, recover, refuse_inputs
 from blobstore.store import BlobStore, check_tag, file_name, nbytes
 
 if TYPE_CHECKING:
@@ -371,7 +371,7 @@ def _write(
     distinct = list({id(store): store for store in home.values()}.values())
     files = _files(distinct, old)
     paths = [directory / tag for tag in files]
-    with _made([output.parent for output in outputs]), Staging(progress, force=force) as staging:
+    with _made([output.parent for output in outputs]), Staging(progress, force=force, folder=directory) as staging:
         for tag, entries in files.items():  # before the programs: those that are there can use the new ones, too
             if tag not in old or not _is_up_to_date(old[tag], entries):
                 metadata = {**(old[tag].metadata if tag in old else {}), **MARK}
@@ -569,8 +569,9 @@ def _apart(places: Sequence[tuple[Path, Path]]) -> list[Path]:
 
 @contextlib.contextmanager
 def _folder(directory: Path) -> Iterator[None]:
-    """Make a folder, keep other writers of programs out of it, and remove it again if an error comes out."""
+    """Make a folder, keep other writers of programs out, and finish what a killed one left; remove it after an error."""
     with _made([directory]), exclusive(directory):
+        recover(directory)
         yield
 
 
