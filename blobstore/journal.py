@@ -1,8 +1,11 @@
 """The journal of a group of files: what must still be renamed if the process is killed between two renames.
 
 A journal is written when all files of the group are on the disk under temporary names, and before the first rename.
-Whoever finds it after a kill therefore has all it takes to finish the group. There is one copy in each folder of the
-group, with paths relative to that folder, so the folder can be moved. A copy is a file of JSON:
+Whoever finds it after a kill therefore has all it takes to finish the group.
+
+Each folder of the group has a copy, with paths relative to that folder, so that folders can be moved together. The copy
+in the first folder is written last and removed first: while it is there, the group is under way, otherwise it was not
+begun or is complete. A copy is a file of JSON:
 
     {"blobstore.journal": 1, "folders": [".", ...], "files": [{"place": "a.pte", "temporary": ".blobstore-...tmp",
      "backup": ".blobstore-...tmp", "before": [inode, size, mtime in ns] or null, "after": [...]}, ...]}
@@ -66,9 +69,9 @@ class Move:
     after: Identity | None
 
     def possible(self) -> bool:
-        """Whether the rename was done, or still can be. If neither, it was undone, or the new file is gone."""
-        # in this order: another process may do the rename in between
-        return os.path.lexists(self.temporary) or identity(self.place) != self.before
+        """Whether the rename was done, or still can be. If neither, it was undone."""
+        # In this order, as another process may do the rename in between. A new file that is gone was removed by its user.
+        return os.path.lexists(self.temporary) or self.before is None or identity(self.place) != self.before
 
     def do(self) -> None:
         """Rename, unless it was done, or somebody else put another file there since the kill: that file stays."""
@@ -77,17 +80,17 @@ class Move:
                 os.replace(self.temporary, self.place)
 
     def undo(self) -> None:
-        """Put the old file back, where the new one is in its place."""
+        """Put the old file back where the new one is in its place; without an old file, make the new one temporary."""
         if not os.path.lexists(self.temporary) and identity(self.place) == self.after:
             if self.before is None:
-                self.place.unlink(missing_ok=True)
+                os.replace(self.place, self.temporary)
             elif os.path.lexists(self.backup):
                 os.replace(self.backup, self.place)
 
 
 @dataclass(frozen=True)
 class Journal:
-    """What a group renames, in order, and the folders that have a copy."""
+    """What a group renames, in order, and the folders that have a copy; the first one is described above."""
 
     moves: Sequence[Move]
     folders: Sequence[Path]
@@ -108,7 +111,9 @@ class Journal:
             }
             for move in self.moves
         ]
-        return json.dumps({"blobstore.journal": 1, "folders": [relative(f) for f in self.folders], "files": files}).encode()
+        return json.dumps(
+            {"blobstore.journal": 1, "folders": [relative(f) for f in self.folders], "files": files}
+        ).encode()
 
     @classmethod
     def read(cls, path: Path) -> Journal | None:
@@ -147,13 +152,16 @@ class Journal:
                     _identity(file["after"]),
                 )
             )
-        return cls(moves, [folder / other for other in found["folders"]])
+        folders = [folder / other for other in found["folders"]]
+        if not folders:
+            raise ValueError("without folders")
+        return cls(moves, folders)
 
     def finish(self) -> None:
-        """Bring the group to the new state, or to the old one if that cannot be done; remove what is left of it.
+        """Bring a group that is under way to the new state, or to the old one if that cannot be done.
 
-        The new state cannot be reached if a new file is gone or a rename was undone: then the process was killed before
-        the first rename, or while it undid the group because of an error.
+        It cannot if a rename was undone, so the process was killed while it undid the group because of an error; or if a
+        rename fails again.
 
         Raises:
             OSError: neither state could be reached.
@@ -173,11 +181,11 @@ class Journal:
                 sync_folder(folder)
 
     def leftovers(self, name: str) -> Iterable[Path]:
-        """The files to remove when the group is finished: temporary ones, then the copies of the journal by its name."""
-        for move in self.moves:
-            yield from (move.temporary, move.backup)
+        """What to remove when the group is finished: the copies of the journal by its name, then temporary files."""
         for folder in self.folders:
             yield folder / name
+        for move in self.moves:
+            yield from (move.temporary, move.backup)
 
 
 def _hidden(name: Any) -> str:

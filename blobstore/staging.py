@@ -160,18 +160,24 @@ class Staging:
                 before = seen[staged.place] if staged.place in seen else identity(staged.place)
                 seen[staged.place] = after = identity(staged.temporary)
             moves.append(Move(staged.place, staged.temporary, staged.backup, before, after))
-        journal = Journal(moves, list(self._folders))
+        first, *others = self._folders
+        journal = Journal(moves, [first, *others])
         name = f".blobstore-{secrets.token_hex(12)}.journal"
-        for folder in self._folders:
-            with named(folder):
-                copy = _Staged(folder, folder / name)
-                self._journal.append(copy)
-                file = io.BufferedWriter(copy.make("", 0, None))
-                file.write(journal.text(folder))
-                file.detach()
-                copy.sync()
-                os.replace(copy.temporary, copy.place)
+        for folder in others:
+            self._write_copy(journal, folder / name)
         self._sync_folders(self._folders)
+        self._write_copy(journal, first / name)
+        self._sync_folders([first])
+
+    def _write_copy(self, journal: Journal, path: Path) -> None:
+        with named(path.parent):
+            copy = _Staged(path.parent, path)
+            self._journal.append(copy)
+            file = io.BufferedWriter(copy.make("", 0, None))
+            file.write(journal.text(path.parent))
+            file.detach()
+            copy.sync()
+            os.replace(copy.temporary, copy.place)
 
     @staticmethod
     def _sync_folders(folders: Iterable[Path]) -> None:
@@ -182,8 +188,8 @@ class Staging:
     def _discard(self) -> None:
         """Remove what is left of the temporary files. None of it is needed: nothing that fails here is an error."""
         while self._journal:
-            self._journal[0].remove()
-            del self._journal[0]
+            self._journal[-1].remove()
+            del self._journal[-1]
         while self._staged:
             self._staged[0].discard()
             del self._staged[0]
@@ -230,7 +236,7 @@ class _Staged:
             return
         with contextlib.suppress(OSError):
             if not self._had_old:
-                self.place.unlink(missing_ok=True)
+                os.replace(self.place, self.temporary)
             elif os.path.lexists(self.backup):
                 os.replace(self.backup, self.place)
 
@@ -402,7 +408,8 @@ def _finish(path: Path) -> bool:
             return path.lstat().st_uid != os.geteuid()
         journal = Journal.read(path)
         if journal is not None:
-            journal.finish()
+            if os.path.lexists(journal.folders[0] / path.name):
+                journal.finish()
             for left in journal.leftovers(path.name):
                 with contextlib.suppress(OSError):
                     left.unlink(missing_ok=True)
