@@ -489,9 +489,11 @@ class _Run:
             unpruned: with what is dropped in the end.
         """
         files: dict[str, list[Entry]] = {tag: [] for tag in self.old}
-        for store in [*self.stores(), *(self.pruned.values() if unpruned else ())]:
+        for store in self.stores():
             for entry in store.entries():
                 files.setdefault(store.tag(entry.key) or "", []).append(entry)
+        for tag, dropped in self.pruned.items() if unpruned else ():
+            files[tag] += [replace(entry, blob=-1 - entry.blob) for entry in dropped.entries()]  # of another store
         for tag, data_map in self.old.items():
             order = {key: number for number, key in enumerate(data_map)}
             files[tag].sort(key=lambda entry: order.get(entry.key, len(order)))

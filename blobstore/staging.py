@@ -368,7 +368,7 @@ def exclusive(directory: Path) -> Iterator[None]:
     lock = _Lock()
     try:
         with named(directory), contextlib.suppress(PermissionError):
-            lock.take(directory, wait=True)
+            lock.take(Path(os.path.realpath(directory)), wait=True)
         yield
     finally:
         lock.close()
@@ -386,7 +386,7 @@ def recover(folder: Path) -> None:
         return
     try:
         with os.scandir(folder) as entries:
-            hidden = [Path(entry.path) for entry in entries if entry.name.startswith(".blobstore-")]
+            hidden = [Path(one.path) for one in entries if one.name.startswith(".blobstore-") and not one.is_symlink()]
     except OSError:
         return
     # A list, so that each is tried.
