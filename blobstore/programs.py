@@ -120,7 +120,8 @@ def dedup_programs(
 
     The folder is a set of programs on its data files, which another run extends: a program of equal name is replaced,
     the other programs in the folder and below it keep every key that they take. All files are the old ones or the new
-    ones; whoever has an old one open keeps it. Other processes that write programs into the folder wait.
+    ones; a run that was killed between two renames is finished by the next one. A process that has an old file open keeps
+    it. Other processes that write programs into the folder wait.
 
     Args:
         inputs: files and folders, one or several: `.pte` files, and `.ptd` files that some of them need; the latter end

@@ -211,7 +211,7 @@ void WorkingCopy::prepare() {
   }
   const std::string path = file_.path() + ".commits";
   const int descriptor = ::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW);
-  if (descriptor < 0 && errno != ENOENT) {
+  if (descriptor < 0 && errno != ENOENT && errno != ELOOP) { // a link is replaced
     throw Error(ErrorKind::FileAccess, path, std::strerror(errno), errno);
   }
   fresh_ = true;
