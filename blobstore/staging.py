@@ -66,7 +66,7 @@ class Staging:
     Args:
         progress: told of every write.
         force: replace files of any format.
-        folder: a folder that gets a copy of the journal, too, beside those of the files: where `recover` will be called.
+        folder: gets a copy of the journal, as the folders of the files do: `recover` will be called for it.
     """
 
     def __init__(self, progress: Progress | None = None, *, force: bool = False, folder: Path | None = None) -> None:
@@ -102,7 +102,6 @@ class Staging:
         check_replaceable(target, kind, force=self._force or kind is Format.UNKNOWN)
         with named(target):
             self._enter(place.parent)
-            self._enter(Path(os.path.realpath(target.parent)))
             # Known before it is made, so that no exception can come in between, not even one of a signal handler.
             staged = _Staged(target, place)
             self._staged.append(staged)
