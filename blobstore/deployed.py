@@ -2,23 +2,43 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import json
 import os
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from blobstore.errors import FileAccessError, InvalidFileError, OutputPathError
+from blobstore.errors import BlobStoreError, FileAccessError, InvalidFileError, OutputPathError
 from blobstore.kinds import Format, check_replaceable, detect_format
 from blobstore.ptd.manifest import KEY_PREFIX
 from blobstore.ptd.reader import PtdDataMap, open_ptd
 from blobstore.pte.program import ProgramFile, read_program
 
-__all__ = ["MARK", "describing", "mentioned", "old_data", "old_programs", "taken_by", "tree"]
+__all__ = [
+    "MARK",
+    "USERS",
+    "describing",
+    "mentioned",
+    "old_data",
+    "old_programs",
+    "other_data",
+    "place_of",
+    "taken_by",
+    "taken_from",
+    "tree",
+    "users_of",
+]
 
 MARK = {"blobstore.programs": "1"}
 """Metadata of the data files that are written together with programs: their keys are known to belong to these."""
+
+USERS = "blobstore.programs.names"
+"""Metadata of a data file some of whose keys other data files in the folder have, too: JSON, the paths of the programs
+that were written to take this one. Keys alone do not tell."""
 
 _FLATBUFFERS = {"XnnpackBackend", "BlobStoreBackend"}
 """Backends whose payloads spell out the keys that they ask for."""
@@ -70,6 +90,18 @@ def old_data(paths: Iterable[Path], *, force: bool) -> list[PtdDataMap]:
     return found
 
 
+def other_data(directory: Path, paths: Collection[Path]) -> list[PtdDataMap]:
+    """The data files in a folder that were written together with programs, without `paths`; unreadable ones are left out."""
+    found = []
+    for path in sorted(directory.glob("*.ptd")):
+        if path not in paths:
+            with contextlib.suppress(BlobStoreError):
+                data_map = open_ptd(path)
+                if MARK.items() <= data_map.metadata.items():
+                    found.append(data_map)
+    return found
+
+
 def tree(directory: Path, endings: tuple[str, ...]) -> list[Path]:
     """The files in a folder and below it whose names end so, in order; hidden folders and links to folders are left out.
 
@@ -101,6 +133,33 @@ def taken_by(program: ProgramFile, keys: Collection[str]) -> set[str]:
         if left:
             left -= mentioned(program.data[delegate.span.start : delegate.span.stop], left)
     return set(keys) - left
+
+
+def taken_from(program: ProgramFile, files: Mapping[str, PtdDataMap], directory: Path) -> dict[str, set[str]]:
+    """The keys that a program in a folder takes from each of the data files there, by file name.
+
+    If several have a key, it may be any of them, unless those that list the program among their users have all that it
+    takes.
+    """
+    keys = taken_by(program, set(itertools.chain(*files.values())))
+    place = place_of(program.path, directory)
+    listed = [name for name, data_map in files.items() if place in users_of(data_map.metadata)]
+    homes = listed if keys <= set(itertools.chain(*(files[name] for name in listed))) else files
+    return {name: keys & set(files[name]) for name in homes}
+
+
+def users_of(metadata: Mapping[str, str]) -> set[str]:
+    """The programs that a data file lists as its users; none if it does not say."""
+    try:
+        found = json.loads(metadata.get(USERS, "[]"))
+    except (ValueError, RecursionError):
+        return set()
+    return {name for name in found if isinstance(name, str)} if isinstance(found, list) else set()
+
+
+def place_of(path: Path, directory: Path) -> str:
+    """How the data files of a folder call a program in it or below it."""
+    return path.relative_to(directory).as_posix()
 
 
 def describing(data_map: PtdDataMap, taken: Collection[str]) -> set[str]:

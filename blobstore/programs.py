@@ -4,15 +4,28 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import operator
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from blobstore.data_map import MergedDataMap, NamedDataMap
-from blobstore.deployed import MARK, describing, old_data, old_programs, taken_by, tree
+from blobstore.deployed import (
+    MARK,
+    USERS,
+    describing,
+    old_data,
+    old_programs,
+    other_data,
+    place_of,
+    taken_by,
+    taken_from,
+    tree,
+    users_of,
+)
 from blobstore.digest import Digest
 from blobstore.errors import (
     FileAccessError,
@@ -28,7 +41,7 @@ from blobstore.ptd.reader import PtdDataMap, open_ptd
 from blobstore.ptd.writer import Entry, write_ptd
 from blobstore.pte.program import Movable, ProgramFile, read_program
 from blobstore.pte.rewrite import Rewrite
-from blobstore.staging import Progress, ScratchFolder, Staging, check_progress, exclusive, named, refuse_inputs
+from blobstore.staging import Progress, ScratchFolder, Staging, check_progress, exclusive, named, recover, refuse_inputs
 from blobstore.store import BlobStore, check_tag, file_name, nbytes
 
 if TYPE_CHECKING:
@@ -108,7 +121,8 @@ def dedup_programs(
 
     The folder is a set of programs on its data files, which another run extends: a program of equal name is replaced,
     the other programs in the folder and below it keep every key that they take. All files are the old ones or the new
-    ones; whoever has an old one open keeps it. Other processes that write programs into the folder wait.
+    ones; a run that was killed between two renames is finished by the next one. A process that has an old file open keeps
+    it. Other processes that write programs into the folder wait.
 
     Args:
         inputs: files and folders, one or several: `.pte` files, and `.ptd` files that some of them need; the latter end
@@ -143,16 +157,17 @@ def dedup_programs(
     """
     _check_options(data_name, keep_small, names, progress)
     directory = as_path(directory)
-    found = _expand(as_paths(inputs), directory)
-    kinds = [detect_format(path) for path, _ in found]
-    for (path, _), kind in zip(found, kinds, strict=True):
-        if kind not in {Format.PTE, Format.PTD}:
-            raise UnsupportedDataError(f"{path}: expected a .pte or a .ptd, found {kind.value}")
-    places = [(path, parts) for (path, parts), kind in zip(found, kinds, strict=True) if kind is Format.PTE]
-    outputs = _apart(places)
-    programs = [(read_program(path), output) for (path, _), output in zip(places, outputs, strict=True)]
-    data = [open_ptd(path, verify=True) for (path, _), kind in zip(found, kinds, strict=True) if kind is Format.PTD]
+    sources = as_paths(inputs)
     with _folder(directory):
+        found = _expand(sources, directory)
+        kinds = [detect_format(path) for path, _ in found]
+        for (path, _), kind in zip(found, kinds, strict=True):
+            if kind not in {Format.PTE, Format.PTD}:
+                raise UnsupportedDataError(f"{path}: expected a .pte or a .ptd, found {kind.value}")
+        places = [(path, parts) for (path, parts), kind in zip(found, kinds, strict=True) if kind is Format.PTE]
+        outputs = _apart(places)
+        programs = [(read_program(path), output) for (path, _), output in zip(places, outputs, strict=True)]
+        data = [open_ptd(path, verify=True) for (path, _), kind in zip(found, kinds, strict=True) if kind is Format.PTD]
         return _write(
             [(program, output, 0) for program, output in programs],
             [(data_map, data_name, 0) for data_map in data],
@@ -224,18 +239,24 @@ def save_programs(
             data[name] = [open_ptd(path) for path in sorted(own.glob("*.ptd"))]
             _check_methods(name, manager, data[name])
         group = _groups(data)
-        result = _write(
-            [(one, Path(file_names[name]), group[name]) for one, name in zip(opened, programs, strict=True)],
-            [(data_map, data_map.path.name, group[name]) for name in programs for data_map in data[name]],
-            directory,
-            inputs=inputs,
-            data_name=data_name,
-            keep_small=keep_small,
-            names=names,
-            prune=prune,
-            force=force,
-            progress=progress,
-        )
+        try:
+            result = _write(
+                [(one, Path(file_names[name]), group[name]) for one, name in zip(opened, programs, strict=True)],
+                [(data_map, data_map.path.name, group[name]) for name in programs for data_map in data[name]],
+                directory,
+                inputs=inputs,
+                data_name=data_name,
+                keep_small=keep_small,
+                names=names,
+                prune=prune,
+                force=force,
+                progress=progress,
+            )
+        except KeyConflictError as error:  # the user knows the programs by name, not these files
+            message = str(error)
+            for number, name in enumerate(programs):
+                message = message.replace(f"{folder / str(number)}{os.sep}", f"{name}: ")
+            raise KeyConflictError(message) from None
         results = [replace(one, source=Path(name)) for one, name in zip(result.programs, programs, strict=True)]
         return replace(result, programs=results)
 
@@ -310,111 +331,268 @@ def _write(
         directory, inputs, data_name, keep_small, names, prune, force, progress: as in `dedup_programs`; what leaves the
             programs goes to `data_name`, unless a file of the program's own namespace has its key.
     """
-    outputs = [directory / name for _, name, _ in programs]
-    if len(set(outputs)) != len(outputs):
-        twice = next(path for path in outputs if outputs.count(path) > 1)
-        raise OutputPathError(f"{twice}: two of the programs have this file name; rename one of them")
-    data_name = file_name(data_name)
-    data = [(data_map, file_name(tag), group) for data_map, tag, group in data]
-    tags = list(dict.fromkeys([data_name, *(tag for _, tag, _ in data)]))
-    stores = {group: BlobStore() for group in [*(group for *_, group in programs), *(group for *_, group in data)]}
-    home = {tag: stores[group] for _, tag, group in data}
-    shared = home.setdefault(data_name, next(iter(stores.values())) if len(stores) == 1 else BlobStore())
+    run = _Run(programs, data, directory, file_name(data_name))
     if not force:
         every_input = [*inputs, *(names.sources if names is not None else ())]
-        refuse_inputs([*outputs, *(directory / tag for tag in tags)], every_input)
-    old = {data_map.path.name: data_map for data_map in old_data([directory / tag for tag in tags], force=force)}
-    sizes_before = [len(map_file(path)) for path in inputs]
-    sizes_before += [data_map.path.stat().st_size for data_map in old.values() if data_map.path not in inputs]
-
-    # What the other programs in the folder take comes first: it has to stay as it is.
-    old_keys = [key for data_map in old.values() for key in data_map]
-    others = {program: taken_by(program, old_keys) for program in old_programs(directory, outputs)} if old else {}
-    others = {program: keys for program, keys in others.items() if keys}
-    takers = {key: program.path for program, keys in others.items() for key in keys}
-    for tag, data_map in old.items():
-        for key in data_map:
-            if key in takers:
-                _copy(home[tag], data_map, key, tag)
-
-    # A tensor may not have the key of what a delegate looks up, wherever that is, nor may a data file of what is in a
-    # program: the runtime refuses a key that it finds in two places.
-    inside = {blob.key: program.path for program in others for blob in program.named_data}
-    reserved = frozenset([*(blob.key for program, *_ in programs for blob in program.named_data), *inside])
+        refuse_inputs([*run.outputs, *(directory / tag for tag in run.home)], every_input)
+    run.read_folder(force)
+    bytes_before = sum(len(map_file(path)) for path in inputs)
+    bytes_before += sum(one.path.stat().st_size for one in run.old.values() if one.path not in inputs)
     try:
-        for data_map, tag, group in data:
+        run.keep_what_others_take()
+        run.add_data()
+        run.move_out(keep_small, _by_content(names) if names is not None else {}, progress)
+    except _ClashError as clash:
+        raise clash.explained(run.takers, [job.program for job in run.jobs]) from None
+    run.keep_the_rest(prune)
+    replaced = [output for output in run.outputs if output.exists()]
+    paths = run.write(force, progress)
+    return DedupResult(
+        programs=[run.result(job) for job in run.jobs],
+        data_files=paths,
+        bytes_before=bytes_before,
+        bytes_after=sum(path.stat().st_size for path in [*run.outputs, *paths]),
+        kept=[program.path for program in run.others],
+        replaced=replaced,
+        replaced_keys=run.replaced_keys,
+        unused_keys=[key for store in run.stores() for key in store if key not in run.taken],
+        pruned_keys=[key for dropped in run.pruned.values() for key in dropped],
+    )
+
+
+@dataclass
+class _Job:
+    """A program of a run: where it goes, the store of its own namespace, and what leaves it under which key."""
+
+    program: ProgramFile
+    output: Path
+    own: BlobStore
+    moves: dict[Movable, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.externals = {external.key for external in self.program.externals}
+
+    def rewrite(self) -> Rewrite:
+        return Rewrite(self.program, self.moves)
+
+
+class _Run:
+    """One run over a folder. The methods are its steps, in order.
+
+    Attributes:
+        jobs: the programs.
+        data: data files that they take, each with the file that it goes to and the store of its namespace.
+        home: the store of each data file that may be written, by file name. Files of one namespace have one store.
+        shared: the store of the data file for what leaves a program.
+        old: those of the data files that are there.
+        others: programs that are there and stay, with the keys that they take from each of `old`.
+        takers: for each such key, one of these programs.
+        taken: keys that some program takes when the run is done.
+        replaced_keys: keys whose old bytes go.
+        neighbours: other data files in the folder that were written with programs.
+        pruned: what is dropped of each data file.
+    """
+
+    def __init__(
+        self,
+        programs: Sequence[tuple[ProgramFile, Path, int]],
+        data: Sequence[tuple[PtdDataMap, str, int]],
+        directory: Path,
+        data_name: str,
+    ) -> None:
+        stores = {group: BlobStore() for group in [*(group for *_, group in programs), *(group for *_, group in data)]}
+        self.directory, self.data_name = directory, data_name
+        self.jobs = [_Job(program, directory / name, stores[group]) for program, name, group in programs]
+        self.outputs = [job.output for job in self.jobs]
+        if len(set(self.outputs)) != len(self.outputs):
+            twice = next(path for path in self.outputs if self.outputs.count(path) > 1)
+            raise OutputPathError(f"{twice}: two of the programs have this file name; rename one of them")
+        self.data = [(data_map, file_name(tag), stores[group]) for data_map, tag, group in data]
+        self.home = {tag: store for _, tag, store in self.data}
+        self.shared = self.home.setdefault(data_name, next(iter(stores.values())) if len(stores) == 1 else BlobStore())
+        self.old: dict[str, PtdDataMap] = {}
+        self.neighbours: dict[str, PtdDataMap] = {}
+        self.others: dict[ProgramFile, dict[str, set[str]]] = {}
+        self.takers: dict[str, Path] = {}
+        self.taken: set[str] = set()
+        self.replaced_keys: list[str] = []
+        self.pruned: dict[str, BlobStore] = {}
+
+    def read_folder(self, force: bool) -> None:
+        """Find what an earlier run left."""
+        paths = [self.directory / tag for tag in dict.fromkeys([self.data_name, *self.home])]
+        self.old = {data_map.path.name: data_map for data_map in old_data(paths, force=force)}
+        self.neighbours = {data_map.path.name: data_map for data_map in other_data(self.directory, paths)}
+        if self.old:
+            files = {**self.neighbours, **self.old}
+            for program in old_programs(self.directory, self.outputs):
+                keys = {
+                    tag: found for tag, found in taken_from(program, files, self.directory).items() if tag in self.old
+                }
+                if any(keys.values()):
+                    self.others[program] = keys
+        self.takers = {
+            key: program.path for program, files in self.others.items() for keys in files.values() for key in keys
+        }
+
+    def keep_what_others_take(self) -> None:
+        """It comes first, as it has to stay as it is."""
+        for tag, data_map in self.old.items():
+            held = {key for files in self.others.values() for key in files.get(tag, ())}
+            for key in data_map:
+                if key in held:
+                    _copy(self.home[tag], data_map, key, tag)
+
+    def add_data(self) -> None:
+        """Add the data files that the programs take already.
+
+        Raises:
+            KeyConflictError: a program that stays has one of the keys in itself.
+        """
+        inside = self._inside()
+        for data_map, tag, store in self.data:
             for key in data_map:
                 if key in inside:
                     raise KeyConflictError(
                         f"{data_map.path}: {inside[key]} has key {key!r} in itself, so no data file beside it may have it"
                     )
-                _copy(stores[group], data_map, key, tag)
-        by_content = _by_content(names) if names is not None else {}
-        plan = _Plan(shared, data_name, keep_small, by_content, reserved, frozenset(inside), progress)
-        plans = [plan.moves(program, stores[group]) for program, _, group in programs]
-    except _ClashError as clash:
-        raise clash.explained(takers, [program for program, *_ in programs]) from None
-    rewrites = [Rewrite(program, moves) for (program, *_), moves in zip(programs, plans, strict=True)]
+                _copy(store, data_map, key, tag)
 
-    # Whatever else the data files had.
-    added = {tag: set(store) for tag, store in home.items()}
-    staying = {item.key for program, *_ in programs for item in program.named_data} - {
-        key for moves in plans for key in moves.values()
-    }
-    taken = {*takers, *(key for moves in plans for key in moves.values())}
-    taken.update(external.key for program, *_ in programs for external in program.externals)
-    for program, *_ in programs:
-        taken |= taken_by(program, {*old_keys, *itertools.chain(*added.values())} - taken)
-    for data_map in [*old.values(), *(data_map for data_map, *_ in data)]:
-        taken |= describing(data_map, taken)
-    replaced_keys, pruned_keys = [], []
-    for tag, data_map in old.items():
-        for key in data_map:
-            if key in staying or (key in added[tag] and home[tag].digest(key) != data_map.digest(key)):
-                replaced_keys.append(key)
-            elif key in added[tag]:
-                continue
-            elif prune and key not in taken:
-                pruned_keys.append(key)
-            else:
-                _copy(home[tag], data_map, key, tag)
+    def _inside(self) -> dict[str, Path]:
+        """What the other programs have in themselves, with one of them: the runtime refuses a key in two places."""
+        return {blob.key: program.path for program in self.others for blob in program.named_data}
 
-    distinct = list({id(store): store for store in home.values()}.values())
-    files = _files(distinct, old)
-    paths = [directory / tag for tag in files]
-    with _made([output.parent for output in outputs]), Staging(progress, force=force) as staging:
-        for tag, entries in files.items():  # before the programs: those that are there can use the new ones, too
-            if tag not in old or not _is_up_to_date(old[tag], entries):
-                metadata = {**(old[tag].metadata if tag in old else {}), **MARK}
-                with staging.open(directory / tag, nbytes(entries), kind=Format.PTD) as file:
-                    write_ptd(file, entries, metadata)
-        replaced = [output for output in outputs if output.exists()]
-        for rewrite, output in zip(rewrites, outputs, strict=True):
-            with staging.open(output, rewrite.nbytes, kind=Format.PTE) as file:
-                rewrite.write(file)
-    results = [
-        ProgramResult(
-            source=program.path,
-            path=output,
-            bytes_before=len(program.data),
-            bytes_after=rewrite.nbytes,
-            moved=len(moves),
-            moved_bytes=sum(len(item.data) for item in moves),
-            missing=tuple(sorted({external.key for external in program.externals} - {*stores[group], *shared})),
+    def move_out(
+        self,
+        keep_small: int,
+        by_content: Mapping[Digest, tuple[str, TensorLayout | None]],
+        progress: Progress | None,
+    ) -> None:
+        """Move what is large enough out of the programs."""
+        inside = frozenset(self._inside())
+        # A tensor may not have the key of what a delegate looks up, wherever that is.
+        reserved = inside.union(blob.key for job in self.jobs for blob in job.program.named_data)
+        plan = _Plan(self.shared, self.data_name, keep_small, by_content, reserved, inside, progress)
+        for job in self.jobs:
+            job.moves = plan.moves(job.program, job.own)
+
+    def keep_the_rest(self, prune: bool) -> None:
+        """Decide on whatever else the data files had."""
+        added = {tag: set(store) for tag, store in self.home.items()}
+        named = {item.key for job in self.jobs for item in job.program.named_data}
+        moved = {key for job in self.jobs for key in job.moves.values()}
+        staying = named - moved
+        self.taken = {*self.takers, *moved}.union(*(job.externals for job in self.jobs))
+        every_key = set(itertools.chain(*self.old.values(), *added.values()))
+        for job in self.jobs:
+            self.taken |= taken_by(job.program, every_key - self.taken)
+        for data_map in [*self.old.values(), *(data_map for data_map, *_ in self.data)]:
+            self.taken |= describing(data_map, self.taken)
+        for tag, data_map in self.old.items():
+            for key in data_map:
+                if key in staying or (key in added[tag] and self.home[tag].digest(key) != data_map.digest(key)):
+                    self.replaced_keys.append(key)
+                elif key not in added[tag]:
+                    drop = prune and key not in self.taken
+                    _copy(self.pruned.setdefault(tag, BlobStore()) if drop else self.home[tag], data_map, key, tag)
+
+    def stores(self) -> list[BlobStore]:
+        """The stores of the data files, each once."""
+        return list({id(store): store for store in self.home.values()}.values())
+
+    def files(self, *, unpruned: bool = False) -> dict[str, list[Entry]]:
+        """What each data file will hold; keys that one has already stay in their order, before new ones.
+
+        Args:
+            unpruned: with what is dropped in the end.
+        """
+        files: dict[str, list[Entry]] = {tag: [] for tag in self.old}
+        for store in self.stores():
+            for entry in store.entries():
+                files.setdefault(store.tag(entry.key) or "", []).append(entry)
+        for tag, dropped in self.pruned.items() if unpruned else ():
+            files[tag] += [replace(entry, blob=-1 - entry.blob) for entry in dropped.entries()]  # of another store
+        for tag, data_map in self.old.items():
+            order = {key: number for number, key in enumerate(data_map)}
+            files[tag].sort(key=lambda entry: order.get(entry.key, len(order)))
+        return files
+
+    def write(self, force: bool, progress: Progress | None) -> list[Path]:
+        """Write the data files and the programs; the paths of the data files.
+
+        The renames are in an order that leaves every program its keys all the time: data files come before programs, as
+        programs that are there can use the new ones, too. A program that is replaced may take keys that are pruned: its
+        data file has them until the programs are in place.
+        """
+        final, unpruned = self.files(), self.files(unpruned=True)
+        late = set(self.pruned) if any(output.exists() for output in self.outputs) else set()
+        metadata = {tag: self._metadata(tag, final) for tag in final}
+        with (
+            _made([output.parent for output in self.outputs]),
+            Staging(progress, force=force, folder=self.directory) as staging,
+        ):
+
+            def write_data(tag: str, entries: Sequence[Entry], *, again: bool = False) -> None:
+                path = self.directory / tag
+                with staging.open(path, nbytes(entries), kind=Format.PTD, again=again) as file:
+                    write_ptd(file, entries, metadata[tag])
+
+            early = {tag: unpruned[tag] if tag in late else final[tag] for tag in final}
+            changed = {tag for tag in final if not self._is_up_to_date(tag, early[tag], metadata[tag])}
+            for tag in final:
+                if tag in changed:
+                    write_data(tag, early[tag])
+            for job in self.jobs:
+                rewrite = job.rewrite()
+                with staging.open(job.output, rewrite.nbytes, kind=Format.PTE) as file:
+                    rewrite.write(file)
+            for tag in final:
+                if tag in late:
+                    write_data(tag, final[tag], again=tag in changed)
+        return [self.directory / tag for tag in final]
+
+    def _metadata(self, tag: str, files: Mapping[str, Sequence[Entry]]) -> dict[str, str]:
+        """The metadata of a data file. Where other data files have keys of its own, it lists the programs that take it."""
+        old = dict(self.old[tag].metadata) if tag in self.old else {}
+        keys = _keys(files[tag])
+        elsewhere = set(
+            itertools.chain(*self.neighbours.values(), *(_keys(files[other]) for other in files if other != tag))
         )
-        for (program, _, group), output, moves, rewrite in zip(programs, outputs, plans, rewrites, strict=True)
-    ]
-    return DedupResult(
-        programs=results,
-        data_files=paths,
-        bytes_before=sum(sizes_before),
-        bytes_after=sum(path.stat().st_size for path in [*outputs, *paths]),
-        kept=[program.path for program in others],
-        replaced=replaced,
-        replaced_keys=replaced_keys,
-        unused_keys=[key for store in distinct for key in store if key not in taken],
-        pruned_keys=pruned_keys,
-    )
+        if USERS not in old and not keys & elsewhere:
+            return {**old, **MARK}
+        replaced = {place_of(output, self.directory) for output in self.outputs}
+        users = {user for user in users_of(old) if user not in replaced and (self.directory / user).exists()}
+        for job in self.jobs:
+            if self.home[tag] is job.own or self.home[tag] is self.shared:
+                asks = {*job.moves.values(), *job.externals}
+                if asks & keys or taken_by(job.program, keys):
+                    users.add(place_of(job.output, self.directory))
+        return {**old, **MARK, USERS: json.dumps(sorted(users))}
+
+    def _is_up_to_date(self, tag: str, entries: Sequence[Entry], metadata: Mapping[str, str]) -> bool:
+        data_map = self.old.get(tag)
+        if data_map is None or not data_map.has_digests or data_map.metadata != metadata:
+            return False
+        found = [
+            (key, data_map.digest(key), data_map.get_tensor_layout(key), data_map.alignment(key)) for key in data_map
+        ]
+        return found == [(entry.key, entry.digest, entry.layout, entry.alignment) for entry in entries]
+
+    def result(self, job: _Job) -> ProgramResult:
+        """What became of a program that is written."""
+        return ProgramResult(
+            source=job.program.path,
+            path=job.output,
+            bytes_before=len(job.program.data),
+            bytes_after=job.rewrite().nbytes,
+            moved=len(job.moves),
+            moved_bytes=sum(len(item.data) for item in job.moves),
+            missing=tuple(sorted(job.externals - {*job.own, *self.shared})),
+        )
+
+
+def _keys(entries: Iterable[Entry]) -> set[str]:
+    return {entry.key for entry in entries}
 
 
 class _ClashError(KeyConflictError):
@@ -450,24 +628,6 @@ def _copy(store: BlobStore, data_map: PtdDataMap, key: str, tag: str) -> None:
         raise _ClashError(key, data_map.path, error, False) from None
     if address != (recorded := data_map.digest(key)):
         raise IntegrityError(data_map.path, f"the bytes of {key!r} are damaged: expected {recorded}, found {address}")
-
-
-def _files(stores: Iterable[BlobStore], old: Mapping[str, PtdDataMap]) -> dict[str, list[Entry]]:
-    """What each data file will hold; keys that one has already stay in their order, before new ones."""
-    files: dict[str, list[Entry]] = {tag: [] for tag in old}
-    for store in stores:
-        for entry in store.entries():
-            files.setdefault(store.tag(entry.key) or "", []).append(entry)
-    for tag, data_map in old.items():
-        order = {key: number for number, key in enumerate(data_map)}
-        files[tag].sort(key=lambda entry: order.get(entry.key, len(order)))
-    return files
-
-
-def _is_up_to_date(data_map: PtdDataMap, entries: Sequence[Entry]) -> bool:
-    found = [(key, data_map.digest(key), data_map.get_tensor_layout(key), data_map.alignment(key)) for key in data_map]
-    wanted = [(entry.key, entry.digest, entry.layout, entry.alignment) for entry in entries]
-    return data_map.has_digests and MARK.items() <= data_map.metadata.items() and found == wanted
 
 
 @dataclass(frozen=True)
@@ -580,8 +740,9 @@ def _apart(places: Sequence[tuple[Path, Path]]) -> list[Path]:
 
 @contextlib.contextmanager
 def _folder(directory: Path) -> Iterator[None]:
-    """Make a folder, keep other writers of programs out of it, and remove it again if an error comes out."""
+    """Make a folder, keep other writers of programs out, and finish what a killed one left; remove it after an error."""
     with _made([directory]), exclusive(directory):
+        recover(directory)
         yield
 
 

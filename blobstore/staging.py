@@ -1,14 +1,12 @@
-"""Writing files so that each is the old one or the new one, whole, whatever happens in between."""
+"""Writing files so that each of them, and a group of them, is old or new, whole, whatever happens in between."""
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import functools
 import inspect
 import io
 import os
-import re
 import secrets
 import shutil
 import stat
@@ -24,10 +22,11 @@ except ImportError:  # Windows has no locks that go with their process; nothing 
     fcntl = None  # type: ignore[assignment]
 
 from blobstore.errors import FileAccessError, OutputPathError, UnsupportedDataError
+from blobstore.journal import JOURNAL, TEMPORARY, Identity, Journal, Move, identity, sync_folder
 from blobstore.kinds import Format, check_replaceable
 from blobstore.mapped_file import Descriptor, as_path, same_file
 
-__all__ = ["Progress", "ScratchFolder", "Staging", "check_progress", "exclusive", "named", "refuse_inputs"]
+__all__ = ["Progress", "ScratchFolder", "Staging", "check_progress", "exclusive", "named", "recover", "refuse_inputs"]
 
 Progress = Callable[[str, int, int], None]
 """Told what is being done, how many bytes of it are done, and of how many."""
@@ -49,8 +48,6 @@ def check_progress(progress: Progress | None) -> None:
 
 _BUFFER = 1 << 20  # gathers small writes; larger ones go straight to the file
 _SYNC = 1 << 26  # how much is written before the disk is put to work beside the writing
-_TEMPORARY = re.compile(r"\.blobstore-[0-9a-f]{24}\.tmp")
-_NO_FOLDER_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES, errno.EPERM, errno.EISDIR}
 
 
 class Staging:
@@ -58,28 +55,32 @@ class Staging:
 
     Each file is written beside its target under a temporary name. When the `with` block ends without an error, all
     are flushed to the disk and then renamed, in the order in which they were staged; otherwise they are removed and
-    whatever stood at the targets is untouched. Each rename is atomic; a process that is killed between two of them
-    leaves the first new and the second old.
+    whatever stood at the targets is untouched. Each rename is atomic. A group of several files has a journal, which is
+    on the disk before the first rename: if the process is killed between two of them, `recover` does the others.
 
     A target that is a link stays one: the file that it leads to is replaced. A file that is replaced gives the new one
     its permissions, and its owner if this process may set that; another new file follows the umask.
 
-    What a killed process leaves behind is removed by the next writer into that folder.
+    The next writer into a folder calls `recover` for what a killed process left there.
 
     Args:
         progress: told of every write.
         force: replace files of any format.
+        folder: gets a copy of the journal, as the folders of the files do: `recover` will be called for it.
     """
 
-    def __init__(self, progress: Progress | None = None, *, force: bool = False) -> None:
-        self._staged: dict[Path, _Staged] = {}  # by the file itself, without links; `__del__` needs it
+    def __init__(self, progress: Progress | None = None, *, force: bool = False, folder: Path | None = None) -> None:
+        self._staged: list[_Staged] = []
+        self._journal: list[_Staged] = []  # its copies
+        self._folders: dict[Path, None] = {}  # `__del__` needs all three
         check_progress(progress)
         self._progress, self._force = progress, force
-        self._swept: set[Path] = set()
+        if folder is not None:
+            self._enter(Path(os.path.realpath(folder)))
 
     @contextlib.contextmanager
     def open(
-        self, path: str | os.PathLike[str], nbytes: int = 0, *, kind: Format = Format.UNKNOWN
+        self, path: str | os.PathLike[str], nbytes: int = 0, *, kind: Format = Format.UNKNOWN, again: bool = False
     ) -> Iterator[BinaryIO]:
         """Stage a file: the `with` block writes it; it takes its place later. Progress counts up to `nbytes`.
 
@@ -87,6 +88,7 @@ class Staging:
             path: the target.
             nbytes: about how many bytes it will have.
             kind: the format of what is written; UNKNOWN replaces files of any.
+            again: the target is staged already, and this file takes the place of that one at its own turn.
 
         Raises:
             FileAccessError: the folder is missing or may not be written, the target is not a regular file, or writing
@@ -95,15 +97,14 @@ class Staging:
         """
         target = as_path(path)
         place = Path(os.path.realpath(target))
-        if place in self._staged:
+        if not again and any(place == staged.place for staged in self._staged):
             raise OutputPathError(f"{target}: two outputs would have this path")
         check_replaceable(target, kind, force=self._force or kind is Format.UNKNOWN)
         with named(target):
-            if place.parent not in self._swept:
-                _sweep(place.parent)
-                self._swept.add(place.parent)
+            self._enter(place.parent)
             # Known before it is made, so that no exception can come in between, not even one of a signal handler.
-            staged = self._staged[place] = _Staged(target, place)
+            staged = _Staged(target, place)
+            self._staged.append(staged)
             output = staged.make(f"writing {target.name}", nbytes, self._progress)
             file = io.BufferedWriter(output, _BUFFER)
             yield cast(BinaryIO, file)
@@ -123,34 +124,75 @@ class Staging:
             self._discard()
 
     def __del__(self) -> None:
-        if hasattr(self, "_swept"):  # an exception may have come before it was complete
+        if hasattr(self, "_folders"):  # an exception may have come before it was complete
             self._discard()  # what an exception in the middle of the clean-up left
 
+    def _enter(self, folder: Path) -> None:
+        """Clean up a folder before the first file is staged in it."""
+        if folder not in self._folders:
+            recover(folder)
+            self._folders[folder] = None
+
     def _commit(self) -> None:
-        group = list(self._staged.values())
-        for staged in group:
+        for staged in self._staged:
             with named(staged.target):
                 staged.sync()
+        if len(self._staged) > 1 and fcntl is not None:
+            self._write_journal()
         try:
-            for staged in group:
+            for staged in self._staged:
                 with named(staged.target):
                     staged.keep_old()
                     os.replace(staged.temporary, staged.place)
             # Before the old files go: to free them takes the system long, and a sync would wait for it.
-            for folder in dict.fromkeys(staged.place.parent for staged in group):
-                with named(folder):
-                    _sync_folder(folder)
+            self._sync_folders(staged.place.parent for staged in self._staged)
         except BaseException:
-            for staged in reversed(group):
+            for staged in reversed(self._staged):
                 staged.put_back()
             raise
 
+    def _write_journal(self) -> None:
+        """Put a copy of the journal into every folder of the group, onto the disk."""
+        seen: dict[Path, Identity | None] = {}
+        moves = []
+        for staged in self._staged:
+            with named(staged.target):
+                before = seen[staged.place] if staged.place in seen else identity(staged.place)
+                seen[staged.place] = after = identity(staged.temporary)
+            moves.append(Move(staged.place, staged.temporary, staged.backup, before, after))
+        first, *others = self._folders
+        journal = Journal(moves, [first, *others])
+        name = f".blobstore-{secrets.token_hex(12)}.journal"
+        for folder in others:
+            self._write_copy(journal, folder / name)
+        self._sync_folders(self._folders)
+        self._write_copy(journal, first / name)
+        self._sync_folders([first])
+
+    def _write_copy(self, journal: Journal, path: Path) -> None:
+        with named(path.parent):
+            copy = _Staged(path.parent, path)
+            self._journal.append(copy)
+            file = io.BufferedWriter(copy.make("", 0, None))
+            file.write(journal.text(path.parent))
+            file.detach()
+            copy.sync()
+            os.replace(copy.temporary, copy.place)
+
+    @staticmethod
+    def _sync_folders(folders: Iterable[Path]) -> None:
+        for folder in dict.fromkeys(folders):
+            with named(folder):
+                sync_folder(folder)
+
     def _discard(self) -> None:
         """Remove what is left of the temporary files. None of it is needed: nothing that fails here is an error."""
+        while self._journal:
+            self._journal[-1].remove()
+            del self._journal[-1]
         while self._staged:
-            place = next(iter(self._staged))
-            self._staged[place].discard()
-            del self._staged[place]
+            self._staged[0].discard()
+            del self._staged[0]
 
 
 class _Staged:
@@ -167,7 +209,7 @@ class _Staged:
         old = _status(self.place)
         mode = 0o666 if old is None else stat.S_IMODE(old.st_mode) & 0o777
         self._output = _Output(self.temporary, mode, what, total, progress)
-        while not (_lock(self._output.fileno()) and os.path.lexists(self.temporary)):  # another's `_sweep` came first
+        while not (_lock(self._output.fileno()) and os.path.lexists(self.temporary)):  # another's `recover` came first
             self._output.close()
             self.temporary = _beside(self.place)
             self._output = _Output(self.temporary, mode, what, total, progress)
@@ -194,9 +236,15 @@ class _Staged:
             return
         with contextlib.suppress(OSError):
             if not self._had_old:
-                self.place.unlink(missing_ok=True)
+                os.replace(self.place, self.temporary)
             elif os.path.lexists(self.backup):
                 os.replace(self.backup, self.place)
+
+    def remove(self) -> None:
+        """Remove the new file, too."""
+        with contextlib.suppress(OSError):
+            self.place.unlink(missing_ok=True)
+        self.discard()
 
     def discard(self) -> None:
         for path in (self.temporary, self.backup):
@@ -266,13 +314,13 @@ class ScratchFolder:
         self._lock = _Lock()
 
     def __enter__(self) -> Path:
-        _sweep(self.path.parent)
+        recover(self.path.parent)
         while True:
             self.path.mkdir(0o700)
             with contextlib.suppress(FileNotFoundError):
                 if self._lock.take(self.path) and os.path.lexists(self.path):
                     return self.path
-            self._lock.close()  # another's `_sweep` came first
+            self._lock.close()  # another's `recover` came first
             self.path = _beside(self.path)
 
     def __exit__(
@@ -327,24 +375,56 @@ def exclusive(directory: Path) -> Iterator[None]:
         lock.close()
 
 
-def _sweep(folder: Path) -> None:
-    """Remove the temporary files that processes left when they were killed: those that nobody has locked."""
+def recover(folder: Path) -> None:
+    """Clean up what killed processes left in a folder: finish their groups of files, and remove their temporary files.
+
+    What belongs to another user, or to a process that still works, stays.
+
+    Raises:
+        FileAccessError: a group can neither be finished nor undone.
+    """
     if fcntl is None:
         return
-    with contextlib.suppress(OSError), os.scandir(folder) as entries:
-        left = [Path(entry.path) for entry in entries if _TEMPORARY.fullmatch(entry.name)]
-        for path in left:
-            lock = _Lock()
-            try:
+    try:
+        with os.scandir(folder) as entries:
+            hidden = [Path(one.path) for one in entries if one.name.startswith(".blobstore-") and not one.is_symlink()]
+    except OSError:
+        return
+    # A list, so that each is tried.
+    busy = [path for path in hidden if JOURNAL.fullmatch(path.name) and not _finish(path)]
+    # Temporary files have no lock any more while another process finishes their group.
+    for path in [] if busy else hidden:
+        if TEMPORARY.fullmatch(path.name):
+            with contextlib.suppress(OSError), _abandoned(path) as abandoned:
+                if abandoned and path.is_dir():
+                    shutil.rmtree(path, ignore_errors=True)
+                elif abandoned:
+                    path.unlink()
+
+
+def _finish(path: Path) -> bool:
+    """Finish the group of a journal; False if a process of this user is at work on it."""
+    with named(path), contextlib.suppress(FileNotFoundError), _abandoned(path) as abandoned:
+        if not abandoned:
+            return path.lstat().st_uid != os.geteuid()
+        journal = Journal.read(path)
+        if journal is not None:
+            if os.path.lexists(journal.folders[0] / path.name):
+                journal.finish()
+            for left in journal.leftovers(path.name):
                 with contextlib.suppress(OSError):
-                    mine = path.lstat().st_uid == os.geteuid()
-                    if mine and lock.take(path):
-                        if path.is_dir():
-                            shutil.rmtree(path, ignore_errors=True)
-                        else:
-                            path.unlink()
-            finally:
-                lock.close()
+                    left.unlink(missing_ok=True)
+    return True
+
+
+@contextlib.contextmanager
+def _abandoned(path: Path) -> Iterator[bool]:
+    """Whether a file is of this user, and no process has it locked; while this lasts it is locked here."""
+    lock = _Lock()
+    try:
+        yield path.lstat().st_uid == os.geteuid() and lock.take(path)
+    finally:
+        lock.close()
 
 
 def _beside(target: Path) -> Path:
@@ -367,18 +447,6 @@ def _take_over(descriptor: int, old: os.stat_result, mode: int) -> None:
             os.fchown(descriptor, old.st_uid, old.st_gid)
     if hasattr(os, "fchmod"):
         os.fchmod(descriptor, mode)
-
-
-def _sync_folder(folder: Path) -> None:
-    """Wait until the names in a folder are on the disk, where the file system can do that."""
-    file = Descriptor()
-    try:
-        os.fsync(file.open(folder))
-    except OSError as error:
-        if error.errno not in _NO_FOLDER_SYNC:
-            raise
-    finally:
-        file.close()
 
 
 @contextlib.contextmanager

@@ -335,7 +335,7 @@ class BlobStore:
         metadata: Mapping[str, str] | None = None,
         force: bool = False,
     ) -> dict[str, Path]:
-        """Write one .ptd a tag; all files take their places, or none.
+        """Write one .ptd a tag; all files take their places, or none. If killed in between, the next writer finishes it.
 
         Args:
             directory: an existing folder.

@@ -165,6 +165,58 @@ def test_several_data_files_are_extended(lowered, module_runner, tmp_path):
         torch.testing.assert_close([torch.tensor(x) for x in outputs], models[name].eager())
 
 
+def with_tag(tag, seed):
+    """A layer whose constants have the same names and shapes in each data file, which the tag names."""
+    from tests.models import _lowered, portable
+
+    module = torch.nn.Linear(4, 4)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.copy_(torch.rand(parameter.shape, generator=torch.Generator().manual_seed(seed)))
+    methods = {"forward": (module, (torch.ones(1, 4),))}
+    return _lowered(methods, partitioners=portable, external_constants=lambda node: tag)
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_equal_names_in_other_data_files_are_no_conflict(stock_run, tmp_path, together):
+    """A program does not take a key from the data file of another one because that has the name, too."""
+    models = {"enc": with_tag("enc", 1), "dec": with_tag("dec", 2)}
+    if together:
+        save_programs({name: model.manager for name, model in models.items()}, tmp_path)
+    else:
+        for name, model in models.items():
+            save_programs({name: model.manager}, tmp_path)
+    models["enc"] = with_tag("enc", 3)
+    result = save_programs({"enc": models["enc"].manager}, tmp_path)
+    assert sorted(result.replaced_keys) == ["bias", "weight"] and result.kept == []
+    again = snapshot(tmp_path)
+    save_programs({"enc": models["enc"].manager}, tmp_path)
+    assert snapshot(tmp_path) == again
+    for name, model in models.items():
+        found = stock_run(tmp_path / f"{name}.pte", model.inputs(), data_path=tmp_path / f"{name}.ptd")
+        torch.testing.assert_close(found, model.eager())
+
+
+def test_equal_names_do_not_hide_who_takes_a_data_file(stock_run, tmp_path):
+    """Another program on the same data file keeps its weights, although a third file has all its keys, too."""
+    models = {"enc": with_tag("enc", 1), "fast": with_tag("enc", 1), "dec": with_tag("dec", 2)}
+    save_programs({name: model.manager for name, model in models.items()}, tmp_path)
+    before = snapshot(tmp_path)
+    with pytest.raises(KeyConflictError, match=r"fast\.pte"):
+        save_programs({"enc": with_tag("enc", 3).manager}, tmp_path)
+    (tmp_path / "fast.pte").rename(tmp_path / "renamed.pte")
+    with pytest.raises(KeyConflictError, match=r"renamed\.pte"):
+        save_programs({"enc": with_tag("enc", 3).manager}, tmp_path)
+    (tmp_path / "renamed.pte").rename(tmp_path / "fast.pte")
+    assert snapshot(tmp_path) == before
+    changed = {"enc": with_tag("enc", 3), "fast": with_tag("enc", 3)}
+    save_programs({name: model.manager for name, model in changed.items()}, tmp_path)
+    for name, model in {**models, **changed}.items():
+        data = tmp_path / ("dec.ptd" if name == "dec" else "enc.ptd")
+        found = stock_run(tmp_path / f"{name}.pte", model.inputs(), data_path=data)
+        torch.testing.assert_close(found, model.eager())
+
+
 def test_names_that_are_taken_otherwise_are_not_used(lowered, check, tmp_path):
     """A checkpoint's name that an old program knows other bytes under: the new tensor is named after its content."""
     models = {name: lowered.mlp(seed=seed) for name, seed in (("a", 1), ("b", 2))}

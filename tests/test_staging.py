@@ -200,13 +200,19 @@ def calls(monkeypatch):
 
 
 def test_files_are_on_the_disk_before_their_names_are(tmp_path, calls):
-    """All contents, then all names, then the folder: a power cut at any moment leaves whole files."""
+    """All contents, then the journal, then all names, then the folder: a power cut at any moment leaves a whole group."""
     out = tmp_path / "out"
     out.mkdir()
     group(out)
     temporary = [name for call, name in calls[:3]]
+    journal, name = calls[5][1].split()
+    assert name.endswith(".journal")
     assert calls == [
         *(("fsync", name) for name in temporary),
+        ("fsync", "out"),
+        ("fsync", journal),
+        ("replace", f"{journal} {name}"),
+        ("fsync", "out"),
         *(("replace", f"{name} {target}") for name, target in zip(temporary, "abc", strict=True)),
         ("fsync", "out"),
     ]
@@ -248,20 +254,21 @@ def test_a_disk_that_fails_beside_the_writing_is_noticed(tmp_path, monkeypatch):
     assert files(tmp_path) == {"w": b"old"}
 
 
-@pytest.mark.parametrize("number", [1, 2, 3, 4])
+@pytest.mark.parametrize("number", range(1, 8))
 def test_a_sync_that_fails_leaves_the_old_files(tmp_path, monkeypatch, number):
-    """Of each of three files, and of the folder."""
+    """Of each of three files, of the journal between two of the folder, and of the folder in the end."""
     group(tmp_path, b"old")
     fail(monkeypatch, "fsync", number, errno.EIO)
     with pytest.raises(FileAccessError, match=r": Input/output error") as raised:
         group(tmp_path)
-    assert raised.value.path == (tmp_path if number == 4 else tmp_path / "abc"[number - 1])
+    assert raised.value.path == (tmp_path if number > 3 else tmp_path / "abc"[number - 1])
     assert files(tmp_path) == dict.fromkeys("abc", b"old")
 
 
 def test_a_folder_that_cannot_be_synced_at_all_is_no_error(tmp_path, monkeypatch):
     """Some file systems cannot; no call could do better there."""
-    fail(monkeypatch, "fsync", 4, errno.EINVAL)
+    for number in (4, 6, 7):
+        fail(monkeypatch, "fsync", number, errno.EINVAL)
     group(tmp_path)
     assert files(tmp_path) == dict.fromkeys("abc", b"new")
 
@@ -297,7 +304,7 @@ def test_temporary_files_are_new_and_their_names_unpredictable(tmp_path, monkeyp
     monkeypatch.setattr(os, "open", watched)
     for _ in range(20):
         group(tmp_path)
-    assert len(names) == 60 and all(len(name) > 30 for name in names)
+    assert len(names) == 80 and all(len(name) > 30 for name in names)
     assert all(flags)
 
 

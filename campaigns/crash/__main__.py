@@ -207,12 +207,17 @@ class _Campaign:
     def _look_and_repeat(self) -> tuple[Any, str, Any]:
         """What another process sees; why it cannot be used, if so; and what it sees when it has done the same again."""
 
+        from blobstore.staging import recover
+
         def look() -> Any:
             state = self.scenario.look(self.place)
             unusable = ""
             if self.scenario.usable is not None and state not in (self.old, self.new):
                 try:
                     self.scenario.usable(self.place)
+                    recover(self.place / "out")
+                    if self.scenario.look(self.place) not in (self.old, self.new):
+                        raise FindingError("neither old nor new when the folder was entered again")
                 except Exception as error:
                     unusable = f"{type(error).__name__}: {error}"
             self.scenario.act(self.place)

@@ -32,7 +32,7 @@ def files(folder: Path) -> State:
     """Names and contents of all files in the folder `out` but temporary ones; data files pass their own verification."""
     state = {}
     for path in sorted((folder / "out").rglob("*")) if (folder / "out").exists() else []:
-        if path.is_file() and path.suffix != ".tmp":
+        if path.is_file() and not path.name.startswith(".blobstore-"):
             state[str(path.relative_to(folder))] = hashlib.sha256(path.read_bytes()).hexdigest()
             if path.suffix == ".ptd":
                 open_ptd(path, verify=True).close()

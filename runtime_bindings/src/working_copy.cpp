@@ -140,7 +140,7 @@ WorkingCopy::~WorkingCopy() = default;
 WorkingCopy::Exclusive::Exclusive(WorkingCopy& copy) : copy_(copy), opening_(copy.gate_.descriptor() < 0) {
   if (opening_) { // others may have made a gate, and call without pause
     const std::string path = copy.file_.path() + ".commits";
-    const File gate(path, ::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NONBLOCK));
+    const File gate(path, ::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW));
     lease_ = std::make_unique<Lease>(copy.file_, gate);
   } else {
     lease_ = copy.lease();
@@ -210,8 +210,8 @@ void WorkingCopy::prepare() {
     file_.reserve(0, static_cast<uint64_t>(file.st_size));
   }
   const std::string path = file_.path() + ".commits";
-  const int descriptor = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
-  if (descriptor < 0 && errno != ENOENT) {
+  const int descriptor = ::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW);
+  if (descriptor < 0 && errno != ENOENT && errno != ELOOP) { // a link is replaced
     throw Error(ErrorKind::FileAccess, path, std::strerror(errno), errno);
   }
   fresh_ = true;

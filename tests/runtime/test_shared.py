@@ -443,6 +443,18 @@ signal.pause()  # until it is killed
         parent.stdout.close()
 
 
+def test_a_link_instead_of_the_file_of_commits_is_not_followed(copy, tmp_path):
+    """Not even to one that would do: somebody else may write there."""
+    BlobCache(copy, mode="shared").update({"a": np.ones(SIZE, np.float32)})
+    commits = tmp_path / f"{copy.name}.commits"
+    commits.rename(tmp_path / "elsewhere")
+    before = (tmp_path / "elsewhere").read_bytes()
+    commits.symlink_to("elsewhere")
+    BlobCache(copy, mode="shared").update({"a": np.zeros(SIZE, np.float32)})
+    assert (tmp_path / "elsewhere").read_bytes() == before
+    assert not commits.is_symlink()
+
+
 def test_the_file_of_commits_is_made_anew(copy, tmp_path):
     """Its temporary file follows no link that somebody laid where it may be, and leaves nothing."""
     (tmp_path / "precious").write_text("precious")
