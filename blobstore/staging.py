@@ -211,6 +211,8 @@ class _Staged:
         self._output = _Output(self.temporary, mode, what, total, progress)
         while not (_lock(self._output.fileno()) and os.path.lexists(self.temporary)):  # another's `recover` came first
             self._output.close()
+            with contextlib.suppress(OSError):
+                self.temporary.unlink(missing_ok=True)
             self.temporary = _beside(self.place)
             self._output = _Output(self.temporary, mode, what, total, progress)
         if old is not None:
