@@ -24,6 +24,13 @@ namespace {
 
 using blobstore::BlobCache;
 
+/// With AddressSanitizer comes UndefinedBehaviorSanitizer, which opens pipes to look at an Error that is made.
+#ifdef __SANITIZE_ADDRESS__
+constexpr bool kNeedsDescriptors = true;
+#else
+constexpr bool kNeedsDescriptors = false;
+#endif
+
 void check(bool ok, const char* what, int line) {
   if (!ok) {
     std::fprintf(stderr, "line %d, failed: %s\n", line, what);
@@ -106,6 +113,7 @@ void test_reading_of_a_thread_that_stayed(const std::string& path, BlobCache::Mo
 /// The child has no file descriptors for locks of its own: the next Reading is an error, until there are some again.
 void test_without_descriptors(const std::string& path) {
   const auto cache = BlobCache::open({path}, BlobCache::Mode::Shared);
+  const uint64_t generation = cache->generation();
   const rlim_t before = descriptors();
   auto reading = std::make_unique<BlobCache::Reading>(*cache);
   const auto nested = std::make_unique<BlobCache::Reading>(*cache);
@@ -120,7 +128,7 @@ void test_without_descriptors(const std::string& path) {
     reading.reset();
     set_descriptors(before);
     const BlobCache::Reading again(*cache);
-    CHECK(cache->generation() == 0);
+    CHECK(cache->generation() == generation);
   });
   set_descriptors(before);
   CHECK(ended);
@@ -137,7 +145,9 @@ int main(int argc, char** argv) {
   for (const auto mode : {BlobCache::Mode::Private, BlobCache::Mode::Copy, BlobCache::Mode::Shared}) {
     test_reading_of_a_thread_that_stayed(path, mode);
   }
-  test_without_descriptors(path);
+  if (!kNeedsDescriptors) {
+    test_without_descriptors(path);
+  }
   std::puts("ok");
   return 0;
 }
