@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import inspect
 import io
@@ -45,6 +46,9 @@ def check_progress(progress: Progress | None) -> None:
     except ValueError:  # written in C, and does not tell
         pass
 
+
+_NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EINVAL}
+"""What file systems say that have no hard links, or not to this file; then nothing can be put back."""
 
 _BUFFER = 1 << 20  # gathers small writes; larger ones go straight to the file
 _SYNC = 1 << 26  # how much is written before the disk is put to work beside the writing
@@ -147,8 +151,9 @@ class Staging:
             # Before the old files go: to free them takes the system long, and a sync would wait for it.
             self._sync_folders(staged.place.parent for staged in self._staged)
         except BaseException:
-            for staged in reversed(self._staged):
-                staged.put_back()
+            put_back = [staged.put_back() for staged in reversed(self._staged)]  # all of them, whatever becomes of one
+            if not all(put_back) and self._journal:
+                self._leave()
             raise
 
     def _write_journal(self) -> None:
@@ -184,6 +189,13 @@ class Staging:
         for folder in dict.fromkeys(folders):
             with named(folder):
                 sync_folder(folder)
+
+    def _leave(self) -> None:
+        """Leave a group that could not be put back to `recover`, with its journal and all files."""
+        for staged in (*self._journal, *self._staged):
+            staged.close()
+        self._journal.clear()
+        self._staged.clear()
 
     def _discard(self) -> None:
         """Remove what is left of the temporary files. None of it is needed: nothing that fails here is an error."""
@@ -225,22 +237,36 @@ class _Staged:
 
     def keep_old(self) -> None:
         """Give the old file a second name, if there is one and the file system has links."""
-        self._had_old = os.path.lexists(self.place)
-        if self._had_old:
-            with contextlib.suppress(OSError):  # so that nobody takes the backup for one that was left behind
-                self._lock.take(self.place, shared=True)
-            with contextlib.suppress(OSError):
-                os.link(self.place, self.backup, follow_symlinks=False)
-
-    def put_back(self) -> None:
-        """Undo the rename if it happened: what to do depends on what is there, wherever the commit was interrupted."""
-        if self._had_old is None or os.path.lexists(self.temporary):
+        try:
+            os.lstat(self.place)
+        except FileNotFoundError:
+            self._had_old = False
             return
-        with contextlib.suppress(OSError):
+        self._had_old = True
+        with contextlib.suppress(OSError):  # so that nobody takes the backup for one that was left behind
+            self._lock.take(self.place, shared=True)
+        try:
+            os.link(self.place, self.backup, follow_symlinks=False)
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+
+    def put_back(self) -> bool:
+        """Undo the rename if it happened: what to do depends on what is there, wherever the commit was interrupted.
+
+        Returns:
+            Whether that was possible; always true where the file system has no links, and so no backup.
+        """
+        if self._had_old is None or os.path.lexists(self.temporary):
+            return True
+        try:
             if not self._had_old:
                 os.replace(self.place, self.temporary)
             elif os.path.lexists(self.backup):
                 os.replace(self.backup, self.place)
+        except OSError:
+            return False
+        return True
 
     def remove(self) -> None:
         """Remove the new file, too."""
@@ -252,6 +278,10 @@ class _Staged:
         for path in (self.temporary, self.backup):
             with contextlib.suppress(OSError):
                 path.unlink(missing_ok=True)
+        self.close()
+
+    def close(self) -> None:
+        """Close what is open; nothing that fails here is an error."""
         with contextlib.suppress(OSError):
             self._lock.close()
         if self._output is not None:

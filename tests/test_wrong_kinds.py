@@ -19,7 +19,6 @@ import blobstore.reporting
 import blobstore.safetensors
 import blobstore.testing
 from blobstore.safetensors import SafetensorsDataMap
-from blobstore.staging import Staging
 from tests.wrong_kinds import PublicCallable, check, public_callables
 
 RESULTS = [
@@ -83,8 +82,6 @@ def makers(models: Path, folder: Path, one: PublicCallable, manager: Any) -> dic
         "default": lambda: None,
         "directory": lambda: folder / "out",
         "BlobStore.write.directory": lambda: folder,
-        "BlobStore.stage.directory": lambda: folder,
-        "BlobStore.stage.staging": Staging,
         "filename": lambda: models / "a.ptd" if one.name == "load_file" else folder / "x.ptd",
         "index": lambda: 0,
         "inputs": lambda: models / "a.pte",

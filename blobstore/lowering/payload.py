@@ -109,7 +109,9 @@ def split(data: bytes | memoryview) -> tuple[bytes, str, list[Constant]]:
                 raise ValueError("it refers to the same parts again and again")
             places = tuple(one.Places(j) for j in range(count))
             constants.append(Constant(key.decode(), one.Nbytes(), one.Group(), places, one.Packed()))
-        return data[: table.Size()], table.Inner().decode(), constants
+        if (inner := table.Inner()) is None:
+            raise ValueError("it does not name the inner backend")
+        return data[: table.Size()], inner.decode(), constants
     except (IndexError, ValueError, TypeError, struct.error) as error:
         raise InvalidFileError("payload", f"not the payload of a BlobStoreBackend: {error}") from None
 

@@ -4,6 +4,7 @@
 //
 // COPY.ptd is a working copy with a float tensor "a".
 
+#include <chrono>
 #include <atomic>
 #include <csignal>
 #include <cstdio>
@@ -48,11 +49,11 @@ bool in_child(Work work) {
     std::_Exit(0);
   }
   int status = 0;
-  for (int waited = 0; waited < 6'000; ++waited) {
+  for (int waited = 0; waited < 60'000; ++waited) {
     if (waitpid(child, &status, WNOHANG) == child) {
       return status == 0;
     }
-    usleep(10'000);
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
   kill(child, SIGKILL);
   waitpid(child, &status, 0);

@@ -59,7 +59,7 @@ def test_litter_is_found():
         """,
     )
     assert code == 1
-    assert "left ['out/state.tmp']" in output and "kill" not in output.split("\n\n")[0]
+    assert "EIO at call" in output and "kill at call" in output and '"out/state.tmp"' in output
 
 
 def test_a_staged_file_is_not_found():

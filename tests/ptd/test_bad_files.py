@@ -13,7 +13,7 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from blobstore import BlobStore, open_ptd
+from blobstore import BlobStore, open_ptd, save_file
 from blobstore.errors import BlobStoreError, FileAccessError, IntegrityError, InvalidFileError
 from schema import generate
 from tests.ptd.test_format import DATA, SCHEMA, golden_store
@@ -412,7 +412,8 @@ def test_no_permission(tmp_path, monkeypatch):
 
 def test_disk_full_leaves_the_old_file(tmp_path):
     path = tmp_path / "full.ptd"
-    path.write_bytes(b"what was there before")
+    save_file({"small": np.ones(3, np.float32)}, path)
+    before = path.read_bytes()
     store = BlobStore()
     store.add("big", np.zeros(1 << 20, np.uint8))
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -422,7 +423,7 @@ def test_disk_full_leaves_the_old_file(tmp_path):
             store.write_ptd(path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert path.read_bytes() == b"what was there before"
+    assert path.read_bytes() == before
     assert os.listdir(tmp_path) == ["full.ptd"]
 
 

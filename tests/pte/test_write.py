@@ -188,7 +188,7 @@ def test_output_is_the_input(program, alias, tmp_path):
 
 def test_replaces_an_old_file(program, tmp_path):
     target = tmp_path / "slim.pte"
-    target.write_bytes(b"old")
+    target.write_bytes(oracle.one_of_everything())
     write_slim(program, target, _moves(program))
     assert not read_program(target).named_data
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model.pte", "slim.pte"]
@@ -203,7 +203,7 @@ def test_folder_is_missing(program, tmp_path):
 def test_full_disk_leaves_the_old_file(tmp_path):
     path, target = tmp_path / "model.pte", tmp_path / "slim.pte"
     path.write_bytes(oracle.serialize([oracle.tensor(1, [1 << 20])], [b"x" * (4 << 20)]))
-    target.write_bytes(b"old")
+    target.write_bytes(oracle.one_of_everything())
     program = read_program(path)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -214,5 +214,5 @@ def test_full_disk_leaves_the_old_file(tmp_path):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         signal.signal(signal.SIGXFSZ, handler)
-    assert target.read_bytes() == b"old"
+    assert target.read_bytes() == oracle.one_of_everything()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model.pte", "slim.pte"]
