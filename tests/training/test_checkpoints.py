@@ -500,6 +500,7 @@ def test_killed_while_saving(tmp_path: Path) -> None:
 _DYING = """
 import os, signal, sys, torch
 from pathlib import Path
+from blobstore import staging
 from blobstore.training import TrainingProgram
 path = Path(sys.argv[1]) / "checkpoint"
 training = TrainingProgram(Path(sys.argv[1]) / "train.pte")
@@ -512,12 +513,13 @@ training.step(optimizer, *batch)
 for name, done in (("write", False), ("write", True), ("fsync", False), ("replace", False), ("replace", True)):
     pid = os.fork()
     if pid == 0:
-        real = getattr(os, name)
+        owner = staging._Output if name == "write" else os
+        real = getattr(owner, name)
         def die(*arguments, **options):
             if done:
                 real(*arguments, **options)
             os.kill(os.getpid(), signal.SIGKILL)
-        setattr(os, name, die)
+        setattr(owner, name, die)
         training.save(path, optimizer)
         os._exit(0)
     assert os.waitpid(pid, 0)[1] == signal.SIGKILL, name
