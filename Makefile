@@ -6,7 +6,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-slow bench sanitize fuzz crash soak conformance lint format schema install clean
+.PHONY: help demo test test-lowering test-others test-slow bench sanitize fuzz crash soak conformance lint format schema install clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-11s %s\n", $$1, $$2 }' Makefile
@@ -14,8 +14,17 @@ help: ## list the targets
 demo: $(VENV)/.runtime ## lower two models, deduplicate them, run both forms and compare
 	$(VENV)/bin/blobstore demo demo-output
 
+# Two processes, for two cores: the tests that lower and train models, and all others.
+LOWERING := tests/lowering tests/training tests/adapters
+
 test: $(VENV)/.runtime ## run the tests, without the slow ones
-	$(RUN) -m pytest -m "not slow"
+	$(MAKE) --no-print-directory --jobs=2 --output-sync=target test-lowering test-others
+
+test-lowering: $(VENV)/.runtime
+	$(RUN) -m pytest -m "not slow" $(LOWERING)
+
+test-others: $(VENV)/.runtime
+	$(RUN) -m pytest -m "not slow" $(addprefix --ignore=,$(LOWERING))
 
 test-slow: $(VENV)/.runtime ## run the tests that take minutes or gigabytes
 	$(RUN) -m pytest -m slow
