@@ -13,7 +13,7 @@ from blobstore.data_map import NamedDataMap
 from blobstore.errors import OutputPathError, UnsupportedDataError
 from blobstore.formats import Format, by_name, detect_format
 from blobstore.layout import ScalarType, TensorLayout
-from blobstore.mapped_file import as_path
+from blobstore.mapped_file import as_path, map_file
 from blobstore.ptd.reader import open_ptd
 from blobstore.safetensors import DTYPES, SafetensorsDataMap, write_safetensors
 from blobstore.staging import Progress, Staging, refuse_inputs
@@ -103,7 +103,7 @@ def _to_safetensors(source: Path, target: Path, progress: Progress | None, force
         if opaque:
             metadata[OPAQUE] = json.dumps(opaque)
         nbytes = sum(layout.nbytes for layout in layouts.values())
-        most = max(_MOST * source.stat().st_size, _ALWAYS)
+        most = max(_MOST * len(map_file(source)), _ALWAYS)
         if nbytes > most:
             raise UnsupportedDataError(
                 f"{source}: its keys share their bytes, which a .safetensors cannot say: it would have {nbytes:,} bytes, "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import json
 import os
@@ -55,7 +56,7 @@ def old_programs(directory: Path, replaced: Collection[Path]) -> list[ProgramFil
     gone = {os.path.realpath(path) for path in replaced}
     found: list[ProgramFile] = []
     for path in tree(directory, (".pte",)):
-        if os.path.realpath(path) not in gone and path.stat().st_size and detect_format(path) is Format.PTE:
+        if os.path.realpath(path) not in gone and _is(path, Format.PTE):
             found.append(read_program(path))
     return found
 
@@ -74,7 +75,7 @@ def old_data(paths: Iterable[Path], *, force: bool) -> list[PtdDataMap]:
     found: list[PtdDataMap] = []
     for path in paths:
         check_replaceable(path, Format.PTD, force=force)
-        if path.exists() and path.stat().st_size and detect_format(path) is Format.PTD:
+        if _is(path, Format.PTD):
             try:
                 data_map = open_ptd(path)
             except InvalidFileError:
@@ -100,6 +101,18 @@ def other_data(directory: Path, paths: Collection[Path]) -> list[PtdDataMap]:
                 if MARK.items() <= data_map.metadata.items():
                     found.append(data_map)
     return found
+
+
+def _is(path: Path, kind: Format) -> bool:
+    """Whether a file is there and has this format."""
+    try:
+        return detect_format(path) is kind
+    except InvalidFileError:  # it is empty
+        return False
+    except FileAccessError as error:
+        if error.errno != errno.ENOENT:
+            raise
+        return False
 
 
 def tree(directory: Path, endings: tuple[str, ...]) -> list[Path]:

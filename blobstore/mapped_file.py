@@ -157,7 +157,9 @@ class Descriptor:
         return self._numbers[0]
 
     def close(self) -> None:
-        deque(map(os.close, map(self._numbers.pop, [-1] * len(self._numbers))), maxlen=0)
+        """Close it; nothing was written through it, so nothing that fails here is an error."""
+        with contextlib.suppress(OSError):
+            deque(map(os.close, map(self._numbers.pop, [-1] * len(self._numbers))), maxlen=0)
 
     def __del__(self) -> None:
         if hasattr(self, "_numbers"):  # an exception of a signal handler may have come before it was complete

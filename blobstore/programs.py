@@ -224,7 +224,7 @@ def save_programs(
                 f"{type(manager).__qualname__}"
             )
     file_names = {name: name if name.endswith(".pte") else f"{name}.pte" for name in programs}
-    with _folder(directory), named(directory), ScratchFolder(directory) as folder:
+    with _folder(directory), ScratchFolder(directory) as folder:
         data: dict[str, list[PtdDataMap]] = {}
         inputs: list[Path] = []
         opened: list[ProgramFile] = []
@@ -337,7 +337,7 @@ def _write(
         refuse_inputs([*run.outputs, *(directory / tag for tag in run.home)], every_input)
     run.read_folder(force)
     bytes_before = sum(len(map_file(path)) for path in inputs)
-    bytes_before += sum(one.path.stat().st_size for one in run.old.values() if one.path not in inputs)
+    bytes_before += sum(len(map_file(one.path)) for one in run.old.values() if one.path not in inputs)
     try:
         run.keep_what_others_take()
         run.add_data()
@@ -346,12 +346,13 @@ def _write(
         raise clash.explained(run.takers, [job.program for job in run.jobs]) from None
     run.keep_the_rest(prune)
     replaced = [output for output in run.outputs if output.exists()]
-    paths = run.write(force, progress)
+    sizes = run.write(force, progress)
+    results = [run.result(job) for job in run.jobs]
     return DedupResult(
-        programs=[run.result(job) for job in run.jobs],
-        data_files=paths,
+        programs=results,
+        data_files=list(sizes),
         bytes_before=bytes_before,
-        bytes_after=sum(path.stat().st_size for path in [*run.outputs, *paths]),
+        bytes_after=sum(sizes.values()) + sum(program.bytes_after for program in results),
         kept=[program.path for program in run.others],
         replaced=replaced,
         replaced_keys=run.replaced_keys,
@@ -517,8 +518,8 @@ class _Run:
             files[tag].sort(key=lambda entry: order.get(entry.key, len(order)))
         return files
 
-    def write(self, force: bool, progress: Progress | None) -> list[Path]:
-        """Write the data files and the programs; the paths of the data files.
+    def write(self, force: bool, progress: Progress | None) -> dict[Path, int]:
+        """Write the data files and the programs; the data files with their sizes.
 
         The renames are in an order that leaves every program its keys all the time: data files come before programs, as
         programs that are there can use the new ones, too. A program that is replaced may take keys that are pruned: its
@@ -527,6 +528,7 @@ class _Run:
         final, unpruned = self.files(), self.files(unpruned=True)
         late = set(self.pruned) if any(output.exists() for output in self.outputs) else set()
         metadata = {tag: self._metadata(tag, final) for tag in final}
+        sizes: dict[Path, int] = {}
         with (
             _made([output.parent for output in self.outputs]),
             Staging(progress, force=force, folder=self.directory) as staging,
@@ -535,13 +537,15 @@ class _Run:
             def write_data(tag: str, entries: Sequence[Entry], *, again: bool = False) -> None:
                 path = self.directory / tag
                 with staging.open(path, nbytes(entries), kind=Format.PTD, again=again) as file:
-                    write_ptd(file, entries, metadata[tag])
+                    sizes[path] = write_ptd(file, entries, metadata[tag])
 
             early = {tag: unpruned[tag] if tag in late else final[tag] for tag in final}
             changed = {tag for tag in final if not self._is_up_to_date(tag, early[tag], metadata[tag])}
             for tag in final:
                 if tag in changed:
                     write_data(tag, early[tag])
+                else:
+                    sizes[self.directory / tag] = len(map_file(self.directory / tag))
             for job in self.jobs:
                 rewrite = job.rewrite()
                 with staging.open(job.output, rewrite.nbytes, kind=Format.PTE) as file:
@@ -549,7 +553,7 @@ class _Run:
             for tag in final:
                 if tag in late:
                     write_data(tag, final[tag], again=tag in changed)
-        return [self.directory / tag for tag in final]
+        return sizes
 
     def _metadata(self, tag: str, files: Mapping[str, Sequence[Entry]]) -> dict[str, str]:
         """The metadata of a data file. Where other data files have keys of its own, it lists the programs that take it."""
@@ -741,7 +745,7 @@ def _apart(places: Sequence[tuple[Path, Path]]) -> list[Path]:
 @contextlib.contextmanager
 def _folder(directory: Path) -> Iterator[None]:
     """Make a folder, keep other writers of programs out, and finish what a killed one left; remove it after an error."""
-    with _made([directory]), exclusive(directory):
+    with named(directory), _made([directory]), exclusive(directory):
         recover(directory)
         yield
 

@@ -261,7 +261,10 @@ class _Staged:
             return True
         try:
             if not self._had_old:
-                os.replace(self.place, self.temporary)
+                try:
+                    os.replace(self.place, self.temporary)
+                except OSError:  # a full disk may have no room for the name
+                    self.place.unlink(missing_ok=True)
             elif os.path.lexists(self.backup):
                 os.replace(self.backup, self.place)
         except OSError:
@@ -483,7 +486,7 @@ def _take_over(descriptor: int, old: os.stat_result, mode: int) -> None:
 
 @contextlib.contextmanager
 def named(target: Path) -> Iterator[None]:
-    """Give an OSError the name of the file that the user asked for."""
+    """Turn an OSError into a FileAccessError that names the file that the user asked for."""
     try:
         yield
     except FileAccessError:

@@ -26,7 +26,14 @@ from tests.wrong_kinds import PublicCallable, check, public_callables
 RESULTS = {Adapter, AdapterInfo, AdaptersInfo, FoundationInfo, MergedAdapter, NamedTensor, Pair}
 RESULTS |= {LogicalTensor, LogicalTensors, CacheStats, DelegateStats, Method, Transaction, ValueInfo}
 MODULES = (blobstore.runtime, blobstore.training, blobstore.adapters, blobstore.lowering.updates)
-INTERNAL = {"split", "resolve", "copy", "names_for_state_dict", "mismatch", "check_stored"}  # of LogicalTensors: for updates, which check first
+INTERNAL = {
+    "split",
+    "resolve",
+    "copy",
+    "names_for_state_dict",
+    "mismatch",
+    "check_stored",
+}  # of LogicalTensors: for updates, which check first
 CALLABLES = [
     one
     for one in public_callables(*MODULES, results=RESULTS)
