@@ -19,7 +19,7 @@ from blobstore.errors import BlobStoreError, KeyConflictError
 from blobstore.lowering.names import ALIASES, Fold, NameTable, Refusal, identity, logical_name
 from blobstore.lowering.records import Source
 
-__all__ = ["check_constants", "qualify"]
+__all__ = ["check_constants", "qualify", "same_bits"]
 
 _CONSTANTS = {InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR}
 
@@ -106,7 +106,7 @@ def check_constants(programs: Mapping[str, ExportedProgram], origin: str) -> Non
             if name is None or tensor is None:
                 continue
             other, known = found.setdefault(name, (method, tensor))
-            if identity(known) != identity(tensor) and not _same_bytes(known, tensor):
+            if identity(known) != identity(tensor) and not same_bits(known, tensor):
                 raise KeyConflictError(
                     f"{origin}: methods '{other}' and '{method}' have different tensors by the name '{name}', and a data "
                     "file has one of a name: export them from modules that call them differently (docs/lowering.md)"
@@ -212,7 +212,7 @@ def _is_equal(one: _Parameter, other: _Parameter) -> bool:
         {_part(tensor, parameter.own): value for tensor, value in parameter.tensors.items()}
         for parameter in (one, other)
     )
-    return all(_same_bytes(ours[part], theirs[part]) for part in ours.keys() & theirs.keys())
+    return all(same_bits(ours[part], theirs[part]) for part in ours.keys() & theirs.keys())
 
 
 def _part(tensor: str, own: str) -> str:
@@ -220,7 +220,8 @@ def _part(tensor: str, own: str) -> str:
     return tensor.removeprefix(own) if tensor.startswith(own) else tensor.rpartition(".")[2]
 
 
-def _same_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:
+def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors have the same numbers, to the bit, however they lie in memory."""
     if (one.dtype, one.shape) != (other.dtype, other.shape):
         return False
     flat = (tensor.detach().contiguous().reshape(-1).view(torch.uint8) for tensor in (one, other))

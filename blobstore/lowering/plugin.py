@@ -14,9 +14,8 @@ from executorch.exir.backend.backend_details import BackendDetails, CompileSpec,
 from executorch.exir.backend.partitioner import DelegationSpec, Partitioner, PartitionResult
 from torch.export import ExportedProgram
 
-from blobstore.buffers import same_bytes
 from blobstore.errors import KeyConflictError, UnsupportedDataError, UnsupportedOperationError
-from blobstore.lowering import layouts, methods, names, xnnpack
+from blobstore.lowering import methods, names, xnnpack
 from blobstore.lowering.inner import InnerLowering
 from blobstore.lowering.names import NameTable, Refusal, Tag
 from blobstore.lowering.payload import wrap
@@ -197,16 +196,9 @@ def _refuse_changed(table: NameTable, tensors: Mapping[str, torch.Tensor]) -> Na
     refused = {}
     for name, tensor in tensors.items():
         known = [other for ref in table.exported.get(name, ()) if (other := ref()) is not None]
-        if known and name in table.sources and not any(_same(tensor, other) for other in known):
+        if known and name in table.sources and not any(methods.same_bits(tensor, other) for other in known):
             refused[name] = Refusal((table.sources[name],), "it was changed between exporting and partitioning")
     return replace(table, refused={**refused, **table.refused}) if refused else table
-
-
-def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two tensors have the same numbers, to the bit."""
-    if a.dtype != b.dtype or a.shape != b.shape:
-        return False
-    return same_bytes(layouts.raw(layouts.plain(a)[0]), layouts.raw(layouts.plain(b)[0]))
 
 
 def _add_records(output: NamedDataStoreOutput, table: NameTable, records: list[Record], bears: bool) -> None:
