@@ -6,9 +6,17 @@
 
 #include <pthread.h>
 
+#include "fair_lock.h"
+
 namespace blobstore {
+namespace {
+
+thread_local int depth = 0; // of this thread's executions
+
+} // namespace
 
 struct ForkHandlers {
+  FairLock executions; // held by executions together, by a fork alone
   std::mutex mutex;
   std::vector<ForkAware*> all;
 
@@ -24,6 +32,9 @@ struct ForkHandlers {
 
   static void before() {
     ForkHandlers& handlers = get();
+    if (depth == 0) { // else this thread is in one, and so is whatever it forks for
+      handlers.executions.lock(); // before all else: an execution may need any other lock
+    }
     handlers.mutex.lock();
     for (auto object = handlers.all.rbegin(); object != handlers.all.rend(); ++object) {
       (*object)->before_fork();
@@ -36,6 +47,9 @@ struct ForkHandlers {
       object->after_fork_in_parent();
     }
     handlers.mutex.unlock();
+    if (depth == 0) {
+      handlers.executions.unlock();
+    }
   }
 
   static void in_child() {
@@ -44,6 +58,10 @@ struct ForkHandlers {
       object->after_fork_in_child();
     }
     renew(handlers.mutex);
+    handlers.executions.renew();
+    if (depth != 0) { // the others' stayed in the parent
+      handlers.executions.lock_shared();
+    }
   }
 };
 
@@ -57,6 +75,18 @@ void ForkAware::leave() {
   ForkHandlers& handlers = ForkHandlers::get();
   const std::lock_guard<std::mutex> guard(handlers.mutex);
   handlers.all.erase(std::remove(handlers.all.begin(), handlers.all.end(), this), handlers.all.end());
+}
+
+Execution::Execution() {
+  if (depth++ == 0) {
+    ForkHandlers::get().executions.lock_shared();
+  }
+}
+
+Execution::~Execution() {
+  if (--depth == 0) {
+    ForkHandlers::get().executions.unlock_shared();
+  }
 }
 
 } // namespace blobstore

@@ -35,4 +35,15 @@ class ForkAware {
   virtual void after_fork_in_child() {} // make the locks anew
 };
 
+/// Held around a method's execution; may be nested. A fork waits for those of other threads, as kernels use ExecuTorch's
+/// thread pool: if another thread holds the pool's mutex, a forked child would wait for it for ever (ThreadPool::run and
+/// get_threadpool in extension/threadpool/threadpool.cpp).
+class Execution {
+ public:
+  Execution();
+  ~Execution();
+  Execution(const Execution&) = delete;
+  Execution& operator=(const Execution&) = delete;
+};
+
 } // namespace blobstore

@@ -177,7 +177,6 @@ class LoadedMethod final : public Method, private ForkAware {
     if (shared_state_) {
       renew(*shared_state_); // each method that has it does so, before anyone runs
     }
-    torn_ = method_ && method_->in_progress();
   }
 
   std::shared_ptr<LoadedProgram> program_;
@@ -195,8 +194,6 @@ class LoadedMethod final : public Method, private ForkAware {
   std::vector<std::optional<Input>> tensors_;
   bool delegated_ = false;
   std::map<size_t, const void*> viewed_; // outputs whose memory was given away
-  bool given_ = false; // any memory was
-  bool torn_ = false; // another thread was running it when the process forked
   std::mutex mutex_;
   std::shared_ptr<std::mutex> shared_state_; // if other methods use some of the same memory
 };
@@ -577,7 +574,6 @@ View LoadedMethod::output_memory(size_t index) {
         "method '" + name_ + "': output " + std::to_string(index) + " has no memory that was planned for it");
   }
   viewed_.emplace(index, tensor.const_data_ptr());
-  given_ = true;
   return view_of(tensor);
 }
 
@@ -593,7 +589,6 @@ std::vector<std::pair<std::string, View>> LoadedMethod::state_memory() {
     auto tensor = method_->get_attribute(info->name());
     if (tensor.ok() && own(tensor.get())) {
       found.emplace_back(info->name(), view_of(tensor.get()));
-      given_ = true;
     }
   }
   return found;
@@ -620,24 +615,13 @@ std::vector<Value> LoadedMethod::execute(const std::vector<Argument>& arguments,
   if (shared_state_) {
     state = std::unique_lock<std::mutex>(*shared_state_);
   }
-  if (torn_ && given_) { // who holds its memory would see it become what it was at first
-    throw Error(
-        ErrorKind::Execution,
-        program_->path(),
-        "method '" + name_ + "' was run by another thread while the process was forked; load it anew");
-  }
-  if (torn_) { // it starts anew; what it was is left alone, as locks in it may be held for ever
-    new std::optional<et::Method>(std::move(method_));
-    method_.reset();
-    load(program_->program(), program_->map(), program_->image(), number_);
-    torn_ = false;
-  }
   struct Forget { // the caller's memory is his again, however this ends
     LoadedMethod& method;
     ~Forget() { method.forget_inputs(); }
   } forget{*this};
   set(arguments);
   const EtError error = [&] {
+    const Execution execution;
     const BackendWork work;
     return method_->execute();
   }();

@@ -1,6 +1,7 @@
 """Threads that execute while others commit, and processes that fork."""
 
 import os
+import signal
 import threading
 
 import numpy as np
@@ -228,6 +229,37 @@ def test_fork_while_other_threads_commit_and_execute(three):
         cache.update(generation(3))
         (after,) = method(x)
         return out.min() == out.max() and set(after) == {total(3)}
+
+    try:
+        assert [in_child(child) for _ in range(20)] == [0] * 20
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_fork_while_another_thread_has_the_thread_pool(tmp_path):
+    """B4: kernels take ExecuTorch's pool in turns; in a child that is forked meanwhile, nobody would give it back."""
+    x = torch.ones(256, 512)
+    lowered = models._lowered({"forward": (nn.Linear(512, 512), (x,))}, partitioners=models.portable)
+    program = Program(lowered.write(tmp_path))
+    expected = program.method()(x)[0]
+    stop = threading.Event()
+
+    def execute():
+        own = program.load_method()
+        while not stop.is_set():
+            own(x)
+
+    threads = [threading.Thread(target=execute) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    method = program.load_method()
+
+    def child():
+        signal.alarm(20)  # it ends the child, if that hangs
+        return np.array_equal(method(x)[0], expected)
 
     try:
         assert [in_child(child) for _ in range(20)] == [0] * 20

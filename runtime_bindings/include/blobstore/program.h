@@ -95,10 +95,9 @@ class Method {
   virtual const std::vector<ValueInfo>& inputs() const = 0;
   virtual const std::vector<ValueInfo>& outputs() const = 0;
   /// Run it. Calls from several threads take turns; different methods run at the same time. The whole call sees one
-  /// generation of the cache. Only the first `results` outputs are copied and returned.
+  /// generation of the cache. Only the first `results` outputs are copied and returned. A fork waits for calls of other threads to end.
   ///
-  /// @throws Error Input: the arguments do not fit. @throws Error Execution: it failed, or the process was forked while
-  /// another thread ran it and views of its memory exist.
+  /// @throws Error Input: the arguments do not fit. @throws Error Execution: it failed.
   virtual std::vector<Value> execute(const std::vector<Argument>& arguments, size_t results = SIZE_MAX) = 0;
   /// An output where the method writes it: valid before the first call, at the same address after each. An output that
   /// is a parameter has its initial value before the first call, any other is zero. Nothing orders access with calls.
