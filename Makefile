@@ -15,7 +15,7 @@ demo: $(VENV)/.runtime ## lower two models, deduplicate them, run both forms and
 	$(VENV)/bin/blobstore demo demo-output
 
 # Two processes, for two cores: the tests that lower and train models, and all others.
-LOWERING := tests/lowering tests/training tests/adapters
+LOWERING := tests/lowering tests/logical tests/training tests/adapters
 
 test: $(VENV)/.runtime ## run the tests, without the slow ones
 	$(MAKE) --no-print-directory --jobs=2 --output-sync=target test-lowering test-others

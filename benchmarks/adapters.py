@@ -15,7 +15,7 @@ from benchmarks.harness import Row, flush, ratio_row, settle, show, side_by_side
 from benchmarks.lowered import in_process, save, save_plain
 from blobstore import open_ptd
 from blobstore.adapters import AdapterTags, load_adapter, save_adapter
-from blobstore.demo.models import lower, quiet
+from blobstore.lowering.export import lower, quiet
 from blobstore.runtime import BlobCache, Program
 
 TITLE = "LoRA adapters through XNNPACK"

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from blobstore.demo.models import lower, quiet
+from blobstore.lowering.export import lower, quiet
 
 
 def plugin() -> list[Any]:

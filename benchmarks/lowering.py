@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from benchmarks.harness import Row, flush, ratio_row, show, side_by_side, status
 from benchmarks.lowered import in_process, plugin, save, save_plain
-from blobstore.demo.models import lower, quiet
+from blobstore.lowering.export import lower, quiet
 from blobstore.runtime import BlobCache, Program
 
 TITLE = "Live weights through XNNPACK"
@@ -95,7 +95,7 @@ def _reload(folder: Path) -> tuple[float, float]:
         from executorch.extension.flat_tensor.serialize.serialize import FlatTensorSerializer
         from executorch.runtime import Runtime
 
-        from blobstore.ptd.reader import open_ptd
+        from blobstore.formats.ptd.reader import open_ptd
     contents = {key: bytes(data) for key, data in open_ptd(folder / "model.ptd").items()}
     x = torch.randn(1, _WIDTH)
 

@@ -16,7 +16,7 @@ import torch
 
 from benchmarks.harness import Row, ratio_row, side_by_side
 from benchmarks.sums import write_sum, write_weights
-from blobstore.demo.models import lower, quiet
+from blobstore.lowering.export import lower, quiet
 from blobstore.runtime import BlobCache, Program
 
 TITLE = "Native runtime"

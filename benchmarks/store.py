@@ -14,7 +14,7 @@ from safetensors.torch import save_file as save_safetensors
 
 import blobstore
 from benchmarks.harness import Row, flush, memory_row, peak_of, ratio_row, show, side_by_side
-from blobstore.demo.models import lower, quiet
+from blobstore.lowering.export import lower, quiet
 from blobstore.programs import dedup_programs
 
 TITLE = "Store, .ptd and programs"

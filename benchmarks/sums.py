@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from blobstore import BlobStore
-from blobstore.demo.models import lower, quiet
+from blobstore.lowering.export import lower, quiet
 
 
 class _Sum(torch.nn.Module):

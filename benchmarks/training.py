@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from benchmarks.harness import Row, flush, ratio_row, settle, show, side_by_side
 from benchmarks.lowered import plugin, save, save_plain
-from blobstore.demo.models import lower, quiet
-from blobstore.digest import digest
-from blobstore.ptd.reader import open_ptd
+from blobstore.formats.ptd.reader import open_ptd
+from blobstore.lowering.export import lower, quiet
+from blobstore.memory.digest import digest
+from blobstore.memory.tensors import as_bytes
 from blobstore.runtime import BlobCache, Program
-from blobstore.tensors import as_bytes
 from blobstore.training import TrainingProgram
 
 TITLE = "Training"

@@ -8,17 +8,17 @@ TYPE_CHECKING = False  # type checkers take it for true; importing `typing` woul
 if TYPE_CHECKING:
     from typing import Any
 
-    from blobstore.data_map import MergedDataMap, NamedDataMap
-    from blobstore.digest import Digest
     from blobstore.errors import BlobStoreError
     from blobstore.files import load_file, save_file
-    from blobstore.layout import ScalarType, TensorLayout
+    from blobstore.formats.data_map import MergedDataMap, NamedDataMap
+    from blobstore.formats.ptd.reader import PtdDataMap, open_ptd
+    from blobstore.formats.pte import PteDataMap, open_pte
+    from blobstore.memory.digest import Digest
+    from blobstore.memory.layout import ScalarType, TensorLayout
+    from blobstore.memory.tensors import FileSlice
     from blobstore.programs import dedup_programs, save_programs
-    from blobstore.ptd.reader import PtdDataMap, open_ptd
-    from blobstore.pte import PteDataMap, open_pte
     from blobstore.reporting import report
     from blobstore.store import BlobStore, StoreStats
-    from blobstore.tensors import FileSlice
 
 __all__ = [
     "BlobStore",
@@ -46,19 +46,19 @@ __all__ = [
 _HOME = {
     "BlobStore": "store",
     "BlobStoreError": "errors",
-    "Digest": "digest",
-    "FileSlice": "tensors",
-    "MergedDataMap": "data_map",
-    "NamedDataMap": "data_map",
-    "PtdDataMap": "ptd.reader",
-    "PteDataMap": "pte",
-    "ScalarType": "layout",
+    "Digest": "memory.digest",
+    "FileSlice": "memory.tensors",
+    "MergedDataMap": "formats.data_map",
+    "NamedDataMap": "formats.data_map",
+    "PtdDataMap": "formats.ptd.reader",
+    "PteDataMap": "formats.pte",
+    "ScalarType": "memory.layout",
     "StoreStats": "store",
-    "TensorLayout": "layout",
+    "TensorLayout": "memory.layout",
     "dedup_programs": "programs",
     "load_file": "files",
-    "open_ptd": "ptd.reader",
-    "open_pte": "pte",
+    "open_ptd": "formats.ptd.reader",
+    "open_pte": "formats.pte",
     "report": "reporting",
     "save_file": "files",
     "save_programs": "programs",

@@ -13,11 +13,11 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from blobstore.disk.kinds import Format, check_replaceable, detect_format
 from blobstore.errors import BlobStoreError, FileAccessError, InvalidFileError, OutputPathError
-from blobstore.kinds import Format, check_replaceable, detect_format
-from blobstore.ptd.manifest import KEY_PREFIX
-from blobstore.ptd.reader import PtdDataMap, open_ptd
-from blobstore.pte.program import ProgramFile, read_program
+from blobstore.formats.ptd.manifest import KEY_PREFIX
+from blobstore.formats.ptd.reader import PtdDataMap, open_ptd
+from blobstore.formats.pte.program import ProgramFile, read_program
 
 __all__ = [
     "MARK",

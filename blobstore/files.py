@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from blobstore.errors import UnsupportedDataError
-from blobstore.mapped_file import PrivateFile
-from blobstore.ptd.reader import PtdDataMap
+from blobstore.formats.ptd.reader import PtdDataMap
+from blobstore.memory.mapped_file import PrivateFile
+from blobstore.memory.tensors import to_numpy, to_torch
 from blobstore.store import BlobStore
-from blobstore.tensors import to_numpy, to_torch
 
 __all__ = ["load_file", "save_file"]
 

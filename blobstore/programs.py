@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from blobstore.data_map import MergedDataMap, NamedDataMap
 from blobstore.deployed import (
     MARK,
     USERS,
@@ -26,7 +25,16 @@ from blobstore.deployed import (
     tree,
     users_of,
 )
-from blobstore.digest import Digest
+from blobstore.disk.staging import (
+    Progress,
+    ScratchFolder,
+    Staging,
+    check_progress,
+    exclusive,
+    named,
+    recover,
+    refuse_inputs,
+)
 from blobstore.errors import (
     FileAccessError,
     IntegrityError,
@@ -34,14 +42,15 @@ from blobstore.errors import (
     OutputPathError,
     UnsupportedDataError,
 )
-from blobstore.formats import Format, detect_format
-from blobstore.layout import TensorLayout
-from blobstore.mapped_file import Paths, as_path, as_paths, map_file
-from blobstore.ptd.reader import PtdDataMap, open_ptd
-from blobstore.ptd.writer import Entry, write_ptd
-from blobstore.pte.program import Movable, ProgramFile, read_program
-from blobstore.pte.rewrite import Rewrite
-from blobstore.staging import Progress, ScratchFolder, Staging, check_progress, exclusive, named, recover, refuse_inputs
+from blobstore.formats.data_map import MergedDataMap, NamedDataMap
+from blobstore.formats.opening import Format, detect_format
+from blobstore.formats.ptd.reader import PtdDataMap, open_ptd
+from blobstore.formats.ptd.writer import Entry, write_ptd
+from blobstore.formats.pte.program import Movable, ProgramFile, read_program
+from blobstore.formats.pte.rewrite import Rewrite
+from blobstore.memory.digest import Digest
+from blobstore.memory.layout import TensorLayout
+from blobstore.memory.mapped_file import Paths, as_path, as_paths, map_file
 from blobstore.store import BlobStore, check_tag, file_name, nbytes
 
 if TYPE_CHECKING:
@@ -279,8 +288,8 @@ def _check_methods(name: str, manager: Any, data: Sequence[PtdDataMap]) -> None:
         KeyConflictError: there are such tensors.
     """
     if len(manager.methods) > 1:
+        from blobstore.logical.updates import LogicalTensors
         from blobstore.lowering.methods import check_constants
-        from blobstore.lowering.updates import LogicalTensors
 
         check_constants({method: manager.exported_program(method) for method in sorted(manager.methods)}, name)
         LogicalTensors(MergedDataMap(data)).check_stored(name)

@@ -32,20 +32,20 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from blobstore import errors
-from blobstore.data_map import NamedDataMap
-from blobstore.digest import Digest, digest
-from blobstore.kinds import Format
-from blobstore.layout import ScalarType, TensorLayout
-from blobstore.lowering import layouts
-from blobstore.lowering.reach import LoadedProgram, out_of_reach
-from blobstore.lowering.updates import LogicalTensors
-from blobstore.mapped_file import Paths, as_path, as_paths
-from blobstore.ptd.reader import open_ptd
-from blobstore.ptd.writer import Entry, write_ptd
-from blobstore.pte.program import ProgramFile, read_program
-from blobstore.staging import Staging, refuse_inputs
+from blobstore.disk.kinds import Format
+from blobstore.disk.staging import Staging, refuse_inputs
+from blobstore.formats.data_map import NamedDataMap
+from blobstore.formats.ptd.reader import open_ptd
+from blobstore.formats.ptd.writer import Entry, write_ptd
+from blobstore.formats.pte.program import ProgramFile, read_program
+from blobstore.logical import steps
+from blobstore.logical.reach import LoadedProgram, out_of_reach
+from blobstore.logical.updates import LogicalTensors
+from blobstore.memory.digest import Digest, digest
+from blobstore.memory.layout import ScalarType, TensorLayout
+from blobstore.memory.mapped_file import Paths, as_path, as_paths
+from blobstore.memory.tensors import as_bytes, to_numpy, to_torch
 from blobstore.store import BlobStore
-from blobstore.tensors import as_bytes, to_numpy, to_torch
 
 if TYPE_CHECKING:
     import torch
@@ -600,7 +600,7 @@ class BlobCache(NamedDataMap):
         direct, logical = self.tensors.split(blobs)
         if finite:
             for key, data in direct.items():
-                if as_bytes(data)[1] is not None and not layouts.check_finite(layouts.plain(data)):
+                if as_bytes(data)[1] is not None and not steps.check_finite(steps.plain(data)):
                     raise errors.UpdateError(f"'{key}' has values that are not finite")
         changes = [self._change(key, data) for key, data in direct.items()]
         for key, array in self.tensors.resolve(logical, finite=finite).items():

@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from blobstore.buffers import same_bytes
-from blobstore.data_map import MergedDataMap, NamedDataMap
-from blobstore.digest import Digest, digest
+from blobstore.disk.kinds import Format
+from blobstore.disk.staging import Progress, Staging, refuse_inputs
 from blobstore.errors import (
     IntegrityError,
     InvalidAlignmentError,
@@ -31,14 +30,15 @@ from blobstore.errors import (
     MissingDependencyError,
     UnsupportedDataError,
 )
-from blobstore.kinds import Format
-from blobstore.layout import ScalarType, TensorLayout
-from blobstore.mapped_file import Paths, as_path, as_paths, check_length
-from blobstore.ptd.manifest import is_keyed_manifest
-from blobstore.ptd.reader import open_ptd
-from blobstore.ptd.writer import MAX_ALIGNMENT, Entry, write_ptd
-from blobstore.staging import Progress, Staging, refuse_inputs
-from blobstore.tensors import FileSlice, as_bytes
+from blobstore.formats.data_map import MergedDataMap, NamedDataMap
+from blobstore.formats.ptd.manifest import is_keyed_manifest
+from blobstore.formats.ptd.reader import open_ptd
+from blobstore.formats.ptd.writer import MAX_ALIGNMENT, Entry, write_ptd
+from blobstore.memory.buffers import same_bytes
+from blobstore.memory.digest import Digest, digest
+from blobstore.memory.layout import ScalarType, TensorLayout
+from blobstore.memory.mapped_file import Paths, as_path, as_paths, check_length
+from blobstore.memory.tensors import FileSlice, as_bytes
 
 if TYPE_CHECKING:
     from executorch.exir._serialize._named_data_store import NamedDataStoreOutput

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import blobstore
-from blobstore.demo.models import lower, quiet
+from blobstore.lowering.export import lower, quiet
 from blobstore.runtime import BlobCache, Program
 from blobstore.training import TrainingProgram, lower_training
 

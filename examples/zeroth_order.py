@@ -21,7 +21,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from blobstore.demo.models import encode, load_encoder, load_tokenizer, lower, quiet
+from blobstore.demo.models import encode, load_encoder, load_tokenizer
+from blobstore.lowering.export import lower, quiet
 from blobstore.runtime import BlobCache, Program
 
 with quiet():

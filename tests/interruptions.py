@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from blobstore import BlobStore, BlobStoreError, dedup_programs, staging
+from blobstore import BlobStore, BlobStoreError, dedup_programs
+from blobstore.disk import staging
 
 KILLED = 77
 CALLS = ("link", "replace", "rename", "fsync", "unlink", "rmdir", "mkdir")

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from blobstore.demo.models import Decoder, DecoderConfig, lower, quiet
+from blobstore.demo.models import Decoder, DecoderConfig
+from blobstore.lowering.export import lower, quiet
 
 
 @dataclass(frozen=True)

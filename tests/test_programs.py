@@ -21,8 +21,8 @@ from blobstore.errors import (
     OutputPathError,
     UnsupportedDataError,
 )
+from blobstore.formats.safetensors import SafetensorsDataMap
 from blobstore.programs import dedup_programs, save_programs
-from blobstore.safetensors import SafetensorsDataMap
 
 
 def same(a, b):
@@ -255,9 +255,9 @@ def test_one_delegate_key_with_two_contents_is_an_error(lowered, tmp_path):
 def test_contents_with_one_digest_get_keys_of_their_own(monkeypatch, stock_run, models, before, tmp_path):
     """Nobody has seen two; here all are, and still nothing is mixed up."""
     from blobstore import store
-    from blobstore.digest import Digest
-    from blobstore.ptd import writer
-    from blobstore.pte import program
+    from blobstore.formats.ptd import writer
+    from blobstore.formats.pte import program
+    from blobstore.memory.digest import Digest
 
     def fake(data):
         return Digest(len(data), bytes(16))
@@ -322,7 +322,7 @@ def test_damaged_inputs_leave_no_output(before, tmp_path):
 
 
 def test_failures_while_writing_leave_what_was_there(monkeypatch, before, models, tmp_path):
-    from blobstore.pte.rewrite import Rewrite
+    from blobstore.formats.pte.rewrite import Rewrite
 
     def full(self, file):
         file.write(b"the beginning")

@@ -286,7 +286,7 @@ def test_one_key_two_contents():
 def test_equal_digests_are_confirmed_by_bytes(monkeypatch):
     """A collision, accidental or made, never merges two blobs."""
     from blobstore import store as module
-    from blobstore.digest import Digest
+    from blobstore.memory.digest import Digest
 
     monkeypatch.setattr(module, "digest", lambda data: Digest(len(data), bytes(16)))
     store = BlobStore()

@@ -11,24 +11,24 @@ import numpy as np
 import pytest
 
 import blobstore
-import blobstore.compare
-import blobstore.convert
-import blobstore.formats
-import blobstore.inspection
+import blobstore.formats.opening
+import blobstore.formats.safetensors
 import blobstore.reporting
-import blobstore.safetensors
 import blobstore.testing
-from blobstore.safetensors import SafetensorsDataMap
+import blobstore.tools.compare
+import blobstore.tools.convert
+import blobstore.tools.inspection
+from blobstore.formats.safetensors import SafetensorsDataMap
 from tests.wrong_kinds import PublicCallable, check, public_callables
 
 RESULTS = [
     blobstore.NamedDataMap,  # abstract
     blobstore.StoreStats,
-    blobstore.compare.Change,
-    blobstore.compare.Comparison,
-    blobstore.compare.Difference,
-    blobstore.inspection.BlobInfo,
-    blobstore.inspection.FileInfo,
+    blobstore.tools.compare.Change,
+    blobstore.tools.compare.Comparison,
+    blobstore.tools.compare.Difference,
+    blobstore.tools.inspection.BlobInfo,
+    blobstore.tools.inspection.FileInfo,
     *(value for value in vars(blobstore.reporting).values() if isinstance(value, type)),
     blobstore.testing.Blob,
     blobstore.testing.NamedDataMapContract,
@@ -39,10 +39,10 @@ CALLABLES = [
     one
     for one in public_callables(
         blobstore,
-        blobstore.compare,
-        blobstore.convert,
-        blobstore.formats,
-        blobstore.inspection,
+        blobstore.tools.compare,
+        blobstore.tools.convert,
+        blobstore.formats.opening,
+        blobstore.tools.inspection,
         blobstore.reporting,
         results=RESULTS,
     )
@@ -56,7 +56,7 @@ def models(lowered: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models")
     (folder / "a.pte").write_bytes(lowered.counter().pte)
     blobstore.save_file({"w": np.arange(6.0), "b": b"opaque"}, folder / "a.ptd")
-    blobstore.convert.convert(folder / "a.ptd", folder / "a.safetensors")
+    blobstore.tools.convert.convert(folder / "a.ptd", folder / "a.safetensors")
     return folder
 
 

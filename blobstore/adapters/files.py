@@ -20,6 +20,7 @@ from blobstore.adapters.foundation import (
     open_foundation,
 )
 from blobstore.adapters.names import Pair, find_pairs
+from blobstore.disk.staging import refuse_inputs
 from blobstore.errors import (
     AdapterError,
     BlobStoreError,
@@ -28,12 +29,11 @@ from blobstore.errors import (
     UnsupportedDataError,
     UpdateError,
 )
-from blobstore.lowering import layouts
-from blobstore.lowering.layouts import Plain
-from blobstore.lowering.updates import LogicalTensors
-from blobstore.mapped_file import Paths, as_path
-from blobstore.ptd.reader import PtdDataMap, open_ptd
-from blobstore.staging import refuse_inputs
+from blobstore.formats.ptd.reader import PtdDataMap, open_ptd
+from blobstore.logical import steps
+from blobstore.logical.steps import Plain
+from blobstore.logical.updates import LogicalTensors
+from blobstore.memory.mapped_file import Paths, as_path
 from blobstore.store import BlobStore
 
 __all__ = ["Adapter", "bind_adapter", "check_scale", "read_adapter", "save_adapter"]
@@ -73,7 +73,7 @@ class Adapter:
         Raises:
             UpdateError: one is quantized, so that its numbers are not there.
         """
-        return {name: layouts.tensor_of(self.value(name)) for name in self.contents}
+        return {name: steps.tensor_of(self.value(name)) for name in self.contents}
 
     def value(self, name: str) -> Plain:
         """One of them, as `layouts` has tensors.
@@ -84,7 +84,7 @@ class Adapter:
         """
         if not isinstance(name, str) or name not in self.contents:
             raise KeyNotFoundError(f"{self.path}: no tensor {name!r}")
-        return layouts.cast(self.logical.value(name), self.contents[name].scalar_type)
+        return steps.cast(self.logical.value(name), self.contents[name].scalar_type)
 
     def problems(self) -> list[BlobStoreError]:
         """What is wrong with it by itself: `unpaired`, and an UpdateError for each tensor that is not finite."""
@@ -101,7 +101,7 @@ class Adapter:
 
     def _is_finite(self, name: str) -> bool:
         try:
-            return layouts.check_finite(self.logical.value(name))
+            return steps.check_finite(self.logical.value(name))
         except UpdateError:
             return True  # integers are
 
@@ -171,12 +171,12 @@ def save_adapter(
     store = BlobStore()
     for key, tensor in tensors.items():
         store.add(key, tensor)
-    values = {key: layouts.plain(tensor) for key, tensor in tensors.items()}
+    values = {key: steps.plain(tensor) for key, tensor in tensors.items()}
     pairs, problems = find_pairs({key: value.shape for key, (value, _) in values.items()}, name)
     problems += [
         UpdateError(f"{name}: '{key}' has values that are not finite")
         for key, value in values.items()
-        if not layouts.check_finite(value)
+        if not steps.check_finite(value)
     ]
     if not pairs and not problems:
         problems.append(AdapterError(f"{name}: no tensor has a name with a part lora_a or lora_b"))

@@ -10,10 +10,10 @@ from pathlib import Path
 from blobstore.adapters.files import Adapter, read_adapter
 from blobstore.adapters.foundation import NamedTensor, fingerprint, named_tensors, open_foundation
 from blobstore.adapters.names import Pair, weight_names
-from blobstore.data_map import NamedDataMap
 from blobstore.errors import AdapterError, BlobStoreError, KeyNotFoundError, LayoutError
-from blobstore.mapped_file import Paths, as_paths
-from blobstore.ptd.manifest import KEY_PREFIX
+from blobstore.formats.data_map import NamedDataMap
+from blobstore.formats.ptd.manifest import KEY_PREFIX
+from blobstore.memory.mapped_file import Paths, as_paths
 
 __all__ = ["AdapterInfo", "AdaptersInfo", "FoundationInfo", "find_weight", "inspect_adapters", "misfits"]
 

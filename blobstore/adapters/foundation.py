@@ -9,13 +9,13 @@ from dataclasses import dataclass
 import xxhash
 
 from blobstore.adapters.names import is_lora
-from blobstore.data_map import MergedDataMap, NamedDataMap
 from blobstore.errors import AdapterError
-from blobstore.layout import ScalarType
-from blobstore.lowering.updates import LogicalTensors
-from blobstore.mapped_file import Paths, as_paths
-from blobstore.ptd.manifest import KEY_PREFIX
-from blobstore.ptd.reader import PtdDataMap, open_ptd
+from blobstore.formats.data_map import MergedDataMap, NamedDataMap
+from blobstore.formats.ptd.manifest import KEY_PREFIX
+from blobstore.formats.ptd.reader import PtdDataMap, open_ptd
+from blobstore.logical.updates import LogicalTensors
+from blobstore.memory.layout import ScalarType
+from blobstore.memory.mapped_file import Paths, as_paths
 
 __all__ = [
     "FOUNDATION",

@@ -16,8 +16,6 @@ from blobstore.adapters.files import Adapter, check_scale, read_adapter, recorde
 from blobstore.adapters.fit import check_shape
 from blobstore.adapters.foundation import FOUNDATION, fingerprint, named_tensors
 from blobstore.adapters.names import Pair, find_pairs, is_lora, weight_names
-from blobstore.data_map import MergedDataMap
-from blobstore.digest import Digest, digest
 from blobstore.errors import (
     AdapterError,
     DataChangedError,
@@ -26,11 +24,13 @@ from blobstore.errors import (
     UnsupportedDataError,
     UpdateError,
 )
-from blobstore.layout import ScalarType
-from blobstore.lowering import layouts
-from blobstore.lowering.layouts import Plain
-from blobstore.ptd.manifest import KEY_PREFIX
-from blobstore.ptd.reader import PtdDataMap, open_ptd
+from blobstore.formats.data_map import MergedDataMap
+from blobstore.formats.ptd.manifest import KEY_PREFIX
+from blobstore.formats.ptd.reader import PtdDataMap, open_ptd
+from blobstore.logical import steps
+from blobstore.logical.steps import Plain
+from blobstore.memory.digest import Digest, digest
+from blobstore.memory.layout import ScalarType
 
 if TYPE_CHECKING:
     from blobstore.runtime import BlobCache
@@ -233,7 +233,7 @@ def merge_adapter(
                 total = _add_product((value, kind), factor, tensors[pair.b], tensors[pair.a])
                 own = cache.tensors[name].scalar_type if name in cache.tensors else kind
                 with np.errstate(over="ignore"):
-                    merged[name] = layouts.tensor_of(layouts.cast(total, own))
+                    merged[name] = steps.tensor_of(steps.cast(total, own))
                 keys.update(dict.fromkeys(_keys(cache, name)))
             before = _before(cache, keys)
         cache._check_reach(merged)
@@ -336,8 +336,8 @@ def _values(adapter: Adapter, factor: float) -> tuple[dict[str, Any], dict[str, 
             value = adapter.value(name)
             if factor != 1 and name in halves:
                 with np.errstate(over="ignore", invalid="ignore"):  # the update refuses what is not finite
-                    value = layouts.cast((layouts.floats(value) * np.float32(factor), ScalarType.FLOAT), value[1])
-            logical[name] = layouts.tensor_of(value)
+                    value = steps.cast((steps.floats(value) * np.float32(factor), ScalarType.FLOAT), value[1])
+            logical[name] = steps.tensor_of(value)
     except UpdateError:
         if factor != 1:
             raise
@@ -350,7 +350,7 @@ def _adapter_tensors(
 ) -> tuple[str, dict[str, Plain], float]:
     """What to call it, its tensors, and its scale."""
     if isinstance(adapter, Mapping):
-        return "the adapter", {name: layouts.plain(tensor) for name, tensor in adapter.items()}, 1.0
+        return "the adapter", {name: steps.plain(tensor) for name, tensor in adapter.items()}, 1.0
     if not isinstance(adapter, str | os.PathLike):
         raise UnsupportedDataError(
             f"expected an adapter's file or tensors by name, found a {type(adapter).__qualname__}"
@@ -376,7 +376,7 @@ def _start(cache: BlobCache, name: str, weights: Mapping[str, Any]) -> Plain:
     aliases = cache.tensors[name].aliases if name in cache.tensors else ()
     for given in (name, *aliases):
         if given in weights:
-            return layouts.plain(weights[given])
+            return steps.plain(weights[given])
     try:
         value = cache.tensors.value(name)
         reason = f"it is stored as {value[1].name.lower()}"
@@ -407,7 +407,7 @@ def _before(cache: BlobCache, keys: Iterable[str]) -> dict[str, bytes] | None:
 def _add_product(weight: Plain, factor: float, b: Plain, a: Plain) -> Plain:
     """`weight + factor * (b @ a)`, not rounded to the weight's dtype yet."""
     kind = ScalarType.DOUBLE if weight[1] is ScalarType.DOUBLE else ScalarType.FLOAT
-    base, left, right = (layouts.cast(tensor, kind)[0] for tensor in (weight, b, a))
+    base, left, right = (steps.cast(tensor, kind)[0] for tensor in (weight, b, a))
     with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is refused when it is committed
         return base + base.dtype.type(factor) * (left @ right), kind
 

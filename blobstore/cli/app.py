@@ -19,13 +19,13 @@ from blobstore.adapters import AdapterInfo, FoundationInfo, NamedTensor, inspect
 from blobstore.cli import ERROR, INTERRUPTED, PIPE_CLOSED
 from blobstore.cli.output import err, out, print_json, print_table, printable, progress_bar, size, tell
 from blobstore.cli.report import report
-from blobstore.compare import compare_files
-from blobstore.convert import convert as convert_file
 from blobstore.errors import BlobStoreError, InvalidFileError
-from blobstore.formats import Format, detect_format, open_any
-from blobstore.inspection import FileInfo, inspect_file
+from blobstore.formats.opening import Format, detect_format, open_any
+from blobstore.formats.ptd.reader import open_ptd
 from blobstore.programs import DATA_NAME, dedup_programs
-from blobstore.ptd.reader import open_ptd
+from blobstore.tools.compare import compare_files
+from blobstore.tools.convert import convert as convert_file
+from blobstore.tools.inspection import FileInfo, inspect_file
 from blobstore.version import __version__
 
 __all__ = ["app"]

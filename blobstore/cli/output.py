@@ -16,8 +16,8 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColum
 from rich.table import Table
 from rich.text import Text
 
-from blobstore.layout import TensorLayout
-from blobstore.staging import Progress as Callback
+from blobstore.disk.staging import Progress as Callback
+from blobstore.memory.layout import TensorLayout
 
 __all__ = ["err", "out", "print_json", "print_table", "printable", "progress_bar", "size", "tell"]
 

@@ -12,8 +12,9 @@ import typer
 
 from blobstore.cli import ERROR
 from blobstore.cli.output import out, progress_bar, tell
+from blobstore.disk.kinds import Format, check_replaceable
+from blobstore.disk.staging import Staging
 from blobstore.errors import FileAccessError
-from blobstore.kinds import Format, check_replaceable
 from blobstore.reporting import making
 from blobstore.reporting.baseline import compare_reports
 from blobstore.reporting.cache import default_path, is_another_file
@@ -21,7 +22,6 @@ from blobstore.reporting.json_output import load_report, to_json
 from blobstore.reporting.limits import Limit
 from blobstore.reporting.regions import SUFFIXES
 from blobstore.reporting.terminal import print_changes, print_report
-from blobstore.staging import Staging
 
 __all__ = ["report"]
 

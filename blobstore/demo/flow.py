@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from blobstore.demo.live import LiveResult, print_live, run_live
+from blobstore.disk.kinds import Format
+from blobstore.disk.staging import Staging
 from blobstore.errors import FileAccessError, InvalidFileError, MissingDependencyError, OutputPathError
-from blobstore.kinds import Format
-from blobstore.staging import Staging
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -115,8 +115,8 @@ def run_demo(directory: Path, console: Console, *, force: bool = False) -> DemoR
     """
     _need("torch", "executorch", "transformers", "tokenizers")
     from blobstore.demo import models
+    from blobstore.formats.safetensors import SafetensorsDataMap
     from blobstore.programs import dedup_programs
-    from blobstore.safetensors import SafetensorsDataMap
 
     before, after = directory / "before", directory / "after"
     programs = _lower(before, console, force=force)
@@ -308,7 +308,7 @@ class _Both:
         return ProgramComparison(name, self.before.stat().st_size, self.after.stat().st_size, load_before, load_after)
 
     def _load(self, program: Path, data_file: Path | None) -> dict[str, Any]:
-        from blobstore.demo.models import quiet
+        from blobstore.lowering.export import quiet
 
         with quiet(), _quiet_native():
             from executorch.runtime import Runtime, Verification

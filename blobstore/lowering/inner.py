@@ -9,9 +9,9 @@ if TYPE_CHECKING:
     from executorch.exir.backend.backend_details import CompileSpec, PreprocessResult
     from torch.export import ExportedProgram
 
+    from blobstore.formats.payload import Constant
+    from blobstore.logical.records import Record
     from blobstore.lowering.names import NameTable
-    from blobstore.lowering.payload import Constant
-    from blobstore.lowering.records import Record
 
 __all__ = ["InnerLowering", "Lowered"]
 

@@ -16,8 +16,8 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
 from blobstore.errors import BlobStoreError, KeyConflictError
+from blobstore.logical.records import Source
 from blobstore.lowering.names import ALIASES, Fold, NameTable, Refusal, identity, logical_name
-from blobstore.lowering.records import Source
 
 __all__ = ["check_constants", "qualify", "same_bits"]
 

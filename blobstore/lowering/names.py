@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import xxhash
 
 from blobstore.errors import BlobStoreError, InvalidTagError
-from blobstore.layout import ScalarType
-from blobstore.lowering.records import Operation, Source, Step
+from blobstore.logical.records import Operation, Source, Step, is_propagated
+from blobstore.memory.layout import ScalarType
 from blobstore.store import check_tag
 
 if TYPE_CHECKING:
@@ -37,7 +37,6 @@ __all__ = [
     "find",
     "identity",
     "is_generated",
-    "is_propagated",
     "keep",
     "logical_name",
     "mark",
@@ -79,11 +78,6 @@ _PROPAGATED = "it was computed from other tensors before the program was lowered
 def is_generated(name: str) -> bool:
     """Whether a name was made up by exporting or quantizing, so that no state dict has it."""
     return _GENERATED.search(name) is not None
-
-
-def is_propagated(name: str) -> bool:
-    """Whether a tensor was computed ahead from others, which the program then has no longer."""
-    return "_prop_tensor_constant" in name
 
 
 class Fold(NamedTuple):

@@ -15,11 +15,11 @@ from executorch.exir.backend.partitioner import DelegationSpec, Partitioner, Par
 from torch.export import ExportedProgram
 
 from blobstore.errors import KeyConflictError, UnsupportedDataError, UnsupportedOperationError
+from blobstore.formats.payload import wrap
+from blobstore.logical.records import STATE, Record, Records, records_key
 from blobstore.lowering import methods, names, xnnpack
 from blobstore.lowering.inner import InnerLowering
 from blobstore.lowering.names import NameTable, Refusal, Tag
-from blobstore.lowering.payload import wrap
-from blobstore.lowering.records import STATE, Record, Records, records_key
 
 __all__ = ["BACKEND_ID", "BlobStoreBackend", "BlobStorePartitioner", "register_inner"]
 

@@ -17,9 +17,9 @@ from torch import nn
 from torch.fx import GraphModule, Node
 
 from blobstore.errors import BlobStoreError, UnsupportedDataError
-from blobstore.lowering import layouts
+from blobstore.logical import steps
+from blobstore.logical.records import Operation, Record, Source, Step
 from blobstore.lowering.names import QUANTIZED, Fold, mark, scalar_type
-from blobstore.lowering.records import Operation, Record, Source, Step
 
 __all__ = ["restore_names"]
 
@@ -144,11 +144,11 @@ def _same(
     tensors: Sequence[torch.Tensor], step: Step, result: torch.Tensor, scales: torch.Tensor | None = None
 ) -> bool:
     """Whether a step gives this tensor, to the bit."""
-    expected = layouts.plain(result)[0]
+    expected = steps.plain(result)[0]
     record = Record("", expected.nbytes, (), (step,))
     try:
-        made = layouts.store(
-            record, [layouts.plain(tensor) for tensor in tensors], lambda _: layouts.raw(layouts.plain(scales)[0])
+        made = steps.store(
+            record, [steps.plain(tensor) for tensor in tensors], lambda _: steps.raw(steps.plain(scales)[0])
         )
     except (BlobStoreError, ValueError):
         return False
@@ -208,7 +208,7 @@ class _Model:
         """Why a tensor is not the model's own of that name; None if it is."""
         if name not in self.tensors:
             return "it is no tensor of the model"
-        own, found = layouts.plain(self.tensors[name]), layouts.plain(tensor)
+        own, found = steps.plain(self.tensors[name]), steps.plain(tensor)
         if own[1] == found[1] and own[0].shape == found[0].shape and own[0].tobytes() == found[0].tobytes():
             return None
         return "it is not the model's own: it was changed, or combined with other tensors, before it was exported"
@@ -306,6 +306,6 @@ class _Layer:
     def _sources(self, names: list[str]) -> tuple[Source, ...]:
         found = []
         for name in names:
-            array, kind = layouts.plain(self._own.tensors[name])
+            array, kind = steps.plain(self._own.tensors[name])
             found.append(Source(name, kind, tuple(array.shape)))
         return tuple(found)

@@ -26,14 +26,14 @@ from executorch.backends.xnnpack.xnnpack_preprocess import XnnpackBackend
 from executorch.exir.backend.backend_details import CompileSpec
 from torch.export import ExportedProgram
 
-from blobstore.buffers import same_bytes
 from blobstore.errors import BlobStoreError
-from blobstore.layout import ScalarType
-from blobstore.lowering import layouts
+from blobstore.formats.payload import VERSION_SIZE, Constant, find_places
+from blobstore.logical.records import Operation, Record, Source, Step
+from blobstore.logical.steps import cast, plain, raw, store
 from blobstore.lowering.inner import Lowered
 from blobstore.lowering.names import NameTable, Refusal, scalar_type
-from blobstore.lowering.payload import VERSION_SIZE, Constant, find_places
-from blobstore.lowering.records import Operation, Record, Source, Step
+from blobstore.memory.buffers import same_bytes
+from blobstore.memory.layout import ScalarType
 
 __all__ = ["XnnpackLowering"]
 
@@ -390,7 +390,7 @@ def _made(
     scales = {}
     if quant is not None and quant.per_channel:
         kind = ScalarType.BFLOAT16 if quant.per_channel_group else ScalarType.FLOAT
-        scales[_scale_record(origin.name, quant).key] = layouts.cast(layouts.plain(quant.scale), kind)[0]
+        scales[_scale_record(origin.name, quant).key] = cast(plain(quant.scale), kind)[0]
     reason = _contradiction(record, steps[origin.done :], origin.tensors, data, scales)
     return Refusal(origin.sources, reason) if reason else record
 
@@ -404,14 +404,14 @@ def _contradiction(
 ) -> str:
     """Why a record would be wrong: its steps do not make the model's tensors these bytes. Empty if they do."""
     try:
-        made = layouts.store(
+        made = store(
             replace(record, steps=steps),
-            [layouts.plain(tensor) for tensor in tensors],
-            lambda key: layouts.raw(scales[key]),
+            [plain(tensor) for tensor in tensors],
+            lambda key: raw(scales[key]),
         )
     except (BlobStoreError, ValueError) as error:
         return f"how it was stored cannot be repeated: {error}"
-    if not same_bytes(layouts.raw(made), memoryview(data)):
+    if not same_bytes(raw(made), memoryview(data)):
         return "what is stored does not follow from it: it was changed, or combined with other tensors, while lowering"
     return ""
 

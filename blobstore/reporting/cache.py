@@ -22,8 +22,8 @@ from typing import Any, TypeVar
 import xxhash
 
 from blobstore.errors import FileAccessError, LayoutError
-from blobstore.layout import ScalarType, TensorLayout
-from blobstore.mapped_file import as_path
+from blobstore.memory.layout import ScalarType, TensorLayout
+from blobstore.memory.mapped_file import as_path
 from blobstore.reporting.checked import MalformedError, hexadecimal, integer, items, text, texts
 from blobstore.reporting.fingerprint import Fingerprint
 from blobstore.reporting.model import Region, RegionKind

@@ -8,6 +8,7 @@ from concurrent.futures import Executor
 from dataclasses import replace
 from pathlib import Path
 
+from blobstore.disk.staging import check_progress
 from blobstore.errors import (
     BlobStoreError,
     FileAccessError,
@@ -15,7 +16,7 @@ from blobstore.errors import (
     MissingDependencyError,
     UnsupportedDataError,
 )
-from blobstore.mapped_file import Paths, as_path, listed
+from blobstore.memory.mapped_file import Paths, as_path, listed
 from blobstore.reporting.cache import Cache
 from blobstore.reporting.catalog import Catalog
 from blobstore.reporting.commands import unite
@@ -27,7 +28,6 @@ from blobstore.reporting.model import FileReport, Finding, Problem, Report
 from blobstore.reporting.regions import SUFFIXES
 from blobstore.reporting.savings import count
 from blobstore.reporting.source import is_url
-from blobstore.staging import check_progress
 
 __all__ = ["NEAR", "report"]
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from blobstore.layout import TensorLayout
+from blobstore.memory.layout import TensorLayout
 
 __all__ = ["Claim", "FileReport", "Finding", "FindingKind", "Problem", "Region", "RegionKind", "Report"]
 

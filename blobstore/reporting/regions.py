@@ -12,13 +12,13 @@ from pathlib import Path
 import numpy as np
 
 from blobstore.errors import InvalidFileError, LayoutError, MissingDependencyError
-from blobstore.layout import ScalarType, TensorLayout
-from blobstore.ptd.reader import PtdDataMap
-from blobstore.pte.flatbuffer import Span
-from blobstore.pte.program import ProgramFile, TensorData
+from blobstore.formats.ptd.reader import PtdDataMap
+from blobstore.formats.pte.flatbuffer import Span
+from blobstore.formats.pte.program import ProgramFile, TensorData
+from blobstore.formats.safetensors import SafetensorsDataMap
+from blobstore.memory.layout import ScalarType, TensorLayout
 from blobstore.reporting.model import Region, RegionKind
 from blobstore.reporting.source import CHUNK, Source, is_url
-from blobstore.safetensors import SafetensorsDataMap
 
 __all__ = ["SUFFIXES", "read_regions"]
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from blobstore.errors import DataChangedError, FileAccessError, InvalidFileError, MissingDependencyError
-from blobstore.mapped_file import map_file
+from blobstore.memory.mapped_file import map_file
 
 __all__ = ["CHUNK", "Identity", "Source", "identify", "is_url", "open_source"]
 

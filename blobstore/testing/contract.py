@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 import pytest
 
-from blobstore.data_map import NamedDataMap
 from blobstore.errors import ClosedError, KeyNotFoundError, LayoutError
-from blobstore.layout import ScalarType, TensorLayout
+from blobstore.formats.data_map import NamedDataMap
+from blobstore.memory.layout import ScalarType, TensorLayout
 
 __all__ = ["Blob", "NamedDataMapContract"]
 

@@ -17,14 +17,14 @@ from typing import Any
 import xxhash
 from torch import Tensor
 
-from blobstore.digest import digest
 from blobstore.errors import CheckpointError, IntegrityError, InvalidFileError, KeyConflictError
-from blobstore.layout import ScalarType, TensorLayout
-from blobstore.mapped_file import Paths, as_paths
-from blobstore.ptd.manifest import KEY_PREFIX
-from blobstore.ptd.reader import PtdDataMap, open_ptd
+from blobstore.formats.ptd.manifest import KEY_PREFIX
+from blobstore.formats.ptd.reader import PtdDataMap, open_ptd
+from blobstore.memory.digest import digest
+from blobstore.memory.layout import ScalarType, TensorLayout
+from blobstore.memory.mapped_file import Paths, as_paths
+from blobstore.memory.tensors import as_bytes, to_torch
 from blobstore.store import BlobStore
-from blobstore.tensors import as_bytes, to_torch
 from blobstore.training.optimizers import OptimizerState
 
 __all__ = ["Checkpoint", "open_bases", "read", "write"]

@@ -13,6 +13,7 @@ import torch
 import xxhash
 from torch import Tensor
 
+from blobstore.disk.staging import refuse_inputs
 from blobstore.errors import (
     CheckpointError,
     KeyNotFoundError,
@@ -21,11 +22,10 @@ from blobstore.errors import (
     TrainingError,
     UnsupportedOperationError,
 )
-from blobstore.lowering.updates import LogicalTensor, LogicalTensors
-from blobstore.mapped_file import Paths, as_path
+from blobstore.logical.updates import LogicalTensor, LogicalTensors
+from blobstore.memory.mapped_file import Paths, as_path
+from blobstore.memory.tensors import as_bytes
 from blobstore.runtime import BlobCache, Program, check_cache
-from blobstore.staging import refuse_inputs
-from blobstore.tensors import as_bytes
 from blobstore.training import checkpoint, optimizers
 from blobstore.training.turns import Turns
 

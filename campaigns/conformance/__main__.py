@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from blobstore.demo.models import quiet
+from blobstore.lowering.export import quiet
 from campaigns.conformance.versions import VERSIONS
 from campaigns.conformance.versions import run as run_versions
 

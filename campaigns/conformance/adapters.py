@@ -13,10 +13,10 @@ from executorch.exir.scalar_type import ScalarType as EtScalarType
 from executorch.exir.tensor_layout import TensorLayout as EtLayout
 
 from blobstore import BlobStore
-from blobstore.layout import ScalarType, TensorLayout
-from blobstore.ptd.header import START
-from blobstore.ptd.reader import PtdDataMap
-from blobstore.ptd.writer import write_ptd
+from blobstore.formats.ptd.header import START
+from blobstore.formats.ptd.reader import PtdDataMap
+from blobstore.formats.ptd.writer import write_ptd
+from blobstore.memory.layout import ScalarType, TensorLayout
 
 
 def _ours(layout: Any) -> TensorLayout | None:

@@ -19,8 +19,8 @@ from torch import nn
 
 import blobstore
 from blobstore import BlobStore, open_ptd, save_file
-from blobstore.convert import convert
 from blobstore.runtime import BlobCache, Program, make_working_copy
+from blobstore.tools.convert import convert
 from blobstore.training import TrainingProgram, lower_training
 from campaigns import network
 from campaigns.lowered import lower_embedded

@@ -13,18 +13,18 @@ from torch import nn
 
 import blobstore
 from blobstore import BlobStore, open_ptd, save_file
-from blobstore.convert import convert
-from blobstore.layout import ScalarType, TensorLayout
-from blobstore.lowering.payload import MAGIC as PAYLOAD_MAGIC
-from blobstore.lowering.records import is_records
-from blobstore.pte import read_program
+from blobstore.formats.payload import MAGIC as PAYLOAD_MAGIC
+from blobstore.formats.pte import read_program
+from blobstore.logical.records import is_records
+from blobstore.memory.layout import ScalarType, TensorLayout
 from blobstore.reporting import report
 from blobstore.reporting.json_output import to_json
 from blobstore.runtime import BlobCache
+from blobstore.tools.convert import convert
 from blobstore.training import TrainingProgram, lower_training
 from campaigns.lowered import lower_embedded, lower_network
 from tests import models
-from tests.pte import oracle
+from tests.formats.pte import oracle
 
 ROOT = Path(__file__).parents[2]
 

@@ -13,19 +13,19 @@ from pathlib import Path
 from typing import Any
 
 from blobstore import BlobStore, open_ptd
-from blobstore.data_map import NamedDataMap
 from blobstore.errors import BlobStoreError
-from blobstore.lowering.payload import split
-from blobstore.lowering.records import Records
-from blobstore.lowering.updates import LogicalTensors
-from blobstore.ptd.manifest import KEY_PREFIX
-from blobstore.pte import ProgramFile, Rewrite
-from blobstore.pte.data_map import open_pte
+from blobstore.formats.data_map import NamedDataMap
+from blobstore.formats.payload import split
+from blobstore.formats.ptd.manifest import KEY_PREFIX
+from blobstore.formats.pte import ProgramFile, Rewrite
+from blobstore.formats.pte.data_map import open_pte
+from blobstore.formats.safetensors import SafetensorsDataMap
+from blobstore.logical.records import Records
+from blobstore.logical.updates import LogicalTensors
 from blobstore.reporting import report
 from blobstore.reporting.baseline import compare_reports
 from blobstore.reporting.json_output import load_report
 from blobstore.runtime import BlobCache, Program
-from blobstore.safetensors import SafetensorsDataMap
 from blobstore.testing import strategies  # noqa: F401 - so that fuzzing never waits for its import
 
 
@@ -149,7 +149,7 @@ def checkpoint(data: bytes) -> None:
     store.add(KEY_PREFIX + xxhash.xxh3_128_hexdigest(data), data)
     with _File(b"") as path:
         with path.open("wb") as file:
-            from blobstore.ptd.writer import write_ptd
+            from blobstore.formats.ptd.writer import write_ptd
 
             write_ptd(file, list(store.entries()), {})
         module.read(path, [])

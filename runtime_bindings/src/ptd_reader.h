@@ -45,7 +45,7 @@ struct PtdTable {
 };
 
 /// Check a file's structure and, with a manifest, the digest of all that lies in front of the blobs. The same files
-/// are accepted as by blobstore/ptd/reader.py. See docs/format.md.
+/// are accepted as by blobstore/formats/ptd/reader.py. See docs/format.md.
 ///
 /// @throws Error InvalidFile, Integrity.
 PtdTable read_ptd(const std::string& path, const uint8_t* data, uint64_t size);

@@ -14,7 +14,7 @@ import flatbuffers
 import numpy as np
 import xxhash
 
-from blobstore.lowering.payload import Constant, find_places, wrap
+from blobstore.formats.payload import Constant, find_places, wrap
 from blobstore.runtime import make_working_copy
 
 ROOT = Path(__file__).parents[2]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from blobstore.adapters import AdapterTags
-from blobstore.demo.models import lower
+from blobstore.lowering.export import lower
 from tests.lowering.live import lower_through, plugin, write
 
 SCALE = 1.5

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from blobstore.adapters import load_adapter, merge_adapter, save_adapter
-from blobstore.demo.models import quiet
 from blobstore.errors import UpdateError
+from blobstore.lowering.export import quiet
 from blobstore.runtime import BlobCache, Program
 from tests.adapters.nets import SCALE, LoraNet, PlainNet, adapter_of, make, with_adapter
 from tests.adapters.test_live import bits

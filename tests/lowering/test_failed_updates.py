@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from blobstore.demo.models import quiet
 from blobstore.errors import ProgramError
+from blobstore.lowering.export import quiet
 from blobstore.runtime import BlobCache, Program, delegate_stats, make_working_copy
 from tests.lowering.live import close, inputs, lower_exported, seeded
 from tests.lowering.test_quantized import pt2e, put

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from blobstore.data_map import NamedDataMap
-from blobstore.lowering.records import is_records
-from blobstore.ptd.reader import open_ptd
+from blobstore.formats.data_map import NamedDataMap
+from blobstore.formats.ptd.reader import open_ptd
+from blobstore.logical.records import is_records
 from blobstore.runtime import BlobCache, Program, delegate_stats
 from tests.lowering import nets
 from tests.lowering.live import Live, inputs, lower_through, randomize, seeded

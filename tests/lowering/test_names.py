@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from blobstore.demo.models import quiet
 from blobstore.errors import KeyConflictError, KeyNotFoundError, UpdateError
-from blobstore.layout import ScalarType
-from blobstore.lowering.records import Operation, Record, Records, Source, Step, records_key
-from blobstore.lowering.updates import LogicalTensors
-from blobstore.ptd.reader import open_ptd
+from blobstore.formats.ptd.reader import open_ptd
+from blobstore.logical.records import Operation, Record, Records, Source, Step, records_key
+from blobstore.logical.updates import LogicalTensors
+from blobstore.lowering.export import quiet
+from blobstore.memory.layout import ScalarType
 from blobstore.runtime import BlobCache, Program
 from blobstore.store import BlobStore
 from tests.lowering.live import Live, close, inputs, lower_exported, lower_through, plugin, randomize, seeded, write

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
-from blobstore.demo.models import quiet
 from blobstore.errors import UpdateError
+from blobstore.lowering.export import quiet
 from blobstore.runtime import BlobCache, Program
 from tests.lowering.live import (
     BlobStorePartitioner,

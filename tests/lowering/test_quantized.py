@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_weights, fuse_linear_bn_weights
 
-from blobstore.demo.models import quiet
 from blobstore.errors import UnsupportedDataError, UpdateError
 from blobstore.lowering import restore_names
+from blobstore.lowering.export import quiet
 from blobstore.runtime import BlobCache, Program
 from tests.lowering import nets
 from tests.lowering.live import Inputs, close, inputs, lower_exported, randomize, seeded

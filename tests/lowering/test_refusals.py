@@ -22,7 +22,6 @@ from blobstore._generated.record import Record as FbRecord
 from blobstore._generated.record import Records as FbRecords
 from blobstore._generated.record import Source as FbSource
 from blobstore._generated.record import Step as FbStep
-from blobstore.demo.models import quiet
 from blobstore.errors import (
     BlobStoreError,
     InvalidFileError,
@@ -35,9 +34,11 @@ from blobstore.errors import (
     UnsupportedOperationError,
     UpdateError,
 )
-from blobstore.lowering import BlobStoreBackend, payload, register_inner
-from blobstore.lowering.records import Records, is_records, records_key
-from blobstore.ptd.reader import open_ptd
+from blobstore.formats import payload
+from blobstore.formats.ptd.reader import open_ptd
+from blobstore.logical.records import Records, is_records, records_key
+from blobstore.lowering import BlobStoreBackend, register_inner
+from blobstore.lowering.export import quiet
 from blobstore.runtime import BlobCache, Program
 from blobstore.store import BlobStore
 from tests.lowering import nets
@@ -116,7 +117,7 @@ def test_constants_inside_the_program(tmp_path: Path) -> None:
 
 
 def test_stock_keys(tmp_path: Path) -> None:
-    from blobstore.demo.models import lower
+    from blobstore.lowering.export import lower
     from blobstore.programs import save_programs
 
     module = seeded(nets.MLP)

@@ -12,11 +12,12 @@ import torch
 from torch import nn
 
 from blobstore import save_file
-from blobstore.demo.models import Decoder, DecoderConfig, lower, quiet
+from blobstore.demo.models import Decoder, DecoderConfig
 from blobstore.errors import InvalidFileError, KeyConflictError
-from blobstore.lowering import payload
+from blobstore.formats import payload
+from blobstore.formats.pte.program import read_program
+from blobstore.lowering.export import lower, quiet
 from blobstore.programs import save_programs
-from blobstore.pte.program import read_program
 from blobstore.runtime import BlobCache, Program, delegate_stats
 from tests.lowering import nets
 from tests.lowering.live import Live, close, inputs, lower_through, plugin, randomize, seeded, write

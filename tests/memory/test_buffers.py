@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blobstore.buffers import same_bytes
+from blobstore.memory.buffers import same_bytes
 
 CHUNK = 1 << 20  # what is compared at a time
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blobstore.errors import LayoutError
-from blobstore.layout import MAX_NBYTES, MAX_RANK, ScalarType, TensorLayout
+from blobstore.memory.layout import MAX_NBYTES, MAX_RANK, ScalarType, TensorLayout
 
 shapes = st.lists(st.integers(1, 5), max_size=5).map(tuple)
 

@@ -12,7 +12,7 @@ import pytest
 
 import blobstore
 from blobstore.reporting import FindingKind, RegionKind, Report
-from tests.ptd.test_format import DATA
+from tests.formats.ptd.test_format import DATA
 from tests.reporting.planted import Tensor, keys, write_ptd, write_safetensors
 from tests.reporting.test_planted import accounted, values
 

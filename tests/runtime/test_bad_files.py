@@ -2,9 +2,9 @@
 
 import pytest
 
-import tests.ptd.test_bad_files as python_reader
+import tests.formats.ptd.test_bad_files as python_reader
 from blobstore.runtime import BlobCache
-from tests.ptd.test_bad_files import (  # noqa: F401 - collected here once more
+from tests.formats.ptd.test_bad_files import (  # noqa: F401 - collected here once more
     foreign,
     good,
     test_a_blob_that_is_itself_a_file_with_a_manifest,
@@ -26,7 +26,7 @@ from tests.ptd.test_bad_files import (  # noqa: F401 - collected here once more
     test_truncated_at_any_byte,
     test_wrong_identifier,
 )
-from tests.ptd.test_format import DATA, golden_store
+from tests.formats.ptd.test_format import DATA, golden_store
 
 
 @pytest.fixture(autouse=True, params=["private", "copy"])

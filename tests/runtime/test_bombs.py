@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.pte.bombs import BOMBS, check_cost
+from tests.formats.pte.bombs import BOMBS, check_cost
 
 PREPARE = """
 import numpy as np
 from blobstore import save_file
 from blobstore.runtime import BlobCache, Program
-from tests.pte.bombs import LONG
+from tests.formats.pte.bombs import LONG
 save_file({LONG: np.zeros(1, np.float32)}, path + ".ptd")
 cache = BlobCache(path + ".ptd") if KNOWN else BlobCache()
 """

@@ -11,15 +11,15 @@ import pytest
 import xxhash
 
 from blobstore.errors import InvalidFileError
-from blobstore.ptd.reader import PtdDataMap
+from blobstore.formats.ptd.reader import PtdDataMap
 from blobstore.runtime import BlobCache
-from tests.ptd.test_bad_files import (
+from tests.formats.ptd.test_bad_files import (
     ENTRY,
     SEGMENTS,
     foreign,  # noqa: F401 - a fixture
     with_manifest,
 )
-from tests.ptd.test_format import DATA, golden_store
+from tests.formats.ptd.test_format import DATA, golden_store
 
 WORDS = (0, 1, 4, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF)
 

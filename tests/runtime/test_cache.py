@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from blobstore import BlobStore, errors, open_ptd, save_file
 from blobstore.runtime import BlobCache, make_working_copy
-from tests.ptd.test_format import DATA
+from tests.formats.ptd.test_format import DATA
 from tests.runtime.blobs import foundation_arrays, write_foundation
 
 KEYS = sorted(foundation_arrays())

@@ -5,8 +5,8 @@ import ctypes
 import numpy as np
 import pytest
 
-from blobstore.data_map import NamedDataMap
 from blobstore.errors import KeyNotFoundError, LayoutError
+from blobstore.formats.data_map import NamedDataMap
 from blobstore.runtime import BlobCache, _layout, _native
 from blobstore.testing import NamedDataMapContract
 

@@ -143,8 +143,8 @@ def test_embedded_blobs_are_overridden(tmp_path, stock_run):
     """A delegate's weights that lie in the program: the cache's blob with the same key goes first."""
     lowered = models.mlp(delegated=True)
     pte = lowered.write(tmp_path)
-    from blobstore.pte import PteDataMap
-    from blobstore.pte.program import read_program
+    from blobstore.formats.pte import PteDataMap
+    from blobstore.formats.pte.program import read_program
 
     embedded = PteDataMap(read_program(pte))
     keys = [key for key in embedded if len(embedded[key]) == 32 * 16 * 4]
@@ -230,7 +230,7 @@ class Dynamic(nn.Module):
 
 
 def test_dynamic_shapes(tmp_path):
-    from blobstore.demo.models import quiet
+    from blobstore.lowering.export import quiet
 
     with quiet():
         from executorch.exir import to_edge_transform_and_lower

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 import blobstore.adapters
-import blobstore.lowering.updates
+import blobstore.logical.updates
 import blobstore.runtime
 import blobstore.training
 from blobstore import runtime
 from blobstore.adapters import Adapter, AdapterInfo, AdaptersInfo, FoundationInfo, MergedAdapter, NamedTensor, Pair
-from blobstore.lowering.updates import LogicalTensor, LogicalTensors
+from blobstore.logical.updates import LogicalTensor, LogicalTensors
 from blobstore.runtime import BlobCache, CacheStats, DelegateStats, Method, Program, Transaction, ValueInfo
 from blobstore.training import TrainingProgram
 from tests.adapters import nets as adapter_nets
@@ -25,7 +25,7 @@ from tests.wrong_kinds import PublicCallable, check, public_callables
 
 RESULTS = {Adapter, AdapterInfo, AdaptersInfo, FoundationInfo, MergedAdapter, NamedTensor, Pair}
 RESULTS |= {LogicalTensor, LogicalTensors, CacheStats, DelegateStats, Method, Transaction, ValueInfo}
-MODULES = (blobstore.runtime, blobstore.training, blobstore.adapters, blobstore.lowering.updates)
+MODULES = (blobstore.runtime, blobstore.training, blobstore.adapters, blobstore.logical.updates)
 INTERNAL = {
     "split",
     "resolve",

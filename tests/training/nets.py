@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from blobstore.demo.models import quiet
+from blobstore.lowering.export import quiet
 from blobstore.runtime import BlobCache
 from blobstore.training import TrainingProgram
 

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from blobstore import BlobStore, errors, open_ptd
-from blobstore.demo.models import lower, quiet
+from blobstore.lowering.export import lower, quiet
 from blobstore.runtime import BlobCache, Program
 from blobstore.training import TrainingProgram
 from tests.training import nets
@@ -500,7 +500,7 @@ def test_killed_while_saving(tmp_path: Path) -> None:
 _DYING = """
 import os, signal, sys, torch
 from pathlib import Path
-from blobstore import staging
+from blobstore.disk import staging
 from blobstore.training import TrainingProgram
 path = Path(sys.argv[1]) / "checkpoint"
 training = TrainingProgram(Path(sys.argv[1]) / "train.pte")

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from blobstore import errors
-from blobstore.demo.models import lower, quiet
+from blobstore.lowering.export import lower, quiet
 from blobstore.runtime import BlobCache, Program
 from blobstore.training import TrainingProgram, lower_training
 from tests.lowering.live import close, lower_exported, lower_through, write

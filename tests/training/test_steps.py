@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from blobstore import errors
-from blobstore.demo.models import quiet
+from blobstore.lowering.export import quiet
 from blobstore.runtime import BlobCache, Program
 from blobstore.training import TrainingProgram
 from tests import models

@@ -40,7 +40,7 @@ PRELUDE = """
 import blobstore, torch
 from torch import nn
 from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
-from blobstore.demo.models import lower
+from blobstore.lowering.export import lower
 from blobstore.lowering import BlobStorePartitioner
 
 class Module(nn.Linear):
@@ -56,7 +56,7 @@ batches = [(x, labels)] * 3
 
 
 def test_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from blobstore.demo.models import quiet
+    from blobstore.lowering.export import quiet
     from blobstore.runtime import Program
 
     monkeypatch.chdir(tmp_path)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from blobstore.layout import ScalarType
+from blobstore.memory.layout import ScalarType
 from blobstore.reporting.catalog import Catalog, Content
 from blobstore.reporting.findings.building import make, whole
 from blobstore.reporting.model import Finding, FindingKind

@@ -1,0 +1,1 @@
+"""File formats, each as a data map: `.ptd`, `.pte`, `.safetensors`."""

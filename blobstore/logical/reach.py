@@ -1,0 +1,306 @@
+"""Which weights of loaded programs an update by name does not reach, because they are not in the data files.
+
+A program may have weights inside, as constants or for its delegates; another backend may have packed them; ExecuTorch's
+own runtime may read them from a map of its own. An update changes none of these, so one that must change all weights
+is refused. A constant in a program has no name, so what it is follows from its dtype and shape.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from blobstore.formats.payload import split
+from blobstore.formats.pte.program import DelegatePayload, ProgramFile
+from blobstore.logical.records import Records, is_records
+from blobstore.logical.updates import LogicalTensors
+from blobstore.memory.layout import ScalarType
+from blobstore.memory.tensors import scalar_type_of
+
+__all__ = ["LoadedProgram", "out_of_reach"]
+
+Shape = tuple[ScalarType, tuple[int, ...]]
+
+_OWN_BACKEND = "BlobStoreBackend"
+_FLOATS = {ScalarType.HALF, ScalarType.BFLOAT16, ScalarType.FLOAT, ScalarType.DOUBLE}
+_QUANTIZED = {ScalarType.CHAR, ScalarType.BYTE}
+_TRAINING = "__et_training_"
+_CONTENT_KEY = re.compile(r"tensor\.[0-9a-f]{32}\..*")
+_HASH = re.compile(rb"(?:scale_)?[0-9a-f]{64}")
+
+_EXTERNAL = "give to_executorch() ExecutorchBackendConfig(external_constants=True), and save_programs() no keep_small"
+
+
+@dataclass(frozen=True)
+class _Nameless:
+    """A tensor that a method takes under no name of the model's: a constant, or one under a key made of its contents."""
+
+    method: str
+    shape: Shape
+    inside: bool
+
+
+@dataclass(frozen=True)
+class _Foreign:
+    """A delegate that packs weights by itself.
+
+    Attributes:
+        method, backend: whose, and what it is made by.
+        count: of its constants; None if that cannot be known.
+        sizes: their bytes, as far as known.
+    """
+
+    method: str
+    backend: str
+    count: int | None
+    sizes: frozenset[int] = frozenset()
+
+
+class LoadedProgram:
+    """A program that is loaded on a cache.
+
+    Args:
+        path: its file, as messages name it.
+        read: opens it; gives None if ExecuTorch's own runtime has it and its file is not known.
+        tensors: gives what the records of its cache tell.
+        keys: gives the keys of that cache.
+        own: keys of the blobs that its delegates take, from the cache or elsewhere, for a program whose file is not known.
+        follows: whether the program's external tensor of a key changes with the cache.
+    """
+
+    def __init__(
+        self,
+        path: Path | str,
+        read: Callable[[], ProgramFile | None],
+        tensors: Callable[[], LogicalTensors],
+        keys: Callable[[], Iterable[str]],
+        follows: Callable[[str], bool] = lambda key: True,
+        own: Iterable[str] = (),
+    ) -> None:
+        self.path = path
+        self._read = read
+        self._make_tensors = tensors
+        self._make_keys = keys
+        self._follows = follows
+        self._own = frozenset(own)
+
+    @cached_property
+    def _file(self) -> ProgramFile | None:
+        return self._read()
+
+    @cached_property
+    def _tensors(self) -> LogicalTensors:
+        return self._make_tensors()
+
+    @cached_property
+    def _keys(self) -> frozenset[str]:
+        return frozenset(self._make_keys())
+
+    @cached_property
+    def _externals(self) -> dict[str, str]:
+        """Keys of the tensors that it takes from data files, each with a method that does."""
+        if self._file is None:  # then it may be any
+            known = (name for tensor in self._tensors.values() for name in (tensor.name, *tensor.aliases))
+            return {name: "" for name in known if name in self._keys}
+        return {tensor.key: tensor.use.method for tensor in self._file.externals if tensor.key in self._keys}
+
+    @cached_property
+    def _nameless(self) -> list[_Nameless]:
+        if self._file is None:
+            return []
+        found: dict[_Nameless | tuple[int, _Nameless], _Nameless] = {}
+        for number, item in enumerate(self._file.tensors):
+            for use in item.uses if item.kind == "constant" else ():
+                if use.layout is not None:
+                    one = _Nameless(use.method, (use.layout.scalar_type, use.layout.sizes), inside=True)
+                    found[number, one] = one
+        for tensor in self._file.externals:
+            if _CONTENT_KEY.fullmatch(tensor.key) and tensor.layout is not None and not tensor.mutable:
+                one = _Nameless(tensor.use.method, (tensor.layout.scalar_type, tensor.layout.sizes), inside=False)
+                found[one] = one
+        return list(found.values())
+
+    @cached_property
+    def _delegates(self) -> tuple[dict[str, str], list[_Foreign]]:
+        """Keys of the blobs that our delegates take, each with a method that does; and the delegates that are not ours."""
+        if self._file is None:
+            return dict.fromkeys(self._own, ""), []
+        own: dict[str, str] = {}
+        foreign: list[_Foreign] = []
+        for delegate in self._file.delegates:
+            payload = self._file.data[delegate.span.start : delegate.span.stop]
+            if delegate.backend == _OWN_BACKEND:
+                own.update((constant.key, delegate.method) for constant in split(payload)[2])
+            elif (other := self._foreign(delegate, payload)).count != 0:
+                foreign.append(other)
+        return own, foreign
+
+    def _foreign(self, delegate: DelegatePayload, payload: memoryview) -> _Foreign:
+        # XNNPACK's header: 4 bytes, magic, its length (2), offset and size of its flatbuffer (4, 4), and of constants
+        # that lie behind it (4, 8); it names the others by the hash of their contents
+        if delegate.backend != "XnnpackBackend" or bytes(payload[4:8]) != b"XH00":
+            return _Foreign(delegate.method, delegate.backend, None)
+        if int.from_bytes(payload[22:30], "little"):
+            return _Foreign(delegate.method, delegate.backend, None)
+        keys = {match.decode() for match in _HASH.findall(payload)}
+        inside = {blob.key: blob.span.size for blob in self._file.named_data} if self._file is not None else {}
+        sizes = frozenset(inside[key] for key in keys if key in inside)
+        known = all(key in inside for key in keys)
+        return _Foreign(delegate.method, delegate.backend, len(keys), sizes if known else frozenset())
+
+    @cached_property
+    def _names_of_embedded(self) -> dict[str, tuple[str, ...]]:
+        """The tensors behind the blobs of delegates that are in the program, by key, as its own records tell."""
+        names: dict[str, tuple[str, ...]] = {}
+        for blob in self._file.named_data if self._file is not None else ():
+            data = self._file.data[blob.span.start : blob.span.stop]  # type: ignore[union-attr]
+            if is_records(blob.key, data):
+                for record in Records.parse(data, str(self.path)).records:
+                    names[record.key] = tuple(source.name for source in record.sources)
+        return names
+
+    @cached_property
+    def _in_data_files(self) -> frozenset[str]:
+        """Names of the tensors that it takes from data files itself, without a delegate."""
+        return frozenset(name for key in self._externals for name in self._names(key))
+
+    @cached_property
+    def _in_delegates(self) -> frozenset[str]:
+        """Names of those that its delegates take from data files, through the cache."""
+        own = self._delegates[0]
+        tensors = [self._tensors[name] for name in self._tensors]
+        taken = [tensor for tensor in tensors if any(key in own and key in self._keys for key in tensor.keys)]
+        return frozenset(name for tensor in taken for name in (tensor.name, *tensor.aliases))
+
+    def _names(self, key: str) -> tuple[str, ...]:
+        return (key, self._tensors[key].name, *self._tensors[key].aliases) if key in self._tensors else (key,)
+
+    def out_of_reach(self, shapes: Mapping[str, Shape | None], *, whole: bool) -> Iterator[str]:
+        """See the function."""
+        if not whole and self._file is not None and any(name.startswith(_TRAINING) for name in self._file.methods):
+            return  # it trains copies of its own
+        yield from self._stale(shapes)
+        yield from self._embedded(shapes, whole=whole)
+        yield from self._packed_elsewhere(shapes, whole=whole)
+        yield from self._constants(shapes, whole=whole)
+
+    def _stale(self, shapes: Mapping[str, Shape | None]) -> Iterator[str]:
+        """What ExecuTorch's own runtime reads from a map that does not follow."""
+        found: dict[str, list[str]] = {}
+        for key, method in self._externals.items():
+            if any(name in shapes for name in self._names(key)) and not self._follows(key):
+                found.setdefault(method, []).append(key)
+        for method, keys in found.items():
+            yield (
+                f"{self._of(method)}, which ExecuTorch's own runtime has loaded, reads {_list(keys)} from a map of its "
+                "own: serve a working copy (make_working_copy(), mode='shared') and give that as data_path"
+            )
+
+    def _embedded(self, shapes: Mapping[str, Shape | None], *, whole: bool) -> Iterator[str]:
+        """What our delegates have inside the program."""
+        found: dict[str, dict[str, None]] = {}
+        for key, method in self._delegates[0].items():
+            if key not in self._keys and "@" in key:
+                names = self._names_of_embedded.get(key, (key.rpartition("@")[0],))
+                found.setdefault(method, {}).update(dict.fromkeys(name for name in names if whole or name in shapes))
+        for method, inside in found.items():
+            if inside:
+                yield f"{self._of(method)} has {_list(inside)} inside: give BlobStorePartitioner a tag"
+
+    def _packed_elsewhere(self, shapes: Mapping[str, Shape | None], *, whole: bool) -> Iterator[str]:
+        """What delegates of other backends have packed."""
+        known = self._in_data_files | self._in_delegates
+        nbytes = {_nbytes(shape) for name, shape in shapes.items() if name not in known and shape is not None}
+        found: dict[tuple[str, str], list[int | None]] = {}
+        for one in self._delegates[1]:
+            if whole or nbytes & one.sizes or (nbytes and not one.sizes):
+                found.setdefault((one.method, one.backend), []).append(one.count)
+        for (method, backend), counts in found.items():
+            count = "the weights" if None in counts else f"{sum(filter(None, counts))} constants"
+            yield f"{self._of(method)} has {count} of {backend}, which packed them: lower it with BlobStorePartitioner"
+
+    def _constants(self, shapes: Mapping[str, Shape | None], *, whole: bool) -> Iterator[str]:
+        """What it takes under no name: recognised by dtype and shape, as far as a tensor has none but this place."""
+        delegated = bool(self._delegates[0])
+        knows_names = delegated or any(not _CONTENT_KEY.fullmatch(key) for key in self._externals)
+        by_shape: dict[Shape, list[str]] = {}
+        for name, shape in shapes.items():
+            elsewhere = name in self._in_data_files or (delegated and name not in self._tensors)
+            # a matrix may be there for a delegate and for an embedding; vectors of one length are many
+            if shape is not None and not elsewhere and (len(shape[1]) > 1 or name not in self._in_delegates):
+                by_shape.setdefault(shape, []).append(name)
+        named: dict[tuple[str, bool], dict[str, None]] = {}
+        unnamed: Counter[tuple[str, bool]] = Counter()
+        for one in self._nameless:
+            place = (one.method, one.inside)
+            if one.shape in by_shape and _may_be_weight(one.shape, known=True):
+                named.setdefault(place, {}).update(dict.fromkeys(by_shape[one.shape]))
+            elif whole and not knows_names and _may_be_weight(one.shape, known=False):
+                unnamed[place] += 1
+        for (method, inside), names in named.items():
+            yield f"{self._of(method)} has constants like {_list(names)} {_where(inside)}"
+        for (method, inside), count in unnamed.items():
+            yield f"{self._of(method)} has {count} constants without names {_where(inside)}"
+
+    def _of(self, method: str) -> str:
+        return f"method '{method}' of {self.path}" if method else str(self.path)
+
+
+def out_of_reach(programs: Iterable[LoadedProgram], tensors: Mapping[str, Any], *, whole: bool) -> list[str]:
+    """Weights of loaded programs that stay as they are when tensors are updated by name.
+
+    Args:
+        programs: those on the cache that is updated, and on caches above it.
+        tensors: what is given, by name; the values tell dtypes and shapes.
+        whole: whether the tensors are a whole model's. Then all weights that are out of reach count; otherwise only
+            those that may be one of the tensors.
+
+    Returns:
+        For each kind a clause that names the program, the method, the weights as far as known, and what to do.
+
+    Raises:
+        InvalidFileError: a program, or records in it, are damaged.
+    """
+    shapes = {name: _shape(value) for name, value in tensors.items()}
+    found = (problem for program in programs for problem in program.out_of_reach(shapes, whole=whole))
+    return list(dict.fromkeys(found))
+
+
+def _shape(value: Any) -> Shape | None:
+    kind = scalar_type_of(value)
+    return None if kind is None else (kind, tuple(value.shape))
+
+
+def _nbytes(shape: Shape) -> int:
+    return shape[0].itemsize * math.prod(shape[1])
+
+
+def _may_be_weight(shape: Shape, *, known: bool) -> bool:
+    """Whether a constant may be a weight, rather than a number or an index that lowering made.
+
+    Args:
+        shape: its type and sizes.
+        known: whether a tensor of the model has them too.
+    """
+    kind, count = shape[0], math.prod(shape[1])
+    if known:
+        return kind in _FLOATS or count > 1
+    return count > 1 and (kind in _FLOATS or kind in _QUANTIZED)
+
+
+def _where(inside: bool) -> str:
+    if inside:
+        return f"inside: {_EXTERNAL}"
+    return "under keys made of their contents: give save_programs() or dedup_programs() names="
+
+
+def _list(names: Iterable[str]) -> str:
+    names = list(names)
+    shown = ", ".join(f"'{name}'" for name in names[:20])
+    return shown if len(names) <= 20 else f"{shown} and {len(names) - 20} more"

@@ -1,0 +1,310 @@
+"""Records: how the logical tensors of a model become the blobs that a delegate loads (`schema/record.fbs`).
+
+Lowering writes them, updates by name read them. A record never holds a weight, so two models that differ in their
+weights only have the same records.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import flatbuffers
+import xxhash
+
+from blobstore._generated.record import Record as FbRecord
+from blobstore._generated.record import Records as FbRecords
+from blobstore._generated.record import Source as FbSource
+from blobstore._generated.record import Step as FbStep
+from blobstore.errors import BlobStoreError, InvalidFileError
+from blobstore.formats.ptd.manifest import KEY_PREFIX
+from blobstore.memory.layout import ScalarType
+
+__all__ = [
+    "FILE_IDENTIFIER",
+    "STATE",
+    "Operation",
+    "Record",
+    "Records",
+    "Source",
+    "Step",
+    "is_propagated",
+    "is_records",
+    "records_key",
+]
+
+FILE_IDENTIFIER = b"BR01"
+VERSION = 0
+
+_MOST_SOURCES = 64
+_Number = TypeVar("_Number", int, float)
+STATE = "it is no weight but state, which the program keeps in memory of its own and changes itself"
+"""The refusal of a buffer that a method changes, such as a key/value cache."""
+
+
+class Operation(enum.IntEnum):
+    """What a step does; `blobstore.logical.steps` says what each takes."""
+
+    RESHAPE = 1
+    CAST = 2
+    QUANTIZE_TENSOR = 3
+    QUANTIZE_CHANNEL = 4
+    QUANTIZE_GROUP = 5
+    SWAP_IN_OUT = 6
+    CHANNELS_LAST = 7
+    PACK_INT4 = 8
+    FOLD_CONV_WEIGHT = 9
+    FOLD_CONV_BIAS = 10
+    FOLD_LINEAR_WEIGHT = 11
+    FOLD_LINEAR_BIAS = 12
+    NORM_WEIGHT = 13
+    NORM_BIAS = 14
+
+
+@dataclass(frozen=True)
+class Source:
+    """A tensor of the model.
+
+    Attributes:
+        name: its fully qualified name.
+        scalar_type, sizes: its dtype and shape in the model.
+        aliases: other names of the same tensor.
+    """
+
+    name: str
+    scalar_type: ScalarType
+    sizes: tuple[int, ...]
+    aliases: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Step:
+    """One operation on the way from tensors to bytes."""
+
+    operation: Operation
+    ints: tuple[int, ...] = ()
+    floats: tuple[float, ...] = ()
+    names: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Record:
+    """One blob, or, with a `refusal`, tensors that cannot be changed.
+
+    Attributes:
+        key: the blob's key; empty with a refusal.
+        nbytes: the blob's size.
+        sources: what the first step takes.
+        steps: from the sources to the blob.
+        group: records of one delegate with the same number belong together.
+        refusal: why the sources cannot be changed.
+        auxiliary: the sources are in no state dict: scales, which come with quantization, buffers that are not
+            persistent, and state.
+    """
+
+    key: str
+    nbytes: int
+    sources: tuple[Source, ...]
+    steps: tuple[Step, ...] = ()
+    group: int = 0
+    refusal: str = ""
+    auxiliary: bool = False
+
+
+@dataclass(frozen=True)
+class Records:
+    """The records of one delegate.
+
+    Attributes:
+        inner: the backend whose layouts they describe.
+        records: one a blob, and refusals.
+        outside: tensors of the model that this delegate does not have.
+        shared: names of tensors that a delegate has and the program itself uses, too.
+        transient: names of those `outside` that no state dict has: buffers that are not persistent.
+    """
+
+    inner: str
+    records: tuple[Record, ...]
+    outside: tuple[Source, ...] = ()
+    shared: tuple[str, ...] = ()
+    transient: tuple[str, ...] = ()
+
+    def pack(self) -> bytes:
+        """The bytes of the blob."""
+        builder = flatbuffers.Builder(1024)
+        tables = [_pack_record(builder, record) for record in self.records]
+        records = _vector(builder, FbRecords.StartRecordsVector, tables)
+        outside = _vector(builder, FbRecords.StartOutsideVector, [_pack_source(builder, s) for s in self.outside])
+        shared = _vector(builder, FbRecords.StartSharedVector, [builder.CreateString(name) for name in self.shared])
+        transient = _vector(
+            builder, FbRecords.StartTransientVector, [builder.CreateString(name) for name in self.transient]
+        )
+        inner = builder.CreateString(self.inner)
+        FbRecords.Start(builder)
+        FbRecords.AddVersion(builder, VERSION)
+        FbRecords.AddInner(builder, inner)
+        FbRecords.AddRecords(builder, records)
+        FbRecords.AddOutside(builder, outside)
+        FbRecords.AddShared(builder, shared)
+        FbRecords.AddTransient(builder, transient)
+        builder.Finish(FbRecords.End(builder), file_identifier=FILE_IDENTIFIER)
+        return bytes(builder.Output())
+
+    @classmethod
+    def parse(cls, data: bytes | bytearray | memoryview, origin: str = "records") -> Records:
+        """Read what `pack` gave.
+
+        Args:
+            data: the bytes of the blob.
+            origin: the file or cache that they come from, for messages.
+
+        Raises:
+            InvalidFileError: they are damaged, or of a later version.
+        """
+        data = bytes(data)
+        if data[4:8] != FILE_IDENTIFIER:
+            raise InvalidFileError(origin, "the records of a delegate are damaged: their magic is missing")
+        try:
+            table = FbRecords.Records.GetRootAs(data, 0)
+            if (version := table.Version()) > VERSION:
+                raise InvalidFileError(origin, f"records have version {version}, this blobstore reads up to {VERSION}")
+            parser = _Parser(len(data))
+            return cls(
+                parser.text(table.Inner()),
+                tuple(parser.record(table.Records(i)) for i in range(table.RecordsLength())),
+                tuple(parser.source(table.Outside(i)) for i in range(table.OutsideLength())),
+                tuple(parser.text(table.Shared(i)) for i in range(table.SharedLength())),
+                tuple(parser.text(table.Transient(i)) for i in range(table.TransientLength())),
+            )
+        except (IndexError, ValueError, TypeError, OverflowError, struct.error) as error:
+            if isinstance(error, BlobStoreError):
+                raise
+            raise InvalidFileError(origin, f"the records of a delegate are damaged: {error}") from None
+
+
+def records_key(data: bytes) -> str:
+    """The key for these bytes: the same for the same records, another for any other."""
+    return KEY_PREFIX + xxhash.xxh3_128_hexdigest(data)
+
+
+def is_records(key: str, data: bytes | memoryview) -> bool:
+    """Whether a blob holds records."""
+    return key.startswith(KEY_PREFIX) and bytes(data[4:8]) == FILE_IDENTIFIER
+
+
+def _pack_record(builder: flatbuffers.Builder, record: Record) -> int:
+    sources = _vector(builder, FbRecord.StartSourcesVector, [_pack_source(builder, s) for s in record.sources])
+    steps = _vector(builder, FbRecord.StartStepsVector, [_pack_step(builder, step) for step in record.steps])
+    key, refusal = builder.CreateString(record.key), builder.CreateString(record.refusal)
+    FbRecord.Start(builder)
+    FbRecord.AddKey(builder, key)
+    FbRecord.AddNbytes(builder, record.nbytes)
+    FbRecord.AddSources(builder, sources)
+    FbRecord.AddSteps(builder, steps)
+    FbRecord.AddGroup(builder, record.group)
+    FbRecord.AddRefusal(builder, refusal)
+    FbRecord.AddAuxiliary(builder, record.auxiliary)
+    end: int = FbRecord.End(builder)
+    return end
+
+
+def _pack_source(builder: flatbuffers.Builder, source: Source) -> int:
+    name = builder.CreateString(source.name)
+    aliases = _vector(builder, FbSource.StartAliasesVector, [builder.CreateString(alias) for alias in source.aliases])
+    sizes = _numbers(builder, FbSource.StartSizesVector, builder.PrependInt64, source.sizes)
+    FbSource.Start(builder)
+    FbSource.AddName(builder, name)
+    FbSource.AddAliases(builder, aliases)
+    FbSource.AddScalarType(builder, int(source.scalar_type))
+    FbSource.AddSizes(builder, sizes)
+    end: int = FbSource.End(builder)
+    return end
+
+
+def _pack_step(builder: flatbuffers.Builder, step: Step) -> int:
+    names = _vector(builder, FbStep.StartNamesVector, [builder.CreateString(name) for name in step.names])
+    ints = _numbers(builder, FbStep.StartIntsVector, builder.PrependInt64, step.ints)
+    floats = _numbers(builder, FbStep.StartFloatsVector, builder.PrependFloat64, step.floats)
+    FbStep.Start(builder)
+    FbStep.AddOperation(builder, int(step.operation))
+    FbStep.AddInts(builder, ints)
+    FbStep.AddFloats(builder, floats)
+    FbStep.AddNames(builder, names)
+    end: int = FbStep.End(builder)
+    return end
+
+
+def _vector(builder: flatbuffers.Builder, start: object, offsets: Sequence[int]) -> int:
+    return _numbers(builder, start, builder.PrependUOffsetTRelative, offsets)
+
+
+def _numbers(builder: flatbuffers.Builder, start: object, prepend: object, numbers: Iterable[float]) -> int:
+    values = list(numbers)
+    start(builder, len(values))  # type: ignore[operator]
+    for value in reversed(values):
+        prepend(value)  # type: ignore[operator]
+    end: int = builder.EndVector()
+    return end
+
+
+class _Parser:
+    """Reads the parts of records, each of which takes what it occupies at least from a budget, the size of the whole.
+
+    What `pack` makes refers to no part twice. In a file that does, a few bytes could stand for gigabytes.
+    """
+
+    def __init__(self, budget: int) -> None:
+        self._left = budget
+
+    def _take(self, nbytes: int) -> None:
+        self._left -= nbytes
+        if self._left < 0:
+            raise ValueError("it refers to the same parts again and again")
+
+    def record(self, table: FbRecord.Record) -> Record:
+        self._take(32)
+        if table.SourcesLength() > _MOST_SOURCES:
+            raise ValueError(f"a record has {table.SourcesLength()} sources, at most {_MOST_SOURCES} can be")
+        return Record(
+            key=self.text(table.Key()),
+            nbytes=table.Nbytes(),
+            sources=tuple(self.source(table.Sources(i)) for i in range(table.SourcesLength())),
+            steps=tuple(self._step(table.Steps(i)) for i in range(table.StepsLength())),
+            group=table.Group(),
+            refusal=self.text(table.Refusal()),
+            auxiliary=bool(table.Auxiliary()),
+        )
+
+    def source(self, table: FbSource.Source) -> Source:
+        self._take(24)
+        return Source(
+            name=self.text(table.Name()),
+            scalar_type=ScalarType(table.ScalarType()),
+            sizes=self._numbers(table.Sizes, table.SizesLength()),
+            aliases=tuple(self.text(table.Aliases(i)) for i in range(table.AliasesLength())),
+        )
+
+    def _step(self, table: FbStep.Step) -> Step:
+        self._take(16)
+        return Step(
+            operation=Operation(table.Operation()),
+            ints=self._numbers(table.Ints, table.IntsLength()),
+            floats=self._numbers(table.Floats, table.FloatsLength()),
+            names=tuple(self.text(table.Names(i)) for i in range(table.NamesLength())),
+        )
+
+    def _numbers(self, get: Callable[[int], _Number], count: int) -> tuple[_Number, ...]:
+        self._take(8 * count)
+        return tuple(get(i) for i in range(count))
+
+    def text(self, data: bytes | None) -> str:
+        self._take(4 + len(data or b""))
+        return (data or b"").decode()
+
+
+def is_propagated(name: str) -> bool:
+    """Whether a tensor was computed ahead from others, which the program then has no longer."""
+    return "_prop_tensor_constant" in name

@@ -1,0 +1,277 @@
+"""From tensors, arrays and buffers to bytes and a layout, without a copy wherever memory allows it."""
+
+from __future__ import annotations
+
+import operator
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from blobstore.errors import (
+    BlobStoreError,
+    InvalidFileError,
+    LayoutError,
+    MissingDependencyError,
+    UnsupportedDataError,
+)
+from blobstore.memory.layout import ScalarType, TensorLayout
+from blobstore.memory.mapped_file import map_file
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["FileSlice", "as_bytes", "bytes_of", "scalar_type_of", "to_numpy", "to_torch"]
+
+# Names are the same in torch, in numpy and in the ml_dtypes package, which adds bfloat16 and float8 to numpy.
+_SCALAR_TYPE = {
+    "uint8": ScalarType.BYTE,
+    "int8": ScalarType.CHAR,
+    "int16": ScalarType.SHORT,
+    "int32": ScalarType.INT,
+    "int64": ScalarType.LONG,
+    "float16": ScalarType.HALF,
+    "float32": ScalarType.FLOAT,
+    "float64": ScalarType.DOUBLE,
+    "bool": ScalarType.BOOL,
+    "bfloat16": ScalarType.BFLOAT16,
+    "bits16": ScalarType.BITS16,
+    "float8_e5m2": ScalarType.FLOAT8E5M2,
+    "float8_e4m3fn": ScalarType.FLOAT8E4M3FN,
+    "float8_e5m2fnuz": ScalarType.FLOAT8E5M2FNUZ,
+    "float8_e4m3fnuz": ScalarType.FLOAT8E4M3FNUZ,
+    "uint16": ScalarType.UINT16,
+    "uint32": ScalarType.UINT32,
+    "uint64": ScalarType.UINT64,
+}
+_DTYPE_NAME = {scalar_type: name for name, scalar_type in _SCALAR_TYPE.items()}
+
+
+@dataclass(frozen=True)
+class FileSlice:
+    """Bytes `offset` to `offset + nbytes` of a file, mapped when they are needed and never copied.
+
+    Attributes:
+        path: the file; it must not be truncated while a store refers to it.
+        offset: where the bytes start.
+        nbytes: how many; left out, all up to the end of the file.
+    """
+
+    path: str | os.PathLike[str]
+    offset: int = 0
+    nbytes: int | None = None
+
+    def view(self) -> memoryview:
+        """The bytes, read-only; the view owns the map.
+
+        Raises:
+            FileAccessError: the file cannot be opened.
+            InvalidFileError: the file is shorter than the slice.
+            UnsupportedDataError: offset or nbytes is not an integer.
+        """
+        whole = map_file(self.path)
+        try:
+            offset = operator.index(self.offset)
+            nbytes = len(whole) - offset if self.nbytes is None else operator.index(self.nbytes)
+        except TypeError:
+            raise UnsupportedDataError(f"{self} has an offset or a size that is not an integer") from None
+        if offset < 0 or nbytes < 0 or offset + nbytes > len(whole):
+            raise InvalidFileError(self.path, f"{nbytes} bytes at {offset} are not in a file of {len(whole)} bytes")
+        return whole[offset : offset + nbytes]
+
+
+def scalar_type_of(data: Any) -> ScalarType | None:
+    """The element type of a torch tensor or a numpy array; None if it has none that a .ptd can name."""
+    return _SCALAR_TYPE.get(str(getattr(data, "dtype", "")).removeprefix("torch.")) if hasattr(data, "shape") else None
+
+
+def as_bytes(data: Any, layout: TensorLayout | None = None) -> tuple[memoryview, TensorLayout | None]:
+    """The bytes of `data` and how they are a tensor.
+
+    Args:
+        data: a torch tensor on the CPU, a numpy array, a `FileSlice`, or anything with the buffer protocol. Dense
+            memory in any order of dimensions is taken as it is and described by `dim_order`; other strides are made
+            contiguous, which is the only case in which tensor data is copied.
+        layout: for bytes, how they are a tensor (None: opaque); for a tensor or an array, what it is expected to be.
+
+    Returns:
+        A one-dimensional view of format "B" that keeps the memory alive, and the layout or None.
+
+    Raises:
+        UnsupportedDataError: the type, dtype, device or storage cannot give bytes.
+        LayoutError: `layout` is not that of the tensor, or does not have as many bytes as the data.
+    """
+    if layout is not None and not isinstance(layout, TensorLayout):
+        raise LayoutError(f"expected a TensorLayout, found {layout!r}")
+    torch_module = sys.modules.get("torch")
+    if torch_module is not None and isinstance(data, torch_module.Tensor):
+        try:
+            view, found = _from_torch(data)
+        except BlobStoreError:
+            raise
+        except Exception as error:  # whatever the code of a subclass raises; fake and nested tensors, say
+            raise UnsupportedDataError(f"a {type(data).__name__} gives no access to its memory: {error}") from error
+    elif isinstance(data, np.ndarray | np.generic):
+        view, found = _from_numpy(np.asarray(data))
+    else:
+        view, found = bytes_of(data), None
+    if found is None:
+        if layout is not None and layout.nbytes != len(view):
+            raise LayoutError(f"{layout} takes {layout.nbytes} bytes, the data has {len(view)}")
+        return view, layout
+    if layout is not None and layout != found:
+        raise LayoutError(f"the tensor is {found}, not {layout} as given")
+    return view, found
+
+
+def bytes_of(data: Any) -> memoryview:
+    """The bytes of anything with the buffer protocol.
+
+    Raises:
+        UnsupportedDataError: it has none, or not in one run.
+    """
+    if isinstance(data, FileSlice):
+        return data.view()
+    try:
+        view = memoryview(data)
+    except ValueError as error:  # released or closed
+        raise UnsupportedDataError(f"cannot take bytes from a {type(data).__qualname__}: {error}") from None
+    except TypeError:
+        raise UnsupportedDataError(
+            f"cannot take bytes from {type(data).__module__}.{type(data).__qualname__}: expected a torch tensor, a "
+            "numpy array, a FileSlice, or an object with the buffer protocol"
+        ) from None
+    if not view.c_contiguous:
+        raise UnsupportedDataError("cannot take bytes from a buffer that is not C-contiguous")
+    if view.nbytes == 0:  # cast() refuses a shape with a zero in it
+        return memoryview(b"")
+    return view if view.format == "B" and view.ndim == 1 else view.cast("B")
+
+
+def _from_numpy(array: np.ndarray) -> tuple[memoryview, TensorLayout]:
+    scalar_type = _SCALAR_TYPE.get(array.dtype.name)
+    if scalar_type is None:
+        raise UnsupportedDataError(f"numpy dtype {array.dtype} has no counterpart in a .ptd")
+    if array.dtype.byteorder == ">":
+        array = array.astype(array.dtype.newbyteorder("<"))
+    itemsize = array.dtype.itemsize
+    order = _dense_order(array.shape, [stride // itemsize for stride in array.strides])
+    if order is None or any(stride % itemsize for stride in array.strides):
+        array, order = np.ascontiguousarray(array), tuple(range(array.ndim))
+    layout = TensorLayout(scalar_type, array.shape, order)
+    if array.size == 0:
+        return memoryview(b""), layout
+    flat = array.transpose(order).reshape(-1)  # a view: in this order the memory is contiguous
+    return flat.view(np.uint8).data, layout
+
+
+def _from_torch(tensor: torch.Tensor) -> tuple[memoryview, TensorLayout]:
+    import torch
+
+    scalar_type = _SCALAR_TYPE.get(str(tensor.dtype)[6:])  # "torch.float32"
+    if scalar_type is None:
+        reason = "; add its int_repr() and its scales as tensors of their own" if tensor.is_quantized else ""
+        raise UnsupportedDataError(f"dtype {tensor.dtype} has no counterpart in a .ptd{reason}")
+    if tensor.layout is not torch.strided:
+        raise UnsupportedDataError(f"a tensor of layout {tensor.layout} has no single run of bytes")
+    if tensor.device.type != "cpu":
+        raise UnsupportedDataError(f"the tensor is on device {tensor.device}; move it to the CPU first")
+    tensor = tensor.detach()
+    if tensor.is_neg():
+        tensor = tensor.resolve_neg()
+    order: Sequence[int] | None
+    if tensor.is_contiguous():
+        order = range(tensor.dim())
+    else:
+        order = _dense_order(tensor.shape, tensor.stride())
+        if order is None:
+            tensor, order = tensor.contiguous(), range(tensor.dim())
+    layout = TensorLayout(scalar_type, tuple(tensor.shape), tuple(order))
+    count = tensor.numel()
+    if count == 0:
+        return memoryview(b""), layout
+    return tensor.as_strided((count,), (1,)).view(torch.uint8).numpy().data, layout
+
+
+def _dense_order(sizes: Sequence[int], strides: Sequence[int]) -> tuple[int, ...] | None:
+    """The dim order in which strided memory is one run without gaps, or None if there is none.
+
+    Strides of dimensions of size 1 say nothing, so such dimensions go where their number puts them.
+    """
+    if 0 in sizes:
+        return tuple(range(len(sizes)))
+    wide = sorted((d for d in range(len(sizes)) if sizes[d] != 1), key=lambda d: -strides[d])
+    step = 1
+    for dim in reversed(wide):
+        if strides[dim] != step:
+            return None
+        step *= sizes[dim]
+    if wide == sorted(wide):
+        return tuple(range(len(sizes)))
+    # channels-last of (N, 3, 1, W) is still (0, 2, 3, 1): equal strides keep their numbers' order, as in ExecuTorch
+    return tuple(sorted(range(len(sizes)), key=lambda d: -strides[d]))
+
+
+def to_numpy(data: memoryview, layout: TensorLayout | None) -> np.ndarray:
+    """A numpy array over the bytes, in the tensor's own shape; nothing is copied.
+
+    An opaque blob (layout None) is an array of uint8. The array is read-only if `data` is. A dtype that numpy lacks
+    comes as the extension dtype of the `ml_dtypes` package.
+
+    Raises:
+        MissingDependencyError: the dtype needs ml_dtypes, which is not installed.
+        UnsupportedDataError: the scalar type exists in neither.
+    """
+    if layout is None:
+        return np.frombuffer(data, np.uint8) if len(data) else np.empty(0, np.uint8)
+    dtype = _numpy_dtype(layout.scalar_type)
+    flat = np.frombuffer(data, dtype) if len(data) else np.empty(0, dtype)
+    outer_first = flat.reshape([layout.sizes[dim] for dim in layout.dim_order])
+    return outer_first.transpose(np.argsort(layout.dim_order)) if layout.sizes else outer_first
+
+
+def _numpy_dtype(scalar_type: ScalarType) -> np.dtype:
+    name = _DTYPE_NAME.get(scalar_type)
+    if name is None or name == "bits16":
+        raise UnsupportedDataError(f"numpy has no dtype for {scalar_type.name}")
+    try:
+        return np.dtype(name)
+    except TypeError:
+        pass
+    try:
+        import ml_dtypes
+    except ImportError:
+        raise MissingDependencyError(f"numpy needs the ml_dtypes package for {name}: pip install ml_dtypes") from None
+    dtype: np.dtype = np.dtype(getattr(ml_dtypes, name))
+    return dtype
+
+
+def to_torch(data: memoryview, layout: TensorLayout | None) -> torch.Tensor:
+    """A torch tensor over the bytes, in the tensor's own shape and strides; nothing is copied.
+
+    An opaque blob (layout None) is a tensor of uint8. The tensor keeps the memory alive. `data` must be writable, as
+    torch has no read-only tensors.
+
+    Raises:
+        MissingDependencyError: torch is not installed.
+        UnsupportedDataError: torch has no dtype for the scalar type, or `data` is read-only.
+    """
+    try:
+        import torch
+    except ImportError:
+        raise MissingDependencyError("tensors need torch: pip install 'blobstore[executorch]'") from None
+    if data.readonly and len(data):
+        raise UnsupportedDataError("torch has no read-only tensors; copy the data or map it writable")
+    if layout is None:
+        return torch.frombuffer(data, dtype=torch.uint8) if len(data) else torch.empty(0, dtype=torch.uint8)
+    name = _DTYPE_NAME.get(layout.scalar_type)
+    dtype = getattr(torch, name, None) if name else None
+    if dtype is None:
+        raise UnsupportedDataError(f"torch has no dtype for {layout.scalar_type.name}")
+    if not len(data):
+        return torch.empty(layout.sizes, dtype=dtype)
+    flat = torch.frombuffer(data, dtype=torch.uint8).view(dtype)
+    return flat.as_strided(layout.sizes, layout.strides)

@@ -1,0 +1,1 @@
+"""What the command line does with whole files: compare, convert, inspect."""

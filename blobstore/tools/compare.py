@@ -1,0 +1,219 @@
+"""What changed between two files: key by key, and in everything else that they say."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from blobstore.disk.staging import Progress, check_progress
+from blobstore.errors import UnsupportedDataError
+from blobstore.formats.data_map import NamedDataMap
+from blobstore.formats.opening import open_any
+from blobstore.formats.ptd.reader import PtdDataMap
+from blobstore.formats.pte.data_map import PteDataMap
+from blobstore.formats.pte.description import describe
+from blobstore.formats.safetensors import SafetensorsDataMap
+from blobstore.memory.buffers import first_difference, same_bytes
+from blobstore.memory.layout import TensorLayout
+from blobstore.memory.mapped_file import map_file
+
+__all__ = ["Change", "Comparison", "Difference", "compare", "compare_files"]
+
+
+@dataclass(frozen=True)
+class Change:
+    """One key that is not the same on both sides.
+
+    Attributes:
+        key: the key.
+        kind: "added" (only on the right), "removed" (only on the left), "layout" (equal bytes, another layout),
+            "bytes", or "renamed": its bytes and layout are on the other side, under `other`.
+        left, right: the layouts; None on a side without the key, and for opaque blobs.
+        left_bytes, right_bytes: the sizes; 0 on a side without the key.
+        other: the new key of a renamed blob.
+    """
+
+    key: str
+    kind: Literal["added", "removed", "layout", "bytes", "renamed"]
+    left: TensorLayout | None
+    right: TensorLayout | None
+    left_bytes: int
+    right_bytes: int
+    other: str | None = None
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One thing beside the blobs that is not the same on both sides.
+
+    Attributes:
+        what: the part of the file, such as "method forward: instructions" or "metadata".
+        left, right: what each side has there; of a list its length and the first element that differs.
+    """
+
+    what: str
+    left: str
+    right: str
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The changes from one data map, or file, to another.
+
+    Attributes:
+        changes: the keys that differ, in the order of the left map and then of the right one.
+        same: number of keys with equal bytes and layout.
+        same_bytes: their bytes.
+        differences: what else differs; of data maps that are no files only alignments and the order of the keys.
+    """
+
+    changes: list[Change]
+    same: int
+    same_bytes: int
+    differences: list[Difference]
+
+    @property
+    def equal(self) -> bool:
+        """Whether nothing differs."""
+        return not self.changes and not self.differences
+
+
+def compare(left: NamedDataMap, right: NamedDataMap, *, progress: Progress | None = None) -> Comparison:
+    """Compare two data maps byte by byte.
+
+    A key of the left that is missing on the right, where a new key has its bytes and its layout, counts as renamed.
+
+    Args:
+        left: the older one.
+        right: the newer one.
+        progress: told of every blob on the left.
+
+    Raises:
+        UnsupportedDataError: one of them is no data map.
+    """
+    for side in (left, right):
+        if not isinstance(side, NamedDataMap):
+            raise UnsupportedDataError(f"expected an opened file (open_any), found a {type(side).__qualname__}")
+    check_progress(progress)
+    total, done = sum(map(len, left.values())), 0
+    new = {(right.digest(key), right.get_tensor_layout(key)): key for key in right if key not in left}
+    changes: list[Change] = []
+    renamed: set[str] = set()
+    same = same_size = 0
+    for key, data in left.items():
+        layout = left.get_tensor_layout(key)
+        done += len(data)
+        if progress:
+            progress("comparing", done, total)
+        if key in right:
+            other_data, other_layout = right[key], right.get_tensor_layout(key)
+            equal = same_bytes(data, other_data)
+            if equal and layout == other_layout:
+                same, same_size = same + 1, same_size + len(data)
+            else:
+                kind: Literal["layout", "bytes"] = "layout" if equal else "bytes"
+                changes.append(Change(key, kind, layout, other_layout, len(data), len(other_data)))
+            continue
+        other = new.pop((left.digest(key), layout), None)
+        if other is not None and same_bytes(data, right[other]):
+            renamed.add(other)
+            changes.append(Change(key, "renamed", layout, layout, len(data), len(data), other))
+        else:
+            changes.append(Change(key, "removed", layout, None, len(data), 0))
+    for key, data in right.items():
+        if key not in left and key not in renamed:
+            changes.append(Change(key, "added", None, right.get_tensor_layout(key), 0, len(data)))
+    return Comparison(changes, same, same_size, _differences(_keys(left, right), _keys(right, left)))
+
+
+def _keys(data_map: NamedDataMap, other: NamedDataMap) -> dict[str, list[str]]:
+    """What a data map says of the keys that another has too."""
+    common = [key for key in data_map if key in other]
+    return {
+        "order of the keys": common,
+        "alignments": [f"{key}: {data_map.alignment(key)}" for key in sorted(common)],
+    }
+
+
+def compare_files(
+    left: str | os.PathLike[str], right: str | os.PathLike[str], *, progress: Progress | None = None
+) -> Comparison:
+    """Compare two files in everything: what `compare` compares, and all that they say beside their blobs.
+
+    Of programs these are methods, their inputs, outputs, values, operators, instructions, delegates and planned memory;
+    of data files metadata, digests and which keys share their bytes. Whatever bytes remain are compared as well, so
+    only files that are equal to the byte have no difference.
+
+    Args:
+        left: the older file, a .pte, .ptd or .safetensors.
+        right: the newer one.
+        progress: told of every blob on the left.
+
+    Raises:
+        FileAccessError, InvalidFileError, UnsupportedDataError: as `open_any`.
+        KeyConflictError: a program gives one name to two contents.
+    """
+    with open_any(left) as a, open_any(right) as b:
+        found = compare(a, b, progress=progress)
+        common = [key for key in a if key in b]
+        differences = found.differences + _differences(_parts(a, common), _parts(b, common))
+    if not found.changes and not differences:
+        one, two = map_file(left), map_file(right)
+        at = first_difference(one, two)
+        if at is not None:
+            sides = [
+                f"{len(data):,} bytes, from byte {at:,} on {bytes(data[at : at + 8]).hex()}" for data in (one, two)
+            ]
+            differences = [Difference("other bytes, such as the order of parts or padding", *sides)]
+    return replace(found, differences=differences)
+
+
+def _parts(data_map: NamedDataMap, common: Sequence[str]) -> dict[str, list[str]]:
+    """What a file says beside its blobs, as lines by subject; of keys only those that both files have."""
+    parts: dict[str, list[str]] = {}
+    if isinstance(data_map, PtdDataMap):
+        parts["format"] = ["ptd"]
+        parts["metadata"] = _pairs(data_map.metadata)
+        parts["digests"] = ["recorded" if data_map.has_digests else "none"]
+        first: dict[int, str] = {}
+        homes = [(key, first.setdefault(data_map.segment_of(key), key)) for key in common]
+        parts["keys that share their bytes"] = [f"{key} with {home}" for key, home in homes if home != key]
+        used = {data_map.segment_of(key) for key in data_map}
+        unused = [data_map.extents[i] for i in range(len(data_map.extents)) if i not in used]
+        parts["segments without a key"] = [f"{stop - start:,} bytes" for start, stop in unused]
+    elif isinstance(data_map, SafetensorsDataMap):
+        parts["format"] = ["safetensors"]
+        parts["metadata"] = _pairs(data_map.metadata)
+        parts["dtypes"] = [f"{key}: {data_map.dtypes[key]}{list(data_map.shapes[key])}" for key in common]
+    elif isinstance(data_map, PteDataMap):
+        parts["format"] = ["pte"]
+        parts |= describe(data_map.program)
+    return parts
+
+
+def _pairs(metadata: Mapping[str, str]) -> list[str]:
+    return [f"{key}: {value}" for key, value in sorted(metadata.items())]
+
+
+def _differences(left: Mapping[str, list[str]], right: Mapping[str, list[str]]) -> list[Difference]:
+    """The subjects of which two sides say something else."""
+    found = []
+    for what in dict.fromkeys([*left, *right]):
+        one, two = left.get(what), right.get(what)
+        if one != two:
+            at = next((i for i, (a, b) in enumerate(zip(one or (), two or (), strict=False)) if a != b), None)
+            if at is None:
+                at = min(len(one or ()), len(two or ()))
+            found.append(Difference(what, _side(one, at), _side(two, at)))
+    return found
+
+
+def _side(lines: list[str] | None, at: int) -> str:
+    if lines is None:
+        return "not there"
+    if len(lines) == 1 and at == 0:
+        return lines[0]
+    shown = f"[{at}] {lines[at]}" if at < len(lines) else f"no [{at}]"
+    return f"{len(lines)}: {shown}"

@@ -1,0 +1,126 @@
+"""`.safetensors` to `.ptd` and back."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+
+from blobstore.disk.staging import Progress, Staging, refuse_inputs
+from blobstore.errors import OutputPathError, UnsupportedDataError
+from blobstore.formats.data_map import NamedDataMap
+from blobstore.formats.opening import Format, by_name, detect_format
+from blobstore.formats.ptd.reader import open_ptd
+from blobstore.formats.safetensors import DTYPES, SafetensorsDataMap, write_safetensors
+from blobstore.memory.layout import ScalarType, TensorLayout
+from blobstore.memory.mapped_file import as_path, map_file
+from blobstore.memory.tensors import as_bytes, to_numpy
+from blobstore.store import BlobStore
+
+__all__ = ["OPAQUE", "convert"]
+
+OPAQUE = "blobstore.opaque"
+"""Metadata of a .safetensors: the keys, as a JSON list, that are opaque blobs and no tensors of bytes."""
+
+_MOST, _ALWAYS = 64, 1 << 28
+"""How many times as large as its .ptd a .safetensors may be, and how many bytes it may always have."""
+
+
+def convert(
+    source: str | os.PathLike[str],
+    target: str | os.PathLike[str],
+    *,
+    progress: Progress | None = None,
+    force: bool = False,
+) -> None:
+    """Convert a .safetensors into a .ptd, or a .ptd into a .safetensors; which, the source's content says.
+
+    Names, dtypes, shapes, values and metadata are kept. A .safetensors has neither dim orders nor opaque blobs: such
+    tensors are made contiguous, and opaque blobs become tensors of bytes that are opaque again on the way back.
+
+    `progress` is told of every step forward. With `force` a file of any format is replaced; the source never is.
+
+    Raises:
+        FileAccessError, InvalidFileError, IntegrityError: a file cannot be read or written, or is malformed.
+        UnsupportedDataError: the source is neither, or has a dtype that the target's format lacks, or so many of its
+            keys share their bytes that the .safetensors would be more than 64 times as large.
+        OutputPathError: the target is the source, has the ending of its format, or is a file of another format than the
+            one that is written.
+    """
+    source, target = as_path(source), as_path(target)
+    refuse_inputs([target], [source])
+    kind = detect_format(source)
+    if by_name(target) is kind:
+        raise OutputPathError(f"{target}: this is to be the other kind of file; {source} is {kind.value} already")
+    if kind is Format.SAFETENSORS:
+        _to_ptd(source, target, progress, force)
+    elif kind is Format.PTD:
+        _to_safetensors(source, target, progress, force)
+    else:
+        raise UnsupportedDataError(f"{source}: {kind.value}; a .safetensors or a .ptd can be converted into the other")
+
+
+def _to_ptd(source: Path, target: Path, progress: Progress | None, force: bool) -> None:
+    with SafetensorsDataMap(source) as data_map:
+        metadata = dict(data_map.metadata)
+        opaque = _opaque_keys(metadata.pop(OPAQUE, "[]"))
+        store = BlobStore()
+        for key, data in data_map.items():
+            layout = data_map.get_tensor_layout(key)
+            if layout is None:
+                raise UnsupportedDataError(
+                    f"{data_map.name}: tensor {key!r} has dtype {data_map.dtypes[key]} or a size that a .ptd cannot name"
+                )
+            store.add(key, data, layout=None if key in opaque else layout)
+        store.write_ptd(target, metadata=metadata, progress=progress, force=force)
+
+
+def _opaque_keys(text: str) -> set[str]:
+    """The keys in the metadata; nothing if somebody else used the name for something else."""
+    try:
+        keys = json.loads(text)
+    except (ValueError, RecursionError):
+        return set()
+    return {key for key in keys if isinstance(key, str)} if isinstance(keys, list) else set()
+
+
+def _to_safetensors(source: Path, target: Path, progress: Progress | None, force: bool) -> None:
+    with open_ptd(source, verify=True) as data_map:
+        layouts: dict[str, TensorLayout] = {}
+        opaque = []
+        for key, data in data_map.items():
+            layout = data_map.get_tensor_layout(key)
+            if layout is None:
+                opaque.append(key)
+                layout = TensorLayout(ScalarType.BYTE, (len(data),))
+            if layout.scalar_type not in DTYPES.values():
+                raise UnsupportedDataError(f"{data_map.name}: {key!r} is {layout}, which a .safetensors cannot name")
+            layouts[key] = TensorLayout(layout.scalar_type, layout.sizes)
+        metadata = dict(data_map.metadata)
+        if opaque:
+            metadata[OPAQUE] = json.dumps(opaque)
+        nbytes = sum(layout.nbytes for layout in layouts.values())
+        most = max(_MOST * len(map_file(source)), _ALWAYS)
+        if nbytes > most:
+            raise UnsupportedDataError(
+                f"{source}: its keys share their bytes, which a .safetensors cannot say: it would have {nbytes:,} bytes, "
+                f"at most {most:,} are written"
+            )
+        with (
+            Staging(progress, force=force) as staging,
+            staging.open(target, nbytes, kind=Format.SAFETENSORS) as file,
+        ):
+            write_safetensors(file, layouts, functools.partial(_contiguous, data_map), metadata)
+
+
+def _contiguous(data_map: NamedDataMap, key: str) -> memoryview:
+    """The bytes of a tensor with its dimensions in their own order; a copy only where they are not."""
+    data, layout = data_map.get_data(key), data_map.get_tensor_layout(key)
+    if layout is None or layout.is_contiguous:
+        return data
+    same_size = {1: ScalarType.BYTE, 2: ScalarType.UINT16, 4: ScalarType.UINT32, 8: ScalarType.UINT64}
+    plain = TensorLayout(same_size[layout.scalar_type.itemsize], layout.sizes, layout.dim_order)
+    return as_bytes(np.ascontiguousarray(to_numpy(data, plain)))[0]  # in types that numpy has

@@ -1,0 +1,392 @@
+"""The command line, as somebody who has only the terminal sees it."""
+
+import json
+import os
+import subprocess
+import sys
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.numpy
+import safetensors.torch
+import torch
+from typer.testing import CliRunner
+
+import blobstore
+from blobstore.cli.app import app
+from blobstore.tools.convert import convert
+
+HOSTILE = "layer [bold red]x[/] \x1b[31m\u202e.weight"
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """Runs a command line in an empty folder; gives exit code and what was printed."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
+
+    def call(*arguments, code=0):
+        result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+        assert result.exit_code == code, result.output
+        assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+        return result.output
+
+    return call
+
+
+@pytest.fixture
+def ptd(tmp_path):
+    tensors = {
+        "a.weight": torch.arange(6.0).reshape(2, 3),
+        "tied.weight": torch.arange(6.0).reshape(2, 3),
+        HOSTILE: b"op",
+    }
+    blobstore.save_file(tensors, tmp_path / "m.ptd", metadata={"made": "here"})
+    return tmp_path / "m.ptd"
+
+
+def flip(path, key):
+    with blobstore.open_ptd(path) as data_map:
+        start, _ = data_map.byte_range(key)
+    with path.open("r+b") as file:
+        file.seek(start)
+        byte = file.read(1)
+        file.seek(start)
+        file.write(bytes([byte[0] ^ 1]))
+
+
+def test_dedup(run, lowered, tmp_path, stock_run):
+    model = lowered.mlp(delegated=True)
+    for name in ("short", "long"):
+        model.write(tmp_path, name)
+    text = run("dedup", "short.pte", "long.pte", "-o", "out")
+    assert "short.pte" in text and "shared.ptd" in text and "saved" in text
+    outputs = stock_run(tmp_path / "out" / "long.pte", model.inputs(), data_path=tmp_path / "out" / "shared.ptd")
+    assert torch.equal(outputs[0], stock_run(tmp_path / "long.pte", model.inputs())[0])
+    result = json.loads(
+        run("dedup", "short.pte", "long.pte", "-o", "other", "--data-name", "w", "--keep-small", 50, "--json")
+    )
+    assert result["data_files"] == ["other/w.ptd"]
+    assert result["bytes_after"] == sum(path.stat().st_size for path in (tmp_path / "other").iterdir())
+    assert [program["source"] for program in result["programs"]] == ["short.pte", "long.pte"]
+
+
+def test_dedup_with_names_and_a_missing_data_file(run, lowered, tmp_path):
+    model = lowered.mlp(external=True)
+    model.write(tmp_path, "external")
+    lowered.mlp(delegated=False).write(tmp_path, "embedded")
+    safetensors.torch.save_file(dict(model.methods["forward"][0].state_dict()), tmp_path / "names.safetensors")
+    text = run("dedup", "external.pte", "embedded.pte", "-o", "out", "--names", "names.safetensors")
+    assert "out/external.pte" not in [line.strip() for line in text.splitlines() if "also needs" in line]
+    with blobstore.open_ptd(tmp_path / "out" / "shared.ptd") as data_map:
+        assert "first.weight" in data_map
+    text = run("dedup", "external.pte", "-o", "other")
+    assert "also needs a data file" in text.replace("\n", " ")
+
+
+def test_dedup_refuses(run, lowered, tmp_path):
+    lowered.mlp(delegated=True).write(tmp_path, "m")
+    before = (tmp_path / "m.pte").read_bytes()
+    assert "m.pte: the output is one of the inputs" in run("dedup", "m.pte", "-o", ".", code=3)
+    assert "gone.pte: No such file or directory" in run("dedup", "gone.pte", "-o", "out", code=3)
+    assert "Missing option" in run("dedup", "m.pte", code=2)
+    assert "keep-small" in run("dedup", "m.pte", "-o", "out", "--keep-small", "-1", code=2)
+    assert (tmp_path / "m.pte").read_bytes() == before
+    assert os.listdir(tmp_path) == ["m.pte"]
+
+
+def test_dedup_tells_what_became_of_an_earlier_run(run, lowered, tmp_path):
+    for name, seed in (("a", 1), ("b", 2)):
+        lowered.mlp(seed=seed).write(tmp_path, name)
+    run("dedup", "a.pte", "-o", "out")
+    text = run("dedup", "b.pte", "-o", "out")
+    assert [line.split()[1:3] for line in text.splitlines() if ".p" in line] == [
+        ["out/b.pte", "│"],
+        ["out/a.pte", "│"],
+        ["out/shared.ptd", "│"],
+    ]
+    assert "kept" in text and "new" in text and "replaced" not in text
+    lowered.mlp(seed=3).write(tmp_path, "a")
+    result = json.loads(run("dedup", "a.pte", "-o", "out", "--json"))
+    assert (result["kept"], result["replaced"]) == (["out/b.pte"], ["out/a.pte"])
+    assert len(result["unused_keys"]) > 2 and result["pruned_keys"] == []
+    text = run("dedup", "a.pte", "-o", "out")
+    assert f"{len(result['unused_keys'])} keys are taken by no program" in text and "replaced" in text
+    pruned = json.loads(run("dedup", "a.pte", "-o", "out", "--prune", "--json"))
+    assert sorted(pruned["pruned_keys"]) == sorted(result["unused_keys"]) and pruned["unused_keys"] == []
+
+
+def test_dedup_of_folders(run, lowered, tmp_path):
+    for name in ("v1", "v2"):
+        lowered.mlp().write(tmp_path / "models" / name, "model")
+    run("dedup", "models", "-o", "out")
+    run("dedup", "models/v1/model.pte", "models/v2/model.pte", "-o", "other")
+    for folder in ("out", "other"):
+        found = {str(path.relative_to(tmp_path / folder)) for path in (tmp_path / folder).rglob("*.p*")}
+        assert found == {"v1/model.pte", "v2/model.pte", "shared.ptd"}
+
+
+def test_no_command_replaces_what_it_does_not_write(run, ptd, lowered, tmp_path):
+    """Neither a file of another kind nor an input, without --force; empty files and its own kind it does."""
+    (tmp_path / "in").mkdir()
+    program = lowered.mlp().write(tmp_path / "in", "model")
+    safetensors.torch.save_file({"w": torch.zeros(2)}, tmp_path / "in" / "w.safetensors")
+    (tmp_path / "in" / "w.ptd").write_bytes(ptd.read_bytes())
+    (tmp_path / "in" / "notes").write_text("what somebody wrote")
+    before = {path: path.read_bytes() for path in (tmp_path / "in").iterdir()}
+    lines = [
+        ("convert", "in/w.ptd", "in/model.pte"),
+        ("convert", "in/w.safetensors", "in/model.pte"),
+        ("convert", "in/w.ptd", "in/notes"),
+        ("convert", "in/w.safetensors", "in/notes"),
+        ("report", "--no-cache", "m.ptd", "--html", "in/model.pte"),
+        ("report", "--no-cache", "m.ptd", "--html", "in/w.safetensors"),
+        ("report", "--no-cache", "m.ptd", "--html", "in/notes"),
+    ]
+    for line in lines:
+        assert "this is a" in run(*line, code=3)
+    assert "one of the inputs" in run("dedup", "in/model.pte", "-o", "in", code=3)
+    (tmp_path / "out2").mkdir()
+    (tmp_path / "out2" / "model.pte").write_text("no program")
+    assert "this is a" in run("dedup", "in/model.pte", "-o", "out2", code=3)
+    assert {path: path.read_bytes() for path in (tmp_path / "in").iterdir()} == before
+    for line in lines:
+        run(*line, "--force")
+        target = tmp_path / line[-1]
+        assert target.read_bytes() != before[target]
+        target.write_bytes(before[target])
+    run("dedup", "in/model.pte", "-o", "in", "--force")
+    assert program.stat().st_size < len(before[program])
+    run("report", "--no-cache", "m.ptd", "--html", "page")
+    run("report", "--no-cache", "m.ptd", "--html", "page")
+
+
+def test_inspect(run, ptd, lowered, tmp_path):
+    lowered.decoder().write(tmp_path, "decoder")
+    safetensors.torch.save_file({"w": torch.zeros(2, 2)}, tmp_path / "w.safetensors")
+    text = run("inspect", "m.ptd", "decoder.pte", "w.safetensors")
+    for expected in ["a.weight", "float[2, 3]", "metadata made: here", "methods: ", "XnnpackBackend", "w"]:
+        assert expected in text
+    assert "\x1b[31m" not in text and "\u202e" not in text
+    assert max(map(len, text.splitlines())) <= 100
+    found = json.loads(run("inspect", "m.ptd", "decoder.pte", "--json"))
+    by_key = {blob["key"]: blob for blob in found[0]["blobs"]}
+    assert by_key["tied.weight"]["shared"] == "a.weight"
+    assert by_key["a.weight"]["layout"] == {"scalar_type": "FLOAT", "sizes": [2, 3], "dim_order": [0, 1]}
+    assert by_key[HOSTILE]["layout"] is None
+    assert {blob["kind"] for blob in found[1]["blobs"]} >= {"constant", "named data"}
+
+
+def test_verify(run, ptd, lowered, tmp_path):
+    lowered.mlp().write(tmp_path, "mlp")
+    text = run("verify", "m.ptd", "mlp.pte")
+    assert "m.ptd: ok: structure and all digests" in text
+    assert "mlp.pte: ok: structure" in text
+    flip(ptd, "tied.weight")
+    text = run("verify", "m.ptd", "mlp.pte", code=1)
+    assert "NOT OK" in text and "'tied.weight'" in text and "mlp.pte: ok" in text
+    rows = json.loads(run("verify", "m.ptd", "mlp.pte", "--json", code=1))
+    assert [row["ok"] for row in rows] == [False, True]
+    text = run("verify", "missing.ptd", "m.ptd", "mlp.pte", code=3)
+    assert "missing.ptd: NOT OK: No such file or directory" in text and "mlp.pte: ok" in text
+    (tmp_path / "x.txt").write_text("x")
+    assert "unknown format" in run("verify", "x.txt", code=3)
+
+
+def test_diff(run, ptd, tmp_path):
+    blobstore.save_file(
+        {
+            "a.weight": torch.arange(6.0).reshape(3, 2),
+            "tied.weight": torch.ones(2, 3),
+            "new": torch.ones(1),
+            "moved": b"op",
+        },
+        tmp_path / "n.ptd",
+    )
+    assert "0 differences" in run("diff", "m.ptd", "m.ptd")
+    text = run("diff", "m.ptd", "n.ptd", code=1)
+    assert "6 differences" in text
+    found = json.loads(run("diff", "m.ptd", "n.ptd", "--json", code=1))
+    assert {(change["key"], change["kind"], change["other"]) for change in found["changes"]} == {
+        ("a.weight", "layout", None),
+        ("tied.weight", "bytes", None),
+        (HOSTILE, "renamed", "moved"),
+        ("new", "added", None),
+    }
+    assert {one["what"] for one in found["differences"]} == {"metadata", "keys that share their bytes"}
+    back = json.loads(run("diff", "n.ptd", "m.ptd", "--json", code=1))
+    assert ("new", "removed") in {(change["key"], change["kind"]) for change in back["changes"]}
+
+
+def test_convert_there_and_back(run, tmp_path):
+    tensors = {
+        "f": torch.randn(3, 4),
+        "bf": torch.randn(5).bfloat16(),
+        "f8": torch.randn(4).to(torch.float8_e4m3fn),
+        "u16": torch.tensor([1, 2], dtype=torch.uint16),
+        "empty": torch.empty(0, 2),
+        "scalar": torch.tensor(True),
+        "Ünï": torch.tensor([1]),
+    }
+    safetensors.torch.save_file(tensors, tmp_path / "a.safetensors", metadata={"format": "pt"})
+    run("convert", "a.safetensors", "a.ptd")
+    loaded = blobstore.load_file(tmp_path / "a.ptd")
+    run("convert", "a.ptd", "b.safetensors")
+    back = safetensors.torch.load_file(tmp_path / "b.safetensors")
+    assert list(blobstore.open_ptd(tmp_path / "a.ptd")) == list(_header(tmp_path / "a.safetensors"))
+    assert list(_header(tmp_path / "b.safetensors")) == list(_header(tmp_path / "a.safetensors"))
+    for key, tensor in tensors.items():
+        for other in (loaded[key], back[key]):
+            assert other.dtype == tensor.dtype and other.shape == tensor.shape
+            assert bytes(other.reshape(-1).view(torch.uint8)) == bytes(tensor.reshape(-1).view(torch.uint8))
+    with safetensors.safe_open(tmp_path / "b.safetensors", "pt") as file:
+        assert file.metadata() == {"format": "pt"}
+
+
+def test_convert_keeps_the_order_of_keys(run, tmp_path):
+    """Of a .ptd in any order, both ways; the package of the format orders by the width of elements, and reads ours."""
+    arrays = {
+        "z": np.ones(1, np.int8),
+        "a": np.ones(2, np.float64),
+        "m": np.ones(3, np.int8),
+        "b": np.ones(4, np.int64),
+    }
+    blobstore.save_file(arrays, tmp_path / "a.ptd")
+    run("convert", "a.ptd", "a.safetensors")
+    assert list(_header(tmp_path / "a.safetensors")) == list(arrays)
+    read = safetensors.numpy.load_file(tmp_path / "a.safetensors")
+    assert {key: (array.dtype, array.tolist()) for key, array in read.items()} == {
+        key: (array.dtype, array.tolist()) for key, array in arrays.items()
+    }
+    run("convert", "a.safetensors", "b.ptd")
+    assert (tmp_path / "b.ptd").read_bytes() == (tmp_path / "a.ptd").read_bytes()
+
+
+def _header(path):
+    """The names in the header of a .safetensors, in its order."""
+    data = path.read_bytes()
+    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    header.pop("__metadata__", None)
+    return header
+
+
+def test_convert_keeps_values_of_other_dim_orders_and_opaque_blobs(run, ptd, tmp_path):
+    image = torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)
+    blobstore.save_file({"image": image, "opaque": b"abc", "bytes": np.arange(3, dtype=np.uint8)}, tmp_path / "c.ptd")
+    run("convert", "c.ptd", "c.safetensors")
+    assert torch.equal(safetensors.torch.load_file(tmp_path / "c.safetensors")["image"], image)
+    run("convert", "c.safetensors", "d.ptd")
+    with blobstore.open_ptd(tmp_path / "d.ptd") as data_map:
+        assert data_map.get_tensor_layout("opaque") is None
+        assert data_map.get_tensor_layout("bytes") is not None
+        assert data_map.metadata == {}
+
+
+def test_convert_keeps_bfloat16_of_other_dim_orders_without_ml_dtypes(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ml_dtypes", None)
+    weight = torch.randn(3, 5).bfloat16().t()
+    blobstore.save_file({"w": weight}, tmp_path / "a.ptd")
+    convert(tmp_path / "a.ptd", tmp_path / "a.safetensors")
+    assert torch.equal(safetensors.torch.load_file(tmp_path / "a.safetensors")["w"], weight)
+
+
+def test_convert_copies_one_tensor_at_a_time(tmp_path):
+    """Those in another dim order are put in order while they are written, not all before."""
+    tensors = {str(i): np.full((1000, 1000), i, np.float32).T for i in range(20)}
+    blobstore.save_file(tensors, tmp_path / "a.ptd")
+    tracemalloc.start()
+    try:
+        convert(tmp_path / "a.ptd", tmp_path / "a.safetensors")
+        assert tracemalloc.get_traced_memory()[1] < 12_000_000
+    finally:
+        tracemalloc.stop()
+
+
+def test_convert_of_odd_metadata_and_keys(run, tmp_path):
+    safetensors.torch.save_file({"w": torch.ones(2)}, tmp_path / "a.safetensors", {"blobstore.opaque": "[" * 100_000})
+    run("convert", "a.safetensors", "a.ptd")
+    assert blobstore.load_file(tmp_path / "a.ptd")["w"].tolist() == [1, 1]
+    blobstore.save_file({"__metadata__": torch.ones(2)}, tmp_path / "b.ptd")
+    assert "__metadata__" in run("convert", "b.ptd", "b.safetensors", code=3)
+    assert not (tmp_path / "b.safetensors").exists()
+
+
+def test_convert_refuses(run, ptd, tmp_path, lowered):
+    safetensors.torch.save_file({"c": torch.zeros(1, dtype=torch.complex64)}, tmp_path / "c.safetensors")
+    assert "'c' has dtype C64" in run("convert", "c.safetensors", "c.ptd", code=3)
+    lowered.mlp().write(tmp_path, "m")
+    assert "m.pte: a .pte program" in run("convert", "m.pte", "x.ptd", code=3)
+    assert "one of the inputs" in run("convert", "m.ptd", "m.ptd", code=3)
+    assert "to be the other kind" in run("convert", "m.ptd", "n.ptd", code=3)
+    store = blobstore.BlobStore()
+    store.add("q", b"\1", layout=blobstore.TensorLayout(blobstore.ScalarType.QINT8, (1,)))
+    store.write_ptd(tmp_path / "q.ptd")
+    assert "cannot name" in run("convert", "q.ptd", "q.safetensors", code=3)
+    flip(ptd, "tied.weight")
+    assert "damaged" in run("convert", "m.ptd", "m.safetensors", code=3)
+    assert not {"n.ptd", "c.ptd", "x.ptd", "q.safetensors", "m.safetensors"} & set(os.listdir(tmp_path))
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has a device that is always full")
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_output_that_cannot_be_printed(ptd, options):
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", "blobstore", "inspect", str(ptd), *options]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 3
+    assert done.stderr.splitlines()[0].startswith("blobstore: cannot print: ")
+    assert "Traceback" not in done.stderr
+
+
+def test_help_and_version(run):
+    assert run("--version").strip() == f"blobstore {blobstore.__version__}"
+    text = run("--help")
+    for command in ("dedup", "inspect", "verify", "diff", "convert", "demo"):
+        assert command in text
+        assert "Usage" in run(command, "--help")
+    assert "No such command" in run("nonsense", code=2)
+
+
+# What works without the optional packages
+
+
+def without(*packages, run):
+    """Python code run with these packages impossible to import."""
+    code = f"import sys\nfor name in {packages!r}: sys.modules[name] = None\n{run}"
+    return subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False)
+
+
+def test_import_is_light(tmp_path):
+    done = without(
+        "torch", "executorch", "typer", "rich", run="import blobstore, blobstore.programs, blobstore.tools.compare"
+    )
+    assert done.returncode == 0, done.stderr
+    done = without(
+        run="import sys, blobstore, blobstore.cli.app; assert not {'torch', 'executorch'} & set(sys.modules)"
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_dedup_needs_neither_torch_nor_executorch(lowered, tmp_path):
+    lowered.decoder().write(tmp_path, "decoder")
+    code = f"""
+from blobstore.programs import dedup_programs
+from blobstore.tools.inspection import inspect_file
+result = dedup_programs([r'{tmp_path}/decoder.pte'], r'{tmp_path}/out')
+assert inspect_file(result.data_files[0]).blobs
+"""
+    done = without("torch", "executorch", run=code)
+    assert done.returncode == 0, done.stderr
+
+
+def test_missing_packages_are_named(tmp_path):
+    done = without("typer", run="from blobstore.cli import main; main()")
+    assert done.returncode == 3
+    assert "pip install 'blobstore[cli]'" in done.stderr
+    blobstore.save_file({"w": np.zeros(2)}, tmp_path / "w.ptd")
+    done = without("torch", run=f"import blobstore; blobstore.load_file(r'{tmp_path}/w.ptd')")
+    assert "MissingDependencyError" in done.stderr and "blobstore[executorch]" in done.stderr
+    done = without("executorch", run="import blobstore; blobstore.BlobStore().to_named_data()")
+    assert "MissingDependencyError" in done.stderr

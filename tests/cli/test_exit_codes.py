@@ -1,0 +1,230 @@
+"""How commands end, as a shell sees it: exit codes, closed pipes, Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import blobstore
+
+SETUP = """
+import os, signal, sys, threading
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has what runs in the background ignore it
+def interrupt():
+    signal.raise_signal(signal.SIGINT)
+from blobstore.cli import main
+{setup}
+sys.argv = ["blobstore", *{arguments!r}]
+main()
+"""
+
+
+def run(*arguments: Any, setup: str = "", **options: Any) -> subprocess.CompletedProcess[str]:
+    """The command in a process of its own, after some code that prepares its world."""
+    given = [str(argument) for argument in arguments]
+    code = SETUP.format(setup=setup, arguments=given) if setup else ""
+    command = [sys.executable, "-W", "error", *(["-c", code] if setup else ["-m", "blobstore", *given])]
+    env = {**os.environ, "COLUMNS": "100", "XDG_CACHE_HOME": os.devnull}
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=env, **options)
+
+
+@pytest.fixture
+def good(tmp_path: Path) -> Path:
+    path = tmp_path / "good.ptd"
+    blobstore.save_file({f"layers.{i}.weight": np.arange(i, i + 64.0) for i in range(300)}, path)
+    return path
+
+
+@pytest.fixture
+def bad(good: Path, tmp_path: Path) -> dict[str, Path]:
+    """Files that cannot be read, of every kind."""
+    folder = tmp_path / "bad"
+    folder.mkdir()
+    made = {name: folder / name for name in ("missing.ptd", "empty.pte", "cut.ptd", "text.txt", "fifo.pte", "dir.ptd")}
+    made["empty.pte"].write_bytes(b"")
+    made["cut.ptd"].write_bytes(good.read_bytes()[:200])
+    made["text.txt"].write_text("no model")
+    made["dir.ptd"].mkdir()
+    os.mkfifo(made["fifo.pte"])
+    return made
+
+
+def quiet(done: subprocess.CompletedProcess[str]) -> bool:
+    return "Traceback" not in done.stderr and "Exception ignored" not in done.stderr
+
+
+UNREADABLE = ("missing.ptd", "text.txt", "fifo.pte", "dir.ptd")
+
+
+def test_a_file_that_cannot_be_read_is_3_everywhere(good: Path, bad: dict[str, Path], tmp_path: Path) -> None:
+    for path in (bad["missing.ptd"], bad["cut.ptd"], bad["text.txt"]):
+        for command in (
+            ["inspect", path],
+            ["diff", path, good],
+            ["diff", good, path],
+            ["convert", path, tmp_path / "x.safetensors"],
+            ["dedup", path, "-o", tmp_path / "out"],
+            ["report", path],
+            ["adapters", path, good],
+        ):
+            done = run(*command)
+            assert done.returncode == 3, (command, done)
+            assert quiet(done)
+            assert path.name in done.stderr + done.stdout
+
+
+def test_verify_goes_on_after_a_bad_file(good: Path, bad: dict[str, Path]) -> None:
+    """One that is damaged is an answer, 1; one that cannot be read is an error, 3, and counts more."""
+    damaged = [bad["empty.pte"], bad["cut.ptd"]]
+    done = run("verify", *damaged, good, "--json")
+    assert done.returncode == 1
+    assert [row["ok"] for row in json.loads(done.stdout)] == [False, False, True]
+    for name in UNREADABLE:
+        done = run("verify", bad[name], *damaged, good, "--json")
+        assert done.returncode == 3
+        assert [row["ok"] for row in json.loads(done.stdout)] == [False, False, False, True]
+    done = run("verify", *bad.values(), good)
+    assert done.returncode == 3
+    assert len(done.stdout.splitlines()) == len(bad) + 1
+    assert quiet(done)
+
+
+def test_inspect_goes_on_after_a_bad_file(good: Path, bad: dict[str, Path]) -> None:
+    done = run("inspect", *bad.values(), good, "--json")
+    assert done.returncode == 3
+    rows = json.loads(done.stdout)
+    assert [Path(row["path"]).name for row in rows] == [*bad, good.name]
+    assert ["error" in row for row in rows] == [True] * len(bad) + [False]
+    assert len(done.stderr.splitlines()) == len(bad)
+
+
+@pytest.mark.parametrize(
+    "command", [["inspect", "{}"], ["inspect", "--json", "{}"], ["report", "--json", "{}"], ["--help"]], ids=" ".join
+)
+def test_a_closed_pipe_is_quiet(command: Sequence[str], good: Path) -> None:
+    """As in `blobstore inspect model.ptd | head -1`: no word on standard error, and the code of a closed pipe."""
+    read, write = os.pipe()
+    os.close(read)  # the reader is gone before a byte is written
+    try:
+        env = {**os.environ, "XDG_CACHE_HOME": os.devnull}
+        arguments = [part.format(good) for part in command]
+        done = subprocess.run(
+            [sys.executable, "-m", "blobstore", *arguments], stdout=write, stderr=subprocess.PIPE, check=False, env=env
+        )
+    finally:
+        os.close(write)
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
+def test_standard_output_that_is_closed(good: Path) -> None:
+    script = 'exec "$0" -m blobstore verify "$1" >&-'
+    done = subprocess.run(
+        ["/bin/sh", "-c", script, sys.executable, str(good)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 3
+    assert done.stderr == "blobstore: cannot print: standard output is closed\n"
+
+
+def test_a_terminal_that_knows_no_boxes(good: Path) -> None:
+    env = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(
+        [sys.executable, "-m", "blobstore", "inspect", str(good)], capture_output=True, check=False, env=env
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"layers.7.weight" in done.stdout
+
+
+def test_a_defect_is_no_answer(good: Path) -> None:
+    """Python's own exit code for an exception, 1, would mean that the files differ."""
+    done = run("diff", good, good, setup="import blobstore.tools.compare\nblobstore.tools.compare.compare = None")
+    assert done.returncode == 3
+    assert "TypeError" in done.stderr
+
+
+# Ctrl-C
+
+AT_IMPORT = """
+import builtins
+real, left = builtins.__import__, {number}
+def counting(*arguments, **named):
+    global left
+    left -= 1
+    if left == 0:
+        interrupt()
+    return real(*arguments, **named)
+builtins.__import__ = counting
+"""
+
+
+@pytest.mark.parametrize("number", [1, 2, 5, 20, 100, 300, 700, 1000, 1500, 2000])
+def test_ctrl_c_while_importing(number: int, good: Path) -> None:
+    """At the first import of the command, in the middle of numpy's and others', and behind them."""
+    done = run("inspect", good, setup=AT_IMPORT.format(number=number))
+    assert (done.returncode, done.stderr) == (130, ""), number
+
+
+AT_CALL = """
+import {module}
+real = {module}.{function}
+def interrupted(*arguments, **named):
+    {when}
+    return real(*arguments, **named)
+{module}.{function} = interrupted
+"""
+
+
+def at(place: str, when: str = "interrupt()") -> str:
+    module, function = place.split(":")
+    return AT_CALL.format(module=module, function=function, when=when)
+
+
+IN_MAIN = "threading.current_thread() is threading.main_thread() and interrupt()"
+
+
+@pytest.mark.parametrize("place", ["os:fsync", "os:replace", "blobstore.disk.staging:_Output.write", "json:dumps"])
+def test_ctrl_c_during_a_save_leaves_nothing(place: str, good: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    done = run("convert", good, out / "a.safetensors", setup=at(place, IN_MAIN))
+    assert (done.returncode, done.stderr) == (130, "")
+    assert [path.name for path in out.iterdir() if path.name != "a.safetensors"] == []
+
+
+def test_ctrl_c_while_a_pool_works(good: Path) -> None:
+    """The signal comes to the main thread while a worker reads."""
+    when = "os.kill(os.getpid(), signal.SIGINT)"
+    done = run("report", "--no-cache", good, setup=at("blobstore.reporting.engine:_fingerprint", when))
+    assert (done.returncode, done.stderr) == (130, "")
+
+
+def test_ctrl_c_inside_a_finalizer(good: Path) -> None:
+    """Python drops what a finalizer raises; Ctrl-C ends the command all the same."""
+    setup = """
+class Late:
+    def __del__(self):
+        interrupt()
+import blobstore.cli.app as app
+real = app.inspect_file
+def slow(path):
+    late = Late()
+    del late
+    signal.pause()  # until the next signal: without one this would never end
+    return real(path)
+app.inspect_file = slow
+"""
+    done = run("inspect", good, setup=setup, timeout=60)
+    assert (done.returncode, done.stderr) == (130, "")
+
+
+def test_ctrl_c_behind_the_answer(good: Path) -> None:
+    """What was done is done: a signal that comes while Python ends changes nothing."""
+    done = run("verify", good, setup="import atexit\natexit.register(interrupt)")
+    assert (done.returncode, done.stderr) == (0, "")

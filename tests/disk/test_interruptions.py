@@ -1,0 +1,137 @@
+"""A process that is killed before any call of a group of outputs (D1, W1): the next one finds it old or new, whole."""
+
+import json
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import blobstore
+from blobstore import open_ptd
+from blobstore.disk import staging
+from blobstore.programs import dedup_programs
+
+
+def job(name, folder):
+    """What a job of tests/interruptions.py prints."""
+    process = subprocess.run(
+        [sys.executable, "-m", "tests.interruptions", name, str(folder)], check=True, capture_output=True, text=True
+    )
+    return json.loads(process.stdout)
+
+
+@pytest.mark.parametrize("name", ["group", "group_elsewhere"])
+def test_a_killed_group_is_finished_by_the_next_one(name, tmp_path):
+    """Whichever of its folders that one enters; it removes all that is left."""
+    seen = job(name, tmp_path)
+    assert {before for before, *_ in seen} == {"old", "mixed", "new"}, "the kills do not reach the renames"
+    for before, after, end, left in seen:
+        assert after in (("old", "new") if before == "old" else ("new",))
+        assert (end, left) == (after, [])
+
+
+def test_a_group_that_is_killed_while_an_error_undoes_it(tmp_path):
+    seen = job("group_undone", tmp_path)
+    assert ["mixed", "old", "old", []] in seen and ["mixed", "new", "new", []] in seen
+    assert all(after == end in ("old", "new") and left == [] for _, after, end, left in seen)
+
+
+def test_a_recovery_that_is_killed_is_done_again(tmp_path):
+    found = job("recovery", tmp_path)
+    assert len(found) > 5
+    assert all(kills > 1 and (state, left) == ("new", []) for kills, state, left in found)
+
+
+def test_data_files_of_several_tags(tmp_path):
+    seen = job("tags", tmp_path)
+    assert {before for before, *_ in seen} == {"old", "mixed", "new"}
+    assert all(after in ("old", "new") and left == [] for _, after, left in seen)
+
+
+def test_programs_run_after_a_kill_and_are_all_new_after_the_next_run(lowered, stock_run, tmp_path):
+    """A name has new bytes, and keys are pruned that old programs take: each computes what it did, or what it will."""
+    (tmp_path / "seen").mkdir()
+    models = {}
+    for state, seed in (("old", 1), ("in", 2)):
+        models[state] = {"a": lowered.mlp(external=True, seed=seed), "b": lowered.mlp(delegated=True, seed=seed)}
+        models[state]["c"] = lowered.mlp(seed=seed + 2)
+        for name, model in models[state].items():
+            model.write(tmp_path / state, name)
+    models["other"] = {"d": lowered.decoder()}
+    models["other"]["d"].write(tmp_path / "other", "d")
+    dedup_programs([tmp_path / "old"], tmp_path / "template")
+    shutil.copytree(tmp_path / "template", tmp_path / "done")
+    result = dedup_programs([tmp_path / "in"], tmp_path / "done", prune=True)
+    assert "first.weight" in result.replaced_keys and len(result.pruned_keys) > 4
+
+    def computes(folder, name):
+        """Which of the models a program is."""
+        found = stock_run(folder / f"{name}.pte", models["in"][name].inputs(), data_path=folder / "shared.ptd")
+        (which,) = (
+            state
+            for state in ("old", "in")
+            if all(torch.allclose(x, y, atol=1e-5) for x, y in zip(found, models[state][name].eager(), strict=True))
+        )
+        return which
+
+    between = set()
+    for number, left in job("programs", tmp_path):
+        seen, kept = tmp_path / "seen" / number, tmp_path / "kill" / number
+        between.add("".join(computes(seen, name) for name in "abc"))
+        assert {computes(kept, name) for name in "abc"} in ({"old"}, {"in"})
+        with open_ptd(kept / "shared.ptd", verify=True) as data_map:
+            pruned = not set(result.pruned_keys) & set(data_map)
+        assert pruned == (computes(kept, "a") == "in")
+        assert left == []
+    assert len(between) > 2, "the kills do not reach the renames"
+
+
+def test_what_somebody_put_there_since_the_kill_stays(tmp_path):
+    """The other files of the group are finished."""
+    code = (
+        "import os, pathlib, sys; from blobstore.disk.staging import Staging\n"
+        "folder, replace = pathlib.Path(sys.argv[1]), os.replace\n"
+        "os.replace = lambda source, target: os._exit(0) if target.name == 'b' else replace(source, target)\n"
+        "with Staging() as staging:\n"
+        "    for name in 'abcd':\n"
+        "        with staging.open(folder / name) as file:\n"
+        "            file.write(b'new')\n"
+    )
+    for name in "abc":
+        (tmp_path / name).write_bytes(b"old")
+    subprocess.run([sys.executable, "-c", code, tmp_path], check=True)
+    (tmp_path / "c").write_bytes(b"somebody's")
+    staging.recover(tmp_path)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {
+        "a": b"new",
+        "b": b"new",
+        "c": b"somebody's",
+        "d": b"new",
+    }
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"[",
+        b"[" * 100000,
+        b"[]",
+        b"\xff",
+        b'{"blobstore.journal": 2}',
+        b'{"blobstore.journal": 1, "folders": [], "files": []}',
+        b'{"blobstore.journal": 1, "folders": ["."], "files": [{"place": "precious", "temporary": "theirs", "backup": '
+        b'"theirs", "before": null, "after": null}]}',
+        b'{"blobstore.journal": 1, "folders": ["."], "files": [{"place": "precious", "temporary": 5}]}',
+    ],
+)
+def test_a_file_that_is_no_journal_of_ours_changes_nothing(tmp_path, text):
+    (tmp_path / "precious").write_text("precious")
+    (tmp_path / "theirs").write_text("theirs")
+    (tmp_path / ".blobstore-0123456789abcdef01234567.journal").write_bytes(text)
+    (tmp_path / ".blobstore-000000000000000000000000.journal").symlink_to(tmp_path / "precious")
+    blobstore.save_file({"w": torch.ones(2)}, tmp_path / "w.ptd")
+    assert (tmp_path / "precious").read_text() == "precious"
+    assert (tmp_path / "theirs").read_text() == "theirs"

@@ -1,0 +1,197 @@
+"""The bytes of a .ptd: golden files, and what other people's code makes of them."""
+
+import json
+import struct
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import xxhash
+from hypothesis import given
+from hypothesis import strategies as st
+
+import blobstore
+from blobstore import BlobStore, ScalarType, TensorLayout, open_ptd
+from blobstore._generated.flat_tensor.FlatTensor import FlatTensor
+from blobstore.formats.ptd.table import encode_table
+from blobstore.testing import strategies
+from schema import generate
+
+DATA = Path(__file__).parents[2] / "data"
+SCHEMA = Path(generate.__file__).parent
+
+
+def golden_store() -> BlobStore:
+    store = BlobStore()
+    weight = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
+    store.add("linear.weight", weight, alignment=16)
+    store.add("tied.weight", weight, alignment=48)
+    store.add("conv.weight", np.arange(6, dtype=np.int8).reshape(3, 2).T)
+    store.add("half", np.array(1.5, np.float16))
+    store.add("opaque", b"any bytes", alignment=256)
+    store.add("empty", np.empty((0, 7), np.uint8))
+    return store
+
+
+def test_golden_bytes(tmp_path):
+    golden_store().write_ptd(tmp_path / "now.ptd", metadata={"made by": "a test", "a": ""})
+    assert (tmp_path / "now.ptd").read_bytes() == (DATA / "golden-v1.ptd").read_bytes()
+
+
+@pytest.mark.parametrize("version", [0, 1])
+def test_golden_files_read_for_ever(version):
+    """The first had the manifest under a key, and sorted keys."""
+    with open_ptd(DATA / f"golden-v{version}.ptd", verify=True) as data_map:
+        assert data_map.metadata == {"made by": "a test", "a": ""}
+        expected = {entry.key: entry for entry in golden_store().entries()}
+        assert list(data_map) == (list(expected) if version else sorted(expected))
+        assert len(data_map.extents) == 5
+        for key, entry in expected.items():
+            assert data_map[key] == entry.data
+            assert data_map.get_tensor_layout(key) == entry.layout
+            assert data_map.alignment(key) == entry.alignment
+            assert data_map.digest(key) == entry.digest
+            assert data_map.byte_range(key)[0] % entry.alignment == 0
+        assert data_map.segment_of("linear.weight") == data_map.segment_of("tied.weight")
+
+
+def test_an_earlier_file_is_rewritten_into_the_new_form(tmp_path):
+    store = BlobStore()
+    with open_ptd(DATA / "golden-v0.ptd", verify=True) as old:
+        keys = list(old)
+        store.merge(old)
+        store.write_ptd(tmp_path / "new.ptd", metadata=old.metadata)
+    expected = BlobStore()
+    entries = {entry.key: entry for entry in golden_store().entries()}
+    for key in keys:
+        expected.add(key, entries[key].data, alignment=entries[key].alignment, layout=entries[key].layout)
+    expected.write_ptd(tmp_path / "expected.ptd", metadata={"made by": "a test", "a": ""})
+    assert (tmp_path / "new.ptd").read_bytes() == (tmp_path / "expected.ptd").read_bytes()
+
+
+def test_flatc_decodes_the_golden_file(tmp_path):
+    """The tables and the manifest, as the flatbuffers project's own tool sees them."""
+    command = [generate.flatc(), "--json", "--strict-json", "--raw-binary", "--defaults-json", "-o", tmp_path]
+    command += ["-I", SCHEMA, SCHEMA / "flat_tensor.fbs", "--", DATA / "golden-v1.ptd"]
+    subprocess.run([str(part) for part in command], check=True)
+    table = json.loads((tmp_path / "golden-v1.json").read_text())
+    assert table["version"] == 0
+    named = {entry["key"]: entry for entry in table["named_data"]}
+    assert list(named) == ["linear.weight", "tied.weight", "conv.weight", "half", "opaque", "empty"]
+    assert named["conv.weight"]["tensor_layout"] == {
+        "scalar_type": "CHAR",
+        "sizes": [2, 3],
+        "dim_order": [1, 0],
+    }
+    assert named["half"]["tensor_layout"] == {"scalar_type": "HALF", "sizes": [], "dim_order": []}
+    assert named["linear.weight"]["segment_index"] == named["tied.weight"]["segment_index"]
+    assert "tensor_layout" not in named["opaque"]
+    assert [segment["size"] for segment in table["segments"]] == [96, 6, 2, 9, 0]
+
+    data = (DATA / "golden-v1.ptd").read_bytes()
+    base, nbytes = struct.unpack_from("<2Q", data, 32)
+    assert data[48:56] == data[-8:] == b"BLOBMAN1"
+    length = int.from_bytes(data[-16:-8], "little")
+    body = data[base + nbytes :][:length]
+    assert data[base + nbytes + length : -16] == xxhash.xxh3_128_digest(body)
+    (tmp_path / "body").write_bytes(body)
+    command[-3:] = [SCHEMA / "manifest.fbs", "--", tmp_path / "body"]
+    subprocess.run([str(part) for part in command], check=True)
+    manifest = json.loads((tmp_path / "body.json").read_text())
+    assert bytes(manifest["head"]["bytes"]) == xxhash.xxh3_128_digest(data[:base])
+    assert [bytes(digest["bytes"]) for digest in manifest["segments"]] == [
+        xxhash.xxh3_128_digest(data[base + segment["offset"] :][: segment["size"]]) for segment in table["segments"]
+    ]
+    assert manifest["alignments"] == [16, 48, 1, 1, 256, 1]
+    assert manifest["metadata"] == [{"key": "a", "value": ""}, {"key": "made by", "value": "a test"}]
+
+
+def test_generated_code_is_current(tmp_path):
+    generate.generate(tmp_path / "generated")
+
+    def content(folder):
+        return {path.relative_to(folder): path.read_text() for path in sorted(folder.rglob("*.py"))}
+
+    assert content(tmp_path / "generated") == content(generate.TARGET)
+
+
+@given(
+    st.lists(st.tuples(strategies.keys, st.none() | strategies.layouts()), unique_by=lambda row: row[0], max_size=8),
+    st.lists(st.tuples(st.integers(0, 2**63), st.integers(0, 2**63)), min_size=1, max_size=5),
+    st.data(),
+)
+def test_table_as_the_generated_reader_sees_it(rows, segments, data):
+    index = [data.draw(st.integers(0, len(segments) - 1)) for _ in rows]
+    raw = encode_table(
+        [key for key, _ in rows],
+        index,
+        [layout for _, layout in rows],
+        *map(list, zip(*segments, strict=True)),
+    )
+    assert raw[4:8] == b"FT01"
+    table = FlatTensor.GetRootAs(raw)
+    assert table.Version() == 0
+    assert [(table.Segments(i).Offset(), table.Segments(i).Size()) for i in range(len(segments))] == segments
+    assert table.NamedDataLength() == len(rows)
+    for i, (key, layout) in enumerate(rows):
+        entry = table.NamedData(i)
+        assert entry.Key().decode() == key
+        assert entry.SegmentIndex() == index[i]
+        found = entry.TensorLayout()
+        if layout is None:
+            assert found is None
+        else:
+            assert found.ScalarType() == layout.scalar_type
+            assert tuple(found.Sizes(d) for d in range(found.SizesLength())) == layout.sizes
+            assert tuple(found.DimOrder(d) for d in range(found.DimOrderLength())) == layout.dim_order
+
+
+def test_scalar_types_are_executorch_s():
+    from executorch.exir.schema import ScalarType as Theirs
+
+    theirs = {member.name.upper(): member.value for member in Theirs}
+    assert all(theirs[ours.name] == ours.value for ours in ScalarType)
+
+
+def test_dim_order_is_executorch_s():
+    from executorch.exir.tensor import dim_order_from_stride
+
+    for shape in [(2, 3, 4, 5), (2, 3, 4, 1), (1, 3, 4, 5), (2, 3, 1, 1), (4, 5, 6)]:
+        tensor = torch.zeros(shape)
+        for memory_format in [torch.contiguous_format, torch.channels_last][: 2 if len(shape) == 4 else 1]:
+            tensor = tensor.contiguous(memory_format=memory_format)
+            store = BlobStore()
+            store.add("x", tensor)
+            (entry,) = store.entries()
+            theirs = tuple(dim_order_from_stride(tensor.stride()))
+            assert entry.layout.dim_order == theirs or tensor.is_contiguous()
+
+
+@pytest.mark.parametrize("layout", [TensorLayout(ScalarType.INT, (2, 3), (1, 0)), None])
+def test_many_keys(tmp_path, layout):
+    store = BlobStore()
+    for i in range(100_000):
+        store.add(f"layers.{i}", i.to_bytes(24, "big"), layout=layout)
+    store.write_ptd(tmp_path / "many.ptd")
+    with open_ptd(tmp_path / "many.ptd", verify=True) as data_map:
+        assert len(data_map) == 100_000
+        assert data_map["layers.77777"] == (77777).to_bytes(24, "big")
+        assert data_map.get_tensor_layout("layers.99999") == layout
+
+
+@pytest.mark.slow
+def test_file_above_4_gib(tmp_path, stock_run):
+    """The sparse blob comes first, so that the other lies beyond what 32 bits can address."""
+    big = tmp_path / "zeros"
+    with big.open("wb") as file:
+        file.truncate((4 << 30) + 12345)
+    store = BlobStore()
+    store.add("a", blobstore.FileSlice(big))
+    store.add("b", b"beyond")
+    store.write_ptd(tmp_path / "big.ptd")
+    with open_ptd(tmp_path / "big.ptd", verify=True) as data_map:
+        assert data_map.byte_range("b")[0] > 4 << 30
+        assert data_map["b"] == b"beyond"
+        assert len(data_map["a"]) == (4 << 30) + 12345
