@@ -6,7 +6,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-lowering test-others test-slow bench sanitize fuzz crash soak conformance lint format schema install clean
+.PHONY: help demo test test-lowering test-others test-slow bench sanitize fuzz crash soak conformance dist lint format schema install clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-11s %s\n", $$1, $$2 }' Makefile
@@ -48,6 +48,9 @@ soak: $(VENV)/.runtime ## threads and processes on shared weights for MINUTES=10
 
 conformance: $(VENV)/.runtime ## ExecuTorch's own tests on our parts, and the files of its versions in both directions
 	$(RUN) -W ignore -m campaigns.conformance $(ARGUMENTS)
+
+dist: $(VENV)/.dist ## build the packages, check them, and try them with each Python that is there; ARGUMENTS="--pure --python 3.12"
+	$(RUN) packaging/dist.py $(ARGUMENTS)
 
 lint: $(VENV)/.installed ## check style and types
 	$(RUN) -m ruff check .
@@ -91,6 +94,10 @@ $(VENV)/.runtime: $(VENV)/.weights $(RUNTIME_SOURCES)
 	@echo "Building the native runtime: about half a minute ..."
 	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(RUN) -m pip install --quiet --disable-pip-version-check --no-deps \
 	  --no-build-isolation -C build-dir=build/runtime ./runtime_bindings
+	@touch $@
+
+$(VENV)/.dist: $(VENV)/.installed
+	$(RUN) -m pip install --quiet --disable-pip-version-check --editable ".[dist]"
 	@touch $@
 
 $(VENV)/.fuzz: $(VENV)/.runtime

@@ -1,0 +1,55 @@
+"""What must work in an environment that has nothing but the wheels; `dist.py` runs it there."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import sysconfig
+from importlib import metadata
+from pathlib import Path
+
+import numpy as np
+
+import blobstore
+
+COMMAND = str(Path(sysconfig.get_path("scripts")) / "blobstore")
+
+
+def pure() -> None:
+    """Write, read, convert and report, from Python and from the command line."""
+    weights = {"a.weight": np.arange(6, dtype=np.float32).reshape(2, 3), "b.weight": np.ones(4, np.float32)}
+    blobstore.save_file(weights, "w.ptd")
+    loaded = blobstore.load_file("w.ptd", framework="np")
+    same(loaded["a.weight"], weights["a.weight"])
+    for arguments in (["--version"], ["inspect", "w.ptd"], ["verify", "w.ptd"], ["convert", "w.ptd", "w.safetensors"]):
+        subprocess.run([COMMAND, *arguments], check=True, stdout=subprocess.DEVNULL)
+    blobstore.report(["w.ptd", "w.safetensors"])
+
+
+def native() -> None:
+    """Change weights in a cache, alone and in a working copy."""
+    from blobstore.runtime import BlobCache, make_working_copy
+
+    new = np.full((2, 3), 7, np.float32)
+    with BlobCache("w.ptd") as cache:
+        cache.update({"a.weight": new})
+        same(cache.numpy("a.weight"), new)
+        cache.save("delta.ptd", dirty_only=True)
+    make_working_copy("w.ptd", "copy.ptd")
+    with BlobCache("copy.ptd", "shared") as one, BlobCache("copy.ptd", "shared") as other:
+        one.load("delta.ptd")
+        same(other.numpy("a.weight"), new)
+
+
+def same(found: object, expected: np.ndarray) -> None:
+    if not np.array_equal(np.asarray(found), expected):
+        sys.exit(f"expected {expected}, found {found}")
+
+
+if __name__ == "__main__":
+    pure()
+    packages = ["blobstore"]
+    if "--native" in sys.argv:
+        native()
+        packages.append("blobstore-runtime")
+    sys.stdout.write(f"{sys.version.split()[0]}: {', '.join(f'{p} {metadata.version(p)}' for p in packages)}\n")

@@ -1,0 +1,71 @@
+"""What both packages say of themselves, before anything is built; `make dist` builds and tries them."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import blobstore
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    tomllib = pytest.importorskip("tomli")
+
+ROOT = Path(__file__).parents[1]
+PROJECTS = [ROOT, ROOT / "runtime_bindings"]
+
+
+def project(folder: Path) -> dict[str, Any]:
+    return tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))
+
+
+def test_both_packages_have_one_version() -> None:
+    """Each has it in one place, and they are released together."""
+    (native,) = re.findall(
+        r"^project\(blobstore_runtime VERSION ([0-9.]+) ",
+        (ROOT / "runtime_bindings" / "CMakeLists.txt").read_text(encoding="utf-8"),
+        re.MULTILINE,
+    )
+    assert native == blobstore.__version__
+    for folder in PROJECTS:
+        assert "version" in project(folder)["project"]["dynamic"]
+
+
+@pytest.mark.parametrize("folder", PROJECTS, ids=lambda folder: folder.name)
+def test_what_pypi_shows(folder: Path) -> None:
+    about = project(folder)["project"]
+    assert {"Homepage", "Documentation", "Changelog", "Issues", "Source"} <= set(about["urls"])
+    assert about["authors"] and about["keywords"] and about["description"]
+    for version in ("3.10", "3.11", "3.12", "3.13"):
+        assert f"Programming Language :: Python :: {version}" in about["classifiers"]
+    for name in about["license-files"]:
+        assert (folder / name).is_file()
+
+
+def test_both_packages_have_types_and_the_same_licence() -> None:
+    assert (ROOT / "blobstore" / "py.typed").exists()
+    assert (ROOT / "runtime_bindings" / "python" / "blobstore_runtime" / "py.typed").exists()
+    assert (ROOT / "LICENSE").read_text("utf-8") == (ROOT / "runtime_bindings" / "LICENSE").read_text("utf-8")
+
+
+def test_links_of_the_readme_lead_somewhere_and_are_absolute_on_pypi() -> None:
+    """The long description has no file beside it, so the build's substitutions must reach every relative link."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    rules = project(ROOT)["tool"]["hatch"]["metadata"]["hooks"]["fancy-pypi-readme"]["substitutions"]
+    for path in re.findall(r"\]\((?!https?:|#)([^)#]+)", text):
+        assert (ROOT / path).exists(), path
+    for rule in rules:
+        text = re.sub(rule["pattern"], rule["replacement"], text)
+    links = re.findall(r"\]\(([^)]+)\)", text)
+    assert links
+    assert [link for link in links if not link.startswith(("https://", "#"))] == []
+
+
+def test_the_native_readme_has_absolute_links() -> None:
+    text = (ROOT / "runtime_bindings" / "README.md").read_text(encoding="utf-8")
+    assert [link for link in re.findall(r"\]\(([^)]+)\)", text) if not link.startswith("https://")] == []
