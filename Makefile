@@ -6,7 +6,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-lowering test-others test-slow bench sanitize fuzz crash soak conformance dist lint format schema install clean
+.PHONY: help demo test test-lowering test-others test-slow bench plots sanitize fuzz crash soak conformance dist lint format schema install clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-11s %s\n", $$1, $$2 }' Makefile
@@ -31,6 +31,9 @@ test-slow: $(VENV)/.runtime ## run the tests that take minutes or gigabytes
 
 bench: $(VENV)/.runtime ## measure against ExecuTorch and safetensors
 	$(RUN) -m benchmarks
+
+plots: $(VENV)/.bench ## draw how cost grows with keys, bytes, methods and programs
+	$(RUN) -W ignore -m benchmarks.scaling $(ARGUMENTS)
 
 sanitize: $(VENV)/.runtime ## run the C++ tests under three sanitizers, and look for names that are defined twice
 	$(RUN) -W ignore runtime_bindings/tests/sanitize.py
@@ -98,6 +101,10 @@ $(VENV)/.runtime: $(VENV)/.weights $(RUNTIME_SOURCES)
 
 $(VENV)/.dist: $(VENV)/.installed
 	$(RUN) -m pip install --quiet --disable-pip-version-check --editable ".[dist]"
+	@touch $@
+
+$(VENV)/.bench: $(VENV)/.runtime
+	$(RUN) -m pip install --quiet --disable-pip-version-check --editable ".[bench]"
 	@touch $@
 
 $(VENV)/.fuzz: $(VENV)/.runtime
