@@ -264,7 +264,7 @@ def test_metadata_that_is_no_text(metadata, tmp_path):
         lambda: store.write(tmp_path, metadata=metadata),
         lambda: save_file({"k": b"x"}, tmp_path / "x.ptd", metadata=metadata),
     ):
-        with pytest.raises(UnsupportedDataError, match="metadata is to map text to text"):
+        with pytest.raises(UnsupportedDataError, match="metadata must map str to str"):
             use()
     assert os.listdir(tmp_path) == []
 

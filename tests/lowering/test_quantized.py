@@ -264,7 +264,9 @@ def test_a_fold_that_could_be_of_two_normalizations_is_refused(tmp_path: Path) -
         cache, run = open_program(torch.export.export(eager, example, strict=True), tmp_path)
     before = run(*example)
     for name in ("first.weight", "second.bias"):
-        with pytest.raises(UpdateError, match=f"'{name}' cannot be updated: .*cannot be told from its numbers"):
+        with pytest.raises(
+            UpdateError, match=f"'{name}' cannot be updated: .*its numbers do not show which normalization"
+        ):
             cache.update({name: module.get_parameter(name)})
     assert torch.equal(run(*example), before)
 
@@ -274,7 +276,7 @@ def test_names_are_restored_with_the_float_model_only(model: object) -> None:
     module = pt2e(seeded(nets.Small), inputs(2, 3, 8, 8), names=False, is_per_channel=True)
     with pytest.raises(UnsupportedDataError, match="needs the float model that was quantized"):
         restore_names(module, model)  # type: ignore[arg-type]
-    with pytest.raises(UnsupportedDataError, match="expected the module that convert_pt2e gave, found a Small"):
+    with pytest.raises(UnsupportedDataError, match="expected the module that convert_pt2e returned, found a Small"):
         restore_names(seeded(nets.Small), seeded(nets.Small))  # type: ignore[arg-type]
 
 
