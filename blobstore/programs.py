@@ -25,16 +25,10 @@ from blobstore.deployed import (
     tree,
     users_of,
 )
-from blobstore.disk.staging import (
-    Progress,
-    ScratchFolder,
-    Staging,
-    check_progress,
-    exclusive,
-    named,
-    recover,
-    refuse_inputs,
-)
+from blobstore.disk.locks import exclusive
+from blobstore.disk.progress import Progress, check_progress
+from blobstore.disk.recovery import ScratchFolder, recover
+from blobstore.disk.staging import Staging, refuse_inputs
 from blobstore.errors import (
     FileAccessError,
     IntegrityError,
@@ -50,7 +44,7 @@ from blobstore.formats.pte.program import Movable, ProgramFile, read_program
 from blobstore.formats.pte.rewrite import Rewrite
 from blobstore.memory.digest import Digest
 from blobstore.memory.layout import TensorLayout
-from blobstore.memory.mapped_file import Paths, as_path, as_paths, map_file
+from blobstore.memory.mapped_file import Paths, as_path, as_paths, map_file, named
 from blobstore.store import BlobStore, check_tag, file_name, nbytes
 
 if TYPE_CHECKING:

@@ -17,31 +17,11 @@ from typing import Any, BinaryIO
 
 from blobstore.errors import InvalidFileError, LayoutError, UnsupportedDataError
 from blobstore.formats.data_map import NamedDataMap
-from blobstore.memory.layout import MAX_RANK, ScalarType, TensorLayout, layout_nbytes
+from blobstore.memory.dtypes import SAFETENSORS
+from blobstore.memory.layout import MAX_RANK, TensorLayout, layout_nbytes
 from blobstore.memory.mapped_file import as_path, map_file, read_pieces
 
-__all__ = ["DTYPES", "SafetensorsDataMap", "write_safetensors"]
-
-DTYPES: Mapping[str, ScalarType] = {
-    "BOOL": ScalarType.BOOL,
-    "U8": ScalarType.BYTE,
-    "I8": ScalarType.CHAR,
-    "F8_E5M2": ScalarType.FLOAT8E5M2,
-    "F8_E4M3": ScalarType.FLOAT8E4M3FN,
-    "F8_E5M2FNUZ": ScalarType.FLOAT8E5M2FNUZ,
-    "F8_E4M3FNUZ": ScalarType.FLOAT8E4M3FNUZ,
-    "I16": ScalarType.SHORT,
-    "U16": ScalarType.UINT16,
-    "F16": ScalarType.HALF,
-    "BF16": ScalarType.BFLOAT16,
-    "I32": ScalarType.INT,
-    "U32": ScalarType.UINT32,
-    "F32": ScalarType.FLOAT,
-    "F64": ScalarType.DOUBLE,
-    "I64": ScalarType.LONG,
-    "U64": ScalarType.UINT64,
-}
-"""The dtypes of the format that a .ptd can hold too; the others are sub-byte or complex."""
+__all__ = ["SafetensorsDataMap", "write_safetensors"]
 
 _MAX_HEADER = 100_000_000  # the limit of the safetensors package itself
 
@@ -159,14 +139,14 @@ class SafetensorsDataMap(NamedDataMap):
         if not start <= end <= len(self._data) - base:
             raise self._fail(f"tensor {key!r} at {start}..{end} is not within the file")
         layout = None
-        if dtype in DTYPES:
+        if dtype in SAFETENSORS:
             if len(sizes) > MAX_RANK:
                 raise self._fail(f"tensor {key!r} has {len(sizes)} dimensions, at most {MAX_RANK} are possible")
-            nbytes = layout_nbytes(DTYPES[dtype], sizes)
+            nbytes = layout_nbytes(SAFETENSORS[dtype], sizes)
             if nbytes != end - start:
                 raise self._fail(f"tensor {key!r} is {dtype} {sizes} of {nbytes} bytes, but has {end - start}")
             with contextlib.suppress(LayoutError):  # a size above that of a .ptd's int32
-                layout = TensorLayout(DTYPES[dtype], tuple(sizes))
+                layout = TensorLayout(SAFETENSORS[dtype], tuple(sizes))
         self.dtypes[key] = dtype
         self.shapes[key] = tuple(sizes)
         self._ranges[key] = (base + start, base + end)
@@ -186,7 +166,7 @@ def write_safetensors(
 
     Args:
         file: where to write.
-        layouts: contiguous layout by name; the scalar types are all in `DTYPES`.
+        layouts: contiguous layout by name; the scalar types are all in `memory.dtypes.SAFETENSORS`.
         data: gives the bytes of a tensor; asked once for each.
         metadata: the text for `__metadata__`.
 
@@ -196,7 +176,7 @@ def write_safetensors(
     """
     if "__metadata__" in layouts:
         raise UnsupportedDataError("a tensor of a .safetensors cannot have the key '__metadata__'")
-    names = {scalar_type: name for name, scalar_type in DTYPES.items()}
+    names = {scalar_type: name for name, scalar_type in SAFETENSORS.items()}
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     header |= dict.fromkeys(layouts)
     order = sorted(layouts, key=lambda key: -layouts[key].scalar_type.itemsize)

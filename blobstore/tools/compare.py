@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from blobstore.disk.staging import Progress, check_progress
+from blobstore.disk.progress import Progress, check_progress
 from blobstore.errors import UnsupportedDataError
 from blobstore.formats.data_map import NamedDataMap
 from blobstore.formats.opening import open_any

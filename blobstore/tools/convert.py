@@ -7,17 +7,17 @@ import json
 import os
 from pathlib import Path
 
-import numpy as np
-
-from blobstore.disk.staging import Progress, Staging, refuse_inputs
+from blobstore.disk.progress import Progress
+from blobstore.disk.staging import Staging, refuse_inputs
 from blobstore.errors import OutputPathError, UnsupportedDataError
 from blobstore.formats.data_map import NamedDataMap
 from blobstore.formats.opening import Format, by_name, detect_format
 from blobstore.formats.ptd.reader import open_ptd
-from blobstore.formats.safetensors import DTYPES, SafetensorsDataMap, write_safetensors
+from blobstore.formats.safetensors import SafetensorsDataMap, write_safetensors
+from blobstore.memory.dtypes import SAFETENSORS
 from blobstore.memory.layout import ScalarType, TensorLayout
 from blobstore.memory.mapped_file import as_path, map_file
-from blobstore.memory.tensors import as_bytes, to_numpy
+from blobstore.memory.tensors import in_dim_order
 from blobstore.store import BlobStore
 
 __all__ = ["OPAQUE", "convert"]
@@ -96,7 +96,7 @@ def _to_safetensors(source: Path, target: Path, progress: Progress | None, force
             if layout is None:
                 opaque.append(key)
                 layout = TensorLayout(ScalarType.BYTE, (len(data),))
-            if layout.scalar_type not in DTYPES.values():
+            if layout.scalar_type not in SAFETENSORS.values():
                 raise UnsupportedDataError(f"{data_map.name}: {key!r} is {layout}, which a .safetensors cannot name")
             layouts[key] = TensorLayout(layout.scalar_type, layout.sizes)
         metadata = dict(data_map.metadata)
@@ -119,8 +119,4 @@ def _to_safetensors(source: Path, target: Path, progress: Progress | None, force
 def _contiguous(data_map: NamedDataMap, key: str) -> memoryview:
     """The bytes of a tensor with its dimensions in their own order; a copy only where they are not."""
     data, layout = data_map.get_data(key), data_map.get_tensor_layout(key)
-    if layout is None or layout.is_contiguous:
-        return data
-    same_size = {1: ScalarType.BYTE, 2: ScalarType.UINT16, 4: ScalarType.UINT32, 8: ScalarType.UINT64}
-    plain = TensorLayout(same_size[layout.scalar_type.itemsize], layout.sizes, layout.dim_order)
-    return as_bytes(np.ascontiguousarray(to_numpy(data, plain)))[0]  # in types that numpy has
+    return data if layout is None else in_dim_order(data, layout)

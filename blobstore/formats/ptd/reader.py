@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from blobstore.disk.staging import Progress, check_progress
+from blobstore.disk.progress import Progress, check_progress
 from blobstore.errors import IntegrityError, InvalidFileError, LayoutError
 from blobstore.formats.data_map import NamedDataMap
 from blobstore.formats.ptd.columns import Columns, ColumnsError, Positions
