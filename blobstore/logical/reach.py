@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from blobstore.formats.payload import split
-from blobstore.formats.pte.program import DelegatePayload, ProgramFile
+from blobstore.formats.pte.parts import DelegatePayload
+from blobstore.formats.pte.program import ProgramFile
 from blobstore.logical.records import Records, is_records
 from blobstore.logical.updates import LogicalTensors
 from blobstore.memory.layout import ScalarType
