@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from blobstore.disk.kinds import Format
-from blobstore.disk.staging import Progress, Staging, refuse_inputs
+from blobstore.disk.progress import Progress
+from blobstore.disk.staging import Staging, refuse_inputs
 from blobstore.errors import (
     IntegrityError,
     InvalidAlignmentError,

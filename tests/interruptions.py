@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from blobstore import BlobStore, BlobStoreError, dedup_programs
-from blobstore.disk import staging
+from blobstore.disk.recovery import recover
+from blobstore.disk.staging import Staging
 
 KILLED = 77
 CALLS = ("link", "replace", "rename", "fsync", "unlink", "rmdir", "mkdir")
@@ -109,7 +110,7 @@ def _template(folder: Path) -> Path:
 
 
 def _write_group(place: Path, last: str = "d") -> None:
-    with staging.Staging(folder=place / "out") as group:
+    with Staging(folder=place / "out") as group:
         for name, again in (
             ("out/a", False),
             ("out/below/twice", False),
@@ -124,7 +125,7 @@ def _write_group(place: Path, last: str = "d") -> None:
 
 def _recover(place: Path) -> None:
     for name in ("out", "out/below", "elsewhere"):
-        staging.recover(place / name)
+        recover(place / name)
 
 
 def _fails(place: Path) -> None:
@@ -162,7 +163,7 @@ def group_undone(folder: Path) -> Any:
 def _seen(place: Path, first: str) -> Any:
     """Whether the files that are left are all old or all new: as they were left, and after somebody wrote there."""
     before = _whole(place)
-    staging.recover(place / first)
+    recover(place / first)
     after = _whole(place)
     _recover(place)
     return before, after, _whole(place), left(place)
@@ -187,7 +188,7 @@ def recovery(folder: Path) -> Any:
             while ended == KILLED:
                 number += 1
                 ended = forked(
-                    lambda place=place, number=number: killed_at_call(number, lambda: staging.recover(place / "out"))
+                    lambda place=place, number=number: killed_at_call(number, lambda: recover(place / "out"))
                 )
             _recover(place)
             found.append((number, _whole(place), left(place)))

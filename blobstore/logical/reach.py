@@ -17,12 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from blobstore.formats.payload import split
-from blobstore.formats.pte.program import DelegatePayload, ProgramFile
+from blobstore.formats.pte.parts import DelegatePayload
+from blobstore.formats.pte.program import ProgramFile
 from blobstore.logical.records import Records, is_records
-from blobstore.logical.steps import FLOATS
-from blobstore.logical.updates import LogicalTensors, quoted
+from blobstore.logical.updates import LogicalTensors
+from blobstore.memory.dtypes import FLOATS
 from blobstore.memory.layout import ScalarType
 from blobstore.memory.tensors import scalar_type_of
+from blobstore.text import quoted
 
 __all__ = ["LoadedProgram", "out_of_reach"]
 

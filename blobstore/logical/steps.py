@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -18,12 +17,12 @@ import numpy.typing as npt
 from blobstore.errors import LayoutError, UnsupportedDataError, UpdateError
 from blobstore.logical.records import Operation, Record, Source, Step
 from blobstore.memory.buffers import same_bytes
+from blobstore.memory.dtypes import numpy_dtype, unsigned_dtype
 from blobstore.memory.layout import ScalarType, TensorLayout
-from blobstore.memory.tensors import as_bytes, to_numpy, to_torch
+from blobstore.memory.tensors import as_bytes, in_dim_order, to_numpy, to_torch
 
 __all__ = [
     "DTYPES",
-    "FLOATS",
     "Lookup",
     "Plain",
     "cast",
@@ -45,22 +44,23 @@ Plain: TypeAlias = tuple[npt.NDArray[Any], ScalarType]
 """A contiguous array and its type; bfloat16, which numpy lacks, is the uint16 of its bits."""
 
 DTYPES: dict[ScalarType, np.dtype[Any]] = {
-    ScalarType.BYTE: np.dtype(np.uint8),
-    ScalarType.CHAR: np.dtype(np.int8),
-    ScalarType.SHORT: np.dtype(np.int16),
-    ScalarType.INT: np.dtype(np.int32),
-    ScalarType.LONG: np.dtype(np.int64),
-    ScalarType.HALF: np.dtype(np.float16),
-    ScalarType.FLOAT: np.dtype(np.float32),
-    ScalarType.DOUBLE: np.dtype(np.float64),
-    ScalarType.BOOL: np.dtype(np.bool_),
-    ScalarType.BFLOAT16: np.dtype(np.uint16),
+    **{
+        kind: numpy_dtype(kind)
+        for kind in (
+            ScalarType.BYTE,
+            ScalarType.CHAR,
+            ScalarType.SHORT,
+            ScalarType.INT,
+            ScalarType.LONG,
+            ScalarType.HALF,
+            ScalarType.FLOAT,
+            ScalarType.DOUBLE,
+            ScalarType.BOOL,
+        )
+    },
+    ScalarType.BFLOAT16: unsigned_dtype(ScalarType.BFLOAT16),
 }
-
 """The types that updates take, each with the dtype of its array in a `Plain`."""
-
-FLOATS = frozenset({ScalarType.HALF, ScalarType.BFLOAT16, ScalarType.FLOAT, ScalarType.DOUBLE})
-"""The floating-point types among them."""
 
 _KINDS = {dtype: kind for kind, dtype in DTYPES.items() if kind is not ScalarType.BFLOAT16}
 
@@ -174,8 +174,7 @@ def from_blob(data: memoryview, layout: TensorLayout) -> Plain:
     kind = layout.scalar_type
     if kind not in DTYPES:
         raise UnsupportedDataError(f"weights of type {layout} are not supported")
-    bits = replace(layout, scalar_type=ScalarType.UINT16) if kind is ScalarType.BFLOAT16 else layout
-    return np.ascontiguousarray(to_numpy(data, bits)).reshape(layout.sizes), kind
+    return np.frombuffer(in_dim_order(data, layout), DTYPES[kind]).reshape(layout.sizes), kind
 
 
 def tensor_of(tensor: Plain) -> Any:

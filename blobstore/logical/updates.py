@@ -21,12 +21,14 @@ from blobstore.formats.ptd.manifest import KEY_PREFIX
 from blobstore.logical import steps
 from blobstore.logical.index import EMBEDDED, Index
 from blobstore.logical.records import STATE, Record, Source, is_propagated
-from blobstore.logical.steps import FLOATS, Plain, same_tensors
+from blobstore.logical.steps import Plain, same_tensors
 from blobstore.memory.buffers import same_bytes
+from blobstore.memory.dtypes import FLOATS
 from blobstore.memory.layout import ScalarType
 from blobstore.memory.tensors import as_bytes, scalar_type_of
+from blobstore.text import quoted
 
-__all__ = ["LogicalTensor", "LogicalTensors", "quoted"]
+__all__ = ["LogicalTensor", "LogicalTensors"]
 
 _HASH_KEY = re.compile(r"(scale_)?[0-9a-f]{64}")
 
@@ -405,10 +407,3 @@ def _some(names: Iterable[str], last: str = "and") -> str:
     """At most five names, quoted; two of them with `last` in between."""
     every = list(names)
     return f" {last} ".join(map(quoted, ([name] for name in every))) if len(every) < 3 else quoted(every, most=5)
-
-
-def quoted(names: Iterable[str], *, most: int | None = None) -> str:
-    """Names in quotes, with commas; after `most` of them only the number of the others."""
-    every = list(names)
-    shown = ", ".join(f"'{name}'" for name in every[:most])
-    return shown if most is None or len(every) <= most else f"{shown} and {len(every) - most} others"

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from blobstore.errors import InvalidTagError
 from blobstore.logical.records import Source, Step
 from blobstore.logical.steps import DTYPES
+from blobstore.memory.dtypes import scalar_type_named
 from blobstore.memory.layout import ScalarType
-from blobstore.memory.tensors import scalar_type_of
 from blobstore.store import check_tag
 
 if TYPE_CHECKING:
@@ -109,9 +109,7 @@ def logical_name(name: str) -> str:
 
 def scalar_type(dtype: torch.dtype) -> ScalarType | None:
     """ExecuTorch's number for a dtype; None if updates cannot take it."""
-    import torch
-
-    kind = scalar_type_of(torch.empty(0, dtype=dtype, device="meta"))
+    kind = scalar_type_named(dtype)
     return kind if kind in DTYPES else None
 
 

@@ -17,7 +17,6 @@ import xxhash
 
 from blobstore.errors import BlobStoreError
 from blobstore.logical.records import Source, is_propagated
-from blobstore.logical.steps import FLOATS
 from blobstore.lowering.marks import aliases_of, marks, names_of_tensors
 from blobstore.lowering.names import (
     QUANTIZED,
@@ -29,6 +28,7 @@ from blobstore.lowering.names import (
     scalar_type,
     unwrapped,
 )
+from blobstore.memory.dtypes import FLOATS
 from blobstore.memory.layout import ScalarType
 
 if TYPE_CHECKING:

@@ -12,7 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from blobstore.disk.staging import Progress, ScratchFolder
+from blobstore.disk.progress import Progress
+from blobstore.disk.recovery import ScratchFolder
 from blobstore.errors import KeyConflictError, UnsupportedDataError
 from blobstore.formats.data_map import NamedDataMap
 from blobstore.formats.opening import Format, detect_format

@@ -7,8 +7,10 @@ import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from blobstore.disk.staging import exclusive, named, recover
+from blobstore.disk.locks import exclusive
+from blobstore.disk.recovery import recover
 from blobstore.errors import FileAccessError
+from blobstore.memory.mapped_file import named
 
 __all__ = ["folders", "output_folder"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from dataclasses import dataclass
 
-from blobstore.disk.staging import Progress, check_progress
+from blobstore.disk.progress import Progress, check_progress
 from blobstore.errors import UnsupportedDataError
 from blobstore.formats.data_map import NamedDataMap
 from blobstore.store import check_tag

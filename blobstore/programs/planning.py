@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from blobstore.disk.staging import Progress
+from blobstore.disk.progress import Progress
 from blobstore.errors import KeyConflictError
 from blobstore.formats.data_map import NamedDataMap
 from blobstore.formats.pte.program import Movable, ProgramFile

@@ -207,7 +207,7 @@ class _Campaign:
     def _look_and_repeat(self) -> tuple[Any, str, Any]:
         """What another process sees; why it cannot be used, if so; and what it sees when it has done the same again."""
 
-        from blobstore.disk.staging import recover
+        from blobstore.disk.recovery import recover
 
         def look() -> Any:
             state = self.scenario.look(self.place)

@@ -62,7 +62,7 @@ def test_dedup(run, lowered, tmp_path, stock_run):
     for name in ("short", "long"):
         model.write(tmp_path, name)
     text = run("dedup", "short.pte", "long.pte", "-o", "out")
-    assert "short.pte" in text and "shared.ptd" in text and "saved" in text
+    assert "short.pte" in text and "shared.ptd" in text and "Saved" in text
     outputs = stock_run(tmp_path / "out" / "long.pte", model.inputs(), data_path=tmp_path / "out" / "shared.ptd")
     assert torch.equal(outputs[0], stock_run(tmp_path / "long.pte", model.inputs())[0])
     result = json.loads(
@@ -113,7 +113,7 @@ def test_dedup_tells_what_became_of_an_earlier_run(run, lowered, tmp_path):
     assert (result["kept"], result["replaced"]) == (["out/b.pte"], ["out/a.pte"])
     assert len(result["unused_keys"]) > 2 and result["pruned_keys"] == []
     text = run("dedup", "a.pte", "-o", "out")
-    assert f"{len(result['unused_keys'])} keys are taken by no program" in text and "replaced" in text
+    assert f"{len(result['unused_keys'])} keys are used by no program" in text and "replaced" in text
     pruned = json.loads(run("dedup", "a.pte", "-o", "out", "--prune", "--json"))
     assert sorted(pruned["pruned_keys"]) == sorted(result["unused_keys"]) and pruned["unused_keys"] == []
 

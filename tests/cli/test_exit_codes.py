@@ -189,7 +189,7 @@ def at(place: str, when: str = "interrupt()") -> str:
 IN_MAIN = "threading.current_thread() is threading.main_thread() and interrupt()"
 
 
-@pytest.mark.parametrize("place", ["os:fsync", "os:replace", "blobstore.disk.staging:_Output.write", "json:dumps"])
+@pytest.mark.parametrize("place", ["os:fsync", "os:replace", "blobstore.disk.output:Output.write", "json:dumps"])
 def test_ctrl_c_during_a_save_leaves_nothing(place: str, good: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()

@@ -10,7 +10,7 @@ import torch
 
 import blobstore
 from blobstore import open_ptd
-from blobstore.disk import staging
+from blobstore.disk.recovery import recover
 from blobstore.programs import dedup_programs
 
 
@@ -103,7 +103,7 @@ def test_what_somebody_put_there_since_the_kill_stays(tmp_path):
         (tmp_path / name).write_bytes(b"old")
     subprocess.run([sys.executable, "-c", code, tmp_path], check=True)
     (tmp_path / "c").write_bytes(b"somebody's")
-    staging.recover(tmp_path)
+    recover(tmp_path)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {
         "a": b"new",
         "b": b"new",

@@ -17,7 +17,8 @@ import torch
 import blobstore
 from blobstore import BlobStore, open_ptd
 from blobstore.disk.kinds import Format
-from blobstore.disk.staging import ScratchFolder, Staging
+from blobstore.disk.recovery import ScratchFolder
+from blobstore.disk.staging import Staging
 from blobstore.errors import FileAccessError, OutputPathError
 from blobstore.formats.pte import read_program, write_slim
 from blobstore.memory.mapped_file import Descriptor
@@ -242,7 +243,7 @@ def fail(monkeypatch, call, number, failure):
 def test_a_disk_that_fails_beside_the_writing_is_noticed(tmp_path, monkeypatch):
     """The system reports it once, to the sync in the background; the last sync then succeeds."""
     (tmp_path / "w").write_bytes(b"old")
-    monkeypatch.setattr("blobstore.disk.staging._SYNC", 1000)
+    monkeypatch.setattr("blobstore.disk.output._SYNC", 1000)
     fail(monkeypatch, "fdatasync", 1, errno.EIO)
     with (
         pytest.raises(FileAccessError, match=r"w: Input/output error"),
@@ -315,7 +316,7 @@ def leftovers(folder):
 def test_what_a_killed_process_left_is_removed_by_the_next_one(tmp_path):
     """But not what another process is writing."""
     code = (
-        "import sys, os, pathlib; from blobstore.disk.staging import Staging, ScratchFolder\n"
+        "import sys, os, pathlib; from blobstore.disk.staging import Staging; from blobstore.disk.recovery import ScratchFolder\n"
         "folder = pathlib.Path(sys.argv[1])\n"
         "(folder / 'a').write_bytes(b'old')\n"
         "with Staging() as staging, staging.open(folder / 'a') as file, ScratchFolder(folder) as scratch:\n"

@@ -78,15 +78,15 @@ def tensor(**changes):
         ("[]", "not a JSON object"),
         ("{", "not JSON"),
         ("[" * 100_000, "nested|not JSON"),
-        ('{"a":1,"a":2}', "'a' is there twice"),
+        ('{"a":1,"a":2}', "'a' occurs twice"),
         ({"w": 1}, "lacks"),
         ({"w": {}}, "lacks"),
         ({"w": tensor(data_offsets=[0])}, "lacks"),
-        ({"w": tensor(shape=2)}, "no counts"),
-        ({"w": tensor(shape=[-1])}, "no counts"),
-        ({"w": tensor(shape=[True, 2])}, "no counts"),
-        ({"w": tensor(shape=[2.0])}, "no counts"),
-        ({"w": tensor(data_offsets=[0, 2**64])}, "no counts"),
+        ({"w": tensor(shape=2)}, "non-negative integers"),
+        ({"w": tensor(shape=[-1])}, "non-negative integers"),
+        ({"w": tensor(shape=[True, 2])}, "non-negative integers"),
+        ({"w": tensor(shape=[2.0])}, "non-negative integers"),
+        ({"w": tensor(data_offsets=[0, 2**64])}, "non-negative integers"),
         ({"w": tensor(dtype=3)}, "no text"),
         ({"w": tensor(data_offsets=[8, 0])}, "not within"),
         ({"w": tensor(data_offsets=[8, 16])}, "not within"),
@@ -124,7 +124,7 @@ def test_a_key_that_is_twice_among_very_many(tmp_path):
     raw = ("{" + ",".join(f'"{i}":1' for i in range(200_000)) + ',"199999":1}').encode()
     path = tmp_path / "x.safetensors"
     path.write_bytes(len(raw).to_bytes(8, "little") + raw)
-    with pytest.raises(InvalidFileError, match="key '199999' is there twice"):
+    with pytest.raises(InvalidFileError, match="key '199999' occurs twice"):
         SafetensorsDataMap(path)
 
 

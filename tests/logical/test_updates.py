@@ -19,7 +19,7 @@ from blobstore.errors import (
 )
 from blobstore.formats.ptd.reader import open_ptd
 from blobstore.logical.records import STATE, Operation, Record, Records, Source, Step, records_key
-from blobstore.logical.updates import LogicalTensors, quoted
+from blobstore.logical.updates import LogicalTensors
 from blobstore.memory.layout import ScalarType
 from blobstore.store import BlobStore
 
@@ -247,9 +247,3 @@ def test_copies_are_checked(tmp_path: Path) -> None:
         assert copy.tolist() == [1, 1]
     with pytest.raises(LayoutError, match="shape"):
         known.copy("a", torch.ones(3))
-
-
-def test_lists_of_names() -> None:
-    assert quoted([]) == ""
-    assert quoted(["a", "b"]) == quoted(["a", "b"], most=2) == "'a', 'b'"
-    assert quoted(iter("abcd"), most=2) == "'a', 'b' and 2 others"

@@ -1,4 +1,4 @@
-"""What a program says beside the bytes of its weights, as lines of text: to list and to compare."""
+"""Everything in a program but the bytes of its weights, as lines of text, to list and to compare."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from blobstore.memory.digest import digest
 __all__ = ["describe"]
 
 _SHORT = 32
-"""More bytes than this are told by their digest."""
+"""Longer runs of bytes are described by their digest."""
 
 _PLACES = {"data_buffer_idx", "mutable_data_segments_idx"}
-"""Fields of a tensor that say where its bytes are; the bytes themselves are described."""
+"""Fields of a tensor that say where its bytes lie. They are left out, because the bytes themselves are described."""
 
 
 def describe(program: ProgramFile) -> dict[str, list[str]]:
-    """All parts of a program, each as one line an element; bytes are told by their digests.
+    """All parts of a program, each as one line for each element, with digests for bytes.
 
-    Two programs with equal descriptions compute the same on equal named data, up to what this version does not know
-    (`ProgramFile.unknown`).
+    Two programs with equal descriptions compute the same on equal named data, apart from fields that are unknown to this
+    version (`ProgramFile.unknown`).
 
     Raises:
-        InvalidFileError: the flatbuffer is damaged in a part that nothing else reads.
+        InvalidFileError: the flatbuffer is damaged in a part that is read only here.
     """
     program.root.buffer.renew()
     known = _Digests(program)
@@ -73,7 +73,7 @@ def describe(program: ProgramFile) -> dict[str, list[str]]:
 
 
 class _Digests:
-    """Bytes of a program by their digest; each run of bytes is read once."""
+    """Digests of runs of bytes in a program; each run is read once."""
 
     def __init__(self, program: ProgramFile) -> None:
         self._data = program.data
@@ -112,7 +112,7 @@ def _text(table: Table, contents: Mapping[int, str]) -> str:
 
 
 def _value(table: Table, field: str, kind: Kind, contents: Mapping[int, str]) -> str | None:
-    """A field as text; None where it is absent or what it is by default."""
+    """A field as text; None if it is absent or has its default value."""
     slot = table.slot(field)
     if not slot:
         return None

@@ -188,7 +188,7 @@ def test_the_builder_builds_good_files(tmp_path):
         (table(segments=[]), "'weight' is in segment 0, there are 0"),
         (table(entries=[{**ENTRY, "segment_index": 2}]), "'weight' is in segment 2, there are 2"),
         (table(entries=[{**ENTRY, "segment_index": 2**32 - 1}]), "there are 2"),
-        (table(entries=[ENTRY, ENTRY]), "'weight' is there twice"),
+        (table(entries=[ENTRY, ENTRY]), "'weight' occurs twice"),
         (table(entries=[{"segment_index": 0}]), "no key"),
         (with_layout(sizes=[2, 4]), "'weight' is float.* of 32 bytes, but its segment has 24"),
         (with_layout(sizes=[2, 2]), "16 bytes"),

@@ -97,7 +97,7 @@ def test_short_header_of_the_first_versions(slim, stock_run):
 )
 def test_unknown_fields_of_what_must_change_are_refused(what, change, slim, later_executorch, tmp_path):
     pte = _extend(oracle.one_of_everything(), change, later_executorch)
-    with pytest.raises(UnsupportedProgramError, match=rf"model\.pte: .* {what} has fields that are not known"):
+    with pytest.raises(UnsupportedProgramError, match=rf"model\.pte: .* {what} has unknown fields"):
         slim(pte)
     assert not (tmp_path / "slim.pte").exists()
     target, _, _ = slim(pte, lambda _: False)

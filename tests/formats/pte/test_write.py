@@ -131,7 +131,7 @@ def test_impossible_key(program, key, tmp_path):
 def test_other_key_for_something_with_a_name(program):
     for item in program.movable():
         if item.name:
-            with pytest.raises(UnsupportedProgramError, match=rf"model\.pte: '{item.name}' is known under this name"):
+            with pytest.raises(UnsupportedProgramError, match=rf"model\.pte: '{item.name}' has a recorded name"):
                 Rewrite(program, {item: "other"})
 
 
@@ -158,7 +158,7 @@ def test_bytes_that_no_segment_accounts_for(program, where, tmp_path):
     path = tmp_path / "signed.pte"
     path.write_bytes(data)
     signed = read_program(path)
-    with pytest.raises(UnsupportedProgramError, match="no segment accounts for"):
+    with pytest.raises(UnsupportedProgramError, match="belong to no segment"):
         Rewrite(signed, {})
 
 
