@@ -12,8 +12,8 @@ from blobstore.logical.records import STATE, Record, Records, Source, is_records
 __all__ = ["EMBEDDED", "Index"]
 
 EMBEDDED = (
-    "it is a constant inside the program; give to_executorch() "
-    "ExecutorchBackendConfig(external_constants=True) to have it in a data file"
+    "it is a constant inside the program; pass ExecutorchBackendConfig(external_constants=True) to to_executorch() to move "
+    "it to a data file"
 )
 """The refusal of a tensor that is in no data file."""
 

@@ -36,7 +36,9 @@ _TRAINING = "__et_training_"
 _CONTENT_KEY = re.compile(r"tensor\.[0-9a-f]{32}\..*")
 _HASH = re.compile(rb"(?:scale_)?[0-9a-f]{64}")
 
-_EXTERNAL = "give to_executorch() ExecutorchBackendConfig(external_constants=True), and save_programs() no keep_small"
+_EXTERNAL = (
+    "pass ExecutorchBackendConfig(external_constants=True) to to_executorch(), and no keep_small to save_programs()"
+)
 
 
 @dataclass(frozen=True)
@@ -214,7 +216,7 @@ class LoadedProgram:
                 found.setdefault(method, {}).update(dict.fromkeys(name for name in names if whole or name in shapes))
         for method, inside in found.items():
             if inside:
-                yield f"{self._of(method)} has {_listed(inside)} inside: give BlobStorePartitioner a tag"
+                yield f"{self._of(method)} has {_listed(inside)} inside: pass a tag to BlobStorePartitioner"
 
     def _packed_elsewhere(self, shapes: Mapping[str, Shape | None], *, whole: bool) -> Iterator[str]:
         """Weights that delegates of other backends packed."""
@@ -300,7 +302,7 @@ def _may_be_weight(shape: Shape, *, known: bool) -> bool:
 def _where(inside: bool) -> str:
     if inside:
         return f"inside: {_EXTERNAL}"
-    return "under keys made of their contents: give save_programs() or dedup_programs() names="
+    return "under keys made of their contents: pass names= to save_programs() or dedup_programs()"
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -1,4 +1,4 @@
-"""Which of a model's tensors an update takes, under which names: state, ties, what no state dict has (U1, U3)."""
+"""The names and tensors that an update takes: state, ties, buffers that are not persistent (U1, U3)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ with quiet():
 
 
 class Stateful(nn.Module):
-    """A cache of keys, a counter, running statistics, a buffer of no state dict, and a parameter that nothing uses."""
+    """A cache of keys, a counter, running statistics, a buffer that is not persistent, and an unused parameter."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ def fresh(module: Stateful) -> Stateful:
 
 
 def test_state_is_no_weight(tmp_path: Path) -> None:
-    """A whole state dict is taken; state is passed over, and refused for what it is if it is asked for by name."""
+    """A whole state dict is accepted and state in it skipped; state by name is refused with the reason (U1)."""
     module = seeded(Stateful)
     example = (*inputs(1, 8), torch.tensor([2]))
     with torch.no_grad():
@@ -77,6 +77,8 @@ def test_state_is_no_weight(tmp_path: Path) -> None:
 
 
 def test_buffers_of_no_state_dict_can_be_given(tmp_path: Path) -> None:
+    """A strict state dict may lack them, and an update by name takes them (U1)."""
+
     class Scaled(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -96,7 +98,7 @@ def test_buffers_of_no_state_dict_can_be_given(tmp_path: Path) -> None:
 
 
 class Outside(nn.Module):
-    """A parameter and a buffer that kernels read, one of which no state dict has, and a delegate's layer."""
+    """A parameter and a buffer that kernels read, one of which no state dict has, and a layer for a delegate."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -110,7 +112,7 @@ class Outside(nn.Module):
 
 
 def test_what_a_state_dict_lacks_is_named_wherever_it_is(tmp_path: Path) -> None:
-    """A strict update wants what kernels read as well as what delegates have, but no buffer that no state dict has (U1)."""
+    """A strict update needs what kernels read and what delegates have, but no buffer that is not persistent (U1)."""
     live = Live.make(seeded(Outside), (torch.arange(5),), tmp_path)
     before = live.run().clone()
     state = randomize(live.module, 3)
@@ -144,7 +146,7 @@ class Scaled(nn.Module):
 
 
 def test_tensors_that_were_computed_ahead_are_refused(tmp_path: Path) -> None:
-    """Weights that the program only has a product of would stay as they are (U1)."""
+    """Weights of which the program has only a product would not change (U1)."""
     from executorch.exir.passes.constant_prop_pass import constant_prop_pass
 
     module = seeded(Scaled)
@@ -177,7 +179,7 @@ class Tied(nn.Module):
 
 
 class TiedLayers(nn.Module):
-    """Both of them a delegate's."""
+    """Two tied layers, both in a delegate."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -199,7 +201,7 @@ MAKERS = {
 @pytest.mark.parametrize("strict", [True, False])
 @pytest.mark.parametrize("kind", MAKERS)
 def test_tied_tensors_under_each_name(kind: str, strict: bool, tmp_path: Path) -> None:
-    """Whichever name the exporter keeps; values that contradict each other change nothing."""
+    """Every name works, whichever the exporter kept; contradicting values change nothing (U1, B3)."""
     module = seeded(MAKERS[kind])
     tokens = torch.tensor([1, 2, 3])
     exported = torch.export.export(module, (tokens,), strict=strict)
@@ -235,7 +237,7 @@ def test_tied_tensors_under_each_name(kind: str, strict: bool, tmp_path: Path) -
 
 
 def test_nothing_matches(tmp_path: Path) -> None:
-    """Silence would look like success; names that wrappers changed are recognized."""
+    """An update that would change nothing is an error; names that wrappers changed are recognized (U1)."""
     live = Live.make(seeded(layers), inputs(3, 16), tmp_path)
     generation = live.cache.generation
     wrapped = {f"module.{name}": tensor for name, tensor in live.module.state_dict().items()}

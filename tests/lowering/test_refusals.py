@@ -61,6 +61,7 @@ def live(tmp_path: Path) -> Live:
     ],
 )
 def test_wrong_updates(live: Live, changes: dict[str, Any], error: type[Exception], message: str) -> None:
+    """One wrong entry refuses the whole update; the message names it (B3)."""
     generation = live.cache.generation
     good = {"layers.1.bias": torch.ones(24)}
     with pytest.raises(error, match=message):
@@ -72,6 +73,7 @@ def test_wrong_updates(live: Live, changes: dict[str, Any], error: type[Exceptio
 @pytest.mark.parametrize("name", ["layers.0.weight", "shift"])
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_not_finite(live: Live, name: str, value: float) -> None:
+    """With `finite`, infinities and NaN are refused, in a delegate and outside (B3)."""
     tensor = torch.zeros_like(live.module.state_dict()[name])
     tensor.view(-1)[-1] = value
     with pytest.raises(UpdateError, match=f"'{name}' has values that are not finite"):
@@ -82,6 +84,7 @@ def test_not_finite(live: Live, name: str, value: float) -> None:
 
 
 def test_incomplete_group(tmp_path: Path) -> None:
+    """A blob that is made of several tensors needs all of them (U1)."""
     live = Live.make(seeded(nets.ConvNorm), inputs(2, 3, 6, 6), tmp_path)
     state = live.module.state_dict()
     with pytest.raises(
@@ -94,6 +97,7 @@ def test_incomplete_group(tmp_path: Path) -> None:
 
 
 def test_incomplete_state_dict(live: Live) -> None:
+    """A strict update names what is missing (U1, B3)."""
     state = live.module.state_dict()
     weight = state.pop("layers.0.weight")
     with pytest.raises(UpdateError, match=r"lacks 'layers\.0\.weight'"):
@@ -104,6 +108,7 @@ def test_incomplete_state_dict(live: Live) -> None:
 
 
 def test_constants_inside_the_program(tmp_path: Path) -> None:
+    """A strict update refuses them, and the message says how to move them out (U1)."""
     live = Live.make(seeded(nets.MLP), inputs(3, 16), tmp_path, external_constants=False)
     with pytest.raises(UpdateError, match=r"model\.pte has constants like 'shift' inside: .*external_constants"):
         live.cache.update_state_dict(live.module.state_dict())
@@ -112,6 +117,7 @@ def test_constants_inside_the_program(tmp_path: Path) -> None:
 
 
 def test_stock_keys(tmp_path: Path) -> None:
+    """The message explains that keys of ExecuTorch's own lowering are hashes (U1)."""
     from blobstore.lowering.export import lower
     from blobstore.programs import save_programs
 
@@ -123,6 +129,7 @@ def test_stock_keys(tmp_path: Path) -> None:
 
 
 def test_missing_data(tmp_path: Path) -> None:
+    """A missing blob or file is an error that names the key (B3)."""
     path = lower_through({"forward": (seeded(nets.MLP), inputs(3, 16))}, tmp_path, external_constants=False)
     with pytest.raises(KeyNotFoundError, match=r"layers\.0\.weight@"):
         Program(path).method()
@@ -139,6 +146,8 @@ def test_missing_data(tmp_path: Path) -> None:
 
 
 def test_data_of_another_program(tmp_path: Path) -> None:
+    """Blobs of other sizes are errors, before XNNPACK reads them (B5)."""
+
     class Other(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -166,6 +175,7 @@ def test_data_of_another_program(tmp_path: Path) -> None:
 
 
 def test_without_records(tmp_path: Path) -> None:
+    """A file without records cannot be updated by name, but its programs run (B3)."""
     path = lower_through({"forward": (seeded(nets.MLP), inputs(3, 16))}, tmp_path)
     store = BlobStore()
     data = open_ptd(tmp_path / "model.ptd")
@@ -221,6 +231,7 @@ def test_small_payloads_cost_little(count: int) -> None:
 
 
 def test_damaged_payloads(tmp_path: Path) -> None:
+    """A damaged payload is an error of the library, or runs (B5)."""
     path = lower_through({"forward": (seeded(nets.MLP), inputs(3, 16))}, tmp_path)
     whole = path.read_bytes()
     end = whole.rindex(payload.MAGIC)
@@ -240,6 +251,7 @@ def test_damaged_payloads(tmp_path: Path) -> None:
 
 
 def test_missing_inner_backend(tmp_path: Path) -> None:
+    """The message names the backend (B5)."""
     path = lower_through({"forward": (seeded(nets.MLP), inputs(3, 16))}, tmp_path)
     whole = bytearray(path.read_bytes())
     at = whole.rindex(b"XnnpackBackend")
@@ -251,6 +263,7 @@ def test_missing_inner_backend(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("tag", ["a/b", "", ".."])
 def test_tags(tag: str) -> None:
+    """What is not a plain file name is refused when the partitioner is made (W2)."""
     with pytest.raises(InvalidTagError):
         BlobStorePartitioner(XnnpackPartitioner(), tag=tag)
 
@@ -268,13 +281,14 @@ def test_tags(tag: str) -> None:
     ids=["list", "tuple", "class", "none", "name", "twice"],
 )
 def test_wrong_partitioners(inner: Any, message: str) -> None:
-    """A wrong argument is an error where it is given, not inside ExecuTorch's lowering (W2)."""
+    """A wrong argument is an error where it is passed, not inside ExecuTorch's lowering (W2)."""
     with pytest.raises(UnsupportedDataError, match=message):
         BlobStorePartitioner(inner)
 
 
 @pytest.mark.parametrize("tag", [5, b"model", ["model"], "a\0b"])
 def test_tags_of_other_types(tag: Any) -> None:
+    """They are refused when the partitioner is made (W2)."""
     with pytest.raises(InvalidTagError):
         BlobStorePartitioner(XnnpackPartitioner(), tag=tag)
 
@@ -283,11 +297,13 @@ def test_tags_of_other_types(tag: Any) -> None:
     "inner", [None, "XnnpackBackend", XnnpackPartitioner(), object()], ids=lambda inner: type(inner).__name__
 )
 def test_wrong_inner_backends(inner: Any) -> None:
+    """They are refused when they are registered (W2)."""
     with pytest.raises(UnsupportedDataError, match="expected an object with a backend_id and a preprocess"):
         register_inner(inner)
 
 
 def test_what_no_partitioner_partitioned_is_not_lowered() -> None:
+    """Nor is what another process partitioned (W2)."""
     program = torch.export.export(nn.Linear(4, 4), inputs(1, 4))
     with pytest.raises(UnsupportedOperationError, match="only what a BlobStorePartitioner partitioned"):
         BlobStoreBackend.preprocess(program, [])
@@ -296,6 +312,8 @@ def test_what_no_partitioner_partitioned_is_not_lowered() -> None:
 
 
 def test_backends_that_cannot_be_wrapped() -> None:
+    """The message lists those that can (W2)."""
+
     class Elsewhere(XnnpackPartitioner):  # type: ignore[misc]
         def partition(self, exported_program: Any) -> Any:
             result = super().partition(exported_program)
@@ -313,13 +331,14 @@ def test_backends_that_cannot_be_wrapped() -> None:
 
 
 def test_tag_functions_are_checked(tmp_path: Path) -> None:
+    """Their results are checked when the graph is partitioned (W2)."""
     with pytest.raises(InvalidTagError):
         lower_through({"forward": (seeded(nets.MLP), inputs(3, 16))}, tmp_path, tag=lambda name: "a/b")
     assert write is not None
 
 
 def test_an_initialization_that_fails_does_not_disturb_others(tmp_path: Path) -> None:
-    """XNNPACK's cache of packed weights is left open by it, and would refuse every other delegate."""
+    """It leaves XNNPACK's cache of packed weights open, which would refuse every other delegate (U1)."""
     live = Live.make(seeded(nets.MLP), inputs(3, 16), tmp_path)
     live.check()
     bad = bytearray(live.program.path.read_bytes())

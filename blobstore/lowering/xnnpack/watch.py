@@ -30,7 +30,8 @@ from blobstore.memory.layout import ScalarType
 __all__ = ["watched"]
 
 _Proved: TypeAlias = tuple[Record | Refusal | None, str]
-"""The record of a blob, or why there is none; None if nothing is known. And the tensor that chooses the blob's file."""
+"""The record of a blob, why it has none, or None if its tensor is unknown; and the name of the tensor that `NameTable.tag`
+takes for the blob's file."""
 
 _lock = threading.Lock()
 _current = threading.local()
