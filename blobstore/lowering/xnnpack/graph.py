@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from blobstore.errors import InvalidKeyError
 from blobstore.formats.payload import VERSION_SIZE, Constant, find_places
 from blobstore.groups import Groups
 
@@ -59,12 +60,15 @@ def constants_of_payload(
         keys: the key and the size of each constant, by its index.
         groups: the group of each constant, by its index. Constants of one key are one blob, which joins their groups.
         packed: the indices of constants that operators only pack.
+
+    Raises:
+        InvalidKeyError: a key has no room for a version.
     """
     first: dict[str, tuple[int, int]] = {}
     joined: Groups[int] = Groups()
     for index, (key, nbytes) in keys.items():
         if len(key.encode()) < VERSION_SIZE:
-            raise ValueError(f"key {key!r} has no room for a version")
+            raise InvalidKeyError(f"key {key!r} is too short: its last {VERSION_SIZE} bytes must be replaceable")
         group, _ = first.setdefault(key, (groups[index], nbytes))
         joined.join((group, groups[index]))
     read = {key for index, (key, _) in keys.items() if index not in packed}
