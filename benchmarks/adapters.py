@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.harness import Row, flush, ratio_row, settle, show, side_by_side
+from benchmarks.harness import Row, flush, mib, ratio_row, settle, show, side_by_side
 from benchmarks.lowered import in_process, save, save_plain
 from blobstore import open_ptd
 from blobstore.adapters import AdapterTags, load_adapter, save_adapter
@@ -161,7 +161,7 @@ def _two(folder: Path) -> Iterator[Row]:
         used = median(in_process(_TWO, str(folder), how) for _ in range(3))
         yield Row(
             f"two adapters in use, {what}: anonymous memory beyond one",
-            f"{used / (own + packed):.2f} x the adapter and its packed form ({own / 2**20:.2f} + {packed / 2**20:.2f} MiB)",
+            f"{used / (own + packed):.2f} x the adapter and its packed form ({mib(own, 2)} + {mib(packed, 2)})",
             "at most 1.2 x",
             used <= 1.2 * (own + packed),
         )

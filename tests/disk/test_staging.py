@@ -5,113 +5,19 @@ import gc
 import os
 import signal
 import stat
-import subprocess
 import sys
 import warnings
 from pathlib import Path
 
 import pytest
-import safetensors.torch
-import torch
 
 import blobstore
-from blobstore import BlobStore, open_ptd
-from blobstore.disk.kinds import Format
 from blobstore.disk.recovery import ScratchFolder
 from blobstore.disk.staging import Staging
 from blobstore.errors import FileAccessError, OutputPathError
-from blobstore.formats.pte import read_program, write_slim
 from blobstore.memory.mapped_file import Descriptor
-from blobstore.programs import dedup_programs, save_programs
-from blobstore.tools.convert import convert
-
-
-def save(path, value=1.0):
-    blobstore.save_file({"w": torch.full((8,), value)}, path)
-
-
-def group(folder, content=b"new"):
-    with Staging() as staging:
-        for name in "abc":
-            with staging.open(folder / name) as file:
-                file.write(content)
-
-
-def files(folder):
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
-
-
-# What a file is replaced by
-
-
-@pytest.fixture
-def each_kind(tmp_path, lowered):
-    """A file of each format, and one that is none of ours."""
-    (tmp_path / "kinds").mkdir()
-    made = {kind: tmp_path / "kinds" / kind for kind in ("pte", "ptd", "safetensors", "html", "text")}
-    made["pte"].write_bytes(lowered.mlp().pte)
-    save(made["ptd"])
-    safetensors.torch.save_file({"w": torch.zeros(2)}, made["safetensors"])
-    made["html"].write_text("\n<!DOCTYPE html><title>x</title>")
-    made["text"].write_text("a letter of some length, which nobody wants to lose")
-    return made
-
-
-def writers(source, lowered):
-    """Functions that write a file, by the format that they write."""
-    program = read_program(source / "pte")
-    store = BlobStore()
-    store.add("k", b"1")
-    (source / "st.safetensors").write_bytes((source / "safetensors").read_bytes())
-    return [
-        ("ptd", save),
-        ("ptd", store.write_ptd),
-        ("ptd", lambda path: convert(source / "st.safetensors", path)),
-        ("safetensors", lambda path: convert(source / "ptd", path)),
-        ("pte", lambda path: write_slim(program, path, {})),
-        ("ptd", lambda path: dedup_programs([source / "pte"], path.parent, data_name=path.name)),
-        ("pte", lambda path: save_programs({path.name: lowered.mlp().manager}, path.parent)),
-    ]
-
-
-def test_a_file_of_another_format_is_not_replaced(each_kind, tmp_path, lowered):
-    """Whatever it is called: what counts is what is in it."""
-    out = tmp_path / "out"
-    for number, (kind, write) in enumerate(writers(tmp_path / "kinds", lowered)):
-        for other, path in each_kind.items():
-            out.mkdir()
-            ending = ".pte" if number == 6 else f".{kind}" if number == 5 else ""
-            target = out / f"target{ending}"
-            target.write_bytes(path.read_bytes())
-            if other == kind and number != 5:
-                write(target)
-            else:
-                with pytest.raises(OutputPathError, match=r"out/target.*: this"):
-                    write(target)
-                assert files(out) == {target.name: path.read_bytes()}
-            for file in out.iterdir():
-                file.unlink()
-            out.rmdir()
-
-
-def test_an_empty_file_is_nothing_to_lose(tmp_path):
-    (tmp_path / "w.ptd").touch()
-    save(tmp_path / "w.ptd")
-    assert blobstore.load_file(tmp_path / "w.ptd")["w"].tolist() == [1.0] * 8
-
-
-def test_what_is_no_file_is_never_replaced(tmp_path):
-    os.mkfifo(tmp_path / "pipe")
-    for force in (False, True):
-        with pytest.raises(FileAccessError, match="not a regular file"):
-            BlobStore().write_ptd(tmp_path / "pipe", force=force)
-    assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
-
-
-def test_force_replaces_anything(each_kind, tmp_path):
-    for path in each_kind.values():
-        BlobStore().write_ptd(path, force=True)
-        assert len(open_ptd(path)) == 0
+from blobstore.programs import dedup_programs
+from tests.disk.outputs import fail, files, group, leftovers, save
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o640, 0o644, 0o666, 0o400])
@@ -227,34 +133,6 @@ def test_every_folder_is_synced(lowered, tmp_path, calls):
     assert sorted(calls[last + 1 :]) == [("fsync", "out"), ("fsync", "v1"), ("fsync", "v2")]
 
 
-def fail(monkeypatch, call, number, failure):
-    """The call fails the given time, counted from 1, and never again."""
-    real, count = getattr(os, call), []
-
-    def failing(*arguments, **options):
-        count.append(None)
-        if len(count) == number:
-            raise OSError(failure, os.strerror(failure))
-        return real(*arguments, **options)
-
-    monkeypatch.setattr(os, call, failing)
-
-
-def test_a_disk_that_fails_beside_the_writing_is_noticed(tmp_path, monkeypatch):
-    """The system reports it once, to the sync in the background; the last sync then succeeds."""
-    (tmp_path / "w").write_bytes(b"old")
-    monkeypatch.setattr("blobstore.disk.output._SYNC", 1000)
-    fail(monkeypatch, "fdatasync", 1, errno.EIO)
-    with (
-        pytest.raises(FileAccessError, match=r"w: Input/output error"),
-        Staging() as staging,
-        staging.open(tmp_path / "w") as file,
-    ):
-        file.write(bytes(2 << 20))
-        file.write(bytes(2 << 20))
-    assert files(tmp_path) == {"w": b"old"}
-
-
 @pytest.mark.parametrize("number", range(1, 8))
 def test_a_sync_that_fails_leaves_the_old_files(tmp_path, monkeypatch, number):
     """Of each of three files, of the journal between two of the folder, and of the folder in the end."""
@@ -307,43 +185,6 @@ def test_temporary_files_are_new_and_their_names_unpredictable(tmp_path, monkeyp
         group(tmp_path)
     assert len(names) == 80 and all(len(name) > 30 for name in names)
     assert all(flags)
-
-
-def leftovers(folder):
-    return [path.name for path in folder.rglob("*") if path.name.startswith((".blobstore-", ".lowered-"))]
-
-
-def test_what_a_killed_process_left_is_removed_by_the_next_one(tmp_path):
-    """But not what another process is writing."""
-    code = (
-        "import sys, os, pathlib; from blobstore.disk.staging import Staging; from blobstore.disk.recovery import ScratchFolder\n"
-        "folder = pathlib.Path(sys.argv[1])\n"
-        "(folder / 'a').write_bytes(b'old')\n"
-        "with Staging() as staging, staging.open(folder / 'a') as file, ScratchFolder(folder) as scratch:\n"
-        "    (scratch / 'x').write_bytes(b'x'); file.write(b'half'); print('ready', flush=True); sys.stdin.read()\n"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", code, tmp_path], stdout=subprocess.PIPE, stdin=subprocess.PIPE
-    ) as process:
-        assert process.stdout.readline() == b"ready\n"
-        left = leftovers(tmp_path)
-        assert len(left) == 2
-        save(tmp_path / "other.ptd")
-        assert sorted(leftovers(tmp_path)) == sorted(left)
-        process.kill()
-    save(tmp_path / "other.ptd")
-    assert leftovers(tmp_path) == []
-    assert (tmp_path / "a").read_bytes() == b"old"
-
-
-def test_only_files_of_ours_are_swept(tmp_path):
-    for name in (".blobstore-notes.tmp", "x.tmp", ".blobstore-0123456789abcdef01234567.tmp.bak"):
-        (tmp_path / name).write_text("a user's")
-    (tmp_path / "precious").write_text("precious")
-    (tmp_path / ".blobstore-0123456789abcdef01234567.tmp").symlink_to(tmp_path / "precious")
-    save(tmp_path / "w.ptd")
-    assert len(list(tmp_path.iterdir())) == 6
-    assert (tmp_path / "precious").read_text() == "precious"
 
 
 # Exceptions that come from outside
@@ -493,20 +334,3 @@ def test_signals_at_any_moment_of_many_saves(tmp_path, quiet):
     group(tmp_path)
     assert leftovers(tmp_path) == []
     assert descriptors() == before
-
-
-def test_a_scratch_folder_goes(tmp_path):
-    with pytest.raises(Boom), ScratchFolder(tmp_path) as folder:
-        (folder / "sub").mkdir()
-        (folder / "sub" / "file").write_bytes(b"x")
-        raise Boom
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_the_kind_of_a_page(tmp_path):
-    with Staging() as staging, staging.open(tmp_path / "p", kind=Format.HTML) as file:
-        file.write(b"<!doctype html>")
-    with Staging() as staging, staging.open(tmp_path / "p", kind=Format.HTML) as file:
-        file.write(b"<html>")
-    with pytest.raises(OutputPathError, match="an HTML page"):
-        save(tmp_path / "p")

@@ -87,7 +87,7 @@ def tensor(**changes):
         ({"w": tensor(shape=[True, 2])}, "non-negative integers"),
         ({"w": tensor(shape=[2.0])}, "non-negative integers"),
         ({"w": tensor(data_offsets=[0, 2**64])}, "non-negative integers"),
-        ({"w": tensor(dtype=3)}, "no text"),
+        ({"w": tensor(dtype=3)}, "must have a str as dtype"),
         ({"w": tensor(data_offsets=[8, 0])}, "not within"),
         ({"w": tensor(data_offsets=[8, 16])}, "not within"),
         ({"w": tensor(shape=[3])}, "12 bytes, but has 8"),

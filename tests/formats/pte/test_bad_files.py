@@ -136,7 +136,7 @@ def test_files(tmp_path):
 @pytest.mark.parametrize(
     ("offset", "format_", "value", "match"),
     [
-        (12, "<I", 23, "has 23 bytes, at least 24"),
+        (12, "<I", 23, "has 23 bytes, expected at least 24"),
         (12, "<I", 2**32 - 1, "does not fit"),
         (16, "<Q", 2**64 - 1, "truncated"),
         (16, "<Q", 8, "does not fit"),

@@ -144,7 +144,7 @@ def test_one_key_for_two_contents(program):
 
 def test_move_of_another_program(program):
     other = ProgramFile("other.pte", program.data)
-    with pytest.raises(UnsupportedProgramError, match="of another program"):
+    with pytest.raises(UnsupportedProgramError, match="belongs to another program"):
         Rewrite(program, _moves(other))
 
 

@@ -1,4 +1,4 @@
-"""A process that is killed before any call of a group of outputs (D1, W1): the next one finds it old or new, whole."""
+"""What a killed process left is finished or removed by the next one, wherever it was killed (B5, D1, W1)."""
 
 import json
 import shutil
@@ -8,10 +8,10 @@ import sys
 import pytest
 import torch
 
-import blobstore
 from blobstore import open_ptd
-from blobstore.disk.recovery import recover
+from blobstore.disk.recovery import ScratchFolder, recover
 from blobstore.programs import dedup_programs
+from tests.disk.outputs import leftovers, save
 
 
 def job(name, folder):
@@ -112,26 +112,42 @@ def test_what_somebody_put_there_since_the_kill_stays(tmp_path):
     }
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        b"",
-        b"[",
-        b"[" * 100000,
-        b"[]",
-        b"\xff",
-        b'{"blobstore.journal": 2}',
-        b'{"blobstore.journal": 1, "folders": [], "files": []}',
-        b'{"blobstore.journal": 1, "folders": ["."], "files": [{"place": "precious", "temporary": "theirs", "backup": '
-        b'"theirs", "before": null, "after": null}]}',
-        b'{"blobstore.journal": 1, "folders": ["."], "files": [{"place": "precious", "temporary": 5}]}',
-    ],
-)
-def test_a_file_that_is_no_journal_of_ours_changes_nothing(tmp_path, text):
+def test_what_a_killed_process_left_is_removed_by_the_next_one(tmp_path):
+    """But not what another process is writing."""
+    code = (
+        "import sys, os, pathlib; from blobstore.disk.staging import Staging; from blobstore.disk.recovery import ScratchFolder\n"
+        "folder = pathlib.Path(sys.argv[1])\n"
+        "(folder / 'a').write_bytes(b'old')\n"
+        "with Staging() as staging, staging.open(folder / 'a') as file, ScratchFolder(folder) as scratch:\n"
+        "    (scratch / 'x').write_bytes(b'x'); file.write(b'half'); print('ready', flush=True); sys.stdin.read()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, tmp_path], stdout=subprocess.PIPE, stdin=subprocess.PIPE
+    ) as process:
+        assert process.stdout.readline() == b"ready\n"
+        left = leftovers(tmp_path)
+        assert len(left) == 2
+        save(tmp_path / "other.ptd")
+        assert sorted(leftovers(tmp_path)) == sorted(left)
+        process.kill()
+    save(tmp_path / "other.ptd")
+    assert leftovers(tmp_path) == []
+    assert (tmp_path / "a").read_bytes() == b"old"
+
+
+def test_only_files_of_ours_are_swept(tmp_path):
+    for name in (".blobstore-notes.tmp", "x.tmp", ".blobstore-0123456789abcdef01234567.tmp.bak"):
+        (tmp_path / name).write_text("a user's")
     (tmp_path / "precious").write_text("precious")
-    (tmp_path / "theirs").write_text("theirs")
-    (tmp_path / ".blobstore-0123456789abcdef01234567.journal").write_bytes(text)
-    (tmp_path / ".blobstore-000000000000000000000000.journal").symlink_to(tmp_path / "precious")
-    blobstore.save_file({"w": torch.ones(2)}, tmp_path / "w.ptd")
+    (tmp_path / ".blobstore-0123456789abcdef01234567.tmp").symlink_to(tmp_path / "precious")
+    save(tmp_path / "w.ptd")
+    assert len(list(tmp_path.iterdir())) == 6
     assert (tmp_path / "precious").read_text() == "precious"
-    assert (tmp_path / "theirs").read_text() == "theirs"
+
+
+def test_a_scratch_folder_goes(tmp_path):
+    with pytest.raises(KeyError), ScratchFolder(tmp_path) as folder:
+        (folder / "sub").mkdir()
+        (folder / "sub" / "file").write_bytes(b"x")
+        raise KeyError
+    assert list(tmp_path.iterdir()) == []
