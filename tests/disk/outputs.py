@@ -1,4 +1,4 @@
-"""What tests of outputs share: writing files, looking at them, and system calls that fail."""
+"""Helpers for tests of outputs: writing files, reading them back, and system calls that fail."""
 
 import os
 
@@ -28,7 +28,7 @@ def leftovers(folder):
 
 
 def fail(monkeypatch, call, number, failure):
-    """The call fails the given time, counted from 1, and never again."""
+    """Make a system call fail once, at this number, counted from 1."""
     real, count = getattr(os, call), []
 
     def failing(*arguments, **options):

@@ -64,6 +64,7 @@ def test_a_group_with_an_undone_rename_is_undone(tmp_path):
 
 
 def test_a_group_is_undone_if_a_rename_fails_again(tmp_path, monkeypatch):
+    """The old files return from their backups."""
     moves = [staged(tmp_path, "a"), staged(tmp_path, "b")]
     real = os.replace
 
@@ -88,6 +89,7 @@ def test_a_file_that_was_put_there_after_the_kill_stays(tmp_path):
 
 
 def test_leftovers_are_the_copies_the_temporary_files_and_the_backups(tmp_path):
+    """In the order of their removal: the first copy of the journal goes first."""
     moves = [staged(tmp_path / "a", "x"), staged(tmp_path / "b", "y")]
     journal = Journal(moves, [tmp_path / "a", tmp_path / "b"])
     assert list(journal.leftovers("name")) == [
@@ -109,6 +111,7 @@ def test_a_journal_names_only_temporary_files_of_the_library(tmp_path, name):
 
 
 def test_a_link_is_not_read_as_a_journal(tmp_path):
+    """It could lead to a file of another user."""
     move = staged(tmp_path, "x")
     (tmp_path / "text").write_bytes(Journal([move], [tmp_path]).text(tmp_path))
     link = tmp_path / journal_name()
@@ -118,6 +121,7 @@ def test_a_link_is_not_read_as_a_journal(tmp_path):
 
 
 def test_a_missing_folder_cannot_be_synced(tmp_path):
+    """An existing one can, where the file system supports it."""
     sync_folder(tmp_path)
     with pytest.raises(FileNotFoundError):
         sync_folder(tmp_path / "missing")
@@ -138,7 +142,8 @@ def test_a_missing_folder_cannot_be_synced(tmp_path):
         b'{"blobstore.journal": 1, "folders": ["."], "files": [{"place": "precious", "temporary": 5}]}',
     ],
 )
-def test_a_file_that_is_no_journal_of_ours_changes_nothing(tmp_path, text):
+def test_a_malformed_journal_changes_nothing(tmp_path, text):
+    """The next writer ignores it."""
     (tmp_path / "precious").write_text("precious")
     (tmp_path / "theirs").write_text("theirs")
     (tmp_path / ".blobstore-0123456789abcdef01234567.journal").write_bytes(text)

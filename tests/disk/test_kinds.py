@@ -39,6 +39,7 @@ def test_a_format_is_recognized_by_the_first_bytes(head, expected, tmp_path):
 
 
 def test_an_empty_file_has_no_format(tmp_path):
+    """It is malformed in every format."""
     (tmp_path / "x.ptd").touch()
     with pytest.raises(InvalidFileError, match="empty"):
         detect_format(tmp_path / "x.ptd")
@@ -59,19 +60,19 @@ def test_what_may_be_replaced(tmp_path):
 
 @pytest.fixture
 def each_kind(tmp_path, lowered):
-    """A file of each format, and one that is none of ours."""
+    """A file of each format, and one of an unknown format."""
     (tmp_path / "kinds").mkdir()
     made = {kind: tmp_path / "kinds" / kind for kind in ("pte", "ptd", "safetensors", "html", "text")}
     made["pte"].write_bytes(lowered.mlp().pte)
     save(made["ptd"])
     safetensors.torch.save_file({"w": torch.zeros(2)}, made["safetensors"])
     made["html"].write_text("\n<!DOCTYPE html><title>x</title>")
-    made["text"].write_text("a letter of some length, which nobody wants to lose")
+    made["text"].write_text("a letter of some length, which must not be lost")
     return made
 
 
 def writers(source, lowered):
-    """Functions that write a file, by the format that they write."""
+    """Functions that write a file, each with the format that it writes."""
     program = read_program(source / "pte")
     store = BlobStore()
     store.add("k", b"1")
@@ -88,7 +89,7 @@ def writers(source, lowered):
 
 
 def test_a_file_of_another_format_is_not_replaced(each_kind, tmp_path, lowered):
-    """Whatever it is called: what counts is what is in it."""
+    """Its contents decide, not its name."""
     out = tmp_path / "out"
     for number, (kind, write) in enumerate(writers(tmp_path / "kinds", lowered)):
         for other, path in each_kind.items():
@@ -107,13 +108,15 @@ def test_a_file_of_another_format_is_not_replaced(each_kind, tmp_path, lowered):
             out.rmdir()
 
 
-def test_an_empty_file_is_nothing_to_lose(tmp_path):
+def test_an_empty_file_may_be_replaced(tmp_path):
+    """There is nothing to lose."""
     (tmp_path / "w.ptd").touch()
     save(tmp_path / "w.ptd")
     assert blobstore.load_file(tmp_path / "w.ptd")["w"].tolist() == [1.0] * 8
 
 
-def test_what_is_no_file_is_never_replaced(tmp_path):
+def test_a_pipe_is_never_replaced(tmp_path):
+    """Not even with force."""
     os.mkfifo(tmp_path / "pipe")
     for force in (False, True):
         with pytest.raises(FileAccessError, match="not a regular file"):
@@ -121,13 +124,15 @@ def test_what_is_no_file_is_never_replaced(tmp_path):
     assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
 
 
-def test_force_replaces_anything(each_kind, tmp_path):
+def test_force_replaces_a_file_of_any_format(each_kind, tmp_path):
+    """Also one of an unknown format."""
     for path in each_kind.values():
         BlobStore().write_ptd(path, force=True)
         assert len(open_ptd(path)) == 0
 
 
-def test_the_kind_of_a_page(tmp_path):
+def test_a_page_is_replaced_only_by_a_page(tmp_path):
+    """In both spellings of its head."""
     with Staging() as staging, staging.open(tmp_path / "p", kind=Format.HTML) as file:
         file.write(b"<!doctype html>")
     with Staging() as staging, staging.open(tmp_path / "p", kind=Format.HTML) as file:

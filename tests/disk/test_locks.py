@@ -40,7 +40,8 @@ def test_shared_locks_do_not_exclude_each_other(tmp_path):
     assert not third.take(tmp_path)
 
 
-def test_exclusive_keeps_others_out_and_lets_go_after_an_error(tmp_path):
+def test_exclusive_keeps_others_out_and_is_released_after_an_error(tmp_path):
+    """The next caller can enter."""
     for _ in range(2):
         try:
             with exclusive(tmp_path):

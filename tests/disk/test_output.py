@@ -22,7 +22,7 @@ def test_progress_follows_every_write_up_to_the_total(tmp_path):
 
 
 def test_an_existing_file_or_link_is_never_opened(tmp_path):
-    """Nobody can plant a file under a temporary name."""
+    """No file can be planted under a temporary name."""
     (tmp_path / "x").write_bytes(b"old")
     (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
     for name in ("x", "link"):
@@ -45,8 +45,8 @@ def test_bytes_are_synced_while_more_are_written(tmp_path, monkeypatch):
         assert synced == [output.fileno()]
 
 
-def test_a_disk_that_fails_beside_the_writing_is_noticed(tmp_path, monkeypatch):
-    """The system reports it once, to the sync in the background; the last sync then succeeds."""
+def test_a_disk_failure_in_the_background_is_reported(tmp_path, monkeypatch):
+    """The system reports the failure once, to the sync in the background; the last sync then succeeds."""
     (tmp_path / "w").write_bytes(b"old")
     monkeypatch.setattr("blobstore.disk.output._SYNC", 1000)
     fail(monkeypatch, "fdatasync", 1, errno.EIO)

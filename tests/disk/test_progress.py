@@ -14,5 +14,6 @@ def test_callables_with_three_arguments_are_accepted(progress):
 
 @pytest.mark.parametrize("progress", [5, "text", lambda: None, lambda what, done: None, lambda a, b, c, d: None])
 def test_anything_else_is_refused_with_the_expected_call(progress):
+    """The message shows how it would be called."""
     with pytest.raises(UnsupportedDataError, match=r"callable as progress\(what, done, total\)"):
         check_progress(progress)

@@ -1,4 +1,4 @@
-"""Output files: the old one or the new one, on the disk, and nothing else beside it, whatever happens (B5)."""
+"""Output files (B5): the old one or the new one, on the disk, with nothing left beside it, whatever happens."""
 
 import errno
 import gc
@@ -22,7 +22,7 @@ from tests.disk.outputs import fail, files, group, leftovers, save
 
 @pytest.mark.parametrize("mode", [0o600, 0o640, 0o644, 0o666, 0o400])
 def test_a_file_keeps_its_mode(tmp_path, mode):
-    """All of them, of programs too; another new file follows the umask."""
+    """A replaced file keeps its mode; for a new one the umask applies."""
     path = tmp_path / "w.ptd"
     save(path)
     path.chmod(mode)
@@ -52,6 +52,7 @@ def test_a_private_file_is_never_readable_by_others(tmp_path, monkeypatch):
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root may give files away")
 def test_root_keeps_the_owner(tmp_path):
+    """Of a file that is replaced."""
     save(tmp_path / "w.ptd")
     os.chown(tmp_path / "w.ptd", 12345, 54321)
     save(tmp_path / "w.ptd", 2.0)
@@ -60,12 +61,12 @@ def test_root_keeps_the_owner(tmp_path):
 
 
 def test_a_link_stays_a_link(tmp_path):
-    """The file that it leads to is replaced, in its own folder, and whole."""
+    """The file that it leads to is replaced, in its own folder."""
     (tmp_path / "data").mkdir()
     (tmp_path / "links").mkdir()
     save(tmp_path / "data" / "w.ptd")
     (tmp_path / "links" / "w.ptd").symlink_to("../data/w.ptd")
-    (tmp_path / "links" / "new.ptd").symlink_to("../data/new.ptd")  # leads to nothing yet
+    (tmp_path / "links" / "new.ptd").symlink_to("../data/new.ptd")  # its target does not exist yet
     for name in ("w.ptd", "new.ptd"):
         save(tmp_path / "links" / name, 2.0)
         assert (tmp_path / "links" / name).is_symlink()
@@ -85,7 +86,7 @@ def test_a_link_stays_a_link(tmp_path):
 
 @pytest.fixture
 def calls(monkeypatch):
-    """What is asked of the system, in order: (call, file name)."""
+    """The system calls, in order: (call, file name)."""
     seen = []
 
     def name(descriptor):
@@ -107,7 +108,7 @@ def calls(monkeypatch):
 
 
 def test_files_are_on_the_disk_before_their_names_are(tmp_path, calls):
-    """All contents, then the journal, then all names, then the folder: a power cut at any moment leaves a whole group."""
+    """First all contents, then the journal, then all names, then the folder: a power cut at any moment leaves a complete group."""
     out = tmp_path / "out"
     out.mkdir()
     group(out)
@@ -126,6 +127,7 @@ def test_files_are_on_the_disk_before_their_names_are(tmp_path, calls):
 
 
 def test_every_folder_is_synced(lowered, tmp_path, calls):
+    """After the last rename."""
     for name in ("v1", "v2"):
         lowered.mlp().write(tmp_path / "in" / name, "m")
     dedup_programs(tmp_path / "in", tmp_path / "out")
@@ -135,7 +137,7 @@ def test_every_folder_is_synced(lowered, tmp_path, calls):
 
 @pytest.mark.parametrize("number", range(1, 8))
 def test_a_sync_that_fails_leaves_the_old_files(tmp_path, monkeypatch, number):
-    """Of each of three files, of the journal between two of the folder, and of the folder in the end."""
+    """The syncs are of three files, of the folder, of the journal, of the folder, and of the folder at the end."""
     group(tmp_path, b"old")
     fail(monkeypatch, "fsync", number, errno.EIO)
     with pytest.raises(FileAccessError, match=r": Input/output error") as raised:
@@ -144,8 +146,8 @@ def test_a_sync_that_fails_leaves_the_old_files(tmp_path, monkeypatch, number):
     assert files(tmp_path) == dict.fromkeys("abc", b"old")
 
 
-def test_a_folder_that_cannot_be_synced_at_all_is_no_error(tmp_path, monkeypatch):
-    """Some file systems cannot; no call could do better there."""
+def test_a_folder_that_cannot_be_synced_is_not_an_error(tmp_path, monkeypatch):
+    """Some file systems do not support it."""
     for number in (4, 6, 7):
         fail(monkeypatch, "fsync", number, errno.EINVAL)
     group(tmp_path)
@@ -155,8 +157,8 @@ def test_a_folder_that_cannot_be_synced_at_all_is_no_error(tmp_path, monkeypatch
 # Clean-up
 
 
-def test_a_clean_up_that_fails_is_no_error(tmp_path, monkeypatch):
-    """What was asked for is done."""
+def test_a_clean_up_that_fails_is_not_an_error(tmp_path, monkeypatch):
+    """The outputs are in place."""
     group(tmp_path, b"old")
 
     def refuse(*arguments, **options):
@@ -166,11 +168,12 @@ def test_a_clean_up_that_fails_is_no_error(tmp_path, monkeypatch):
     group(tmp_path)
     monkeypatch.undo()
     assert [(tmp_path / name).read_bytes() for name in "abc"] == [b"new"] * 3
-    group(tmp_path, b"newer")  # removes what was left, too
+    group(tmp_path, b"newer")  # also removes the leftovers
     assert files(tmp_path) == dict.fromkeys("abc", b"newer")
 
 
 def test_temporary_files_are_new_and_their_names_unpredictable(tmp_path, monkeypatch):
+    """They are created exclusively."""
     names, flags = set(), []
     real = os.open
 
@@ -187,16 +190,16 @@ def test_temporary_files_are_new_and_their_names_unpredictable(tmp_path, monkeyp
     assert all(flags)
 
 
-# Exceptions that come from outside
+# Exceptions from signal handlers
 
 
 class Boom(BaseException):
-    """As KeyboardInterrupt comes: out of a signal handler, at any moment."""
+    """An exception like KeyboardInterrupt, which a signal handler can raise at any moment."""
 
 
 @pytest.fixture
 def quiet(monkeypatch):
-    """Collections do not look at what is there already, all of torch; exceptions in finalizers keep nothing alive."""
+    """Garbage collections skip existing objects, such as all of torch; exceptions in finalizers keep nothing alive."""
     monkeypatch.setattr(sys, "unraisablehook", lambda unraisable: None)
     gc.collect()
     gc.freeze()
@@ -206,7 +209,7 @@ def quiet(monkeypatch):
 
 @pytest.mark.parametrize("kind", [Staging, ScratchFolder, Descriptor])
 def test_what_was_not_completed_is_dropped_quietly(kind, monkeypatch):
-    """An argument that is refused, or an exception that comes first, is the only thing that is said (U3)."""
+    """A refused argument, or an earlier exception, is the only thing that is reported (U3)."""
     said = []
     monkeypatch.setattr(sys, "unraisablehook", said.append)
     kind.__new__(kind)
@@ -221,7 +224,7 @@ def descriptors():
 
 
 def raise_at(number, run):
-    """Run it with an exception at the given line of blobstore's, counted from 1; whether there are so many."""
+    """Run it with an exception at this line of blobstore, counted from 1; return whether there are so many lines."""
     lines = 0
 
     def trace(frame, event, argument):
@@ -242,11 +245,12 @@ def raise_at(number, run):
         return True
     finally:
         sys.settrace(old)
-    return lines >= number  # it came where Python cannot raise it, as in a finalizer
+    return lines >= number  # it came where Python cannot raise it, such as in a finalizer
 
 
 @pytest.mark.parametrize("job", ["group", "save"])
 def test_an_exception_at_any_line_leaves_old_or_new_and_nothing_else(tmp_path, job, quiet):
+    """Neither temporary files nor open descriptors are left."""
     out = tmp_path / "out"
     out.mkdir()
     run = (lambda value: group(out, value)) if job == "group" else (lambda value: save(out / "w.ptd", len(value)))
@@ -260,7 +264,7 @@ def test_an_exception_at_any_line_leaves_old_or_new_and_nothing_else(tmp_path, j
     while goes_on:
         number += 1
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of files that a finalizer closes
+            warnings.simplefilter("ignore")  # about files that a finalizer closes
             goes_on = raise_at(number, lambda: run(b"newer"))
             gc.collect()
         assert leftovers(out) == []
@@ -272,7 +276,7 @@ def test_an_exception_at_any_line_leaves_old_or_new_and_nothing_else(tmp_path, j
 
 
 def test_an_exception_at_any_line_of_a_dedup(lowered, tmp_path, quiet):
-    """A sample of its lines, and all of the last ones, where its files take their places."""
+    """At a sample of its lines, and at all of the last ones, where files are renamed."""
     program = lowered.mlp(seed=1).write(tmp_path, "a")
     other = lowered.mlp(seed=2).write(tmp_path, "b")
     dedup_programs([program], tmp_path / "out")
@@ -307,12 +311,12 @@ def test_an_exception_at_any_line_of_a_dedup(lowered, tmp_path, quiet):
 
 
 def test_signals_at_any_moment_of_many_saves(tmp_path, quiet):
-    """A handler that raises, as that of Ctrl-C does, hundreds of times in a row."""
+    """A handler that raises, like that of Ctrl-C, hundreds of times in a row."""
 
     def handler(number, frame):
         while frame and frame.f_code is not group.__code__:
             frame = frame.f_back
-        if frame:  # not in the lines of this test
+        if frame:  # not in the code of this test
             raise Boom
 
     old_handler = signal.signal(signal.SIGALRM, handler)

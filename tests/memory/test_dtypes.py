@@ -1,4 +1,4 @@
-"""Names of scalar types elsewhere (R4): torch, numpy, ml_dtypes and safetensors are the truth."""
+"""Names of scalar types elsewhere (R4); torch, numpy, ml_dtypes and safetensors are the oracles."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_type_of_ml_dtypes_needs_that_package(monkeypatch):
 
 
 def test_types_that_only_executorch_has_are_refused():
-    """The quantized types of torch hold scales, too, and are none of these."""
+    """The quantized dtypes of torch also hold scales, so they are not these types."""
     for kind in set(ScalarType) - set(NAMED):
         with pytest.raises(UnsupportedDataError, match=kind.name):
             torch_dtype(kind)
@@ -75,5 +75,6 @@ def test_the_names_of_safetensors_are_those_that_the_package_writes(tmp_path):
             assert f'"dtype":"{name}"'.encode() in (tmp_path / "x").read_bytes()
 
 
-def test_floats_are_those_of_torch_that_compute():
+def test_floats_are_the_floating_point_types_of_torch_above_one_byte():
+    """Updates and adapters compute with all of them."""
     assert {kind for kind in NAMED if torch_dtype(kind).is_floating_point and kind.itemsize > 1} == FLOATS
