@@ -132,7 +132,7 @@ def test_no_command_replaces_what_it_does_not_write(run, ptd, lowered, tmp_path)
     program = lowered.mlp().write(tmp_path / "in", "model")
     safetensors.torch.save_file({"w": torch.zeros(2)}, tmp_path / "in" / "w.safetensors")
     (tmp_path / "in" / "w.ptd").write_bytes(ptd.read_bytes())
-    (tmp_path / "in" / "notes").write_text("what somebody wrote")
+    (tmp_path / "in" / "notes").write_text("notes of a user")
     before = {path: path.read_bytes() for path in (tmp_path / "in").iterdir()}
     lines = [
         ("convert", "in/w.ptd", "in/model.pte"),
