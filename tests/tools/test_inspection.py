@@ -40,6 +40,6 @@ def test_a_program_lists_methods_delegates_and_kinds_of_blobs(lowered, tmp_path)
     info = inspect_file(lowered.mlp(delegated=True).write(tmp_path, "m"))
     assert (info.format, info.facts["methods"]) == ("pte", "forward")
     assert info.facts["delegate forward/0"].startswith("XnnpackBackend, payload of ")
-    assert {blob.kind for blob in info.blobs} == {"named data"}
+    assert {blob.kind for blob in info.blobs} == {"constant", "named data"}
     external = inspect_file(lowered.mlp(external=True).write(tmp_path, "e"))
     assert external.facts["external tensors"].startswith("5, such as ")
