@@ -41,8 +41,8 @@ class _Layer(nn.Module):
 
 
 def _write(folder: Path) -> Path:
-    """The program, `foundation.ptd` and `adapter.ptd`; adapters `0.ptd` and `1.ptd`, and as the program stores
-    them `stored0.ptd` and `stored1.ptd`; and in `plain` what ExecuTorch makes alone."""
+    """Write the program with `foundation.ptd` and `adapter.ptd`; adapters `0.ptd` and `1.ptd`, and in the layout of the
+    program `stored0.ptd` and `stored1.ptd`; and in `plain` the program of ExecuTorch alone."""
     with quiet():
         from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
 
@@ -61,7 +61,7 @@ def _write(folder: Path) -> Path:
         with BlobCache(folder / "adapter.ptd", base=BlobCache(folder / "foundation.ptd")) as cache:
             load_adapter(cache, folder / f"{number}.ptd")
             cache.save(folder / f"stored{number}.ptd")
-    # one file for foundation and adapter: ExecuTorch's Python runtime takes no more
+    # one file for foundation and adapter, because ExecuTorch's Python runtime loads only one
     save_plain(module, (torch.randn(1, _WIDTH),), folder / "plain")
     return path
 
@@ -111,7 +111,9 @@ def _exchange(folder: Path, path: Path) -> Iterator[Row]:
     )
     yield replace(row, figure=f"{row.figure}; {slow / fast:.1f} x as fast as loading and running alone ({show(slow)})")
     exchanged, loaded = side_by_side(load_one, lambda: load()[1], rounds=31, before=settle)
-    yield ratio_row("  exchange alone, against loading alone, its .ptd being there", exchanged, loaded, at_least=10)
+    yield ratio_row(
+        "  exchange alone, against loading alone with a .ptd that is written already", exchanged, loaded, at_least=10
+    )
 
 
 _TWO = """

@@ -82,12 +82,12 @@ def _one_layer(folder: Path) -> Iterator[Row]:
     )
     yield replace(row, figure=f"{row.figure}; {show(plain)} of either is the run")
     yield ratio_row("  against loading and running alone, the new .ptd is there already", changed, load, at_least=25)
-    yield ratio_row("  likewise, without the run on either side", extra[64], load - plain, at_least=25)
+    yield ratio_row("  the same without the run on either side", extra[64], load - plain, at_least=25)
     yield ratio_row("  without the run, 64 layers against 4", extra[64], extra[4], at_most=2)
 
 
 def _reload(folder: Path) -> tuple[float, float]:
-    """Median seconds to write a data file as ExecuTorch does, and to load and run a program with it."""
+    """Median seconds to write a data file with ExecuTorch, and to load and run a program with it."""
     with quiet():
         from executorch.exir._serialize._named_data_store import NamedDataStore
         from executorch.exir._serialize.data_serializer import DataPayload
@@ -130,7 +130,7 @@ init = time.perf_counter() - start
 method(x)
 weights = [{f"{i}.weight": torch.randn(1024, 1024) for i in range(64)} for _ in range(2)]
 changes = []
-for turn in range(9):  # with the program, and the same without any, which packs nothing
+for turn in range(9):  # with the program, and the same without a program, which packs nothing
     start = time.perf_counter()
     cache.update(weights[turn % 2])
     middle = time.perf_counter()

@@ -70,7 +70,7 @@ def _run(folder: Path) -> Iterator[Row]:
         del program
         work = f"run a {name} method, against the stock runtime"
         row = ratio_row(work, ours / repeat, theirs / repeat, at_most=bar or 1)
-        # where arithmetic decides, both run the same kernels; what is left is the machine's noise
+        # both run the same kernels, so if arithmetic dominates, the difference is noise of the machine
         yield row if bar else Row(work, row.figure, "", True)
 
 

@@ -183,7 +183,7 @@ class _Campaign:
             self.row["late"] += 1  # all files are in place, but the disk may not have them, which is an error too
         elif killed and self.scenario.usable is not None:
             if unusable:
-                raise FindingError(f"what is left cannot be used: {unusable}")
+                raise FindingError(f"the files are unusable: {unusable}")
             self.row["mixed"] += 1
         else:
             raise FindingError(f"{result.get('error') or result} left {_short(state)}, old is {_short(self.old)}")

@@ -1,7 +1,7 @@
 """The scenarios, one for each thing that writes: the state of the folder before, and the work on it.
 
-`prepare` fills an empty folder with the old state. `act` is what is disturbed. `look` describes the state, in values
-that JSON can hold; it is asked in a process of its own.
+`prepare` fills an empty folder with the old state. `act` is the work in which system calls fail. `look` describes the
+state in JSON values, and runs in a process of its own.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ class Scenario:
     Attributes:
         name: for the table.
         prepare, act, look: see above.
-        usable: for groups of files, which a kill may leave between two renames: raises if what is there cannot be used
-            as it is.
-        points: numbers of the places in a shared commit where it can be killed without a system call.
+        usable: for groups of files, which a kill may leave between two renames; raises if the files are unusable in that
+            state.
+        points: the number of places in a shared commit where it can be killed outside system calls.
     """
 
     name: str
