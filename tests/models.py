@@ -1,6 +1,6 @@
-"""Small models, lowered by stock ExecuTorch, for tests to take apart.
+"""Small models for tests, lowered by stock ExecuTorch.
 
-Each function lowers once a session and returns a `Lowered`; nothing may change it.
+Each function lowers once in a session and returns a `Lowered`, which must not be changed.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ class Lowered:
         return self.methods[method][1]
 
     def eager(self, method: str = "forward") -> list[Tensor]:
-        """What the module computes from the example inputs."""
+        """The outputs of the module itself for the example inputs."""
         module, inputs = self.methods[method]
         with torch.no_grad():
             outputs = module(*inputs)
         return [outputs] if isinstance(outputs, Tensor) else list(outputs)
 
     def write(self, directory: Path, name: str = "model") -> Path:
-        """Write the program, and its external data if it has any. Returns the path of the program."""
+        """Write the program and its external data, if any, with ExecuTorch; return the program's path."""
         directory.mkdir(parents=True, exist_ok=True)
         path = directory / f"{name}.pte"
         path.write_bytes(self.pte)
@@ -81,7 +81,7 @@ class MLP(nn.Module):
 
 
 class ConvNet(nn.Module):
-    """A convolution, whose weight XNNPACK stores channels-last, and a batch normalization to fold."""
+    """A convolution, whose weight XNNPACK stores channels-last, and batch normalization to fold."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -94,7 +94,7 @@ class ConvNet(nn.Module):
 
 
 class ChannelsLast(nn.Module):
-    """A constant whose memory is channels-last."""
+    """A constant with channels-last memory."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -106,7 +106,7 @@ class ChannelsLast(nn.Module):
 
 
 class Counter(nn.Module):
-    """State with an initial value that is part of the program."""
+    """State with an initial value in the program."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -136,7 +136,7 @@ TINY = DecoderConfig(vocabulary=64, width=32, hidden=48, layers=1, heads=4, kv_h
 
 
 class Viewed(nn.Module):
-    """It reads its input only through views, before and after the memory of the input could be reused."""
+    """Reads its input only through views, before and after the input's memory could be reused."""
 
     def forward(self, x: Tensor) -> Tensor:
         flat = x.view(4, 6)
@@ -146,7 +146,7 @@ class Viewed(nn.Module):
 
 @functools.cache
 def viewed() -> Lowered:
-    """A program without operators for its views, which are planned in the input's memory."""
+    """A program without operators for its views, which share the planned memory of the input."""
     return _lowered({"forward": (Viewed(), (_input(2, 2, 6),))}, partitioners=portable)
 
 
@@ -154,7 +154,7 @@ def viewed() -> Lowered:
 def mlp(*, delegated: bool = False, external: bool = False, seed: int = 0) -> Lowered:
     """The MLP, by XNNPACK or the portable kernels.
 
-    With `external`, constants outside delegates go to `_default_external_constant.ptd`.
+    If `external`, constants that no delegate takes go to `_default_external_constant.ptd`.
     """
     methods = {"forward": (_seeded(MLP, seed), (_input(3, 16),))}
     partitioners = None if delegated else portable
@@ -179,7 +179,7 @@ def channels_last() -> Lowered:
 
 @functools.cache
 def counter(*, initial: bool = True) -> Lowered:
-    """A program with mutable state, whose initial value is part of the program or undefined."""
+    """A program with mutable state, whose first value is part of the program or is undefined."""
     with quiet():
         from executorch.exir.passes.init_mutable_pass import InitializedMutableBufferPass
     passes = [InitializedMutableBufferPass(["total"])] if initial else []

@@ -92,7 +92,7 @@ def report(
         print_error(f"duplicates waste {over}{' more than in the baseline' if old else ''}")
     if not found.files and not found.problems:
         print_error(f"{', '.join(paths)}: no file to report on; folders are searched for {', '.join(SUFFIXES)}")
-    if found.problems or not found.files:  # the answer does not cover everything that was asked for
+    if found.problems or not found.files:  # the report does not cover all paths
         raise typer.Exit(ERROR)
     if over:
         raise typer.Exit(OVER)

@@ -17,7 +17,7 @@ from blobstore.memory.mapped_file import Descriptor, named
 __all__ = ["HAS_LOCKS", "Lock", "exclusive", "lock_descriptor"]
 
 HAS_LOCKS = fcntl is not None
-"""Whether a process can tell that another one has died."""
+"""Whether this system has locks that end with their process, so that files of a killed process can be recognized."""
 
 
 class Lock(Descriptor):

@@ -114,6 +114,7 @@ class Staging:
             self._folders[folder] = None
 
     def _commit(self) -> None:
+        """Bring all files to the disk, and then to their places; after an error in the second part, undo it."""
         for staged in self._staged:
             with named(staged.target):
                 staged.sync()

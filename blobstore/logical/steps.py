@@ -17,7 +17,7 @@ import numpy.typing as npt
 from blobstore.errors import LayoutError, UnsupportedDataError, UpdateError
 from blobstore.logical.records import Operation, Record, Source, Step
 from blobstore.memory.buffers import same_bytes
-from blobstore.memory.dtypes import numpy_dtype, unsigned_dtype
+from blobstore.memory.dtypes import NUMBERS, numpy_dtype, unsigned_dtype
 from blobstore.memory.layout import ScalarType, TensorLayout
 from blobstore.memory.tensors import as_bytes, in_dim_order, to_numpy, to_torch
 
@@ -44,21 +44,7 @@ Plain: TypeAlias = tuple[npt.NDArray[Any], ScalarType]
 """A contiguous array and its type; bfloat16, which numpy lacks, is the uint16 of its bits."""
 
 DTYPES: dict[ScalarType, np.dtype[Any]] = {
-    **{
-        kind: numpy_dtype(kind)
-        for kind in (
-            ScalarType.BYTE,
-            ScalarType.CHAR,
-            ScalarType.SHORT,
-            ScalarType.INT,
-            ScalarType.LONG,
-            ScalarType.HALF,
-            ScalarType.FLOAT,
-            ScalarType.DOUBLE,
-            ScalarType.BOOL,
-        )
-    },
-    ScalarType.BFLOAT16: unsigned_dtype(ScalarType.BFLOAT16),
+    kind: unsigned_dtype(kind) if kind is ScalarType.BFLOAT16 else numpy_dtype(kind) for kind in NUMBERS
 }
 """The types that updates take, each with the dtype of its array in a `Plain`."""
 

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from blobstore.errors import InvalidTagError
 from blobstore.logical.records import Source, Step
-from blobstore.logical.steps import DTYPES
-from blobstore.memory.dtypes import scalar_type_named
+from blobstore.memory.dtypes import NUMBERS, scalar_type_named
 from blobstore.memory.layout import ScalarType
 from blobstore.store import check_tag
 
@@ -110,7 +109,7 @@ def logical_name(name: str) -> str:
 def scalar_type(dtype: torch.dtype) -> ScalarType | None:
     """ExecuTorch's number for a dtype; None if updates cannot take it."""
     kind = scalar_type_named(dtype)
-    return kind if kind in DTYPES else None
+    return kind if kind in NUMBERS else None
 
 
 def identity(tensor: torch.Tensor) -> tuple[object, ...]:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FLOATS",
+    "NUMBERS",
     "SAFETENSORS",
     "dtype_name",
     "native_dtype",
@@ -56,7 +57,17 @@ _ONLY_IN_ML_DTYPES = {
 }
 
 FLOATS = frozenset({ScalarType.HALF, ScalarType.BFLOAT16, ScalarType.FLOAT, ScalarType.DOUBLE})
-"""The types of weights that updates and adapters compute with."""
+"""The floating-point types of weights."""
+
+NUMBERS = FLOATS | {
+    ScalarType.BYTE,
+    ScalarType.CHAR,
+    ScalarType.SHORT,
+    ScalarType.INT,
+    ScalarType.LONG,
+    ScalarType.BOOL,
+}
+"""The types that updates and adapters compute with."""
 
 SAFETENSORS: Mapping[str, ScalarType] = {
     "BOOL": ScalarType.BOOL,

@@ -77,7 +77,7 @@ def as_paths(paths: Paths) -> list[Path]:
 
 
 def listed(paths: Paths) -> list[str | os.PathLike[str]]:
-    """A caller's argument, one path or several, as a list of what was passed.
+    """A caller's argument, one path or several, as a list of the same objects.
 
     Raises:
         FileAccessError: iterating over it fails.

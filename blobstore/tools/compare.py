@@ -108,13 +108,11 @@ def compare(left: NamedDataMap, right: NamedDataMap, *, progress: Progress | Non
         if progress:
             progress("comparing", done, total)
         if key in right:
-            other_data, other_layout = right[key], right.get_tensor_layout(key)
-            equal = same_bytes(data, other_data)
-            if equal and layout == other_layout:
+            change = _change(key, left, right)
+            if change is None:
                 same, same_size = same + 1, same_size + len(data)
             else:
-                kind: Literal["layout", "bytes"] = "layout" if equal else "bytes"
-                changes.append(Change(key, kind, layout, other_layout, len(data), len(other_data)))
+                changes.append(change)
             continue
         other = new.pop((left.digest(key), layout), None)
         if other is not None and same_bytes(data, right[other]):
@@ -126,6 +124,14 @@ def compare(left: NamedDataMap, right: NamedDataMap, *, progress: Progress | Non
         if key not in left and key not in renamed:
             changes.append(Change(key, "added", None, right.get_tensor_layout(key), 0, len(data)))
     return Comparison(changes, same, same_size, _differences(_keys(left, right), _keys(right, left)))
+
+
+def _change(key: str, left: NamedDataMap, right: NamedDataMap) -> Change | None:
+    """The change of a key that both sides have; None if it is the same."""
+    sides = left.get_tensor_layout(key), right.get_tensor_layout(key), len(left[key]), len(right[key])
+    if not same_bytes(left[key], right[key]):
+        return Change(key, "bytes", *sides)
+    return None if sides[0] == sides[1] else Change(key, "layout", *sides)
 
 
 def _keys(data_map: NamedDataMap, other: NamedDataMap) -> dict[str, list[str]]:

@@ -224,4 +224,4 @@ def _check_alignment(keys: Sequence[str], starts: Positions, manifest: Manifest)
     wrong = (asked == 0) | (starts % np.maximum(asked, 1) != 0)
     if wrong.any():
         i = int(np.argmax(wrong))
-        raise ColumnsError(f"key {keys[i]!r} asks for alignment {asked[i]} but lies at byte {starts[i]}")
+        raise ColumnsError(f"key {keys[i]!r} has alignment {asked[i]} but lies at byte {starts[i]}")

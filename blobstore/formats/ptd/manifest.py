@@ -37,7 +37,7 @@ __all__ = [
 ]
 
 KEY_PREFIX = "metadata.blobstore."
-"""Keys with this prefix belong to blobstore: records about blobs, lists of checkpoints. They are no tensors of users."""
+"""Keys with this prefix belong to blobstore: records about blobs, lists of checkpoints. Tensors of users have other keys."""
 
 FILE_IDENTIFIER = b"BM01"
 MAGIC = b"BLOBMAN1"

@@ -27,7 +27,7 @@ __all__ = ["PtdDataMap", "open_ptd"]
 class PtdDataMap(NamedDataMap):
     """The blobs of one .ptd file, mapped and read without a copy.
 
-    Keys are in the order of the file. See `open_ptd` for what is checked when.
+    Keys are in the order of the file. `open_ptd` says what is checked when.
 
     Args:
         path: the file.

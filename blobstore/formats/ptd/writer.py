@@ -63,22 +63,12 @@ def write_ptd(file: BinaryIO, entries: Sequence[Entry], metadata: Mapping[str, s
         InvalidAlignmentError: the common multiple of all alignments is above `MAX_ALIGNMENT`.
         OSError: writing failed.
     """
-    index: dict[int, int] = {}
-    blobs: list[Entry] = []  # the first entry of each blob
-    alignments: list[int] = []
-    for entry in entries:
-        at = index.setdefault(entry.blob, len(blobs))
-        if at == len(blobs):
-            blobs.append(entry)
-            alignments.append(SEGMENT_ALIGNMENT)
-        alignments[at] = math.lcm(alignments[at], entry.alignment)
+    index, blobs, alignments = _distinct(entries)
     base_alignment = math.lcm(SEGMENT_ALIGNMENT, *set(alignments))
     if base_alignment > MAX_ALIGNMENT:
         raise InvalidAlignmentError(
             f"the alignments {sorted(set(alignments))} have a common multiple above {MAX_ALIGNMENT}"
         )
-
-    segments = [index[entry.blob] for entry in entries]
     offsets, end = [], 0
     for entry, alignment in zip(blobs, alignments, strict=True):
         offsets.append(align_up(end, alignment))
@@ -86,23 +76,39 @@ def write_ptd(file: BinaryIO, entries: Sequence[Entry], metadata: Mapping[str, s
 
     sizes = [len(entry.data) for entry in blobs]
     keys, layouts = [entry.key for entry in entries], [entry.layout for entry in entries]
-    table = encode_table(keys, segments, layouts, offsets, sizes)
+    table = encode_table(keys, index, layouts, offsets, sizes)
     base = align_up(len(table), base_alignment)
     header = Header(FLATBUFFER_OFFSET, len(table) - FLATBUFFER_OFFSET, base, end).pack(MAGIC)
     head = b"".join((table[:START], header, table[START + len(header) :]))
     file.write(head)
     hasher = xxhash.xxh3_128(head)
     _pad(file, base - len(head), hasher)
+
     position = 0
     for entry, offset in zip(blobs, offsets, strict=True):
         _pad(file, offset - position)
         copy_checked(file, entry.data, entry.digest, entry.key)
         position = offset + len(entry.data)
+
     digests = np.frombuffer(b"".join(entry.digest.xxh3_128 for entry in blobs), np.uint8).reshape(-1, 16)
-    asked = np.array([entry.alignment for entry in entries], np.uint32)
-    manifest = Manifest(hasher.digest(), digests, asked, metadata).pack()
+    requested = np.array([entry.alignment for entry in entries], np.uint32)
+    manifest = Manifest(hasher.digest(), digests, requested, metadata).pack()
     file.write(manifest)
     return base + end + len(manifest)
+
+
+def _distinct(entries: Sequence[Entry]) -> tuple[list[int], list[Entry], list[int]]:
+    """For each entry the index of its blob, for each blob its first entry, and the alignment of each blob."""
+    number: dict[int, int] = {}
+    blobs: list[Entry] = []
+    alignments: list[int] = []
+    for entry in entries:
+        at = number.setdefault(entry.blob, len(blobs))
+        if at == len(blobs):
+            blobs.append(entry)
+            alignments.append(SEGMENT_ALIGNMENT)
+        alignments[at] = math.lcm(alignments[at], entry.alignment)
+    return [number[entry.blob] for entry in entries], blobs, alignments
 
 
 def copy_checked(file: BinaryIO, data: memoryview, expected: Digest, key: str) -> None:

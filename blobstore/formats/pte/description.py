@@ -44,31 +44,41 @@ def describe(program: ProgramFile) -> dict[str, list[str]]:
     for number, plan in enumerate(program.root.tables("execution_plan")):
         name = program.methods[number]
         method = f"method {name}" if program.methods.count(name) == 1 else f"method {name} ({number})"
-        operators = [_operator(table) for table in plan.tables("operators")]
-        parts[f"{method}: operators"] = operators
-        parts[f"{method}: values"] = [_text(value, contents) for value in plan.tables("values")]
-        parts[f"{method}: inputs"] = [str(index) for index in plan.numbers("inputs")]
-        parts[f"{method}: outputs"] = [str(index) for index in plan.numbers("outputs")]
-        parts[f"{method}: delegates"] = [
+        delegates = [
             f"{delegate.string('id')}, payload {known.of(next(payloads).span)}, "
             + " ".join(_text(spec, contents) for spec in delegate.tables("compile_specs"))
             for delegate in plan.tables("delegates")
         ]
-        chains = plan.tables("chains")
-        parts[f"{method}: chains"] = [
+        described = _describe_method(plan, delegates, contents)
+        parts |= {f"{method}: {part}": lines for part, lines in described.items()}
+    return parts
+
+
+def _describe_method(plan: Table, delegates: list[str], contents: Mapping[int, str]) -> dict[str, list[str]]:
+    """The parts of one method, with the lines of its delegates."""
+    operators = [_operator(table) for table in plan.tables("operators")]
+    chains = plan.tables("chains")
+    parts = {
+        "operators": operators,
+        "values": [_text(value, contents) for value in plan.tables("values")],
+        "inputs": [str(index) for index in plan.numbers("inputs")],
+        "outputs": [str(index) for index in plan.numbers("outputs")],
+        "delegates": delegates,
+        "chains": [
             f"inputs {list(chain.numbers('inputs'))}, outputs {list(chain.numbers('outputs'))}" for chain in chains
-        ]
-        for i, chain in enumerate(chains):
-            instructions = f"{method}: instructions" if len(chains) == 1 else f"{method}: instructions of chain {i}"
-            parts[instructions] = [_instruction(table, operators, contents) for table in chain.tables("instructions")]
-            traces = [_text(table, contents) for table in chain.tables("stacktrace")]
-            parts[instructions.replace("instructions", "stack traces")] = traces
-        parts[f"{method}: planned memory"] = [
-            *map(str, plan.numbers("non_const_buffer_sizes")),
-            *(_text(table, contents) for table in plan.tables("non_const_buffer_device")),
-        ]
-        container = plan.table("container_meta_type")
-        parts[f"{method}: container"] = [] if container is None else [_text(container, contents)]
+        ],
+    }
+    for i, chain in enumerate(chains):
+        of_chain = "" if len(chains) == 1 else f" of chain {i}"
+        instructions = [_instruction(table, operators, contents) for table in chain.tables("instructions")]
+        parts[f"instructions{of_chain}"] = instructions
+        parts[f"stack traces{of_chain}"] = [_text(table, contents) for table in chain.tables("stacktrace")]
+    parts["planned memory"] = [
+        *map(str, plan.numbers("non_const_buffer_sizes")),
+        *(_text(table, contents) for table in plan.tables("non_const_buffer_device")),
+    ]
+    container = plan.table("container_meta_type")
+    parts["container"] = [] if container is None else [_text(container, contents)]
     return parts
 
 

@@ -298,61 +298,75 @@ def walk(root: Table, reference: Callable[[int, int, bool], None] | None = None)
         InvalidFileError: an object is out of bounds, is not valid text, overlaps another one (several references to one
             object are fine), or is referred to too often.
     """
-    buffer = root.buffer
-    unknown: set[str] = set()
-    objects: dict[int, tuple[int, object]] = {}
-    stack: list[Table] = []
+    found = _Walk(root.buffer, reference)
+    found.visit(root)
+    while found.stack:
+        found.read(found.stack.pop())
+    found.check_overlaps()
+    return found.unknown
 
-    def is_new(start: int, stop: int, kind: object) -> bool:
-        known = objects.get(start)
-        if known is None:
-            objects[start] = (stop, kind)
-        elif known[1] is not kind:
-            buffer.fail(f"the object at {start} is used as two different things")
-        return known is None
 
-    def visit(table: Table) -> None:
-        if is_new(table.position, table.position + table.vtable[0], table.kind):
-            stack.append(table)
+class _Walk:
+    """The objects that `walk` has met, and those that it still has to read."""
 
-    visit(root)
-    while stack:
-        table = stack.pop()
-        is_new(table.vtable_position, table.vtable_position + 2 + 2 * len(table.vtable), Table)
-        if reference:
-            reference(table.position, table.vtable_position, True)
+    def __init__(self, buffer: Buffer, reference: Callable[[int, int, bool], None] | None) -> None:
+        self.unknown: set[str] = set()
+        self.stack: list[Table] = []
+        self._buffer = buffer
+        self._reference = reference or (lambda place, target, to_vtable: None)
+        self._objects: dict[int, tuple[int, object]] = {}
+
+    def visit(self, table: Table) -> None:
+        """Read a table later, unless it was met before."""
+        if self._is_new(table.position, table.position + table.vtable[0], table.kind):
+            self.stack.append(table)
+
+    def read(self, table: Table) -> None:
+        """Check a table and its vtable, and everything that its fields refer to directly."""
+        self._is_new(table.vtable_position, table.vtable_position + 2 + 2 * len(table.vtable), Table)
+        self._reference(table.position, table.vtable_position, True)
         if table.has_unknown_fields():
-            unknown.add(table.kind.name)
+            self.unknown.add(table.kind.name)
         for field, kind in table.kind.fields.items():
             slot = table.slot(field)
-            if not slot or isinstance(kind, Scalar):
-                continue
-            target = buffer.target(slot, field)
-            if reference:
-                reference(slot, target, False)
-            if isinstance(kind, String):
-                buffer.string(target, field)
-                is_new(target, buffer.vector(target, 1, field).stop + 1, kind)
-            elif isinstance(kind, TableType):
-                visit(Table(buffer, target, kind))
-            elif isinstance(kind, Union):
-                member = table.union(field)
-                if member is not None:
-                    visit(member)
-                elif table.scalar(kind.tag):
-                    unknown.add(f"{table.kind.name}.{field}")
-            elif isinstance(kind, Vector):
-                span = buffer.vector(target, kind.of.width, field)
-                if is_new(target, span.stop, kind.of) and isinstance(kind.of, TableType):
-                    buffer.spend(span.size)
-                    for element in range(span.start, span.stop, 4):
-                        position = buffer.target(element, field)
-                        if reference:
-                            reference(element, position, False)
-                        visit(Table(buffer, position, kind.of))
-    end = 0
-    for start, (stop, _) in sorted(objects.items(), key=lambda item: item[0]):
-        if start < end:
-            buffer.fail(f"the object at {start} overlaps the one before, which ends at {end}")
-        end = stop
-    return unknown
+            if slot and not isinstance(kind, Scalar):
+                target = self._buffer.target(slot, field)
+                self._reference(slot, target, False)
+                self._follow(table, field, kind, target)
+
+    def _follow(self, table: Table, field: str, kind: Kind, target: int) -> None:
+        if isinstance(kind, String):
+            self._buffer.string(target, field)
+            self._is_new(target, self._buffer.vector(target, 1, field).stop + 1, kind)
+        elif isinstance(kind, TableType):
+            self.visit(Table(self._buffer, target, kind))
+        elif isinstance(kind, Union):
+            member = table.union(field)
+            if member is not None:
+                self.visit(member)
+            elif table.scalar(kind.tag):
+                self.unknown.add(f"{table.kind.name}.{field}")
+        elif isinstance(kind, Vector):
+            span = self._buffer.vector(target, kind.of.width, field)
+            if self._is_new(target, span.stop, kind.of) and isinstance(kind.of, TableType):
+                self._buffer.spend(span.size)
+                for element in range(span.start, span.stop, 4):
+                    position = self._buffer.target(element, field)
+                    self._reference(element, position, False)
+                    self.visit(Table(self._buffer, position, kind.of))
+
+    def _is_new(self, start: int, stop: int, kind: object) -> bool:
+        known = self._objects.get(start)
+        if known is None:
+            self._objects[start] = (stop, kind)
+        elif known[1] is not kind:
+            self._buffer.fail(f"the object at {start} is used as two different things")
+        return known is None
+
+    def check_overlaps(self) -> None:
+        """Fail if two objects share bytes."""
+        end = 0
+        for start, (stop, _) in sorted(self._objects.items(), key=lambda item: item[0]):
+            if start < end:
+                self._buffer.fail(f"the object at {start} overlaps the one before, which ends at {end}")
+            end = stop

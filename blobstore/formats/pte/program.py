@@ -52,7 +52,7 @@ class Movable:
         layout: the tensor's layout; None for named data, which is opaque.
         name: the only key under which it may move: the key of named data, or the name that the program records for the
             tensor, because applications look tensors up by it. None: any key will do.
-        alignment: in bytes, a power of two. The file does not record one; this is what its own offsets observe.
+        alignment: in bytes, a power of two. The file does not record one; this is the alignment of its own offsets.
         parts: the tensors, or the one named blob, that will be looked up in the data file.
     """
 

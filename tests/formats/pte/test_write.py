@@ -1,4 +1,4 @@
-"""Writing: what is refused, what a failure leaves behind, what the file looks like."""
+"""Writing a program: what is refused, what a failure leaves behind, and the bytes of the file."""
 
 import errno
 import io
@@ -75,7 +75,7 @@ def test_content_key_tells_content_and_layout_apart():
 
 
 def test_golden_layout_of_a_slim_program(program):
-    """Segments keep their index and alignment, empty ones stay; the header tells the sizes."""
+    """Segments keep their index and alignment, empty ones stay, and the header has the sizes."""
     file = io.BytesIO()
     choose = {item: item.key for item in program.movable() if item.name in {"bias", "second", "cache"}}
     rewrite = Rewrite(program, choose)
@@ -144,12 +144,12 @@ def test_one_key_for_two_contents(program):
 
 def test_move_of_another_program(program):
     other = ProgramFile("other.pte", program.data)
-    with pytest.raises(UnsupportedProgramError, match="of another program"):
+    with pytest.raises(UnsupportedProgramError, match="belongs to another program"):
         Rewrite(program, _moves(other))
 
 
 @pytest.mark.parametrize("where", ["between", "behind"])
-def test_bytes_that_no_segment_accounts_for(program, where, tmp_path):
+def test_bytes_that_belong_to_no_segment(program, where, tmp_path):
     data = bytearray(program.data)
     if where == "between":
         data[program.segments[0].span.stop] = 1
