@@ -22,7 +22,6 @@ from blobstore.memory.layout import ScalarType, TensorLayout
 from blobstore.memory.tensors import as_bytes, in_dim_order, to_numpy, to_torch
 
 __all__ = [
-    "DTYPES",
     "Lookup",
     "Plain",
     "cast",
@@ -43,12 +42,12 @@ Lookup: TypeAlias = Callable[[str], memoryview]
 Plain: TypeAlias = tuple[npt.NDArray[Any], ScalarType]
 """A contiguous array and its type; bfloat16, which numpy lacks, is the uint16 of its bits."""
 
-DTYPES: dict[ScalarType, np.dtype[Any]] = {
+_DTYPES: dict[ScalarType, np.dtype[Any]] = {
     kind: unsigned_dtype(kind) if kind is ScalarType.BFLOAT16 else numpy_dtype(kind) for kind in NUMBERS
 }
 """The types that updates take, each with the dtype of its array in a `Plain`."""
 
-_KINDS = {dtype: kind for kind, dtype in DTYPES.items() if kind is not ScalarType.BFLOAT16}
+_KINDS = {dtype: kind for kind, dtype in _DTYPES.items() if kind is not ScalarType.BFLOAT16}
 
 
 def plain(data: Any) -> Plain:
@@ -67,9 +66,9 @@ def plain(data: Any) -> Plain:
     else:
         raise UnsupportedDataError(f"expected a torch tensor or a numpy array, found {type(data).__name__}")
     view, layout = as_bytes(data)
-    if layout is None or layout.scalar_type not in DTYPES:
+    if layout is None or layout.scalar_type not in _DTYPES:
         raise UnsupportedDataError(f"weights of type {layout} are not supported")
-    return np.frombuffer(view, DTYPES[layout.scalar_type]).reshape(layout.sizes), layout.scalar_type
+    return np.frombuffer(view, _DTYPES[layout.scalar_type]).reshape(layout.sizes), layout.scalar_type
 
 
 def raw(array: npt.NDArray[Any]) -> memoryview:
@@ -143,9 +142,9 @@ def restore(record: Record, data: memoryview) -> Plain:
             raise UpdateError(
                 f"'{source.name}' cannot be read back from its blob '{record.key}', which was made by: {how}"
             )
-    if kind not in DTYPES or record.nbytes != len(data):
+    if kind not in _DTYPES or record.nbytes != len(data):
         raise UpdateError(f"'{source.name}' cannot be read back from its blob '{record.key}' of {len(data)} bytes")
-    array = np.frombuffer(data, DTYPES[kind])
+    array = np.frombuffer(data, _DTYPES[kind])
     if array.size != math.prod(source.sizes):
         raise UpdateError(f"'{source.name}' is {list(source.sizes)}, its blob '{record.key}' has {array.size} numbers")
     return array.reshape(source.sizes), kind
@@ -158,9 +157,9 @@ def from_blob(data: memoryview, layout: TensorLayout) -> Plain:
         UnsupportedDataError: the dtype is not supported.
     """
     kind = layout.scalar_type
-    if kind not in DTYPES:
+    if kind not in _DTYPES:
         raise UnsupportedDataError(f"weights of type {layout} are not supported")
-    return np.frombuffer(in_dim_order(data, layout), DTYPES[kind]).reshape(layout.sizes), kind
+    return np.frombuffer(in_dim_order(data, layout), _DTYPES[kind]).reshape(layout.sizes), kind
 
 
 def tensor_of(tensor: Plain) -> Any:
@@ -207,7 +206,7 @@ def cast(tensor: Plain, target: ScalarType) -> Plain:
         return np.where(np.isnan(bits.view(np.float32)), quiet, rounded).astype(np.uint16), target
     if kind is ScalarType.BFLOAT16 or target is ScalarType.HALF:  # torch casts to half by way of float32
         array = floats(tensor)
-    return array.astype(DTYPES[target]), target
+    return array.astype(_DTYPES[target]), target
 
 
 def _round(array: npt.NDArray[np.float32], step: Step, zero: int = 0) -> Plain:
@@ -219,7 +218,7 @@ def _round(array: npt.NDArray[np.float32], step: Step, zero: int = 0) -> Plain:
         scaled += np.float32(zero)
     if target is ScalarType.INT:  # float32 cannot represent 2**31 - 1
         return np.clip(scaled.astype(np.float64), low, high).astype(np.int32), target
-    return np.clip(scaled, low, high).astype(DTYPES[target]), target
+    return np.clip(scaled, low, high).astype(_DTYPES[target]), target
 
 
 def _quantize_tensor(step: Step, values: list[Plain], lookup: Lookup) -> Plain:
