@@ -1,1 +1,1 @@
-"""Measurements against the incumbents: `make bench`. Never part of the tests, as machines are shared and noisy."""
+"""Measurements against the incumbents: `make bench`. They are not part of the tests, because machines are shared and noisy."""

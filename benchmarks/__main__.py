@@ -14,11 +14,11 @@ MODULES = ("store", "report", "runtime", "lowering", "training", "adapters")
 
 
 def main() -> None:
-    """Measure, print a Markdown table, and leave with 1 if a bar is not met."""
+    """Measure, print a Markdown table, and exit with 1 if a bar is not met."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("modules", nargs="*", metavar="MODULE", help=f"which of: {', '.join(MODULES)}; all if none")
+    parser.add_argument("modules", nargs="*", metavar="MODULE", help=f"some of {', '.join(MODULES)}; by default all")
     parser.add_argument(
-        "--folder", type=Path, help="where to write the files, about 8 GB; a temporary folder if not given"
+        "--folder", type=Path, help="where to write the files, about 8 GB; by default a temporary folder"
     )
     arguments = parser.parse_args()
     if unknown := set(arguments.modules) - set(MODULES):

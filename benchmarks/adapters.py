@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.harness import Row, flush, ratio_row, settle, show, side_by_side
+from benchmarks.harness import Row, flush, mib, ratio_row, settle, show, side_by_side
 from benchmarks.lowered import in_process, save, save_plain
 from blobstore import open_ptd
 from blobstore.adapters import AdapterTags, load_adapter, save_adapter
@@ -41,8 +41,8 @@ class _Layer(nn.Module):
 
 
 def _write(folder: Path) -> Path:
-    """The program, `foundation.ptd` and `adapter.ptd`; adapters `0.ptd` and `1.ptd`, and as the program stores
-    them `stored0.ptd` and `stored1.ptd`; and in `plain` what ExecuTorch makes alone."""
+    """Write the program with `foundation.ptd` and `adapter.ptd`; adapters `0.ptd` and `1.ptd`, and in the layout of the
+    program `stored0.ptd` and `stored1.ptd`; and in `plain` the program of ExecuTorch alone."""
     with quiet():
         from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
 
@@ -61,7 +61,7 @@ def _write(folder: Path) -> Path:
         with BlobCache(folder / "adapter.ptd", base=BlobCache(folder / "foundation.ptd")) as cache:
             load_adapter(cache, folder / f"{number}.ptd")
             cache.save(folder / f"stored{number}.ptd")
-    # one file for foundation and adapter: ExecuTorch's Python runtime takes no more
+    # one file for foundation and adapter, because ExecuTorch's Python runtime loads only one
     save_plain(module, (torch.randn(1, _WIDTH),), folder / "plain")
     return path
 
@@ -111,7 +111,9 @@ def _exchange(folder: Path, path: Path) -> Iterator[Row]:
     )
     yield replace(row, figure=f"{row.figure}; {slow / fast:.1f} x as fast as loading and running alone ({show(slow)})")
     exchanged, loaded = side_by_side(load_one, lambda: load()[1], rounds=31, before=settle)
-    yield ratio_row("  exchange alone, against loading alone, its .ptd being there", exchanged, loaded, at_least=10)
+    yield ratio_row(
+        "  exchange alone, against loading alone with a .ptd that is written already", exchanged, loaded, at_least=10
+    )
 
 
 _TWO = """
@@ -161,7 +163,7 @@ def _two(folder: Path) -> Iterator[Row]:
         used = median(in_process(_TWO, str(folder), how) for _ in range(3))
         yield Row(
             f"two adapters in use, {what}: anonymous memory beyond one",
-            f"{used / (own + packed):.2f} x the adapter and its packed form ({own / 2**20:.2f} + {packed / 2**20:.2f} MiB)",
+            f"{used / (own + packed):.2f} x the adapter and its packed form ({mib(own, 2)} + {mib(packed, 2)})",
             "at most 1.2 x",
             used <= 1.2 * (own + packed),
         )

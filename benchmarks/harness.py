@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROUNDS = 7
+MIB = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class Row:
     Attributes:
         work: what was done.
         figure: what was measured, for people.
-        bar: what it has to be.
+        bar: what it must be, for people.
         met: whether it is.
     """
 
@@ -41,13 +42,13 @@ def side_by_side(
     rounds: int = ROUNDS,
     before: Callable[[], object] = lambda: None,
 ) -> tuple[float, float]:
-    """Median seconds of both, called in turns so that whatever the machine does meets both; the first turn of each is
-    not counted.
+    """The median seconds of both. They are called in turns, so that disturbances affect both alike; the first turn of each
+    is not counted.
 
     Args:
         ours, theirs: the work.
         rounds: how often each is measured.
-        before: called before every turn, not measured.
+        before: called before every turn, and not measured.
     """
     seconds: tuple[list[float], list[float]] = ([], [])
     for turn in range(rounds + 1):
@@ -78,7 +79,12 @@ def ratio_row(
 
 def memory_row(work: str, nbytes: int, limit: int) -> Row:
     """A row for a growth of memory."""
-    return Row(work, f"{nbytes / 2**20:.1f} MiB", f"below {limit >> 20} MiB", nbytes < limit)
+    return Row(work, mib(nbytes), f"below {limit >> 20} MiB", nbytes < limit)
+
+
+def mib(nbytes: float, digits: int = 1) -> str:
+    """Bytes in MiB."""
+    return f"{nbytes / MIB:.{digits}f} MiB"
 
 
 def show(seconds: float) -> str:
@@ -96,14 +102,14 @@ def status(*fields: str) -> int:
 
 
 class Peak:
-    """How far memory grew at the most, in bytes."""
+    """The largest growth of memory, in bytes."""
 
     growth = 0
 
 
 @contextmanager
 def peak_of(*fields: str) -> Iterator[Peak]:
-    """Sample fields of /proc/self/status while the block runs: VmRSS is all memory, RssAnon what is not of a file."""
+    """Sample fields of /proc/self/status while the block runs: VmRSS is all memory, RssAnon the part without a file."""
     gc.collect()
     start, peak, done = status(*fields), Peak(), threading.Event()
 
@@ -123,12 +129,12 @@ def peak_of(*fields: str) -> Iterator[Peak]:
 
 
 def settle() -> None:
-    """Give free memory back to the system, as malloc does late, so that nobody pays for, or profits from, what the other
+    """Return free memory to the system, which malloc does late, so that no side pays for, or profits from, what the other
     side left."""
     if sys.platform == "linux":
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def flush() -> None:
-    """Write out what earlier turns left, so that it is not charged to the next."""
+    """Write out what earlier turns left, so that the next turn does not pay for it."""
     os.sync()

@@ -15,7 +15,7 @@ from blobstore.lowering.export import lower, quiet
 
 
 def plugin() -> list[Any]:
-    """XNNPACK through this library, as `lower` takes partitioners."""
+    """Partitioners for `lower`: XNNPACK through this library."""
     with quiet():
         from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
 
@@ -33,7 +33,7 @@ def save(manager: Any, folder: Path) -> Path:
 
 
 def save_plain(module: nn.Module, inputs: tuple[Tensor, ...], folder: Path) -> Path:
-    """As `save`, what ExecuTorch makes alone: XNNPACK's weights in `model.ptd`, under hashes."""
+    """Like `save`, for ExecuTorch alone: XNNPACK's weights in `model.ptd`, with hashes as keys."""
     tagged = torch.export.export(module, inputs, strict=True).module()
     with quiet():
         from executorch.exir.passes.external_constants_pass import delegate_external_constants_pass_unlifted
@@ -43,7 +43,7 @@ def save_plain(module: nn.Module, inputs: tuple[Tensor, ...], folder: Path) -> P
 
 
 def in_process(script: str, *arguments: str) -> Any:
-    """What a script prints last, as JSON, from a process of its own."""
+    """Run a script in a process of its own, and return the JSON in its last line."""
     command = [sys.executable, "-c", script, *arguments]
     out = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     return json.loads(out.splitlines()[-1])

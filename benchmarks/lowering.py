@@ -11,13 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.harness import Row, flush, ratio_row, show, side_by_side, status
+from benchmarks.harness import MIB, Row, flush, mib, ratio_row, show, side_by_side, status
 from benchmarks.lowered import in_process, plugin, save, save_plain
 from blobstore.lowering.export import lower, quiet
 from blobstore.runtime import BlobCache, Program
 
 TITLE = "Live weights through XNNPACK"
-_MIB = 1 << 20
 _WIDTH = 1024  # a layer has 4 MiB
 
 
@@ -83,12 +82,12 @@ def _one_layer(folder: Path) -> Iterator[Row]:
     )
     yield replace(row, figure=f"{row.figure}; {show(plain)} of either is the run")
     yield ratio_row("  against loading and running alone, the new .ptd is there already", changed, load, at_least=25)
-    yield ratio_row("  likewise, without the run on either side", extra[64], load - plain, at_least=25)
+    yield ratio_row("  the same without the run on either side", extra[64], load - plain, at_least=25)
     yield ratio_row("  without the run, 64 layers against 4", extra[64], extra[4], at_most=2)
 
 
 def _reload(folder: Path) -> tuple[float, float]:
-    """Median seconds to write a data file as ExecuTorch does, and to load and run a program with it."""
+    """Median seconds to write a data file with ExecuTorch, and to load and run a program with it."""
     with quiet():
         from executorch.exir._serialize._named_data_store import NamedDataStore
         from executorch.exir._serialize.data_serializer import DataPayload
@@ -131,7 +130,7 @@ init = time.perf_counter() - start
 method(x)
 weights = [{f"{i}.weight": torch.randn(1024, 1024) for i in range(64)} for _ in range(2)]
 changes = []
-for turn in range(9):  # with the program, and the same without any, which packs nothing
+for turn in range(9):  # with the program, and the same without a program, which packs nothing
     start = time.perf_counter()
     cache.update(weights[turn % 2])
     middle = time.perf_counter()
@@ -149,7 +148,7 @@ print(json.dumps([init, sorted(changes)[4], peak.growth, status("RssAnon") - bef
 def _all_layers(folder: Path) -> Iterator[Row]:
     runs = [in_process(_CHANGE_ALL, str(folder / "64")) for _ in range(3)]
     init, change, peak, grown = (median(run[i] for run in runs) for i in range(4))
-    packed = 64 * 4 * _MIB
+    packed = 64 * 4 * MIB
     yield ratio_row("change all 64 layers: pack them, against one init", change, init, at_most=1.3)
     yield Row(
         "  memory above the steady state while it lasts",
@@ -157,7 +156,7 @@ def _all_layers(folder: Path) -> Iterator[Row]:
         "at most 1.05 x",
         peak <= 1.05 * packed,
     )
-    yield Row("  and after it", f"{grown / _MIB:.1f} MiB", "below 8 MiB", grown < 8 * _MIB)
+    yield Row("  and after it", mib(grown), "below 8 MiB", grown < 8 * MIB)
 
 
 class _Two(nn.Module):
@@ -199,7 +198,7 @@ def _methods(folder: Path) -> Iterator[Row]:
     def measure(name: str, data: str, kind: str) -> Any:
         return in_process(_MEASURE, str(folder / name), data, kind)
 
-    packed = 16 * 4 * _MIB
+    packed = 16 * 4 * MIB
     stock, _ = measure("two-plain", "no", "methods")
     for kind, what in (("methods", "prefill + decode"), ("programs", "two programs of both")):
         used, _times = measure("two", "yes", kind)
@@ -229,7 +228,7 @@ def _soak(folder: Path) -> Iterator[Row]:
     before = status("RssAnon")
     repeat(10_000)
     grown = status("RssAnon") - before
-    yield Row("growth of memory over 10,000 updates", f"{grown / _MIB:.2f} MiB", "below 1 MiB", grown < _MIB)
+    yield Row("growth of memory over 10,000 updates", mib(grown, 2), "below 1 MiB", grown < MIB)
 
 
 def _lowering() -> Iterator[Row]:

@@ -97,7 +97,7 @@ def _baseline(files: list[Path]) -> tuple[str, object]:
         for path in files:
             hasher = xxhash.xxh3_128()
             with path.open("rb", buffering=0) as file:
-                buffer = bytearray(1 << 16)  # as xxhsum does
+                buffer = bytearray(1 << 16)  # like xxhsum
                 while n := file.readinto(buffer):
                     hasher.update(memoryview(buffer)[:n])
             hasher.hexdigest()
@@ -106,7 +106,7 @@ def _baseline(files: list[Path]) -> tuple[str, object]:
 
 
 def _peak(command: list[str]) -> int:
-    """The most anonymous memory that a command has, in bytes."""
+    """The peak of a command's anonymous memory, in bytes."""
     peak = 0
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
         while process.poll() is None:

@@ -14,14 +14,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.harness import Row, ratio_row, side_by_side
+from benchmarks.harness import MIB, Row, mib, ratio_row, side_by_side
 from benchmarks.sums import write_sum, write_weights
 from blobstore.lowering.export import lower, quiet
 from blobstore.runtime import BlobCache, Program
 
 TITLE = "Native runtime"
-_MIB = 1 << 20
-_WIDTH = _MIB  # elements: 4 MiB
+_WIDTH = MIB  # elements: 4 MiB
 
 
 def rows(folder: Path) -> Iterator[Row]:
@@ -71,7 +70,7 @@ def _run(folder: Path) -> Iterator[Row]:
         del program
         work = f"run a {name} method, against the stock runtime"
         row = ratio_row(work, ours / repeat, theirs / repeat, at_most=bar or 1)
-        # where arithmetic decides, both run the same kernels; what is left is the machine's noise
+        # both run the same kernels, so if arithmetic dominates, the difference is noise of the machine
         yield row if bar else Row(work, row.figure, "", True)
 
 
@@ -154,7 +153,7 @@ report()
 
 def _memory(folder: Path) -> Iterator[Row]:
     pte, ptd = write_sum(folder, 256, _WIDTH)
-    nbytes = 256 * 4 * _MIB
+    nbytes = 256 * 4 * MIB
     limit = nbytes // 50
     children = [
         subprocess.Popen(
@@ -200,5 +199,5 @@ def _memory(folder: Path) -> Iterator[Row]:
         ("a second process on the same 1 GiB: growth of the PSS of both", both),
         ("a second program in one process: growth of RSS", rss_two - rss_one),
     ):
-        figure = f"{growth / nbytes:.2%} of the weights ({growth / _MIB:.1f} MiB)"
+        figure = f"{growth / nbytes:.2%} of the weights ({mib(growth)})"
         yield Row(work, figure, "below 2 % of the weights", growth < limit)

@@ -13,18 +13,17 @@ import xxhash
 from safetensors.torch import save_file as save_safetensors
 
 import blobstore
-from benchmarks.harness import Row, flush, memory_row, peak_of, ratio_row, show, side_by_side
+from benchmarks.harness import MIB, Row, flush, memory_row, peak_of, ratio_row, show, side_by_side
 from blobstore.lowering.export import lower, quiet
 from blobstore.programs import dedup_programs
 
 TITLE = "Store, .ptd and programs"
-_MIB = 1 << 20
-_LIMIT = 64 * _MIB
+_LIMIT = 64 * MIB
 
 
 def rows(folder: Path) -> Iterator[Row]:
     """Measure everything; `folder` is for files."""
-    large = {f"layers.{i}.weight": torch.randn(4 * _MIB) for i in range(64)}  # 16 MiB each
+    large = {f"layers.{i}.weight": torch.randn(4 * MIB) for i in range(64)}  # 16 MiB each
     yield from _add(large)
     yield from _write(large, folder)
     yield from _open_large(large, folder)

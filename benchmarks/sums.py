@@ -1,4 +1,4 @@
-"""Programs of any number of weights of any size: they add all their weights to the input.
+"""Programs with any number of weights of any size, which add all their weights to the input.
 
 Lowering 20,000 weights would take longer than all measurements together, so a program of two is lowered by ExecuTorch
 and its parts are repeated.
@@ -68,7 +68,7 @@ def write_sum(folder: Path, weights: int, width: int) -> tuple[Path, Path]:
 
 
 def write_weights(path: Path, weights: int, width: int) -> Path:
-    """The data file alone. No two weights are equal, so each has bytes of its own."""
+    """Write only the data file. No two weights are equal, so each has its own bytes."""
     store = BlobStore()
     for i in range(weights):
         tensor = torch.full((width,), float(i % 7))

@@ -1,4 +1,4 @@
-"""Training on the device, against ExecuTorch's own training module and its way to bring new weights to a program."""
+"""Training on the device, against ExecuTorch's own training module and its way to update the weights of a program."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def _publish(folder: Path) -> Iterator[Row]:
         training.publish(cache)
         return method(x)
 
-    with open_ptd(plain.parent / "model.ptd") as file:  # keys are hashes there, so a tensor is told by its bytes
+    with open_ptd(plain.parent / "model.ptd") as file:  # the keys are hashes, so a tensor is found by its bytes
         trained = {digest(as_bytes(tensor)[0]): tensor for tensor in training.named_parameters().values()}
         tensors = {key: trained[digest(data)] for key, data in file.items()}
     times = side_by_side(publish, _Stock(plain, tensors, x), rounds=9, before=change)
@@ -159,7 +159,7 @@ def _publish(folder: Path) -> Iterator[Row]:
 
 
 class _Stock:
-    """What ExecuTorch has for it: its serializer, and a program loaded anew while the old one serves."""
+    """The way of ExecuTorch: its serializer, and a new load of the program while the old one serves."""
 
     def __init__(self, path: Path, tensors: dict[str, Tensor], x: Tensor) -> None:
         self.path, self.tensors, self.x = path, tensors, x

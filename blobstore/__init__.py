@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from blobstore.version import __version__ as __version__
 
-TYPE_CHECKING = False  # type checkers take it for true; importing `typing` would take longer than all the rest
+TYPE_CHECKING = False  # type checkers treat it as true; importing `typing` would take longer than everything else here
 if TYPE_CHECKING:
     from typing import Any
 
@@ -41,8 +41,8 @@ __all__ = [
     "save_programs",
 ]
 
-# Everything is imported when it is first used. So the command line is ready for Ctrl-C before numpy is imported, and
-# nobody waits for what they do not use.
+# Everything is imported when it is first used. So the command line can handle Ctrl-C before numpy is imported, and an
+# application does not wait for parts that it does not use.
 _HOME = {
     "BlobStore": "store",
     "BlobStoreError": "errors",
@@ -72,7 +72,7 @@ def __getattr__(name: str) -> Any:
         value = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
         globals()[name] = value
         return value
-    if name == "errors":  # what `except blobstore.errors.KeyNotFoundError` needs
+    if name == "errors":  # for `except blobstore.errors.KeyNotFoundError`
         return import_module(f"{__name__}.errors")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

@@ -1,36 +1,36 @@
 """Every error that blobstore raises, in one tree.
 
-A class that is also a standard kind of error derives from that kind too, so that code which knows nothing of
-blobstore can still handle it. Each message names the file, the key, what was expected and what was found::
+Each class also derives from the standard exception that it resembles, so that code without knowledge of blobstore can
+handle it. Each message names the file, the key, what was expected and what was found::
 
     BlobStoreError
-    ├── InvalidFileError        (ValueError)     a file is not what it claims to be
-    │   └── IntegrityError                       its structure is sound, its bytes are not what was written
-    ├── UnsupportedProgramError (ValueError)     a program holds something that a rewrite would lose
+    ├── InvalidFileError        (ValueError)     a file is malformed
+    │   └── IntegrityError                       its structure is valid, but its bytes were changed
+    ├── UnsupportedProgramError (ValueError)     a rewrite of a program would lose something
     ├── FileAccessError         (OSError)        the operating system refused: missing, no permission, disk full
-    ├── OutputPathError         (ValueError)     an output would replace an input, or what is not to be replaced
+    ├── OutputPathError         (ValueError)     an output would replace an input or a protected file
     ├── KeyNotFoundError        (KeyError)
-    ├── KeyConflictError        (ValueError)     one key, two contents
+    ├── KeyConflictError        (ValueError)     one key for two contents
     ├── InvalidKeyError         (ValueError)
     ├── InvalidTagError         (ValueError)
     ├── InvalidAlignmentError   (ValueError)
-    ├── LayoutError             (ValueError)     a tensor layout that is impossible or disagrees with its bytes
-    ├── UnsupportedDataError    (TypeError)      no bytes can be taken from this object
-    ├── UpdateError             (ValueError)     weights that cannot be changed so: refused, incomplete, not finite
-    ├── AdapterError            (ValueError)     an adapter of another foundation, incomplete, or in the way of another
+    ├── LayoutError             (ValueError)     a tensor layout that is impossible or does not fit its bytes
+    ├── UnsupportedDataError    (TypeError)      this object gives no bytes
+    ├── UpdateError             (ValueError)     an update that is refused, incomplete or not finite
+    ├── AdapterError            (ValueError)     an adapter of another foundation, incomplete, or in conflict
     ├── DataChangedError        (RuntimeError)   memory or a file changed after it was added
     ├── ClosedError             (ValueError)     a data map was used after close()
     ├── MissingDependencyError  (ImportError)    an optional package is needed
-    ├── UnsupportedOperationError (ValueError)   this cache, or its mode, cannot do that
+    ├── UnsupportedOperationError (ValueError)   not possible with this cache or in its mode
     ├── ProgramError            (RuntimeError)   ExecuTorch cannot load a program or a method
-    │   ├── MissingBackendError                  ... because nobody registered the backend of a delegate
+    │   ├── MissingBackendError                  ... because the backend of a delegate is not registered
     │   └── ExecutionError                       a method failed while it ran
     ├── MethodNotFoundError     (KeyError)       a program has no such method
     ├── InputError              (ValueError)     the inputs of a call do not fit the method
-    ├── TrainingError           (RuntimeError)   a step cannot be done
+    ├── TrainingError           (RuntimeError)   a training step is not possible
     │   ├── NotFiniteLossError                   ... because the loss is infinite or NaN
-    │   └── GradientError                        ... right: a lowered step computes other gradients than PyTorch
-    └── CheckpointError         (ValueError)     a checkpoint that is sound, but of another model, optimizer or base
+    │   └── GradientError                        a lowered step and PyTorch compute different gradients
+    └── CheckpointError         (ValueError)     a valid checkpoint of another model, optimizer or base
 """
 
 from __future__ import annotations
@@ -94,11 +94,11 @@ class IntegrityError(InvalidFileError):
 
 
 class UnsupportedProgramError(BlobStoreError, ValueError):
-    """A program holds something that cannot be rewritten without loss.
+    """A program cannot be rewritten without loss.
 
     Attributes:
         path: the program as the caller named it.
-        reason: what is not covered.
+        reason: what would be lost.
     """
 
     def __init__(self, path: str | os.PathLike[str], reason: str) -> None:
@@ -108,7 +108,7 @@ class UnsupportedProgramError(BlobStoreError, ValueError):
 
 
 class FileAccessError(BlobStoreError, OSError):
-    """The operating system refused an operation on a file; `errno` and `filename` are set as in OSError."""
+    """The operating system refused an operation on a file. `errno` and `filename` are set, as in OSError."""
 
     def __init__(self, path: str | os.PathLike[str], cause: OSError | str) -> None:
         self.path = Path(path)
@@ -121,7 +121,7 @@ class FileAccessError(BlobStoreError, OSError):
 
 
 class OutputPathError(BlobStoreError, ValueError):
-    """An output path is one of the inputs, of a file of another kind, or of another output."""
+    """An output path is an input, another output, or a file of another format."""
 
 
 class KeyNotFoundError(BlobStoreError, KeyError):
@@ -132,7 +132,7 @@ class KeyNotFoundError(BlobStoreError, KeyError):
 
 
 class KeyConflictError(BlobStoreError, ValueError):
-    """One key was given two different contents."""
+    """One key was used for two different contents."""
 
 
 class InvalidKeyError(BlobStoreError, ValueError):
@@ -148,7 +148,7 @@ class InvalidAlignmentError(BlobStoreError, ValueError):
 
 
 class LayoutError(BlobStoreError, ValueError):
-    """A tensor layout is impossible, or it disagrees with the bytes that it describes."""
+    """A tensor layout is impossible, or does not fit the bytes that it describes."""
 
 
 class UnsupportedDataError(BlobStoreError, TypeError):
@@ -156,11 +156,11 @@ class UnsupportedDataError(BlobStoreError, TypeError):
 
 
 class UpdateError(BlobStoreError, ValueError):
-    """Weights cannot be changed in the way that was asked for; nothing was changed."""
+    """An update of weights was refused; nothing was changed."""
 
 
 class AdapterError(BlobStoreError, ValueError):
-    """An adapter is for another foundation, is not complete, or cannot be put in or taken out now; nothing was changed."""
+    """An adapter is for another foundation, is incomplete, or cannot be merged or undone now; nothing was changed."""
 
 
 class DataChangedError(BlobStoreError, RuntimeError):
@@ -172,11 +172,11 @@ class ClosedError(BlobStoreError, ValueError):
 
 
 class MissingDependencyError(BlobStoreError, ImportError):
-    """An optional package is needed for what was asked."""
+    """This operation needs an optional package."""
 
 
 class UnsupportedOperationError(BlobStoreError, ValueError):
-    """What was asked is not possible with this cache, in its mode or at this moment."""
+    """The operation is not possible with this cache, in its mode, or at this moment."""
 
 
 class ProgramError(BlobStoreError, RuntimeError):
@@ -203,9 +203,10 @@ class InputError(BlobStoreError, ValueError):
 
 
 class TrainingError(BlobStoreError, RuntimeError):
-    """A step cannot be done, or not with this optimizer; parameters and optimizer are as they were.
+    """A step is not possible, or not with this optimizer; parameters and optimizer are unchanged.
 
-    Only where an optimizer fails halfway, as the message then says, are they as it left them.
+    The exception is an optimizer that fails halfway: parameters and optimizer stay as it left them, and the message says
+    so.
     """
 
 
@@ -214,8 +215,8 @@ class NotFiniteLossError(TrainingError):
 
 
 class GradientError(TrainingError):
-    """A lowered program's loss or gradients are not those of eager PyTorch."""
+    """The loss or the gradients of a lowered program differ from those of eager PyTorch."""
 
 
 class CheckpointError(BlobStoreError, ValueError):
-    """A checkpoint does not belong to the program, the optimizer or the base that it was given for."""
+    """A checkpoint does not belong to this program, optimizer or base."""

@@ -1,4 +1,4 @@
-"""`save_file` and `load_file`: tensors by name in a .ptd, with the names and the shape of the safetensors API."""
+"""`save_file` and `load_file`: tensors by name in a .ptd, with the API of safetensors."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def save_file(
     *,
     force: bool = False,
 ) -> None:
-    """Save tensors by name; equal ones are stored once, tied ones included.
+    """Save tensors by name. Equal tensors, including tied ones, are stored once.
 
     Args:
-        tensors: torch tensors on the CPU or numpy arrays (or other buffers, which become opaque blobs).
-        filename: the .ptd; a .ptd that is there is replaced once the new one is complete.
-        metadata: free text to keep with the file.
+        tensors: torch tensors on the CPU or numpy arrays; other buffers become opaque blobs.
+        filename: the .ptd; one that exists is replaced when the new one is complete.
+        metadata: text to store in the file, under text keys.
         force: replace a file of any format.
 
     Raises:
@@ -44,25 +44,25 @@ def save_file(
 def load_file(
     filename: str | os.PathLike[str], framework: Literal["pt", "np"] = "pt", *, tied: bool = False
 ) -> dict[str, Any]:
-    """Load all tensors of a .ptd by name; opaque blobs come as uint8.
+    """Load all tensors of a .ptd by name; opaque blobs are returned as uint8.
 
-    The tensors lie in private maps of the file: nothing is read before it is used, and writing to a tensor changes
-    neither the file nor another process. Each name has memory of its own, also where the file stores equal tensors
-    once, so they can be trained apart. `tied` gives names that share a blob one memory.
+    The tensors are views of private maps of the file, which they keep alive. Nothing is read before it is used, and
+    writing to a tensor changes neither the file nor another process. Each name has its own memory, even if the file
+    stores equal tensors once, so tensors can be trained independently. With `tied`, names that share a blob share memory.
 
     Args:
         filename: the .ptd.
         framework: "pt" for torch tensors, "np" for numpy arrays.
-        tied: whether writing to one of the names that share a blob writes to all of them.
+        tied: whether writing to a tensor also writes to all others that share its blob.
 
     Raises:
-        FileAccessError, InvalidFileError: as `open_ptd`; or the system has no more maps, where tens of thousands of
-            names share blobs.
+        FileAccessError, InvalidFileError: as `open_ptd`; or tens of thousands of names share blobs, and the system allows
+            no more maps.
         MissingDependencyError: torch is not installed, or numpy needs ml_dtypes for bfloat16 or float8.
-        UnsupportedDataError: the framework has no such dtype, or is not known.
+        UnsupportedDataError: the framework is unknown, or lacks a dtype of the file.
     """
     if not isinstance(framework, str) or framework not in ("pt", "np"):
-        raise UnsupportedDataError(f"framework {framework!r} is not 'pt' or 'np'")
+        raise UnsupportedDataError(f"framework must be 'pt' or 'np', got {framework!r}")
     convert: Any = to_torch if framework == "pt" else to_numpy
     with PrivateFile(filename) as file, PtdDataMap(filename, data=file.data) as data_map:
         views = dict(data_map)

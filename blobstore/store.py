@@ -1,8 +1,8 @@
 """The content-addressed store: blobs under keys, each distinct content once.
 
-It is ExecuTorch's `NamedDataStore` with four differences: nothing is copied on `add`, equal contents are found by
-xxh3-128 and confirmed by comparing the bytes, every key of a blob counts for its alignment, and a store can be put on
-top of `.ptd` files that are deployed already.
+It differs from ExecuTorch's `NamedDataStore` in four ways: `add` copies nothing, equal contents are found by xxh3-128
+and confirmed by comparing the bytes, a blob's alignment suits all its keys, and a store can have a base of `.ptd` files
+that are deployed already.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from blobstore.disk.kinds import Format
-from blobstore.disk.staging import Progress, Staging, refuse_inputs
+from blobstore.disk.progress import Progress
+from blobstore.disk.staging import Staging, refuse_inputs
 from blobstore.errors import (
     IntegrityError,
     InvalidAlignmentError,
@@ -46,20 +47,20 @@ if TYPE_CHECKING:
 __all__ = ["DEFAULT_TAG", "BlobStore", "StoreStats", "check_tag", "file_name", "nbytes"]
 
 DEFAULT_TAG = "blobs"
-"""The file that `BlobStore.write` puts untagged blobs in."""
+"""The tag of the file that `BlobStore.write` puts untagged blobs in."""
 
 
 @dataclass(frozen=True)
 class StoreStats:
-    """What a store holds; bytes are without padding and tables of contents.
+    """What a store holds; sizes in bytes are without padding and tables of contents.
 
     Attributes:
-        keys: number of keys.
-        blobs: number of distinct contents.
-        total_bytes: what the keys would take if each had a copy of its own.
-        unique_bytes: what the distinct contents take.
-        base_keys: keys that were added but are in the base already, so that they are not written.
-        base_bytes: their bytes.
+        keys: the number of keys.
+        blobs: the number of distinct contents.
+        total_bytes: the size that the keys would have if each had a copy of its own.
+        unique_bytes: the size of the distinct contents.
+        base_keys: the number of keys that were added but are in the base already, so they are not written.
+        base_bytes: the size of their contents.
     """
 
     keys: int
@@ -71,7 +72,7 @@ class StoreStats:
 
     @property
     def saved_bytes(self) -> int:
-        """What sharing saves, the base included."""
+        """The bytes that sharing saves, including sharing with the base."""
         return self.total_bytes - self.unique_bytes + self.base_bytes
 
 
@@ -86,13 +87,13 @@ class _Key:
 class BlobStore:
     """Blobs by key.
 
-    The store keeps a *view* of the memory that it is given, so that memory must neither change nor be truncated until
-    it is written; what changed, and a mapped file that was truncated, is an error of `write`, never a wrong file. A
-    store is not for several threads at a time.
+    The store keeps *views* of the memory that is added, so this memory must not change, and a mapped file must not be
+    truncated, until the store is written. If it happens, writing raises an error and never makes a wrong file. Only one
+    thread may use a store at a time.
 
     Args:
         base: `.ptd` files that are deployed already. A key that they hold with the same bytes is accepted and not
-            written again; one that they hold with different bytes is a conflict.
+            written again; a key that they hold with different bytes is a conflict.
 
     Raises:
         FileAccessError, InvalidFileError: a base file cannot be opened.
@@ -121,21 +122,22 @@ class BlobStore:
         """Add a blob under a key. If an error is raised, the store is as it was.
 
         Args:
-            key: any text without NUL, unique over the whole store.
-            data: a torch tensor on the CPU, a numpy array, a `FileSlice`, or anything with the buffer protocol.
-            alignment: what the blob's address in a file is to be a multiple of, in bytes. A blob with several keys
-                gets the least common multiple.
-            tag: the file that the blob is meant for, a plain file name; None leaves it to whoever writes.
-            layout: for bytes, how they are a tensor; for a tensor or an array, a check.
+            key: any non-empty text without NUL, unique over the whole store.
+            data: a torch tensor on the CPU, a numpy array, a `FileSlice`, or anything with the buffer protocol. The store
+                keeps a view of its memory.
+            alignment: the blob's offset in a file will be a multiple of this, in bytes. A blob with several keys gets the
+                least common multiple.
+            tag: the file that the blob is meant for, a plain file name; None leaves the choice to the method that writes.
+            layout: for bytes, the tensor that they are; for a tensor or an array, the expected layout.
 
         Returns:
             The content address of the blob.
 
         Raises:
             KeyConflictError: the key has other bytes, another layout or another tag, here or in the base.
-            InvalidKeyError, InvalidTagError, InvalidAlignmentError: an argument is not acceptable.
+            InvalidKeyError, InvalidTagError, InvalidAlignmentError: an argument is invalid.
             FileAccessError, InvalidFileError: the file of a `FileSlice` cannot be read, or is shorter.
-            UnsupportedDataError, LayoutError: no bytes can be taken from `data`, or they disagree with `layout`.
+            UnsupportedDataError, LayoutError: `data` gives no access to its bytes, or does not have this `layout`.
         """
         _check_key(key)
         _check_alignment(key, alignment)
@@ -147,7 +149,7 @@ class BlobStore:
             raise type(error)(f"key {key!r}: {error}") from error
         check_length(view)
         if is_keyed_manifest(key, view):
-            raise InvalidKeyError(f"key {key!r}: a blob that begins with a manifest's identifier cannot have it")
+            raise InvalidKeyError(f"key {key!r} is reserved for manifests if the blob begins as a manifest does")
         address = self._address(view)
         if key in self._base_keys:
             self._check_base(key, view, layout)
@@ -175,14 +177,14 @@ class BlobStore:
         """Add everything that another store, a data map, or the output of ExecuTorch's NamedDataStore holds.
 
         Args:
-            other: what to add. Keys keep their alignment, layout and order. The buffers of a NamedDataStoreOutput are
-                referred to, except file-backed ones, which are read into memory.
-            tag: the tag of blobs that have none in `other`.
+            other: what to add. Keys keep their alignment, layout and order. The store keeps views of the buffers of a
+                NamedDataStoreOutput, except for file-backed ones, which are read into memory.
+            tag: the tag for blobs that have none in `other`.
 
         Raises:
             KeyConflictError: as for `add`.
             IntegrityError: a blob of a data map does not have the digest that its file records.
-            In every case nothing of `other` was added then.
+            In every case nothing of `other` was added.
         """
         keys, blobs, in_base = dict(self._keys), len(self._blobs), dict(self._in_base)
         try:
@@ -206,9 +208,9 @@ class BlobStore:
             self._sources |= set(other.sources)
 
     def to_named_data(self) -> NamedDataStoreOutput:
-        """The contents as ExecuTorch's own store gives them; this copies every blob, as ExecuTorch wants `bytes`.
+        """The contents as the output of ExecuTorch's own store: untagged blobs as `pte_data`, others as `external_data`.
 
-        Untagged blobs are `pte_data`, tagged ones are `external_data`.
+        Every blob is copied, because ExecuTorch takes `bytes`.
 
         Raises:
             MissingDependencyError: executorch is not installed.
@@ -219,7 +221,9 @@ class BlobStore:
             from executorch.exir.scalar_type import ScalarType as EtScalarType
             from executorch.exir.tensor_layout import TensorLayout as EtLayout
         except ImportError:
-            raise MissingDependencyError("this needs executorch: pip install 'blobstore[executorch]'") from None
+            raise MissingDependencyError(
+                "to_named_data needs executorch: pip install 'blobstore[executorch]'"
+            ) from None
         out = NamedDataStoreOutput([bytes(view) for view, _ in self._blobs], {}, {})
         for key, known in self._keys.items():
             layout = known.layout and EtLayout(
@@ -233,7 +237,7 @@ class BlobStore:
 
     @property
     def stats(self) -> StoreStats:
-        """Counts and bytes as they are now."""
+        """Counts and sizes."""
         return StoreStats(
             keys=len(self._keys),
             blobs=len(self._blobs),
@@ -245,7 +249,7 @@ class BlobStore:
 
     @property
     def tags(self) -> tuple[str | None, ...]:
-        """The tags in use, None among them if there are untagged blobs, in the order in which they came."""
+        """The tags in use, in the order in which they were added; None stands for untagged blobs."""
         return tuple(dict.fromkeys(key.tag for key in self._keys.values()))
 
     def entries(self) -> list[Entry]:
@@ -295,24 +299,24 @@ class BlobStore:
         progress: Progress | None = None,
         force: bool = False,
     ) -> int:
-        """Write a .ptd: the old file or the new one, whole.
+        """Write a .ptd. At every moment the path has the old file or the new one, complete.
 
-        Keys are in the order in which they were added, so equal contents in equal order give equal bytes.
+        Keys are in the order in which they were added, so equal contents in equal order give equal files.
 
         Args:
-            path: the file; a .ptd that is there is replaced.
-            tag: only the blobs with this tag; left out, all.
-            metadata: free text to keep with the file.
-            progress: told of every step forward.
-            force: replace a file of another format, too, or one that blobs come from.
+            path: the file; a .ptd that exists is replaced.
+            tag: write only the blobs with this tag; left out, all blobs.
+            metadata: text to store in the file, under text keys.
+            progress: called with every step.
+            force: also replace a file of another format, or one that blobs come from.
 
         Returns:
             The size of the file in bytes.
 
         Raises:
             InvalidTagError: no blob has this tag.
-            UnsupportedDataError: the metadata is not text.
-            OutputPathError: the path is that of a base, of a file that blobs come from, or of a file that is no .ptd.
+            UnsupportedDataError: the metadata does not map str to str.
+            OutputPathError: the path is that of a base, of a file that blobs come from, or of a file that is not a .ptd.
             DataChangedError: a blob changed since it was added.
             FileAccessError: writing failed, or a file that blobs come from was truncated.
         """
@@ -335,15 +339,15 @@ class BlobStore:
         metadata: Mapping[str, str] | None = None,
         force: bool = False,
     ) -> dict[str, Path]:
-        """Write one .ptd a tag; all files take their places, or none. If killed in between, the next writer finishes it.
+        """Write one .ptd for each tag: all files or none. If the process is killed meanwhile, the next writer finishes it.
 
         Args:
             directory: an existing folder.
-            metadata: free text to keep with each file.
-            force: replace files of other formats, too.
+            metadata: text to store in each file, under text keys.
+            force: also replace files of other formats, or files that blobs come from.
 
         Returns:
-            The path of each file by its tag. Untagged blobs go to the file of `DEFAULT_TAG`.
+            The path of each file, by tag. Untagged blobs go to the file of `DEFAULT_TAG`.
 
         Raises:
             As `write_ptd`.
@@ -363,9 +367,9 @@ class BlobStore:
         return paths
 
     def _address(self, view: memoryview) -> Digest:
-        """The digest of a blob; memory that the store has already is not read again.
+        """The digest of a blob. Memory that the store has already is not read again.
 
-        That memory cannot belong to anything else meanwhile, as the store holds it. If it was changed, the writer tells.
+        The store holds that memory, so nothing else can have been allocated there. If it changed, writing raises an error.
         """
         blob = self._by_memory.get(_memory(view))
         return digest(view) if blob is None else self._blobs[blob][1]
@@ -399,12 +403,12 @@ class BlobStore:
 
 
 def _memory(view: memoryview) -> tuple[int, int]:
-    """Where the bytes of a view are, and how many."""
+    """The address and the length of a view."""
     return (np.frombuffer(view, np.uint8).ctypes.data if len(view) else 0), len(view)
 
 
 def nbytes(entries: Iterable[Entry]) -> int:
-    """What the distinct blobs of these keys take."""
+    """The size of the distinct blobs of these keys, in bytes."""
     return sum({entry.blob: len(entry.data) for entry in entries}.values())
 
 
@@ -413,7 +417,7 @@ def check_tag(tag: str) -> None:
     if not isinstance(tag, str) or not tag or tag in {".", ".."}:
         raise InvalidTagError(f"tag {tag!r} is not a file name")
     if any(c in tag for c in "/\\\0:") or any(ord(c) < 32 for c in tag):
-        raise InvalidTagError(f"tag {tag!r} has a separator or a control character; a plain file name is expected")
+        raise InvalidTagError(f"tag {tag!r} has a separator or a control character; expected a plain file name")
     try:
         nbytes = len(os.fsencode(tag))
     except UnicodeEncodeError as error:
@@ -423,7 +427,7 @@ def check_tag(tag: str) -> None:
 
 
 def file_name(tag: str) -> str:
-    """The file that a tag names: with the ending .ptd, as ExecuTorch does."""
+    """The file name of a tag, with the ending .ptd, as ExecuTorch writes it."""
     return tag if tag.endswith(".ptd") else tag + ".ptd"
 
 
@@ -431,20 +435,20 @@ def _check_metadata(metadata: Mapping[str, str] | None) -> Mapping[str, str]:
     if metadata is None:
         return {}
     if not isinstance(metadata, Mapping):
-        raise UnsupportedDataError(f"metadata is to map text to text, found a {type(metadata).__qualname__}")
+        raise UnsupportedDataError(f"metadata must map str to str, got a {type(metadata).__qualname__}")
     for text in itertools.chain.from_iterable(metadata.items()):
         try:
             text.encode()
         except (AttributeError, UnicodeEncodeError):
-            raise UnsupportedDataError(f"metadata is to map text to text, {text!r} is none") from None
+            raise UnsupportedDataError(f"metadata must map str to str, got {text!r}") from None
     return metadata
 
 
 def _check_key(key: str) -> None:
     if not isinstance(key, str) or not key:
-        raise InvalidKeyError(f"a key is a text that is not empty, not {key!r}")
+        raise InvalidKeyError(f"a key must be a non-empty string, got {key!r}")
     if "\0" in key:
-        raise InvalidKeyError(f"key {key!r} has a NUL, where C would end it")
+        raise InvalidKeyError(f"key {key!r} contains a NUL character")
     try:
         key.encode()
     except UnicodeEncodeError as error:
@@ -453,13 +457,15 @@ def _check_key(key: str) -> None:
 
 def _check_alignment(key: str, alignment: int) -> None:
     if isinstance(alignment, bool) or not isinstance(alignment, int) or not 1 <= alignment <= MAX_ALIGNMENT:
-        raise InvalidAlignmentError(f"key {key!r}: alignment {alignment!r} is not an integer in 1..{MAX_ALIGNMENT}")
+        raise InvalidAlignmentError(
+            f"key {key!r}: alignment must be an integer in 1..{MAX_ALIGNMENT}, got {alignment!r}"
+        )
 
 
 def _contents(
     other: BlobStore | NamedDataMap | NamedDataStoreOutput,
 ) -> Iterator[tuple[str, Any, int, str | None, TensorLayout | None]]:
-    """Key, data, alignment, tag and layout of everything in `other`, without the manifests of earlier files."""
+    """Key, data, alignment, tag and layout of everything in `other`, without manifests of earlier files."""
     if isinstance(other, BlobStore):
         for entry in other.entries():
             yield entry.key, entry.data, entry.alignment, other.tag(entry.key), entry.layout

@@ -1,1 +1,1 @@
-"""Campaigns: long searches for what tests do not find, by fuzzing, failing system calls, load, and others' tests."""
+"""Campaigns: long searches for defects that tests miss, by fuzzing, failing system calls, load, and ExecuTorch's tests."""

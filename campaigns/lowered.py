@@ -1,4 +1,4 @@
-"""The network of `campaigns.network`, lowered. Apart from it, as most processes of a campaign do without torch."""
+"""The network of `campaigns.network`, lowered. A module of its own, because most processes of a campaign need no torch."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def lower_network(folder: Path, name: str, value: int, *, delegated: bool = Fals
 
 
 def lower_embedded(path: Path, value: int) -> None:
-    """Write a program for the portable kernels that has its weights inside."""
+    """Write a program for the portable kernels with its weights inside."""
     module = Network().eval()
     with torch.no_grad():
         for parameter in module.parameters():

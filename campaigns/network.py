@@ -1,8 +1,8 @@
-"""A network whose output says which weights it was computed from.
+"""A network whose output shows the weights that it was computed from.
 
 All its weights have one value. With that value `v` and an input of ones, the hidden layer is 65 v and the output
-4160 v² + v. For whole numbers up to `LARGEST` float32 computes that exactly, in any order, so a call that saw weights of
-two commits cannot give a number that a whole commit would give.
+4160 v² + v. For whole numbers up to `LARGEST` float32 computes this exactly, in any order, so a call that sees weights
+of two commits cannot give an output that belongs to one commit.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ def weights(value: int) -> dict[str, np.ndarray]:
 
 
 def expected(value: int) -> int:
-    """What every element of the output is then."""
+    """Every element of the output for weights of this value."""
     return 4160 * value * value + value
 
 
 def weight_keys(keys: Iterable[str]) -> list[str]:
-    """The keys of a data file that are weights, and not records about them."""
+    """The keys of a data file that are weights, without the records about them."""
     return [key for key in keys if not key.startswith("metadata.")]

@@ -1,6 +1,6 @@
 """Regenerate blobstore/_generated from the schemas in this folder: `make schema`.
 
-The compiler is the `flatc` that the executorch wheel ships, so that everybody generates with the same version.
+The compiler is the `flatc` in the executorch wheel, so that every developer generates with the same version.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def generate(target: Path) -> None:
 
 
 def main() -> None:
-    """Replace the committed code by what the schemas say now."""
+    """Regenerate the committed code from the schemas."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.parse_args()
     shutil.rmtree(TARGET, ignore_errors=True)

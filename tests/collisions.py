@@ -1,4 +1,4 @@
-"""Texts that one hash function cannot tell apart."""
+"""Texts with one hash value."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 
 
 def colliding_texts(count: int) -> list[bytes]:
-    """Texts of 16 ASCII characters to which libstdc++'s std::hash, whose seed is a constant, gives one value."""
+    """Texts of 16 ASCII characters with one value of libstdc++'s std::hash, whose seed is constant."""
     factor, shift = np.uint64(0xC6A4A7935BD1E995), np.uint64(47)  # of MurmurHash64A
     inverse = np.uint64(pow(int(factor), -1, 1 << 64))
     seed = np.uint64(0xC70F6907 ^ 16 * int(factor) % (1 << 64))
@@ -14,7 +14,7 @@ def colliding_texts(count: int) -> list[bytes]:
     mixed = first * factor
     state = (seed ^ (mixed ^ mixed >> shift) * factor) * factor
     mixed = state * inverse
-    second = (mixed ^ mixed >> shift) * inverse  # takes the state to 0
+    second = (mixed ^ mixed >> shift) * inverse  # brings the state to 0
     ascii_only = (second & np.uint64(0x8080808080808080)) == 0
     texts = np.stack([first[ascii_only], second[ascii_only]], axis=1).view("S16")[:, 0].tolist()
     found = [text for text in texts if len(text) == 16 and b"\0" not in text][:count]

@@ -1,4 +1,4 @@
-"""What all tests share. The models that they lower are in tests/models.py."""
+"""Fixtures for all tests. The models that they lower are in tests/models.py."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from hypothesis import settings
 from tests import models
 from tests.cpp.module_runner import ModuleRunner, build
 
-# No example has a time limit, as the machine may be busy. CI tries the same examples in every run.
+# No example has a time limit, because the machine may be busy. CI tries the same examples in every run.
 settings.register_profile("blobstore", deadline=None, derandomize="CI" in os.environ)
 settings.load_profile("blobstore")
 
 
 @pytest.fixture(scope="session")
 def lowered() -> Any:
-    """The module tests.models: each of its functions lowers a small model once a session."""
+    """The module tests.models; each of its functions lowers a small model, once in a session."""
     return models
 
 
@@ -48,5 +48,5 @@ def stock_run() -> Callable[..., list[Any]]:
 
 @pytest.fixture(scope="session")
 def module_runner() -> ModuleRunner:
-    """The stock C++ Module: `module_runner(pte, data_files, inputs, method="forward")`, in numpy arrays."""
+    """The stock C++ Module: `module_runner(pte, data_files, inputs, method="forward")`, with numpy arrays."""
     return build()

@@ -1,6 +1,6 @@
-"""Run work again and again in forked processes, each killed a step later: `python -m tests.interruptions JOB FOLDER`.
+"""Runs work repeatedly in forked processes, each killed a step later: `python -m tests.interruptions JOB FOLDER`.
 
-It is a program of its own, so that what it forks has no threads. Each job prints JSON.
+It is a program of its own, so that the forked processes have no threads. Each job prints JSON.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from blobstore import BlobStore, BlobStoreError, dedup_programs
-from blobstore.disk import staging
+from blobstore.disk.recovery import recover
+from blobstore.disk.staging import Staging
 
 KILLED = 77
 CALLS = ("link", "replace", "rename", "fsync", "unlink", "rmdir", "mkdir")
@@ -40,7 +41,7 @@ def forked(work: Callable[[], Any]) -> int:
 
 
 def killed_at_call(number: int, work: Callable[[], Any]) -> None:
-    """Do the work; the process ends before the given call of those that change a folder, counted from 1."""
+    """Do the work; the process ends before this call, counted from 1, among those that change a folder."""
     count = 0
 
     def watch(name: str) -> None:
@@ -61,12 +62,12 @@ def killed_at_call(number: int, work: Callable[[], Any]) -> None:
 
 
 def kills(folder: Path, template: Path, work: Callable[[Path], Any], code: int = 0) -> Iterator[Path]:
-    """A copy of the template after the work on it was killed, for each call before which it can be.
+    """For each call, a copy of the template after the work on it was killed before that call.
 
     Args:
         folder: where the copies go.
         template, work: what is worked on, and the work.
-        code: of the process that is not killed.
+        code: the exit code of the process that is not killed.
     """
     number = 0
     while True:
@@ -82,7 +83,7 @@ def kills(folder: Path, template: Path, work: Callable[[Path], Any], code: int =
 
 
 def state(folder: Path) -> dict[str, str]:
-    """The files that a user sees."""
+    """The files that users see."""
     return {
         str(path.relative_to(folder)): path.read_bytes().hex()
         for path in sorted(folder.rglob("*"))
@@ -91,7 +92,7 @@ def state(folder: Path) -> dict[str, str]:
 
 
 def left(folder: Path) -> list[str]:
-    """The other ones."""
+    """The hidden files."""
     return [path.name for path in folder.rglob(".blobstore-*")]
 
 
@@ -109,7 +110,7 @@ def _template(folder: Path) -> Path:
 
 
 def _write_group(place: Path, last: str = "d") -> None:
-    with staging.Staging(folder=place / "out") as group:
+    with Staging(folder=place / "out") as group:
         for name, again in (
             ("out/a", False),
             ("out/below/twice", False),
@@ -124,11 +125,11 @@ def _write_group(place: Path, last: str = "d") -> None:
 
 def _recover(place: Path) -> None:
     for name in ("out", "out/below", "elsewhere"):
-        staging.recover(place / name)
+        recover(place / name)
 
 
 def _fails(place: Path) -> None:
-    """The last rename fails, so that all are undone."""
+    """The last rename fails, so all of them are undone."""
     real, count = os.replace, 0
 
     def replace(source: Any, target: Any) -> None:
@@ -148,7 +149,7 @@ def group(folder: Path) -> Any:
 
 
 def group_elsewhere(folder: Path) -> Any:
-    """Found from another folder of the group than the one that it belongs to."""
+    """The group is found from another of its folders."""
     template = _template(folder)
     places = kills(folder / "kill", template, _write_group)
     return [_seen(place, "elsewhere") for place in places]
@@ -160,9 +161,9 @@ def group_undone(folder: Path) -> Any:
 
 
 def _seen(place: Path, first: str) -> Any:
-    """Whether the files that are left are all old or all new: as they were left, and after somebody wrote there."""
+    """Whether the files are all old or all new: after the kill, after recovery, and at the end; and the leftovers."""
     before = _whole(place)
-    staging.recover(place / first)
+    recover(place / first)
     after = _whole(place)
     _recover(place)
     return before, after, _whole(place), left(place)
@@ -176,29 +177,29 @@ def _whole(place: Path) -> str:
 
 
 def recovery(folder: Path) -> Any:
-    """The recovery is killed, too: before each call, after each kill between two renames."""
+    """The recovery is killed, too: before each of its calls, after each kill between two renames."""
     template = _template(folder)
     found = []
     for place in kills(folder / "kill", template, _write_group):
         if _whole(place) == "mixed":
             number = 0
             ended = KILLED
-            # The same folder: a group that was half finished stays as it is for the next one.
+            # In the same folder: the next recovery continues a half finished group.
             while ended == KILLED:
                 number += 1
                 ended = forked(
-                    lambda place=place, number=number: killed_at_call(number, lambda: staging.recover(place / "out"))
+                    lambda place=place, number=number: killed_at_call(number, lambda: recover(place / "out"))
                 )
             _recover(place)
             found.append((number, _whole(place), left(place)))
     return found
 
 
-# A folder of programs, and data files with several tags. FOLDER has what the jobs write in `in`, and `template`.
+# A folder of programs, and data files with several tags. FOLDER contains the inputs `in` and the `template`.
 
 
 def programs(folder: Path) -> Any:
-    """Programs with a replaced name and pruned keys; another process extends the folder, and then it is all new."""
+    """Programs with a replaced name and pruned keys; another process extends the folder, which is then all new."""
 
     def write(place: Path) -> None:
         dedup_programs([folder / "in"], place, prune=True)

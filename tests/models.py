@@ -1,6 +1,6 @@
-"""Small models, lowered by stock ExecuTorch, for tests to take apart.
+"""Small models for tests, lowered by stock ExecuTorch.
 
-Each function lowers once a session and returns a `Lowered`; nothing may change it.
+Each function lowers once in a session and returns a `Lowered`, which must not be changed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from blobstore.lowering.export import lower, quiet
 
 @dataclass(frozen=True)
 class Lowered:
-    """A lowered program beside the modules that it was made from."""
+    """A lowered program, with the modules that it was made from."""
 
     manager: Any  # ExecutorchProgramManager
     methods: dict[str, tuple[nn.Module, tuple[Tensor, ...]]]
@@ -33,14 +33,14 @@ class Lowered:
         return self.methods[method][1]
 
     def eager(self, method: str = "forward") -> list[Tensor]:
-        """What the module itself computes from the example inputs."""
+        """The outputs of the module itself for the example inputs."""
         module, inputs = self.methods[method]
         with torch.no_grad():
             outputs = module(*inputs)
         return [outputs] if isinstance(outputs, Tensor) else list(outputs)
 
     def write(self, directory: Path, name: str = "model") -> Path:
-        """Write the program, and its external data if it has any, as ExecuTorch does; return the program."""
+        """Write the program and its external data, if any, with ExecuTorch; return the program's path."""
         directory.mkdir(parents=True, exist_ok=True)
         path = directory / f"{name}.pte"
         path.write_bytes(self.pte)
@@ -53,7 +53,7 @@ def _lowered(methods: dict[str, tuple[nn.Module, tuple[Tensor, ...]]], **options
 
 
 def portable() -> Sequence[Any]:
-    """Partitioners for a program that no backend takes a part of."""
+    """Partitioners for a program without delegates."""
     return []
 
 
@@ -94,7 +94,7 @@ class ConvNet(nn.Module):
 
 
 class ChannelsLast(nn.Module):
-    """A constant that is not contiguous: its memory is channels-last."""
+    """A constant with channels-last memory."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -106,7 +106,7 @@ class ChannelsLast(nn.Module):
 
 
 class Counter(nn.Module):
-    """State that starts at a value which is part of the program."""
+    """State with an initial value in the program."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -136,7 +136,7 @@ TINY = DecoderConfig(vocabulary=64, width=32, hidden=48, layers=1, heads=4, kv_h
 
 
 class Viewed(nn.Module):
-    """It reads its input through views only, before and after the input's memory could be used for something else."""
+    """Reads its input only through views, before and after the input's memory could be reused."""
 
     def forward(self, x: Tensor) -> Tensor:
         flat = x.view(4, 6)
@@ -146,7 +146,7 @@ class Viewed(nn.Module):
 
 @functools.cache
 def viewed() -> Lowered:
-    """A program without operators for its views, which lie where the input was planned to lie."""
+    """A program without operators for its views, which share the planned memory of the input."""
     return _lowered({"forward": (Viewed(), (_input(2, 2, 6),))}, partitioners=portable)
 
 
@@ -154,7 +154,7 @@ def viewed() -> Lowered:
 def mlp(*, delegated: bool = False, external: bool = False, seed: int = 0) -> Lowered:
     """The MLP, by XNNPACK or the portable kernels.
 
-    Constants that no delegate took leave for `_default_external_constant.ptd` when `external`.
+    If `external`, constants that no delegate takes go to `_default_external_constant.ptd`.
     """
     methods = {"forward": (_seeded(MLP, seed), (_input(3, 16),))}
     partitioners = None if delegated else portable
@@ -197,7 +197,7 @@ def decoder(*, delegated: bool = True, external: bool = False) -> Lowered:
 
 @functools.cache
 def adapters(*, delegated: bool = False, seed: int = 0) -> Lowered:
-    """A LoRA whose constants leave for two files, `foundation.ptd` and `adapter.ptd`."""
+    """A LoRA whose constants go to two files, `foundation.ptd` and `adapter.ptd`."""
     module: nn.Module = _seeded(LoRA, seed)
     inputs = (_input(3, 16),)
     if not delegated:

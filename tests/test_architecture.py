@@ -1,4 +1,4 @@
-"""The direction of imports, as docs/architecture.md lists it."""
+"""Imports go in one direction, which docs/architecture.md lists."""
 
 from __future__ import annotations
 
@@ -13,12 +13,27 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "blobstore"
 
 
-def rooms() -> dict[str, int]:
-    """Each room of the table, a module or a folder of the package, with the number of its row."""
+def table(head: str) -> list[str]:
+    """The rows of the table with this head."""
     page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    table = page.split("| room | concept |\n|---|---|\n")[1].split("\n\n")[0]
-    found = {}
-    for row, line in enumerate(table.splitlines()):
+    return page.split(f"{head}\n|---|---|\n")[1].split("\n\n")[0].splitlines()
+
+
+def inner_orders() -> dict[str, dict[str, int]]:
+    """For each folder of the second table, its modules and folders with their level, counted from the top."""
+    orders: dict[str, dict[str, int]] = {}
+    for line in table("| inside | from top to bottom |"):
+        folder, levels = re.findall(r"[^|]+", line)
+        orders[folder.strip(" `")] = {
+            name: level for level, part in enumerate(levels.split("→")) for name in re.findall(r"`([^`]+)`", part)
+        }
+    return orders
+
+
+def rooms() -> dict[str, int]:
+    """Each room of the first table, a module or a folder of the package, with the number of its row."""
+    found: dict[str, int] = {}
+    for row, line in enumerate(table("| room | concept |")):
         for name in re.findall(r"`([^`]+)`", line.split("|")[1]):
             assert name not in found, f"{name} is listed twice"
             found[name] = row
@@ -26,15 +41,20 @@ def rooms() -> dict[str, int]:
 
 
 def room_of(module: Path, listed: dict[str, int]) -> str:
-    """The room that a module of the package lies in."""
-    first = module.relative_to(PACKAGE).parts[0]
-    name = first if first.endswith(".py") else f"{first}/"
+    """The room of a module of the package."""
+    name = part_of(module, PACKAGE)
     assert name in listed, f"docs/architecture.md does not list {name}"
     return name
 
 
+def part_of(module: Path, folder: Path) -> str:
+    """The module or folder directly below `folder` that a module belongs to."""
+    first = module.relative_to(folder).parts[0]
+    return first if first.endswith(".py") else f"{first}/"
+
+
 def imported(module: Path) -> Iterator[tuple[int, Path]]:
-    """Line and file of everything that a module imports from the package, at any time and for any purpose."""
+    """Line and file of everything that a module imports from the package, also inside functions and for types."""
     for node in ast.walk(ast.parse(module.read_text(encoding="utf-8"))):
         names: list[str] = []
         if isinstance(node, ast.Import):
@@ -50,7 +70,7 @@ def imported(module: Path) -> Iterator[tuple[int, Path]]:
 
 
 def home(parts: list[str]) -> Path:
-    """The file of a dotted name: a module, or the package that has the name."""
+    """The file of a dotted name: a module, or the package that defines the name."""
     for length in range(len(parts), 0, -1):
         place = ROOT.joinpath(*parts[:length])
         if place.with_suffix(".py").is_file():
@@ -64,7 +84,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 
 
 def test_the_list_names_what_there_is() -> None:
-    """A room that went, or that came, changes the page."""
+    """A room that is added or removed changes the page."""
     listed = set(rooms())
     there = {room_of(module, rooms()) for module in MODULES}
     assert {name for name in listed - there if not (ROOT / name).exists()} == set()
@@ -77,3 +97,16 @@ def test_imports_go_down_the_list(module: Path) -> None:
     for line, target in imported(module):
         there = room_of(target, listed)
         assert listed[there] >= listed[here], f"{module}:{line}: {here} imports {there}, which is above it"
+
+
+@pytest.mark.parametrize("folder", inner_orders())
+def test_imports_inside_a_room_go_down_its_list(folder: str) -> None:
+    """Every module of such a room has a place in the list."""
+    place, order = PACKAGE / folder, inner_orders()[folder]
+    for module in sorted(set(place.rglob("*.py")) - {place / "__init__.py"}):
+        here = part_of(module, place)
+        assert here in order, f"docs/architecture.md does not list {folder}{here}"
+        for line, target in imported(module):
+            if place in target.parents and target != place / "__init__.py" and part_of(target, place) != here:
+                there = part_of(target, place)
+                assert order[there] > order[here], f"{module}:{line}: {here} imports {there}, which is not below it"

@@ -11,6 +11,7 @@ from blobstore.errors import FileAccessError, UnsupportedDataError
 
 
 def test_torch_round_trip(tmp_path):
+    """Every tensor has its values, dtype and shape again (R4)."""
     tensors = {
         "weight": torch.randn(3, 4),
         "bf16": torch.randn(5).bfloat16(),
@@ -32,6 +33,7 @@ def test_torch_round_trip(tmp_path):
 
 
 def test_numpy_round_trip(tmp_path):
+    """The same for numpy arrays (R4)."""
     arrays = {
         "a": np.arange(6.0).reshape(2, 3),
         "f": np.asfortranarray(np.eye(3, dtype=np.int8)),
@@ -45,6 +47,7 @@ def test_numpy_round_trip(tmp_path):
 
 
 def test_loaded_tensors_are_private_and_outlive_the_file(tmp_path):
+    """Writing to one changes neither the file nor another tensor (B5)."""
     path = tmp_path / "m.ptd"
     blobstore.save_file({"w": torch.zeros(4)}, path)
     before = path.read_bytes()
@@ -56,7 +59,7 @@ def test_loaded_tensors_are_private_and_outlive_the_file(tmp_path):
 
 
 def equal_norms(path):
-    """Two layer norms as they begin: ones and zeros, each stored once."""
+    """Two new layer norms: ones and zeros, each stored once."""
     model = torch.nn.Sequential(torch.nn.LayerNorm(8), torch.nn.LayerNorm(8))
     blobstore.save_file(model.state_dict(), path)
     with blobstore.open_ptd(path) as data_map:
@@ -65,7 +68,7 @@ def equal_norms(path):
 
 
 def trained(model):
-    """The parameters behind a few steps; the two norms get different gradients."""
+    """The parameters after a few steps, in which the two norms get different gradients."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     x = torch.arange(16.0).reshape(2, 8).sin()
     for _ in range(3):
@@ -76,7 +79,7 @@ def trained(model):
 
 
 def test_equal_tensors_train_apart(tmp_path):
-    """R1: that a file stores equal bytes once does not tie what is loaded from it."""
+    """Tensors that the file stores once are not tied when they are loaded (R1)."""
     path = tmp_path / "m.ptd"
     expected = trained(equal_norms(path))
     before = path.read_bytes()
@@ -90,6 +93,7 @@ def test_equal_tensors_train_apart(tmp_path):
 
 @pytest.mark.parametrize("framework", ["pt", "np"])
 def test_names_are_tied_where_that_is_asked_for(framework, tmp_path):
+    """With `tied`, names of one blob share memory."""
     path = tmp_path / "m.ptd"
     blobstore.save_file({"a": np.ones(3), "b": np.ones(3), "c": np.ones(4)}, path)
     for tied in (False, True):
@@ -101,7 +105,7 @@ def test_names_are_tied_where_that_is_asked_for(framework, tmp_path):
 
 @pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="Linux tells what memory is whose")
 def test_loading_reads_nothing_and_takes_no_memory(tmp_path):
-    """Also for names that share a blob: only what is written to becomes memory of the process."""
+    """Also for names that share a blob: only what is written to takes memory of the process (D1)."""
 
     def memory():
         rows = (line.split() for line in Path("/proc/self/smaps_rollup").read_text().splitlines()[1:])
@@ -122,6 +126,7 @@ def test_loading_reads_nothing_and_takes_no_memory(tmp_path):
 
 
 def test_many_names_of_one_blob_take_no_file_descriptors(tmp_path):
+    """One descriptor serves all maps of a file."""
     blobstore.save_file({str(i): np.ones(3) for i in range(3000)}, tmp_path / "m.ptd")
     loaded = blobstore.load_file(tmp_path / "m.ptd", "np")
     for i, array in enumerate(loaded.values()):
@@ -130,12 +135,14 @@ def test_many_names_of_one_blob_take_no_file_descriptors(tmp_path):
 
 
 def test_opaque_blobs_come_as_bytes(tmp_path):
+    """Blobs without a layout are arrays of uint8 (R4)."""
     blobstore.save_file({"o": b"\1\2"}, tmp_path / "m.ptd")
     assert blobstore.load_file(tmp_path / "m.ptd")["o"].tolist() == [1, 2]
     assert blobstore.load_file(tmp_path / "m.ptd", framework="np")["o"].tolist() == [1, 2]
 
 
 def test_what_a_framework_lacks(tmp_path):
+    """A dtype that it lacks, or an unknown framework, is an error that says so."""
     store = blobstore.BlobStore()
     store.add("q", b"\1", layout=blobstore.TensorLayout(blobstore.ScalarType.QINT8, (1,)))
     store.write_ptd(tmp_path / "q.ptd")
@@ -147,6 +154,7 @@ def test_what_a_framework_lacks(tmp_path):
 
 
 def test_exported_names():
+    """`__all__` is sorted, and all its names exist."""
     assert blobstore.__all__ == sorted(blobstore.__all__)
     assert all(hasattr(blobstore, name) for name in blobstore.__all__)
 

@@ -1,4 +1,4 @@
-"""The shared models compute in the stock runtime what they compute in torch."""
+"""The shared models give the same outputs in the stock runtime as in torch."""
 
 import pytest
 import torch

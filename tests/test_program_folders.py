@@ -1,4 +1,4 @@
-"""A folder of programs on its data files, over several runs: nobody loses weights (B1, W1, D1)."""
+"""A folder of programs on its data files, over several runs: no program loses weights (B1, W1, D1)."""
 
 import os
 import subprocess
@@ -17,7 +17,7 @@ from tests.test_programs import snapshot, with_named_data
 
 @pytest.fixture
 def check(stock_run):
-    """Whether a slim program in a folder computes what the module does in eager torch, or its old file in stock."""
+    """Check that a slim program computes what its module or its old file computes."""
 
     def run(path, model, data_path, embedded=None):
         for method in model.methods:
@@ -42,6 +42,7 @@ def keys(path):
 @pytest.mark.parametrize("delegated", [False, True])
 @pytest.mark.parametrize("save", [False, True])
 def test_a_second_run_leaves_the_programs_of_the_first_their_weights(lowered, check, tmp_path, delegated, save):
+    """Every program of the folder still runs (B1, D1)."""
     models = {"a": lowered.mlp(delegated=delegated, seed=1), "b": lowered.mlp(delegated=delegated, seed=2)}
     models["c"] = lowered.decoder()
     for name, model in models.items():
@@ -58,6 +59,7 @@ def test_a_second_run_leaves_the_programs_of_the_first_their_weights(lowered, ch
 
 
 def test_a_run_done_again_changes_no_byte(lowered, tmp_path):
+    """The same inputs give the same files (B1)."""
     a, b = write(lowered.mlp(delegated=True), tmp_path / "a.pte"), write(lowered.decoder(), tmp_path / "b.pte")
     first = dedup_programs([a], tmp_path / "out")
     before = snapshot(tmp_path / "out")
@@ -72,6 +74,7 @@ def test_a_run_done_again_changes_no_byte(lowered, tmp_path):
 
 
 def test_what_a_replaced_program_took_stays_until_it_is_pruned(lowered, check, tmp_path):
+    """`prune` drops keys that no program takes (D1)."""
     old, new = lowered.mlp(delegated=True, seed=1), lowered.mlp(delegated=True, seed=2)
     other = lowered.decoder()
     dedup_programs([write(old, tmp_path / "a.pte"), write(other, tmp_path / "other.pte")], tmp_path / "out")
@@ -88,6 +91,7 @@ def test_what_a_replaced_program_took_stays_until_it_is_pruned(lowered, check, t
 
 
 def test_a_name_whose_program_is_replaced_gets_new_bytes(lowered, stock_run, tmp_path):
+    """The result lists the key (D2)."""
     old, new = lowered.mlp(external=True, seed=1), lowered.mlp(external=True, seed=2)
     save_programs({"a": old.manager}, tmp_path / "out")
     result = save_programs({"a": new.manager}, tmp_path / "out")
@@ -99,7 +103,7 @@ def test_a_name_whose_program_is_replaced_gets_new_bytes(lowered, stock_run, tmp
 
 @pytest.mark.parametrize("save", [False, True])
 def test_a_name_that_another_program_still_takes_is_a_conflict(lowered, tmp_path, save):
-    """Its new bytes would be the other program's too, without a word."""
+    """The other program would get the new bytes without notice (R1)."""
     old, new = lowered.mlp(external=True, seed=1), lowered.mlp(external=True, seed=2)
     save_programs({"a": old.manager}, tmp_path / "out", data_name="_default_external_constant")
     before = snapshot(tmp_path / "out")
@@ -114,7 +118,7 @@ def test_a_name_that_another_program_still_takes_is_a_conflict(lowered, tmp_path
 
 
 def test_a_delegates_key_that_another_program_still_takes_is_a_conflict(lowered, tmp_path):
-    """The old program says in its delegate's payload only that it takes the key."""
+    """Only the payload of the old program's delegate shows that it takes the key (R1)."""
     model = lowered.mlp(delegated=True)
     dedup_programs([write(model, tmp_path / "a.pte")], tmp_path / "out")
     key = next(key for key in keys(tmp_path / "out" / "shared.ptd") if not key.startswith("tensor."))
@@ -126,7 +130,7 @@ def test_a_delegates_key_that_another_program_still_takes_is_a_conflict(lowered,
 
 
 def test_a_blob_that_an_old_program_has_in_itself_enters_no_data_file(lowered, stock_run, tmp_path):
-    """The stock runtime refuses a key that it finds in two places."""
+    """The stock runtime refuses a key that it finds in two places (R2)."""
     model = lowered.mlp()
     for name in ("a", "b"):
         (tmp_path / f"{name}.pte").write_bytes(with_named_data(model.pte, "small", b"s" * 10))
@@ -141,6 +145,7 @@ def test_a_blob_that_an_old_program_has_in_itself_enters_no_data_file(lowered, s
 
 
 def test_a_blob_that_stays_in_the_program_leaves_the_data_file(lowered, stock_run, tmp_path):
+    """Then the key is in one place (R2)."""
     model = lowered.mlp()
     (tmp_path / "a.pte").write_bytes(with_named_data(model.pte, "small", b"s" * 10))
     dedup_programs([tmp_path / "a.pte"], tmp_path / "out")
@@ -152,7 +157,7 @@ def test_a_blob_that_stays_in_the_program_leaves_the_data_file(lowered, stock_ru
 
 
 def test_several_data_files_are_extended(lowered, module_runner, tmp_path):
-    """One a tag; the programs of both runs load with all of them."""
+    """One for each tag; the programs of both runs load with all of them (R5)."""
     models = {f"tuned{seed}": lowered.adapters(delegated=True, seed=seed) for seed in (1, 2)}
     save_programs({"tuned1": models["tuned1"].manager}, tmp_path / "out")
     save_programs({"other": lowered.mlp(delegated=True).manager}, tmp_path / "out")
@@ -179,7 +184,7 @@ def with_tag(tag, seed):
 
 @pytest.mark.parametrize("together", [True, False])
 def test_equal_names_in_other_data_files_are_no_conflict(stock_run, tmp_path, together):
-    """A program does not take a key from the data file of another one because that has the name, too."""
+    """A program does not take a key from another program's data file that has the same key (D1)."""
     models = {"enc": with_tag("enc", 1), "dec": with_tag("dec", 2)}
     if together:
         save_programs({name: model.manager for name, model in models.items()}, tmp_path)
@@ -198,7 +203,7 @@ def test_equal_names_in_other_data_files_are_no_conflict(stock_run, tmp_path, to
 
 
 def test_equal_names_do_not_hide_who_takes_a_data_file(stock_run, tmp_path):
-    """Another program on the same data file keeps its weights, although a third file has all its keys, too."""
+    """A program on the same data file keeps its weights, although a third file also has all its keys (D1)."""
     models = {"enc": with_tag("enc", 1), "fast": with_tag("enc", 1), "dec": with_tag("dec", 2)}
     save_programs({name: model.manager for name, model in models.items()}, tmp_path)
     before = snapshot(tmp_path)
@@ -218,7 +223,7 @@ def test_equal_names_do_not_hide_who_takes_a_data_file(stock_run, tmp_path):
 
 
 def test_names_that_are_taken_otherwise_are_not_used(lowered, check, tmp_path):
-    """A checkpoint's name that an old program knows other bytes under: the new tensor is named after its content."""
+    """If an old program takes other bytes by the name, the new tensor gets a key made of its content (R1)."""
     models = {name: lowered.mlp(seed=seed) for name, seed in (("a", 1), ("b", 2))}
     for name, model in models.items():
         module, _ = model.methods["forward"]
@@ -230,7 +235,7 @@ def test_names_that_are_taken_otherwise_are_not_used(lowered, check, tmp_path):
 
 
 def test_records_stay_with_the_blobs_that_they_describe(lowered, tmp_path):
-    """Updates by name (U1) need the records that lowering wrote, which no program asks for by key."""
+    """Updates by name need the records that lowering wrote, which no program looks up (U1)."""
     from tests.lowering.live import lower_through
 
     module = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
@@ -247,6 +252,7 @@ def test_records_stay_with_the_blobs_that_they_describe(lowered, tmp_path):
 
 
 def test_whoever_has_the_old_data_file_open_keeps_it(lowered, tmp_path):
+    """Replacing a file does not change an open map of it (B5)."""
     dedup_programs([write(lowered.mlp(), tmp_path / "a.pte")], tmp_path / "out")
     with open_ptd(tmp_path / "out" / "shared.ptd") as data_map:
         before = {key: bytes(data) for key, data in data_map.items()}
@@ -256,6 +262,7 @@ def test_whoever_has_the_old_data_file_open_keeps_it(lowered, tmp_path):
 
 
 def test_data_files_of_unknown_origin(lowered, tmp_path):
+    """They are extended only with `force` (B5)."""
     program = write(lowered.mlp(), tmp_path / "a.pte")
     (tmp_path / "out").mkdir()
     stock = lowered.mlp(external=True).write(tmp_path / "stock", "x").parent / "_default_external_constant.ptd"
@@ -278,6 +285,7 @@ def test_data_files_of_unknown_origin(lowered, tmp_path):
 
 
 def test_a_program_that_cannot_be_read_is_told(lowered, tmp_path):
+    """An error names it, because the keys that it takes are unknown; one that is replaced does not matter (B5)."""
     program = write(lowered.mlp(), tmp_path / "a.pte")
     dedup_programs([program], tmp_path / "out")
     slim = (tmp_path / "out" / "a.pte").read_bytes()
@@ -292,7 +300,7 @@ def test_a_program_that_cannot_be_read_is_told(lowered, tmp_path):
 
 
 def test_two_processes_at_once(lowered, check, tmp_path):
-    """Each adds its program; none of them works on what the other one is replacing."""
+    """Each adds its program; neither works on files that the other is replacing (B5)."""
     models = {f"m{seed}": lowered.mlp(seed=seed) for seed in range(1, 5)}
     code = "import sys; from blobstore.programs import dedup_programs; dedup_programs(sys.argv[1], sys.argv[2])"
     processes = [
@@ -308,6 +316,7 @@ def test_two_processes_at_once(lowered, check, tmp_path):
 
 
 def test_folders_keep_their_structure(lowered, check, tmp_path):
+    """A program keeps its place below the folder that was given (B1)."""
     models = {"v1/model": lowered.mlp(seed=1), "v2/model": lowered.mlp(seed=2), "top": lowered.decoder()}
     for name, model in models.items():
         write(model, tmp_path / "models" / f"{name}.pte")
@@ -325,6 +334,7 @@ def test_folders_keep_their_structure(lowered, check, tmp_path):
 
 
 def test_equal_names_keep_as_many_folders_as_tell_them_apart(lowered, tmp_path, monkeypatch):
+    """Programs with one file name keep different parent folders (B1)."""
     monkeypatch.chdir(tmp_path)
     pte = lowered.mlp().pte
     for path in ("v1/model.pte", "v2/model.pte", "x/v1/model.pte", "other.pte"):
@@ -343,6 +353,7 @@ def test_equal_names_keep_as_many_folders_as_tell_them_apart(lowered, tmp_path, 
 
 
 def test_a_folder_without_models(tmp_path):
+    """An error that names the folder (B5)."""
     (tmp_path / "empty").mkdir()
     with pytest.raises(blobstore.errors.FileAccessError, match="neither a .pte nor a .ptd"):
         dedup_programs(tmp_path / "empty", tmp_path / "out")
@@ -353,6 +364,7 @@ def test_a_folder_without_models(tmp_path):
 
 
 def test_inputs_are_replaced_if_that_is_wanted(lowered, check, tmp_path):
+    """With `force`, a folder can be deduplicated in place (B1)."""
     models = {"a": lowered.mlp(seed=1), "b": lowered.decoder()}
     embedded = {name: write(model, tmp_path / "in" / f"{name}.pte").read_bytes() for name, model in models.items()}
     before = snapshot(tmp_path / "in")
@@ -369,6 +381,7 @@ def test_inputs_are_replaced_if_that_is_wanted(lowered, check, tmp_path):
 
 
 def test_an_empty_store_is_a_data_file_too(lowered, tmp_path):
+    """A data file without keys is an input like any other."""
     BlobStore().write_ptd(tmp_path / "none.ptd")
     dedup_programs([tmp_path / "none.ptd", write(lowered.mlp(), tmp_path / "a.pte")], tmp_path / "out")
     assert sorted(os.listdir(tmp_path / "out")) == ["a.pte", "shared.ptd"]

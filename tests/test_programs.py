@@ -30,7 +30,7 @@ def same(a, b):
 
 
 def check_same_outputs(stock_run, models, before, after, data_before=None):
-    """Every method computes to the bit what it did."""
+    """Check that every method computes the same as before, to the bit."""
     for name, model in models.items():
         for method in model.methods:
             inputs = model.inputs(method)
@@ -40,7 +40,7 @@ def check_same_outputs(stock_run, models, before, after, data_before=None):
 
 
 def with_named_data(pte, key, data):
-    """The program, with a blob under a key that nobody asks for; ExecuTorch writes it."""
+    """A program with an additional blob under a key that no delegate looks up, written by ExecuTorch."""
     file = deserialize_pte_binary(pte)
     file.named_data = NamedDataStoreOutput([data], {key: DataEntry(0, 16, None)}, {})
     return bytes(serialize_pte_binary(file, extract_delegate_segments=True))
@@ -78,6 +78,7 @@ def snapshot(folder):
 
 
 def test_outputs_are_bit_identical(stock_run, models, before, tmp_path):
+    """Old programs run in the stock Python and C++ runtimes with the data file, and compute the same (B1, D1)."""
     result = dedup_programs(paths_of(before), tmp_path / "after")
     check_same_outputs(stock_run, models, before, tmp_path / "after")
     assert result.data_files == [tmp_path / "after" / "shared.ptd"]
@@ -91,6 +92,7 @@ def test_outputs_are_bit_identical(stock_run, models, before, tmp_path):
 
 
 def test_each_distinct_content_is_there_once(before, tmp_path):
+    """Equal tensors of different programs are one blob (R1, D1)."""
     dedup_programs(paths_of(before), tmp_path / "after")
     with open_ptd(tmp_path / "after" / "shared.ptd", verify=True) as data_map:
         segments = {data_map.segment_of(key): bytes(data_map[key]) for key in data_map}
@@ -98,7 +100,7 @@ def test_each_distinct_content_is_there_once(before, tmp_path):
 
 
 def test_programs_of_one_model_share_everything(lowered, tmp_path):
-    """A second program with the same weights adds nothing to the data file."""
+    """A second program with the same weights adds nothing to the data file (D1)."""
     lowered.mlp(delegated=True).write(tmp_path, "a")
     lowered.mlp(delegated=True).write(tmp_path, "b")
     one = dedup_programs([tmp_path / "a.pte"], tmp_path / "one")
@@ -107,6 +109,7 @@ def test_programs_of_one_model_share_everything(lowered, tmp_path):
 
 
 def test_the_order_of_the_inputs_is_that_of_the_keys_and_changes_nothing_else(before, tmp_path):
+    """Another order gives the same blobs and the same programs (R2)."""
     dedup_programs(paths_of(before), tmp_path / "x")
     dedup_programs(reversed(paths_of(before)), tmp_path / "y")
     x, y = (open_ptd(tmp_path / name / "shared.ptd") for name in "xy")
@@ -117,6 +120,7 @@ def test_the_order_of_the_inputs_is_that_of_the_keys_and_changes_nothing_else(be
 
 
 def test_a_second_run_moves_nothing_more(stock_run, models, before, tmp_path):
+    """Slim programs stay as they are (B1)."""
     dedup_programs(paths_of(before), tmp_path / "once")
     again = dedup_programs([*paths_of(tmp_path / "once"), tmp_path / "once" / "shared.ptd"], tmp_path / "twice")
     assert all(program.moved == 0 and not program.missing for program in again.programs)
@@ -125,6 +129,7 @@ def test_a_second_run_moves_nothing_more(stock_run, models, before, tmp_path):
 
 
 def test_save_programs_writes_what_dedup_does(models, before, tmp_path):
+    """From freshly lowered programs, without files in between (W2, B1)."""
     saved = save_programs({name: model.manager for name, model in models.items()}, tmp_path / "saved")
     result = dedup_programs([before / f"{name}.pte" for name in models], tmp_path / "dedup")
     assert [str(program.source) for program in saved.programs] == list(models)
@@ -139,7 +144,7 @@ def test_save_programs_writes_what_dedup_does(models, before, tmp_path):
 
 @pytest.mark.parametrize("delegated", [False, True])
 def test_several_of_our_data_files_load_together(module_runner, lowered, tmp_path, delegated):
-    """The stock C++ Module refuses a key that two files share; ours have none, tags included."""
+    """The stock C++ Module refuses a key that two files share; these files share none, with and without tags (R5)."""
     models = {f"tuned{seed}": lowered.adapters(delegated=delegated, seed=0) for seed in (1, 2)}
     models["other"] = lowered.mlp(delegated=False)
     result = save_programs({name: model.manager for name, model in models.items()}, tmp_path / "out")
@@ -156,6 +161,7 @@ def test_several_of_our_data_files_load_together(module_runner, lowered, tmp_pat
 
 
 def test_external_data_of_the_inputs_ends_in_the_shared_file(stock_run, lowered, tmp_path):
+    """Under its keys, and without the files that were given (B1, R5)."""
     model = lowered.mlp(external=True)
     program = model.write(tmp_path / "in", "mlp")
     (data,) = (tmp_path / "in").glob("*.ptd")
@@ -172,6 +178,7 @@ def test_external_data_of_the_inputs_ends_in_the_shared_file(stock_run, lowered,
 
 
 def test_a_data_file_that_was_not_given_is_told(lowered, tmp_path):
+    """The result lists the keys that a program still needs from elsewhere (B1)."""
     program = lowered.mlp(external=True).write(tmp_path / "in", "mlp")
     (result,) = dedup_programs([program], tmp_path / "out").programs
     assert "first.weight" in result.missing
@@ -182,6 +189,7 @@ def test_a_data_file_that_was_not_given_is_told(lowered, tmp_path):
 
 
 def test_keep_small(stock_run, models, before, tmp_path):
+    """Small tensors stay in their program (W3)."""
     result = dedup_programs(paths_of(before), tmp_path / "after", keep_small=1000)
     with open_ptd(tmp_path / "after" / "shared.ptd") as data_map:
         assert min(len(data) for data in data_map.values()) >= 1000
@@ -194,7 +202,7 @@ def test_keep_small(stock_run, models, before, tmp_path):
 
 
 def test_a_small_blob_that_a_data_file_has_may_not_stay(tmp_path, lowered, stock_run):
-    """The stock runtime refuses a key that it finds both in the program and in the data file."""
+    """The stock runtime refuses a key that it finds both in the program and in the data file (R2)."""
     model = lowered.mlp(delegated=False)
     (tmp_path / "a.pte").write_bytes(with_named_data(model.pte, "small", b"s" * 10))
     store = BlobStore()
@@ -208,7 +216,7 @@ def test_a_small_blob_that_a_data_file_has_may_not_stay(tmp_path, lowered, stock
 @pytest.mark.parametrize("order", [["a", "b"], ["b", "a"]])
 @pytest.mark.parametrize("keep_small", [0, 20])
 def test_a_name_that_a_delegate_has_is_not_given_to_a_tensor(tmp_path, lowered, stock_run, order, keep_small):
-    """Whether that delegate's blob moves or stays: under one key the runtime must find one thing."""
+    """Whether that delegate's blob moves or stays: a key must have one content (R2)."""
     model = lowered.mlp(delegated=False)
     (tmp_path / "a.pte").write_bytes(with_named_data(model.pte, "second.bias", b"s" * 10))
     (tmp_path / "b.pte").write_bytes(model.pte)
@@ -223,6 +231,7 @@ def test_a_name_that_a_delegate_has_is_not_given_to_a_tensor(tmp_path, lowered, 
 
 
 def test_names_of_a_checkpoint(stock_run, lowered, tmp_path):
+    """Moved tensors get the names of equal tensors of the checkpoint as keys, if only one is equal (D2)."""
     from safetensors.torch import save_file
 
     model = lowered.mlp(delegated=False)
@@ -244,6 +253,7 @@ def test_names_of_a_checkpoint(stock_run, lowered, tmp_path):
 
 
 def test_one_delegate_key_with_two_contents_is_an_error(lowered, tmp_path):
+    """The message names the program and the key (R1)."""
     model = lowered.mlp(delegated=False)
     for name, data in [("a", b"1" * 100), ("b", b"2" * 100)]:
         (tmp_path / f"{name}.pte").write_bytes(with_named_data(model.pte, "same.key", data))
@@ -253,7 +263,7 @@ def test_one_delegate_key_with_two_contents_is_an_error(lowered, tmp_path):
 
 
 def test_contents_with_one_digest_get_keys_of_their_own(monkeypatch, stock_run, models, before, tmp_path):
-    """Nobody has seen two; here all are, and still nothing is mixed up."""
+    """Such contents have never been seen; with all digests made equal, nothing is mixed up (R1, B5)."""
     from blobstore import store
     from blobstore.formats.ptd import writer
     from blobstore.formats.pte import program
@@ -276,6 +286,7 @@ def test_contents_with_one_digest_get_keys_of_their_own(monkeypatch, stock_run, 
 
 
 def test_outputs_that_are_inputs(before):
+    """They are refused unless `force` is set (B5)."""
     untouched = snapshot(before)
     with pytest.raises(OutputPathError, match="one of the inputs"):
         dedup_programs(paths_of(before), before)
@@ -292,6 +303,7 @@ def test_outputs_that_are_inputs(before):
 
 @pytest.mark.parametrize("name", ["", "../x", "a/b", ".."])
 def test_bad_names(before, tmp_path, name, models):
+    """Names of files that would leave the folder, or wrong types, are errors (B5)."""
     with pytest.raises(InvalidTagError):
         dedup_programs(paths_of(before), tmp_path / "out", data_name=name)
     with pytest.raises(InvalidTagError):
@@ -300,6 +312,7 @@ def test_bad_names(before, tmp_path, name, models):
 
 
 def test_damaged_inputs_leave_no_output(before, tmp_path):
+    """An error that names the file, and the folder is as before (B5)."""
     store = BlobStore()
     store.add("k", b"some bytes")
     store.write_ptd(tmp_path / "k.ptd")
@@ -322,6 +335,7 @@ def test_damaged_inputs_leave_no_output(before, tmp_path):
 
 
 def test_failures_while_writing_leave_what_was_there(monkeypatch, before, models, tmp_path):
+    """If the disk is full, all old files stay (B5)."""
     from blobstore.formats.pte.rewrite import Rewrite
 
     def full(self, file):
@@ -344,6 +358,7 @@ def test_failures_while_writing_leave_what_was_there(monkeypatch, before, models
 
 
 def test_directory_that_cannot_be_made(before, tmp_path):
+    """An error of the library (B5)."""
     (tmp_path / "file").touch()
     with pytest.raises(FileAccessError):
         dedup_programs(paths_of(before), tmp_path / "file")
@@ -352,6 +367,7 @@ def test_directory_that_cannot_be_made(before, tmp_path):
 
 
 def test_progress_reaches_its_end(before, tmp_path):
+    """Every phase reports its total in the end."""
     steps = {}
     dedup_programs(
         paths_of(before),

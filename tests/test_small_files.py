@@ -1,4 +1,4 @@
-"""Small files cost little: below 1 MB at most 2 seconds and 300 MB, or a clear error."""
+"""A file below 1 MB costs at most 2 seconds and 300 MB, or raises a clear error (B5)."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ SECONDS, MEMORY = 2, 300 << 20
 
 
 class Flat:
-    """Builds a program that refers to few things many times; no serializer writes such files."""
+    """Builds a program that refers to few objects many times; no serializer writes such files."""
 
     def __init__(self) -> None:
         self.builder = flatbuffers.Builder(1 << 20)
         self.builder.ForceDefaults(True)
 
     def table(self, slots: int, **fields: tuple[str, int]) -> int:
-        """A table; fields are called by their slot, and their values are (type, number)."""
+        """A table with fields by slot; each value is (type, number)."""
         b = self.builder
         b.StartObject(slots)
         for name, (kind, value) in fields.items():
@@ -69,7 +69,7 @@ class Flat:
 
 
 def keys_times_delegates(path: Path) -> Path:
-    """Each of 3,000 keys may be in the payload of each of 3,000 delegates, which all have the same one."""
+    """Each of 3,000 keys may be in the payload of each of 3,000 delegates, which share one payload."""
     flat = Flat()
     reference = flat.table(2, _0=("Int8", 1), _1=("Uint32", 0))
     delegate = flat.table(3, _0=("ref", flat.text("X")), _1=("ref", reference))
@@ -91,7 +91,7 @@ def keys_times_methods(path: Path) -> Path:
 
 
 def overlapping_constants(path: Path) -> Path:
-    """5,000 constants that begin 4 bytes after each other and have 400,000 bytes each."""
+    """5,000 constants of 400,000 bytes each, which start 4 bytes apart."""
     flat, number, count, nbytes = Flat(), 5000, 100_000, 400_000
     sizes, order = flat.numbers([count], "<i4"), flat.numbers([0], "u1")
     values = []
@@ -105,7 +105,7 @@ def overlapping_constants(path: Path) -> Path:
 
 
 def one_value_many_times(path: Path) -> Path:
-    """As many references to one value as fit: of 150 methods each has all of 1,500."""
+    """As many references to one value as fit: 1,500 in each of 150 methods."""
     flat = Flat()
     sizes, order = flat.numbers([1] * 16, "<i4"), flat.numbers(range(16), "u1")
     tensor = flat.table(10, _0=("Int8", 6), _1=("Int32", 0), _2=("ref", sizes), _3=("ref", order), _5=("Uint32", 1))
@@ -150,7 +150,7 @@ def bombs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def cost(command: Sequence[Any], folder: Path) -> tuple[subprocess.CompletedProcess[str], float, int]:
-    """What a command gave, the seconds of processors that it took, and the bytes of memory at its peak."""
+    """The result of a command, its processor time in seconds, and its peak memory in bytes."""
     code = (
         "import resource, subprocess, sys\n"
         "done = subprocess.run([sys.executable, '-m', 'blobstore', *sys.argv[1:]], stdout=subprocess.PIPE)\n"

@@ -70,6 +70,7 @@ def sizes_of(path):
 
 @pytest.mark.parametrize("dtype", TORCH_DTYPES, ids=str)
 def test_every_torch_dtype(dtype):
+    """Bytes and layout are those of the tensor (R4)."""
     raw = torch.arange(48, dtype=torch.uint8)
     tensor = raw.view(dtype).reshape(2, -1)
     entry = only_entry(tensor)
@@ -86,6 +87,7 @@ def test_every_torch_dtype(dtype):
     ids=str,
 )
 def test_every_numpy_dtype(dtype):
+    """The same for arrays, with the dtypes of ml_dtypes (R4)."""
     dtype = getattr(ml_dtypes, dtype, None) or np.dtype(dtype)
     array = np.arange(48, dtype=np.uint8).view(dtype).reshape(2, -1)
     entry = only_entry(array)
@@ -96,6 +98,7 @@ def test_every_numpy_dtype(dtype):
 
 @pytest.mark.parametrize("scalar_type", ScalarType, ids=lambda t: t.name)
 def test_every_scalar_type_by_layout(scalar_type):
+    """Bytes can be given any scalar type (R4)."""
     layout = TensorLayout(scalar_type, (2, 3))
     entry = only_entry(bytes(range(layout.nbytes)), layout=layout)
     assert entry.layout.scalar_type is scalar_type
@@ -106,6 +109,7 @@ def test_big_endian_array_is_stored_little_endian():
 
 
 def test_no_copy_on_add():
+    """The store keeps views of the memory that is added."""
     tensor, array, raw = torch.zeros(1000), np.zeros((10, 20)).T, bytearray(10)
     for data, address in [
         (tensor, tensor.data_ptr()),
@@ -130,6 +134,7 @@ def test_no_copy_on_add():
     ],
 )
 def test_dense_permutations_keep_their_memory(tensor, dim_order):
+    """Any order of dimensions is described by its dim order, without a copy (R4)."""
     tensor = tensor.clone(memory_format=torch.preserve_format).copy_(torch.arange(tensor.numel()).view(tensor.shape))
     entry = only_entry(tensor)
     assert entry.layout.dim_order == dim_order
@@ -149,6 +154,7 @@ def test_dense_permutations_keep_their_memory(tensor, dim_order):
     ],
 )
 def test_other_strides_are_made_contiguous(tensor):
+    """Their memory has gaps, so they are copied (R4)."""
     for data in (tensor, tensor.numpy()):
         entry = only_entry(data)
         assert entry.layout.is_contiguous
@@ -176,6 +182,7 @@ def test_tensors_with_history_or_a_pending_negation():
 
 
 def test_opaque_buffers():
+    """Anything with the buffer protocol is a blob (R1)."""
     for data in (b"abc", bytearray(b"abc"), memoryview(b"abc"), memoryview(b"xabcx")[1:4]):
         assert only_entry(data).layout is None
         assert bytes(only_entry(data).data) == b"abc"
@@ -184,6 +191,7 @@ def test_opaque_buffers():
 
 
 def test_file_slices(tmp_path):
+    """A part of a file is a blob; one beyond its end is an error (R1)."""
     path = tmp_path / "weights.bin"
     path.write_bytes(bytes(range(200)))
     layout = TensorLayout(ScalarType.FLOAT, (2, 5))
@@ -217,6 +225,7 @@ def test_file_slices(tmp_path):
     ],
 )
 def test_unsupported_data(data, reason):
+    """The error names the key and the reason."""
     store = BlobStore()
     with pytest.raises(UnsupportedDataError, match=reason):
         store.add("x", data)
@@ -232,6 +241,7 @@ def test_quantized_tensors_are_refused_with_advice():
 
 @pytest.mark.parametrize("key", ["", "a\0b", 3, None, b"bytes", "\ud800"])
 def test_bad_keys(key):
+    """Keys are non-empty text without NUL (R1)."""
     with pytest.raises(InvalidKeyError):
         BlobStore().add(key, b"")
 
@@ -251,6 +261,7 @@ def test_bad_tags(tag):
 
 
 def test_layout_must_agree():
+    """With the size of the bytes, or with the tensor itself (R4)."""
     layout = TensorLayout(ScalarType.FLOAT, (2,))
     with pytest.raises(LayoutError, match=r"takes 8 bytes, the data has 7"):
         only_entry(b"1234567", layout=layout)
@@ -269,6 +280,7 @@ def test_impossible_layouts(sizes, order):
 
 
 def test_one_key_two_contents():
+    """Other bytes, another layout or another tag under a key are refused, and nothing changes (R1)."""
     store = BlobStore()
     store.add("k", b"12345678", tag="a", layout=TensorLayout(ScalarType.FLOAT, (2,)))
     for data, tag, layout in [
@@ -284,7 +296,7 @@ def test_one_key_two_contents():
 
 
 def test_equal_digests_are_confirmed_by_bytes(monkeypatch):
-    """A collision, accidental or made, never merges two blobs."""
+    """A collision, accidental or made, never merges two blobs (R1)."""
     from blobstore import store as module
     from blobstore.memory.digest import Digest
 
@@ -302,6 +314,7 @@ def test_equal_digests_are_confirmed_by_bytes(monkeypatch):
 
 
 def test_duplicates_and_tied_weights_are_stored_once(tmp_path):
+    """Under any keys (R1)."""
     weight = torch.randn(10, 20)
     store = BlobStore()
     store.add("embed", weight, alignment=16)
@@ -318,6 +331,7 @@ def test_duplicates_and_tied_weights_are_stored_once(tmp_path):
 
 
 def test_alignment_of_a_key_added_twice_is_the_common_multiple(tmp_path):
+    """One that is too large is refused (R1)."""
     store = BlobStore()
     store.add("k", b"x", alignment=6)
     store.add("k", b"x", alignment=4)
@@ -334,6 +348,7 @@ def test_alignment_of_a_key_added_twice_is_the_common_multiple(tmp_path):
 
 
 def test_one_file_a_tag(tmp_path):
+    """Untagged blobs go to a file of their own (R1)."""
     store = BlobStore()
     store.add("base", b"1" * 10, tag="foundation")
     store.add("lora", b"2" * 20, tag="adapter.ptd")
@@ -365,6 +380,7 @@ def test_two_tags_that_name_one_file_are_refused(tmp_path):
 
 
 def test_all_files_or_none(tmp_path):
+    """If one file cannot be written, no other is replaced (B5)."""
     memory = bytearray(b"changes")
     store = BlobStore()
     store.add("a", b"fine", tag="a")
@@ -379,6 +395,7 @@ def test_all_files_or_none(tmp_path):
 
 
 def test_a_tensor_changed_after_add(tmp_path):
+    """Writing it is an error that names the key (B5)."""
     for size in (10, 1 << 19):
         tensor = torch.zeros(size)
         store = BlobStore()
@@ -393,6 +410,7 @@ def test_a_tensor_changed_after_add(tmp_path):
 
 
 def test_a_file_changed_after_add(tmp_path):
+    """Writing what it had is an error that names the key (B5)."""
     (tmp_path / "w.bin").write_bytes(bytes(100))
     store = BlobStore()
     store.add("w", FileSlice(tmp_path / "w.bin"))
@@ -403,6 +421,7 @@ def test_a_file_changed_after_add(tmp_path):
 
 
 def test_output_that_is_an_input(tmp_path):
+    """It is refused unless `force` is set (B5)."""
     path = tmp_path / "in.ptd"
     BlobStore().write_ptd(path)
     before = path.read_bytes()
@@ -447,7 +466,7 @@ def test_file_mode_follows_the_umask(tmp_path):
 
 @given(st.dictionaries(strategies.keys, st.tuples(strategies.tensors(), strategies.alignments), max_size=8))
 def test_round_trip_and_determinism(contents):
-    """Keys and blobs are in the order in which they were added, and a store that is filled from a file has its order."""
+    """Keys and blobs keep the order in which they were added; a store filled from a file has its order (R3)."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for file in ("a.ptd", "b.ptd"):
@@ -481,6 +500,7 @@ def test_round_trip_and_determinism(contents):
 
 
 def test_base_is_not_written_again(tmp_path):
+    """Keys that are deployed already are checked, counted, and left out (D2)."""
     foundation = BlobStore()
     foundation.add("a", b"a" * 100)
     foundation.add("b", torch.ones(3))
@@ -500,6 +520,7 @@ def test_base_is_not_written_again(tmp_path):
 
 
 def test_bases_that_contradict_each_other(tmp_path):
+    """One key with two contents is a conflict (R5)."""
     for name, data in [("one", b"1"), ("two", b"2")]:
         store = BlobStore()
         store.add("k", data)
@@ -512,6 +533,7 @@ def test_bases_that_contradict_each_other(tmp_path):
 
 
 def test_merge_is_all_or_nothing():
+    """After a conflict the store is as it was (R1)."""
     ours, theirs = BlobStore(), BlobStore()
     ours.add("k", b"1")
     theirs.add("first", b"new")
@@ -525,6 +547,7 @@ def test_merge_is_all_or_nothing():
 
 
 def test_merge_keeps_tags_alignments_and_layouts(tmp_path):
+    """From a store and from a file (R1, R4)."""
     theirs = BlobStore()
     theirs.add("a", torch.zeros(2), alignment=64, tag="x")
     theirs.add("b", b"b")
@@ -545,6 +568,7 @@ def test_merge_keeps_tags_alignments_and_layouts(tmp_path):
 
 
 def test_named_data_of_executorch_both_ways(tmp_path):
+    """ExecuTorch's own store can be merged, and takes what is in this one (R1)."""
     from executorch.exir._serialize._named_data_store import NamedDataStore
 
     theirs = NamedDataStore()
@@ -572,7 +596,7 @@ def test_named_data_of_executorch_both_ways(tmp_path):
 
 
 def test_merge_leaves_the_manifest_of_an_earlier_file_out():
-    """There it had a key, so ExecuTorch's reader sees a blob; put into a store again, it would describe another file."""
+    """In that file it had a key, so ExecuTorch's reader returns it as a blob; in a new file it would be wrong (B5)."""
     from executorch.exir._serialize._cord import Cord
     from executorch.exir._serialize._named_data_store import NamedDataStoreOutput
     from executorch.extension.flat_tensor.serialize.serialize import FlatTensorSerializer
@@ -601,7 +625,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.folder.cleanup()
 
     def expect(self, model, key, data, layout, tag, alignment):
-        """The new model, or None where the store must refuse."""
+        """The new model, or None if the store must refuse."""
         if key not in model:
             return {**model, key: (data, layout, tag, alignment)}
         old_data, old_layout, old_tag, old_alignment = model[key]
@@ -677,4 +701,5 @@ TestStoreMachine = StoreMachine.TestCase
 
 
 def test_nothing_else_is_raised():
+    """Wrong arguments raise errors of the library only."""
     assert issubclass(KeyConflictError, BlobStoreError)

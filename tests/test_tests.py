@@ -1,7 +1,8 @@
-"""What holds for every test of this project."""
+"""Rules for all tests of this project."""
 
 from __future__ import annotations
 
+import ast
 import re
 import threading
 from collections.abc import Iterator
@@ -13,14 +14,14 @@ from tests.waiting import until, until_blocked
 
 ROOT = Path(__file__).parents[1]
 
-# A pause as long as a test hopes that something takes, in its own code or in that of a process that it starts
+# A pause for as long as a test hopes that something takes, in its own code or in that of a process that it starts
 PYTHON_PAUSE = re.compile(r"\bsleep\(|\bwait_for_timeout\(|\.wait\((?:timeout=)?[\d.]")
-# One millisecond is the pause of a loop that looks at a condition
+# One millisecond is the pause of a loop that checks a condition
 CPP_PAUSE = re.compile(r"\bu?sleep\(|\bsleep_(?:for|until)\((?!std::chrono::milliseconds\(1\)\))")
 
 
 def found(pattern: re.Pattern[str], files: str, *, but: str = "") -> Iterator[str]:
-    """The lines with it, in all files but this one and that one."""
+    """The lines that match, in all files but this one and `but`."""
     for path in sorted(set(ROOT.glob(files)) - {Path(__file__), ROOT / but}):
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
             if pattern.search(line):
@@ -35,12 +36,31 @@ def test_no_test_sleeps_to_win_a_race() -> None:
 
 
 def test_examples_have_no_time_limit() -> None:
-    """The profile in tests/conftest.py says so for all."""
+    """The profile in tests/conftest.py sets this for all."""
     assert list(found(re.compile(r"\bdeadline="), "tests/**/*.py", but="tests/conftest.py")) == []
 
 
+@pytest.mark.parametrize("room", ["memory", "disk"])
+def test_each_module_of_a_low_room_has_tests_of_its_own(room: str) -> None:
+    """A defect there would show in the tests of other rooms, far from its cause."""
+    modules = {path.stem for path in (ROOT / "blobstore" / room).glob("*.py")} - {"__init__"}
+    assert modules == {path.stem.removeprefix("test_") for path in (ROOT / "tests" / room).glob("test_*.py")}
+
+
+def test_docstrings_of_tests_cite_requirements_and_no_issues() -> None:
+    """They are read long after the work that led to them is done."""
+    found = []
+    for path in sorted((ROOT / "tests").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+                text = ast.get_docstring(node) or ""
+                if re.search(r"\b(issue|audit)\b|#\d", text, re.IGNORECASE):
+                    found.append(f"{path.relative_to(ROOT)}: {text.splitlines()[0]}")
+    assert found == []
+
+
 def test_a_thread_that_waits_for_a_lock_is_blocked() -> None:
-    """A thread that computes, or that waits for its turn to run Python, is not."""
+    """A thread that computes, or that waits for its turn to run Python, is not blocked."""
     lock, done = threading.Lock(), []
 
     def work() -> None:

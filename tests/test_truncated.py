@@ -1,4 +1,4 @@
-"""Files that are cut short while something is written from their maps: an error, and what was there stays."""
+"""If a file is truncated while its map is being written, that is an error, and old files stay (B5)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LOST = r"source\.ptd: .*truncated: it has 4096 bytes, \d+ are expected"
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    """Two tensors, far longer than what is written at a time."""
+    """Two tensors, much longer than a piece that is written at a time."""
     save_file(TENSORS, tmp_path / "source.ptd")
     return tmp_path / "source.ptd"
 
@@ -39,7 +39,7 @@ def cut(path: Path) -> None:
 
 
 def cutting(path: Path) -> Callable[[str, int, int], None]:
-    """Cuts the file once a part of its first blob was written."""
+    """Truncates the file when a part of its first blob is written."""
     return lambda what, done, total: cut(path) if done > 1 << 20 else None
 
 
@@ -69,7 +69,7 @@ def test_writing_a_store(kind: str, source: Path, target: Path) -> None:
 
 
 def test_writing_a_store_while_the_file_is_cut(source: Path, target: Path) -> None:
-    """One that is cut while its first blob is written, too."""
+    """Also if it happens while the first blob is written."""
     before = target.read_bytes()
     store = filled(source, "data map")
     with pytest.raises(FileAccessError, match=LOST):
@@ -78,7 +78,7 @@ def test_writing_a_store_while_the_file_is_cut(source: Path, target: Path) -> No
 
 
 def test_adding_to_a_store(source: Path) -> None:
-    """Neither from the map itself, nor what would be compared with a blob or a base that is lost."""
+    """Neither the map itself nor a lost blob or base to compare with is read."""
     data_map, on_base, full = open_ptd(source), BlobStore(base=[source]), filled(source, "data map")
     view = data_map["a"]
     cut(source)
@@ -94,7 +94,7 @@ def test_adding_to_a_store(source: Path) -> None:
 
 
 def test_a_file_that_lost_its_end_while_it_was_mapped_is_not_read(source: Path) -> None:
-    """Wherever the bytes are asked for: the file is checked first."""
+    """Every access to the bytes checks the file first."""
     data_map = open_ptd(source)
     cut(source)
     for work in (lambda: data_map["a"], lambda: list(data_map.values()), lambda: data_map.digest("a")):
@@ -104,7 +104,7 @@ def test_a_file_that_lost_its_end_while_it_was_mapped_is_not_read(source: Path) 
 
 @pytest.mark.parametrize("ending", ["ptd", "safetensors"])
 def test_converting(ending: str, source: Path, tmp_path: Path) -> None:
-    """Both ways; the source is cut in the middle of the work."""
+    """In both directions; the source is truncated in the middle of the work."""
     if ending == "safetensors":
         convert(source, tmp_path / "source.safetensors")
         source = tmp_path / "source.safetensors"
@@ -115,7 +115,7 @@ def test_converting(ending: str, source: Path, tmp_path: Path) -> None:
 
 
 def test_deduplicating(lowered: Any, tmp_path: Path) -> None:
-    """A program that is cut before its constants are in the data file; none of the outputs appears."""
+    """If a program is truncated before its constants are in the data file, no output appears."""
     source = tmp_path / "source.pte"
     source.write_bytes(lowered.decoder(delegated=False).pte)
 

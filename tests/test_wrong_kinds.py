@@ -1,4 +1,4 @@
-"""Wrong kinds of arguments to everything that is public here: success or a BlobStoreError, nothing else."""
+"""A wrong kind of argument to anything public here gives success or a BlobStoreError, nothing else."""
 
 from __future__ import annotations
 

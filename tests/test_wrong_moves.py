@@ -1,4 +1,4 @@
-"""Every wrong move of a caller is one of our errors, and leaves no file behind."""
+"""Every misuse raises a BlobStoreError and leaves no file behind."""
 
 import os
 import resource
@@ -144,7 +144,7 @@ def test_a_file_that_was_replaced_is_read_anew(tmp_path):
 
 
 def as_nobody(code, tmp_path):
-    """Runs code in a process that is not root, and whose temporary folder this is."""
+    """Run code in a process that is not root, with this temporary folder."""
     script = "import os\nos.setgid(65534)\nos.setuid(65534)\n" if os.geteuid() == 0 else ""
     # imported while it may read the packages
     script = "import blobstore, blobstore.formats.opening, blobstore.programs, numpy\n" + script + textwrap.dedent(code)
@@ -264,7 +264,7 @@ def test_metadata_that_is_no_text(metadata, tmp_path):
         lambda: store.write(tmp_path, metadata=metadata),
         lambda: save_file({"k": b"x"}, tmp_path / "x.ptd", metadata=metadata),
     ):
-        with pytest.raises(UnsupportedDataError, match="metadata is to map text to text"):
+        with pytest.raises(UnsupportedDataError, match="metadata must map str to str"):
             use()
     assert os.listdir(tmp_path) == []
 
@@ -321,7 +321,7 @@ def test_what_is_no_mapping_and_no_program(ptd, tmp_path):
     assert os.listdir(tmp_path) == ["in.ptd"]
 
 
-# What is copied is checked, and what was there stays
+# Copied bytes are checked, and old files stay
 
 
 def damaged(path, key="w"):
@@ -379,7 +379,7 @@ def test_a_merged_map_names_its_files_as_inputs(ptd, tmp_path):
 
 @pytest.mark.parametrize("fails", [1, 2, 3, 4])  # the first one is the journal
 def test_files_that_take_their_places_together(fails, tmp_path, monkeypatch):
-    """When one of them cannot, those before it go back."""
+    """If one of the renames fails, those before it are undone."""
     (tmp_path / "a").write_bytes(b"old a")
     (tmp_path / "c").write_bytes(b"old c")
     replace, calls = os.replace, []
@@ -411,18 +411,18 @@ def test_one_output_by_two_ways(tmp_path):
 
 
 def test_output_between_the_inputs(lowered, tmp_path):
-    """A folder inside the folder of the inputs, through a link, and an output that is a link itself."""
+    """Through a folder inside that of the inputs, through a link, and to an output that is a link."""
     source = tmp_path / "a.pte"
     source.write_bytes(lowered.mlp().pte)
     (tmp_path / "here").symlink_to(tmp_path)
     with pytest.raises(OutputPathError):
         dedup_programs([source], tmp_path / "here")
-    (tmp_path / "elsewhere").write_bytes(b"somebody's")
+    (tmp_path / "elsewhere").write_bytes(b"another")
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "shared.ptd").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(OutputPathError, match=r"shared\.ptd: this is a file of an unknown format"):
         dedup_programs([source], tmp_path / "out")
-    assert (tmp_path / "elsewhere").read_bytes() == b"somebody's"
+    assert (tmp_path / "elsewhere").read_bytes() == b"another"
     assert os.listdir(tmp_path / "out") == ["shared.ptd"]
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "real")
@@ -445,7 +445,7 @@ def test_every_error_names_what_it_is_about(ptd):
         BlobStore().add("k", b"1234", layout=TensorLayout(ScalarType.FLOAT, (3,)))
 
 
-# One path where several are meant, and things of another kind
+# One path instead of several, and objects of other types
 
 
 def test_one_path_is_a_list_of_one(ptd, tmp_path, lowered):

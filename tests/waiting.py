@@ -1,4 +1,4 @@
-"""How tests wait: for a condition, never for a time. Only this module sleeps."""
+"""Tests wait for conditions, never for a time. Only this module sleeps."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SYSTEM_CALLS = {"x86_64": (202, 73), "aarch64": (98, 32)}
 
 
 def until(condition: Callable[[], object], meanwhile: Callable[[], object] = lambda: time.sleep(0.001)) -> None:
-    """Call `meanwhile` until the condition holds; a test in which it never holds fails.
+    """Call `meanwhile` until the condition holds; if it never does, the test fails.
 
     Raises:
         TimeoutError: The condition did not come true in a minute.
@@ -28,7 +28,7 @@ def until(condition: Callable[[], object], meanwhile: Callable[[], object] = lam
 
 def until_blocked(thread: threading.Thread) -> None:
     """Wait until a thread sleeps in the kernel until another one wakes it: for a lock of the runtime or of Python, or for
-    the lock of a file. Waiting for the interpreter's own lock does not count, as that has a time limit.
+    the lock of a file. Waiting for the interpreter's own lock does not count, because that has a time limit.
 
     Raises:
         TimeoutError: The thread did not block in a minute.

@@ -1,14 +1,14 @@
-"""Every public callable of some modules, called with every wrong kind of argument.
+"""Calls every public callable of some modules with every wrong kind of argument.
 
-A call must succeed or raise a BlobStoreError. The callables are found by introspection: what `__all__` names, and of
-classes the public methods and the operators of a mapping, of a call and of a context. So a function that is added
-later is covered, or the test fails for lack of a good value for one of its parameters:
+A call must succeed or raise a BlobStoreError. The callables are found by introspection: the names in `__all__`, and for
+classes the public methods and the operators of mappings, calls and contexts. So a function that is added later is covered,
+or the test fails because one of its parameters has no good value:
 
     CALLABLES = public_callables(blobstore.files)
 
     @pytest.mark.parametrize("one", CALLABLES, ids=str)
     def test_wrong_kinds(one, tmp_path, monkeypatch):
-        monkeypatch.chdir(tmp_path)  # a name of a file that is none of ours ends here
+        monkeypatch.chdir(tmp_path)  # files with unexpected names are written here
         check(one, {"path": lambda: tmp_path / "x.ptd", "BlobStore": BlobStore}, tmp_path)
 """
 
@@ -53,7 +53,7 @@ class PublicCallable:
 
     @property
     def parameters(self) -> list[inspect.Parameter]:
-        """All but `self` and those that take unknown keywords."""
+        """All parameters but `self` and those for unknown keywords."""
         if isinstance(self.function, _ATTRIBUTES):
             return []
         found = list(inspect.signature(self.function).parameters.values())
@@ -63,13 +63,13 @@ class PublicCallable:
 
 
 def public_callables(*modules: ModuleType, results: Collection[type] = ()) -> list[PublicCallable]:
-    """What users of these modules can call, each thing once.
+    """The public callables of these modules, each once.
 
-    Enumerations and errors are left out: Python itself makes them.
+    Enumerations and errors are left out, because Python itself makes them.
 
     Args:
         modules: each with `__all__`.
-        results: classes whose objects come out of the library: their methods count, making one does not.
+        results: classes whose objects only the library creates; their methods are included, their constructors are not.
     """
     found: dict[Any, PublicCallable] = {}
     for value, name in [(getattr(module, name), name) for module in modules for name in module.__all__]:
@@ -96,7 +96,7 @@ def _methods(cls: type) -> Iterator[tuple[str, Any]]:
 
 
 def wrong_values(folder: Path) -> list[Any]:
-    """One of every kind of thing that is rarely meant. Those that are files are in `folder`."""
+    """One value of every kind that is rarely meant; files among them are in `folder`."""
     (folder / "folder").mkdir(exist_ok=True)
     (folder / "empty").write_bytes(b"")
     (folder / "text").write_text("neither a program nor a data file\n" * 10)
@@ -117,7 +117,7 @@ def wrong_values(folder: Path) -> list[Any]:
 
 
 class ScalarLike:
-    """Looks like a tensor, and is none."""
+    """Looks like a tensor, but is not one."""
 
     shape = (3,)
     dtype = "float32"
@@ -128,23 +128,23 @@ class ScalarLike:
 
 
 def check(one: PublicCallable, makers: Makers, folder: Path) -> int:
-    """Call something with a wrong value for each of its parameters in turn, and for all at once.
+    """Call a function with a wrong value for each of its parameters in turn, and for all at once.
 
-    Flags stay as they are: they take whatever has a truth value.
+    Flags stay as they are, because they accept anything with a truth value.
 
     Args:
-        one: what to call.
-        makers: what makes the good values. They are made anew for every call, as a call may change them.
+        one: the callable.
+        makers: functions that create the good values, anew for every call, because a call may change them.
         folder: for the files of `wrong_values`.
 
     Returns:
         The number of calls.
 
     Raises:
-        AssertionError: a call raised something else than a BlobStoreError; the first of these calls are named.
+        AssertionError: calls raised something other than a BlobStoreError; the message lists the first of them.
     """
     parameters = [parameter for parameter in one.parameters if not isinstance(parameter.default, bool)]
-    calls: list[dict[str, int]] = [{}]  # of each parameter with a wrong value, the number of that value
+    calls: list[dict[str, int]] = [{}]  # for each parameter with a wrong value, the number of that value
     count = len(wrong_values(folder))
     for parameter in parameters:
         calls += [{parameter.name: number} for number in range(count)]
@@ -158,7 +158,7 @@ def check(one: PublicCallable, makers: Makers, folder: Path) -> int:
             _call(one, given, makers)
         except BlobStoreError:
             if not wrong:
-                raise  # with good values it must work, or the other calls show nothing
+                raise  # with good values the call must succeed, or the others show nothing
         except Exception as error:
             if not wrong:
                 raise
@@ -169,7 +169,7 @@ def check(one: PublicCallable, makers: Makers, folder: Path) -> int:
 
 
 def _call(one: PublicCallable, given: Mapping[str, Any], makers: Makers) -> None:
-    """Call it with some values that are given and good ones for the rest; have a lazy result do its work."""
+    """Call it with the given values and good ones for the rest; consume a lazy result."""
     positional, named = _arguments(one, given, makers)
     result = _target(one, makers)
     if not isinstance(one.function, _ATTRIBUTES):

@@ -9,11 +9,11 @@ import sys
 __all__ = ["main"]
 
 ERROR, INTERRUPTED, PIPE_CLOSED = 3, 130, 141
-"""Exit codes: an error, Ctrl-C, and a reader of the output that had enough, the latter two as shells number them."""
+"""Exit codes: an error, Ctrl-C, and a reader that closed the pipe; shells use the same numbers for the latter two."""
 
 
 def main() -> None:
-    """Entry point of the `blobstore` command; leaves the process with its exit code.
+    """Entry point of the `blobstore` command; ends the process with its exit code.
 
     Nothing else is imported before this runs, so Ctrl-C ends the command quietly from its first moment on.
     """
@@ -28,7 +28,7 @@ def _run() -> int:
     import signal
 
     def lost(unraisable: sys.UnraisableHookArgs) -> None:
-        # Ctrl-C came inside a finalizer or a callback, which cannot raise: raise it again outside
+        # Ctrl-C came inside a finalizer or a callback, which cannot raise; raise it again outside
         if issubclass(unraisable.exc_type, KeyboardInterrupt):
             signal.setitimer(signal.ITIMER_REAL, 0.001)
         else:
@@ -43,14 +43,14 @@ def _run() -> int:
         return ERROR
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # what the terminal cannot show is spelled out
+            stream.reconfigure(errors="backslashreplace")  # spell out what the terminal cannot show
     stdout = sys.stdout
     try:
         from blobstore.cli.app import app
 
         app()
     except SystemExit as left:
-        if sys.stdout is not stdout:  # how click says that it met a closed pipe
+        if sys.stdout is not stdout:  # click replaces it when the pipe is closed
             sys.stdout = stdout
             return PIPE_CLOSED
         return left.code if isinstance(left.code, int) else 0
@@ -59,7 +59,7 @@ def _run() -> int:
             raise
         sys.stderr.write("blobstore: the command line needs more packages: pip install 'blobstore[cli]'\n")
         return ERROR
-    except Exception:  # a defect; Python's own exit code would be that of an answer
+    except Exception:  # a defect; Python would exit with 1, the code for "no"
         sys.excepthook(*sys.exc_info())
         return ERROR
     return 0
@@ -68,14 +68,14 @@ def _run() -> int:
 def _leave(code: int) -> None:
     import signal
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the answer is given
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the output is complete
     for stream in (sys.stdout, sys.stderr):
         try:
             if stream is not None:
                 stream.flush()
-        except OSError:  # nobody reads it; Python is not to try again when it ends
+        except OSError:  # the reader is gone; keep Python from flushing again at exit
             code = code or PIPE_CLOSED
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
     if code == INTERRUPTED:
-        os._exit(code)  # not waiting for threads that still work on what nobody wants any more
+        os._exit(code)  # without waiting for threads whose results are no longer wanted
     sys.exit(code)

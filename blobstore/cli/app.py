@@ -1,8 +1,8 @@
 """The commands.
 
-Exit codes: 0 done and nothing to object to; 1 the answer is no (`diff` found differences, `verify` found damage);
-2 the command line is wrong; 3 an error, which is told on standard error in one line; 130 interrupted by Ctrl-C; 141
-the reader of the output closed the pipe. Where several files have different fates, the largest code counts.
+Exit codes: 0 done; 1 the answer is no (`diff` found differences, `verify` found damage); 2 the command line is wrong;
+3 an error, printed on standard error in one line; 130 interrupted by Ctrl-C; 141 the reader of the output closed the
+pipe. If the files of one command have different outcomes, the largest code counts.
 """
 
 from __future__ import annotations
@@ -15,15 +15,17 @@ from typing import Annotated, Any, ParamSpec, TypeVar
 
 import typer
 
-from blobstore.adapters import AdapterInfo, FoundationInfo, NamedTensor, inspect_adapters
+from blobstore.adapters import AdapterInfo, AdaptersInfo, FoundationInfo, NamedTensor, inspect_adapters
 from blobstore.cli import ERROR, INTERRUPTED, PIPE_CLOSED
-from blobstore.cli.output import err, out, print_json, print_table, printable, progress_bar, size, tell
+from blobstore.cli.output import err, out, plain, print_error, print_json, print_table, progress_bar, say
 from blobstore.cli.report import report
+from blobstore.disk.progress import Progress
 from blobstore.errors import BlobStoreError, InvalidFileError
 from blobstore.formats.opening import Format, detect_format, open_any
 from blobstore.formats.ptd.reader import open_ptd
-from blobstore.programs import DATA_NAME, dedup_programs
-from blobstore.tools.compare import compare_files
+from blobstore.programs import DATA_NAME, DedupResult, dedup_programs
+from blobstore.text import size
+from blobstore.tools.compare import Comparison, compare_files
 from blobstore.tools.convert import convert as convert_file
 from blobstore.tools.inspection import FileInfo, inspect_file
 from blobstore.version import __version__
@@ -31,7 +33,7 @@ from blobstore.version import __version__
 __all__ = ["app"]
 
 NO = 1
-_LONGEST = 400  # characters of a difference in a table; --json has them all
+_LONGEST = 400  # characters of a difference in a table; --json prints all of it
 
 app = typer.Typer(
     name="blobstore",
@@ -48,8 +50,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def _told(command: Callable[P, R]) -> Callable[P, R]:
-    """Tell one of our errors in a line and leave with ERROR; anything else is a defect and keeps its traceback.
+def _with_exit_codes(command: Callable[P, R]) -> Callable[P, R]:
+    """Print an error of this library in one line and exit with ERROR; any other is a defect and keeps its traceback.
 
     Ctrl-C and a closed pipe have their own exit codes.
     """
@@ -64,12 +66,12 @@ def _told(command: Callable[P, R]) -> Callable[P, R]:
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None
         except BlobStoreError as error:
-            tell(error)
+            print_error(error)
             raise typer.Exit(ERROR) from None
         except BrokenPipeError:
             raise typer.Exit(PIPE_CLOSED) from None
-        except OSError as error:  # of standard output, as files' own errors are ours
-            err.print(printable(f"blobstore: cannot print: {error}"), soft_wrap=True)
+        except OSError as error:  # from standard output: errors on files are BlobStoreErrors
+            err.print(plain(f"blobstore: cannot print: {error}"), soft_wrap=True)
             raise typer.Exit(ERROR) from None
 
     return wrapper
@@ -91,36 +93,39 @@ def _main(
 
 
 @app.command()
-@_told
+@_with_exit_codes
 def dedup(
     inputs: Annotated[
-        list[Path], typer.Argument(help="Programs (.pte), data files (.ptd) that they need, and folders with such.")
+        list[Path], typer.Argument(help="Programs (.pte), data files (.ptd) that they need, and folders of both.")
     ],
     output: Annotated[
         Path,
         typer.Option(
-            "--output", "-o", help="Folder for the slim programs and the data file; what it has already is extended."
+            "--output", "-o", help="Folder for the slim programs and the data file; an existing one is extended."
         ),
     ],
     data_name: Annotated[str, typer.Option(help="File name of the shared data.")] = DATA_NAME,
     keep_small: Annotated[
-        int, typer.Option(min=0, metavar="BYTES", help="Leave what has fewer bytes in its program.")
+        int, typer.Option(min=0, metavar="BYTES", help="Leave blobs with fewer bytes in their program.")
     ] = 0,
     names: Annotated[
-        Path | None, typer.Option(help="A .safetensors or .ptd: moved tensors get the name of the one they equal.")
+        Path | None, typer.Option(help="A .safetensors or .ptd: a moved tensor gets the name of the equal one in it.")
     ] = None,
     prune: Annotated[
-        bool, typer.Option("--prune", help="Drop data that no program in the folder takes any more.")
+        bool, typer.Option("--prune", help="Drop data that no program in the folder uses any more.")
     ] = False,
     force: Annotated[
-        bool, typer.Option("--force", help="Replace inputs and files of other formats; extend foreign data files.")
+        bool,
+        typer.Option(
+            "--force", help="Replace inputs and files of other formats; extend data files written by something else."
+        ),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Move the weights of programs into one shared data file, each distinct blob once.
 
-    Programs of an earlier run stay in the folder and keep what they take; one of equal name is replaced. A folder as
-    input keeps its structure.
+    Programs of an earlier run stay in the folder and keep the data that they use; one with the same name is replaced.
+    The structure of an input folder is kept.
     """
     with progress_bar(hidden=as_json) as progress:
         result = dedup_programs(
@@ -135,7 +140,11 @@ def dedup(
         )
     if as_json:
         print_json(result)
-        return
+    else:
+        _print_dedup(result)
+
+
+def _print_dedup(result: DedupResult) -> None:
     rows: list[tuple[object, ...]] = [
         (
             p.path,
@@ -148,54 +157,54 @@ def dedup(
     ]
     rows += [(path, "kept", "", f"{path.stat().st_size:,}", "") for path in result.kept]
     rows += [(path, "data", "", f"{path.stat().st_size:,}", "") for path in result.data_files]
-    rows.append(("together, without kept", "", f"{result.bytes_before:,}", f"{result.bytes_after:,}", ""))
+    rows.append(("total, without kept", "", f"{result.bytes_before:,}", f"{result.bytes_after:,}", ""))
     print_table("Deduplicated", ("file", "", "bytes before", "bytes after", "moved"), rows, right="cde")
     saved = result.bytes_before - result.bytes_after
-    out.print(f"{size(saved)} saved, {saved / max(result.bytes_before, 1):.1%} of what there was.")
+    out.print(f"Saved {size(saved)}, {saved / max(result.bytes_before, 1):.1%} of the original size.")
     if result.replaced_keys:
         out.print(f"{len(result.replaced_keys)} keys of an earlier run were replaced.")
     if result.pruned_keys:
-        out.print(f"{len(result.pruned_keys)} keys that no program in the folder takes were dropped.")
+        out.print(f"{len(result.pruned_keys)} keys that no program in the folder uses were dropped.")
     if result.unused_keys:
-        out.print(f"{len(result.unused_keys)} keys are taken by no program in the folder; --prune drops old ones.")
+        out.print(f"{len(result.unused_keys)} keys are used by no program in the folder; --prune drops old ones.")
     for program in result.programs:
         if program.missing:
             out.print(
-                printable(
-                    f"{program.path} also needs a data file that was not among the inputs: it asks for "
-                    f"{len(program.missing)} keys that none of them has, {program.missing[0]!r} first."
+                plain(
+                    f"{program.path} also needs a data file that was not among the inputs: none of them has "
+                    f"{len(program.missing)} of its keys, such as {program.missing[0]!r}."
                 )
             )
 
 
 @app.command()
-@_told
+@_with_exit_codes
 def inspect(
     files: Annotated[list[Path], typer.Argument(help=".pte, .ptd or .safetensors files.")], as_json: AsJson = False
 ) -> None:
-    """List what files hold. Exit code 3 if one cannot be read; the others are listed all the same."""
+    """List what files hold. Exit code 3 if one cannot be read; the others are listed anyway."""
     found: list[Any] = []
     code = 0
     for path in files:
         try:
             found.append(inspect_file(path))
         except BlobStoreError as error:
-            tell(error)
+            print_error(error)
             found.append({"path": str(path), "error": str(error)})
             code = ERROR
     if as_json:
         print_json(found)
     else:
-        _list([file for file in found if isinstance(file, FileInfo)])
+        _print_files([file for file in found if isinstance(file, FileInfo)])
     if code:
         raise typer.Exit(code)
 
 
-def _list(files: list[FileInfo]) -> None:
+def _print_files(files: list[FileInfo]) -> None:
     for file in files:
-        out.print(printable(f"{file.path}: {file.format}, {file.size:,} bytes"), soft_wrap=True)
+        say(f"{file.path}: {file.format}, {file.size:,} bytes")
         for fact, value in file.facts.items():
-            out.print(printable(f"  {fact}: {value}"), soft_wrap=True)
+            say(f"  {fact}: {value}")
         rows = [
             (b.key, b.kind, b.layout if b.layout is not None else "opaque", f"{b.nbytes:,}", b.alignment, b.shared)
             for b in file.blobs
@@ -204,94 +213,99 @@ def _list(files: list[FileInfo]) -> None:
 
 
 @app.command()
-@_told
+@_with_exit_codes
 def verify(
     files: Annotated[list[Path], typer.Argument(help=".pte, .ptd or .safetensors files.")], as_json: AsJson = False
 ) -> None:
-    """Check the structure of files, and the digests of those that carry some.
+    """Check the structure of files, and the digests of those that have them.
 
-    Exit code 1 if one is damaged, 3 if one cannot be read at all; the others are checked all the same.
+    Exit code 1 if a file is damaged, 3 if one cannot be read at all; the others are checked anyway.
     """
-    rows: list[dict[str, Any]] = []
-    code = 0
     with progress_bar(hidden=as_json) as progress:
-        for path in files:
-            row: dict[str, Any] = {"path": str(path), "ok": True, "digests": False, "reason": None}
-            try:
-                if detect_format(path) is Format.PTD:
-                    with open_ptd(path) as data_map:
-                        row["digests"] = data_map.verify(progress=progress)
-                else:
-                    len(open_any(path))
-            except InvalidFileError as error:
-                row.update(ok=False, reason=error.reason)
-                code = max(code, NO)
-            except BlobStoreError as error:
-                row.update(ok=False, reason=str(error).removeprefix(f"{path}: "))
-                code = ERROR
-            rows.append(row)
+        checked = [_check(path, progress) for path in files]
+    rows = [row for row, _ in checked]
     if as_json:
         print_json(rows)
     else:
         for row in rows:
-            checked = "structure and all digests" if row["digests"] else "structure; the file carries no digests"
-            verdict = f"ok: {checked}" if row["ok"] else f"NOT OK: {row['reason']}"
-            out.print(printable(f"{row['path']}: {verdict}"), soft_wrap=True)
+            what = "structure and all digests" if row["digests"] else "structure; the file has no digests"
+            say(f"{row['path']}: " + (f"ok: {what}" if row["ok"] else f"NOT OK: {row['reason']}"))
+    code = max(code for _, code in checked)
     if code:
         raise typer.Exit(code)
 
 
+def _check(path: Path, progress: Progress) -> tuple[dict[str, Any], int]:
+    """What `verify` says of a file, and its exit code."""
+    row: dict[str, Any] = {"path": str(path), "ok": True, "digests": False, "reason": None}
+    try:
+        if detect_format(path) is Format.PTD:
+            with open_ptd(path) as data_map:
+                row["digests"] = data_map.verify(progress=progress)
+        else:
+            len(open_any(path))
+    except InvalidFileError as error:
+        return {**row, "ok": False, "reason": error.reason}, NO
+    except BlobStoreError as error:
+        return {**row, "ok": False, "reason": str(error).removeprefix(f"{path}: ")}, ERROR
+    return row, 0
+
+
 @app.command()
-@_told
+@_with_exit_codes
 def diff(
     left: Annotated[Path, typer.Argument(help="The older file.")],
     right: Annotated[Path, typer.Argument(help="The newer file.")],
     as_json: AsJson = False,
 ) -> None:
-    """Compare two files: their blobs key by key, and everything else. Exit code 0 only if they are equal, 1 if not."""
+    """Compare two files: their blobs key by key, and everything else. Exit code 0 if they are equal, 1 if not."""
     with progress_bar(hidden=as_json) as progress:
         result = compare_files(left, right, progress=progress)
     if as_json:
         print_json(result)
     else:
-        rows = [
-            (
-                change.key if change.other is None else f"{change.key} -> {change.other}",
-                change.kind,
-                "" if change.kind == "added" else change.left or "opaque",
-                "" if change.kind == "removed" else change.right or "opaque",
-                f"{change.left_bytes:,}",
-                f"{change.right_bytes:,}",
-            )
-            for change in result.changes
-        ]
-        if rows:
-            columns = ("key", "what", "left", "right", "left bytes", "right bytes")
-            print_table(f"{left} -> {right}", columns, rows, right="ef")
-        other = [(item.what, _short(item.left), _short(item.right)) for item in result.differences]
-        if other:
-            print_table("Beside the blobs", ("what", "left", "right"), other)
-        number = len(rows) + len(other)
-        out.print(f"{number} differences; {result.same} keys of {result.same_bytes:,} bytes are the same.")
+        _print_comparison(f"{left} -> {right}", result)
     if not result.equal:
         raise typer.Exit(NO)
 
 
+def _print_comparison(title: str, result: Comparison) -> None:
+    rows = [
+        (
+            change.key if change.other is None else f"{change.key} -> {change.other}",
+            change.kind,
+            "" if change.kind == "added" else change.left or "opaque",
+            "" if change.kind == "removed" else change.right or "opaque",
+            f"{change.left_bytes:,}",
+            f"{change.right_bytes:,}",
+        )
+        for change in result.changes
+    ]
+    if rows:
+        print_table(title, ("key", "what", "left", "right", "left bytes", "right bytes"), rows, right="ef")
+    other = [(item.what, _short(item.left), _short(item.right)) for item in result.differences]
+    if other:
+        print_table("Beside the blobs", ("what", "left", "right"), other)
+    out.print(
+        f"{len(rows) + len(other)} differences; {result.same} keys with {result.same_bytes:,} bytes are the same."
+    )
+
+
 @app.command()
-@_told
+@_with_exit_codes
 def convert(
     source: Annotated[Path, typer.Argument(help="A .safetensors or a .ptd.")],
-    target: Annotated[Path, typer.Argument(help="The file to write, of the other kind.")],
+    target: Annotated[Path, typer.Argument(help="The file to write, in the other format.")],
     force: Annotated[bool, typer.Option("--force", help="Replace a file of any format.")] = False,
 ) -> None:
     """Convert .safetensors to .ptd, or .ptd to .safetensors."""
     with progress_bar() as progress:
         convert_file(source, target, progress=progress, force=force)
-    out.print(printable(f"{target}: {target.stat().st_size:,} bytes"), soft_wrap=True)
+    say(f"{target}: {target.stat().st_size:,} bytes")
 
 
 @app.command()
-@_told
+@_with_exit_codes
 def adapters(
     foundation: Annotated[Path, typer.Argument(help="The data file (.ptd) of the foundation.")],
     files: Annotated[list[Path], typer.Argument(metavar="ADAPTER", help="Data files (.ptd) of adapters.")],
@@ -299,37 +313,37 @@ def adapters(
 ) -> None:
     """List what a foundation and its LoRA adapters hold, and check that they fit. Exit code 1 if one does not.
 
-    An adapter fits if its pairs are complete and finite, their modules are in the foundation and of the same shapes,
-    and it was made for this foundation. One that does not record that is called not bound, and may fit.
+    An adapter fits if its pairs are complete and finite, the foundation has their modules with the same shapes, and
+    the adapter was made for this foundation. An adapter that does not record its foundation is listed as not bound.
     """
     found = inspect_adapters(foundation, files)
     if as_json:
         print_json(found)
     else:
-        base = found.foundation
-        _say(f"{foundation}: foundation {base.fingerprint}, {base.keys} keys, {base.nbytes:,} bytes")
-        columns = ("tensor", "dtype", "shape", "bytes", "rank")
-        print_table("", columns[:-1], [_tensor_row(tensor) for tensor in base.tensors], right="d")
-        for adapter in found.adapters:
-            out.print()
-            scale = "not recorded" if adapter.scale is None else f"{adapter.scale:g}"
-            _say(f"{adapter.path}: adapter of {len(adapter.pairs)} modules, {adapter.nbytes:,} bytes, scale {scale}")
-            ranks = {name: pair.rank for pair in adapter.pairs for name in (pair.a, pair.b)}
-            rows = [(*_tensor_row(tensor), ranks.get(tensor.name, "")) for tensor in adapter.tensors]
-            print_table("", columns, rows, right="de")
-            _say(f"{'fits' if adapter.fits else 'DOES NOT FIT'}; {_made_for(adapter, base)}")
-            for problem in adapter.problems:
-                _say(f"  {problem}")
+        _print_adapters(found)
     if not all(adapter.fits for adapter in found.adapters):
         raise typer.Exit(NO)
 
 
+def _print_adapters(found: AdaptersInfo) -> None:
+    base = found.foundation
+    say(f"{', '.join(map(str, base.paths))}: foundation {base.fingerprint}, {base.keys} keys, {base.nbytes:,} bytes")
+    columns = ("tensor", "dtype", "shape", "bytes", "rank")
+    print_table("", columns[:-1], [_tensor_row(tensor) for tensor in base.tensors], right="d")
+    for adapter in found.adapters:
+        out.print()
+        scale = "not recorded" if adapter.scale is None else f"{adapter.scale:g}"
+        say(f"{adapter.path}: adapter of {len(adapter.pairs)} modules, {adapter.nbytes:,} bytes, scale {scale}")
+        ranks = {name: pair.rank for pair in adapter.pairs for name in (pair.a, pair.b)}
+        rows = [(*_tensor_row(tensor), ranks.get(tensor.name, "")) for tensor in adapter.tensors]
+        print_table("", columns, rows, right="de")
+        say(f"{'fits' if adapter.fits else 'DOES NOT FIT'}; {_made_for(adapter, base)}")
+        for problem in adapter.problems:
+            say(f"  {problem}")
+
+
 def _short(text: str) -> str:
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
-
-
-def _say(line: str) -> None:
-    out.print(printable(line), soft_wrap=True)
 
 
 def _tensor_row(tensor: NamedTensor) -> tuple[str, str, str, str]:
@@ -339,18 +353,20 @@ def _tensor_row(tensor: NamedTensor) -> tuple[str, str, str, str]:
 
 def _made_for(adapter: AdapterInfo, base: FoundationInfo) -> str:
     if adapter.foundation is None:
-        return "not bound: nothing is recorded of the foundation that it was made for"
+        return "not bound: it does not record the foundation that it was made for"
     return "made for this foundation" if adapter.foundation == base.fingerprint else "made for another foundation"
 
 
-app.command()(_told(report))
+app.command()(_with_exit_codes(report))
 
 
 @app.command()
-@_told
+@_with_exit_codes
 def demo(
     directory: Annotated[Path, typer.Argument(help="Where to write the programs.")] = Path("demo-output"),
-    force: Annotated[bool, typer.Option("--force", help="Lower again what an earlier run left.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Lower the models again, even if an earlier run left the programs.")
+    ] = False,
 ) -> None:
     """Lower two real models, deduplicate them, run them in the stock runtime, and compare."""
     from blobstore.demo import run_demo

@@ -1,4 +1,4 @@
-"""How commands print: tables for people, JSON for programs, progress on standard error."""
+"""How commands print: lines and tables for people, JSON for programs, progress and errors on standard error."""
 
 from __future__ import annotations
 
@@ -16,65 +16,67 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColum
 from rich.table import Table
 from rich.text import Text
 
-from blobstore.disk.staging import Progress as Callback
+from blobstore.disk.progress import Progress as Callback
 from blobstore.memory.layout import TensorLayout
+from blobstore.text import printable
 
-__all__ = ["err", "out", "print_json", "print_table", "printable", "progress_bar", "size", "tell"]
+__all__ = ["err", "out", "plain", "print_error", "print_json", "print_table", "progress_bar", "say"]
 
 
 class _Console(Console):
     def on_broken_pipe(self) -> None:
-        raise BrokenPipeError  # rich would leave with the code of an answer
+        raise BrokenPipeError  # rich would exit with 1, the code for "no"
 
 
 out = _Console(highlight=False, soft_wrap=False)
 err = _Console(stderr=True, highlight=False)
 
-
 _MOST_ROWS = 1000
-"""Laying out a table takes longer than making what is in it."""
+"""Laying out a table takes longer than computing what it shows."""
 
 
-def tell(error: object) -> None:
-    """Print an error on standard error, in one line."""
-    err.print(printable(f"blobstore: {error}"), soft_wrap=True)
+def print_error(error: object) -> None:
+    """Print one line on standard error."""
+    err.print(plain(f"blobstore: {error}"), soft_wrap=True)
 
 
-def printable(text: object) -> Text:
-    """Text from a file, so that neither markup nor control characters in it do anything."""
-    return Text("".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(text)))
+def plain(text: object) -> Text:
+    """Text that may come from a file: its markup and its control characters are shown and have no effect."""
+    return Text(printable(text))
 
 
-def size(nbytes: int) -> str:
-    """Bytes for people, with three digits."""
-    value = float(nbytes)
-    for unit in ("B", "KB", "MB", "GB"):
-        if abs(value) < 1000:
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.3g} {unit}"
-        value /= 1000
-    return f"{value:.3g} TB"
+def say(line: object) -> None:
+    """Print a line on standard output; a long one is not wrapped."""
+    out.print(plain(line), soft_wrap=True)
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], *, right: str = "") -> None:
-    """Print a table; `right` names the columns with numbers, one letter each by its position (a is the first)."""
-    table = Table(title=printable(title), title_justify="left", title_style="bold")
+    """Print a table.
+
+    Args:
+        title: above the table.
+        columns: their headings.
+        rows: the cells; at most 1,000 rows are printed.
+        right: the columns with numbers, which are aligned on the right, one letter for each (a is the first column).
+    """
+    table = Table(title=plain(title), title_justify="left", title_style="bold")
     for i, column in enumerate(columns):
         number = chr(ord("a") + i) in right
         table.add_column(column, justify="right" if number else "left", no_wrap=number, overflow="fold")
     for row in rows[:_MOST_ROWS]:
-        table.add_row(*(printable(cell) for cell in row))
+        table.add_row(*(plain(cell) for cell in row))
     out.print(table)
     if len(rows) > _MOST_ROWS:
         out.print(f"{len(rows) - _MOST_ROWS:,} more rows; --json has all {len(rows):,}.")
 
 
 def print_json(value: object) -> None:
-    """Print JSON, whole and never wrapped."""
-    json.dump(_plain(value), sys.stdout, indent=2, ensure_ascii=True)
+    """Print JSON, complete and never wrapped."""
+    json.dump(_jsonable(value), sys.stdout, indent=2, ensure_ascii=True)
     sys.stdout.write("\n")
 
 
-def _plain(value: Any) -> Any:
+def _jsonable(value: Any) -> Any:
     if isinstance(value, TensorLayout):
         return {
             "scalar_type": value.scalar_type.name,
@@ -84,26 +86,26 @@ def _plain(value: Any) -> Any:
     if isinstance(value, enum.Enum):
         return value.name
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        return {field.name: _jsonable(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, Path):
         return str(value)
     if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): _jsonable(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [_jsonable(item) for item in value]
     return value
 
 
 @contextlib.contextmanager
 def progress_bar(*, hidden: bool = False) -> Iterator[Callback]:
-    """A progress bar a task on standard error; it is gone when the work is done."""
+    """A progress bar for each task, on standard error; the bars disappear when the work is done."""
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     with Progress(*columns, console=err, transient=True, disable=hidden or not err.is_terminal) as bars:
         tasks: dict[str, TaskID] = {}
 
         def step(what: str, done: int, total: int) -> None:
             if what not in tasks:
-                tasks[what] = bars.add_task(printable(what).plain.replace("[", r"\["), total=total)
+                tasks[what] = bars.add_task(printable(what).replace("[", r"\["), total=total)
             bars.update(tasks[what], completed=done)
 
         yield step

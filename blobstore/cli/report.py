@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from blobstore.cli import ERROR
-from blobstore.cli.output import out, progress_bar, tell
+from blobstore.cli.output import out, print_error, progress_bar
 from blobstore.disk.kinds import Format, check_replaceable
 from blobstore.disk.staging import Staging
 from blobstore.errors import FileAccessError
@@ -20,28 +20,30 @@ from blobstore.reporting.baseline import compare_reports
 from blobstore.reporting.cache import default_path, is_another_file
 from blobstore.reporting.json_output import load_report, to_json
 from blobstore.reporting.limits import Limit
+from blobstore.reporting.model import Report
 from blobstore.reporting.regions import SUFFIXES
 from blobstore.reporting.terminal import print_changes, print_report
 
 __all__ = ["report"]
 
 OVER = 1
+"""The exit code if duplicates waste more than --fail-over allows."""
 
 
 def report(
     paths: Annotated[
-        list[str], typer.Argument(help=".pte, .ptd, .safetensors, .gguf; folders with such; fsspec URLs.")
+        list[str], typer.Argument(help=".pte, .ptd, .safetensors and .gguf files, folders of them, or fsspec URLs.")
     ],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables (docs/report.md).")] = False,
-    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write one self-contained page.")] = None,
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write a self-contained page.")] = None,
     baseline: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="An earlier --json: tell what changed since.")
+        Path | None, typer.Option(metavar="FILE", help="Output of an earlier --json: report what changed since.")
     ] = None,
     fail_over: Annotated[
         str | None,
         typer.Option(
             metavar="BYTES|PERCENT",
-            help="Exit with 1 if more than this can be saved (10MB, 5%); with --baseline: more than then.",
+            help="Exit with 1 if more than this can be saved (10MB, 5%); with --baseline, more than this on top of it.",
         ),
     ] = None,
     exact: Annotated[bool, typer.Option("--exact", help="Look for equal bytes only.")] = False,
@@ -50,21 +52,19 @@ def report(
     ] = making.NEAR,
     top: Annotated[int, typer.Option(min=1, help="How many findings to list.")] = 10,
     cache: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Where fingerprints are kept; default: the user's cache folder.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Where fingerprints are kept; by default in the user's cache folder."),
     ] = None,
-    no_cache: Annotated[bool, typer.Option("--no-cache", help="Keep no fingerprints.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="With --html: replace a file that is no HTML page.")] = False,
+    no_cache: Annotated[bool, typer.Option("--no-cache", help="Do not keep fingerprints.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="With --html: replace a file that is not an HTML page.")
+    ] = False,
 ) -> None:
     """Find where a set of models wastes bytes.
 
-    Exit code 1 if over --fail-over; 3 if a file could not be read, or none was found.
+    Exit code 1 if --fail-over is exceeded; 3 if a file could not be read, or none was found.
     """
-    limit = None
-    if fail_over is not None:
-        try:
-            limit = Limit.parse(fail_over)
-        except ValueError as error:
-            raise typer.BadParameter(str(error), param_hint="--fail-over") from None
+    limit = _limit(fail_over)
     if html:
         check_replaceable(html, Format.HTML, force=force)  # before all the work
     old = load_report(baseline) if baseline else None
@@ -73,40 +73,50 @@ def report(
         found = making.report(paths, exact_only=exact, near=near, cache=where, progress=progress)
     changes = compare_reports(old, found) if old else None
     if html:
-        from blobstore.reporting.html import to_html
-
-        with Staging(force=force) as staging, staging.open(html, kind=Format.HTML) as file:
-            file.write(to_html(found).encode())
+        _write_page(html, found, force=force)
     if as_json:
         json.dump(to_json(found, changes), sys.stdout, indent=1)
         sys.stdout.write("\n")
+        for problem in found.problems:
+            print_error(f"{problem.path}: {problem.reason}")
     else:
         print_report(found, out, top=top)
         if changes:
             out.print()
             print_changes(changes, out)
-    if as_json:
-        for problem in found.problems:
-            tell(f"{problem.path}: {problem.reason}")
     for note in found.notes:
-        tell(f"note: {note}")
+        print_error(f"note: {note}")
     wasted = found.total_saves - (old.total_saves if old else 0)
     over = limit.exceeded(wasted, found.total_bytes) if limit else None
     if over:
-        tell(f"duplicates waste {over}{' more than in the baseline' if old else ''}")
+        print_error(f"duplicates waste {over}{' more than in the baseline' if old else ''}")
     if not found.files and not found.problems:
-        tell(f"{', '.join(paths)}: no file to report on; folders are searched for {', '.join(SUFFIXES)}")
-    if found.problems or not found.files:  # the answer is not about all that was asked for
+        print_error(f"{', '.join(paths)}: no file to report on; folders are searched for {', '.join(SUFFIXES)}")
+    if found.problems or not found.files:  # the report does not cover all paths
         raise typer.Exit(ERROR)
     if over:
         raise typer.Exit(OVER)
 
 
+def _limit(text: str | None) -> Limit | None:
+    try:
+        return None if text is None else Limit.parse(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--fail-over") from None
+
+
+def _write_page(path: Path, found: Report, *, force: bool) -> None:
+    from blobstore.reporting.html import to_html
+
+    with Staging(force=force) as staging, staging.open(path, kind=Format.HTML) as file:
+        file.write(to_html(found).encode())
+
+
 def _usable(path: Path) -> Path | None:
-    """The default cache, unless its folder cannot be written: then the report does without."""
+    """The default cache; None if its folder cannot be written, and the report then works without a cache."""
     with contextlib.suppress(OSError, FileAccessError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        if is_another_file(path):  # this place is nobody else's: what is left of a cache
+        if is_another_file(path):  # only caches are written to this path, so it is a damaged one
             path.unlink()
         with path.open("ab"):
             return path

@@ -1,1 +1,1 @@
-"""Files on disk: which format a file has by its first bytes, outputs that appear whole, and what an interrupted run left."""
+"""Files on disk: their format by the first bytes, outputs that appear complete, and recovery after a killed process."""

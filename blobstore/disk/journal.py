@@ -1,11 +1,11 @@
-"""The journal of a group of files: what must still be renamed if the process is killed between two renames.
+"""The journal of a group of files: the renames that remain if the process is killed between two of them.
 
-A journal is written when all files of the group are on the disk under temporary names, and before the first rename.
-Whoever finds it after a kill therefore has all it takes to finish the group.
+The journal is written when all files of the group are on the disk under temporary names, before the first rename. So
+the process that finds it after a kill can finish the group.
 
 Each folder of the group has a copy, with paths relative to that folder, so that folders can be moved together. The copy
-in the first folder is written last and removed first: while it is there, the group is under way, otherwise it was not
-begun or is complete. A copy is a file of JSON:
+in the first folder is written last and removed first: while it exists, the group is being committed; otherwise the
+commit has not begun or is complete. A copy is a JSON file:
 
     {"blobstore.journal": 1, "folders": [".", ...], "files": [{"place": "a.pte", "temporary": ".blobstore-...tmp",
      "backup": ".blobstore-...tmp", "before": [inode, size, mtime in ns] or null, "after": [...]}, ...]}
@@ -17,32 +17,26 @@ import contextlib
 import errno
 import json
 import os
-import re
 import stat
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from blobstore.disk.names import TEMPORARY
 from blobstore.memory.mapped_file import Descriptor
 
-__all__ = ["JOURNAL", "TEMPORARY", "Identity", "Journal", "Move", "identity", "sync_folder"]
+__all__ = ["Identity", "Journal", "Move", "identity", "sync_folder"]
 
-TEMPORARY = re.compile(r"\.blobstore-[0-9a-f]{24}\.tmp")
-"""Names of temporary files and backups."""
-
-JOURNAL = re.compile(r"\.blobstore-[0-9a-f]{24}\.journal")
-"""Names of journals; the copies of one have the same name."""
-
-_LARGEST = 1 << 26  # bytes; a file takes some 300
+_LARGEST = 1 << 26  # bytes of a journal; one file of a group takes about 300
 _NO_FOLDER_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES, errno.EPERM, errno.EISDIR}
 
 Identity = tuple[int, int, int]
-"""Inode, size, and time of the last change in ns: tells a file from one that replaced it, or was written over it."""
+"""Inode, size, and time of the last change in ns. They differ if the file was replaced or overwritten."""
 
 
 def identity(path: Path) -> Identity | None:
-    """Which file has this name; None if none has."""
+    """The identity of the file with this name; None if there is no such file."""
     try:
         status = path.lstat()
     except FileNotFoundError:
@@ -57,9 +51,9 @@ class Move:
     Attributes:
         place: where the file goes.
         temporary: the new file before the rename.
-        backup: a second name of the old file, given just before the rename where the file system has links.
-        before: which file is at `place` before the rename; None if none is.
-        after: which one is there afterwards.
+        backup: a second name that the old file gets just before the rename, where the file system has links.
+        before: the identity of the file at `place` before the rename; None if there is no such file.
+        after: the identity of the file there after the rename.
     """
 
     place: Path
@@ -70,17 +64,17 @@ class Move:
 
     def possible(self) -> bool:
         """Whether the rename was done, or still can be. If neither, it was undone."""
-        # In this order, as another process may do the rename in between. A new file that is gone was removed by its user.
+        # In this order, because another process may do the rename in between. If both files are gone, a user removed them.
         return os.path.lexists(self.temporary) or self.before is None or identity(self.place) != self.before
 
     def do(self) -> None:
-        """Rename, unless it was done, or somebody else put another file there since the kill: that file stays."""
+        """Rename, unless it was done already. A file that was put in the place after the kill stays."""
         if os.path.lexists(self.temporary) and identity(self.place) == self.before:
-            with contextlib.suppress(FileNotFoundError):  # another process did it
+            with contextlib.suppress(FileNotFoundError):  # another process renamed it
                 os.replace(self.temporary, self.place)
 
     def undo(self) -> None:
-        """Put the old file back where the new one is in its place; without an old file, make the new one temporary."""
+        """If the new file is in its place, put the old one back; without an old one, rename the new one back."""
         if not os.path.lexists(self.temporary) and identity(self.place) == self.after:
             if self.before is None:
                 os.replace(self.place, self.temporary)
@@ -90,13 +84,13 @@ class Move:
 
 @dataclass(frozen=True)
 class Journal:
-    """What a group renames, in order, and the folders that have a copy; the first one is described above."""
+    """The renames of a group, in order, and the folders that have a copy; the first of them is special (see above)."""
 
     moves: Sequence[Move]
     folders: Sequence[Path]
 
     def text(self, folder: Path) -> bytes:
-        """The copy for one of the folders."""
+        """The contents of the copy in one of the folders."""
 
         def relative(path: Path) -> str:
             return os.path.relpath(path, folder)
@@ -117,10 +111,10 @@ class Journal:
 
     @classmethod
     def read(cls, path: Path) -> Journal | None:
-        """The journal of a copy; None if the file is not one.
+        """Read a copy; None if the file is not a journal.
 
         Raises:
-            OSError: it cannot be read.
+            OSError: the file cannot be read.
         """
         file = Descriptor()
         try:
@@ -139,7 +133,7 @@ class Journal:
     def _parse(cls, text: bytes, folder: Path) -> Journal:
         found = json.loads(text)
         if found["blobstore.journal"] != 1:
-            raise ValueError("of another version")
+            raise ValueError("unknown version")
         moves = []
         for file in found["files"]:
             place = folder / file["place"]
@@ -154,14 +148,14 @@ class Journal:
             )
         folders = [folder / other for other in found["folders"]]
         if not folders:
-            raise ValueError("without folders")
+            raise ValueError("no folders")
         return cls(moves, folders)
 
     def finish(self) -> None:
-        """Bring a group that is under way to the new state, or to the old one if that cannot be done.
+        """Bring an interrupted group to the new state, or else to the old one.
 
-        It cannot if a rename was undone, so the process was killed while it undid the group because of an error; or if a
-        rename fails again.
+        The new state cannot be reached if a rename was undone already (the process was killed while it undid the group
+        after an error), or if a rename fails again.
 
         Raises:
             OSError: neither state could be reached.
@@ -181,7 +175,7 @@ class Journal:
                 sync_folder(folder)
 
     def leftovers(self, name: str) -> Iterable[Path]:
-        """What to remove when the group is finished: the copies of the journal by its name, then temporary files."""
+        """The files to remove when the group is finished: the copies of the journal, then the temporary files."""
         for folder in self.folders:
             yield folder / name
         for move in self.moves:
@@ -190,7 +184,7 @@ class Journal:
 
 def _hidden(name: Any) -> str:
     if not TEMPORARY.fullmatch(name):
-        raise ValueError(f"{name}: not a name of ours")
+        raise ValueError(f"{name}: not the name of a temporary file")
     return str(name)
 
 
@@ -202,10 +196,10 @@ def _identity(found: Any) -> Identity | None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Wait until the names in a folder are on the disk, where the file system can do that.
+    """Wait until the names in a folder are on the disk, if the file system supports that.
 
     Raises:
-        OSError: the disk failed, or there is no such folder.
+        OSError: the disk failed, or the folder does not exist.
     """
     file = Descriptor()
     try:

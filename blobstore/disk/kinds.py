@@ -14,7 +14,7 @@ __all__ = ["Format", "by_name", "check_replaceable", "detect_format"]
 
 
 class Format(enum.Enum):
-    """What a file is; the value is how messages call it."""
+    """The format of a file; the value is its name in messages."""
 
     PTE = "a .pte program"
     PTD = "a .ptd data file"
@@ -24,7 +24,7 @@ class Format(enum.Enum):
 
 
 def detect_format(path: str | os.PathLike[str]) -> Format:
-    """What a file claims to be; whether it is well-formed is for its reader to say.
+    """The format that a file claims to have, by its first bytes or else by its name; a reader checks the rest.
 
     Raises:
         FileAccessError: the file cannot be read.
@@ -35,17 +35,17 @@ def detect_format(path: str | os.PathLike[str]) -> Format:
 
 
 def by_name(path: str | os.PathLike[str]) -> Format:
-    """The format that a file name promises."""
+    """The format that the ending of a file name stands for."""
     formats = {".pte": Format.PTE, ".ptd": Format.PTD, ".safetensors": Format.SAFETENSORS, ".html": Format.HTML}
     return formats.get(as_path(path).suffix, Format.UNKNOWN)
 
 
 def check_replaceable(path: Path, kind: Format, *, force: bool = False) -> None:
-    """Refuse to write a file of a format where a file of another one is. An empty file may be replaced by any.
+    """Refuse to replace a file by one of another format. An empty file may always be replaced.
 
     Raises:
         OutputPathError: the file at `path` has another format, and `force` is not set.
-        FileAccessError: what is there is not a regular file, or cannot be read to see what it is.
+        FileAccessError: there is something other than a regular file at `path`, or the file cannot be read.
     """
     try:
         status = path.stat()
@@ -61,7 +61,7 @@ def check_replaceable(path: Path, kind: Format, *, force: bool = False) -> None:
         return
     if found is not kind:
         raise OutputPathError(
-            f"{path}: this is {found.value}, and would be replaced by {kind.value}; remove it, or use force (--force)"
+            f"{path}: this is {found.value} and would be replaced by {kind.value}; remove it, or use force (--force)"
         )
 
 
@@ -71,7 +71,7 @@ def _by_content(path: str | os.PathLike[str]) -> Format:
         return Format.PTD
     if head[4:6] == b"ET":
         return Format.PTE
-    # A .safetensors has no magic: the length of a JSON object, which starts with its brace.
+    # A .safetensors has no magic. It starts with the length of a JSON object and the brace of that object.
     if head[8:9] == b"{" and head[6:8] == b"\0\0":
         return Format.SAFETENSORS
     if head.lstrip().lower().startswith((b"<!doctype html", b"<html")):

@@ -1,1 +1,1 @@
-"""File formats, each as a data map: `.ptd`, `.pte`, `.safetensors`."""
+"""File formats, each read as a data map: `.ptd`, `.pte`, `.safetensors`."""

@@ -1,6 +1,6 @@
-"""Look-up of blobs by key, at rest or at run time.
+"""Look-up of blobs by key, in files and at run time.
 
-`NamedDataMap` is the interface of ExecuTorch's NamedDataMap RFC under its own names, and Python's `Mapping` on top.
+`NamedDataMap` is the interface of ExecuTorch's NamedDataMap RFC, with the names of the RFC, and a Python `Mapping` too.
 Every implementation passes the contract in `blobstore.testing.NamedDataMapContract`.
 """
 
@@ -26,14 +26,14 @@ _Map = TypeVar("_Map", bound="NamedDataMap")
 class NamedDataMap(Mapping[str, memoryview]):
     """Blobs by key.
 
-    A blob is a tensor (it has a layout) or opaque bytes (its layout is None). Data is handed out as views of memory
-    that the map shares; such a view stays valid after `close()` for as long as it is referenced.
+    A blob is a tensor (it has a layout) or opaque bytes (its layout is None). Data is returned as views of memory that
+    the map shares; a view stays valid after `close()` for as long as it is referenced.
 
-    A subclass gives `name`, `_key_list`, `_view` and `_layout`.
+    A subclass defines `name`, `_key_list`, `_view` and `_layout`.
     """
 
     name: str
-    """What messages call this map: the path of its file."""
+    """The name of this map in messages: the path of its file."""
 
     _closed = False
 
@@ -43,11 +43,11 @@ class NamedDataMap(Mapping[str, memoryview]):
 
     @abstractmethod
     def _view(self, key: str) -> memoryview:
-        """The bytes under `key`; KeyError when there is no such key."""
+        """The bytes of `key`; KeyError if there is no such key."""
 
     @abstractmethod
     def _layout(self, key: str) -> TensorLayout | None:
-        """The layout under `key`; KeyError when there is no such key."""
+        """The layout of `key`; KeyError if there is no such key."""
 
     # The RFC's five calls.
 
@@ -55,7 +55,7 @@ class NamedDataMap(Mapping[str, memoryview]):
         """The layout of a tensor, or None for an opaque blob.
 
         Raises:
-            KeyNotFoundError: no such key.
+            KeyNotFoundError: there is no such key.
             ClosedError: the map is closed.
         """
         self._check_key(key)
@@ -65,12 +65,12 @@ class NamedDataMap(Mapping[str, memoryview]):
             raise self._not_found(key) from None
 
     def get_data(self, key: str) -> memoryview:
-        """The bytes of a blob: a view of format "B", read-only unless the map says otherwise; nothing is copied.
+        """The bytes of a blob: a view of format "B", not a copy; read-only unless the map says otherwise.
 
         Raises:
-            KeyNotFoundError: no such key.
+            KeyNotFoundError: there is no such key.
             ClosedError: the map is closed.
-            FileAccessError: the file was truncated since it was mapped.
+            FileAccessError: the file was truncated after it was mapped.
         """
         self._check_key(key)
         try:
@@ -81,28 +81,28 @@ class NamedDataMap(Mapping[str, memoryview]):
         return data
 
     def load_data_into(self, key: str, buffer: object, size: int | None = None) -> None:
-        """Copy a blob to the start of `buffer`; exactly its bytes are written, what lies behind is left alone.
+        """Copy a blob to the start of `buffer`. Exactly its bytes are written; the rest of the buffer stays as it is.
 
         Args:
             key: the blob.
             buffer: anything writable with the buffer protocol, C-contiguous.
-            size: the number of bytes that the caller expects; left out, the blob's own.
+            size: the number of bytes that the caller expects; by default that of the blob.
 
         Raises:
-            KeyNotFoundError: no such key.
-            LayoutError: `size` is not the blob's, or `buffer` is smaller, read-only or not contiguous. Nothing was
+            KeyNotFoundError: there is no such key.
+            LayoutError: `size` is not that of the blob, or `buffer` is smaller, read-only or not contiguous. Nothing was
                 written.
             ClosedError: the map is closed.
         """
         data = self.get_data(key)
         if size is not None and (not isinstance(size, int) or size != len(data)):
-            raise LayoutError(f"{self.name}: {key!r} has {len(data)} bytes, {size} were asked for")
+            raise LayoutError(f"{self.name}: {key!r} has {len(data)} bytes, but size is {size}")
         try:
             whole = memoryview(buffer)  # type: ignore[arg-type]
             if "O" in whole.format:
                 raise TypeError("it holds Python objects")
             target = whole.cast("B")
-        except (TypeError, ValueError) as error:  # ValueError: memory that was released
+        except (TypeError, ValueError) as error:  # ValueError: released memory
             raise LayoutError(f"{self.name}: {key!r} cannot be loaded into this buffer: {error}") from None
         if target.readonly:
             raise LayoutError(f"{self.name}: {key!r} cannot be loaded into a read-only buffer")
@@ -128,7 +128,7 @@ class NamedDataMap(Mapping[str, memoryview]):
             raise KeyNotFoundError(f"{self.name}: key index {index} is out of range, there are {len(keys)} keys")
         return keys[index]
 
-    # What a file may know beyond the RFC.
+    # What a file may record beyond the RFC.
 
     @property
     def sources(self) -> tuple[Path, ...]:
@@ -136,12 +136,12 @@ class NamedDataMap(Mapping[str, memoryview]):
         return ()
 
     def alignment(self, key: str) -> int:
-        """The alignment that `key` was added with, in bytes; 1 where the file does not record it."""
+        """The alignment that `key` was added with, in bytes; 1 if the file does not record it."""
         self.get_tensor_layout(key)
         return 1
 
     def digest(self, key: str) -> Digest:
-        """The content address of a blob: as recorded where the file records it, else computed from its bytes."""
+        """The content address of a blob: as recorded in the file, or else computed from its bytes."""
         return digest(self.get_data(key))
 
     # Mapping.
@@ -169,17 +169,17 @@ class NamedDataMap(Mapping[str, memoryview]):
     __hash__ = object.__hash__
 
     def __eq__(self, other: object) -> bool:
-        """Identity: comparing all bytes must be asked for by name (`blobstore diff`)."""
+        """Identity; `blobstore diff` compares bytes."""
         return self is other
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else f"{len(self)} keys"
         return f"<{type(self).__name__} {self.name}: {state}>"
 
-    # Life time.
+    # Lifetime.
 
     def close(self) -> None:
-        """Forget the memory. Views that were handed out stay valid; asking the map for anything is an error."""
+        """Release the memory. Views of it stay valid; any other use of the map raises ClosedError."""
         self._closed = True
 
     def __enter__(self: _Map) -> _Map:
@@ -207,21 +207,21 @@ class NamedDataMap(Mapping[str, memoryview]):
 class MergedDataMap(NamedDataMap):
     """Several maps looked up as one.
 
-    A key may be in more than one of them if its bytes and layout are equal there. Closing the merged map leaves the
-    others open: they belong to whoever opened them.
+    A key may be in several of them if its bytes and layout are equal there. Closing the merged map leaves the others
+    open; they belong to the caller.
 
     Args:
-        maps: any number of maps; the order of keys is theirs.
+        maps: any number of maps; their order is that of the keys.
 
     Raises:
-        KeyConflictError: two maps hold different bytes or layouts under one key; both are named.
-        UnsupportedDataError: one of `maps` is no data map.
+        KeyConflictError: two maps have different bytes or layouts for one key; the message names both.
+        UnsupportedDataError: one of `maps` is not a data map.
     """
 
     def __init__(self, maps: Sequence[NamedDataMap]) -> None:
         try:
             maps = tuple(maps)
-        except (TypeError, ValueError):  # ValueError: memory that was released
+        except (TypeError, ValueError):  # ValueError: released memory
             raise UnsupportedDataError(f"expected data maps, found a {type(maps).__qualname__}") from None
         for one in maps:
             if not isinstance(one, NamedDataMap):
@@ -250,11 +250,11 @@ class MergedDataMap(NamedDataMap):
         return tuple(path for one in self._maps for path in one.sources)
 
     def alignment(self, key: str) -> int:
-        self.get_tensor_layout(key)  # raises where there is no such key
+        self.get_tensor_layout(key)  # raises if there is no such key
         return self._home[key].alignment(key)
 
     def digest(self, key: str) -> Digest:
-        self.get_tensor_layout(key)  # raises where there is no such key
+        self.get_tensor_layout(key)  # raises if there is no such key
         return self._home[key].digest(key)
 
 

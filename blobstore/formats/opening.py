@@ -1,4 +1,4 @@
-"""Which reader a file needs."""
+"""Opening a file of any format with the reader that it needs."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def open_any(path: str | os.PathLike[str]) -> NamedDataMap:
     """Open a file of any known format as a data map.
 
     Raises:
-        FileAccessError, InvalidFileError: it cannot be read or is malformed.
-        UnsupportedDataError: its format is not known.
+        FileAccessError, InvalidFileError: it cannot be read, or is malformed.
+        UnsupportedDataError: its format is unknown.
     """
     opener: dict[Format, Callable[[Any], NamedDataMap]] = {
         Format.PTE: open_pte,

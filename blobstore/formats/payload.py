@@ -1,8 +1,9 @@
-"""What follows the inner backend's payload, for the delegate that wraps it (`schema/payload.fbs`, docs/lowering.md).
+"""The description behind an inner backend's payload, read by the delegate that wraps it (docs/lowering.md).
 
     inner payload | zeros up to a multiple of 16 | flatbuffer | its length, 8 bytes | magic, 8 bytes
 
-The inner payload comes first and unchanged, so that the inner backend can still run it as it is.
+`schema/payload.fbs` is the flatbuffer. The inner payload comes first and unchanged, so that the inner backend alone can
+run it, too.
 """
 
 from __future__ import annotations
@@ -26,20 +27,20 @@ FILE_IDENTIFIER = b"BD01"
 VERSION = 1
 
 VERSION_SIZE = 16
-"""How many bytes at the end of a key the delegate replaces."""
+"""The number of bytes at the end of a key that the delegate replaces."""
 
 
 @dataclass(frozen=True)
 class Constant:
-    """A blob that the inner backend asks for.
+    """A blob that the inner backend requests.
 
     Attributes:
-        key: under which key.
+        key: its key.
         nbytes: its size.
         group: constants with the same number are packed together.
-        places: where the last bytes of the key stand in the inner payload.
-        packed: whether the inner backend has a copy of its own once it is initialized. False if that is not known:
-            then the blob is kept in memory as long as the inner backend's handle.
+        places: where the last bytes of the key lie in the inner payload.
+        packed: whether the inner backend has its own copy once it is initialized. If this is unknown it is False, and the
+            blob stays in memory as long as the inner backend's handle.
     """
 
     key: str
@@ -84,10 +85,10 @@ def wrap(payload: bytes, inner: str, constants: Sequence[Constant]) -> bytes:
 
 
 def split(data: bytes | memoryview) -> tuple[bytes, str, list[Constant]]:
-    """The inner payload, the inner backend and the constants of what `wrap` gave.
+    """The inner payload, the inner backend and the constants in a result of `wrap`.
 
     Raises:
-        InvalidFileError: this is no payload of ours.
+        InvalidFileError: the bytes are not a result of `wrap`.
     """
     data = bytes(data)
     try:
@@ -104,9 +105,9 @@ def split(data: bytes | memoryview) -> tuple[bytes, str, list[Constant]]:
         for i in range(table.ConstantsLength()):
             one = table.Constants(i)
             key, count = one.Key() or b"", one.PlacesLength()
-            left -= 24 + len(key) + 8 * count  # what it occupies at least
+            left -= 24 + len(key) + 8 * count  # the least that it takes
             if left < 0:
-                raise ValueError("it refers to the same parts again and again")
+                raise ValueError("its tables refer to the same bytes again and again")
             places = tuple(one.Places(j) for j in range(count))
             constants.append(Constant(key.decode(), one.Nbytes(), one.Group(), places, one.Packed()))
         if (inner := table.Inner()) is None:
@@ -117,7 +118,7 @@ def split(data: bytes | memoryview) -> tuple[bytes, str, list[Constant]]:
 
 
 def find_places(payload: bytes, key: str) -> tuple[int, ...]:
-    """Where the version at the end of a key stands, in every flatbuffer string of a payload that is this key."""
+    """Where the version at the end of a key lies, for every flatbuffer string of a payload that is this key."""
     raw = key.encode()
     text = struct.pack("<I", len(raw)) + raw + b"\0"
     return tuple(match.start() + 4 + len(raw) - VERSION_SIZE for match in re.finditer(re.escape(text), payload))

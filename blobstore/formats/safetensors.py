@@ -1,7 +1,7 @@
 """Reading `.safetensors` files as data maps, and writing them, without the safetensors package and without a copy.
 
-A file is 8 bytes with the length of a JSON header, the header, and the tensors' bytes, which must follow each other
-without a gap: https://github.com/huggingface/safetensors#format
+A file has 8 bytes with the length of a JSON header, the header, and the bytes of the tensors, which must follow each
+other without a gap: https://github.com/huggingface/safetensors#format
 """
 
 from __future__ import annotations
@@ -17,31 +17,11 @@ from typing import Any, BinaryIO
 
 from blobstore.errors import InvalidFileError, LayoutError, UnsupportedDataError
 from blobstore.formats.data_map import NamedDataMap
-from blobstore.memory.layout import MAX_RANK, ScalarType, TensorLayout, layout_nbytes
+from blobstore.memory.dtypes import SAFETENSORS
+from blobstore.memory.layout import MAX_RANK, TensorLayout, layout_nbytes
 from blobstore.memory.mapped_file import as_path, map_file, read_pieces
 
-__all__ = ["DTYPES", "SafetensorsDataMap", "write_safetensors"]
-
-DTYPES: Mapping[str, ScalarType] = {
-    "BOOL": ScalarType.BOOL,
-    "U8": ScalarType.BYTE,
-    "I8": ScalarType.CHAR,
-    "F8_E5M2": ScalarType.FLOAT8E5M2,
-    "F8_E4M3": ScalarType.FLOAT8E4M3FN,
-    "F8_E5M2FNUZ": ScalarType.FLOAT8E5M2FNUZ,
-    "F8_E4M3FNUZ": ScalarType.FLOAT8E4M3FNUZ,
-    "I16": ScalarType.SHORT,
-    "U16": ScalarType.UINT16,
-    "F16": ScalarType.HALF,
-    "BF16": ScalarType.BFLOAT16,
-    "I32": ScalarType.INT,
-    "U32": ScalarType.UINT32,
-    "F32": ScalarType.FLOAT,
-    "F64": ScalarType.DOUBLE,
-    "I64": ScalarType.LONG,
-    "U64": ScalarType.UINT64,
-}
-"""The dtypes of the format that a .ptd can hold too; the others are sub-byte or complex."""
+__all__ = ["SafetensorsDataMap", "write_safetensors"]
 
 _MAX_HEADER = 100_000_000  # the limit of the safetensors package itself
 
@@ -49,11 +29,11 @@ _MAX_HEADER = 100_000_000  # the limit of the safetensors package itself
 class SafetensorsDataMap(NamedDataMap):
     """The tensors of one .safetensors file.
 
-    A tensor that a .ptd cannot describe (complex, sub-byte, a size above 2**31-1) is an opaque blob here.
+    A tensor that a .ptd cannot describe (complex, sub-byte, or with a size above 2**31-1) is an opaque blob here.
 
     Args:
         path: the file.
-        data: its bytes, when something else has them; then the file is not opened, and `path` is what errors name.
+        data: its bytes, if the caller has them already; then the file is not opened, and errors name `path`.
 
     Attributes:
         path: the file, as given.
@@ -110,7 +90,7 @@ class SafetensorsDataMap(NamedDataMap):
             raise self._fail(f"{len(data)} bytes are too few for a .safetensors")
         (length,) = struct.unpack_from("<Q", data)
         if length > min(len(data) - 8, _MAX_HEADER):
-            raise self._fail(f"a header of {length} bytes is announced, the file has {len(data)} bytes")
+            raise self._fail(f"the header should have {length} bytes, the file has {len(data)}")
         try:
             header = json.loads(str(data[8 : 8 + length], "utf-8"), object_pairs_hook=self._unique)
         except RecursionError:
@@ -123,7 +103,7 @@ class SafetensorsDataMap(NamedDataMap):
             raise self._fail("the header is not a JSON object")
         metadata = header.pop("__metadata__", {})
         if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
-            raise self._fail("__metadata__ does not map text to text")
+            raise self._fail("__metadata__ must map str to str")
         for text in (*header, *metadata, *metadata.values()):
             try:
                 text.encode()
@@ -145,7 +125,7 @@ class SafetensorsDataMap(NamedDataMap):
         found = dict(pairs)
         if len(found) != len(pairs):
             counts = Counter(key for key, _ in pairs)
-            raise self._fail(f"key {next(key for key, count in counts.items() if count > 1)!r} is there twice")
+            raise self._fail(f"key {next(key for key, count in counts.items() if count > 1)!r} occurs twice")
         return found
 
     def _add(self, key: str, info: Any, base: int) -> None:
@@ -155,18 +135,18 @@ class SafetensorsDataMap(NamedDataMap):
             raise self._fail(f"tensor {key!r} lacks dtype, shape or a pair of data_offsets") from None
         numbers = [start, end, *sizes] if isinstance(sizes, list) else [None]
         if not isinstance(dtype, str) or not all(type(n) is int and 0 <= n < 2**63 for n in numbers):
-            raise self._fail(f"tensor {key!r} has a dtype that is no text, or sizes or offsets that are no counts")
+            raise self._fail(f"tensor {key!r} must have a str as dtype, and non-negative integers as shape and offsets")
         if not start <= end <= len(self._data) - base:
             raise self._fail(f"tensor {key!r} at {start}..{end} is not within the file")
         layout = None
-        if dtype in DTYPES:
+        if dtype in SAFETENSORS:
             if len(sizes) > MAX_RANK:
                 raise self._fail(f"tensor {key!r} has {len(sizes)} dimensions, at most {MAX_RANK} are possible")
-            nbytes = layout_nbytes(DTYPES[dtype], sizes)
+            nbytes = layout_nbytes(SAFETENSORS[dtype], sizes)
             if nbytes != end - start:
                 raise self._fail(f"tensor {key!r} is {dtype} {sizes} of {nbytes} bytes, but has {end - start}")
             with contextlib.suppress(LayoutError):  # a size above that of a .ptd's int32
-                layout = TensorLayout(DTYPES[dtype], tuple(sizes))
+                layout = TensorLayout(SAFETENSORS[dtype], tuple(sizes))
         self.dtypes[key] = dtype
         self.shapes[key] = tuple(sizes)
         self._ranges[key] = (base + start, base + end)
@@ -181,22 +161,22 @@ def write_safetensors(
 ) -> None:
     """Write a .safetensors to an empty file, each tensor straight from its memory.
 
-    The header has the tensors in the order that is given. Their bytes are ordered by the width of elements, widest
-    first, so that each tensor starts at a multiple of its element size.
+    The header lists the tensors in the given order. Their bytes are ordered by element size, largest first, so that each
+    tensor starts at a multiple of its element size.
 
     Args:
         file: where to write.
-        layouts: contiguous layout by name; the scalar types are all in `DTYPES`.
-        data: gives the bytes of a tensor; asked once for each.
+        layouts: contiguous layout by name; the scalar types are all in `memory.dtypes.SAFETENSORS`.
+        data: returns the bytes of a tensor; called once for each.
         metadata: the text for `__metadata__`.
 
     Raises:
-        UnsupportedDataError: a tensor is called `__metadata__`, which the format keeps for itself.
-        FileAccessError: a file that tensors come from was truncated.
+        UnsupportedDataError: a tensor is named `__metadata__`, which the format reserves.
+        FileAccessError: a file that holds the tensors was truncated.
     """
     if "__metadata__" in layouts:
         raise UnsupportedDataError("a tensor of a .safetensors cannot have the key '__metadata__'")
-    names = {scalar_type: name for name, scalar_type in DTYPES.items()}
+    names = {scalar_type: name for name, scalar_type in SAFETENSORS.items()}
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     header |= dict.fromkeys(layouts)
     order = sorted(layouts, key=lambda key: -layouts[key].scalar_type.itemsize)

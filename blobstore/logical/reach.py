@@ -1,8 +1,8 @@
-"""Which weights of loaded programs an update by name does not reach, because they are not in the data files.
+"""Which weights of loaded programs an update by name does not reach, because the programs do not take them from the cache.
 
-A program may have weights inside, as constants or for its delegates; another backend may have packed them; ExecuTorch's
-own runtime may read them from a map of its own. An update changes none of these, so one that must change all weights
-is refused. A constant in a program has no name, so what it is follows from its dtype and shape.
+A program may contain weights, as constants or for its delegates; another backend may have packed them; ExecuTorch's own
+runtime may read them from its own map of the data file. An update changes none of these, so an update that must change
+all weights is refused. A constant in a program has no name, so it is recognized by its dtype and shape.
 """
 
 from __future__ import annotations
@@ -17,29 +17,33 @@ from pathlib import Path
 from typing import Any
 
 from blobstore.formats.payload import split
-from blobstore.formats.pte.program import DelegatePayload, ProgramFile
+from blobstore.formats.pte.parts import DelegatePayload
+from blobstore.formats.pte.program import ProgramFile
 from blobstore.logical.records import Records, is_records
 from blobstore.logical.updates import LogicalTensors
+from blobstore.memory.dtypes import FLOATS
 from blobstore.memory.layout import ScalarType
 from blobstore.memory.tensors import scalar_type_of
+from blobstore.text import quoted
 
 __all__ = ["LoadedProgram", "out_of_reach"]
 
 Shape = tuple[ScalarType, tuple[int, ...]]
 
 _OWN_BACKEND = "BlobStoreBackend"
-_FLOATS = {ScalarType.HALF, ScalarType.BFLOAT16, ScalarType.FLOAT, ScalarType.DOUBLE}
 _QUANTIZED = {ScalarType.CHAR, ScalarType.BYTE}
 _TRAINING = "__et_training_"
 _CONTENT_KEY = re.compile(r"tensor\.[0-9a-f]{32}\..*")
 _HASH = re.compile(rb"(?:scale_)?[0-9a-f]{64}")
 
-_EXTERNAL = "give to_executorch() ExecutorchBackendConfig(external_constants=True), and save_programs() no keep_small"
+_EXTERNAL = (
+    "pass ExecutorchBackendConfig(external_constants=True) to to_executorch(), and no keep_small to save_programs()"
+)
 
 
 @dataclass(frozen=True)
 class _Nameless:
-    """A tensor that a method takes under no name of the model's: a constant, or one under a key made of its contents."""
+    """A tensor that a method has without a name of the model: a constant, or an external tensor keyed by its contents."""
 
     method: str
     shape: Shape
@@ -48,12 +52,13 @@ class _Nameless:
 
 @dataclass(frozen=True)
 class _Foreign:
-    """A delegate that packs weights by itself.
+    """A delegate of another backend, which packs weights without blobstore.
 
     Attributes:
-        method, backend: whose, and what it is made by.
-        count: of its constants; None if that cannot be known.
-        sizes: their bytes, as far as known.
+        method: the method that calls it.
+        backend: its backend.
+        count: the number of its constants; None if that cannot be known.
+        sizes: their sizes in bytes; empty unless all are known.
     """
 
     method: str
@@ -66,12 +71,12 @@ class LoadedProgram:
     """A program that is loaded on a cache.
 
     Args:
-        path: its file, as messages name it.
-        read: opens it; gives None if ExecuTorch's own runtime has it and its file is not known.
-        tensors: gives what the records of its cache tell.
-        keys: gives the keys of that cache.
-        own: keys of the blobs that its delegates take, from the cache or elsewhere, for a program whose file is not known.
+        path: its file, for messages.
+        read: opens the file; returns None if ExecuTorch's own runtime loaded the program and its file is not known.
+        tensors: returns the tensors that the records of the cache describe.
+        keys: returns the keys of the cache.
         follows: whether the program's external tensor of a key changes with the cache.
+        own: if the file is not known, the keys of the blobs that the program's delegates take, from any source.
     """
 
     def __init__(
@@ -104,8 +109,8 @@ class LoadedProgram:
 
     @cached_property
     def _externals(self) -> dict[str, str]:
-        """Keys of the tensors that it takes from data files, each with a method that does."""
-        if self._file is None:  # then it may be any
+        """The keys of the tensors that the program itself takes from data files, each with a method that takes it."""
+        if self._file is None:  # then it may take any of them
             known = (name for tensor in self._tensors.values() for name in (tensor.name, *tensor.aliases))
             return {name: "" for name in known if name in self._keys}
         return {tensor.key: tensor.use.method for tensor in self._file.externals if tensor.key in self._keys}
@@ -128,7 +133,7 @@ class LoadedProgram:
 
     @cached_property
     def _delegates(self) -> tuple[dict[str, str], list[_Foreign]]:
-        """Keys of the blobs that our delegates take, each with a method that does; and the delegates that are not ours."""
+        """The keys that delegates of blobstore take, each with a method; and the delegates of other backends."""
         if self._file is None:
             return dict.fromkeys(self._own, ""), []
         own: dict[str, str] = {}
@@ -142,8 +147,8 @@ class LoadedProgram:
         return own, foreign
 
     def _foreign(self, delegate: DelegatePayload, payload: memoryview) -> _Foreign:
-        # XNNPACK's header: 4 bytes, magic, its length (2), offset and size of its flatbuffer (4, 4), and of constants
-        # that lie behind it (4, 8); it names the others by the hash of their contents
+        # XNNPACK's header: 4 bytes, a magic of 4, the header's length (2), offset and size of the flatbuffer (4, 4) and of
+        # constants behind it (4, 8). Other constants are named by the hash of their contents.
         if delegate.backend != "XnnpackBackend" or bytes(payload[4:8]) != b"XH00":
             return _Foreign(delegate.method, delegate.backend, None)
         if int.from_bytes(payload[22:30], "little"):
@@ -156,7 +161,7 @@ class LoadedProgram:
 
     @cached_property
     def _names_of_embedded(self) -> dict[str, tuple[str, ...]]:
-        """The tensors behind the blobs of delegates that are in the program, by key, as its own records tell."""
+        """By key, the tensors behind the blobs of delegates that the program contains, from the records in the program."""
         names: dict[str, tuple[str, ...]] = {}
         for blob in self._file.named_data if self._file is not None else ():
             data = self._file.data[blob.span.start : blob.span.stop]  # type: ignore[union-attr]
@@ -167,12 +172,12 @@ class LoadedProgram:
 
     @cached_property
     def _in_data_files(self) -> frozenset[str]:
-        """Names of the tensors that it takes from data files itself, without a delegate."""
+        """The names of the tensors that the program takes from data files without a delegate."""
         return frozenset(name for key in self._externals for name in self._names(key))
 
     @cached_property
     def _in_delegates(self) -> frozenset[str]:
-        """Names of those that its delegates take from data files, through the cache."""
+        """The names of the tensors that its delegates take from data files, through the cache."""
         own = self._delegates[0]
         tensors = [self._tensors[name] for name in self._tensors]
         taken = [tensor for tensor in tensors if any(key in own and key in self._keys for key in tensor.keys)]
@@ -182,28 +187,28 @@ class LoadedProgram:
         return (key, self._tensors[key].name, *self._tensors[key].aliases) if key in self._tensors else (key,)
 
     def out_of_reach(self, shapes: Mapping[str, Shape | None], *, whole: bool) -> Iterator[str]:
-        """See the function."""
+        """See the function of the same name."""
         if not whole and self._file is not None and any(name.startswith(_TRAINING) for name in self._file.methods):
-            return  # it trains copies of its own
+            return  # the program trains its own copies
         yield from self._stale(shapes)
         yield from self._embedded(shapes, whole=whole)
         yield from self._packed_elsewhere(shapes, whole=whole)
         yield from self._constants(shapes, whole=whole)
 
     def _stale(self, shapes: Mapping[str, Shape | None]) -> Iterator[str]:
-        """What ExecuTorch's own runtime reads from a map that does not follow."""
+        """Weights that ExecuTorch's own runtime reads from a map that does not change with the cache."""
         found: dict[str, list[str]] = {}
         for key, method in self._externals.items():
             if any(name in shapes for name in self._names(key)) and not self._follows(key):
                 found.setdefault(method, []).append(key)
         for method, keys in found.items():
             yield (
-                f"{self._of(method)}, which ExecuTorch's own runtime has loaded, reads {_list(keys)} from a map of its "
-                "own: serve a working copy (make_working_copy(), mode='shared') and give that as data_path"
+                f"{self._of(method)}, which ExecuTorch's own runtime has loaded, reads {_listed(keys)} from its own map: "
+                "serve a working copy (make_working_copy(), mode='shared') and pass it as data_path"
             )
 
     def _embedded(self, shapes: Mapping[str, Shape | None], *, whole: bool) -> Iterator[str]:
-        """What our delegates have inside the program."""
+        """Weights of blobstore's delegates that the program contains."""
         found: dict[str, dict[str, None]] = {}
         for key, method in self._delegates[0].items():
             if key not in self._keys and "@" in key:
@@ -211,10 +216,10 @@ class LoadedProgram:
                 found.setdefault(method, {}).update(dict.fromkeys(name for name in names if whole or name in shapes))
         for method, inside in found.items():
             if inside:
-                yield f"{self._of(method)} has {_list(inside)} inside: give BlobStorePartitioner a tag"
+                yield f"{self._of(method)} has {_listed(inside)} inside: pass a tag to BlobStorePartitioner"
 
     def _packed_elsewhere(self, shapes: Mapping[str, Shape | None], *, whole: bool) -> Iterator[str]:
-        """What delegates of other backends have packed."""
+        """Weights that delegates of other backends packed."""
         known = self._in_data_files | self._in_delegates
         nbytes = {_nbytes(shape) for name, shape in shapes.items() if name not in known and shape is not None}
         found: dict[tuple[str, str], list[int | None]] = {}
@@ -222,17 +227,17 @@ class LoadedProgram:
             if whole or nbytes & one.sizes or (nbytes and not one.sizes):
                 found.setdefault((one.method, one.backend), []).append(one.count)
         for (method, backend), counts in found.items():
-            count = "the weights" if None in counts else f"{sum(filter(None, counts))} constants"
-            yield f"{self._of(method)} has {count} of {backend}, which packed them: lower it with BlobStorePartitioner"
+            count = "weights" if None in counts else f"{sum(filter(None, counts))} constants"
+            yield f"{self._of(method)} has {count} that {backend} packed: lower it with BlobStorePartitioner"
 
     def _constants(self, shapes: Mapping[str, Shape | None], *, whole: bool) -> Iterator[str]:
-        """What it takes under no name: recognised by dtype and shape, as far as a tensor has none but this place."""
+        """Weights without names, recognized by dtype and shape unless their tensor is known to be in another place."""
         delegated = bool(self._delegates[0])
         knows_names = delegated or any(not _CONTENT_KEY.fullmatch(key) for key in self._externals)
         by_shape: dict[Shape, list[str]] = {}
         for name, shape in shapes.items():
             elsewhere = name in self._in_data_files or (delegated and name not in self._tensors)
-            # a matrix may be there for a delegate and for an embedding; vectors of one length are many
+            # a matrix may be both in a delegate and in an embedding; for vectors, equal lengths prove nothing
             if shape is not None and not elsewhere and (len(shape[1]) > 1 or name not in self._in_delegates):
                 by_shape.setdefault(shape, []).append(name)
         named: dict[tuple[str, bool], dict[str, None]] = {}
@@ -244,7 +249,7 @@ class LoadedProgram:
             elif whole and not knows_names and _may_be_weight(one.shape, known=False):
                 unnamed[place] += 1
         for (method, inside), names in named.items():
-            yield f"{self._of(method)} has constants like {_list(names)} {_where(inside)}"
+            yield f"{self._of(method)} has constants like {_listed(names)} {_where(inside)}"
         for (method, inside), count in unnamed.items():
             yield f"{self._of(method)} has {count} constants without names {_where(inside)}"
 
@@ -253,19 +258,19 @@ class LoadedProgram:
 
 
 def out_of_reach(programs: Iterable[LoadedProgram], tensors: Mapping[str, Any], *, whole: bool) -> list[str]:
-    """Weights of loaded programs that stay as they are when tensors are updated by name.
+    """Weights of loaded programs that an update by name does not change.
 
     Args:
-        programs: those on the cache that is updated, and on caches above it.
-        tensors: what is given, by name; the values tell dtypes and shapes.
+        programs: the programs on the cache that is updated, and on caches above it.
+        tensors: the values of the update by name, of which only dtypes and shapes are used.
         whole: whether the tensors are a whole model's. Then all weights that are out of reach count; otherwise only
-            those that may be one of the tensors.
+            weights that may be one of the tensors.
 
     Returns:
-        For each kind a clause that names the program, the method, the weights as far as known, and what to do.
+        For each kind of such weights a clause that names the program, the method, the weights if known, and the remedy.
 
     Raises:
-        InvalidFileError: a program, or records in it, are damaged.
+        InvalidFileError: a program, or a record in it, is damaged.
     """
     shapes = {name: _shape(value) for name, value in tensors.items()}
     found = (problem for program in programs for problem in program.out_of_reach(shapes, whole=whole))
@@ -286,21 +291,19 @@ def _may_be_weight(shape: Shape, *, known: bool) -> bool:
 
     Args:
         shape: its type and sizes.
-        known: whether a tensor of the model has them too.
+        known: whether a tensor of the model has the same type and sizes.
     """
     kind, count = shape[0], math.prod(shape[1])
     if known:
-        return kind in _FLOATS or count > 1
-    return count > 1 and (kind in _FLOATS or kind in _QUANTIZED)
+        return kind in FLOATS or count > 1
+    return count > 1 and (kind in FLOATS or kind in _QUANTIZED)
 
 
 def _where(inside: bool) -> str:
     if inside:
         return f"inside: {_EXTERNAL}"
-    return "under keys made of their contents: give save_programs() or dedup_programs() names="
+    return "under keys made of their contents: pass names= to save_programs() or dedup_programs()"
 
 
-def _list(names: Iterable[str]) -> str:
-    names = list(names)
-    shown = ", ".join(f"'{name}'" for name in names[:20])
-    return shown if len(names) <= 20 else f"{shown} and {len(names) - 20} more"
+def _listed(names: Iterable[str]) -> str:
+    return quoted(names, most=20)

@@ -1,7 +1,7 @@
 """Records: how the logical tensors of a model become the blobs that a delegate loads (`schema/record.fbs`).
 
-Lowering writes them, updates by name read them. A record never holds a weight, so two models that differ in their
-weights only have the same records.
+Lowering writes them, and updates by name read them. A record never holds a weight, so two models that differ only in
+their weights have the same records.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ VERSION = 0
 
 _MOST_SOURCES = 64
 _Number = TypeVar("_Number", int, float)
-STATE = "it is no weight but state, which the program keeps in memory of its own and changes itself"
+STATE = "it is not a weight but state, which the program keeps in its own memory and changes itself"
 """The refusal of a buffer that a method changes, such as a key/value cache."""
 
 
 class Operation(enum.IntEnum):
-    """What a step does; `blobstore.logical.steps` says what each takes."""
+    """What a step does; `blobstore.logical.steps` describes the arguments of each."""
 
     RESHAPE = 1
     CAST = 2
@@ -92,16 +92,16 @@ class Step:
 
 @dataclass(frozen=True)
 class Record:
-    """One blob, or, with a `refusal`, tensors that cannot be changed.
+    """How one blob is made; or, with a `refusal`, tensors that cannot be changed.
 
     Attributes:
         key: the blob's key; empty with a refusal.
-        nbytes: the blob's size.
-        sources: what the first step takes.
+        nbytes: the blob's size in bytes.
+        sources: the tensors that the first step takes.
         steps: from the sources to the blob.
-        group: records of one delegate with the same number belong together.
+        group: blobs of one delegate with the same number are packed together.
         refusal: why the sources cannot be changed.
-        auxiliary: the sources are in no state dict: scales, which come with quantization, buffers that are not
+        auxiliary: whether no state dict has the sources: scales, which come with quantization, buffers that are not
             persistent, and state.
     """
 
@@ -120,8 +120,8 @@ class Records:
 
     Attributes:
         inner: the backend whose layouts they describe.
-        records: one a blob, and refusals.
-        outside: tensors of the model that this delegate does not have.
+        records: one for each blob, and refusals.
+        outside: tensors of the program that no delegate has.
         shared: names of tensors that a delegate has and the program itself uses, too.
         transient: names of those `outside` that no state dict has: buffers that are not persistent.
     """
@@ -138,10 +138,8 @@ class Records:
         tables = [_pack_record(builder, record) for record in self.records]
         records = _vector(builder, FbRecords.StartRecordsVector, tables)
         outside = _vector(builder, FbRecords.StartOutsideVector, [_pack_source(builder, s) for s in self.outside])
-        shared = _vector(builder, FbRecords.StartSharedVector, [builder.CreateString(name) for name in self.shared])
-        transient = _vector(
-            builder, FbRecords.StartTransientVector, [builder.CreateString(name) for name in self.transient]
-        )
+        shared = _texts(builder, FbRecords.StartSharedVector, self.shared)
+        transient = _texts(builder, FbRecords.StartTransientVector, self.transient)
         inner = builder.CreateString(self.inner)
         FbRecords.Start(builder)
         FbRecords.AddVersion(builder, VERSION)
@@ -155,11 +153,11 @@ class Records:
 
     @classmethod
     def parse(cls, data: bytes | bytearray | memoryview, origin: str = "records") -> Records:
-        """Read what `pack` gave.
+        """Read the bytes that `pack` returned.
 
         Args:
             data: the bytes of the blob.
-            origin: the file or cache that they come from, for messages.
+            origin: the file or the cache that they come from, for messages.
 
         Raises:
             InvalidFileError: they are damaged, or of a later version.
@@ -186,7 +184,7 @@ class Records:
 
 
 def records_key(data: bytes) -> str:
-    """The key for these bytes: the same for the same records, another for any other."""
+    """The key of a blob of records, which is made of the digest of its bytes."""
     return KEY_PREFIX + xxhash.xxh3_128_hexdigest(data)
 
 
@@ -213,7 +211,7 @@ def _pack_record(builder: flatbuffers.Builder, record: Record) -> int:
 
 def _pack_source(builder: flatbuffers.Builder, source: Source) -> int:
     name = builder.CreateString(source.name)
-    aliases = _vector(builder, FbSource.StartAliasesVector, [builder.CreateString(alias) for alias in source.aliases])
+    aliases = _texts(builder, FbSource.StartAliasesVector, source.aliases)
     sizes = _numbers(builder, FbSource.StartSizesVector, builder.PrependInt64, source.sizes)
     FbSource.Start(builder)
     FbSource.AddName(builder, name)
@@ -225,7 +223,7 @@ def _pack_source(builder: flatbuffers.Builder, source: Source) -> int:
 
 
 def _pack_step(builder: flatbuffers.Builder, step: Step) -> int:
-    names = _vector(builder, FbStep.StartNamesVector, [builder.CreateString(name) for name in step.names])
+    names = _texts(builder, FbStep.StartNamesVector, step.names)
     ints = _numbers(builder, FbStep.StartIntsVector, builder.PrependInt64, step.ints)
     floats = _numbers(builder, FbStep.StartFloatsVector, builder.PrependFloat64, step.floats)
     FbStep.Start(builder)
@@ -235,6 +233,10 @@ def _pack_step(builder: flatbuffers.Builder, step: Step) -> int:
     FbStep.AddNames(builder, names)
     end: int = FbStep.End(builder)
     return end
+
+
+def _texts(builder: flatbuffers.Builder, start: object, texts: Sequence[str]) -> int:
+    return _vector(builder, start, [builder.CreateString(text) for text in texts])
 
 
 def _vector(builder: flatbuffers.Builder, start: object, offsets: Sequence[int]) -> int:
@@ -251,9 +253,9 @@ def _numbers(builder: flatbuffers.Builder, start: object, prepend: object, numbe
 
 
 class _Parser:
-    """Reads the parts of records, each of which takes what it occupies at least from a budget, the size of the whole.
+    """Reads the parts of records within a budget, the size of the whole; each part takes at least its own size of it.
 
-    What `pack` makes refers to no part twice. In a file that does, a few bytes could stand for gigabytes.
+    `pack` never refers to a part twice. In a file that does, a few bytes could stand for gigabytes.
     """
 
     def __init__(self, budget: int) -> None:
@@ -267,7 +269,7 @@ class _Parser:
     def record(self, table: FbRecord.Record) -> Record:
         self._take(32)
         if table.SourcesLength() > _MOST_SOURCES:
-            raise ValueError(f"a record has {table.SourcesLength()} sources, at most {_MOST_SOURCES} can be")
+            raise ValueError(f"a record has {table.SourcesLength()} sources, at most {_MOST_SOURCES} are possible")
         return Record(
             key=self.text(table.Key()),
             nbytes=table.Nbytes(),
@@ -306,5 +308,5 @@ class _Parser:
 
 
 def is_propagated(name: str) -> bool:
-    """Whether a tensor was computed ahead from others, which the program then has no longer."""
+    """Whether `constant_prop_pass()` computed a tensor from others, which the program then lacks, by its name."""
     return "_prop_tensor_constant" in name

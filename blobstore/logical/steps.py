@@ -1,7 +1,7 @@
 """From the tensors of a model to the bytes of a stored blob, exactly as lowering made them.
 
-Everything here is numpy, so that a device without torch can update its weights. Each operation of a record does to
-the last bit what the exporter's own code did; the tests compare the two.
+Everything here uses numpy, so a device without torch can update its weights. Each operation of a record gives the same
+result as the exporter's own code, to the bit; the tests compare the two.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ import numpy.typing as npt
 
 from blobstore.errors import LayoutError, UnsupportedDataError, UpdateError
 from blobstore.logical.records import Operation, Record, Source, Step
+from blobstore.memory.buffers import same_bytes
+from blobstore.memory.dtypes import NUMBERS, numpy_dtype, unsigned_dtype
 from blobstore.memory.layout import ScalarType, TensorLayout
-from blobstore.memory.tensors import as_bytes, to_numpy, to_torch
+from blobstore.memory.tensors import as_bytes, in_dim_order, to_numpy, to_torch
 
 __all__ = [
     "Lookup",
@@ -29,37 +31,30 @@ __all__ = [
     "plain",
     "raw",
     "restore",
+    "same_tensors",
     "store",
     "tensor_of",
 ]
 
 Lookup: TypeAlias = Callable[[str], memoryview]
-"""Gives the bytes of another blob by its key: the scales that weights are quantized with."""
+"""Returns the bytes of another blob by its key: the scales that weights are quantized with."""
 
 Plain: TypeAlias = tuple[npt.NDArray[Any], ScalarType]
-"""A contiguous array and its type; bfloat16, which numpy lacks, comes as the uint16 of its bits."""
+"""A contiguous array and its type; bfloat16, which numpy lacks, is the uint16 of its bits."""
 
 _DTYPES: dict[ScalarType, np.dtype[Any]] = {
-    ScalarType.BYTE: np.dtype(np.uint8),
-    ScalarType.CHAR: np.dtype(np.int8),
-    ScalarType.SHORT: np.dtype(np.int16),
-    ScalarType.INT: np.dtype(np.int32),
-    ScalarType.LONG: np.dtype(np.int64),
-    ScalarType.HALF: np.dtype(np.float16),
-    ScalarType.FLOAT: np.dtype(np.float32),
-    ScalarType.DOUBLE: np.dtype(np.float64),
-    ScalarType.BOOL: np.dtype(np.bool_),
-    ScalarType.BFLOAT16: np.dtype(np.uint16),
+    kind: unsigned_dtype(kind) if kind is ScalarType.BFLOAT16 else numpy_dtype(kind) for kind in NUMBERS
 }
+"""The types that updates take, each with the dtype of its array in a `Plain`."""
 
 _KINDS = {dtype: kind for kind, dtype in _DTYPES.items() if kind is not ScalarType.BFLOAT16}
 
 
 def plain(data: Any) -> Plain:
-    """A torch tensor or numpy array as a contiguous array; its memory is the caller's if it is contiguous already.
+    """A torch tensor or numpy array as a contiguous array; a view of its memory if it is contiguous.
 
     Raises:
-        UnsupportedDataError: it is neither, or its dtype or device is not supported.
+        UnsupportedDataError: `data` is neither, or its dtype or device is not supported.
     """
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(data, torch.Tensor):
@@ -81,8 +76,14 @@ def raw(array: npt.NDArray[Any]) -> memoryview:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
+def same_tensors(one: Plain, other: Plain) -> bool:
+    """Whether two tensors have the same type, the same shape and, to the bit, the same numbers."""
+    (left, left_kind), (right, right_kind) = one, other
+    return (left_kind, left.shape) == (right_kind, right.shape) and same_bytes(raw(left), raw(right))
+
+
 def check_finite(tensor: Plain) -> bool:
-    """Whether there is neither an infinity nor a NaN."""
+    """Whether a tensor has neither infinities nor NaN."""
     array, kind = tensor
     if kind is ScalarType.BFLOAT16:
         return bool(((array & 0x7F80) != 0x7F80).all())
@@ -90,7 +91,7 @@ def check_finite(tensor: Plain) -> bool:
 
 
 def accepts(record: Record, source: Source, kind: ScalarType) -> bool:
-    """Whether a tensor of this dtype may be given for a source: its own, or that which it is quantized to."""
+    """Whether a source can be given in this dtype: its own, or the one that it is quantized to."""
     if kind == source.scalar_type:
         return True
     quantized = [_target(step) for step in record.steps if step.operation in _QUANTIZE]
@@ -101,15 +102,15 @@ def store(record: Record, tensors: Sequence[Plain], lookup: Lookup) -> npt.NDArr
     """The blob of a record.
 
     Args:
-        record: how it is made.
-        tensors: one for each of its sources, in their shapes.
-        lookup: gives the scales that the record names.
+        record: how the blob is made.
+        tensors: one for each of its sources, in the source's shape.
+        lookup: returns the scales that the record names.
 
     Returns:
-        A contiguous array whose bytes are the blob; the memory of a tensor itself if nothing has to be done to it.
+        A contiguous array whose bytes are the blob; a view of a tensor if its bytes are the blob already.
 
     Raises:
-        LayoutError: the result has another size than the blob.
+        LayoutError: the result does not have the size of the blob.
         UnsupportedDataError: a step cannot take this dtype.
     """
     values = list(tensors)
@@ -117,19 +118,19 @@ def store(record: Record, tensors: Sequence[Plain], lookup: Lookup) -> npt.NDArr
         values = [_OPERATIONS[step.operation](step, values, lookup)]
     array = np.ascontiguousarray(values[0][0])
     if array.nbytes != record.nbytes:
-        raise LayoutError(f"blob '{record.key}' has {record.nbytes} bytes, laying it out gave {array.nbytes}")
+        raise LayoutError(f"blob '{record.key}': expected {record.nbytes} bytes, its steps give {array.nbytes}")
     return array
 
 
 def restore(record: Record, data: memoryview) -> Plain:
-    """The tensor that a blob was made of, as far as the blob still has it: of the dtype that it is stored in.
+    """The tensor that a blob was made of, in the dtype that it is stored in.
 
     Args:
         record: how the blob was made.
         data: its bytes; the result is a view of them.
 
     Raises:
-        UpdateError: the blob is made of several tensors, or was quantized or packed.
+        UpdateError: the blob does not contain the tensor, because it is made of several, or was quantized or packed.
     """
     source = record.sources[0]
     kind = source.scalar_type
@@ -150,25 +151,22 @@ def restore(record: Record, data: memoryview) -> Plain:
 
 
 def from_blob(data: memoryview, layout: TensorLayout) -> Plain:
-    """The tensor in a blob that has a layout; a view of its bytes if it lies in the usual order of dimensions.
+    """The tensor in a blob that has a layout; a view of its bytes if they are in the order of the dimensions.
 
     Raises:
         UnsupportedDataError: the dtype is not supported.
     """
-    if layout.scalar_type not in _DTYPES:
+    kind = layout.scalar_type
+    if kind not in _DTYPES:
         raise UnsupportedDataError(f"weights of type {layout} are not supported")
-    flat = np.frombuffer(data, _DTYPES[layout.scalar_type])
-    if layout.dim_order == tuple(range(len(layout.sizes))):
-        return flat.reshape(layout.sizes), layout.scalar_type
-    array = flat.reshape([layout.sizes[dim] for dim in layout.dim_order])
-    return np.ascontiguousarray(array.transpose(np.argsort(layout.dim_order))), layout.scalar_type
+    return np.frombuffer(in_dim_order(data, layout), _DTYPES[kind]).reshape(layout.sizes), kind
 
 
 def tensor_of(tensor: Plain) -> Any:
-    """An array, as updates take it; bfloat16 comes as a torch tensor, or, without torch, as an array of `ml_dtypes`.
+    """An array that updates take. For bfloat16, a copy: a torch tensor if torch is imported, else an `ml_dtypes` array.
 
     Raises:
-        MissingDependencyError: it is bfloat16 and there is neither.
+        MissingDependencyError: the tensor is bfloat16, torch is not imported, and ml_dtypes is not installed.
     """
     array, kind = tensor
     if kind is not ScalarType.BFLOAT16:
@@ -180,7 +178,7 @@ def tensor_of(tensor: Plain) -> Any:
 
 
 def floats(tensor: Plain) -> npt.NDArray[np.float32]:
-    """As float32; without a copy if it is that already."""
+    """A tensor as float32; a view if it is float32 already."""
     array, kind = tensor
     if kind is ScalarType.BFLOAT16:
         return (array.astype(np.uint32) << 16).view(np.float32)
@@ -197,7 +195,7 @@ def _cast(step: Step, values: list[Plain], lookup: Lookup) -> Plain:
 
 
 def cast(tensor: Plain, target: ScalarType) -> Plain:
-    """In another dtype, rounded as torch does; the tensor itself if it has the dtype."""
+    """A tensor in another dtype, rounded as torch does; the tensor itself if it has the dtype."""
     array, kind = tensor
     if kind == target:
         return tensor
@@ -206,7 +204,7 @@ def cast(tensor: Plain, target: ScalarType) -> Plain:
         rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
         quiet = (bits >> 16) | 0x40
         return np.where(np.isnan(bits.view(np.float32)), quiet, rounded).astype(np.uint16), target
-    if kind is ScalarType.BFLOAT16 or target is ScalarType.HALF:  # to half by way of float32, which rounds twice
+    if kind is ScalarType.BFLOAT16 or target is ScalarType.HALF:  # torch casts to half by way of float32
         array = floats(tensor)
     return array.astype(_DTYPES[target]), target
 
@@ -218,7 +216,7 @@ def _round(array: npt.NDArray[np.float32], step: Step, zero: int = 0) -> Plain:
     scaled = np.rint(array)
     if zero:
         scaled += np.float32(zero)
-    if target is ScalarType.INT:  # float32 has no 2**31 - 1
+    if target is ScalarType.INT:  # float32 cannot represent 2**31 - 1
         return np.clip(scaled.astype(np.float64), low, high).astype(np.int32), target
     return np.clip(scaled, low, high).astype(_DTYPES[target]), target
 
@@ -246,7 +244,7 @@ def _quantize_group(step: Step, values: list[Plain], lookup: Lookup) -> Plain:
     array = floats(values[0])
     groups = np.frombuffer(lookup(step.names[0]), np.uint16).reshape(array.shape[0], -1)
     scales = np.repeat(floats((groups, ScalarType.BFLOAT16)), step.ints[0], axis=1)
-    with np.errstate(divide="ignore", invalid="ignore"):  # a group of zeros
+    with np.errstate(divide="ignore", invalid="ignore"):  # the scale of a group of zeros is 0
         scaled = np.where(scales == 0, np.float32(0), array * (np.float32(1) / scales))
     return _round(scaled, step)
 
@@ -265,7 +263,7 @@ def _channels_last(step: Step, values: list[Plain], lookup: Lookup) -> Plain:
 
 
 def _pack_int4(step: Step, values: list[Plain], lookup: Lookup) -> Plain:
-    """Two numbers of -8 … 7 to a byte, the first in the low half, each plus 8; rows of odd length get a zero."""
+    """Pack two numbers of -8 … 7 into a byte, each plus 8, the first in the low half; pad rows of odd length with a zero."""
     array = values[0][0]
     array = array.reshape(array.shape[0], -1) if array.ndim == 2 else array.squeeze()
     if array.size and (array.min() < -8 or array.max() > 7):
@@ -277,6 +275,7 @@ def _pack_int4(step: Step, values: list[Plain], lookup: Lookup) -> Plain:
 
 
 def _optional(values: list[Plain], present: Sequence[int]) -> list[npt.NDArray[np.float32] | None]:
+    """The next of `values` for each part that is present, None for each that is not."""
     rest = iter(values)
     return [floats(next(rest)) if given else None for given in present]
 
@@ -288,7 +287,7 @@ def _deviation(variance: npt.NDArray[np.float32], epsilon: float) -> npt.NDArray
 
 
 def _fold_weight(step: Step, values: list[Plain], lookup: Lookup) -> Plain:
-    """Sources: weight, variance, and gamma if there is one. ints: axis of the output channels, whether gamma."""
+    """Sources: weight, variance, and gamma if present. ints: axis of the output channels; 1 if gamma is present."""
     _only_float32(values)
     axis, has_gamma = step.ints
     weight, variance = values[0][0], values[1][0]
@@ -300,19 +299,21 @@ def _fold_weight(step: Step, values: list[Plain], lookup: Lookup) -> Plain:
 
 
 def _fold_conv_bias(step: Step, values: list[Plain], lookup: Lookup) -> Plain:
-    """Sources: mean, variance, then those of bias, gamma and beta that ints say are there."""
+    """Sources: mean, variance, then bias, gamma and beta if present. ints: 1 for each that is present."""
     bias, gamma, beta, mean, deviation = _fold_inputs(step, values)
     folded = (bias - mean) * deviation * gamma + beta
     return folded, ScalarType.FLOAT
 
 
 def _fold_linear_bias(step: Step, values: list[Plain], lookup: Lookup) -> Plain:
+    """As for a convolution, but multiplied in another order, which rounds differently."""
     bias, gamma, beta, mean, deviation = _fold_inputs(step, values)
     folded = (bias - mean) * (gamma * deviation) + beta
     return folded, ScalarType.FLOAT
 
 
 def _fold_inputs(step: Step, values: list[Plain]) -> tuple[npt.NDArray[np.float32], ...]:
+    """Bias, gamma, beta, mean and deviation, with zeros and ones for what is not present."""
     _only_float32(values)
     mean, variance = values[0][0], values[1][0]
     bias, gamma, beta = _optional(values[2:], step.ints)
@@ -328,13 +329,13 @@ def _fold_inputs(step: Step, values: list[Plain]) -> tuple[npt.NDArray[np.float3
 def _only_float32(values: list[Plain]) -> None:
     for _, kind in values:
         if kind is not ScalarType.FLOAT:
-            raise UnsupportedDataError(f"batch normalization is folded in float32 only, not in {kind.name}")
+            raise UnsupportedDataError(f"batch normalization can be folded only in float32, found {kind.name.lower()}")
 
 
 def _norm(step: Step, values: list[Plain], lookup: Lookup) -> Plain:
-    """A batch normalization that stands alone, as a convolution of one element a channel.
+    """A batch normalization without a layer before it, as a depthwise convolution with a kernel of one element.
 
-    Sources: mean, variance, then those of gamma and beta that ints say are there.
+    Sources: mean, variance, then gamma and beta if present. ints: 1 for each that is present.
     """
     _only_float32(values)
     mean, variance = (values[i][0].astype(np.float64) for i in (0, 1))
@@ -349,7 +350,7 @@ def _norm(step: Step, values: list[Plain], lookup: Lookup) -> Plain:
 
 
 def _target(step: Step) -> ScalarType:
-    """The type that a step makes; its last integer."""
+    """The type of a step's result, which is its last integer."""
     return ScalarType(step.ints[-1])
 
 

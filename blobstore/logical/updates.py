@@ -1,16 +1,15 @@
-"""Updates by logical tensor: from the names that a model's author knows to the blobs that have to change."""
+"""Updates by logical tensor: from the names that a model's author knows to the blobs that must change."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from blobstore.errors import (
-    InvalidFileError,
     KeyConflictError,
     KeyNotFoundError,
     LayoutError,
@@ -20,19 +19,17 @@ from blobstore.errors import (
 from blobstore.formats.data_map import NamedDataMap
 from blobstore.formats.ptd.manifest import KEY_PREFIX
 from blobstore.logical import steps
-from blobstore.logical.records import STATE, Record, Records, Source, is_propagated, is_records, records_key
-from blobstore.logical.steps import Plain
+from blobstore.logical.index import EMBEDDED, Index
+from blobstore.logical.records import STATE, Record, Source, is_propagated
+from blobstore.logical.steps import Plain, same_tensors
 from blobstore.memory.buffers import same_bytes
+from blobstore.memory.dtypes import FLOATS
 from blobstore.memory.layout import ScalarType
 from blobstore.memory.tensors import as_bytes, scalar_type_of
+from blobstore.text import quoted
 
 __all__ = ["LogicalTensor", "LogicalTensors"]
 
-_EMBEDDED = (
-    "it is a constant inside the program; give to_executorch() "
-    "ExecutorchBackendConfig(external_constants=True) to have it in a data file"
-)
-_FLOATS = {ScalarType.HALF, ScalarType.FLOAT, ScalarType.DOUBLE, ScalarType.BFLOAT16}
 _HASH_KEY = re.compile(r"(scale_)?[0-9a-f]{64}")
 
 
@@ -42,12 +39,12 @@ class LogicalTensor:
 
     Attributes:
         name: its fully qualified name.
-        scalar_type, sizes: the dtype and shape that an update has to have.
+        scalar_type, sizes: the dtype and the shape that an update must have.
         aliases: other names of the same tensor.
-        keys: the blobs that are made of it.
-        needs: the tensors that have to be given together with it, because a blob is made of all of them.
+        keys: the keys of the blobs that are made of it.
+        needs: the tensors that must be updated together with it, because a blob is made of all of them.
         refusal: why it cannot be changed; empty if it can.
-        auxiliary: a state dict need not have it: scales, which come with quantization, buffers that are not
+        auxiliary: whether a state dict may lack it: scales, which come with quantization, buffers that are not
             persistent, and state, which the program changes itself.
     """
 
@@ -62,10 +59,10 @@ class LogicalTensor:
 
 
 class LogicalTensors(Mapping[str, LogicalTensor]):
-    """The tensors that the records in a data map tell of, by name.
+    """The tensors that the records in a data map describe, by name.
 
     Args:
-        blobs: where the records and the blobs are.
+        blobs: the data map, with the records and the blobs.
 
     Raises:
         InvalidFileError: records are damaged.
@@ -74,100 +71,9 @@ class LogicalTensors(Mapping[str, LogicalTensor]):
 
     def __init__(self, blobs: NamedDataMap) -> None:
         self._blobs = blobs
-        self._records: dict[str, Record] = {}
-        self._using: dict[str, list[Record]] = {}
-        self._sources: dict[str, Source] = {}
-        self._names: dict[str, str] = {}
-        self._refusals: dict[str, str] = {}
-        self._auxiliary: set[str] = set()
-        ambiguous: dict[str, str] = {}
-        refused: list[Record] = []
-        shared: set[str] = set()
-        outside: list[tuple[Source, bool]] = []
-        for key in blobs:
-            if key.startswith(KEY_PREFIX) and is_records(key, data := blobs.get_data(key)):
-                if key != records_key(bytes(data)):
-                    raise InvalidFileError(blobs.name, f"the records of a delegate do not have the digest in '{key}'")
-                records = Records.parse(data, blobs.name)
-                shared.update(records.shared)
-                for record in records.records:
-                    for source in record.sources:
-                        self._know(source, ambiguous)
-                    if record.refusal:
-                        refused.append(record)
-                    else:
-                        self._add(record)
-                transient = frozenset(records.transient)
-                for source in records.outside:
-                    self._know(source, ambiguous)
-                    outside.append((source, source.name in transient))
-        for record in self._records.values():
-            for name in dict.fromkeys(self._names[source.name] for source in record.sources):
-                self._using.setdefault(name, []).append(record)
-        for name, source in self._sources.items():
-            for layout in map(blobs.get_tensor_layout, self._own_keys(name)):
-                if layout is not None and layout.sizes != source.sizes:
-                    ambiguous[name] = _two_shapes(source.sizes, layout.sizes)
-        self._refusals.update((self._names[name], reason) for name, reason in ambiguous.items())
-        for name in self._refusals:
-            self._using.pop(name, None)
-        for record in refused:
-            self._refuse(record)
-        shared = {self._names.get(name, name) for name in shared}
-        for name in self._sources:
-            if not self._own_keys(name) and (name not in self._using or name in shared):
-                self._refusals.setdefault(name, _EMBEDDED)
-        self._auxiliary -= {name for name in self._auxiliary if name in self._using or self._own_keys(name)}
-        self._auxiliary |= {name for name, using in self._using.items() if all(record.auxiliary for record in using)}
-        persistent = {self._names[source.name] for source, transient in outside if not transient}
-        self._auxiliary |= {self._names[source.name] for source, transient in outside if transient} - {*self._using}
-        self._auxiliary -= {name for name in persistent if self._own_keys(name)}
-        self._refuse_companions()
-
-    def _refuse(self, record: Record) -> None:
-        """Note why the sources of a record cannot be changed; state of one method may be a constant of another."""
-        for name in (self._names[source.name] for source in record.sources):
-            if record.refusal == STATE and (name in self._using or self._own_keys(name)):
-                continue
-            self._refusals.setdefault(name, record.refusal)
-            if record.auxiliary:
-                self._auxiliary.add(name)
-
-    def _refuse_companions(self) -> None:
-        """What is stored together with a tensor that cannot be changed cannot be changed either."""
-        waiting, seen = list(self._refusals), set()
-        while waiting:
-            refused = waiting.pop()
-            for record in self._using.get(refused, ()):
-                for name in (self._names[source.name] for source in record.sources if record.key not in seen):
-                    if name not in self._refusals:
-                        self._refusals[name] = (
-                            f"it is stored together with '{refused}', of which is known: {self._refusals[refused]}"
-                        )
-                        waiting.append(name)
-                seen.add(record.key)
-
-    def _add(self, record: Record) -> None:
-        known = self._records.setdefault(record.key, record)
-        if (known.steps, known.nbytes) != (record.steps, record.nbytes):
-            raise KeyConflictError(f"{self._blobs.name}: two records tell different things of '{record.key}'")
-
-    def _know(self, source: Source, ambiguous: dict[str, str]) -> None:
-        """One tensor may be told of under several of its names, by methods that each kept another."""
-        groups = dict.fromkeys(self._names[n] for n in (source.name, *source.aliases) if n in self._names)
-        name, *others = groups or [source.name]
-        known = self._sources.get(name, source)
-        names = dict.fromkeys((name, *known.aliases))
-        for more in (*(self._sources.pop(other) for other in others), source):
-            names.update(dict.fromkeys((more.name, *more.aliases)))
-            if more.sizes != known.sizes:
-                ambiguous[name] = _two_shapes(known.sizes, more.sizes)
-        self._sources[name] = replace(known, name=name, aliases=tuple(names)[1:])
-        self._names.update(dict.fromkeys(names, name))
-
-    def _own_keys(self, name: str) -> list[str]:
-        """The keys of a tensor that is stored as it is."""
-        return [key for key in (name, *self._sources[name].aliases) if key in self._blobs]
+        self._index = index = Index(blobs)
+        self._names, self._sources, self._records = index.names, index.sources, index.records
+        self._using, self._refusals, self._auxiliary = index.using, index.refusals, index.auxiliary
 
     def __getitem__(self, name: str) -> LogicalTensor:
         if name not in self:
@@ -196,11 +102,12 @@ class LogicalTensors(Mapping[str, LogicalTensor]):
         return isinstance(name, str) and name in self._names
 
     def split(self, values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """What of `values` are blobs under their own keys, and what are logical tensors; some are both.
+        """Split `values` into blobs by key and logical tensors by name; some are both.
 
         Raises:
             KeyNotFoundError: a name is neither.
-            UnsupportedDataError: `values` is no mapping.
+            UpdateError: a tensor cannot be updated, or two of its names have different values.
+            UnsupportedDataError: `values` is not a mapping.
         """
         if not isinstance(values, Mapping):
             raise UnsupportedDataError(f"expected tensors by name, found a {type(values).__qualname__}")
@@ -210,9 +117,9 @@ class LogicalTensors(Mapping[str, LogicalTensor]):
             canonical = self._names.get(name)
             if canonical is not None:
                 logical[name] = value
-                for key in self._own_keys(canonical):
+                for key in self._index.own_keys(canonical):
                     if key in direct and not _is_same(direct[key], value):
-                        raise UpdateError(f"'{name}' is another name of '{canonical}', but was given other values")
+                        raise UpdateError(_two_values(name, canonical))
                     direct[key] = value
             elif name in self._blobs:
                 direct[name] = value
@@ -220,28 +127,26 @@ class LogicalTensors(Mapping[str, LogicalTensor]):
                 raise KeyNotFoundError(self._unknown(name))
         refused = [name for name in logical if self._names[name] in self._refusals]
         if refused:
-            raise UpdateError(
-                "; ".join(f"'{name}' cannot be updated: {self._refusals[self._names[name]]}" for name in refused)
-            )
+            raise UpdateError("; ".join(self._cannot(name, self._refusals[self._names[name]]) for name in refused))
         return direct, {name: value for name, value in logical.items() if self._names[name] in self._using}
 
     def resolve(self, values: Mapping[str, Any], *, finite: bool = False) -> dict[str, np.ndarray]:
-        """The blobs that have to change for logical tensors to have new values.
+        """The new contents of the blobs that are made of logical tensors.
 
         Args:
-            values: name to a torch tensor or numpy array in the model's own shape and dtype; a quantized one may be
-                given as the integers that it is stored as.
+            values: by name, torch tensors or numpy arrays in the model's own shapes and dtypes. A quantized tensor may
+                also be given as the integers that are stored.
             finite: refuse infinities and NaN.
 
         Returns:
-            Key to the bytes of the blob, which may be memory of the caller's.
+            The contents of each blob, by key. An array may be a view of the caller's memory.
 
         Raises:
             LayoutError: a tensor has another shape or dtype.
-            UpdateError: not finite; a tensor that belongs to those given is missing; two names of one tensor have
-                different values.
+            UpdateError: a value is not finite, a tensor is missing that a blob also needs, or two names of one tensor
+                have different values.
             KeyNotFoundError: a blob is in none of the data files.
-            UnsupportedDataError: not a tensor.
+            UnsupportedDataError: a value is not a tensor.
         """
         given: dict[str, Plain] = {}
         for name, value in values.items():
@@ -251,49 +156,50 @@ class LogicalTensors(Mapping[str, LogicalTensor]):
         made: dict[str, np.ndarray] = {}
 
         def lookup(key: str) -> memoryview:
-            return made[key].reshape(-1).view(np.uint8).data if key in made else self._blobs.get_data(key)
+            return steps.raw(made[key]) if key in made else self._blobs.get_data(key)
 
-        # scales first: what is quantized in the same update uses them
+        # scales first, because weights in the same update are quantized with them
         for record in sorted(records.values(), key=lambda record: not record.auxiliary):
-            sources = [self._names[source.name] for source in record.sources]
-            missing = sorted(set(sources) - set(given))
-            if missing:
-                present = sorted(set(sources) & set(given))
-                raise UpdateError(
-                    f"{_list(present)} cannot be updated without {_list(missing)}: the delegate has them combined in "
-                    f"one blob, '{record.key}'"
-                )
-            if record.key not in self._blobs:
-                raise KeyNotFoundError(
-                    f"{self._blobs.name}: blob '{record.key}' of {_list(s.name for s in record.sources)} is in none of "
-                    "these data files"
-                )
-            for name, source in zip(sources, record.sources, strict=True):
-                if not steps.accepts(record, source, given[name][1]):
-                    found = given[name][1].name.lower()
-                    raise LayoutError(
-                        f"'{source.name}' is {source.scalar_type.name.lower()}{list(source.sizes)}, the new one is {found}"
-                    )
-            made[record.key] = steps.store(record, [given[name] for name in sources], lookup)
+            self._check_complete(record, given)
+            tensors = [given[self._names[source.name]] for source in record.sources]
+            for source, (_, kind) in zip(record.sources, tensors, strict=True):
+                if not steps.accepts(record, source, kind):
+                    expected = f"{source.scalar_type.name.lower()}{list(source.sizes)}"
+                    raise LayoutError(f"'{source.name}' is {expected}, the new one is {kind.name.lower()}")
+            made[record.key] = steps.store(record, tensors, lookup)
         return made
 
+    def _check_complete(self, record: Record, given: Mapping[str, Plain]) -> None:
+        """Check that all tensors that a blob is made of were given, and that the blob is there."""
+        sources = {self._names[source.name] for source in record.sources}
+        if missing := sorted(sources - given.keys()):
+            raise UpdateError(
+                f"{quoted(sorted(sources & given.keys()))} cannot be updated without {quoted(missing)}: the delegate has "
+                f"them combined in one blob, '{record.key}'"
+            )
+        if record.key not in self._blobs:
+            raise KeyNotFoundError(
+                f"{self._blobs.name}: blob '{record.key}' of {quoted(s.name for s in record.sources)} is in none of "
+                "these data files"
+            )
+
     def value(self, name: str) -> Plain:
-        """A tensor as it is stored now, in its own shape, and in the dtype that it is stored in.
+        """The current value of a tensor, in its own shape and in the dtype that it is stored in.
 
         Args:
             name: of a tensor, or a key with a layout.
 
         Returns:
-            A view of the blob's memory, unless its order of dimensions has to be changed.
+            A view of the blob's memory, or a copy if the order of its dimensions must be changed.
 
         Raises:
             KeyNotFoundError: it is not in these data files.
-            UpdateError: it was quantized, packed or combined with others, so that it is not there any more.
+            UpdateError: it was quantized, packed or combined with others, so its value is not stored.
         """
         if not isinstance(name, str):
             raise KeyNotFoundError(self._unknown(name))
         canonical = self._names.get(name, name)
-        for key in self._own_keys(canonical) if canonical in self._sources else [canonical]:
+        for key in self._index.own_keys(canonical) if canonical in self._sources else [canonical]:
             if key in self._blobs and (layout := self._blobs.get_tensor_layout(key)) is not None:
                 return steps.from_blob(self._blobs.get_data(key), layout)
         records = [record for record in self._using.get(canonical, ()) if record.key in self._blobs]
@@ -306,7 +212,7 @@ class LogicalTensors(Mapping[str, LogicalTensor]):
         raise KeyNotFoundError(self._unknown(name))
 
     def copy(self, name: str, value: Any) -> np.ndarray | Any:
-        """A copy of a value for a logical tensor, checked as far as it can be alone.
+        """A copy of a value for a logical tensor, after the checks that need no other tensor.
 
         Raises:
             LayoutError, UnsupportedDataError: as for `resolve`.
@@ -316,17 +222,19 @@ class LogicalTensors(Mapping[str, LogicalTensor]):
         return value.detach().clone() if hasattr(value, "detach") else np.array(value)
 
     def names_for_state_dict(self, tensors: Mapping[str, Any], *, strict: bool) -> list[str]:
-        """Which entries of a state dict to update: those that the program has, but for state.
+        """The entries of a state dict to update: those that the program has, without state.
+
+        Args:
+            tensors: the state dict.
+            strict: whether every tensor of the program must be updated. Otherwise at least one entry must be.
 
         Raises:
-            UpdateError: with `strict`, the program has tensors that are not among `tensors` or cannot be updated, or
-                has some that may have been computed from these; without, none of `tensors` can be updated.
+            UpdateError: with `strict`, the program has tensors that `tensors` lacks, that cannot be updated, or that may
+                have been computed from `tensors`; without, none of `tensors` can be updated.
         """
         if strict:
             self._check_propagated(tensors)
-        nameless = [name for name in self._refusals if name.startswith("_frozen_param")]
-        if nameless and strict:
-            raise UpdateError(f"{_list(nameless)} cannot be updated: {self._refusals[nameless[0]]}")
+            self._check_frozen()
         available = dict.fromkeys(tensors)
         chosen: list[str] = []
         missing: list[str] = []
@@ -336,28 +244,39 @@ class LogicalTensors(Mapping[str, LogicalTensor]):
             if name in self._refusals and (not strict or self._refusals[name] == STATE):
                 continue
             if found:
-                chosen += found  # all names of a tied tensor: they must not contradict each other
+                chosen += found  # all names of a tied tensor: their values must be equal
             elif name in self._auxiliary:
                 continue
-            elif (reason := self._refusals.get(name, _EMBEDDED)) != _EMBEDDED:
-                refused.append(f"'{name}' cannot be updated: {reason}")
-            elif name in self._using or self._own_keys(name):
+            elif (reason := self._refusals.get(name, EMBEDDED)) != EMBEDDED:
+                refused.append(self._cannot(name, reason))
+            elif name in self._using or self._index.own_keys(name):
                 missing.append(name)
         if refused:
             raise UpdateError("; ".join(refused))
         if missing and strict:
-            raise UpdateError(f"the state dict lacks {_list(missing)}, which the program has{self._hint(available)}")
+            raise UpdateError(f"the state dict lacks {quoted(missing)}, which the program has{self._hint(available)}")
         chosen += [name for name in available if name not in self._names and name in self._blobs]
         if available and not chosen:
             raise self.mismatch(available)
         return chosen
 
+    @staticmethod
+    def _cannot(name: str, reason: str) -> str:
+        return f"'{name}' cannot be updated: {reason}"
+
+    def _check_frozen(self) -> None:
+        """Refuse weights that lost their names when they were quantized."""
+        frozen = [name for name in self._refusals if name.startswith("_frozen_param")]
+        if frozen:
+            raise UpdateError(f"{quoted(frozen)} cannot be updated: {self._refusals[frozen[0]]}")
+
     def _check_propagated(self, tensors: Mapping[str, Any]) -> None:
+        """Refuse tensors that the program may only have computed others from, before it was lowered."""
         computed = dict.fromkeys(name for name in (*self._refusals, *self._keys()) if is_propagated(name))
         gone = [
             name
             for name, value in tensors.items()
-            if name not in self and name not in self._blobs and scalar_type_of(value) in _FLOATS
+            if name not in self and name not in self._blobs and scalar_type_of(value) in FLOATS
         ]
         if computed and gone:
             raise UpdateError(
@@ -366,7 +285,7 @@ class LogicalTensors(Mapping[str, LogicalTensor]):
             )
 
     def mismatch(self, names: Iterable[str]) -> UpdateError:
-        """The error for tensors of which none can be updated: what was given, and what there is."""
+        """The error for tensors of which none can be updated; it lists those that were given and those of the programs."""
         given = list(names)
         reasons = {name: self._refusals.get(self._names.get(name, name), "") for name in given}
         refused = [f"'{name}': {reason}" for name, reason in reasons.items() if reason]
@@ -374,14 +293,14 @@ class LogicalTensors(Mapping[str, LogicalTensor]):
         return UpdateError(
             f"{self._blobs.name}: none of the tensors given can be updated"
             + (f" ({'; '.join(refused)})" if refused else "")
-            + f": given are {_some(given)}, the programs have {_some(own) or 'none with a name'}{self._hint(given)}"
+            + f": found {_some(given)}, the programs have {_some(own) or 'none with a name'}{self._hint(given)}"
         )
 
     def _keys(self) -> Iterable[str]:
         return (key for key in self._blobs if not key.startswith(KEY_PREFIX) and "@" not in key)
 
     def _similar(self, name: str) -> list[str]:
-        """Names of tensors that differ from `name` in what is in front, or in what wrappers put in between."""
+        """Names of tensors that differ from `name` only in prefixes, or in what wrappers of modules insert."""
         plain = _unwrapped(name)
         known = dict.fromkeys((*self._names, *self._keys()))
         return [
@@ -391,7 +310,7 @@ class LogicalTensors(Mapping[str, LogicalTensor]):
         ]
 
     def _hint(self, names: Iterable[str]) -> str:
-        """What an unknown name may have been meant for."""
+        """The end of a message: names that an unknown name may stand for."""
         for name in names:
             if (
                 isinstance(name, str)
@@ -403,42 +322,44 @@ class LogicalTensors(Mapping[str, LogicalTensor]):
         return ""
 
     def check_stored(self, origin: str) -> None:
-        """Refuse tensors of one name of which a delegate has one and a kernel reads another.
+        """Check that delegates and kernels have the same tensor where they have one of the same name.
 
         Args:
-            origin: what messages call the program that was lowered to these data files.
+            origin: the name of the program that was lowered to these data files, for messages.
 
         Raises:
-            KeyConflictError: what a delegate's blob was made of is not what the file has by the same name.
+            KeyConflictError: the tensor in a data file does not give the blob of the delegate.
         """
         for record in self._records.values():
             if record.key not in self._blobs or any(self._names[s.name] in self._refusals for s in record.sources):
                 continue
             values = [value for source in record.sources if (value := self._stored(source)) is not None]
             if len(values) == len(record.sources):
-                made = steps.store(record, values, self._blobs.get_data).reshape(-1).view(np.uint8).data
+                made = steps.raw(steps.store(record, values, self._blobs.get_data))
                 if not same_bytes(made, self._blobs.get_data(record.key)):
                     raise KeyConflictError(
-                        f"{origin}: {_list(source.name for source in record.sources)} of one method, which is delegated, "
-                        "and of another, which is not, are different: export them from modules that call them "
-                        "differently (docs/lowering.md)"
+                        f"{origin}: a method that is delegated and one that is not have different tensors with the name "
+                        f"{quoted(source.name for source in record.sources)}: export the methods from modules that use "
+                        "different names (docs/lowering.md)"
                     )
 
     def _stored(self, source: Source) -> Plain | None:
-        for key in self._own_keys(self._names[source.name]):
+        """The tensor that a data file has under its own key; None if there is none of its dtype."""
+        for key in self._index.own_keys(self._names[source.name]):
             layout = self._blobs.get_tensor_layout(key)
             if layout is not None and layout.scalar_type == source.scalar_type:
                 return steps.from_blob(self._blobs.get_data(key), layout)
         return None
 
     def _parts(self, name: str, value: Any) -> list[tuple[str, Any]]:
-        """A tensor; or, of one that torchao quantized, its integers and its scales."""
+        """The tensor itself, or the integers and the scales of a tensor that torchao quantized."""
         scales = f"{self._names[name]}.scale"
         if hasattr(value, "qdata") and hasattr(value, "scale") and scales in self._using:
             return [(name, value.qdata), (scales, value.scale)]
         return [(name, value)]
 
     def _take(self, given: dict[str, Plain], name: str, value: Any, finite: bool) -> None:
+        """Check a value and add it to those that were given."""
         source = self._sources[self._names[name]]
         tensor = steps.plain(value)
         if tensor[0].shape != source.sizes:
@@ -446,8 +367,8 @@ class LogicalTensors(Mapping[str, LogicalTensor]):
         if finite and not steps.check_finite(tensor):
             raise UpdateError(f"'{name}' has values that are not finite")
         other = given.get(source.name)
-        if other is not None and (other[1] != tensor[1] or other[0].tobytes() != tensor[0].tobytes()):
-            raise UpdateError(f"'{name}' is another name of '{source.name}', but was given other values")
+        if other is not None and not same_tensors(other, tensor):
+            raise UpdateError(_two_values(name, source.name))
         given[source.name] = tensor
 
     def _unknown(self, name: str) -> str:
@@ -457,40 +378,32 @@ class LogicalTensors(Mapping[str, LogicalTensor]):
         where = self._blobs.name
         if not self._records and any(_HASH_KEY.fullmatch(key) for key in self._blobs):
             return (
-                f"{where}: '{name}' cannot be updated by name: the weights' keys are hashes of their contents, as "
-                "ExecuTorch's own lowering makes them; lower the model with blobstore.lowering.BlobStorePartitioner"
+                f"{where}: '{name}' cannot be updated by name: the keys of the weights are hashes of their contents, "
+                "as in ExecuTorch's own lowering; lower the model with blobstore.lowering.BlobStorePartitioner"
             )
         if not self._records:
-            return f"{where}: no key {name!r}, and no records that would tell of tensors by name"
+            return f"{where}: no key {name!r}, and no records of tensors"
         return f"{where}: no key and no tensor {name!r}"
 
 
-def _two_shapes(one: tuple[int, ...], other: tuple[int, ...]) -> str:
-    return (
-        f"programs have tensors of different shapes by this name, {list(one)} and {list(other)}; open a cache for each"
-    )
+def _two_values(name: str, canonical: str) -> str:
+    return f"'{name}' is another name of '{canonical}', but was given other values"
 
 
 def _is_same(one: Any, other: Any) -> bool:
+    """Whether two values for a key are equal; each is a tensor, or bytes."""
     try:
-        (left, kind), (right, other_kind) = steps.plain(one), steps.plain(other)
-    except UnsupportedDataError:  # bytes of a key
+        return same_tensors(steps.plain(one), steps.plain(other))
+    except UnsupportedDataError:  # bytes
         return same_bytes(as_bytes(one)[0], as_bytes(other)[0])
-    return (kind, left.shape) == (other_kind, right.shape) and same_bytes(as_bytes(left)[0], as_bytes(right)[0])
 
 
 def _unwrapped(name: str) -> str:
-    """A name without what data parallelism, compilation and outer modules add to it."""
+    """A name without what data parallelism, compilation and outer modules insert."""
     return ".".join(part for part in name.split(".") if part not in {"module", "model", "_orig_mod"})
 
 
 def _some(names: Iterable[str], last: str = "and") -> str:
-    """At most five names."""
+    """At most five names, quoted; two of them with `last` in between."""
     every = list(names)
-    if len(every) > 5:
-        return f"{_list(every[:5])} and {len(every) - 5} others"
-    return f" {last} ".join(f"'{name}'" for name in every) if len(every) < 3 else _list(every)
-
-
-def _list(names: Iterable[str]) -> str:
-    return ", ".join(f"'{name}'" for name in names)
+    return f" {last} ".join(map(quoted, ([name] for name in every))) if len(every) < 3 else quoted(every, most=5)

@@ -1,30 +1,32 @@
 """Lowering so that weights can be changed by name while a program runs; see docs/lowering.md.
 
-Importing this package needs neither torch nor executorch; what needs them is imported when it is asked for.
+Importing this package needs neither torch nor executorch. Both are imported when one of its names is first used.
 """
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from blobstore.errors import MissingDependencyError
 
 if TYPE_CHECKING:
+    from blobstore.lowering.export import lower, quiet
     from blobstore.lowering.plugin import BlobStoreBackend, BlobStorePartitioner, register_inner
-    from blobstore.lowering.quantized import restore_names
+    from blobstore.lowering.pt2e import restore_names
 
-__all__ = ["BlobStoreBackend", "BlobStorePartitioner", "register_inner", "restore_names"]
+__all__ = ["BlobStoreBackend", "BlobStorePartitioner", "lower", "quiet", "register_inner", "restore_names"]
+
+_MODULES = {"lower": "export", "quiet": "export", "restore_names": "pt2e"}
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        if name == "restore_names":
-            from blobstore.lowering import quantized
-
-            return quantized.restore_names
-        from blobstore.lowering import plugin
+        module = importlib.import_module(f"{__name__}.{_MODULES.get(name, 'plugin')}")
+    except MissingDependencyError:
+        raise
     except ImportError as error:
         raise MissingDependencyError("lowering needs executorch: pip install 'blobstore[executorch]'") from error
-    return getattr(plugin, name)
+    return getattr(module, name)

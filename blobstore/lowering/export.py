@@ -1,4 +1,4 @@
-"""Export a model and lower it in one call, and quietly."""
+"""Exporting a model and lowering it in one call, without the noise of the libraries."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ __all__ = ["lower", "quiet"]
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silence what the libraries say while they export: their own deprecations, optional kernels not found.
+    """Silence warnings and log messages of torch and executorch inside a `with` block.
 
-    None of it is about the caller's model or something that the caller could change.
+    They are about the libraries' own deprecations and optional kernels, which callers cannot change. Logging up to
+    level WARNING is disabled for the whole process, so do not use this while other threads must log.
     """
     level = logging.root.manager.disable
-    logging.disable(logging.WARNING)
+    logging.disable(max(level, logging.WARNING))
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -41,12 +42,19 @@ def lower(
     partitioners: Callable[[], Sequence[Any]] | None = None,
     **config: Any,
 ) -> ExecutorchProgramManager:
-    """Export each method with its example inputs and lower all of them to one program.
+    """Export methods and lower them to one program; warnings of the libraries are silenced, as by `quiet`.
 
     Args:
-        methods: method name to module, in evaluation mode, and example inputs.
-        partitioners: makes the partitioners of one method; XNNPACK when not given, `list` for none.
-        config: what else ExecuTorch's `ExecutorchBackendConfig` is given, such as `external_constants`.
+        methods: for each method name a module, in evaluation mode, and its example inputs.
+        partitioners: returns new partitioners, and is called once for each method. Left out, everything that XNNPACK
+            takes is delegated to it; `list` delegates nothing.
+        config: fields of ExecuTorch's `ExecutorchBackendConfig`, such as `external_constants`.
+
+    Returns:
+        The program, for `save_programs` or with ExecuTorch's own `write_to_file` and `write_tensor_data_to_file`.
+
+    Raises:
+        MissingDependencyError: executorch is not installed.
     """
     with quiet(), torch.no_grad():
         try:

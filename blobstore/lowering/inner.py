@@ -1,4 +1,4 @@
-"""What a backend has to bring so that its weights can be changed by name; `blobstore.lowering.xnnpack` is the example."""
+"""What an inner backend must provide so that its weights can be changed by name; see `blobstore.lowering.xnnpack`."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from executorch.exir.backend.backend_details import CompileSpec, PreprocessResult
     from torch.export import ExportedProgram
 
     from blobstore.formats.payload import Constant
     from blobstore.logical.records import Record
-    from blobstore.lowering.names import NameTable
+    from blobstore.lowering.executorch import CompileSpec, PreprocessResult
+    from blobstore.lowering.tables import NameTable
 
 __all__ = ["InnerLowering", "Lowered"]
 
@@ -21,8 +21,8 @@ class Lowered:
     """One part of a graph, lowered by an inner backend.
 
     Attributes:
-        result: what its preprocess() gave, with readable keys instead of its own, in the payload too.
-        constants: the blobs that the payload asks for. The last 16 bytes of each key will be replaced.
+        result: what its `preprocess` returned, with readable keys instead of its own, also in the payload.
+        constants: the blobs that the payload asks for. At run time the last 16 bytes of each key are replaced.
         records: how each blob is made from the model's tensors, and which tensors cannot be changed.
     """
 
@@ -32,14 +32,20 @@ class Lowered:
 
 
 class InnerLowering(Protocol):
-    """Ahead-of-time half of an inner backend.
+    """The ahead-of-time half of an inner backend.
 
     Attributes:
-        backend_id: under which name ExecuTorch knows it.
+        backend_id: the backend's name in ExecuTorch.
     """
 
     backend_id: str
 
     def preprocess(self, program: ExportedProgram, specs: list[CompileSpec], table: NameTable) -> Lowered:
-        """Lower a part of a graph whose tensors are named in `table`."""
+        """Lower a part of a graph.
+
+        Args:
+            program: the part.
+            specs: what the inner partitioner gave the part.
+            table: the names of the tensors, and the data files that they go to.
+        """
         ...

@@ -1,8 +1,8 @@
-"""Which tensors of several methods are one parameter, and what the others are called.
+"""Which tensors of several methods are one parameter, and the names of those that are not.
 
 Methods of one module share their parameters by name. Methods of several modules, such as an encoder and a decoder, may
-use one name for different parameters. These get the name of their method in front, which is often what the module that
-holds both calls them: `encoder.layer.weight`.
+use one name for different parameters. The name of the method is then put in front of such a name, which often gives the
+name in the module that contains both: `encoder.layer.weight`.
 """
 
 from __future__ import annotations
@@ -16,10 +16,13 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
 from blobstore.errors import BlobStoreError, KeyConflictError
+from blobstore.groups import Groups
 from blobstore.logical.records import Source
-from blobstore.lowering.names import ALIASES, Fold, NameTable, Refusal, identity, logical_name
+from blobstore.lowering.marks import add_aliases
+from blobstore.lowering.names import Fold, Refusal, identity, logical_name, same_bits
+from blobstore.lowering.tables import NameTable
 
-__all__ = ["check_constants", "qualify", "same_bits"]
+__all__ = ["check_constants", "qualify"]
 
 _CONSTANTS = {InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR}
 
@@ -29,11 +32,11 @@ class _Parameter:
     """A parameter or constant of one method.
 
     Attributes:
-        method: whose it is.
+        method: the method that has it.
         own: its name in the method's module.
-        tensors: what the program has of it, by the names there: a quantized parameter is several tensors.
-        names: all its names, the one to call it first; they become qualified.
-        known: the table names it. Otherwise its name was made up by exporting.
+        tensors: its tensors in the program, by their names there; a quantized parameter has several.
+        names: all its names, the preferred one first; `qualify` changes them.
+        known: whether the table names it. Otherwise exporting made up its name.
     """
 
     method: str
@@ -44,24 +47,25 @@ class _Parameter:
 
 
 def qualify(programs: Mapping[str, ExportedProgram], tables: Mapping[str, NameTable]) -> dict[str, NameTable]:
-    """Give different parameters different names: in the tables, and in the programs for what no delegate takes.
+    """Give different parameters different names, in the tables and, for what no delegate takes, in the programs.
 
-    Tensors of two methods are one parameter if they are the same memory. So they are if they have a name in common and
-    equal contents (methods that were quantized apart have copies), unless the two methods differ in another tensor that
-    both have by name: then they are of different modules, and what is equal now need not stay so.
+    Tensors of two methods are one parameter if they are the same memory. They are also one parameter if they have a name
+    in common and equal contents, as in methods that were quantized separately and have copies. The exception is two
+    methods that differ in another tensor with a common name: these are of different modules, where tensors that are equal
+    now may differ later.
 
-    Names of different parameters are replaced by `<method>.<name>`. A parameter that such methods share can be called by
-    these names too.
+    Names of different parameters are replaced by `<method>.<name>`. A parameter that such methods share also gets these
+    names.
 
     Args:
-        programs: by method; they are changed in place.
-        tables: what is known of their tensors.
+        programs: by method; changed in place.
+        tables: by method; what is known of the tensors.
 
     Returns:
         The tables with the new names.
 
     Raises:
-        BlobStoreError: qualified names meet each other again and again, as in methods `a` and `a.a`.
+        BlobStoreError: qualified names keep colliding, as with methods `a` and `a.a`.
     """
     parameters = [p for method in sorted(programs) for p in _parameters(method, programs[method], tables[method])]
     apart = _apart(parameters)
@@ -71,7 +75,7 @@ def qualify(programs: Mapping[str, ExportedProgram], tables: Mapping[str, NameTa
             break
     else:
         raise BlobStoreError(
-            f"tensors of the methods {', '.join(map(repr, programs))} cannot be told apart by name; rename the methods"
+            f"cannot find different names for the tensors of methods {', '.join(map(repr, programs))}; rename the methods"
         )
     _add_qualified(classes, apart)
     renamed: dict[str, dict[str, tuple[str, ...]]] = {method: {} for method in programs}
@@ -86,14 +90,14 @@ def qualify(programs: Mapping[str, ExportedProgram], tables: Mapping[str, NameTa
 
 
 def check_constants(programs: Mapping[str, ExportedProgram], origin: str) -> None:
-    """Refuse methods of which ExecuTorch would keep only one's constant in the data file.
+    """Check that no two methods have different external tensors of one name; ExecuTorch would keep one of them.
 
     Args:
         programs: by method, as `to_executorch()` left them.
-        origin: what messages call the program.
+        origin: the program's name, for messages.
 
     Raises:
-        KeyConflictError: two methods have different tensors outside under one name.
+        KeyConflictError: two methods have such tensors.
     """
     found: dict[str, tuple[str, torch.Tensor]] = {}
     for method, program in programs.items():
@@ -108,13 +112,14 @@ def check_constants(programs: Mapping[str, ExportedProgram], origin: str) -> Non
             other, known = found.setdefault(name, (method, tensor))
             if identity(known) != identity(tensor) and not same_bits(known, tensor):
                 raise KeyConflictError(
-                    f"{origin}: methods '{other}' and '{method}' have different tensors by the name '{name}', and a data "
-                    "file has one of a name: export them from modules that call them differently (docs/lowering.md)"
+                    f"{origin}: methods '{other}' and '{method}' have different tensors with the name '{name}', but a "
+                    "data file can hold only one of them: export the methods from modules that use different names "
+                    "(docs/lowering.md)"
                 )
 
 
 def _parameters(method: str, program: ExportedProgram, table: NameTable) -> Iterable[_Parameter]:
-    """What the tensors of a program belong to, but for the buffers that it changes itself."""
+    """The parameters of a program, without the buffers that the program changes itself."""
     changed = set(program.graph_signature.buffers_to_mutate.values())
     found: dict[str, _Parameter] = {}
     for spec in program.graph_signature.input_specs:
@@ -141,7 +146,7 @@ def _tensor(program: ExportedProgram, name: str) -> torch.Tensor | None:
 
 
 def _pairs(parameters: Iterable[_Parameter]) -> Iterable[tuple[_Parameter, _Parameter]]:
-    """Parameters of two methods that have a name or memory in common."""
+    """Pairs of parameters of two methods with a name or memory in common."""
     groups: dict[object, dict[_Parameter, None]] = {}
     for parameter in parameters:
         for mark in (*parameter.names, *(identity(t) for t in parameter.tensors.values() if t.numel())):
@@ -151,7 +156,7 @@ def _pairs(parameters: Iterable[_Parameter]) -> Iterable[tuple[_Parameter, _Para
 
 
 def _apart(parameters: Iterable[_Parameter]) -> set[frozenset[str]]:
-    """Pairs of methods that have different contents under a name."""
+    """Pairs of methods that have different contents under one name."""
     return {
         frozenset((one.method, other.method))
         for one, other in _pairs(parameters)
@@ -160,21 +165,17 @@ def _apart(parameters: Iterable[_Parameter]) -> set[frozenset[str]]:
 
 
 def _classes(parameters: list[_Parameter], apart: set[frozenset[str]]) -> list[list[_Parameter]]:
-    """The parameters, those that are one together; each list begins with the first method's."""
-    of = {parameter: [parameter] for parameter in parameters}
+    """The parameters in lists of those that are one together, each in the order of `parameters`."""
+    groups = Groups(parameters)
     for one, other in _pairs(parameters):
         equal = frozenset((one.method, other.method)) not in apart and _is_equal(one, other)
-        if of[one] is not of[other] and (equal or _is_same_memory(one, other)):
-            of[one] += of[other]
-            for member in of[other]:
-                of[member] = of[one]
-    for members in of.values():
-        members.sort(key=lambda member: member.method)
-    return list({id(members): members for members in of.values()}.values())
+        if equal or _is_same_memory(one, other):
+            groups.join((one, other))
+    return groups.members()
 
 
 def _separate(classes: list[list[_Parameter]]) -> bool:
-    """Qualify the names that several classes have; whether there were any."""
+    """Qualify the names that several classes have. Returns whether there were any."""
     owners = _owners(classes)
     for members in classes:
         for member in members:
@@ -183,7 +184,7 @@ def _separate(classes: list[list[_Parameter]]) -> bool:
 
 
 def _add_qualified(classes: list[list[_Parameter]], apart: set[frozenset[str]]) -> None:
-    """Names by method for what methods share that differ otherwise, as far as nothing else is called so."""
+    """Add qualified names to parameters that otherwise different methods share, unless other parameters have the names."""
     owners = _owners(classes)
     for members in classes:
         if any(frozenset((one.method, other.method)) in apart for one, other in combinations(members, 2)):
@@ -207,7 +208,7 @@ def _is_same_memory(one: _Parameter, other: _Parameter) -> bool:
 
 
 def _is_equal(one: _Parameter, other: _Parameter) -> bool:
-    """To the byte, in what both have."""
+    """Whether the tensors that both have are equal to the bit."""
     ours, theirs = (
         {_part(tensor, parameter.own): value for tensor, value in parameter.tensors.items()}
         for parameter in (one, other)
@@ -216,32 +217,24 @@ def _is_equal(one: _Parameter, other: _Parameter) -> bool:
 
 
 def _part(tensor: str, own: str) -> str:
-    """Which part of a parameter a tensor of the program is, whatever the parameter is called."""
+    """The part of a parameter that a tensor of the program is, independent of the parameter's name."""
     return tensor.removeprefix(own) if tensor.startswith(own) else tensor.rpartition(".")[2]
 
 
-def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors have the same numbers, to the bit, however they lie in memory."""
-    if (one.dtype, one.shape) != (other.dtype, other.shape):
-        return False
-    flat = (tensor.detach().contiguous().reshape(-1).view(torch.uint8) for tensor in (one, other))
-    return torch.equal(*flat)
-
-
 def _names_of(tensor: str, member: _Parameter, names: tuple[str, ...]) -> tuple[str, ...]:
-    """The new names of one tensor of a parameter, the one to call it first."""
+    """The new names of one tensor of a parameter, the preferred one first."""
     if tensor == member.own:
         return names
-    if names[0].endswith(member.own):  # `<method>.` before the names of its parts too
+    if names[0].endswith(member.own):  # put `<method>.` before the names of its parts, too
         return (names[0].removesuffix(member.own) + tensor, *names[1:])
     return (f"{member.method}.{tensor}", *names[1:])
 
 
 def _rename(program: ExportedProgram, names: Mapping[str, tuple[str, ...]]) -> None:
-    """Give tensors of a program other names, in place; the graph, which has names of its own, stays as it is."""
+    """Rename tensors of a program in place. The graph has names of its own, which stay."""
     signature = program.graph_signature
     first = {old: new[0] for old, new in names.items()}
-    marks = {
+    aliases = {
         spec.arg.name: dict.fromkeys(names[spec.target], spec.persistent is not False)
         for spec in signature.input_specs
         if spec.kind in _CONSTANTS and len(names.get(spec.target, ())) > 1
@@ -253,20 +246,16 @@ def _rename(program: ExportedProgram, names: Mapping[str, tuple[str, ...]]) -> N
     program._state_dict = {first.get(name, name): tensor for name, tensor in program.state_dict.items()}
     program._constants = {first.get(name, name): value for name, value in program.constants.items()}
     for node in program.graph.nodes:
-        if node.op == "placeholder" and node.name in marks:
-            known = node.meta.setdefault("custom", {}).get(ALIASES, {})
-            node.meta["custom"] = {**node.meta["custom"], ALIASES: {**marks[node.name], **known}}
+        if node.op == "placeholder" and node.name in aliases:
+            add_aliases(node, aliases[node.name])
 
 
 def _rename_sources(table: NameTable, names: Mapping[str, tuple[str, ...]]) -> NameTable:
-    """The table with other names for its sources, and, by the same prefix, for what a tensor was folded of."""
-    sources = dict(table.sources)
-    for tensor, old in table.sources.items():
-        if (new := names.get(tensor)) is not None:
-            name = new[0] if old.name == tensor else logical_name(new[0])
-            sources[tensor] = replace(
-                old, name=name, aliases=tuple(dict.fromkeys(n for n in new if n not in {name, new[0]}))
-            )
+    """The table with new names for its sources, and with the same prefixes before the names of what was folded."""
+    sources = {
+        tensor: _renamed(old, tensor, names[tensor]) if tensor in names else old
+        for tensor, old in table.sources.items()
+    }
     renamed = {old: sources[tensor] for tensor, old in table.sources.items()}
     called = {old.name: new.name for old, new in renamed.items()}
 
@@ -299,3 +288,10 @@ def _rename_sources(table: NameTable, names: Mapping[str, tuple[str, ...]]) -> N
         shared=tuple(called[name] for name in table.shared),
         transient=frozenset(called.get(name, name) for name in table.transient),
     )
+
+
+def _renamed(source: Source, tensor: str, names: tuple[str, ...]) -> Source:
+    """A source with new names; `tensor` is its old name in the program, `names` are the tensor's new ones."""
+    name = names[0] if source.name == tensor else logical_name(names[0])
+    aliases = (other for other in names if other not in {name, names[0]})
+    return replace(source, name=name, aliases=tuple(dict.fromkeys(aliases)))

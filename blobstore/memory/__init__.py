@@ -1,1 +1,1 @@
-"""Bytes in memory: layouts of tensors, content addresses, buffers, tensors of any framework, maps of files."""
+"""Bytes in memory: tensor layouts, dtypes, content addresses, comparison, tensors of any framework, mapped files."""

@@ -8,14 +8,14 @@ from blobstore.memory.mapped_file import check_length
 
 __all__ = ["first_difference", "same_bytes"]
 
-_CHUNK = 1 << 20  # the comparison's temporary stays in the cache
+_CHUNK = 1 << 20  # bytes; the buffer of the comparison stays in the processor's cache
 
 
 def same_bytes(a: memoryview, b: memoryview) -> bool:
-    """Whether two contiguous byte views hold the same bytes, at memory speed and with a small, fixed temporary.
+    """Whether two contiguous byte views hold the same bytes. It runs at memory speed and takes a small, fixed buffer.
 
     Raises:
-        FileAccessError: one is a map of a file that was truncated.
+        FileAccessError: one of them belongs to a mapped file that was truncated.
     """
     if len(a) != len(b):
         return False
@@ -31,10 +31,10 @@ def same_bytes(a: memoryview, b: memoryview) -> bool:
 
 
 def first_difference(a: memoryview, b: memoryview) -> int | None:
-    """Where two byte views differ first, which may be where the shorter ends; None if they are equal.
+    """The index of the first byte that differs, which may be where the shorter view ends; None if they are equal.
 
     Raises:
-        FileAccessError: one is a map of a file that was truncated.
+        FileAccessError: one of them belongs to a mapped file that was truncated.
     """
     left, right = np.frombuffer(a, np.uint8), np.frombuffer(b, np.uint8)
     for start in range(0, min(left.size, right.size), _CHUNK):
@@ -49,5 +49,5 @@ def first_difference(a: memoryview, b: memoryview) -> int | None:
 
 
 def _words(chunk: np.ndarray) -> np.ndarray:
-    """The same bytes eight at a time where the length allows it."""
+    """The same bytes, eight at a time where the length allows it."""
     return chunk.view(np.uint64) if chunk.size % 8 == 0 else chunk

@@ -1,8 +1,8 @@
 """Content addresses.
 
-A blob's address is its length and its xxh3-128 (canonical, big-endian form, seed 0). xxh3 runs at memory speed and
-is not meant to withstand somebody who searches for collisions; therefore the store compares bytes before it merges
-two blobs, and `sha256` is here for whoever must trust a file from elsewhere.
+A blob's address is its length and its xxh3-128 (canonical, big-endian form, seed 0). xxh3 runs at memory speed, but
+it does not resist a deliberate search for collisions. So the store compares bytes before it merges two blobs, and
+`sha256` serves callers that must trust a file from elsewhere.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Digest(NamedTuple):
 
 
 def digest(data: memoryview | bytes) -> Digest:
-    """The content address of `data`, a contiguous buffer of bytes; nothing is copied."""
+    """The content address of `data`, a contiguous buffer of bytes, which is not copied."""
     return Digest(len(data), xxhash.xxh3_128_digest(data))
 
 

@@ -20,10 +20,10 @@ MAX_RANK = 64
 """The most dimensions that torch and numpy give a tensor (ExecuTorch itself runs up to 16)."""
 
 MAX_SIZE = 2**31 - 1
-"""sizes is a vector of int32."""
+"""A .ptd stores sizes as int32."""
 
 MAX_NBYTES = 2**63 - 1
-"""No blob is larger than a file can be."""
+"""The largest file, and so the largest blob."""
 
 
 class ScalarType(enum.IntEnum):
@@ -88,7 +88,7 @@ ITEMSIZE: dict[int, int] = {
 
 @dataclass(frozen=True, slots=True)
 class TensorLayout:
-    """How the bytes of a blob are a tensor.
+    """How the bytes of a blob form a tensor.
 
     Attributes:
         scalar_type: the element type.
@@ -96,8 +96,8 @@ class TensorLayout:
         dim_order: the dimensions from outermost to innermost in memory; left out, it is contiguous.
 
     Raises:
-        LayoutError: a size is no integer, negative or above 2**31-1, dim_order is not a permutation, or the tensor would take
-            more than 2**63-1 bytes.
+        LayoutError: a size is not an integer, is negative or above 2**31-1, dim_order is not a permutation, or the tensor
+            would take more than 2**63-1 bytes.
     """
 
     scalar_type: ScalarType
@@ -145,7 +145,7 @@ class TensorLayout:
 
 
 def layout_nbytes(scalar_type: int, sizes: Sequence[int]) -> int:
-    """Bytes that a tensor of these sizes takes; Python's integers do not overflow."""
+    """Bytes that a tensor of these sizes takes, computed without overflow."""
     nbytes = ITEMSIZE[scalar_type]
     for size in sizes:
         nbytes *= size

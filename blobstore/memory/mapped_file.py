@@ -1,4 +1,4 @@
-"""Files as memory, and what may be a path."""
+"""Files as memory, and the paths that callers pass."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ __all__ = [
     "check_length",
     "listed",
     "map_file",
+    "named",
     "read_pieces",
     "same_file",
 ]
@@ -35,25 +36,25 @@ Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 """One path, or several."""
 
 PIECE = 1 << 20
-"""How many bytes are read at a time; they stay in the processor's cache."""
+"""How many bytes are read at a time; few enough to stay in the processor's cache."""
 
 
 class _Map(mmap.mmap):
-    """A map of a whole file that knows its path, so that every view of it can tell what was truncated."""
+    """A map of a whole file that knows its path, so that an error about any view of it can name the file."""
 
     path: Path
 
 
-# Each map holds a file descriptor, and processes may have few: thousands of slices of one file share its map. An inode
-# is not used again while it is mapped, so these numbers tell one file from another.
+# Each map holds a file descriptor, of which a process has few, so thousands of slices of one file share its map. The
+# key is device, inode and size: an inode is not reused while it is mapped.
 _maps: weakref.WeakValueDictionary[tuple[int, int, int], _Map] = weakref.WeakValueDictionary()
 
 
 def as_path(path: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> Path:
-    """What the caller gave as a path.
+    """A caller's argument as a path.
 
     Raises:
-        FileAccessError: it is none: of another type, or with characters that no file name has.
+        FileAccessError: it has another type, or characters that no file name can have.
     """
     reason = "not a path"
     try:
@@ -67,19 +68,19 @@ def as_path(path: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> Path:
 
 
 def as_paths(paths: Paths) -> list[Path]:
-    """What the caller gave as one path or several, as a list.
+    """A caller's argument, one path or several, as a list of paths.
 
     Raises:
-        FileAccessError: as `as_path`; or it is neither a path nor a collection of them.
+        FileAccessError: as `as_path`; or the argument is neither a path nor a collection of paths.
     """
     return [as_path(path) for path in listed(paths)]
 
 
 def listed(paths: Paths) -> list[str | os.PathLike[str]]:
-    """What the caller gave as one path or several, each as it was given.
+    """A caller's argument, one path or several, as a list of the same objects.
 
     Raises:
-        FileAccessError: it cannot be listed.
+        FileAccessError: iterating over it fails.
     """
     if isinstance(paths, str | bytes | os.PathLike) or not isinstance(paths, Iterable):
         return [paths]
@@ -93,15 +94,15 @@ def map_file(path: str | os.PathLike[str]) -> memoryview:
     """Map a regular file and return its bytes, read-only.
 
     The view owns the map: the memory stays valid for as long as the view, or any slice of it or array over it, is
-    referenced, also when the file is renamed, replaced or deleted meanwhile. A file that is *truncated in place*
-    while it is mapped makes the operating system kill the process (SIGBUS) when the lost part is read. `check_length`
-    tells that before; but write a new file and rename it instead, as everything in blobstore does.
+    referenced, even if the file is renamed, replaced or deleted in the meantime. If a file is *truncated in place* while
+    it is mapped, the operating system kills the process (SIGBUS) when it reads the lost part. `check_length` detects
+    that beforehand; but a file should be replaced by renaming a new one, as everything in blobstore does.
 
     Args:
         path: the file.
 
     Raises:
-        FileAccessError: it does not exist, may not be read, or is a directory or another thing without bytes.
+        FileAccessError: it does not exist, is not readable, or is not a regular file.
         InvalidFileError: it is empty.
     """
     path = as_path(path)
@@ -119,65 +120,73 @@ def _opened(path: Path) -> Iterator[tuple[int, os.stat_result]]:
     """A descriptor of a regular file that is not empty, and its status; every OSError inside names the file."""
     file = Descriptor()
     try:
-        descriptor = file.open(path)
-        status = os.fstat(descriptor)
-        if stat.S_ISDIR(status.st_mode):
-            raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
-        if not stat.S_ISREG(status.st_mode):
-            raise OSError(errno.EINVAL, "not a regular file")
-        if status.st_size == 0:
-            raise InvalidFileError(path, "the file is empty")
-        yield descriptor, status
-    except OSError as error:
-        if isinstance(error, FileAccessError):
-            raise
-        raise FileAccessError(path, error) from None
+        with named(path):
+            descriptor = file.open(path)
+            status = os.fstat(descriptor)
+            if stat.S_ISDIR(status.st_mode):
+                raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
+            if not stat.S_ISREG(status.st_mode):
+                raise OSError(errno.EINVAL, "not a regular file")
+            if status.st_size == 0:
+                raise InvalidFileError(path, "the file is empty")
+            yield descriptor, status
     finally:
         file.close()
 
 
-class Descriptor:
-    """A file or a folder that is open for reading until this is closed or forgotten.
+@contextlib.contextmanager
+def named(path: Path) -> Iterator[None]:
+    """Turn every OSError inside into a FileAccessError that names the file that the caller asked for."""
+    try:
+        yield
+    except FileAccessError:
+        raise
+    except OSError as error:
+        raise FileAccessError(path, error) from None
 
-    The system's number goes into the list and out of it without a step of Python's in between, at which an exception of a
-    signal handler could lose it.
+
+class Descriptor:
+    """A file or a folder that is open for reading until this is closed or garbage-collected.
+
+    The system's number goes into the list and out of it in C, so no exception of a signal handler can come in between
+    and lose it.
     """
 
     def __init__(self) -> None:
         self._numbers: list[int] = []
 
     def open(self, path: Path, flags: int = 0) -> int:
-        """Open it, once.
+        """Open a file, once, and return its descriptor.
 
         Raises:
-            OSError: it cannot be opened.
+            OSError: the file cannot be opened.
         """
         flags |= os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0)
         self._numbers.extend(map(os.open, [path], [flags]))
         return self._numbers[0]
 
     def close(self) -> None:
-        """Close it; nothing was written through it, so nothing that fails here is an error."""
+        """Close it. Failures are ignored, because nothing was written through it."""
         with contextlib.suppress(OSError):
             deque(map(os.close, map(self._numbers.pop, [-1] * len(self._numbers))), maxlen=0)
 
     def __del__(self) -> None:
-        if hasattr(self, "_numbers"):  # an exception of a signal handler may have come before it was complete
+        if hasattr(self, "_numbers"):  # an exception may have interrupted the constructor
             self.close()
 
 
 def check_length(data: memoryview) -> None:
-    """Tell whether a file is as long as it was when it was mapped, before a lost page is read.
+    """Raise unless a file is still as long as it was when it was mapped, so that no lost page is read.
 
-    Whatever reads a whole blob, or much of one, calls this first: a file that is truncated in that very moment still
-    ends the process, but one that was truncated earlier is an error.
+    Code that reads a whole blob, or much of one, calls this first. A file that was truncated earlier is then an error;
+    only one that is truncated at that very moment still kills the process.
 
     Args:
-        data: the bytes of a `map_file` or a `PrivateFile`, a part of them, or those of a numpy array over them; any other
-            memory is left alone.
+        data: memory of a `map_file` or a `PrivateFile`, in whole or in part, or that of a numpy array over it. For any
+            other memory nothing is checked.
 
     Raises:
-        FileAccessError: it was truncated.
+        FileAccessError: the file was truncated.
     """
     owner: object = data
     while isinstance(owner, memoryview | np.ndarray):
@@ -190,11 +199,11 @@ def check_length(data: memoryview) -> None:
 def read_pieces(data: memoryview) -> Iterator[bytes | memoryview]:
     """The bytes as copies of at most `PIECE` bytes, for a writer: what it hashes is what it writes.
 
-    A page of a map is only read right after the file's length was checked, and never while the writer waits for a disk, in
-    which time somebody may truncate the file. A piece is valid until the next one is asked for.
+    A page of a map is read right after the file's length was checked, and never while the writer waits for a disk, when
+    the file may be truncated. A piece is valid until the next one is requested.
 
     Raises:
-        FileAccessError: the bytes are a map of a file that was truncated.
+        FileAccessError: the bytes belong to a file that was truncated.
     """
     if len(data) <= PIECE:
         check_length(data)
@@ -209,9 +218,9 @@ def read_pieces(data: memoryview) -> Iterator[bytes | memoryview]:
 
 
 class PrivateFile:
-    """A file that is mapped private and writable: a write copies the page that it touches and never reaches the file.
+    """A file mapped privately and writable: a write copies the page that it touches and never reaches the file.
 
-    Views own their maps, as those of `map_file` do. They stay valid when this is closed.
+    Views own their maps, as with `map_file`, so they stay valid when this is closed.
 
     Args:
         path: the file.
@@ -237,18 +246,18 @@ class PrivateFile:
         """Map ranges of the file once more, each in pages of its own; nothing is read.
 
         Args:
-            ranges: of each the first byte and the first byte behind it; none is empty.
+            ranges: the first byte of each range and the first byte behind it; no range is empty.
 
         Raises:
-            FileAccessError: the system has no more maps; Linux gives a process 65,530 unless it is told otherwise.
+            FileAccessError: the process has too many maps; Linux allows 65,530 by default.
         """
         page = mmap.ALLOCATIONGRANULARITY
         starts = [start // page * page for start, _ in ranges]
         sizes = [-(-(stop - first) // page) * page for first, (_, stop) in zip(starts, ranges, strict=True)]
         if not ranges:
             return []
-        # One reservation, into which the pages of the file are put: a map of Python's own for each range would hold a
-        # file descriptor each. What was reserved goes as a whole, when the last view is gone.
+        # Python's own maps would hold a file descriptor for each range. Instead, one reservation takes the pages of all
+        # ranges; it is released as a whole when the last view is gone.
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
         views = []
         try:
@@ -273,7 +282,7 @@ _MAP_FIXED = 0x10  # the same on Linux, macOS and the BSDs
 
 
 def _map_at(address: int, size: int, descriptor: int, offset: int) -> None:
-    """Put pages of a file, private and writable, in the place of pages that this process has reserved."""
+    """Map pages of a file, private and writable, over pages that this process has reserved."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p
     libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
@@ -284,7 +293,7 @@ def _map_at(address: int, size: int, descriptor: int, offset: int) -> None:
 
 
 def same_file(a: str | os.PathLike[str], b: str | os.PathLike[str]) -> bool:
-    """Whether two paths lead to one file, or would once they exist."""
+    """Whether two paths lead to the same file, or would if it existed."""
     try:
         return os.path.samefile(a, b)
     except OSError:

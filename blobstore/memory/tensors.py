@@ -1,4 +1,4 @@
-"""From tensors, arrays and buffers to bytes and a layout, without a copy wherever memory allows it."""
+"""Tensors, arrays and buffers as bytes and a layout, and back, without a copy wherever the memory allows it."""
 
 from __future__ import annotations
 
@@ -18,46 +18,24 @@ from blobstore.errors import (
     MissingDependencyError,
     UnsupportedDataError,
 )
+from blobstore.memory.dtypes import numpy_dtype, scalar_type_named, torch_dtype, unsigned_dtype
 from blobstore.memory.layout import ScalarType, TensorLayout
 from blobstore.memory.mapped_file import map_file
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["FileSlice", "as_bytes", "bytes_of", "scalar_type_of", "to_numpy", "to_torch"]
-
-# Names are the same in torch, in numpy and in the ml_dtypes package, which adds bfloat16 and float8 to numpy.
-_SCALAR_TYPE = {
-    "uint8": ScalarType.BYTE,
-    "int8": ScalarType.CHAR,
-    "int16": ScalarType.SHORT,
-    "int32": ScalarType.INT,
-    "int64": ScalarType.LONG,
-    "float16": ScalarType.HALF,
-    "float32": ScalarType.FLOAT,
-    "float64": ScalarType.DOUBLE,
-    "bool": ScalarType.BOOL,
-    "bfloat16": ScalarType.BFLOAT16,
-    "bits16": ScalarType.BITS16,
-    "float8_e5m2": ScalarType.FLOAT8E5M2,
-    "float8_e4m3fn": ScalarType.FLOAT8E4M3FN,
-    "float8_e5m2fnuz": ScalarType.FLOAT8E5M2FNUZ,
-    "float8_e4m3fnuz": ScalarType.FLOAT8E4M3FNUZ,
-    "uint16": ScalarType.UINT16,
-    "uint32": ScalarType.UINT32,
-    "uint64": ScalarType.UINT64,
-}
-_DTYPE_NAME = {scalar_type: name for name, scalar_type in _SCALAR_TYPE.items()}
+__all__ = ["FileSlice", "as_bytes", "bytes_of", "in_dim_order", "scalar_type_of", "to_numpy", "to_torch"]
 
 
 @dataclass(frozen=True)
 class FileSlice:
-    """Bytes `offset` to `offset + nbytes` of a file, mapped when they are needed and never copied.
+    """The bytes `offset` to `offset + nbytes` of a file, mapped when they are needed and never copied.
 
     Attributes:
         path: the file; it must not be truncated while a store refers to it.
         offset: where the bytes start.
-        nbytes: how many; left out, all up to the end of the file.
+        nbytes: how many bytes; by default all up to the end of the file.
     """
 
     path: str | os.PathLike[str]
@@ -84,25 +62,25 @@ class FileSlice:
 
 
 def scalar_type_of(data: Any) -> ScalarType | None:
-    """The element type of a torch tensor or a numpy array; None if it has none that a .ptd can name."""
-    return _SCALAR_TYPE.get(str(getattr(data, "dtype", "")).removeprefix("torch.")) if hasattr(data, "shape") else None
+    """The element type of a torch tensor or a numpy array; None if a .ptd cannot name it."""
+    return scalar_type_named(getattr(data, "dtype", "")) if hasattr(data, "shape") else None
 
 
 def as_bytes(data: Any, layout: TensorLayout | None = None) -> tuple[memoryview, TensorLayout | None]:
-    """The bytes of `data` and how they are a tensor.
+    """The bytes of `data`, and how they form a tensor.
 
     Args:
         data: a torch tensor on the CPU, a numpy array, a `FileSlice`, or anything with the buffer protocol. Dense
-            memory in any order of dimensions is taken as it is and described by `dim_order`; other strides are made
-            contiguous, which is the only case in which tensor data is copied.
-        layout: for bytes, how they are a tensor (None: opaque); for a tensor or an array, what it is expected to be.
+            memory with its dimensions in any order is used as it is and described by `dim_order`. Memory with other
+            strides is made contiguous; only then is tensor data copied.
+        layout: for bytes, how they form a tensor (None: opaque); for a tensor or an array, the layout it must have.
 
     Returns:
         A one-dimensional view of format "B" that keeps the memory alive, and the layout or None.
 
     Raises:
-        UnsupportedDataError: the type, dtype, device or storage cannot give bytes.
-        LayoutError: `layout` is not that of the tensor, or does not have as many bytes as the data.
+        UnsupportedDataError: no bytes can be taken from this type, dtype, device or storage.
+        LayoutError: `layout` is not the layout of the tensor, or its size in bytes is not that of the data.
     """
     if layout is not None and not isinstance(layout, TensorLayout):
         raise LayoutError(f"expected a TensorLayout, found {layout!r}")
@@ -112,7 +90,7 @@ def as_bytes(data: Any, layout: TensorLayout | None = None) -> tuple[memoryview,
             view, found = _from_torch(data)
         except BlobStoreError:
             raise
-        except Exception as error:  # whatever the code of a subclass raises; fake and nested tensors, say
+        except Exception as error:  # from code of a subclass, such as fake and nested tensors
             raise UnsupportedDataError(f"a {type(data).__name__} gives no access to its memory: {error}") from error
     elif isinstance(data, np.ndarray | np.generic):
         view, found = _from_numpy(np.asarray(data))
@@ -123,7 +101,7 @@ def as_bytes(data: Any, layout: TensorLayout | None = None) -> tuple[memoryview,
             raise LayoutError(f"{layout} takes {layout.nbytes} bytes, the data has {len(view)}")
         return view, layout
     if layout is not None and layout != found:
-        raise LayoutError(f"the tensor is {found}, not {layout} as given")
+        raise LayoutError(f"the tensor is {found}, not {layout}")
     return view, found
 
 
@@ -131,7 +109,7 @@ def bytes_of(data: Any) -> memoryview:
     """The bytes of anything with the buffer protocol.
 
     Raises:
-        UnsupportedDataError: it has none, or not in one run.
+        UnsupportedDataError: the object has no buffer, or one that is not contiguous.
     """
     if isinstance(data, FileSlice):
         return data.view()
@@ -152,7 +130,7 @@ def bytes_of(data: Any) -> memoryview:
 
 
 def _from_numpy(array: np.ndarray) -> tuple[memoryview, TensorLayout]:
-    scalar_type = _SCALAR_TYPE.get(array.dtype.name)
+    scalar_type = scalar_type_named(array.dtype.name)
     if scalar_type is None:
         raise UnsupportedDataError(f"numpy dtype {array.dtype} has no counterpart in a .ptd")
     if array.dtype.byteorder == ">":
@@ -171,12 +149,14 @@ def _from_numpy(array: np.ndarray) -> tuple[memoryview, TensorLayout]:
 def _from_torch(tensor: torch.Tensor) -> tuple[memoryview, TensorLayout]:
     import torch
 
-    scalar_type = _SCALAR_TYPE.get(str(tensor.dtype)[6:])  # "torch.float32"
+    scalar_type = scalar_type_named(tensor.dtype)
     if scalar_type is None:
         reason = "; add its int_repr() and its scales as tensors of their own" if tensor.is_quantized else ""
         raise UnsupportedDataError(f"dtype {tensor.dtype} has no counterpart in a .ptd{reason}")
     if tensor.layout is not torch.strided:
-        raise UnsupportedDataError(f"a tensor of layout {tensor.layout} has no single run of bytes")
+        raise UnsupportedDataError(
+            f"a tensor of layout {tensor.layout} is not one run of bytes; convert it with to_dense()"
+        )
     if tensor.device.type != "cpu":
         raise UnsupportedDataError(f"the tensor is on device {tensor.device}; move it to the CPU first")
     tensor = tensor.detach()
@@ -197,9 +177,9 @@ def _from_torch(tensor: torch.Tensor) -> tuple[memoryview, TensorLayout]:
 
 
 def _dense_order(sizes: Sequence[int], strides: Sequence[int]) -> tuple[int, ...] | None:
-    """The dim order in which strided memory is one run without gaps, or None if there is none.
+    """The dim order in which strided memory is one run without gaps; None if there is no such order.
 
-    Strides of dimensions of size 1 say nothing, so such dimensions go where their number puts them.
+    The stride of a dimension of size 1 means nothing, so such a dimension goes where its number puts it.
     """
     if 0 in sizes:
         return tuple(range(len(sizes)))
@@ -218,42 +198,45 @@ def _dense_order(sizes: Sequence[int], strides: Sequence[int]) -> tuple[int, ...
 def to_numpy(data: memoryview, layout: TensorLayout | None) -> np.ndarray:
     """A numpy array over the bytes, in the tensor's own shape; nothing is copied.
 
-    An opaque blob (layout None) is an array of uint8. The array is read-only if `data` is. A dtype that numpy lacks
-    comes as the extension dtype of the `ml_dtypes` package.
+    An opaque blob (layout None) becomes an array of uint8. The array is read-only if `data` is. For a dtype that numpy
+    lacks, the extension dtype of the `ml_dtypes` package is used.
 
     Raises:
         MissingDependencyError: the dtype needs ml_dtypes, which is not installed.
-        UnsupportedDataError: the scalar type exists in neither.
+        UnsupportedDataError: neither package has the scalar type.
     """
     if layout is None:
         return np.frombuffer(data, np.uint8) if len(data) else np.empty(0, np.uint8)
-    dtype = _numpy_dtype(layout.scalar_type)
+    return _shaped(data, layout, numpy_dtype(layout.scalar_type))
+
+
+def _shaped(data: memoryview, layout: TensorLayout, dtype: np.dtype[Any]) -> np.ndarray:
+    """The elements in the tensor's own shape, as a view of the bytes."""
     flat = np.frombuffer(data, dtype) if len(data) else np.empty(0, dtype)
     outer_first = flat.reshape([layout.sizes[dim] for dim in layout.dim_order])
     return outer_first.transpose(np.argsort(layout.dim_order)) if layout.sizes else outer_first
 
 
-def _numpy_dtype(scalar_type: ScalarType) -> np.dtype:
-    name = _DTYPE_NAME.get(scalar_type)
-    if name is None or name == "bits16":
-        raise UnsupportedDataError(f"numpy has no dtype for {scalar_type.name}")
-    try:
-        return np.dtype(name)
-    except TypeError:
-        pass
-    try:
-        import ml_dtypes
-    except ImportError:
-        raise MissingDependencyError(f"numpy needs the ml_dtypes package for {name}: pip install ml_dtypes") from None
-    dtype: np.dtype = np.dtype(getattr(ml_dtypes, name))
-    return dtype
+def in_dim_order(data: memoryview, layout: TensorLayout, dim_order: Sequence[int] | None = None) -> memoryview:
+    """The bytes of a tensor with its dimensions in another order in memory; a copy only where the order differs.
+
+    Args:
+        data: the bytes of the tensor, of any scalar type.
+        layout: how they are a tensor now.
+        dim_order: the new order, from the outermost dimension to the innermost; left out, contiguous.
+    """
+    order = tuple(range(len(layout.sizes)) if dim_order is None else dim_order)
+    if order == layout.dim_order:
+        return data
+    array = _shaped(data, layout, unsigned_dtype(layout.scalar_type))
+    return np.ascontiguousarray(array.transpose(order)).reshape(-1).view(np.uint8).data
 
 
 def to_torch(data: memoryview, layout: TensorLayout | None) -> torch.Tensor:
     """A torch tensor over the bytes, in the tensor's own shape and strides; nothing is copied.
 
-    An opaque blob (layout None) is a tensor of uint8. The tensor keeps the memory alive. `data` must be writable, as
-    torch has no read-only tensors.
+    An opaque blob (layout None) becomes a tensor of uint8. The tensor keeps the memory alive. `data` must be writable,
+    because torch has no read-only tensors.
 
     Raises:
         MissingDependencyError: torch is not installed.
@@ -267,10 +250,7 @@ def to_torch(data: memoryview, layout: TensorLayout | None) -> torch.Tensor:
         raise UnsupportedDataError("torch has no read-only tensors; copy the data or map it writable")
     if layout is None:
         return torch.frombuffer(data, dtype=torch.uint8) if len(data) else torch.empty(0, dtype=torch.uint8)
-    name = _DTYPE_NAME.get(layout.scalar_type)
-    dtype = getattr(torch, name, None) if name else None
-    if dtype is None:
-        raise UnsupportedDataError(f"torch has no dtype for {layout.scalar_type.name}")
+    dtype = torch_dtype(layout.scalar_type)
     if not len(data):
         return torch.empty(layout.sizes, dtype=dtype)
     flat = torch.frombuffer(data, dtype=torch.uint8).view(dtype)

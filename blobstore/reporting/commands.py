@@ -8,6 +8,7 @@ from dataclasses import replace
 from itertools import count
 from pathlib import PurePath
 
+from blobstore.groups import Groups
 from blobstore.reporting.findings.building import DEPLOYED, convert_command, dedup_command
 from blobstore.reporting.model import FileReport, Finding, RegionKind
 from blobstore.reporting.source import is_url
@@ -25,28 +26,20 @@ def unite(files: Sequence[FileReport], findings: Sequence[Finding]) -> list[Find
     Files in which one key has two contents cannot share a data file; what they have in common stays without a
     command.
     """
-    group = list(range(len(files)))
-
-    def of(f: int) -> int:
-        while group[f] != f:
-            f = group[f]
-        return f
-
+    groups = Groups(range(len(files)))
     for finding in findings:
         if _is_dedup(finding) and finding.saves >= CONNECTING:
-            first, *others = {f for f, _ in finding.places}
-            for other in others:
-                group[of(other)] = of(first)
+            groups.join(f for f, _ in finding.places)
     members: dict[int, list[int]] = {}
     for finding in findings:
-        if _is_dedup(finding) and len({of(f) for f, _ in finding.places}) == 1:
+        if _is_dedup(finding) and len({groups.root(f) for f, _ in finding.places}) == 1:
             for f, _ in finding.places:
-                found = members.setdefault(of(f), [])
+                found = members.setdefault(groups.root(f), [])
                 if f not in found:
                     found.append(f)
     weight = dict.fromkeys(members, 0)
     for finding in findings:
-        if (root := of(finding.places[0][0])) in weight:
+        if (root := groups.root(finding.places[0][0])) in weight:
             weight[root] += finding.saves
     sets: dict[int, tuple[int, ...]] = {}  # by file: the files that its command takes, none if there is no command
     for root in sorted(members, key=lambda root: -weight[root]):
@@ -77,7 +70,7 @@ def unite(files: Sequence[FileReport], findings: Sequence[Finding]) -> list[Find
             done.append(replace(finding, command=conversions.get(finding.places[0][0])))
         elif not _is_dedup(finding):
             done.append(finding)
-        elif len({of(f) for f, _ in finding.places}) > 1:
+        elif len({groups.root(f) for f, _ in finding.places}) > 1:
             done.append(replace(finding, command=None, advice="too little in common to share a data file for it"))
         elif len({sets[f] for f, _ in finding.places}) > 1:
             advice = "not in one data file: a key has different bytes in these files; lower them with unique keys"

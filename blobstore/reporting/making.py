@@ -8,7 +8,7 @@ from concurrent.futures import Executor
 from dataclasses import replace
 from pathlib import Path
 
-from blobstore.disk.staging import check_progress
+from blobstore.disk.progress import check_progress
 from blobstore.errors import (
     BlobStoreError,
     FileAccessError,

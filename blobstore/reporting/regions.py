@@ -14,7 +14,8 @@ import numpy as np
 from blobstore.errors import InvalidFileError, LayoutError, MissingDependencyError
 from blobstore.formats.ptd.reader import PtdDataMap
 from blobstore.formats.pte.flatbuffer import Span
-from blobstore.formats.pte.program import ProgramFile, TensorData
+from blobstore.formats.pte.parts import TensorData
+from blobstore.formats.pte.program import ProgramFile
 from blobstore.formats.safetensors import SafetensorsDataMap
 from blobstore.memory.layout import ScalarType, TensorLayout
 from blobstore.reporting.model import Region, RegionKind

@@ -1,6 +1,6 @@
-"""What the tests of a data map or of a store can build on; needs pytest and hypothesis.
+"""A base for the tests of data maps and stores; needs pytest and hypothesis.
 
-`NamedDataMapContract` is what every data map must keep, `strategies` makes layouts, blobs, keys and alignments.
+`NamedDataMapContract` tests the contract of every data map; `strategies` generates layouts, blobs, keys and alignments.
 """
 
 from blobstore.testing.contract import Blob, NamedDataMapContract

@@ -17,17 +17,17 @@ __all__ = ["Blob", "NamedDataMapContract"]
 
 
 class Blob(NamedTuple):
-    """What a data map is expected to hold under a key."""
+    """The expected contents of a key."""
 
     data: bytes
     layout: TensorLayout | None
 
 
 class NamedDataMapContract:
-    """Derive from this, give `plant`, and pytest checks the whole contract.
+    """Derive from this class and define `plant`; pytest then checks the whole contract.
 
-    `plant` must put the blobs where the map finds them *without the code under test*: a file written by somebody
-    else's code, for example. A map that cannot hold some kind of blob overrides `blobs`.
+    `plant` must put the blobs where the map finds them *without the code under test*, for example in a file that another
+    library writes. A map that cannot hold some of the blobs overrides `blobs`.
     """
 
     blobs: Mapping[str, Blob] = {

@@ -1,4 +1,4 @@
-"""Hypothesis strategies for what a store takes."""
+"""Hypothesis strategies for the inputs of a store."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ __all__ = ["alignments", "keys", "layouts", "tags", "tensors"]
 _TEXT = st.characters(exclude_categories=["Cs"], exclude_characters="\0")
 
 keys = st.text(_TEXT, min_size=1, max_size=20) | st.from_regex(r"(layers\.[0-9]\.)?(weight|bias)", fullmatch=True)
-"""Keys, readable and not."""
+"""Keys, readable and arbitrary ones."""
 
 tags = st.none() | st.sampled_from(["foundation", "adapter", "adapter.ptd", "Ünï code"])
-"""Tags, None among them. Two of them name one file only if they are equal or differ in the ending .ptd."""
+"""Tags, and None. Two of them name the same file only if they are equal or differ in the ending .ptd."""
 
 alignments = st.sampled_from([1, 2, 3, 8, 16, 48, 64, 128, 200, 4096])
 """Alignments; not only powers of two."""
@@ -22,7 +22,7 @@ alignments = st.sampled_from([1, 2, 3, 8, 16, 48, 64, 128, 200, 4096])
 
 @st.composite
 def layouts(draw: st.DrawFn, *, max_rank: int = 5, max_size: int = 4) -> TensorLayout:
-    """Layouts of every scalar type and every order of dimensions, small ones."""
+    """Small layouts of every scalar type and every order of dimensions."""
     sizes = draw(st.lists(st.integers(0, max_size), max_size=max_rank))
     order = draw(st.permutations(range(len(sizes))))
     return TensorLayout(draw(st.sampled_from(ScalarType)), tuple(sizes), tuple(order))
@@ -30,7 +30,7 @@ def layouts(draw: st.DrawFn, *, max_rank: int = 5, max_size: int = 4) -> TensorL
 
 @st.composite
 def tensors(draw: st.DrawFn) -> tuple[bytes, TensorLayout | None]:
-    """Bytes with their layout, or opaque bytes with None; few different ones, so that duplicates are frequent."""
+    """Bytes with their layout, or opaque bytes with None; from few patterns, so that duplicates are frequent."""
     layout = draw(st.none() | layouts())
     nbytes = draw(st.integers(0, 300)) if layout is None else layout.nbytes
     pattern = draw(st.sampled_from([b"\0", b"\x01\x02\x03", b"blob", bytes(range(251))]))

@@ -1,1 +1,1 @@
-"""What the command line does with whole files: compare, convert, inspect."""
+"""Operations on whole files, for the command line: compare, convert, inspect."""

@@ -1,4 +1,4 @@
-"""What changed between two files: key by key, and in everything else that they say."""
+"""The differences between two files: key by key, and in everything else that they hold."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from blobstore.disk.staging import Progress, check_progress
+from blobstore.disk.progress import Progress, check_progress
 from blobstore.errors import UnsupportedDataError
 from blobstore.formats.data_map import NamedDataMap
 from blobstore.formats.opening import open_any
@@ -24,13 +24,13 @@ __all__ = ["Change", "Comparison", "Difference", "compare", "compare_files"]
 
 @dataclass(frozen=True)
 class Change:
-    """One key that is not the same on both sides.
+    """One key that differs between the two sides.
 
     Attributes:
         key: the key.
-        kind: "added" (only on the right), "removed" (only on the left), "layout" (equal bytes, another layout),
-            "bytes", or "renamed": its bytes and layout are on the other side, under `other`.
-        left, right: the layouts; None on a side without the key, and for opaque blobs.
+        kind: "added" (only on the right), "removed" (only on the left), "layout" (equal bytes, different layouts),
+            "bytes" (different bytes), or "renamed" (the right has its bytes and layout under the key `other`).
+        left, right: the layouts; None on a side without the key, and for an opaque blob.
         left_bytes, right_bytes: the sizes; 0 on a side without the key.
         other: the new key of a renamed blob.
     """
@@ -46,11 +46,11 @@ class Change:
 
 @dataclass(frozen=True)
 class Difference:
-    """One thing beside the blobs that is not the same on both sides.
+    """A difference outside the blobs.
 
     Attributes:
         what: the part of the file, such as "method forward: instructions" or "metadata".
-        left, right: what each side has there; of a list its length and the first element that differs.
+        left, right: the text of each side; for a list, its length and the first element that differs.
     """
 
     what: str
@@ -66,7 +66,7 @@ class Comparison:
         changes: the keys that differ, in the order of the left map and then of the right one.
         same: number of keys with equal bytes and layout.
         same_bytes: their bytes.
-        differences: what else differs; of data maps that are no files only alignments and the order of the keys.
+        differences: what else differs; for data maps without files only alignments and the order of the keys.
     """
 
     changes: list[Change]
@@ -83,15 +83,15 @@ class Comparison:
 def compare(left: NamedDataMap, right: NamedDataMap, *, progress: Progress | None = None) -> Comparison:
     """Compare two data maps byte by byte.
 
-    A key of the left that is missing on the right, where a new key has its bytes and its layout, counts as renamed.
+    If a key of the left is missing on the right, and a new key there has its bytes and its layout, it counts as renamed.
 
     Args:
         left: the older one.
         right: the newer one.
-        progress: told of every blob on the left.
+        progress: called for every blob on the left.
 
     Raises:
-        UnsupportedDataError: one of them is no data map.
+        UnsupportedDataError: one of them is not a data map.
     """
     for side in (left, right):
         if not isinstance(side, NamedDataMap):
@@ -108,13 +108,11 @@ def compare(left: NamedDataMap, right: NamedDataMap, *, progress: Progress | Non
         if progress:
             progress("comparing", done, total)
         if key in right:
-            other_data, other_layout = right[key], right.get_tensor_layout(key)
-            equal = same_bytes(data, other_data)
-            if equal and layout == other_layout:
+            change = _change(key, left, right)
+            if change is None:
                 same, same_size = same + 1, same_size + len(data)
             else:
-                kind: Literal["layout", "bytes"] = "layout" if equal else "bytes"
-                changes.append(Change(key, kind, layout, other_layout, len(data), len(other_data)))
+                changes.append(change)
             continue
         other = new.pop((left.digest(key), layout), None)
         if other is not None and same_bytes(data, right[other]):
@@ -128,8 +126,16 @@ def compare(left: NamedDataMap, right: NamedDataMap, *, progress: Progress | Non
     return Comparison(changes, same, same_size, _differences(_keys(left, right), _keys(right, left)))
 
 
+def _change(key: str, left: NamedDataMap, right: NamedDataMap) -> Change | None:
+    """The change of a key that both sides have; None if it is the same."""
+    sides = left.get_tensor_layout(key), right.get_tensor_layout(key), len(left[key]), len(right[key])
+    if not same_bytes(left[key], right[key]):
+        return Change(key, "bytes", *sides)
+    return None if sides[0] == sides[1] else Change(key, "layout", *sides)
+
+
 def _keys(data_map: NamedDataMap, other: NamedDataMap) -> dict[str, list[str]]:
-    """What a data map says of the keys that another has too."""
+    """What a data map records about the keys that the other one has too."""
     common = [key for key in data_map if key in other]
     return {
         "order of the keys": common,
@@ -140,16 +146,16 @@ def _keys(data_map: NamedDataMap, other: NamedDataMap) -> dict[str, list[str]]:
 def compare_files(
     left: str | os.PathLike[str], right: str | os.PathLike[str], *, progress: Progress | None = None
 ) -> Comparison:
-    """Compare two files in everything: what `compare` compares, and all that they say beside their blobs.
+    """Compare two files completely: what `compare` compares, and everything outside the blobs.
 
-    Of programs these are methods, their inputs, outputs, values, operators, instructions, delegates and planned memory;
-    of data files metadata, digests and which keys share their bytes. Whatever bytes remain are compared as well, so
-    only files that are equal to the byte have no difference.
+    For programs these are the methods with their inputs, outputs, values, operators, instructions, delegates and planned
+    memory; for data files the metadata, the digests and which keys share their bytes. The remaining bytes are compared,
+    too, so only files that are equal to the byte have no difference.
 
     Args:
         left: the older file, a .pte, .ptd or .safetensors.
         right: the newer one.
-        progress: told of every blob on the left.
+        progress: called for every blob on the left.
 
     Raises:
         FileAccessError, InvalidFileError, UnsupportedDataError: as `open_any`.
@@ -171,7 +177,7 @@ def compare_files(
 
 
 def _parts(data_map: NamedDataMap, common: Sequence[str]) -> dict[str, list[str]]:
-    """What a file says beside its blobs, as lines by subject; of keys only those that both files have."""
+    """What a file holds beside its blobs, as lines by subject, and only for the keys that both files have."""
     parts: dict[str, list[str]] = {}
     if isinstance(data_map, PtdDataMap):
         parts["format"] = ["ptd"]
@@ -198,7 +204,7 @@ def _pairs(metadata: Mapping[str, str]) -> list[str]:
 
 
 def _differences(left: Mapping[str, list[str]], right: Mapping[str, list[str]]) -> list[Difference]:
-    """The subjects of which two sides say something else."""
+    """The subjects in which the two sides differ."""
     found = []
     for what in dict.fromkeys([*left, *right]):
         one, two = left.get(what), right.get(what)

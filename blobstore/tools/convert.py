@@ -7,26 +7,26 @@ import json
 import os
 from pathlib import Path
 
-import numpy as np
-
-from blobstore.disk.staging import Progress, Staging, refuse_inputs
+from blobstore.disk.progress import Progress
+from blobstore.disk.staging import Staging, refuse_inputs
 from blobstore.errors import OutputPathError, UnsupportedDataError
 from blobstore.formats.data_map import NamedDataMap
 from blobstore.formats.opening import Format, by_name, detect_format
 from blobstore.formats.ptd.reader import open_ptd
-from blobstore.formats.safetensors import DTYPES, SafetensorsDataMap, write_safetensors
+from blobstore.formats.safetensors import SafetensorsDataMap, write_safetensors
+from blobstore.memory.dtypes import SAFETENSORS
 from blobstore.memory.layout import ScalarType, TensorLayout
 from blobstore.memory.mapped_file import as_path, map_file
-from blobstore.memory.tensors import as_bytes, to_numpy
+from blobstore.memory.tensors import in_dim_order
 from blobstore.store import BlobStore
 
 __all__ = ["OPAQUE", "convert"]
 
 OPAQUE = "blobstore.opaque"
-"""Metadata of a .safetensors: the keys, as a JSON list, that are opaque blobs and no tensors of bytes."""
+"""Metadata key in a .safetensors; its value is a JSON list of the keys that are opaque blobs, not tensors of bytes."""
 
 _MOST, _ALWAYS = 64, 1 << 28
-"""How many times as large as its .ptd a .safetensors may be, and how many bytes it may always have."""
+"""A .safetensors may be this many times as large as its .ptd, and may always have this many bytes."""
 
 
 def convert(
@@ -36,25 +36,29 @@ def convert(
     progress: Progress | None = None,
     force: bool = False,
 ) -> None:
-    """Convert a .safetensors into a .ptd, or a .ptd into a .safetensors; which, the source's content says.
+    """Convert a .safetensors into a .ptd, or a .ptd into a .safetensors, depending on the content of the source.
 
-    Names, dtypes, shapes, values and metadata are kept. A .safetensors has neither dim orders nor opaque blobs: such
-    tensors are made contiguous, and opaque blobs become tensors of bytes that are opaque again on the way back.
+    Names, dtypes, shapes, values and metadata are kept. A .safetensors has neither dim orders nor opaque blobs, so tensors
+    are made contiguous, and opaque blobs become tensors of bytes, which become opaque again on the way back.
 
-    `progress` is told of every step forward. With `force` a file of any format is replaced; the source never is.
+    Args:
+        source: the file to read.
+        target: the file to write.
+        progress: called after every write.
+        force: replace a file of any format; the source itself is never replaced.
 
     Raises:
         FileAccessError, InvalidFileError, IntegrityError: a file cannot be read or written, or is malformed.
-        UnsupportedDataError: the source is neither, or has a dtype that the target's format lacks, or so many of its
-            keys share their bytes that the .safetensors would be more than 64 times as large.
-        OutputPathError: the target is the source, has the ending of its format, or is a file of another format than the
-            one that is written.
+        UnsupportedDataError: the source has neither format, or has a dtype that the target's format lacks, or so many of
+            its keys share their bytes that the .safetensors would be more than 64 times as large.
+        OutputPathError: the target is the source, its name ends like the source's format, or it is a file of a format
+            that differs from the written one.
     """
     source, target = as_path(source), as_path(target)
     refuse_inputs([target], [source])
     kind = detect_format(source)
     if by_name(target) is kind:
-        raise OutputPathError(f"{target}: this is to be the other kind of file; {source} is {kind.value} already")
+        raise OutputPathError(f"{target}: the target must have the other format; {source} is {kind.value} already")
     if kind is Format.SAFETENSORS:
         _to_ptd(source, target, progress, force)
     elif kind is Format.PTD:
@@ -79,7 +83,7 @@ def _to_ptd(source: Path, target: Path, progress: Progress | None, force: bool) 
 
 
 def _opaque_keys(text: str) -> set[str]:
-    """The keys in the metadata; nothing if somebody else used the name for something else."""
+    """The keys listed in the metadata; empty if another application used the name for something else."""
     try:
         keys = json.loads(text)
     except (ValueError, RecursionError):
@@ -96,7 +100,7 @@ def _to_safetensors(source: Path, target: Path, progress: Progress | None, force
             if layout is None:
                 opaque.append(key)
                 layout = TensorLayout(ScalarType.BYTE, (len(data),))
-            if layout.scalar_type not in DTYPES.values():
+            if layout.scalar_type not in SAFETENSORS.values():
                 raise UnsupportedDataError(f"{data_map.name}: {key!r} is {layout}, which a .safetensors cannot name")
             layouts[key] = TensorLayout(layout.scalar_type, layout.sizes)
         metadata = dict(data_map.metadata)
@@ -106,8 +110,8 @@ def _to_safetensors(source: Path, target: Path, progress: Progress | None, force
         most = max(_MOST * len(map_file(source)), _ALWAYS)
         if nbytes > most:
             raise UnsupportedDataError(
-                f"{source}: its keys share their bytes, which a .safetensors cannot say: it would have {nbytes:,} bytes, "
-                f"at most {most:,} are written"
+                f"{source}: its keys share their bytes, which is impossible in a .safetensors: it would have {nbytes:,} "
+                f"bytes, at most {most:,} are written"
             )
         with (
             Staging(progress, force=force) as staging,
@@ -117,10 +121,6 @@ def _to_safetensors(source: Path, target: Path, progress: Progress | None, force
 
 
 def _contiguous(data_map: NamedDataMap, key: str) -> memoryview:
-    """The bytes of a tensor with its dimensions in their own order; a copy only where they are not."""
+    """The bytes of a tensor in contiguous order; a copy only if they have another order."""
     data, layout = data_map.get_data(key), data_map.get_tensor_layout(key)
-    if layout is None or layout.is_contiguous:
-        return data
-    same_size = {1: ScalarType.BYTE, 2: ScalarType.UINT16, 4: ScalarType.UINT32, 8: ScalarType.UINT64}
-    plain = TensorLayout(same_size[layout.scalar_type.itemsize], layout.sizes, layout.dim_order)
-    return as_bytes(np.ascontiguousarray(to_numpy(data, plain)))[0]  # in types that numpy has
+    return data if layout is None else in_dim_order(data, layout)

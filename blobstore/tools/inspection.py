@@ -1,4 +1,4 @@
-"""What a file holds, for listing."""
+"""Listing what a file holds."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class BlobInfo:
         kind: "tensor" or "blob"; in a program "constant", "state" or "named data".
         layout: None for opaque bytes.
         nbytes: bytes of the blob.
-        alignment: in bytes; 1 where the file does not say.
+        alignment: in bytes; 1 if the file does not record it.
         digest: its xxh3-128 in hexadecimal.
-        shared: the first key with the same bytes; empty when this is it.
+        shared: the first key with the same bytes; empty if this is the first.
     """
 
     key: str
@@ -48,8 +48,8 @@ class FileInfo:
         path: the file.
         format: "pte", "ptd" or "safetensors".
         size: bytes of the file.
-        facts: what else there is to say, by name.
-        blobs: what it holds, in its order.
+        facts: other facts about the file, by name.
+        blobs: its blobs, in the order of the file.
     """
 
     path: Path
@@ -79,7 +79,7 @@ def inspect_file(path: str | os.PathLike[str]) -> FileInfo:
             file_format = "safetensors"
             facts |= {f"metadata {key}": value for key, value in data_map.metadata.items()}
         else:
-            raise UnsupportedDataError(f"{os.fspath(path)}: cannot be listed")
+            raise UnsupportedDataError(f"{os.fspath(path)}: a file of this format cannot be listed")
         return FileInfo(Path(path), file_format, Path(path).stat().st_size, facts, _blobs(data_map, kinds))
 
 
@@ -105,6 +105,6 @@ def _program_facts(data_map: PteDataMap) -> tuple[dict[str, str], dict[str, str]
         facts[name] = f"{delegate.backend}, payload of {delegate.span.size:,} bytes"
     if program.externals:
         keys = sorted({external.key for external in program.externals})
-        facts["external tensors"] = f"{len(keys)}, {keys[0]!r} first"
+        facts["external tensors"] = f"{len(keys)}, such as {keys[0]!r}"
     kinds = {item.key: item.kind.replace("_", " ") for item in program.movable()}
     return facts, kinds

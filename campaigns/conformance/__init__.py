@@ -1,1 +1,1 @@
-"""`make conformance`: ExecuTorch's own tests on our parts, and the files of its versions in both directions."""
+"""`make conformance`: ExecuTorch's own tests on this library, and files exchanged with other versions of ExecuTorch."""

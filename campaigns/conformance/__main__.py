@@ -1,4 +1,7 @@
-"""Say what ExecuTorch's own tests and other versions make of us: `make conformance`. What cannot be had is named."""
+"""Run ExecuTorch's own tests on this library, and exchange files with its other versions: `make conformance`.
+
+Tests and versions that are not available are listed with the reason.
+"""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ class Serializer:
     def serialize(self, data: DataPayload) -> Cord:
         store = BlobStore()
         for key, entry in data.named_data.items():
-            # all segments are to be aligned so, which is what each key can ask for here
+            # all segments must have this alignment, so every key requests it
             alignment = math.lcm(max(1, entry.alignment), self.alignment)
             blob = data.buffers[entry.buffer_index]
             if isinstance(blob, FileBackedData):
@@ -84,7 +84,7 @@ class Serializer:
 
 
 class SerializerWithoutManifest(Serializer):
-    """As `Serializer`, but what follows the last segment is left out: ExecuTorch's tests say that a file ends there."""
+    """A `Serializer` that writes nothing behind the last segment, because ExecuTorch's tests expect the file to end there."""
 
     def serialize(self, data: DataPayload) -> Cord:
         whole = bytes(super().serialize(data))

@@ -1,9 +1,9 @@
-"""Run with another version of ExecuTorch and without blobstore: it writes files for us, or tells what it reads in ours.
+"""Runs with another version of ExecuTorch, without blobstore: writes files for it, or reports what it reads in its files.
 
     python -m campaigns.conformance.foreign write FOLDER
     python -m campaigns.conformance.foreign read FOLDER
 
-What it reads is printed as JSON in the last line.
+The report is JSON in the last line of the output.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class _Network(nn.Module):
 
 
 def write(folder: Path) -> None:
-    """Programs with their weights inside and outside, for the portable kernels and XNNPACK; a data file of its own."""
+    """Write programs with their weights inside and outside, for the portable kernels and XNNPACK, and a data file."""
     from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
     from executorch.exir import ExecutorchBackendConfig, to_edge_transform_and_lower
     from executorch.exir._serialize._named_data_store import NamedDataStore
@@ -62,7 +62,7 @@ def write(folder: Path) -> None:
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """What is in `ours.ptd`, and what the programs in `slim` compute; or why that cannot be told."""
+    """The contents of `ours.ptd`, and the outputs of the programs in `slim`, or why they cannot run."""
     from executorch.exir._serialize._cord import Cord
     from executorch.extension.flat_tensor.serialize.serialize import FlatTensorSerializer
 

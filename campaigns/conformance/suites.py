@@ -1,4 +1,4 @@
-"""The tests that come with the installed executorch, run on our adapters in place of its classes."""
+"""The tests in the installed executorch, with our adapters in place of its classes."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class Suite:
 
     Attributes:
         module: its name.
-        replaced: what is put in the place of which name of the module.
-        cut: tests that take the serializer without the manifest.
-        excluded: tests that say something of ExecuTorch's own code, or that need an impossible file, each with the reason.
-        mend: changes the module's fixtures.
+        replaced: the replacement for each name of the module.
+        cut: tests that need the serializer without the manifest.
+        excluded: tests of details of ExecuTorch's own code, or with an impossible file, each with the reason.
+        mend: repairs the module's fixtures.
     """
 
     module: str
@@ -31,12 +31,12 @@ class Suite:
     mend: Callable[[Any], None] | None = None
 
 
-_SHARDS = "BlobStore has tags, and does not cut what has none into files of a size"
+_SHARDS = "BlobStore has tags, and does not split untagged data into files of a given size"
 _IMPOSSIBLE = "its layout does not fit its bytes (float[1, 2] in 4 or 5 bytes), which BlobStore refuses"
 
 
 def _mend_layout(module: Any) -> None:
-    """A fixture has three sizes and a dim order of two."""
+    """Repair a fixture that has three sizes and a dim order of two."""
     module.TEST_NAMED_DATA["fqn3"].tensor_layout.dim_order = [0, 1, 2]
 
 
@@ -54,8 +54,8 @@ SUITES = (
             "test_externalize_pte_data_preserves_existing_external_data_and_is_idempotent": _SHARDS,
             "test_add_same_data_with_different_tensor_layout": _IMPOSSIBLE,
             "test_merge": _IMPOSSIBLE,
-            "test_add_invalid_torch_tensor_dim_order": "BlobStore takes dense memory in any order of dimensions",
-            "test_file_backed_data_dedup": "it asks for the very objects that were added; BlobStore reads them",
+            "test_add_invalid_torch_tensor_dim_order": "BlobStore accepts dense memory with its dimensions in any order",
+            "test_file_backed_data_dedup": "it expects the same objects that were added; BlobStore reads them",
         },
     ),
     Suite(
@@ -72,7 +72,7 @@ SUITES = (
 
 
 def run(say: Callable[[str], None]) -> int:
-    """Run all; the number of findings."""
+    """Run all suites and return the number of findings."""
     findings = 0
     for suite in SUITES:
         try:
@@ -90,7 +90,7 @@ def run(say: Callable[[str], None]) -> int:
             if name in suite.excluded:
                 say(f"    excluded {name}: {suite.excluded[name]}")
                 if not text:
-                    say(f"FINDING {name} passes: it need not be excluded")
+                    say(f"FINDING {name} passes and need not be excluded")
                     findings += 1
             elif text:
                 say(f"FINDING {name}: {text}")

@@ -1,8 +1,8 @@
-"""Files of other versions of ExecuTorch, in both directions, each version in an environment of its own.
+"""Files exchanged with other versions of ExecuTorch, each version in an environment of its own.
 
-An environment has that executorch alone, and takes everything else, torch above all, from the project's own, so none is
-fetched again. A runtime that was linked to another torch cannot be loaded there; then it says so, and the version still
-writes programs and reads data files.
+An environment has only that executorch, and takes everything else, in particular torch, from the environment of the
+project, so nothing else is downloaded. If its runtime was linked to another torch, it cannot be loaded; this is reported,
+and the version still writes programs and reads data files.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ VALUE = 3  # of the weights
 
 
 def run(say: Callable[[str], None], versions: tuple[str, ...]) -> int:
-    """Try all; the number of findings."""
+    """Try all versions and return the number of findings."""
     findings = 0
     for version in versions:
         try:
@@ -51,7 +51,7 @@ def run(say: Callable[[str], None], versions: tuple[str, ...]) -> int:
 
 
 def _environment(version: str) -> Path:
-    """The interpreter of an environment with this version, made by the first call."""
+    """The interpreter of an environment with this version, which the first call creates."""
     folder = BUILD / version
     python = folder / "bin" / "python"
     mark = folder / "complete"
@@ -71,7 +71,7 @@ def _call(*command: Any) -> str:
 
 
 def _take(python: Path, folder: Path) -> str:
-    """Have it write; read, deduplicate and run that here."""
+    """Let the version write files; read, deduplicate and run them here."""
     theirs = folder / "theirs"
     theirs.mkdir()
     _call(python, "-W", "ignore", "-m", "campaigns.conformance.foreign", "write", theirs)
@@ -89,7 +89,7 @@ def _take(python: Path, folder: Path) -> str:
 
 
 def _give(python: Path, folder: Path) -> str:
-    """Write here; have it read and run that."""
+    """Write files here; let the version read and run them."""
     store = BlobStore()
     tensors = {"w": np.arange(6, dtype=np.float32).reshape(2, 3), "n": np.arange(4), "tied": np.arange(4)}
     for key, array in tensors.items():

@@ -1,1 +1,1 @@
-"""`make crash`: every system call of everything that writes fails, or is the last one of its process."""
+"""`make crash`: in everything that writes, every system call fails, or the process is killed at it."""

@@ -1,10 +1,10 @@
 """Go through all system calls of all scenarios: `make crash`.
 
-Each run is in a forked process, on a fresh copy of the old state. A preloaded library (faults.cpp) counts the system calls
-on files in the scenario's folder, and lets the one that is wanted fail or kills the process there. Then another process
-looks at what is left. After an error it must be the old state, after success the new one, after a kill one of both. An
-error in what comes behind the last rename, such as flushing the folder, leaves the new state. Errors are the library's
-own, none but a kill leaves temporary files, and the same work, done again, gives the new state.
+Each run is a forked process that works on a fresh copy of the old state. A preloaded library (faults.cpp) counts the
+system calls on files in the scenario's folder, and makes the chosen one fail, or kills the process there. Then another
+process looks at the result. After an error it must be the old state, after success the new one, after a kill one of the
+two. An error behind the last rename, such as in syncing the folder, leaves the new state. Errors must be those of the
+library, only a kill may leave temporary files, and the same work, done again, must give the new state.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 LIBRARY = ROOT / "build" / "crash" / "faults.so"
 PATIENCE = 60  # seconds for one run; more is a hang
-PREPARATION = 600  # ... for lowering what a scenario works on
+PREPARATION = 600  # ... for lowering the programs of a scenario
 
 _FAIL, _KILL, _SHORT, _FULL = range(4)
 FAULTS = {
@@ -73,7 +73,7 @@ def main() -> None:
 
 
 def _in_process(scenario: Any, options: argparse.Namespace) -> dict[str, Any]:
-    """Run one scenario in a process of its own, beside others; what it came to."""
+    """Run one scenario in a process of its own, in parallel to others, and return its result."""
 
     def run() -> dict[str, Any]:
         with tempfile.TemporaryDirectory(prefix="crash-") as folder:
@@ -180,10 +180,10 @@ class _Campaign:
         elif state == self.old and (killed or "error" in result):
             self.row["old"] += 1
         elif state == self.new and call > self.renamed:
-            self.row["late"] += 1  # all is in its place, but the disk may not have it: that is an error too
+            self.row["late"] += 1  # all files are in place, but the disk may not have them, which is an error too
         elif killed and self.scenario.usable is not None:
             if unusable:
-                raise FindingError(f"what is left cannot be used: {unusable}")
+                raise FindingError(f"the files are unusable: {unusable}")
             self.row["mixed"] += 1
         else:
             raise FindingError(f"{result.get('error') or result} left {_short(state)}, old is {_short(self.old)}")
@@ -205,9 +205,9 @@ class _Campaign:
         return result["value"]
 
     def _look_and_repeat(self) -> tuple[Any, str, Any]:
-        """What another process sees; why it cannot be used, if so; and what it sees when it has done the same again."""
+        """The state that another process sees, why it is unusable (if it is), and the state after the same work again."""
 
-        from blobstore.disk.staging import recover
+        from blobstore.disk.recovery import recover
 
         def look() -> Any:
             state = self.scenario.look(self.place)
@@ -217,7 +217,7 @@ class _Campaign:
                     self.scenario.usable(self.place)
                     recover(self.place / "out")
                     if self.scenario.look(self.place) not in (self.old, self.new):
-                        raise FindingError("neither old nor new when the folder was entered again")
+                        raise FindingError("neither old nor new after recovery")
                 except Exception as error:
                     unusable = f"{type(error).__name__}: {error}"
             self.scenario.act(self.place)
@@ -225,7 +225,7 @@ class _Campaign:
 
         result = _in_child(look)
         if "value" not in result:
-            raise FindingError(f"what was left cannot be looked at, or not be replaced: {result}")
+            raise FindingError(f"the result cannot be read, or not be replaced: {result}")
         state, unusable, again = result["value"]
         return state, unusable, again
 
@@ -254,20 +254,20 @@ class _Campaign:
 
 
 class FindingError(Exception):
-    """What must not happen."""
+    """Something that must not happen."""
 
 
 def _applies(fault: str, name: str) -> bool:
     if fault == "short":
         return name in {"read", "write", "pread", "pread64", "pwrite", "pwrite64"}
-    # a signal does not interrupt these, as the file system does not wait in them for anybody else
+    # a signal does not interrupt these, because the file system does not block in them
     return fault != "EINTR" or not name.startswith(
         ("fstat", "stat", "lstat", "unlink", "rename", "link", "mmap", "close")
     )
 
 
 def _rebind(path: Path) -> None:
-    """Write the device and inode of a working copy that was copied into its file of commits, which has them to know it."""
+    """Update the device and inode in the commits file of a copied working copy, by which it recognizes the copy."""
     status = path.with_suffix("").stat()
     with path.open("r+b") as file:
         file.seek(8)
@@ -281,19 +281,19 @@ def _short(state: Any) -> str:
 
 def _must(result: dict[str, Any]) -> None:
     if "error" in result or "signal" in result:
-        raise FindingError(f"cannot be done undisturbed: {result}")
+        raise FindingError(f"the work fails without a fault: {result}")
 
 
 def _in_child(work: Callable[[], Any], patience: float = PATIENCE) -> dict[str, Any]:
-    """Do something in a forked process: its value, its error, or the signal that ended it."""
+    """Do work in a forked process and return its value, its error, or the signal that ended it."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(reader)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # ExecuTorch talks a lot
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # ExecuTorch logs a lot
         try:
             result: dict[str, Any] = {"value": work()}
-        except BaseException as error:  # all of it is the parent's to judge
+        except BaseException as error:  # the parent judges all errors
             from blobstore import BlobStoreError
 
             ours = isinstance(error, BlobStoreError)

@@ -1,7 +1,7 @@
-// Preloaded into a process (LD_PRELOAD), lets one of its system calls fail, or kills it there.
+// Preloaded into a process (LD_PRELOAD), this library makes one of its system calls fail, or kills the process there.
 //
-// Only calls on files below one folder count, so that the interpreter's own files are left alone. Which calls these are
-// is written down, so that a campaign first learns how many there are and then goes through them.
+// Only calls on files below one folder count, so that the interpreter's own files are left alone. The calls are recorded,
+// so that a campaign can first count them and then go through them.
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -35,7 +35,7 @@ std::atomic<bool> watched[kDescriptors];
 std::atomic<bool> counting{false};
 std::atomic<int> calls{0};
 const char* names[kNames];
-int wanted = 0; // the number of the call, from 1; 0: none
+int wanted = 0; // the number of the call, counted from 1; 0 stands for none
 int action = kFail;
 int failure = EIO;
 
@@ -54,7 +54,7 @@ bool is_watched(int descriptor) {
   return descriptor >= 0 && descriptor < kDescriptors && watched[descriptor];
 }
 
-// A full disk may have no room for a new name; one that takes the place of another needs none.
+// A full disk may have no room for a new name; a name that replaces another needs no room.
 bool is_new(const char* path) {
   return access(path, F_OK) != 0;
 }
@@ -128,7 +128,7 @@ void faults_arm(int number, int what, int error) {
   counting = true;
 }
 
-/// @returns how many calls there were.
+/// @returns the number of calls.
 int faults_disarm() {
   counting = false;
   return calls;
@@ -166,7 +166,7 @@ OPEN(open64)
 OPENAT(openat)
 OPENAT(openat64)
 
-// As Linux does it: the descriptor is closed, whatever is returned.
+// As on Linux, the descriptor is closed whatever is returned.
 int close(int descriptor) {
   NEXT(close);
   const bool is = is_watched(descriptor);
@@ -217,7 +217,7 @@ BY_DESCRIPTOR(fchmod, (int descriptor, mode_t mode) noexcept, (descriptor, mode)
 BY_DESCRIPTOR(fstat, (int descriptor, struct stat* status) noexcept, (descriptor, status), false)
 BY_DESCRIPTOR(fstat64, (int descriptor, struct stat64* status) noexcept, (descriptor, status), false)
 
-// Giving a lock back cannot fail, but it can be the last thing that a process does.
+// Releasing a lock cannot fail, but it can be the last thing that a process does.
 int flock(int descriptor, int how) noexcept {
   NEXT(flock);
   const bool back = (how & LOCK_UN) != 0;

@@ -1,7 +1,7 @@
-"""What writes: how the folder looks before, and what is done to it.
+"""The scenarios, one for each thing that writes: the state of the folder before, and the work on it.
 
-`prepare` fills an empty folder with the old state. `act` is what is disturbed. `look` describes the state, in values
-that JSON can hold; it is asked in a process of its own.
+`prepare` fills an empty folder with the old state. `act` is the work in which system calls fail. `look` describes the
+state in JSON values, and runs in a process of its own.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch._dynamo  # the first optimizer of a process does it otherwise, in each of thousands of them
+import torch._dynamo  # otherwise the first optimizer imports it in each of thousands of processes
 from torch import nn
 
 import blobstore
@@ -29,7 +29,7 @@ State = Any
 
 
 def files(folder: Path) -> State:
-    """Names and contents of all files in the folder `out` but temporary ones; data files pass their own verification."""
+    """Names and contents of all files in the folder `out`, without temporary ones; data files are verified."""
     state = {}
     for path in sorted((folder / "out").rglob("*")) if (folder / "out").exists() else []:
         if path.is_file() and not path.name.startswith(".blobstore-"):
@@ -41,14 +41,14 @@ def files(folder: Path) -> State:
 
 @dataclass(frozen=True)
 class Scenario:
-    """One thing that writes.
+    """Something that writes.
 
     Attributes:
         name: for the table.
         prepare, act, look: see above.
-        usable: for groups of files, which a kill may leave between two renames: raises if what is there cannot be used
-            as it is.
-        points: numbers of the places in a shared commit where it can be killed without a system call.
+        usable: for groups of files, which a kill may leave between two renames; raises if the files are unusable in that
+            state.
+        points: the number of places in a shared commit where it can be killed outside system calls.
     """
 
     name: str
@@ -218,7 +218,7 @@ def _prepare_interrupted(folder: Path) -> None:
     child = os.fork()
     if child == 0:
         cache = BlobCache(folder / "out" / "model.ptd", "shared")
-        _native.crash_at(5)  # between two blobs: the journal is whole and has to be replayed
+        _native.crash_at(5)  # between two blobs: the journal is complete and must be replayed
         cache.update(network.weights(2))
         os._exit(1)
     _, status = os.waitpid(child, 0)
@@ -237,7 +237,7 @@ def _open(folder: Path) -> None:
 
 
 def _shared_values(folder: Path) -> State:
-    """What a new process sees, and whether it can be trusted."""
+    """What a new process sees, after verification."""
     cache = BlobCache(folder / "out" / "model.ptd", "shared")
     with cache.reading():
         values = {float(value) for key in cache for value in np.unique(cache.numpy(key))}

@@ -1,1 +1,1 @@
-"""`make fuzz`: coverage-guided search for files that a reader crashes on, chokes on, or reads otherwise than another."""
+"""`make fuzz`: coverage-guided search for files on which a reader crashes, hangs, or differs from another reader."""

@@ -1,8 +1,9 @@
 """Search for bad answers to bad files, for some time: `make fuzz SECONDS=…`.
 
 The readers in Python run under atheris, those in C++ under libFuzzer with AddressSanitizer and UndefinedBehaviorSanitizer.
-Both keep the inputs of one format in one folder, so each goes on from what the other found. The inputs stay in build/fuzz
-and the next run begins with them. What is found is tried again without instruments, made smaller and kept as a file.
+Both keep the inputs of one format in one folder, so each continues from the inputs of the other. The inputs stay in
+build/fuzz, and the next run begins with them. A finding is tried again without instrumentation, minimized and kept as a
+file.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class Job:
 
     Attributes:
         corpus: the folder of inputs, and the target that tries findings again.
-        native: which native fuzzer; empty for Python.
+        native: the native fuzzer; empty for Python.
     """
 
     corpus: str
@@ -89,13 +90,13 @@ def main() -> None:
 
 
 def _check_tools() -> None:
-    """End with what to install."""
+    """Exit with instructions if a tool is missing."""
     missing = []
     if importlib.util.find_spec("atheris") is None:
         missing.append(f"atheris: {sys.executable} -m pip install 'atheris>=3'")
     if shutil.which("clang++") is None:
         missing.append(
-            "clang++ with its run-time libraries: apt-get install clang libclang-rt-dev, or as your system calls it"
+            "clang++ with its run-time libraries: apt-get install clang libclang-rt-dev, or the packages with these names on your system"
         )
     else:
         command = ["clang++", "-fsanitize=fuzzer,address,undefined", "-x", "c++", "-", "-o", os.devnull]
@@ -109,7 +110,7 @@ def _check_tools() -> None:
 
 
 def _make_seeds() -> None:
-    """Add good files to the corpora, unless those of this very source are there."""
+    """Add valid files to the corpora, unless those of the current source are there."""
     sources = sorted([*(ROOT / "blobstore").rglob("*.py"), Path(__file__).with_name("seeds.py")])
     version = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()
     mark = BUILD / "seeds" / "version"
@@ -147,7 +148,7 @@ def _build() -> None:
 
 
 def _run(job: Job, seconds: int) -> str:
-    """Let one fuzzer run; what it did."""
+    """Run one fuzzer and return a line about it."""
     folder = FOUND / job.corpus
     folder.mkdir(parents=True, exist_ok=True)
     command = (
@@ -179,7 +180,7 @@ def _run(job: Job, seconds: int) -> str:
 
 
 def _try_again() -> int:
-    """Keep what is a finding without instruments too, or in native code with its sanitizers; how many."""
+    """Keep what is still a finding without instrumentation, or in native code with its sanitizers; return the number."""
     from campaigns.fuzz.replay import minimize, replay
 
     findings = 0
@@ -191,7 +192,7 @@ def _try_again() -> int:
         elif path.name.startswith(("native-", "no-input")):
             reason = "a sanitizer or a limit ended the native fuzzer"
         else:
-            path.unlink()  # slow under instruments only
+            path.unlink()  # slow only under instrumentation
             continue
         findings += 1
         kept = path.with_name("kept-" + hashlib.sha256(smaller).hexdigest()[:12])

@@ -1,4 +1,4 @@
-"""What a small file may cost: two seconds of the processor, and 300 MB."""
+"""What a small file may cost: two seconds of processor time and 300 MB."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class BudgetError(Exception):
 
 
 class Budget:
-    """A context manager that measures what happens in it; `slower` excuses that many times the seconds.
+    """A context manager that measures its block; `slower` multiplies the allowed seconds.
 
-    Memory is the resident set at its peak, compared with before. The system keeps one peak for the whole life of a process,
-    so it is set back whenever it has risen.
+    Memory is the growth of the peak of the resident set. The system keeps one peak for the whole life of a process, so it
+    is reset whenever it has risen.
     """
 
     def __init__(self, slower: float = 1) -> None:

@@ -19,8 +19,8 @@ def main() -> None:
     name = sys.argv[1]
     if name == "checkpoint":
         with atheris.instrument_imports(include=_PACKAGES):
-            import blobstore.training.checkpoint  # noqa: F401 - it imports torch, and the others can do without
-    budget = Budget(slower=3)  # counting branches takes time; what is found is tried again without
+            import blobstore.training.checkpoint  # noqa: F401 - it imports torch, which the other targets do not need
+    budget = Budget(slower=3)  # counting branches takes time; findings are tried again without it
 
     prefix = next(word.partition("=")[2] for word in sys.argv if word.startswith("-artifact_prefix="))
 
@@ -28,7 +28,7 @@ def main() -> None:
         try:
             with budget:
                 targets.check(name, data)
-        except BaseException:  # libFuzzer does not always get to it, with a mutator in Python
+        except BaseException:  # libFuzzer does not always write the file itself if the mutator is in Python
             Path(prefix + hashlib.sha256(data).hexdigest()[:12]).write_bytes(data)
             raise
 

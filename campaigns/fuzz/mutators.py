@@ -1,4 +1,4 @@
-"""Mutations that keep what would hide all others: digests stay right, JSON stays JSON."""
+"""Mutations that keep digests correct and JSON valid, so that readers do not stop at those checks."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Any
 import xxhash
 
 Mutate = Callable[[bytes, int], bytes]
-"""Bytes and the most bytes that they may become; libFuzzer's own."""
+"""libFuzzer's own mutation, called with bytes and the largest size of the result."""
 
 _ODD = (None, True, -1, 0, 1, 2**31, 2**63, 2**70, 0.5, 1e308, "", "x", "\0", "é", [], {}, [[]], [0, 0], {"x": 1})
 
 
 def sealed(data: bytes, most: int, seed: int, mutate: Mutate) -> bytes:
-    """A `.ptd` whose manifest fits again after the mutation, if it still has one."""
+    """A `.ptd` whose manifest is corrected after the mutation, if it still has one."""
     changed = bytearray(mutate(data, most))
     if seed % 4:
         reseal(changed)
@@ -25,7 +25,7 @@ def sealed(data: bytes, most: int, seed: int, mutate: Mutate) -> bytes:
 
 
 def reseal(data: bytearray) -> None:
-    """Put the digests of the head and of the manifest right, where they can be found."""
+    """Correct the digests of the head and of the manifest, if they can be found."""
     tails = {b"BLOBEND1": 24, b"BLOBMAN1": 32}  # digest, length in the later form, magic
     tail = tails.get(bytes(data[-8:]))
     start = data.rfind(b"BM01") - 4
@@ -47,7 +47,7 @@ def reseal(data: bytearray) -> None:
 
 
 def structured(data: bytes, most: int, seed: int, mutate: Mutate) -> bytes:
-    """JSON with one thing replaced, removed or repeated; bytes that are no JSON change like any others."""
+    """JSON with one element replaced, removed or repeated; bytes that are not JSON are mutated like any others."""
     try:
         tree = json.loads(data)
     except (ValueError, RecursionError):
@@ -60,7 +60,7 @@ def structured(data: bytes, most: int, seed: int, mutate: Mutate) -> bytes:
 
 
 def with_header(data: bytes, most: int, seed: int, mutate: Mutate) -> bytes:
-    """A `.safetensors` whose header changes as JSON does, and is as long as it says."""
+    """A `.safetensors` whose header is mutated as JSON and has the recorded length."""
     try:
         (length,) = struct.unpack_from("<Q", data)
         header, rest = data[8 : 8 + length], data[8 + length :]

@@ -1,4 +1,4 @@
-"""Files that were found once, tried again without instruments: `python -m campaigns.fuzz.replay [FOLDER]`.
+"""Try earlier findings again, without instrumentation: `python -m campaigns.fuzz.replay [FOLDER]`.
 
 The folder has one folder for each target. Every file is tried in a process of its own, so that none can end the others.
 """
@@ -31,11 +31,11 @@ def main() -> None:
 
 
 def replay(name: str, data: bytes) -> str:
-    """Why it is a finding; empty if it is none."""
+    """Why the bytes are a finding; empty if they are not."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
-        signal.alarm(int(10 * SECONDS))  # the end of what hangs without computing
+        signal.alarm(int(10 * SECONDS))  # ends a process that hangs without computing
         reason = ""
         try:
             with Budget():
@@ -53,12 +53,12 @@ def replay(name: str, data: bytes) -> str:
 
 
 def kind(reason: str) -> str:
-    """What stays the same while an input is made smaller: the error and its place, without the message."""
+    """What stays the same while an input is minimized: the error and its place, without the message."""
     return reason.split(":", 1)[0] + reason[reason.rfind("(") :]
 
 
 def minimize(name: str, data: bytes, seconds: float = 20) -> bytes:
-    """A smaller input with the same finding, by leaving pieces out and setting bytes to zero, as far as it comes."""
+    """A smaller input with the same finding, made by removing pieces and zeroing bytes until the time is over."""
     wanted = kind(replay(name, data))
     end = time.monotonic() + seconds
     piece = max(1, len(data) // 2)

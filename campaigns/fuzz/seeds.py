@@ -1,4 +1,4 @@
-"""Good files to begin with, all made here: `python -m campaigns.fuzz.seeds FOLDER`."""
+"""Valid files to begin with: `python -m campaigns.fuzz.seeds FOLDER`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What is done with the bytes of a file, whoever made them. It ends, or raises one of the library's errors.
+"""The fuzzed functions: each uses the library on the bytes of a file as an application would.
 
-Each target takes the bytes, uses the library as a user would, and raises `BlobStoreError` for what is refused. Anything
-else that it raises is a finding, and so is `DisagreementError`: two readers that take a file differently.
+A target returns, or raises `BlobStoreError` for bytes that are refused. Every other exception is a finding, including
+`DisagreementError`: two readers disagree about a file.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from blobstore.reporting import report
 from blobstore.reporting.baseline import compare_reports
 from blobstore.reporting.json_output import load_report
 from blobstore.runtime import BlobCache, Program
-from blobstore.testing import strategies  # noqa: F401 - so that fuzzing never waits for its import
+from blobstore.testing import strategies  # noqa: F401 - imported here, so that no input waits for it
 
 
 class DisagreementError(Exception):
-    """Two readers of one format take a file differently."""
+    """Two readers of one format disagree about a file."""
 
 
 class _File:
-    """Bytes as a file of the memory, which any reader can open by its path."""
+    """Bytes as a file in memory, which any reader can open by its path."""
 
     def __init__(self, data: bytes, suffix: str = "") -> None:
         self._descriptor = os.memfd_create(f"fuzz{suffix}")
@@ -49,7 +49,7 @@ class _File:
 
 
 def _everything(data_map: NamedDataMap) -> dict[str, Any]:
-    """All that a data map tells of its keys."""
+    """Everything in a data map, by key."""
     return {
         key: (bytes(data_map.get_data(key)), data_map.get_tensor_layout(key), data_map.alignment(key))
         for key in data_map
@@ -57,7 +57,7 @@ def _everything(data_map: NamedDataMap) -> dict[str, Any]:
 
 
 def _answer(read: Callable[[], Any]) -> Any:
-    """What a reader gives; the kind of its error does not matter."""
+    """The result of a reader, or its error."""
     try:
         return read()
     except BlobStoreError as error:
@@ -72,7 +72,7 @@ def _agree(one: Any, other: Any, what: str) -> None:
 
 
 def ptd(data: bytes) -> None:
-    """A `.ptd`: Python and C++ take the same files, find the same in them, and agree on whether they are damaged."""
+    """A `.ptd`: Python and C++ accept the same files, read the same from them, and agree on whether they are damaged."""
     with _File(data) as path:
 
         def python() -> Any:
@@ -88,7 +88,7 @@ def ptd(data: bytes) -> None:
 
 
 def pte(data: bytes) -> None:
-    """A `.pte`: it is read, all that can move is moved, and the result is read again. C++ refuses it or takes it."""
+    """A `.pte`: it is read, everything movable is moved, and the result is read again. C++ accepts it or refuses it."""
     with _File(data) as path:
         _answer(lambda: Program(path).method_names)
         _answer(lambda: _everything(open_pte(path)))
@@ -118,7 +118,7 @@ class _Blobs(NamedDataMap):
 
 
 def records(data: bytes) -> None:
-    """The records of a delegate, and the tensors that they tell of."""
+    """The records of a delegate, and the tensors that they describe."""
     Records.parse(data)
     list(LogicalTensors(_Blobs(data)).items())
 
@@ -137,7 +137,7 @@ def safetensors(data: bytes) -> None:
 
 
 def checkpoint(data: bytes) -> None:
-    """The list in a checkpoint; the file around it is sound."""
+    """The list in a checkpoint; the rest of the file is valid."""
     import torch
     import xxhash
 
@@ -181,7 +181,7 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
 
 
 def check(name: str, data: bytes) -> bool:
-    """Whether a target takes the bytes; raises whatever is a finding."""
+    """Whether a target accepts the bytes; raises for a finding."""
     try:
         TARGETS[name](data)
     except BlobStoreError as error:

@@ -1,8 +1,8 @@
 """Run several processes (worker.py) at once for some minutes: `make soak MINUTES=…`.
 
-Some have caches of their own, in every mode; others share working copies, on which further processes commit and are
-killed at any moment. It ends with an error if anything was seen that no commit wrote, if something failed or hung, or if
-a process went on growing: in anonymous memory, open descriptors, maps, delegates or packed weights.
+Some have their own caches, in every mode; others share working copies, on which further processes commit until they are
+killed at a random moment. The run ends with an error if a process saw anything that no commit wrote, if something failed
+or hung, or if a process kept growing: in anonymous memory, open descriptors, maps, delegates or packed weights.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def main() -> None:
             except subprocess.TimeoutExpired:
                 worker.kill()
                 output, _ = worker.communicate()
-            wrong += _tell(name, worker.returncode, output, log)
+            wrong += _print_worker(name, worker.returncode, output, log)
         for path in folder.glob("*.copy.ptd"):
             BlobCache(path, "shared").verify()
         litter = [path.name for path in folder.iterdir() if path.name.startswith(".blobstore-") or "tmp" in path.name]
@@ -86,7 +86,7 @@ def _prepare(folder: Path) -> None:
 
 
 def _kill_victims(folder: Path, chance: random.Random, seconds: float) -> int:
-    """Kill processes in the middle of commits for so long; how many."""
+    """Kill processes in the middle of commits for this time; return the number of kills."""
     end, kills = time.monotonic() + seconds, 0
     while time.monotonic() < end:
         path = folder / chance.choice(["delegated.copy.ptd", "portable.copy.ptd"])
@@ -101,8 +101,8 @@ def _kill_victims(folder: Path, chance: random.Random, seconds: float) -> int:
     return kills
 
 
-def _tell(name: str, code: int, output: str, log: object) -> int:
-    """Print what a worker did; how many findings it has."""
+def _print_worker(name: str, code: int, output: str, log: object) -> int:
+    """Print what a worker did, and return the number of its findings."""
     try:
         result = json.loads(output.splitlines()[-1])
     except (ValueError, IndexError):

@@ -1,4 +1,4 @@
-"""Whether a process stays as large as it is."""
+"""Measuring whether a process grows."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pathlib import Path
 from blobstore.runtime import delegate_stats
 
 ALLOWED = {"anonymous KiB": 8192, "descriptors": 8, "maps": 16, "delegates": 2, "packed names": 16}
-"""By how much the median of the last third may be above that of the middle third. A shared cache keeps two descriptors
+"""By how much the median of the last third may exceed that of the middle third. A shared cache keeps two descriptors
 for each call that ever ran at the same time as others."""
 
 
 def sample() -> dict[str, int]:
-    """What this process has at the moment."""
+    """What this process holds at the moment."""
     status = Path("/proc/self/status").read_text()
     anonymous = next(line for line in status.splitlines() if line.startswith("RssAnon"))
     delegates = delegate_stats()
@@ -28,7 +28,7 @@ def sample() -> dict[str, int]:
 
 
 def growth(samples: list[dict[str, int]]) -> dict[str, tuple[float, float]]:
-    """The medians of the middle and of the last third of the time, of all that grew by more than is allowed."""
+    """For everything that grew by more than allowed, the medians of the middle and the last third of the time."""
     third = len(samples) // 3
     if third < 3:
         return {}

@@ -1,10 +1,10 @@
 """One process of a soak: threads that use one cache in every way at once.
 
-The weights have one value at a time (`campaigns.network`), so each output, each blob and each saved file tells which
-commit it is of. In modes "private" and "copy" one thread commits and writes down beforehand which generation will have
-which value: a call may only see what was current between its begin and its end. In mode "shared" any process commits;
-there a table in a file that all of them map has the value of each generation, written by whoever sees it first, and
-nobody may ever see another.
+All weights have one value at a time (`campaigns.network`), so each output, each blob and each saved file shows the
+commit that it belongs to. In modes "private" and "copy" one thread commits, and announces the value of each generation
+beforehand: a call may only see values that were current between its begin and its end. In mode "shared" every process
+commits. There a file that all of them map has a table with the value of each generation. The first process that sees a
+generation writes its value, and no process may ever see another one.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ PATIENCE = 60  # seconds that a forked child, or the end of a thread, may take
 
 
 class WrongError(Exception):
-    """Something that must not be seen."""
+    """A thread saw something that must not be seen."""
 
 
 class Worker:
-    """The threads of one process; `run` gives what they did and saw."""
+    """The threads of one process; `run` returns what they did and saw."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.folder: Path = options.folder
@@ -77,13 +77,13 @@ class Worker:
         return {name: np.full(shape, value, np.float32) for name, shape in self.shapes.items()}
 
     def announce(self, value: int) -> None:
-        """The next commit here has this value."""
+        """Announce the value of the next commit here."""
         following = self.owner.generation + 1
         self.values[following] = value
         self.values.pop(following - REMEMBERED, None)
 
     def saw(self, generation: int, value: int) -> None:
-        """In mode "shared": nobody has seen another value of this generation."""
+        """In mode "shared": check that no process has seen another value of this generation."""
         assert self.shared is not None
         place = generation % len(self.shared)
         known = int(self.shared[place])
@@ -106,21 +106,21 @@ class Worker:
 
     @staticmethod
     def value_of(output: float) -> int:
-        """The weights that give an output."""
+        """The value of the weights that give an output."""
         value = round((-1 + (1 + 4 * 4160 * output) ** 0.5) / (2 * 4160))
         if network.expected(value) != output:
-            raise WrongError(f"the output {output} is of no weights")
+            raise WrongError(f"the output {output} belongs to no weights")
         return value
 
     def call(self, method: Method) -> None:
-        """Run a method and check what comes out."""
+        """Run a method and check its output."""
         if self.shared is not None and random.random() < 0.5:
             with self.cache.reading():
                 generation = self.cache.generation
                 value = int(self.blobs(self.cache))
                 output = self.value_of(self.only(method(network.INPUT)[0], "an output"))
             if output != value:
-                raise WrongError(f"in one generation the weights are {value}, the output is of {output}")
+                raise WrongError(f"in one generation the weights are {value}, the output is that of {output}")
             self.saw(generation, value)
         else:
             before = self.cache.generation
@@ -149,7 +149,7 @@ class Worker:
         while not self.stop.is_set():
             kind, value = chance.random(), chance.randint(1, network.LARGEST)
             if self.shared is not None:
-                # what these return may already be the generation of another process's commit
+                # the returned generation may already be that of another process's commit
                 if kind < 0.9:
                     self.owner.update(self.weights(value))
                 else:
@@ -176,14 +176,14 @@ class Worker:
             time.sleep(chance.random() * 0.004)
 
     def refused(self, value: int) -> None:
-        """An update of which one part does not fit; the other parts must not be seen."""
+        """An update with one part that does not fit; the other parts must not be seen."""
         before = self.owner.generation
         try:
             self.owner.update({**self.weights(value), self.names[-1]: np.zeros(3, np.float32)})
         except errors.LayoutError:
             self.counts["refused"] += 1
         else:
-            raise WrongError("an update of another shape was taken")
+            raise WrongError("an update with a wrong shape was accepted")
         if self.shared is None and self.owner.generation != before:
             raise WrongError("a refused update counted as a commit")
 
@@ -229,7 +229,7 @@ class Worker:
             self.stop.wait(chance.random())
 
     def be_a_child(self, method: Method) -> None:
-        """What a forked process may do: run, commit for itself, and load a program; it ends here."""
+        """What a forked process may do: run, commit for itself, and load a program. The process ends here."""
         code, reason = 0, ""
         try:
             if self.shared is None:
@@ -248,7 +248,7 @@ class Worker:
                     raise WrongError(f"a child reverted to {FIRST} and computed with {value}")
             else:
                 self.call(method)
-        except BaseException as error:  # it must not get into the parent's code
+        except BaseException as error:  # it must not reach the code of the parent
             code, reason = 1, f"{type(error).__name__}: {error}"
         if reason:
             (self.scratch / f"child-{os.getpid()}").write_text(reason)
@@ -282,7 +282,7 @@ class Worker:
         for thread in threads:
             thread.start()
         while time.monotonic() < end and not self.stop.is_set():
-            gc.collect()  # what waits for it is no leak
+            gc.collect()  # memory that only waits for the collector is not a leak
             samples.append(measure.sample())
             self.stop.wait(min(1.0, self.seconds / 20))
         self.stop.set()
@@ -299,7 +299,7 @@ class Worker:
     def guard(self, job: Callable[[random.Random], None], chance: random.Random) -> None:
         try:
             job(chance)
-        except Exception as error:  # whatever it is, it was not to happen
+        except Exception as error:  # every exception is a finding
             self.wrong.append(f"{job.__name__}: {type(error).__name__}: {error}")
             self.stop.set()
 
@@ -317,7 +317,7 @@ def main() -> None:
     result = Worker(parser.parse_args()).run()
     sys.stdout.write(json.dumps(result) + "\n")
     sys.stdout.flush()
-    os._exit(1 if result["wrong"] else 0)  # threads that hang must not keep it
+    os._exit(1 if result["wrong"] else 0)  # threads that hang must not keep the process alive
 
 
 if __name__ == "__main__":

@@ -52,7 +52,7 @@ def test_they_fit(run: Any, files: None) -> None:
     )
     assert "fits; made for this foundation" in lines
     assert "unbound.ptd: adapter of 2 modules, 864 bytes, scale not recorded" in lines
-    assert any(line.startswith("fits; not bound: nothing is recorded") for line in lines)
+    assert any(line.startswith("fits; not bound: it does not record") for line in lines)
 
 
 def test_json(run: Any, files: None) -> None:

@@ -1,4 +1,4 @@
-"""The campaign of failing system calls notices what it is for."""
+"""The campaign of failing system calls finds the defects that it is for."""
 
 import os
 import subprocess
@@ -7,7 +7,7 @@ import textwrap
 
 
 def crash(act):
-    """One run of the campaign on a scenario that writes the file `out/state`, by the given code."""
+    """Run the campaign on a scenario whose code writes the file `out/state`."""
     script = f"""
 import sys
 from pathlib import Path
@@ -25,7 +25,7 @@ scenarios.SCENARIOS = (scenarios.Scenario("tried", prepare, act),)
 sys.argv = ["crash"]
 campaign.main()
 """
-    # the campaign starts itself again with its library preloaded: the library alone is built by the first call
+    # the campaign starts itself again with its library preloaded; the first call only builds the library
     build = "from campaigns.crash.__main__ import _build, LIBRARY; _build(); print(LIBRARY)"
     library = subprocess.run([sys.executable, "-c", build], check=True, capture_output=True, text=True).stdout.strip()
     process = subprocess.run(
@@ -40,7 +40,7 @@ campaign.main()
 
 
 def test_a_file_that_is_written_in_place_is_found():
-    """It is neither the old nor the new one after a kill, and another after an error."""
+    """After a kill it is neither old nor new, and after an error it has changed."""
     code, output = crash('path.write_text("new")')
     assert code == 1
     assert "kill at call" in output and "EIO at call" in output

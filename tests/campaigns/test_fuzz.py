@@ -1,4 +1,4 @@
-"""What fuzzing found stays mended (B5), and what finds it again works: the mutations and the replay."""
+"""Earlier findings of fuzzing stay fixed (B5), and the mutations and the replay of findings work."""
 
 import os
 import subprocess
@@ -12,7 +12,7 @@ from campaigns.fuzz.budget import MEGABYTES
 from campaigns.fuzz.mutators import MUTATORS, reseal
 
 
-def test_what_was_found_before():
+def test_earlier_findings():
     """Each file is read or refused, by Python and C++ alike, within two seconds and 300 MB."""
     process = subprocess.run(
         [sys.executable, "-m", "campaigns.fuzz.replay"], capture_output=True, text=True, check=False
@@ -20,7 +20,7 @@ def test_what_was_found_before():
     assert process.returncode == 0, process.stdout + process.stderr
 
 
-def test_replay_tells_every_kind_of_finding(monkeypatch):
+def test_replay_reports_every_kind_of_finding(monkeypatch):
     def hang(data):
         while True:
             sum(range(100_000))
@@ -54,7 +54,7 @@ def test_readers_that_disagree_are_a_finding(monkeypatch, tmp_path):
 
 
 def test_a_sealed_mutation_gets_past_the_digests(tmp_path):
-    """A byte of the head is changed, which its digest tells; sealed again, the reader looks at what changed."""
+    """A change in the head breaks its digest; after sealing, the reader sees the change itself."""
     path = tmp_path / "file.ptd"
     save_file({"name": np.ones(3, np.float32)}, path, metadata={"a": "b"})
     data = bytearray(path.read_bytes())

@@ -1,4 +1,4 @@
-"""What the soak measures by: every mixture of weights is told from a whole commit, and growth from noise."""
+"""The measures of the soak: every mixture of weights differs from a complete commit, and growth from noise."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ def test_outputs_are_exact(value):
     assert Worker.value_of(float(network.expected(value))) == value
 
 
-def test_any_mixture_of_two_commits_is_told():
+def test_any_mixture_of_two_commits_is_found():
     for old, new in ((1, 2), (2, 1), (7, 60), (59, 60)):
         for number in range(1, 15):
             chosen = [name for bit, name in enumerate(network.SHAPES) if number >> bit & 1]
@@ -28,12 +28,12 @@ def test_any_mixture_of_two_commits_is_told():
                 Worker.value_of(Worker.only(compute(mixed), "an output"))
 
 
-def test_one_element_of_another_commit_is_told():
+def test_one_element_of_another_commit_is_found():
     with pytest.raises(WrongError):
         Worker.only(np.array([3, 3, 4], np.float32), "a reading")
 
 
-def test_growth_is_told_from_noise():
+def test_growth_differs_from_noise():
     flat = [dict.fromkeys(ALLOWED, 100 + number % 2) for number in range(30)]
     assert growth(flat) == {}
     leaking = [{**one, "descriptors": 100 + number} for number, one in enumerate(flat)]

@@ -1,10 +1,9 @@
-"""The command line, as somebody who has only the terminal sees it."""
+"""The commands and their output."""
 
 import json
 import os
 import subprocess
 import sys
-import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -16,14 +15,13 @@ from typer.testing import CliRunner
 
 import blobstore
 from blobstore.cli.app import app
-from blobstore.tools.convert import convert
 
 HOSTILE = "layer [bold red]x[/] \x1b[31m\u202e.weight"
 
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
-    """Runs a command line in an empty folder; gives exit code and what was printed."""
+    """Runs a command line in an empty folder, checks the exit code, and returns the output."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "100")
 
@@ -62,7 +60,7 @@ def test_dedup(run, lowered, tmp_path, stock_run):
     for name in ("short", "long"):
         model.write(tmp_path, name)
     text = run("dedup", "short.pte", "long.pte", "-o", "out")
-    assert "short.pte" in text and "shared.ptd" in text and "saved" in text
+    assert "short.pte" in text and "shared.ptd" in text and "Saved" in text
     outputs = stock_run(tmp_path / "out" / "long.pte", model.inputs(), data_path=tmp_path / "out" / "shared.ptd")
     assert torch.equal(outputs[0], stock_run(tmp_path / "long.pte", model.inputs())[0])
     result = json.loads(
@@ -97,7 +95,7 @@ def test_dedup_refuses(run, lowered, tmp_path):
     assert os.listdir(tmp_path) == ["m.pte"]
 
 
-def test_dedup_tells_what_became_of_an_earlier_run(run, lowered, tmp_path):
+def test_dedup_reports_the_effect_on_an_earlier_run(run, lowered, tmp_path):
     for name, seed in (("a", 1), ("b", 2)):
         lowered.mlp(seed=seed).write(tmp_path, name)
     run("dedup", "a.pte", "-o", "out")
@@ -113,7 +111,7 @@ def test_dedup_tells_what_became_of_an_earlier_run(run, lowered, tmp_path):
     assert (result["kept"], result["replaced"]) == (["out/b.pte"], ["out/a.pte"])
     assert len(result["unused_keys"]) > 2 and result["pruned_keys"] == []
     text = run("dedup", "a.pte", "-o", "out")
-    assert f"{len(result['unused_keys'])} keys are taken by no program" in text and "replaced" in text
+    assert f"{len(result['unused_keys'])} keys are used by no program" in text and "replaced" in text
     pruned = json.loads(run("dedup", "a.pte", "-o", "out", "--prune", "--json"))
     assert sorted(pruned["pruned_keys"]) == sorted(result["unused_keys"]) and pruned["unused_keys"] == []
 
@@ -129,12 +127,12 @@ def test_dedup_of_folders(run, lowered, tmp_path):
 
 
 def test_no_command_replaces_what_it_does_not_write(run, ptd, lowered, tmp_path):
-    """Neither a file of another kind nor an input, without --force; empty files and its own kind it does."""
+    """Without --force, no file of another format and no input; empty files and files of its own format are replaced."""
     (tmp_path / "in").mkdir()
     program = lowered.mlp().write(tmp_path / "in", "model")
     safetensors.torch.save_file({"w": torch.zeros(2)}, tmp_path / "in" / "w.safetensors")
     (tmp_path / "in" / "w.ptd").write_bytes(ptd.read_bytes())
-    (tmp_path / "in" / "notes").write_text("what somebody wrote")
+    (tmp_path / "in" / "notes").write_text("notes of a user")
     before = {path: path.read_bytes() for path in (tmp_path / "in").iterdir()}
     lines = [
         ("convert", "in/w.ptd", "in/model.pte"),
@@ -220,106 +218,13 @@ def test_diff(run, ptd, tmp_path):
     assert ("new", "removed") in {(change["key"], change["kind"]) for change in back["changes"]}
 
 
-def test_convert_there_and_back(run, tmp_path):
-    tensors = {
-        "f": torch.randn(3, 4),
-        "bf": torch.randn(5).bfloat16(),
-        "f8": torch.randn(4).to(torch.float8_e4m3fn),
-        "u16": torch.tensor([1, 2], dtype=torch.uint16),
-        "empty": torch.empty(0, 2),
-        "scalar": torch.tensor(True),
-        "Ünï": torch.tensor([1]),
-    }
-    safetensors.torch.save_file(tensors, tmp_path / "a.safetensors", metadata={"format": "pt"})
-    run("convert", "a.safetensors", "a.ptd")
-    loaded = blobstore.load_file(tmp_path / "a.ptd")
-    run("convert", "a.ptd", "b.safetensors")
-    back = safetensors.torch.load_file(tmp_path / "b.safetensors")
-    assert list(blobstore.open_ptd(tmp_path / "a.ptd")) == list(_header(tmp_path / "a.safetensors"))
-    assert list(_header(tmp_path / "b.safetensors")) == list(_header(tmp_path / "a.safetensors"))
-    for key, tensor in tensors.items():
-        for other in (loaded[key], back[key]):
-            assert other.dtype == tensor.dtype and other.shape == tensor.shape
-            assert bytes(other.reshape(-1).view(torch.uint8)) == bytes(tensor.reshape(-1).view(torch.uint8))
-    with safetensors.safe_open(tmp_path / "b.safetensors", "pt") as file:
-        assert file.metadata() == {"format": "pt"}
-
-
-def test_convert_keeps_the_order_of_keys(run, tmp_path):
-    """Of a .ptd in any order, both ways; the package of the format orders by the width of elements, and reads ours."""
-    arrays = {
-        "z": np.ones(1, np.int8),
-        "a": np.ones(2, np.float64),
-        "m": np.ones(3, np.int8),
-        "b": np.ones(4, np.int64),
-    }
-    blobstore.save_file(arrays, tmp_path / "a.ptd")
-    run("convert", "a.ptd", "a.safetensors")
-    assert list(_header(tmp_path / "a.safetensors")) == list(arrays)
-    read = safetensors.numpy.load_file(tmp_path / "a.safetensors")
-    assert {key: (array.dtype, array.tolist()) for key, array in read.items()} == {
-        key: (array.dtype, array.tolist()) for key, array in arrays.items()
-    }
-    run("convert", "a.safetensors", "b.ptd")
-    assert (tmp_path / "b.ptd").read_bytes() == (tmp_path / "a.ptd").read_bytes()
-
-
-def _header(path):
-    """The names in the header of a .safetensors, in its order."""
-    data = path.read_bytes()
-    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-    header.pop("__metadata__", None)
-    return header
-
-
-def test_convert_keeps_values_of_other_dim_orders_and_opaque_blobs(run, ptd, tmp_path):
-    image = torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)
-    blobstore.save_file({"image": image, "opaque": b"abc", "bytes": np.arange(3, dtype=np.uint8)}, tmp_path / "c.ptd")
-    run("convert", "c.ptd", "c.safetensors")
-    assert torch.equal(safetensors.torch.load_file(tmp_path / "c.safetensors")["image"], image)
-    run("convert", "c.safetensors", "d.ptd")
-    with blobstore.open_ptd(tmp_path / "d.ptd") as data_map:
-        assert data_map.get_tensor_layout("opaque") is None
-        assert data_map.get_tensor_layout("bytes") is not None
-        assert data_map.metadata == {}
-
-
-def test_convert_keeps_bfloat16_of_other_dim_orders_without_ml_dtypes(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "ml_dtypes", None)
-    weight = torch.randn(3, 5).bfloat16().t()
-    blobstore.save_file({"w": weight}, tmp_path / "a.ptd")
-    convert(tmp_path / "a.ptd", tmp_path / "a.safetensors")
-    assert torch.equal(safetensors.torch.load_file(tmp_path / "a.safetensors")["w"], weight)
-
-
-def test_convert_copies_one_tensor_at_a_time(tmp_path):
-    """Those in another dim order are put in order while they are written, not all before."""
-    tensors = {str(i): np.full((1000, 1000), i, np.float32).T for i in range(20)}
-    blobstore.save_file(tensors, tmp_path / "a.ptd")
-    tracemalloc.start()
-    try:
-        convert(tmp_path / "a.ptd", tmp_path / "a.safetensors")
-        assert tracemalloc.get_traced_memory()[1] < 12_000_000
-    finally:
-        tracemalloc.stop()
-
-
-def test_convert_of_odd_metadata_and_keys(run, tmp_path):
-    safetensors.torch.save_file({"w": torch.ones(2)}, tmp_path / "a.safetensors", {"blobstore.opaque": "[" * 100_000})
-    run("convert", "a.safetensors", "a.ptd")
-    assert blobstore.load_file(tmp_path / "a.ptd")["w"].tolist() == [1, 1]
-    blobstore.save_file({"__metadata__": torch.ones(2)}, tmp_path / "b.ptd")
-    assert "__metadata__" in run("convert", "b.ptd", "b.safetensors", code=3)
-    assert not (tmp_path / "b.safetensors").exists()
-
-
 def test_convert_refuses(run, ptd, tmp_path, lowered):
     safetensors.torch.save_file({"c": torch.zeros(1, dtype=torch.complex64)}, tmp_path / "c.safetensors")
     assert "'c' has dtype C64" in run("convert", "c.safetensors", "c.ptd", code=3)
     lowered.mlp().write(tmp_path, "m")
     assert "m.pte: a .pte program" in run("convert", "m.pte", "x.ptd", code=3)
     assert "one of the inputs" in run("convert", "m.ptd", "m.ptd", code=3)
-    assert "to be the other kind" in run("convert", "m.ptd", "n.ptd", code=3)
+    assert "must have the other format" in run("convert", "m.ptd", "n.ptd", code=3)
     store = blobstore.BlobStore()
     store.add("q", b"\1", layout=blobstore.TensorLayout(blobstore.ScalarType.QINT8, (1,)))
     store.write_ptd(tmp_path / "q.ptd")
@@ -349,11 +254,11 @@ def test_help_and_version(run):
     assert "No such command" in run("nonsense", code=2)
 
 
-# What works without the optional packages
+# Without the optional packages
 
 
 def without(*packages, run):
-    """Python code run with these packages impossible to import."""
+    """Run Python code in which these packages cannot be imported."""
     code = f"import sys\nfor name in {packages!r}: sys.modules[name] = None\n{run}"
     return subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False)
 

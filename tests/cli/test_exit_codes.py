@@ -17,7 +17,7 @@ import blobstore
 
 SETUP = """
 import os, signal, sys, threading
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has what runs in the background ignore it
+signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background, a shell makes a process ignore it
 def interrupt():
     signal.raise_signal(signal.SIGINT)
 from blobstore.cli import main
@@ -28,7 +28,7 @@ main()
 
 
 def run(*arguments: Any, setup: str = "", **options: Any) -> subprocess.CompletedProcess[str]:
-    """The command in a process of its own, after some code that prepares its world."""
+    """Run the command in a process of its own, after code that prepares its environment."""
     given = [str(argument) for argument in arguments]
     code = SETUP.format(setup=setup, arguments=given) if setup else ""
     command = [sys.executable, "-W", "error", *(["-c", code] if setup else ["-m", "blobstore", *given])]
@@ -45,7 +45,7 @@ def good(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def bad(good: Path, tmp_path: Path) -> dict[str, Path]:
-    """Files that cannot be read, of every kind."""
+    """Unreadable files of every kind."""
     folder = tmp_path / "bad"
     folder.mkdir()
     made = {name: folder / name for name in ("missing.ptd", "empty.pte", "cut.ptd", "text.txt", "fifo.pte", "dir.ptd")}
@@ -82,7 +82,7 @@ def test_a_file_that_cannot_be_read_is_3_everywhere(good: Path, bad: dict[str, P
 
 
 def test_verify_goes_on_after_a_bad_file(good: Path, bad: dict[str, Path]) -> None:
-    """One that is damaged is an answer, 1; one that cannot be read is an error, 3, and counts more."""
+    """A damaged file is an answer, 1; an unreadable one is an error, 3, which takes precedence."""
     damaged = [bad["empty.pte"], bad["cut.ptd"]]
     done = run("verify", *damaged, good, "--json")
     assert done.returncode == 1
@@ -110,7 +110,7 @@ def test_inspect_goes_on_after_a_bad_file(good: Path, bad: dict[str, Path]) -> N
     "command", [["inspect", "{}"], ["inspect", "--json", "{}"], ["report", "--json", "{}"], ["--help"]], ids=" ".join
 )
 def test_a_closed_pipe_is_quiet(command: Sequence[str], good: Path) -> None:
-    """As in `blobstore inspect model.ptd | head -1`: no word on standard error, and the code of a closed pipe."""
+    """As in `blobstore inspect model.ptd | head -1`: nothing on standard error, and the exit code of a closed pipe."""
     read, write = os.pipe()
     os.close(read)  # the reader is gone before a byte is written
     try:
@@ -133,7 +133,7 @@ def test_standard_output_that_is_closed(good: Path) -> None:
     assert done.stderr == "blobstore: cannot print: standard output is closed\n"
 
 
-def test_a_terminal_that_knows_no_boxes(good: Path) -> None:
+def test_a_terminal_without_box_characters(good: Path) -> None:
     env = {**os.environ, "PYTHONIOENCODING": "ascii"}
     done = subprocess.run(
         [sys.executable, "-m", "blobstore", "inspect", str(good)], capture_output=True, check=False, env=env
@@ -142,7 +142,7 @@ def test_a_terminal_that_knows_no_boxes(good: Path) -> None:
     assert b"layers.7.weight" in done.stdout
 
 
-def test_a_defect_is_no_answer(good: Path) -> None:
+def test_a_defect_is_not_an_answer(good: Path) -> None:
     """Python's own exit code for an exception, 1, would mean that the files differ."""
     done = run("diff", good, good, setup="import blobstore.tools.compare\nblobstore.tools.compare.compare = None")
     assert done.returncode == 3
@@ -166,7 +166,7 @@ builtins.__import__ = counting
 
 @pytest.mark.parametrize("number", [1, 2, 5, 20, 100, 300, 700, 1000, 1500, 2000])
 def test_ctrl_c_while_importing(number: int, good: Path) -> None:
-    """At the first import of the command, in the middle of numpy's and others', and behind them."""
+    """At the first import of the command, in the middle of numpy and other packages, and after them."""
     done = run("inspect", good, setup=AT_IMPORT.format(number=number))
     assert (done.returncode, done.stderr) == (130, ""), number
 
@@ -189,7 +189,7 @@ def at(place: str, when: str = "interrupt()") -> str:
 IN_MAIN = "threading.current_thread() is threading.main_thread() and interrupt()"
 
 
-@pytest.mark.parametrize("place", ["os:fsync", "os:replace", "blobstore.disk.staging:_Output.write", "json:dumps"])
+@pytest.mark.parametrize("place", ["os:fsync", "os:replace", "blobstore.disk.output:Output.write", "json:dumps"])
 def test_ctrl_c_during_a_save_leaves_nothing(place: str, good: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()
@@ -206,7 +206,7 @@ def test_ctrl_c_while_a_pool_works(good: Path) -> None:
 
 
 def test_ctrl_c_inside_a_finalizer(good: Path) -> None:
-    """Python drops what a finalizer raises; Ctrl-C ends the command all the same."""
+    """Python drops exceptions of finalizers, but Ctrl-C still ends the command."""
     setup = """
 class Late:
     def __del__(self):
@@ -224,7 +224,7 @@ app.inspect_file = slow
     assert (done.returncode, done.stderr) == (130, "")
 
 
-def test_ctrl_c_behind_the_answer(good: Path) -> None:
-    """What was done is done: a signal that comes while Python ends changes nothing."""
+def test_ctrl_c_after_the_output(good: Path) -> None:
+    """A signal that comes while Python exits changes nothing."""
     done = run("verify", good, setup="import atexit\natexit.register(interrupt)")
     assert (done.returncode, done.stderr) == (0, "")

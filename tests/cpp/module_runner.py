@@ -18,8 +18,8 @@ import numpy as np
 SOURCE = Path(__file__).parent
 BUILD = SOURCE.parents[1] / "build"
 
-# numpy's names of ExecuTorch's scalar types, by number. Written out here, because what checks files must not
-# share a table with what writes them.
+# numpy's names of ExecuTorch's scalar types, by number. They are repeated here, because the oracle must not share a
+# table with the code under test.
 TYPES = {
     "uint8": 0,
     "int8": 1,
@@ -47,7 +47,7 @@ class ModuleRunnerError(Exception):
 
 
 class ModuleRunner:
-    """Calls the built program; one process a call."""
+    """Calls the built program, with one process for each call."""
 
     def __init__(self, executable: Path) -> None:
         self.executable = executable
@@ -78,12 +78,12 @@ class ModuleRunner:
 
 
 def build() -> ModuleRunner:
-    """Configure and build, which costs a moment when nothing changed."""
+    """Configure and build; fast if nothing changed."""
     # one folder for each environment: CMake remembers where it found executorch
     environment = hashlib.sha256(sys.prefix.encode()).hexdigest()[:12]
     directory = BUILD / f"module-runner-{environment}"
     directory.mkdir(parents=True, exist_ok=True)
-    # cmake and ninja come from the environment that runs the tests, also when it was not activated
+    # cmake and ninja come from the environment that runs the tests, even if it is not activated
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     cmake = shutil.which("cmake", path=path)
     assert cmake, "cmake is part of the extra `test`"
@@ -91,7 +91,7 @@ def build() -> ModuleRunner:
     assert spec and spec.submodule_search_locations
     package = Path(next(iter(spec.submodule_search_locations)))
     with (directory / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # two test runs at a time wait for each other here
+        fcntl.flock(lock, fcntl.LOCK_EX)  # simultaneous test runs wait for each other here
         configure = [cmake, "-S", SOURCE, "-B", directory, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release"]
         for command in (
             [*configure, f"-Dexecutorch_DIR={package / 'share' / 'cmake'}"],

@@ -1,4 +1,4 @@
-"""Whatever the store writes, ExecuTorch reads, in Python and in C++; whatever ExecuTorch writes is read here."""
+"""ExecuTorch reads what the store writes, in Python and in C++, and blobstore reads what ExecuTorch writes (R3, R4)."""
 
 import subprocess
 import tempfile
@@ -27,7 +27,7 @@ contents = st.dictionaries(
 
 
 def with_cpp(reader, path, expected):
-    """What the stock C++ map finds, as (key, (data, layout)) in the order of its indices."""
+    """The contents according to the stock C++ map: (key, (data, layout)) in the order of its indices."""
     opaque = [key.encode().hex() for key, (_, layout) in expected.items() if layout is None]
     done = subprocess.run([reader, path, *opaque], capture_output=True, text=True, check=False)
     assert done.returncode == 0, (done.returncode, done.stderr)
@@ -44,7 +44,7 @@ def with_python(path):
 
 
 def python_can_name(layout):
-    """ExecuTorch's Python reader looks types up by name, and spells two of them otherwise than its schema."""
+    """Whether ExecuTorch's Python reader knows a type: it looks types up by name, and spells two unlike its schema."""
     return layout is None or layout.scalar_type.name in EtScalarType.__members__
 
 

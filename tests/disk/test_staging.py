@@ -1,121 +1,28 @@
-"""Output files: the old one or the new one, on the disk, and nothing else beside it, whatever happens (B5)."""
+"""Output files (B5): the old one or the new one, on the disk, with nothing left beside it, whatever happens."""
 
 import errno
 import gc
 import os
 import signal
 import stat
-import subprocess
 import sys
 import warnings
 from pathlib import Path
 
 import pytest
-import safetensors.torch
-import torch
 
 import blobstore
-from blobstore import BlobStore, open_ptd
-from blobstore.disk.kinds import Format
-from blobstore.disk.staging import ScratchFolder, Staging
+from blobstore.disk.recovery import ScratchFolder
+from blobstore.disk.staging import Staging
 from blobstore.errors import FileAccessError, OutputPathError
-from blobstore.formats.pte import read_program, write_slim
 from blobstore.memory.mapped_file import Descriptor
-from blobstore.programs import dedup_programs, save_programs
-from blobstore.tools.convert import convert
-
-
-def save(path, value=1.0):
-    blobstore.save_file({"w": torch.full((8,), value)}, path)
-
-
-def group(folder, content=b"new"):
-    with Staging() as staging:
-        for name in "abc":
-            with staging.open(folder / name) as file:
-                file.write(content)
-
-
-def files(folder):
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
-
-
-# What a file is replaced by
-
-
-@pytest.fixture
-def each_kind(tmp_path, lowered):
-    """A file of each format, and one that is none of ours."""
-    (tmp_path / "kinds").mkdir()
-    made = {kind: tmp_path / "kinds" / kind for kind in ("pte", "ptd", "safetensors", "html", "text")}
-    made["pte"].write_bytes(lowered.mlp().pte)
-    save(made["ptd"])
-    safetensors.torch.save_file({"w": torch.zeros(2)}, made["safetensors"])
-    made["html"].write_text("\n<!DOCTYPE html><title>x</title>")
-    made["text"].write_text("a letter of some length, which nobody wants to lose")
-    return made
-
-
-def writers(source, lowered):
-    """Functions that write a file, by the format that they write."""
-    program = read_program(source / "pte")
-    store = BlobStore()
-    store.add("k", b"1")
-    (source / "st.safetensors").write_bytes((source / "safetensors").read_bytes())
-    return [
-        ("ptd", save),
-        ("ptd", store.write_ptd),
-        ("ptd", lambda path: convert(source / "st.safetensors", path)),
-        ("safetensors", lambda path: convert(source / "ptd", path)),
-        ("pte", lambda path: write_slim(program, path, {})),
-        ("ptd", lambda path: dedup_programs([source / "pte"], path.parent, data_name=path.name)),
-        ("pte", lambda path: save_programs({path.name: lowered.mlp().manager}, path.parent)),
-    ]
-
-
-def test_a_file_of_another_format_is_not_replaced(each_kind, tmp_path, lowered):
-    """Whatever it is called: what counts is what is in it."""
-    out = tmp_path / "out"
-    for number, (kind, write) in enumerate(writers(tmp_path / "kinds", lowered)):
-        for other, path in each_kind.items():
-            out.mkdir()
-            ending = ".pte" if number == 6 else f".{kind}" if number == 5 else ""
-            target = out / f"target{ending}"
-            target.write_bytes(path.read_bytes())
-            if other == kind and number != 5:
-                write(target)
-            else:
-                with pytest.raises(OutputPathError, match=r"out/target.*: this"):
-                    write(target)
-                assert files(out) == {target.name: path.read_bytes()}
-            for file in out.iterdir():
-                file.unlink()
-            out.rmdir()
-
-
-def test_an_empty_file_is_nothing_to_lose(tmp_path):
-    (tmp_path / "w.ptd").touch()
-    save(tmp_path / "w.ptd")
-    assert blobstore.load_file(tmp_path / "w.ptd")["w"].tolist() == [1.0] * 8
-
-
-def test_what_is_no_file_is_never_replaced(tmp_path):
-    os.mkfifo(tmp_path / "pipe")
-    for force in (False, True):
-        with pytest.raises(FileAccessError, match="not a regular file"):
-            BlobStore().write_ptd(tmp_path / "pipe", force=force)
-    assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
-
-
-def test_force_replaces_anything(each_kind, tmp_path):
-    for path in each_kind.values():
-        BlobStore().write_ptd(path, force=True)
-        assert len(open_ptd(path)) == 0
+from blobstore.programs import dedup_programs
+from tests.disk.outputs import fail, files, group, leftovers, save
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o640, 0o644, 0o666, 0o400])
 def test_a_file_keeps_its_mode(tmp_path, mode):
-    """All of them, of programs too; another new file follows the umask."""
+    """A replaced file keeps its mode; for a new one the umask applies."""
     path = tmp_path / "w.ptd"
     save(path)
     path.chmod(mode)
@@ -145,6 +52,7 @@ def test_a_private_file_is_never_readable_by_others(tmp_path, monkeypatch):
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root may give files away")
 def test_root_keeps_the_owner(tmp_path):
+    """Of a file that is replaced."""
     save(tmp_path / "w.ptd")
     os.chown(tmp_path / "w.ptd", 12345, 54321)
     save(tmp_path / "w.ptd", 2.0)
@@ -153,12 +61,12 @@ def test_root_keeps_the_owner(tmp_path):
 
 
 def test_a_link_stays_a_link(tmp_path):
-    """The file that it leads to is replaced, in its own folder, and whole."""
+    """The file that it leads to is replaced, in its own folder."""
     (tmp_path / "data").mkdir()
     (tmp_path / "links").mkdir()
     save(tmp_path / "data" / "w.ptd")
     (tmp_path / "links" / "w.ptd").symlink_to("../data/w.ptd")
-    (tmp_path / "links" / "new.ptd").symlink_to("../data/new.ptd")  # leads to nothing yet
+    (tmp_path / "links" / "new.ptd").symlink_to("../data/new.ptd")  # its target does not exist yet
     for name in ("w.ptd", "new.ptd"):
         save(tmp_path / "links" / name, 2.0)
         assert (tmp_path / "links" / name).is_symlink()
@@ -178,7 +86,7 @@ def test_a_link_stays_a_link(tmp_path):
 
 @pytest.fixture
 def calls(monkeypatch):
-    """What is asked of the system, in order: (call, file name)."""
+    """The system calls, in order: (call, file name)."""
     seen = []
 
     def name(descriptor):
@@ -200,7 +108,7 @@ def calls(monkeypatch):
 
 
 def test_files_are_on_the_disk_before_their_names_are(tmp_path, calls):
-    """All contents, then the journal, then all names, then the folder: a power cut at any moment leaves a whole group."""
+    """First all contents, then the journal, then all names, then the folder: a power cut at any moment leaves a complete group."""
     out = tmp_path / "out"
     out.mkdir()
     group(out)
@@ -219,6 +127,7 @@ def test_files_are_on_the_disk_before_their_names_are(tmp_path, calls):
 
 
 def test_every_folder_is_synced(lowered, tmp_path, calls):
+    """After the last rename."""
     for name in ("v1", "v2"):
         lowered.mlp().write(tmp_path / "in" / name, "m")
     dedup_programs(tmp_path / "in", tmp_path / "out")
@@ -226,37 +135,9 @@ def test_every_folder_is_synced(lowered, tmp_path, calls):
     assert sorted(calls[last + 1 :]) == [("fsync", "out"), ("fsync", "v1"), ("fsync", "v2")]
 
 
-def fail(monkeypatch, call, number, failure):
-    """The call fails the given time, counted from 1, and never again."""
-    real, count = getattr(os, call), []
-
-    def failing(*arguments, **options):
-        count.append(None)
-        if len(count) == number:
-            raise OSError(failure, os.strerror(failure))
-        return real(*arguments, **options)
-
-    monkeypatch.setattr(os, call, failing)
-
-
-def test_a_disk_that_fails_beside_the_writing_is_noticed(tmp_path, monkeypatch):
-    """The system reports it once, to the sync in the background; the last sync then succeeds."""
-    (tmp_path / "w").write_bytes(b"old")
-    monkeypatch.setattr("blobstore.disk.staging._SYNC", 1000)
-    fail(monkeypatch, "fdatasync", 1, errno.EIO)
-    with (
-        pytest.raises(FileAccessError, match=r"w: Input/output error"),
-        Staging() as staging,
-        staging.open(tmp_path / "w") as file,
-    ):
-        file.write(bytes(2 << 20))
-        file.write(bytes(2 << 20))
-    assert files(tmp_path) == {"w": b"old"}
-
-
 @pytest.mark.parametrize("number", range(1, 8))
 def test_a_sync_that_fails_leaves_the_old_files(tmp_path, monkeypatch, number):
-    """Of each of three files, of the journal between two of the folder, and of the folder in the end."""
+    """The syncs are of three files, of the folder, of the journal, of the folder, and of the folder at the end."""
     group(tmp_path, b"old")
     fail(monkeypatch, "fsync", number, errno.EIO)
     with pytest.raises(FileAccessError, match=r": Input/output error") as raised:
@@ -265,8 +146,8 @@ def test_a_sync_that_fails_leaves_the_old_files(tmp_path, monkeypatch, number):
     assert files(tmp_path) == dict.fromkeys("abc", b"old")
 
 
-def test_a_folder_that_cannot_be_synced_at_all_is_no_error(tmp_path, monkeypatch):
-    """Some file systems cannot; no call could do better there."""
+def test_a_folder_that_cannot_be_synced_is_not_an_error(tmp_path, monkeypatch):
+    """Some file systems do not support it."""
     for number in (4, 6, 7):
         fail(monkeypatch, "fsync", number, errno.EINVAL)
     group(tmp_path)
@@ -276,8 +157,8 @@ def test_a_folder_that_cannot_be_synced_at_all_is_no_error(tmp_path, monkeypatch
 # Clean-up
 
 
-def test_a_clean_up_that_fails_is_no_error(tmp_path, monkeypatch):
-    """What was asked for is done."""
+def test_a_clean_up_that_fails_is_not_an_error(tmp_path, monkeypatch):
+    """The outputs are in place."""
     group(tmp_path, b"old")
 
     def refuse(*arguments, **options):
@@ -287,11 +168,12 @@ def test_a_clean_up_that_fails_is_no_error(tmp_path, monkeypatch):
     group(tmp_path)
     monkeypatch.undo()
     assert [(tmp_path / name).read_bytes() for name in "abc"] == [b"new"] * 3
-    group(tmp_path, b"newer")  # removes what was left, too
+    group(tmp_path, b"newer")  # also removes the leftovers
     assert files(tmp_path) == dict.fromkeys("abc", b"newer")
 
 
 def test_temporary_files_are_new_and_their_names_unpredictable(tmp_path, monkeypatch):
+    """They are created exclusively."""
     names, flags = set(), []
     real = os.open
 
@@ -308,53 +190,16 @@ def test_temporary_files_are_new_and_their_names_unpredictable(tmp_path, monkeyp
     assert all(flags)
 
 
-def leftovers(folder):
-    return [path.name for path in folder.rglob("*") if path.name.startswith((".blobstore-", ".lowered-"))]
-
-
-def test_what_a_killed_process_left_is_removed_by_the_next_one(tmp_path):
-    """But not what another process is writing."""
-    code = (
-        "import sys, os, pathlib; from blobstore.disk.staging import Staging, ScratchFolder\n"
-        "folder = pathlib.Path(sys.argv[1])\n"
-        "(folder / 'a').write_bytes(b'old')\n"
-        "with Staging() as staging, staging.open(folder / 'a') as file, ScratchFolder(folder) as scratch:\n"
-        "    (scratch / 'x').write_bytes(b'x'); file.write(b'half'); print('ready', flush=True); sys.stdin.read()\n"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", code, tmp_path], stdout=subprocess.PIPE, stdin=subprocess.PIPE
-    ) as process:
-        assert process.stdout.readline() == b"ready\n"
-        left = leftovers(tmp_path)
-        assert len(left) == 2
-        save(tmp_path / "other.ptd")
-        assert sorted(leftovers(tmp_path)) == sorted(left)
-        process.kill()
-    save(tmp_path / "other.ptd")
-    assert leftovers(tmp_path) == []
-    assert (tmp_path / "a").read_bytes() == b"old"
-
-
-def test_only_files_of_ours_are_swept(tmp_path):
-    for name in (".blobstore-notes.tmp", "x.tmp", ".blobstore-0123456789abcdef01234567.tmp.bak"):
-        (tmp_path / name).write_text("a user's")
-    (tmp_path / "precious").write_text("precious")
-    (tmp_path / ".blobstore-0123456789abcdef01234567.tmp").symlink_to(tmp_path / "precious")
-    save(tmp_path / "w.ptd")
-    assert len(list(tmp_path.iterdir())) == 6
-    assert (tmp_path / "precious").read_text() == "precious"
-
-
-# Exceptions that come from outside
+# Exceptions from signal handlers
 
 
 class Boom(BaseException):
-    """As KeyboardInterrupt comes: out of a signal handler, at any moment."""
+    """An exception like KeyboardInterrupt, which a signal handler can raise at any moment."""
 
 
 @pytest.fixture
 def quiet(monkeypatch):
-    """Collections do not look at what is there already, all of torch; exceptions in finalizers keep nothing alive."""
+    """Garbage collections skip existing objects, such as all of torch; exceptions in finalizers keep nothing alive."""
     monkeypatch.setattr(sys, "unraisablehook", lambda unraisable: None)
     gc.collect()
     gc.freeze()
@@ -364,7 +209,7 @@ def quiet(monkeypatch):
 
 @pytest.mark.parametrize("kind", [Staging, ScratchFolder, Descriptor])
 def test_what_was_not_completed_is_dropped_quietly(kind, monkeypatch):
-    """An argument that is refused, or an exception that comes first, is the only thing that is said (U3)."""
+    """A refused argument, or an earlier exception, is the only thing that is reported (U3)."""
     said = []
     monkeypatch.setattr(sys, "unraisablehook", said.append)
     kind.__new__(kind)
@@ -379,7 +224,7 @@ def descriptors():
 
 
 def raise_at(number, run):
-    """Run it with an exception at the given line of blobstore's, counted from 1; whether there are so many."""
+    """Run it with an exception at this line of blobstore, counted from 1; return whether there are so many lines."""
     lines = 0
 
     def trace(frame, event, argument):
@@ -400,11 +245,12 @@ def raise_at(number, run):
         return True
     finally:
         sys.settrace(old)
-    return lines >= number  # it came where Python cannot raise it, as in a finalizer
+    return lines >= number  # it came where Python cannot raise it, such as in a finalizer
 
 
 @pytest.mark.parametrize("job", ["group", "save"])
 def test_an_exception_at_any_line_leaves_old_or_new_and_nothing_else(tmp_path, job, quiet):
+    """Neither temporary files nor open descriptors are left."""
     out = tmp_path / "out"
     out.mkdir()
     run = (lambda value: group(out, value)) if job == "group" else (lambda value: save(out / "w.ptd", len(value)))
@@ -418,7 +264,7 @@ def test_an_exception_at_any_line_leaves_old_or_new_and_nothing_else(tmp_path, j
     while goes_on:
         number += 1
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of files that a finalizer closes
+            warnings.simplefilter("ignore")  # about files that a finalizer closes
             goes_on = raise_at(number, lambda: run(b"newer"))
             gc.collect()
         assert leftovers(out) == []
@@ -430,7 +276,7 @@ def test_an_exception_at_any_line_leaves_old_or_new_and_nothing_else(tmp_path, j
 
 
 def test_an_exception_at_any_line_of_a_dedup(lowered, tmp_path, quiet):
-    """A sample of its lines, and all of the last ones, where its files take their places."""
+    """At a sample of its lines, and at all of the last ones, where files are renamed."""
     program = lowered.mlp(seed=1).write(tmp_path, "a")
     other = lowered.mlp(seed=2).write(tmp_path, "b")
     dedup_programs([program], tmp_path / "out")
@@ -465,12 +311,12 @@ def test_an_exception_at_any_line_of_a_dedup(lowered, tmp_path, quiet):
 
 
 def test_signals_at_any_moment_of_many_saves(tmp_path, quiet):
-    """A handler that raises, as that of Ctrl-C does, hundreds of times in a row."""
+    """A handler that raises, like that of Ctrl-C, hundreds of times in a row."""
 
     def handler(number, frame):
         while frame and frame.f_code is not group.__code__:
             frame = frame.f_back
-        if frame:  # not in the lines of this test
+        if frame:  # not in the code of this test
             raise Boom
 
     old_handler = signal.signal(signal.SIGALRM, handler)
@@ -492,20 +338,3 @@ def test_signals_at_any_moment_of_many_saves(tmp_path, quiet):
     group(tmp_path)
     assert leftovers(tmp_path) == []
     assert descriptors() == before
-
-
-def test_a_scratch_folder_goes(tmp_path):
-    with pytest.raises(Boom), ScratchFolder(tmp_path) as folder:
-        (folder / "sub").mkdir()
-        (folder / "sub" / "file").write_bytes(b"x")
-        raise Boom
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_the_kind_of_a_page(tmp_path):
-    with Staging() as staging, staging.open(tmp_path / "p", kind=Format.HTML) as file:
-        file.write(b"<!doctype html>")
-    with Staging() as staging, staging.open(tmp_path / "p", kind=Format.HTML) as file:
-        file.write(b"<html>")
-    with pytest.raises(OutputPathError, match="an HTML page"):
-        save(tmp_path / "p")

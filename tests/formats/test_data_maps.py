@@ -1,4 +1,4 @@
-"""Every data map keeps the contract; the blobs are planted with ExecuTorch's own serializers."""
+"""Every data map keeps the contract (R3, R4, R5); ExecuTorch's own serializers plant the blobs."""
 
 import pytest
 from executorch.exir._serialize._named_data_store import NamedDataStore
@@ -13,7 +13,7 @@ from blobstore.testing import Blob, NamedDataMapContract
 
 
 def executorch_ptd(path, blobs):
-    """Write a .ptd as ExecuTorch does."""
+    """Write a .ptd with ExecuTorch."""
     store = NamedDataStore()
     for key, (data, layout) in blobs.items():
         theirs = layout and EtLayout(EtScalarType(int(layout.scalar_type)), list(layout.sizes), list(layout.dim_order))
@@ -29,7 +29,7 @@ class TestPtdDataMapOverExecuTorchsFile(NamedDataMapContract):
 
 
 class TestPtdDataMapOverOurFile(NamedDataMapContract):
-    """Not independent of the writer, but with a manifest; the bytes are checked in tests/ptd."""
+    """Not independent of the writer, but with a manifest; tests/formats/ptd checks the bytes."""
 
     def plant(self, folder):
         store = BlobStore()

@@ -1,4 +1,4 @@
-"""Reading .safetensors files that the safetensors package wrote, and files that nobody should write."""
+"""Reading .safetensors files that the safetensors package wrote, and malformed ones (B5)."""
 
 import json
 import os
@@ -78,16 +78,16 @@ def tensor(**changes):
         ("[]", "not a JSON object"),
         ("{", "not JSON"),
         ("[" * 100_000, "nested|not JSON"),
-        ('{"a":1,"a":2}', "'a' is there twice"),
+        ('{"a":1,"a":2}', "'a' occurs twice"),
         ({"w": 1}, "lacks"),
         ({"w": {}}, "lacks"),
         ({"w": tensor(data_offsets=[0])}, "lacks"),
-        ({"w": tensor(shape=2)}, "no counts"),
-        ({"w": tensor(shape=[-1])}, "no counts"),
-        ({"w": tensor(shape=[True, 2])}, "no counts"),
-        ({"w": tensor(shape=[2.0])}, "no counts"),
-        ({"w": tensor(data_offsets=[0, 2**64])}, "no counts"),
-        ({"w": tensor(dtype=3)}, "no text"),
+        ({"w": tensor(shape=2)}, "non-negative integers"),
+        ({"w": tensor(shape=[-1])}, "non-negative integers"),
+        ({"w": tensor(shape=[True, 2])}, "non-negative integers"),
+        ({"w": tensor(shape=[2.0])}, "non-negative integers"),
+        ({"w": tensor(data_offsets=[0, 2**64])}, "non-negative integers"),
+        ({"w": tensor(dtype=3)}, "must have a str as dtype"),
         ({"w": tensor(data_offsets=[8, 0])}, "not within"),
         ({"w": tensor(data_offsets=[8, 16])}, "not within"),
         ({"w": tensor(shape=[3])}, "12 bytes, but has 8"),
@@ -120,11 +120,11 @@ def test_text_that_is_no_unicode(tmp_path):
 
 
 def test_a_key_that_is_twice_among_very_many(tmp_path):
-    """In time that grows with their number, not with its square."""
+    """Time grows with the number of keys, not with its square."""
     raw = ("{" + ",".join(f'"{i}":1' for i in range(200_000)) + ',"199999":1}').encode()
     path = tmp_path / "x.safetensors"
     path.write_bytes(len(raw).to_bytes(8, "little") + raw)
-    with pytest.raises(InvalidFileError, match="key '199999' is there twice"):
+    with pytest.raises(InvalidFileError, match="key '199999' occurs twice"):
         SafetensorsDataMap(path)
 
 
@@ -135,12 +135,12 @@ def test_keys_by_index_are_not_listed_anew(tmp_path):
 
 
 def test_a_size_that_a_ptd_cannot_have(tmp_path):
-    """The file is a good one, but nothing that can be converted."""
+    """The file is valid, but cannot be converted."""
     size = 2**31
     raw = json.dumps({"w": {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}}).encode()
     path = tmp_path / "x.safetensors"
     path.write_bytes(struct.pack("<Q", len(raw)) + raw)
-    os.truncate(path, 8 + len(raw) + size)  # takes no room on the disk
+    os.truncate(path, 8 + len(raw) + size)  # sparse: it takes no space on the disk
     with SafetensorsDataMap(path) as data_map:
         assert data_map.get_tensor_layout("w") is None
         assert len(data_map["w"]) == size

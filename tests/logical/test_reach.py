@@ -1,4 +1,4 @@
-"""A strict update changes every weight of the loaded programs, or refuses and names those that it cannot reach (U1, B3)."""
+"""A strict update changes every weight of the loaded programs, or refuses and names those out of reach (U1, B3)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TOKENS = (torch.arange(5),)
 
 
 class Net(nn.Module):
-    """An embedding and a normalization that no delegate takes, a linear layer, and constants that are no weights."""
+    """An embedding and a normalization that no delegate takes, a linear layer, and constants that are not weights."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ METHOD = {"forward": (seeded(Net), TOKENS)}
 
 @pytest.fixture(scope="module")
 def lowered(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Lowers in one of the ways, once; gives a folder with `model.pte` and perhaps `model.ptd`."""
+    """Lowers in one of the ways, once, to a folder with `model.pte` and perhaps `model.ptd`."""
     folders: dict[str, Path] = {}
 
     def get(way: str) -> Path:
@@ -97,7 +97,7 @@ def randomize_persistent(module: nn.Module, seed: int) -> dict[str, Tensor]:
 
 
 def refused(cache: BlobCache, state: dict[str, Tensor], method: Method, *words: str) -> None:
-    """A strict update is refused with a message that has the words, and nothing changes."""
+    """Check that a strict update is refused with a message that has these words, and that nothing changes."""
     generation, before = cache.generation, method(*TOKENS)[0]
     with pytest.raises(UpdateError, match="nothing was changed") as caught:
         cache.update_state_dict(state)
@@ -108,6 +108,7 @@ def refused(cache: BlobCache, state: dict[str, Tensor], method: Method, *words: 
 
 
 def test_everything_in_data_files_is_reached(lowered: Any, tmp_path: Path) -> None:
+    """Delegates and kernels compute with the new weights (U1)."""
     pte = copy(lowered("ours"), tmp_path / "a")
     cache = BlobCache(pte.parent / "model.ptd")
     method = Program(pte, cache).method()
@@ -123,10 +124,11 @@ def test_everything_in_data_files_is_reached(lowered: Any, tmp_path: Path) -> No
         ("no tag", ["'linear.weight', 'linear.bias' inside", "tag"]),
         ("some tags", ["has 'linear.bias' inside", "tag"]),
         ("inside", ["'embed.weight'", "'norm.weight'", "'norm.bias'", "external_constants=True"]),
-        ("stock", ["2 constants of XnnpackBackend", "BlobStorePartitioner"]),
+        ("stock", ["2 constants that XnnpackBackend packed", "BlobStorePartitioner"]),
     ],
 )
 def test_weights_out_of_reach_are_named(way: str, words: list[str], lowered: Any, tmp_path: Path) -> None:
+    """With the method, the program and the remedy; once the program is gone, the update succeeds (U1)."""
     pte = copy(lowered(way), tmp_path / "a")
     cache = BlobCache(sorted(pte.parent.glob("*.ptd")))
     method = Program(pte, cache).method()
@@ -139,6 +141,7 @@ def test_weights_out_of_reach_are_named(way: str, words: list[str], lowered: Any
 
 
 def test_what_strict_refuses_may_be_left_behind(lowered: Any, tmp_path: Path) -> None:
+    """An update of the other tensors by name succeeds (U1)."""
     pte = copy(lowered("some tags"), tmp_path / "a")
     cache = BlobCache(pte.parent / "model.ptd")
     method = Program(pte, cache).method()
@@ -150,7 +153,7 @@ def test_what_strict_refuses_may_be_left_behind(lowered: Any, tmp_path: Path) ->
 
 @pytest.mark.parametrize("other", ["inside", "stock", "portable"])
 def test_one_of_several_programs_is_out_of_reach(other: str, lowered: Any, tmp_path: Path) -> None:
-    """Also one on a cache above the one that is updated, and one of which only a method is left."""
+    """Even one on a cache above, and one of which only a method is left (U1, B3)."""
     pte, second = copy(lowered("ours"), tmp_path / "a"), copy(lowered(other), tmp_path / "b")
     cache = BlobCache(pte.parent / "model.ptd")
     reached = Program(pte, cache).method()
@@ -166,7 +169,7 @@ def test_one_of_several_programs_is_out_of_reach(other: str, lowered: Any, tmp_p
 
 @pytest.mark.parametrize("named", [True, False])
 def test_small_weights_that_were_kept_inside(named: bool, lowered: Any, tmp_path: Path) -> None:
-    """`keep_small` leaves biases in the program; without names, keys are made of contents."""
+    """`keep_small` leaves biases in the program; without names, keys are made of contents (U1)."""
     checkpoint = tmp_path / "checkpoint.safetensors"
     names = None
     if named:
@@ -196,6 +199,7 @@ class Tied(nn.Module):
 
 
 def test_a_weight_of_which_only_the_delegate_follows(tmp_path: Path) -> None:
+    """The kernel has its own copy in the program (U1)."""
     module = seeded(Tied)
     pte = write(lower({"forward": (module, TOKENS)}, partitioners=plugin()), tmp_path)
     cache = BlobCache(tmp_path / "model.ptd")
@@ -205,6 +209,7 @@ def test_a_weight_of_which_only_the_delegate_follows(tmp_path: Path) -> None:
 
 
 def test_a_merged_adapter_is_in_all_programs_or_in_none(lowered: Any, tmp_path: Path) -> None:
+    """Merging is an update of the merged tensors (D2, B3)."""
     pte, second = copy(lowered("ours"), tmp_path / "a"), copy(lowered("portable"), tmp_path / "b")
     cache = BlobCache(pte.parent / "model.ptd")
     method = Program(pte, cache).method()
@@ -226,7 +231,7 @@ def test_a_merged_adapter_is_in_all_programs_or_in_none(lowered: Any, tmp_path: 
 
 
 class Stock:
-    """A method as ExecuTorch's own runtime loads it, with what it reads from and does not hold."""
+    """A method that ExecuTorch's own runtime loaded, with what it reads from and does not keep alive."""
 
     def __init__(self, pte: Path, data: Path, *, from_memory: bool = False) -> None:
         from executorch.runtime import Runtime, Verification
@@ -243,7 +248,7 @@ class Stock:
 
 @pytest.mark.parametrize("from_memory", [False, True])
 def test_on_a_working_copy_all_weights_follow(from_memory: bool, lowered: Any, tmp_path: Path) -> None:
-    """Embedding, normalization and delegate are new after one update, and old after the original is loaded."""
+    """Embedding, normalization and delegate change with an update, and change back with the original (U1, U3)."""
     pte = copy(lowered("ours"), tmp_path / "a")
     make_working_copy(pte.parent / "model.ptd", tmp_path / "live.ptd")
     cache = BlobCache(tmp_path / "live.ptd", "shared")
@@ -263,7 +268,7 @@ def test_on_a_working_copy_all_weights_follow(from_memory: bool, lowered: Any, t
     ("mode", "data"), [("private", "model"), ("copy", "model"), ("shared", "model"), ("private", "live")]
 )
 def test_what_does_not_follow_is_refused(from_memory: bool, mode: Any, data: str, lowered: Any, tmp_path: Path) -> None:
-    """In another mode, or where the data file of ExecuTorch is another than the working copy."""
+    """In another mode, or if ExecuTorch has another data file than the working copy (U1, B3)."""
     pte = copy(lowered("ours"), tmp_path / "a")
     files = {"model": pte.parent / "model.ptd", "live": tmp_path / "live.ptd"}
     make_working_copy(files["model"], files["live"])
@@ -289,6 +294,7 @@ def test_what_does_not_follow_is_refused(from_memory: bool, mode: Any, data: str
 
 
 def test_a_program_that_is_all_delegates_may_be_served_in_any_mode(tmp_path: Path) -> None:
+    """Delegates take their weights from the cache in every mode (U1)."""
     module = nn.Sequential(nn.Linear(8, 4)).eval()
     x = (torch.randn(2, 8),)
     pte = write(lower({"forward": (module, x)}, partitioners=plugin()), tmp_path)
@@ -300,7 +306,7 @@ def test_a_program_that_is_all_delegates_may_be_served_in_any_mode(tmp_path: Pat
 
 
 def test_a_checkpoint_is_not_applied_in_part(lowered: Any, tmp_path: Path) -> None:
-    """As read from a file, under names that the program has."""
+    """A checkpoint read from a file, under the names of the program, changes all weights (U3)."""
     pte = copy(lowered("ours"), tmp_path / "a")
     cache = BlobCache(pte.parent / "model.ptd")
     module, state = new_weights()

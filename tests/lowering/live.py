@@ -1,4 +1,4 @@
-"""Models lowered through the plug-in, and run on a cache beside the modules that they were made from."""
+"""Models lowered through the plug-in, running on a cache, with the modules that they were made from."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ def write(manager: Any, directory: Path, name: str = "model") -> Path:
 def lower_through(
     methods: Mapping[str, tuple[nn.Module, Inputs]], directory: Path, *, tag: Any = "model", **config: Any
 ) -> Path:
-    """Lower modules through the plug-in to one program; its data is `model.ptd` beside it."""
+    """Lower modules through the plug-in to one program, with its data in `model.ptd` beside it."""
     config.setdefault("external_constants", lambda node: "model")
     return write(lower(dict(methods), partitioners=plugin(tag), **config), directory)
 
 
 def lower_exported(exported: Any, directory: Path) -> Path:
-    """As `lower_through`, from what was exported."""
+    """As `lower_through`, for exported programs."""
     with quiet():
         edge = to_edge_transform_and_lower(exported, partitioner=plugin()())
         return write(edge.to_executorch(ExecutorchBackendConfig()), directory)
@@ -59,7 +59,7 @@ def seeded(make: Callable[[], nn.Module], seed: int = 0) -> nn.Module:
 
 
 def randomize(module: nn.Module, seed: int) -> dict[str, Tensor]:
-    """New values for all parameters and statistics; the state dict."""
+    """Set all parameters and statistics to new values; return the state dict."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
@@ -75,7 +75,7 @@ def inputs(*sizes: int, seed: int = 1) -> Inputs:
 
 
 def close(found: Tensor, expected: Tensor, tolerance: float = 1e-5) -> None:
-    """Equal, but for the order of float32 sums: measured by the largest number."""
+    """Equal, except for the order of float32 sums; the tolerance is relative to the largest number."""
     found, expected = found.detach(), expected.detach()
     assert found.shape == expected.shape
     assert (found - expected).abs().max() <= tolerance * max(1.0, float(expected.abs().max()))
@@ -96,7 +96,7 @@ class Live:
 
     @classmethod
     def make(cls, module: nn.Module, example: Inputs, directory: Path, **options: Any) -> Live:
-        """Lower a module; again, in another test, the files are copied."""
+        """Lower a module, or copy the files if an earlier test lowered it."""
         digest = hashlib.sha256(repr((module, [tuple(x.shape) for x in example], sorted(options))).encode())
         for tensor in module.state_dict().values():
             digest.update(tensor.numpy().tobytes())
@@ -120,5 +120,5 @@ class Live:
         return result
 
     def check(self, tolerance: float = 1e-5) -> None:
-        """The program computes what the module does."""
+        """Check that the program computes what the module does."""
         close(self.run(), self.eager(), tolerance)

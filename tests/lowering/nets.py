@@ -1,4 +1,4 @@
-"""The models that updates are tested on."""
+"""Models for tests of updates."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 
 class MLP(nn.Module):
-    """Three layers, two of them with biases that start out equal, and a buffer outside the delegate."""
+    """Three layers, two of them with equal biases, and a buffer outside the delegate."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -23,7 +23,7 @@ class MLP(nn.Module):
 
 
 class ConvNorm(nn.Module):
-    """Folded batch normalization."""
+    """Batch normalizations behind convolutions and a linear layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class Convolutions(nn.Module):
 
 
 class PReLU(nn.Module):
-    """A constant that XNNPACK does not pack but goes on reading, and a normalization without a convolution."""
+    """A constant that XNNPACK does not pack but continues to read, and a normalization without a convolution."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class PReLU(nn.Module):
 
 
 class Small(nn.Module):
-    """For int8: convolutions and linear layers."""
+    """Convolutions and linear layers for int8."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ class Small(nn.Module):
 
 
 class Linears(nn.Module):
-    """For 4 bits: rows of even and odd numbers."""
+    """Rows of even and odd length for 4 bits."""
 
     def __init__(self) -> None:
         super().__init__()

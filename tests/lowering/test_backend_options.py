@@ -1,4 +1,4 @@
-"""Options that a C++ application gives to a delegate's backend."""
+"""Options that a C++ application passes to a delegate's backend."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def application() -> Path:
 def test_a_file_for_packed_weights_never_gives_another_models_weights(
     application: Path, given: str, tmp_path: Path
 ) -> None:
-    """Two launches with one path, and different weights under the same names: each computes with its own (R1).
+    """Two launches with one path, and different weights under the same names: each computes with its own (U1, K2).
 
-    The names of packed weights count what a process has seen, so a file of them says nothing to the next launch; none
+    The names of packed weights count what a process has seen, so a file of them is useless to the next launch. None
     is written, and the log says so.
     """
     x = torch.ones(2, 16)

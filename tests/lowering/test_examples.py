@@ -23,6 +23,7 @@ def zeroth_order(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def test_digits(zeroth_order: ModuleType, tmp_path: Path) -> None:
+    """Zeroth-order tuning of a small classifier gives the same weights in the program and in the module (U2)."""
     torch.manual_seed(0)
     task = zeroth_order.digits()
     with torch.no_grad():
@@ -33,6 +34,7 @@ def test_digits(zeroth_order: ModuleType, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_sentences(zeroth_order: ModuleType, tmp_path: Path) -> None:
+    """The same for a part of a trained sentence encoder (U2)."""
     torch.manual_seed(0)
     task = zeroth_order.sentences()
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""New weights that XNNPACK refuses: the update fails and says why, and the old weights go on, everywhere."""
+"""New weights that XNNPACK refuses: the update fails with the reason, and everything continues with the old weights."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.waiting import until
 
 
 class Parts(nn.Module):
-    """Three delegates, with kernels between."""
+    """Three delegates, with kernels in between."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,6 +56,7 @@ def expected(eager: torch.fx.GraphModule, tensors: dict[str, Tensor]) -> Tensor:
 
 @pytest.mark.parametrize("mode", ["private", "copy", "shared"])
 def test_the_old_weights_go_on(lowered: tuple[Path, torch.fx.GraphModule], mode: str, tmp_path: Path) -> None:
+    """The error has the reason, and no delegate, key or generation changes (B3)."""
     path, eager = lowered
     make_working_copy(path.parent / "model.ptd", tmp_path / "model.ptd")
     cache = BlobCache(tmp_path / "model.ptd", mode)  # type: ignore[arg-type]
@@ -92,6 +93,7 @@ def test_the_old_weights_go_on(lowered: tuple[Path, torch.fx.GraphModule], mode:
 
 
 def test_a_load_and_a_transaction_fail_too(lowered: tuple[Path, torch.fx.GraphModule], tmp_path: Path) -> None:
+    """Loading a file and committing a transaction are updates like any other (U3, B3)."""
     path, eager = lowered
     cache = BlobCache(path.parent / "model.ptd")
     bad = BlobCache(path.parent / "model.ptd")
@@ -115,7 +117,7 @@ def test_a_load_and_a_transaction_fail_too(lowered: tuple[Path, torch.fx.GraphMo
 
 
 def test_serving_goes_on_while_updates_fail(lowered: tuple[Path, torch.fx.GraphModule]) -> None:
-    """Meanwhile XNNPACK's own cache is in disorder for moments; no call may see it."""
+    """XNNPACK's own cache is in disorder during a failed update; no call sees it (B3)."""
     path, _ = lowered
     cache = BlobCache(path.parent / "model.ptd")
     other = BlobCache(path.parent / "model.ptd")
@@ -150,6 +152,7 @@ def test_serving_goes_on_while_updates_fail(lowered: tuple[Path, torch.fx.GraphM
 
 
 def test_the_packing_is_done_by_the_commit(lowered: tuple[Path, torch.fx.GraphModule]) -> None:
+    """The call after a commit packs nothing (U1)."""
     path, eager = lowered
     cache = BlobCache(path.parent / "model.ptd")
     method = Program(path, cache).method()

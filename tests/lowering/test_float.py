@@ -1,4 +1,4 @@
-"""Updates of float models: after each, the program computes what the module with these weights does."""
+"""Updates of float models: after each update, the program computes what the module with these weights computes."""
 
 from __future__ import annotations
 
@@ -36,12 +36,13 @@ def live(request: pytest.FixtureRequest, tmp_path: Path) -> Live:
 
 
 def same_blobs(a: NamedDataMap, b: NamedDataMap) -> None:
-    """Both have the same keys with the same bytes."""
+    """Check that two files have the same keys with the same bytes."""
     for key in a:
         assert bytes(a.get_data(key)) == bytes(b.get_data(key)), key
 
 
 def test_whole_models_are_updated_again_and_again(live: Live) -> None:
+    """A whole state dict in one commit, for every kind of layer (U1, X1)."""
     live.check()
     for seed in range(4):
         live.cache.update_state_dict(randomize(live.module, seed))
@@ -52,6 +53,7 @@ def test_whole_models_are_updated_again_and_again(live: Live) -> None:
 
 
 def test_each_tensor_alone_or_with_what_it_needs(live: Live) -> None:
+    """Every tensor can be updated with nothing but the tensors that it names (U1)."""
     live.run()
     for name in list(live.cache.tensors):
         randomize_one(live, name)
@@ -75,6 +77,7 @@ def randomize_one(live: Live, name: str) -> None:
 
 
 def test_lowering_the_changed_model_gives_the_same_blobs(live: Live, tmp_path: Path) -> None:
+    """An update and a new lowering agree to the bit (U1, U3)."""
     state = randomize(live.module, 5)
     live.cache.update_state_dict(state)
     again = lower_through({"forward": (live.module, live.inputs)}, tmp_path / "again")
@@ -87,6 +90,7 @@ def test_lowering_the_changed_model_gives_the_same_blobs(live: Live, tmp_path: P
 
 
 def test_every_blob_follows_from_its_record(live: Live) -> None:
+    """All blobs with a readable key can be made of the tensors of the model (U1)."""
     state = dict(live.module.named_parameters()) | dict(live.module.named_buffers())
     keys = {key for name in live.cache.tensors for key in live.cache.tensors[name].keys}
     tensors = {name: state[name] for name in live.cache.tensors if live.cache.tensors[name].keys}
@@ -97,6 +101,7 @@ def test_every_blob_follows_from_its_record(live: Live) -> None:
 
 
 def test_one_readable_key_a_parameter(live: Live) -> None:
+    """The keys of the data file are the names of the model, each with a digest of its layout (D2)."""
     keys = [key for key in live.cache if not is_records(key, live.cache.get_data(key))]
     assert len(keys) == len(set(keys))
     for key in keys:
@@ -107,6 +112,7 @@ def test_one_readable_key_a_parameter(live: Live) -> None:
 
 
 def test_equal_contents_keep_keys_of_their_own(tmp_path: Path) -> None:
+    """Biases that are equal today can be updated independently (U1)."""
     module = seeded(nets.MLP)
     live = Live.make(module, inputs(3, 16), tmp_path)
     live.check()
@@ -117,6 +123,7 @@ def test_equal_contents_keep_keys_of_their_own(tmp_path: Path) -> None:
 
 
 def test_tensors_outside_the_delegate_in_the_same_commit(tmp_path: Path) -> None:
+    """What kernels read changes together with what a delegate packed (U1, B3)."""
     live = Live.make(seeded(nets.MLP), inputs(3, 16), tmp_path)
     before = live.cache.generation
     with torch.no_grad():
@@ -128,6 +135,7 @@ def test_tensors_outside_the_delegate_in_the_same_commit(tmp_path: Path) -> None
 
 
 def test_numpy_and_transactions(tmp_path: Path) -> None:
+    """Updates take numpy arrays, also in a transaction (U1, B3)."""
     live = Live.make(seeded(nets.MLP), inputs(3, 16), tmp_path)
     state = {name: tensor.numpy() for name, tensor in randomize(live.module, 3).items()}
     with live.cache.transaction() as transaction:
@@ -139,6 +147,7 @@ def test_numpy_and_transactions(tmp_path: Path) -> None:
 
 
 def test_delta_and_revert(tmp_path: Path) -> None:
+    """The file of another fine-tune is loaded as a delta, and reverted (U3, B3)."""
     live = Live.make(seeded(nets.ConvNorm), inputs(2, 3, 6, 6), tmp_path)
     original = live.run()
     live.cache.update_state_dict(randomize(live.module, 3))
@@ -150,6 +159,7 @@ def test_delta_and_revert(tmp_path: Path) -> None:
 
 
 def test_what_did_not_change_is_not_initialized_again(tmp_path: Path) -> None:
+    """Only delegates whose blobs change are initialized (U1)."""
     live = Live.make(seeded(nets.MLP), inputs(3, 16), tmp_path)
     live.run()
     inits = delegate_stats().inits
@@ -163,6 +173,7 @@ def test_what_did_not_change_is_not_initialized_again(tmp_path: Path) -> None:
 
 
 def test_names_do_not_pile_up(tmp_path: Path) -> None:
+    """Many updates leave no names and no packed weights behind (U1)."""
     live = Live.make(seeded(nets.MLP), inputs(3, 16), tmp_path)
     live.run()
     names = delegate_stats().names
@@ -173,7 +184,7 @@ def test_names_do_not_pile_up(tmp_path: Path) -> None:
 
 
 def test_new_bytes_in_odd_places(tmp_path: Path) -> None:
-    """Bytes at odd addresses, at the end of a page, and one array for two tensors: delegates pack from where they lie."""
+    """Delegates pack from odd addresses, from the end of a page, and from one array for two tensors (U1)."""
     live = Live.make(seeded(nets.MLP), inputs(3, 16), tmp_path)
     live.run()
     weight = live.module.layers[1].weight

@@ -1,4 +1,4 @@
-"""Methods of different modules in one program: equal names are no reason to share, being one parameter is (W1, R2, U1)."""
+"""Methods of different modules in one program share what is one parameter, not what has one name (W1, R2, U1)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TOKENS = (torch.tensor([1, 2, 3]),)
 
 
 class Part(nn.Module):
-    """Some of its weights are a delegate's, some are outside, and two of them are born equal in every instance."""
+    """Some of its weights are in a delegate, some are outside, and two of them start equal in every instance."""
 
     def __init__(self, width: int = 8, embed: nn.Embedding | None = None) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ def methods_of(modules: Mapping[str, nn.Module]) -> dict[str, tuple[nn.Module, I
 
 @pytest.mark.parametrize("width", [8, 12])
 def test_an_encoder_and_a_decoder(width: int, tmp_path: Path) -> None:
-    """Each is updated by the names of the module that holds both, delegated or not, equal at first or not."""
+    """Each is updated by the names of the module that contains both, delegated or not, equal at first or not (U1)."""
     whole = seeded(lambda: Both(width))
     parts = {"encoder": whole.encoder, "decoder": whole.decoder}
     program = Program(lower_through(methods_of(parts), tmp_path), cache := BlobCache(tmp_path / "model.ptd"))
@@ -98,6 +98,7 @@ def test_an_encoder_and_a_decoder(width: int, tmp_path: Path) -> None:
 
 
 def test_a_partitioner_and_a_file_for_each_method(tmp_path: Path) -> None:
+    """Each method has its own weights in its own file (R2, U1)."""
     whole = seeded(Both)
     parts = {"encoder": whole.encoder, "decoder": whole.decoder}
     with quiet():
@@ -120,7 +121,7 @@ def _compile_specs(edge: Any) -> list[Any]:
 
 
 def test_what_two_modules_share_is_one_parameter(tmp_path: Path) -> None:
-    """The embedding is one memory, so it is stored once, and each of its names in the whole model reaches it."""
+    """The embedding is one memory, so it is stored once, and each of its names reaches it (W1, U1)."""
     whole = seeded(lambda: Both(shared=True))
     parts = {"encoder": whole.encoder, "decoder": whole.decoder}
     program = Program(lower_through(methods_of(parts), tmp_path), cache := BlobCache(tmp_path / "model.ptd"))
@@ -142,7 +143,7 @@ def test_what_two_modules_share_is_one_parameter(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("copied", [False, True])
 def test_methods_of_one_module_share_everything(copied: bool, tmp_path: Path) -> None:
-    """Also if they were exported from copies, as methods are that were quantized apart."""
+    """Even if they were exported from copies, as methods are that were quantized separately (W1)."""
     module = seeded(Part)
     alone = lower_through({"forward": (module, TOKENS)}, tmp_path / "alone")
     modules = {"prefill": module, "decode": copy.deepcopy(module) if copied else module}
@@ -155,6 +156,7 @@ def test_methods_of_one_module_share_everything(copied: bool, tmp_path: Path) ->
 
 
 def test_two_methods_of_one_module_beside_one_of_another(tmp_path: Path) -> None:
+    """Two of the methods share everything, the third nothing (W1, R2)."""
     module, other = seeded(Part, 1), seeded(Part, 2)
     modules = {"prefill": module, "vision": other, "decode": module}
     program = Program(lower_through(methods_of(modules), tmp_path), cache := BlobCache(tmp_path / "model.ptd"))
@@ -169,7 +171,7 @@ def test_two_methods_of_one_module_beside_one_of_another(tmp_path: Path) -> None
 
 
 def test_a_module_and_a_part_of_it(tmp_path: Path) -> None:
-    """A parameter that two methods call differently is stored once."""
+    """A parameter with different names in two methods is stored once (W1)."""
     whole = seeded(Both)
     modules = {"forward": whole, "encoder": whole.encoder, "decoder": whole.decoder}
     program = Program(lower_through(methods_of(modules), tmp_path), cache := BlobCache(tmp_path / "model.ptd"))
@@ -181,6 +183,7 @@ def test_a_module_and_a_part_of_it(tmp_path: Path) -> None:
 
 
 def test_a_qualified_name_that_another_method_has(tmp_path: Path) -> None:
+    """Names are qualified again until they differ (R2)."""
     whole, encoder, decoder = seeded(Both, 1), seeded(Part, 2), seeded(Part, 3)
     modules = {"forward": whole, "encoder": encoder, "decoder": decoder}
     program = Program(lower_through(methods_of(modules), tmp_path), cache := BlobCache(tmp_path / "model.ptd"))
@@ -197,6 +200,7 @@ def test_a_qualified_name_that_another_method_has(tmp_path: Path) -> None:
 
 
 def test_names_do_not_depend_on_the_order_of_methods(tmp_path: Path) -> None:
+    """The same methods in another order give the same keys (U3)."""
     whole = seeded(Both)
     parts = methods_of({"encoder": whole.encoder, "decoder": whole.decoder})
     lower_through(parts, tmp_path / "a")
@@ -205,7 +209,7 @@ def test_names_do_not_depend_on_the_order_of_methods(tmp_path: Path) -> None:
 
 
 def test_another_fine_tune_is_a_delta(tmp_path: Path) -> None:
-    """Keys are made of names and layouts, not of contents, qualified or not."""
+    """Keys are made of names and layouts, not of contents, qualified or not (U3, D2)."""
     whole, other = seeded(Both), seeded(Both)
     randomize(other, 4)
     for module, folder in ((whole, "a"), (other, "b")):
@@ -219,7 +223,7 @@ def test_another_fine_tune_is_a_delta(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("delegated", [["encoder"], []])
 def test_methods_that_nothing_is_known_of(delegated: list[str], tmp_path: Path) -> None:
-    """Where no partitioner of ours could tell names apart, a program that would be wrong is not saved."""
+    """If no partitioner of blobstore could rename tensors, a program that would be wrong is not saved (R1)."""
     parts = {"encoder": seeded(Part, 1), "decoder": seeded(Part, 2)}
 
     def lowered_partly(modules: Mapping[str, nn.Module]) -> Any:
@@ -248,7 +252,7 @@ def lowered(module: nn.Module, tag: str) -> Any:
 
 @pytest.mark.parametrize("equal", [False, True])
 def test_programs_with_files_of_their_own(equal: bool, tmp_path: Path) -> None:
-    """Two programs that never load each other's file may have equal keys in it."""
+    """Two programs that never load each other's file may have equal keys in it (D2)."""
     encoder, decoder = seeded(Part, 1), seeded(Part, 1 if equal else 2)
     result = save_programs({"enc": lowered(encoder, "enc"), "dec": lowered(decoder, "dec")}, tmp_path)
     assert {path.name for path in result.data_files} == {"enc.ptd", "dec.ptd"}
@@ -265,7 +269,7 @@ def test_programs_with_files_of_their_own(equal: bool, tmp_path: Path) -> None:
 
 
 def test_what_such_programs_have_inside_goes_to_the_shared_file(tmp_path: Path) -> None:
-    """Constants that no tag sends anywhere (B1)."""
+    """Constants without a tag, of all these programs (B1)."""
     encoder, decoder = seeded(Part, 1), seeded(Part, 2)
     programs = {
         name: lower({"forward": (module, TOKENS)}, partitioners=plugin(name))
@@ -280,6 +284,7 @@ def test_what_such_programs_have_inside_goes_to_the_shared_file(tmp_path: Path) 
 
 
 def test_programs_with_one_file_must_not_contradict_each_other(tmp_path: Path) -> None:
+    """The error suggests different tags (R1)."""
     encoder, decoder = seeded(Part, 1), seeded(Part, 2)
     with pytest.raises(KeyConflictError, match=r"dec: both\.ptd: .*tags"):
         save_programs({"enc": lowered(encoder, "both"), "dec": lowered(decoder, "both")}, tmp_path / "out")
@@ -287,7 +292,7 @@ def test_programs_with_one_file_must_not_contradict_each_other(tmp_path: Path) -
 
 
 def test_programs_of_one_name_and_different_shapes_on_one_cache(tmp_path: Path) -> None:
-    """Nothing collides in the files, and by name it cannot be told which is meant."""
+    """The files do not conflict, but a name is ambiguous, so an update by it is refused (U1)."""
     encoder, decoder = seeded(Part, 1), seeded(lambda: Part(12), 2)
     for name, module in (("enc", encoder), ("dec", decoder)):
         write(lower({"forward": (module, TOKENS)}, partitioners=plugin(name)), tmp_path / name, name)

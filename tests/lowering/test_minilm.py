@@ -15,6 +15,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_updates_of_a_trained_encoder(tmp_path: Path) -> None:
+    """Both input lengths compute with the new weights after one update (W1, U1)."""
     encoder, tokenizer = load_encoder(), load_tokenizer()
     methods = {
         f"forward_{n}": (encoder, (torch.ones(1, n, dtype=torch.int64), torch.ones(1, n, dtype=torch.int64)))

@@ -1,4 +1,4 @@
-"""Which of a model's tensors an update takes, under which names: state, ties, what no state dict has (U1, U3)."""
+"""The names and tensors that an update takes: state, ties, buffers that are not persistent (U1, U3)."""
 
 from __future__ import annotations
 
@@ -8,14 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from blobstore.errors import KeyConflictError, KeyNotFoundError, UpdateError
-from blobstore.formats.ptd.reader import open_ptd
-from blobstore.logical.records import Operation, Record, Records, Source, Step, records_key
-from blobstore.logical.updates import LogicalTensors
+from blobstore.errors import KeyNotFoundError, UpdateError
 from blobstore.lowering.export import quiet
-from blobstore.memory.layout import ScalarType
 from blobstore.runtime import BlobCache, Program
-from blobstore.store import BlobStore
 from tests.lowering.live import Live, close, inputs, lower_exported, lower_through, plugin, randomize, seeded, write
 
 with quiet():
@@ -23,7 +18,7 @@ with quiet():
 
 
 class Stateful(nn.Module):
-    """A cache of keys, a counter, running statistics, a buffer of no state dict, and a parameter that nothing uses."""
+    """A cache of keys, a counter, running statistics, a buffer that is not persistent, and an unused parameter."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,7 +49,7 @@ def fresh(module: Stateful) -> Stateful:
 
 
 def test_state_is_no_weight(tmp_path: Path) -> None:
-    """A whole state dict is taken; state is passed over, and refused for what it is if it is asked for by name."""
+    """A whole state dict is accepted and state in it skipped; state by name is refused with the reason (U1)."""
     module = seeded(Stateful)
     example = (*inputs(1, 8), torch.tensor([2]))
     with torch.no_grad():
@@ -71,9 +66,9 @@ def test_state_is_no_weight(tmp_path: Path) -> None:
             close(method(*example)[0], eager(*example))
     for name in ("cache", "steps", "mean"):
         assert cache.tensors[name].auxiliary
-        with pytest.raises(UpdateError, match=f"'{name}' cannot be updated: it is no weight but state"):
+        with pytest.raises(UpdateError, match=f"'{name}' cannot be updated: it is not a weight but state"):
             cache.update({name: getattr(module, name)})
-    with pytest.raises(UpdateError, match=r"'cache': it is no weight but state"):
+    with pytest.raises(UpdateError, match=r"'cache': it is not a weight but state"):
         cache.update_state_dict({"cache": module.cache}, strict=False)
     with pytest.raises(UpdateError, match=r"lacks 'linear\.bias'"):
         cache.update_state_dict({name: tensor for name, tensor in state.items() if name != "linear.bias"})
@@ -82,6 +77,8 @@ def test_state_is_no_weight(tmp_path: Path) -> None:
 
 
 def test_buffers_of_no_state_dict_can_be_given(tmp_path: Path) -> None:
+    """A strict state dict may lack them, and an update by name takes them (U1)."""
+
     class Scaled(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -101,7 +98,7 @@ def test_buffers_of_no_state_dict_can_be_given(tmp_path: Path) -> None:
 
 
 class Outside(nn.Module):
-    """A parameter and a buffer that kernels read, one of which no state dict has, and a delegate's layer."""
+    """A parameter and a buffer that kernels read, one of which no state dict has, and a layer for a delegate."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -115,7 +112,7 @@ class Outside(nn.Module):
 
 
 def test_what_a_state_dict_lacks_is_named_wherever_it_is(tmp_path: Path) -> None:
-    """A strict update wants what kernels read as well as what delegates have, but no buffer that no state dict has (U1)."""
+    """A strict update needs what kernels read and what delegates have, but no buffer that is not persistent (U1)."""
     live = Live.make(seeded(Outside), (torch.arange(5),), tmp_path)
     before = live.run().clone()
     state = randomize(live.module, 3)
@@ -149,7 +146,7 @@ class Scaled(nn.Module):
 
 
 def test_tensors_that_were_computed_ahead_are_refused(tmp_path: Path) -> None:
-    """Weights that the program only has a product of would stay as they are (U1)."""
+    """Weights of which the program has only a product would not change (U1)."""
     from executorch.exir.passes.constant_prop_pass import constant_prop_pass
 
     module = seeded(Scaled)
@@ -182,7 +179,7 @@ class Tied(nn.Module):
 
 
 class TiedLayers(nn.Module):
-    """Both of them a delegate's."""
+    """Two tied layers, both in a delegate."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -204,7 +201,7 @@ MAKERS = {
 @pytest.mark.parametrize("strict", [True, False])
 @pytest.mark.parametrize("kind", MAKERS)
 def test_tied_tensors_under_each_name(kind: str, strict: bool, tmp_path: Path) -> None:
-    """Whichever name the exporter keeps; values that contradict each other change nothing."""
+    """Every name works, whichever the exporter kept; contradicting values change nothing (U1, B3)."""
     module = seeded(MAKERS[kind])
     tokens = torch.tensor([1, 2, 3])
     exported = torch.export.export(module, (tokens,), strict=strict)
@@ -240,16 +237,14 @@ def test_tied_tensors_under_each_name(kind: str, strict: bool, tmp_path: Path) -
 
 
 def test_nothing_matches(tmp_path: Path) -> None:
-    """Silence would look like success; names that wrappers changed are recognized."""
+    """An update that would change nothing is an error; names that wrappers changed are recognized (U1)."""
     live = Live.make(seeded(layers), inputs(3, 16), tmp_path)
     generation = live.cache.generation
     wrapped = {f"module.{name}": tensor for name, tensor in live.module.state_dict().items()}
     for strict in (True, False):
         with pytest.raises(UpdateError, match=r"'module\.0\.weight' may be '0\.weight' here"):
             live.cache.update_state_dict(wrapped, strict=strict)
-    with pytest.raises(
-        UpdateError, match=r"none of the tensors given .* given are 'other', the programs have '0\.weight'"
-    ):
+    with pytest.raises(UpdateError, match=r"none of the tensors given .* found 'other', the programs have '0\.weight'"):
         live.cache.update_state_dict({"other": torch.zeros(3)}, strict=False)
     with pytest.raises(KeyNotFoundError, match=r"'_orig_mod\.0\.weight' may be '0\.weight' here"):
         live.cache.update({"_orig_mod.0.weight": live.module.state_dict()["0.weight"]})
@@ -259,55 +254,3 @@ def test_nothing_matches(tmp_path: Path) -> None:
 
 def layers() -> nn.Module:
     return nn.Sequential(nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 4))
-
-
-# --------------------------------------------------------------------- records that were made by different lowerings
-
-
-def tensors(folder: Path, *records: Record, **blobs: object) -> LogicalTensors:
-    """The logical tensors of a file with these records, one lowering each, and these blobs."""
-    store = BlobStore()
-    for record in records:
-        data = Records("XnnpackBackend", (record,), ()).pack()
-        store.add(records_key(data), data, alignment=16)
-        store.add(record.key, bytes(record.nbytes))
-    for key, blob in blobs.items():
-        store.add(key, blob)
-    store.write_ptd(folder / "blobs.ptd")
-    return LogicalTensors(open_ptd(folder / "blobs.ptd"))
-
-
-def record(key: str, name: str, sizes: tuple[int, ...] = (2,), *aliases: str) -> Record:
-    source = Source(name, ScalarType.FLOAT, sizes, aliases)
-    return Record(key, 4 * sizes[0], (source,), (Step(Operation.RESHAPE, ints=sizes),))
-
-
-def test_programs_that_kept_different_names_of_a_tied_tensor(tmp_path: Path) -> None:
-    """An update by either name changes what each of them made of it."""
-    first, second = record("a@1", "a", (2,), "b"), record("b@2", "b", (2,), "a")
-    for known in (tensors(tmp_path, first, second), tensors(tmp_path, second, first)):
-        for name in ("a", "b"):
-            assert set(known.resolve({name: torch.ones(2)})) == {"a@1", "b@2"}
-        assert len(known) == 1
-        with pytest.raises(UpdateError, match="another name of"):
-            known.resolve({"a": torch.ones(2), "b": torch.zeros(2)})
-
-
-def test_names_that_a_third_program_connects(tmp_path: Path) -> None:
-    known = tensors(tmp_path, record("a@1", "a"), record("b@2", "b"), record("c@3", "c", (2,), "a", "b"))
-    assert set(known.resolve({"b": torch.ones(2)})) == {"a@1", "b@2", "c@3"}
-
-
-def test_one_name_for_two_shapes_is_refused(tmp_path: Path) -> None:
-    known = tensors(tmp_path, record("a@1", "a"), record("a@2", "a", (3,)))
-    with pytest.raises(UpdateError, match=r"different shapes by this name, \[2\] and \[3\]|\[3\] and \[2\]"):
-        known.split({"a": torch.ones(2)})
-    known = tensors(tmp_path, record("a@1", "a"), a=torch.ones(3))
-    with pytest.raises(UpdateError, match=r"different shapes by this name, \[2\] and \[3\]"):
-        known.split({"a": torch.ones(2)})
-
-
-def test_records_of_one_blob_must_agree(tmp_path: Path) -> None:
-    other = Record("a@1", 8, record("a@1", "a").sources, (Step(Operation.CAST, ints=(6,)),))
-    with pytest.raises(KeyConflictError, match="a@1"):
-        tensors(tmp_path, record("a@1", "a"), other)

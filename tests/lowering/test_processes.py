@@ -31,7 +31,7 @@ method = program.method()
 
 @pytest.fixture(scope="module")
 def live(tmp_path_factory: pytest.TempPathFactory) -> Live:
-    """Weights that are packed, and slopes that are read where they are."""
+    """Weights that are packed, and slopes that are read in place."""
     return Live.make(seeded(nets.PReLU), inputs(1, 3, 8, 8), tmp_path_factory.mktemp("live"))
 
 
@@ -51,6 +51,7 @@ def start(live: Live, script: str, data: Path, mode: str) -> subprocess.Popen[st
 
 
 def test_two_processes_on_one_working_copy(live: Live, tmp_path: Path) -> None:
+    """Each sees the commits of the other at its next call (B4)."""
     make_working_copy(live.cache.paths, data := tmp_path / "w.ptd")
     cache = BlobCache(data, "shared")
     method = Program(live.program.path, cache).method()
@@ -94,6 +95,7 @@ def test_two_processes_on_one_working_copy(live: Live, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mode", ["private", "shared"])
 def test_forked_children_run_and_update(live: Live, mode: str, tmp_path: Path) -> None:
+    """Children of a process whose threads run delegates and commit can do both, too; nothing hangs (B4)."""
     make_working_copy(live.cache.paths, data := tmp_path / "w.ptd")
     script = """
     stop, started = threading.Event(), threading.Barrier(3)
@@ -149,8 +151,10 @@ def test_forked_children_run_and_update(live: Live, mode: str, tmp_path: Path) -
 def test_what_was_prepared_for_a_commit_of_the_parent_is_not_used_in_a_child(
     live: Live, mode: str, tmp_path: Path
 ) -> None:
-    """A commit waits for a reader, all packed, when the process forks. The child commits other weights, which get the same
-    version there, and runs on these (R1)."""
+    """The process forks while a commit has packed everything and waits for a reader.
+
+    The child commits other weights, which get the same version there, and computes with these (B3, B4).
+    """
     make_working_copy(live.cache.paths, data := tmp_path / "w.ptd")
     script = """
     from blobstore.runtime import delegate_stats

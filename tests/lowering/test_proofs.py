@@ -44,7 +44,7 @@ class SharedNorm(nn.Module):
 
 
 class SharedConvolution(nn.Module):
-    """One convolution under two normalizations, which XNNPACK's exporter folds once only."""
+    """One convolution under two normalizations, which XNNPACK's exporter folds only once."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class SharedConvolution(nn.Module):
 
 
 class Lines(nn.Module):
-    """What has one dimension is given another, after its normalization was folded or stood alone."""
+    """One-dimensional layers, to which lowering adds a dimension after their normalization was folded or replaced."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -130,7 +130,7 @@ class Computed(nn.Module):
 
 
 class Half(nn.Module):
-    """Folding in float16 is not repeated; the last layer has nothing to do with it."""
+    """Folding in float16 is not repeated; the last layer is not affected."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -161,6 +161,7 @@ KINDS: dict[str, tuple[type[nn.Module], Inputs, bool, set[str]]] = {
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_law(kind: str, tmp_path: Path) -> None:
+    """After an update by name, the program computes what a new lowering does; what cannot is refused (U1)."""
     make, example, external, refused = KINDS[kind]
     module, config = seeded(make), {} if external else {"external_constants": False}
     randomize(module, 3)
@@ -194,7 +195,7 @@ def open_program(path: Path, example: Inputs):  # type: ignore[no-untyped-def]
 
 
 def test_two_names_of_one_tensor_cannot_have_two_values(tmp_path: Path) -> None:
-    """Tied weights are one tensor: contradictions are refused, agreement is not (U1, B3)."""
+    """Different values are refused, equal ones are not (U1, B3)."""
     module = seeded(Tied)
     cache, run = open_program(lower_through({"forward": (module, WORDS)}, tmp_path), WORDS)
     before, weight = run(), module.words.weight.detach()
@@ -235,7 +236,7 @@ def test_a_weight_that_a_pass_changed_is_refused(tmp_path: Path) -> None:
 
 
 class Chain(nn.Module):
-    """As many delegates as layers: a cumulative sum is in none."""
+    """As many delegates as layers: no delegate takes a cumulative sum."""
 
     def __init__(self, layers: int) -> None:
         super().__init__()
@@ -248,7 +249,7 @@ class Chain(nn.Module):
 
 
 def test_records_grow_with_the_model_and_not_with_its_square(tmp_path: Path) -> None:
-    """However many delegates a program has, each tensor is described as often as it is stored (W3)."""
+    """Each tensor is described as often as it is stored, with any number of delegates (W3)."""
     sizes = []
     for layers in (3, 12):
         path = lower_through({"forward": (Chain(layers).eval(), inputs(2, 4))}, tmp_path / str(layers))
@@ -260,7 +261,7 @@ def test_records_grow_with_the_model_and_not_with_its_square(tmp_path: Path) -> 
 
 
 def test_constants_outside_delegates_are_known_in_every_method(tmp_path: Path) -> None:
-    """One delegate of each program says what the program has outside of them (U1)."""
+    """One delegate of each program lists what the program has outside of them (U1)."""
     module, example = seeded(Computed), inputs(2, 8)
     path = lower_through({"forward": (module, example), "again": (module, example)}, tmp_path, external_constants=False)
     cache = BlobCache(path.with_name("model.ptd"))

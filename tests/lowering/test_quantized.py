@@ -1,4 +1,4 @@
-"""Updates of quantized models: the float weights are given, and quantized with the scales that were recorded."""
+"""Updates of quantized models: float weights are quantized with the recorded scales."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def pt2e(module: nn.Module, example: Inputs, *, names: bool = True, **config: bo
 
 
 def put(quantized: torch.fx.GraphModule, name: str, value: Tensor) -> None:
-    """Put a float weight into a converted module, quantized as its own was."""
+    """Put a float weight into a converted module, quantized as its own weight was."""
     nodes = [node for node in quantized.graph.nodes if node.target == f"{name}__quantized"]
     with torch.no_grad():
         if nodes:
@@ -71,6 +71,7 @@ KINDS = {
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_int8(kind: str, tmp_path: Path) -> None:
+    """Static and dynamic, per channel and per tensor: an update equals a module with these weights (U1, X1)."""
     config, tolerance = KINDS[kind]
     module, example = seeded(nets.Small), inputs(2, 3, 8, 8)
     eager = pt2e(module, example, **config)
@@ -92,6 +93,7 @@ def test_int8(kind: str, tmp_path: Path) -> None:
 
 
 def test_integers_and_scales_can_be_given(tmp_path: Path) -> None:
+    """A weight as int8, with new scales (U1, X1)."""
     module, example = seeded(nets.Small), inputs(2, 3, 8, 8)
     eager = pt2e(module, example, is_per_channel=True)
     with quiet():
@@ -111,6 +113,7 @@ def test_integers_and_scales_can_be_given(tmp_path: Path) -> None:
 
 
 def test_scales_of_a_tensor_are_in_the_payload(tmp_path: Path) -> None:
+    """So they are refused by name (U1)."""
     module, example = seeded(nets.Small), inputs(2, 3, 8, 8)
     with quiet():
         cache, _ = open_program(
@@ -121,6 +124,7 @@ def test_scales_of_a_tensor_are_in_the_payload(tmp_path: Path) -> None:
 
 
 def test_weights_whose_names_were_not_restored_are_refused(tmp_path: Path) -> None:
+    """The message says to call `restore_names` (U1)."""
     module, example = seeded(nets.Small), inputs(2, 3, 8, 8)
     with quiet():
         eager = pt2e(module, example, names=False, is_per_channel=True)
@@ -133,6 +137,7 @@ def test_weights_whose_names_were_not_restored_are_refused(tmp_path: Path) -> No
 
 
 def test_equal_weights_get_the_names_of_their_layers() -> None:
+    """Weights with the same integers are told apart by the layers that use them (U1)."""
     module = seeded(nets.Small)
     with torch.no_grad():
         module.second.weight.copy_(torch.eye(6))
@@ -143,7 +148,7 @@ def test_equal_weights_get_the_names_of_their_layers() -> None:
 
 
 class Folded(nn.Module):
-    """Layers that `prepare_pt2e` folds batch normalizations into, with and without what can be left out."""
+    """Layers that `prepare_pt2e` folds batch normalizations into, with and without optional parts."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -186,7 +191,7 @@ FOLDED = {
 
 @pytest.mark.parametrize("kind", FOLDED)
 def test_normalizations_that_quantizing_folded(kind: str, tmp_path: Path) -> None:
-    """The model's own float weights are folded and quantized by an update, as they were before (U1, X1)."""
+    """An update folds and quantizes the model's own float weights as lowering did (U1, X1)."""
     config, tolerance = FOLDED[kind]
     module, example = seeded(Folded), inputs(2, 3, 8, 8)
     assert isinstance(module, Folded)
@@ -224,7 +229,7 @@ def test_without_restored_names_nothing_that_can_be_folded_is_updated(strict: bo
 
 
 def test_weights_of_another_model_are_refused_by_name(tmp_path: Path) -> None:
-    """What the stored weights do not follow from is refused, and the rest of the model can be updated (U1)."""
+    """Stored weights that do not follow from the model are refused; the rest can be updated (U1)."""
     module, example = seeded(Folded), inputs(2, 3, 8, 8)
     randomize(module, 5)
     eager = pt2e(module, example, names=False, is_per_channel=True)
@@ -247,7 +252,7 @@ def test_weights_of_another_model_are_refused_by_name(tmp_path: Path) -> None:
 
 
 def test_a_fold_that_could_be_of_two_normalizations_is_refused(tmp_path: Path) -> None:
-    """Numbers that fit by chance prove nothing: other weights would tell the two apart (U1)."""
+    """Numbers that match by chance prove nothing; with other weights, only one of the folds would be right (U1)."""
 
     class Twins(nn.Module):
         def __init__(self) -> None:
@@ -264,22 +269,25 @@ def test_a_fold_that_could_be_of_two_normalizations_is_refused(tmp_path: Path) -
         cache, run = open_program(torch.export.export(eager, example, strict=True), tmp_path)
     before = run(*example)
     for name in ("first.weight", "second.bias"):
-        with pytest.raises(UpdateError, match=f"'{name}' cannot be updated: .*cannot be told from its numbers"):
+        with pytest.raises(
+            UpdateError, match=f"'{name}' cannot be updated: .*its numbers do not show which normalization"
+        ):
             cache.update({name: module.get_parameter(name)})
     assert torch.equal(run(*example), before)
 
 
 @pytest.mark.parametrize("model", [None, 3, "model.pt", ["weight"]])
 def test_names_are_restored_with_the_float_model_only(model: object) -> None:
+    """Anything else is an error that says what is needed (U1)."""
     module = pt2e(seeded(nets.Small), inputs(2, 3, 8, 8), names=False, is_per_channel=True)
     with pytest.raises(UnsupportedDataError, match="needs the float model that was quantized"):
         restore_names(module, model)  # type: ignore[arg-type]
-    with pytest.raises(UnsupportedDataError, match="expected the module that convert_pt2e gave, found a Small"):
+    with pytest.raises(UnsupportedDataError, match="expected the module that convert_pt2e returned, found a Small"):
         restore_names(seeded(nets.Small), seeded(nets.Small))  # type: ignore[arg-type]
 
 
 def test_scales_that_come_with_their_weights_quantize_them(tmp_path: Path) -> None:
-    """In whichever order they are given (U1)."""
+    """In any order (U1)."""
     module, example = seeded(nets.Small), inputs(2, 3, 8, 8)
     eager = pt2e(module, example, is_per_channel=True)
     with quiet():
@@ -298,6 +306,8 @@ def test_scales_that_come_with_their_weights_quantize_them(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("granularity", [PerGroup(32), PerAxis(0)], ids=["groups", "rows"])
 def test_four_bits(granularity: Granularity, tmp_path: Path) -> None:
+    """torchao's tensors, integers, or floats; rows of even and odd length (U1, X1)."""
+
     def quantized(seed: int) -> nn.Module:
         module = seeded(nets.Linears)
         randomize(module, seed)

@@ -34,6 +34,7 @@ def check_decoder(module: Decoder, program: Program, method: str, tokens: int) -
 
 
 def test_prefill_and_decode_with_tied_embeddings(tmp_path: Path) -> None:
+    """One blob in the file, one packed copy, one update for both methods (W1, U1)."""
     module = Decoder(TINY)
     methods = {"prefill": (module, module.example(4)), "decode": (module, module.example(1))}
     path = lower_through(methods, tmp_path)
@@ -73,6 +74,7 @@ class Tied(nn.Module):
 
 
 def test_either_name_of_a_tied_tensor(tmp_path: Path) -> None:
+    """Both names update the one blob (U1)."""
     module = seeded(Tied)
     live = Live.make(module, (torch.tensor([1, 2, 3]),), tmp_path)
     live.check()
@@ -84,6 +86,7 @@ def test_either_name_of_a_tied_tensor(tmp_path: Path) -> None:
 
 
 def test_two_models_with_the_same_names(tmp_path: Path) -> None:
+    """Each computes with its own weights (U1)."""
     first = Live.make(seeded(nets.MLP, 1), inputs(3, 16), tmp_path / "first")
     second = Live.make(seeded(nets.MLP, 2), inputs(3, 16), tmp_path / "second")
     for seed in range(3):
@@ -98,6 +101,7 @@ def test_two_models_with_the_same_names(tmp_path: Path) -> None:
 
 
 def test_two_caches_on_one_file(tmp_path: Path) -> None:
+    """An update of one does not reach the other (U1)."""
     live = Live.make(seeded(nets.MLP), inputs(3, 16), tmp_path)
     other = BlobCache(tmp_path / "model.ptd")
     untouched = Program(live.program.path, other).method()
@@ -108,7 +112,7 @@ def test_two_caches_on_one_file(tmp_path: Path) -> None:
 
 
 def test_programs_of_one_cache_share(tmp_path: Path) -> None:
-    """Two input lengths of one model as two programs, merged with save_programs."""
+    """Two input lengths of one model as two programs, merged with save_programs (W1, D1)."""
     module = seeded(nets.MLP)
     programs = {
         str(n): lower({"forward": (module, inputs(n, 16))}, partitioners=plugin(), external_constants=lambda _: "model")
@@ -128,6 +132,7 @@ def test_programs_of_one_cache_share(tmp_path: Path) -> None:
 
 
 def test_two_models_do_not_merge_under_one_name(tmp_path: Path) -> None:
+    """Different weights under one key are an error (R1)."""
     programs = {
         str(seed): lower({"forward": (seeded(nets.MLP, seed), inputs(2, 16))}, partitioners=plugin()) for seed in (1, 2)
     }
@@ -149,6 +154,8 @@ class Adapted(nn.Module):
 
 
 def test_stacked_caches_share_what_they_do_not_override(tmp_path: Path) -> None:
+    """Adapters have packed weights of their own, the foundation has one copy (D2)."""
+
     def tag(name: str) -> str:
         return "adapter" if "lora_" in name else "foundation"
 
@@ -179,7 +186,7 @@ def test_stacked_caches_share_what_they_do_not_override(tmp_path: Path) -> None:
 
 
 def test_the_payload_is_stock_compatible(tmp_path: Path) -> None:
-    """Under its own name, XNNPACK runs what it lowered for us."""
+    """Under its own name, XNNPACK runs the inner payload (W2)."""
     module, example = seeded(nets.ConvNorm), inputs(2, 3, 6, 6)
     with quiet():
         from executorch.exir import to_edge_transform_and_lower
@@ -203,6 +210,7 @@ def _lowered_modules(graph_module: torch.fx.GraphModule) -> list[tuple[str, obje
 
 
 def test_payload_round_trip(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A payload is split as it was wrapped; another version is refused (B5)."""
     inner = b"xx\x14\0\0\0first@0123456789abcde\0yy"
     places = payload.find_places(inner, "first@0123456789abcde"[:20])
     assert places == ()
@@ -221,7 +229,7 @@ def test_payload_round_trip(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_embedded_weights(tmp_path: Path) -> None:
-    """Without a tag the weights stay in the program; a data file with their keys overrides them."""
+    """Without a tag the weights stay in the program; a data file with their keys overrides them (D3)."""
     module, example = seeded(nets.ConvNorm), inputs(2, 3, 6, 6)
     path = lower_through({"forward": (module, example)}, tmp_path / "a", tag=None)
     close(Program(path).method()(*example)[0], module(*example))
@@ -235,7 +243,7 @@ def test_embedded_weights(tmp_path: Path) -> None:
 
 
 def test_packed_weights_go_with_the_program(tmp_path: Path) -> None:
-    """At once, not when the garbage collector runs."""
+    """At once, not when the garbage collector runs (D1)."""
     live = Live.make(seeded(nets.MLP), inputs(3, 16), tmp_path)
     before = delegate_stats()
     gc.disable()
@@ -256,7 +264,7 @@ def test_packed_weights_go_with_the_program(tmp_path: Path) -> None:
 
 
 def test_what_the_payload_says_is_packed(tmp_path: Path) -> None:
-    """XNNPACK copies weights and biases; it reads slopes where they are."""
+    """XNNPACK copies weights and biases, and reads slopes in place (U1)."""
     path = lower_through({"forward": (seeded(nets.PReLU), inputs(1, 3, 8, 8))}, tmp_path)
     whole = path.read_bytes()
     _, _, constants = payload.split(whole[: whole.rindex(payload.MAGIC) + len(payload.MAGIC)])
@@ -266,7 +274,7 @@ def test_what_the_payload_says_is_packed(tmp_path: Path) -> None:
 
 
 def test_closing_leaves_no_half_of_a_commit(tmp_path: Path) -> None:
-    """Packed weights and slopes, which are read where they are, stay together (U3)."""
+    """Packed weights, and slopes that are read in place, stay together (B3)."""
     live = Live.make(seeded(nets.PReLU), inputs(1, 3, 8, 8), tmp_path)
     live.check()
     tensors = randomize(live.module, 3)
@@ -282,6 +290,7 @@ def test_closing_leaves_no_half_of_a_commit(tmp_path: Path) -> None:
 
 
 def test_a_stack_of_which_one_cache_is_closed(tmp_path: Path) -> None:
+    """Delegates follow the caches that are open, and keep what they have from closed ones (B3)."""
     live = Live.make(seeded(nets.PReLU), inputs(1, 3, 8, 8), tmp_path)
     (key,) = live.cache.tensors["conv.weight"].keys
     save_file({key: bytes(live.cache.get_data(key))}, tmp_path / "adapter.ptd")

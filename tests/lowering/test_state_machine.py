@@ -1,4 +1,4 @@
-"""Random updates, reverts, loads, methods, programs and caches: outputs equal eager with the weights that should hold."""
+"""Random updates, reverts, loads, methods, programs and caches: outputs equal those of eager modules (U1, B3)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _lowered() -> Path:
 
 
 class Machine(RuleBasedStateMachine):
-    """Each cache has a state dict beside it that says what holds."""
+    """Each cache has a state dict beside it, which is the model."""
 
     caches = Bundle("caches")
 

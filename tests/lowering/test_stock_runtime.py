@@ -1,4 +1,4 @@
-"""ExecuTorch's own Python runtime runs these programs, on its own data file or on a cache."""
+"""ExecuTorch's own Python runtime runs these programs, on their own data file or on a cache."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ def load(path: Path, data: Path | None = None) -> Any:
 
 
 def test_on_its_own_data_file(tmp_path: Path) -> None:
+    """Without a cache the program computes what the module does (W2)."""
     module, example = seeded(nets.ConvNorm), inputs(2, 3, 6, 6)
     path = lower_through({"forward": (module, example)}, tmp_path, external_constants=False)
     _, method = load(path, tmp_path / "model.ptd")
@@ -33,6 +34,7 @@ def test_on_its_own_data_file(tmp_path: Path) -> None:
 
 
 def test_two_models_with_the_same_names(tmp_path: Path) -> None:
+    """Each computes with its own weights (W2)."""
     example = inputs(3, 16)
     modules = [seeded(nets.MLP, seed) for seed in (1, 2)]
     methods = []
@@ -44,6 +46,7 @@ def test_two_models_with_the_same_names(tmp_path: Path) -> None:
 
 
 def test_on_a_cache(tmp_path: Path) -> None:
+    """Delegates follow the commits of a cache that is served (U1)."""
     module, example = seeded(nets.ConvNorm), inputs(2, 3, 6, 6)
     path = lower_through({"forward": (module, example)}, tmp_path, external_constants=False)
     cache = BlobCache(tmp_path / "model.ptd")
@@ -60,7 +63,7 @@ def test_on_a_cache(tmp_path: Path) -> None:
 
 
 def test_without_data(tmp_path: Path) -> None:
-    """With the plain delegate this ends the process."""
+    """A missing data file is an error; with the plain delegate it ends the process (B5)."""
     path = lower_through({"forward": (seeded(nets.MLP), inputs(3, 16))}, tmp_path, external_constants=False)
     assert delegate_failure() is None
     with pytest.raises(RuntimeError):

@@ -1,4 +1,4 @@
-"""Threads that run while others commit: every output belongs to one generation, whole."""
+"""Threads that run while others commit: every output belongs to one generation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.waiting import until
 
 
 class Levels(nn.Module):
-    """Two delegates with a kernel between, so that a torn call would be seen: all weights are one number."""
+    """Two delegates with a kernel in between. All weights are one number, so that a torn call would be seen."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -33,6 +33,7 @@ def fill(module: nn.Module, value: float) -> dict[str, Tensor]:
 
 
 def test_no_output_mixes_generations(tmp_path: Path) -> None:
+    """Calls in several threads, while another one commits (B3)."""
     module = seeded(Levels)
     values = [2.0**-6, 2.0**-5, 2.0**-4]
     states = [fill(module, value) for value in values]
@@ -76,6 +77,7 @@ def test_no_output_mixes_generations(tmp_path: Path) -> None:
 
 
 def test_loading_while_others_run_and_commit(tmp_path: Path) -> None:
+    """Programs and methods can be loaded at any time (B3)."""
     module = seeded(Levels)
     example = inputs(1, 32)
     path = lower_through({"forward": (module, example)}, tmp_path)

@@ -1,4 +1,4 @@
-"""Comparing memory: the operator of `bytes` decides."""
+"""Comparing memory (R1): the operators of `bytes` are the oracle."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blobstore.memory.buffers import same_bytes
+from blobstore.memory.buffers import first_difference, same_bytes
 
-CHUNK = 1 << 20  # what is compared at a time
+CHUNK = 1 << 20  # bytes that are compared at a time
 
 
 @given(a=st.binary(max_size=40), b=st.binary(max_size=40), shift=st.integers(0, 7))
 def test_short_buffers_compare_as_bytes_do(a, b, shift):
-    """Of any length, and at any alignment."""
+    """Buffers of any length and alignment."""
     moved = memoryview(bytearray(shift) + bytearray(b))[shift:]
     assert same_bytes(memoryview(a), moved) == (a == b)
     assert same_bytes(memoryview(b), moved)
@@ -22,7 +22,7 @@ def test_short_buffers_compare_as_bytes_do(a, b, shift):
 @pytest.mark.parametrize("size", [CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK + 5])
 @pytest.mark.parametrize("where", ["first", "chunk's end", "last"])
 def test_a_single_flipped_bit_anywhere_is_seen(size, where):
-    """Also where one step of the comparison ends and the next begins, and in the odd bytes of the last."""
+    """Also at the border between two steps of the comparison, and in the odd bytes of the last one."""
     position = {"first": 0, "chunk's end": min(CHUNK, size) - 1, "last": size - 1}[where]
     data = bytes(range(256)) * (size // 256 + 1)
     other = bytearray(data[:size])
@@ -35,3 +35,18 @@ def test_nothing_equals_nothing_and_a_prefix_is_not_the_whole():
     """Lengths are compared first."""
     assert same_bytes(memoryview(b""), memoryview(b""))
     assert not same_bytes(memoryview(b"ab"), memoryview(b"abc"))
+
+
+@given(a=st.binary(max_size=20), b=st.binary(max_size=20))
+def test_the_first_difference_is_the_end_of_the_common_prefix(a, b):
+    """The end of the shorter buffer counts; equal buffers have none."""
+    common = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+    assert first_difference(memoryview(a), memoryview(b)) == (None if a == b else common)
+
+
+def test_a_difference_behind_the_first_step_is_found():
+    """Positions count from the start of the buffer, not of the step."""
+    data = bytes(2 * CHUNK + 5)
+    other = bytearray(data)
+    other[CHUNK + 3] = 1
+    assert first_difference(memoryview(data), memoryview(other)) == CHUNK + 3

@@ -1,4 +1,4 @@
-"""Layouts (R4): torch decides what sizes, strides and bytes go together, ExecuTorch's headers the numbers."""
+"""Layouts (R4); torch is the oracle for sizes, strides and bytes, ExecuTorch for the numbers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ shapes = st.lists(st.integers(1, 5), max_size=5).map(tuple)
 
 @given(shape=shapes, data=st.data())
 def test_strides_and_bytes_are_those_of_a_torch_tensor_permuted_alike(shape, data):
-    """A tensor that torch lays out in an order of dimensions has the strides and the bytes that the layout says."""
+    """If torch lays out a tensor in some order of dimensions, its strides and bytes are those of the layout."""
     order = tuple(data.draw(st.permutations(range(len(shape)))))
     inverse = np.argsort(order).tolist()
     tensor = torch.empty([shape[dim] for dim in order]).permute(inverse) if shape else torch.empty(())
@@ -29,7 +29,7 @@ def test_strides_and_bytes_are_those_of_a_torch_tensor_permuted_alike(shape, dat
 
 
 def test_the_numbers_and_sizes_of_scalar_types_are_those_of_executorch():
-    """A file names element types by ExecuTorch's numbers, so each one must be the same there."""
+    """A file stores element types as ExecuTorch's numbers."""
     from executorch.exir.scalar_type import ScalarType as Theirs
 
     theirs = {kind.name: int(kind) for kind in Theirs}
@@ -58,7 +58,7 @@ def test_the_numbers_and_sizes_of_scalar_types_are_those_of_executorch():
     ],
 )
 def test_an_element_takes_the_bytes_that_torch_gives_it(dtype, kind):
-    """The size of a blob follows from its layout."""
+    """The layout determines the size of a blob."""
     assert kind.itemsize == torch.empty(0, dtype=dtype).element_size()
 
 
@@ -79,7 +79,7 @@ def test_an_element_takes_the_bytes_that_torch_gives_it(dtype, kind):
     ],
 )
 def test_an_impossible_layout_is_refused_with_its_reason(arguments, reason):
-    """No layout exists that a file could not hold (B5)."""
+    """Every layout that exists fits into a file (B5)."""
     with pytest.raises(LayoutError, match=reason):
         TensorLayout(*arguments)
 
@@ -93,7 +93,7 @@ def test_a_tensor_without_elements_has_no_bytes_and_the_largest_one_fits():
 
 
 def test_numpy_integers_become_plain_ones():
-    """Layouts compare and hash by value, whatever integers they were made of."""
+    """Layouts compare and hash by value, whatever kind of integers they were made from."""
     layout = TensorLayout(ScalarType.INT, np.array([2, 3]), np.array([1, 0]))  # type: ignore[arg-type]
     assert layout == TensorLayout(ScalarType.INT, (2, 3), (1, 0))
     assert hash(layout) == hash(TensorLayout(ScalarType.INT, (2, 3), (1, 0)))

@@ -1,4 +1,4 @@
-"""Mapped files (D1, D4): the bytes of the file, without a copy, for as long as somebody uses them."""
+"""Mapped files (D1, D4): the bytes of a file, without a copy, for as long as they are referenced."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from blobstore.memory.mapped_file import PrivateFile, as_path, as_paths, map_fil
 
 
 def test_a_map_outlives_the_name_of_its_file(tmp_path):
-    """Renamed, replaced or deleted: the view goes on showing what was mapped."""
+    """If the file is renamed, replaced or deleted, the view still shows the mapped bytes."""
     path = tmp_path / "file"
     path.write_bytes(b"old bytes")
     view = map_file(path)
@@ -25,7 +25,7 @@ def test_a_map_outlives_the_name_of_its_file(tmp_path):
 
 
 def test_views_of_one_file_share_a_map_and_release_it(tmp_path):
-    """Thousands of slices cost one descriptor, and none remains when the last is gone."""
+    """Thousands of slices take one descriptor, which is closed with the last of them."""
     path = tmp_path / "file"
     path.write_bytes(bytes(100))
     before = len(os.listdir("/proc/self/fd"))
@@ -36,7 +36,7 @@ def test_views_of_one_file_share_a_map_and_release_it(tmp_path):
 
 
 def test_a_private_file_never_reaches_the_file_or_another_view(tmp_path):
-    """Each is a copy of its own, also when it is closed."""
+    """Each is a private copy, also after it is closed."""
     path = tmp_path / "file"
     path.write_bytes(b"abc")
     with PrivateFile(path) as first, PrivateFile(path) as second:
@@ -59,7 +59,7 @@ def test_what_is_no_file_with_bytes_is_refused(tmp_path):
 
 @pytest.mark.parametrize("wrong", [5, None, "a\0b", b"a\0b", object(), 1.5, "\ud800"], ids=repr)
 def test_what_is_no_path_is_refused(wrong):
-    """With the file error that callers handle anyway."""
+    """The error is the one for files, which callers handle anyway."""
     with pytest.raises(FileAccessError):
         as_path(wrong)
     with pytest.raises(FileAccessError):
@@ -67,7 +67,7 @@ def test_what_is_no_path_is_refused(wrong):
 
 
 def test_one_path_or_several(tmp_path):
-    """A single path is a list of one, of whatever kind it is."""
+    """A single path of any type is a list of one."""
     assert as_paths("a") == as_paths(b"a") == as_paths(Path("a")) == [Path("a")]
     assert as_paths(iter(["a", b"b"])) == [Path("a"), Path("b")]
 

@@ -1,4 +1,4 @@
-"""From tensors to bytes and back (R4): torch's and numpy's own contents are the truth."""
+"""From tensors to bytes and back (R4); torch and numpy are the oracles."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from blobstore.errors import FileAccessError, InvalidFileError, LayoutError, UnsupportedDataError
 from blobstore.memory.layout import ScalarType, TensorLayout
-from blobstore.memory.tensors import FileSlice, as_bytes, to_numpy, to_torch
+from blobstore.memory.tensors import FileSlice, as_bytes, in_dim_order, to_numpy, to_torch
 
 DTYPES = [
     torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.float32, torch.float64,
@@ -20,7 +20,7 @@ DTYPES = [
 
 @st.composite
 def strided(draw):
-    """A tensor whose memory may have any order of dimensions, gaps, repeats and offsets."""
+    """A tensor in memory with any order of dimensions, with gaps, repeats and offsets."""
     shape = draw(st.lists(st.integers(0, 4), max_size=4))
     tensor = torch.arange(int(np.prod([size + 1 for size in shape])), dtype=torch.float32)
     tensor = tensor.reshape([size + 1 for size in shape])
@@ -32,7 +32,7 @@ def strided(draw):
 
 @given(tensor=strided())
 def test_a_strided_tensor_comes_back_with_its_values_shape_and_order(tensor):
-    """Whatever its strides: what is dense is kept as it lies, everything else is put in order."""
+    """Dense memory stays as it is; memory with other strides is made contiguous."""
     view, layout = as_bytes(tensor)
     assert layout is not None
     assert layout.nbytes == len(view)
@@ -42,7 +42,7 @@ def test_a_strided_tensor_comes_back_with_its_values_shape_and_order(tensor):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_every_dtype_keeps_its_bytes(dtype):
-    """Also those that numpy lacks."""
+    """Also dtypes that numpy lacks."""
     tensor = torch.arange(24).reshape(2, 3, 4).to(dtype)
     view, layout = as_bytes(tensor)
     assert bytes(view) == bytes(tensor.view(torch.uint8).numpy().tobytes())
@@ -58,7 +58,7 @@ def test_every_dtype_keeps_its_bytes(dtype):
     ids=["contiguous", "channels last", "transposed"],
 )
 def test_dense_memory_is_viewed_not_copied(tensor):
-    """The view is of the tensor's own memory, and keeps it alive."""
+    """The view shares the tensor's memory and keeps it alive."""
     view, _ = as_bytes(tensor)
     assert np.frombuffer(view, np.uint8).ctypes.data == tensor.data_ptr()
     expected = tensor.sum().item()
@@ -67,7 +67,7 @@ def test_dense_memory_is_viewed_not_copied(tensor):
 
 
 def test_negated_big_endian_and_scalar_data():
-    """A lazy negation is carried out, bytes are put in the file's order, a scalar has no dimensions."""
+    """A lazy negation is computed, bytes are swapped to the order of files, and a scalar has no dimensions."""
     negated = torch.tensor([1 + 2j]).conj().imag
     assert np.frombuffer(as_bytes(negated)[0], np.float32).tolist() == [-2.0]
     assert bytes(as_bytes(np.array([1], ">u4"))[0]) == b"\1\0\0\0"
@@ -89,7 +89,7 @@ def test_negated_big_endian_and_scalar_data():
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
 def test_what_gives_no_bytes_is_refused_by_name(data, reason):
-    """The message says what is wrong with it."""
+    """The message names the reason."""
     with pytest.raises(UnsupportedDataError, match=reason):
         as_bytes(data)
 
@@ -107,7 +107,7 @@ def test_a_layout_that_does_not_fit_is_refused():
 
 
 def test_torch_gets_no_read_only_memory():
-    """torch would write to it."""
+    """torch could write to it."""
     with pytest.raises(UnsupportedDataError, match="read-only"):
         to_torch(memoryview(bytes(4)), None)
     assert to_torch(memoryview(b""), None).numel() == 0
@@ -126,3 +126,25 @@ def test_a_slice_of_a_file_is_its_bytes_and_never_more(tmp_path):
         FileSlice(path, 1.5).view()  # type: ignore[arg-type]
     with pytest.raises(FileAccessError):
         FileSlice(tmp_path / "none").view()
+
+
+@given(shape=st.lists(st.integers(0, 4), max_size=4).map(tuple), data=st.data())
+def test_another_dim_order_moves_bytes_and_keeps_values(shape, data):
+    """From any order to any other; torch's permutation is the oracle."""
+    old, new = (tuple(data.draw(st.permutations(range(len(shape))))) for _ in range(2))
+    values = torch.arange(int(np.prod(shape)), dtype=torch.int16).reshape(shape)
+    stored = memoryview(values.permute(old).contiguous().view(-1).numpy().tobytes())
+    moved = in_dim_order(stored, TensorLayout(ScalarType.SHORT, shape, old), new)
+    assert bytes(moved) == values.permute(new).contiguous().view(-1).numpy().tobytes()
+    contiguous = in_dim_order(stored, TensorLayout(ScalarType.SHORT, shape, old))
+    assert bytes(contiguous) == values.numpy().tobytes()
+
+
+@pytest.mark.parametrize("kind", list(ScalarType), ids=lambda kind: kind.name)
+def test_elements_of_every_type_move_as_they_are(kind):
+    """The dtype need not exist in numpy; bytes that are in the right order already are not copied."""
+    elements = [bytes([i + 1]) * kind.itemsize for i in range(6)]
+    data = memoryview(b"".join(elements))
+    layout = TensorLayout(kind, (2, 3), (1, 0))
+    assert bytes(in_dim_order(data, layout)) == b"".join(elements[i] for i in (0, 2, 4, 1, 3, 5))
+    assert in_dim_order(data, layout, (1, 0)) is data

@@ -1,4 +1,4 @@
-"""`blobstore diff`: whatever differs between two files is a difference, and only equal files have none."""
+"""`blobstore diff` finds every difference between two files; only equal files have none (B5)."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ EDITS: dict[str, tuple[str, Callable[[Json], None]]] = {
 
 @pytest.mark.parametrize("name", EDITS)
 def test_every_part_of_a_program_is_compared(name: str, program: bytes, tmp_path: Path) -> None:
-    """B5: no change of a program goes unnoticed, and the part that changed is named."""
+    """Every change of a program is found, and the changed part is named (B5)."""
     what, edit = EDITS[name]
     (tmp_path / "same.pte").write_bytes(edited(program, lambda plain: None))
     (tmp_path / "edited.pte").write_bytes(edited(program, edit))
@@ -107,8 +107,8 @@ def test_a_delegates_payload_is_compared(program: bytes, tmp_path: Path) -> None
     assert {difference.what.split(": ")[1] for difference in result.differences} == {"delegates"}
 
 
-def test_a_program_that_was_only_laid_out_anew_is_not_called_equal(program: bytes, tmp_path: Path) -> None:
-    """Nothing that is known differs; what remains is told as bytes."""
+def test_a_program_with_another_layout_of_its_flatbuffer_is_not_equal(program: bytes, tmp_path: Path) -> None:
+    """No part differs, so the difference is reported as bytes."""
     flatbuffer, segments = split(program)
     (tmp_path / "a.pte").write_bytes(join(flatbuffer, segments))
     (tmp_path / "b.pte").write_bytes(join(from_json(to_json(flatbuffer)), segments))
@@ -130,7 +130,7 @@ def whats(result: Comparison) -> set[str]:
     return {difference.what for difference in result.differences} | {change.kind for change in result.changes}
 
 
-def test_what_a_data_file_says_beside_its_blobs(tmp_path: Path) -> None:
+def test_differences_of_data_files_outside_their_blobs(tmp_path: Path) -> None:
     first = ptd(tmp_path / "a.ptd")
     assert compare_files(first, first).equal
     assert whats(compare_files(first, ptd(tmp_path / "b.ptd", alignment=32))) == {"alignments"}
@@ -139,7 +139,7 @@ def test_what_a_data_file_says_beside_its_blobs(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_and_its_data_file_hold_the_same_keys_but_are_not_equal(tmp_path: Path) -> None:
-    """What the other format cannot say is told apart from the blobs."""
+    """Facts that only one format has are differences outside the blobs."""
     save_safetensors({"w": np.ones((2, 3), np.float32)}, tmp_path / "a.safetensors")
     convert(tmp_path / "a.safetensors", tmp_path / "a.ptd")
     result = compare_files(tmp_path / "a.safetensors", tmp_path / "a.ptd")
@@ -158,7 +158,7 @@ def test_shapes_that_a_data_file_cannot_name_are_compared(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("kind", ["ptd", "pte"])
 def test_no_changed_byte_goes_unnoticed(kind: str, lowered: Any, tmp_path: Path) -> None:
-    """B5: with any byte changed a file is unreadable or different."""
+    """If any byte changes, the file is unreadable or different (B5)."""
     path = tmp_path / f"a.{kind}"
     if kind == "ptd":
         save_file({"w": np.arange(6.0), "b": b"opaque"}, path, metadata={"made": "here"})
@@ -175,7 +175,7 @@ def test_no_changed_byte_goes_unnoticed(kind: str, lowered: Any, tmp_path: Path)
         assert not result.equal, f"byte {at}"
 
 
-def test_the_command_tells_what_differs_and_leaves_with_1(program: bytes, tmp_path: Path) -> None:
+def test_the_command_prints_what_differs_and_exits_with_1(program: bytes, tmp_path: Path) -> None:
     (tmp_path / "a.pte").write_bytes(program)
     (tmp_path / "b.pte").write_bytes(edited(program, EDITS["an operator"][1]))
 

@@ -500,7 +500,7 @@ def test_killed_while_saving(tmp_path: Path) -> None:
 _DYING = """
 import os, signal, sys, torch
 from pathlib import Path
-from blobstore.disk import staging
+from blobstore.disk.output import Output
 from blobstore.training import TrainingProgram
 path = Path(sys.argv[1]) / "checkpoint"
 training = TrainingProgram(Path(sys.argv[1]) / "train.pte")
@@ -513,7 +513,7 @@ training.step(optimizer, *batch)
 for name, done in (("write", False), ("write", True), ("fsync", False), ("replace", False), ("replace", True)):
     pid = os.fork()
     if pid == 0:
-        owner = staging._Output if name == "write" else os
+        owner = Output if name == "write" else os
         real = getattr(owner, name)
         def die(*arguments, **options):
             if done:

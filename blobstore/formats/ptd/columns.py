@@ -1,8 +1,8 @@
 """Reading many flatbuffer tables at once, as columns.
 
-A .ptd may hold 100,000 entries, each a few nested tables; following them one by one from Python would take longer
-than mapping the file. Here one numpy operation does a step for all of them, and each step is checked: an offset that
-leaves the buffer raises `ColumnsError` and nothing outside is ever read. Format: https://flatbuffers.dev/internals/
+A .ptd may hold 100,000 entries, each a few nested tables; to follow them one by one in Python would take longer than to
+map the file. Here one numpy operation takes a step for all of them. Each step is checked: an offset that leads out of
+the buffer raises `ColumnsError`, and nothing outside is ever read. Format: https://flatbuffers.dev/internals/
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy.typing as npt
 __all__ = ["Columns", "ColumnsError", "Positions"]
 
 Positions = npt.NDArray[np.int64]
-"""Byte positions in the buffer, one an object; 0 stands for an absent object (no object can lie at 0)."""
+"""Byte positions in the buffer, one for each object; 0 stands for an absent object (no object can lie at 0)."""
 
 
 class ColumnsError(ValueError):
@@ -26,7 +26,7 @@ class Columns:
     """A flatbuffer.
 
     Args:
-        data: its bytes, from the root offset on. The arrays that are read from it are copies.
+        data: its bytes, from the root offset on. Arrays that are read from it are copies.
 
     Attributes:
         size: number of bytes.
@@ -48,11 +48,11 @@ class Columns:
         """Positions of fields in each of `tables`.
 
         Args:
-            tables: tables of one type, none absent.
-            slots: slot number -> size of the field in the table in bytes.
+            tables: tables of one type, all present.
+            slots: for each slot number, the size of the field in the table in bytes.
 
         Returns:
-            For each slot, the position of the field in each table, 0 where the table does not have it.
+            For each slot, the position of the field in each table; 0 where the table does not have it.
         """
         if tables.size == 0:
             return [np.zeros(0, np.int64) for _ in slots]
@@ -69,11 +69,11 @@ class Columns:
         return list(np.where(offsets != 0, tables[:, None] + offsets, 0).T)
 
     def follow(self, fields: Positions) -> Positions:
-        """Where the offsets stored in `fields` lead; absent stays absent, except that position 0 is the root's."""
+        """The targets of the offsets stored in `fields`, all present; the offset at position 0 is that of the root."""
         return fields + self.u32(fields)
 
     def vectors(self, fields: Positions, item_size: int) -> tuple[Positions, Positions]:
-        """The vectors that `fields` lead to: positions of their first items and numbers of items, 0 where absent."""
+        """The vectors that `fields` lead to: the positions of their first items and their lengths, 0 where absent."""
         present = fields != 0
         starts, counts = np.zeros(fields.size, np.int64), np.zeros(fields.size, np.int64)
         at = self.follow(fields[present])
@@ -84,7 +84,7 @@ class Columns:
         return starts, counts
 
     def tables(self, fields: Positions) -> Positions:
-        """The tables that the elements of the one vector in `fields` lead to; none where it is absent."""
+        """The tables that the elements of the one vector in `fields` lead to; empty if it is absent."""
         starts, counts = self.vectors(fields, 4)
         return self.follow(starts[0] + 4 * np.arange(counts[0]))
 
@@ -93,7 +93,7 @@ class Columns:
         return np.where(fields != 0, self._bytes[fields], np.uint8(default))
 
     def u32(self, positions: Positions) -> npt.NDArray[np.uint32]:
-        """Unsigned 32-bit integers at `positions`, none absent."""
+        """Unsigned 32-bit integers at `positions`, all present."""
         return _take(self._u32, positions, 2)
 
     def u64(self, fields: Positions) -> npt.NDArray[np.uint64]:
@@ -106,26 +106,26 @@ class Columns:
         return _take(self._u16, positions, 1).astype(np.int64)
 
     def gather(self, starts: Positions, count: int, item_size: int) -> Positions:
-        """Matrix of the `count` items behind each of `starts`: bytes, or signed 32-bit integers.
+        """A matrix of the `count` items at each of `starts`: bytes, or signed 32-bit integers.
 
-        The vectors were checked by `vectors`.
+        `vectors` has checked the vectors.
         """
         index = starts[:, None] + item_size * np.arange(count)
         items: Positions = (self._bytes[index] if item_size == 1 else self.u32(index).view(np.int32)).astype(np.int64)
         return items
 
     def raw(self, start: int, nbytes: int) -> bytes:
-        """A copy of a run of bytes that was checked by `vectors`."""
+        """A copy of a run of bytes that `vectors` has checked."""
         return self._bytes[start : start + nbytes].tobytes()
 
 
 def _take(words: npt.NDArray[Any], positions: Positions, shift: int) -> npt.NDArray[Any]:
     """The words at these byte positions, each `1 << shift` bytes wide."""
-    together = int(np.bitwise_or.reduce(positions, axis=None))  # its sign and its low bits are those of any
+    together = int(np.bitwise_or.reduce(positions, axis=None))  # negative, or with low bits, if any position is
     if together < 0 or together & ((1 << shift) - 1):
         raise ColumnsError("an offset is negative or not aligned")
     try:
         taken: npt.NDArray[Any] = words[positions >> shift]
         return taken
     except IndexError:
-        raise ColumnsError("an offset leaves the flatbuffer") from None
+        raise ColumnsError("an offset leads out of the flatbuffer") from None

@@ -11,11 +11,11 @@ FILE_IDENTIFIER = b"FT01"
 MAGIC = b"FH01"
 START = 8  # behind the root offset and the file identifier
 FLATBUFFER_OFFSET = 48
-"""Bytes that the header and the mark insert; a multiple of 16, so the flatbuffer stays aligned."""
+"""The bytes that the header and the mark insert; a multiple of 16, so that the flatbuffer stays aligned."""
 
 _FIELDS = struct.Struct("<4sIQQQQ")
 MARK = slice(START + _FIELDS.size, START + FLATBUFFER_OFFSET)
-"""Where a file has a mark if a manifest ends it. ExecuTorch pads its header with zeros here."""
+"""Where a file with a manifest has its mark. ExecuTorch pads its header with zeros here."""
 
 
 class HeaderError(ValueError):
@@ -23,13 +23,13 @@ class HeaderError(ValueError):
 
 
 class Header(NamedTuple):
-    """Where things are in a .ptd; all in bytes.
+    """Where the parts of a .ptd lie; all in bytes.
 
     Attributes:
-        flatbuffer_offset: what was inserted in front of the flatbuffer's own bytes.
+        flatbuffer_offset: the number of bytes inserted before those of the flatbuffer.
         flatbuffer_size: size of the flatbuffer without the insertion.
         segment_base: where the segments begin.
-        segment_data_size: from there to the end of the last segment.
+        segment_data_size: bytes from there to the end of the last segment.
     """
 
     flatbuffer_offset: int
@@ -44,11 +44,11 @@ class Header(NamedTuple):
 
     @property
     def segment_end(self) -> int:
-        """First byte behind the segments, to which stock readers expect the file to reach."""
+        """First byte behind the segments; stock readers expect the file to reach this far."""
         return self.segment_base + self.segment_data_size
 
     def pack(self, mark: bytes) -> bytes:
-        """The `FLATBUFFER_OFFSET` bytes to insert at offset 8; `mark` is what `MARK` gets."""
+        """The `FLATBUFFER_OFFSET` bytes to insert at offset 8, with `mark` at `MARK`."""
         return _FIELDS.pack(MAGIC, _FIELDS.size, *self) + mark
 
     @classmethod
@@ -75,7 +75,7 @@ class Header(NamedTuple):
             )
         if header.segment_end > len(data):
             raise HeaderError(
-                f"truncated: {header.segment_data_size} bytes of segments at {header.segment_base} are announced, "
+                f"truncated: {header.segment_data_size} bytes of segments at {header.segment_base} are expected, "
                 f"the file has {len(data)} bytes"
             )
         return header

@@ -2,10 +2,11 @@
 
 It lies behind the last segment, where stock readers do not look: a flatbuffer (`schema/manifest.fbs`), the xxh3-128 of
 that flatbuffer, its length, and a magic that ends the file. The header has the same magic as a mark. So a single
-flipped bit anywhere in the file is noticed: in the head by `head`, in a blob by its digest, in the manifest by its own,
-and in the mark or the magic, which would hide the manifest, by the other one. Truncation takes the magic away.
+flipped bit anywhere in the file is detected: in the head by `head`, in a blob by its digest, in the manifest by its own
+digest, and in the mark or the magic, which would hide the manifest, by the other of the two. A truncated file lacks the
+magic.
 
-Earlier files keep the manifest in their last segment, under a key of its own. They are read, not written.
+Earlier files have the manifest in their last segment, under a key of its own. They are still read, but not written.
 """
 
 from __future__ import annotations
@@ -36,12 +37,12 @@ __all__ = [
 ]
 
 KEY_PREFIX = "metadata.blobstore."
-"""Keys that begin with it belong to blobstore: records about blobs, lists of checkpoints; not tensors of a user."""
+"""Keys with this prefix belong to blobstore: records about blobs, lists of checkpoints. Tensors of users have other keys."""
 
 FILE_IDENTIFIER = b"BM01"
 MAGIC = b"BLOBMAN1"
 OLD_MAGIC = b"BLOBEND1"
-"""What ends an earlier file, whose manifest has a key."""
+"""The end of an earlier file, whose manifest has a key."""
 
 VERSION = 0
 _DIGEST = 16
@@ -49,7 +50,7 @@ _TAIL = 8 + len(MAGIC)  # the length and the magic
 
 
 class ManifestError(ValueError):
-    """Why a manifest cannot be believed."""
+    """Why a manifest cannot be trusted."""
 
 
 @dataclass(frozen=True)
@@ -59,8 +60,8 @@ class Manifest:
     Attributes:
         head: xxh3-128 of the file from byte 0 up to the segment base, 16 bytes.
         segments: xxh3-128 of each segment, uint8 of shape (segments, 16).
-        alignments: what each key asked for in bytes, uint32 of shape (keys,).
-        metadata: free text of whoever wrote the file.
+        alignments: the alignment requested for each key in bytes, uint32 of shape (keys,).
+        metadata: text of the application that wrote the file.
     """
 
     head: bytes
@@ -104,11 +105,11 @@ class Manifest:
 
         Args:
             data: the flatbuffer and its digest.
-            segments: number of segments that the file has.
-            keys: number of keys that the file has.
+            segments: number of segments in the file.
+            keys: number of keys in the file.
 
         Raises:
-            ManifestError: it is damaged, of a later version, or of another file.
+            ManifestError: it is damaged, has a later version, or belongs to another file.
         """
         body = data[:-_DIGEST]
         if xxhash.xxh3_128_digest(body) != data[-_DIGEST:]:
@@ -133,7 +134,7 @@ class Manifest:
         alignment_at, alignment_count = columns.vectors(alignments, 4)
         if digest_count[0] != segments or alignment_count[0] != keys:
             raise ManifestError(
-                f"the manifest tells of {digest_count[0]} segments and {alignment_count[0]} keys, the file has "
+                f"the manifest is for {digest_count[0]} segments and {alignment_count[0]} keys, the file has "
                 f"{segments} and {keys}"
             )
         return cls(
@@ -144,13 +145,13 @@ class Manifest:
         )
 
     def without_last(self, key: int) -> Manifest:
-        """As it is for a file without the last segment and without the key of this index."""
+        """The manifest of the file without its last segment and without the key of this index."""
         return replace(self, segments=self.segments[:-1], alignments=np.delete(self.alignments, key))
 
 
 def _metadata(columns: Columns, pairs: Sequence[Positions]) -> dict[str, str]:
     vectors = [columns.vectors(fields, 1) for fields in pairs]
-    if sum(int(counts.sum()) for _, counts in vectors) > columns.size:  # many may refer to one
+    if sum(int(counts.sum()) for _, counts in vectors) > columns.size:  # many fields may refer to one text
         raise ColumnsError("the texts of the metadata together are longer than the manifest")
     keys, values = ([columns.raw(start, n) for start, n in zip(*vector, strict=True)] for vector in vectors)
     if any(left >= right for left, right in itertools.pairwise(keys)):
@@ -162,7 +163,7 @@ def find_manifest(data: memoryview, header: Header) -> memoryview | None:
     """The flatbuffer of the manifest behind the last segment, with its digest; None if the file has none there.
 
     Raises:
-        ManifestError: it is missing or cut, or bytes follow it.
+        ManifestError: it is missing or incomplete, or bytes follow it.
     """
     start = header.segment_end
     marked = data[MARK] == MAGIC
@@ -183,7 +184,7 @@ def find_manifest(data: memoryview, header: Header) -> memoryview | None:
 
 
 def _struct_vector(builder: flatbuffers.Builder, digests: npt.NDArray[np.uint8]) -> int:
-    """A vector of Digest structs in one step; flatbuffers offers only one byte at a time."""
+    """A vector of Digest structs in one step; flatbuffers would write it byte by byte."""
     raw = digests.tobytes()
     builder.StartVector(_DIGEST, len(digests), 1)
     builder.head = builder.head - len(raw)
@@ -193,5 +194,5 @@ def _struct_vector(builder: flatbuffers.Builder, digests: npt.NDArray[np.uint8])
 
 
 def is_keyed_manifest(key: str, data: memoryview) -> bool:
-    """Whether a blob is the manifest of an earlier file, and not another record under the same prefix."""
+    """Whether a blob is the manifest of an earlier file, and not another record with the same prefix."""
     return key.startswith(KEY_PREFIX) and data[4:8] == FILE_IDENTIFIER

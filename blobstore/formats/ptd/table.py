@@ -1,8 +1,8 @@
-"""Encoding the table of contents of a .ptd, all tables of a kind in one step.
+"""Encoding the table of contents of a .ptd, all tables of one type in one step.
 
 The result is an ordinary FT01 flatbuffer (`schema/flat_tensor.fbs`). A general builder makes it object by object, back
-to front, which at 50,000 keys takes longer than writing the blobs; as every table here has one of five shapes, their
-places can be computed and the tables filled as arrays. Format: https://flatbuffers.dev/internals/
+to front, which for 50,000 keys takes longer than writing the blobs. Every table here has one of five shapes, so their
+positions can be computed and the tables filled as arrays. Format: https://flatbuffers.dev/internals/
 """
 
 from __future__ import annotations
@@ -13,14 +13,15 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from blobstore.formats.alignment import align_up
 from blobstore.formats.ptd.header import FILE_IDENTIFIER, FLATBUFFER_OFFSET, START
 from blobstore.memory.layout import TensorLayout
 
-__all__ = ["align", "encode_table"]
+__all__ = ["encode_table"]
 
 _VERSION = 0
 
-# A vtable: its own size, the size of the table, and where in the table each field is, 0 if it is absent.
+# A vtable: its own size, the size of the table, and the position of each field in the table, 0 if it is absent.
 _VTABLES: dict[str, tuple[int, ...]] = {
     "flat_tensor": (10, 16, 4, 8, 12),  # version, segments, named_data
     "segment": (8, 24, 8, 16),  # offset, size
@@ -51,9 +52,9 @@ def encode_table(
         sizes: bytes of each segment.
     """
     vtable = {name: START + FLATBUFFER_OFFSET + _VTABLE_ROOM * i for i, name in enumerate(_VTABLES)}
-    root = align(START + FLATBUFFER_OFFSET + _VTABLE_ROOM * len(_VTABLES), 8)
+    root = align_up(START + FLATBUFFER_OFFSET + _VTABLE_ROOM * len(_VTABLES), 8)
     segment_vector = root + 16
-    segments = align(segment_vector + 4 + 4 * len(sizes), 8)
+    segments = align_up(segment_vector + 4 + 4 * len(sizes), 8)
     named_vector = segments + _SEGMENT.itemsize * len(sizes)
     named = named_vector + 4 + 4 * len(keys)
     layout_base = named + _NAMED_DATA.itemsize * len(keys)
@@ -114,7 +115,7 @@ def _offset_vector(at: int, targets: npt.NDArray[np.int64]) -> bytes:
 
 
 def _layouts(layouts: Sequence[TensorLayout | None], base: int, vtable: int) -> tuple[npt.NDArray[np.int64], bytes]:
-    """Where each layout's table is, 0 for None, and the tables; equal layouts share one."""
+    """The position of each layout's table, 0 for None, and the tables; equal layouts share one."""
     known: dict[TensorLayout | None, int] = {None: 0}
     parts: list[bytes] = []
     position = base
@@ -135,19 +136,14 @@ def _layouts(layouts: Sequence[TensorLayout | None], base: int, vtable: int) -> 
             rank,
             *layout.dim_order,
         )
-        parts.append(part.ljust(align(len(part), 4), b"\0"))
+        parts.append(part.ljust(align_up(len(part), 4), b"\0"))
         position += len(parts[-1])
     return np.array([known[layout] for layout in layouts], np.int64), b"".join(parts)
 
 
 def _strings(texts: Sequence[str], base: int) -> tuple[npt.NDArray[np.int64], bytes]:
-    """Where each string is, and the strings: length, UTF-8, and at least one NUL up to a multiple of four."""
+    """The position of each string, and the strings: length, UTF-8, and at least one NUL up to a multiple of four."""
     encoded = [text.encode() for text in texts]
     parts = [len(raw).to_bytes(4, "little") + raw + b"\0" * (4 - len(raw) % 4) for raw in encoded]
     ends = np.cumsum([0, *map(len, parts)])
     return base + ends[:-1].astype(np.int64), b"".join(parts)
-
-
-def align(position: int, alignment: int) -> int:
-    """The next multiple of `alignment`, `position` itself if it is one."""
-    return -(-position // alignment) * alignment

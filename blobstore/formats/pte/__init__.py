@@ -1,4 +1,4 @@
-"""Programs (`.pte`): what weights they hold, and the same program without them::
+"""Programs (`.pte`): which weights they hold, and the same program without them::
 
 program = read_program("model.pte")
 moves = {item: item.key for item in program.movable(keep_small=1024)}

@@ -29,7 +29,7 @@ def open_pte(path: str | os.PathLike[str]) -> PteDataMap:
 class PteDataMap(NamedDataMap):
     """Named data under its keys; constants and initial states under their names, or else content keys (`content_key`).
 
-    Data is handed out as views of the mapped file. The first question reads all constants once, for their keys; it
+    Data is returned as views of the mapped file. The first look-up reads all constants once to compute their keys. It
     raises KeyConflictError if the program gives one name to two contents.
 
     Raises:
@@ -49,7 +49,7 @@ class PteDataMap(NamedDataMap):
             key = item.key
             known = items.setdefault(key, item)
             if known.layout != item.layout or not same_bytes(known.data, item.data):
-                raise KeyConflictError(f"{self.name}: the key {key!r} is there twice with different contents")
+                raise KeyConflictError(f"{self.name}: the key {key!r} occurs twice with different contents")
         return items
 
     @cached_property
@@ -70,6 +70,6 @@ class PteDataMap(NamedDataMap):
         return (self.program.path,)
 
     def alignment(self, key: str) -> int:
-        """The alignment that the program's own offsets keep to, in bytes."""
-        self.get_tensor_layout(key)  # raises where there is no such key
+        """The alignment that the offsets in the program have, in bytes."""
+        self.get_tensor_layout(key)  # raises if there is no such key
         return self._items[key].alignment

@@ -1,4 +1,4 @@
-"""What a program says beside the bytes of its weights, as lines of text: to list and to compare."""
+"""Everything in a program but the bytes of its weights, as lines of text, to list and to compare."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from blobstore.memory.digest import digest
 __all__ = ["describe"]
 
 _SHORT = 32
-"""More bytes than this are told by their digest."""
+"""Longer runs of bytes are described by their digest."""
 
 _PLACES = {"data_buffer_idx", "mutable_data_segments_idx"}
-"""Fields of a tensor that say where its bytes are; the bytes themselves are described."""
+"""Fields of a tensor that say where its bytes lie. They are left out, because the bytes themselves are described."""
 
 
 def describe(program: ProgramFile) -> dict[str, list[str]]:
-    """All parts of a program, each as one line an element; bytes are told by their digests.
+    """All parts of a program, each as one line for each element, with digests for bytes.
 
-    Two programs with equal descriptions compute the same on equal named data, up to what this version does not know
-    (`ProgramFile.unknown`).
+    Two programs with equal descriptions compute the same on equal named data, apart from fields that are unknown to this
+    version (`ProgramFile.unknown`).
 
     Raises:
-        InvalidFileError: the flatbuffer is damaged in a part that nothing else reads.
+        InvalidFileError: the flatbuffer is damaged in a part that is read only here.
     """
     program.root.buffer.renew()
     known = _Digests(program)
@@ -44,36 +44,46 @@ def describe(program: ProgramFile) -> dict[str, list[str]]:
     for number, plan in enumerate(program.root.tables("execution_plan")):
         name = program.methods[number]
         method = f"method {name}" if program.methods.count(name) == 1 else f"method {name} ({number})"
-        operators = [_operator(table) for table in plan.tables("operators")]
-        parts[f"{method}: operators"] = operators
-        parts[f"{method}: values"] = [_text(value, contents) for value in plan.tables("values")]
-        parts[f"{method}: inputs"] = [str(index) for index in plan.numbers("inputs")]
-        parts[f"{method}: outputs"] = [str(index) for index in plan.numbers("outputs")]
-        parts[f"{method}: delegates"] = [
+        delegates = [
             f"{delegate.string('id')}, payload {known.of(next(payloads).span)}, "
             + " ".join(_text(spec, contents) for spec in delegate.tables("compile_specs"))
             for delegate in plan.tables("delegates")
         ]
-        chains = plan.tables("chains")
-        parts[f"{method}: chains"] = [
+        described = _describe_method(plan, delegates, contents)
+        parts |= {f"{method}: {part}": lines for part, lines in described.items()}
+    return parts
+
+
+def _describe_method(plan: Table, delegates: list[str], contents: Mapping[int, str]) -> dict[str, list[str]]:
+    """The parts of one method, with the lines of its delegates."""
+    operators = [_operator(table) for table in plan.tables("operators")]
+    chains = plan.tables("chains")
+    parts = {
+        "operators": operators,
+        "values": [_text(value, contents) for value in plan.tables("values")],
+        "inputs": [str(index) for index in plan.numbers("inputs")],
+        "outputs": [str(index) for index in plan.numbers("outputs")],
+        "delegates": delegates,
+        "chains": [
             f"inputs {list(chain.numbers('inputs'))}, outputs {list(chain.numbers('outputs'))}" for chain in chains
-        ]
-        for i, chain in enumerate(chains):
-            instructions = f"{method}: instructions" if len(chains) == 1 else f"{method}: instructions of chain {i}"
-            parts[instructions] = [_instruction(table, operators, contents) for table in chain.tables("instructions")]
-            traces = [_text(table, contents) for table in chain.tables("stacktrace")]
-            parts[instructions.replace("instructions", "stack traces")] = traces
-        parts[f"{method}: planned memory"] = [
-            *map(str, plan.numbers("non_const_buffer_sizes")),
-            *(_text(table, contents) for table in plan.tables("non_const_buffer_device")),
-        ]
-        container = plan.table("container_meta_type")
-        parts[f"{method}: container"] = [] if container is None else [_text(container, contents)]
+        ],
+    }
+    for i, chain in enumerate(chains):
+        of_chain = "" if len(chains) == 1 else f" of chain {i}"
+        instructions = [_instruction(table, operators, contents) for table in chain.tables("instructions")]
+        parts[f"instructions{of_chain}"] = instructions
+        parts[f"stack traces{of_chain}"] = [_text(table, contents) for table in chain.tables("stacktrace")]
+    parts["planned memory"] = [
+        *map(str, plan.numbers("non_const_buffer_sizes")),
+        *(_text(table, contents) for table in plan.tables("non_const_buffer_device")),
+    ]
+    container = plan.table("container_meta_type")
+    parts["container"] = [] if container is None else [_text(container, contents)]
     return parts
 
 
 class _Digests:
-    """Bytes of a program by their digest; each run of bytes is read once."""
+    """Digests of runs of bytes in a program; each run is read once."""
 
     def __init__(self, program: ProgramFile) -> None:
         self._data = program.data
@@ -112,7 +122,7 @@ def _text(table: Table, contents: Mapping[int, str]) -> str:
 
 
 def _value(table: Table, field: str, kind: Kind, contents: Mapping[int, str]) -> str | None:
-    """A field as text; None where it is absent or what it is by default."""
+    """A field as text; None if it is absent or has its default value."""
     slot = table.slot(field)
     if not slot:
         return None

@@ -1,11 +1,10 @@
 """Changing a flatbuffer in place, without knowing all of it.
 
-References point forward, except those from a table to its vtable, which point anywhere. So a new object can
-always be appended and be reached from an old place, and what is not touched stays as it is, fields of later
-versions included.
+References point forward, except those from a table to its vtable, which point anywhere. So a new object can always be
+appended and referred to from an old place. Everything else stays as it is, including fields of later versions.
 
-Removing bytes is another matter: every reference across the gap changes, so all of them must be known.
-`Editor.cut` therefore works only on buffers without unknown fields.
+Removing bytes is different: every reference across the gap changes, so all of them must be known. `Editor.cut` therefore
+works only on buffers without unknown fields.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ from blobstore.formats.pte.flatbuffer import Buffer, Span, Table, walk
 __all__ = ["Editor"]
 
 _MAX_SIZE = 2**31 - 1  # distances to vtables are signed
-_SMALL = 1 << 16  # shorter unchanged runs are copied together with their neighbours
+_SMALL = 1 << 16  # shorter unchanged runs are copied together with their neighbors
 _GATHER = 1 << 20
 
 
 class Editor:
     """Collects changes to the flatbuffer below `root` and yields the changed bytes.
 
-    All positions, also those of appended objects, are in the old buffer's coordinates.
+    All positions are in the coordinates of the old buffer, also those of appended objects.
     """
 
     def __init__(self, root: Table) -> None:
@@ -43,11 +42,11 @@ class Editor:
         self._entries: dict[int, list[int]] = {}
 
     def write(self, position: int, data: bytes) -> None:
-        """Replace as many bytes at `position` as `data` has."""
+        """Overwrite the bytes at `position` with `data`."""
         self._writes[position] = data
 
     def link(self, slot: int, target: int) -> None:
-        """Let the reference at `slot` lead to `target`, which lies behind it."""
+        """Make the reference at `slot` lead to `target`, which lies behind it."""
         self._links[slot] = (target, False)
 
     def append(self, data: bytes, align: int = 4) -> int:
@@ -58,16 +57,16 @@ class Editor:
         return position
 
     def vtable(self, entries: tuple[int, ...]) -> int:
-        """The position of a new vtable: the size of the table, then the place of each field."""
+        """The position of a new vtable with these entries: the size of the table, then the position of each field."""
         data = struct.pack(f"<{len(entries) + 1}H", 2 * len(entries) + 2, *entries)
         if data not in self._vtables:
             self._vtables[data] = self.append(data, 2)
         return self._vtables[data]
 
     def set_fields(self, table: Table, places: dict[str, int]) -> None:
-        """Give a table a vtable of its own: each field of `places` moves there (inside the table), or is absent if 0.
+        """Give a table its own vtable, in which each field of `places` is at that position of the table; 0 is absent.
 
-        Vtables are shared between tables, so an old one is never changed.
+        Tables share vtables, so an old one is never changed.
         """
         entries = self._entries.setdefault(table.position, list(table.vtable))
         for field, place in places.items():
@@ -77,9 +76,9 @@ class Editor:
         self._links[table.position] = (self.vtable(tuple(entries)), True)
 
     def cut(self, span: Span, left: int) -> None:
-        """Let bytes that nothing refers to shrink (or grow) to `left` zeros.
+        """Replace bytes that nothing refers to by `left` zeros, fewer or more.
 
-        The caller sees to it that what follows stays aligned.
+        The caller must keep the bytes behind them aligned.
         """
         self._cuts.append((span.start, span.stop, left))
 
@@ -89,11 +88,11 @@ class Editor:
         return len(self._old.data) - sum(stop - start - left for start, stop, left in self._cuts) + len(self._tail)
 
     def finish(self) -> None:
-        """Settle all changes.
+        """Compute the new buffer.
 
         Raises:
-            UnsupportedProgramError: the new buffer is too large, two changes concern the same bytes, or there
-                is something to cut but not every reference is known.
+            UnsupportedProgramError: the new buffer is too large, two changes affect the same bytes, or bytes are cut but
+                not every reference is known.
         """
         if self.size > _MAX_SIZE:
             raise self._refuse(f"its flatbuffer would have {self.size} bytes, above {_MAX_SIZE}")
@@ -142,7 +141,7 @@ class Editor:
         return UnsupportedProgramError(self._old.path, reason)
 
     def _links_across_cuts(self, starts: list[int]) -> dict[int, tuple[int, bool]]:
-        """Every old reference that a cut makes longer or shorter."""
+        """Every old reference whose distance a cut changes."""
         links: dict[int, tuple[int, bool]] = {}
 
         def reference(place: int, target: int, to_vtable: bool) -> None:

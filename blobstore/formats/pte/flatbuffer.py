@@ -1,13 +1,12 @@
-"""Checked, lazy access to a flatbuffer that nobody has verified.
+"""Checked, lazy access to an unverified flatbuffer.
 
-Every read is bounds-checked before anything is allocated, so a hostile file costs an error and not a crash.
-Work is bounded too: whatever has a length is charged to a budget in proportion to the size of the buffer, so
-many references to one huge vector end in an error and not in hours.
+Every read is bounds-checked before anything is allocated, so a hostile file leads to an error and not to a crash. Work is
+bounded too: everything with a length is charged to a budget in proportion to the size of the buffer, so many references
+to one huge vector end in an error and not in hours of work.
 
-The wire format is https://flatbuffers.dev/internals: all numbers little-endian; a table starts with the
-signed distance back to its vtable; a vtable holds its own size, the size of the table, and for every field
-the place inside the table (0 when the field is absent); every other reference is an unsigned distance
-forward.
+The wire format is https://flatbuffers.dev/internals: all numbers are little-endian; a table starts with the signed
+distance back to its vtable; a vtable holds its own size, the size of the table, and for every field its position in the
+table (0 if the field is absent); every other reference is an unsigned distance forward.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _U16, _U32, _I32, _U64 = (struct.Struct(f) for f in ("<H", "<I", "<i", "<Q"))
 
 _BUDGET_FACTOR = 8
 _BUDGET_BASE = 1 << 16
-_TABLE_COST = 16  # looking at a table takes longer than its few bytes tell
+_TABLE_COST = 16  # bytes; looking at a table costs more than reading its few bytes
 
 
 class Span(NamedTuple):
@@ -42,7 +41,7 @@ class Span(NamedTuple):
 
 
 class Kind:
-    """What a field holds; `width` is what it takes inside its table, in bytes."""
+    """The type of a field; `width` is its size inside the table, in bytes."""
 
     width = 4
 
@@ -67,7 +66,7 @@ class Vector(Kind):
 
 
 class Union(Kind):
-    """One of several tables; the field before it says which, counting from 1."""
+    """One of several tables; the field before it has the number of the table, counted from 1."""
 
     def __init__(self, tag: str, members: list[TableType]) -> None:
         self.tag = tag
@@ -75,7 +74,7 @@ class Union(Kind):
 
 
 class TableType(Kind):
-    """A table type; its fields in the order of their slots."""
+    """A type of table, with its fields in the order of their slots."""
 
     def __init__(self, name: str, /, **fields: Kind) -> None:
         self.name = name
@@ -95,8 +94,8 @@ class Buffer:
 
     Args:
         data: the bytes of the flatbuffer.
-        path: what errors call the file.
-        start: where its objects begin; everything before belongs to headers.
+        path: the file, for errors.
+        start: where its objects begin; everything before that belongs to headers.
     """
 
     def __init__(self, data: memoryview, path: str | os.PathLike[str], start: int) -> None:
@@ -112,7 +111,7 @@ class Buffer:
         raise InvalidFileError(self.path, f"damaged flatbuffer: {reason}")
 
     def renew(self) -> None:
-        """Begin another pass over the objects, with a budget of its own."""
+        """Begin another pass over the objects, with a new budget."""
         self._budget = _BUDGET_FACTOR * len(self.data) + _BUDGET_BASE
 
     def spend(self, nbytes: int) -> None:
@@ -127,17 +126,17 @@ class Buffer:
             self.fail(f"{what} at {start} with {nbytes} bytes is outside {self.start}..{len(self.data)}")
 
     def u32(self, position: int) -> int:
-        """The number at `position`, which the caller has checked."""
+        """The number at `position`, which the caller must have checked."""
         return int(_U32.unpack_from(self.data, position)[0])
 
     def target(self, slot: int, what: str) -> int:
-        """Where the reference at `slot` (checked by the caller) leads; room for 4 bytes is checked."""
+        """The target of the reference at `slot` (checked by the caller); its first 4 bytes are checked."""
         position = slot + self.u32(slot)
         self.check(position, 4, what)
         return position
 
     def vtable(self, position: int) -> tuple[int, ...]:
-        """The size of the table, then the place of each field in it."""
+        """The size of the table, then the position of each field in it."""
         known = self._vtables.get(position)
         if known is not None:
             return known
@@ -152,7 +151,7 @@ class Buffer:
         return entries
 
     def vector(self, position: int, width: int, what: str) -> Span:
-        """The elements of the vector at `position` (room for its length is checked), each `width` bytes."""
+        """The elements of the vector at `position` (its length field is checked already), each `width` bytes."""
         nbytes = self.u32(position) * width
         self.check(position + 4, nbytes, what)
         return Span(position + 4, position + 4 + nbytes)
@@ -198,7 +197,7 @@ class Table:
         buffer.spend(_TABLE_COST + self.vtable[0])
 
     def slot(self, field: str) -> int:
-        """The position of a field's bytes in the buffer; 0 when it is absent."""
+        """The position of a field's bytes in the buffer; 0 if it is absent."""
         index = self.kind.slots[field] + 1
         offset = self.vtable[index] if index < len(self.vtable) else 0
         if offset == 0:
@@ -208,31 +207,31 @@ class Table:
         return self.position + offset
 
     def has_unknown_fields(self) -> bool:
-        """Whether fields are present that the type does not know."""
+        """Whether the table has fields that are unknown to its type."""
         return any(self.vtable[1 + len(self.kind.slots) :])
 
     def scalar(self, field: str) -> int:
-        """A whole number; 0 when it is absent."""
+        """A whole number; 0 if it is absent."""
         slot = self.slot(field)
         return int(self._kind(field, Scalar).format.unpack_from(self.buffer.data, slot)[0]) if slot else 0
 
     def target(self, field: str) -> int:
-        """The position that a reference leads to; 0 when it is absent."""
+        """The position that a reference leads to; 0 if it is absent."""
         slot = self.slot(field)
         return self.buffer.target(slot, self._name(field)) if slot else 0
 
     def string(self, field: str) -> str | None:
-        """Text; None when it is absent."""
+        """Text; None if it is absent."""
         position = self.target(field)
         return self.buffer.string(position, self._name(field)) if position else None
 
     def table(self, field: str) -> Table | None:
-        """A table; None when it is absent."""
+        """A table; None if it is absent."""
         position = self.target(field)
         return Table(self.buffer, position, self._kind(field, TableType)) if position else None
 
     def union(self, field: str) -> Table | None:
-        """The table of a union; None when it is absent or of a type that is not known."""
+        """The table of a union; None if it is absent or of an unknown type."""
         kind = self._kind(field, Union)
         tag = self.scalar(kind.tag)
         if not 1 <= tag <= len(kind.members):
@@ -240,18 +239,18 @@ class Table:
         position = self.target(field)
         member = kind.members[tag - 1]
         if position == 0:
-            self.buffer.fail(f"{self._name(field)} at {self.position} is to be {member.name}, but absent")
+            self.buffer.fail(f"{self._name(field)} at {self.position} must be a {member.name}, but is absent")
         return Table(self.buffer, position, member)
 
     def span(self, field: str) -> Span | None:
-        """The bytes of a vector's elements; None when it is absent."""
+        """The bytes of a vector's elements; None if it is absent."""
         position = self.target(field)
         if not position:
             return None
         return self.buffer.vector(position, self._kind(field, Vector).of.width, self._name(field))
 
     def numbers(self, field: str) -> tuple[int, ...]:
-        """A vector of numbers; empty when it is absent."""
+        """A vector of numbers; empty if it is absent."""
         span = self.span(field)
         if span is None:
             return ()
@@ -263,7 +262,7 @@ class Table:
         return struct.unpack_from(f"<{count}{item.format.format[1:]}", self.buffer.data, span.start)
 
     def tables(self, field: str) -> list[Table]:
-        """A vector of tables; empty when it is absent."""
+        """A vector of tables; empty if it is absent."""
         span = self.span(field)
         if span is None:
             return []
@@ -286,75 +285,88 @@ class Table:
 
 
 def walk(root: Table, reference: Callable[[int, int, bool], None] | None = None) -> set[str]:
-    """Read everything that can be reached from `root`, each object once.
+    """Read everything reachable from `root`, each object once.
 
     Args:
         root: where to begin.
-        reference: called as (place, target, is_vtable) with every reference that is found, if given.
+        reference: called as (place, target, is_vtable) for every reference, if given.
 
     Returns:
-        The names of types that have fields, or unions that have members, which are not known: what lies behind those
-        was not read.
+        The names of types with unknown fields, and of unions with unknown members. Whatever these refer to was not read.
 
     Raises:
-        InvalidFileError: something is out of bounds, is not text where it should be, overlaps something else (several
-            references to one object are fine), or is referred to too often.
+        InvalidFileError: an object is out of bounds, is not valid text, overlaps another one (several references to one
+            object are fine), or is referred to too often.
     """
-    buffer = root.buffer
-    unknown: set[str] = set()
-    objects: dict[int, tuple[int, object]] = {}
-    stack: list[Table] = []
+    found = _Walk(root.buffer, reference)
+    found.visit(root)
+    while found.stack:
+        found.read(found.stack.pop())
+    found.check_overlaps()
+    return found.unknown
 
-    def is_new(start: int, stop: int, kind: object) -> bool:
-        known = objects.get(start)
-        if known is None:
-            objects[start] = (stop, kind)
-        elif known[1] is not kind:
-            buffer.fail(f"the object at {start} is used as two different things")
-        return known is None
 
-    def visit(table: Table) -> None:
-        if is_new(table.position, table.position + table.vtable[0], table.kind):
-            stack.append(table)
+class _Walk:
+    """The objects that `walk` has met, and those that it still has to read."""
 
-    visit(root)
-    while stack:
-        table = stack.pop()
-        is_new(table.vtable_position, table.vtable_position + 2 + 2 * len(table.vtable), Table)
-        if reference:
-            reference(table.position, table.vtable_position, True)
+    def __init__(self, buffer: Buffer, reference: Callable[[int, int, bool], None] | None) -> None:
+        self.unknown: set[str] = set()
+        self.stack: list[Table] = []
+        self._buffer = buffer
+        self._reference = reference or (lambda place, target, to_vtable: None)
+        self._objects: dict[int, tuple[int, object]] = {}
+
+    def visit(self, table: Table) -> None:
+        """Read a table later, unless it was met before."""
+        if self._is_new(table.position, table.position + table.vtable[0], table.kind):
+            self.stack.append(table)
+
+    def read(self, table: Table) -> None:
+        """Check a table and its vtable, and everything that its fields refer to directly."""
+        self._is_new(table.vtable_position, table.vtable_position + 2 + 2 * len(table.vtable), Table)
+        self._reference(table.position, table.vtable_position, True)
         if table.has_unknown_fields():
-            unknown.add(table.kind.name)
+            self.unknown.add(table.kind.name)
         for field, kind in table.kind.fields.items():
             slot = table.slot(field)
-            if not slot or isinstance(kind, Scalar):
-                continue
-            target = buffer.target(slot, field)
-            if reference:
-                reference(slot, target, False)
-            if isinstance(kind, String):
-                buffer.string(target, field)
-                is_new(target, buffer.vector(target, 1, field).stop + 1, kind)
-            elif isinstance(kind, TableType):
-                visit(Table(buffer, target, kind))
-            elif isinstance(kind, Union):
-                member = table.union(field)
-                if member is not None:
-                    visit(member)
-                elif table.scalar(kind.tag):
-                    unknown.add(f"{table.kind.name}.{field}")
-            elif isinstance(kind, Vector):
-                span = buffer.vector(target, kind.of.width, field)
-                if is_new(target, span.stop, kind.of) and isinstance(kind.of, TableType):
-                    buffer.spend(span.size)
-                    for element in range(span.start, span.stop, 4):
-                        position = buffer.target(element, field)
-                        if reference:
-                            reference(element, position, False)
-                        visit(Table(buffer, position, kind.of))
-    end = 0
-    for start, (stop, _) in sorted(objects.items(), key=lambda item: item[0]):
-        if start < end:
-            buffer.fail(f"the object at {start} overlaps the one before, which ends at {end}")
-        end = stop
-    return unknown
+            if slot and not isinstance(kind, Scalar):
+                target = self._buffer.target(slot, field)
+                self._reference(slot, target, False)
+                self._follow(table, field, kind, target)
+
+    def _follow(self, table: Table, field: str, kind: Kind, target: int) -> None:
+        if isinstance(kind, String):
+            self._buffer.string(target, field)
+            self._is_new(target, self._buffer.vector(target, 1, field).stop + 1, kind)
+        elif isinstance(kind, TableType):
+            self.visit(Table(self._buffer, target, kind))
+        elif isinstance(kind, Union):
+            member = table.union(field)
+            if member is not None:
+                self.visit(member)
+            elif table.scalar(kind.tag):
+                self.unknown.add(f"{table.kind.name}.{field}")
+        elif isinstance(kind, Vector):
+            span = self._buffer.vector(target, kind.of.width, field)
+            if self._is_new(target, span.stop, kind.of) and isinstance(kind.of, TableType):
+                self._buffer.spend(span.size)
+                for element in range(span.start, span.stop, 4):
+                    position = self._buffer.target(element, field)
+                    self._reference(element, position, False)
+                    self.visit(Table(self._buffer, position, kind.of))
+
+    def _is_new(self, start: int, stop: int, kind: object) -> bool:
+        known = self._objects.get(start)
+        if known is None:
+            self._objects[start] = (stop, kind)
+        elif known[1] is not kind:
+            self._buffer.fail(f"the object at {start} is used as two different things")
+        return known is None
+
+    def check_overlaps(self) -> None:
+        """Fail if two objects share bytes."""
+        end = 0
+        for start, (stop, _) in sorted(self._objects.items(), key=lambda item: item[0]):
+            if start < end:
+                self._buffer.fail(f"the object at {start} overlaps the one before, which ends at {end}")
+            end = stop

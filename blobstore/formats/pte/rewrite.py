@@ -1,17 +1,16 @@
 """Writing a program without the weights that moved to a data file.
 
-The flatbuffer is edited, not made anew (`edit.py`), and segments are copied through:
+The flatbuffer is edited (`edit.py`), not rebuilt, and segments are copied:
 
-- A tensor that leaves is marked EXTERNAL, by an ExtraTensorInfo with its key. The runtime does not look at the
-  data_buffer_idx of such a tensor, and every stored tensor has one: those four bytes become the reference to the new
-  ExtraTensorInfo, by a new vtable.
-- The segment of the constants (or of initial states) is packed again with what stays; entries keep their index.
-- Keys of named data that leave are taken off the list.
-- A segment that nobody refers to any more becomes empty; segments keep their index.
+- A tensor that leaves is marked EXTERNAL, by an ExtraTensorInfo with its key. Every stored tensor has a data_buffer_idx,
+  which the runtime ignores for an external one; by a new vtable, those four bytes become the reference to the new
+  ExtraTensorInfo.
+- The segment of the constants (or of initial states) is packed again with the ones that stay; they keep their index.
+- Named data that leaves is removed from the list.
+- A segment that nothing refers to any more becomes empty; segments keep their index.
 - Constants inside the flatbuffer, as old programs have them, are cut out of it.
 
-Whatever must be changed and carries fields that a later ExecuTorch added is refused; whatever need not be
-changed keeps them.
+A table that must be changed is refused if it has fields that a later ExecuTorch added; any other table keeps them.
 """
 
 from __future__ import annotations
@@ -27,42 +26,33 @@ import numpy as np
 from blobstore.disk.kinds import Format
 from blobstore.disk.staging import Staging, refuse_inputs
 from blobstore.errors import InvalidKeyError, KeyConflictError, UnsupportedProgramError
+from blobstore.formats.alignment import SEGMENT_ALIGNMENT, TENSOR_ALIGNMENT, align_up, alignment_of
 from blobstore.formats.pte.edit import Editor
 from blobstore.formats.pte.flatbuffer import Span, Table
-from blobstore.formats.pte.program import (
-    HEADER_OFFSET,
-    HEADER_WITH_DATA_SIZE,
-    TENSOR_ALIGNMENT,
-    Movable,
-    NamedBlob,
-    ProgramFile,
-    TensorUse,
-    alignment,
-)
+from blobstore.formats.pte.header import HEADER_OFFSET, HEADER_WITH_DATA_SIZE
+from blobstore.formats.pte.parts import NamedBlob, Offsets, Segment, TensorData, TensorUse
+from blobstore.formats.pte.program import Movable, ProgramFile
 from blobstore.formats.pte.schema import TensorDataLocation
 from blobstore.memory.buffers import same_bytes
 from blobstore.memory.mapped_file import as_path, read_pieces
 
 __all__ = ["Rewrite", "write_slim"]
 
-SEGMENT_ALIGNMENT = 128
-"""ExecuTorch's own."""
-
 
 def write_slim(program: ProgramFile, path: str | os.PathLike[str], moves: Mapping[Movable, str]) -> None:
-    """Write `program` without what `moves` names; the file takes its place when it is complete.
+    """Write `program` without the weights in `moves`; the file appears at its path when it is complete.
 
     Args:
         program: the program.
         path: the file to write.
-        moves: what leaves (from `program.movable()`) and the key under which the data file has it.
+        moves: the weights that leave (from `program.movable()`), each with its key in the data file.
 
     Raises:
-        UnsupportedProgramError: something would be lost.
-        InvalidKeyError: a key is not possible.
+        UnsupportedProgramError: something in the program would be lost.
+        InvalidKeyError: a key is empty or holds a NUL.
         KeyConflictError: two different contents, or layouts, were given one key.
-        OutputPathError: `path` is the program itself, or a file that is no program.
-        FileAccessError: writing failed; what was at `path` is still there.
+        OutputPathError: `path` is the program itself, or a file that is not a program.
+        FileAccessError: writing failed; an old file at `path` is still there.
     """
     refuse_inputs([as_path(path)], [program.path])
     rewrite = Rewrite(program, moves)
@@ -73,7 +63,7 @@ def write_slim(program: ProgramFile, path: str | os.PathLike[str], moves: Mappin
 class Rewrite:
     """A program as it will be written.
 
-    Everything that can be refused is refused here, before a byte is written (see `write_slim` for the errors).
+    The constructor raises all errors (see `write_slim`), before a byte is written.
 
     Attributes:
         nbytes: the size of the new file.
@@ -121,28 +111,28 @@ class Rewrite:
 
     def _refuse_unknown(self, table: Table, what: str) -> None:
         if table.has_unknown_fields():
-            raise self._refuse(f"{what} would be changed, but its {table.kind.name} has fields that are not known")
+            raise self._refuse(f"{what} must be changed, but its {table.kind.name} has unknown fields")
 
     def _check_padding(self) -> None:
-        """What lies between and behind the segments is not carried over, so it must be nothing."""
+        """Refuse bytes between or behind the segments, because they would not be copied."""
         program = self._program
         spans = sorted(s.span for s in program.segments if s.span.size)
         position = program.program_size
         for span in [*spans, Span(len(program.data), len(program.data))]:
             gap = np.frombuffer(program.data[position : span.start], np.uint8)
             if gap.any():
-                raise self._refuse(f"there are bytes at {position}..{span.start} that no segment accounts for")
+                raise self._refuse(f"the bytes at {position}..{span.start} belong to no segment")
             position = span.stop
 
     def _check_move(self, item: Movable, key: str) -> None:
         if item.program is not self._program:
-            raise self._refuse(f"{key!r} is of another program")
+            raise self._refuse(f"{key!r} belongs to another program")
         if item.name is not None and key != item.name:
-            raise self._refuse(f"{item.name!r} is known under this name and cannot be found as {key!r}")
+            raise self._refuse(f"{item.name!r} has a recorded name and cannot be moved to the key {key!r}")
         if not key or "\0" in key:
-            raise InvalidKeyError(f"{self._program.path}: {key!r} is not possible as a key")
+            raise InvalidKeyError(f"{self._program.path}: a key must be a non-empty string without NUL, got {key!r}")
         if item.kind != "named_data" and "EValue.val" in self._program.unknown:
-            raise self._refuse("it has values of unknown types, which may refer to constants")
+            raise self._refuse("the program has values of unknown types, which may refer to constants")
 
     # Tensors.
 
@@ -188,9 +178,30 @@ class Rewrite:
             return
         segment = program.segments[group.segment]
         if len(segment.users) > 1:
-            return  # its bytes are somebody else's too
+            return  # something else uses its bytes, too
         self._refuse_unknown(group.table, segment.users[0])
         self._refuse_unknown(segment.table, segment.users[0])
+        kept, stays = self._kept_entries(group, segment, items, moved)
+        content, places = _pack(kept.values())
+        if stays and not content.size:
+            content = _Content(1, [])  # only tensors without bytes stay, but the runtime requires a segment with bytes
+        runs = [(at, Span(segment.span.start + r.start, segment.span.start + r.stop)) for at, r in content.runs]
+        contents[segment.index] = _Content(content.size, runs)
+        # Entries ascend, because for ExecuTorch's own reader an entry ends where the next one begins.
+        values = [content.size] * len(group.values) if kept or stays else [0]
+        for index in range(len(values) - 1, 0, -1):
+            following = values[min(index + 1, len(values) - 1)]
+            values[index] = places[kept[index].start] if index in kept else following
+        values[0] = 0
+        span = group.table.span("offsets")
+        assert span is not None  # noqa: S101 - there are tensors in it
+        self._editor.write(span.start - 4, struct.pack(f"<I{len(values)}Q", len(values), *values))
+
+    @staticmethod
+    def _kept_entries(
+        group: Offsets, segment: Segment, items: Mapping[int, TensorData], moved: set[TensorUse | NamedBlob]
+    ) -> tuple[dict[int, Span], bool]:
+        """The bytes in the segment of each entry that stays, and whether any tensor stays, even one without bytes."""
         kept: dict[int, Span] = {}
         stays = False
         for index, start in enumerate(group.values):
@@ -201,20 +212,7 @@ class Rewrite:
                 nbytes = min(nbytes, items[index].span.size) if uses else 0
             if nbytes:
                 kept[index] = Span(start, start + nbytes)
-        content, places = _pack(kept.values())
-        if stays and not content.size:
-            content = _Content(1, [])  # tensors without bytes; the runtime wants a segment with some all the same
-        runs = [(at, Span(segment.span.start + r.start, segment.span.start + r.stop)) for at, r in content.runs]
-        contents[segment.index] = _Content(content.size, runs)
-        # Entries ascend, because ExecuTorch's own reader takes one to end where the next begins.
-        values = [content.size] * len(group.values) if kept or stays else [0]
-        for index in range(len(values) - 1, 0, -1):
-            following = values[min(index + 1, len(values) - 1)]
-            values[index] = places[kept[index].start] if index in kept else following
-        values[0] = 0
-        span = group.table.span("offsets")
-        assert span is not None  # noqa: S101 - there are tensors in it
-        self._editor.write(span.start - 4, struct.pack(f"<I{len(values)}Q", len(values), *values))
+        return kept, stays
 
     # Named data.
 
@@ -233,7 +231,7 @@ class Rewrite:
             for slot, blob in zip(range(span.start, span.stop, 4), kept, strict=False):
                 self._editor.link(slot, blob.table.position)
         else:
-            # No list at all, so that the runtime makes no data map of the program's own to merge with.
+            # Without a list, the runtime makes no data map of the program that it would have to merge.
             self._editor.set_fields(program.root, {"named_data": 0})
         leaving = {f"named data {blob.key!r}" for blob in gone}
         for index in {blob.segment for blob in gone}:
@@ -255,17 +253,7 @@ class Rewrite:
         stay += [span for span in payloads if span and span.size]
         leave = [span for index, span in enumerate(program.inline) if span and index in gone]
         shift = 0
-        events = sorted([(span, True) for span in leave] + [(span, False) for span in stay], reverse=True)
-        # From the back, so that for every cut it is known what the bytes between it and the next cut keep to.
-        needs: list[tuple[Span, int]] = []
-        need = TENSOR_ALIGNMENT
-        for span, leaves in events:
-            if leaves:
-                needs.append((span, need))
-                need = TENSOR_ALIGNMENT
-            else:
-                need = max(need, alignment(span.start))
-        for span, need in reversed(needs):
+        for span, need in _needs(leave, stay):
             left = (shift + span.size) % need
             self._editor.write(span.start - 4, bytes(4))
             self._editor.cut(span, left)
@@ -274,7 +262,7 @@ class Rewrite:
             self._use_empty_constant_segment()
 
     def _use_empty_constant_segment(self) -> None:
-        """Say "no constants" as programs do today: ExecuTorch 1.5 does not load those with a constant_buffer."""
+        """Record "no constants" in today's form, because ExecuTorch 1.5 cannot load a program with a constant_buffer."""
         editor, root = self._editor, self._program.root
         slot = root.slot("constant_segment")
         if slot:
@@ -291,15 +279,15 @@ class Rewrite:
     # The file.
 
     def _place_segments(self, contents: dict[int, _Content]) -> None:
-        """Decide where everything will lie, and write that into the flatbuffer and its header."""
+        """Decide where every segment will lie, and write that into the flatbuffer and its header."""
         program, editor = self._program, self._editor
         order = sorted(program.segments, key=lambda segment: segment.span)
         filled = [s for s in order if contents.get(s.index, _EMPTY).size]
-        needs = {s.index: max(SEGMENT_ALIGNMENT, alignment(s.span.start)) for s in filled}
+        needs = {s.index: max(SEGMENT_ALIGNMENT, alignment_of(s.span.start)) for s in filled}
         base = 0
         if program.segment_base:
-            # The first segment stays at offset 0, for which there may be no place in its table.
-            base = editor.size + -editor.size % (needs[filled[0].index] if filled else SEGMENT_ALIGNMENT)
+            # The first segment stays at offset 0, because its table may have no field for another offset.
+            base = align_up(editor.size, needs[filled[0].index] if filled else SEGMENT_ALIGNMENT)
         cursor = 0
         self._runs: list[tuple[int, Span]] = []
         for segment in order:
@@ -320,12 +308,12 @@ class Rewrite:
         slot = table.slot(field)
         if slot:
             self._editor.write(slot, struct.pack("<Q", value))
-        elif value:  # the first segment is at 0 before and after, an empty one is empty
-            raise self._refuse(f"{table.kind.name}.{field} must become {value}, but there is no place for it")
+        elif value:  # nothing to do for the first segment, at 0, and for an empty one
+            raise self._refuse(f"{table.kind.name}.{field} must become {value}, but the table has no such field")
 
 
 class _Content(NamedTuple):
-    """What a segment will hold: its size, and runs of the old file at offsets in it."""
+    """The new contents of a segment: its size, and runs of the old file at offsets in it."""
 
     size: int
     runs: list[tuple[int, Span]]
@@ -334,8 +322,21 @@ class _Content(NamedTuple):
 _EMPTY = _Content(0, [])
 
 
+def _needs(leave: Iterable[Span], stay: Iterable[Span]) -> list[tuple[Span, int]]:
+    """The spans that leave, in order, each with the alignment that the bytes between it and the next one have."""
+    needs: list[tuple[Span, int]] = []
+    need = TENSOR_ALIGNMENT
+    for span, leaves in sorted([(span, True) for span in leave] + [(span, False) for span in stay], reverse=True):
+        if leaves:
+            needs.append((span, need))
+            need = TENSOR_ALIGNMENT
+        else:
+            need = max(need, alignment_of(span.start))
+    return needs[::-1]
+
+
 def _pack(spans: Iterable[Span]) -> tuple[_Content, dict[int, int]]:
-    """Pack spans of a segment densely, those that overlap as one; also where each start of a span goes.
+    """Pack spans of a segment densely, overlapping ones as one; also the new place of each start of a span.
 
     Every start keeps its alignment.
     """
@@ -354,7 +355,7 @@ def _pack(spans: Iterable[Span]) -> tuple[_Content, dict[int, int]]:
         members = []
         while remaining and remaining[0] < run.stop:
             members.append(remaining.popleft())
-        need = max(TENSOR_ALIGNMENT, *(alignment(start) for start in members))
+        need = max(TENSOR_ALIGNMENT, *(alignment_of(start) for start in members))
         cursor += (run.start - cursor) % need
         places.update((start, cursor + start - run.start) for start in members)
         placed.append((cursor, run))

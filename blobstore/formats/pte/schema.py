@@ -1,7 +1,7 @@
 """The tables of ET12 for the reader: every field in the order of its slot, as in `schema/program.fbs`.
 
-The whole schema, not only what is read, so that a program can be verified to its last reference and so that
-fields which a later ExecuTorch added can be told from known ones.
+It is the whole schema, not only the part that is used, so that every reference of a program can be verified and fields
+that a later ExecuTorch added are recognized as unknown.
 """
 
 from __future__ import annotations
@@ -140,4 +140,4 @@ TABLES = [
     _NAMED_DATA,
     PROGRAM,
 ]
-"""Every table type, for the test that compares them with ExecuTorch's schema."""
+"""All table types, for the test that compares them with ExecuTorch's schema."""

@@ -1,4 +1,4 @@
-"""Whatever a file holds: one of our errors that names it, or the right bytes; quickly and with little memory."""
+"""Any file gives an error that names it, or the right bytes, quickly and with little memory (B5)."""
 
 import json
 import os
@@ -44,7 +44,7 @@ def foreign():
 
 
 def read(path):
-    """Open, verify, and look at everything."""
+    """Open a file, verify it, and read everything."""
     with open_ptd(path, verify=True) as data_map:
         return {key: (bytes(data_map[key]), data_map.get_tensor_layout(key)) for key in data_map}
 
@@ -75,7 +75,7 @@ def test_any_bit_flipped(tmp_path, good, earlier):
 
 
 def test_any_bit_flipped_without_a_manifest(tmp_path, foreign):
-    """Nothing can tell that the bytes of a blob are damaged here; but nothing worse may happen."""
+    """Damage to the bytes of a blob cannot be detected here, but nothing worse may happen."""
     path = tmp_path / "flip.ptd"
     path.write_bytes(foreign)
     with path.open("r+b") as file:
@@ -110,7 +110,7 @@ def test_appended_bytes(tmp_path, good, foreign):
     path.write_bytes(good + b"x")
     with pytest.raises(IntegrityError, match="bytes"):
         open_ptd(path)
-    path.write_bytes(foreign + b"x")  # stock readers ignore it, and nothing says that it does not belong there
+    path.write_bytes(foreign + b"x")  # stock readers ignore it, and nothing marks it as foreign
     assert set(read(path)) == {"weight", "opaque"}
 
 
@@ -188,7 +188,7 @@ def test_the_builder_builds_good_files(tmp_path):
         (table(segments=[]), "'weight' is in segment 0, there are 0"),
         (table(entries=[{**ENTRY, "segment_index": 2}]), "'weight' is in segment 2, there are 2"),
         (table(entries=[{**ENTRY, "segment_index": 2**32 - 1}]), "there are 2"),
-        (table(entries=[ENTRY, ENTRY]), "'weight' is there twice"),
+        (table(entries=[ENTRY, ENTRY]), "'weight' occurs twice"),
         (table(entries=[{"segment_index": 0}]), "no key"),
         (with_layout(sizes=[2, 4]), "'weight' is float.* of 32 bytes, but its segment has 24"),
         (with_layout(sizes=[2, 2]), "16 bytes"),
@@ -234,7 +234,7 @@ def test_impossible_headers(tmp_path, changes, reason):
 
 
 def test_a_vtable_that_ends_with_the_flatbuffer(tmp_path):
-    """Whatever the length of the flatbuffer: it need not be a multiple of four."""
+    """The length of the flatbuffer need not be a multiple of four."""
     data = bytearray(build(tmp_path, table()).read_bytes())
     _, size, base, _ = struct.unpack_from("<4Q", data, 16)
     root = struct.unpack_from("<I", data)[0]
@@ -255,7 +255,7 @@ def test_a_vtable_that_ends_with_the_flatbuffer(tmp_path):
                 read(tmp_path / "made.ptd")
 
 
-# Manifests that are whole and say what is not so; flatc makes them too.
+# Valid manifests with wrong contents; flatc makes them, too.
 
 
 def digest_of(data):
@@ -263,7 +263,7 @@ def digest_of(data):
 
 
 def with_manifest(folder, changes=(), *, length=0, mark=b"BLOBMAN1", magic=b"BLOBMAN1", table=None):
-    """A .ptd with a manifest that says the truth but for `changes`, where None stands for a field that is left out."""
+    """A .ptd with a correct manifest except for `changes`, where None stands for a field that is left out."""
     table = table or {"version": 0, "segments": SEGMENTS, "named_data": [ENTRY]}
     data = bytearray(build(folder, table).read_bytes())
     data[48:56] = mark
@@ -342,7 +342,7 @@ def test_a_blob_that_is_itself_a_file_with_a_manifest(tmp_path, good):
 
 
 def test_a_manifest_with_a_key_in_a_file_that_it_is_not_of(tmp_path):
-    """A tool that saw a blob put it into another file."""
+    """A tool copied it as a blob into another file."""
     from executorch.exir._serialize._cord import Cord
     from executorch.extension.flat_tensor.serialize.serialize import FlatTensorSerializer
 

@@ -1,4 +1,4 @@
-"""The bytes of a .ptd: golden files, and what other people's code makes of them."""
+"""The bytes of a .ptd: golden files, also as independent code reads them (R3, R4)."""
 
 import json
 import struct
@@ -42,7 +42,7 @@ def test_golden_bytes(tmp_path):
 
 @pytest.mark.parametrize("version", [0, 1])
 def test_golden_files_read_for_ever(version):
-    """The first had the manifest under a key, and sorted keys."""
+    """In the first, the manifest has a key, and the keys are sorted."""
     with open_ptd(DATA / f"golden-v{version}.ptd", verify=True) as data_map:
         assert data_map.metadata == {"made by": "a test", "a": ""}
         expected = {entry.key: entry for entry in golden_store().entries()}
@@ -72,7 +72,7 @@ def test_an_earlier_file_is_rewritten_into_the_new_form(tmp_path):
 
 
 def test_flatc_decodes_the_golden_file(tmp_path):
-    """The tables and the manifest, as the flatbuffers project's own tool sees them."""
+    """The tables and the manifest, as the tool of the flatbuffers project reads them."""
     command = [generate.flatc(), "--json", "--strict-json", "--raw-binary", "--defaults-json", "-o", tmp_path]
     command += ["-I", SCHEMA, SCHEMA / "flat_tensor.fbs", "--", DATA / "golden-v1.ptd"]
     subprocess.run([str(part) for part in command], check=True)

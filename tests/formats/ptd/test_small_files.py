@@ -1,4 +1,4 @@
-"""Files below one megabyte cost at most two seconds and 300 MB, whatever refers to what in them how often."""
+"""A file below one megabyte costs at most two seconds and 300 MB, however often its objects are referred to (B5)."""
 
 import json
 import subprocess
@@ -124,7 +124,7 @@ def long_key(builder):
 
 
 def shared_sizes(builder):
-    """Many layouts, each with 64 sizes, which are the same vectors."""
+    """Many layouts that share the same vectors of 64 sizes."""
     sizes = [1] * 63 + [0]
     builder.StartVector(4, 64, 4)
     for size in reversed(sizes):
@@ -148,13 +148,13 @@ def one_layout(builder):
 
 
 def one_blob(builder):
-    """Many keys with the same bytes, which each of them must have for itself once they are in memory."""
+    """Many keys that share their bytes, and of which each needs its own copy in memory."""
     keys = [builder.CreateString(f"{i}") for i in range(8_000)]
     return references(builder, [segment(builder, LONG)]), references(builder, [entry(builder, key) for key in keys])
 
 
 def colliding_keys(builder):
-    """As many keys as fit, and one hash value."""
+    """As many keys as fit, all with one hash value."""
     tables = [entry(builder, builder.CreateString(key)) for key in colliding_texts(23_000)]
     return references(builder, [segment(builder, 0)]), references(builder, tables)
 
@@ -174,7 +174,7 @@ BOMBS = {
 
 
 def measure(module, name, path, *mode):
-    """Open a file, verify it and look at everything; what it cost, and what was wrong with it. Runs in a process."""
+    """Open a file, verify it and read everything; return the cost and the error. Runs in a process of its own."""
     open_file = getattr(__import__(module, fromlist=[name]), name)
     before = peak_memory()
     start, reason = time.process_time(), None
@@ -190,7 +190,7 @@ def measure(module, name, path, *mode):
 
 
 def peak_memory():
-    """The most bytes that this process had in memory at a time; getrusage would count what its parent had."""
+    """The peak memory of this process in bytes; getrusage would include that of its parent."""
     (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM:"))
     return int(line.split()[1]) * 1024
 
@@ -210,7 +210,7 @@ def test_what_shares_its_bytes_in_a_cache_that_copies_them(tmp_path):
 
 
 def check_cost(module, name, *arguments):
-    """Fails if a reader takes too long or too much memory; what it refused the file for."""
+    """Fail if a reader takes too much time or memory; return the reason for which it refused the file."""
     if module == "blobstore.runtime":
         pytest.importorskip("blobstore_runtime")
     code = f"from tests.formats.ptd.test_small_files import measure; measure{(module, name, *arguments)}"

@@ -1,4 +1,4 @@
-"""Small programs in which many references lead to one object, so that they stand for gigabytes."""
+"""Small programs in which many references lead to one object, so that they describe gigabytes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SECONDS, BYTES = 2.0, 300e6  # what a program below 1 MB may cost: of the proces
 
 
 class Program:
-    """Writes objects of ExecuTorch's program, each with the fields that are given, by number."""
+    """Writes objects of ExecuTorch's program, each with the given fields, by number."""
 
     def __init__(self) -> None:
         self.builder = flatbuffers.Builder(1 << 20)
@@ -73,7 +73,7 @@ class Program:
 
 
 def operators(p: Program) -> bytes:
-    """One operator of a long name, many times."""
+    """One operator with a long name, many times."""
     name = p.text(LONG)
     return p.finish([p.plan(_6=p.tables([p.table(_0=("object", name), _1=("object", name))] * COUNT))])
 
@@ -85,7 +85,7 @@ def operators_apart(p: Program) -> bytes:
 
 
 def delegates(p: Program) -> bytes:
-    """One delegate of a long name, many times."""
+    """One delegate with a long name, many times."""
     return p.finish([p.plan(_7=p.tables([p.table(_0=("object", p.text(LONG)))] * COUNT))])
 
 
@@ -101,7 +101,7 @@ def uses_apart(p: Program) -> bytes:
 
 
 def wide(p: Program) -> bytes:
-    """One tensor of many dimensions, many times."""
+    """One tensor with many dimensions, many times."""
     return p.finish([p.plan(_2=p.tables([p.tensor(p.external(p.text("key")), rank=64)] * 200_000))])
 
 
@@ -124,13 +124,13 @@ def plans_apart(p: Program) -> bytes:
 
 
 def operators_colliding(p: Program) -> bytes:
-    """As many operators as fit, whose names have one hash value."""
+    """As many operators as fit, with names of one hash value."""
     names = [p.text(name) for name in colliding_texts(25_000)]
     return p.finish([p.plan(_6=p.tables([p.table(_0=("object", name)) for name in names]))])
 
 
 def memories_colliding(p: Program) -> bytes:
-    """Many memories, whose numbers are multiples of the number of buckets that libstdc++ has for so many."""
+    """Many memories, with multiples of libstdc++'s number of buckets as numbers."""
     return p.finish([p.plan(_2=p.tables([p.tensor(memory=20_753 * n) for n in range(1, 12_000)]))])
 
 
@@ -168,12 +168,12 @@ print(time.process_time() - start, peak() - before)
 
 
 def peak() -> int:
-    """The most bytes that this process ever had in memory."""
+    """The peak memory of this process in bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def check_cost(name: str, folder: Path, prepare: str, read: str) -> str:
-    """Read a bomb at `path` in a process of its own; it must neither last nor take memory, and fail with our errors.
+    """Read a bomb at `path` in a process of its own. It must take little time and memory, and raise only BlobStoreErrors.
 
     Returns:
         The error, or "taken".

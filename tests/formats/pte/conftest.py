@@ -1,4 +1,4 @@
-"""A program, rewritten and run by the stock runtime."""
+"""Programs that are rewritten, and run by the stock runtime."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def slim(tmp_path: Path) -> Callable[..., tuple[Path, Path | None, Mapping[Movab
 
 @pytest.fixture
 def check_same_outputs(slim, stock_run):
-    """Checks that the stock runtime computes the same bits before and after; returns the slim file and the moves."""
+    """Check that the stock runtime computes the same bits before and after; return the slim file and the moves."""
 
     def check(model, pte=None, choose=lambda item: True):
         pte = model.pte if pte is None else pte
@@ -53,7 +53,7 @@ def check_same_outputs(slim, stock_run):
 
 @pytest.fixture(scope="session")
 def later_executorch(tmp_path_factory) -> Path:
-    """ExecuTorch's schema as a later version might have it: new fields in every table, a new kind of value."""
+    """ExecuTorch's schema as it may be in a later version: new fields in every table, a new kind of value."""
     folder = tmp_path_factory.mktemp("later")
     text = SCHEMA.read_text()
     text = re.sub(r"^(table \w+ \{[^}]*)\}", r"\1  future_text: string;\n  future_number: ulong;\n}", text, flags=re.M)

@@ -1,4 +1,4 @@
-"""ExecuTorch's own code, around the code under test: data files and programs that we did not write."""
+"""ExecuTorch's own code as the oracle: data files and programs that the code under test did not write."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def flatc(*arguments: Any) -> None:
 
 
 def write_ptd(path: Path, entries: Iterable[tuple[str, bytes, Any]]) -> Path:
-    """Have ExecuTorch write a .ptd of (key, bytes, our layout or None)."""
+    """Let ExecuTorch write a .ptd from (key, bytes, layout or None)."""
     store = NamedDataStore()
     for key, data, layout in entries:
         theirs = layout and TensorLayout(
@@ -55,7 +55,7 @@ def deserialize(pte: bytes) -> _program.PTEFile:
 
 
 def with_inline_data(pte: bytes) -> bytes:
-    """The program as old versions wrote it: constants and delegates' payloads inside the flatbuffer."""
+    """The program in the form of old versions: constants and delegates' payloads inside the flatbuffer."""
     file = deserialize(pte)
     assert not file.mutable_data
     assert not file.named_data
@@ -128,7 +128,7 @@ def serialize(
     named: dict[str, bytes] | None = None,
     payload: bytes | None = b"payload",
 ) -> bytes:
-    """Have ExecuTorch write a program of one method that does nothing with its values."""
+    """Let ExecuTorch write a program with one method that does nothing with its values."""
     delegates = []
     if payload is not None:
         reference = schema.BackendDelegateDataReference(schema.DataLocation.INLINE, 0)

@@ -1,4 +1,4 @@
-"""More lowered models, for what only programs care about."""
+"""More lowered models, for tests of programs."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def branches() -> Lowered:
 
 @functools.cache
 def named_counter() -> Lowered:
-    """A counter whose state the program knows by name, so that applications can ask for it."""
+    """A counter whose state has a name in the program, so that applications can look it up."""
     with quiet():
         from executorch.exir.passes.init_mutable_pass import InitializedMutableBufferPass
     module, inputs = counter().methods["forward"]
@@ -101,7 +101,7 @@ def without_weights() -> Lowered:
 
 
 def everything() -> dict[str, Any]:
-    """Functions that lower a program, by what it is about."""
+    """Functions that lower a program, by what the program shows."""
     from tests import models
 
     return {

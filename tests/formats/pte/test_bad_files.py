@@ -1,4 +1,4 @@
-"""Malformed programs: one of our errors that names the file and the reason, soon, and nothing else."""
+"""A malformed program raises an error that names the file and the reason, within seconds (B5)."""
 
 import copy
 import io
@@ -15,11 +15,11 @@ from blobstore.formats.pte import ProgramFile, Rewrite, open_pte, read_program
 from tests import models
 from tests.formats.pte import oracle
 
-SECONDS = 2  # for one small file; a hostile one must not take longer than that on a busy machine
+SECONDS = 2  # for one small file, even a hostile one on a busy machine
 
 
 def _use(data):
-    """All that can be done with a program, in memory; True if it was taken for one."""
+    """Do everything possible with a program, in memory; return whether it was accepted."""
     start = time.monotonic()
     try:
         program = ProgramFile("bad.pte", memoryview(data))
@@ -65,7 +65,7 @@ def test_truncated_anywhere(small):
 
 
 def test_old_program_truncated_anywhere():
-    """There is no header to say how long it should be, so some are taken; none does harm."""
+    """No header records the length, so some truncated programs are accepted, but none does harm."""
     old = oracle.with_inline_data(models.channels_last().pte)
     for length in range(len(old)):
         _use(old[:length])
@@ -136,7 +136,7 @@ def test_files(tmp_path):
 @pytest.mark.parametrize(
     ("offset", "format_", "value", "match"),
     [
-        (12, "<I", 23, "has 23 bytes, at least 24"),
+        (12, "<I", 23, "has 23 bytes, expected at least 24"),
         (12, "<I", 2**32 - 1, "does not fit"),
         (16, "<Q", 2**64 - 1, "truncated"),
         (16, "<Q", 8, "does not fit"),
@@ -179,7 +179,7 @@ CHANGES = {
         lambda p: p["execution_plan"][0]["delegates"][0].update(processed={"location": "INLINE", "index": 1}),
         "inline payload 1 is out of range",
     ),
-    "same key": (lambda p: p["named_data"][2].update(key="first"), "the key 'first' is there twice"),
+    "same key": (lambda p: p["named_data"][2].update(key="first"), "the key 'first' occurs twice"),
     "no key": (lambda p: p["named_data"][2].update(key=""), "named data 2 has no key"),
     "offset": (lambda p: p["constant_segment"]["offsets"].append(2**63), "offset 9223372036854775808 is beyond"),
     "constant index": (lambda p: _tensor(p, 0).update(data_buffer_idx=9), "value 0: constant 9 is out of range"),
@@ -192,14 +192,14 @@ CHANGES = {
     ),
     "too large": (
         lambda p: _tensor(p, 2).update(sizes=[600]),
-        r"value 2: float\[600\] takes 2400 bytes, \d+ are there",
+        r"value 2: float\[600\] takes 2400 bytes, but there are only \d+",
     ),
     "negative": (lambda p: _tensor(p, 0).update(sizes=[-2, -3]), "value 0: .* size -2"),
     "huge size": (lambda p: _tensor(p, 0).update(sizes=[2**31 - 1, 2**20]), "value 0: .* takes"),
     "size that overflows": (lambda p: _tensor(p, 0).update(sizes=[2**31 - 1] * 2), "value 0: .* overflows"),
     "dim order": (lambda p: _tensor(p, 0).update(dim_order=[0, 0]), "not a permutation"),
     "rank": (lambda p: _tensor(p, 0).update(sizes=[1] * 5000), "5000 sizes, at most"),
-    "no sizes": (lambda p: _tensor(p, 0).pop("sizes"), "a tensor without sizes"),
+    "no sizes": (lambda p: _tensor(p, 0).pop("sizes"), "the tensor has no sizes"),
     "no name": (
         lambda p: _tensor(p, 2).update(extra_tensor_info={"location": "EXTERNAL"}),
         "an external tensor has no name",
@@ -236,7 +236,7 @@ def test_text_that_is_not_utf8(small):
 
 
 def test_constants_that_overlap_are_written_once():
-    """Offsets that overlap are no error of the format; they must not make the slim file larger than the old one."""
+    """Overlapping offsets are valid; they must not make the slim file larger than the old one."""
     values = [oracle.tensor(i, [4000 - i]) for i in range(1, 12)] + [oracle.tensor(12, [2])]
     program = oracle.serialize(values, [bytes([i]) * 4 * (4000 - i) for i in range(1, 12)] + [b"y" * 8], payload=None)
     flatbuffer, segments = oracle.split(program)
@@ -295,7 +295,7 @@ def test_huge_counts_in_small_files():
 
 
 def test_many_references_to_one_vector():
-    """A million tables, all of them the same few bytes: bounded work."""
+    """A million tables of the same few bytes cost a bounded amount of work."""
     builder = Builder()
     root = builder.table(2)
     builder.point(0, root)
@@ -358,7 +358,7 @@ def test_many_texts_inside_each_other():
 
 
 def test_two_methods_that_share_everything():
-    """Sharing that is not hostile is fine: our own output shares tables, too."""
+    """Ordinary sharing is accepted: blobstore's own output shares tables, too."""
     flatbuffer, segments = oracle.split(oracle.one_of_everything())
     program = oracle.to_json(flatbuffer)
     second = copy.deepcopy(program["execution_plan"][0])

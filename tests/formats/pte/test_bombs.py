@@ -1,4 +1,4 @@
-"""The Python reader: small programs cost little."""
+"""Small programs cost the Python reader little (B5)."""
 
 from __future__ import annotations
 

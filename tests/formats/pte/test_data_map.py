@@ -56,7 +56,7 @@ def test_one_name_for_two_contents(tmp_path):
     path = tmp_path / "model.pte"
     values = [oracle.tensor(1, [2], name="w"), oracle.tensor(2, [2], name="w")]
     path.write_bytes(oracle.serialize(values, [b"a" * 8, b"b" * 8]))
-    with pytest.raises(KeyConflictError, match=r"model\.pte: the key 'w' is there twice"):
+    with pytest.raises(KeyConflictError, match=r"model\.pte: the key 'w' occurs twice"):
         list(open_pte(path))
 
 

@@ -1,4 +1,4 @@
-"""Programs with fields that a later ExecuTorch added: kept where nothing is lost by it, refused otherwise."""
+"""Fields that a later ExecuTorch added to a program are kept, or the rewrite is refused."""
 
 import copy
 
@@ -11,7 +11,7 @@ from tests.formats.pte import oracle, programs
 
 
 def _extend(pte, change, fbs, tail=b""):
-    """The program with what `change` adds to it."""
+    """The program with the additions of `change`."""
     flatbuffer, segments = oracle.split(pte)
     program = oracle.to_json(flatbuffer)
     change(program)
@@ -19,7 +19,7 @@ def _extend(pte, change, fbs, tail=b""):
 
 
 def _add_everywhere(node, tables):
-    """Give every table in `tables` (recognised by one of its own fields) the new fields."""
+    """Add the new fields to every table in `tables`, each recognized by one of its own fields."""
     if isinstance(node, list):
         for item in node:
             _add_everywhere(item, tables)
@@ -70,7 +70,7 @@ def test_longer_header_is_kept(slim, stock_run, later_executorch):
 
 
 def test_short_header_of_the_first_versions(slim, stock_run):
-    """Before 1.0 the header did not say how long the segments are."""
+    """Before 1.0 the header did not record the length of the segments."""
     model = models.mlp()
     pte = bytearray(model.pte)
     pte[12:16] = (24).to_bytes(4, "little")
@@ -97,7 +97,7 @@ def test_short_header_of_the_first_versions(slim, stock_run):
 )
 def test_unknown_fields_of_what_must_change_are_refused(what, change, slim, later_executorch, tmp_path):
     pte = _extend(oracle.one_of_everything(), change, later_executorch)
-    with pytest.raises(UnsupportedProgramError, match=rf"model\.pte: .* {what} has fields that are not known"):
+    with pytest.raises(UnsupportedProgramError, match=rf"model\.pte: .* {what} has unknown fields"):
         slim(pte)
     assert not (tmp_path / "slim.pte").exists()
     target, _, _ = slim(pte, lambda _: False)
@@ -117,7 +117,7 @@ def test_unknown_kinds_of_values_are_refused(slim, later_executorch):
 
 
 def test_unknown_segments_are_copied(slim, later_executorch):
-    """A segment that nothing known refers to, and its index, stay."""
+    """A segment without known references stays, with its index."""
     extra = b"a segment of a later version" * 10
 
     def change(program):

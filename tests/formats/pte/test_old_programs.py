@@ -41,10 +41,10 @@ def test_constants_leave_the_flatbuffer(slim, stock_run, name):
     for item in moves:
         if len(item.data) >= 64:
             assert bytes(item.data) not in new
-    # What is new: a vtable, and for every key a table and its text. What is left of a constant: its padding.
+    # A vtable is new, and for every key a table and its text. Of a constant, only its padding stays.
     added = sum(len(key) + 100 for key in moves.values())
     assert len(new) <= len(old) - sum(s.size for s in _read(old).inline if s) + added
-    if moves and name != "many dtypes":  # has a constant without bytes, which stays where it is
+    if moves and name != "many dtypes":  # it has a constant without bytes, which stays
         # ExecuTorch 1.5 does not load old programs; without constants it does.
         with pytest.raises(RuntimeError, match="Failed to load program"):
             stock_run(old, (), method=next(iter(model.methods)))
@@ -61,7 +61,7 @@ def test_every_second_constant_leaves(slim, stock_run, tmp_path, name, parity):
     before = {item.key: bytes(item.data) for item in _read(old).movable()}
     after = {item.key: bytes(item.data) for item in read_program(target).movable()}
     assert after == {key: data for key, data in before.items() if key not in moves.values()}
-    # ExecuTorch's Python still reads it, and makes a program of today of it.
+    # ExecuTorch's Python still reads it, and converts it to a current program.
     file = oracle.deserialize(target.read_bytes())
     today = tmp_path / "today.pte"
     today.write_bytes(bytes(oracle._program.serialize_pte_binary(file, extract_delegate_segments=True)))
@@ -116,7 +116,7 @@ def test_before_there_was_a_constant_segment(slim, stock_run):
 
 
 def test_inline_payloads_stay_and_run(slim, stock_run):
-    """A delegate whose payload lies inside the flatbuffer, beside constants that leave it."""
+    """A delegate's payload lies inside the flatbuffer, beside constants that leave it."""
     model = models.mlp(delegated=True)
     file = oracle.deserialize(model.pte)
     pte = bytes(oracle._program.serialize_pte_binary(file, extract_delegate_segments=False))
@@ -133,7 +133,7 @@ def test_inline_payloads_stay_and_run(slim, stock_run):
 
 
 def test_unknown_fields_are_refused(slim, later_executorch):
-    """Where bytes leave the flatbuffer, every reference must be known."""
+    """If bytes leave the flatbuffer, every reference must be known."""
     old = oracle.with_inline_data(models.mlp().pte)
     program = oracle.to_json(old)
     program["execution_plan"][0]["future_text"] = "x"

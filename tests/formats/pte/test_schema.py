@@ -1,4 +1,4 @@
-"""The tables that we read by are those of ExecuTorch."""
+"""The tables of the reader are those of ExecuTorch."""
 
 import importlib
 import pkgutil
@@ -17,7 +17,7 @@ OURS = Path(__file__).parents[3] / "schema" / "program.fbs"
 
 
 class Recorder:
-    """Stands for a flatbuffers Builder and notes what generated code asks of it."""
+    """Replaces a flatbuffers Builder and records the calls of generated code."""
 
     def __getattr__(self, name):
         def record(slot, value=None, default=None):
@@ -66,7 +66,7 @@ def test_slots_are_those_of_generated_code(fbs, tmp_path, monkeypatch):
 
 
 def _code(fbs, folder):
-    """What flatc makes of a schema, without the namespaces, which do not travel."""
+    """The code that flatc generates from a schema, without the namespaces, which are not stored."""
     folder = _generate(fbs, folder)
     scalar_type = next(path.parent for path in folder.parents[2].rglob("ScalarType.py"))
     code = {}

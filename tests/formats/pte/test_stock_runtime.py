@@ -1,4 +1,4 @@
-"""What is rewritten computes the same bits in ExecuTorch's own runtime, which verifies its structure first."""
+"""A rewritten program computes the same bits in ExecuTorch's own runtime, which first verifies its structure (B1)."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Writing: what is refused, what a failure leaves behind, what the file looks like."""
+"""Writing a program: what is refused, what a failure leaves behind, and the bytes of the file."""
 
 import errno
 import io
@@ -75,7 +75,7 @@ def test_content_key_tells_content_and_layout_apart():
 
 
 def test_golden_layout_of_a_slim_program(program):
-    """Segments keep their index and alignment, empty ones stay; the header tells the sizes."""
+    """Segments keep their index and alignment, empty ones stay, and the header has the sizes."""
     file = io.BytesIO()
     choose = {item: item.key for item in program.movable() if item.name in {"bias", "second", "cache"}}
     rewrite = Rewrite(program, choose)
@@ -131,7 +131,7 @@ def test_impossible_key(program, key, tmp_path):
 def test_other_key_for_something_with_a_name(program):
     for item in program.movable():
         if item.name:
-            with pytest.raises(UnsupportedProgramError, match=rf"model\.pte: '{item.name}' is known under this name"):
+            with pytest.raises(UnsupportedProgramError, match=rf"model\.pte: '{item.name}' has a recorded name"):
                 Rewrite(program, {item: "other"})
 
 
@@ -144,12 +144,12 @@ def test_one_key_for_two_contents(program):
 
 def test_move_of_another_program(program):
     other = ProgramFile("other.pte", program.data)
-    with pytest.raises(UnsupportedProgramError, match="of another program"):
+    with pytest.raises(UnsupportedProgramError, match="belongs to another program"):
         Rewrite(program, _moves(other))
 
 
 @pytest.mark.parametrize("where", ["between", "behind"])
-def test_bytes_that_no_segment_accounts_for(program, where, tmp_path):
+def test_bytes_that_belong_to_no_segment(program, where, tmp_path):
     data = bytearray(program.data)
     if where == "between":
         data[program.segments[0].span.stop] = 1
@@ -158,7 +158,7 @@ def test_bytes_that_no_segment_accounts_for(program, where, tmp_path):
     path = tmp_path / "signed.pte"
     path.write_bytes(data)
     signed = read_program(path)
-    with pytest.raises(UnsupportedProgramError, match="no segment accounts for"):
+    with pytest.raises(UnsupportedProgramError, match="belong to no segment"):
         Rewrite(signed, {})
 
 

@@ -1,4 +1,4 @@
-"""What an earlier run left in a folder: programs, the data files that they take their weights from, and who takes what."""
+"""What earlier runs left in a folder: programs, their data files, and which program takes which key."""
 
 from __future__ import annotations
 
@@ -35,21 +35,21 @@ __all__ = [
 ]
 
 MARK = {"blobstore.programs": "1"}
-"""Metadata of the data files that are written together with programs: their keys are known to belong to these."""
+"""Metadata of the data files that are written together with programs, so that their keys belong to programs."""
 
 USERS = "blobstore.programs.names"
-"""Metadata of a data file some of whose keys other data files in the folder have, too: JSON, the paths of the programs
-that were written to take this one. Keys alone do not tell."""
+"""Metadata of a data file if other data files in the folder have some of its keys: JSON, the paths of the programs that
+were written to take this file. The keys alone do not show which file a program takes."""
 
 _FLATBUFFERS = {"XnnpackBackend", "BlobStoreBackend"}
-"""Backends whose payloads spell out the keys that they ask for."""
+"""Backends whose payloads contain the keys that they look up as text."""
 
 
 def old_programs(directory: Path, replaced: Collection[Path]) -> list[ProgramFile]:
     """The programs in a folder and below it, without those that will be replaced.
 
     Raises:
-        FileAccessError, InvalidFileError: a folder or a program cannot be read, so nobody knows what it takes.
+        FileAccessError, InvalidFileError: a folder or a program cannot be read, so the keys that it takes are unknown.
     """
     if not directory.exists():
         return []
@@ -62,11 +62,11 @@ def old_programs(directory: Path, replaced: Collection[Path]) -> list[ProgramFil
 
 
 def old_data(paths: Iterable[Path], *, force: bool) -> list[PtdDataMap]:
-    """The data files among `paths` that are there already.
+    """The data files among `paths` that exist already.
 
     Args:
-        paths: files that are to be written.
-        force: take data files of unknown origin too.
+        paths: files that will be written.
+        force: take data files of unknown origin, too, and ignore malformed ones.
 
     Raises:
         OutputPathError: one is a file of another format, or was not written together with programs.
@@ -84,7 +84,7 @@ def old_data(paths: Iterable[Path], *, force: bool) -> list[PtdDataMap]:
                 raise
             if not force and not MARK.items() <= data_map.metadata.items():
                 raise OutputPathError(
-                    f"{path}: this data file is of unknown origin, as it was not written together with programs; choose "
+                    f"{path}: this data file is of unknown origin, because it was not written together with programs; choose "
                     "another name, or use force (--force) to add to it"
                 )
             found.append(data_map)
@@ -92,7 +92,7 @@ def old_data(paths: Iterable[Path], *, force: bool) -> list[PtdDataMap]:
 
 
 def other_data(directory: Path, paths: Collection[Path]) -> list[PtdDataMap]:
-    """The data files in a folder that were written together with programs, without `paths`; unreadable ones are left out."""
+    """The data files in a folder that were written together with programs, without `paths` and unreadable ones."""
     found = []
     for path in sorted(directory.glob("*.ptd")):
         if path not in paths:
@@ -104,10 +104,10 @@ def other_data(directory: Path, paths: Collection[Path]) -> list[PtdDataMap]:
 
 
 def _is(path: Path, kind: Format) -> bool:
-    """Whether a file is there and has this format."""
+    """Whether a file exists and has this format."""
     try:
         return detect_format(path) is kind
-    except InvalidFileError:  # it is empty
+    except InvalidFileError:  # the file is empty
         return False
     except FileAccessError as error:
         if error.errno != errno.ENOENT:
@@ -116,7 +116,7 @@ def _is(path: Path, kind: Format) -> bool:
 
 
 def tree(directory: Path, endings: tuple[str, ...]) -> list[Path]:
-    """The files in a folder and below it whose names end so, in order; hidden folders and links to folders are left out.
+    """The files in a folder and below it with these endings, in order, without hidden ones and those behind folder links.
 
     Raises:
         FileAccessError: a folder cannot be read.
@@ -133,10 +133,10 @@ def tree(directory: Path, endings: tuple[str, ...]) -> list[Path]:
 
 
 def taken_by(program: ProgramFile, keys: Collection[str]) -> set[str]:
-    """Those of `keys` that a program looks for in its data files.
+    """Those of `keys` that a program looks up in its data files.
 
-    The keys of tensors are in the program. Those that its delegates ask for are in payloads that only their backends
-    understand: known ones spell them out; another backend's delegate may take any key.
+    The keys of tensors are in the program. The keys of delegates are in payloads that only their backends understand.
+    Payloads of known backends contain the keys as text; a delegate of any other backend may take every key.
     """
     left = set(keys)
     left.difference_update(external.key for external in program.externals)
@@ -151,8 +151,8 @@ def taken_by(program: ProgramFile, keys: Collection[str]) -> set[str]:
 def taken_from(program: ProgramFile, files: Mapping[str, PtdDataMap], directory: Path) -> dict[str, set[str]]:
     """The keys that a program in a folder takes from each of the data files there, by file name.
 
-    If several have a key, it may be any of them, unless those that list the program among their users have all that it
-    takes.
+    If several files have a key, the program may take it from any of them. But if the files that list the program among
+    their users have all keys that it takes, it takes them from these.
     """
     keys = taken_by(program, set(itertools.chain(*files.values())))
     place = place_of(program.path, directory)
@@ -162,7 +162,7 @@ def taken_from(program: ProgramFile, files: Mapping[str, PtdDataMap], directory:
 
 
 def users_of(metadata: Mapping[str, str]) -> set[str]:
-    """The programs that a data file lists as its users; none if it does not say."""
+    """The programs that a data file lists as its users; empty if it has no valid list."""
     try:
         found = json.loads(metadata.get(USERS, "[]"))
     except (ValueError, RecursionError):
@@ -171,12 +171,12 @@ def users_of(metadata: Mapping[str, str]) -> set[str]:
 
 
 def place_of(path: Path, directory: Path) -> str:
-    """How the data files of a folder call a program in it or below it."""
+    """The path of a program below a folder, as the data files of the folder list it."""
     return path.relative_to(directory).as_posix()
 
 
 def describing(data_map: PtdDataMap, taken: Collection[str]) -> set[str]:
-    """The keys of records, which nobody asks for by key, that describe one of the keys in `taken`, or none at all."""
+    """The keys of records that describe a key in `taken`, or no key at all. Programs do not look up records by key."""
     keys = set(data_map)
     found = set()
     for key in keys:
@@ -188,7 +188,7 @@ def describing(data_map: PtdDataMap, taken: Collection[str]) -> set[str]:
 
 
 def mentioned(data: memoryview, keys: Collection[str]) -> set[str]:
-    """Those of `keys` that occur in some bytes as flatbuffers write text: its length in four bytes, it, and a NUL."""
+    """Those of `keys` that occur in the data as text of a flatbuffer: the length in four bytes, the text, and a NUL."""
     texts = {key.encode(): key for key in keys}
     longest = max(map(len, texts), default=0)
     wanted = np.zeros(longest + 2, bool)

@@ -1,4 +1,4 @@
-"""A process that is killed before any call of a group of outputs (D1, W1): the next one finds it old or new, whole."""
+"""After a kill at any point, the next process finishes or removes what was left (B5, D1, W1)."""
 
 import json
 import shutil
@@ -8,14 +8,14 @@ import sys
 import pytest
 import torch
 
-import blobstore
 from blobstore import open_ptd
-from blobstore.disk import staging
+from blobstore.disk.recovery import ScratchFolder, recover
 from blobstore.programs import dedup_programs
+from tests.disk.outputs import leftovers, save
 
 
 def job(name, folder):
-    """What a job of tests/interruptions.py prints."""
+    """The output of a job of tests/interruptions.py."""
     process = subprocess.run(
         [sys.executable, "-m", "tests.interruptions", name, str(folder)], check=True, capture_output=True, text=True
     )
@@ -24,7 +24,7 @@ def job(name, folder):
 
 @pytest.mark.parametrize("name", ["group", "group_elsewhere"])
 def test_a_killed_group_is_finished_by_the_next_one(name, tmp_path):
-    """Whichever of its folders that one enters; it removes all that is left."""
+    """From any of its folders; nothing is left behind."""
     seen = job(name, tmp_path)
     assert {before for before, *_ in seen} == {"old", "mixed", "new"}, "the kills do not reach the renames"
     for before, after, end, left in seen:
@@ -33,25 +33,28 @@ def test_a_killed_group_is_finished_by_the_next_one(name, tmp_path):
 
 
 def test_a_group_that_is_killed_while_an_error_undoes_it(tmp_path):
+    """It ends all old or all new."""
     seen = job("group_undone", tmp_path)
     assert ["mixed", "old", "old", []] in seen and ["mixed", "new", "new", []] in seen
     assert all(after == end in ("old", "new") and left == [] for _, after, end, left in seen)
 
 
 def test_a_recovery_that_is_killed_is_done_again(tmp_path):
+    """However often; in the end the group is new."""
     found = job("recovery", tmp_path)
     assert len(found) > 5
     assert all(kills > 1 and (state, left) == ("new", []) for kills, state, left in found)
 
 
-def test_data_files_of_several_tags(tmp_path):
+def test_data_files_of_several_tags_are_one_group(tmp_path):
+    """After the next write they are all old or all new."""
     seen = job("tags", tmp_path)
     assert {before for before, *_ in seen} == {"old", "mixed", "new"}
     assert all(after in ("old", "new") and left == [] for _, after, left in seen)
 
 
 def test_programs_run_after_a_kill_and_are_all_new_after_the_next_run(lowered, stock_run, tmp_path):
-    """A name has new bytes, and keys are pruned that old programs take: each computes what it did, or what it will."""
+    """A name gets new bytes, and keys of old programs are pruned: each program computes its old or its new outputs."""
     (tmp_path / "seen").mkdir()
     models = {}
     for state, seed in (("old", 1), ("in", 2)):
@@ -67,7 +70,7 @@ def test_programs_run_after_a_kill_and_are_all_new_after_the_next_run(lowered, s
     assert "first.weight" in result.replaced_keys and len(result.pruned_keys) > 4
 
     def computes(folder, name):
-        """Which of the models a program is."""
+        """The model that a program computes."""
         found = stock_run(folder / f"{name}.pte", models["in"][name].inputs(), data_path=folder / "shared.ptd")
         (which,) = (
             state
@@ -88,8 +91,8 @@ def test_programs_run_after_a_kill_and_are_all_new_after_the_next_run(lowered, s
     assert len(between) > 2, "the kills do not reach the renames"
 
 
-def test_what_somebody_put_there_since_the_kill_stays(tmp_path):
-    """The other files of the group are finished."""
+def test_a_file_that_replaced_a_target_after_the_kill_stays(tmp_path):
+    """Recovery finishes the other files of the group."""
     code = (
         "import os, pathlib, sys; from blobstore.disk.staging import Staging\n"
         "folder, replace = pathlib.Path(sys.argv[1]), os.replace\n"
@@ -102,36 +105,54 @@ def test_what_somebody_put_there_since_the_kill_stays(tmp_path):
     for name in "abc":
         (tmp_path / name).write_bytes(b"old")
     subprocess.run([sys.executable, "-c", code, tmp_path], check=True)
-    (tmp_path / "c").write_bytes(b"somebody's")
-    staging.recover(tmp_path)
+    (tmp_path / "c").write_bytes(b"another")
+    recover(tmp_path)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {
         "a": b"new",
         "b": b"new",
-        "c": b"somebody's",
+        "c": b"another",
         "d": b"new",
     }
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        b"",
-        b"[",
-        b"[" * 100000,
-        b"[]",
-        b"\xff",
-        b'{"blobstore.journal": 2}',
-        b'{"blobstore.journal": 1, "folders": [], "files": []}',
-        b'{"blobstore.journal": 1, "folders": ["."], "files": [{"place": "precious", "temporary": "theirs", "backup": '
-        b'"theirs", "before": null, "after": null}]}',
-        b'{"blobstore.journal": 1, "folders": ["."], "files": [{"place": "precious", "temporary": 5}]}',
-    ],
-)
-def test_a_file_that_is_no_journal_of_ours_changes_nothing(tmp_path, text):
+def test_what_a_killed_process_left_is_removed_by_the_next_one(tmp_path):
+    """Files that another process is writing stay."""
+    code = (
+        "import sys, os, pathlib; from blobstore.disk.staging import Staging; from blobstore.disk.recovery import ScratchFolder\n"
+        "folder = pathlib.Path(sys.argv[1])\n"
+        "(folder / 'a').write_bytes(b'old')\n"
+        "with Staging() as staging, staging.open(folder / 'a') as file, ScratchFolder(folder) as scratch:\n"
+        "    (scratch / 'x').write_bytes(b'x'); file.write(b'half'); print('ready', flush=True); sys.stdin.read()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, tmp_path], stdout=subprocess.PIPE, stdin=subprocess.PIPE
+    ) as process:
+        assert process.stdout.readline() == b"ready\n"
+        left = leftovers(tmp_path)
+        assert len(left) == 2
+        save(tmp_path / "other.ptd")
+        assert sorted(leftovers(tmp_path)) == sorted(left)
+        process.kill()
+    save(tmp_path / "other.ptd")
+    assert leftovers(tmp_path) == []
+    assert (tmp_path / "a").read_bytes() == b"old"
+
+
+def test_only_temporary_files_of_the_library_are_removed(tmp_path):
+    """Similar names and links stay."""
+    for name in (".blobstore-notes.tmp", "x.tmp", ".blobstore-0123456789abcdef01234567.tmp.bak"):
+        (tmp_path / name).write_text("a user's")
     (tmp_path / "precious").write_text("precious")
-    (tmp_path / "theirs").write_text("theirs")
-    (tmp_path / ".blobstore-0123456789abcdef01234567.journal").write_bytes(text)
-    (tmp_path / ".blobstore-000000000000000000000000.journal").symlink_to(tmp_path / "precious")
-    blobstore.save_file({"w": torch.ones(2)}, tmp_path / "w.ptd")
+    (tmp_path / ".blobstore-0123456789abcdef01234567.tmp").symlink_to(tmp_path / "precious")
+    save(tmp_path / "w.ptd")
+    assert len(list(tmp_path.iterdir())) == 6
     assert (tmp_path / "precious").read_text() == "precious"
-    assert (tmp_path / "theirs").read_text() == "theirs"
+
+
+def test_a_scratch_folder_is_removed_after_an_error(tmp_path):
+    """With everything in it."""
+    with pytest.raises(KeyError), ScratchFolder(tmp_path) as folder:
+        (folder / "sub").mkdir()
+        (folder / "sub" / "file").write_bytes(b"x")
+        raise KeyError
+    assert list(tmp_path.iterdir()) == []

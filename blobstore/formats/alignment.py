@@ -1,0 +1,23 @@
+"""Alignments of ExecuTorch's files, and the arithmetic with them; all in bytes."""
+
+from __future__ import annotations
+
+__all__ = ["SEGMENT_ALIGNMENT", "TENSOR_ALIGNMENT", "align_up", "alignment_of"]
+
+SEGMENT_ALIGNMENT = 128
+"""ExecuTorch aligns every segment to this, in a .pte and in a .ptd."""
+
+TENSOR_ALIGNMENT = 16
+"""ExecuTorch aligns every constant of a .pte to this."""
+
+_PAGE = 4096  # an offset that is a multiple of more than a page is one by accident
+
+
+def align_up(position: int, alignment: int) -> int:
+    """The next multiple of `alignment`, or `position` itself if it is one."""
+    return -(-position // alignment) * alignment
+
+
+def alignment_of(position: int) -> int:
+    """The largest power of two, up to a page, that divides `position`."""
+    return min(position & -position, _PAGE) if position else _PAGE

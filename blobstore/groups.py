@@ -1,0 +1,42 @@
+"""Which items belong together: a union-find."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+from typing import Generic, TypeVar
+
+__all__ = ["Groups"]
+
+Item = TypeVar("Item", bound=Hashable)
+
+
+class Groups(Generic[Item]):
+    """Items in groups that grow together when two of their members are joined.
+
+    An item that was never mentioned is a group of its own.
+
+    Args:
+        items: the first items, in order.
+    """
+
+    def __init__(self, items: Iterable[Item] = ()) -> None:
+        self._parent = {item: item for item in items}
+
+    def root(self, item: Item) -> Item:
+        """The member that stands for the group of an item."""
+        while self._parent.setdefault(item, item) != item:
+            item = self._parent[item]
+        return item
+
+    def join(self, items: Iterable[Item]) -> None:
+        """Make one group of the groups of these items; the root of the first item's group becomes that of all."""
+        roots = [self.root(item) for item in items]
+        for root in roots:
+            self._parent[root] = roots[0]
+
+    def members(self) -> list[list[Item]]:
+        """The groups, each with its items, all in the order in which they were first mentioned."""
+        found: dict[Item, list[Item]] = {}
+        for item in self._parent:
+            found.setdefault(self.root(item), []).append(item)
+        return list(found.values())

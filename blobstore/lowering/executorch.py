@@ -1,0 +1,173 @@
+"""ExecuTorch's internals, which lowering needs beside its public API, and the check that they are the expected ones.
+
+This is the only module of the package that imports them. Other versions of ExecuTorch may change them without notice.
+A change that went unnoticed could produce wrong records, so importing this module checks the version of ExecuTorch, and
+the parameters and fields of everything that is wrapped, called or read.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import inspect
+from collections.abc import Iterable, Mapping
+from operator import attrgetter
+
+from blobstore.errors import MissingDependencyError
+
+try:
+    from executorch.backends.xnnpack import xnnpack_preprocess
+    from executorch.backends.xnnpack._passes.decompose_batch_norm import DecomposeBatchNorm
+    from executorch.backends.xnnpack._passes.fuse_batch_norm import FuseBatchNormPass
+    from executorch.backends.xnnpack.operators.node_visitor import NodeVisitor
+    from executorch.backends.xnnpack.utils.utils import get_param_tensor, get_tensor_name
+    from executorch.backends.xnnpack.xnnpack_preprocess import XnnpackBackend
+    from executorch.exir._serialize._named_data_store import NamedDataStoreOutput
+    from executorch.exir._serialize.data_serializer import DataEntry
+    from executorch.exir.backend.backend_details import BackendDetails, CompileSpec, PreprocessResult
+    from executorch.exir.backend.partitioner import DelegationSpec, Partitioner, PartitionResult
+except ImportError as error:
+    _import_error: ImportError | None = error
+else:
+    _import_error = None
+
+__all__ = [
+    "SUPPORTED",
+    "BackendDetails",
+    "CompileSpec",
+    "DataEntry",
+    "DecomposeBatchNorm",
+    "DelegationSpec",
+    "FuseBatchNormPass",
+    "NamedDataStoreOutput",
+    "NodeVisitor",
+    "PartitionResult",
+    "Partitioner",
+    "PreprocessResult",
+    "XnnpackBackend",
+    "check",
+    "get_param_tensor",
+    "get_tensor_name",
+    "xnnpack_preprocess",
+]
+
+SUPPORTED = "1.5"
+"""The version of ExecuTorch whose internals are known."""
+
+INSTALL = "pip install 'blobstore[executorch]'"
+
+_XNNPACK = "executorch.backends.xnnpack"
+_SCHEMA = f"{_XNNPACK}.serialization.xnnpack_graph_schema"
+
+# By module: functions and classes with all their parameters, in order. A dataclass has its fields as parameters.
+_PARAMETERS: Mapping[str, Mapping[str, str]] = {
+    f"{_XNNPACK}.operators.node_visitor": {
+        "NodeVisitor.get_serialized_buffer_index": "self tensor xnn_graph vals_to_ids convert_to_nhwc "
+        "swap_in_out_for_weights quant_params force_fp32 groups",
+        "NodeVisitor.get_quant_params": "self quant_params xnn_graph external_tag",
+    },
+    f"{_XNNPACK}._passes.fuse_batch_norm": {
+        "FuseBatchNormPass._fuse_ops": "self graph_module graph input_node bn is_conv constant_placeholders_to_delete",
+    },
+    f"{_XNNPACK}._passes.decompose_batch_norm": {
+        "DecomposeBatchNorm.replace_bn_node_with_conv": "self bn_node graph_module",
+    },
+    f"{_XNNPACK}.xnnpack_preprocess": {
+        "XnnpackBackend.preprocess": "edge_program compile_specs",
+        "serialize_xnnpack_binary": "xnnpack_graph constant_data_bytes",
+    },
+    f"{_XNNPACK}.utils.utils": {
+        "get_param_tensor": "exp_prog node",
+        "get_tensor_name": "exp_prog node",
+    },
+    "executorch.exir._serialize._named_data_store": {
+        "NamedDataStore.add_named_data": "self key data alignment external_tag tensor_layout",
+        "NamedDataStoreOutput": "buffers pte_data external_data",
+    },
+    "executorch.exir._serialize.data_serializer": {
+        "DataEntry": "buffer_index alignment tensor_layout",
+    },
+    "executorch.exir.backend.backend_details": {
+        "BackendDetails.preprocess": "edge_program compile_specs",
+        "BackendDetails.preprocess_multimethod": "edge_programs compile_specs",
+        "CompileSpec": "key value",
+        "PreprocessResult": "processed_bytes debug_handle_map data_store_output _delegate_info_meta",
+    },
+    "executorch.exir.backend.partitioner": {
+        "DelegationSpec": "backend_id compile_specs",
+        "PartitionResult": "tagged_exported_program partition_tags",
+        "Partitioner.partition": "self exported_program",
+        "Partitioner.ops_to_not_decompose": "self ep",
+        "Partitioner.transform_for_pre_decomposition": "self exported_program",
+    },
+}
+
+# By module: classes whose instances are only read, with those of their constructor's parameters that are read.
+_FIELDS: Mapping[str, Mapping[str, str]] = {
+    f"{_XNNPACK}.operators.quant_params": {
+        "QuantParams": "per_channel q_input scale zp axis dtype qmax qmin is_dynamic group_size",
+    },
+    _SCHEMA: {
+        "XNNGraph": "xnodes xvalues constant_data",
+        "XNode": "xnode_union",
+        "XValue": "xvalue_union",
+        "ConstantDataOffset": "size named_key",
+        "XNNTensorValue": "constant_buffer_idx id_out",
+        "XNNQuantizedTensorValue": "tensor_value quant_params",
+        "PerChannelQuant": "scale_buffer_idx",
+        "PerChannelGroupQuant": "scale_buffer_idx",
+        "XNNFullyConnected": "filter_id bias_id",
+        "XNNConv2d": "filter_id bias_id",
+        "XNNDepthwiseConv2d": "filter_id bias_id",
+        "XNNConvTranspose2d": "filter_id bias_id",
+    },
+}
+
+
+def check() -> None:
+    """Check that the installed ExecuTorch is the one whose internals are known.
+
+    Raises:
+        MissingDependencyError: it is not installed, has another version, or its internals differ. The message names the
+            supported version, the one that was found, and every difference.
+    """
+    found = _version()
+    if found is None:
+        raise MissingDependencyError(f"lowering needs executorch: {INSTALL}") from _import_error
+    differences = [*_differences(_PARAMETERS, exact=True), *_differences(_FIELDS, exact=False)]
+    if _import_error is not None and not differences:
+        differences.append(str(_import_error))
+    if differences or not f"{found}.".startswith(f"{SUPPORTED}."):
+        what = "; ".join(differences) or "its internals look the same, but nothing was tested with it"
+        raise MissingDependencyError(
+            f"lowering needs executorch {SUPPORTED}, found executorch {found}: {what}. To install it: {INSTALL}"
+        ) from _import_error
+
+
+def _version() -> str | None:
+    try:
+        return importlib.metadata.version("executorch")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _differences(modules: Mapping[str, Mapping[str, str]], *, exact: bool) -> Iterable[str]:
+    """How the parameters of these objects differ from those listed; with `exact`, more parameters differ too."""
+    for module, objects in modules.items():
+        try:
+            imported = importlib.import_module(module)
+        except ImportError as error:
+            yield f"no {module} ({error})"
+            continue
+        for name, listed in objects.items():
+            expected = tuple(listed.split())
+            try:
+                found = tuple(inspect.signature(attrgetter(name)(imported)).parameters)
+            except (AttributeError, TypeError, ValueError):
+                yield f"no {module}.{name}"
+                continue
+            if found != expected if exact else not set(expected) <= set(found):
+                yield f"{name} takes ({', '.join(found)}), expected ({', '.join(expected)})"
+
+
+check()

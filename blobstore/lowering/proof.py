@@ -1,0 +1,43 @@
+"""The proof of a record: its steps turn the model's own tensors into exactly the bytes that are stored."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+
+import numpy.typing as npt
+import torch
+
+from blobstore.errors import BlobStoreError
+from blobstore.logical.records import Record, Step
+from blobstore.logical.steps import plain, raw, store
+from blobstore.memory.buffers import same_bytes
+
+__all__ = ["contradiction"]
+
+
+def contradiction(
+    record: Record,
+    steps: tuple[Step, ...],
+    tensors: Sequence[torch.Tensor],
+    data: memoryview,
+    scales: Mapping[str, npt.NDArray[Any]] = MappingProxyType({}),
+) -> str:
+    """Why steps do not turn tensors into the bytes of a blob; empty if they do.
+
+    Args:
+        record: how the blob is made.
+        steps: those of the record's steps that are not yet done in `tensors`.
+        tensors: what the first of them takes.
+        data: the bytes of the blob.
+        scales: by key, the scales that the steps name.
+    """
+    try:
+        made = store(replace(record, steps=steps), [plain(tensor) for tensor in tensors], lambda key: raw(scales[key]))
+    except (BlobStoreError, ValueError) as error:
+        return f"how it was stored cannot be repeated: {error}"
+    if not same_bytes(raw(made), data):
+        return "the stored bytes do not follow from it: it was changed, or combined with other tensors, while lowering"
+    return ""

@@ -1,0 +1,37 @@
+"""XNNPACK as an inner backend: how it names, lays out and combines constants.
+
+XNNPACK's exporter names a constant after the sha256 of its bytes. `watch` wraps a few of its functions while its
+`preprocess` runs for blobstore, so that each constant gets the name of the tensor that it was made from. `origins` knows
+where the tensors of the graph come from, `batch_norm` records the folds of batch normalizations, `steps` records and
+proves how a constant is laid out, and `graph` reads what XNNPACK serializes.
+"""
+
+from __future__ import annotations
+
+from torch.export import ExportedProgram
+
+from blobstore.lowering.executorch import CompileSpec, XnnpackBackend
+from blobstore.lowering.inner import Lowered
+from blobstore.lowering.tables import NameTable
+from blobstore.lowering.xnnpack.graph import constants_of_payload, groups_of_constants, packed_constants
+from blobstore.lowering.xnnpack.origins import Run
+from blobstore.lowering.xnnpack.watch import watched
+
+__all__ = ["XnnpackLowering"]
+
+
+class XnnpackLowering:
+    """Lowers through `XnnpackBackend`."""
+
+    backend_id = "XnnpackBackend"
+
+    def preprocess(self, program: ExportedProgram, specs: list[CompileSpec], table: NameTable) -> Lowered:
+        """Lower a part of a graph; see `InnerLowering`."""
+        signature = program.graph_signature
+        used = [*signature.inputs_to_parameters.values(), *signature.inputs_to_buffers.values()]
+        run = Run(table, {**program.constants, **program.state_dict})
+        with watched(run):
+            result = XnnpackBackend.preprocess(program, specs)
+        groups = groups_of_constants(run.graph)
+        constants = constants_of_payload(bytes(result.processed_bytes), run.keys, groups, packed_constants(run.graph))
+        return Lowered(result, constants, run.all_records(groups, used))

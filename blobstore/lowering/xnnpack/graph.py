@@ -1,0 +1,89 @@
+"""The graph that XNNPACK serializes: which constants belong together, which are packed, where the payload names them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from blobstore.errors import InvalidKeyError
+from blobstore.formats.payload import VERSION_SIZE, Constant, find_places
+from blobstore.groups import Groups
+
+__all__ = ["constants_of_payload", "groups_of_constants", "packed_constants"]
+
+_PACKING = {"XNNFullyConnected", "XNNConv2d", "XNNDepthwiseConv2d", "XNNConvTranspose2d"}
+"""The operators that pack their weight and their bias."""
+
+
+def groups_of_constants(graph: Any) -> dict[int, int]:
+    """The number of the group of each constant, by its index.
+
+    The weight and the bias of an operator, with their scales, are a group.
+    """
+    groups: Groups[int] = Groups()
+    of_value = _constants_of_values(graph)
+    for node in graph.xnodes:
+        operator = node.xnode_union
+        ids = [getattr(operator, name, None) for name in ("filter_id", "bias_id")]
+        groups.join(index for value in ids if value is not None for index in of_value.get(value, []))
+    for together in of_value.values():
+        groups.join(together)
+    numbers: dict[int, int] = {}
+    return {index: numbers.setdefault(groups.root(index), len(numbers)) for index in range(1, len(graph.constant_data))}
+
+
+def packed_constants(graph: Any) -> set[int]:
+    """The indices of the constants that operators only pack.
+
+    XNNPACK reads others, such as the slopes of PReLU, where they are, whenever it runs.
+    """
+    of_value = _constants_of_values(graph)
+    packed: set[int] = set()
+    read: set[int] = set()
+    for node in graph.xnodes:
+        operator = node.xnode_union
+        packs = type(operator).__name__ in _PACKING
+        for name, value in vars(operator).items():
+            if name.endswith("_id") and isinstance(value, int):
+                use = packed if packs and name in {"filter_id", "bias_id"} else read
+                use.update(of_value.get(value, []))
+    return packed - read
+
+
+def constants_of_payload(
+    payload: bytes, keys: Mapping[int, tuple[str, int]], groups: Mapping[int, int], packed: set[int]
+) -> list[Constant]:
+    """The blobs that a payload asks for, each once.
+
+    Args:
+        payload: the serialized graph.
+        keys: the key and the size of each constant, by its index.
+        groups: the group of each constant, by its index. Constants of one key are one blob, which joins their groups.
+        packed: the indices of constants that operators only pack.
+
+    Raises:
+        InvalidKeyError: a key has no room for a version.
+    """
+    first: dict[str, tuple[int, int]] = {}
+    joined: Groups[int] = Groups()
+    for index, (key, nbytes) in keys.items():
+        if len(key.encode()) < VERSION_SIZE:
+            raise InvalidKeyError(f"key {key!r} is too short: its last {VERSION_SIZE} bytes must be replaceable")
+        group, _ = first.setdefault(key, (groups[index], nbytes))
+        joined.join((group, groups[index]))
+    read = {key for index, (key, _) in keys.items() if index not in packed}
+    return [
+        Constant(key, nbytes, joined.root(group), find_places(payload, key), key not in read)
+        for key, (group, nbytes) in first.items()
+    ]
+
+
+def _constants_of_values(graph: Any) -> dict[int, list[int]]:
+    """The indices of the constants behind each value of a graph, its bytes and its scales, by the value's id."""
+    of_value: dict[int, list[int]] = {}
+    for value in graph.xvalues:
+        union = value.xvalue_union
+        tensor = getattr(union, "tensor_value", union)
+        found = [tensor.constant_buffer_idx, getattr(getattr(union, "quant_params", None), "scale_buffer_idx", 0)]
+        of_value[tensor.id_out] = [index for index in found if index and index > 0]
+    return of_value

@@ -1,0 +1,60 @@
+"""What a run returns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["DedupResult", "ProgramResult"]
+
+
+@dataclass(frozen=True)
+class ProgramResult:
+    """What a run did to one program.
+
+    Attributes:
+        source: the program that was given.
+        path: the slim program.
+        bytes_before, bytes_after: the sizes of the two files in bytes.
+        moved: the number of tensors and blobs that left it.
+        moved_bytes: their size in bytes.
+        missing: keys that it asks for and that none of the data files of this run has. They are in a file that was not
+            among the inputs, and the slim program still needs that file.
+    """
+
+    source: Path
+    path: Path
+    bytes_before: int
+    bytes_after: int
+    moved: int
+    moved_bytes: int
+    missing: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class DedupResult:
+    """What a run did.
+
+    Attributes:
+        programs: one entry for each program, in the order in which they were given.
+        data_files: the data files of these programs, including those that had all they need already; empty if nothing
+            was moved and there was no data file before.
+        bytes_before: the size of all inputs and of the old data files, in bytes.
+        bytes_after: the size of all outputs, in bytes.
+        kept: programs of earlier runs that take weights from these data files, and still can.
+        replaced: those of the outputs that replaced a program of an earlier run.
+        replaced_keys: keys that have other bytes than before in the data files, or that a program now has in itself; no
+            program takes the old ones.
+        unused_keys: keys of the data files that no program in the folder takes.
+        pruned_keys: such keys that were dropped.
+    """
+
+    programs: list[ProgramResult]
+    data_files: list[Path]
+    bytes_before: int
+    bytes_after: int
+    kept: list[Path]
+    replaced: list[Path]
+    replaced_keys: list[str]
+    unused_keys: list[str]
+    pruned_keys: list[str]

@@ -1,0 +1,29 @@
+"""Text for people: sizes in words, lists of names, and text from files that cannot harm a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+__all__ = ["printable", "quoted", "size"]
+
+
+def printable(text: object) -> str:
+    """Text in which every character that does not print is spelled out, so that it does nothing to a terminal or a page."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape", "backslashreplace").decode() for c in str(text))
+
+
+def size(nbytes: int) -> str:
+    """A number of bytes for people: three digits, and units of a thousand."""
+    value = float(nbytes)
+    for unit in ("B", "KB", "MB", "GB"):
+        if abs(value) < 999.5:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:#.3g} {unit}".replace(". ", " ")
+        value /= 1000
+    return f"{value:.3g} TB"
+
+
+def quoted(names: Iterable[str], *, most: int | None = None) -> str:
+    """Names in quotes, with commas; after `most` of them only the number of the others."""
+    every = list(names)
+    shown = ", ".join(f"'{name}'" for name in every[:most])
+    return shown if most is None or len(every) <= most else f"{shown} and {len(every) - most} others"

@@ -1,0 +1,168 @@
+"""Records are read as they were written; damage and bombs are errors, and cost little (B5)."""
+
+from __future__ import annotations
+
+import time
+import tracemalloc
+from collections.abc import Callable
+from dataclasses import replace
+
+import flatbuffers
+import numpy as np
+import pytest
+
+from blobstore._generated.record import Record as FbRecord
+from blobstore._generated.record import Records as FbRecords
+from blobstore._generated.record import Source as FbSource
+from blobstore._generated.record import Step as FbStep
+from blobstore.errors import InvalidFileError
+from blobstore.logical.records import (
+    FILE_IDENTIFIER,
+    Operation,
+    Record,
+    Records,
+    Source,
+    Step,
+    is_propagated,
+    is_records,
+    records_key,
+)
+from blobstore.memory.layout import ScalarType
+
+WEIGHT = Source("layer.weight", ScalarType.FLOAT, (4, 3), ("head.weight", "größe"))
+SCALES = Source("layer.weight.scale", ScalarType.BFLOAT16, (4,))
+RECORDS = Records(
+    "XnnpackBackend",
+    (
+        Record(
+            "layer.weight@1234",
+            12,
+            (WEIGHT,),
+            (
+                Step(Operation.RESHAPE, (2, 6)),
+                Step(Operation.QUANTIZE_TENSOR, (-3, -128, 127, 1), (0.1,)),
+                Step(Operation.QUANTIZE_CHANNEL, (0, -128, 127, 1), names=("layer.weight.scale@5678",)),
+            ),
+            group=7,
+        ),
+        Record("layer.weight.scale@5678", 8, (SCALES,), auxiliary=True),
+        Record("", 0, (WEIGHT, SCALES), refusal="it is not there"),
+        Record("", 2**40, ()),
+    ),
+    outside=(Source("scalar", ScalarType.BOOL, ()),),
+    shared=("layer.weight",),
+    transient=("scalar",),
+)
+
+
+@pytest.mark.parametrize("records", [RECORDS, Records("", ())])
+def test_what_is_written_is_read(records: Records) -> None:
+    """Every field of every part; equal records give equal bytes."""
+    data = records.pack()
+    assert Records.parse(data) == records
+    assert Records.parse(bytearray(data)) == Records.parse(memoryview(data)) == records
+    assert Records.parse(data).pack() == data == replace(records).pack()
+
+
+def test_the_key_is_made_of_the_bytes() -> None:
+    """Other records have another key; what is not records is not taken for them."""
+    data, other = RECORDS.pack(), replace(RECORDS, shared=()).pack()
+    assert records_key(data) == records_key(bytes(data)) != records_key(other)
+    assert is_records(records_key(data), data) and is_records(records_key(data), memoryview(data))
+    assert not is_records("layer.weight", data)
+    assert not is_records(records_key(data), b"")
+    assert not is_records(records_key(data), bytes(len(data)))
+
+
+def test_damaged_records() -> None:
+    """With any byte changed they are read as other records or refused; cut, they are refused."""
+    good = RECORDS.pack()
+    rng = np.random.default_rng(0)
+    refused = 0
+    for _ in range(300):
+        bad = bytearray(good)
+        bad[rng.integers(8, len(bad))] ^= int(rng.integers(1, 256))
+        try:
+            Records.parse(bytes(bad))
+        except InvalidFileError:
+            refused += 1
+    assert refused
+    for bad in (good[: len(good) // 2], b"", good[:8], b"XXXX" + good[4:4] + good[8:]):
+        with pytest.raises(InvalidFileError, match=r"^model\.ptd: the records of a delegate are damaged"):
+            Records.parse(bad, "model.ptd")
+
+
+def test_a_later_version_is_refused() -> None:
+    builder = flatbuffers.Builder(64)
+    FbRecords.Start(builder)
+    FbRecords.AddVersion(builder, 1)
+    builder.Finish(FbRecords.End(builder), file_identifier=FILE_IDENTIFIER)
+    with pytest.raises(InvalidFileError, match="records have version 1, this blobstore reads up to 0"):
+        Records.parse(bytes(builder.Output()))
+
+
+def bomb(kind: str, count: int) -> bytes:
+    """A flatbuffer that refers to one part `count` times, `count` times over: a few kilobytes that stand for gigabytes."""
+    builder = flatbuffers.Builder(1024)
+    text = builder.CreateString("w" * count)
+
+    def repeated(start: Callable[[flatbuffers.Builder, int], object], part: int, times: int = count) -> int:
+        start(builder, times)
+        for _ in range(times):
+            builder.PrependUOffsetTRelative(part)
+        return int(builder.EndVector())
+
+    few = 3
+    aliases = repeated(FbSource.StartAliasesVector, text) if kind == "aliases" else 0
+    names = repeated(FbStep.StartNamesVector, text) if kind == "names" else 0
+    FbSource.Start(builder)
+    FbSource.AddName(builder, text)
+    if aliases:
+        FbSource.AddAliases(builder, aliases)
+    FbSource.AddScalarType(builder, 6)
+    source = FbSource.End(builder)
+    FbStep.Start(builder)
+    FbStep.AddOperation(builder, 1)
+    if names:
+        FbStep.AddNames(builder, names)
+    step = FbStep.End(builder)
+    sources = repeated(FbRecord.StartSourcesVector, source, count if kind == "sources" else few)
+    steps = repeated(FbRecord.StartStepsVector, step, count if kind == "steps" else few)
+    FbRecord.Start(builder)
+    FbRecord.AddKey(builder, text)
+    FbRecord.AddSources(builder, sources)
+    FbRecord.AddSteps(builder, steps)
+    record = FbRecord.End(builder)
+    records = repeated(FbRecords.StartRecordsVector, record)
+    outside = repeated(FbRecords.StartOutsideVector, source, count if kind == "outside" else few)
+    shared = repeated(FbRecords.StartSharedVector, text, count if kind == "shared" else few)
+    transient = repeated(FbRecords.StartTransientVector, text, count if kind == "transient" else few)
+    FbRecords.Start(builder)
+    FbRecords.AddRecords(builder, records)
+    FbRecords.AddOutside(builder, outside)
+    FbRecords.AddShared(builder, shared)
+    FbRecords.AddTransient(builder, transient)
+    builder.Finish(FbRecords.End(builder), file_identifier=FILE_IDENTIFIER)
+    return bytes(builder.Output())
+
+
+@pytest.mark.parametrize("count", [400, 20_000])
+@pytest.mark.parametrize("kind", ["sources", "aliases", "steps", "names", "outside", "shared", "transient"])
+def test_small_records_cost_little(kind: str, count: int) -> None:
+    """Below 1 MB, at most 2 seconds and 300 MB; then an error (B5)."""
+    data = bomb(kind, count)
+    assert len(data) < 1 << 20
+    tracemalloc.start()
+    try:
+        started = time.process_time()
+        with pytest.raises(InvalidFileError, match="again and again|sources, at most"):
+            Records.parse(data)
+        assert time.process_time() - started < 2
+        assert tracemalloc.get_traced_memory()[1] < 300 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_names_of_tensors_that_were_computed_ahead() -> None:
+    """ExecuTorch's constant_prop_pass() makes up such names."""
+    assert is_propagated("_prop_tensor_constant0") and not is_propagated("layer.weight")

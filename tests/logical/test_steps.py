@@ -1,0 +1,285 @@
+"""Steps give the same numbers as torch and as the exporter's own code, to the bit (U1)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.utils.fusion import fuse_conv_bn_weights, fuse_linear_bn_weights
+
+from blobstore.errors import LayoutError, UnsupportedDataError, UpdateError
+from blobstore.logical import steps
+from blobstore.logical.records import Operation, Record, Source, Step
+from blobstore.memory.layout import ScalarType, TensorLayout
+
+BITS = {ScalarType.FLOAT: torch.int32, ScalarType.HALF: torch.int16, ScalarType.BFLOAT16: torch.int16}
+FLOAT, CHAR = int(ScalarType.FLOAT), int(ScalarType.CHAR)
+
+
+def random(*sizes: int, seed: int = 0) -> Tensor:
+    return torch.randn(*sizes, generator=torch.Generator().manual_seed(seed))
+
+
+def no_scales(key: str) -> memoryview:
+    raise AssertionError(key)
+
+
+def made(tensors: Sequence[Tensor], *done: Step, nbytes: int, scales: Tensor | None = None) -> bytes:
+    """The blob that these steps make of these tensors."""
+    record = Record("k@1", nbytes, (), done)
+    lookup = no_scales if scales is None else lambda key: steps.raw(steps.plain(scales)[0])
+    return steps.store(record, [steps.plain(tensor) for tensor in tensors], lookup).tobytes()
+
+
+def bytes_of(tensor: Tensor) -> bytes:
+    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+# ------------------------------------------------------------------------------------------------------------- casts
+
+
+def check_cast(tensor: Tensor, target: ScalarType, dtype: torch.dtype) -> None:
+    """NaN stays NaN, with any bits; everything else is the same number."""
+    expected = tensor.to(dtype)
+    array, kind = steps.cast(steps.plain(tensor), target)
+    assert kind is target
+    found = torch.from_numpy(np.array(array)).view(dtype) if dtype is torch.bfloat16 else torch.from_numpy(array)
+    nan = torch.isnan(expected)
+    assert torch.equal(torch.isnan(found), nan)
+    assert torch.equal(found.view(BITS[target])[~nan], expected.view(BITS[target])[~nan])
+
+
+def floats_around_every_bfloat16() -> Tensor:
+    """Every bfloat16 with numbers around the middle between it and the next: ties, carries into the exponent,
+    denormals, overflow to infinity, infinities, NaN."""
+    high = torch.arange(1 << 16, dtype=torch.int64) << 16
+    low = torch.tensor([0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF])
+    return (high[:, None] | low).reshape(-1).to(torch.int32).view(torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("target", "dtype"),
+    [
+        (ScalarType.BFLOAT16, torch.bfloat16),
+        (ScalarType.HALF, torch.float16),
+        (ScalarType.FLOAT, torch.float32),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:overflow encountered in cast")
+def test_casts_round_as_torch_does(target: ScalarType, dtype: torch.dtype) -> None:
+    values = floats_around_every_bfloat16()
+    doubles = torch.cat([values.double(), values.double() * (1 + 2**-30), torch.tensor([1e300, -1e300])])
+    halves = torch.arange(-(1 << 15), 1 << 15, dtype=torch.int32).to(torch.int16)
+    for tensor in (values, doubles, halves.view(torch.float16), halves.view(torch.bfloat16)):
+        check_cast(tensor, target, dtype)
+
+
+# ------------------------------------------------------------------------------------------------------- quantization
+
+
+def test_quantizing_with_one_scale() -> None:
+    """Rounded to the nearest, ties to even, after multiplying with the inverse; limited to the range."""
+    tensor, scale, zero = random(8, 5) * 3, 0.017, 3
+    expected = torch.clamp(torch.round(tensor * (1.0 / scale)) + zero, -100, 100).to(torch.int8)
+    step = Step(Operation.QUANTIZE_TENSOR, (zero, -100, 100, CHAR), (scale,))
+    assert made([tensor], step, nbytes=40) == bytes_of(expected)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_quantizing_by_channel(axis: int) -> None:
+    tensor = random(4, 6)
+    scales = random(tensor.shape[axis], seed=1).abs() / 50 + 0.001
+    inverse = (1 / scales).reshape(-1, 1) if axis == 0 else (1 / scales)
+    expected = torch.clamp(torch.round(tensor * inverse), -127, 127).to(torch.int8)
+    step = Step(Operation.QUANTIZE_CHANNEL, (axis, -127, 127, CHAR), names=("scales",))
+    assert made([tensor], step, nbytes=24, scales=scales) == bytes_of(expected)
+
+
+def test_quantizing_by_group() -> None:
+    """The scales of groups are bfloat16; a group of zeros has the scale 0 and stays 0."""
+    tensor = random(3, 8)
+    tensor[1, 4:] = 0
+    scales = (tensor.reshape(3, 2, 4).abs().amax(2) / 7).to(torch.bfloat16)
+    wide = scales.float().repeat_interleave(4, 1)
+    expected = torch.clamp(torch.round(torch.where(wide == 0, 0, tensor * (1 / wide))), -8, 7).to(torch.int8)
+    step = Step(Operation.QUANTIZE_GROUP, (4, -8, 7, CHAR), names=("scales",))
+    assert made([tensor], step, nbytes=24, scales=scales) == bytes_of(expected)
+
+
+def test_integers_are_taken_as_they_are() -> None:
+    """A quantized tensor can be given as the integers that it is stored as, in which case no scale is read."""
+    source = Source("w", ScalarType.FLOAT, (2, 3))
+    step = Step(Operation.QUANTIZE_CHANNEL, (0, -127, 127, CHAR), names=("scales",))
+    record = Record("w@1", 6, (source,), (step,))
+    integers = torch.arange(6, dtype=torch.int8).reshape(2, 3)
+    assert steps.accepts(record, source, ScalarType.CHAR) and steps.accepts(record, source, ScalarType.FLOAT)
+    assert not steps.accepts(record, source, ScalarType.HALF)
+    assert steps.store(record, [steps.plain(integers)], no_scales).tobytes() == bytes(range(6))
+
+
+def test_large_integers_are_limited_exactly() -> None:
+    """The largest int32 is no float32, and must not wrap around."""
+    step = Step(Operation.QUANTIZE_TENSOR, (0, -(2**31), 2**31 - 1, int(ScalarType.INT)), (1.0,))
+    found = np.frombuffer(made([torch.tensor([3e9, -3e9, 5.0])], step, nbytes=12), np.int32)
+    assert found.tolist() == [2**31 - 1, -(2**31), 5]
+
+
+# ------------------------------------------------------------------------------------------------------------ layouts
+
+
+def test_channels_last() -> None:
+    tensor = random(2, 3, 4, 5)
+    expected = tensor.to(memory_format=torch.channels_last).permute(0, 2, 3, 1)
+    assert expected.is_contiguous()
+    assert made([tensor], Step(Operation.CHANNELS_LAST), nbytes=480) == bytes_of(expected)
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_swapping_inputs_and_outputs(groups: int) -> None:
+    """(in, out/groups, …) of a transposed convolution becomes (out, in/groups, …)."""
+    tensor = random(4, 3, 2, 2)
+    expected = torch.empty(3 * groups, 4 // groups, 2, 2)
+    for group, i, o in product(range(groups), range(4 // groups), range(3)):
+        expected[group * 3 + o, i] = tensor[group * (4 // groups) + i, o]
+    assert made([tensor], Step(Operation.SWAP_IN_OUT, (groups,)), nbytes=192) == bytes_of(expected)
+
+
+@pytest.mark.parametrize("width", [4, 5])
+def test_packing_four_bits(width: int) -> None:
+    """The first of two numbers is in the low half; a row of odd length ends with a zero."""
+    tensor = torch.arange(-8, -8 + 2 * width).remainder(16).sub(8).to(torch.int8).reshape(2, width)
+    expected = bytearray()
+    for row in tensor.tolist():
+        padded = row + [0] * (width % 2)
+        expected += bytes((low + 8) | (high + 8) << 4 for low, high in zip(padded[::2], padded[1::2], strict=True))
+    assert made([tensor], Step(Operation.PACK_INT4), nbytes=len(expected)) == bytes(expected)
+    with pytest.raises(UnsupportedDataError, match="four bits must be in -8 … 7"):
+        made([tensor + 16], Step(Operation.PACK_INT4), nbytes=len(expected))
+
+
+def test_nothing_to_do_copies_nothing() -> None:
+    """Without steps the blob is the memory of the tensor."""
+    tensor = random(2, 3)
+    array = steps.store(Record("k", 24, (), ()), [steps.plain(tensor)], no_scales)
+    assert np.shares_memory(array, tensor.numpy())
+
+
+def test_a_result_of_another_size_is_refused() -> None:
+    with pytest.raises(LayoutError, match="'k@1': expected 20 bytes, its steps give 24"):
+        made([random(2, 3)], nbytes=20)
+
+
+# ------------------------------------------------------------------------------------------------ batch normalization
+
+
+@pytest.mark.parametrize(("has_bias", "has_gamma", "has_beta"), list(product([0, 1], repeat=3)))
+def test_folds_are_those_of_torch(has_bias: int, has_gamma: int, has_beta: int) -> None:
+    """The oracle is torch.nn.utils.fusion, for convolutions, transposed ones, and linear layers."""
+    gamma, beta, bias, mean = (random(4, seed=seed) for seed in range(1, 5))
+    variance = random(4, seed=5).abs() + 0.1
+    norm = (mean, variance, 1e-5, gamma if has_gamma else None, beta if has_beta else None)
+    of_weight = [variance, *([gamma] if has_gamma else [])]
+    parts = [p for p, given in ((bias, has_bias), (gamma, has_gamma), (beta, has_beta)) if given]
+    flags = (has_bias, has_gamma, has_beta)
+    for axis, shape in ((0, (4, 3, 2, 2)), (1, (3, 4, 2, 2)), (None, (4, 3))):
+        weight = random(*shape, seed=6)
+        if axis is None:
+            expected = fuse_linear_bn_weights(weight, bias if has_bias else None, *norm[:3], *with_defaults(norm))
+            kinds = (Operation.FOLD_LINEAR_WEIGHT, Operation.FOLD_LINEAR_BIAS)
+        else:
+            expected = fuse_conv_bn_weights(weight, bias if has_bias else None, *norm, transpose=axis == 1)
+            kinds = (Operation.FOLD_CONV_WEIGHT, Operation.FOLD_CONV_BIAS)
+        weight_step = Step(kinds[0], (axis or 0, has_gamma), (1e-5,))
+        bias_step = Step(kinds[1], flags, (1e-5,))
+        folded = made([weight, *of_weight], weight_step, nbytes=weight.nbytes)
+        assert folded == bytes_of(expected[0].detach())
+        assert made([mean, variance, *parts], bias_step, nbytes=16) == bytes_of(expected[1].detach())
+
+
+def with_defaults(norm: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
+    mean, _, _, gamma, beta = norm
+    return torch.ones_like(mean) if gamma is None else gamma, torch.zeros_like(mean) if beta is None else beta
+
+
+def test_a_normalization_alone_is_one_multiplication_and_one_addition() -> None:
+    """Weight and bias of the convolution that replaces it give what the normalization gives."""
+    gamma, beta, mean, variance = random(3, seed=1), random(3, seed=2), random(3, seed=3), random(3, seed=4).abs() + 0.1
+    parts = [mean, variance, gamma, beta]
+    weight = np.frombuffer(made(parts, Step(Operation.NORM_WEIGHT, (1, 1), (1e-3,)), nbytes=12), np.float32)
+    bias = np.frombuffer(made(parts, Step(Operation.NORM_BIAS, (1, 1), (1e-3,)), nbytes=12), np.float32)
+    x = random(5, 3, seed=5)
+    expected = torch.nn.functional.batch_norm(x, mean, variance, gamma, beta, eps=1e-3)
+    assert torch.allclose(x * torch.tensor(weight) + torch.tensor(bias), expected, atol=1e-6)
+
+
+def test_only_float32_is_folded() -> None:
+    with pytest.raises(UnsupportedDataError, match="folded only in float32, found half"):
+        made([random(2, 2).half(), random(2)], Step(Operation.FOLD_CONV_WEIGHT, (0, 0), (1e-5,)), nbytes=8)
+
+
+# --------------------------------------------------------------------------------------------- back from what is stored
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8, torch.bool])
+@pytest.mark.parametrize("order", [(0, 1, 2), (0, 2, 1), (2, 0, 1)])
+def test_blobs_with_a_layout_are_tensors(order: tuple[int, ...], dtype: torch.dtype) -> None:
+    """In every order of dimensions; a view if it is the usual one."""
+    tensor = random(2, 3, 4).to(dtype)
+    kind = steps.plain(tensor)[1]
+    blob = memoryview(bytes_of(tensor.permute(order)))
+    array, found = steps.from_blob(blob, TensorLayout(kind, (2, 3, 4), order))
+    assert found is kind and array.shape == (2, 3, 4) and array.tobytes() == bytes_of(tensor)
+    assert np.shares_memory(array, np.frombuffer(blob, np.uint8)) == (order == (0, 1, 2))
+
+
+def test_scalars_and_empty_tensors() -> None:
+    for tensor in (torch.tensor(2.5), torch.empty(0, 3)):
+        layout = TensorLayout(ScalarType.FLOAT, tuple(tensor.shape))
+        array, _ = steps.from_blob(memoryview(bytes_of(tensor)), layout)
+        assert array.shape == tuple(tensor.shape) and array.tobytes() == bytes_of(tensor)
+
+
+def test_a_tensor_is_read_back_as_far_as_it_is_stored() -> None:
+    """Reshaped and cast, it is there; quantized or combined, it is not."""
+    source = Source("w", ScalarType.DOUBLE, (2, 3))
+    done = (Step(Operation.RESHAPE, (6, 1)), Step(Operation.CAST, (FLOAT,)))
+    tensor = random(2, 3)
+    array, kind = steps.restore(Record("w@1", 24, (source,), done), memoryview(bytes_of(tensor)))
+    assert kind is ScalarType.FLOAT and array.shape == (2, 3) and array.tobytes() == bytes_of(tensor)
+    packed = Record("w@1", 24, (source,), (*done, Step(Operation.CHANNELS_LAST)))
+    with pytest.raises(
+        UpdateError, match="'w' cannot be read back from its blob 'w@1', which was made by: channels last"
+    ):
+        steps.restore(packed, memoryview(bytes_of(tensor)))
+    with pytest.raises(UpdateError, match="cannot be read back from its blob 'w@1' of 20 bytes"):
+        steps.restore(Record("w@1", 24, (source,), done), memoryview(bytes(20)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
+def test_tensors_for_updates(dtype: torch.dtype) -> None:
+    """bfloat16 becomes a torch tensor, everything else is an array."""
+    tensor = random(2, 3).to(dtype)
+    assert torch.equal(torch.as_tensor(steps.tensor_of(steps.plain(tensor))), tensor)
+
+
+def test_comparing_tensors() -> None:
+    """To the bit: 0 and -0 differ, NaN equals itself; type and shape count."""
+    one = steps.plain(torch.tensor([0.0, float("nan")]))
+    assert steps.same_tensors(one, steps.plain(np.array([0.0, np.nan], np.float32)))
+    for other in (torch.tensor([-0.0, float("nan")]), torch.tensor([[0.0, float("nan")]]), torch.zeros(1)):
+        assert not steps.same_tensors(one, steps.plain(other))
+    assert not steps.same_tensors(steps.plain(torch.zeros(2).bfloat16()), steps.plain(torch.zeros(2).to(torch.int16)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_finite(dtype: torch.dtype) -> None:
+    """Infinities and NaN are found in every floating-point type; the largest number is finite."""
+    assert steps.check_finite(steps.plain(torch.tensor([0.0, torch.finfo(dtype).max], dtype=dtype)))
+    for value in ("inf", "-inf", "nan"):
+        assert not steps.check_finite(steps.plain(torch.tensor([0.0, float(value)], dtype=dtype)))
+    assert steps.check_finite(steps.plain(torch.tensor([1])))

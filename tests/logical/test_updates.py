@@ -1,0 +1,249 @@
+"""From records that were made by hand to the tensors that they describe, and to the blobs that an update changes (U1)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from blobstore.errors import (
+    InvalidFileError,
+    KeyConflictError,
+    KeyNotFoundError,
+    LayoutError,
+    UnsupportedDataError,
+    UpdateError,
+)
+from blobstore.formats.ptd.reader import open_ptd
+from blobstore.logical.records import STATE, Operation, Record, Records, Source, Step, records_key
+from blobstore.logical.updates import LogicalTensors
+from blobstore.memory.layout import ScalarType
+from blobstore.store import BlobStore
+
+
+def tensors(folder: Path, *parts: Record | Records, **blobs: object) -> LogicalTensors:
+    """The logical tensors of a file with these records, each from a lowering of its own, and these blobs."""
+    store = BlobStore()
+    for part in parts:
+        records = part if isinstance(part, Records) else Records("XnnpackBackend", (part,))
+        data = records.pack()
+        store.add(records_key(data), data, alignment=16)
+        for record in records.records:
+            if not record.refusal and record.key not in store and record.key not in blobs:
+                store.add(record.key, bytes(record.nbytes))
+    for key, blob in blobs.items():
+        store.add(key, blob)
+    store.write_ptd(folder / "blobs.ptd")
+    return LogicalTensors(open_ptd(folder / "blobs.ptd"))
+
+
+def source(name: str, sizes: tuple[int, ...] = (2,), *aliases: str) -> Source:
+    return Source(name, ScalarType.FLOAT, sizes, aliases)
+
+
+def record(key: str, name: str, sizes: tuple[int, ...] = (2,), *aliases: str) -> Record:
+    return Record(key, 4 * sizes[0], (source(name, sizes, *aliases),), (Step(Operation.RESHAPE, ints=sizes),))
+
+
+def folded(key: str, weight: str, variance: str) -> Record:
+    """A blob that is made of two tensors."""
+    step = Step(Operation.FOLD_CONV_WEIGHT, (0, 0), (1e-5,))
+    return Record(key, 8, (source(weight), source(variance)), (step,))
+
+
+def refusal(reason: str, *names: str, auxiliary: bool = False) -> Record:
+    return Record("", 0, tuple(source(name) for name in names), refusal=reason, auxiliary=auxiliary)
+
+
+# ------------------------------------------------------------------------------------------------ names and their blobs
+
+
+def test_programs_that_kept_different_names_of_a_tied_tensor(tmp_path: Path) -> None:
+    """An update by either name changes the blobs of both programs."""
+    first, second = record("a@1", "a", (2,), "b"), record("b@2", "b", (2,), "a")
+    for known in (tensors(tmp_path, first, second), tensors(tmp_path, second, first)):
+        for name in ("a", "b"):
+            assert set(known.resolve({name: torch.ones(2)})) == {"a@1", "b@2"}
+        assert len(known) == 1
+        with pytest.raises(UpdateError, match="another name of"):
+            known.resolve({"a": torch.ones(2), "b": torch.zeros(2)})
+
+
+def test_names_that_a_third_program_connects(tmp_path: Path) -> None:
+    """Two tensors turn out to be one when a program has both names for it."""
+    known = tensors(tmp_path, record("a@1", "a"), record("b@2", "b"), record("c@3", "c", (2,), "a", "b"))
+    assert set(known.resolve({"b": torch.ones(2)})) == {"a@1", "b@2", "c@3"}
+    assert known["b"].name == "a" and set(known["c"].aliases) == {"b", "c"}
+
+
+def test_one_name_for_two_shapes_is_refused(tmp_path: Path) -> None:
+    """Whether records contradict each other, or a record and the tensor that is stored under the name."""
+    known = tensors(tmp_path, record("a@1", "a"), record("a@2", "a", (3,)))
+    with pytest.raises(UpdateError, match=r"different shapes with this name, \[2\] and \[3\]|\[3\] and \[2\]"):
+        known.split({"a": torch.ones(2)})
+    known = tensors(tmp_path, record("a@1", "a"), a=torch.ones(3))
+    with pytest.raises(UpdateError, match=r"different shapes with this name, \[2\] and \[3\]"):
+        known.split({"a": torch.ones(2)})
+
+
+def test_records_of_one_blob_must_agree(tmp_path: Path) -> None:
+    other = Record("a@1", 8, record("a@1", "a").sources, (Step(Operation.CAST, ints=(6,)),))
+    with pytest.raises(KeyConflictError, match="two records describe 'a@1' differently"):
+        tensors(tmp_path, record("a@1", "a"), other)
+
+
+def test_one_content_of_records_has_one_key(tmp_path: Path) -> None:
+    """Many keys for the same records would multiply their cost; a key that is not their digest is damage (B5)."""
+    data = Records("XnnpackBackend", ()).pack()
+    store = BlobStore()
+    store.add(records_key(data)[:-1] + "x", data)
+    store.write_ptd(tmp_path / "other.ptd")
+    with pytest.raises(InvalidFileError, match="do not have the digest"):
+        LogicalTensors(open_ptd(tmp_path / "other.ptd"))
+
+
+def test_unknown_names_are_errors_with_similar_ones(tmp_path: Path) -> None:
+    """Prefixes that wrappers of modules add are recognized."""
+    known = tensors(tmp_path, record("layer.weight@1", "layer.weight"))
+    with pytest.raises(KeyNotFoundError, match="'module.layer.weight' may be 'layer.weight' here"):
+        known.split({"module.layer.weight": torch.ones(2)})
+    with pytest.raises(KeyNotFoundError, match="no key and no tensor 'other'"):
+        known["other"]
+    assert 5 not in known and "other" not in known and list(known) == ["layer.weight"]
+
+
+def test_without_records(tmp_path: Path) -> None:
+    """The message says that there are none, or that keys are those of ExecuTorch's own lowering."""
+    with pytest.raises(KeyNotFoundError, match="no key 'b', and no records of tensors"):
+        tensors(tmp_path, a=torch.ones(2)).split({"b": torch.ones(2)})
+    with pytest.raises(KeyNotFoundError, match="hashes of their contents.*BlobStorePartitioner"):
+        tensors(tmp_path, **{"0" * 64: bytes(8)}).split({"b": torch.ones(2)})
+
+
+# ----------------------------------------------------------------------------------------------------- what is refused
+
+
+def test_what_belongs_together_is_updated_together(tmp_path: Path) -> None:
+    """A blob that is made of two tensors needs both, and `needs` says so."""
+    known = tensors(tmp_path, folded("w@1", "w", "variance"))
+    assert known["w"].needs == ("variance",) and known["variance"].keys == ("w@1",)
+    with pytest.raises(UpdateError, match="'w' cannot be updated without 'variance'.*in one blob, 'w@1'"):
+        known.resolve({"w": torch.ones(2)})
+    (made,) = known.resolve({"w": torch.ones(2), "variance": torch.full((2,), 4 - 1e-5)}).values()
+    assert np.allclose(made, 0.5)
+
+
+def test_a_refusal_extends_to_what_is_stored_in_one_blob(tmp_path: Path) -> None:
+    """Also over several blobs; the message has the first reason."""
+    parts = folded("w@1", "w", "a"), folded("x@2", "x", "w"), record("y@3", "y"), refusal("it was changed", "a")
+    known = tensors(tmp_path, *parts)
+    for name in ("w", "x"):
+        with pytest.raises(UpdateError, match=f"'{name}' cannot be updated: it is stored together with .*was changed"):
+            known.split({name: torch.ones(2)})
+    assert known["a"].refusal == "it was changed" and known["y"].refusal == ""
+
+
+def test_state_of_one_method_may_be_a_constant_of_another(tmp_path: Path) -> None:
+    """Then it can be updated; state alone cannot, and no state dict must have it."""
+    known = tensors(tmp_path, refusal(STATE, "cache", "table", auxiliary=True), record("table@1", "table"))
+    assert known["table"].refusal == "" and not known["table"].auxiliary
+    assert known["cache"].refusal == STATE and known["cache"].auxiliary
+    assert known.names_for_state_dict({"table": torch.ones(2)}, strict=True) == ["table"]
+
+
+def test_values_must_fit(tmp_path: Path) -> None:
+    known = tensors(tmp_path, record("a@1", "a"))
+    wrong: list[tuple[Any, type[Exception], str]] = [
+        (torch.ones(3), LayoutError, r"'a' has shape \[2\], the new one has \[3\]"),
+        (torch.ones(2).double(), LayoutError, r"'a' is float\[2\], the new one is double"),
+        ([1.0, 2.0], UnsupportedDataError, "found list"),
+        (torch.tensor([1.0, float("nan")]), UpdateError, "'a' has values that are not finite"),
+    ]
+    for value, error, message in wrong:
+        with pytest.raises(error, match=message):
+            known.resolve({"a": value}, finite=True)
+    with pytest.raises(UnsupportedDataError, match="expected tensors by name, found a list"):
+        known.split([("a", torch.ones(2))])  # type: ignore[arg-type]
+
+
+def test_a_blob_of_another_file_is_missed_by_name(tmp_path: Path) -> None:
+    data = Records("XnnpackBackend", (record("a@1", "a"),)).pack()
+    known = tensors(tmp_path, **{records_key(data): data})
+    with pytest.raises(KeyNotFoundError, match="blob 'a@1' of 'a' is in none of these data files"):
+        known.resolve({"a": torch.ones(2)})
+
+
+# -------------------------------------------------------------------------------------------------- values, state dicts
+
+
+def test_values_come_from_the_tensor_itself_or_from_a_blob_that_has_it(tmp_path: Path) -> None:
+    stored = torch.tensor([1.0, 2.0])
+    known = tensors(tmp_path, record("a@1", "a", (2,), "b"), a=stored)
+    assert known.value("b")[0].tolist() == [1, 2]
+    known = tensors(tmp_path, record("a@1", "a", (2,), "b"), **{"a@1": stored.numpy().tobytes()})
+    assert known.value("b")[0].tolist() == [1, 2]
+    known = tensors(tmp_path, folded("w@1", "w", "variance"))
+    with pytest.raises(UpdateError, match="'w' cannot be read back"):
+        known.value("w")
+    with pytest.raises(KeyNotFoundError, match="no key and no tensor 'c'"):
+        known.value("c")
+
+
+def test_a_strict_state_dict_has_every_tensor(tmp_path: Path) -> None:
+    """Without `strict`, one is enough; entries that no program has are passed over."""
+    known = tensors(tmp_path, record("a@1", "a"), record("b@2", "b"), c=torch.ones(2))
+    full = dict.fromkeys(("a", "b", "c", "unused"), torch.ones(2))
+    assert known.names_for_state_dict(full, strict=True) == ["a", "b", "c"]
+    with pytest.raises(UpdateError, match="the state dict lacks 'b', which the program has"):
+        known.names_for_state_dict({"a": torch.ones(2)}, strict=True)
+    assert known.names_for_state_dict({"a": torch.ones(2)}, strict=False) == ["a"]
+    for strict in (True, False):
+        with pytest.raises(UpdateError, match="lacks|none of the tensors given can be updated: found 'unused'"):
+            known.names_for_state_dict({"unused": torch.ones(2)}, strict=strict)
+
+
+def test_a_strict_state_dict_has_no_tensor_that_cannot_follow(tmp_path: Path) -> None:
+    """Neither one that is refused, nor one that others were computed from, nor one that lost its name."""
+    for name in ("a", "_frozen_param0"):
+        known = tensors(tmp_path, record("b@2", "b"), refusal("it was changed", name))
+        with pytest.raises(UpdateError, match=f"'{name}' cannot be updated: it was changed"):
+            known.names_for_state_dict({"b": torch.ones(2)}, strict=True)
+        assert known.names_for_state_dict({"b": torch.ones(2)}, strict=False) == ["b"]
+    known = tensors(tmp_path, record("b@2", "b"), _prop_tensor_constant0=torch.ones(2))
+    with pytest.raises(
+        UpdateError, match="no program has 'factor', and '_prop_tensor_constant0' may have been computed"
+    ):
+        known.names_for_state_dict({"b": torch.ones(2), "factor": torch.ones(2)}, strict=True)
+
+
+def test_buffers_that_are_not_persistent_may_be_missing(tmp_path: Path) -> None:
+    """But a tensor outside of delegates that a state dict has must be there."""
+    outside = source("weight"), source("positions")
+    records = Records("XnnpackBackend", (), outside, transient=("positions",))
+    known = tensors(tmp_path, records, weight=torch.ones(2), positions=torch.ones(2))
+    assert known["positions"].auxiliary and not known["weight"].auxiliary
+    assert known.names_for_state_dict({"weight": torch.ones(2)}, strict=True) == ["weight"]
+    with pytest.raises(UpdateError, match="lacks 'weight'"):
+        known.names_for_state_dict({"positions": torch.ones(2)}, strict=True)
+
+
+def test_a_kernel_and_a_delegate_must_have_the_same_tensor(tmp_path: Path) -> None:
+    """Two methods of different modules may use one name for different tensors; such a program is not saved."""
+    ones = torch.ones(2)
+    tensors(tmp_path, record("a@1", "a"), a=ones, **{"a@1": ones.numpy().tobytes()}).check_stored("model")
+    with pytest.raises(KeyConflictError, match="^\"?model: .* have different tensors with the name 'a'"):
+        tensors(tmp_path, record("a@1", "a"), a=ones, **{"a@1": bytes(8)}).check_stored("model")
+
+
+def test_copies_are_checked(tmp_path: Path) -> None:
+    """A copy does not change with the value that it was made of."""
+    known = tensors(tmp_path, record("a@1", "a"))
+    for value in (torch.ones(2), np.ones(2, np.float32)):
+        copy = known.copy("a", value)
+        value[0] = 5
+        assert copy.tolist() == [1, 1]
+    with pytest.raises(LayoutError, match="shape"):
+        known.copy("a", torch.ones(3))
