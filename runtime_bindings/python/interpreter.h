@@ -7,7 +7,7 @@
 
 #include <nanobind/nanobind.h>
 
-#include "../src/process_end.h"
+#include "os/process_end.h"
 
 namespace blobstore::python {
 

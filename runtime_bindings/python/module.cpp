@@ -11,8 +11,9 @@
 #include <blobstore/data_map.h>
 #include <blobstore/delegate.h>
 #include <blobstore/program.h>
+#include <blobstore/reading.h>
 
-#include "../src/crash_point.h"
+#include "os/crash_point.h"
 #include "convert.h"
 #include "interpreter.h"
 

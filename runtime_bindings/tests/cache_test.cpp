@@ -18,8 +18,10 @@
 #include <unistd.h>
 
 #include <blobstore/cache.h>
+#include <blobstore/commit_follower.h>
 #include <blobstore/data_map.h>
 #include <blobstore/program.h>
+#include <blobstore/reading.h>
 
 namespace {
 

@@ -32,7 +32,9 @@
 #include <executorch/runtime/platform/runtime.h>
 
 #include <blobstore/cache.h>
+#include <blobstore/commit_follower.h>
 #include <blobstore/delegate.h>
+#include <blobstore/reading.h>
 
 namespace {
 

@@ -20,6 +20,7 @@
 #include <unistd.h>
 
 #include <blobstore/cache.h>
+#include <blobstore/reading.h>
 
 namespace {
 

@@ -1,8 +1,8 @@
 // The description behind a delegate's payload.
 #include <cstdlib>
 
-#include "delegate_payload.h"
-#include "flatbuffer.h"
+#include "delegate/delegate_payload.h"
+#include "format/flatbuffer.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   try {

@@ -8,7 +8,7 @@
 #include <blobstore/cache.h>
 #include <blobstore/error.h>
 
-#include "digest.h"
+#include "format/digest.h"
 #include "input.h"
 
 using blobstore::BlobCache;

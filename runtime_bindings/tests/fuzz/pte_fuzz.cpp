@@ -6,7 +6,7 @@
 #include <blobstore/error.h>
 
 #include "input.h"
-#include "program_image.h"
+#include "program/program_image.h"
 
 namespace {
 
