@@ -19,7 +19,7 @@ struct Registry {
 };
 
 Registry& registry() {
-  static auto* all = new Registry; // delegates may go when the process ends, in any order
+  static auto* all = new Registry; // delegates may be destroyed while the process ends, in any order
   return *all;
 }
 
@@ -44,7 +44,7 @@ BlobName::~BlobName() {
   Registry& all = registry();
   const std::lock_guard<std::mutex> guard(all.mutex);
   const auto found = all.names.find(identity_);
-  if (found != all.names.end() && found->second.expired()) { // else somebody asked for it again in between
+  if (found != all.names.end() && found->second.expired()) { // otherwise another thread asked for the identity meanwhile
     all.names.erase(found);
   }
 }

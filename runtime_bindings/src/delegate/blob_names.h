@@ -1,4 +1,4 @@
-// Names for versions of blobs, as an inner backend's own cache of packed weights knows them.
+// Names for versions of blobs, under which an inner backend's own cache keeps packed weights.
 #pragma once
 
 #include <atomic>
@@ -8,24 +8,23 @@
 
 namespace blobstore {
 
-/// A number that stands for one identity while anybody holds it, in the whole process. An identity that comes back after
-/// all let go of it gets a new number, so no number ever stands for two identities.
+/// A number that stands for one identity in the whole process, as long as the name is held. An identity that returns after
+/// its name was released gets a new number, so no number ever stands for two identities.
 ///
-/// Until its commit has happened, an identity holds only as long as that commit: it ends with a commit that fails, which
-/// releases its names, and with a fork, as the commit goes on in the parent only. The child inherits what was prepared,
-/// but not the thread that would have released it; the same identity may stand for other bytes there, so it gets a new
-/// number.
+/// Until its commit has happened, an identity is valid only for that commit. A commit that fails releases its names. A fork
+/// ends them in the child, because the commit goes on in the parent only: the child inherits what was prepared, but not the
+/// thread that would release it. The same identity may stand for other bytes there, so it gets a new number.
 class BlobName {
  public:
-  /// @param identity all that decides the bytes of a blob and of what is packed together with it.
-  /// @param committed whether these are bytes that hold now, and not those of a commit that is being prepared.
+  /// @param identity everything that determines the bytes of a blob and of the blobs that are packed together with it.
+  /// @param committed false for bytes of a commit that is being prepared.
   static std::shared_ptr<const BlobName> of(const std::string& identity, bool committed);
-  /// The commit has happened.
+  /// Must be called when the commit has happened.
   void settle() const noexcept { committed_.store(true, std::memory_order_relaxed); }
-  /// How many are held.
+  /// How many names are held.
   static size_t count();
 
-  /// Nobody else holds the lock of the names when the process forks.
+  /// Hold the lock of the names while the process forks.
   static void before_fork();
   static void after_fork_in_parent();
   static void after_fork_in_child();

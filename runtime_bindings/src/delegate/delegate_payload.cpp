@@ -28,7 +28,7 @@ DelegateConstant read_constant(const FlatBuffer& buffer, uint64_t table, const u
     const uint64_t at = places.start + 8ull * i;
     const uint64_t place = buffer.u32(at) | static_cast<uint64_t>(buffer.u32(at + 4)) << 32;
     if (place > size || size - place < kVersionSize || std::memcmp(data + place, end, kVersionSize) != 0) {
-      throw FormatError("key '" + constant.key + "' is not where it is said to be");
+      throw FormatError("key '" + constant.key + "' is not where the description says");
     }
     constant.places.push_back(place);
   }

@@ -1,4 +1,4 @@
-// What a delegate's payload says about the payload inside; docs/lowering.md has the format.
+// The description that follows the inner backend's payload; docs/lowering.md specifies the format.
 #pragma once
 
 #include <cstddef>
@@ -8,15 +8,15 @@
 
 namespace blobstore {
 
-/// How many bytes at the end of a key are replaced by a version.
+/// Bytes at the end of a key that are replaced by a version.
 constexpr size_t kVersionSize = 16;
 
 struct DelegateConstant {
   std::string key;
   uint64_t nbytes = 0;
   uint32_t group = 0;
-  bool packed = false; // whether the inner backend has a copy of its own once it is initialized
-  std::vector<uint64_t> places; // where the end of the key stands in the inner payload
+  bool packed = false; // whether the inner backend has its own copy after it is initialized
+  std::vector<uint64_t> places; // positions of the end of the key in the inner payload
 };
 
 struct DelegatePayload {
@@ -25,7 +25,8 @@ struct DelegatePayload {
   std::vector<DelegateConstant> constants;
 };
 
-/// @throws FormatError: this is no payload of ours, or it is damaged.
+/// Read and check a description, and compare the inner payload with its digest.
+/// @throws FormatError: the payload has no description, or is damaged.
 DelegatePayload read_delegate_payload(const uint8_t* data, size_t size);
 
 } // namespace blobstore

@@ -24,7 +24,7 @@ struct Handles : ForkAware {
   std::atomic<uint64_t> inits{0};
 
   static Handles& get() {
-    static auto* handles = new Handles; // delegates may go when the process ends, in any order
+    static auto* handles = new Handles; // delegates may be destroyed while the process ends, in any order
     return *handles;
   }
 
@@ -46,7 +46,7 @@ struct Handles : ForkAware {
 
 struct Turn {
   explicit Turn(std::recursive_mutex& mutex) : guard(mutex) {}
-  BackendWork work; // first: who waits for ever holds no lock
+  BackendWork work; // first, so that a thread that waits for ever holds no lock
   std::lock_guard<std::recursive_mutex> guard;
 };
 
@@ -150,7 +150,7 @@ EtError InnerHandle::execute(et::BackendExecutionContext& context, et::Span<et::
   const uint64_t before = handles.recoveries.load(std::memory_order_acquire);
   EtError error = recipe_->backend->execute(context, handle_, arguments);
   if (error != EtError::Ok) {
-    const Turn turn(handles.mutex); // if an initialization failed beside it, wait until all is in order
+    const Turn turn(handles.mutex); // if an initialization failed meanwhile, wait until the cache is in order
     if (handles.recoveries.load(std::memory_order_acquire) != before) {
       error = recipe_->backend->execute(context, handle_, arguments);
     }
@@ -174,7 +174,7 @@ uint64_t InnerHandle::count() {
 }
 
 void InnerHandle::watch_forks() {
-  const BackendWork first; // its own lock is taken last
+  const BackendWork first; // makes its fork handler enter first, so that its lock is taken last
   Handles::get();
 }
 
@@ -206,7 +206,8 @@ EtError InnerHandle::init(et::EventTracer* tracer) {
   return EtError::Ok;
 }
 
-/// Let an initialization succeed: of a handle that exists, preferably of the same delegate. What it packs is packed.
+/// Let an initialization succeed: that of an existing handle, preferably of the same delegate. Its weights are packed
+/// already.
 void InnerHandle::recover() const {
   const std::vector<const InnerHandle*>& all = Handles::get().all;
   for (const bool same : {true, false}) {

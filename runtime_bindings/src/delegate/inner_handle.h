@@ -1,4 +1,4 @@
-// The backend inside a delegate: one initialization of it, and the order in which all of them happen.
+// The backend inside a delegate: one initialization of it, and how all initializations take turns.
 #pragma once
 
 #include <cstdint>
@@ -17,39 +17,33 @@
 
 #include "os/arena.h"
 #include "delegate/blob_names.h"
-#include "delegate/delegate_payload.h"
+#include "delegate/inner_recipe.h"
 
 namespace blobstore {
 
-/// Thrown inside the delegate; never leaves it.
-struct Failure {
-  executorch::runtime::Error code;
-  ErrorKind kind;
-  std::string reason;
-};
-
-/// Memory that an inner backend packs from, or goes on reading.
+/// Memory that an inner backend packs from or goes on reading. Not owned.
 struct ConstBytes {
   const void* data = nullptr;
   size_t size = 0;
 };
 
-/// A copy of some bytes, aligned as backends like it, with room behind that they may read.
+/// A copy of some bytes, aligned for vectors, with room behind the end that backends may read.
 class AlignedCopy {
  public:
   /// @throws std::bad_alloc.
   AlignedCopy(const void* data, size_t size);
   uint8_t* data() const { return memory_.get(); }
-  uint8_t* release() { return memory_.release(); } // for std::free
+  uint8_t* release() { return memory_.release(); } // the caller must call std::free
 
  private:
   std::unique_ptr<uint8_t, void (*)(void*)> memory_;
 };
 
-/// What the inner backend finds blobs in: views of memory that stays, under names that say the version.
+/// The map in which the inner backend looks for blobs: views of memory that stays, under names with versions. Does not own
+/// the memory.
 class PinnedMap final : public executorch::runtime::NamedDataMap {
  public:
-  std::map<std::string, ConstBytes, std::less<>> views; // ordered, as it is searched without making a string
+  std::map<std::string, ConstBytes, std::less<>> views; // ordered, so that it can be searched without making a string
 
   executorch::runtime::Result<const executorch::runtime::TensorLayout> get_tensor_layout(
       std::string_view) const override;
@@ -59,31 +53,21 @@ class PinnedMap final : public executorch::runtime::NamedDataMap {
   executorch::runtime::Result<const char*> get_key(uint32_t index) const override;
 };
 
-/// What all initializations of one delegate have in common.
-struct InnerRecipe {
-  executorch::runtime::BackendInterface* backend = nullptr;
-  DelegatePayload payload;
-  std::vector<uint8_t> bytes; // the inner payload
-  std::string method;
-  std::vector<executorch::runtime::CompileSpec> specs; // they point into the program
-  std::vector<executorch::runtime::BackendOption> options;
-  mutable bool retired = false; // in a turn of InnerHandle: the delegate is gone, and with it what `specs` point into
-};
-
 /// The bytes of a constant for one initialization.
 struct InnerConstant {
   ConstBytes view; // what to initialize with
-  const void* afterwards = nullptr; // where these bytes are later, if the view does not stay; the backend has its copy
+  const void* afterwards = nullptr; // where these bytes will be, if the view does not stay; by then the backend has a copy
 };
 
-/// One initialization of the inner backend, and all that it may point into.
+/// One initialization of the inner backend, and all memory that it may point into.
 ///
-/// XNNPACK shares one cache of packed weights in the whole process, and an initialization that fails leaves it unusable
-/// for all until one succeeds. So initializations and destructions take turns here, and after a failure one of the
-/// handles that exist is initialized once more, and dropped; a call that came too early is made again.
+/// XNNPACK has one cache of packed weights in the whole process, and an initialization that fails leaves it unusable until
+/// another succeeds. So initializations and destructions take turns here. After a failure, one of the existing handles is
+/// initialized once more and dropped, and a call that failed in between is repeated.
 class InnerHandle {
  public:
-  /// @param names parallel to the constants, as is `constants`; @param kept memory that some views point into.
+  /// @param names and @param constants are parallel to the constants of the payload. @param kept memory that some views
+  ///   point into.
   /// @throws Failure, std::bad_alloc.
   InnerHandle(
       std::shared_ptr<const InnerRecipe> recipe,
@@ -99,13 +83,13 @@ class InnerHandle {
       executorch::runtime::BackendExecutionContext& context,
       executorch::runtime::Span<executorch::runtime::EValue*> arguments) const;
 
-  /// The commit whose bytes it was made from has happened.
+  /// Must be called when the commit whose bytes it was made from has happened.
   void settle_names() const noexcept;
-  /// The delegate goes; a commit may hold a handle of it for a little longer, which nobody is to initialize again.
+  /// The delegate is being destroyed. A commit may hold one of its handles a little longer; it must not be initialized again.
   static void retire(const InnerRecipe& recipe);
-  /// How often an inner backend was initialized in this process.
+  /// Number of initializations in this process.
   static uint64_t count();
-  /// To be called once, before any object that forks and waits for a call to end.
+  /// Must be called once, before any object is entered whose fork handler waits for a call to end.
   static void watch_forks();
 
  private:

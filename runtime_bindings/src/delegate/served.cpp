@@ -20,7 +20,7 @@ struct List : ForkAware {
   std::vector<const Served*> all;
 
   static List& get() {
-    static auto* list = new List; // delegates may go when the process ends, in any order
+    static auto* list = new List; // delegates may be destroyed while the process ends, in any order
     return *list;
   }
 
@@ -31,7 +31,7 @@ struct List : ForkAware {
   void after_fork_in_child() override { renew(mutex); }
 };
 
-/// The smallest constant that each cache of a stack has.
+/// For each cache of a stack that owns constants, the smallest that is not empty.
 std::map<const BlobCache*, const DelegateConstant*> samples(
     const BlobCache& cache,
     const std::vector<DelegateConstant>& constants) {
@@ -65,10 +65,10 @@ Served::Served(
   }
   std::vector<const void*> addresses{program};
   std::vector<const BlobCache*> owners;
-  std::vector<et::FreeableBuffer> held; // an address counts while its memory is mapped
+  std::vector<et::FreeableBuffer> held; // until the addresses have been looked up
   for (const auto& [owner, sample] : samples(*cache_, constants)) {
     if (sample == nullptr) {
-      continue; // empty blobs tell nothing
+      continue; // empty blobs say nothing
     }
     owners.push_back(owner);
     addresses.push_back(owner->find(sample->key)->data);

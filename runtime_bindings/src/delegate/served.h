@@ -1,4 +1,4 @@
-// What can be known of programs that ExecuTorch's own runtime loads on a cache, from the delegates among them.
+// What is known about programs that ExecuTorch's own runtime loads on a cache: their delegates say it.
 #pragma once
 
 #include <memory>
@@ -13,10 +13,10 @@
 
 namespace blobstore {
 
-/// Puts a delegate on the list of `served_delegates` for as long as it lives.
+/// Lists a delegate in `served_delegates` as long as it lives.
 class Served {
  public:
-  /// @param program any address in the program, if it is mapped; @param map ExecuTorch's, may be null.
+  /// @param program any address in the program, which need not be mapped; @param map ExecuTorch's, may be null.
   Served(
       std::shared_ptr<const BlobCache> cache,
       std::string method,
