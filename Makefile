@@ -33,7 +33,7 @@ bench: $(VENV)/.runtime ## measure against ExecuTorch and safetensors
 	$(RUN) -m benchmarks
 
 sanitize: $(VENV)/.runtime ## run the C++ tests under three sanitizers, and look for names that are defined twice
-	$(RUN) -W ignore runtime_bindings/tests/sanitize.py
+	$(RUN) -W ignore -m runtime_bindings.tests.sanitize
 
 SECONDS ?= 600
 fuzz: $(VENV)/.fuzz ## search for SECONDS=600 for files that readers crash on, choke on or disagree about; needs clang

@@ -1,4 +1,4 @@
-// BlobCache, and what goes with it, in Python.
+// BlobCache in Python, with Reading, CacheScope and what delegates report.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
@@ -29,7 +29,7 @@ nb::object view(const std::shared_ptr<BlobCache>& cache, const std::string& key,
   return nb::cast(nb::ndarray<nb::numpy, const uint8_t>(blob.data, {blob.size}, owner));
 }
 
-/// A list of (key, buffer, layout or None, whether to check the layout).
+/// @param changes a list of (key, buffer, layout or None, whether to check the layout).
 uint64_t update(BlobCache& cache, const nb::list& changes) {
   struct Buffers {
     std::vector<Py_buffer> list;
@@ -211,7 +211,7 @@ void add_delegates(nb::module_& module) {
         return out;
       },
       "cache"_a,
-      "Of each the members of ServedDelegate.");
+      "The members of each ServedDelegate.");
   module.def("delegate_stats", [] {
     const DelegateStats found = delegate_stats();
     nb::dict out;

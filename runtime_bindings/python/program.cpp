@@ -28,7 +28,7 @@ nb::list infos(const std::vector<ValueInfo>& values) {
   return out;
 }
 
-/// Run a method and make its first results.
+/// Run a method and return its first results.
 nb::list call_first(const std::shared_ptr<Method>& method, size_t count, const nb::args& values) {
   const Arguments arguments(values, method->inputs());
   std::vector<Value> results;
@@ -43,7 +43,7 @@ nb::list call(const std::shared_ptr<Method>& method, const nb::args& values) {
   return call_first(method, SIZE_MAX, values);
 }
 
-/// A tensor over memory of a method, that holds the method.
+/// A tensor over memory of a method. It holds the method.
 nb::object to_torch(const std::shared_ptr<Method>& method, const View& view) {
   auto* pin = new std::shared_ptr<Method>(method);
   nb::capsule owner(pin, [](void* held) noexcept { delete static_cast<std::shared_ptr<Method>*>(held); });

@@ -1,4 +1,4 @@
-"""The runner itself, on files that are ExecuTorch's own from end to end."""
+"""The runner itself, on files that only ExecuTorch wrote."""
 
 import numpy as np
 import pytest

@@ -43,10 +43,11 @@ struct Patch {
 /// comes when the copy is opened or when a commit writes its journal, before the mark.
 ///
 /// A commit writes the journal, marks it as pending, changes the file, and removes the mark. The next process that gets the
-/// lock and finds the mark replays the journal. So a process that is killed before the mark leaves the old bytes, and one
-/// that is killed after it leaves the new ones. The mark decides whether a commit happens; other processes see it when the lock is released.
+/// lock and finds the mark replays the journal. So the mark decides whether a commit happens: a process that is killed
+/// before it leaves the old bytes, and one that is killed after it leaves the new ones. Other processes see the new bytes
+/// when the lock is released.
 ///
-/// Threads: any function but `open` may be called by any thread; the lock functions and `commit` block.
+/// Threads: after `open`, any thread may call any function. The lock functions and `commit` block.
 class WorkingCopy {
  public:
   /// @param file the working copy, open for reading and writing.
