@@ -9,8 +9,8 @@ namespace blobstore::python {
 
 namespace nb = nanobind;
 
-/// Functions that the Python side lends for rare cases; see blobstore.runtime. Never freed, because the interpreter may end
-/// first.
+/// Functions that the Python side lends for rare cases; see blobstore.runtime. Never freed, because the interpreter may
+/// end first.
 struct Helpers {
   nb::object as_bytes; // (object, layout) -> (buffer, layout), both in the order of the layout
   nb::object to_numpy; // (buffer, layout) -> array

@@ -2,8 +2,8 @@
 //
 //   cache_test FILE.ptd FOLDER PROGRAM.pte DATA.ptd
 //
-// FILE.ptd has float tensors "a" and "b" of one size, "tied" with the bytes of "a", and opaque bytes "opaque". FOLDER has
-// copy.ptd, a working copy of it. PROGRAM.pte takes all its tensors from DATA.ptd.
+// FILE.ptd has float tensors "a" and "b" of one size, "tied" with the bytes of "a", and opaque bytes "opaque". FOLDER
+// has copy.ptd, a working copy of it. PROGRAM.pte takes all its tensors from DATA.ptd.
 
 #include <atomic>
 #include <cstdio>

@@ -3,7 +3,8 @@
 //   delegate_test FOLDER
 //
 // FOLDER has base.ptd with the keys "packed@..." and "kept@...", adapter.ptd with "own@...", copy.ptd, a working copy
-// of base.ptd, and the payloads base.payload, both.payload and costly.payload. All blobs are float tensors of one size, filled with 1.
+// of base.ptd, and the payloads base.payload, both.payload and costly.payload. All blobs are float tensors of one size,
+// filled with 1.
 
 #include <array>
 #include <atomic>
@@ -62,9 +63,9 @@ float value_of(const void* data, size_t size) {
   return floats[0];
 }
 
-/// The payload is a list of keys: length (4 bytes), key, NUL, 'p' or 'k'. The toy packs blobs marked 'p' under their names
-/// in a cache for all handles, and goes on reading blobs marked 'k'. It refuses negative numbers, and is then unusable until
-/// an initialization succeeds.
+/// The payload is a list of keys: length (4 bytes), key, NUL, 'p' or 'k'. The toy packs blobs marked 'p' under their
+/// names in a cache for all handles, and goes on reading blobs marked 'k'. It refuses negative numbers, and is then
+/// unusable until an initialization succeeds.
 class Toy final : public et::BackendInterface {
  public:
   struct Handle {
@@ -538,8 +539,8 @@ void test_bytes_of_the_base(const std::string& path, const std::vector<char>& pa
   CHECK(other.run() == 3);
 }
 
-/// Makes a commit fail after all followers have prepared, because it cannot lock its base, and starts another commit while
-/// what was prepared is destroyed.
+/// Makes a commit fail after all followers have prepared, because it cannot lock its base, and starts another commit
+/// while what was prepared is destroyed.
 struct Saboteur final : blobstore::CommitFollower {
   struct First final : Prepared {
     explicit First(Saboteur& by) : by(by) {}

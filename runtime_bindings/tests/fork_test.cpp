@@ -112,7 +112,8 @@ void test_reading_of_a_thread_that_stayed(const std::string& path, BlobCache::Mo
   }));
 }
 
-/// The child has no file descriptors for its own locks: the next Reading is an error, until there are descriptors again.
+/// The child has no file descriptors for its own locks: the next Reading is an error, until there are descriptors
+/// again.
 void test_without_descriptors(const std::string& path) {
   const auto cache = BlobCache::open({path}, BlobCache::Mode::Shared);
   const uint64_t generation = cache->generation();

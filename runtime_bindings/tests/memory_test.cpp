@@ -2,7 +2,8 @@
 //
 //   memory_test FILE.ptd COPY.ptd
 //
-// Both have float tensors "a" and "b" of one size; COPY.ptd is a working copy, FILE.ptd has "tied" with the bytes of "a".
+// Both have float tensors "a" and "b" of one size; COPY.ptd is a working copy, FILE.ptd has "tied" with the bytes of
+// "a".
 
 #include <atomic>
 #include <cstdio>

@@ -56,15 +56,20 @@ struct CacheStats {
 ///
 /// Threads: any thread may call any function at any time. Commits (`update`, `load`, `revert`) run one at a time and
 /// block until every `Reading` of the cache has ended. Functions that look at the state of blobs (`dirty`, `stats`,
-/// `verify`) take a Reading and so block while a commit changes bytes. Nothing else blocks.
+/// `verify`) take a Reading and so block while a commit changes bytes. `open` in mode Shared blocks while other
+/// processes use the file. Nothing else blocks.
 ///
 /// Lifetime: programs and the buffers of a data map hold the cache. Its memory is freed when the last holder is gone.
 class BlobCache : public std::enable_shared_from_this<BlobCache> {
  public:
   enum class Mode {
-    Private, // maps the files: clean pages belong to the page cache, a write copies its page; no other process sees commits
-    Shared, // one file that several processes map and change together; see docs/runtime.md
-    Copy, // reads the files into memory of its own: nothing that happens to the files later matters
+    /// Maps the files. Clean pages belong to the page cache, and a write copies its page. No other process sees
+    /// commits.
+    Private,
+    /// One file, a working copy, that several processes map and change together; see docs/runtime.md.
+    Shared,
+    /// Reads the files into memory. Nothing that happens to the files later matters.
+    Copy,
   };
 
   /// Open files and check whether they can be trusted. If several files hold a key, its contents must be equal in all.
@@ -101,20 +106,20 @@ class BlobCache : public std::enable_shared_from_this<BlobCache> {
 
   /// Grows with every commit or revert, here or in the base.
   virtual uint64_t generation() const = 0;
-  /// The generation of the key's last change, counted by the cache that owns the key; 0 if it never changed. A revert is a
-  /// change too. Also works on a closed cache, because programs that still run on one must follow commits to the base and
-  /// by other processes. @throws Error KeyNotFound.
+  /// The generation of the key's last change, counted by the cache that owns the key; 0 if it never changed. A revert
+  /// is a change too. Also works on a closed cache, because programs that still run on one must follow commits to the
+  /// base and by other processes. @throws Error KeyNotFound.
   virtual uint64_t version(std::string_view key) const = 0;
 
-  /// Change blobs, all or none: no Reading sees part of a commit. Everything is checked, all memory is allocated and all
-  /// followers prepare before the first byte changes.
+  /// Change blobs, all or none: no Reading sees part of a commit. Everything is checked, all memory is allocated and
+  /// all followers prepare before the first byte changes.
   ///
   /// @returns the new generation.
   /// @throws Error KeyNotFound, KeyConflict (a key twice), Layout, Closed, Unsupported, or what a follower throws (the
   ///   delegate throws Program if its inner backend refuses the new bytes). After an error nothing was changed.
   virtual uint64_t update(const std::vector<Change>& changes) = 0;
-  /// Commit the blobs that a .ptd holds. The file is first read into memory and compared with its digests, if it has any;
-  /// what was compared is what is committed, whatever happens to the file meanwhile.
+  /// Commit the blobs that a .ptd holds. The file is first read into memory and compared with its digests, if it has
+  /// any; what was compared is what is committed, whatever happens to the file meanwhile.
   /// @throws as `open` and `update`; after an error nothing was changed.
   uint64_t load(const std::string& path);
   /// Restore the bytes of the file, for all keys or for some. The work depends on what changed, not on the size of the
@@ -125,17 +130,18 @@ class BlobCache : public std::enable_shared_from_this<BlobCache> {
   virtual uint64_t revert(const std::vector<std::string>& keys) = 0;
 
   /// Let a follower take part in every commit to this cache from now on, as long as it lives; see commit_follower.h.
-  /// Follow the base as well to take part in its commits. Register while holding the Reading under which the derived data
-  /// was made; then no commit is missed. The cache keeps no ownership. Does not block.
+  /// Follow the base as well to take part in its commits. Register while holding the Reading under which the derived
+  /// data was made; then no commit is missed. The cache keeps no ownership. Does not block.
   virtual void follow(std::weak_ptr<CommitFollower> follower) const = 0;
 
   /// Keys of this cache's files whose bytes are not, or may not be, those of the file as it was opened.
   virtual std::vector<std::string> dirty() const = 0;
   virtual CacheStats stats() const = 0;
-  /// The digest that a file records for a blob; empty if none is recorded or the blob ever changed, even if it was reverted.
+  /// The digest that a file records for a blob; empty if none is recorded, or if the blob ever changed, even if it was
+  /// reverted.
   virtual std::optional<std::string> recorded_digest(std::string_view key) const = 0;
-  /// Check that the mapped files are still as long as when they were opened, because reading a lost page ends the process.
-  /// The files of the base are not checked. @throws Error FileAccess: one was truncated.
+  /// Check that the mapped files are still as long as when they were opened, because reading a lost page ends the
+  /// process. The files of the base are not checked. @throws Error FileAccess: one was truncated.
   virtual void check_files() const = 0;
   /// Compare the blobs in memory with the digests of the files; blobs that were changed here are skipped.
   /// @returns whether every file had digests. @throws Error Integrity; FileAccess: a file was truncated.
@@ -144,8 +150,8 @@ class BlobCache : public std::enable_shared_from_this<BlobCache> {
   /// Whether any of these bytes lie in memory of this cache or its base, so that a commit may change them.
   virtual bool holds(const void* data, size_t size) const = 0;
 
-  /// Refuse all further use. Programs and views that exist keep working: their weights stay as they are, unless the base
-  /// or another process changes some. A commit that has already begun still happens.
+  /// Refuse all further use. Programs and views that exist keep working: their weights stay as they are, unless the
+  /// base or another process changes some. A commit that has already begun still happens.
   virtual void close() = 0;
   virtual bool closed() const = 0;
   /// @throws Error Closed.

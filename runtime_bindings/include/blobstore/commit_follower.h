@@ -29,8 +29,8 @@ class StagedCommit {
 /// An observer that derives data from blobs and replaces it together with them. Register it with `BlobCache::follow`.
 class CommitFollower {
  public:
-  /// What will take effect with the commit. The cache owns it and destroys it after the commit, or without one if the
-  /// commit fails. No Reading waits for the destructor, but other commits may.
+  /// What will take effect with the commit. The cache owns it. It destroys it after the commit, when no lock is held,
+  /// or, if the commit fails, before the next one can begin.
   class Prepared {
    public:
     virtual ~Prepared() = default;
@@ -40,9 +40,9 @@ class CommitFollower {
   };
 
   virtual ~CommitFollower() = default;
-  /// Prepare for a commit, while others go on reading the old bytes. Called by the committing thread, which holds a lock
-  /// that excludes other commits to the owner. It may take a Reading of caches on top of the owner, and must not wait
-  /// for other Readings to end. Prepare for all keys at once: only one call is made for each commit.
+  /// Prepare for a commit, while others go on reading the old bytes. Called by the committing thread, which holds a
+  /// lock that excludes other commits to the owner. It may take a Reading of caches on top of the owner, and must not
+  /// wait for other Readings to end.
   ///
   /// @returns nullptr if this follower has nothing to do.
   /// @throws Error: the commit fails with it and changes nothing.

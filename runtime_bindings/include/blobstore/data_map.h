@@ -14,9 +14,9 @@ namespace blobstore {
 /// The map in which programs and their delegates look for blobs. Holds the cache.
 ///
 /// Threads: any thread may call any function at any time. Only `load_data_into` blocks, while a commit changes bytes.
-/// Ownership: a buffer of `get_data` holds the cache. Its address is the blob's and stays valid until the buffer is freed,
-/// even if the cache is closed. Its bytes change only in commits, which wait for running methods. Code that keeps the
-/// pointer without the buffer must hold the cache in another way.
+/// Ownership: a buffer of `get_data` holds the cache. Its address is the blob's and stays valid until the buffer is
+/// freed, even if the cache is closed. Its bytes change only in commits, which wait for running methods. Code that
+/// keeps the pointer without the buffer must hold the cache in another way.
 class CacheDataMap final : public executorch::runtime::NamedDataMap {
  public:
   explicit CacheDataMap(std::shared_ptr<const BlobCache> cache) : cache_(std::move(cache)) {}

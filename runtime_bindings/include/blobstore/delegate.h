@@ -11,28 +11,29 @@
 
 namespace blobstore {
 
-/// Register the delegate with ExecuTorch in this process. Further calls do nothing. Loading a `Program` registers it too.
-/// Any thread may call it.
+/// Register the delegate with ExecuTorch in this process. Further calls do nothing. Loading a `Program` registers it
+/// too. Any thread may call it.
 ///
-/// Such a delegate holds the payload of an inner backend, which packs weights when it is initialized. It takes part in the
-/// commits of its cache: while calls run on the old weights, it initializes the inner backend again from the new bytes,
-/// and weights that did not change are found already packed. The new handle replaces the old one when the bytes change, and
-/// the old one is destroyed after that. If the initialization fails, the commit fails. A change by another process is found
-/// by the next call.
+/// Such a delegate holds the payload of an inner backend, which packs weights when it is initialized. It takes part in
+/// the commits of its cache: while calls run on the old weights, it initializes the inner backend again from the new
+/// bytes, and weights that did not change are found already packed. The new handle replaces the old one when the bytes
+/// change, and the old one is destroyed after that. If the initialization fails, the commit fails. A change by another
+/// process is found by the next call.
 ///
 /// After a fork the child may run and change its delegates. Each makes a new handle at its first call.
 ///
-/// Options of a load are passed to the inner backend, except for `packed_cache_path`; a path that XNNPACK has for the whole
-/// process has no effect either. Weights are packed under names that count versions in this process, and after the next
-/// launch these names would stand for other weights.
+/// Options of a load are passed to the inner backend, except for `packed_cache_path`; a path that XNNPACK has for the
+/// whole process has no effect either. Weights are packed under names that count versions in this process, and after
+/// the next launch these names would stand for other weights.
 ///
-/// Delegates of this process share packed weights if they take the same blobs, in the same versions, from the same cache.
-/// Two caches never share packed weights, unless one is the base of the other.
+/// Delegates of this process share packed weights if they take the same blobs, in the same versions, from the same
+/// cache. Two caches never share packed weights, unless one is the base of the other.
 void register_delegate();
 
 /// While it lives, delegates that this thread initializes look for blobs in the cache first, and then in the data files
-/// that ExecuTorch was given. They follow the commits of the cache and hold it. `Program` creates a scope for its methods;
-/// users of ExecuTorch's own runtime create their own. May be nested; must be destroyed by the thread that made it.
+/// that ExecuTorch was given. They follow the commits of the cache and hold it. `Program` creates a scope for its
+/// methods; users of ExecuTorch's own runtime create their own. May be nested; must be destroyed by the thread that
+/// made it.
 class CacheScope {
  public:
   /// @param served whether ExecuTorch's own runtime loads methods here; `served_delegates` lists their delegates.

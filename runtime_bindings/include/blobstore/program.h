@@ -24,9 +24,9 @@ struct ValueInfo {
   std::string name; // as recorded in the program; often empty
 };
 
-/// One argument of a call. The caller owns the memory of a tensor and must keep it until the call returns. It is not copied
-/// if it is `writable` and the method can read it in place; a method that changes its input then changes the caller's
-/// memory.
+/// One argument of a call. The caller owns the memory of a tensor and must keep it until the call returns. It is not
+/// copied if it is `writable` and the method can read it in place; a method that changes its input then changes the
+/// caller's memory.
 struct Argument {
   ValueKind kind = ValueKind::None;
   int8_t scalar_type = 0;
@@ -62,8 +62,8 @@ class Method;
 
 /// A .pte bound to a cache. Holds the cache.
 ///
-/// Threads: any thread may call any function at any time. `load_method` blocks while a commit to the cache changes bytes;
-/// nothing else blocks.
+/// Threads: any thread may call any function at any time. `load_method` blocks while a commit to the cache changes
+/// bytes; nothing else blocks.
 class Program : public std::enable_shared_from_this<Program> {
  public:
   /// Read a program and check that the cache has all tensors that the program takes from data files.
@@ -98,16 +98,17 @@ class Method {
   virtual const std::vector<ValueInfo>& inputs() const = 0;
   virtual const std::vector<ValueInfo>& outputs() const = 0;
   /// Run the method. The whole call sees one generation of the cache. Only the first `results` outputs are copied and
-  /// returned. Blocks while a commit changes bytes or waits for readers, and while another thread calls this method or one
-  /// that shares its state; other methods run at the same time. A fork waits for calls of other threads to end.
+  /// returned. Blocks while a commit changes bytes or waits for readers, and while another thread calls this method or
+  /// one that shares its state; other methods run at the same time. A fork waits for calls of other threads to end.
   ///
   /// @throws Error Input: the arguments do not fit. @throws Error Execution: the method failed.
   virtual std::vector<Value> execute(const std::vector<Argument>& arguments, size_t results = SIZE_MAX) = 0;
-  /// The memory that the method writes an output to. Valid before the first call, and at the same address after each call.
-  /// Before the first call, an output that is a parameter has its initial value; any other is zero. Access is not
+  /// The memory that the method writes an output to. Valid before the first call, and at the same address after each
+  /// call. Before the first call, an output that is a parameter has its initial value; any other is zero. Access is not
   /// synchronized with calls. Waits for a call that is running.
   ///
-  /// @throws Error Input: there is no such tensor. @throws Error Unsupported: the output has no memory planned by the method.
+  /// @throws Error Input: there is no such tensor. @throws Error Unsupported: the output has no memory planned by the
+  /// method.
   virtual View output_memory(size_t index) = 0;
   /// As `output_memory`, the named tensors that the method changes in its own memory, such as mutable buffers.
   virtual std::vector<std::pair<std::string, View>> state_memory() = 0;

@@ -69,8 +69,8 @@ void MappedCache::stamp(const std::vector<Slot*>& slots) {
   generation_.store(generation, std::memory_order_release);
 }
 
-/// The working copy does it: `WorkingCopy::commit` writes a journal and marks it, and from then on the commit happens, even
-/// if this process is killed.
+/// The working copy does it: `WorkingCopy::commit` writes a journal and marks it, and from then on the commit happens,
+/// even if this process is killed.
 void MappedCache::commit_to_all_processes(
     const std::vector<Change>& changes,
     const std::vector<Slot*>& slots,

@@ -30,8 +30,8 @@ class Followers {
     return last_;
   }
 
-  /// Let all followers prepare that were added after the first `seen`. If the commit fails, here or later, everything in
-  /// `out` must be destroyed before the next commit, which reuses this version number for other bytes.
+  /// Let all followers prepare that were added after the first `seen`. If the commit fails, here or later, everything
+  /// in `out` must be destroyed before the next commit, which reuses this version number for other bytes.
   /// @returns `last` as it was when they were listed.
   uint64_t prepare(const StagedCommit& commit, uint64_t seen, List& out) const {
     std::vector<std::shared_ptr<CommitFollower>> ready;

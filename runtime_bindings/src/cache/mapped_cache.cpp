@@ -116,8 +116,9 @@ void MappedCache::unlock_shared() const {
   lock_.unlock_shared();
 }
 
-// A fork waits while bytes change. It does not wait for a commit that still waits for readers, because a reader may be this
-// thread, or may need something that this thread holds. The child has one thread, so no other thread holds its locks.
+// A fork waits while bytes change. It does not wait for a commit that still waits for readers, because a reader may be
+// this thread, or may need something that this thread holds. The child has one thread, so no other thread holds its
+// locks.
 
 void MappedCache::before_fork() {
   writing_.lock();

@@ -16,7 +16,8 @@ class ThreadReadings {
   static const std::shared_ptr<ThreadReadings>& mine();
   /// Whether the calling thread has a Reading of the cache.
   static bool any(const BlobCache& cache);
-  /// Forget the calling thread's Readings of a cache without giving back a lock, which could not be had in a forked child.
+  /// Forget the calling thread's Readings of a cache without giving back a lock, which could not be had in a forked
+  /// child.
   static void lose(const BlobCache& cache);
   /// Register for forks before a cache does, because a forked child asks `any` when it renews the cache's locks.
   static void watch_forks();
@@ -46,7 +47,8 @@ class ThreadReadings {
   std::vector<Entry> entries_;
 };
 
-/// While it lives, this thread counts as one with a Reading. It takes no lock, because the thread holds the exclusive one.
+/// While it lives, this thread counts as one with a Reading. It takes no lock, because the thread holds the exclusive
+/// one.
 class CountsAsReading {
  public:
   explicit CountsAsReading(const BlobCache& cache) : cache_(cache) { ThreadReadings::mine()->add(cache); }

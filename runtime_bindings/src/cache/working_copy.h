@@ -20,8 +20,8 @@ struct Patch {
   uint64_t size = 0;
 };
 
-/// The locks, counters and journal of a working copy. They live in a file beside it, `<path>.commits`, which every process
-/// maps:
+/// The locks, counters and journal of a working copy. They live in a file beside it, `<path>.commits`, which every
+/// process maps:
 ///
 ///     offset  bytes      what
 ///     0       8          "BLOBCMT1"
@@ -35,17 +35,17 @@ struct Patch {
 ///             numbers (8 each), offset and size of each patch (16 each), the patches' bytes, and the xxh3-128 of all
 ///             that (16)
 ///
-/// Two kernel locks (flock) keep processes apart. The kernel releases them when a process dies. The lock on the working copy
-/// itself is shared by readers and exclusive for a commit. The lock on the file beside it is a gate that readers and commits
-/// pass first, so that a stream of readers cannot keep a commit out.
+/// Two kernel locks (flock) keep processes apart. The kernel releases them when a process dies. The lock on the working
+/// copy itself is shared by readers and exclusive for a commit. The lock on the file beside it is a gate that readers
+/// and commits pass first, so that a stream of readers cannot keep a commit out.
 ///
-/// Disk space is reserved before bytes are changed through a map, so a full disk is an error and not a signal. The error
-/// comes when the copy is opened or when a commit writes its journal, before the mark.
+/// Disk space is reserved before bytes are changed through a map, so a full disk is an error and not a signal. The
+/// error comes when the copy is opened or when a commit writes its journal, before the mark.
 ///
-/// A commit writes the journal, marks it as pending, changes the file, and removes the mark. The next process that gets the
-/// lock and finds the mark replays the journal. So the mark decides whether a commit happens: a process that is killed
-/// before it leaves the old bytes, and one that is killed after it leaves the new ones. Other processes see the new bytes
-/// when the lock is released.
+/// A commit writes the journal, marks it as pending, changes the file, and removes the mark. The next process that gets
+/// the lock and finds the mark replays the journal. So the mark decides whether a commit happens: a process that is
+/// killed before it leaves the old bytes, and one that is killed after it leaves the new ones. Other processes see the
+/// new bytes when the lock is released.
 ///
 /// Threads: after `open`, any thread may call any function. The lock functions and `commit` block.
 class WorkingCopy {
@@ -54,8 +54,8 @@ class WorkingCopy {
   explicit WorkingCopy(File file);
   ~WorkingCopy();
 
-  /// Finish a commit that a killed process left, then call `read` with the file under the exclusive lock; it returns the
-  /// number of keys.
+  /// Finish a commit that a killed process left, then call `read` with the file under the exclusive lock; it returns
+  /// the number of keys.
   template <typename Read>
   void open(Read read) {
     const Exclusive lock(*this);
@@ -69,11 +69,11 @@ class WorkingCopy {
   uint64_t generation() const { return header()->generation.load(std::memory_order_acquire); }
   uint64_t version(size_t key) const { return versions()[key].load(std::memory_order_acquire); }
 
-  /// One reader's share of the locks, held while a method runs or bytes are copied. A kernel lock belongs to an open file,
-  /// so readers at the same time have open files of their own.
+  /// One reader's share of the locks, held while a method runs or bytes are copied. A kernel lock belongs to an open
+  /// file, so readers at the same time have open files of their own.
   ///
-  /// A forked child inherits the open files and would keep the parent's locks when the parent dies. So the child closes them,
-  /// whichever thread they belong to. No other open files are ever locked.
+  /// A forked child inherits the open files and would keep the parent's locks when the parent dies. So the child closes
+  /// them, whichever thread they belong to. No other open files are ever locked.
   class Lease {
    public:
     /// @param gate may be closed; then only the data file is locked.
@@ -97,9 +97,9 @@ class WorkingCopy {
   std::unique_ptr<Lease> lock_again();
   void unlock_shared(std::unique_ptr<Lease> lease);
 
-  /// Change the file under the exclusive lock. `make` is called under the lock, may look at `generation`, and returns the
-  /// patches; if it throws, nothing has changed. `apply` writes one patch to memory that maps the file. `done` is called
-  /// under the lock when all bytes have changed; it must not throw.
+  /// Change the file under the exclusive lock. `make` is called under the lock, may look at `generation`, and returns
+  /// the patches; if it throws, nothing has changed. `apply` writes one patch to memory that maps the file. `done` is
+  /// called under the lock when all bytes have changed; it must not throw.
   template <typename Make, typename Apply, typename Done>
   void commit(const std::vector<uint64_t>& keys, Make make, Apply apply, Done done) {
     const Exclusive lock(*this);

@@ -8,12 +8,13 @@
 
 namespace blobstore {
 
-/// A number that stands for one identity in the whole process, as long as the name is held. An identity that returns after
-/// its name was released gets a new number, so no number ever stands for two identities.
+/// A number that stands for one identity in the whole process, as long as the name is held. An identity that returns
+/// after its name was released gets a new number, so no number ever stands for two identities.
 ///
-/// Until its commit has happened, an identity is valid only for that commit. A commit that fails releases its names. A fork
-/// ends them in the child, because the commit goes on in the parent only: the child inherits what was prepared, but not the
-/// thread that would release it. The same identity may stand for other bytes there, so it gets a new number.
+/// Until its commit has happened, an identity is valid only for that commit. A commit that fails releases its names. A
+/// fork ends them in the child, because the commit goes on in the parent only: the child inherits what was prepared,
+/// but not the thread that would release it. The same identity may stand for other bytes there, so it gets a new
+/// number.
 class BlobName {
  public:
   /// @param identity everything that determines the bytes of a blob and of the blobs that are packed together with it.

@@ -17,8 +17,8 @@
 
 namespace blobstore {
 
-/// Which bytes a constant has: for a blob of a cache, those of one version. A constant of another data file cannot change;
-/// it has no owner.
+/// Which bytes a constant has: for a blob of a cache, those of one version. A constant of another data file cannot
+/// change; it has no owner.
 struct Identity {
   const BlobCache* owner = nullptr;
   uint64_t version = 0;
@@ -26,11 +26,12 @@ struct Identity {
   bool operator==(const Identity& other) const { return owner == other.owner && version == other.version; }
 };
 
-/// The constants of a delegate, found in a cache or in ExecuTorch's data map. Holds what it found, except for the cache.
+/// The constants of a delegate, found in a cache or in ExecuTorch's data map. Holds what it found, except for the
+/// cache.
 class ConstantSources {
  public:
-  /// Find all constants before the inner backend is initialized, because one that fails halfway leaves its shared cache in
-  /// disorder.
+  /// Find all constants before the inner backend is initialized, because one that fails halfway leaves its shared cache
+  /// in disorder.
   ///
   /// @param cache may be null; @param map may be null; @param constants must outlive this object.
   /// @throws Failure: a constant is nowhere, or has another size. @throws Error Closed.

@@ -31,8 +31,8 @@ struct MaybeReading {
 
 } // namespace
 
-/// What caches know of a delegate. It may be destroyed by a thread that holds a Reading, so it waits for nothing but the
-/// delegate's own preparation, which does not wait for other threads.
+/// What caches know of a delegate. It may be destroyed by a thread that holds a Reading, so it waits for nothing but
+/// the delegate's own preparation, which does not wait for other threads.
 class Delegate::Link final : public CommitFollower, public std::enable_shared_from_this<Link> {
  public:
   explicit Link(Delegate& delegate) : cache_(delegate.cache_), delegate_(&delegate) {}
@@ -159,8 +159,8 @@ std::unique_ptr<CommitFollower::Prepared> Delegate::prepare(const StagedCommit& 
   }
 }
 
-/// The bytes have changed, and no call runs. If other commits came in between, the handle is not used, and the next call
-/// makes another; a commit to the base may happen at this very moment.
+/// The bytes have changed, and no call runs. If other commits came in between, the handle is not used, and the next
+/// call makes another; a commit to the base may happen at this very moment.
 void Delegate::apply(Next& next) noexcept {
   const uint64_t generation = cache_->generation(); // first, so that a commit from here on has a later one
   try {
@@ -177,8 +177,8 @@ void Delegate::apply(Next& next) noexcept {
   generation_ = generation;
 }
 
-/// Pack what changed if the cache changed without `prepare`, as when another process changed a working copy. If that fails,
-/// the old handle stays, and the next call tries again.
+/// Pack what changed if the cache changed without `prepare`, as when another process changed a working copy. If that
+/// fails, the old handle stays, and the next call tries again.
 void Delegate::refresh() {
   if (!cache_ && !forked_) {
     return;

@@ -39,8 +39,8 @@ class AlignedCopy {
   std::unique_ptr<uint8_t, void (*)(void*)> memory_;
 };
 
-/// The map in which the inner backend looks for blobs: views of memory that stays, under names with versions. Does not own
-/// the memory.
+/// The map in which the inner backend looks for blobs: views of memory that stays, under names with versions. Does not
+/// own the memory.
 class PinnedMap final : public executorch::runtime::NamedDataMap {
  public:
   std::map<std::string, ConstBytes, std::less<>> views; // ordered, so that it can be searched without making a string
@@ -56,14 +56,14 @@ class PinnedMap final : public executorch::runtime::NamedDataMap {
 /// The bytes of a constant for one initialization.
 struct InnerConstant {
   ConstBytes view; // what to initialize with
-  const void* afterwards = nullptr; // where these bytes will be, if the view does not stay; by then the backend has a copy
+  const void* afterwards = nullptr; // where the bytes will be, if the view does not stay
 };
 
 /// One initialization of the inner backend, and all memory that it may point into.
 ///
-/// XNNPACK has one cache of packed weights in the whole process, and an initialization that fails leaves it unusable until
-/// another succeeds. So initializations and destructions take turns here. After a failure, one of the existing handles is
-/// initialized once more and dropped, and a call that failed in between is repeated.
+/// XNNPACK has one cache of packed weights in the whole process, and an initialization that fails leaves it unusable
+/// until another succeeds. So initializations and destructions take turns here. After a failure, one of the existing
+/// handles is initialized once more and dropped, and a call that failed in between is repeated.
 class InnerHandle {
  public:
   /// @param names and @param constants are parallel to the constants of the payload. @param kept memory that some views
@@ -85,7 +85,8 @@ class InnerHandle {
 
   /// Must be called when the commit whose bytes it was made from has happened.
   void settle_names() const noexcept;
-  /// The delegate is being destroyed. A commit may hold one of its handles a little longer; it must not be initialized again.
+  /// The delegate is being destroyed. A commit may hold one of its handles a little longer; it must not be initialized
+  /// again.
   static void retire(const InnerRecipe& recipe);
   /// Number of initializations in this process.
   static uint64_t count();

@@ -66,8 +66,8 @@ std::vector<et::BackendOption> inner_options(et::Span<const et::BackendOption> g
   if (!has_weight_cache) {
     options.push_back(make_option(kWeightCacheOption, true));
   }
-  // An empty path, because the process may have a path for all loads. Weights are packed under names that count versions in
-  // this process; after the next launch these names would stand for other weights.
+  // An empty path, because the process may have a path for all loads. Weights are packed under names that count
+  // versions in this process; after the next launch these names would stand for other weights.
   options.push_back(make_option(kPackedPathOption, std::array<char, et::kMaxOptionValueLength>{}));
   return options;
 }

@@ -1,8 +1,7 @@
-// Reading a flatbuffer whose bytes are not trusted: every step is checked, nothing outside the buffer is read, and the work
-// is bounded. References may lead to one object again and again, so a small buffer can stand for gigabytes. Every reference
-// that is followed and every vector is charged to a budget proportional to the size of the buffer, as in
-// blobstore/formats/pte.
-// Format: https://flatbuffers.dev/internals/
+// Reading a flatbuffer whose bytes are not trusted: every step is checked, nothing outside the buffer is read, and the
+// work is bounded. References may lead to one object again and again, so a small buffer can stand for gigabytes. Every
+// reference that is followed and every vector is charged to a budget proportional to the size of the buffer, as in
+// blobstore/formats/pte. Format: https://flatbuffers.dev/internals/
 #pragma once
 
 #include <cstddef>
@@ -25,8 +24,8 @@ struct FlatVector {
   uint32_t count = 0;
 };
 
-/// A flatbuffer; does not own its memory. Positions count from the first byte. 0 stands for an absent object, because no
-/// object can lie there.
+/// A flatbuffer; does not own its memory. Positions count from the first byte. 0 stands for an absent object, because
+/// no object can lie there.
 class FlatBuffer {
  public:
   FlatBuffer(const uint8_t* data, size_t size) : data_(data), size_(size), budget_(8 * uint64_t{size} + (1 << 16)) {

@@ -1,5 +1,5 @@
-// Where the parts of a .ptd lie in the file. Here they are bounded: nothing that is returned reaches outside the file, and
-// no two segments overlap.
+// Where the parts of a .ptd lie in the file. Here they are bounded: nothing that is returned reaches outside the file,
+// and no two segments overlap.
 #pragma once
 
 #include <cstddef>

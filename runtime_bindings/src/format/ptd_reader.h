@@ -1,5 +1,5 @@
-// Reading the table of contents of a .ptd. Whether a file can be trusted is decided here and in the two files that this one
-// calls, before anything is looked up: ptd_bounds.h checks where the parts lie, ptd_manifest.h checks the digests.
+// Reading the table of contents of a .ptd. Whether a file can be trusted is decided here and in the two files that this
+// one calls, before anything is looked up: ptd_bounds.h checks where the parts lie, ptd_manifest.h checks the digests.
 #pragma once
 
 #include <cstdint>
@@ -45,8 +45,8 @@ struct PtdTable {
   std::optional<PtdManifest> manifest;
 };
 
-/// Check the structure of a file and, if it has a manifest, the digest of everything before the segments. Accepts the same
-/// files as blobstore/formats/ptd/reader.py. See docs/format.md.
+/// Check the structure of a file and, if it has a manifest, the digest of everything before the segments. Accepts the
+/// same files as blobstore/formats/ptd/reader.py. See docs/format.md.
 ///
 /// @throws Error InvalidFile, Integrity.
 PtdTable read_ptd(const std::string& path, const uint8_t* data, uint64_t size);

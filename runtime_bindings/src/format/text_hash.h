@@ -8,8 +8,8 @@
 
 namespace blobstore {
 
-/// A hash that differs from process to process. The standard library's hash is the same everywhere, so a small file could
-/// have so many keys with one hash value that looking them up takes minutes.
+/// A hash that differs from process to process. The standard library's hash is the same everywhere, so a small file
+/// could have so many keys with one hash value that looking them up takes minutes.
 struct TextHash {
   size_t operator()(std::string_view text) const;
 };

@@ -11,8 +11,8 @@
 namespace blobstore {
 
 /// Readers share the lock, a writer has it alone. A waiting writer stops new readers. When it leaves, all readers that
-/// waited get the lock before the next writer. Without a writer, entering and leaving costs a reader one atomic operation
-/// each.
+/// waited get the lock before the next writer. Without a writer, entering and leaving costs a reader one atomic
+/// operation each.
 class FairLock {
  public:
   void lock_shared() {

@@ -14,8 +14,8 @@ size_t page_size();
 inline uint64_t align_down(uint64_t value, uint64_t to) { return value - value % to; }
 inline uint64_t align_up(uint64_t value, uint64_t to) { return align_down(value + to - 1, to); }
 
-/// Whether a backend may read these bytes where they are. XNNPACK reads up to 128 bytes behind the end, without using them,
-/// so these must lie on a mapped page.
+/// Whether a backend may read these bytes where they are. XNNPACK reads up to 128 bytes behind the end, without using
+/// them, so these must lie on a mapped page.
 inline bool has_room_behind(const void* data, size_t size) {
   const uintptr_t end = reinterpret_cast<uintptr_t>(data) + size;
   return (end - 1) / page_size() == (end + 127) / page_size();
@@ -40,8 +40,8 @@ class File {
   uint64_t size() const;
   /// @throws Error FileAccess: the file ends before this byte; reading that far in a map would end the process.
   void check_length(uint64_t end) const;
-  /// Reserve disk space for these bytes, so that writing to them through a map cannot fail. The file grows to hold them:
-  /// existing bytes stay, new ones are zero. @throws Error FileAccess: for example, the disk is full.
+  /// Reserve disk space for these bytes, so that writing to them through a map cannot fail. The file grows to hold
+  /// them: existing bytes stay, new ones are zero. @throws Error FileAccess: for example, the disk is full.
   void reserve(uint64_t offset, uint64_t size) const;
   /// Open the same inode again, independently: the new open file has locks of its own.
   File reopen() const;

@@ -18,9 +18,9 @@ void renew(Mutex& mutex) {
   new (&mutex) Mutex;
 }
 
-/// An object with locks. A subclass calls `enter` when it is complete and `leave` before it is destroyed. Before a fork,
-/// the locks of all entered objects are taken, last entered first, because later objects may use earlier ones while they
-/// hold their own locks.
+/// An object with locks. A subclass calls `enter` when it is complete and `leave` before it is destroyed. Before a
+/// fork, the locks of all entered objects are taken, last entered first, because later objects may use earlier ones
+/// while they hold their own locks.
 class ForkAware {
  public:
   virtual ~ForkAware() = default;
@@ -36,8 +36,8 @@ class ForkAware {
   virtual void after_fork_in_child() {} // renew the locks
 };
 
-/// Held around a method's execution; may be nested. A fork waits for the executions of other threads, because kernels use
-/// ExecuTorch's thread pool: if another thread held the pool's mutex, a forked child would wait for it for ever
+/// Held around a method's execution; may be nested. A fork waits for the executions of other threads, because kernels
+/// use ExecuTorch's thread pool: if another thread held the pool's mutex, a forked child would wait for it for ever
 /// (ThreadPool::run and get_threadpool in extension/threadpool/threadpool.cpp).
 class Execution {
  public:

@@ -3,9 +3,9 @@
 
 namespace blobstore {
 
-/// Held while a thread works in ExecuTorch: runs or loads a method, or makes or destroys a backend's handle. May be nested.
-/// ExecuTorch's backends and their threads are static objects, which are destroyed when the process ends. So once the
-/// process is ending, no thread may begin such work, and the end waits for work that has begun.
+/// Held while a thread works in ExecuTorch: runs or loads a method, or makes or destroys a backend's handle. May be
+/// nested. ExecuTorch's backends and their threads are static objects, which are destroyed when the process ends. So
+/// once the process is ending, no thread may begin such work, and the end waits for work that has begun.
 class BackendWork {
  public:
   BackendWork();

@@ -181,8 +181,8 @@ void put_offsets(
   }
 }
 
-/// Append the list of segments again, because a reference from there cannot lead back, with one more that stands for the
-/// memory of the cache.
+/// Append the list of segments again, because a reference from there cannot lead back, with one more that stands for
+/// the memory of the cache.
 void put_segments(
     FlatBufferEditor& editor,
     const FlatBuffer& buffer,

@@ -32,8 +32,8 @@ struct ProgramFileView {
   bool has_header;
 };
 
-/// A flatbuffer in which the tensors are constants whose offsets lead into the cache. It refers to memory of the cache and
-/// of the file, which both must outlive it.
+/// A flatbuffer in which the tensors are constants whose offsets lead into the cache. It refers to memory of the cache
+/// and of the file, which both must outlive it.
 struct BoundProgram {
   std::vector<uint64_t> words; // for alignment
   size_t size = 0; // in bytes

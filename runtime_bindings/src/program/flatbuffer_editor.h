@@ -9,8 +9,8 @@
 
 namespace blobstore {
 
-/// Appends objects to a flatbuffer and lets its references lead to them. References lead forward only, and everything that
-/// is appended lies behind what exists.
+/// Appends objects to a flatbuffer and lets its references lead to them. References lead forward only, and everything
+/// that is appended lies behind what exists.
 struct FlatBufferEditor {
   std::vector<uint8_t> tail; // what is appended
   uint64_t base; // where the tail will lie, a multiple of 8

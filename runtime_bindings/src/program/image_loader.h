@@ -17,7 +17,10 @@ class ImageLoader final : public executorch::runtime::DataLoader {
  public:
   explicit ImageLoader(const ProgramImage& image) : image_(image) {}
 
-  executorch::runtime::Result<executorch::runtime::FreeableBuffer> load(size_t offset, size_t size, const SegmentInfo& info) const override {
+  executorch::runtime::Result<executorch::runtime::FreeableBuffer> load(
+      size_t offset,
+      size_t size,
+      const SegmentInfo& info) const override {
     if (info.segment_type == SegmentInfo::Type::Program) {
       if (offset > image_.flatbuffer_size() || size > image_.flatbuffer_size() - offset) {
         return executorch::runtime::Error::InvalidProgram;

@@ -268,8 +268,8 @@ void LoadedMethod::check_views() const {
 
 std::vector<Value> LoadedMethod::execute(const std::vector<Argument>& arguments, size_t count) {
   check(arguments);
-  // before the mutex: a commit that waits for readers blocks new ones, so a thread that holds the mutex while it waits for
-  // its Reading would deadlock with one that holds a Reading and waits for the mutex
+  // before the mutex: a commit that waits for readers blocks new ones, so a thread that holds the mutex while it waits
+  // for its Reading would deadlock with one that holds a Reading and waits for the mutex
   const BlobCache::Reading reading(*program_->cache());
   const std::lock_guard<std::mutex> turn(mutex_);
   std::unique_lock<std::mutex> state;

@@ -81,7 +81,7 @@ class LoadedMethod final : public Method, private ForkAware {
   bool delegated_ = false;
   std::map<size_t, const void*> viewed_; // outputs whose memory callers may hold: index -> address
   std::mutex mutex_; // one call at a time
-  std::shared_ptr<std::mutex> shared_state_; // if other methods use some of the same memory: one call of all of them at a time
+  std::shared_ptr<std::mutex> shared_state_; // held by calls of all methods that use the same memory; may be null
 };
 
 } // namespace blobstore

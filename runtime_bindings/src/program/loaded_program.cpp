@@ -17,9 +17,9 @@ namespace et = executorch::runtime;
 
 namespace {
 
-/// The memory begins 64 bytes into a page, so that a tensor of whole pages does not end at the end of a page. A delegate
-/// that packs trained parameters from here, when they are published, reads beyond the end of the tensor; this way it stays
-/// on a mapped page, and no copy is needed.
+/// The memory begins 64 bytes into a page, so that a tensor of whole pages does not end at the end of a page. A
+/// delegate that packs trained parameters from here, when they are published, reads beyond the end of the tensor; this
+/// way it stays on a mapped page, and no copy is needed.
 std::shared_ptr<Mapping> make_arena(size_t size) {
   return std::make_shared<Mapping>(size, 64);
 }

@@ -40,8 +40,8 @@ std::optional<Place> place_of(const FlatBuffer& buffer, uint64_t value) {
   return Place{buffer.u32_field(allocation, kMemoryId), begin, size > UINT64_MAX - begin ? UINT64_MAX : begin + size};
 }
 
-/// See ProgramImage::overlaid_inputs. The number of tensors that overlap a place is the number of those that begin before
-/// its end, minus the number of those that end before its begin. A place counts itself.
+/// See ProgramImage::overlaid_inputs. The number of tensors that overlap a place is the number of those that begin
+/// before its end, minus the number of those that end before its begin. A place counts itself.
 std::vector<bool> find_overlaid_inputs(const FlatBuffer& buffer, uint64_t plan, const FlatVector& values) {
   struct Bounds {
     std::vector<uint64_t> begins, ends;

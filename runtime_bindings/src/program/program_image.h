@@ -35,9 +35,9 @@ struct Operator {
 ///
 /// ExecuTorch 1.5 finds each external tensor of a method by comparing its name with the names of all tensors before it,
 /// twice; with 20,000 tensors this takes nearly all of the loading time. So tensors are bound here: in a copy of the
-/// flatbuffer, such a tensor becomes a constant of the program, and the base of the constants moves so that their offsets
-/// lead into the cache. The file is not changed. A program that cannot be bound, because a later version wrote fields that
-/// are unknown here, is loaded as it is through the data map, which is slower.
+/// flatbuffer, such a tensor becomes a constant of the program, and the base of the constants moves so that their
+/// offsets lead into the cache. The file is not changed. A program that cannot be bound, because a later version wrote
+/// fields that are unknown here, is loaded as it is through the data map, which is slower.
 class ProgramImage {
  public:
   /// @throws Error FileAccess, InvalidFile.
@@ -51,8 +51,8 @@ class ProgramImage {
   const std::vector<const std::string*>& backends(size_t method) const { return backends_[method]; }
   /// Names and overloads of the operators that a method calls.
   const std::vector<Operator>& operators(size_t method) const { return operators_[method]; }
-  /// For each input of a method, whether another tensor was planned into its memory: one that is used later, or a view of
-  /// the input. No operator computes such a view, so the bytes of the input must be in that memory.
+  /// For each input of a method, whether another tensor was planned into its memory: one that is used later, or a view
+  /// of the input. No operator computes such a view, so the bytes of the input must be in that memory.
   const std::vector<bool>& overlaid_inputs(size_t method) const { return overlaid_inputs_[method]; }
 
   /// Bind all tensors that the cache has. Must be called once. The cache must outlive the image.

@@ -1,5 +1,5 @@
-// Fuzzes the reading of programs, and the binding of their tensors to a cache. BLOBSTORE_FUZZ_DATA names the file of the
-// cache, which has the tensors that valid programs take.
+// Fuzzes the reading of programs, and the binding of their tensors to a cache. BLOBSTORE_FUZZ_DATA names the file of
+// the cache, which has the tensors that valid programs take.
 #include <executorch/runtime/platform/runtime.h>
 
 #include <blobstore/cache.h>
