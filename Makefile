@@ -36,7 +36,7 @@ plots: $(VENV)/.bench ## draw how cost grows with keys, bytes, methods and progr
 	$(RUN) -W ignore -m benchmarks.scaling $(ARGUMENTS)
 
 sanitize: $(VENV)/.runtime ## run the C++ tests under three sanitizers, and look for names that are defined twice
-	$(RUN) -W ignore runtime_bindings/tests/sanitize.py
+	$(RUN) -W ignore -m runtime_bindings.tests.sanitize
 
 SECONDS ?= 600
 fuzz: $(VENV)/.fuzz ## search for SECONDS=600 for files that readers crash on, choke on or disagree about; needs clang

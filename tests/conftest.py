@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -10,12 +11,29 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from tests import models
+from tests import models, native_build
 from tests.cpp.module_runner import ModuleRunner, build
 
 # No example has a time limit, because the machine may be busy. CI tries the same examples in every run.
 settings.register_profile("blobstore", deadline=None, derandomize="CI" in os.environ)
 settings.load_profile("blobstore")
+
+
+# Folders whose tests run programs on blobstore's own runtime; `make test` builds it.
+_NEED_RUNTIME = {"adapters", "lowering", "runtime", "training"}
+
+
+class WithoutRuntime(pytest.Module):
+    """A module of tests that cannot be imported, and is skipped with a reason."""
+
+    def collect(self) -> Any:
+        pytest.skip("needs the native package blobstore-runtime", allow_module_level=True)
+
+
+def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module | None:
+    if module_path.parent.name in _NEED_RUNTIME and importlib.util.find_spec("blobstore_runtime") is None:
+        return WithoutRuntime.from_parent(parent, path=module_path)
+    return None
 
 
 @pytest.fixture(scope="session")
@@ -48,5 +66,7 @@ def stock_run() -> Callable[..., list[Any]]:
 
 @pytest.fixture(scope="session")
 def module_runner() -> ModuleRunner:
-    """The stock C++ Module: `module_runner(pte, data_files, inputs, method="forward")`, with numpy arrays."""
+    """The stock C++ Module: `module_runner(pte, data_files, inputs, method="forward")`, in numpy arrays."""
+    if reason := native_build.missing():
+        pytest.skip(reason)
     return build()

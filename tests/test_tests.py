@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -57,6 +59,19 @@ def test_docstrings_of_tests_cite_requirements_and_no_issues() -> None:
                 if re.search(r"\b(issue|audit)\b|#\d", text, re.IGNORECASE):
                     found.append(f"{path.relative_to(ROOT)}: {text.splitlines()[0]}")
     assert found == []
+
+
+def test_what_needs_the_native_package_is_skipped_visibly_without_it() -> None:
+    """A run without it names the modules that it skipped, and why; it does not leave them out silently."""
+    script = """
+import importlib.util, sys, pytest
+find = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *rest: None if name == "blobstore_runtime" else find(name, *rest)
+sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", "tests/runtime/test_exit.py"]))
+"""
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == pytest.ExitCode.NO_TESTS_COLLECTED, done.stdout + done.stderr
+    assert "needs the native package blobstore-runtime" in done.stdout
 
 
 def test_a_thread_that_waits_for_a_lock_is_blocked() -> None:

@@ -52,8 +52,11 @@ def main() -> None:
     parser.add_argument("--keep", type=Path, help="keep the folder of the first finding here")
     options = parser.parse_args()
     if os.environ.get("LD_PRELOAD") != str(LIBRARY):
+        from tests.runtime import hooks
+
         _build()
-        os.environ["LD_PRELOAD"] = str(LIBRARY)
+        # commits are killed at points between two system calls, which only a test build of the runtime has
+        os.environ.update(hooks.environment(hooks.build()), LD_PRELOAD=str(LIBRARY))
         os.execv(sys.executable, [sys.executable, "-m", "campaigns.crash", *sys.argv[1:]])  # noqa: S606
     from campaigns.crash.scenarios import SCENARIOS
 
@@ -235,7 +238,7 @@ class _Campaign:
 
         def act() -> list[str]:
             if point:
-                from blobstore.runtime import _native
+                from blobstore_runtime import _native  # a test build
 
                 _native.crash_at(point)
             faults.faults_watch(os.fsencode(f"{self.place}/"))

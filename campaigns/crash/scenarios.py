@@ -212,7 +212,7 @@ def _prepare_unopened(folder: Path) -> None:
 def _prepare_interrupted(folder: Path) -> None:
     import os
 
-    from blobstore.runtime import _native
+    from blobstore_runtime import _native  # a test build, see __main__.py
 
     _prepare_shared(folder)
     child = os.fork()

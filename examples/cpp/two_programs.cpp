@@ -13,7 +13,7 @@
 
 namespace {
 
-/// The sum of the first output for inputs of ones; all tensors are float.
+/// The sum of the first output for inputs of ones. All tensors must be float.
 double run(blobstore::Method& method) {
   std::vector<std::vector<float>> memory;
   std::vector<blobstore::Argument> arguments;

@@ -7,9 +7,9 @@
 namespace blobstore::python {
 namespace {
 
-/// torch's types by identity, and its tensor class; filled when torch is first seen.
+/// torch's types by identity, and its tensor class; filled when torch is first found.
 struct Torch {
-  nb::object module;
+  nb::object module; // keeps the class alive
   PyTypeObject* tensor = nullptr;
   std::unordered_map<PyObject*, int8_t> types;
 };
@@ -71,7 +71,7 @@ bool is_row_major(const Layout& layout) {
   return true;
 }
 
-/// The scalar type of a buffer's format, -1 if it is none.
+/// The scalar type of a buffer's format, -1 if there is none.
 int8_t type_of_format(const char* format, Py_ssize_t item_size) {
   if (format == nullptr) {
     return 0;
@@ -133,11 +133,6 @@ void set_nbytes(Argument& out) {
 }
 
 } // namespace
-
-nb::handle torch_module() {
-  Torch* known = known_torch();
-  return known == nullptr ? nb::handle() : known->module;
-}
 
 Arguments::Arguments(const nb::args& values, const std::vector<ValueInfo>& inputs) : list_(values.size()) {
   buffers_.reserve(values.size());
@@ -223,7 +218,7 @@ bool Arguments::take_buffer(nb::handle value, const Layout* expected, Argument& 
   return true;
 }
 
-/// Numbers, and whatever the Python side can turn into bytes: other orders of dimensions, other types.
+/// Numbers, and everything that the Python side can turn into bytes: other orders of dimensions, other types.
 void Arguments::take_other(nb::handle value, const ValueInfo* info, Argument& out) {
   out = Argument{};
   if (value.is_none()) {
@@ -251,7 +246,7 @@ void Arguments::take_other(nb::handle value, const ValueInfo* info, Argument& ou
   }
   const bool tensor = info != nullptr && info->kind == ValueKind::Tensor;
   nb::object wanted = tensor ? layout_object(info->layout) : nb::none();
-  if (tensor && nb::hasattr(value, "shape")) { // before something huge is copied that does not fit anyway
+  if (tensor && nb::hasattr(value, "shape")) { // checked before a huge tensor that does not fit is copied
     const nb::object shape = value.attr("shape");
     const auto& sizes = info->layout.sizes;
     bool fits = nb::len_hint(shape) == sizes.size();

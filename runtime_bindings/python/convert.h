@@ -1,4 +1,4 @@
-// Between Python's values and the library's.
+// Conversion between Python's values and the library's, and the parts of the module.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -9,7 +9,8 @@ namespace blobstore::python {
 
 namespace nb = nanobind;
 
-/// What the Python side lends for rare cases; see blobstore/runtime.py. Never freed: the interpreter may be gone first.
+/// Functions that the Python side lends for rare cases; see blobstore.runtime. Never freed, because the interpreter may
+/// end first.
 struct Helpers {
   nb::object as_bytes; // (object, layout) -> (buffer, layout), both in the order of the layout
   nb::object to_numpy; // (buffer, layout) -> array
@@ -18,21 +19,25 @@ struct Helpers {
 };
 Helpers& helpers();
 
+/// Paths and messages, which need not be UTF-8.
+nb::bytes to_bytes(const std::string& text);
+std::string to_string(const nb::bytes& bytes);
+
 /// (scalar type, sizes, dim order), or None.
 nb::object layout_object(const std::optional<Layout>& layout);
 std::optional<Layout> layout_from(nb::handle object);
 
-/// Arguments of a call, with what keeps their memory alive.
+/// The arguments of a call, and the objects that keep their memory alive.
 class Arguments {
  public:
-  /// Take memory of tensors and arrays as it is, unless its order is another than the method's.
+  /// Use the memory of tensors and arrays in place, unless their order of dimensions differs from the method's.
   Arguments(const nb::args& values, const std::vector<ValueInfo>& inputs);
   ~Arguments();
   Arguments(const Arguments&) = delete;
   Arguments& operator=(const Arguments&) = delete;
 
   const std::vector<Argument>& list() const { return list_; }
-  /// Whether there was a torch tensor, so that results are to be tensors too.
+  /// Whether an argument was a torch tensor; then the results must be tensors too.
   bool torch() const { return torch_; }
 
  private:
@@ -46,10 +51,15 @@ class Arguments {
   bool torch_ = false;
 };
 
-/// A Python value for each result; tensors own their memory.
+/// A Python value for each result. Tensors and arrays own their memory.
 nb::list to_python(std::vector<Value>&& values, bool torch);
 
-/// The module torch, if somebody imported it.
-nb::handle torch_module();
+/// The exception translator: throws what the Python side made of an Error.
+void translate(const std::exception_ptr& pointer, void*);
+
+// The parts of the module.
+void add_cache(nb::module_& module);
+void add_delegates(nb::module_& module);
+void add_programs(nb::module_& module);
 
 } // namespace blobstore::python

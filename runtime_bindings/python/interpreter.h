@@ -1,17 +1,17 @@
-// The interpreter's lock. When the interpreter ends, a daemon thread that wants the lock again is ended by unwinding its
-// stack, which aborts the process where it meets a frame that lets nothing through. Such a thread waits here instead, as
-// it does from Python 3.14 on, until the process is gone.
+// The interpreter's lock. When the interpreter ends, it ends a daemon thread that takes the lock again by unwinding the
+// thread's stack, which aborts the process at a noexcept frame. Such a thread waits here instead until the process has
+// ended, as it does from Python 3.14 on.
 #pragma once
 
 #include <exception>
 
 #include <nanobind/nanobind.h>
 
-#include "../src/process_end.h"
+#include "os/process_end.h"
 
 namespace blobstore::python {
 
-/// While it lives, other threads may have the lock; this one uses no Python objects.
+/// Releases the lock while it lives. The thread must not use Python objects meanwhile.
 class WithoutInterpreter {
  public:
   WithoutInterpreter() : state_(PyEval_SaveThread()) {}
@@ -29,7 +29,7 @@ class WithoutInterpreter {
   PyThreadState* state_;
 };
 
-/// Call something that may run Python code, where the lock may be given away and taken again.
+/// Call a function that may run Python code, during which the lock may be released and taken again.
 template <typename Function>
 auto run_python(Function function) -> decltype(function()) {
   try {

@@ -6,7 +6,7 @@
 namespace blobstore::python {
 namespace {
 
-/// The array type of a scalar type; bits 0 if it needs help from the Python side.
+/// The array type of a scalar type. It has 0 bits if the Python side must make the array.
 nb::dlpack::dtype array_type(int8_t scalar_type) {
   using nb::dlpack::dtype_code;
   const auto make = [](dtype_code code, uint8_t bits) {

@@ -1,8 +1,9 @@
 // Exercises the cache from several threads; sanitizers judge.
 //
-//   cache_test FILE.ptd FOLDER [PROGRAM.pte DATA.ptd]
+//   cache_test FILE.ptd FOLDER PROGRAM.pte DATA.ptd
 //
-// FILE.ptd has float tensors "a" and "b" of one size, "tied" with the bytes of "a", and opaque bytes "opaque".
+// FILE.ptd has float tensors "a" and "b" of one size, "tied" with the bytes of "a", and opaque bytes "opaque". FOLDER
+// has copy.ptd, a working copy of it. PROGRAM.pte takes all its tensors from DATA.ptd.
 
 #include <atomic>
 #include <cstdio>
@@ -18,8 +19,10 @@
 #include <unistd.h>
 
 #include <blobstore/cache.h>
+#include <blobstore/commit_follower.h>
 #include <blobstore/data_map.h>
 #include <blobstore/program.h>
+#include <blobstore/reading.h>
 
 namespace {
 
@@ -128,7 +131,7 @@ void test_stack(const std::string& path) {
   CHECK(first(one->at("a")) == 49);
 }
 
-/// Files with one byte changed: refused or read, and nothing outside is touched.
+/// A file with one byte changed is refused or read, and nothing outside it is touched.
 void test_damaged(const std::string& path, const std::string& folder) {
   std::ifstream in(path, std::ios::binary);
   const std::string good((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
@@ -148,7 +151,7 @@ void test_damaged(const std::string& path, const std::string& folder) {
   }
 }
 
-/// Rewrites a file in place and cuts it, when a commit is prepared.
+/// Rewrites a file in place and truncates it while a commit is prepared.
 struct Rewriter final : blobstore::CommitFollower {
   Rewriter(std::string path, size_t size) : path(std::move(path)), size(size) {}
   std::unique_ptr<Prepared> prepare(const blobstore::StagedCommit&) override {
@@ -199,7 +202,7 @@ void test_program(const std::string& pte, const std::string& ptd) {
 } // namespace
 
 int main(int argc, char** argv) {
-  if (argc < 3) {
+  if (argc != 5) {
     return 64;
   }
   const std::string path = argv[1];
@@ -212,9 +215,7 @@ int main(int argc, char** argv) {
   test_loading_a_file_that_is_rewritten(path, path, BlobCache::Mode::Private);
   test_loading_a_file_that_is_rewritten(path, path, BlobCache::Mode::Copy);
   test_loading_a_file_that_is_rewritten(path, folder + "/copy.ptd", BlobCache::Mode::Shared);
-  if (argc == 5) {
-    test_program(argv[3], argv[4]);
-  }
+  test_program(argv[3], argv[4]);
   std::puts("ok");
   return 0;
 }

@@ -1,9 +1,10 @@
-// Exercises the delegate over an inner backend that packs, keeps, shares and fails as XNNPACK does; sanitizers judge.
+// Runs the delegate on an inner backend that packs, keeps, shares and fails as XNNPACK does, under sanitizers.
 //
 //   delegate_test FOLDER
 //
 // FOLDER has base.ptd with the keys "packed@..." and "kept@...", adapter.ptd with "own@...", copy.ptd, a working copy
-// of base.ptd, and the payloads base.payload, both.payload and costly.payload. All blobs are float tensors of one size, filled with 1.
+// of base.ptd, and the payloads base.payload, both.payload and costly.payload. All blobs are float tensors of one size,
+// filled with 1.
 
 #include <array>
 #include <atomic>
@@ -32,7 +33,9 @@
 #include <executorch/runtime/platform/runtime.h>
 
 #include <blobstore/cache.h>
+#include <blobstore/commit_follower.h>
 #include <blobstore/delegate.h>
+#include <blobstore/reading.h>
 
 namespace {
 
@@ -51,7 +54,7 @@ const std::string kPacked = "packed@0123456789abcdef";
 const std::string kKept = "kept@0123456789abcdef";
 const std::string kOwn = "own@0123456789abcdef";
 
-/// The one value of a blob.
+/// The value of all elements of a blob.
 float value_of(const void* data, size_t size) {
   const auto* floats = static_cast<const float*>(data);
   for (size_t i = 1; i < size / sizeof(float); ++i) {
@@ -60,9 +63,9 @@ float value_of(const void* data, size_t size) {
   return floats[0];
 }
 
-/// Its payload is a list of keys: length (4 bytes), key, NUL, 'p' or 'k'. It packs the former, under their names, in a
-/// cache for all, and goes on reading the latter. It refuses negative numbers, and is in disorder then until an
-/// initialization succeeds.
+/// The payload is a list of keys: length (4 bytes), key, NUL, 'p' or 'k'. The toy packs blobs marked 'p' under their
+/// names in a cache for all handles, and goes on reading blobs marked 'k'. It refuses negative numbers, and is then
+/// unusable until an initialization succeeds.
 class Toy final : public et::BackendInterface {
  public:
   struct Handle {
@@ -76,11 +79,11 @@ class Toy final : public et::BackendInterface {
 
   bool is_available() const override { return true; }
 
-  /// What a test has it throw: nothing, for want of memory, an error of C++, or anything else.
+  /// What it throws: nothing, std::bad_alloc, another standard exception, or something that is not an exception class.
   enum class Throws { Nothing, BadAlloc, Exception, Anything };
   Throws throw_in_init = Throws::Nothing;
   Throws throw_in_execute = Throws::Nothing;
-  /// Where it was told to keep what it packs.
+  /// The file for packed weights that it was given.
   const std::string& path() const { return path_; }
 
   static void throw_what(Throws what) {
@@ -180,7 +183,7 @@ class Toy final : public et::BackendInterface {
   mutable std::string path_ = "none yet";
 };
 
-/// Memory that is never given back before the end.
+/// Memory that is freed at the end.
 class Allocator final : public et::MemoryAllocator {
  public:
   Allocator() : MemoryAllocator(0, nullptr) {}
@@ -198,7 +201,7 @@ std::vector<char> read(const std::string& path) {
   return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
 }
 
-/// A data map beside a cache: a blob under any key.
+/// A data map that has a blob under every key.
 class Beside final : public et::NamedDataMap {
  public:
   explicit Beside(size_t size) : bytes_(size / sizeof(float), 1) {}
@@ -322,7 +325,7 @@ void test_alone(const std::string& path, const std::vector<char>& payload, BlobC
   }
 }
 
-/// Two objects on one working copy stand for two processes: what one commits, the other finds at its next call.
+/// Two caches on one working copy stand for two processes: the next call on one finds what the other has committed.
 void test_two_on_one_file(const std::string& path, const std::vector<char>& payload) {
   const auto mine = BlobCache::open({path}, BlobCache::Mode::Shared);
   const auto other = BlobCache::open({path}, BlobCache::Mode::Shared);
@@ -341,7 +344,7 @@ void test_two_on_one_file(const std::string& path, const std::vector<char>& payl
   CHECK(here.run() == there.run());
 }
 
-/// A thread of which the test can wait until it is blocked.
+/// A thread whose blocking the test can wait for.
 class Watched {
  public:
   template <typename Work>
@@ -358,7 +361,7 @@ class Watched {
         continue;
       }
       std::ifstream file("/proc/self/task/" + std::to_string(id_) + "/syscall");
-      CHECK(static_cast<bool>(std::getline(file, call))); // or it ended, and waited for nothing
+      CHECK(static_cast<bool>(std::getline(file, call))); // fails if the thread ended instead of waiting
       long number = -1;
       unsigned long timeout = 1;
       std::sscanf(call.c_str(), "%ld %*x %*x %*x %lx", &number, &timeout);
@@ -373,7 +376,7 @@ class Watched {
   std::thread thread_;
 };
 
-/// Looks at a blob when a commit takes effect, while somebody else tries to commit, too.
+/// Looks at a blob when a commit takes effect, while another thread tries to commit, too.
 struct Onlooker final : blobstore::CommitFollower {
   struct Look final : Prepared {
     explicit Look(Onlooker& by) : by(by) {}
@@ -392,7 +395,7 @@ struct Onlooker final : blobstore::CommitFollower {
   std::optional<Watched> rival;
 };
 
-/// What followers made takes effect before another process can commit.
+/// What followers prepared takes effect before another process can commit.
 void test_effect_on_one_file(const std::string& path, const std::vector<char>& payload) {
   const auto mine = BlobCache::open({path}, BlobCache::Mode::Shared);
   const auto other = BlobCache::open({path}, BlobCache::Mode::Shared);
@@ -446,10 +449,10 @@ void test_threads(const std::string& path, const std::vector<char>& payload, Blo
   }
 }
 
-/// What was prepared for a commit that failed is never taken for what the next one brings under the same version.
+/// Handles prepared for a failed commit are never used for the next commit, which has the same version.
 void test_failing_beside_good(const std::string& folder, const std::vector<char>& base, const std::vector<char>& both) {
   const auto cache = BlobCache::open({folder + "/base.ptd", folder + "/adapter.ptd"});
-  Loaded first(cache, base), second(cache, both); // the second one refuses, when the first is prepared
+  Loaded first(cache, base), second(cache, both); // the second one refuses after the first has prepared
   std::atomic<bool> stop{false};
   std::thread failing([&] {
     const std::vector<float> some(cache->at(kOwn).size / sizeof(float), 77), bad(some.size(), -1);
@@ -473,7 +476,7 @@ void test_failing_beside_good(const std::string& folder, const std::vector<char>
   failing.join();
 }
 
-/// A delegate that loads while a commit waits for readers has its say too.
+/// A delegate that is loaded while a commit waits for readers takes part in it.
 void test_loading_while_a_commit_waits(const std::string& path, const std::vector<char>& payload, BlobCache::Mode mode) {
   const auto cache = BlobCache::open({path}, mode);
   CHECK(commit(*cache, {kPacked, kKept}, 1));
@@ -490,10 +493,10 @@ void test_loading_while_a_commit_waits(const std::string& path, const std::vecto
   CHECK(!accepted && late->run() == 1);
 }
 
-/// A commit that waits for a delegate to be made uses it as soon as it is.
+/// A commit that waits while a delegate is constructed may use it as soon as it is complete.
 void test_made_during_commits(const std::string& path, const std::vector<char>& payload) {
   const auto cache = BlobCache::open({path});
-  const Beside beside(cache->at(kPacked).size); // has what the cache has not
+  const Beside beside(cache->at(kPacked).size); // has the blob that the cache lacks
   std::atomic<bool> stop{false};
   std::thread committer([&] {
     for (int n = 1; !stop; ++n) {
@@ -508,7 +511,7 @@ void test_made_during_commits(const std::string& path, const std::vector<char>& 
   committer.join();
 }
 
-/// Commits something else when it is asked to prepare.
+/// Commits to another cache while it prepares.
 struct Interferer final : blobstore::CommitFollower {
   explicit Interferer(BlobCache& other) : other(other) {}
   std::unique_ptr<Prepared> prepare(const blobstore::StagedCommit&) override {
@@ -518,7 +521,7 @@ struct Interferer final : blobstore::CommitFollower {
   BlobCache& other;
 };
 
-/// New bytes that are bytes of the base are those of one moment, for delegates and for the blob.
+/// New bytes that point into the base are copied at one moment, for delegates and for the blob.
 void test_bytes_of_the_base(const std::string& path, const std::vector<char>& payload, BlobCache::Mode mode) {
   const auto base = BlobCache::open({path}, mode);
   const auto middle = BlobCache::open({}, BlobCache::Mode::Private, base);
@@ -536,8 +539,8 @@ void test_bytes_of_the_base(const std::string& path, const std::vector<char>& pa
   CHECK(other.run() == 3);
 }
 
-/// Makes a commit fail after all have prepared, as it cannot lock its base, and lets another one come while what was
-/// prepared goes.
+/// Makes a commit fail after all followers have prepared, because it cannot lock its base, and starts another commit
+/// while what was prepared is destroyed.
 struct Saboteur final : blobstore::CommitFollower {
   struct First final : Prepared {
     explicit First(Saboteur& by) : by(by) {}
@@ -553,7 +556,7 @@ struct Saboteur final : blobstore::CommitFollower {
   std::unique_ptr<Prepared> prepare(const blobstore::StagedCommit&) override {
     return asked++ == 0 ? std::make_unique<First>(*this) : nullptr;
   }
-  /// Have the working copy seem to have a damaged journal; see working_copy.h.
+  /// Let the working copy seem to have a damaged journal; see cache/working_copy.h.
   void mark(uint64_t pending) const {
     std::fstream file(path + ".commits", std::ios::in | std::ios::out | std::ios::binary);
     file.seekp(48);
@@ -603,7 +606,7 @@ void test_stack(const std::string& folder, const std::vector<char>& payload, Blo
   const auto two = BlobCache::open({folder + "/adapter.ptd"}, BlobCache::Mode::Copy, base);
   std::atomic<bool> stop{false};
   std::vector<std::thread> threads;
-  Loaded keeps_one(one, payload), keeps_two(two, payload); // somebody is there to refuse
+  Loaded keeps_one(one, payload), keeps_two(two, payload); // so that a follower refuses
   for (const auto& cache : {one, two}) {
     threads.emplace_back([&, cache] {
       Loaded mine(cache, payload);
@@ -631,16 +634,16 @@ void test_stack(const std::string& folder, const std::vector<char>& payload, Blo
   CHECK(first.run() == 39 + 7000 && second.run() == 39 + 8000);
   CHECK(commit(*base, {kPacked, kKept}, 5));
   CHECK(first.run() == 5 + 7000 && second.run() == 5 + 8000);
-  one->close(); // its weights stay as they are
+  one->close(); // its own weights stay as they are
   CHECK(first.run() == 5 + 7000);
-  CHECK(commit(*base, {kPacked, kKept}, 6)); // but they are the base's, too
+  CHECK(commit(*base, {kPacked, kKept}, 6)); // but those of the base change
   CHECK(first.run() == 6 + 7000 && second.run() == 6 + 8000);
   base->close();
   CHECK(commit(*two, {kOwn}, 9));
   CHECK(first.run() == 6 + 7000 && second.run() == 6 + 9000);
 }
 
-/// Closing refuses what comes later; a commit that has begun is whole.
+/// After closing, new commits are refused; a commit that has begun happens.
 void test_closing_during_a_commit(const std::string& path, const std::vector<char>& payload, BlobCache::Mode mode) {
   const auto cache = BlobCache::open({path}, mode);
   CHECK(commit(*cache, {kPacked, kKept}, 1));
@@ -656,7 +659,7 @@ void test_closing_during_a_commit(const std::string& path, const std::vector<cha
   CHECK(mine.run() == 4);
 }
 
-/// No exception reaches ExecuTorch, whoever threw it; what was wrong is told in words.
+/// No exception reaches ExecuTorch, and the reason can be asked for.
 void test_exceptions(const std::string& path, const std::vector<char>& payload, Toy& toy) {
   const auto cache = BlobCache::open({path});
   Loaded good(cache, payload);
@@ -691,7 +694,7 @@ void test_exceptions(const std::string& path, const std::vector<char>& payload, 
   }
 }
 
-/// What is packed is not kept in a file, whatever the application asks for; other options arrive.
+/// Packed weights are not kept in a file, whatever options the application gives.
 void test_options(const std::string& path, const std::vector<char>& payload, const Toy& toy) {
   const auto cache = BlobCache::open({path});
   std::array<char, et::kMaxOptionValueLength> file{};
@@ -705,12 +708,12 @@ void test_options(const std::string& path, const std::vector<char>& payload, con
   CHECK(toy.path().empty());
 }
 
-/// A payload of half a megabyte, in which one description stands for gigabytes.
+/// A payload of half a megabyte whose description stands for gigabytes is refused.
 void test_costly_payload(const std::string& path, const std::vector<char>& payload) {
   CHECK(Loaded(BlobCache::open({path}), payload).error() == et::Error::DelegateInvalidCompatibility);
 }
 
-/// Forks when a commit was prepared and has not happened, commits something else in the child and looks.
+/// Forks while a commit is prepared, and commits other bytes in the child.
 struct Forker final : blobstore::CommitFollower {
   Forker(BlobCache& cache, Loaded& one) : cache(cache), one(one) {}
   std::unique_ptr<Prepared> prepare(const blobstore::StagedCommit&) override {
@@ -740,7 +743,7 @@ void test_fork_of_a_prepared_commit(const std::string& path, const std::vector<c
   Loaded one(cache, payload);
   CHECK(commit(*cache, {kPacked, kKept}, 3));
   const auto forker = std::make_shared<Forker>(*cache, one);
-  cache->follow(forker); // prepares after the delegate has
+  cache->follow(forker); // prepares after the delegate
   CHECK(commit(*cache, {kPacked, kKept}, 4));
   CHECK(!forker->armed && one.run() == 4);
 }

@@ -1,8 +1,9 @@
-// Has each allocation of a commit fail in turn: all or nothing, every time.
+// Lets each allocation of a commit fail in turn: the commit changes all or nothing, every time.
 //
 //   memory_test FILE.ptd COPY.ptd
 //
-// Both have float tensors "a" and "b" of one size; COPY.ptd is a working copy, FILE.ptd has "tied" with the bytes of "a".
+// Both have float tensors "a" and "b" of one size; COPY.ptd is a working copy, FILE.ptd has "tied" with the bytes of
+// "a".
 
 #include <atomic>
 #include <cstdio>
@@ -17,7 +18,7 @@
 
 namespace {
 
-/// How many allocations of this thread still succeed; negative: all.
+/// How many allocations of this thread will still succeed; negative for all.
 thread_local long left = -1;
 
 void* allocate(size_t size) {
@@ -52,7 +53,7 @@ void check(bool ok, const char* what, int line) {
 }
 #define CHECK(condition) check(condition, #condition, __LINE__)
 
-/// Fail the first, the second, ... allocation of some work until it succeeds. @returns how often it failed.
+/// Let the first, the second, ... allocation of some work fail until it succeeds. @returns how often it failed.
 template <typename Work, typename Untouched>
 int fail_each(Work work, Untouched untouched) {
   for (int failures = 0;; ++failures) {
@@ -99,7 +100,7 @@ void test_commits(const std::string& path, BlobCache::Mode mode) {
   }
 }
 
-/// ExecuTorch is told of it by a number: it is compiled without exceptions.
+/// ExecuTorch gets an error number, because it is compiled without exceptions.
 void test_data_map(const std::string& path) {
   using EtError = executorch::runtime::Error;
   const auto cache = BlobCache::open({path});

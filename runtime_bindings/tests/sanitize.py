@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import struct
 import subprocess
@@ -16,35 +15,38 @@ import xxhash
 
 from blobstore.formats.payload import Constant, find_places, wrap
 from blobstore.runtime import make_working_copy
+from tests import models, native_build
 
-ROOT = Path(__file__).parents[2]
+ROOT = native_build.ROOT
+SKIPPED = 77  # the exit code of a test that cannot run, as for automake and CTest
 SANITIZERS = {
     "address,undefined": {"ASAN_OPTIONS": "detect_leaks=1:abort_on_error=0", "UBSAN_OPTIONS": "print_stacktrace=1"},
-    # a forked child makes mutexes anew that threads of its parent hold
+    # a forked child renews mutexes that threads of its parent hold
     "thread": {"TSAN_OPTIONS": "halt_on_error=1:second_deadlock_stack=1:die_after_fork=0:report_destroy_locked=0"},
 }
 
 
 def main() -> None:
+    if reason := native_build.missing():
+        sys.exit(reason)
     check_definitions()
     for name, options in SANITIZERS.items():
         build = ROOT / "build" / f"sanitize-{name.replace(',', '-')}"
-        environment = make(build, "all", "-DCMAKE_BUILD_TYPE=RelWithDebInfo", f"-DBLOBSTORE_SANITIZE={name}")
+        make(build, "all", "-DCMAKE_BUILD_TYPE=RelWithDebInfo", f"-DBLOBSTORE_SANITIZE={name}")
+        tests = build / "tests"
         with tempfile.TemporaryDirectory() as folder:
             tensors = {"a": np.zeros(60_000, np.float32), "b": np.ones(60_000, np.float32)}
             tensors["tied"] = tensors["a"].copy()
             tensors["opaque"] = np.arange(100, dtype=np.uint8)
             write(tensors, Path(folder))
-            for command in (
-                [build / "tests" / "memory_test", Path(folder, "plain.ptd"), Path(folder, "copy.ptd")],
-                [build / "tests" / "cache_test", Path(folder, "plain.ptd"), folder],
-                [build / "tests" / "fork_test", Path(folder, "copy.ptd")],
-            ):
-                subprocess.run([str(part) for part in command], check=True, env={**environment, **options})
+            plain, copy = Path(folder, "plain.ptd"), Path(folder, "copy.ptd")
+            run([tests / "memory_test", plain, copy], options)
+            run([tests / "cache_test", plain, folder, *write_program(Path(folder))], options)
+            run([tests / "fork_test", copy], options)
+            run([tests / "fork_test", copy, "without-descriptors"], options)
         with tempfile.TemporaryDirectory() as folder:
             write_delegates(Path(folder))
-            command = [build / "tests" / "delegate_test", folder]
-            subprocess.run([str(part) for part in command], check=True, env={**environment, **options})
+            run([tests / "delegate_test", folder], options)
         sys.stdout.write(f"{name}: no findings\n")
 
 
@@ -54,26 +56,24 @@ def check_definitions() -> None:
     sys.stdout.write("definitions: no findings\n")
 
 
-def make(build: Path, target: str, *options: str) -> dict[str, str]:
-    """Build a target of the C++ tests with these options of CMake; the environment that they were built in."""
-    spec = importlib.util.find_spec("executorch")
-    assert spec is not None and spec.submodule_search_locations
-    package = Path(next(iter(spec.submodule_search_locations)), "share", "cmake")
-    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
-    configure = [
-        "cmake", "-S", ROOT / "runtime_bindings", "-B", build, "-G", "Ninja", f"-Dexecutorch_DIR={package}",
-        "-DBLOBSTORE_TESTS=ON", *options,
-    ]  # fmt: skip
-    for command in (configure, ["cmake", "--build", build, "--target", target]):
-        texts = [str(part) for part in command]
-        done = subprocess.run(texts, check=False, env=environment, capture_output=True, text=True)
-        if done.returncode != 0:
-            sys.exit(done.stdout + done.stderr)
-    return environment
+def make(build: Path, target: str, *options: str) -> None:
+    """Build a target of the C++ tests with these options of CMake."""
+    try:
+        native_build.build(native_build.LIBRARY, build, "-DBLOBSTORE_TESTS=ON", *options, target=target)
+    except AssertionError as error:
+        sys.exit(str(error))
+
+
+def run(command: list[object], options: dict[str, str]) -> None:
+    """Run a test; a test that cannot run here says why, and ends with SKIPPED."""
+    texts = [str(part) for part in command]
+    done = subprocess.run(texts, check=False, env={**os.environ, **options})
+    if done.returncode not in {0, SKIPPED}:
+        sys.exit(f"{' '.join(texts)} ended with {done.returncode}")
 
 
 def write(tensors: dict[str, np.ndarray], folder: Path) -> None:
-    """The two files that the test takes; in them, "opaque" is no tensor."""
+    """The two files that the tests take; "opaque" is not a tensor in them."""
     from blobstore import BlobStore
 
     store = BlobStore()
@@ -81,6 +81,12 @@ def write(tensors: dict[str, np.ndarray], folder: Path) -> None:
         store.add(key, array.tobytes() if key == "opaque" else array)
     store.write_ptd(folder / "plain.ptd")
     make_working_copy(folder / "plain.ptd", folder / "copy.ptd")
+
+
+def write_program(folder: Path) -> tuple[Path, Path]:
+    """A program that takes its weights from a data file, and the file."""
+    program = models.mlp(external=True).write(folder)
+    return program, folder / "_default_external_constant.ptd"
 
 
 def write_delegates(folder: Path) -> None:

@@ -1,8 +1,7 @@
-"""Files that the tests of adapters share. Without the native package these tests are left out."""
+"""Files that the tests of adapters share."""
 
 from __future__ import annotations
 
-import importlib.util
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -10,8 +9,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-
-collect_ignore_glob = [] if importlib.util.find_spec("blobstore_runtime") else ["test_*.py"]
 
 
 @pytest.fixture(scope="session")

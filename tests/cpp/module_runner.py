@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
-import importlib.util
-import os
-import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
-SOURCE = Path(__file__).parent
-BUILD = SOURCE.parents[1] / "build"
+from tests import native_build
 
-# numpy's names of ExecuTorch's scalar types, by number. They are repeated here, because the oracle must not share a
-# table with the code under test.
+# numpy's names of ExecuTorch's scalar types. They are written out here, because code that checks files must not share
+# a table with code that writes them.
 TYPES = {
     "uint8": 0,
     "int8": 1,
@@ -35,10 +28,10 @@ NAMES = {number: name for name, number in TYPES.items()}
 
 
 class ModuleRunnerError(Exception):
-    """The program did not run.
+    """The program failed.
 
     Attributes:
-        code: ExecuTorch's error number when it is below 64, a negative signal number after a crash.
+        code: ExecuTorch's error number if it is below 64, or a negative signal number after a crash.
     """
 
     def __init__(self, code: int, message: str) -> None:
@@ -47,7 +40,7 @@ class ModuleRunnerError(Exception):
 
 
 class ModuleRunner:
-    """Calls the built program, with one process for each call."""
+    """Calls the built program, in a process of its own for each call."""
 
     def __init__(self, executable: Path) -> None:
         self.executable = executable
@@ -78,35 +71,10 @@ class ModuleRunner:
 
 
 def build() -> ModuleRunner:
-    """Configure and build; fast if nothing changed."""
-    # one folder for each environment: CMake remembers where it found executorch
-    environment = hashlib.sha256(sys.prefix.encode()).hexdigest()[:12]
-    directory = BUILD / f"module-runner-{environment}"
-    directory.mkdir(parents=True, exist_ok=True)
-    # cmake and ninja come from the environment that runs the tests, even if it is not activated
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
-    cmake = shutil.which("cmake", path=path)
-    assert cmake, "cmake is part of the extra `test`"
-    spec = importlib.util.find_spec("executorch")
-    assert spec and spec.submodule_search_locations
-    package = Path(next(iter(spec.submodule_search_locations)))
-    with (directory / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # simultaneous test runs wait for each other here
-        configure = [cmake, "-S", SOURCE, "-B", directory, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release"]
-        for command in (
-            [*configure, f"-Dexecutorch_DIR={package / 'share' / 'cmake'}"],
-            [cmake, "--build", directory],
-        ):
-            done = subprocess.run(
-                command,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                check=False,
-                env={**os.environ, "PATH": path},
-            )
-            assert done.returncode == 0, f"{' '.join(map(str, command))}\n{done.stdout}"
-    return ModuleRunner(directory / "module_runner")
+    """Configure and build, which takes a moment if nothing changed."""
+    with native_build.folder("module-runner") as directory:
+        native_build.build(Path(__file__).parent, directory, "-DCMAKE_BUILD_TYPE=Release")
+        return ModuleRunner(directory / "module_runner")
 
 
 def _join(numbers: Sequence[int]) -> str:

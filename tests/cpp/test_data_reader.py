@@ -1,4 +1,4 @@
-"""ExecuTorch reads what the store writes, in Python and in C++, and blobstore reads what ExecuTorch writes (R3, R4)."""
+"""ExecuTorch reads everything that the store writes, in Python and in C++, and the store reads what ExecuTorch writes."""
 
 import subprocess
 import tempfile
@@ -44,7 +44,7 @@ def with_python(path):
 
 
 def python_can_name(layout):
-    """Whether ExecuTorch's Python reader knows a type: it looks types up by name, and spells two unlike its schema."""
+    """ExecuTorch's Python reader looks up types by name, and spells two of them differently from its schema."""
     return layout is None or layout.scalar_type.name in EtScalarType.__members__
 
 
@@ -106,8 +106,8 @@ def test_every_scalar_type(reader, tmp_path):
 
 
 def test_a_file_of_tensors_is_nothing_but_its_tensors(reader, tmp_path):
-    """The stock map counts the user's keys, gives them in the order in which they were added, by which ExecuTorch's
-    runners bind inputs, and tells the layout of each of them; also of a file that was rewritten."""
+    """The stock map has the user's keys only, with their layouts, in the order in which they were added, by which
+    ExecuTorch's runners bind inputs. This is also true of a file that was rewritten (R3)."""
     tensors = {f"{name}.lora_{half}": np.full((2, 3), i, np.float32) for i, name in enumerate("zab") for half in "ba"}
     tensors["tied"] = tensors["z.lora_b"]
     save_file(tensors, tmp_path / "x.ptd", metadata={"a": "b"})

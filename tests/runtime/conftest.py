@@ -1,12 +1,21 @@
-"""Without the native package these tests are left out; `make test` builds it."""
+"""What the tests of the runtime share."""
 
 from __future__ import annotations
 
-import importlib.util
+from pathlib import Path
 
 import pytest
 
-collect_ignore_glob = [] if importlib.util.find_spec("blobstore_runtime") else ["test_*.py"]
+
+@pytest.fixture(scope="session")
+def hooks() -> Path:
+    """The native module of a test build: the folder to put on PYTHONPATH, see tests/runtime/hooks.py."""
+    from tests import native_build
+    from tests.runtime.hooks import build
+
+    if reason := native_build.missing():
+        pytest.skip(reason)
+    return build()
 
 
 @pytest.fixture(scope="session")

@@ -1,20 +1,25 @@
 """The cache, and ExecuTorch's interface over it, pass the same contract as every other data map."""
 
 import ctypes
+import os
+import weakref
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from blobstore.errors import KeyNotFoundError, LayoutError
 from blobstore.formats.data_map import NamedDataMap
-from blobstore.runtime import BlobCache, _layout, _native
+from blobstore.memory.layout import ScalarType, TensorLayout
+from blobstore.runtime import BlobCache
 from blobstore.testing import NamedDataMapContract
+from tests.runtime.application import build
 
 OK, INVALID_ARGUMENT, INVALID_TYPE, NOT_FOUND = 0, 0x12, 0x13, 0x20
 
 
 def plant_file(blobs, folder):
-    """A file as ExecuTorch writes it."""
+    """A file that ExecuTorch wrote."""
     from executorch.exir._serialize._named_data_store import NamedDataStore
     from executorch.exir._serialize.data_serializer import DataPayload
     from executorch.exir.scalar_type import ScalarType
@@ -53,12 +58,63 @@ class TestStackedCache(NamedDataMapContract):
         return BlobCache(base=BlobCache(plant_file(self.blobs, folder)))
 
 
+class Probe:
+    """ExecuTorch's five virtual functions, called as ExecuTorch calls them (cpp/data_map_probe.cpp).
+
+    Results are ExecuTorch's error number and a value.
+    """
+
+    def __init__(self, path):
+        library = ctypes.CDLL(build(Path(__file__).parent / "cpp", "data_map_probe"))
+        library.probe_open.restype = ctypes.c_void_p
+        for name in ("probe_close", "probe_free"):
+            getattr(library, name).argtypes = [ctypes.c_void_p]
+        self._library = library
+        self._map = ctypes.c_void_p(library.probe_open(os.fsencode(path)))
+        weakref.finalize(self, library.probe_close, self._map)
+
+    def get_num_keys(self):
+        return self._library.probe_num_keys(self._map)
+
+    def get_key(self, index):
+        key = ctypes.c_char_p()
+        error = self._library.probe_key(self._map, index, ctypes.byref(key))
+        return error, key.value and key.value.decode()
+
+    def get_tensor_layout(self, key):
+        scalar_type, rank = ctypes.c_int(), ctypes.c_size_t()
+        sizes, order = (ctypes.c_int32 * 64)(), (ctypes.c_uint8 * 64)()
+        out = (ctypes.byref(scalar_type), ctypes.byref(rank), sizes, order)
+        error = self._library.probe_layout(self._map, *self._key(key), *out)
+        if error:
+            return error, None
+        dimensions = slice(rank.value)
+        return OK, TensorLayout(ScalarType(scalar_type.value), tuple(sizes[dimensions]), tuple(order[dimensions]))
+
+    def get_data(self, key):
+        buffer, data, size = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_size_t()
+        out = (ctypes.byref(buffer), ctypes.byref(data), ctypes.byref(size))
+        if error := self._library.probe_data(self._map, *self._key(key), *out):
+            return error, None
+        view = (ctypes.c_char * size.value).from_address(data.value)
+        weakref.finalize(view, self._library.probe_free, buffer)  # the buffer keeps the memory
+        return OK, memoryview(view).cast("B").toreadonly()
+
+    def load_data_into(self, key, buffer, size):
+        return self._library.probe_load(self._map, *self._key(key), ctypes.c_void_p(buffer), ctypes.c_size_t(size))
+
+    @staticmethod
+    def _key(key):
+        text = key.encode()
+        return text, ctypes.c_size_t(len(text))
+
+
 class NativeMap(NamedDataMap):
-    """Asks ExecuTorch's five virtual functions."""
+    """A data map in Python that asks ExecuTorch's interface."""
 
     def __init__(self, path):
         self.name = str(path)
-        self.probe = _native.DataMapProbe(BlobCache(path)._native)
+        self.probe = Probe(path)
 
     def _key_list(self):
         return [self.probe.get_key(i)[1] for i in range(self.probe.get_num_keys())]
@@ -70,7 +126,7 @@ class NativeMap(NamedDataMap):
         if error == NOT_FOUND:
             raise KeyError(key)
         assert error == OK
-        return memoryview(data)
+        return data
 
     def _layout(self, key):
         if not isinstance(key, str):
@@ -79,7 +135,7 @@ class NativeMap(NamedDataMap):
         if error == NOT_FOUND:
             raise KeyError(key)
         assert error in {OK, INVALID_TYPE}
-        return _layout(layout)
+        return layout
 
     def load_data_into(self, key, buffer, size=None):
         data = self.get_data(key)

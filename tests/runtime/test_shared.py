@@ -16,6 +16,7 @@ import pytest
 from blobstore import errors, open_ptd, save_file
 from blobstore.runtime import BlobCache, make_working_copy
 from tests.runtime.blobs import foundation_arrays
+from tests.runtime.hooks import environment
 
 SIZE = 200_000
 CRASH_POINTS = {
@@ -59,12 +60,13 @@ class Child(subprocess.Popen):
         return code
 
 
-def run(script, *arguments):
+def run(script, *arguments, hooks=None):
     return Child(
         [sys.executable, "-c", "from tests.runtime.test_shared import *\n" + script, *map(str, arguments)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
+        env=environment(hooks) if hooks else None,
     )
 
 
@@ -107,13 +109,13 @@ for line in sys.stdin:
 
 @pytest.mark.parametrize("point", CRASH_POINTS)
 @pytest.mark.parametrize("survivor", ["already open", "opened later"])
-def test_killed_in_a_commit(copy, point, survivor):
+def test_killed_in_a_commit(copy, hooks, point, survivor):
     """At each point: the old or the new weights, whole, for a process that was there and for one that comes later."""
     number, committed = CRASH_POINTS[point]
     before = BlobCache(copy, "shared") if survivor == "already open" else None
     victim = run(
         """
-from blobstore.runtime import _native
+from blobstore_runtime import _native
 cache = BlobCache(sys.argv[1], "shared")
 cache.update(weights(1))
 _native.crash_at(int(sys.argv[2]))
@@ -121,6 +123,7 @@ cache.update(weights(2))
 """,
         copy,
         number,
+        hooks=hooks,
     )
     assert victim.wait() == -signal.SIGKILL
     cache = before or BlobCache(copy, "shared")
@@ -201,15 +204,16 @@ def test_commits_of_several_processes_are_counted(copy):
     assert cache.generation == 75
 
 
-def test_a_damaged_journal_is_an_error(copy):
+def test_a_damaged_journal_is_an_error(copy, hooks):
     victim = run(
         """
-from blobstore.runtime import _native
+from blobstore_runtime import _native
 cache = BlobCache(sys.argv[1], "shared")
 _native.crash_at(5)
 cache.update(weights(2))
 """,
         copy,
+        hooks=hooks,
     )
     assert victim.wait() == -signal.SIGKILL
     commits = copy.with_name("copy.ptd.commits")
@@ -402,14 +406,14 @@ def commits(path):
     return False
 
 
-def test_a_child_keeps_no_lock_of_a_commit_of_its_parent(copy):
+def test_a_child_keeps_no_lock_of_a_commit_of_its_parent(copy, hooks):
     """A commit waits for a reader; its process forks, goes on, and is killed in the middle. The child lives on, but holds
     nothing that keeps others out: they find the commit and finish it (R1)."""
     cache = BlobCache(copy, "shared")
     parent = run(
         """
 import threading
-from blobstore.runtime import _native
+from blobstore_runtime import _native
 from tests.waiting import until
 cache = BlobCache(sys.argv[1], "shared")
 print("open", flush=True)
@@ -426,6 +430,7 @@ print(pid, flush=True)
 signal.pause()  # until it is killed
 """,
         copy,
+        hooks=hooks,
     )
     assert parent.stdout.readline() == "open\n"
     with cache.reading():

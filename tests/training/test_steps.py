@@ -309,10 +309,10 @@ def test_asking_for_memory_again_takes_none(tmp_path: Path) -> None:
 def test_memory_of_outputs_that_are_not_there(tmp_path: Path) -> None:
     method = Program(nets.xor().write(tmp_path)).method()
     for index in (10, 2**31):
-        with pytest.raises(errors.InputError, match="is no tensor"):
+        with pytest.raises(errors.InputError, match="is not a tensor"):
             method.output_memory(index)
     metadata = Program(tmp_path / "train.pte").method("__et_training_gradients_index_forward")
-    with pytest.raises(errors.InputError, match="is no tensor"):
+    with pytest.raises(errors.InputError, match="is not a tensor"):
         metadata.output_memory(0)
     outputs = method(*nets.xor().batches[0])
     for count in (0, 2, 10, 99):

@@ -1,4 +1,4 @@
-// The one kind of exception that this library throws.
+// The exception class of this library. std::bad_alloc is the only other exception that its functions throw.
 #pragma once
 
 #include <stdexcept>
@@ -6,19 +6,20 @@
 
 namespace blobstore {
 
-/// What went wrong, as far as a handler would care. Each kind is one class of blobstore/errors.py.
+/// What went wrong, in the distinctions that a handler makes. Each kind is one class of blobstore/errors.py; the native
+/// module calls it by the same name in lower case (`invalid_file`), see python/errors.cpp.
 enum class ErrorKind {
   InvalidFile, // a file is not what it claims to be
-  Integrity, // its structure is sound, its bytes are not what was written
-  FileAccess, // the operating system refused
+  Integrity, // the structure of a file is sound, but its bytes are not what was written
+  FileAccess, // the operating system refused access, or the file was truncated
   KeyNotFound,
-  KeyConflict, // one key, two contents
-  Layout, // a layout that is impossible, or not the one that is expected
+  KeyConflict, // one key with two contents
+  Layout, // a layout is impossible, or not the expected one
   Closed,
-  Unsupported, // this cache or this mode cannot do that
+  Unsupported, // this cache or this mode cannot do it
   Program, // a program cannot be loaded
   MethodNotFound,
-  Input, // wrong number, shape or type of inputs
+  Input, // the inputs have a wrong number, shape or type
   MissingBackend,
   Execution, // a method failed while it ran
 };
@@ -28,8 +29,8 @@ class Error : public std::runtime_error {
  public:
   Error(ErrorKind kind, const std::string& reason) : Error(kind, std::string(), reason) {}
 
-  /// @param path the file that the error is about; it is put in front of the reason.
-  /// @param number errno for FileAccess, ExecuTorch's error number for Program and Execution, else 0.
+  /// @param path the file that the error is about; `what()` begins with it.
+  /// @param number errno for FileAccess, ExecuTorch's error number for Program and Execution, otherwise 0.
   Error(ErrorKind kind, std::string path, const std::string& reason, int number = 0)
       : std::runtime_error(path.empty() ? reason : path + ": " + reason),
         kind_(kind),

@@ -1,4 +1,4 @@
-// How the bytes of a blob are a tensor.
+// How bytes form a tensor.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +9,7 @@
 
 namespace blobstore {
 
-/// Scalar type, sizes and dim order. The numbers of the types are ExecuTorch's.
+/// Scalar type, sizes and dim order of a tensor. Scalar types are numbered as in ExecuTorch.
 struct Layout {
   int8_t scalar_type = 0;
   std::vector<int32_t> sizes;
@@ -21,16 +21,16 @@ struct Layout {
   bool operator!=(const Layout& other) const { return !(*this == other); }
 };
 
-/// The most dimensions that torch and numpy give a tensor.
+/// The largest number of dimensions that torch and numpy support.
 constexpr size_t kMaxRank = 64;
 
-/// Bytes of one element, 0 for a number that is no scalar type.
+/// Bytes of one element, 0 for a number that is not a scalar type.
 size_t item_size(int8_t scalar_type);
 
-/// Bytes of the tensor, without padding; nothing if they overflow.
+/// Bytes of the tensor, without padding; empty if the number overflows.
 std::optional<uint64_t> layout_nbytes(const Layout& layout);
 
-/// Why a layout is impossible; empty if it is not.
+/// Why a layout is impossible; empty if it is possible.
 std::string layout_problem(const Layout& layout);
 
 /// For messages: "float[3, 4]"; an opaque blob is "opaque".

@@ -1,1 +1,1 @@
-"""The native part of `blobstore.runtime`, which is what to import instead."""
+"""The native part of `blobstore.runtime`. Import `blobstore.runtime` instead."""

@@ -1,4 +1,4 @@
-// The bytes of a fuzzer as a file, and what they may cost.
+// The bytes of a fuzzer as a file.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-/// A file of the memory.
+/// A file in memory.
 class InputFile {
  public:
   InputFile(const uint8_t* data, size_t size) : descriptor_(memfd_create("fuzz", MFD_CLOEXEC)) {

@@ -1,8 +1,8 @@
-// The description behind a delegate's payload.
+// Fuzzes the description behind a delegate's payload.
 #include <cstdlib>
 
-#include "delegate_payload.h"
-#include "flatbuffer.h"
+#include "delegate/delegate_payload.h"
+#include "format/flatbuffer.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   try {
@@ -10,7 +10,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     for (const blobstore::DelegateConstant& constant : payload.constants) {
       for (const uint64_t place : constant.places) {
         if (place + blobstore::kVersionSize > payload.size) {
-          std::abort(); // the version would be written behind the payload
+          std::abort(); // a version would be written outside the payload
         }
       }
     }

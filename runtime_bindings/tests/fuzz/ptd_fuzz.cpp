@@ -1,4 +1,4 @@
-// The native reader of .ptd files, and the caches that open them.
+// Fuzzes the native reader of .ptd files, and the caches that open them.
 #include <algorithm>
 #include <cstring>
 #include <vector>
@@ -8,7 +8,7 @@
 #include <blobstore/cache.h>
 #include <blobstore/error.h>
 
-#include "digest.h"
+#include "format/digest.h"
 #include "input.h"
 
 using blobstore::BlobCache;
@@ -55,7 +55,7 @@ Word word(const uint8_t* at) {
   return value;
 }
 
-/// Make the digests of the head and of the manifest right again, where they can be found.
+/// Correct the digests of the head and of the manifest, if they can be found.
 void reseal(uint8_t* data, size_t size) {
   const size_t tail = size < 96                                        ? 0
       : std::memcmp(data + size - 8, "BLOBEND1", 8) == 0               ? 24

@@ -1,12 +1,12 @@
-// What is read of a program, and its tensors bound to a cache. The cache is of the file that BLOBSTORE_FUZZ_DATA names,
-// with the tensors that good programs take.
+// Fuzzes the reading of programs, and the binding of their tensors to a cache. BLOBSTORE_FUZZ_DATA names the file of
+// the cache, which has the tensors that valid programs take.
 #include <executorch/runtime/platform/runtime.h>
 
 #include <blobstore/cache.h>
 #include <blobstore/error.h>
 
 #include "input.h"
-#include "program_image.h"
+#include "program/program_image.h"
 
 namespace {
 

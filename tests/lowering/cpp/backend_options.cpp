@@ -2,7 +2,7 @@
 //
 //   backend_options PROGRAM.pte WEIGHTS.ptd PATH load|process
 //
-// PATH is a file for packed weights; it is given with the load, or to XNNPACK for the whole process.
+// PATH is a file for packed weights. The program passes it with the load, or to XNNPACK for the whole process.
 
 #include <cstdio>
 #include <cstdlib>

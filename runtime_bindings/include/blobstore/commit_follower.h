@@ -1,0 +1,52 @@
+// For backends that derive data from blobs, such as packed weights, and must replace it when the blobs change.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string_view>
+
+#include <blobstore/cache.h>
+
+namespace blobstore {
+
+/// What a commit is about to change, while everything is still unchanged. The cache owns it. It is valid during
+/// `CommitFollower::prepare` only, except for the bytes.
+class StagedCommit {
+ public:
+  virtual ~StagedCommit() = default;
+  /// The cache whose keys change. Caches on top of it see the change too.
+  virtual const BlobCache& owner() const = 0;
+  /// What `BlobCache::version` of these keys will be. If the commit fails, the next commit reuses this number for other
+  /// bytes.
+  virtual uint64_t version() const = 0;
+  /// Whether the key changes.
+  virtual bool changes(std::string_view key) const = 0;
+  /// The new bytes of a key that changes, as many as its blob has. Valid until the commit has ended, not aligned.
+  /// @throws Error FileAccess: they come from a file that was truncated.
+  virtual const uint8_t* bytes(std::string_view key) const = 0;
+};
+
+/// An observer that derives data from blobs and replaces it together with them. Register it with `BlobCache::follow`.
+class CommitFollower {
+ public:
+  /// What will take effect with the commit. The cache owns it. It destroys it after the commit, when no lock is held,
+  /// or, if the commit fails, before the next one can begin.
+  class Prepared {
+   public:
+    virtual ~Prepared() = default;
+    /// The bytes are the new ones and there is no Reading. Called by the committing thread. Must be short and must not
+    /// block.
+    virtual void apply() noexcept = 0;
+  };
+
+  virtual ~CommitFollower() = default;
+  /// Prepare for a commit, while others go on reading the old bytes. Called by the committing thread, which holds a
+  /// lock that excludes other commits to the owner. It may take a Reading of caches on top of the owner, and must not
+  /// wait for other Readings to end.
+  ///
+  /// @returns nullptr if this follower has nothing to do.
+  /// @throws Error: the commit fails with it and changes nothing.
+  virtual std::unique_ptr<Prepared> prepare(const StagedCommit& commit) = 0;
+};
+
+} // namespace blobstore

@@ -1,0 +1,229 @@
+// BlobCache in Python, with Reading, CacheScope and what delegates report.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <blobstore/cache.h>
+#include <blobstore/delegate.h>
+#include <blobstore/reading.h>
+
+#include "convert.h"
+#include "interpreter.h"
+
+namespace blobstore::python {
+namespace {
+
+using namespace nb::literals;
+
+/// A view of a blob that holds the cache.
+nb::object view(const std::shared_ptr<BlobCache>& cache, const std::string& key, bool writable) {
+  const Blob& blob = cache->at(key);
+  auto* pin = new std::shared_ptr<BlobCache>(cache);
+  nb::capsule owner(pin, [](void* held) noexcept { delete static_cast<std::shared_ptr<BlobCache>*>(held); });
+  if (writable) {
+    return nb::cast(nb::ndarray<nb::numpy, uint8_t>(blob.data, {blob.size}, owner));
+  }
+  return nb::cast(nb::ndarray<nb::numpy, const uint8_t>(blob.data, {blob.size}, owner));
+}
+
+/// @param changes a list of (key, buffer, layout or None, whether to check the layout).
+uint64_t update(BlobCache& cache, const nb::list& changes) {
+  struct Buffers {
+    std::vector<Py_buffer> list;
+    ~Buffers() {
+      for (Py_buffer& buffer : list) {
+        PyBuffer_Release(&buffer);
+      }
+    }
+  } buffers;
+  std::vector<Change> native;
+  std::vector<std::optional<Layout>> layouts;
+  native.reserve(changes.size());
+  layouts.reserve(changes.size());
+  buffers.list.reserve(changes.size());
+  for (const nb::handle item : changes) {
+    const nb::tuple change = nb::cast<nb::tuple>(item);
+    Py_buffer buffer;
+    if (PyObject_GetBuffer(nb::handle(change[1]).ptr(), &buffer, PyBUF_SIMPLE) != 0) {
+      throw nb::python_error();
+    }
+    buffers.list.push_back(buffer);
+    layouts.push_back(layout_from(change[2]));
+    native.push_back(
+        {nb::cast<std::string>(change[0]),
+         buffer.buf,
+         static_cast<size_t>(buffer.len),
+         nb::cast<bool>(change[3]) ? &layouts.back() : nullptr});
+  }
+  const WithoutInterpreter release;
+  return cache.update(native);
+}
+
+nb::dict stats(const BlobCache& cache) {
+  CacheStats found;
+  {
+    const WithoutInterpreter release;
+    found = cache.stats();
+  }
+  nb::dict out;
+  out["keys"] = found.keys;
+  out["mapped_bytes"] = found.mapped_bytes;
+  out["resident_bytes"] = found.resident_bytes ? nb::cast(*found.resident_bytes) : nb::none();
+  out["private_bytes"] = found.private_bytes ? nb::cast(*found.private_bytes) : nb::none();
+  out["dirty_keys"] = found.dirty_keys;
+  out["dirty_bytes"] = found.dirty_bytes;
+  out["lookups"] = found.lookups;
+  out["misses"] = found.misses;
+  out["commits"] = found.commits;
+  out["reverts"] = found.reverts;
+  return out;
+}
+
+/// A Reading as a context manager.
+class HeldReading {
+ public:
+  explicit HeldReading(std::shared_ptr<BlobCache> cache) : cache_(std::move(cache)) {}
+  void enter() {
+    const WithoutInterpreter release;
+    reading_.emplace(*cache_);
+  }
+  void leave() {
+    const WithoutInterpreter release;
+    reading_.reset();
+  }
+
+ private:
+  std::shared_ptr<BlobCache> cache_;
+  std::optional<BlobCache::Reading> reading_;
+};
+
+/// A CacheScope as a context manager.
+class HeldScope {
+ public:
+  explicit HeldScope(std::shared_ptr<BlobCache> cache) : cache_(std::move(cache)) {}
+  void enter() { scope_.emplace(cache_); }
+  void leave() { scope_.reset(); }
+
+ private:
+  std::shared_ptr<BlobCache> cache_;
+  std::optional<CacheScope> scope_;
+};
+
+BlobCache::Mode mode_from(const std::string& mode) {
+  if (mode == "private") {
+    return BlobCache::Mode::Private;
+  }
+  return mode == "shared" ? BlobCache::Mode::Shared : BlobCache::Mode::Copy;
+}
+
+} // namespace
+
+void add_cache(nb::module_& module) {
+  nb::class_<BlobCache>(module, "BlobCache")
+      .def_static(
+          "open",
+          [](const std::vector<nb::bytes>& paths, const std::string& mode, std::shared_ptr<BlobCache> base) {
+            std::vector<std::string> names;
+            for (const nb::bytes& path : paths) {
+              names.push_back(to_string(path));
+            }
+            const WithoutInterpreter release;
+            return BlobCache::open(names, mode_from(mode), std::move(base));
+          },
+          "paths"_a,
+          "mode"_a,
+          "base"_a.none())
+      .def_prop_ro("id", &BlobCache::id)
+      .def_prop_ro("name", [](const BlobCache& cache) { return to_bytes(cache.name()); })
+      .def_prop_ro("generation", &BlobCache::generation)
+      .def_prop_ro("closed", &BlobCache::closed)
+      .def("close", &BlobCache::close)
+      .def("__len__", &BlobCache::size)
+      .def("contains", [](const BlobCache& cache, const std::string& key) { return cache.find(key) != nullptr; })
+      .def("owns", [](const BlobCache& cache, const std::string& key) { return cache.owns(key); })
+      .def(
+          "keys",
+          [](const BlobCache& cache) {
+            nb::list keys;
+            for (size_t i = 0; i < cache.size(); ++i) {
+              keys.append(nb::str(cache.blob(i).key.data(), cache.blob(i).key.size()));
+            }
+            return keys;
+          })
+      .def("layout", [](const BlobCache& cache, const std::string& key) { return layout_object(cache.at(key).layout); })
+      .def("alignment", [](const BlobCache& cache, const std::string& key) { return cache.at(key).alignment; })
+      .def("view", &view, "key"_a, "writable"_a)
+      .def("version", [](const BlobCache& cache, const std::string& key) { return cache.version(key); })
+      .def("recorded_digest", [](const BlobCache& cache, const std::string& key) -> nb::object {
+        const auto digest = cache.recorded_digest(key);
+        return digest ? nb::object(to_bytes(*digest)) : nb::none();
+      })
+      .def("update", &update, "changes"_a)
+      .def(
+          "load",
+          [](BlobCache& cache, const nb::bytes& path) {
+            const std::string name = to_string(path);
+            const WithoutInterpreter release;
+            return cache.load(name);
+          },
+          "path"_a)
+      .def(
+          "revert", [](BlobCache& cache) { return cache.revert(); }, nb::call_guard<WithoutInterpreter>())
+      .def(
+          "revert_keys",
+          [](BlobCache& cache, const std::vector<std::string>& keys) { return cache.revert(keys); },
+          "keys"_a,
+          nb::call_guard<WithoutInterpreter>())
+      .def("check_files", &BlobCache::check_files, nb::call_guard<WithoutInterpreter>())
+      .def("dirty", &BlobCache::dirty, nb::call_guard<WithoutInterpreter>())
+      .def("verify", &BlobCache::verify, nb::call_guard<WithoutInterpreter>())
+      .def("stats", &stats);
+
+  nb::class_<HeldReading>(module, "Reading")
+      .def(nb::init<std::shared_ptr<BlobCache>>())
+      .def("enter", &HeldReading::enter)
+      .def("leave", &HeldReading::leave);
+}
+
+void add_delegates(nb::module_& module) {
+  register_delegate();
+  nb::class_<HeldScope>(module, "CacheScope")
+      .def(nb::init<std::shared_ptr<BlobCache>>())
+      .def("enter", &HeldScope::enter)
+      .def("leave", &HeldScope::leave);
+  module.def(
+      "served_delegates",
+      [](const BlobCache& cache) {
+        nb::list out;
+        for (const ServedDelegate& one : served_delegates(cache)) {
+          out.append(nb::make_tuple(
+              one.method,
+              to_bytes(one.program),
+              one.inode,
+              nb::cast(one.keys),
+              nb::cast(one.others),
+              nb::cast(one.same_files),
+              nb::cast(one.other_files)));
+        }
+        return out;
+      },
+      "cache"_a,
+      "The members of each ServedDelegate.");
+  module.def("delegate_stats", [] {
+    const DelegateStats found = delegate_stats();
+    nb::dict out;
+    out["handles"] = found.handles;
+    out["inits"] = found.inits;
+    out["names"] = found.names;
+    return out;
+  });
+  module.def("take_delegate_failure", []() -> nb::object {
+    const auto failure = take_delegate_failure();
+    return failure ? nb::object(to_bytes(failure->reason)) : nb::none();
+  });
+}
+
+} // namespace blobstore::python

@@ -1,0 +1,127 @@
+// The cache over mapped files. What each part does is in the file of that name:
+//
+//   placed_blobs.cpp      files are opened, and every key gets its address
+//   staged_commits.h      the new bytes of a commit, as followers see them
+//   commit_prepared.cpp   a commit is checked, and everything that can fail is done
+//   commit_visible.cpp    the bytes change: here a commit becomes visible, to this process or to all of them
+//   revert.cpp            the bytes of the files come back
+//   measuring.cpp         what changed, what memory it takes, and whether it is what the files say
+//   mapped_cache.cpp      looking up, locking, forking
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <string>
+#include <unordered_set>
+#include <vector>
+
+#include <blobstore/cache.h>
+#include <blobstore/reading.h>
+
+#include "cache/followers.h"
+#include "cache/placed_blobs.h"
+#include "cache/working_copy.h"
+#include "os/fair_lock.h"
+#include "os/fork.h"
+
+namespace blobstore {
+
+class MappedCache final : public BlobCache, private ForkAware {
+ public:
+  MappedCache(const std::vector<std::string>& paths, Mode mode, std::string name, std::shared_ptr<BlobCache> base);
+  ~MappedCache() override { leave(); }
+
+  const Blob* find(std::string_view key) const override;
+  size_t size() const override { return blobs_.slots().size() + of_base_.size(); }
+  const Blob& blob(size_t index) const override;
+  bool owns(std::string_view key) const override { return blobs_.find(key) != nullptr; }
+  uint64_t generation() const override;
+  uint64_t version(std::string_view key) const override;
+  void follow(std::weak_ptr<CommitFollower> follower) const override { followers_.add(std::move(follower)); }
+  bool holds(const void* data, size_t size) const override;
+  void close() override { closed_.store(true, std::memory_order_release); }
+  bool closed() const override { return closed_.load(std::memory_order_acquire); }
+
+  uint64_t update(const std::vector<Change>& given) override;
+  uint64_t revert() override;
+  uint64_t revert(const std::vector<std::string>& keys) override;
+
+  std::vector<std::string> dirty() const override;
+  CacheStats stats() const override;
+  std::optional<std::string> recorded_digest(std::string_view key) const override;
+  void check_files() const override;
+  bool verify() const override;
+
+ private:
+  /// What a commit needs besides the new bytes. It goes into the slots only when the bytes change, so that a fork finds
+  /// them whole.
+  struct Prepared {
+    FilePages::Prepared pages;
+    std::vector<uint8_t> original;
+  };
+
+  uint64_t version_of(const Slot& slot) const;
+  /// Whether a key's bytes may differ from those of the file as it was opened; under a Reading.
+  bool is_dirty(const Slot& slot) const { return working_copy_ ? version_of(slot) != 0 : slot.dirty; }
+  Slot& own_slot(const std::string& key) const;
+
+  // commit_prepared.cpp
+  void check_writable() const;
+  std::vector<Change> copy_own_bytes(const std::vector<Change>& given, std::vector<std::vector<uint8_t>>& copies) const;
+  std::vector<Slot*> check(const std::vector<Change>& changes) const;
+  void check_unshared(
+      const std::vector<Change>& changes,
+      const std::vector<Slot*>& slots,
+      const std::unordered_set<const Slot*>& seen) const;
+  [[noreturn]] void throw_shared(const Slot& slot, const std::string& other) const;
+  std::vector<Prepared> prepare(const std::vector<Change>& changes, const std::vector<Slot*>& slots) const;
+  std::unique_lock<FairLock> prepare_followers_and_lock(const StagedCommit& staged, Followers::List& prepared);
+  std::unique_ptr<Reading> read_base() const;
+
+  // commit_visible.cpp
+  void commit_to_this_process(
+      const std::vector<Change>& changes,
+      const std::vector<Slot*>& slots,
+      Followers::List& following);
+  void commit_to_all_processes(
+      const std::vector<Change>& changes,
+      const std::vector<Slot*>& slots,
+      Followers::List& following);
+  void write(Slot& slot, Prepared&& prepared, const void* data);
+  void stamp(const std::vector<Slot*>& slots);
+
+  // revert.cpp
+  void check_revertible() const;
+  uint64_t finish_revert(const std::vector<Slot*>& slots, const Followers::List& following);
+
+  void lock_shared() const override;
+  void unlock_shared() const override;
+  void before_fork() override;
+  void after_fork_in_parent() override;
+  void after_fork_in_child() override;
+
+  PlacedBlobs blobs_;
+  std::vector<const Blob*> of_base_; // those that no file here has
+
+  std::mutex commit_; // one commit at a time
+  mutable FairLock lock_; // guards the bytes of the blobs, dirty_, and `dirty` and `original` of the slots
+  std::mutex writing_; // held while these change; taken last
+  mutable Followers followers_;
+  std::set<Slot*> dirty_; // except in mode Shared
+  std::atomic<uint64_t> generation_{0}; // except in mode Shared
+  std::atomic<bool> closed_{false};
+  mutable std::atomic<uint64_t> lookups_{0};
+  mutable std::atomic<uint64_t> misses_{0};
+  std::atomic<uint64_t> commits_{0};
+  std::atomic<uint64_t> reverts_{0};
+
+  std::unique_ptr<WorkingCopy> working_copy_; // in mode Shared only
+  mutable std::mutex leases_mutex_;
+  mutable std::vector<std::unique_ptr<WorkingCopy::Lease>> leases_;
+};
+
+} // namespace blobstore

@@ -1,0 +1,63 @@
+// Which caches each thread reads.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include <blobstore/cache.h>
+
+namespace blobstore {
+
+/// The Readings of one thread: a handful of caches at most. Another thread may end a Reading, so there is a mutex.
+class ThreadReadings {
+ public:
+  /// Those of the calling thread.
+  static const std::shared_ptr<ThreadReadings>& mine();
+  /// Whether the calling thread has a Reading of the cache.
+  static bool any(const BlobCache& cache);
+  /// Forget the calling thread's Readings of a cache without giving back a lock, which could not be had in a forked
+  /// child.
+  static void lose(const BlobCache& cache);
+  /// Register for forks before a cache does, because a forked child asks `any` when it renews the cache's locks.
+  static void watch_forks();
+
+  ThreadReadings();
+  ~ThreadReadings();
+  ThreadReadings(const ThreadReadings&) = delete;
+  ThreadReadings& operator=(const ThreadReadings&) = delete;
+
+  /// @returns true if this is the thread's first Reading of the cache: the lock must be taken, then `add` called.
+  bool begin(const BlobCache& cache);
+  void add(const BlobCache& cache);
+  /// @returns true if this was the thread's last Reading of the cache: the lock must be given back.
+  bool end(const BlobCache& cache);
+
+ private:
+  struct Entry {
+    const BlobCache* cache;
+    int depth;
+  };
+  struct All;
+
+  Entry* find(const BlobCache& cache);
+  void remove(const BlobCache& cache);
+
+  std::mutex mutex_;
+  std::vector<Entry> entries_;
+};
+
+/// While it lives, this thread counts as one with a Reading. It takes no lock, because the thread holds the exclusive
+/// one.
+class CountsAsReading {
+ public:
+  explicit CountsAsReading(const BlobCache& cache) : cache_(cache) { ThreadReadings::mine()->add(cache); }
+  ~CountsAsReading() { ThreadReadings::lose(cache_); }
+  CountsAsReading(const CountsAsReading&) = delete;
+  CountsAsReading& operator=(const CountsAsReading&) = delete;
+
+ private:
+  const BlobCache& cache_;
+};
+
+} // namespace blobstore

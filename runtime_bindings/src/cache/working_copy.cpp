@@ -1,0 +1,372 @@
+#include "cache/working_copy.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+#include <random>
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <blobstore/error.h>
+
+#include "format/digest.h"
+#include "os/fork.h"
+
+namespace blobstore {
+namespace {
+
+constexpr char kMagic[] = "BLOBCMT1";
+constexpr size_t kPage = 4096;
+
+void lock_file(const File& file, int how) {
+  while (flock(file.descriptor(), how) != 0) {
+    if (errno != EINTR) {
+      throw Error(ErrorKind::FileAccess, file.path(), std::string("cannot lock: ") + std::strerror(errno), errno);
+    }
+  }
+}
+
+struct stat status_of(const File& file) {
+  struct stat status;
+  if (fstat(file.descriptor(), &status) != 0) {
+    throw Error(ErrorKind::FileAccess, file.path(), std::strerror(errno), errno);
+  }
+  return status;
+}
+
+/// A new file beside another, with an unpredictable name. The destructor removes it, unless it was renamed.
+struct Temporary {
+  explicit Temporary(const std::string& beside) : path(beside + ".XXXXXX"), descriptor(mkostemp(&path[0], O_CLOEXEC)) {
+    if (descriptor < 0) {
+      throw Error(ErrorKind::FileAccess, beside, std::strerror(errno), errno);
+    }
+  }
+  Temporary(const Temporary&) = delete;
+  ~Temporary() {
+    unlink(path.c_str());
+  }
+
+  std::string path;
+  int descriptor;
+};
+
+} // namespace
+
+/// All leases of this process.
+class OpenLeases final : ForkAware {
+ public:
+  using Lease = WorkingCopy::Lease;
+
+  static OpenLeases& get() {
+    static auto* leases = new OpenLeases; // caches may outlive static destruction
+    return *leases;
+  }
+
+  /// No fork happens between opening a lease's files and adding the lease.
+  void open(Lease& lease, const File& data, const File& gate) {
+    const std::lock_guard<std::mutex> guard(mutex_);
+    all_.reserve(all_.size() + 1);
+    lease.data_ = data.reopen();
+    lease.gate_ = gate.descriptor() < 0 ? File() : gate.reopen();
+    all_.push_back(&lease);
+  }
+
+  void close(Lease& lease) {
+    const std::lock_guard<std::mutex> guard(mutex_);
+    all_.erase(std::remove(all_.begin(), all_.end(), &lease), all_.end());
+    lease.data_ = File();
+    lease.gate_ = File();
+  }
+
+ private:
+  OpenLeases() { enter(); } // before any cache with leases, so that a child closes the old ones before caches make new ones
+
+  void before_fork() override { mutex_.lock(); }
+  void after_fork_in_parent() override { mutex_.unlock(); }
+  void after_fork_in_child() override {
+    renew(mutex_);
+    for (Lease* lease : all_) {
+      lease->data_ = File();
+      lease->gate_ = File();
+    }
+    all_.clear();
+  }
+
+  std::mutex mutex_;
+  std::vector<Lease*> all_;
+};
+
+WorkingCopy::Lease::Lease(const File& data, const File& gate) {
+  OpenLeases::get().open(*this, data, gate);
+}
+
+WorkingCopy::Lease::~Lease() {
+  OpenLeases::get().close(*this);
+}
+
+void WorkingCopy::Lease::lock_shared() {
+  lock_file(gate_, LOCK_SH);
+  lock_file(data_, LOCK_SH);
+  lock_file(gate_, LOCK_UN);
+}
+
+void WorkingCopy::Lease::lock_data() {
+  lock_file(data_, LOCK_SH);
+}
+
+void WorkingCopy::Lease::lock() {
+  if (gate_.descriptor() >= 0) {
+    lock_file(gate_, LOCK_EX);
+  }
+  lock_file(data_, LOCK_EX);
+}
+
+void WorkingCopy::Lease::unlock() {
+  flock(data_.descriptor(), LOCK_UN);
+  flock(gate_.descriptor(), LOCK_UN);
+}
+
+WorkingCopy::WorkingCopy(File file) : file_(std::move(file)) {}
+
+WorkingCopy::~WorkingCopy() = default;
+
+WorkingCopy::Exclusive::Exclusive(WorkingCopy& copy) : copy_(copy), opening_(copy.gate_.descriptor() < 0) {
+  if (opening_) { // another process may have made a gate, and readers may call without pause
+    const std::string path = copy.file_.path() + ".commits";
+    const File gate(path, ::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW));
+    lease_ = std::make_unique<Lease>(copy.file_, gate);
+  } else {
+    lease_ = copy.lease();
+  }
+  lease_->lock();
+}
+
+WorkingCopy::Exclusive::~Exclusive() {
+  lease_->unlock();
+  if (!opening_) { // otherwise its gate may have been replaced
+    copy_.keep(std::move(lease_));
+  }
+}
+
+std::unique_ptr<WorkingCopy::Lease> WorkingCopy::lease() {
+  {
+    const std::lock_guard<std::mutex> guard(mutex_);
+    if (!spare_.empty()) {
+      std::unique_ptr<Lease> lease = std::move(spare_.back());
+      spare_.pop_back();
+      return lease;
+    }
+  }
+  return std::make_unique<Lease>(file_, gate_);
+}
+
+std::unique_ptr<WorkingCopy::Lease> WorkingCopy::lock_shared() {
+  std::unique_ptr<Lease> mine = lease();
+  mine->lock_shared();
+  while (header()->pending.load(std::memory_order_acquire) != 0) { // a process was killed in the middle of a commit
+    mine->unlock();
+    mine->lock();
+    recover();
+    mine->unlock();
+    mine->lock_shared();
+  }
+  return mine;
+}
+
+std::unique_ptr<WorkingCopy::Lease> WorkingCopy::lock_again() {
+  // not through the gate: a commit may hold it while it waits for the parent, and the parent may wait for this process
+  std::unique_ptr<Lease> mine = lease();
+  mine->lock_data();
+  return mine;
+}
+
+void WorkingCopy::unlock_shared(std::unique_ptr<Lease> lease) {
+  lease->unlock();
+  keep(std::move(lease));
+}
+
+void WorkingCopy::keep(std::unique_ptr<Lease> lease) noexcept {
+  const std::lock_guard<std::mutex> guard(mutex_);
+  try {
+    spare_.push_back(std::move(lease));
+  } catch (const std::bad_alloc&) { // it is closed, and the next reader opens another
+  }
+}
+
+uint64_t WorkingCopy::journal_start() const {
+  return align_up(sizeof(Header) + 8 * header()->keys, kPage);
+}
+
+/// A tool may have copied the file with holes, which would need disk space when they are written through a map.
+void WorkingCopy::reserve_space() const {
+  const struct stat file = status_of(file_);
+  if (static_cast<uint64_t>(file.st_blocks) * 512 < static_cast<uint64_t>(file.st_size)) {
+    file_.reserve(0, static_cast<uint64_t>(file.st_size));
+  }
+}
+
+void WorkingCopy::find_state() {
+  const std::string path = file_.path() + ".commits";
+  const int descriptor = ::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW);
+  if (descriptor < 0 && errno != ENOENT && errno != ELOOP) { // a link is replaced
+    throw Error(ErrorKind::FileAccess, path, std::strerror(errno), errno);
+  }
+  if (descriptor < 0) {
+    return;
+  }
+  File gate(path, descriptor);
+  if (gate.size() < sizeof(Header)) {
+    return;
+  }
+  Mapping first(gate, 0, sizeof(Header), Mapping::Kind::Shared);
+  const auto* found = reinterpret_cast<const Header*>(first.data());
+  const struct stat status = status_of(file_);
+  if (std::memcmp(found->magic, kMagic, 8) != 0 || found->device != static_cast<uint64_t>(status.st_dev) ||
+      found->inode != status.st_ino || found->size != static_cast<uint64_t>(status.st_size) ||
+      found->keys > (gate.size() - sizeof(Header)) / 8) {
+    return; // it belongs to another file, which this one replaced
+  }
+  gate.reserve(0, sizeof(Header) + 8 * found->keys);
+  state_ = Mapping(gate, 0, sizeof(Header) + 8 * found->keys, Mapping::Kind::Shared);
+  gate_ = std::move(gate);
+}
+
+void WorkingCopy::bind(uint64_t keys) {
+  if (state_.pages() == nullptr || header()->keys != keys) {
+    create(keys);
+  }
+}
+
+void WorkingCopy::create(uint64_t keys) {
+  const std::string path = file_.path() + ".commits";
+  Temporary temporary(path); // another process that opens the file now makes its own
+  File gate(path, temporary.descriptor);
+  const struct stat status = status_of(file_);
+  const size_t size = sizeof(Header) + 8 * keys;
+  if (fchmod(gate.descriptor(), status.st_mode & 0777) != 0) { // a process that may map the weights may join the commits
+    throw Error(ErrorKind::FileAccess, path, std::strerror(errno), errno);
+  }
+  gate.reserve(0, align_up(size, kPage));
+  Mapping state(gate, 0, size, Mapping::Kind::Shared);
+  auto* header = reinterpret_cast<Header*>(state.data());
+  std::memcpy(header->magic, kMagic, 8);
+  header->device = static_cast<uint64_t>(status.st_dev);
+  header->inode = status.st_ino;
+  header->size = static_cast<uint64_t>(status.st_size);
+  header->keys = keys;
+  if (std::rename(temporary.path.c_str(), path.c_str()) != 0) {
+    throw Error(ErrorKind::FileAccess, path, std::strerror(errno), errno);
+  }
+  gate_ = std::move(gate);
+  state_ = std::move(state);
+}
+
+void WorkingCopy::begin(const std::vector<uint64_t>& keys, const std::vector<Patch>& patches) {
+  crash_here(CrashPoint::BeforeJournal);
+  std::vector<uint64_t> table{generation() + 1, patches.size(), keys.size()};
+  table.insert(table.end(), keys.begin(), keys.end());
+  uint64_t bytes = 0;
+  for (const Patch& patch : patches) {
+    table.push_back(patch.offset);
+    table.push_back(patch.size);
+    bytes += patch.size;
+  }
+  const uint64_t start = journal_start();
+  const uint64_t size = 8 * table.size() + bytes;
+  const uint64_t end = align_up(start + size + sizeof(Digest), kPage);
+  if (ftruncate(gate_.descriptor(), static_cast<off_t>(end)) != 0) { // gives back what the last commit took
+    throw Error(ErrorKind::FileAccess, gate_.path(), std::strerror(errno), errno);
+  }
+  gate_.reserve(start, end - start);
+  uint64_t at = start;
+  gate_.write(table.data(), 8 * table.size(), at);
+  at += 8 * table.size();
+  crash_here(CrashPoint::InJournal);
+  for (const Patch& patch : patches) {
+    gate_.write(patch.data, patch.size, at);
+    at += patch.size;
+  }
+  const Mapping journal(gate_, start, size, Mapping::Kind::ReadOnly);
+  const Digest sum = digest(journal.data(), size);
+  gate_.write(sum.data(), sum.size(), at);
+  crash_here(CrashPoint::AfterJournal);
+  header()->pending.store(size, std::memory_order_release);
+  crash_here(CrashPoint::AfterPending);
+}
+
+void WorkingCopy::finish(const std::vector<uint64_t>& keys) {
+  crash_here(CrashPoint::AfterApply);
+  const uint64_t generation = header()->generation.load(std::memory_order_relaxed) + 1;
+  for (const uint64_t key : keys) {
+    versions()[key].store(generation, std::memory_order_relaxed);
+  }
+  header()->generation.store(generation, std::memory_order_release);
+  crash_here(CrashPoint::BeforeDone);
+  header()->pending.store(0, std::memory_order_release);
+  crash_here(CrashPoint::AfterDone);
+}
+
+/// Finish the commit of a process that was killed after it had marked its journal.
+void WorkingCopy::recover() {
+  if (state_.pages() == nullptr) {
+    return; // a new working copy
+  }
+  const uint64_t size = header()->pending.load(std::memory_order_acquire);
+  if (size == 0) {
+    return;
+  }
+  const uint64_t start = journal_start();
+  const auto damaged = [&] {
+    return Error(
+        ErrorKind::Integrity,
+        gate_.path(),
+        "a commit was interrupted and its journal is damaged, so " + file_.path() +
+            " holds neither the old nor the new weights; make the working copy again");
+  };
+  const uint64_t present = gate_.size();
+  if (size < 24 || present < start + sizeof(Digest) || size > present - start - sizeof(Digest)) {
+    throw damaged();
+  }
+  const Mapping journal(gate_, start, size + sizeof(Digest), Mapping::Kind::ReadOnly);
+  if (std::memcmp(digest(journal.data(), size).data(), journal.data() + size, sizeof(Digest)) != 0) {
+    throw damaged();
+  }
+  replay(journal.data());
+}
+
+void WorkingCopy::replay(const uint8_t* data) {
+  const auto word = [&](uint64_t index) {
+    uint64_t value;
+    std::memcpy(&value, data + 8 * index, sizeof value);
+    return value;
+  };
+  const uint64_t patches = word(1);
+  const uint64_t keys = word(2);
+  uint64_t at = 8 * (3 + keys + 2 * patches);
+  for (uint64_t i = 0; i < patches; ++i) {
+    const uint64_t offset = word(3 + keys + 2 * i);
+    const uint64_t length = word(3 + keys + 2 * i + 1);
+    file_.write(data + at, length, offset);
+    at += length;
+  }
+  for (uint64_t i = 0; i < keys; ++i) {
+    if (word(3 + i) < header()->keys) {
+      versions()[word(3 + i)].store(word(0), std::memory_order_relaxed);
+    }
+  }
+  header()->generation.store(word(0), std::memory_order_release);
+  header()->pending.store(0, std::memory_order_release);
+}
+
+void WorkingCopy::after_fork_in_child() {
+  renew(mutex_);
+  spare_.clear();
+}
+
+} // namespace blobstore

@@ -1,0 +1,48 @@
+// Names for versions of blobs, under which an inner backend's own cache keeps packed weights.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+namespace blobstore {
+
+/// A number that stands for one identity in the whole process, as long as the name is held. An identity that returns
+/// after its name was released gets a new number, so no number ever stands for two identities.
+///
+/// Until its commit has happened, an identity is valid only for that commit. A commit that fails releases its names. A
+/// fork ends them in the child, because the commit goes on in the parent only: the child inherits what was prepared,
+/// but not the thread that would release it. The same identity may stand for other bytes there, so it gets a new
+/// number.
+class BlobName {
+ public:
+  /// @param identity everything that determines the bytes of a blob and of the blobs that are packed together with it.
+  /// @param committed false for bytes of a commit that is being prepared.
+  static std::shared_ptr<const BlobName> of(const std::string& identity, bool committed);
+  /// Must be called when the commit has happened.
+  void settle() const noexcept { committed_.store(true, std::memory_order_relaxed); }
+  /// How many names are held.
+  static size_t count();
+
+  /// Hold the lock of the names while the process forks.
+  static void before_fork();
+  static void after_fork_in_parent();
+  static void after_fork_in_child();
+
+  ~BlobName();
+  BlobName(const BlobName&) = delete;
+  BlobName& operator=(const BlobName&) = delete;
+
+  /// 16 hexadecimal digits.
+  std::string text() const;
+
+ private:
+  BlobName(std::string identity, uint64_t number) : identity_(std::move(identity)), number_(number) {}
+
+  std::string identity_;
+  uint64_t number_;
+  mutable std::atomic<bool> committed_{false};
+};
+
+} // namespace blobstore

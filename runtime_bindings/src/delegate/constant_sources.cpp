@@ -1,0 +1,193 @@
+#include "delegate/constant_sources.h"
+
+#include <map>
+#include <set>
+#include <unordered_set>
+#include <utility>
+
+#include "format/digest.h"
+#include "os/file.h"
+
+namespace blobstore {
+
+namespace et = executorch::runtime;
+using EtError = et::Error;
+
+namespace {
+
+/// Whether a backend may read some bytes where they are. XNNPACK reads them as vectors.
+bool readable_in_place(const void* data, size_t size) {
+  return reinterpret_cast<uintptr_t>(data) % 16 == 0 && has_room_behind(data, size);
+}
+
+/// The cache that a key of this one belongs to.
+const BlobCache* owner_of(const BlobCache& cache, const std::string& key) {
+  const BlobCache* owner = &cache;
+  while (!owner->owns(key)) {
+    owner = owner->base().get();
+  }
+  return owner;
+}
+
+void check_size(const DelegateConstant& constant, size_t size) {
+  if (size != constant.nbytes) {
+    throw Failure{
+        EtError::InvalidExternalData,
+        ErrorKind::Layout,
+        "blob '" + constant.key + "' has " + std::to_string(size) + " bytes, the delegate takes " +
+            std::to_string(constant.nbytes) + "; does the data file belong to another program?"};
+  }
+}
+
+} // namespace
+
+ConstantSources::ConstantSources(
+    std::shared_ptr<const BlobCache> cache,
+    const et::NamedDataMap* map,
+    const std::vector<DelegateConstant>& constants)
+    : cache_(std::move(cache)), constants_(constants) {
+  if (cache_) {
+    cache_->check_open();
+  }
+  std::set<const void*> addresses;
+  std::string missing;
+  for (const DelegateConstant& constant : constants_) {
+    const Blob* blob = cache_ ? cache_->find(constant.key) : nullptr;
+    const BlobCache* owner = nullptr;
+    if (blob != nullptr) {
+      owner = owner_of(*cache_, constant.key);
+      check_size(constant, blob->size);
+      fixed_.emplace_back();
+    } else {
+      auto found = map != nullptr ? map->get_data(constant.key) : et::Result<et::FreeableBuffer>(EtError::NotFound);
+      if (!found.ok()) {
+        missing += (missing.empty() ? "'" : ", '") + constant.key + "'";
+        continue;
+      }
+      check_size(constant, found->size());
+      const bool address_is_new = addresses.insert(found->data()).second;
+      fixed_.push_back(make_fixed(std::move(found.get()), address_is_new));
+    }
+    blobs_.push_back(blob);
+    owners_.push_back(owner);
+  }
+  if (!missing.empty()) {
+    throw Failure{
+        EtError::NotFound,
+        ErrorKind::KeyNotFound,
+        "it takes blobs that are in no data file" + (cache_ ? " of " + cache_->name() : std::string()) + ": " + missing};
+  }
+  fixed_.shrink_to_fit();
+}
+
+ConstantSources::Fixed ConstantSources::make_fixed(et::FreeableBuffer&& buffer, bool address_is_new) {
+  Fixed fixed;
+  fixed.view = {buffer.data(), buffer.size()};
+  if (!address_is_new) { // XNNPACK assumes that equal addresses have equal names
+    const auto* bytes = static_cast<const uint8_t*>(fixed.view.data);
+    fixed.copy.assign(bytes, bytes + fixed.view.size);
+    fixed.view.data = fixed.copy.data();
+  }
+  const Digest address = digest(fixed.view.data, fixed.view.size);
+  fixed.digest.assign(address.begin(), address.end());
+  fixed.buffer.emplace(std::move(buffer));
+  return fixed;
+}
+
+std::vector<Identity> ConstantSources::identify() const {
+  std::vector<Identity> identities(blobs_.size());
+  for (size_t i = 0; i < blobs_.size(); ++i) {
+    if (owners_[i] != nullptr) {
+      identities[i] = {owners_[i], owners_[i]->version(constants_[i].key)};
+    }
+  }
+  return identities;
+}
+
+bool ConstantSources::changes(const StagedCommit& commit, size_t i) const {
+  return owners_[i] == &commit.owner() && commit.changes(constants_[i].key);
+}
+
+std::vector<size_t> ConstantSources::changed_by(const StagedCommit& commit) const {
+  std::vector<size_t> changed;
+  for (size_t i = 0; i < blobs_.size(); ++i) {
+    if (changes(commit, i)) {
+      changed.push_back(i);
+    }
+  }
+  return changed;
+}
+
+uint64_t ConstantSources::bytes_changed(const std::vector<Identity>& before, const std::vector<Identity>& after) const {
+  uint64_t bytes = 0;
+  for (size_t i = 0; i < before.size(); ++i) {
+    bytes += before[i] == after[i] ? 0 : constants_[i].nbytes;
+  }
+  return bytes;
+}
+
+std::vector<std::shared_ptr<const BlobName>> ConstantSources::names(
+    const std::string& backend,
+    const std::vector<Identity>& identities,
+    bool committed) const {
+  std::map<uint32_t, std::string> groups; // constants that are packed together
+  std::vector<std::string> own(identities.size());
+  for (size_t i = 0; i < identities.size(); ++i) {
+    const DelegateConstant& constant = constants_[i];
+    std::string& text = own[i];
+    text = constant.key;
+    text += '\0';
+    if (identities[i].owner != nullptr) {
+      text += std::to_string(identities[i].owner->id()) + ":" + std::to_string(identities[i].version);
+    } else {
+      text += fixed_[i].digest + std::to_string(constant.nbytes);
+    }
+    text += '\0';
+    groups[constant.group] += text;
+  }
+  std::vector<std::shared_ptr<const BlobName>> names;
+  names.reserve(identities.size());
+  for (size_t i = 0; i < identities.size(); ++i) {
+    names.push_back(BlobName::of(backend + '\0' + own[i] + '\0' + groups[constants_[i].group], committed));
+  }
+  return names;
+}
+
+std::vector<InnerConstant> ConstantSources::choose_bytes(
+    const StagedCommit* commit,
+    std::vector<AlignedCopy>& kept,
+    std::vector<AlignedCopy>& passing) const {
+  std::vector<InnerConstant> bytes;
+  bytes.reserve(blobs_.size());
+  for (size_t i = 0; i < blobs_.size(); ++i) {
+    bytes.push_back({blobs_[i] != nullptr ? ConstBytes{blobs_[i]->data, blobs_[i]->size} : fixed_[i].view, nullptr});
+  }
+  if (commit == nullptr) {
+    return bytes;
+  }
+  std::unordered_set<const void*> taken; // XNNPACK assumes that equal addresses have equal names
+  for (const InnerConstant& constant : bytes) {
+    taken.insert(constant.view.data);
+  }
+  for (size_t i = 0; i < blobs_.size(); ++i) {
+    ConstBytes& view = bytes[i].view;
+    if (view.size == 0 || !changes(*commit, i)) {
+      continue;
+    }
+    const uint8_t* staged = commit->bytes(constants_[i].key);
+    if (!constants_[i].packed) {
+      kept.emplace_back(staged, view.size);
+      view.data = kept.back().data();
+      continue;
+    }
+    bytes[i].afterwards = view.data;
+    if (!readable_in_place(staged, view.size) || !taken.insert(staged).second) {
+      passing.emplace_back(staged, view.size);
+      staged = passing.back().data();
+    }
+    view.data = staged;
+  }
+  return bytes;
+}
+
+} // namespace blobstore

@@ -1,0 +1,80 @@
+// Where the bytes of a delegate's constants come from.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <executorch/runtime/core/named_data_map.h>
+
+#include <blobstore/cache.h>
+#include <blobstore/commit_follower.h>
+
+#include "delegate/blob_names.h"
+#include "delegate/inner_handle.h"
+
+namespace blobstore {
+
+/// Which bytes a constant has: for a blob of a cache, those of one version. A constant of another data file cannot
+/// change; it has no owner.
+struct Identity {
+  const BlobCache* owner = nullptr;
+  uint64_t version = 0;
+
+  bool operator==(const Identity& other) const { return owner == other.owner && version == other.version; }
+};
+
+/// The constants of a delegate, found in a cache or in ExecuTorch's data map. Holds what it found, except for the
+/// cache.
+class ConstantSources {
+ public:
+  /// Find all constants before the inner backend is initialized, because one that fails halfway leaves its shared cache
+  /// in disorder.
+  ///
+  /// @param cache may be null; @param map may be null; @param constants must outlive this object.
+  /// @throws Failure: a constant is nowhere, or has another size. @throws Error Closed.
+  ConstantSources(
+      std::shared_ptr<const BlobCache> cache,
+      const executorch::runtime::NamedDataMap* map,
+      const std::vector<DelegateConstant>& constants);
+
+  /// What the constants are now; under a Reading.
+  std::vector<Identity> identify() const;
+  /// Constants that a commit changes.
+  std::vector<size_t> changed_by(const StagedCommit& commit) const;
+  /// Bytes of the constants that differ.
+  uint64_t bytes_changed(const std::vector<Identity>& before, const std::vector<Identity>& after) const;
+  /// The names under which the inner backend packs the constants. @param committed as for BlobName::of.
+  std::vector<std::shared_ptr<const BlobName>>
+  names(const std::string& backend, const std::vector<Identity>& identities, bool committed) const;
+  /// The memory from which each constant is read.
+  ///
+  /// @param commit if not null, constants that it changes have their bytes from there.
+  /// @param kept filled with copies that the backend may go on reading; @param passing with others.
+  std::vector<InnerConstant> choose_bytes(
+      const StagedCommit* commit,
+      std::vector<AlignedCopy>& kept,
+      std::vector<AlignedCopy>& passing) const;
+
+ private:
+  /// Bytes of a constant that come from ExecuTorch's data map.
+  struct Fixed {
+    std::optional<executorch::runtime::FreeableBuffer> buffer;
+    std::vector<uint8_t> copy; // if another key has the same address
+    ConstBytes view;
+    std::string digest;
+  };
+
+  static Fixed make_fixed(executorch::runtime::FreeableBuffer&& buffer, bool address_is_new);
+  bool changes(const StagedCommit& commit, size_t i) const;
+
+  std::shared_ptr<const BlobCache> cache_;
+  const std::vector<DelegateConstant>& constants_;
+  std::vector<const Blob*> blobs_; // parallel to the constants; null if the bytes are in fixed_
+  std::vector<const BlobCache*> owners_; // parallel to the constants; null if the bytes are in fixed_
+  std::vector<Fixed> fixed_; // parallel to the constants
+};
+
+} // namespace blobstore

@@ -1,0 +1,225 @@
+#include "delegate/delegate.h"
+
+#include <atomic>
+#include <string>
+#include <utility>
+
+#include <blobstore/reading.h>
+
+#include "os/heap.h"
+
+namespace blobstore {
+
+namespace et = executorch::runtime;
+using EtError = et::Error;
+
+namespace {
+
+constexpr uint64_t kMuch = 16u << 20; // bytes of packed weights that are worth giving back to the system
+
+std::atomic<uint64_t> live_delegates{0};
+
+/// A Reading, if there is a cache.
+struct MaybeReading {
+  explicit MaybeReading(const BlobCache* cache) {
+    if (cache != nullptr) {
+      reading.emplace(*cache);
+    }
+  }
+  std::optional<BlobCache::Reading> reading;
+};
+
+} // namespace
+
+/// What caches know of a delegate. It may be destroyed by a thread that holds a Reading, so it waits for nothing but
+/// the delegate's own preparation, which does not wait for other threads.
+class Delegate::Link final : public CommitFollower, public std::enable_shared_from_this<Link> {
+ public:
+  explicit Link(Delegate& delegate) : cache_(delegate.cache_), delegate_(&delegate) {}
+
+  std::unique_ptr<Prepared> prepare(const StagedCommit& commit) override {
+    const BlobCache::Reading reading(*cache_); // of the blobs that stay; before the mutex, because it may wait
+    const std::lock_guard<std::mutex> guard(mutex_);
+    return delegate_ == nullptr ? nullptr : delegate_->prepare(commit, shared_from_this());
+  }
+
+  void apply(Next& next) noexcept {
+    const std::lock_guard<std::mutex> guard(mutex_);
+    if (delegate_ != nullptr) {
+      delegate_->apply(next);
+    }
+  }
+
+  void cut() {
+    const std::lock_guard<std::mutex> guard(mutex_);
+    delegate_ = nullptr;
+  }
+
+  void after_fork_in_child() { renew(mutex_); }
+
+ private:
+  std::shared_ptr<const BlobCache> cache_;
+  std::mutex mutex_;
+  Delegate* delegate_;
+};
+
+/// A handle for the bytes of a commit. After the commit it holds the handle that was replaced.
+struct Delegate::Next final : CommitFollower::Prepared {
+  ~Next() override {
+    inner.reset();
+    if (freed >= kMuch) {
+      give_back_freed_memory();
+    }
+  }
+  void apply() noexcept override { link->apply(*this); }
+
+  std::shared_ptr<Link> link;
+  std::vector<Identity> identities;
+  std::unique_ptr<InnerHandle> inner;
+  uint64_t freed = 0;
+};
+
+Delegate::OwnLink::~OwnLink() {
+  if (of) {
+    of->cut();
+  }
+}
+
+Delegate::Delegate(
+    std::shared_ptr<const BlobCache> cache,
+    bool served,
+    et::BackendInitContext& context,
+    const et::FreeableBuffer& processed,
+    et::ArrayRef<et::CompileSpec> specs)
+    : cache_(std::move(cache)),
+      recipe_(make_recipe(context, processed, specs)),
+      sources_(cache_, context.get_named_data_map(), recipe_->payload.constants) {
+  if (cache_ && served) {
+    served_.emplace(
+        cache_, recipe_->method, processed.data(), context.get_named_data_map(), recipe_->payload.constants);
+  }
+  {
+    const MaybeReading reading(cache_.get());
+    generation_ = cache_ ? cache_->generation() : 0;
+    identities_ = sources_.identify();
+    inner_ = make(identities_, nullptr, context.event_tracer());
+    if (cache_) { // under the same Reading, so that no commit is missed; from here on commits may use this object
+      link_.of = std::make_shared<Link>(*this);
+      for (const BlobCache* each = cache_.get(); each != nullptr; each = each->base().get()) {
+        each->follow(link_.of);
+      }
+    }
+  }
+  live_delegates.fetch_add(1, std::memory_order_relaxed);
+  enter();
+}
+
+Delegate::~Delegate() {
+  leave();
+  InnerHandle::retire(*recipe_);
+  live_delegates.fetch_sub(1, std::memory_order_relaxed);
+}
+
+uint64_t Delegate::count() {
+  return live_delegates.load(std::memory_order_relaxed);
+}
+
+EtError Delegate::execute(et::BackendExecutionContext& context, et::Span<et::EValue*> arguments) {
+  const MaybeReading reading(cache_.get()); // before the mutex, as in LoadedMethod::execute
+  const std::lock_guard<std::mutex> turn(mutex_);
+  refresh();
+  return inner_->execute(context, arguments);
+}
+
+/// Make a handle for the weights after a commit, while the old one is in use.
+std::unique_ptr<CommitFollower::Prepared> Delegate::prepare(const StagedCommit& commit, std::shared_ptr<Link> link)
+    const {
+  const std::vector<size_t> changed = sources_.changed_by(commit);
+  if (changed.empty()) {
+    return nullptr;
+  }
+  std::vector<Identity> identities = sources_.identify();
+  for (const size_t i : changed) {
+    identities[i].version = commit.version();
+  }
+  try {
+    auto next = std::make_unique<Next>();
+    next->link = std::move(link);
+    next->inner = make(identities, &commit, nullptr);
+    next->identities = std::move(identities);
+    return next;
+  } catch (const Failure& failure) {
+    throw Error(
+        failure.kind,
+        commit.owner().name(),
+        "nothing was changed, because " +
+            (recipe_->method.empty() ? std::string("a delegate") : "a delegate of method '" + recipe_->method + "'") +
+            " cannot take the new weights: " + failure.reason,
+        static_cast<int>(failure.code));
+  }
+}
+
+/// The bytes have changed, and no call runs. If other commits came in between, the handle is not used, and the next
+/// call makes another; a commit to the base may happen at this very moment.
+void Delegate::apply(Next& next) noexcept {
+  const uint64_t generation = cache_->generation(); // first, so that a commit from here on has a later one
+  try {
+    if (sources_.identify() != next.identities) {
+      return;
+    }
+  } catch (...) { // out of memory
+    return;
+  }
+  next.freed = sources_.bytes_changed(identities_, next.identities);
+  identities_.swap(next.identities);
+  inner_.swap(next.inner);
+  inner_->settle_names();
+  generation_ = generation;
+}
+
+/// Pack what changed if the cache changed without `prepare`, as when another process changed a working copy. If that
+/// fails, the old handle stays, and the next call tries again.
+void Delegate::refresh() {
+  if (!cache_ && !forked_) {
+    return;
+  }
+  const uint64_t generation = cache_ ? cache_->generation() : 0;
+  if (generation == generation_ && !forked_) {
+    return;
+  }
+  std::vector<Identity> identities = sources_.identify();
+  if (forked_ || identities != identities_) {
+    std::unique_ptr<InnerHandle> next = make(identities, nullptr, nullptr);
+    inner_.swap(next); // the old handle is destroyed last, so that the new one can share what it packed
+    next.reset();
+    if (sources_.bytes_changed(identities_, identities) >= kMuch) {
+      give_back_freed_memory();
+    }
+    identities_ = std::move(identities);
+    forked_ = false;
+  }
+  generation_ = generation;
+}
+
+/// @param commit if not null, constants that it changes have their bytes from there.
+std::unique_ptr<InnerHandle> Delegate::make(
+    const std::vector<Identity>& identities,
+    const StagedCommit* commit,
+    et::EventTracer* tracer) const {
+  std::vector<std::shared_ptr<const BlobName>> names =
+      sources_.names(recipe_->payload.inner, identities, commit == nullptr);
+  std::vector<AlignedCopy> kept;
+  std::vector<AlignedCopy> passing;
+  const std::vector<InnerConstant> bytes = sources_.choose_bytes(commit, kept, passing);
+  return std::make_unique<InnerHandle>(recipe_, std::move(names), bytes, std::move(kept), tracer);
+}
+
+void Delegate::after_fork_in_child() {
+  renew(mutex_);
+  if (link_.of) {
+    link_.of->after_fork_in_child();
+  }
+  forked_ = true; // the inner backend's threads stayed in the parent; a new handle gets new ones
+}
+
+} // namespace blobstore

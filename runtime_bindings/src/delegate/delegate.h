@@ -1,0 +1,78 @@
+// One delegate: the handle of its inner backend, and how the handle follows the cache.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include <executorch/runtime/backend/interface.h>
+
+#include <blobstore/cache.h>
+#include <blobstore/commit_follower.h>
+
+#include "delegate/constant_sources.h"
+#include "delegate/inner_handle.h"
+#include "delegate/inner_recipe.h"
+#include "delegate/served.h"
+#include "os/fork.h"
+
+namespace blobstore {
+
+class Delegate final : private ForkAware {
+ public:
+  /// @param cache where blobs are looked up first; may be null. @param served whether `served_delegates` lists it.
+  /// @throws Failure, Error, std::bad_alloc.
+  Delegate(
+      std::shared_ptr<const BlobCache> cache,
+      bool served,
+      executorch::runtime::BackendInitContext& context,
+      const executorch::runtime::FreeableBuffer& processed,
+      executorch::runtime::ArrayRef<executorch::runtime::CompileSpec> specs);
+  ~Delegate() override;
+
+  /// Run the inner backend on weights of one generation. Calls from several threads take turns.
+  executorch::runtime::Error execute(
+      executorch::runtime::BackendExecutionContext& context,
+      executorch::runtime::Span<executorch::runtime::EValue*> arguments);
+
+  /// How many exist.
+  static uint64_t count();
+
+ private:
+  struct Next;
+  class Link;
+
+  /// Cuts the link even if the constructor of the delegate throws, so that no cache calls it afterwards.
+  struct OwnLink {
+    std::shared_ptr<Link> of; // null without a cache
+    ~OwnLink();
+  };
+
+  std::unique_ptr<CommitFollower::Prepared> prepare(const StagedCommit& commit, std::shared_ptr<Link> link) const;
+  void apply(Next& next) noexcept;
+  void refresh();
+  std::unique_ptr<InnerHandle> make(
+      const std::vector<Identity>& identities,
+      const StagedCommit* commit,
+      executorch::runtime::EventTracer* tracer) const;
+
+  void before_fork() override { mutex_.lock(); } // waits until a running call has ended
+  void after_fork_in_parent() override { mutex_.unlock(); }
+  void after_fork_in_child() override;
+
+  std::shared_ptr<const BlobCache> cache_; // may be null
+  std::shared_ptr<const InnerRecipe> recipe_;
+  ConstantSources sources_;
+  std::optional<Served> served_; // if ExecuTorch's own runtime loaded it on a cache
+  // Guards the members below for callers that hold a Reading. A commit is exclusive and needs no lock.
+  std::mutex mutex_;
+  uint64_t generation_ = 0; // of the cache, when identities_ were last compared
+  std::vector<Identity> identities_; // what inner_ was made from
+  std::unique_ptr<InnerHandle> inner_;
+  bool forked_ = false;
+  OwnLink link_; // destroyed first
+};
+
+} // namespace blobstore

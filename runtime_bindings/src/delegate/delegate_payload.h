@@ -1,0 +1,32 @@
+// The description that follows the inner backend's payload; docs/lowering.md specifies the format.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace blobstore {
+
+/// Bytes at the end of a key that are replaced by a version.
+constexpr size_t kVersionSize = 16;
+
+struct DelegateConstant {
+  std::string key;
+  uint64_t nbytes = 0;
+  uint32_t group = 0;
+  bool packed = false; // whether the inner backend has its own copy after it is initialized
+  std::vector<uint64_t> places; // positions of the end of the key in the inner payload
+};
+
+struct DelegatePayload {
+  std::string inner;
+  size_t size = 0; // of the inner payload, which comes first
+  std::vector<DelegateConstant> constants;
+};
+
+/// Read and check a description, and compare the inner payload with its digest.
+/// @throws FormatError: the payload has no description, or is damaged.
+DelegatePayload read_delegate_payload(const uint8_t* data, size_t size);
+
+} // namespace blobstore

@@ -1,0 +1,223 @@
+#include "delegate/inner_handle.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <mutex>
+#include <new>
+
+#include "os/fork.h"
+#include "os/process_end.h"
+
+namespace blobstore {
+
+namespace et = executorch::runtime;
+using EtError = et::Error;
+
+namespace {
+
+/// All handles of this process.
+struct Handles : ForkAware {
+  std::recursive_mutex mutex; // held while one is initialized or destroyed
+  std::vector<const InnerHandle*> all; // those that were initialized
+  std::atomic<uint64_t> recoveries{0};
+  std::atomic<uint64_t> inits{0};
+
+  static Handles& get() {
+    static auto* handles = new Handles; // delegates may be destroyed while the process ends, in any order
+    return *handles;
+  }
+
+  Handles() { enter(); }
+
+  void before_fork() override {
+    mutex.lock();
+    BlobName::before_fork();
+  }
+  void after_fork_in_parent() override {
+    BlobName::after_fork_in_parent();
+    mutex.unlock();
+  }
+  void after_fork_in_child() override {
+    BlobName::after_fork_in_child();
+    renew(mutex);
+  }
+};
+
+struct Turn {
+  explicit Turn(std::recursive_mutex& mutex) : guard(mutex) {}
+  BackendWork work; // first, so that a thread that waits for ever holds no lock
+  std::lock_guard<std::recursive_mutex> guard;
+};
+
+} // namespace
+
+AlignedCopy::AlignedCopy(const void* data, size_t size)
+    : memory_(static_cast<uint8_t*>(std::aligned_alloc(64, (size + 63) / 64 * 64 + 128)), &std::free) {
+  if (memory_ == nullptr) {
+    throw std::bad_alloc();
+  }
+  if (size != 0) {
+    std::memcpy(memory_.get(), data, size);
+  }
+}
+
+et::Result<const et::TensorLayout> PinnedMap::get_tensor_layout(std::string_view) const {
+  return EtError::NotImplemented;
+}
+
+et::Result<et::FreeableBuffer> PinnedMap::get_data(std::string_view key) const {
+  const auto found = views.find(key);
+  if (found == views.end()) {
+    return EtError::NotFound;
+  }
+  return et::FreeableBuffer(found->second.data, found->second.size, nullptr);
+}
+
+EtError PinnedMap::load_data_into(std::string_view key, void* buffer, size_t size) const {
+  const auto found = views.find(key);
+  if (found == views.end()) {
+    return EtError::NotFound;
+  }
+  if (size != found->second.size) {
+    return EtError::InvalidArgument;
+  }
+  std::memcpy(buffer, found->second.data, size);
+  return EtError::Ok;
+}
+
+et::Result<uint32_t> PinnedMap::get_num_keys() const {
+  return static_cast<uint32_t>(views.size());
+}
+
+et::Result<const char*> PinnedMap::get_key(uint32_t index) const {
+  if (index >= views.size()) {
+    return EtError::InvalidArgument;
+  }
+  return std::next(views.begin(), index)->first.c_str();
+}
+
+InnerHandle::InnerHandle(
+    std::shared_ptr<const InnerRecipe> recipe,
+    std::vector<std::shared_ptr<const BlobName>> names,
+    const std::vector<InnerConstant>& constants,
+    std::vector<AlignedCopy> kept,
+    et::EventTracer* tracer)
+    : recipe_(std::move(recipe)), names_(std::move(names)), kept_(std::move(kept)) {
+  std::vector<ConstBytes*> views;
+  for (size_t i = 0; i < constants.size(); ++i) {
+    const std::string& key = recipe_->payload.constants[i].key;
+    std::string name = key.substr(0, key.size() - kVersionSize) + names_[i]->text();
+    views.push_back(&map_.views.emplace(std::move(name), constants[i].view).first->second);
+  }
+  Handles& handles = Handles::get();
+  const Turn turn(handles.mutex);
+  handles.all.reserve(handles.all.size() + 1);
+  const EtError error = init(tracer);
+  if (error != EtError::Ok) {
+    recover();
+    handles.recoveries.fetch_add(1, std::memory_order_release);
+    throw Failure{
+        error,
+        ErrorKind::Program,
+        "backend '" + recipe_->payload.inner + "' cannot be initialized: ExecuTorch's " + et::to_string(error)};
+  }
+  for (size_t i = 0; i < constants.size(); ++i) {
+    if (constants[i].afterwards != nullptr) {
+      views[i]->data = constants[i].afterwards;
+    }
+  }
+  handles.all.push_back(this);
+}
+
+InnerHandle::InnerHandle(const InnerHandle* other) : recipe_(other->recipe_), names_(other->names_) {
+  map_.views = other->map_.views;
+  (void)init(nullptr);
+}
+
+InnerHandle::~InnerHandle() {
+  Handles& handles = Handles::get();
+  const Turn turn(handles.mutex);
+  handles.all.erase(std::remove(handles.all.begin(), handles.all.end(), this), handles.all.end());
+  if (handle_ != nullptr) {
+    recipe_->backend->destroy(handle_);
+  }
+}
+
+EtError InnerHandle::execute(et::BackendExecutionContext& context, et::Span<et::EValue*> arguments) const {
+  Handles& handles = Handles::get();
+  const BackendWork work;
+  const uint64_t before = handles.recoveries.load(std::memory_order_acquire);
+  EtError error = recipe_->backend->execute(context, handle_, arguments);
+  if (error != EtError::Ok) {
+    const Turn turn(handles.mutex); // if an initialization failed meanwhile, wait until the cache is in order
+    if (handles.recoveries.load(std::memory_order_acquire) != before) {
+      error = recipe_->backend->execute(context, handle_, arguments);
+    }
+  }
+  return error;
+}
+
+void InnerHandle::settle_names() const noexcept {
+  for (const auto& name : names_) {
+    name->settle();
+  }
+}
+
+void InnerHandle::retire(const InnerRecipe& recipe) {
+  const Turn turn(Handles::get().mutex);
+  recipe.retired = true;
+}
+
+uint64_t InnerHandle::count() {
+  return Handles::get().inits.load(std::memory_order_relaxed);
+}
+
+void InnerHandle::watch_forks() {
+  const BackendWork first; // makes its fork handler enter first, so that its lock is taken last
+  Handles::get();
+}
+
+/// Give the inner backend its payload, with versions in the names.
+EtError InnerHandle::init(et::EventTracer* tracer) {
+  const InnerRecipe& recipe = *recipe_;
+  AlignedCopy copy(recipe.bytes.data(), recipe.bytes.size());
+  for (size_t i = 0; i < names_.size(); ++i) {
+    const std::string version = names_[i]->text();
+    for (const uint64_t place : recipe.payload.constants[i].places) {
+      std::memcpy(copy.data() + place, version.data(), kVersionSize);
+    }
+  }
+  et::FreeableBuffer processed(
+      copy.release(), recipe.bytes.size(), [](void*, void* data, size_t) { std::free(data); }, nullptr);
+  et::BackendInitContext context(
+      &arena_,
+      tracer,
+      recipe.method.c_str(),
+      &map_,
+      et::Span<const et::BackendOption>(recipe.options.data(), recipe.options.size()));
+  Handles::get().inits.fetch_add(1, std::memory_order_relaxed);
+  const et::ArrayRef<et::CompileSpec> specs(recipe.specs.data(), recipe.specs.size());
+  auto handle = recipe.backend->init(context, &processed, specs);
+  if (!handle.ok()) {
+    return handle.error();
+  }
+  handle_ = handle.get();
+  return EtError::Ok;
+}
+
+/// Let an initialization succeed: that of an existing handle, preferably of the same delegate. Its weights are packed
+/// already.
+void InnerHandle::recover() const {
+  const std::vector<const InnerHandle*>& all = Handles::get().all;
+  for (const bool same : {true, false}) {
+    for (const InnerHandle* other : all) {
+      if ((other->recipe_ == recipe_) == same && other->recipe_->backend == recipe_->backend &&
+          !other->recipe_->retired && InnerHandle(other).handle_ != nullptr) {
+        return;
+      }
+    }
+  }
+}
+
+} // namespace blobstore

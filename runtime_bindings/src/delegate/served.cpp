@@ -1,0 +1,120 @@
+#include "delegate/served.h"
+
+#include <algorithm>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <string>
+
+#include "os/fork.h"
+#include "os/mapped_files.h"
+
+namespace blobstore {
+namespace {
+
+namespace et = executorch::runtime;
+
+/// All of this process.
+struct List : ForkAware {
+  std::mutex mutex;
+  std::vector<const Served*> all;
+
+  static List& get() {
+    static auto* list = new List; // delegates may be destroyed while the process ends, in any order
+    return *list;
+  }
+
+  List() { enter(); }
+
+  void before_fork() override { mutex.lock(); }
+  void after_fork_in_parent() override { mutex.unlock(); }
+  void after_fork_in_child() override { renew(mutex); }
+};
+
+/// For each cache of a stack that owns constants, the smallest that is not empty.
+std::map<const BlobCache*, const DelegateConstant*> samples(
+    const BlobCache& cache,
+    const std::vector<DelegateConstant>& constants) {
+  std::map<const BlobCache*, const DelegateConstant*> found;
+  for (const DelegateConstant& constant : constants) {
+    for (const BlobCache* owner = &cache; owner != nullptr; owner = owner->base().get()) {
+      if (owner->owns(constant.key)) {
+        const DelegateConstant*& sample = found[owner];
+        if (constant.nbytes != 0 && (sample == nullptr || constant.nbytes < sample->nbytes)) {
+          sample = &constant;
+        }
+        break;
+      }
+    }
+  }
+  return found;
+}
+
+} // namespace
+
+Served::Served(
+    std::shared_ptr<const BlobCache> cache,
+    std::string method,
+    const void* program,
+    const et::NamedDataMap* map,
+    const std::vector<DelegateConstant>& constants)
+    : cache_(std::move(cache)) {
+  about_.method = std::move(method);
+  for (const DelegateConstant& constant : constants) {
+    (cache_->find(constant.key) != nullptr ? about_.keys : about_.others).push_back(constant.key);
+  }
+  std::vector<const void*> addresses{program};
+  std::vector<const BlobCache*> owners;
+  std::vector<et::FreeableBuffer> held; // until the addresses have been looked up
+  for (const auto& [owner, sample] : samples(*cache_, constants)) {
+    if (sample == nullptr) {
+      continue; // empty blobs say nothing
+    }
+    owners.push_back(owner);
+    addresses.push_back(owner->find(sample->key)->data);
+    addresses.push_back(nullptr);
+    if (map != nullptr) {
+      if (auto data = map->get_data(sample->key); data.ok()) {
+        addresses.back() = data->data();
+        held.push_back(std::move(data.get()));
+      }
+    }
+  }
+  const std::vector<std::optional<MappedFile>> files = mapped_files(addresses);
+  if (files[0]) {
+    about_.program = files[0]->path;
+    about_.inode = files[0]->inode;
+  }
+  for (size_t i = 0; i < owners.size(); ++i) {
+    const auto& ours = files[1 + 2 * i];
+    const auto& theirs = files[2 + 2 * i];
+    const bool same = ours && theirs && *ours == *theirs;
+    (same ? about_.same_files : about_.other_files).push_back(owners[i]->id());
+  }
+  List& list = List::get();
+  const std::lock_guard<std::mutex> guard(list.mutex);
+  list.all.push_back(this);
+}
+
+Served::~Served() {
+  List& list = List::get();
+  const std::lock_guard<std::mutex> guard(list.mutex);
+  list.all.erase(std::remove(list.all.begin(), list.all.end(), this), list.all.end());
+}
+
+std::vector<ServedDelegate> served_delegates(const BlobCache& cache) {
+  List& list = List::get();
+  const std::lock_guard<std::mutex> guard(list.mutex);
+  std::vector<ServedDelegate> found;
+  for (const Served* one : list.all) {
+    for (const BlobCache* at = one->cache_.get(); at != nullptr; at = at->base().get()) {
+      if (at == &cache) {
+        found.push_back(one->about_);
+        break;
+      }
+    }
+  }
+  return found;
+}
+
+} // namespace blobstore

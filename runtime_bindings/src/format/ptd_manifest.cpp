@@ -1,0 +1,150 @@
+#include "format/ptd_manifest.h"
+
+#include <cstring>
+#include <string>
+#include <string_view>
+
+#include "format/utf8.h"
+
+namespace blobstore {
+namespace {
+
+constexpr size_t kMark = kPtdFieldsStart + kPtdFieldsSize; // where a file with a manifest repeats its magic
+constexpr char kManifestIdentifier[] = "BM01";
+constexpr char kMagic[] = "BLOBMAN1";
+constexpr char kOldMagic[] = "BLOBEND1"; // of an earlier version, whose manifest has a key
+constexpr size_t kMagicSize = 8;
+constexpr size_t kTail = 8 + kMagicSize; // the length of the manifest, and the magic
+constexpr size_t kDigestSize = 16;
+
+bool ends_with(const uint8_t* data, uint64_t size, const char* magic) {
+  return size >= kMagicSize && std::memcmp(data + size - kMagicSize, magic, kMagicSize) == 0;
+}
+
+void check_metadata(const FlatBuffer& buffer, uint64_t root) {
+  const FlatVector pairs = buffer.vector(root, 4, 4);
+  uint64_t bytes = 0;
+  std::optional<std::string_view> before;
+  for (uint32_t i = 0; i < pairs.count; ++i) {
+    const uint64_t pair = buffer.element(pairs, i);
+    const std::string_view key = buffer.string(pair, 0);
+    const std::string_view value = buffer.string(pair, 1);
+    bytes += key.size() + value.size();
+    if (bytes > buffer.size()) { // many may refer to one
+      throw FormatError("the texts of the metadata together are longer than the manifest");
+    }
+    if (!is_utf8(key) || !is_utf8(value)) {
+      throw FormatError("metadata is not valid UTF-8");
+    }
+    if (before && *before >= key) {
+      throw FormatError("the keys of the metadata do not ascend");
+    }
+    before = key;
+  }
+}
+
+} // namespace
+
+std::optional<PtdManifest> find_manifest(const uint8_t* data, uint64_t size, const PtdBounds& bounds) {
+  const uint64_t start = bounds.segment_end();
+  const bool marked = size >= kMark + kMagicSize && std::memcmp(data + kMark, kMagic, kMagicSize) == 0;
+  const bool ended = size - start >= kTail && ends_with(data, size, kMagic);
+  if (!marked && !ended) {
+    return std::nullopt;
+  }
+  if (!marked) {
+    throw ManifestError("the file ends like one with a manifest, but the mark in its header is damaged");
+  }
+  if (!ended) {
+    throw ManifestError("the file was cut, or is damaged at its end: the magic of its manifest is missing");
+  }
+  const uint64_t room = size - start - kTail;
+  const uint64_t length = load_u64(data + size - kTail);
+  if (room < kDigestSize || length != room - kDigestSize) {
+    throw ManifestError(
+        "a manifest of " + number(length) + " bytes does not fit between the segments, which end at byte " +
+        number(start) + ", and the end of the file at " + number(size));
+  }
+  return PtdManifest{start, length};
+}
+
+std::optional<size_t> find_keyed_manifest(const PtdTable& table, const uint8_t* data, uint64_t size) {
+  std::optional<size_t> found;
+  const size_t last = table.segments.size() - 1;
+  bool alone = true;
+  for (size_t i = 0; i < table.entries.size(); ++i) {
+    const PtdEntry& entry = table.entries[i];
+    const PtdSegment& segment = table.segments[entry.segment];
+    const bool is_manifest = entry.key.rfind(kRecordPrefix, 0) == 0 && segment.size >= 8 &&
+        std::memcmp(data + segment.start + 4, kManifestIdentifier, 4) == 0;
+    alone = alone && is_manifest == (entry.segment == last) && !(is_manifest && found);
+    if (is_manifest) {
+      found = i;
+    }
+  }
+  if (!found) {
+    if (ends_with(data, size, kOldMagic)) {
+      throw ManifestError("the file ends like one with a manifest, but its key is damaged");
+    }
+    return std::nullopt;
+  }
+  if (!alone) {
+    throw ManifestError("a manifest that has a key must be alone in the last segment");
+  }
+  const PtdSegment& segment = table.segments[last];
+  if (segment.start + segment.size != size || !ends_with(data, size, kOldMagic) ||
+      segment.size < kDigestSize + kMagicSize) {
+    throw ManifestError(
+        "the manifest ends at byte " + number(segment.start + segment.size) + " of " + number(size) +
+        ", or its magic is missing");
+  }
+  return found;
+}
+
+PtdManifest keyed_manifest(const PtdTable& table) {
+  const PtdSegment& segment = table.segments.back();
+  return {segment.start, segment.size - kDigestSize - kMagicSize};
+}
+
+Digest read_manifest(PtdTable& table, PtdManifest& manifest, const uint8_t* data) {
+  const uint8_t* body = data + manifest.start;
+  if (std::memcmp(digest(body, manifest.size).data(), body + manifest.size, kDigestSize) != 0) {
+    throw ManifestError("the manifest is damaged: its digest differs");
+  }
+  if (manifest.size < 8 || std::memcmp(body + 4, kManifestIdentifier, 4) != 0) {
+    throw ManifestError("the manifest is malformed: its identifier is missing");
+  }
+  try {
+    const FlatBuffer buffer(body, manifest.size);
+    const uint64_t root = buffer.root();
+    if (const uint32_t version = buffer.u32_field(root, 0); version > 0) {
+      throw FormatError("it has version " + number(version) + ", this blobstore reads up to 0");
+    }
+    const uint64_t head_at = buffer.field(root, 1, kDigestSize);
+    if (head_at == 0) {
+      throw FormatError("it lacks the digest of the head");
+    }
+    const FlatVector digests = buffer.vector(root, 2, kDigestSize);
+    const FlatVector alignments = buffer.vector(root, 3, 4);
+    if (digests.count != table.segments.size() || alignments.count != table.entries.size()) {
+      throw FormatError(
+          "it has " + number(digests.count) + " segments and " + number(alignments.count) +
+          " keys, the file has " + number(table.segments.size()) + " and " + number(table.entries.size()));
+    }
+    check_metadata(buffer, root);
+    for (uint32_t i = 0; i < alignments.count; ++i) {
+      table.entries[i].alignment = buffer.u32(alignments.start + 4ull * i);
+    }
+    for (uint32_t i = 0; i < digests.count; ++i) {
+      std::memcpy(table.segments[i].digest.data(), body + digests.start + kDigestSize * i, kDigestSize);
+    }
+    manifest.digests = manifest.start + digests.start;
+    Digest head;
+    std::memcpy(head.data(), body + head_at, kDigestSize);
+    return head;
+  } catch (const FormatError& error) {
+    throw ManifestError(std::string("the manifest is malformed: ") + error.what());
+  }
+}
+
+} // namespace blobstore

@@ -1,0 +1,38 @@
+// The manifest of a .ptd: the digests of its segments and of what lies before them. See docs/format.md.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+
+#include "format/digest.h"
+#include "format/flatbuffer.h"
+#include "format/ptd_bounds.h"
+#include "format/ptd_reader.h"
+
+namespace blobstore {
+
+/// Why the digests of a file cannot be trusted.
+class ManifestError : public FormatError {
+ public:
+  using FormatError::FormatError;
+};
+
+/// The manifest behind the last segment; empty if the file has none there. `digests` is not set yet.
+/// @throws ManifestError.
+std::optional<PtdManifest> find_manifest(const uint8_t* data, uint64_t size, const PtdBounds& bounds);
+
+/// In a file of an earlier version, where the manifest has a key and a segment: the index of the key.
+/// @throws ManifestError.
+std::optional<size_t> find_keyed_manifest(const PtdTable& table, const uint8_t* data, uint64_t size);
+/// The manifest in the last segment of such a file.
+PtdManifest keyed_manifest(const PtdTable& table);
+
+/// Check the manifest, and copy to the table what it says about segments and keys.
+///
+/// @param manifest where it is; this function sets `digests`.
+/// @returns the digest of everything before the segments.
+/// @throws ManifestError.
+Digest read_manifest(PtdTable& table, PtdManifest& manifest, const uint8_t* data);
+
+} // namespace blobstore

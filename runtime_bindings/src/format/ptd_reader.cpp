@@ -1,0 +1,201 @@
+#include "format/ptd_reader.h"
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+#include <string_view>
+#include <unordered_map>
+
+#include <blobstore/error.h>
+
+#include "format/flatbuffer.h"
+#include "format/ptd_bounds.h"
+#include "format/ptd_manifest.h"
+#include "format/text_hash.h"
+#include "format/utf8.h"
+
+namespace blobstore {
+namespace {
+
+/// @param bytes the size of the vectors of all layouts so far; many layouts may refer to the same vectors.
+Layout read_layout(const FlatBuffer& buffer, uint64_t table, const std::string& key, uint64_t& bytes) {
+  Layout layout;
+  layout.scalar_type = static_cast<int8_t>(buffer.u8_field(table, 0));
+  const FlatVector sizes = buffer.vector(table, 1, 4);
+  const FlatVector order = buffer.vector(table, 2, 1);
+  if (sizes.count != order.count || sizes.count > kMaxRank) {
+    throw FormatError(
+        "key " + quoted(key) + " has " + number(sizes.count) + " sizes and a dim_order of " + number(order.count) +
+        ", at most 64 are possible");
+  }
+  bytes += 4ull * sizes.count + order.count;
+  if (bytes > buffer.size()) {
+    throw FormatError("the layouts together are longer than the flatbuffer");
+  }
+  for (uint32_t i = 0; i < sizes.count; ++i) {
+    layout.sizes.push_back(static_cast<int32_t>(buffer.u32(sizes.start + 4ull * i)));
+    layout.dim_order.push_back(buffer.u8(order.start + i));
+  }
+  if (const std::string problem = layout_problem(layout); !problem.empty()) {
+    throw FormatError("key " + quoted(key) + ": impossible tensor layout " + to_string(layout) + ": " + problem);
+  }
+  return layout;
+}
+
+std::vector<PtdEntry> read_entries(const FlatBuffer& buffer, uint64_t root, const std::vector<PtdSegment>& segments) {
+  const FlatVector vector = buffer.vector(root, 2, 4);
+  std::vector<PtdEntry> entries;
+  entries.reserve(vector.count);
+  TextSet seen;
+  seen.reserve(vector.count);
+  uint64_t key_bytes = 0;
+  std::unordered_map<uint64_t, Layout> layouts; // by position: keys may share one
+  uint64_t layout_bytes = 0;
+  for (uint32_t i = 0; i < vector.count; ++i) {
+    const uint64_t table = buffer.element(vector, i);
+    if (buffer.field(table, 0, 4) == 0) {
+      throw FormatError("entry " + number(i) + " has no key");
+    }
+    const std::string_view key = buffer.string(table, 0);
+    key_bytes += key.size();
+    if (key_bytes > buffer.size()) {
+      throw FormatError("the keys together are longer than the flatbuffer");
+    }
+    if (!is_utf8(key)) {
+      throw FormatError("key " + quoted(key) + " is not valid UTF-8");
+    }
+    if (!seen.insert(key).second) {
+      throw FormatError("key " + quoted(key) + " is there twice");
+    }
+    PtdEntry entry;
+    entry.key = key;
+    entry.segment = buffer.u32_field(table, 1);
+    if (entry.segment >= segments.size()) {
+      throw FormatError(
+          "key " + quoted(key) + " is in segment " + number(entry.segment) + ", there are " + number(segments.size()));
+    }
+    if (const uint64_t at = buffer.object(table, 2); at != 0) {
+      auto known = layouts.find(at);
+      if (known == layouts.end()) {
+        known = layouts.emplace(at, read_layout(buffer, at, entry.key, layout_bytes)).first;
+      }
+      entry.layout = known->second;
+      const uint64_t nbytes = *layout_nbytes(*entry.layout);
+      const uint64_t size = segments[entry.segment].size;
+      if (nbytes != size) {
+        throw FormatError(
+            "key " + quoted(key) + " is " + to_string(*entry.layout) + " of " + number(nbytes) +
+            " bytes, but its segment has " + number(size));
+      }
+    }
+    entries.push_back(std::move(entry));
+  }
+  return entries;
+}
+
+void check_alignment(const PtdTable& table) {
+  for (const PtdEntry& entry : table.entries) {
+    const uint64_t start = table.segments[entry.segment].start;
+    if (entry.alignment == 0 || start % entry.alignment != 0) {
+      throw FormatError(
+          "key " + quoted(entry.key) + " asks for alignment " + number(entry.alignment) + " but lies at byte " +
+          number(start));
+    }
+  }
+}
+
+/// The table of contents, without the manifest.
+PtdTable read_contents(const FlatBuffer& buffer, const PtdBounds& bounds) {
+  const uint64_t root = buffer.root();
+  if (const uint32_t version = buffer.u32_field(root, 0); version != 0) {
+    throw FormatError("expected schema version 0, found " + number(version));
+  }
+  if (buffer.field(root, 1, 4) == 0 || buffer.field(root, 2, 4) == 0) {
+    throw FormatError("the list of segments or of keys is missing");
+  }
+  PtdTable table;
+  table.segment_base = bounds.segment_base;
+  table.segment_end = bounds.segment_end();
+  table.segments = read_segments(buffer, root, bounds);
+  table.entries = read_entries(buffer, root, table.segments);
+  return table;
+}
+
+PtdTable read(const uint8_t* data, uint64_t size) {
+  const PtdBounds bounds = read_bounds(data, size);
+  PtdTable table = read_contents(FlatBuffer(data, bounds.flatbuffer_end), bounds);
+  std::optional<size_t> keyed;
+  table.manifest = find_manifest(data, size, bounds);
+  if (!table.manifest) {
+    keyed = find_keyed_manifest(table, data, size);
+    if (keyed) {
+      table.manifest = keyed_manifest(table);
+    }
+  }
+  if (!table.manifest) {
+    return table;
+  }
+  const Digest head = read_manifest(table, *table.manifest, data);
+  if (digest(data, bounds.segment_base) != head) {
+    throw ManifestError("the first " + number(bounds.segment_base) + " bytes are damaged: their digest differs");
+  }
+  if (keyed) { // from here on it is as in other files, where the manifest is neither a key nor a segment
+    table.entries.erase(table.entries.begin() + static_cast<std::ptrdiff_t>(*keyed));
+    table.segments.pop_back();
+    table.segment_end = table.manifest->start;
+  }
+  check_alignment(table);
+  return table;
+}
+
+} // namespace
+
+PtdTable read_ptd(const std::string& path, const uint8_t* data, uint64_t size) {
+  try {
+    return read(data, size);
+  } catch (const ManifestError& error) {
+    throw Error(ErrorKind::Integrity, path, error.what());
+  } catch (const FormatError& error) {
+    throw Error(ErrorKind::InvalidFile, path, error.what());
+  }
+}
+
+bool verify_ptd(const std::string& path, const uint8_t* data, const PtdTable& table) {
+  if (!table.manifest) {
+    return false;
+  }
+  std::vector<uint32_t> order(table.segments.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) {
+    return table.segments[a].start < table.segments[b].start;
+  });
+  const auto check_padding = [&](uint64_t start, uint64_t end) {
+    if (start < end && std::any_of(data + start, data + end, [](uint8_t byte) { return byte != 0; })) {
+      throw Error(ErrorKind::Integrity, path, "the padding before byte " + number(end) + " is not zero");
+    }
+  };
+  uint64_t position = table.segment_base;
+  for (const uint32_t at : order) {
+    const PtdSegment& segment = table.segments[at];
+    check_padding(position, segment.start);
+    position = std::max(position, segment.start + segment.size);
+    const Digest found = digest(data + segment.start, segment.size);
+    if (found != segment.digest) {
+      std::string keys;
+      for (const PtdEntry& entry : table.entries) {
+        if (entry.segment == at) {
+          keys += (keys.empty() ? "" : ", ") + quoted(entry.key);
+        }
+      }
+      throw Error(
+          ErrorKind::Integrity,
+          path,
+          "the bytes of " + (keys.empty() ? "segment " + number(at) : keys) + " are damaged: expected xxh3-128 " +
+              to_string(segment.digest) + ", found " + to_string(found));
+    }
+  }
+  check_padding(position, table.segment_end);
+  return true;
+}
+
+} // namespace blobstore

@@ -1,0 +1,82 @@
+// Files and mapped memory, each owned by one object.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <utility>
+
+namespace blobstore {
+
+/// Page size of this machine.
+size_t page_size();
+
+inline uint64_t align_down(uint64_t value, uint64_t to) { return value - value % to; }
+inline uint64_t align_up(uint64_t value, uint64_t to) { return align_down(value + to - 1, to); }
+
+/// Whether a backend may read these bytes where they are. XNNPACK reads up to 128 bytes behind the end, without using
+/// them, so these must lie on a mapped page.
+inline bool has_room_behind(const void* data, size_t size) {
+  const uintptr_t end = reinterpret_cast<uintptr_t>(data) + size;
+  return (end - 1) / page_size() == (end + 127) / page_size();
+}
+
+/// An open file.
+class File {
+ public:
+  File() = default;
+  /// Open a regular file.
+  ///
+  /// @throws Error FileAccess: it is missing, access is refused, or it is a directory or another thing without bytes.
+  File(std::string path, bool writable);
+  /// Take over a descriptor.
+  File(std::string path, int descriptor) : path_(std::move(path)), descriptor_(descriptor) {}
+  ~File();
+  File(File&& other) noexcept { *this = std::move(other); }
+  File& operator=(File&& other) noexcept;
+
+  const std::string& path() const { return path_; }
+  int descriptor() const { return descriptor_; }
+  uint64_t size() const;
+  /// @throws Error FileAccess: the file ends before this byte; reading that far in a map would end the process.
+  void check_length(uint64_t end) const;
+  /// Reserve disk space for these bytes, so that writing to them through a map cannot fail. The file grows to hold
+  /// them: existing bytes stay, new ones are zero. @throws Error FileAccess: for example, the disk is full.
+  void reserve(uint64_t offset, uint64_t size) const;
+  /// Open the same inode again, independently: the new open file has locks of its own.
+  File reopen() const;
+  /// Read or write exactly these bytes. @throws Error FileAccess.
+  void read(void* buffer, size_t size, uint64_t offset) const;
+  void write(const void* buffer, size_t size, uint64_t offset) const;
+
+ private:
+  std::string path_;
+  int descriptor_ = -1;
+};
+
+/// A run of mapped pages, unmapped by the destructor.
+class Mapping {
+ public:
+  enum class Kind { ReadOnly, Private, Shared };
+
+  Mapping() = default;
+  /// Pages of a file that cover [offset, offset + size).
+  Mapping(const File& file, uint64_t offset, size_t size, Kind kind);
+  /// Fresh memory, `skip` bytes into its first page.
+  explicit Mapping(size_t size, size_t skip = 0);
+  ~Mapping();
+  Mapping(Mapping&& other) noexcept { *this = std::move(other); }
+  Mapping& operator=(Mapping&& other) noexcept;
+
+  /// The byte at the requested offset.
+  uint8_t* data() const { return static_cast<uint8_t*>(pages_) + skip_; }
+  void* pages() const { return pages_; }
+  size_t length() const { return length_; }
+
+ private:
+  void* pages_ = nullptr;
+  size_t length_ = 0;
+  size_t skip_ = 0;
+};
+
+} // namespace blobstore

@@ -1,0 +1,143 @@
+#include "os/file_pages.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+
+#include <sys/mman.h>
+
+#include <blobstore/error.h>
+
+namespace blobstore {
+namespace {
+
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23 // Linux 5.14
+#endif
+
+constexpr size_t kHugePage = size_t{2} << 20;
+
+/// Moved pages become maps of their own, and Linux allows a process 65,530 maps by default.
+constexpr int kMaxReplaced = 8192;
+std::atomic<int> replaced_count{0};
+
+void* pointer(uintptr_t at) {
+  return reinterpret_cast<void*>(at);
+}
+
+/// Copy now the pages that writing would copy.
+void populate(uintptr_t begin, uintptr_t end, const File& file, const std::string& what) {
+#ifdef __linux__
+  if (begin < end && madvise(pointer(begin), end - begin, MADV_POPULATE_WRITE) != 0 && errno != EINVAL) {
+    const int number = errno; // EINVAL comes from an older kernel, which copies pages when they are written
+    throw Error(ErrorKind::FileAccess, file.path(), "no memory for " + what + ": " + std::strerror(number), number);
+  }
+#endif
+}
+
+} // namespace
+
+FilePages::~FilePages() {
+  replaced_count.fetch_sub(replaced_ ? 1 : 0);
+}
+
+uintptr_t FilePages::inner_begin() const {
+  const uintptr_t first = align_up(begin_, page_size());
+  return first > align_down(end(), page_size()) ? end() : first; // the run may lie within one page
+}
+
+uintptr_t FilePages::inner_end() const {
+  const uintptr_t last = align_down(end(), page_size());
+  return align_up(begin_, page_size()) > last ? end() : last;
+}
+
+FilePages::Prepared FilePages::prepare(const void* data, const std::string& what) const {
+  Prepared prepared;
+  const uintptr_t first = align_down(begin_, page_size());
+  const uintptr_t last = align_up(end(), page_size());
+#ifdef __linux__
+  const size_t inner = inner_end() - inner_begin();
+  if (!replaced_ && inner >= kHugePage - kHugePage / 8 && replaced_count.load() < kMaxReplaced) {
+    populate(first, inner_begin(), *file_, what);
+    populate(inner_end(), last, *file_, what);
+    prepared.inner_ = Mapping(inner + 2 * kHugePage);
+    const auto raw = reinterpret_cast<uintptr_t>(prepared.inner_.pages());
+    const uintptr_t start = align_up(raw, kHugePage);
+    prepared.skip_ = start - raw;
+    // one fault for 512 pages; the unused rest of the last huge page is lost until memory is short, so it must be small
+    const size_t huge = align_down(inner + kHugePage / 8, kHugePage);
+    madvise(pointer(start), huge, MADV_HUGEPAGE);
+    std::memcpy(pointer(start), static_cast<const uint8_t*>(data) + (inner_begin() - begin_), inner);
+    return prepared;
+  }
+#endif
+  if (!replaced_) {
+    populate(first, last, *file_, what);
+  }
+  return prepared;
+}
+
+void FilePages::write(Prepared&& prepared, const void* data) {
+  const auto* from = static_cast<const uint8_t*>(data);
+#ifdef __linux__
+  if (prepared.inner_.pages() != nullptr) {
+    const size_t inner = inner_end() - inner_begin();
+    auto* fresh = static_cast<uint8_t*>(prepared.inner_.pages()) + prepared.skip_;
+    if (mremap(fresh, inner, inner, MREMAP_MAYMOVE | MREMAP_FIXED, pointer(inner_begin())) != MAP_FAILED) {
+      replaced_ = true;
+      replaced_count.fetch_add(1);
+      std::memcpy(pointer(begin_), from, inner_begin() - begin_);
+      std::memcpy(pointer(inner_end()), from + (inner_end() - begin_), end() - inner_end());
+      return;
+    }
+  }
+#endif
+  std::memcpy(pointer(begin_), from, size_);
+}
+
+FilePages::Edges FilePages::read_edges() const {
+  Edges edges;
+  edges.head.resize(inner_begin() - begin_);
+  edges.tail.resize(end() - inner_end());
+  file_->read(edges.head.data(), edges.head.size(), offset_);
+  file_->read(edges.tail.data(), edges.tail.size(), offset_ + size_ - edges.tail.size());
+  return edges;
+}
+
+void FilePages::restore(const Edges& edges) {
+  give_back(inner_begin(), inner_end());
+  std::memcpy(pointer(begin_), edges.head.data(), edges.head.size());
+  std::memcpy(pointer(inner_end()), edges.tail.data(), edges.tail.size());
+}
+
+void FilePages::restore_whole_pages() {
+  if (replaced_) {
+    give_back(inner_begin(), inner_end());
+  }
+  give_back(align_down(begin_, page_size()), align_up(end(), page_size()));
+}
+
+void FilePages::give_back(uintptr_t begin, uintptr_t end) {
+  if (begin >= end) {
+    return;
+  }
+#ifdef __linux__
+  if (!replaced_) {
+    madvise(pointer(begin), end - begin, MADV_DONTNEED);
+    return;
+  }
+#endif
+  const auto offset = static_cast<off_t>(offset_ + begin - begin_); // of a whole page: the sum wraps for the first one
+  const int flags = MAP_PRIVATE | MAP_FIXED;
+  if (mmap(pointer(begin), end - begin, PROT_READ | PROT_WRITE, flags, file_->descriptor(), offset) != MAP_FAILED) {
+    replaced_count.fetch_sub(replaced_ ? 1 : 0);
+    replaced_ = false;
+    return;
+  }
+  // the process has too many maps, so it keeps the pages and reads the file's bytes into them
+  const uint64_t there = file_->size() - static_cast<uint64_t>(offset);
+  file_->read(pointer(begin), std::min<uint64_t>(end - begin, there), static_cast<uint64_t>(offset));
+}
+
+} // namespace blobstore

@@ -1,0 +1,50 @@
+// What happens to locks when the process forks: the child has one thread, but a copy of all locks in their state.
+#pragma once
+
+#include <new>
+
+#ifdef __SANITIZE_THREAD__
+#include <sanitizer/tsan_interface.h>
+#endif
+
+namespace blobstore {
+
+/// Replace a mutex in a forked child. If another thread of the parent held it, no thread of the child could unlock it.
+template <typename Mutex>
+void renew(Mutex& mutex) {
+#ifdef __SANITIZE_THREAD__
+  __tsan_mutex_destroy(&mutex, 0); // ThreadSanitizer does not see the constructor
+#endif
+  new (&mutex) Mutex;
+}
+
+/// An object with locks. A subclass calls `enter` when it is complete and `leave` before it is destroyed. Before a
+/// fork, the locks of all entered objects are taken, last entered first, because later objects may use earlier ones
+/// while they hold their own locks.
+class ForkAware {
+ public:
+  virtual ~ForkAware() = default;
+
+ protected:
+  void enter();
+  void leave();
+
+ private:
+  friend struct ForkHandlers;
+  virtual void before_fork() {} // in the parent: wait until nothing is half done, and keep it so
+  virtual void after_fork_in_parent() {}
+  virtual void after_fork_in_child() {} // renew the locks
+};
+
+/// Held around a method's execution; may be nested. A fork waits for the executions of other threads, because kernels
+/// use ExecuTorch's thread pool: if another thread held the pool's mutex, a forked child would wait for it for ever
+/// (ThreadPool::run and get_threadpool in extension/threadpool/threadpool.cpp).
+class Execution {
+ public:
+  Execution();
+  ~Execution();
+  Execution(const Execution&) = delete;
+  Execution& operator=(const Execution&) = delete;
+};
+
+} // namespace blobstore

@@ -1,0 +1,24 @@
+// How much memory is really in use, as the kernel counts it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+namespace blobstore {
+
+struct MemoryRange {
+  const void* pages;
+  size_t length;
+};
+
+struct MemoryUsage {
+  uint64_t resident = 0; // bytes that are in memory, shared or not
+  uint64_t own = 0; // of those, memory of this process alone: changed pages of a private map, or anonymous memory
+};
+
+/// Usage of these pages; empty if this system cannot say.
+std::optional<MemoryUsage> memory_usage(const std::vector<MemoryRange>& ranges);
+
+} // namespace blobstore

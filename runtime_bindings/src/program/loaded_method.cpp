@@ -1,0 +1,307 @@
+#include "program/loaded_method.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include <executorch/runtime/core/exec_aten/util/tensor_util.h>
+#include <executorch/runtime/kernel/operator_registry.h>
+
+#include <blobstore/delegate.h>
+#include <blobstore/reading.h>
+
+#include "program/values.h"
+
+namespace blobstore {
+
+namespace et = executorch::runtime;
+using EtError = et::Error;
+using EtTensor = executorch::aten::Tensor;
+
+namespace {
+
+View view_of(const EtTensor& tensor) {
+  return {tensor.mutable_data_ptr(), layout_of(tensor), tensor.nbytes()};
+}
+
+} // namespace
+
+LoadedMethod::LoadedMethod(
+    std::shared_ptr<LoadedProgram> program,
+    size_t number,
+    Arenas arenas,
+    std::shared_ptr<std::mutex> state)
+    : program_(std::move(program)),
+      number_(number),
+      name_(program_->methods()[number]),
+      inputs_(program_->inputs(name_)),
+      outputs_(program_->outputs(name_)),
+      arenas_(std::move(arenas)),
+      shared_state_(std::move(state)) {
+  const et::MethodMeta about = program_->meta(name_);
+  for (size_t i = 0; i < arenas_.size(); ++i) {
+    spans_.emplace_back(arenas_[i]->data(), static_cast<size_t>(about.memory_planned_buffer_size(i).get()));
+  }
+  planned_ = std::make_unique<et::HierarchicalAllocator>(et::Span<et::Span<uint8_t>>(spans_.data(), spans_.size()));
+  manager_ = std::make_unique<et::MemoryManager>(&allocator_, planned_.get(), &temporary_);
+  delegated_ = !program_->image().backends(number).empty();
+  load();
+  find_inputs();
+  enter();
+}
+
+void LoadedMethod::load() {
+  const CacheDataMap& map = program_->map();
+  const BlobCache::Reading reading(*map.cache()); // so that all delegates pack bytes of one generation
+  const CacheScope scope(map.cache(), /*served=*/false);
+  CacheDataMap::Misses misses;
+  (void)take_delegate_failure();
+  const BackendWork work;
+  et::Result<et::Method> loaded = program_->program().load_method(name_.c_str(), manager_.get(), nullptr, &map);
+  if (!loaded.ok()) {
+    throw_load_error(loaded.error(), misses);
+  }
+  method_.emplace(std::move(loaded.get()));
+}
+
+/// ExecuTorch gives a number only; what is known besides says more.
+void LoadedMethod::throw_load_error(EtError error, const CacheDataMap::Misses& misses) const {
+  const std::string method = "method '" + name_ + "' ";
+  if (const auto failure = take_delegate_failure()) {
+    throw Error(failure->kind, program_->path(), method + "has a delegate that cannot be loaded: " + failure->reason);
+  }
+  if (!misses.keys().empty()) {
+    throw Error(
+        ErrorKind::KeyNotFound,
+        program_->path(),
+        method + "takes '" + misses.keys().back() + "' from a data file, " + program_->cache()->name() +
+            " does not have it");
+  }
+  if (error == EtError::OperatorMissing) {
+    throw Error(
+        ErrorKind::Program, program_->path(), method + "calls operators without a kernel: " + missing_operators());
+  }
+  throw Error(
+      ErrorKind::Program,
+      program_->path(),
+      method + "cannot be loaded: " + describe(error),
+      static_cast<int>(error));
+}
+
+std::string LoadedMethod::missing_operators() const {
+  std::string names;
+  for (const auto& [base, overload] : program_->image().operators(number_)) {
+    const std::string op = *base + (overload->empty() ? "" : ".") + *overload;
+    if (!et::registry_has_op_function(op.c_str())) {
+      names += (names.empty() ? "" : ", ") + op;
+    }
+  }
+  return names;
+}
+
+void LoadedMethod::find_inputs() {
+  std::vector<et::EValue> values(method_->inputs_size());
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wdeprecated-declarations"
+  // gives access to the inputs' memory; `check` refuses a call that does not set all of them
+  const EtError error = method_->get_inputs(values.data(), values.size());
+#pragma GCC diagnostic pop
+  if (error != EtError::Ok) {
+    throw Error(ErrorKind::Program, program_->path(), "method '" + name_ + "': " + describe(error));
+  }
+  const std::vector<bool>& overlaid = program_->image().overlaid_inputs(number_);
+  tensors_.resize(values.size());
+  for (size_t i = 0; i < values.size(); ++i) {
+    if (values[i].isTensor()) {
+      tensors_[i] = Input{values[i].toTensor(), values[i].toTensor().mutable_data_ptr(), overlaid[i]};
+    }
+  }
+}
+
+Error LoadedMethod::input_error(size_t index, const std::string& reason) const {
+  std::string which = "input " + std::to_string(index);
+  if (!inputs_[index].name.empty()) {
+    which += " ('" + inputs_[index].name + "')";
+  }
+  return Error(ErrorKind::Input, program_->path(), "method '" + name_ + "': " + which + " " + reason);
+}
+
+void LoadedMethod::check(const std::vector<Argument>& arguments) const {
+  if (arguments.size() != inputs_.size()) {
+    throw Error(
+        ErrorKind::Input,
+        program_->path(),
+        "method '" + name_ + "' takes " + std::to_string(inputs_.size()) + " inputs, " +
+            std::to_string(arguments.size()) + " were given");
+  }
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    if (arguments[i].kind != inputs_[i].kind) {
+      throw input_error(i, std::string("is ") + name_of(inputs_[i].kind) + ", not " + name_of(arguments[i].kind));
+    }
+    if (arguments[i].kind == ValueKind::Tensor && arguments[i].scalar_type != inputs_[i].layout.scalar_type) {
+      Layout found = {arguments[i].scalar_type, {}, {}};
+      found.sizes.assign(arguments[i].sizes, arguments[i].sizes + arguments[i].rank);
+      throw input_error(i, "is " + to_string(inputs_[i].layout) + ", not " + to_string(found));
+    }
+  }
+}
+
+/// Whether the method may read the argument where it is.
+bool LoadedMethod::may_share(const Argument& argument) const {
+  return argument.writable && (!delegated_ || argument.nbytes == 0 || has_room_behind(argument.data, argument.nbytes));
+}
+
+void LoadedMethod::set_tensor(size_t index, const Argument& argument) {
+  Input& input = *tensors_[index];
+  EtTensor& tensor = input.tensor;
+  const executorch::aten::ArrayRef<executorch::aten::SizesType> sizes(argument.sizes, argument.rank);
+  const auto now = tensor.sizes();
+  if (now.size() != sizes.size() || !std::equal(sizes.begin(), sizes.end(), now.begin())) {
+    // ExecuTorch itself compares only the number of elements with the largest possible one
+    const auto& largest = inputs_[index].layout.sizes;
+    const bool fits = now.size() == sizes.size() &&
+        std::equal(sizes.begin(), sizes.end(), largest.begin(), [](int32_t a, int32_t b) { return a <= b; });
+    if (!fits || et::resize_tensor(tensor, sizes) != EtError::Ok) {
+      Layout found = {argument.scalar_type, {}, {}};
+      found.sizes.assign(argument.sizes, argument.sizes + argument.rank);
+      throw input_error(index, "is " + to_string(inputs_[index].layout) + ", not " + to_string(found));
+    }
+  }
+  if (argument.nbytes != tensor.nbytes()) {
+    throw input_error(
+        index, "takes " + std::to_string(tensor.nbytes()) + " bytes, not " + std::to_string(argument.nbytes));
+  }
+  void* data = const_cast<void*>(argument.data);
+  if (input.planned != nullptr && (input.overlaid || !may_share(argument))) {
+    if (argument.nbytes != 0) {
+      std::memcpy(input.planned, argument.data, argument.nbytes);
+    }
+    data = input.planned;
+  }
+  tensor.unsafeGetTensorImpl()->set_data(data);
+}
+
+void LoadedMethod::set(const std::vector<Argument>& arguments) {
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    const Argument& argument = arguments[i];
+    if (argument.kind == ValueKind::Tensor) {
+      set_tensor(i, argument);
+      continue;
+    }
+    et::EValue value;
+    if (argument.kind == ValueKind::Int) {
+      value = et::EValue(argument.integer);
+    } else if (argument.kind == ValueKind::Double) {
+      value = et::EValue(argument.real);
+    } else if (argument.kind == ValueKind::Bool) {
+      value = et::EValue(argument.integer != 0);
+    } else if (argument.kind != ValueKind::None) {
+      throw input_error(i, std::string("is ") + name_of(argument.kind) + ", which cannot be given");
+    }
+    if (const EtError error = method_->set_input(value, i); error != EtError::Ok) {
+      throw input_error(i, "has another value than the program was exported with, which it cannot change");
+    }
+  }
+}
+
+void LoadedMethod::forget_inputs() {
+  for (auto& input : tensors_) {
+    if (input) {
+      input->tensor.unsafeGetTensorImpl()->set_data(input->planned);
+    }
+  }
+}
+
+/// Whether a tensor lies in this method's own memory.
+bool LoadedMethod::own(const EtTensor& tensor) const {
+  const auto at = reinterpret_cast<uintptr_t>(tensor.const_data_ptr());
+  return std::any_of(spans_.begin(), spans_.end(), [&](const et::Span<uint8_t>& span) {
+    const auto begin = reinterpret_cast<uintptr_t>(span.data());
+    return at >= begin && at - begin <= span.size() && tensor.nbytes() <= span.size() - (at - begin);
+  });
+}
+
+View LoadedMethod::output_memory(size_t index) {
+  const std::lock_guard<std::mutex> turn(mutex_);
+  if (index >= outputs_.size() || outputs_[index].kind != ValueKind::Tensor) {
+    throw Error(
+        ErrorKind::Input, program_->path(), "method '" + name_ + "': output " + std::to_string(index) + " is not a tensor");
+  }
+  const EtTensor& tensor = method_->get_output(index).toTensor();
+  if (!own(tensor)) {
+    throw Error(
+        ErrorKind::Unsupported,
+        program_->path(),
+        "method '" + name_ + "': output " + std::to_string(index) + " has no memory that was planned for it");
+  }
+  viewed_.emplace(index, tensor.const_data_ptr());
+  return view_of(tensor);
+}
+
+std::vector<std::pair<std::string, View>> LoadedMethod::state_memory() {
+  const std::lock_guard<std::mutex> turn(mutex_);
+  const et::MethodMeta about = program_->meta(name_);
+  std::vector<std::pair<std::string, View>> found;
+  for (size_t i = 0; i < about.num_attributes(); ++i) {
+    const auto info = about.attribute_tensor_meta(i);
+    if (!info.ok()) {
+      throw Error(ErrorKind::InvalidFile, program_->path(), "method '" + name_ + "': " + describe(info.error()));
+    }
+    auto tensor = method_->get_attribute(info->name());
+    if (tensor.ok() && own(tensor.get())) {
+      found.emplace_back(info->name(), view_of(tensor.get()));
+    }
+  }
+  return found;
+}
+
+/// Memory that callers may hold must still be the memory of the output.
+void LoadedMethod::check_views() const {
+  for (const auto& [index, data] : viewed_) {
+    if (method_->get_output(index).toTensor().const_data_ptr() != data) {
+      throw Error(
+          ErrorKind::Execution,
+          program_->path(),
+          "method '" + name_ + "': output " + std::to_string(index) + " moved to another place in memory");
+    }
+  }
+}
+
+std::vector<Value> LoadedMethod::execute(const std::vector<Argument>& arguments, size_t count) {
+  check(arguments);
+  // before the mutex: a commit that waits for readers blocks new ones, so a thread that holds the mutex while it waits
+  // for its Reading would deadlock with one that holds a Reading and waits for the mutex
+  const BlobCache::Reading reading(*program_->cache());
+  const std::lock_guard<std::mutex> turn(mutex_);
+  std::unique_lock<std::mutex> state;
+  if (shared_state_) {
+    state = std::unique_lock<std::mutex>(*shared_state_);
+  }
+  struct Forget { // the caller's memory is not used afterwards, even if this throws
+    LoadedMethod& method;
+    ~Forget() { method.forget_inputs(); }
+  } forget{*this};
+  set(arguments);
+  const EtError error = [&] {
+    const Execution execution;
+    const BackendWork work;
+    return method_->execute();
+  }();
+  if (error != EtError::Ok) {
+    const auto failure = take_delegate_failure();
+    throw Error(
+        ErrorKind::Execution,
+        program_->path(),
+        "method '" + name_ + "' failed: " + (failure ? failure->reason : describe(error)),
+        static_cast<int>(error));
+  }
+  std::vector<Value> results;
+  check_views();
+  count = std::min(count, method_->outputs_size());
+  results.reserve(count);
+  for (size_t i = 0; i < count; ++i) {
+    results.push_back(copy_of(method_->get_output(i)));
+  }
+  return results;
+}
+
+} // namespace blobstore

@@ -1,0 +1,63 @@
+// A .pte that ExecuTorch has loaded, bound to a cache.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <executorch/runtime/executor/program.h>
+
+#include <blobstore/program.h>
+
+#include "os/file.h"
+#include "os/fork.h"
+#include "program/image_loader.h"
+#include "program/program_image.h"
+
+namespace blobstore {
+
+/// The memory that a method's tensors are planned into.
+using Arenas = std::vector<std::shared_ptr<Mapping>>;
+
+class LoadedProgram final : public Program, private ForkAware {
+ public:
+  LoadedProgram(const std::string& path, std::shared_ptr<BlobCache> cache);
+  ~LoadedProgram() override { leave(); }
+
+  const std::string& path() const override { return image_.path(); }
+  std::pair<const uint8_t*, size_t> file() const override {
+    return {image_.whole().data(), static_cast<size_t>(image_.file_size())};
+  }
+  const std::shared_ptr<BlobCache>& cache() const override { return cache_; }
+  const std::vector<std::string>& methods() const override { return image_.methods(); }
+  std::vector<std::string> needs(const std::string& method) const override;
+  std::vector<ValueInfo> inputs(const std::string& method) const override;
+  std::vector<ValueInfo> outputs(const std::string& method) const override;
+  std::vector<std::string> backends(const std::string& method) const override;
+  std::shared_ptr<Method> load_method(const std::string& name) override;
+
+  executorch::runtime::MethodMeta meta(const std::string& method) const;
+  const executorch::runtime::Program& program() const { return *program_; }
+  const ProgramImage& image() const { return image_; }
+  const CacheDataMap& map() const { return map_; }
+
+ private:
+  size_t number(const std::string& method) const;
+  void check_backends(size_t method) const;
+  std::shared_ptr<Mapping> shared_arena(size_t index, size_t size);
+  void after_fork_in_child() override { renew(mutex_); }
+
+  std::shared_ptr<BlobCache> cache_;
+  ProgramImage image_;
+  ImageLoader loader_;
+  CacheDataMap map_;
+  std::optional<executorch::runtime::Program> program_;
+  std::mutex mutex_; // guards shared_
+  Arenas shared_;
+  std::shared_ptr<std::mutex> state_ = std::make_shared<std::mutex>(); // for calls of methods that use shared_
+};
+
+} // namespace blobstore

@@ -1,0 +1,63 @@
+"""Builds C++ of this project with CMake, on the executorch that is installed."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+LIBRARY = ROOT / "runtime_bindings"
+
+# cmake and ninja come from the environment that runs this, also when it was not activated
+_PATH = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+ENVIRONMENT = {**os.environ, "PATH": _PATH}
+
+
+def missing() -> str | None:
+    """Why nothing can be built here; None if it can."""
+    if importlib.util.find_spec("executorch") is None:
+        return "building C++ needs executorch"
+    compiler = os.environ.get("CXX", "c++").split()[0]
+    lost = [name for name in ("cmake", "ninja", compiler) if shutil.which(name, path=_PATH) is None]
+    return f"building C++ needs {', '.join(lost)}" if lost else None
+
+
+@contextmanager
+def folder(name: str) -> Iterator[Path]:
+    """A folder below build/ for this environment alone, because CMake remembers where it found executorch.
+
+    Two test runs at a time wait for each other here.
+    """
+    directory = ROOT / "build" / f"{name}-{hashlib.sha256(sys.prefix.encode()).hexdigest()[:12]}"
+    directory.mkdir(parents=True, exist_ok=True)
+    with (directory / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield directory
+
+
+def run(*command: object) -> None:
+    """Run a command.
+
+    Raises:
+        AssertionError: It failed; the message has its output.
+    """
+    texts = [str(part) for part in command]
+    done = subprocess.run(texts, env=ENVIRONMENT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{' '.join(texts)}\n{done.stdout}{done.stderr}"
+
+
+def build(source: Path, directory: Path, *options: str, target: str = "all") -> None:
+    """Configure and build a project; this takes a moment if nothing changed."""
+    spec = importlib.util.find_spec("executorch")
+    assert spec and spec.submodule_search_locations
+    package = Path(next(iter(spec.submodule_search_locations)), "share", "cmake")
+    run("cmake", "-S", source, "-B", directory, "-G", "Ninja", f"-Dexecutorch_DIR={package}", *options)
+    run("cmake", "--build", directory, "--target", target)

@@ -1,0 +1,46 @@
+"""The native module of a test build, in which a test can kill the process at certain points.
+
+Neither the wheel nor the installed library has such hooks. A test starts a process with this build in front of the
+installed one.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from tests import native_build
+from tests.native_build import LIBRARY
+
+
+def build() -> Path:
+    """Build the package `blobstore_runtime` with hooks.
+
+    Returns:
+        The folder that it is in, for PYTHONPATH.
+    """
+    with native_build.folder("hooks") as directory:
+        nanobind = subprocess.run(
+            [sys.executable, "-m", "nanobind", "--cmake_dir"], check=True, capture_output=True, text=True
+        ).stdout.strip()
+        native_build.build(
+            LIBRARY,
+            directory / "build",
+            "-DBLOBSTORE_PYTHON=ON",
+            "-DBLOBSTORE_TEST_HOOKS=ON",
+            f"-Dnanobind_DIR={nanobind}",
+            f"-DPython_EXECUTABLE={sys.executable}",
+        )
+        packages = directory / "packages"
+        native_build.run("cmake", "--install", directory / "build", "--prefix", packages)
+        shutil.copy(LIBRARY / "python" / "blobstore_runtime" / "__init__.py", packages / "blobstore_runtime")
+        return packages
+
+
+def environment(packages: Path) -> dict[str, str]:
+    """The environment of a process that imports the package from there."""
+    paths = [str(packages), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
