@@ -25,7 +25,8 @@ from blobstore.errors import (
 from blobstore.logical.updates import LogicalTensor, LogicalTensors
 from blobstore.memory.mapped_file import Paths, as_path
 from blobstore.memory.tensors import as_bytes
-from blobstore.runtime import BlobCache, Program, check_cache
+from blobstore.runtime import BlobCache, Program
+from blobstore.runtime.cache import check_cache
 from blobstore.training import checkpoint, optimizers
 from blobstore.training.turns import Turns
 

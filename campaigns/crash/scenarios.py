@@ -212,13 +212,13 @@ def _prepare_unopened(folder: Path) -> None:
 def _prepare_interrupted(folder: Path) -> None:
     import os
 
-    from blobstore.runtime import _native
+    from blobstore.runtime.native import native
 
     _prepare_shared(folder)
     child = os.fork()
     if child == 0:
         cache = BlobCache(folder / "out" / "model.ptd", "shared")
-        _native.crash_at(5)  # between two blobs: the journal is whole and has to be replayed
+        native.crash_at(5)  # between two blobs: the journal is whole and has to be replayed
         cache.update(network.weights(2))
         os._exit(1)
     _, status = os.waitpid(child, 0)

@@ -7,7 +7,8 @@ import pytest
 
 from blobstore.errors import KeyNotFoundError, LayoutError
 from blobstore.formats.data_map import NamedDataMap
-from blobstore.runtime import BlobCache, _layout, _native
+from blobstore.runtime import BlobCache
+from blobstore.runtime.native import layout_of, native
 from blobstore.testing import NamedDataMapContract
 
 OK, INVALID_ARGUMENT, INVALID_TYPE, NOT_FOUND = 0, 0x12, 0x13, 0x20
@@ -58,7 +59,7 @@ class NativeMap(NamedDataMap):
 
     def __init__(self, path):
         self.name = str(path)
-        self.probe = _native.DataMapProbe(BlobCache(path)._native)
+        self.probe = native.DataMapProbe(BlobCache(path)._native)
 
     def _key_list(self):
         return [self.probe.get_key(i)[1] for i in range(self.probe.get_num_keys())]
@@ -79,7 +80,7 @@ class NativeMap(NamedDataMap):
         if error == NOT_FOUND:
             raise KeyError(key)
         assert error in {OK, INVALID_TYPE}
-        return _layout(layout)
+        return layout_of(layout)
 
     def load_data_into(self, key, buffer, size=None):
         data = self.get_data(key)

@@ -113,10 +113,10 @@ def test_killed_in_a_commit(copy, point, survivor):
     before = BlobCache(copy, "shared") if survivor == "already open" else None
     victim = run(
         """
-from blobstore.runtime import _native
+from blobstore.runtime.native import native
 cache = BlobCache(sys.argv[1], "shared")
 cache.update(weights(1))
-_native.crash_at(int(sys.argv[2]))
+native.crash_at(int(sys.argv[2]))
 cache.update(weights(2))
 """,
         copy,
@@ -204,9 +204,9 @@ def test_commits_of_several_processes_are_counted(copy):
 def test_a_damaged_journal_is_an_error(copy):
     victim = run(
         """
-from blobstore.runtime import _native
+from blobstore.runtime.native import native
 cache = BlobCache(sys.argv[1], "shared")
-_native.crash_at(5)
+native.crash_at(5)
 cache.update(weights(2))
 """,
         copy,
@@ -409,7 +409,7 @@ def test_a_child_keeps_no_lock_of_a_commit_of_its_parent(copy):
     parent = run(
         """
 import threading
-from blobstore.runtime import _native
+from blobstore.runtime.native import native
 from tests.waiting import until
 cache = BlobCache(sys.argv[1], "shared")
 print("open", flush=True)
@@ -421,7 +421,7 @@ if pid == 0:
     os.close(1)
     sys.stdin.read()  # does nothing, until the test ends
     os._exit(0)
-_native.crash_at(5)  # between two blobs
+native.crash_at(5)  # between two blobs
 print(pid, flush=True)
 signal.pause()  # until it is killed
 """,
