@@ -82,7 +82,7 @@ def check(optimizer: Any, parameters: Mapping[str, Tensor]) -> bool:
         raise TrainingError(f"expected an optimizer, found a {type(optimizer).__name__}")
     _names(optimizer, parameters)
     if isinstance(optimizer, torch.optim.LBFGS):
-        raise TrainingError("LBFGS runs the program itself: call its step() with a closure, in locked()")
+        raise TrainingError("LBFGS runs the program itself: in locked(), call its step() with a closure")
     return True
 
 
