@@ -1,4 +1,4 @@
-"""Without the native package these tests are left out; `make test` builds it."""
+"""Without the native package these tests are not collected; `make test` builds it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ collect_ignore_glob = [] if importlib.util.find_spec("blobstore_runtime") else [
 
 @pytest.fixture(scope="session")
 def foundation(tmp_path_factory):
-    """A .ptd with blobs of all sizes: parts of a page, pages, several megabytes, ties, opaque ones and empty ones."""
+    """A .ptd with blobs of many sizes: less than a page, whole pages, several megabytes, tied, opaque and empty."""
     from tests.runtime.blobs import write_foundation
 
     return write_foundation(tmp_path_factory.mktemp("foundation") / "foundation.ptd")

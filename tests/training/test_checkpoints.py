@@ -96,10 +96,10 @@ _values = st.recursive(
     sizes=st.lists(st.integers(0, 3), max_size=3),
 )
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_every_optimizer_is_restored(
+def test_the_state_of_an_optimizer_is_restored(
     kind: str, steps: int, option: Any, kept: Any, dtype: torch.dtype, sizes: list[int], tmp_path: Path
 ) -> None:
-    """Every optimizer of torch, before and after its first step."""
+    """Options and entries of the state come back exactly, for values of any plain kind (T2)."""
     joint = nets.xor()
     training = joint.load(tmp_path)
     optimizer = OPTIMIZERS[kind](training.named_parameters().values())
