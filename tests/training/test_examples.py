@@ -67,8 +67,8 @@ def test_train_and_serve(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
     assert max(served) == max(result.published) and len(served) > 2
     curve = example.shares(result, digits)
     assert curve[-1][1] > max(0.85, curve[0][1])
-    example.tell(result, digits)
-    example.draw(result, digits, tmp_path / "picture.html")
+    example.print_summary(result, digits)
+    example.plot(result, digits, tmp_path / "picture.html")
     page = (tmp_path / "picture.html").read_text()
     assert "milliseconds" in page and "published" in page
 
