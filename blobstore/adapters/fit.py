@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,12 +70,12 @@ class AdaptersInfo:
     adapters: tuple[AdapterInfo, ...]
 
 
-def inspect_adapters(foundation: Paths, adapters: Iterable[str | os.PathLike[str]]) -> AdaptersInfo:
+def inspect_adapters(foundation: Paths, adapters: Paths) -> AdaptersInfo:
     """List what a foundation and its adapters contain, and check whether they fit.
 
     Args:
         foundation: its `.ptd`, or several that are used together.
-        adapters: files as for `read_adapter`.
+        adapters: one file or several, as for `read_adapter`.
 
     Raises:
         FileAccessError, InvalidFileError, IntegrityError: a file cannot be opened or trusted.

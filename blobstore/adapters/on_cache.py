@@ -44,7 +44,7 @@ _lock = threading.Lock()  # guards both
 
 def check_open_cache(cache: BlobCache) -> None:
     """Raise UnsupportedDataError if an argument is not a `BlobCache`, and ClosedError if it is closed."""
-    from blobstore.runtime.cache import check_cache  # whoever has a cache can import it
+    from blobstore.runtime.cache import check_cache  # here, because adapter files alone need no native package
 
     check_cache(cache, "cache")
     cache.get_num_keys()  # raises if it is closed

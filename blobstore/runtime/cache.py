@@ -234,7 +234,7 @@ class BlobCache(NamedDataMap):
 
         Raises:
             DataChangedError: a file was overwritten in place since it was opened, so it no longer describes the cache.
-            FileAccessError, InvalidFileError, IntegrityError: likewise, and the file can no longer be read.
+            FileAccessError, InvalidFileError, IntegrityError: a file was truncated or damaged since it was opened.
         """
         self._check_open()
         with self.reading():

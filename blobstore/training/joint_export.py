@@ -71,7 +71,7 @@ def lower_training(
     name = type(module).__name__
     try:
         exported = torch.export.export(module, inputs, strict=True)
-    except Exception as error:  # whatever the module's own code, or torch, raises
+    except Exception as error:  # raised by the module's own code or by torch
         raise UnsupportedDataError(f"{name} cannot be exported with these inputs: {error}") from error
     _check_loss(exported, name)
     joint = _export_forward_backward(exported).run_decompositions({torch.ops.aten.addmm.default: _product_and_sum})

@@ -196,7 +196,7 @@ class TrainingProgram:
                     optimizer.step()
                 else:
                     optimizer.step(self._gradients)
-            except Exception as error:  # whatever the optimizer's own code raises
+            except Exception as error:  # raised by the optimizer's own code
                 _put(before, self._buffers)
                 raise TrainingError(f"{self._where}: the {type(optimizer).__name__} failed: {error}") from error
             return outputs

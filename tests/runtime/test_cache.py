@@ -374,6 +374,50 @@ def test_an_earlier_file_as_a_working_copy(tmp_path):
     assert path.read_bytes()[-8:] == b"BLOBEND1"
 
 
+@pytest.mark.parametrize("mode", ["private", "copy"])
+def test_files_are_those_that_were_opened(tmp_path, mode):
+    """Keys, metadata and digests, even after commits and after the files were replaced and deleted (B5)."""
+    save_file({"a": np.arange(5000.0)}, tmp_path / "a.ptd", metadata={"made": "here"})
+    save_file({"b": np.ones(3)}, tmp_path / "b.ptd")
+    base = BlobCache(tmp_path / "b.ptd")
+    cache = BlobCache(tmp_path / "a.ptd", mode, base=base)
+    expected = cache.digest("a")
+    cache.update({"a": np.zeros(5000)})
+    save_file({"a": np.ones(5000)}, tmp_path / "a.ptd", metadata={"made": "later"})
+    os.unlink(tmp_path / "b.ptd")
+    (file,) = cache.files
+    assert (file.path, list(file), file.metadata) == (tmp_path / "a.ptd", ["a"], {"made": "here"})
+    assert file.digest("a") == expected != cache.digest("a")
+    assert [list(one) for one in base.files] == [["b"]]
+    cache.close()
+    with pytest.raises(errors.ClosedError):
+        _ = cache.files
+
+
+def test_files_that_were_overwritten(tmp_path):
+    """A file with other contents than the cache is an error that names the key (B5)."""
+    save_file({"a": np.arange(5000.0), "b": np.ones(5)}, tmp_path / "a.ptd")
+    save_file({"a": np.arange(5000.0), "b": np.zeros(5)}, tmp_path / "other.ptd")
+    cache = BlobCache(tmp_path / "a.ptd", "copy")
+    with (tmp_path / "a.ptd").open("r+b") as file:
+        file.write((tmp_path / "other.ptd").read_bytes())
+    with pytest.raises(errors.DataChangedError, match=r"a\.ptd: the file was overwritten .*: 'b' differs"):
+        _ = cache.files
+    os.truncate(tmp_path / "a.ptd", 100)
+    with pytest.raises(errors.FileAccessError, match=r"a\.ptd: .*truncated"):
+        _ = cache.files
+
+
+def test_files_of_a_working_copy(tmp_path):
+    """Its digests are those of the last commit (B4, B5)."""
+    save_file({"a": np.arange(5000.0)}, tmp_path / "a.ptd")
+    make_working_copy(tmp_path / "a.ptd", tmp_path / "copy.ptd")
+    cache = BlobCache(tmp_path / "copy.ptd", "shared")
+    cache.update({"a": np.ones(5000)})
+    (file,) = cache.files
+    assert file.digest("a") == cache.digest("a") == (40000, xxhash.xxh3_128_digest(np.ones(5000).tobytes()))
+
+
 def test_stacks(foundation, tmp_path):
     """Caches on a common base share its memory and its commits, and own their adapters (R5, D1, D2)."""
     base = BlobCache(foundation)

@@ -348,7 +348,7 @@ def test_another_optimizer(tmp_path: Path) -> None:
     run(training, optimizer, joint, 1)
     before = state(training, optimizer)
     for file, wrong, reason in (
-        ("checkpoint", OPTIMIZERS["momentum"](parameters), "that of Adam, not of SGD"),
+        ("checkpoint", OPTIMIZERS["momentum"](parameters), "that of optimizer Adam, not of SGD"),
         ("checkpoint", torch.optim.Adam(parameters[:2]), "parameter groups"),
         ("without", optimizer, "no state of an optimizer"),
     ):

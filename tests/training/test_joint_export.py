@@ -145,7 +145,7 @@ def test_what_cannot_train(module: Training) -> None:
     with pytest.raises(UnsupportedDataError, match="no parameter with requires_grad"):
         lower_training(Training().requires_grad_(False), batch())
     labels = torch.zeros(4, dtype=torch.int64)
-    with pytest.raises(UnsupportedDataError, match="two of the inputs are one tensor"):
+    with pytest.raises(UnsupportedDataError, match="two of the inputs are the same tensor"):
         lower_training(module, (labels, labels))
     with pytest.raises(InvalidTagError):
         lower_training(module, batch(), tag="../elsewhere")
