@@ -1,10 +1,10 @@
 """LoRA on the device: two small tasks, two adapters, and one foundation that is neither copied nor changed.
 
 The model is all-MiniLM-L6-v2 with low-rank branches beside the query and value of each attention, followed by a linear
-layer; only these are trained. `train.pte` computes loss and gradients, `serve.pte` runs through XNNPACK, and both take the
-frozen weights from `foundation.ptd`. Training on each task results in an adapter of a few hundred kilobytes. Then two
-callers use both adapters at once on one foundation, and one program exchanges one adapter for the other while it is loaded.
-All answers of the programs are compared with eager PyTorch.
+layer; only these are trained. `train.pte` computes loss and gradients, `serve.pte` runs through XNNPACK, and both take
+the frozen weights from `foundation.ptd`. Training on each task results in an adapter of a few hundred kilobytes. Then
+two callers use both adapters at once on one foundation, and one program exchanges one adapter for the other while it is
+loaded. All answers of the programs are compared with eager PyTorch.
 
     python examples/lora_minilm.py            # about two minutes
     python examples/lora_minilm.py --quick    # two of the six layers, half a minute

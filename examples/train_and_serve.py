@@ -1,9 +1,9 @@
 """One thread trains, another serves, on one cache of weights.
 
-A network that was trained on upright digits must adapt to tilted ones. It keeps answering, through XNNPACK, while it trains
-on them: after every few steps the trained weights are published, and the next answer uses them. Each answer is checked
-afterwards. It must be what eager PyTorch computes with the weights of a generation that the cache had during the call, and
-of no other generation. The time of every answer is plotted.
+A network that was trained on upright digits must adapt to tilted ones. It keeps answering, through XNNPACK, while it
+trains on them: after every few steps the trained weights are published, and the next answer uses them. Each answer is
+checked afterwards. It must be what eager PyTorch computes with the weights of a generation that the cache had during
+the call, and of no other generation. The time of every answer is plotted.
 
     python examples/train_and_serve.py --picture train_and_serve.html
 """
@@ -226,7 +226,7 @@ def run(network: Net, digits: Digits, folder: Path, steps: int, every: int) -> R
 
 
 def check(network: Net, result: Run, digits: Digits) -> list[tuple[Answer, int | None]]:
-    """Each answer with its generation, or None unless it matches exactly one generation that the cache had at that time."""
+    """Each answer with its generation, or None unless it matches exactly one that the cache had at that time."""
     with torch.no_grad():
         expected = {
             generation: torch.func.functional_call(network, weights, (digits.test,))

@@ -1,8 +1,9 @@
 """Train a program where it runs: XOR, from the first step to a program that serves the trained weights.
 
 The loss is part of the model, so that ExecuTorch can compute its gradients. The program `train.pte` trains, first with
-torch.optim.SGD and then with ExecuTorch's own SGD. Halfway it saves a checkpoint, from which a second instance continues.
-`serve.pte` is another program, which runs through XNNPACK and receives the trained weights while it is loaded.
+torch.optim.SGD and then with ExecuTorch's own SGD. Halfway it saves a checkpoint, from which a second instance
+continues. `serve.pte` is another program, which runs through XNNPACK and receives the trained weights while it is
+loaded.
 
     python examples/xor.py
 """
@@ -104,7 +105,8 @@ def run(folder: Path, make: Callable[[TrainingProgram], Any], steps: int) -> tup
     """Train, save halfway, resume, publish.
 
     Returns:
-        The losses; the losses of the resumed instance, from the checkpoint on; and the scores of `serve.pte` at the end.
+        The losses; the losses of the resumed instance, from the checkpoint on; and the scores of `serve.pte` at the
+        end.
     """
     cache = BlobCache(folder / "xor.ptd")
     serve = Program(folder / "serve.pte", cache).method()

@@ -1,9 +1,9 @@
 """Fine-tune a delegated program where it runs, without gradients (MeZO).
 
-One step moves the weights in a random direction and runs forward, then moves them equally far to the other side and runs
-forward again. The difference of the two losses determines the size and the sign of the step. The direction is never stored,
-because its seed reproduces it. All this needs is a program whose weights can change between two calls. The same steps run in
-eager PyTorch for comparison.
+One step moves the weights in a random direction and runs forward, then moves them equally far to the other side and
+runs forward again. The difference of the two losses determines the size and the sign of the step. The direction is
+never stored, because its seed reproduces it. All this needs is a program whose weights can change between two calls.
+The same steps run in eager PyTorch for comparison.
 
     python examples/zeroth_order.py digits       # a small CNN on scikit-learn's digits
     python examples/zeroth_order.py sentences    # all-MiniLM-L6-v2 with a classification head

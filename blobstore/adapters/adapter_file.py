@@ -68,8 +68,8 @@ class Adapter:
 
     @functools.cached_property
     def tensors(self) -> dict[str, Any]:
-        """The tensors in the model's own shapes and dtypes, as read-only arrays. Those of bfloat16 are torch tensors or,
-        without torch, arrays of `ml_dtypes`.
+        """The tensors in the model's own shapes and dtypes, as read-only arrays. Those of bfloat16 are torch tensors
+        or, without torch, arrays of `ml_dtypes`.
 
         Raises:
             UpdateError: a tensor is quantized, so its original values are not in the file.
@@ -88,8 +88,8 @@ class Adapter:
         return steps.cast(self.logical.value(name), self.contents[name].scalar_type)
 
     def problems(self) -> list[BlobStoreError]:
-        """Everything that is wrong with the file itself: `unpaired`, and an UpdateError for each tensor with infinities or
-        NaN."""
+        """Everything that is wrong with the file itself: `unpaired`, and an UpdateError for each tensor with infinities
+        or NaN."""
         return [*self.unpaired, *_not_finite(self.path, (name for name in self.contents if not self._is_finite(name)))]
 
     def check(self) -> None:
@@ -143,8 +143,8 @@ def save_adapter(
 
     Args:
         path: the file to write; an existing file is replaced.
-        tensors: maps names to torch tensors or arrays in the model's own shapes: `<module>.lora_a.weight` (rank, in) and
-            `<module>.lora_b.weight` (out, rank) for each adapted module, and any other trained tensors.
+        tensors: maps names to torch tensors or arrays in the model's own shapes: `<module>.lora_a.weight` (rank, in)
+            and `<module>.lora_b.weight` (out, rank) for each adapted module, and any other trained tensors.
         foundation: the `.ptd` that the adapter was made for, or several that are used together.
         scale: the factor of the product of a pair: alpha / rank.
         metadata: free text to keep with it.

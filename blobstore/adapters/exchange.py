@@ -31,26 +31,27 @@ __all__ = ["load_adapter"]
 def load_adapter(cache: BlobCache, path: str | os.PathLike[str], *, program_scale: float | None = None) -> int:
     """Exchange the adapter that the programs on a cache run with, in one commit.
 
-    The tensors of the file are stored in the layouts that the programs use. One file therefore serves portable programs,
-    delegated ones, and quantized ones whose lowering recorded their scales. The first call for a cache computes the
-    fingerprint of its foundation; only files without digests are read whole for that.
+    The tensors of the file are stored in the layouts that the programs use. One file therefore serves portable
+    programs, delegated ones, and quantized ones whose lowering recorded their scales. The first call for a cache
+    computes the fingerprint of its foundation; only files without digests are read whole for that.
 
     Args:
         cache: must already have the tensors of an adapter: that of the lowering or any other.
         path: an adapter that records its foundation; see `save_adapter` and `bind_adapter`.
-        program_scale: the factor that the program multiplies the product with. If it is not given, the scale of the adapter
-            must be the one that the cache's files record, if they record any. If it differs from the adapter's scale, the
-            adapter's `lora_b` is multiplied so that the program computes what the adapter was trained for.
+        program_scale: the factor that the program multiplies the product with. If it is not given, the scale of the
+            adapter must be the one that the cache's files record, if they record any. If it differs from the adapter's
+            scale, the adapter's `lora_b` is multiplied so that the program computes what the adapter was trained for.
 
     Returns:
         The new generation of the cache. `cache.revert()` restores the adapter in the cache's file.
 
     Raises:
         FileAccessError, InvalidFileError, IntegrityError: the file cannot be opened or trusted.
-        DataChangedError: a file of the cache was overwritten in place after it was opened, so its foundation is unknown.
-        AdapterError: the adapter is for another foundation or does not record one; a tensor of a pair is missing; it lacks
-            tensors of the programs, which would keep those of the last adapter; or its scale is another one. Nothing was
-            changed; the same holds for all errors below.
+        DataChangedError: a file of the cache was overwritten in place after it was opened, so its foundation is
+            unknown.
+        AdapterError: the adapter is for another foundation or does not record one; a tensor of a pair is missing; it
+            lacks tensors of the programs, which would keep those of the last adapter; or its scale is another one.
+            Nothing was changed; the same holds for all errors below.
         KeyNotFoundError: the cache lacks a tensor.
         LayoutError: a tensor has another shape or dtype in the cache.
         UpdateError: a tensor has infinities or NaN, or cannot be changed, or not in all loaded programs.

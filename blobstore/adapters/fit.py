@@ -112,8 +112,8 @@ def misfits(adapter: Adapter, tensors: Mapping[str, NamedTensor], foundation: st
         tensors, foundation, name: the foundation's tensors, its fingerprint, and its name in messages.
 
     Returns:
-        An AdapterError if it was made for another foundation; a KeyNotFoundError for each module that the foundation lacks;
-        a LayoutError for each weight whose shape is not that of the pair's product.
+        An AdapterError if it was made for another foundation; a KeyNotFoundError for each module that the foundation
+        lacks; a LayoutError for each weight whose shape is not that of the pair's product.
     """
     problems: list[BlobStoreError] = []
     if adapter.foundation not in (None, foundation):

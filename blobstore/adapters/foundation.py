@@ -85,8 +85,9 @@ def named_tensors(blobs: NamedDataMap, logical: LogicalTensors | None = None) ->
 def fingerprint(blobs: NamedDataMap) -> str:
     """The fingerprint of the foundation in a data map, 32 hexadecimal digits; docs/format.md defines it.
 
-    It depends on the keys, layouts and contents of the blobs, but not on their order or on the program that wrote the file.
-    Records, manifests and tensors of LoRA adapters do not count. A blob is not read if the file records its digest.
+    It depends on the keys, layouts and contents of the blobs, but not on their order or on the program that wrote the
+    file. Records, manifests and tensors of LoRA adapters do not count. A blob is not read if the file records its
+    digest.
     """
     hasher = xxhash.xxh3_128(_MAGIC)
     for name, key in sorted((key.encode(), key) for key in content_keys(blobs)):

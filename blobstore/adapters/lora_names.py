@@ -51,7 +51,8 @@ class AdapterTags:
     Args:
         foundation, adapter: the names of the files, without a folder; with or without `.ptd`.
         is_adapter: decides whether a tensor belongs to the adapter. It is called with the name in the form that both
-            places know: lower case, with underscores for dots, such as `layers_0_lora_a_weight`. The default is `is_lora`.
+            places know: lower case, with underscores for dots, such as `layers_0_lora_a_weight`. The default is
+            `is_lora`.
 
     Raises:
         InvalidTagError: a name is not a plain file name, or both are the same.
@@ -114,7 +115,8 @@ def find_pairs(tensors: Mapping[str, Sequence[int]], origin: str) -> tuple[list[
         origin: the file as messages name it.
 
     Returns:
-        The pairs in the order of their modules, and an AdapterError or LayoutError for each module without a valid pair.
+        The pairs in the order of their modules, and an AdapterError or LayoutError for each module without a valid
+        pair.
     """
     halves: dict[tuple[str, str], dict[str, str]] = {}
     for name in tensors:

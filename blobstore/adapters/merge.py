@@ -53,15 +53,15 @@ class MergedAdapter:
     def undo(self) -> int:
         """Restore the exact bytes that the weights had before, in one commit.
 
-        Adapters that were merged into the same weights must be undone in reverse order, those in different weights in any
-        order.
+        Adapters that were merged into the same weights must be undone in reverse order, those in different weights in
+        any order.
 
         Returns:
             The new generation.
 
         Raises:
-            AdapterError: the adapter was undone already, or the weights were changed since by an update or by another merge
-                that is not undone. Nothing was changed.
+            AdapterError: the adapter was undone already, or the weights were changed since by an update or by another
+                merge that is not undone. Nothing was changed.
         """
         with turn(self.cache):
             if self._undone:
@@ -96,11 +96,11 @@ def merge_adapter(
     """Add an adapter to the weights of programs that have no adapter of their own, in one commit.
 
     Each adapted weight `W` of shape (out, in) becomes `W + alpha * scale * (lora_b @ lora_a)`, computed in float32 (in
-    float64 for float64 weights) and rounded once. To undo it, the previous bytes are kept in memory for weights that already
-    differed from the cache's file; all other weights are restored from the file.
+    float64 for float64 weights) and rounded once. To undo it, the previous bytes are kept in memory for weights that
+    already differed from the cache's file; all other weights are restored from the file.
 
-    Other merges wait from the reading of the weights until the commit. An update of the same weights by another thread or
-    process does not wait; the caller must prevent it.
+    Other merges wait from the reading of the weights until the commit. An update of the same weights by another thread
+    or process does not wait; the caller must prevent it.
 
     Args:
         cache: must own the weights; weights of its `base` are changed through the base.
@@ -109,23 +109,25 @@ def merge_adapter(
         scale: alpha / rank of the adapter; the default is what the file records, and 1 for tensors.
         names: maps modules to the names of their weights, for those other than `<module>.weight`,
             `<module>.base.weight` and `<module>.base_layer.weight`.
-        weights: maps names in the cache to the float tensors to start from, for weights that the cache stores quantized or
-            combined with others. They are quantized again with the recorded scales.
+        weights: maps names in the cache to the float tensors to start from, for weights that the cache stores quantized
+            or combined with others. They are quantized again with the recorded scales.
 
     Returns:
         An object whose `undo` restores the weights.
 
     Raises:
         FileAccessError, InvalidFileError, IntegrityError: the file cannot be opened or trusted.
-        DataChangedError: a file of the cache was overwritten in place after it was opened, so its foundation is unknown.
-        AdapterError: the adapter is for another foundation or does not record one; a tensor of a pair is missing; or there
-            are tensors that are not LoRA's, which cannot be merged. Nothing was changed; the same holds for all errors
-            below.
+        DataChangedError: a file of the cache was overwritten in place after it was opened, so its foundation is
+            unknown.
+        AdapterError: the adapter is for another foundation or does not record one; a tensor of a pair is missing; or
+            there are tensors that are not LoRA's, which cannot be merged. Nothing was changed; the same holds for all
+            errors below.
         KeyNotFoundError: a module has no weight in this cache's files.
         LayoutError: a weight has another shape.
-        UpdateError: a weight is quantized or combined with others, and `weights` does not have it; a loaded program has the
-            weight where no update reaches it; or the result has infinities or NaN.
-        UnsupportedDataError: a value is not a tensor, `cache` is not a `BlobCache`, or `names` or `weights` is not a mapping.
+        UpdateError: a weight is quantized or combined with others, and `weights` does not have it; a loaded program has
+            the weight where no update reaches it; or the result has infinities or NaN.
+        UnsupportedDataError: a value is not a tensor, `cache` is not a `BlobCache`, or `names` or `weights` is not a
+            mapping.
     """
     check_open_cache(cache)
     origin, tensors, recorded = _read(cache, adapter)

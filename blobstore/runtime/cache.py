@@ -97,15 +97,15 @@ class _Change(NamedTuple):
 class BlobCache(NamedDataMap):
     """The blobs of any number of `.ptd` files in memory, looked up as one map, and changed while programs run on them.
 
-    A cache is a `NamedDataMap` and can be used wherever one is expected. Every view is of the live memory: it shows commits
-    as they happen, and keeps the memory alive. All methods may be called from any thread.
+    A cache is a `NamedDataMap` and can be used wherever one is expected. Every view is of the live memory: it shows
+    commits as they happen, and keeps the memory alive. All methods may be called from any thread.
 
     Args:
         paths: one file or several. Where several files have a key, its contents must be equal.
-        mode: "private": unchanged pages belong to the page cache of the operating system, so all processes share them. A
-            commit copies only the pages that it changes, and no other process sees it. "shared": one working copy (see
-            `make_working_copy`) that any number of processes map, read and change together; a commit changes the file.
-            "copy": the files are read into memory, so later changes to the files have no effect.
+        mode: "private": unchanged pages belong to the page cache of the operating system, so all processes share them.
+            A commit copies only the pages that it changes, and no other process sees it. "shared": one working copy
+            (see `make_working_copy`) that any number of processes map, read and change together; a commit changes the
+            file. "copy": the files are read into memory, so later changes to the files have no effect.
         base: a cache whose blobs can be found through this one, except for the keys that `paths` have. Its memory is
             shared, and its commits are visible here. Its blobs are changed through the base, not through this cache.
 
@@ -205,8 +205,8 @@ class BlobCache(NamedDataMap):
     def torch(self, key: str) -> torch.Tensor:
         """A tensor over the live memory, in the tensor's shape; for opaque bytes one of uint8.
 
-        Use it for reading only. torch has no read-only tensors, but writing to this one is not a commit: the write gets no
-        version, does not make the key dirty, and does not wait for running methods.
+        Use it for reading only. torch has no read-only tensors, but writing to this one is not a commit: the write gets
+        no version, does not make the key dirty, and does not wait for running methods.
         """
         self._check_key(key)
         return to_torch(memoryview(self._native.view(key, True)), self.layout(key))
@@ -228,9 +228,9 @@ class BlobCache(NamedDataMap):
     def files(self) -> tuple[PtdDataMap, ...]:
         """The files of `paths` as they were when the cache was opened: their keys, layouts, metadata and digests.
 
-        Commits do not show in them; in mode "shared", where a commit changes the file, they show those up to the first use
-        of this property. Files that were renamed, replaced or deleted since can still be read. Files of the base are not
-        included.
+        Commits do not show in them; in mode "shared", where a commit changes the file, they show those up to the first
+        use of this property. Files that were renamed, replaced or deleted since can still be read. Files of the base
+        are not included.
 
         Raises:
             DataChangedError: a file was overwritten in place since it was opened, so it no longer describes the cache.
@@ -255,7 +255,8 @@ class BlobCache(NamedDataMap):
 
     @property
     def generation(self) -> int:
-        """Grows with every commit or revert, here or in the base; in mode "shared", also with those of other processes."""
+        """Grows with every commit or revert, here or in the base; in mode "shared", also with those of other
+        processes."""
         return int(self._native.generation)
 
     def version(self, key: str) -> int:
@@ -289,14 +290,15 @@ class BlobCache(NamedDataMap):
 
     @functools.cached_property
     def tensors(self) -> LogicalTensors:
-        """The tensors that can be updated by name, the blobs that each is stored in, and which cannot be updated and why."""
+        """The tensors that can be updated by name, the blobs that each is stored in, and which cannot be updated and
+        why."""
         return LogicalTensors(self)
 
     def update(self, blobs: Mapping[str, Any], *, finite: bool = False) -> int:
         """Change tensors or blobs in one commit: either all of them or none. No running method sees a part of it.
 
-        A name is a key or, if the data files have records of it (see docs/lowering.md), a tensor of the model. A tensor of
-        the model is given in the model's own shape and dtype, and is stored in the layout that the delegates use.
+        A name is a key or, if the data files have records of it (see docs/lowering.md), a tensor of the model. A tensor
+        of the model is given in the model's own shape and dtype, and is stored in the layout that the delegates use.
 
         The data is read in place during the call. A tensor or array must have the layout of the blob, except that dense
         memory in another dim order is put in order; of bytes only the length is checked.
@@ -309,14 +311,15 @@ class BlobCache(NamedDataMap):
             The new generation.
 
         Raises:
-            KeyNotFoundError: a name is not in this cache's files. Nothing was changed; the same holds for all errors below.
+            KeyNotFoundError: a name is not in this cache's files. Nothing was changed; the same holds for all errors
+                below.
             LayoutError: the new data has another shape, type or size.
             UpdateError: a tensor cannot be changed, or only together with others; or it is not finite.
             UnsupportedDataError: an object does not provide bytes.
             ProgramError: a delegate of a loaded method cannot pack the new weights. Delegates pack before anything
                 changes.
-            UnsupportedOperationError: this thread is in `reading()`; or, in mode "shared", two keys that the file stores
-                once would get different bytes.
+            UnsupportedOperationError: this thread is in `reading()`; or, in mode "shared", two keys that the file
+                stores once would get different bytes.
         """
         self._check_open()
         return self._commit(self._changes(blobs, finite))
@@ -339,14 +342,15 @@ class BlobCache(NamedDataMap):
     def update_state_dict(self, tensors: Mapping[str, Any], *, strict: bool = True, finite: bool = False) -> int:
         """Change everything in a model's `state_dict()` that the programs on this cache use, in one commit.
 
-        Entries that no program uses are ignored, such as the counters of batch normalization. So is state that the programs
-        change themselves, such as key/value caches. Tied tensors may be given under any of their names; if several are
-        given, their values must be equal. Non-persistent buffers need not be given.
+        Entries that no program uses are ignored, such as the counters of batch normalization. So is state that the
+        programs change themselves, such as key/value caches. Tied tensors may be given under any of their names; if
+        several are given, their values must be equal. Non-persistent buffers need not be given.
 
         Args:
             tensors: maps each name to a tensor or array.
-            strict: refuse if a tensor of the programs is not given or cannot be changed, or if a loaded program has weights
-                that the update does not reach: embedded, packed by another backend, or in ExecuTorch's own map (see
+            strict: refuse if a tensor of the programs is not given or cannot be changed, or if a loaded program has
+                weights that the update does not reach: embedded, packed by another backend, or in ExecuTorch's own map
+                    (see
                 docs/runtime.md, "What an update reaches"). Without `strict`, such weights keep their values.
             finite: as in `update`.
 
@@ -375,7 +379,8 @@ class BlobCache(NamedDataMap):
     def load(self, path: str | os.PathLike[str]) -> int:
         """Commit the blobs of a `.ptd`, such as a delta that `save` wrote, after comparing them with their digests.
 
-        The file is read into memory first, so what was compared is what is committed, even if the file changes meanwhile.
+        The file is read into memory first, so what was compared is what is committed, even if the file changes
+        meanwhile.
 
         Returns:
             The new generation.
@@ -400,8 +405,8 @@ class BlobCache(NamedDataMap):
         Raises:
             KeyNotFoundError: a key is not in this cache's files.
             FileAccessError: a file was truncated; nothing was changed.
-            UnsupportedOperationError: the mode is "shared", where a commit changes the file itself. Instead, `load` the file
-                that the working copy was made from.
+            UnsupportedOperationError: the mode is "shared", where a commit changes the file itself. Instead, `load` the
+                file that the working copy was made from.
             UnsupportedDataError: `keys` is neither a key nor an iterable.
         """
         if keys is None:
@@ -482,8 +487,8 @@ class BlobCache(NamedDataMap):
     def close(self) -> None:
         """Refuse all further use of this object.
 
-        Programs that run on the cache, and views, keep the current weights, unless a commit has already begun, or the base
-        or another process changes some. The memory is freed when the last of them is gone.
+        Programs that run on the cache, and views, keep the current weights, unless a commit has already begun, or the
+        base or another process changes some. The memory is freed when the last of them is gone.
         """
         super().close()
         self._native.close()
@@ -498,9 +503,9 @@ class BlobCache(NamedDataMap):
 class Transaction:
     """Changes that wait for their commit; see `BlobCache.transaction`.
 
-    `transaction[name] = data` takes what `BlobCache.update` takes, compares it with the blob or tensor, and copies it. If a
-    name is set twice, the last data counts. Tensors of the model are stored in the delegates' layout at the commit, when
-    all of them are known.
+    `transaction[name] = data` takes what `BlobCache.update` takes, compares it with the blob or tensor, and copies it.
+    If a name is set twice, the last data counts. Tensors of the model are stored in the delegates' layout at the
+    commit, when all of them are known.
     """
 
     def __init__(self, cache: BlobCache) -> None:

@@ -17,8 +17,8 @@ def serving(cache: BlobCache) -> Iterator[None]:
     """Run methods that ExecuTorch's own runtime loads in this block, on this thread, on a cache.
 
     Delegates that were lowered with `BlobStorePartitioner` hold the cache and follow its commits for as long as the
-    method lives. Constants outside of delegates are read from ExecuTorch's own map of its data file. On Linux they follow
-    too if that file is the cache's shared working copy; otherwise they keep their values::
+    method lives. Constants outside of delegates are read from ExecuTorch's own map of its data file. On Linux they
+    follow too if that file is the cache's shared working copy; otherwise they keep their values::
 
         make_working_copy("model.ptd", "live.ptd")
         cache = BlobCache("live.ptd", "shared")

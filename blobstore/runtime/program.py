@@ -40,13 +40,13 @@ class ValueInfo:
 class Method:
     """A loaded method: `method(*inputs)` returns its outputs as a list.
 
-    A method keeps its weights and its program's memory alive, even without its `Program`. That memory is freed when both
-    are gone.
+    A method keeps its weights and its program's memory alive, even without its `Program`. That memory is freed when
+    both are gone.
 
-    Inputs are torch tensors, arrays, or plain values. The outputs are torch tensors if any input is one, otherwise numpy
-    arrays; they own their memory. An input is read in place if it is writable, its dim order is the method's, and the
-    program's memory plan permits it. A method that changes an input may therefore change the caller's. Calls from several
-    threads take turns and release the interpreter lock; different methods run at the same time. A call sees one
+    Inputs are torch tensors, arrays, or plain values. The outputs are torch tensors if any input is one, otherwise
+    numpy arrays; they own their memory. An input is read in place if it is writable, its dim order is the method's, and
+    the program's memory plan permits it. A method that changes an input may therefore change the caller's. Calls from
+    several threads take turns and release the interpreter lock; different methods run at the same time. A call sees one
     generation of the cache.
 
     Calling it raises:
@@ -74,8 +74,8 @@ class Method:
         """A tensor over the memory that the method writes an output to. It is the same memory in every call.
 
         The tensor is valid before the first call: an output that is a parameter then has its initial value, any other
-        output is zero. The tensor keeps the memory alive. It may be written to, but nothing synchronizes such writes with
-        calls from other threads.
+        output is zero. The tensor keeps the memory alive. It may be written to, but nothing synchronizes such writes
+        with calls from other threads.
 
         Raises:
             InputError: the output is not a tensor, or there is no such output.
@@ -105,8 +105,8 @@ class Method:
 class Program:
     """A `.pte` on a cache.
 
-    Blobs are looked up in the cache first and then in the program, so a blob of the cache overrides an embedded blob with
-    the same key.
+    Blobs are looked up in the cache first and then in the program, so a blob of the cache overrides an embedded blob
+    with the same key.
 
     Args:
         path: the program.

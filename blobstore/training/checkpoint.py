@@ -1,9 +1,9 @@
 """Checkpoints: a `.ptd` with parameters, buffers and an optimizer's tensors, and a list of what belongs to it.
 
 The parameters and buffers have their own names as keys, so any reader of `.ptd` files can use them. The list is an
-additional blob of JSON under the key `metadata.blobstore.` + xxh3-128 of its bytes. It contains the digest of every tensor,
-and the layout of those that are stored in a base instead of the file. Only tensors in the list, with the digests of the
-list, are trusted.
+additional blob of JSON under the key `metadata.blobstore.` + xxh3-128 of its bytes. It contains the digest of every
+tensor, and the layout of those that are stored in a base instead of the file. Only tensors in the list, with the
+digests of the list, are trusted.
 """
 
 from __future__ import annotations

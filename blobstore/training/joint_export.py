@@ -2,9 +2,10 @@
 
 These are ExecuTorch's own steps with three additions. Each weight goes to the data file that is chosen by its name, so
 frozen weights can be stored where other programs share them, and trained ones in a separate file; with
-`external_mutable_weights` alone there is only one file, and frozen weights stay in the program. Buffers that a step changes,
-such as running statistics, keep their names and initial values, so that checkpoints contain them. And linear layers with a
-bias become a product and a sum, for each of which ExecuTorch has a fast kernel; its kernel for both at once is slow.
+`external_mutable_weights` alone there is only one file, and frozen weights stay in the program. Buffers that a step
+changes, such as running statistics, keep their names and initial values, so that checkpoints contain them. And linear
+layers with a bias become a product and a sum, for each of which ExecuTorch has a fast kernel; its kernel for both at
+once is slow.
 """
 
 from __future__ import annotations
@@ -37,28 +38,29 @@ def lower_training(
     """Lower a module to a program whose method `forward` computes the outputs and the gradients.
 
     Args:
-        module: its first output is the loss, a single float. Parameters with `requires_grad` are trained; everything else
-            is frozen. The module is exported in its current mode, `train()` or `eval()`, and not changed.
+        module: its first output is the loss, a single float. Parameters with `requires_grad` are trained; everything
+            else is frozen. The module is exported in its current mode, `train()` or `eval()`, and not changed.
         inputs: example inputs. The program takes inputs of these shapes and dtypes.
         tag: the data file for the weights, without a folder: a name, or a function that returns one for the name of a
-            parameter or buffer. If the tag of a weight is None, the weight stays in the program. `BlobStorePartitioner` has
-            the same argument: with the same function, both programs share what is frozen.
+            parameter or buffer. If the tag of a weight is None, the weight stays in the program. `BlobStorePartitioner`
+            has the same argument: with the same function, both programs share what is frozen.
         check_gradients: run one step of the program on the example inputs, in the native runtime, and compare loss and
             gradients with those of eager PyTorch. This takes the time of a step of each, and a temporary copy of the
             program.
         config: further arguments of ExecuTorch's `ExecutorchBackendConfig`. If the module views a weight
-            (`weight.view(...)`) that goes to a data file, pass `remove_view_copy=False`, because ExecuTorch fails otherwise.
+            (`weight.view(...)`) that goes to a data file, pass `remove_view_copy=False`, because ExecuTorch fails
+            otherwise.
 
     Returns:
         The result of `to_executorch()`, for `save_programs` or for its own `write_to_file`.
 
     Raises:
         InvalidTagError: `tag`, or what it returns for a weight, is not a plain file name.
-        UnsupportedDataError: the first output is not a single float; no parameter has `requires_grad`; two of the inputs are
-            the same tensor; `module` is not a module or `inputs` is not a tuple; torch cannot export the module with the
-            inputs; or ExecuTorch cannot lower the step, as with batch normalization in train().
-        GradientError: the program's loss or gradients differ from those of eager PyTorch. The message names the parameters,
-            and the operators that only their gradients depend on.
+        UnsupportedDataError: the first output is not a single float; no parameter has `requires_grad`; two of the
+            inputs are the same tensor; `module` is not a module or `inputs` is not a tuple; torch cannot export the
+            module with the inputs; or ExecuTorch cannot lower the step, as with batch normalization in train().
+        GradientError: the program's loss or gradients differ from those of eager PyTorch. The message names the
+            parameters, and the operators that only their gradients depend on.
         MissingDependencyError: executorch is not installed.
     """
     _check_arguments(module, inputs, tag)

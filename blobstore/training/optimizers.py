@@ -1,7 +1,7 @@
 """Optimizers over the parameters of a training program, and their state by the names of the parameters.
 
-A `torch.optim` optimizer numbers its parameters. A checkpoint refers to them by name instead, so that each tensor can be
-matched with its parameter, and an optimizer over other parameters is noticed.
+A `torch.optim` optimizer numbers its parameters. A checkpoint refers to them by name instead, so that each tensor can
+be matched with its parameter, and an optimizer over other parameters is noticed.
 """
 
 from __future__ import annotations

@@ -36,12 +36,12 @@ __all__ = ["TrainingProgram"]
 class TrainingProgram:
     """A method of a `.pte` that computes a loss and its gradients, exported by `_export_forward_backward`.
 
-    The parameters are embedded in the program or, if it was exported with `external_mutable_weights`, in the cache's data
-    files. In both cases the program trains its own copy: neither the cache nor other programs on it see a step before
-    `publish`. Frozen external weights are read from the cache's memory, which all programs on the cache share.
+    The parameters are embedded in the program or, if it was exported with `external_mutable_weights`, in the cache's
+    data files. In both cases the program trains its own copy: neither the cache nor other programs on it see a step
+    before `publish`. Frozen external weights are read from the cache's memory, which all programs on the cache share.
 
-    All methods may be called from any thread; those that read or change the parameters take turns. After `fork` the child
-    has its own copy. If another thread was using the program at the fork, the child gets an error instead.
+    All methods may be called from any thread; those that read or change the parameters take turns. After `fork` the
+    child has its own copy. If another thread was using the program at the fork, the child gets an error instead.
 
     Args:
         pte: the program.
@@ -108,13 +108,13 @@ class TrainingProgram:
     def named_parameters(self) -> dict[str, Tensor]:
         """The trained parameters by name: always the same tensors, over the memory that the program reads.
 
-        They can be read and written before the first step. `grad` of each is its gradient. They keep the memory alive. Hold
-        `locked()` while you use them and other threads train.
+        They can be read and written before the first step. `grad` of each is its gradient. They keep the memory alive.
+        Hold `locked()` while you use them and other threads train.
         """
         return dict(self._parameters)
 
     def named_gradients(self) -> dict[str, Tensor]:
-        """The gradients by name, with the same rules. They are zero before the first step; each step overwrites them."""
+        """The gradients by name, with the same rules: zero before the first step, overwritten by each step."""
         return dict(self._gradients)
 
     def named_buffers(self) -> dict[str, Tensor]:
@@ -177,9 +177,9 @@ class TrainingProgram:
         Returns, raises:
             As `forward_backward`.
             NotFiniteLossError: the loss is infinite or NaN.
-            TrainingError: `optimizer` is not an optimizer, has other parameters, or must run the program itself (LBFGS: call
-                it with a closure, in `locked()`). Or its step failed: then the buffers are restored, but parameters
-                that it had already changed stay changed.
+            TrainingError: `optimizer` is not an optimizer, has other parameters, or must run the program itself (LBFGS:
+                call it with a closure, in `locked()`). Or its step failed: then the buffers are restored, but
+                parameters that it had already changed stay changed.
         """
         if not isinstance(on_nan, str) or on_nan not in ("raise", "skip", "accept"):
             raise TrainingError(f"on_nan must be 'raise', 'skip' or 'accept', not {on_nan!r}")
@@ -221,14 +221,14 @@ class TrainingProgram:
     ) -> int:
         """Write a checkpoint: a `.ptd` with parameters and buffers under their names, and the optimizer's state.
 
-        Its contents are from one moment between two steps, even if other threads train. These wait while the contents are
-        copied, but not while they are written.
+        Its contents are from one moment between two steps, even if other threads train. These wait while the contents
+        are copied, but not while they are written.
 
         Args:
             path: the file to write. An existing file is replaced when the new one is complete.
             optimizer: the `torch.optim` optimizer whose state to save, if any.
-            base: `.ptd` files. Tensors that they have with the same bytes are not written again. If several have a key, the
-                last one counts.
+            base: `.ptd` files. Tensors that they have with the same bytes are not written again. If several have a key,
+                the last one counts.
             metadata: free text to keep with the file.
 
         Returns:
@@ -236,8 +236,8 @@ class TrainingProgram:
 
         Raises:
             OutputPathError: the path is that of the program, a base, or a file that the cache maps.
-            UnsupportedOperationError: the optimizer does not give access to its state, such as ExecuTorch's own SGD; or the
-                program changes buffers that have no names, so a run could not continue from the checkpoint.
+            UnsupportedOperationError: the optimizer does not give access to its state, such as ExecuTorch's own SGD; or
+                the program changes buffers that have no names, so a run could not continue from the checkpoint.
             UnsupportedDataError: the optimizer's state has something that is neither a tensor nor a plain value.
             TrainingError: the optimizer has parameters that do not belong to this program.
             FileAccessError, InvalidFileError: a base cannot be read, or writing failed; an existing file is unchanged.
@@ -261,9 +261,10 @@ class TrainingProgram:
             base: the same base as for `save`.
 
         Raises:
-            FileAccessError, InvalidFileError, IntegrityError: a file cannot be opened or trusted, or is not a checkpoint.
-            CheckpointError: the checkpoint is of another model, of other frozen weights (as far as these are in data files),
-                or of another optimizer; or its base is missing or different.
+            FileAccessError, InvalidFileError, IntegrityError: a file cannot be opened or trusted, or is not a
+                checkpoint.
+            CheckpointError: the checkpoint is of another model, of other frozen weights (as far as these are in data
+                files), or of another optimizer; or its base is missing or different.
             UnsupportedOperationError, TrainingError: as in `save`.
         """
         saved = checkpoint.read(path, checkpoint.open_bases(base))
@@ -328,23 +329,24 @@ class TrainingProgram:
     def publish(self, cache: BlobCache | None = None, *, strict: bool = True, finite: bool = False) -> int:
         """Commit the trained parameters and buffers to the programs on a cache. Their next call uses them.
 
-        The values are from one moment between two steps; steps of other threads wait until the commit is done. Delegated
-        programs receive them by name, in the layouts that they store (see docs/lowering.md). Buffers that the cache lacks,
-        and those that its programs change themselves, are ignored. Where a delegate has combined a trained tensor with a
-        frozen one, such as the statistics of a folded normalization, the frozen one is read from this program's data files.
+        The values are from one moment between two steps; steps of other threads wait until the commit is done.
+        Delegated programs receive them by name, in the layouts that they store (see docs/lowering.md). Buffers that the
+        cache lacks, and those that its programs change themselves, are ignored. Where a delegate has combined a trained
+        tensor with a frozen one, such as the statistics of a folded normalization, the frozen one is read from this
+        program's data files.
 
         Args:
             cache: the target; the default is the cache that this program runs on.
-            strict: refuse if the cache lacks parameters, or if a program that is loaded on it seems to have some where no
-                update reaches them (see docs/runtime.md). Without `strict`, such parameters are ignored.
+            strict: refuse if the cache lacks parameters, or if a program that is loaded on it seems to have some where
+                no update reaches them (see docs/runtime.md). Without `strict`, such parameters are ignored.
             finite: refuse infinities and NaN.
 
         Returns:
             The cache's new generation.
 
         Raises:
-            KeyNotFoundError: the cache lacks parameters; the message names all of them. Nothing was changed; the same holds
-                for all errors below.
+            KeyNotFoundError: the cache lacks parameters; the message names all of them. Nothing was changed; the same
+                holds for all errors below.
             UpdateError: the cache has none of the parameters and buffers; or some are out of reach in a loaded program,
                 which the message names.
             UnsupportedDataError: `cache` is not a `BlobCache`.
@@ -392,7 +394,7 @@ class TrainingProgram:
 
 
 def _is_ignored(tensor: LogicalTensor, strict: bool) -> bool:
-    """Whether `publish` leaves a tensor out: state of the serving programs or, unless `strict`, one that cannot change."""
+    """Whether `publish` omits a tensor: state of the serving programs or, unless `strict`, one that cannot change."""
     return bool(tensor.refusal) and (tensor.auxiliary or not strict)
 
 

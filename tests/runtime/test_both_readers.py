@@ -1,7 +1,7 @@
 """The Python reader and the native one accept the same files, and read the same contents (R3, B5).
 
-Small files are changed byte by byte and word by word. As digests would detect nearly all changes at once, most files are
-sealed again: their digests are recomputed, so that the structure itself must be checked."""
+Small files are changed byte by byte and word by word. As digests would detect nearly all changes at once, most files
+are sealed again: their digests are recomputed, so that the structure itself must be checked."""
 
 import random
 import struct

@@ -85,7 +85,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def test_the_interpreter_ends_while_daemon_threads_work(
     work: str, mode: str, files: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    """The exit status is the script's own, and nothing aborts. Two runs, because the threads are in different places."""
+    """The exit status is the script's own, and nothing aborts. Two runs, as the threads are in different places."""
     pte, ptd = files
     script = BEGIN + textwrap.dedent(WORKS[work]) + "\nsys.exit(7)\n"
     for _ in range(2):

@@ -412,8 +412,8 @@ def commits(path):
 
 
 def test_a_child_keeps_no_lock_of_a_commit_of_its_parent(copy):
-    """A process forks while its commit waits for a reader, continues, and is killed in the middle. The child lives on without
-    its locks: other processes find the commit and finish it (B3)."""
+    """A process forks while its commit waits for a reader, continues, and is killed in the middle. The child lives on
+    without its locks: other processes find the commit and finish it (B3)."""
     cache = BlobCache(copy, "shared")
     parent = run(
         """

@@ -168,7 +168,7 @@ def test_forking_inside_reading(finishes):
         def go_on():
             cache.update(weights(5))
             with cache.reading():
-                assert cache.numpy("a")[0] == cache.numpy("b")[-1] in (4, 5)  # 4 in mode shared, if the other process committed last
+                assert cache.numpy("a")[0] == cache.numpy("b")[-1] in (4, 5)  # 4 if the other one was last
 
         if pid == 0:
             try:
@@ -203,7 +203,7 @@ def test_forking_while_a_commit_waits_for_another_reader(finishes):
         def go_on():
             cache.update(weights(5))
             with cache.reading():
-                assert cache.numpy("a")[0] == cache.numpy("b")[-1] in (4, 5)  # 4 in mode shared, if the other process committed last
+                assert cache.numpy("a")[0] == cache.numpy("b")[-1] in (4, 5)  # 4 if the other one was last
 
         pid = child(go_on)
         leave.set()

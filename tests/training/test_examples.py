@@ -1,4 +1,4 @@
-"""The training examples: accuracy rises, bases do not change, and every answer is from one generation (T1, T2, D2, W1)."""
+"""The training examples: accuracy rises, bases do not change, answers are from one generation (T1, T2, D2, W1)."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ def test_int8(tmp_path: Path) -> None:
 
 
 def test_normalization_that_was_folded(tmp_path: Path) -> None:
-    """Its parameters are trained and its statistics are buffers; the delegate stores neither of them separately (T2)."""
+    """Its parameters are trained, its statistics are buffers; the delegate stores neither separately (T2)."""
     joint = nets.norm()
     training, x = joint.load(tmp_path / "train"), joint.batches[0][0]
     model = nets.Norm(nn.BatchNorm2d)
