@@ -23,7 +23,7 @@ from blobstore.logical.reach import out_of_reach
 from blobstore.logical.updates import LogicalTensors
 from blobstore.memory.digest import Digest, digest
 from blobstore.memory.layout import ScalarType, TensorLayout
-from blobstore.memory.mapped_file import Paths, as_path, as_paths, map_file
+from blobstore.memory.mapped_file import Paths, as_path, as_paths, check_length, map_file
 from blobstore.memory.tensors import as_bytes, check_by_name, to_numpy, to_torch
 from blobstore.runtime.loaded import LoadedPrograms
 from blobstore.runtime.native import (
@@ -238,6 +238,8 @@ class BlobCache(NamedDataMap):
         """
         self._check_open()
         with self.reading():
+            for data in self._maps:
+                check_length(data)
             files = tuple(PtdDataMap(path, data=data) for path, data in zip(self.paths, self._maps, strict=True))
             dirty = set(self.dirty)
             for file in files if self.mode != "shared" else ():
