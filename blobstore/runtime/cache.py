@@ -473,7 +473,7 @@ class BlobCache(NamedDataMap):
         if own is None:
             raise errors.LayoutError(f"{self.name}: key {key!r} is opaque bytes, the new data is {layout}")
         if (layout.scalar_type, layout.sizes) == (own.scalar_type, own.sizes):
-            view, layout = in_dim_order(view, layout, own.dim_order)
+            view, layout = in_dim_order(view, layout, own.dim_order), own
         return _Change(key, view, native_layout(layout), True)
 
     def _check_reach(self, tensors: Mapping[str, Any], *, whole: bool = False) -> None:

@@ -138,13 +138,12 @@ def native_layout(layout: TensorLayout) -> NativeLayout:
     return int(layout.scalar_type), layout.sizes, layout.dim_order
 
 
-def in_dim_order(data: memoryview, layout: TensorLayout, dim_order: tuple[int, ...]) -> tuple[memoryview, TensorLayout]:
-    """The bytes of a tensor in another dim order, and their layout; data that is in that order is not copied."""
+def in_dim_order(data: memoryview, layout: TensorLayout, dim_order: tuple[int, ...]) -> memoryview:
+    """The bytes of a tensor in another dim order; they are copied only if the order differs."""
     if layout.dim_order == dim_order:
-        return data, layout
+        return data
     array = np.ascontiguousarray(to_numpy(data, layout).transpose(dim_order))
-    ordered = array.reshape(-1).view(np.uint8).data if array.size else memoryview(b"")
-    return ordered, TensorLayout(layout.scalar_type, layout.sizes, dim_order)
+    return array.reshape(-1).view(np.uint8).data if array.size else memoryview(b"")
 
 
 def _argument_bytes(value: Any, wanted: NativeLayout | None) -> tuple[memoryview, NativeLayout]:
@@ -153,7 +152,8 @@ def _argument_bytes(value: Any, wanted: NativeLayout | None) -> tuple[memoryview
     if layout is None:
         raise errors.InputError(f"expected a tensor or an array, not {type(value).__name__}")
     if wanted is not None and len(layout.sizes) == len(wanted[1]):
-        data, layout = in_dim_order(data, layout, wanted[2])
+        data = in_dim_order(data, layout, wanted[2])
+        layout = TensorLayout(layout.scalar_type, layout.sizes, wanted[2])
     return data, native_layout(layout)
 
 

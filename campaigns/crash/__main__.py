@@ -235,9 +235,9 @@ class _Campaign:
 
         def act() -> list[str]:
             if point:
-                from blobstore.runtime.native import native
+                from blobstore_runtime import _native  # a test build
 
-                native.crash_at(point)
+                _native.crash_at(point)
             faults.faults_watch(os.fsencode(f"{self.place}/"))
             action, number, call = armed or (_FAIL, 0, 0)
             faults.faults_arm(call, action, number)

@@ -212,13 +212,13 @@ def _prepare_unopened(folder: Path) -> None:
 def _prepare_interrupted(folder: Path) -> None:
     import os
 
-    from blobstore.runtime.native import native
+    from blobstore_runtime import _native  # a test build, see __main__.py
 
     _prepare_shared(folder)
     child = os.fork()
     if child == 0:
         cache = BlobCache(folder / "out" / "model.ptd", "shared")
-        native.crash_at(5)  # between two blobs: the journal is whole and has to be replayed
+        _native.crash_at(5)  # between two blobs: the journal is whole and has to be replayed
         cache.update(network.weights(2))
         os._exit(1)
     _, status = os.waitpid(child, 0)

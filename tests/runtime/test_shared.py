@@ -115,10 +115,10 @@ def test_killed_in_a_commit(copy, point, survivor):
     before = BlobCache(copy, "shared") if survivor == "already open" else None
     victim = run(
         """
-from blobstore.runtime.native import native
+from blobstore_runtime import _native
 cache = BlobCache(sys.argv[1], "shared")
 cache.update(weights(1))
-native.crash_at(int(sys.argv[2]))
+_native.crash_at(int(sys.argv[2]))
 cache.update(weights(2))
 """,
         copy,
@@ -209,9 +209,9 @@ def test_a_damaged_journal_is_an_error(copy):
     """An interrupted commit that cannot be finished is reported (B5)."""
     victim = run(
         """
-from blobstore.runtime.native import native
+from blobstore_runtime import _native
 cache = BlobCache(sys.argv[1], "shared")
-native.crash_at(5)
+_native.crash_at(5)
 cache.update(weights(2))
 """,
         copy,
@@ -418,7 +418,7 @@ def test_a_child_keeps_no_lock_of_a_commit_of_its_parent(copy):
     parent = run(
         """
 import threading
-from blobstore.runtime.native import native
+from blobstore_runtime import _native
 from tests.waiting import until
 cache = BlobCache(sys.argv[1], "shared")
 print("open", flush=True)
@@ -430,7 +430,7 @@ if pid == 0:
     os.close(1)
     sys.stdin.read()  # waits for the end of the test
     os._exit(0)
-native.crash_at(5)  # between two blobs
+_native.crash_at(5)  # between two blobs
 print(pid, flush=True)
 signal.pause()  # until it is killed
 """,
