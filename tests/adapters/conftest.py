@@ -1,4 +1,4 @@
-"""Files that the tests of adapters share. Without the native package these tests are not collected."""
+"""Files that the tests of adapters share. Without the native package these tests are left out."""
 
 from __future__ import annotations
 

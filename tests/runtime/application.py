@@ -1,4 +1,4 @@
-"""Building C++ applications as a user does: with find_package, on the installed library (X2)."""
+"""Builds C++ applications as a user would: with find_package, on the installed library."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ def build(source: Path, name: str) -> Path:
     """Build the application in a folder, and the library that it links.
 
     Returns:
-        The path of the executable `name`.
+        The executable `name`.
     """
     spec = importlib.util.find_spec("executorch")
     assert spec and spec.submodule_search_locations
     package = Path(next(iter(spec.submodule_search_locations)), "share", "cmake")
     tools = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
-    # one folder for each environment, because CMake caches where it found executorch
+    # one folder for each environment: CMake remembers where it found executorch
     directory = ROOT / "build" / f"applications-{hashlib.sha256(sys.prefix.encode()).hexdigest()[:12]}"
     directory.mkdir(parents=True, exist_ok=True)
 
@@ -33,7 +33,7 @@ def build(source: Path, name: str) -> Path:
 
     shared = ("-G", "Ninja", f"-Dexecutorch_DIR={package}")
     with (directory / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # concurrent test runs take turns
+        fcntl.flock(lock, fcntl.LOCK_EX)  # two test runs at a time wait for each other here
         run("cmake", "-S", ROOT / "runtime_bindings", "-B", directory / "library", *shared)
         run("cmake", "--build", directory / "library")
         run("cmake", "--install", directory / "library", "--prefix", directory / "prefix")

@@ -1,4 +1,4 @@
-"""Without the native package these tests are not collected; `make test` builds it."""
+"""Without the native package these tests are left out; `make test` builds it."""
 
 from __future__ import annotations
 
