@@ -1,10 +1,10 @@
-"""LoRA on the device: two small tasks, two adapters, one foundation that nobody copies or changes.
+"""LoRA on the device: two small tasks, two adapters, and one foundation that is neither copied nor changed.
 
-The model is all-MiniLM-L6-v2 with low-rank branches beside the query and value of each attention, and a linear layer
-behind it; only these are trained. `train.pte` computes loss and gradients, `serve.pte` runs through XNNPACK, and both
-have the frozen weights from `foundation.ptd`. Each task gives an adapter of a few hundred kilobytes. Then one foundation
-serves both adapters at once to two callers, and exchanges one for the other while it runs. Everything that the programs
-answer is compared with eager PyTorch.
+The model is all-MiniLM-L6-v2 with low-rank branches beside the query and value of each attention, followed by a linear
+layer; only these are trained. `train.pte` computes loss and gradients, `serve.pte` runs through XNNPACK, and both take
+the frozen weights from `foundation.ptd`. Training on each task results in an adapter of a few hundred kilobytes. Then
+two callers use both adapters at once on one foundation, and one program exchanges one adapter for the other while it is
+loaded. All answers of the programs are compared with eager PyTorch.
 
     python examples/lora_minilm.py            # about two minutes
     python examples/lora_minilm.py --quick    # two of the six layers, half a minute
@@ -38,19 +38,19 @@ with quiet():
 
     from blobstore.lowering import BlobStorePartitioner
 
-TOKENS = 16  # of a sentence
-BATCH = 8  # sentences a training step takes
-CLASSES = 4  # of the task that has most
+TOKENS = 16  # per sentence
+BATCH = 8  # sentences per training step
+CLASSES = 4  # of the task that has the most
 RANK, ALPHA = 8, 16
-TOLERANCE = 1e-3  # of scores around 10, between XNNPACK's float32 and torch's
+TOLERANCE = 1e-3  # of scores around 10, between the float32 kernels of XNNPACK and torch
 TASKS = {"topics": "sentences.txt", "intents": "intents.txt"}
 
-# What is trained. Names come with underscores for dots.
+# Selects what is trained. Names have underscores for dots.
 TAGS = AdapterTags(is_adapter=lambda name: "lora_" in name or name.startswith("head_"))
 
 
 class Lora(nn.Module):
-    """A linear layer, frozen, and a branch of low rank that learns."""
+    """A frozen linear layer, and a branch of low rank that is trained."""
 
     def __init__(self, base: nn.Linear) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ class Lora(nn.Module):
 
 
 class Classifier(nn.Module):
-    """The sentence encoder with its branches, and a linear layer behind it."""
+    """The sentence encoder with branches, followed by a linear layer."""
 
     def __init__(self, layers: int) -> None:
         super().__init__()
@@ -79,12 +79,12 @@ class Classifier(nn.Module):
         nn.init.zeros_(self.head.weight)
 
     def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
-        result: Tensor = self.head(10 * self.encoder(ids, mask))  # the encoder gives unit vectors
+        result: Tensor = self.head(10 * self.encoder(ids, mask))  # the encoder returns unit vectors
         return result
 
 
 class TrainingClassifier(Classifier):
-    """The same with the loss."""
+    """The same network with its loss."""
 
     def forward(self, ids: Tensor, mask: Tensor, labels: Tensor) -> Tensor:  # type: ignore[override]
         return functional.cross_entropy(super().forward(ids, mask), labels)
@@ -92,7 +92,7 @@ class TrainingClassifier(Classifier):
 
 @dataclass
 class Task:
-    """Sentences as ids, mask [n, TOKENS] and labels [n]."""
+    """Sentences as ids and mask, both [n, TOKENS], and labels [n]."""
 
     train: tuple[Tensor, Tensor, Tensor]
     test: tuple[Tensor, Tensor, Tensor]
@@ -100,12 +100,12 @@ class Task:
 
 @dataclass
 class Tuned:
-    """What came of a task.
+    """The result of training on a task.
 
     Attributes:
-        task: its sentences.
+        task: the task.
         path: the adapter.
-        before, after: share of right answers to the test sentences.
+        before, after: the fraction of correct answers to the test sentences.
     """
 
     task: Task
@@ -115,9 +115,9 @@ class Tuned:
 
 
 def main() -> None:
-    """Tune for both tasks, then serve both."""
+    """Train on both tasks, then serve both."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=40, help="how many for each task; 40 if not given")
+    parser.add_argument("--steps", type=int, default=40, help="number of steps for each task (default: 40)")
     parser.add_argument("--quick", action="store_true", help="two of the six layers, 20 steps")
     parser.add_argument("--folder", type=Path, help="where to keep programs, foundation and adapters")
     arguments = parser.parse_args()
@@ -128,7 +128,7 @@ def main() -> None:
 
 
 def export(layers: int, folder: Path) -> Classifier:
-    """Write `train.pte`, `serve.pte`, `foundation.ptd` and `adapter.ptd`; the network that they were made from."""
+    """Write `train.pte`, `serve.pte`, `foundation.ptd` and `adapter.ptd`, and return the network in eager mode."""
     torch.manual_seed(0)
     network, training = Classifier(layers).eval(), TrainingClassifier(layers).eval()
     training.load_state_dict(network.state_dict())
@@ -149,10 +149,10 @@ def export(layers: int, folder: Path) -> Classifier:
 
 
 def run(network: Classifier, folder: Path, steps: int) -> dict[str, Tuned]:
-    """Tune, serve, and compare with the network in eager mode; what came of each task.
+    """Train, serve, and compare with the network in eager mode; returns the result of each task.
 
     Raises:
-        RuntimeError: a program gave something else than eager PyTorch, or the foundation changed.
+        RuntimeError: a program computed something else than eager PyTorch, or the foundation changed.
     """
     foundation = BlobCache(folder / "foundation.ptd")
     digest = hashlib.sha256(foundation.paths[0].read_bytes()).digest()
@@ -162,12 +162,12 @@ def run(network: Classifier, folder: Path, steps: int) -> dict[str, Tuned]:
     exchange(network, tuned, foundation, folder)
     if foundation.dirty or hashlib.sha256(foundation.paths[0].read_bytes()).digest() != digest:
         raise RuntimeError("the foundation was changed")
-    print("foundation.ptd: not a byte was changed, in the file or in memory")
+    print("foundation.ptd: no byte was changed, neither in the file nor in memory")
     return tuned
 
 
 def read_task(tokenizer: Any, file: str) -> Task:
-    """Every third sentence of a label is kept for the test."""
+    """Read a task. Every third sentence of each label is kept for testing."""
     pairs = [line.split("\t") for line in (Path(__file__).parent / file).read_text().splitlines() if line]
     labels = sorted({label for label, _ in pairs})
 
@@ -186,7 +186,7 @@ def read_task(tokenizer: Any, file: str) -> Task:
 
 
 def tune(name: str, task: Task, foundation: BlobCache, folder: Path, steps: int) -> Tuned:
-    """Train the branches and the head, publish them, and write them as an adapter."""
+    """Train the branches and the head, publish them, and save them as an adapter."""
     cache = BlobCache(folder / "adapter.ptd", base=foundation)
     serve = Program(folder / "serve.pte", cache).method()
     before = accuracy(serve, task)
@@ -205,23 +205,23 @@ def tune(name: str, task: Task, foundation: BlobCache, folder: Path, steps: int)
     nbytes = save_adapter(path, weights, foundation=folder / "foundation.ptd", scale=ALPHA / RANK)
     count = sum(weight.numel() for weight in weights.values())
     print(f"{name}: {count:,} weights in {len(weights)} tensors, {steps} steps of {milliseconds:.0f} ms")
-    print(f"  right answers {before:.0%} -> {after:.0%} of {len(task.test[2])}; {path.name} {nbytes:,} bytes")
+    print(f"  correct answers {before:.0%} -> {after:.0%} of {len(task.test[2])}; {path.name} {nbytes:,} bytes")
     return Tuned(task, path, before, after)
 
 
 def scores(serve: Callable[..., list[Tensor]], task: Task) -> Tensor:
-    """What a program answers to the test sentences, one at a time."""
+    """The scores that a program computes for the test sentences, one at a time."""
     ids, mask, labels = task.test
     return torch.cat([serve(ids[i : i + 1], mask[i : i + 1])[0] for i in range(len(labels))])
 
 
 def accuracy(serve: Callable[..., list[Tensor]], task: Task) -> float:
-    """The share of right answers."""
+    """The fraction of correct answers."""
     return float((scores(serve, task).argmax(1) == task.test[2]).float().mean())
 
 
 def eager(network: Classifier, tuned: Tuned) -> Tensor:
-    """What eager PyTorch answers with an adapter."""
+    """The scores that eager PyTorch computes with an adapter."""
     weights = {name: torch.tensor(tensor) for name, tensor in read_adapter(tuned.path).tensors.items()}
     ids, mask, _ = tuned.task.test
     with torch.no_grad():
@@ -233,11 +233,11 @@ def compare(found: Tensor, expected: Tensor, what: str) -> None:
     worst = float((found - expected).abs().max())
     if worst > TOLERANCE:
         raise RuntimeError(f"{what}: differs from eager PyTorch by {worst}")
-    print(f"  {what}: as eager PyTorch, to {worst:.0e}")
+    print(f"  {what}: equal to eager PyTorch within {worst:.0e}")
 
 
 def serve_both(network: Classifier, tuned: dict[str, Tuned], foundation: BlobCache, folder: Path) -> None:
-    """Two callers at once, each with its adapter, on the one foundation."""
+    """Serve two callers at once, each with its own adapter, on one foundation."""
     print("both adapters at once")
     found: dict[str, Tensor] = {}
     caches = {name: BlobCache(folder / "adapter.ptd", base=foundation) for name in tuned}
@@ -257,12 +257,12 @@ def serve_both(network: Classifier, tuned: dict[str, Tuned], foundation: BlobCac
         compare(found[name], eager(network, one), name)
     private = [cache.stats.private_bytes for cache in caches.values()]
     if None not in private:
-        print(f"  memory of their own: {' and '.join(f'{nbytes:,}' for nbytes in private)} bytes")
+        print(f"  private memory: {' and '.join(f'{nbytes:,}' for nbytes in private)} bytes")
 
 
 def exchange(network: Classifier, tuned: dict[str, Tuned], foundation: BlobCache, folder: Path) -> None:
-    """One program, one adapter after the other."""
-    print("one adapter for the other, while the program is loaded")
+    """Use one adapter after the other in one program."""
+    print("exchanging the adapters of a loaded program")
     cache = BlobCache(folder / "adapter.ptd", base=foundation)
     serve = Program(folder / "serve.pte", cache).method()
     for name in [*tuned, *tuned]:

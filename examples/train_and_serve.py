@@ -1,9 +1,9 @@
 """One thread trains, another serves, on one cache of weights.
 
-A network that learned upright digits meets digits that are tilted. It goes on answering, through XNNPACK, while it
-learns from them: after every few steps the trained weights are published, and the next answer uses them. Each answer is
-checked afterwards: it has to be what eager PyTorch computes with the weights of one of the generations that the cache had
-while it was made, and of no other. The time of every answer is drawn.
+A network that was trained on upright digits must adapt to tilted ones. It keeps answering, through XNNPACK, while it
+trains on them: after every few steps the trained weights are published, and the next answer uses them. Each answer is
+checked afterwards. It must be what eager PyTorch computes with the weights of a generation that the cache had during
+the call, and of no other generation. The time of every answer is plotted.
 
     python examples/train_and_serve.py --picture train_and_serve.html
 """
@@ -33,13 +33,13 @@ with quiet():
 
     from blobstore.lowering import BlobStorePartitioner
 
-BATCH = 32  # pictures a training step takes
-PAUSE = 1e-3  # seconds between an answer and the next question
-TOLERANCE = 1e-4  # between XNNPACK's float32 and torch's; one generation moves the scores by much more
+BATCH = 32  # pictures per training step
+PAUSE = 1e-3  # seconds between an answer and the next call
+TOLERANCE = 1e-4  # between the float32 kernels of XNNPACK and torch; a generation changes the scores by much more
 
 
 class Net(nn.Module):
-    """Pictures of 8 by 8 in, ten scores out."""
+    """From a picture of 8 by 8 to ten scores."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -70,12 +70,12 @@ class Digits:
 
 @dataclass
 class Answer:
-    """One call of the program that serves.
+    """One call of the serving program.
 
     Attributes:
-        picture: which of the test pictures.
-        scores: what it gave, [1, 10].
-        start, seconds: when, and how long it took.
+        picture: the index of the test picture.
+        scores: the result, of shape [1, 10].
+        start, seconds: when the call began, and how long it took.
         oldest, newest: the cache's generation before and after the call.
     """
 
@@ -89,14 +89,14 @@ class Answer:
 
 @dataclass
 class Run:
-    """What happened.
+    """The record of a run.
 
     Attributes:
-        alone: seconds of answers while nobody trained.
-        answers: those given while the other thread trained, and after it.
-        published: each generation's weights, by name.
+        alone: the duration in seconds of each answer before training.
+        answers: the answers during training and after it.
+        published: the weights of each generation, by name.
         times: when each generation was published.
-        publishing: seconds that each publishing took.
+        publishing: the duration in seconds of each publishing.
     """
 
     alone: list[float] = field(default_factory=list)
@@ -107,11 +107,13 @@ class Run:
 
 
 def main() -> None:
-    """Train and serve, check every answer, print and draw what came out."""
+    """Train and serve, check every answer, print and plot the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=2000, help="how many training steps; 2000 if not given")
-    parser.add_argument("--every", type=int, default=10, help="publish after so many steps; 10 if not given")
-    parser.add_argument("--picture", type=Path, default=Path("train_and_serve.html"), help="where to draw")
+    parser.add_argument("--steps", type=int, default=2000, help="number of training steps (default: 2000)")
+    parser.add_argument("--every", type=int, default=10, help="number of steps between publishing (default: 10)")
+    parser.add_argument(
+        "--picture", type=Path, default=Path("train_and_serve.html"), help="the page to write the plot to"
+    )
     parser.add_argument("--quick", action="store_true", help="200 steps")
     arguments = parser.parse_args()
     digits = tilted_digits()
@@ -119,17 +121,17 @@ def main() -> None:
         network = upright_network()
         export(network, Path(folder))
         result = run(network, digits, Path(folder), 200 if arguments.quick else arguments.steps, arguments.every)
-    tell(result, digits)
+    print_summary(result, digits)
     torn = [answer for answer, generation in check(network, result, digits) if generation is None]
     print(f"torn or wrong answers: {len(torn)} of {len(result.answers):,}")
-    draw(result, digits, arguments.picture)
-    print(f"{arguments.picture}: drawn")
+    plot(result, digits, arguments.picture)
+    print(f"plot: {arguments.picture}")
     if torn:
         raise SystemExit(1)
 
 
 def tilted_digits() -> Digits:
-    """scikit-learn's digits, turned by half a radian."""
+    """The digits of scikit-learn, rotated by half a radian."""
     from sklearn.datasets import load_digits
 
     data = load_digits()
@@ -145,7 +147,7 @@ def tilted_digits() -> Digits:
 
 
 def upright_network() -> Net:
-    """A network that learned the digits as they are."""
+    """A network that was trained on the upright digits."""
     from sklearn.datasets import load_digits
 
     data = load_digits()
@@ -162,7 +164,7 @@ def upright_network() -> Net:
 
 
 def export(network: Net, folder: Path) -> None:
-    """Write `train.pte`, `serve.pte`, which takes one picture, and the weights of both, `digits.ptd`."""
+    """Write `train.pte`, `serve.pte`, which takes one picture, and `digits.ptd`, which has the weights of both."""
     training = TrainingNet()
     training.load_state_dict(network.state_dict())
     with quiet():
@@ -175,7 +177,7 @@ def export(network: Net, folder: Path) -> None:
 
 
 def run(network: Net, digits: Digits, folder: Path, steps: int, every: int) -> Run:
-    """Serve alone for a while, then while another thread trains and publishes."""
+    """Serve for a while, then train and publish in another thread while serving."""
     cache = BlobCache(folder / "digits.ptd")
     forward = Program(folder / "serve.pte", cache).method()
     training = TrainingProgram(folder / "train.pte", cache)
@@ -206,7 +208,7 @@ def run(network: Net, digits: Digits, folder: Path, steps: int, every: int) -> R
 
     count = len(digits.test)
     interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-4)  # else a thread that wants Python's own lock waits 5 ms for one that computes
+    sys.setswitchinterval(1e-4)  # otherwise a thread may wait 5 ms for the interpreter lock
     for i in range(500):
         result.alone.append(answer(i).seconds)
         time.sleep(PAUSE)
@@ -224,7 +226,7 @@ def run(network: Net, digits: Digits, folder: Path, steps: int, every: int) -> R
 
 
 def check(network: Net, result: Run, digits: Digits) -> list[tuple[Answer, int | None]]:
-    """Which generation each answer is of: None if of none that the cache had at that time, or not of one alone."""
+    """Each answer with its generation, or None unless it matches exactly one that the cache had at that time."""
     with torch.no_grad():
         expected = {
             generation: torch.func.functional_call(network, weights, (digits.test,))
@@ -243,7 +245,7 @@ def check(network: Net, result: Run, digits: Digits) -> list[tuple[Answer, int |
 
 
 def shares(result: Run, digits: Digits) -> list[tuple[float, float]]:
-    """Share of right answers in turns of 100, and when."""
+    """The fraction of correct answers in each group of 100, with the time of the group."""
     first = result.answers[0].start
     groups = [result.answers[i : i + 100] for i in range(0, len(result.answers) - 99, 100)]
     return [
@@ -255,8 +257,8 @@ def shares(result: Run, digits: Digits) -> list[tuple[float, float]]:
     ]
 
 
-def tell(result: Run, digits: Digits) -> None:
-    """Percentiles, and what the training was good for."""
+def print_summary(result: Run, digits: Digits) -> None:
+    """Print percentiles, and the accuracy before and after training."""
     print(f"{'milliseconds':28}{'p50':>8}{'p90':>8}{'p99':>8}{'max':>8}")
     rows = {
         f"{len(result.alone):,} answers alone": result.alone,
@@ -266,11 +268,11 @@ def tell(result: Run, digits: Digits) -> None:
     for name, seconds in rows.items():
         print(f"{name:28}" + "".join(f"{1e3 * value:8.3f}" for value in np.percentile(seconds, [50, 90, 99, 100])))
     curve = shares(result, digits)
-    print(f"right answers: {curve[0][1]:.0%} of the first 100, {curve[-1][1]:.0%} of the last")
+    print(f"correct answers: {curve[0][1]:.0%} of the first 100, {curve[-1][1]:.0%} of the last")
 
 
-def draw(result: Run, digits: Digits, path: Path) -> None:
-    """Every answer's time, the moments of publishing, and the share of right answers, as one page."""
+def plot(result: Run, digits: Digits, path: Path) -> None:
+    """Write a page with the time of every answer, the moments of publishing, and the fraction of correct answers."""
     import plotly.graph_objects as go
     from plotly.subplots import make_subplots
 
@@ -278,7 +280,7 @@ def draw(result: Run, digits: Digits, path: Path) -> None:
     x = [answer.start - first for answer in result.answers]
     y = [1e3 * answer.seconds for answer in result.answers]
     figure = make_subplots(rows=2, cols=1, shared_xaxes=True, row_heights=[0.7, 0.3], vertical_spacing=0.06)
-    figure.add_trace(go.Scattergl(x=x, y=y, mode="markers", marker_size=4, name="an answer"), 1, 1)
+    figure.add_trace(go.Scattergl(x=x, y=y, mode="markers", marker_size=4, name="answer"), 1, 1)
     moments = [moment - first for generation, moment in result.times.items() if generation != min(result.times)]
     figure.add_trace(
         go.Scatter(
@@ -286,15 +288,15 @@ def draw(result: Run, digits: Digits, path: Path) -> None:
             marker={"symbol": "triangle-up", "size": 7},
         ), 1, 1,
     )  # fmt: skip
-    for share, name in ((50, "half"), (99, "99 %")):
+    for share, name in ((50, "50%"), (99, "99%")):
         value = float(np.percentile(y, share))
         line = {"dash": "dot", "color": "black", "width": 1 if share == 50 else 2}
-        label = f"{name} take less than {value:.2f} ms"
+        label = f"{name} took less than {value:.2f} ms"
         figure.add_trace(go.Scatter(x=[x[0], x[-1]], y=[value, value], mode="lines", line=line, name=label), 1, 1)
     curve = shares(result, digits)
-    figure.add_trace(go.Scatter(x=[t for t, _ in curve], y=[s for _, s in curve], name="right answers, of 100"), 2, 1)
+    figure.add_trace(go.Scatter(x=[t for t, _ in curve], y=[s for _, s in curve], name="correct answers of 100"), 2, 1)
     figure.update_yaxes(title_text="milliseconds", type="log", dtick=1, row=1, col=1)
-    figure.update_yaxes(title_text="right", tickformat=".0%", row=2, col=1)
+    figure.update_yaxes(title_text="correct", tickformat=".0%", row=2, col=1)
     figure.update_xaxes(title_text="seconds", row=2, col=1)
     figure.update_layout(
         title=f"{len(x):,} answers while another thread trains and publishes {len(moments)} times",

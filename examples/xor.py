@@ -1,8 +1,9 @@
-"""Train a program where it runs: XOR, from the first step to a program that serves what was learned.
+"""Train a program where it runs: XOR, from the first step to a program that serves the trained weights.
 
-The loss is in the model, so that ExecuTorch can compute its gradients. The program `train.pte` trains, first with
-torch.optim.SGD and then with ExecuTorch's own SGD; half way it saves, and a second one, loaded from the checkpoint, goes
-on beside it. `serve.pte` is another program, through XNNPACK, which gets the weights while it runs.
+The loss is part of the model, so that ExecuTorch can compute its gradients. The program `train.pte` trains, first with
+torch.optim.SGD and then with ExecuTorch's own SGD. Halfway it saves a checkpoint, from which a second instance
+continues. `serve.pte` is another program, which runs through XNNPACK and receives the trained weights while it is
+loaded.
 
     python examples/xor.py
 """
@@ -36,7 +37,7 @@ RATE, MOMENTUM = 0.5, 0.9
 
 
 class Net(nn.Module):
-    """Two inputs, ten hidden units, a score for each of the two answers."""
+    """Two inputs, ten hidden units, and a score for each of the two answers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,7 +49,7 @@ class Net(nn.Module):
 
 
 class TrainingNet(Net):
-    """The same network with its loss, which is the first output."""
+    """The same network with its loss as the first output."""
 
     def forward(self, x: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
         scores = super().forward(x)
@@ -56,9 +57,9 @@ class TrainingNet(Net):
 
 
 def main() -> None:
-    """Train with both optimizers, and print what came out."""
+    """Train with both optimizers, and print the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=200, help="how many; 200 if not given")
+    parser.add_argument("--steps", type=int, default=200, help="number of steps (default: 200)")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         export(Path(folder))
@@ -68,7 +69,7 @@ def main() -> None:
 
 
 def export(folder: Path) -> None:
-    """Write `train.pte`, `serve.pte`, and the weights of both, `xor.ptd`."""
+    """Write `train.pte`, `serve.pte`, and `xor.ptd`, which has the weights of both."""
     torch.manual_seed(0)
     network, training = Net(), TrainingNet()
     training.load_state_dict(network.state_dict())
@@ -78,19 +79,19 @@ def export(folder: Path) -> None:
         {"forward": (network.eval(), (INPUTS,))},
         partitioners=lambda: [BlobStorePartitioner(XnnpackPartitioner(), tag="xor")],
     )
-    # small constants of the loss stay in the program, so that the data file holds weights only
+    # small constants of the loss stay in the program, so that the data file has only weights
     result = blobstore.save_programs({"train": train, "serve": serve}, folder, keep_small=1024)
     for path in [*(program.path for program in result.programs), *result.data_files]:
         print(f"{path.name:10} {path.stat().st_size:7,} bytes")
 
 
 def of_torch(training: TrainingProgram) -> torch.optim.SGD:
-    """An optimizer of torch's, over the runtime's memory."""
+    """An optimizer of torch, over the runtime's memory."""
     return torch.optim.SGD(training.named_parameters().values(), lr=RATE, momentum=MOMENTUM)
 
 
 def of_executorch(training: TrainingProgram) -> Any:
-    """ExecuTorch's own. It shows its momentum to nobody, so a checkpoint could not hold it: here it has none."""
+    """ExecuTorch's own SGD. It gives no access to its momentum, which could not be saved; here it has none."""
     return get_sgd_optimizer(training.named_parameters(), lr=10 * RATE)
 
 
@@ -101,10 +102,11 @@ OPTIMIZERS: dict[str, Callable[[TrainingProgram], Any]] = {
 
 
 def run(folder: Path, make: Callable[[TrainingProgram], Any], steps: int) -> tuple[list[float], list[float], Tensor]:
-    """Train, save half way, resume, publish.
+    """Train, save halfway, resume, publish.
 
     Returns:
-        The losses; those from the checkpoint on, by the program that was loaded from it; and what `serve.pte` answers.
+        The losses; the losses of the resumed instance, from the checkpoint on; and the scores of `serve.pte` at the
+        end.
     """
     cache = BlobCache(folder / "xor.ptd")
     serve = Program(folder / "serve.pte", cache).method()
@@ -122,7 +124,7 @@ def run(folder: Path, make: Callable[[TrainingProgram], Any], steps: int) -> tup
     optimizer = make(resumed)
     resumed.load(folder / "half.ptd", optimizer if kept else None)
     again = [float(resumed.step(optimizer, INPUTS, LABELS)[0]) for _ in range(steps // 2, steps)]
-    same = "the same losses" if again == losses[steps // 2 :] else "OTHER LOSSES"
+    same = "the same losses" if again == losses[steps // 2 :] else "DIFFERENT LOSSES"
     print(f"resumed         from a checkpoint of {nbytes:,} bytes at step {steps // 2}: {same}")
 
     generation = training.publish(cache)
@@ -132,7 +134,7 @@ def run(folder: Path, make: Callable[[TrainingProgram], Any], steps: int) -> tup
 
 
 def answers(serve: Callable[..., list[Tensor]]) -> str:
-    """The truth table, as the program that serves has it."""
+    """The truth table that the serving program computes."""
     found = serve(INPUTS)[0].argmax(1).tolist()
     return "  ".join(f"{int(a)} xor {int(b)} = {answer}" for (a, b), answer in zip(INPUTS.tolist(), found, strict=True))
 

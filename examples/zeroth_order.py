@@ -1,8 +1,9 @@
 """Fine-tune a delegated program where it runs, without gradients (MeZO).
 
-One step: add a random direction to the weights, run forward; go as far to the other side, run forward; the difference
-of the two losses says how far to step, and which way. The direction is never stored: its seed makes it again. All it
-takes is a program whose weights can change between two calls. The same steps are done in eager PyTorch beside it.
+One step moves the weights in a random direction and runs forward, then moves them equally far to the other side and
+runs forward again. The difference of the two losses determines the size and the sign of the step. The direction is
+never stored, because its seed reproduces it. All this needs is a program whose weights can change between two calls.
+The same steps run in eager PyTorch for comparison.
 
     python examples/zeroth_order.py digits       # a small CNN on scikit-learn's digits
     python examples/zeroth_order.py sentences    # all-MiniLM-L6-v2 with a classification head
@@ -36,13 +37,13 @@ Batch = tuple[tuple[Tensor, ...], Tensor]
 
 @dataclass
 class Task:
-    """What to train on.
+    """A model, and the data to tune it on.
 
     Attributes:
         module: the model, in eager mode.
-        tuned: names of the parameters to change.
-        train, test: batches of one size.
-        scale, rate: how far to look to either side, and how far to step.
+        tuned: the names of the parameters to change.
+        train, test: batches of equal size.
+        scale, rate: the distance to either side, and the learning rate.
     """
 
     module: nn.Module
@@ -54,10 +55,10 @@ class Task:
 
 
 def main() -> None:
-    """Train both, and print what came out."""
+    """Tune the program and the module, and print the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("task", choices=["digits", "sentences"])
-    parser.add_argument("--steps", type=int, help="how many; 3000 for digits and 150 for sentences if not given")
+    parser.add_argument("--steps", type=int, help="number of steps (default: 3000 for digits, 150 for sentences)")
     arguments = parser.parse_args()
     torch.manual_seed(0)
     task = digits() if arguments.task == "digits" else sentences()
@@ -67,7 +68,7 @@ def main() -> None:
 
 
 def run(task: Task, steps: int, folder: Path) -> tuple[float, float]:
-    """Tune the program and the module with the same steps; their accuracies after it."""
+    """Tune the program and the module with the same steps, and return their accuracies afterwards."""
     weights = {name: parameter.clone() for name, parameter in task.module.named_parameters() if name in task.tuned}
     cache, forward = lowered(task.module, task.train[0][0], folder)
     print(f"{sum(w.numel() for w in weights.values()):,} weights in {len(weights)} tensors, {steps} steps")
@@ -96,7 +97,7 @@ def run(task: Task, steps: int, folder: Path) -> tuple[float, float]:
 
 
 def lowered(module: nn.Module, inputs: tuple[Tensor, ...], folder: Path) -> tuple[BlobCache, Callable[..., Tensor]]:
-    """The module as a program through XNNPACK, on a cache."""
+    """The module, lowered to a program that runs through XNNPACK on a cache."""
     manager = lower(
         {"forward": (module, inputs)},
         partitioners=lambda: [BlobStorePartitioner(XnnpackPartitioner(), tag="model")],
@@ -115,7 +116,7 @@ Compute = Callable[[tuple[Tensor, ...], "dict[str, Tensor] | None"], Tensor]
 
 
 def tune(compute: Compute, weights: dict[str, Tensor], task: Task, steps: int) -> dict[str, Tensor]:
-    """Zeroth-order steps; the weights are changed in place."""
+    """Take zeroth-order steps, which change the weights in place."""
     batches = cycle(task.train)
     for step in range(steps):
         inputs, labels = next(batches)
@@ -124,25 +125,25 @@ def tune(compute: Compute, weights: dict[str, Tensor], task: Task, steps: int) -
         perturb(weights, step, -2 * task.scale)
         below = float(functional.cross_entropy(compute(inputs, weights), labels))
         slope = (above - below) / (2 * task.scale)
-        perturb(weights, step, task.scale - task.rate * slope)  # back to the middle, and down
+        perturb(weights, step, task.scale - task.rate * slope)  # back to the middle, then one step down
     return weights
 
 
 def perturb(weights: dict[str, Tensor], seed: int, amount: float) -> None:
-    """Move along the direction that belongs to a seed."""
+    """Move the weights in the direction of a seed."""
     generator = torch.Generator().manual_seed(seed)
     for tensor in weights.values():
         tensor.add_(torch.randn(tensor.shape, generator=generator), alpha=amount)
 
 
 def cycle(batches: list[Batch]) -> Iterator[Batch]:
-    """The batches, again and again."""
+    """The batches, repeated for ever."""
     while True:
         yield from batches
 
 
 def accuracy(compute: Compute, batches: list[Batch]) -> float:
-    """The share of right answers."""
+    """The fraction of correct answers."""
     right = sum(int((compute(inputs, None).argmax(1) == labels).sum()) for inputs, labels in batches)
     return right / sum(len(labels) for _, labels in batches)
 
@@ -165,7 +166,7 @@ class Cnn(nn.Module):
 
 
 def digits() -> Task:
-    """A network that learned upright digits meets digits that are tilted: it has to adapt."""
+    """A network that was trained on upright digits must adapt to tilted ones."""
     from sklearn.datasets import load_digits
 
     data = load_digits()
@@ -193,7 +194,7 @@ def digits() -> Task:
 
 
 class Classifier(nn.Module):
-    """The sentence encoder with a linear layer behind it."""
+    """The sentence encoder, followed by a linear layer."""
 
     def __init__(self, classes: int) -> None:
         super().__init__()
@@ -202,12 +203,12 @@ class Classifier(nn.Module):
         nn.init.zeros_(self.head.weight)
 
     def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
-        result: Tensor = self.head(10 * self.encoder(ids, mask))  # the encoder gives unit vectors
+        result: Tensor = self.head(10 * self.encoder(ids, mask))  # the encoder returns unit vectors
         return result
 
 
 def sentences() -> Task:
-    """What is a sentence about? Every third sentence is kept for the test."""
+    """Classify sentences by topic. Every third sentence is kept for testing."""
     lines = (Path(__file__).parent / "sentences.txt").read_text().splitlines()
     pairs = [line.split("\t") for line in lines if line]
     topics = sorted({topic for topic, _ in pairs})
@@ -223,7 +224,7 @@ def sentences() -> Task:
     train = [pair for i, pair in enumerate(pairs) if i % 3]
     test = [pair for i, pair in enumerate(pairs) if i % 3 == 0]
     groups = [[chunk[i : i + size] for i in range(0, len(chunk) - size + 1, size)] for chunk in (train, test)]
-    # the head, which XNNPACK packs, and the last layer's normalization, which kernels read
+    # the head, which XNNPACK packs, and the normalization of the last layer, which kernels read directly
     last = ("head.", "encoder.bert.encoder.layer.5.output.LayerNorm.")
     tuned = [name for name, _ in module.named_parameters() if name.startswith(last)]
     return Task(module, tuned, [batch(g) for g in groups[0]], [batch(g) for g in groups[1]], scale=1e-2, rate=3e-3)

@@ -1,22 +1,23 @@
 """LoRA adapters: small files beside a shared foundation, exchanged or merged while programs run.
 
-    tags = AdapterTags()  # lowering: foundation.ptd and adapter.ptd
+    tags = AdapterTags()  # at lowering: foundation.ptd and adapter.ptd
     save_adapter("b.ptd", tensors, foundation="foundation.ptd", scale=alpha / rank)
 
     cache = BlobCache("adapter.ptd", base=BlobCache("foundation.ptd"))
-    load_adapter(cache, "b.ptd")  # the next call runs with it
+    load_adapter(cache, "b.ptd")  # the next call uses it
 
     merged = merge_adapter(plain_cache, "b.ptd")  # into the weights of a program without an adapter
-    merged.undo()  # the bits from before
+    merged.undo()  # exactly the bytes from before
 
-Reading and writing adapters needs neither torch, executorch nor the native runtime.
+Reading and writing adapter files needs neither torch nor executorch nor the native runtime.
 """
 
-from blobstore.adapters.files import Adapter, bind_adapter, read_adapter, save_adapter
+from blobstore.adapters.adapter_file import Adapter, bind_adapter, read_adapter, save_adapter
+from blobstore.adapters.exchange import load_adapter
 from blobstore.adapters.fit import AdapterInfo, AdaptersInfo, FoundationInfo, inspect_adapters
 from blobstore.adapters.foundation import NamedTensor, foundation_fingerprint
-from blobstore.adapters.live import MergedAdapter, load_adapter, merge_adapter
-from blobstore.adapters.names import AdapterTags, Pair
+from blobstore.adapters.lora_names import AdapterTags, Pair
+from blobstore.adapters.merge import MergedAdapter, merge_adapter
 
 __all__ = [
     "Adapter",

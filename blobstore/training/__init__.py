@@ -9,7 +9,7 @@ training.publish(serving_cache)
 training.save("checkpoint.ptd", optimizer)
 """
 
-from blobstore.training.export import lower_training
-from blobstore.training.program import TrainingProgram
+from blobstore.training.joint_export import lower_training
+from blobstore.training.training_program import TrainingProgram
 
 __all__ = ["TrainingProgram", "lower_training"]

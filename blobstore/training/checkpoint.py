@@ -1,9 +1,9 @@
 """Checkpoints: a `.ptd` with parameters, buffers and an optimizer's tensors, and a list of what belongs to it.
 
-The parameters and buffers have their own names as keys, so any reader of `.ptd` files can use them. The list is one more
-blob, JSON, whose key is `metadata.blobstore.` and the xxh3-128 of its bytes. It names each tensor with its layout and
-digest, also those that are not in the file because a base has them. Nothing is believed that is not in the list with its
-digest.
+The parameters and buffers have their own names as keys, so any reader of `.ptd` files can use them. The list is an
+additional blob of JSON under the key `metadata.blobstore.` + xxh3-128 of its bytes. It contains the digest of every
+tensor, and the layout of those that are stored in a base instead of the file. Only tensors in the list, with the
+digests of the list, are trusted.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from blobstore.memory.layout import ScalarType, TensorLayout
 from blobstore.memory.mapped_file import Paths, as_paths
 from blobstore.memory.tensors import as_bytes, to_torch
 from blobstore.store import BlobStore
+from blobstore.training.json_values import text
 from blobstore.training.optimizers import OptimizerState
 
 __all__ = ["Checkpoint", "open_bases", "read", "write"]
@@ -32,18 +33,18 @@ __all__ = ["Checkpoint", "open_bases", "read", "write"]
 _FORMAT = "blobstore training checkpoint"
 _VERSION = 0
 _BEGIN = b'{"format":"' + _FORMAT.encode()
-_MALFORMED = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)  # of a list
-_ALIGNMENT = 16  # as ExecuTorch's own serializer asks for
+_MALFORMED = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)  # from parsing a list
+_ALIGNMENT = 16  # the default of ExecuTorch's serializer
 
 
 @dataclass
 class Checkpoint:
-    """One moment of a training run, in memory of its own.
+    """One moment of a training run. Its tensors own their memory.
 
     Attributes:
-        parameters, buffers: by name.
-        optimizer: its state, if it is kept.
-        frozen: digest of the weights that the program uses and does not change; empty if it has none in data files.
+        parameters, buffers: tensors by name.
+        optimizer: the optimizer's state, or None.
+        frozen: a digest of the weights that the program uses and does not train; empty if none are in data files.
     """
 
     parameters: dict[str, Tensor]
@@ -54,7 +55,12 @@ class Checkpoint:
 
 @dataclass
 class _Listed:
-    """A tensor as the list tells of it: with its layout if it is not in the file but in the base."""
+    """A tensor in the list.
+
+    Attributes:
+        digest: the xxh3-128 of its bytes, in hexadecimal.
+        layout: its layout if it is stored in the base; None if it is stored in the file.
+    """
 
     digest: str
     layout: TensorLayout | None = None
@@ -62,7 +68,7 @@ class _Listed:
 
 @dataclass
 class _List:
-    """The list, checked; the optimizer's part is checked with its tensors."""
+    """A list whose structure was checked, except for the optimizer's part, which is checked with its tensors."""
 
     parameters: list[str]
     buffers: list[str]
@@ -73,7 +79,7 @@ class _List:
 
 
 def open_bases(paths: Paths) -> list[PtdDataMap]:
-    """The files of a base; where two have a key, the later one counts."""
+    """The files of a base. If several have a key, the last one counts."""
     return [open_ptd(path) for path in as_paths(paths)]
 
 
@@ -87,7 +93,7 @@ def write(
     bases: Sequence[PtdDataMap],
     metadata: Mapping[str, str] | None,
 ) -> int:
-    """Write what the bases do not have, and the list. The old file or the new one, whole.
+    """Write the tensors that the bases lack, and the list. At any time the path has the old file or the new one, whole.
 
     Returns:
         The size of the file in bytes.
@@ -121,11 +127,11 @@ def write(
 
 
 def read(path: str | os.PathLike[str], bases: Sequence[PtdDataMap]) -> Checkpoint:
-    """Everything that a checkpoint holds, with what its base holds of it, compared with its digests.
+    """Read a checkpoint from its file and its base, and compare all tensors with their digests.
 
     Raises:
-        FileAccessError, InvalidFileError, IntegrityError: the file cannot be opened or trusted, or is no checkpoint.
-        CheckpointError: a tensor is not in the base, or is another there.
+        FileAccessError, InvalidFileError, IntegrityError: the file cannot be opened or trusted, or is not a checkpoint.
+        CheckpointError: the base lacks a tensor or has another one in its place.
     """
     with open_ptd(path) as file:
         contents = _find_list(file)
@@ -144,29 +150,35 @@ def read(path: str | os.PathLike[str], bases: Sequence[PtdDataMap]) -> Checkpoin
 
 
 def _take(file: PtdDataMap, bases: Sequence[PtdDataMap], key: str, listed: _Listed, contents: _List) -> Tensor:
-    """A copy of one tensor, checked."""
-    named = ", ".join(contents.bases)
+    """A copy of one tensor, after checking it."""
     if listed.layout is None:
-        if key not in file:
-            raise InvalidFileError(file.path, f"the checkpoint's list has {key!r}, which the file has not")
-        source, layout = file, file.get_tensor_layout(key)
-        if layout is None:
-            raise InvalidFileError(file.path, f"{key!r} is opaque bytes, a checkpoint has tensors")
-    else:
-        base, layout = _in_base(bases, key), listed.layout
-        if base is None:
-            given = ", ".join(str(base.path) for base in bases) or "none is given"
-            raise CheckpointError(f"{file.path}: '{key}' is not in the checkpoint but in its base, {named}; {given}")
-        source = base
-    data = memoryview(bytearray(source.get_data(key)))
-    found = digest(data).xxh3_128.hex()
-    if source is file and found != listed.digest:
-        raise IntegrityError(file.path, f"the bytes of {key!r} are damaged: expected {listed.digest}, found {found}")
-    if found != listed.digest or source.get_tensor_layout(key) != layout:
+        return _take_from_file(file, key, listed.digest)
+    named = ", ".join(contents.bases)
+    base = _in_base(bases, key)
+    if base is None:
+        given = ", ".join(str(base.path) for base in bases) or "none is given"
+        raise CheckpointError(f"{file.path}: '{key}' is not in the checkpoint but in its base, {named}; {given}")
+    data = memoryview(bytearray(base.get_data(key)))
+    found, layout = digest(data).xxh3_128.hex(), base.get_tensor_layout(key)
+    if found != listed.digest or layout != listed.layout:
         raise CheckpointError(
-            f"{file.path}: its base, {named}, is another than {source.path}: '{key}' is {layout} with digest "
-            f"{listed.digest} in the one, {source.get_tensor_layout(key)} with {found} in the other"
+            f"{file.path}: its base, {named}, is not {base.path}: '{key}' is {listed.layout} with digest {listed.digest} "
+            f"in the former, {layout} with digest {found} in the latter"
         )
+    return to_torch(data, layout)
+
+
+def _take_from_file(file: PtdDataMap, key: str, expected: str) -> Tensor:
+    if key not in file:
+        raise InvalidFileError(file.path, f"the checkpoint's list contains {key!r}, the file does not")
+    layout = file.get_tensor_layout(key)
+    if layout is None:
+        raise InvalidFileError(
+            file.path, f"the checkpoint's list contains {key!r}, which is opaque bytes, not a tensor"
+        )
+    data = memoryview(bytearray(file.get_data(key)))
+    if (found := digest(data).xxh3_128.hex()) != expected:
+        raise IntegrityError(file.path, f"the bytes of {key!r} are damaged: expected {expected}, found {found}")
     return to_torch(data, layout)
 
 
@@ -174,38 +186,32 @@ def _find_list(file: PtdDataMap) -> _List:
     for key in file:
         if key.startswith(KEY_PREFIX) and (data := bytes(file.get_data(key))).startswith(_BEGIN):
             if key != KEY_PREFIX + xxhash.xxh3_128_hexdigest(data):
-                raise IntegrityError(file.path, "the list of what belongs to the checkpoint is damaged")
+                raise IntegrityError(file.path, "the checkpoint's list of its tensors is damaged")
             try:
                 return _parse(json.loads(data))
             except _MALFORMED as error:
                 raise _malformed(file, error) from None
-    raise InvalidFileError(file.path, "is no checkpoint: it has no list of what belongs to one")
+    raise InvalidFileError(file.path, "not a checkpoint: the file has no list of a checkpoint's tensors")
 
 
 def _malformed(file: PtdDataMap, error: Exception) -> InvalidFileError:
-    return InvalidFileError(file.path, f"the list of what belongs to the checkpoint is malformed: {error!r}")
+    return InvalidFileError(file.path, f"the checkpoint's list of its tensors is malformed: {error!r}")
 
 
 def _parse(contents: Any) -> _List:
-    """Check what was read. Raises one of `_MALFORMED` for what `write` cannot have written."""
+    """Check the JSON of a list. Raises one of `_MALFORMED` if `write` cannot have written it."""
     if contents["version"] != _VERSION:
-        raise ValueError(f"version {contents['version']!r} is not known")
+        raise ValueError(f"unknown version {contents['version']!r}")
     tensors = {key: _listed(*one) for key, one in contents["tensors"].items()}
-    parameters, buffers, bases = (list(map(_text, contents[what])) for what in ("parameters", "buffers", "bases"))
+    parameters, buffers, bases = (list(map(text, contents[what])) for what in ("parameters", "buffers", "bases"))
     names = {*parameters, *buffers}
     if len(names) != len(parameters) + len(buffers) or not names <= set(tensors):
-        raise ValueError("parameters and buffers are named twice, or are not among the tensors")
-    return _List(parameters, buffers, tensors, _text(contents["frozen"]), bases, contents["optimizer"])
+        raise ValueError("a parameter or buffer is named twice, or is not among the tensors")
+    return _List(parameters, buffers, tensors, text(contents["frozen"]), bases, contents["optimizer"])
 
 
 def _listed(address: Any, place: Any = None) -> _Listed:
     if place is None:
-        return _Listed(_text(address))
+        return _Listed(text(address))
     scalar_type, sizes, dim_order = place
-    return _Listed(_text(address), TensorLayout(ScalarType(scalar_type), tuple(sizes), tuple(dim_order)))
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{value!r} is no text")
-    return value
+    return _Listed(text(address), TensorLayout(ScalarType(scalar_type), tuple(sizes), tuple(dim_order)))

@@ -1,7 +1,7 @@
 """Comparing one step of a lowered program with eager PyTorch.
 
-ExecuTorch lowers the backward pass of operators for which its kernels compute something else, without a word. So a
-program is tried once before anybody trains with it.
+For some operators ExecuTorch's kernels compute other gradients than PyTorch, and lowering does not report it. So every
+program runs once before it is used for training.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import math
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,18 +19,19 @@ from torch.export.graph_signature import OutputKind
 
 from blobstore.errors import BlobStoreError, GradientError
 from blobstore.runtime import BlobCache
-from blobstore.training.program import TrainingProgram
+from blobstore.training.training_program import TrainingProgram
 
 if TYPE_CHECKING:
     from executorch.exir import ExecutorchProgramManager
     from torch.export import ExportedProgram
 
-__all__ = ["check"]
+__all__ = ["check", "operators"]
 
 _TOLERANCE = 0.01
-"""Kernels add in different orders; what is wrong is wrong by more than a hundredth."""
+"""Relative. Kernels add in different orders, which makes less of a difference; a wrong gradient makes more."""
 
 _SHOWN = 5
+"""How many names a message lists."""
 
 
 def check(
@@ -39,13 +40,13 @@ def check(
     """Compare loss and gradients of a program with those of the module that it was lowered from.
 
     Args:
-        module: as it was exported; not changed.
+        module: the module that was exported; it is not changed.
         inputs: the example inputs.
-        joint: the exported forward and backward pass, to look for the operator that is wrong.
+        joint: the exported forward and backward pass, in which the operators to blame are found.
         manager: the lowered program.
 
     Raises:
-        GradientError: they differ, or the module computes something else each time, so that they cannot be compared.
+        GradientError: they differ; or they cannot be compared, because the module computes something else each time.
     """
     name = type(module).__name__
     loss, expected = _eager(module, inputs)
@@ -53,25 +54,25 @@ def check(
     if not _close(again, loss, 1.0) or any(not _close(repeated[key], expected[key], 1.0) for key in expected):
         raise GradientError(
             f"{name} computes another loss or other gradients each time, as dropout does in train(), so its lowered step "
-            "cannot be checked: export it in eval(), or leave the check out (check_gradients=False)"
+            "cannot be checked: export it in eval(), or skip the check (check_gradients=False)"
         )
     found_loss, found = _lowered(inputs, manager, name)
     scale = math.sqrt(sum(float(gradient.double().square().sum()) for gradient in expected.values()))
     wrong = [key for key, gradient in expected.items() if not _close(found.get(key), gradient, scale)]
     if not _close(found_loss, loss, 1.0):
         raise GradientError(
-            f"the loss of {name} is {float(loss):.6g}, but {float(found_loss):.6g} when it is lowered; it uses "
-            f"{_listed(_operators(joint, ()))}"
+            f"the loss of {name} is {float(loss):.6g} in PyTorch and {float(found_loss):.6g} after lowering; it uses "
+            f"{_some(_suspects(joint, ()))}"
         )
     if wrong:
         raise GradientError(
-            f"ExecuTorch computes other gradients than PyTorch for {_listed(map(repr, wrong))} of {name}. Only these gradients "
-            f"depend on {_listed(_operators(joint, wrong))}; use other operators, most likely instead of the first"
+            f"ExecuTorch computes other gradients than PyTorch for {_some(map(repr, wrong))} of {name}. Only these gradients "
+            f"depend on {_some(_suspects(joint, wrong))}; replace one of these operators, most likely the first"
         )
 
 
 def _eager(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Tensor, dict[str, Tensor]]:
-    """The loss and the gradients by name; the module and its state stay as they are."""
+    """The loss and the gradients by name; the module and its state do not change."""
     twin = copy.deepcopy(module)
     twin.zero_grad(set_to_none=True)
     with torch.enable_grad():
@@ -88,7 +89,7 @@ def _copied(value: Any) -> Any:
 def _lowered(
     inputs: tuple[Any, ...], manager: ExecutorchProgramManager, name: str
 ) -> tuple[Tensor, Mapping[str, Tensor]]:
-    """The loss and the gradients of one step of the program, which is loaded from a temporary folder."""
+    """The loss and the gradients of one step of the program, loaded from a temporary folder."""
     with tempfile.TemporaryDirectory(prefix="blobstore-") as folder:
         path = Path(folder) / "train.pte"
         with path.open("wb") as file:
@@ -104,7 +105,7 @@ def _lowered(
 
 
 def _close(found: Tensor | None, expected: Tensor, scale: float) -> bool:
-    """Whether two tensors are equal up to rounding; `scale` is the size of numbers beside which others do not count."""
+    """Whether two tensors are equal up to rounding; differences much smaller than `scale` do not count."""
     if found is None or found.numel() != expected.numel():
         return False
     a, b = found.double().reshape(-1), expected.double().reshape(-1)
@@ -116,37 +117,38 @@ def _close(found: Tensor | None, expected: Tensor, scale: float) -> bool:
     return difference <= max(_TOLERANCE, rounding) * size + 1e-6 * scale
 
 
-def _operators(joint: ExportedProgram, wrong: Iterable[str]) -> list[str]:
-    """The operators on which all wrong gradients depend and nothing else does, those of backward passes first.
+def _suspects(joint: ExportedProgram, wrong: Container[str]) -> list[str]:
+    """The operators that all wrong gradients depend on and no other output does, those of backward passes first.
 
-    Without a wrong gradient, all on which any output depends.
+    If no gradient is wrong, these are the operators that all outputs depend on.
     """
-    outputs = dict(
-        zip(
-            (spec.arg.name for spec in joint.graph_signature.output_specs),
-            joint.graph.output_node().args[0],
-            strict=True,
-        )
-    )
-    bad, good = [], set()
-    names = set(wrong)
-    for spec in joint.graph_signature.output_specs:
-        node = outputs[spec.arg.name]
+    bad, good = _split_outputs(joint, wrong)
+    suspects = set.intersection(*bad) - set().union(*good) if bad else set()
+    return [str(operator) for operator in operators(node for node in joint.graph.nodes if node in suspects)]
+
+
+def _split_outputs(
+    joint: ExportedProgram, wrong: Container[str]
+) -> tuple[list[set[torch.fx.Node]], list[set[torch.fx.Node]]]:
+    """The nodes that each wrong gradient depends on, and those of each other output."""
+    bad: list[set[torch.fx.Node]] = []
+    good: list[set[torch.fx.Node]] = []
+    for spec, node in zip(joint.graph_signature.output_specs, joint.graph.output_node().args[0], strict=True):
         if isinstance(node, torch.fx.Node):
-            above = _ancestors(node)
-            if spec.kind is OutputKind.GRADIENT_TO_PARAMETER and spec.target in names:
-                bad.append(above)
-            elif names:
-                good |= above
-            else:
-                bad.append(above)
-    suspects = set.intersection(*bad) - good if bad else set()
-    calls = [node for node in joint.graph.nodes if node in suspects and node.op == "call_function"]
-    found = dict.fromkeys(str(node.target) for node in calls if isinstance(node.target, torch._ops.OpOverload))
-    return sorted(found, key=lambda operator: "backward" not in operator)  # those that only a backward pass has
+            is_wrong = spec.kind is OutputKind.GRADIENT_TO_PARAMETER and spec.target in wrong
+            (bad if is_wrong else good).append(_ancestors(node))
+    return (bad, good) if bad else (good, [])
+
+
+def operators(nodes: Iterable[torch.fx.Node]) -> list[torch._ops.OpOverload]:
+    """The operators that nodes of a graph call, each once, those of backward passes first."""
+    targets = dict.fromkeys(node.target for node in nodes if node.op == "call_function")
+    found = [target for target in targets if isinstance(target, torch._ops.OpOverload)]
+    return sorted(found, key=lambda operator: "backward" not in str(operator))
 
 
 def _ancestors(node: torch.fx.Node) -> set[torch.fx.Node]:
+    """A node and all nodes that it depends on."""
     found, left = {node}, [node]
     while left:
         for one in left.pop().all_input_nodes:
@@ -156,7 +158,8 @@ def _ancestors(node: torch.fx.Node) -> set[torch.fx.Node]:
     return found
 
 
-def _listed(texts: Iterable[str]) -> str:
-    all_of_them = list(texts)
-    shown = ", ".join(all_of_them[:_SHOWN])
-    return shown if len(all_of_them) <= _SHOWN else f"{shown} and {len(all_of_them) - _SHOWN} more"
+def _some(texts: Iterable[str]) -> str:
+    """The first few texts, and how many more there are."""
+    every = list(texts)
+    shown = ", ".join(every[:_SHOWN])
+    return shown if len(every) <= _SHOWN else f"{shown} and {len(every) - _SHOWN} more"

@@ -1,4 +1,4 @@
-"""A lock that many steps take in turns, and that tells a forked child when it cannot go on."""
+"""A lock for the state of a training program, which reports in a forked child that the state may be incomplete."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ __all__ = ["Turns"]
 
 
 class Turns:
-    """A lock, as a context manager; the thread that has it may take it again.
+    """A lock as a context manager; the thread that holds it may take it again.
 
-    In a child process that was forked while another thread had it, what it guards may be half changed: taking it is
-    an error there.
+    If a process is forked while another thread holds the lock, the guarded state may be half changed in the child.
+    Taking the lock raises TrainingError there.
 
     Args:
-        name: what it guards, for messages.
+        name: the guarded state as messages name it.
     """
 
     def __init__(self, name: str) -> None:
@@ -34,7 +34,7 @@ class Turns:
             self._lock.release()
             raise TrainingError(
                 f"{self._name}: another thread was using it when this process was forked, so a step may be half done "
-                "here; load the program and a checkpoint anew"
+                "here; load the program again and continue from a checkpoint"
             )
 
     def __exit__(
@@ -43,7 +43,7 @@ class Turns:
         self._lock.release()
 
     def after_fork_in_child(self) -> None:
-        """Whoever had it in another thread is not in this process."""
+        """Replace a lock that another thread holds: that thread does not exist in this process."""
         if self._lock.acquire(blocking=False):
             self._lock.release()
         else:

@@ -13,7 +13,7 @@ import pytest
 
 @pytest.fixture(scope="session")
 def lowered_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, bool], Path]:
-    """Lowers a model with or without adapters once a session; gives the folder."""
+    """A function that lowers a model with or without adapters, once in a session, and returns the folder."""
     from tests.adapters import nets
     from tests.lowering.live import inputs
 
@@ -52,5 +52,5 @@ def lora(request: Any, lowered_once: Any, tmp_path: Path) -> Any:
 
 @pytest.fixture(params=[False, True], ids=["portable", "delegated"])
 def plain(request: Any, lowered_once: Any, tmp_path: Path) -> Any:
-    """`pte` and `model` (its .ptd) of a `nets.PlainNet` with the base weights of that."""
+    """`pte` and `model` (its .ptd) of a `nets.PlainNet` with the same base weights."""
     return _files(lowered_once("plain", request.param), tmp_path / "plain")

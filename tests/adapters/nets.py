@@ -1,4 +1,4 @@
-"""Models with LoRA branches, the same models without, and files made of them."""
+"""Models with LoRA branches, the same models without them, and their files."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class LoraLinear(nn.Module):
 
 
 class LoraNet(nn.Module):
-    """Two adapted layers, and a parameter that no delegate takes."""
+    """Two adapted layers, and a parameter that no delegate packs."""
 
     def __init__(self, rank: int = RANK) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class LoraNet(nn.Module):
 
 
 class PlainNet(nn.Module):
-    """The same without adapters."""
+    """The same net without adapters."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ def make(kind: type[nn.Module], seed: int = 0, **options: Any) -> Any:
 
 
 def plain_of(module: LoraNet) -> PlainNet:
-    """A net without adapters that has the base weights of one with them."""
+    """A net without adapters, with the base weights of one that has them."""
     plain = make(PlainNet)
     plain.load_state_dict(
         {name.replace(".base.", "."): t for name, t in module.state_dict().items() if "lora" not in name}
@@ -67,7 +67,7 @@ def plain_of(module: LoraNet) -> PlainNet:
 
 
 def adapter_of(seed: int, *, rank: int = RANK) -> dict[str, Tensor]:
-    """Adapter tensors as training might have left them."""
+    """Random tensors of an adapter."""
     generator = torch.Generator().manual_seed(seed)
     sizes = {"l.0": (16, 24), "l.1": (24, 8)}
     tensors = {}
@@ -78,7 +78,7 @@ def adapter_of(seed: int, *, rank: int = RANK) -> dict[str, Tensor]:
 
 
 def with_adapter(module: Any, tensors: dict[str, Tensor]) -> Any:
-    """The module, with the tensors of an adapter in its branches."""
+    """The module, after loading the tensors of an adapter into its branches."""
     module.load_state_dict({**module.state_dict(), **tensors})
     return module
 

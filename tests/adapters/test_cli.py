@@ -40,6 +40,7 @@ def files(tmp_path: Path) -> None:
 
 
 def test_they_fit(run: Any, files: None) -> None:
+    """The tables show each tensor with its shape, and for adapters the rank (D2)."""
     lines = run("f.ptd", "a.ptd", "unbound.ptd").splitlines()
     assert lines[0] == f"f.ptd: foundation {foundation_fingerprint('f.ptd')}, 2 keys, 2,304 bytes"
     assert any(
@@ -56,6 +57,7 @@ def test_they_fit(run: Any, files: None) -> None:
 
 
 def test_json(run: Any, files: None) -> None:
+    """`--json` has the same facts."""
     found = json.loads(run("f.ptd", "a.ptd", "--json"))
     assert found["foundation"]["fingerprint"] == foundation_fingerprint("f.ptd")
     assert found["foundation"]["tensors"][0]["sizes"] == [24, 16]
@@ -66,6 +68,7 @@ def test_json(run: Any, files: None) -> None:
 
 
 def test_another_foundation(run: Any, files: None) -> None:
+    """Exit code 1 and the reason; an adapter that records no foundation may fit (D2)."""
     output = run("g.ptd", "a.ptd", "unbound.ptd", code=1)
     assert "DOES NOT FIT; made for another foundation" in output
     assert f"  made for foundation {foundation_fingerprint('f.ptd')}, but g.ptd is" in output
@@ -81,7 +84,7 @@ def test_another_foundation(run: Any, files: None) -> None:
         ({"l.0.lora_a.weight": torch.ones(3, 15)}, "'l.0.weight' is [24, 16], but"),
         (
             {"x.lora_a": torch.ones(3, 15), "x.lora_b": torch.ones(2, 3)},
-            "module 'x' is not in f.ptd, which has none of",
+            "module 'x' is not in f.ptd, which has no",
         ),
         (
             {"l.0.lora_a.weight": torch.full((3, 16), float("nan"))},
@@ -89,7 +92,8 @@ def test_another_foundation(run: Any, files: None) -> None:
         ),
     ],
 )
-def test_what_does_not_fit(run: Any, files: None, tmp_path: Path, change: Any, message: str) -> None:
+def test_misfits(run: Any, files: None, tmp_path: Path, change: Any, message: str) -> None:
+    """The reason names the tensor."""
     tensors = {name: t for name, t in {**adapter_of(1), **change}.items() if t is not None}
     save_file(tensors, tmp_path / "bad.ptd")
     output = run("f.ptd", "bad.ptd", code=1)
@@ -98,19 +102,21 @@ def test_what_does_not_fit(run: Any, files: None, tmp_path: Path, change: Any, m
 
 
 def test_errors_are_one_line(run: Any, files: None, tmp_path: Path) -> None:
+    """Files that cannot be read, and files in the wrong place."""
     (tmp_path / "torn.ptd").write_bytes((tmp_path / "a.ptd").read_bytes()[:500])
     for arguments, name in (
         (("f.ptd", "torn.ptd"), "torn.ptd"),
         (("f.ptd", "none.ptd"), "none.ptd"),
-        (("a.ptd", "a.ptd"), "a.ptd: is an adapter, not a foundation"),
-        (("f.ptd", "g.ptd"), "g.ptd: holds no adapter"),
+        (("a.ptd", "a.ptd"), "a.ptd: this file is an adapter, not a foundation"),
+        (("f.ptd", "g.ptd"), "g.ptd: not an adapter"),
     ):
         output = run(*arguments, code=3)
         assert output.startswith(f"blobstore: {name}") and output.count("\n") == 1
     run("f.ptd", code=2)
 
 
-def test_names_from_a_file_do_nothing(run: Any, tmp_path: Path) -> None:
+def test_names_are_printed_harmlessly(run: Any, tmp_path: Path) -> None:
+    """Markup and escape sequences in a name have no effect on the terminal."""
     name = "l [bold red]x[/] \x1b[31m"
     save_file({f"{name}.weight": torch.ones(2, 2)}, tmp_path / "f.ptd")
     save_file(
@@ -121,7 +127,8 @@ def test_names_from_a_file_do_nothing(run: Any, tmp_path: Path) -> None:
     assert "\x1b" not in output
 
 
-def test_of_a_delegated_lowering(run: Any, lora: Any) -> None:
+def test_lowered_files(run: Any, lora: Any) -> None:
+    """Tensors of portable and delegated lowerings are listed by name."""
     output = run(lora.foundation, lora.adapter)
     assert "l.0.lora_a.weight" in output
     assert "fits; not bound" in output

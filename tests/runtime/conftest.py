@@ -20,7 +20,7 @@ def hooks() -> Path:
 
 @pytest.fixture(scope="session")
 def foundation(tmp_path_factory):
-    """A .ptd with blobs of all sizes: parts of a page, pages, several megabytes, ties, opaque ones and empty ones."""
+    """A .ptd with blobs of many sizes: less than a page, whole pages, several megabytes, tied, opaque and empty."""
     from tests.runtime.blobs import write_foundation
 
     return write_foundation(tmp_path_factory.mktemp("foundation") / "foundation.ptd")

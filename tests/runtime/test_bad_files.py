@@ -1,10 +1,10 @@
-"""The native reader refuses and accepts what the Python reader does: the very same tests, on the cache."""
+"""The native reader refuses and accepts the same files as the Python reader: the same tests run on the cache (B5)."""
 
 import pytest
 
 import tests.formats.ptd.test_bad_files as python_reader
 from blobstore.runtime import BlobCache
-from tests.formats.ptd.test_bad_files import (  # noqa: F401 - collected here once more
+from tests.formats.ptd.test_bad_files import (  # noqa: F401 - collected again here
     foreign,
     good,
     test_a_blob_that_is_itself_a_file_with_a_manifest,
@@ -42,6 +42,7 @@ def native(request, monkeypatch):
 
 @pytest.mark.parametrize("version", [0, 1])
 def test_golden_files(version):
+    """Files of each version of the format have the same contents for ever."""
     cache = BlobCache(DATA / f"golden-v{version}.ptd")
     store = golden_store()
     assert list(cache) == (list(store) if version else sorted(store))

@@ -1,4 +1,4 @@
-"""The native reader: small programs cost little."""
+"""Small programs need little time and memory in the native reader."""
 
 from __future__ import annotations
 
@@ -21,5 +21,5 @@ cache = BlobCache(path + ".ptd") if KNOWN else BlobCache()
 @pytest.mark.parametrize("known", [False, True], ids=["keys missing", "keys there"])
 @pytest.mark.parametrize("name", BOMBS)
 def test_small_programs_cost_little(name: str, known: bool, tmp_path: Path) -> None:
-    """Below 1 MB: at most 2 s and 300 MB, however often the program refers to the same bytes (R1)."""
+    """Programs below 1 MB need at most 2 s and 300 MB, however often they refer to the same bytes (B5)."""
     check_cost(name, tmp_path, PREPARE.replace("KNOWN", str(known)), "Program(path, cache)")

@@ -1,8 +1,7 @@
-"""The Python reader and the native one decide alike on every file, and find the same in it.
+"""The Python reader and the native one accept the same files, and read the same contents (R3, B5).
 
-Small files are changed byte by byte and word by word. Digests would refuse nearly all of them at once, so most are
-sealed again: the digests of what was changed are put right, and what refuses the file then is its structure.
-"""
+Small files are changed byte by byte and word by word. As digests would detect nearly all changes at once, most files
+are sealed again: their digests are recomputed, so that the structure itself must be checked."""
 
 import random
 import struct
@@ -25,7 +24,7 @@ WORDS = (0, 1, 4, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF)
 
 
 def decide(data_map):
-    """What a reader says of an opened file: what is in it."""
+    """The contents of an opened file."""
     verified = data_map.verify()
     return verified, [
         (key, bytes(data_map[key]), data_map.get_tensor_layout(key), data_map.alignment(key), data_map.digest(key))
@@ -49,7 +48,7 @@ def natively(path, data):
 
 
 def check(path, data):
-    """Whether the readers accept the file; fails if one does and the other does not."""
+    """Whether the readers accept the file. Fails unless both agree."""
     if not data:
         return False
     python, native = with_python(path, bytes(data)), natively(path, bytes(data))
@@ -58,13 +57,13 @@ def check(path, data):
 
 
 def manifest_start(data):
-    """Where the flatbuffer of the manifest begins, or would if there were one."""
+    """Where the flatbuffer of the manifest begins, or would begin if there is no manifest."""
     base, nbytes = struct.unpack_from("<2Q", data, 32)
     return data.rfind(b"BM01") - 4 if data[-8:] == b"BLOBEND1" else base + nbytes
 
 
 def seal(data):
-    """Put the digests right in a file with a manifest, as far as it has its parts where they should be."""
+    """Recompute the digests of a file with a manifest, as far as its parts are where they should be."""
     base = struct.unpack_from("<Q", data, 32)[0]
     start, end = manifest_start(data), len(data) - (24 if data[-8:] == b"BLOBEND1" else 32)
     if not 0 < start < end or base > len(data):
@@ -99,18 +98,20 @@ def seed(request, tmp_path_factory):
 
 
 def structure(data):
-    """Where a file is not blobs: the header, the table of contents and the manifest."""
+    """The offsets of bytes outside of blobs: those of the header, the table of contents and the manifest."""
     size = struct.unpack_from("<Q", data, 24)[0]
     return [*range(48 + size), *range(manifest_start(data), len(data))]
 
 
 def test_truncated_anywhere(tmp_path, seed):
+    """No truncated file is accepted."""
     path = tmp_path / "x.ptd"
     assert check(path, seed)
     assert not any(check(path, seed[:length]) for length in range(len(seed)))
 
 
 def test_any_byte_changed(tmp_path, seed):
+    """With digests, no change of the structure is accepted."""
     path = tmp_path / "x.ptd"
     accepted = 0
     for at in structure(seed):
@@ -121,6 +122,7 @@ def test_any_byte_changed(tmp_path, seed):
 
 
 def test_any_byte_changed_and_sealed_again(tmp_path, seed):
+    """Single bytes."""
     path = tmp_path / "x.ptd"
     accepted = 0
     for at in structure(seed):
@@ -128,10 +130,11 @@ def test_any_byte_changed_and_sealed_again(tmp_path, seed):
             data = bytearray(seed)
             data[at] = value
             accepted += check(path, seal(data))
-    assert accepted  # such as another letter in a key
+    assert accepted  # for example, a different letter in a key
 
 
 def test_any_word_changed_and_sealed_again(tmp_path, seed):
+    """Single words, with values at the limits."""
     path = tmp_path / "x.ptd"
     words = sorted({at & ~3 for at in structure(seed)})
     for at in words:
@@ -142,6 +145,7 @@ def test_any_word_changed_and_sealed_again(tmp_path, seed):
 
 
 def test_several_words_changed_and_sealed_again(tmp_path, seed):
+    """Pairs of words, with values from elsewhere in the file."""
     path = tmp_path / "x.ptd"
     choice = random.Random(0)  # noqa: S311
     words = sorted({at & ~3 for at in structure(seed)} - {len(seed) & ~3})

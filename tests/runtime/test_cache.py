@@ -1,4 +1,4 @@
-"""Changing a cache: a state machine against a dict of arrays, and what must be refused."""
+"""Changing a cache: a state machine compared with a dict of arrays, and updates that must be refused (U1, B3)."""
 
 import os
 import re
@@ -30,7 +30,7 @@ def changed(array, seed):
 
 
 class CacheMachine(RuleBasedStateMachine):
-    """Two caches, one stacked on the other with an adapter of its own; the model is a dict for each."""
+    """Two caches, the upper one with an adapter and the other as its base; the model is a dict for each."""
 
     mode = "private"
 
@@ -159,6 +159,7 @@ def cache(request, foundation, tmp_path):
 
 
 def test_update_takes_tensors_arrays_and_bytes(cache):
+    """In any dense layout; each changed key gets the version of the commit (U1)."""
     clean = foundation_arrays()
     cache.update(
         {
@@ -181,7 +182,8 @@ def test_update_takes_tensors_arrays_and_bytes(cache):
     assert cache.dirty == tuple(key for key in cache if key in {"row", "large", "opaque", "small", "long"})
 
 
-def test_what_does_not_fit_changes_nothing(cache):
+def test_refused_updates_change_nothing(cache):
+    """One bad entry refuses the whole update, with its key in the message (B3)."""
     before = {key: bytes(data) for key, data in cache.items()}
     good = {"large": np.zeros((1024, 1024), np.float32)}
     for bad, error, match in (
@@ -201,7 +203,8 @@ def test_what_does_not_fit_changes_nothing(cache):
     assert cache.generation == 0 and cache.dirty == ()
 
 
-def test_keys_that_share_bytes_in_the_file_change_apart(foundation):
+def test_keys_that_share_bytes_in_the_file_change_separately(foundation):
+    """Keys that the file stores once have separate memory in the cache."""
     for mode in ("private", "copy"):
         cache = BlobCache(foundation, mode)
         for key in SHARED_BYTES:
@@ -212,7 +215,8 @@ def test_keys_that_share_bytes_in_the_file_change_apart(foundation):
         assert {k: bytes(v) for k, v in cache.items()} == {k: a.tobytes() for k, a in foundation_arrays().items()}
 
 
-def test_neighbours_on_one_page_are_reverted_apart(foundation):
+def test_neighbours_on_a_page_are_reverted_separately(foundation):
+    """A revert of one key does not affect others on its pages (B3)."""
     cache = BlobCache(foundation)
     clean = foundation_arrays()
     cache.update({key: changed(clean[key], 5) for key in clean})
@@ -228,6 +232,7 @@ def test_neighbours_on_one_page_are_reverted_apart(foundation):
 
 
 def test_a_write_copies_only_its_pages(tmp_path):
+    """Memory of the process grows by the changed pages and shrinks again with a revert (B4)."""
     arrays = {f"w{i}": np.full(1 << 20, i, np.float32) for i in range(8)}
     save_file(arrays, tmp_path / "w.ptd")
     cache = BlobCache(tmp_path / "w.ptd")
@@ -249,6 +254,7 @@ def test_a_write_copies_only_its_pages(tmp_path):
 
 
 def test_views_are_live_and_outlive_the_cache(foundation):
+    """A view shows commits, is read-only, and keeps the memory alive."""
     cache = BlobCache(foundation)
     row = cache.numpy("row")
     assert not row.flags.writeable
@@ -260,6 +266,7 @@ def test_views_are_live_and_outlive_the_cache(foundation):
 
 
 def test_closed(foundation):
+    """Every use of a closed cache is an error that names it."""
     cache = BlobCache(foundation)
     cache.close()
     cache.close()
@@ -281,7 +288,8 @@ def test_closed(foundation):
             use()
 
 
-def test_load_refuses_what_does_not_fit(foundation, tmp_path):
+def test_refused_loads_change_nothing(foundation, tmp_path):
+    """Unknown keys, other layouts and damage are errors, and nothing changes (U3, B3, B5)."""
     cache = BlobCache(foundation)
     before = {key: bytes(data) for key, data in cache.items()}
     save_file({"row": np.ones((2, 5), np.float32), "more": np.ones(3)}, tmp_path / "unknown.ptd")
@@ -306,6 +314,7 @@ def test_load_refuses_what_does_not_fit(foundation, tmp_path):
 
 
 def test_save_refuses_its_own_file(foundation):
+    """A file that a cache maps is never a target."""
     cache = BlobCache(foundation)
     before = foundation.read_bytes()
     for one in (cache, BlobCache(base=cache)):
@@ -318,8 +327,8 @@ def test_save_refuses_its_own_file(foundation):
     assert foundation.read_bytes() == before
 
 
-def test_digests_are_those_of_the_bytes_as_they_are(cache):
-    """The file's digest counts for what was not changed only; names that share bytes in the file change alone."""
+def test_digests_are_current(cache):
+    """The recorded digest is used for unchanged keys only (B5)."""
 
     def check(*caches):
         for one in caches:
@@ -352,7 +361,7 @@ def _digests(arrays):
 
 
 def test_an_earlier_file_as_a_working_copy(tmp_path):
-    """Its manifest has a key, and commits keep it up to date where it is."""
+    """The manifest of the first format version is under a key; commits update it in place."""
     path = tmp_path / "x.ptd"
     shutil.copy(DATA / "golden-v0.ptd", path)
     cache = BlobCache(path, "shared")
@@ -365,7 +374,52 @@ def test_an_earlier_file_as_a_working_copy(tmp_path):
     assert path.read_bytes()[-8:] == b"BLOBEND1"
 
 
+@pytest.mark.parametrize("mode", ["private", "copy"])
+def test_files_are_those_that_were_opened(tmp_path, mode):
+    """Keys, metadata and digests, even after commits and after the files were replaced and deleted (B5)."""
+    save_file({"a": np.arange(5000.0)}, tmp_path / "a.ptd", metadata={"made": "here"})
+    save_file({"b": np.ones(3)}, tmp_path / "b.ptd")
+    base = BlobCache(tmp_path / "b.ptd")
+    cache = BlobCache(tmp_path / "a.ptd", mode, base=base)
+    expected = cache.digest("a")
+    cache.update({"a": np.zeros(5000)})
+    save_file({"a": np.ones(5000)}, tmp_path / "a.ptd", metadata={"made": "later"})
+    os.unlink(tmp_path / "b.ptd")
+    (file,) = cache.files
+    assert (file.path, list(file), file.metadata) == (tmp_path / "a.ptd", ["a"], {"made": "here"})
+    assert file.digest("a") == expected != cache.digest("a")
+    assert [list(one) for one in base.files] == [["b"]]
+    cache.close()
+    with pytest.raises(errors.ClosedError):
+        _ = cache.files
+
+
+def test_files_that_were_overwritten(tmp_path):
+    """A file with other contents than the cache is an error that names the key (B5)."""
+    save_file({"a": np.arange(5000.0), "b": np.ones(5)}, tmp_path / "a.ptd")
+    save_file({"a": np.arange(5000.0), "b": np.zeros(5)}, tmp_path / "other.ptd")
+    cache = BlobCache(tmp_path / "a.ptd", "copy")
+    with (tmp_path / "a.ptd").open("r+b") as file:
+        file.write((tmp_path / "other.ptd").read_bytes())
+    with pytest.raises(errors.DataChangedError, match=r"a\.ptd: the file was overwritten .*: 'b' differs"):
+        _ = cache.files
+    os.truncate(tmp_path / "a.ptd", 100)
+    with pytest.raises(errors.FileAccessError, match=r"a\.ptd: .*truncated"):
+        _ = cache.files
+
+
+def test_files_of_a_working_copy(tmp_path):
+    """Its digests are those of the last commit (B4, B5)."""
+    save_file({"a": np.arange(5000.0)}, tmp_path / "a.ptd")
+    make_working_copy(tmp_path / "a.ptd", tmp_path / "copy.ptd")
+    cache = BlobCache(tmp_path / "copy.ptd", "shared")
+    cache.update({"a": np.ones(5000)})
+    (file,) = cache.files
+    assert file.digest("a") == cache.digest("a") == (40000, xxhash.xxh3_128_digest(np.ones(5000).tobytes()))
+
+
 def test_stacks(foundation, tmp_path):
+    """Caches on a common base share its memory and its commits, and own their adapters (R5, D1, D2)."""
     base = BlobCache(foundation)
     save_file({"row": np.ones((2, 5), np.float32), "adapter": np.ones(4)}, tmp_path / "a.ptd")
     save_file({"row": np.ones((2, 5), np.float32) * 2, "adapter": np.ones(4) * 2}, tmp_path / "b.ptd")
@@ -388,6 +442,7 @@ def test_stacks(foundation, tmp_path):
 
 
 def test_replaced_file_keeps_the_old_weights(tmp_path):
+    """Replacing or deleting the file does not affect an open cache."""
     save_file({"a": np.arange(5000.0)}, tmp_path / "a.ptd")
     cache = BlobCache(tmp_path / "a.ptd")
     save_file({"a": np.zeros(5000)}, tmp_path / "a.ptd")
@@ -399,6 +454,7 @@ def test_replaced_file_keeps_the_old_weights(tmp_path):
 
 
 def test_copy_is_immune_to_truncation(tmp_path):
+    """In mode "copy" the file is not needed after opening."""
     save_file({"a": np.arange(5000.0), "b": np.arange(5000.0)}, tmp_path / "a.ptd")
     cache = BlobCache(tmp_path / "a.ptd", "copy")
     os.truncate(tmp_path / "a.ptd", 0)
@@ -410,6 +466,7 @@ def test_copy_is_immune_to_truncation(tmp_path):
 
 
 def test_truncation_is_an_error_where_it_can_be_noticed(tmp_path):
+    """A commit to a truncated file is an error instead of a bus error (B5)."""
     save_file({"a": np.arange(5000.0)}, tmp_path / "a.ptd")
     cache = BlobCache(tmp_path / "a.ptd")
     os.truncate(tmp_path / "a.ptd", 0)
@@ -418,12 +475,14 @@ def test_truncation_is_an_error_where_it_can_be_noticed(tmp_path):
 
 
 def test_commit_while_reading_in_the_same_thread_is_an_error(cache):
+    """It would wait for itself for ever."""
     with cache.reading(), cache.reading(), pytest.raises(errors.UnsupportedOperationError, match="reading"):
         cache.update({"row": np.zeros((2, 5), np.float32)})
     cache.update({"row": np.zeros((2, 5), np.float32)})
 
 
-def test_records_in_a_delta_are_no_unknown_keys(tmp_path, foundation):
+def test_records_in_a_delta_are_ignored(tmp_path, foundation):
+    """Records describe the delta and are not loaded."""
     store = BlobStore()
     store.add("row", np.ones((2, 5), np.float32))
     store.add("metadata.blobstore.of-another-kind", b"record")
@@ -434,6 +493,7 @@ def test_records_in_a_delta_are_no_unknown_keys(tmp_path, foundation):
 
 
 def test_wrong_mode(foundation, tmp_path):
+    """An unknown mode, and mode "shared" with several files."""
     with pytest.raises(errors.UnsupportedOperationError, match="mode"):
         BlobCache(foundation, "other")
     shutil.copy(foundation, tmp_path / "a.ptd")
@@ -441,8 +501,8 @@ def test_wrong_mode(foundation, tmp_path):
         BlobCache([foundation, tmp_path / "a.ptd"], "shared")
 
 
-def test_blobs_may_be_exchanged(cache):
-    """New data may be views of the cache itself: each is read before anything is written."""
+def test_blobs_may_be_swapped(cache):
+    """New data may be views of the cache itself, because all of it is read before anything is written."""
     clean = foundation_arrays()
     other = "large"
     half = clean[other].reshape(-1)[: 64 * 64].reshape(64, 64)
@@ -462,7 +522,8 @@ def test_blobs_may_be_exchanged(cache):
 
 
 @pytest.mark.parametrize("key", [None, 3, b"row", "\ud800"])
-def test_keys_that_cannot_be(cache, key):
+def test_invalid_keys(cache, key):
+    """Objects that cannot be keys are unknown keys."""
     assert key not in cache
     for use in (
         lambda: cache[key],
@@ -480,6 +541,7 @@ def test_keys_that_cannot_be(cache, key):
 
 
 def test_paths_that_are_not_utf_8(foundation, tmp_path):
+    """Any path of the operating system can be opened."""
     path = tmp_path / os.fsdecode(b"\xff.ptd")
     shutil.copy(foundation, path)
     cache = BlobCache(path)

@@ -1,4 +1,4 @@
-"""The C++ example, built as an application would build it: with find_package, on the installed library."""
+"""The C++ example, built like an application: with find_package, on the installed library (X2)."""
 
 import re
 import subprocess
@@ -17,6 +17,7 @@ def example():
 
 
 def test_two_programs_and_an_update(example, tmp_path):
+    """It prints the same sums as Python computes, before and after the update (X2, U1)."""
     pte = models.mlp(external=True).write(tmp_path)
     ptd = tmp_path / "_default_external_constant.ptd"
     done = subprocess.run([example, pte, pte, ptd, "second.weight"], capture_output=True, text=True, check=True)
@@ -30,7 +31,8 @@ def test_two_programs_and_an_update(example, tmp_path):
     np.testing.assert_allclose(found, [[before] * 2, [after] * 2], atol=1e-3)
 
 
-def test_errors_are_told(example, tmp_path):
+def test_errors_are_printed(example, tmp_path):
+    """An unknown key ends it with an error message."""
     pte = models.mlp(external=True).write(tmp_path)
     ptd = tmp_path / "_default_external_constant.ptd"
     done = subprocess.run([example, pte, pte, ptd, "nothing"], capture_output=True, text=True, check=False)

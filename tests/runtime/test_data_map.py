@@ -1,4 +1,4 @@
-"""The cache, and ExecuTorch's interface over it, pass the same contract as every other data map."""
+"""The cache, and ExecuTorch's interface to it, fulfil the same contract as every other data map (R3, R4)."""
 
 import ctypes
 import os
@@ -157,13 +157,14 @@ class TestNativeDataMap(NamedDataMapContract):
         return NativeMap(plant_file(self.blobs, folder))
 
     def test_errors_are_executorchs(self, data_map):
+        """Error codes and untouched buffers, as the interface requires (R3)."""
         probe = data_map.probe
         assert probe.get_tensor_layout("opaque")[0] == INVALID_TYPE
         assert probe.get_tensor_layout("no such one")[0] == NOT_FOUND
         assert probe.get_data("no such one")[0] == NOT_FOUND
         buffer = np.full(100, 0xAA, np.uint8)
         assert probe.load_data_into("no such one", buffer.ctypes.data, 3) == NOT_FOUND
-        for size in (0, 14, 16, 100):  # stock checks `size <= nbytes` and then writes nbytes
+        for size in (0, 14, 16, 100):  # ExecuTorch's own map checks `size <= nbytes` and then writes nbytes
             assert probe.load_data_into("opaque", buffer.ctypes.data, size) == INVALID_ARGUMENT
         assert (buffer == 0xAA).all()
         assert probe.load_data_into("opaque", buffer.ctypes.data, 15) == OK
@@ -173,7 +174,7 @@ class TestNativeDataMap(NamedDataMapContract):
 
 
 def test_no_two_keys_share_an_address(tmp_path, foundation):
-    """XNNPACK takes equal pointers for equal names, and a write to one key must not reach another."""
+    """XNNPACK identifies weights by address, and a write to one key must not reach another."""
     for mode in ("private", "copy"):
         cache = BlobCache(foundation, mode)
         addresses = [cache.numpy(key).__array_interface__["data"][0] for key in cache]
@@ -181,6 +182,7 @@ def test_no_two_keys_share_an_address(tmp_path, foundation):
 
 
 def test_conflicts_between_files(tmp_path):
+    """A key in two files must be equal in both (R2, R5)."""
     from blobstore import save_file
     from blobstore.errors import KeyConflictError
 
@@ -197,13 +199,14 @@ def test_conflicts_between_files(tmp_path):
 
 
 def test_get_data_keeps_the_memory(tmp_path):
+    """The data outlives the map and its cache."""
     from blobstore import save_file
 
     path = tmp_path / "a.ptd"
     save_file({"a": np.arange(3.0)}, path)
-    native = NativeMap(path)
-    data = native.get_data("a")
-    del native
+    data_map = NativeMap(path)
+    data = data_map.get_data("a")
+    del data_map
     assert np.frombuffer(data).tolist() == [0, 1, 2]
     with pytest.raises(KeyNotFoundError):
         BlobCache(path)["b"]

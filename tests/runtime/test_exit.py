@@ -1,4 +1,4 @@
-"""The process ends well while daemon threads are inside the runtime, wherever they are."""
+"""A process ends cleanly while daemon threads are anywhere in the runtime."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ cache = BlobCache(ptd, mode)
 program = Program(pte, cache)
 method = program.method()
 x = np.ones((2, 16), np.float32)
-turned = np.ones((16, 2), np.float32).T  # is copied by Python code
+turned = np.ones((16, 2), np.float32).T  # Python code copies it
 key, weight = "layers.0.weight", np.ones((24, 16), np.float32)
 deep = threading.Event()
 
@@ -66,7 +66,7 @@ held = cache.reading()
 held.__enter__()
 waits = threading.Thread(target=lambda: cache.update({key: weight}), daemon=True)
 waits.start()
-until_blocked(waits)  # for a reader that never goes
+until_blocked(waits)  # it waits for a reader that never leaves
 """,
 }
 
@@ -85,7 +85,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def test_the_interpreter_ends_while_daemon_threads_work(
     work: str, mode: str, files: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    """The exit status is the program's own, and nothing aborts; twice, as threads are anywhere then (R1)."""
+    """The exit status is the script's own, and nothing aborts. Two runs, as the threads are in different places."""
     pte, ptd = files
     script = BEGIN + textwrap.dedent(WORKS[work]) + "\nsys.exit(7)\n"
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""Programs on caches, against eager PyTorch and the stock runtime."""
+"""Programs on caches, compared with eager PyTorch and ExecuTorch's own runtime (R3, W1, U1)."""
 
 import os
 import re
@@ -52,6 +52,7 @@ def mlp(tmp_path):
     ],
 )
 def test_outputs_are_those_of_stock_and_eager(make, tmp_path, module_runner):
+    """Bit for bit those of ExecuTorch's own runtime, and close to eager PyTorch (W2)."""
     lowered = make()
     pte, program = load(lowered, tmp_path)
     for name in lowered.methods:
@@ -60,15 +61,15 @@ def test_outputs_are_those_of_stock_and_eager(make, tmp_path, module_runner):
         stock = module_runner(pte, sorted(tmp_path.glob("*.ptd")), [x.numpy() for x in inputs], method=name)
         assert len(outputs) == len(stock)
         for ours, theirs in zip(outputs, stock, strict=True):
-            if make is not models.channels_last:  # that program takes row-major inputs only
+            if make is not models.channels_last:  # ExecuTorch's runner passes row-major inputs only
                 np.testing.assert_array_equal(ours.numpy(), theirs)
-        if not isinstance(lowered.methods[name][0], models.Counter):  # it has counted before
+        if not isinstance(lowered.methods[name][0], models.Counter):  # its state has changed
             for ours, eager in zip(outputs, lowered.eager(name), strict=False):
                 torch.testing.assert_close(ours, eager, **CLOSE)
 
 
 def test_deduplicated_programs_share_a_cache(tmp_path):
-    """Programs without weights of their own, made from stock ones: external constants without a place of their own."""
+    """Their external constants come from programs that had no data file before (B1, D1)."""
     (tmp_path / "in").mkdir()
     a = models.mlp().write(tmp_path / "in", "a")
     b = models.conv(delegated=False).write(tmp_path / "in", "b")
@@ -90,6 +91,7 @@ def eager_with(lowered, weights):
 
 
 def test_updates_reach_all_methods_and_programs_at_once(mlp):
+    """The next call of each uses the new weights, and after a revert the old ones (U1)."""
     lowered, pte, program = mlp
     x = lowered.inputs()[0]
     forward, other, second = program.method(), program.load_method(), Program(pte, program.cache).method()
@@ -104,6 +106,7 @@ def test_updates_reach_all_methods_and_programs_at_once(mlp):
 
 
 def test_weights_of_two_methods_are_one(tmp_path):
+    """An update changes both methods (W1, U1)."""
     lowered = models.decoder(delegated=False, external=True)
     _, program = load(lowered, tmp_path)
     cache = program.cache
@@ -117,6 +120,7 @@ def test_weights_of_two_methods_are_one(tmp_path):
 
 
 def test_two_adapters_on_one_foundation_at_the_same_time(tmp_path):
+    """Updates of one adapter do not reach the other; updates of the foundation reach both (D2)."""
     lowered = models.adapters()
     pte = lowered.write(tmp_path)
     x = lowered.inputs()[0]
@@ -140,7 +144,7 @@ def test_two_adapters_on_one_foundation_at_the_same_time(tmp_path):
 
 
 def test_embedded_blobs_are_overridden(tmp_path, stock_run):
-    """A delegate's weights that lie in the program: the cache's blob with the same key goes first."""
+    """A blob of the cache takes precedence over an embedded one with the same key."""
     lowered = models.mlp(delegated=True)
     pte = lowered.write(tmp_path)
     from blobstore.formats.pte import PteDataMap
@@ -160,6 +164,7 @@ def test_embedded_blobs_are_overridden(tmp_path, stock_run):
 
 
 def test_numpy_in_numpy_out(mlp):
+    """Outputs are arrays for array inputs, and tensors otherwise; they own their memory."""
     lowered, _, program = mlp
     x = lowered.inputs()[0]
     (out,) = program.method()(x.numpy())
@@ -170,10 +175,11 @@ def test_numpy_in_numpy_out(mlp):
     np.testing.assert_array_equal(again.numpy(), out)
     first = out.copy()
     program.method()(np.zeros_like(x.numpy()))
-    np.testing.assert_array_equal(out, first)  # outputs are in memory of their own
+    np.testing.assert_array_equal(out, first)  # a later call does not change it
 
 
 def test_inputs_in_other_memory(mlp):
+    """Read-only, transposed, strided and other inputs give the same result."""
     lowered, _, program = mlp
     x = lowered.inputs()[0]
     forward = program.method()
@@ -198,6 +204,7 @@ def test_inputs_in_other_memory(mlp):
 
 
 def test_channels_last_inputs(tmp_path):
+    """Inputs are put in the method's dim order."""
     lowered = models.channels_last()
     _, program = load(lowered, tmp_path)
     x = lowered.inputs()[0]
@@ -214,6 +221,7 @@ class Typed(nn.Module):
 
 
 def test_types_that_numpy_lacks(tmp_path):
+    """bfloat16 works with torch and with ml_dtypes."""
     x = torch.arange(4, dtype=torch.bfloat16)
     lowered = models._lowered({"forward": (Typed(), (x, torch.tensor([True, False])))}, partitioners=models.portable)
     pte = lowered.write(tmp_path)
@@ -230,6 +238,7 @@ class Dynamic(nn.Module):
 
 
 def test_dynamic_shapes(tmp_path):
+    """Sizes may vary up to their largest value."""
     from blobstore.lowering.export import quiet
 
     with quiet():
@@ -251,6 +260,7 @@ def test_dynamic_shapes(tmp_path):
 
 
 def test_wrong_inputs(mlp):
+    """The message names the program, the method, the input, and what was expected and found."""
     lowered, pte, program = mlp
     x = lowered.inputs()[0]
     forward = program.method()
@@ -274,6 +284,7 @@ def test_wrong_inputs(mlp):
 
 
 def test_missing_data_is_named(tmp_path):
+    """Missing tensors are named when the program is loaded, missing blobs of delegates when the method is."""
     pte = models.mlp(external=True).write(tmp_path)
     with pytest.raises(errors.KeyNotFoundError, match=r"model\.pte: the program takes 5 tensors .*'first\.weight'"):
         Program(pte)
@@ -287,6 +298,7 @@ def test_missing_data_is_named(tmp_path):
 
 
 def test_data_of_another_shape(tmp_path):
+    """The message names the key and both shapes."""
     pte = models.mlp(external=True).write(tmp_path)
     store = BlobStore()
     with open_ptd(tmp_path / "_default_external_constant.ptd") as good:
@@ -302,6 +314,7 @@ def test_data_of_another_shape(tmp_path):
 
 
 def test_no_such_method(mlp):
+    """The message names the methods that exist."""
     _, _, program = mlp
     for use in (program.method, program.inputs, program.external_keys, program.backends, program.load_method):
         with pytest.raises(errors.MethodNotFoundError, match="no method 'backward'; there are 'forward'"):
@@ -309,6 +322,7 @@ def test_no_such_method(mlp):
 
 
 def test_missing_backend(tmp_path):
+    """The message names the backend and the method."""
     pte = models.mlp(delegated=True).write(tmp_path)
     pte.write_bytes(pte.read_bytes().replace(b"XnnpackBackend", b"NobodysBackend"))
     program = Program(pte)
@@ -320,13 +334,15 @@ def test_missing_backend(tmp_path):
 
 
 def test_missing_kernel(tmp_path):
+    """The message names the operator."""
     pte = models.mlp().write(tmp_path)
     pte.write_bytes(pte.read_bytes().replace(b"aten::relu", b"aten::rule"))
     with pytest.raises(errors.ProgramError, match=r"operators without a kernel: aten::rule\.out"):
         Program(pte).method()
 
 
-def test_files_that_are_no_programs(tmp_path):
+def test_files_that_are_not_programs(tmp_path):
+    """Truncated and unrelated files are errors that name the file (B5)."""
     good = models.mlp(external=True).write(tmp_path)
     data = good.read_bytes()
     bad = tmp_path / "bad.pte"
@@ -339,7 +355,8 @@ def test_files_that_are_no_programs(tmp_path):
 
 
 def test_any_byte_of_a_program_changed(tmp_path):
-    """An error or an answer, never a crash: in a process of its own, in case it does crash."""
+    """The result is an error or a loaded program, never a crash (B5). It runs in a process of its own, in case of a
+    crash."""
     good = models.mlp(external=True).write(tmp_path)
     script = f"""
 import random
@@ -364,6 +381,7 @@ print("done")
 
 
 def test_closing_the_cache_keeps_programs_running(mlp):
+    """Loaded methods keep the weights; loading another one is an error."""
     lowered, pte, program = mlp
     x = lowered.inputs()[0]
     forward = program.method()
@@ -379,6 +397,7 @@ def test_closing_the_cache_keeps_programs_running(mlp):
 
 
 def test_metadata(tmp_path):
+    """Inputs, outputs, external keys and backends of a method."""
     lowered = models.decoder(delegated=False, external=True)
     _, program = load(lowered, tmp_path)
     assert set(program.method_names) == {"prefill", "decode"}
@@ -393,7 +412,7 @@ def test_metadata(tmp_path):
 
 @pytest.mark.parametrize("first", ["blobstore.runtime", "executorch.runtime"])
 def test_import_order(first, tmp_path):
-    """One runtime and one registry in the process, whichever comes first."""
+    """There is one ExecuTorch library in the process, whichever package is imported first."""
     pte = models.mlp(delegated=True).write(tmp_path)
     second = {"blobstore.runtime": "executorch.runtime", "executorch.runtime": "blobstore.runtime"}[first]
     script = f"""
@@ -412,6 +431,7 @@ assert len(lines) == 1, lines
 
 
 def test_without_torch(tmp_path):
+    """Programs run on numpy arrays alone."""
     pte = models.mlp(external=True).write(tmp_path)
     script = f"""
 import sys
@@ -427,15 +447,17 @@ cache.update({{"shift": np.zeros(16, np.float32)}})
 
 
 def test_native_errors_have_a_class_each():
-    from blobstore import runtime
+    """Paths and reasons may have bytes that are not UTF-8."""
+    from blobstore.runtime.native import _ERRORS, _make_error
 
-    for kind in ("invalid_file", "integrity", "file_access", *runtime._ERRORS):
-        error = runtime._make_error(kind, b"file\xff", b"why \xff", 2)
+    for kind in ("invalid_file", "integrity", "file_access", *_ERRORS):
+        error = _make_error(kind, b"file\xff", b"why \xff", 2)
         assert isinstance(error, errors.BlobStoreError)
         assert "file" in str(error)
 
 
 def test_save_programs_output_runs(tmp_path):
+    """The slim program runs on its data file (D1)."""
     save_programs({"m": models.mlp(external=True).manager}, tmp_path)
     program = Program(tmp_path / "m.pte", data=sorted(tmp_path.glob("*.ptd")))
     torch.testing.assert_close(
@@ -443,8 +465,8 @@ def test_save_programs_output_runs(tmp_path):
     )
 
 
-def test_inputs_far_from_what_is_taken(mlp):
-    """Refused before anything is copied or converted."""
+def test_impossible_inputs(mlp):
+    """Impossible inputs are refused before anything is copied or converted."""
     for value, error in (
         (2**70, errors.InputError),
         (np.broadcast_to(np.float32(1), (1 << 40,)), errors.InputError),  # 4 TB if it were copied

@@ -1,4 +1,4 @@
-"""Several processes on one working copy: commits, kills at any point, and files that change places."""
+"""Several processes on one working copy: commits, kills at any point, replaced files (B3, B4)."""
 
 import fcntl
 import multiprocessing
@@ -43,7 +43,7 @@ def weights(n):
 
 
 def value(cache):
-    """The generation that the weights are of; -1 if they are a mixture."""
+    """The generation of the weights, or -1 if they are a mixture."""
     with cache.reading():
         a, b = cache.numpy("a"), cache.numpy("b")
         whole = a.min() == a.max() and (b == -a[0]).all()
@@ -51,7 +51,7 @@ def value(cache):
 
 
 class Child(subprocess.Popen):
-    """Closes its pipes when it has ended."""
+    """A process that closes its pipes when it has ended."""
 
     def wait(self, timeout=None):
         code = super().wait(timeout)
@@ -71,6 +71,7 @@ def run(script, *arguments, hooks=None):
 
 
 def test_processes_see_each_others_commits(copy):
+    """With generation, versions and dirty keys; the file's digests follow (B4, B5)."""
     cache = BlobCache(copy, "shared")
     other = run(
         """
@@ -94,11 +95,11 @@ for line in sys.stdin:
     assert ask(-5) == "5 2 2 ('a', 'b')"
     assert value(cache) == 5 and cache.generation == 2
     cache.update({"a": np.full(SIZE, 6, np.float32)})
-    assert ask(0) == "-1 3 3 ('a', 'b')"  # only one of the two was changed, and only its version
+    assert ask(0) == "-1 3 3 ('a', 'b')"  # only one of the two and its version were changed
     assert cache.version("b") == 2
     other.stdin.close()
     assert other.wait() == 0
-    with open_ptd(copy, verify=True) as file:  # its digests follow the commits
+    with open_ptd(copy, verify=True) as file:  # the digests are those of the last commit
         assert np.frombuffer(file["a"], np.float32)[0] == 6
     assert cache.verify()
     with pytest.raises(errors.UnsupportedOperationError, match="load the file that it was made from"):
@@ -110,7 +111,8 @@ for line in sys.stdin:
 @pytest.mark.parametrize("point", CRASH_POINTS)
 @pytest.mark.parametrize("survivor", ["already open", "opened later"])
 def test_killed_in_a_commit(copy, hooks, point, survivor):
-    """At each point: the old or the new weights, whole, for a process that was there and for one that comes later."""
+    """Killed at each point, a commit leaves the old or the new weights, for processes that were there and for later
+    ones (B3)."""
     number, committed = CRASH_POINTS[point]
     before = BlobCache(copy, "shared") if survivor == "already open" else None
     victim = run(
@@ -138,7 +140,7 @@ cache.update(weights(2))
 
 
 def test_killed_at_random_moments(copy):
-    """Three processes commit and are killed; a fourth must only ever see whole generations."""
+    """Three processes commit and are killed; a fourth only ever sees whole generations (B3)."""
     cache = BlobCache(copy, "shared")
     script = """
 cache = BlobCache(sys.argv[1], "shared")
@@ -166,7 +168,8 @@ while True:
         assert cache.verify()
 
 
-def test_a_process_that_dies_while_it_reads_keeps_nobody_out(copy):
+def test_a_killed_reader_holds_no_lock(copy):
+    """The kernel releases its locks."""
     cache = BlobCache(copy, "shared")
     reader = run(
         """
@@ -191,6 +194,7 @@ def commit_many(path, first, count):
 
 
 def test_commits_of_several_processes_are_counted(copy):
+    """Each commit makes one generation (B4)."""
     context = multiprocessing.get_context("spawn")
     processes = [context.Process(target=commit_many, args=(copy, 100 * i, 25)) for i in range(3)]
     for process in processes:
@@ -205,6 +209,7 @@ def test_commits_of_several_processes_are_counted(copy):
 
 
 def test_a_damaged_journal_is_an_error(copy, hooks):
+    """An interrupted commit that cannot be finished is reported (B5)."""
     victim = run(
         """
 from blobstore_runtime import _native
@@ -225,7 +230,7 @@ cache.update(weights(2))
 
 
 def test_replaced_working_copy(copy, tmp_path):
-    """Who has the old file open goes on with it; who opens the path now gets the new one and counts from zero."""
+    """A cache keeps the file that it opened; the path now has the new file, which counts from zero."""
     old = BlobCache(copy, "shared")
     old.update(weights(1))
     make_working_copy(tmp_path / "original.ptd", tmp_path / "new.ptd")
@@ -238,6 +243,7 @@ def test_replaced_working_copy(copy, tmp_path):
 
 
 def test_copied_working_copy(copy, tmp_path):
+    """A copy of both files starts a history of its own."""
     cache = BlobCache(copy, "shared")
     cache.update(weights(1))
     for name in ("copy.ptd", "copy.ptd.commits"):
@@ -249,6 +255,7 @@ def test_copied_working_copy(copy, tmp_path):
 
 
 def test_keys_that_share_bytes_in_a_plain_file(foundation, tmp_path):
+    """A commit that would make two such keys differ is refused."""
     shutil.copy(foundation, tmp_path / "plain.ptd")
     cache = BlobCache(tmp_path / "plain.ptd", "shared")
     new = np.ones((64, 64), np.float32)
@@ -261,6 +268,7 @@ def test_keys_that_share_bytes_in_a_plain_file(foundation, tmp_path):
 
 
 def test_working_copy_of_several_files(foundation, tmp_path):
+    """Every key has its own bytes in a working copy."""
     save_file({"more": np.arange(3.0)}, tmp_path / "more.ptd")
     make_working_copy([foundation, tmp_path / "more.ptd"], tmp_path / "copy.ptd")
     cache = BlobCache(tmp_path / "copy.ptd", "shared")
@@ -277,6 +285,7 @@ def test_working_copy_of_several_files(foundation, tmp_path):
 
 
 def test_read_only_file(tmp_path, copy, monkeypatch):
+    """The file must be writable."""
     if os.geteuid() == 0:
         pytest.skip("root may write anything")
     copy.chmod(0o444)
@@ -284,7 +293,7 @@ def test_read_only_file(tmp_path, copy, monkeypatch):
         BlobCache(copy, "shared")
 
 
-# A full disk.
+# Full disks
 
 
 @pytest.fixture
@@ -302,11 +311,11 @@ def small_disk(tmp_path):
     subprocess.run([shutil.which("umount"), "--lazy", folder], check=True)  # caches may still map files there
 
 
-MANY = {f"k{i:05}": np.full(4, 1, np.float32) for i in range(2500)}  # their versions take several pages
+MANY = {f"k{i:05}": np.full(4, 1, np.float32) for i in range(2500)}  # so that their versions need several pages
 
 
 def fill(disk, leave):
-    """Use what is left on a disk but for a number of bytes."""
+    """Fill a disk except for a number of bytes."""
     with (disk / "fill").open("wb", buffering=0) as file:
         try:
             while True:
@@ -335,7 +344,7 @@ def outcome(path):
 @pytest.mark.parametrize("opened_before", [False, True])
 @pytest.mark.parametrize("pages", [0, 3])
 def test_a_full_disk_is_an_error(small_disk, opened_before, pages):
-    """No signal, neither in the process that commits nor in the one that comes next; the old weights stay (R1)."""
+    """Neither the committing process nor the next one is killed by a signal; the old weights stay (B3)."""
     save_file(MANY, small_disk / "original.ptd")
     make_working_copy(small_disk / "original.ptd", path := small_disk / "copy.ptd")
     if opened_before:
@@ -343,7 +352,7 @@ def test_a_full_disk_is_an_error(small_disk, opened_before, pages):
     fill(small_disk, 4096 * pages)
     assert "copy.ptd.commits: No space left on device" in outcome(path)
     assert [entry.name for entry in small_disk.iterdir() if "tmp" in entry.name] == []
-    if opened_before:  # reading takes no space
+    if opened_before:  # reading needs no space
         cache = BlobCache(path, "shared")
         assert (cache.generation, cache.numpy("k02499")[0], cache.verify()) == (0, 1, True)
     (small_disk / "fill").unlink()
@@ -351,7 +360,7 @@ def test_a_full_disk_is_an_error(small_disk, opened_before, pages):
 
 
 def test_a_working_copy_with_holes_on_a_full_disk(small_disk, tmp_path):
-    """Somebody may copy it so that pages of zeros take no space; they take it when it is opened, or that fails."""
+    """Space for holes, which some tools make of pages of zeros, is reserved when the file is opened."""
     save_file({"a": np.zeros(20_000, np.float32)}, tmp_path / "original.ptd")
     make_working_copy(tmp_path / "original.ptd", tmp_path / "copy.ptd")
     data = (tmp_path / "copy.ptd").read_bytes()
@@ -371,7 +380,7 @@ def test_a_working_copy_with_holes_on_a_full_disk(small_disk, tmp_path):
 
 
 def test_a_file_that_may_not_grow_is_an_error(copy):
-    """As a full disk, without one: the limit of this process for the size of files."""
+    """The limit on file sizes of a process has the same effect as a full disk."""
     child = run(
         """
 import resource
@@ -393,11 +402,11 @@ print(value(cache), cache.generation)
     assert out.splitlines() == [f"{copy}.commits: File too large", "1 1", "3 2"]
 
 
-# Forks.
+# Forks
 
 
 def commits(path):
-    """Whether somebody commits, or waits for readers to go: then nobody new passes the gate."""
+    """Whether a process commits, or waits for readers to leave while new readers are held back."""
     with Path(f"{path}.commits").open("rb") as gate:
         try:
             fcntl.flock(gate, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -407,8 +416,8 @@ def commits(path):
 
 
 def test_a_child_keeps_no_lock_of_a_commit_of_its_parent(copy, hooks):
-    """A commit waits for a reader; its process forks, goes on, and is killed in the middle. The child lives on, but holds
-    nothing that keeps others out: they find the commit and finish it (R1)."""
+    """A process forks while its commit waits for a reader, continues, and is killed in the middle. The child lives on
+    without its locks: other processes find the commit and finish it (B3)."""
     cache = BlobCache(copy, "shared")
     parent = run(
         """
@@ -423,7 +432,7 @@ until(lambda: commits(sys.argv[1]))
 pid = os.fork()
 if pid == 0:
     os.close(1)
-    sys.stdin.read()  # does nothing, until the test ends
+    sys.stdin.read()  # waits for the end of the test
     os._exit(0)
 _native.crash_at(5)  # between two blobs
 print(pid, flush=True)
@@ -442,14 +451,14 @@ signal.pause()  # until it is killed
         later = run("cache = BlobCache(sys.argv[1], 'shared'); print(value(cache), cache.generation)", copy)
         assert later.communicate(timeout=30)[0] == "2 1\n"
         cache.update(weights(3))
-        os.kill(child, 0)  # it is still there
+        os.kill(child, 0)  # the child still exists
     finally:
         parent.stdin.close()
         parent.stdout.close()
 
 
 def test_a_link_instead_of_the_file_of_commits_is_not_followed(copy, tmp_path):
-    """Not even to one that would do: somebody else may write there."""
+    """Not even a link to a valid file, which another user may be able to write."""
     BlobCache(copy, mode="shared").update({"a": np.ones(SIZE, np.float32)})
     commits = tmp_path / f"{copy.name}.commits"
     commits.rename(tmp_path / "elsewhere")
@@ -460,8 +469,8 @@ def test_a_link_instead_of_the_file_of_commits_is_not_followed(copy, tmp_path):
     assert not commits.is_symlink()
 
 
-def test_the_file_of_commits_is_made_anew(copy, tmp_path):
-    """Its temporary file follows no link that somebody laid where it may be, and leaves nothing."""
+def test_the_file_of_commits_is_replaced(copy, tmp_path):
+    """Its temporary file follows no link that another user placed there, and nothing is left over."""
     (tmp_path / "precious").write_text("precious")
     for number in range(os.getpid() - 20, os.getpid() + 200):
         (tmp_path / f"{copy.name}.commits.{number}.tmp").symlink_to("precious")

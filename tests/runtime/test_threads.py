@@ -1,4 +1,4 @@
-"""Threads that execute while others commit, and processes that fork."""
+"""Threads that run methods while others commit, and processes that fork (B3, B4)."""
 
 import os
 import signal
@@ -18,7 +18,7 @@ WIDTH = 4096
 
 
 class Three(nn.Module):
-    """Adds three weights, one after the other: a torn commit shows as a sum that no generation has."""
+    """Adds three weights one after the other, so that a torn commit shows as a sum of no generation."""
 
     def __init__(self):
         super().__init__()
@@ -39,7 +39,7 @@ def three(tmp_path_factory):
 
 
 def generation(n):
-    """Weights of which any two generations differ in every sum."""
+    """Weights such that any two generations differ in every sum."""
     return {key: np.full(WIDTH, 7.0**i * n, np.float32) for i, key in enumerate("abc")}
 
 
@@ -49,6 +49,7 @@ def total(n):
 
 @pytest.mark.parametrize("mode", ["private", "copy", "shared"])
 def test_no_call_sees_a_mixture(three, mode, tmp_path):
+    """Every call computes with the weights of one generation (B3)."""
     pte, ptd = three
     path = tmp_path / "w.ptd"
     make_working_copy(ptd, path)
@@ -81,7 +82,7 @@ def test_no_call_sees_a_mixture(three, mode, tmp_path):
 
 
 def test_commits_are_not_kept_out_by_calls(three):
-    """Four threads call without pause; commits still get their turns."""
+    """While four threads call without pause, commits still get their turn."""
     pte, ptd = three
     cache = BlobCache(ptd)
     program = Program(pte, cache)
@@ -108,6 +109,7 @@ def test_commits_are_not_kept_out_by_calls(three):
 
 
 def test_reverts_and_loads_are_commits_too(three, tmp_path):
+    """Calls see them as a whole (B3)."""
     pte, ptd = three
     cache = BlobCache(ptd)
     program = Program(pte, cache)
@@ -139,6 +141,7 @@ def test_reverts_and_loads_are_commits_too(three, tmp_path):
 
 
 def test_load_methods_while_committing(three):
+    """A method that is loaded during commits sees whole generations too (B3)."""
     pte, ptd = three
     cache = BlobCache(ptd)
     stop = threading.Event()
@@ -166,7 +169,7 @@ def test_load_methods_while_committing(three):
 
 
 def in_child(work):
-    """Run `work` in a forked process; its exit code is 0 if it returned true."""
+    """Run `work` in a forked process; its exit code is 0 if the result is true."""
     pid = os.fork()
     if pid == 0:
         code = 1
@@ -180,7 +183,7 @@ def in_child(work):
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 @pytest.mark.parametrize("mode", ["private", "copy", "shared"])
 def test_fork(three, mode, tmp_path):
-    """A child has the weights of that moment, whole; its own commits, unless shared, stay its own."""
+    """A child has the weights of the moment of the fork; its commits are visible outside in mode "shared" only."""
     pte, ptd = three
     path = tmp_path / "w.ptd"
     make_working_copy(ptd, path)
@@ -203,6 +206,7 @@ def test_fork(three, mode, tmp_path):
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_fork_while_other_threads_commit_and_execute(three):
+    """The child has whole weights and can call and commit."""
     pte, ptd = three
     cache = BlobCache(ptd)
     program = Program(pte, cache)
@@ -240,7 +244,7 @@ def test_fork_while_other_threads_commit_and_execute(three):
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_fork_while_another_thread_has_the_thread_pool(tmp_path):
-    """B4: kernels take ExecuTorch's pool in turns; in a child that is forked meanwhile, nobody would give it back."""
+    """A fork waits for the calls that hold ExecuTorch's thread pool, which the child could never use otherwise (B4)."""
     x = torch.ones(256, 512)
     lowered = models._lowered({"forward": (nn.Linear(512, 512), (x,))}, partitioners=models.portable)
     program = Program(lowered.write(tmp_path))
@@ -258,7 +262,7 @@ def test_fork_while_another_thread_has_the_thread_pool(tmp_path):
     method = program.load_method()
 
     def child():
-        signal.alarm(20)  # it ends the child, if that hangs
+        signal.alarm(20)  # ends the child if it hangs
         return np.array_equal(method(x)[0], expected)
 
     try:

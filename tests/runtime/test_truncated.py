@@ -1,4 +1,4 @@
-"""Files that are cut short while a cache maps them: an error wherever that can be told, never other weights."""
+"""Files that are truncated while a cache maps them: an error wherever it can be detected, never other weights (B5)."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ WORKS: dict[str, Callable[[BlobCache, Path], object]] = {
 
 
 @pytest.mark.parametrize("work", WORKS)
-def test_of_a_truncated_file(work: str, path: Path) -> None:
-    """The error names the file and its length, and nothing is changed or written (R1, B5)."""
+def test_truncated_file(work: str, path: Path) -> None:
+    """The error names the file and its length, and nothing is changed or written."""
     cache = BlobCache(path)
     cache.update({"a": NEW})
     generation = cache.generation
@@ -45,7 +45,8 @@ def test_of_a_truncated_file(work: str, path: Path) -> None:
     assert not (path.parent / "saved.ptd").exists()
 
 
-def test_what_was_not_lost_is_reverted(path: Path) -> None:
+def test_remaining_bytes_are_reverted(path: Path) -> None:
+    """Keys whose bytes are still in the file can be reverted."""
     cache = BlobCache(path)
     cache.update({"a": NEW, "b": NEW})
     with path.open("rb") as file:
@@ -60,7 +61,8 @@ def test_what_was_not_lost_is_reverted(path: Path) -> None:
 
 
 @pytest.mark.parametrize("work", WORKS)
-def test_a_cache_of_mode_copy_does_not_mind(work: str, path: Path) -> None:
+def test_mode_copy(work: str, path: Path) -> None:
+    """A cache of mode "copy" is not affected."""
     cache = BlobCache(path, "copy")
     cache.update({"a": NEW})
     os.truncate(path, 4096)
@@ -70,7 +72,8 @@ def test_a_cache_of_mode_copy_does_not_mind(work: str, path: Path) -> None:
 
 
 @pytest.mark.parametrize("work", ["verify", "save", "commit"])
-def test_of_a_truncated_working_copy(work: str, path: Path) -> None:
+def test_truncated_working_copy(work: str, path: Path) -> None:
+    """Every use is an error, and the file is not extended."""
     cache = BlobCache(path, "shared")
     os.truncate(path, 4096)
     with pytest.raises(errors.FileAccessError, match="truncated"):
@@ -78,7 +81,8 @@ def test_of_a_truncated_working_copy(work: str, path: Path) -> None:
     assert (path.stat().st_size, cache.generation) == (4096, 0)
 
 
-def test_verifying_a_file_that_was_truncated_since_it_was_opened(path: Path) -> None:
+def test_truncated_file_in_the_python_reader(path: Path) -> None:
+    """The Python reader detects it too."""
     with open_ptd(path) as file:
         os.truncate(path, 4096)
         with pytest.raises(errors.FileAccessError, match="truncated: it has 4096 bytes"):

@@ -1,7 +1,6 @@
 """Threads, commits and forks that wait for each other: none may wait for ever.
 
-Each case runs in a process of its own, which is killed if it hangs: after so long that nothing else explains it.
-"""
+Each case runs in a process of its own. It is killed after a time that only a hang explains."""
 
 import subprocess
 import sys
@@ -30,7 +29,7 @@ def weights(n):
 
 
 def together(times, *works):
-    # each goes on in a thread of its own until all were done so many times
+    # each runs in its own thread until all were done this many times
     done, problems = [0] * len(works), []
 
     def repeat(number):
@@ -80,7 +79,7 @@ def files(tmp_path_factory):
 
 @pytest.fixture(params=["private", "copy", "shared"])
 def finishes(request, files, tmp_path):
-    """Run a script; it has to end by itself, and well."""
+    """A function that runs a script, which must end by itself without an error."""
 
     def run(script):
         folder, pte, ptd = files
@@ -99,6 +98,7 @@ def finishes(request, files, tmp_path):
 
 
 def test_saving_while_others_commit(finishes, tmp_path):
+    """Saving reads one generation and queries the cache meanwhile."""
     finishes(
         f"""
         def save():
@@ -115,11 +115,11 @@ def test_saving_while_others_commit(finishes, tmp_path):
 
 
 def test_calling_a_method_of_another_thread_inside_reading(finishes):
-    """The other thread is in the method, and cannot go on before a commit is done that waits for this thread."""
+    """The other thread is in a call that waits for a commit, which waits for this thread's `reading()`."""
     finishes(
         """
         import shutil
-        shutil.copy(ptd, path)  # the program's own weights
+        shutil.copy(ptd, path)  # the weights of the program
         cache = BlobCache(path, mode)
         program = Program(pte, cache)
         method = program.method()
@@ -152,22 +152,23 @@ def test_calling_a_method_of_another_thread_inside_reading(finishes):
 
 
 def test_forking_inside_reading(finishes):
+    """Parent and child can both continue and commit."""
     finishes(
         """
         cache.update(weights(3))
-        with cache.reading():  # the commit of the other thread waits for it
+        with cache.reading():  # the other thread's commit waits for this
             other = threading.Thread(target=lambda: cache.update(weights(4)))
             other.start()
             until_blocked(other)
             pid = os.fork()
-            if mode != "shared":  # there, the child's reading begins anew
+            if mode != "shared":  # in mode shared, reading starts again in the child
                 assert cache.numpy("a")[0] == 3
         other.join() if pid else None
 
         def go_on():
             cache.update(weights(5))
             with cache.reading():
-                assert cache.numpy("a")[0] == cache.numpy("b")[-1] in (4, 5)  # shared: the other commits too
+                assert cache.numpy("a")[0] == cache.numpy("b")[-1] in (4, 5)  # 4 if the other one was last
 
         if pid == 0:
             try:
@@ -182,6 +183,7 @@ def test_forking_inside_reading(finishes):
 
 
 def test_forking_while_a_commit_waits_for_another_reader(finishes):
+    """The waiting commit happens in the parent only; both can commit afterwards."""
     finishes(
         """
         reading, leave = threading.Event(), threading.Event()
@@ -201,7 +203,7 @@ def test_forking_while_a_commit_waits_for_another_reader(finishes):
         def go_on():
             cache.update(weights(5))
             with cache.reading():
-                assert cache.numpy("a")[0] == cache.numpy("b")[-1] in (4, 5)  # shared: the other commits too
+                assert cache.numpy("a")[0] == cache.numpy("b")[-1] in (4, 5)  # 4 if the other one was last
 
         pid = child(go_on)
         leave.set()
@@ -214,6 +216,7 @@ def test_forking_while_a_commit_waits_for_another_reader(finishes):
 
 
 def test_reading_that_ends_in_another_thread(finishes):
+    """The lock may be released by another thread than the one that took it."""
     finishes(
         """
         held = cache.reading()
@@ -240,13 +243,13 @@ def test_reading_that_ends_in_another_thread(finishes):
 
 
 def test_opening_while_others_call_without_pause(finishes):
-    """Nearly always, one of them reads."""
+    """Nearly always one of the other threads is reading."""
     finishes(
         """
         def read():
             with cache.reading():
                 for _ in range(5):
-                    cache.numpy("a").sum() + cache.numpy("b").sum()  # numpy lets the other threads run
+                    cache.numpy("a").sum() + cache.numpy("b").sum()  # numpy releases the interpreter lock
 
         together(50, read, read, read, read, lambda: BlobCache(path, mode))
         """

@@ -1,4 +1,4 @@
-"""Whatever is given to the runtime, to training and to adapters, the answer is a result or a BlobStoreError."""
+"""Arguments of any type to the runtime, training and adapters lead to a result or a BlobStoreError."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ INTERNAL = {
     "names_for_state_dict",
     "mismatch",
     "check_stored",
-}  # of LogicalTensors: for updates, which check first
+}  # methods of LogicalTensors for updates, which check their arguments first
 CALLABLES = [
     one
     for one in public_callables(*MODULES, results=RESULTS)
@@ -149,6 +149,6 @@ def makers(files: Any, tmp_path: Path) -> dict[str, Any]:
 def test_every_wrong_kind_of_argument(
     one: PublicCallable, files: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A call succeeds or raises a BlobStoreError (Errors, B3)."""
+    """Every public function and method, with every wrong type for each argument."""
     monkeypatch.chdir(tmp_path)
     check(one, makers(files, tmp_path), tmp_path)

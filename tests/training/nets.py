@@ -1,7 +1,6 @@
-"""Models that are trained, and their joint forward/backward programs as ExecuTorch's own exporter makes them.
+"""Models to train, and their joint forward/backward programs as ExecuTorch's own exporter makes them.
 
-Each function lowers once a session; nothing may change what it returns.
-"""
+Each function lowers once in a session; its result must not be changed."""
 
 from __future__ import annotations
 
@@ -29,7 +28,7 @@ Batch = tuple[Tensor, ...]
 
 
 class XOR(nn.Module):
-    """The model of ExecuTorch's training example: the loss and the prediction come out."""
+    """The model of ExecuTorch's training example; its outputs are the loss and the prediction."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,7 +60,7 @@ class Convolutions(nn.Module):
 
 
 class WrittenOutNorm(nn.BatchNorm2d):
-    """Batch normalization in plain operators: ExecuTorch has no kernel for the one that trains."""
+    """Batch normalization in plain operators, because ExecuTorch has no kernel for the training one."""
 
     def forward(self, x: Tensor) -> Tensor:
         mean, var = x.mean((0, 2, 3)), x.var((0, 2, 3), unbiased=False)
@@ -72,11 +71,11 @@ class WrittenOutNorm(nn.BatchNorm2d):
 
 
 class Norm(nn.Module):
-    """Buffers that a step changes."""
+    """A net with buffers that a step changes."""
 
     def __init__(self, norm: Callable[[int], nn.Module] = WrittenOutNorm) -> None:
         super().__init__()
-        # a bias in front of a normalization has no gradient but rounding, which Adam makes as large as any
+        # the gradient of a bias before a normalization is only rounding noise, which Adam would scale up
         self.conv = nn.Conv2d(1, 4, 3, padding=1, bias=False)
         self.norm = norm(4)
         self.fc = nn.Linear(4, 3)
@@ -89,7 +88,7 @@ class Norm(nn.Module):
 
 
 class LoRA(nn.Module):
-    """A frozen foundation and low-rank adapters that are trained."""
+    """A frozen foundation, and low-rank adapters that are trained."""
 
     def __init__(self, layers: int = 2, width: int = 16, rank: int = 2) -> None:
         super().__init__()
@@ -107,7 +106,7 @@ class LoRA(nn.Module):
 
 
 class Scores(nn.Module):
-    """The inference part of a model, with the names of the model."""
+    """The inference part of a model, under the same names."""
 
     def __new__(cls, model: nn.Module) -> Any:
         class Inference(type(model)):  # type: ignore[misc]
@@ -121,11 +120,11 @@ class Scores(nn.Module):
 
 @dataclass(frozen=True)
 class Joint:
-    """A joint program beside the model that it was made from.
+    """A joint program with the model that it was exported from.
 
     Attributes:
-        model: with the initial weights; `eager` gives a copy.
-        batches: what to train on.
+        model: with the initial weights; `eager` returns a copy.
+        batches: the training data.
         files: the program, `train.pte`, and its data files.
     """
 

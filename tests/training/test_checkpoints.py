@@ -1,4 +1,4 @@
-"""Checkpoints (T1, D2, W1): resuming, deltas, crashes, and what other readers make of the files."""
+"""Checkpoints: resuming, deltas, crashes, and other readers of the files (T1, T2, D2, W1)."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ OPTIMIZERS: dict[str, Make] = {
 
 
 def state(training: TrainingProgram, optimizer: torch.optim.Optimizer | None = None) -> dict[str, Tensor]:
-    """All tensors of a run, copied."""
+    """Copies of all tensors of a run."""
     kept = optimizer.state_dict()["state"] if optimizer else {}
     tensors = {f"{number}/{key}": value for number, entry in kept.items() for key, value in entry.items()}
     tensors = {key: value for key, value in tensors.items() if isinstance(value, Tensor)}
@@ -57,6 +57,7 @@ def run(training: TrainingProgram, optimizer: Any, joint: nets.Joint, steps: int
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("make", [nets.xor, nets.norm, nets.lora], ids=["xor", "buffers", "lora"])
 def test_a_resumed_run_has_the_same_losses(make: Callable[[], nets.Joint], optimizer: str, tmp_path: Path) -> None:
+    """After a load, the following losses are equal to the bit, in the same program and in another (T2)."""
     joint, start = make(), OPTIMIZERS[optimizer]
     training = joint.load(tmp_path)
     ours = start(training.named_parameters().values())
@@ -67,11 +68,11 @@ def test_a_resumed_run_has_the_same_losses(make: Callable[[], nets.Joint], optim
     resumed = joint.load(tmp_path)
     other = start(resumed.named_parameters().values())
     for group in other.param_groups:
-        group["lr"] = 123.0  # comes with the checkpoint
+        group["lr"] = 123.0  # the checkpoint restores it
     resumed.load(tmp_path / "checkpoint", other)
     assert run(resumed, other, joint, 6) == expected
     assert same(state(resumed, other), end)
-    training.load(tmp_path / "checkpoint", ours)  # and back, in the run itself
+    training.load(tmp_path / "checkpoint", ours)  # also restores the run that saved it
     assert run(training, ours, joint, 6) == expected
 
 
@@ -95,9 +96,10 @@ _values = st.recursive(
     sizes=st.lists(st.integers(0, 3), max_size=3),
 )
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_any_state_of_an_optimizer_comes_back(
+def test_the_state_of_an_optimizer_is_restored(
     kind: str, steps: int, option: Any, kept: Any, dtype: torch.dtype, sizes: list[int], tmp_path: Path
 ) -> None:
+    """Options and entries of the state come back exactly, for values of any plain kind (T2)."""
     joint = nets.xor()
     training = joint.load(tmp_path)
     optimizer = OPTIMIZERS[kind](training.named_parameters().values())
@@ -105,7 +107,7 @@ def test_any_state_of_an_optimizer_comes_back(
     optimizer.param_groups[0]["option"] = option
     tensor = (torch.rand(sizes) * 3).to(dtype)
     first = training.named_parameters()["first.weight"]
-    if steps:  # who adds to a state must leave it what torch expects
+    if steps:  # code that adds to a state must keep what torch expects
         optimizer.state[first]["more"] = [tensor, {"kept": kept}, (tensor,)]
     training.save(tmp_path / "checkpoint", optimizer)
     other = OPTIMIZERS[kind](training.named_parameters().values())
@@ -121,15 +123,15 @@ def test_any_state_of_an_optimizer_comes_back(
                 assert torch.equal(back, value)
                 assert (back.dtype, back.shape) == (value.dtype, value.shape)
             elif key == "more":
-                # torch itself brings what it finds in a state to the parameter's dtype
+                # torch converts tensors of a state to the parameter's dtype
                 assert torch.equal(back[0], tensor.to(back[0].dtype))
                 assert (back[1], type(back[2])) == ({"kept": kept}, tuple)
             else:
                 assert back == value
 
 
-def test_what_is_saved_is_what_is_there(tmp_path: Path) -> None:
-    """Without an optimizer: the file has the parameters and the buffers, and one opaque blob."""
+def test_contents_of_the_file(tmp_path: Path) -> None:
+    """Without an optimizer the file has the parameters, the buffers, and one opaque blob."""
     joint = nets.norm()
     training = joint.load(tmp_path)
     run(training, sgd(training), joint, 3)
@@ -144,7 +146,7 @@ def test_what_is_saved_is_what_is_there(tmp_path: Path) -> None:
 
 
 def test_stock_executorch_trains_on(tmp_path: Path) -> None:
-    """A program with external weights begins with those of the checkpoint."""
+    """ExecuTorch's own training starts a program with external weights from the checkpoint (T2)."""
     with quiet():
         from executorch.extension.pybindings.portable_lib import _load_for_executorch
         from executorch.extension.training import get_sgd_optimizer
@@ -167,7 +169,7 @@ def test_stock_executorch_trains_on(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("base", [False, True])
 def test_stock_executorch_infers(base: bool, tmp_path: Path, stock_run: Any, module_runner: Any) -> None:
-    """The file is a data file of an inference program with external constants; a delta goes beside its base."""
+    """ExecuTorch uses the checkpoint as the data file of an inference program; a delta needs its base too (T2, D1)."""
     joint = nets.lora()
     training = joint.load(tmp_path)
     run(training, sgd(training), joint, 5)
@@ -192,7 +194,7 @@ def test_stock_executorch_infers(base: bool, tmp_path: Path, stock_run: Any, mod
 
 
 def test_a_checkpoint_while_others_train(tmp_path: Path) -> None:
-    """Each file is one state of the run: the one after the number of steps that its optimizer counts."""
+    """Each file is a single state of the run, after the number of steps that its optimizer has counted (B3)."""
     joint = nets.xor()
     training, alone = joint.load(tmp_path), TrainingProgram(tmp_path / "train.pte")
     make = OPTIMIZERS["adam"]
@@ -232,7 +234,8 @@ def test_a_checkpoint_while_others_train(tmp_path: Path) -> None:
     assert steps > 50
 
 
-def test_a_delta_holds_what_changed(tmp_path: Path) -> None:
+def test_a_delta_has_only_what_changed(tmp_path: Path) -> None:
+    """Tensors that a base has with the same bytes are not written again (D2)."""
     joint = nets.xor(external=True)
     training = joint.load(tmp_path)
     foundation = tmp_path / "_default_external_constant.ptd"
@@ -259,6 +262,7 @@ def test_a_delta_holds_what_changed(tmp_path: Path) -> None:
 
 
 def test_a_delta_without_its_base(tmp_path: Path) -> None:
+    """A missing or different base is an error that names the tensor (B5)."""
     joint = nets.xor(external=True)
     training = joint.load(tmp_path)
     foundation = tmp_path / "_default_external_constant.ptd"
@@ -271,7 +275,7 @@ def test_a_delta_without_its_base(tmp_path: Path) -> None:
     before = state(training, optimizer)
     with pytest.raises(errors.CheckpointError, match=r"'first\.weight' is not in the checkpoint.*first; none is given"):
         training.load(tmp_path / "delta", optimizer)
-    with pytest.raises(errors.CheckpointError, match=r"base, first, is another than .*external_constant"):
+    with pytest.raises(errors.CheckpointError, match=r"base, first, is not .*external_constant"):
         training.load(tmp_path / "delta", optimizer, base=[foundation])
     other = BlobStore()
     with open_ptd(tmp_path / "first") as file:
@@ -290,6 +294,7 @@ def test_a_delta_without_its_base(tmp_path: Path) -> None:
 
 
 def test_frozen_weights_must_be_the_same(tmp_path: Path) -> None:
+    """A checkpoint is refused after the frozen weights have changed."""
     joint = nets.lora()
     training = joint.load(tmp_path)
     run(training, sgd(training), joint, 2)
@@ -305,6 +310,7 @@ def test_frozen_weights_must_be_the_same(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("other", ["names", "shape", "dtype", "buffers"])
 def test_a_checkpoint_of_another_model(other: str, tmp_path: Path) -> None:
+    """Other names, shapes, dtypes or buffers are refused, and nothing changes."""
     joint = nets.norm() if other == "buffers" else nets.xor()
     training = joint.load(tmp_path)
     optimizer = OPTIMIZERS["adam"](training.named_parameters().values())
@@ -331,6 +337,7 @@ def test_a_checkpoint_of_another_model(other: str, tmp_path: Path) -> None:
 
 
 def test_another_optimizer(tmp_path: Path) -> None:
+    """Another class, other groups, or an optimizer without access to its state is refused, and nothing changes."""
     joint = nets.xor()
     training = joint.load(tmp_path)
     parameters = list(training.named_parameters().values())
@@ -341,7 +348,7 @@ def test_another_optimizer(tmp_path: Path) -> None:
     run(training, optimizer, joint, 1)
     before = state(training, optimizer)
     for file, wrong, reason in (
-        ("checkpoint", OPTIMIZERS["momentum"](parameters), "that of Adam, not of SGD"),
+        ("checkpoint", OPTIMIZERS["momentum"](parameters), "that of optimizer Adam, not of SGD"),
         ("checkpoint", torch.optim.Adam(parameters[:2]), "parameter groups"),
         ("without", optimizer, "no state of an optimizer"),
     ):
@@ -357,7 +364,7 @@ def test_another_optimizer(tmp_path: Path) -> None:
     with pytest.raises(errors.UnsupportedOperationError, match="cannot be saved or restored"):
         training.load(tmp_path / "checkpoint", own)
     optimizer.param_groups[0]["strange"] = object()
-    with pytest.raises(errors.UnsupportedDataError, match="optimizer/0/strange is a object"):
+    with pytest.raises(errors.UnsupportedDataError, match="optimizer/0/strange has type object"):
         training.save(tmp_path / "new", optimizer)
     assert not (tmp_path / "new").exists()
     assert same(state(training, optimizer), before)
@@ -365,6 +372,7 @@ def test_another_optimizer(tmp_path: Path) -> None:
 
 
 def test_damaged_checkpoints(tmp_path: Path) -> None:
+    """After truncation or a changed byte, loading is an error or has no effect on the values (B5)."""
     joint = nets.xor()
     training = joint.load(tmp_path)
     optimizer = OPTIMIZERS["adam"](training.named_parameters().values())
@@ -394,7 +402,7 @@ def test_damaged_checkpoints(tmp_path: Path) -> None:
     for name, tensor in training.named_parameters().items():
         store.add(name, tensor)
     store.write_ptd(path)
-    with pytest.raises(errors.InvalidFileError, match="is no checkpoint"):
+    with pytest.raises(errors.InvalidFileError, match="not a checkpoint"):
         training.load(path)
 
 
@@ -420,7 +428,8 @@ def test_damaged_checkpoints(tmp_path: Path) -> None:
         {"optimizer": {}},
     ],
 )
-def test_lists_that_lie(change: dict[str, Any], tmp_path: Path) -> None:
+def test_malformed_lists(change: dict[str, Any], tmp_path: Path) -> None:
+    """Each part of the list is checked before anything is changed (B5)."""
     training = nets.xor().load(tmp_path)
     optimizer = OPTIMIZERS["adam"](training.named_parameters().values())
     run(training, optimizer, nets.xor(), 1)
@@ -436,13 +445,14 @@ def test_lists_that_lie(change: dict[str, Any], tmp_path: Path) -> None:
                 data = json.dumps({**contents, **change}, separators=(",", ":")).encode()
                 key = "metadata.blobstore." + xxhash.xxh3_128_hexdigest(data)  # noqa: PLW2901
             store.add(key, data, layout=layout)
-    store.write_ptd(tmp_path / "lies")
+    store.write_ptd(tmp_path / "malformed")
     with pytest.raises((errors.InvalidFileError, errors.CheckpointError)):
-        training.load(tmp_path / "lies", optimizer)
+        training.load(tmp_path / "malformed", optimizer)
     assert same(state(training, optimizer), before)
 
 
 def test_files_that_are_in_use_are_not_overwritten(tmp_path: Path) -> None:
+    """The program, its data files and the bases are refused as targets."""
     joint = nets.lora()
     training = joint.load(tmp_path)
     files = {path: path.read_bytes() for path in tmp_path.iterdir()}
@@ -473,7 +483,7 @@ while True:
 
 
 def test_killed_while_saving(tmp_path: Path) -> None:
-    """Whenever the process dies, the file is the old one or the new one, and the run goes on from it."""
+    """Whenever the process is killed, the file is the old one or the new one, and a run continues from it (B3)."""
     joint = nets.xor()
     training = joint.load(tmp_path)
     alone = TrainingProgram(tmp_path / "train.pte")
@@ -531,12 +541,13 @@ assert (Path(sys.argv[1]) / "again").read_bytes() == path.read_bytes()
 
 
 def test_killed_at_each_point_of_saving(tmp_path: Path) -> None:
-    """The old file until it is replaced, then the new one."""
+    """The old file is there until it is replaced, then the new one (B3)."""
     nets.xor().write(tmp_path)
     subprocess.run([sys.executable, "-W", "ignore", "-c", _DYING, str(tmp_path)], check=True, timeout=120)
 
 
 def test_failing_to_save_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk is an error, and the old file stays."""
     joint = nets.xor()
     training = joint.load(tmp_path)
     training.save(tmp_path / "checkpoint")
@@ -583,7 +594,7 @@ def goes_on():
 
 child(goes_on)
 with training.locked():
-    child(goes_on)  # it is this thread that has it
+    child(goes_on)  # this thread holds the lock
 assert all(torch.equal(training.named_parameters()[name], before[name]) for name in before)
 
 def refuses():
@@ -611,7 +622,7 @@ training.step(optimizer, *batch)
 
 
 def test_after_fork(tmp_path: Path) -> None:
-    """A child has a run of its own; one that was forked in the middle of a step is told so."""
+    """A child has its own run; a child that was forked in the middle of a step gets an error."""
     nets.xor().write(tmp_path)
     subprocess.run([sys.executable, "-W", "ignore", "-c", _FORKING, str(tmp_path)], check=True, timeout=120)
 
@@ -648,14 +659,14 @@ assert set(codes) == {0}, codes
 """
 
 
-def test_a_method_that_another_thread_runs_at_a_fork_goes_on_in_the_child(tmp_path: Path) -> None:
-    """T2: it does not start anew: its parameters would become the initial ones while others have tensors over them."""
+def test_a_method_in_a_call_of_another_thread_at_a_fork(tmp_path: Path) -> None:
+    """The method is not loaded again in the child, which would reset parameters that tensors refer to (T2)."""
     nets.convolutions().write(tmp_path)
     subprocess.run([sys.executable, "-W", "ignore", "-c", _FORKING_IN_A_CALL, str(tmp_path)], check=True, timeout=120)
 
 
 def test_inference_from_a_checkpoint(tmp_path: Path) -> None:
-    """A checkpoint is a data file of any program here, too."""
+    """A checkpoint is a data file for any program (T2)."""
     joint = nets.xor()
     training, x = joint.load(tmp_path), joint.batches[0][0]
     run(training, sgd(training), joint, 5)
@@ -668,7 +679,8 @@ def test_inference_from_a_checkpoint(tmp_path: Path) -> None:
     torch.testing.assert_close(found, nets.Scores(model)(x).detach(), rtol=1e-4, atol=1e-5)
 
 
-def test_what_is_no_path_and_no_cache_is_told(tmp_path: Path) -> None:
+def test_wrong_paths_and_caches(tmp_path: Path) -> None:
+    """Wrong types of paths and caches are BlobStoreErrors."""
     training = nets.xor().load(tmp_path)
     before = sorted(tmp_path.iterdir())
     for path in (None, 5, "a\0b"):
@@ -683,7 +695,8 @@ def test_what_is_no_path_and_no_cache_is_told(tmp_path: Path) -> None:
     training.load(tmp_path / "bytes.ptd")
 
 
-def test_named_optimizers_keep_the_names_of_their_own_order(tmp_path: Path) -> None:
+def test_optimizers_with_named_parameters(tmp_path: Path) -> None:
+    """An optimizer over (name, parameter) pairs keeps its names when its state is restored."""
     joint = nets.norm()
     first, second = joint.load(tmp_path / "first"), joint.load(tmp_path / "second")
     old = torch.optim.SGD(first.named_parameters().items(), lr=0.1, momentum=0.9)

@@ -1,4 +1,4 @@
-"""The examples of training do what they say: accuracy rises, bases stay, answers are whole (T1, T2, D2, W1)."""
+"""The training examples: accuracy rises, bases do not change, answers are from one generation (T1, T2, D2, W1)."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def load(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, name, module)  # dataclasses look there
+    monkeypatch.setitem(sys.modules, name, module)  # dataclasses look their module up there
     spec.loader.exec_module(module)
     return module
 
 
 def test_xor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Both optimizers, against torch.optim.SGD on the module in eager mode."""
+    """Both optimizers, compared with torch.optim.SGD on the module in eager mode (T1)."""
     xor = load("xor", monkeypatch)
     steps = 200
     xor.export(tmp_path)
@@ -54,11 +54,12 @@ def test_xor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def test_train_and_serve(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Every answer during training is that of one published generation (T2, B3)."""
     example = load("train_and_serve", monkeypatch)
     digits, network = example.tilted_digits(), example.upright_network()
     example.export(network, tmp_path)
     result = example.run(network, digits, tmp_path, steps=200, every=5)
-    assert len(result.published) == 41  # the first is what was there
+    assert len(result.published) == 41  # the first are the initial weights
     found = example.check(network, result, digits)
     assert len(found) == len(result.answers) > len(digits.test)
     assert all(generation is not None for _, generation in found)
@@ -66,14 +67,14 @@ def test_train_and_serve(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
     assert max(served) == max(result.published) and len(served) > 2
     curve = example.shares(result, digits)
     assert curve[-1][1] > max(0.85, curve[0][1])
-    example.tell(result, digits)
-    example.draw(result, digits, tmp_path / "picture.html")
+    example.print_summary(result, digits)
+    example.plot(result, digits, tmp_path / "picture.html")
     page = (tmp_path / "picture.html").read_text()
     assert "milliseconds" in page and "published" in page
 
 
 def test_check_finds_torn_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the example checks with is not blind: half of one generation, or one that was not there yet, is found."""
+    """The example's own check detects an answer from halves of two generations, and one from a later generation."""
     example = load("train_and_serve", monkeypatch)
     torch.manual_seed(0)
     network = example.Net().eval()
@@ -94,7 +95,7 @@ def test_check_finds_torn_answers(monkeypatch: pytest.MonkeyPatch) -> None:
 def lora_minilm(
     monkeypatch: pytest.MonkeyPatch, folder: Path, layers: int, steps: int
 ) -> dict[str, tuple[float, float]]:
-    """Run it, check what it leaves behind, and compare a few steps with eager PyTorch; each task's accuracies."""
+    """Run the example, check its files, and compare a few steps with eager PyTorch; returns each task's accuracies."""
     example = load("lora_minilm", monkeypatch)
     network = example.export(layers, folder)
     foundation = folder / "foundation.ptd"
@@ -102,13 +103,15 @@ def lora_minilm(
     tuned = example.run(network, folder, steps)
     assert hashlib.sha256(foundation.read_bytes()).digest() == digest
 
-    # the files: nothing of the base in an adapter, nothing of the adapters in the base, and they fit each other
+    # an adapter has no tensors of the base, the base has none of the adapters, and they fit
     trained = {name for name, parameter in network.named_parameters() if parameter.requires_grad}
-    frozen = {name for name, _ in network.named_parameters() if "pooler" not in name} - trained  # nothing reads that
+    frozen = {
+        name for name, _ in network.named_parameters() if "pooler" not in name
+    } - trained  # the pooler is not used
     with open_ptd(foundation) as base:
         assert frozen <= set(base) and not trained & set(base)
         size = sum(tensor.nbytes for tensor in network.state_dict().values())
-        assert foundation.stat().st_size < 1.1 * size  # for both programs, and each weight once
+        assert foundation.stat().st_size < 1.1 * size  # it serves both programs and has each weight once
     for one in tuned.values():
         with open_ptd(one.path) as adapter:
             assert {key for key in adapter if not key.startswith("metadata.")} == trained
@@ -135,17 +138,19 @@ def lora_minilm(
                     close(training.named_gradients()[name], parameter.grad, 1e-3)
         own.step()
     assert not base_cache.dirty
-    assert (base_cache.stats.private_bytes or 0) < 1 << 16  # not copied, but for ends of segments
+    assert (base_cache.stats.private_bytes or 0) < 1 << 16  # only the ends of segments are copied
     return {name: (one.before, one.after) for name, one in tuned.items()}
 
 
 def test_lora_minilm_of_one_layer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The example on the first layer of the encoder (D2)."""
     for before, after in lora_minilm(monkeypatch, tmp_path, layers=1, steps=12).values():
         assert after > before + 0.3
 
 
 @pytest.mark.slow
 def test_lora_minilm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The whole example: both tasks are learned (D2, U2)."""
     for before, after in lora_minilm(monkeypatch, tmp_path, layers=6, steps=40).values():
         assert before < 0.4
         assert after > 0.85

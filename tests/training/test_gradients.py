@@ -10,12 +10,12 @@ from torch.nn import functional
 from blobstore.errors import BlobStoreError, GradientError, UnsupportedDataError
 from blobstore.training import lower_training
 
-# ExecuTorch's own, about the gradient of an input that nobody asks for
+# a warning of ExecuTorch about the gradient of an input, which is not used
 pytestmark = pytest.mark.filterwarnings("ignore:Function aten.convolution_backward.out:UserWarning")
 
 
 class Convolution(nn.Module):
-    """A convolution, something behind it, and a classifier."""
+    """A convolution, further layers, and a classifier."""
 
     def __init__(self, *body: nn.Module) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ def lower(*body: nn.Module, train: bool = False, **options: object) -> object:
 
 
 def test_a_wrong_gradient_is_refused_with_its_parameters_and_operator() -> None:
-    """ExecuTorch 1.5 computes nonsense behind max_pool2d, and its own training module does so too."""
+    """ExecuTorch 1.5 computes wrong gradients through max_pool2d; its own training module does too."""
     with pytest.raises(GradientError) as caught:
         lower(nn.MaxPool2d(2))
     text = str(caught.value)
@@ -48,31 +48,36 @@ def test_a_wrong_gradient_is_refused_with_its_parameters_and_operator() -> None:
     assert "depend on aten.max_pool2d_with_indices_backward" in text
 
 
-def test_the_check_can_be_left_out() -> None:
+def test_skipping_the_check() -> None:
+    """`check_gradients=False` lowers the same module."""
     assert lower(nn.MaxPool2d(2), check_gradients=False) is not None
 
 
 def test_right_gradients_pass() -> None:
+    """Correct gradients up to rounding pass the check."""
     assert lower(nn.GroupNorm(2, 8), nn.GELU()) is not None
 
 
 def test_an_operator_without_a_kernel_is_named() -> None:
+    """Lowering succeeds, but the step cannot run."""
     with pytest.raises(GradientError, match="does not run: .*avg_pool2d_backward"):
         lower(nn.AvgPool2d(2))
 
 
 def test_dropout_in_train_cannot_be_compared() -> None:
+    """Its gradients differ from call to call."""
     with pytest.raises(GradientError, match="dropout"):
         lower(nn.Dropout(0.5), train=True)
 
 
-def test_batch_normalization_in_train_is_told_and_in_eval_trains() -> None:
+def test_batch_normalization_trains_in_eval_only() -> None:
+    """ExecuTorch has a kernel only for eval()."""
     with pytest.raises(UnsupportedDataError, match=r"normalizes batches in train\(\).*eval\(\)"):
         lower(nn.BatchNorm2d(8), train=True)
     assert lower(nn.BatchNorm2d(8)) is not None
 
 
-def test_what_executorch_cannot_lower_is_an_error_with_a_way_out() -> None:
-    """PReLU views its weight."""
+def test_a_view_of_a_weight() -> None:
+    """PReLU views its weight; the message names the option that helps."""
     with pytest.raises(BlobStoreError, match="as PReLU does, give remove_view_copy=False"):
         lower(nn.PReLU(8), remove_view_copy=True)

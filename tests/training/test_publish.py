@@ -1,4 +1,4 @@
-"""Publishing what was trained to programs that serve (T2, U2), against eager PyTorch with the trained weights."""
+"""Publishing trained weights to serving programs, compared with eager PyTorch (T2, U1, U2)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.training import nets
 
 
 def train(joint: nets.Joint, training: TrainingProgram, steps: int = 5) -> nn.Module:
-    """Train, and give the model the trained weights."""
+    """Train, and copy the trained weights into the model."""
     optimizer = torch.optim.Adam(training.named_parameters().values(), lr=0.02)
     for turn in range(steps):
         training.step(optimizer, *joint.batches[turn % len(joint.batches)])
@@ -34,7 +34,7 @@ _lowered: dict[str, dict[str, bytes]] = {}
 
 
 def once(name: str, folder: Path, make: Callable[[], object]) -> tuple[BlobCache, Program]:
-    """Lower to `folder`; again, in another test, the files are copied."""
+    """Lower to `folder` once; further tests get copies of the files."""
     folder.mkdir()
     if name not in _lowered:
         make()
@@ -46,7 +46,7 @@ def once(name: str, folder: Path, make: Callable[[], object]) -> tuple[BlobCache
 
 
 def portable(model: nn.Module, x: torch.Tensor, folder: Path) -> tuple[BlobCache, Program]:
-    """An inference program by ExecuTorch's own lowering, with its weights outside."""
+    """An inference program by ExecuTorch's own lowering, with its weights in a data file."""
 
     def make() -> None:
         manager = lower({"forward": (nets.Scores(model), (x,))}, partitioners=list, external_constants=True)
@@ -63,6 +63,7 @@ def delegated(model: nn.Module, x: torch.Tensor, folder: Path) -> tuple[BlobCach
 @pytest.mark.parametrize("make", [nets.xor, nets.convolutions, nets.lora], ids=["xor", "convolutions", "lora"])
 @pytest.mark.parametrize("kind", [portable, delegated])
 def test_the_next_call_uses_the_trained_weights(make: Any, kind: Any, tmp_path: Path) -> None:
+    """Portable and delegated programs compute with the trained weights at once (T2)."""
     joint = make()
     training = joint.load(tmp_path / "train")
     x = joint.batches[0][0]
@@ -76,12 +77,13 @@ def test_the_next_call_uses_the_trained_weights(make: Any, kind: Any, tmp_path: 
         close(method(x)[0], nets.Scores(model)(x))
     before = method(x)[0]
     train(joint, training)
-    assert torch.equal(method(x)[0], before)  # nothing arrives by itself
+    assert torch.equal(method(x)[0], before)  # nothing changes before publishing
     cache.revert()
     close(method(x)[0], nets.Scores(joint.model)(x))
 
 
 def test_int8(tmp_path: Path) -> None:
+    """An int8 program quantizes what is published (X1, T2)."""
     joint = nets.convolutions()
     training, x = joint.load(tmp_path / "train"), joint.batches[0][0]
     eager = pt2e(nets.Scores(joint.model), (x,), is_per_channel=True)
@@ -96,11 +98,11 @@ def test_int8(tmp_path: Path) -> None:
         training.publish(cache)
         (key,) = (key for key in cache.tensors["fc.weight"].keys if key.startswith("fc.weight"))
         assert bytes(cache.get_data(key)) == eager.get_buffer("fc.weight__quantized").numpy().tobytes()
-        close(method(x)[0], eager(x), 0.004)  # one step of the output: XNNPACK's mean of int8 rounds ties otherwise
+        close(method(x)[0], eager(x), 0.004)  # one quantization step: XNNPACK's int8 mean rounds ties differently
 
 
 def test_normalization_that_was_folded(tmp_path: Path) -> None:
-    """Its parameters are trained, its statistics are buffers, and the program that serves has none of them."""
+    """Its parameters are trained, its statistics are buffers; the delegate stores neither separately (T2)."""
     joint = nets.norm()
     training, x = joint.load(tmp_path / "train"), joint.batches[0][0]
     model = nets.Norm(nn.BatchNorm2d)
@@ -114,6 +116,7 @@ def test_normalization_that_was_folded(tmp_path: Path) -> None:
 
 
 def test_to_the_cache_that_it_runs_on(tmp_path: Path) -> None:
+    """Without an argument the program's own cache is changed."""
     joint = nets.lora()
     training = joint.load(tmp_path / "train")
     cache = training.program.cache
@@ -123,12 +126,13 @@ def test_to_the_cache_that_it_runs_on(tmp_path: Path) -> None:
     assert set(cache.dirty) == set(training.named_parameters())
     for name, tensor in training.named_parameters().items():
         assert torch.equal(cache.torch(name), tensor)
-    again = TrainingProgram(tmp_path / "train" / "train.pte", cache)  # begins with what was published
+    again = TrainingProgram(tmp_path / "train" / "train.pte", cache)  # starts with the published weights
     for name, tensor in training.named_parameters().items():
         assert torch.equal(again.named_parameters()[name], tensor)
 
 
 def test_parameters_that_the_cache_lacks(tmp_path: Path) -> None:
+    """They are named in the error; without `strict` they are ignored."""
     joint = nets.xor()
     training = joint.load(tmp_path / "train")
     cache, program = portable_second(tmp_path / "serve")
@@ -159,6 +163,8 @@ def portable_second(folder: Path) -> tuple[BlobCache, Program]:
 
 
 def test_weights_of_another_shape(tmp_path: Path) -> None:
+    """The error names the weight, and nothing changes (B3)."""
+
     class Wider(nets.XOR):
         def __init__(self) -> None:
             super().__init__()
@@ -174,6 +180,7 @@ def test_weights_of_another_shape(tmp_path: Path) -> None:
 
 
 def test_finite_only(tmp_path: Path) -> None:
+    """`finite` refuses NaN, and nothing changes (B3)."""
     joint = nets.xor()
     training, x = joint.load(tmp_path / "train"), joint.batches[0][0]
     for number, kind in enumerate((portable, delegated)):
@@ -188,7 +195,7 @@ def test_finite_only(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", [portable, delegated])
 def test_serving_while_training(kind: Any, tmp_path: Path) -> None:
-    """Whatever a call returns is what one of the published states computes, as a whole."""
+    """Every answer is what one of the published states computes (B3)."""
     joint = nets.xor()
     training, x = joint.load(tmp_path / "train"), joint.batches[0][0]
     cache, program = kind(joint.model, x, tmp_path / "serve")
@@ -220,7 +227,7 @@ def test_serving_while_training(kind: Any, tmp_path: Path) -> None:
 
 
 class Indexed(nets.XOR):
-    """A layer of it is written with an operator that XNNPACK does not have."""
+    """A net whose second layer uses an operator that XNNPACK does not have."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -230,7 +237,8 @@ class Indexed(nets.XOR):
         return torch.sigmoid(self.first(x)) @ self.second.weight[self.order].t() + self.second.bias
 
 
-def test_what_a_program_has_inside_is_passed_over_on_request(tmp_path: Path) -> None:
+def test_embedded_constants_without_strict(tmp_path: Path) -> None:
+    """A strict publish refuses embedded constants; without `strict` they keep their values."""
     joint = nets.xor()
     training, x = joint.load(tmp_path / "train"), joint.batches[0][0]
     model = Indexed()
@@ -243,11 +251,12 @@ def test_what_a_program_has_inside_is_passed_over_on_request(tmp_path: Path) -> 
         training.publish(cache)
     assert cache.generation == 0
     assert training.publish(cache, strict=False) == cache.generation == 1
-    model.first.load_state_dict(trained.first.state_dict())  # the rest is inside
+    model.first.load_state_dict(trained.first.state_dict())  # all others are embedded
     close(Program(path, cache).method()(x)[0], nets.Scores(model)(x))
 
 
 def test_nothing_to_publish_to(tmp_path: Path) -> None:
+    """A cache with none of the tensors is an error even without `strict`."""
     training = nets.xor().load(tmp_path / "train")
     cache, _ = portable(nets.Convolutions(), torch.ones(1, 1, 8, 8), tmp_path / "serve")
     with pytest.raises(errors.UpdateError, match=r"given are 'first\.weight'.*the programs have 'conv\.weight'"):
@@ -256,7 +265,7 @@ def test_nothing_to_publish_to(tmp_path: Path) -> None:
 
 
 def test_state_of_the_program_that_serves(tmp_path: Path) -> None:
-    """It serves in train() and so keeps statistics of its own."""
+    """A program that serves in train() keeps its own statistics."""
     joint = nets.norm()
     training, x = joint.load(tmp_path / "train"), joint.batches[0][0]
     cache, program = delegated(joint.model, x, tmp_path / "serve")
@@ -277,7 +286,7 @@ class FrozenNorm(nets.Norm):
 
 @pytest.mark.parametrize("together", [True, False], ids=["one cache", "two caches"])
 def test_normalization_of_fixed_statistics_that_was_folded(together: bool, tmp_path: Path) -> None:
-    """What the delegate has combined with them is made of the training program's own, which no step changes."""
+    """The delegate combined the trained tensors with statistics, which are read from the training program's files."""
     torch.manual_seed(0)
     model = FrozenNorm().eval()
     x, labels = torch.randn(2, 1, 8, 8), torch.tensor([0, 2])
@@ -302,8 +311,8 @@ def test_normalization_of_fixed_statistics_that_was_folded(together: bool, tmp_p
         close(program.method()(x)[0], nets.Scores(model)(x))
 
 
-def test_a_program_that_has_parameters_inside(tmp_path: Path) -> None:
-    """Publishing to the other programs only would leave it behind, so it is refused, unless that is asked for."""
+def test_a_program_with_embedded_parameters(tmp_path: Path) -> None:
+    """Publishing would not reach a program with embedded parameters, so a strict publish is refused."""
     joint = nets.xor()
     training, x = joint.load(tmp_path / "train"), joint.batches[0][0]
     cache, program = portable(joint.model, x, tmp_path / "serve")

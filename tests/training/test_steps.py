@@ -1,4 +1,4 @@
-"""Steps of training programs (T1, T2), against eager PyTorch."""
+"""Steps of training programs, compared with eager PyTorch (T1, T2)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "momentum": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
     "adam": lambda parameters: torch.optim.Adam(parameters, lr=0.02),
 }
-# The kernels sum float32 in another order than eager, and each step starts from the last one's difference.
+# The kernels add float32 in another order than eager PyTorch, and the differences accumulate over the steps.
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 
 
@@ -63,6 +63,7 @@ def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
     ids=["xor", "xor external", "convolutions", "convolutions external", "buffers", "lora"],
 )
 def test_steps_are_those_of_eager(make: Callable[[], nets.Joint], optimizer: str, tmp_path: Path) -> None:
+    """Losses, gradients, parameters and buffers of 20 steps (T1)."""
     joint = make()
     training, eager = joint.load(tmp_path), joint.eager()
     ours = OPTIMIZERS[optimizer](training.named_parameters().values())
@@ -82,6 +83,7 @@ def test_steps_are_those_of_eager(make: Callable[[], nets.Joint], optimizer: str
 
 
 def test_xor_is_learned(tmp_path: Path) -> None:
+    """The flow of ExecuTorch's training example (T1)."""
     joint = nets.xor()
     training = joint.load(tmp_path)
     optimizer = sgd(training, lr=0.5, momentum=0.9)
@@ -93,6 +95,7 @@ def test_xor_is_learned(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("options", [{}, {"momentum": 0.9}, {"momentum": 0.9, "nesterov": True, "weight_decay": 0.01}])
 def test_executorchs_own_sgd(options: dict[str, Any], tmp_path: Path) -> None:
+    """Its steps are those of torch.optim.SGD with the same options (T1)."""
     with quiet():
         from executorch.extension.training import get_sgd_optimizer
     joint = nets.xor()
@@ -109,7 +112,7 @@ def test_executorchs_own_sgd(options: dict[str, Any], tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("external", [False, True])
 def test_tensors_are_the_runtimes_memory(external: bool, tmp_path: Path) -> None:
-    """Usable before the first step, always the same, and what is written to them is what the program reads."""
+    """They are valid before the first step and always the same, and the program reads what is written to them."""
     joint = nets.xor(external=external)
     training = joint.load(tmp_path)
     parameters, gradients = training.named_parameters(), training.named_gradients()
@@ -128,11 +131,12 @@ def test_tensors_are_the_runtimes_memory(external: bool, tmp_path: Path) -> None
     assert all(parameters[name].grad is gradients[name] for name in parameters)
     del training
     gc.collect()
-    parameters["first.weight"].add_(1)  # the memory is theirs as well
+    parameters["first.weight"].add_(1)  # the tensors keep the memory alive
     assert torch.isfinite(gradients["first.weight"]).all()
 
 
 def test_outputs_have_memory_of_their_own(tmp_path: Path) -> None:
+    """A later step does not change them."""
     joint = nets.xor()
     training = joint.load(tmp_path)
     optimizer = sgd(training)
@@ -142,7 +146,7 @@ def test_outputs_have_memory_of_their_own(tmp_path: Path) -> None:
 
 
 def test_a_loop_of_ones_own(tmp_path: Path) -> None:
-    """Gradients stay with the parameters, whatever zero_grad does; the lock can be taken again by its owner."""
+    """Gradients stay attached after zero_grad; the thread that holds the lock may take it again."""
     joint = nets.xor()
     training, eager = joint.load(tmp_path), joint.eager()
     ours, theirs = sgd(training, momentum=0.9), torch.optim.SGD(eager.parameters(), lr=0.1, momentum=0.9)
@@ -160,15 +164,16 @@ def test_a_loop_of_ones_own(tmp_path: Path) -> None:
         torch.testing.assert_close(loss, expected.detach(), **CLOSE)
 
 
-def test_arrays_do_as_well(tmp_path: Path) -> None:
+def test_numpy_inputs(tmp_path: Path) -> None:
+    """From numpy inputs come numpy outputs."""
     joint = nets.xor()
     training = joint.load(tmp_path)
     outputs = training.step(sgd(training), *(tensor.numpy() for tensor in joint.batches[0]))
     assert all(isinstance(output, np.ndarray) for output in outputs)
 
 
-def test_frozen_weights_are_the_caches(tmp_path: Path) -> None:
-    """They are not copied: a commit to them is seen by the next step."""
+def test_frozen_weights_are_shared_with_the_cache(tmp_path: Path) -> None:
+    """They are not copied: the next step uses a commit to them (D1)."""
     joint = nets.lora()
     training, eager = joint.load(tmp_path), joint.eager()
     batch = joint.batches[0]
@@ -181,7 +186,8 @@ def test_frozen_weights_are_the_caches(tmp_path: Path) -> None:
     assert "base.0.weight" not in training.named_parameters()
 
 
-def test_two_trainings_on_one_cache_are_apart(tmp_path: Path) -> None:
+def test_two_trainings_on_one_cache_are_independent(tmp_path: Path) -> None:
+    """A step of one changes neither the other nor the cache."""
     joint = nets.lora()
     first = joint.load(tmp_path)
     second = TrainingProgram(tmp_path / "train.pte", first.program.cache)
@@ -195,6 +201,7 @@ def test_two_trainings_on_one_cache_are_apart(tmp_path: Path) -> None:
 @pytest.mark.parametrize("make", [nets.convolutions, nets.norm], ids=["convolutions", "buffers"])
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_a_loss_that_is_not_finite(make: Callable[[], nets.Joint], bad: float, tmp_path: Path) -> None:
+    """It is an error, skipped or accepted; unless accepted, nothing changes."""
     joint = make()
     training = joint.load(tmp_path)
     optimizer = torch.optim.Adam(training.named_parameters().values())
@@ -218,11 +225,12 @@ def test_a_loss_that_is_not_finite(make: Callable[[], nets.Joint], bad: float, t
     assert torch.isfinite(torch.stack([tensor.sum() for tensor in state().values()])).all()
     training.step(optimizer, *wrong, on_nan="accept")
     assert not all(torch.isfinite(tensor).all() for tensor in training.named_parameters().values())
-    with pytest.raises(errors.TrainingError, match="'ignore' is none of"):
+    with pytest.raises(errors.TrainingError, match="on_nan must be .*, not 'ignore'"):
         training.step(optimizer, *good, on_nan="ignore")  # type: ignore[arg-type]
 
 
 def test_inputs_that_do_not_fit_change_nothing(tmp_path: Path) -> None:
+    """Neither parameters nor buffers."""
     joint = nets.norm()
     training = joint.load(tmp_path)
     before = values({**training.named_parameters(), **training.named_buffers()})
@@ -232,19 +240,21 @@ def test_inputs_that_do_not_fit_change_nothing(tmp_path: Path) -> None:
     assert same(before, {**training.named_parameters(), **training.named_buffers()})
 
 
-def test_optimizers_of_somebody_else_are_refused(tmp_path: Path) -> None:
+def test_wrong_optimizers_are_refused(tmp_path: Path) -> None:
+    """Optimizers over other tensors, and other objects."""
     joint = nets.xor()
     training = joint.load(tmp_path)
     before = values(training.named_parameters())
     copies = [tensor.clone() for tensor in training.named_parameters().values()]
-    with pytest.raises(errors.TrainingError, match="parameters that are none of this program's"):
+    with pytest.raises(errors.TrainingError, match="parameters that do not belong to this program"):
         training.step(torch.optim.SGD(copies, lr=0.1), *joint.batches[0])
-    with pytest.raises(errors.TrainingError, match="no optimizer"):
+    with pytest.raises(errors.TrainingError, match="expected an optimizer, found a float"):
         training.step(0.1, *joint.batches[0])
     assert same(before, training.named_parameters())
 
 
 def test_programs_that_are_not_for_training(tmp_path: Path) -> None:
+    """The message names what the program lacks."""
     pte = models.mlp().write(tmp_path)
     with pytest.raises(errors.ProgramError, match=r"model\.pte.*'forward' is not a training program.*_export_forward"):
         TrainingProgram(pte)
@@ -261,7 +271,8 @@ def test_programs_that_are_not_for_training(tmp_path: Path) -> None:
     ("method", "value"),
     [("gradients_index", -1), ("gradients_index", 3), ("gradients_index", 0), ("parameters_index", 2**40)],
 )
-def test_metadata_that_lies(method: str, value: int, tmp_path: Path) -> None:
+def test_contradictory_metadata(method: str, value: int, tmp_path: Path) -> None:
+    """Indices that contradict the outputs are an error when the program is loaded (B5)."""
     with quiet():
         from executorch.exir._serialize._program import deserialize_pte_binary, serialize_pte_binary
         from executorch.exir.schema import Int
@@ -274,6 +285,7 @@ def test_metadata_that_lies(method: str, value: int, tmp_path: Path) -> None:
 
 
 def test_outputs_without_planned_memory(tmp_path: Path) -> None:
+    """The runtime cannot share memory that ExecuTorch did not plan."""
     with quiet():
         from executorch.exir.passes import MemoryPlanningPass
     joint = nets.xor()
@@ -286,12 +298,14 @@ def test_outputs_without_planned_memory(tmp_path: Path) -> None:
 
 
 def test_missing_external_weights(tmp_path: Path) -> None:
+    """They are named when the program is loaded."""
     pte = nets.xor(external=True).write(tmp_path)
     with pytest.raises(errors.KeyNotFoundError, match="first.weight"):
         TrainingProgram(pte, BlobCache())
 
 
 def test_asking_for_memory_again_takes_none(tmp_path: Path) -> None:
+    """Tensors over the same output do not accumulate memory."""
     method = Program(nets.xor().write(tmp_path)).method()
 
     def private() -> int:
@@ -306,7 +320,8 @@ def test_asking_for_memory_again_takes_none(tmp_path: Path) -> None:
     assert private() - before < 1 << 20
 
 
-def test_memory_of_outputs_that_are_not_there(tmp_path: Path) -> None:
+def test_memory_of_wrong_outputs(tmp_path: Path) -> None:
+    """Wrong indices are errors; `call_first` accepts any count."""
     method = Program(nets.xor().write(tmp_path)).method()
     for index in (10, 2**31):
         with pytest.raises(errors.InputError, match="is not a tensor"):
@@ -322,7 +337,7 @@ def test_memory_of_outputs_that_are_not_there(tmp_path: Path) -> None:
 
 
 def test_steps_of_several_threads_take_turns(tmp_path: Path) -> None:
-    """Each step, forward, backward and the optimizer's, is one: as many threads as there are make the same run."""
+    """Steps do not interleave: several threads together make the same run as one."""
     joint = nets.xor()
     training, alone = joint.load(tmp_path), TrainingProgram(tmp_path / "train.pte")
     ours, theirs = sgd(training, momentum=0.9), sgd(alone, momentum=0.9)
@@ -344,6 +359,7 @@ class Failing(torch.optim.SGD):
 
 
 def test_optimizers_that_fail_leave_the_buffers(tmp_path: Path) -> None:
+    """The buffers are restored, and here the parameters are unchanged too."""
     joint = nets.norm()
     training = joint.load(tmp_path)
     parameters = list(training.named_parameters().values())
@@ -352,8 +368,8 @@ def test_optimizers_that_fail_leave_the_buffers(tmp_path: Path) -> None:
         "no step today": Failing(parameters),
         "dense gradients": torch.optim.SparseAdam(parameters),
         "in locked.*closure": torch.optim.LBFGS(parameters),
-        "LR is no optimizer": torch.optim.lr_scheduler.StepLR(sgd(training), 1),
-        "type is no optimizer": torch.optim.SGD,
+        "expected an optimizer, found a StepLR": torch.optim.lr_scheduler.StepLR(sgd(training), 1),
+        "expected an optimizer, found a type": torch.optim.SGD,
     }
     for message, optimizer in wrong.items():
         with pytest.raises(errors.TrainingError, match=message):
@@ -362,6 +378,7 @@ def test_optimizers_that_fail_leave_the_buffers(tmp_path: Path) -> None:
 
 
 def test_lbfgs_runs_the_program_in_a_closure(tmp_path: Path) -> None:
+    """An optimizer that runs the program itself works under the lock."""
     joint = nets.lora()
     training, eager = joint.load(tmp_path), joint.eager()
     trained = dict(eager.named_parameters())
@@ -388,6 +405,7 @@ def test_lbfgs_runs_the_program_in_a_closure(tmp_path: Path) -> None:
 
 
 def test_buffers_without_names_are_not_forgotten(tmp_path: Path) -> None:
+    """They cannot be saved or restored, and the errors say so."""
     batches = nets.norm().batches
     training = nets._joint(nets.seeded(nets.Norm), batches).load(tmp_path)
     assert not training.named_buffers()
@@ -395,5 +413,5 @@ def test_buffers_without_names_are_not_forgotten(tmp_path: Path) -> None:
         training.save(tmp_path / "checkpoint.ptd")
     assert not (tmp_path / "checkpoint.ptd").exists()
     wrong = (torch.full_like(batches[0][0], float("nan")), batches[0][1])
-    with pytest.raises(errors.NotFiniteLossError, match="all but 2 buffers"):
+    with pytest.raises(errors.NotFiniteLossError, match="nothing but 2 buffers without names was changed"):
         training.step(sgd(training), *wrong)

@@ -1,4 +1,4 @@
-"""docs/training.md and the README's section run as they are, and print what they say (T1, T2, U2, D2)."""
+"""The code of docs/training.md and of the README's section runs, and prints what they show (T1, T2, U2, D2)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BLOCK = re.compile(r"^```python\n(.*?)^```\n(?:\n```\n(.*?)^```$)?", re.MULTILIN
 
 
 def run(text: str, namespace: dict[str, Any]) -> int:
-    """Run the blocks in order; where a block without a language follows, it is what the code prints. How many ran."""
+    """Run the blocks in order and return their number. A following block without a language is the expected output."""
     blocks = list(BLOCK.finditer(text))
     for match in blocks:
         printed = io.StringIO()
@@ -29,9 +29,10 @@ def run(text: str, namespace: dict[str, Any]) -> int:
 
 
 def test_tutorial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """docs/training.md, from top to bottom."""
     monkeypatch.chdir(tmp_path)
     module = types.ModuleType("tutorial")
-    monkeypatch.setitem(sys.modules, "tutorial", module)  # torch.export looks there
+    monkeypatch.setitem(sys.modules, "tutorial", module)  # torch.export looks the module up there
     text = (ROOT / "docs" / "training.md").read_text()
     assert run(text, vars(module)) == text.count("```python")
 
@@ -56,6 +57,7 @@ batches = [(x, labels)] * 3
 
 
 def test_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The section on training, with what its code assumes."""
     from blobstore.lowering.export import quiet
     from blobstore.runtime import Program
 

@@ -1,4 +1,5 @@
-"""`lower_training`: gradients as eager PyTorch computes them, and each weight in the file that its name decides (T1, D2)."""
+"""`lower_training`: the gradients are those of eager PyTorch, and each weight is in the file that its name decides (T1,
+D2)."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ with quiet():
 
 
 class Block(nn.Module):
-    """What an encoder's layer is made of: attention, normalization, GELU."""
+    """The parts of an encoder's layer: attention, normalization, GELU."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,7 +47,7 @@ class Block(nn.Module):
 
 
 class Training(Block):
-    """The same weights under the same names, and the loss."""
+    """The same weights under the same names, with the loss as output."""
 
     def forward(self, ids: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
         scores = super().forward(ids)
@@ -76,6 +77,7 @@ def eager(module: Training) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
 
 
 def test_two_files_shared_with_inference(module: Training, tmp_path: Path) -> None:
+    """A training and an inference program share a frozen file and a trained one (D1, D2)."""
     inference = Block().eval()
     inference.load_state_dict(module.state_dict())
     with quiet():
@@ -114,7 +116,7 @@ def by_node(node: Any) -> str:
 
 @pytest.mark.parametrize("where", ["model", None])
 def test_in_stock_executorch(module: Training, tmp_path: Path, where: str | None) -> None:
-    """One file, or all in the program: ExecuTorch's own module trains on it."""
+    """ExecuTorch's own training module runs the program, with one data file or none (T1)."""
     with quiet():
         manager = lower_training(module, batch(), tag=where)
         with (tmp_path / "train.pte").open("wb") as file:
@@ -132,6 +134,8 @@ def test_in_stock_executorch(module: Training, tmp_path: Path, where: str | None
 
 
 def test_what_cannot_train(module: Training) -> None:
+    """Each reason is an error that names it."""
+
     class NoLoss(Block):
         def forward(self, ids: Tensor) -> Tensor:
             return super().forward(ids)
@@ -141,7 +145,7 @@ def test_what_cannot_train(module: Training) -> None:
     with pytest.raises(UnsupportedDataError, match="no parameter with requires_grad"):
         lower_training(Training().requires_grad_(False), batch())
     labels = torch.zeros(4, dtype=torch.int64)
-    with pytest.raises(UnsupportedDataError, match="two of the inputs are one tensor"):
+    with pytest.raises(UnsupportedDataError, match="two of the inputs are the same tensor"):
         lower_training(module, (labels, labels))
     with pytest.raises(InvalidTagError):
         lower_training(module, batch(), tag="../elsewhere")
@@ -151,7 +155,7 @@ def test_what_cannot_train(module: Training) -> None:
 
 @pytest.mark.parametrize("tag", ["model", None])
 def test_buffers_that_steps_change(tmp_path: Path, tag: str | None) -> None:
-    """They begin as they are in the module, follow eager, and a resumed run has them."""
+    """They start with the module's values, change as in eager, and are in checkpoints (T1)."""
     joint = nets.norm()
     model = joint.eager()
     with torch.no_grad():

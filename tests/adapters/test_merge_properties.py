@@ -1,4 +1,4 @@
-"""Merging and undoing is the identity in bits, whatever the weights and the adapters are (B3)."""
+"""Merging and undoing restores every bit, for all weights and adapters (B3)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from blobstore import save_file
 from blobstore.adapters import merge_adapter
 from blobstore.runtime import BlobCache
-from tests.adapters.test_live import bits
+from tests.adapters.caches import bits
 
 DTYPES = {
     torch.float16: torch.float32,

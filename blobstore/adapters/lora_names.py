@@ -1,16 +1,26 @@
-"""Which tensors belong to an adapter, which two are a pair, and which weight they adapt: all of it by their names."""
+"""What the names of tensors say: which belong to an adapter, which two are a pair, and which weight a pair adapts."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from blobstore.errors import AdapterError, BlobStoreError, InvalidTagError, LayoutError, UnsupportedDataError
 from blobstore.store import check_tag
 
-__all__ = ["AdapterTags", "Pair", "find_pairs", "is_lora", "node_form", "weight_names"]
+__all__ = [
+    "AdapterTags",
+    "Pair",
+    "find_pairs",
+    "is_lora",
+    "no_adapter",
+    "node_form",
+    "quoted",
+    "raise_first",
+    "weight_names",
+]
 
 _LORA = re.compile(r"(?:^|_)lora_[ab](?:_|$)")
 _HALF = re.compile(r"(?P<module>(?:.*\.)?)lora_(?P<half>[ab])(?P<rest>(?:\..*)?)", re.IGNORECASE)
@@ -18,20 +28,20 @@ _PEFT = "base_model.model."
 
 
 def node_form(name: str) -> str:
-    """A tensor's name as nodes have it: lower case, with underscores for all but letters and digits."""
+    """The form of a tensor's name in graph nodes: lower case, with an underscore for all but letters and digits."""
     return re.sub(r"[^0-9a-z]", "_", name.lower())
 
 
 def is_lora(name: str) -> bool:
-    """Whether a name has a part `lora_a` or `lora_b`, in either case; dotted, or as nodes have it."""
+    """Whether a name has a part `lora_a` or `lora_b`, in upper or lower case, with dots or in the form of nodes."""
     return _LORA.search(node_form(name)) is not None
 
 
 class AdapterTags:
-    """Sends each tensor of a model to the file of the foundation or to that of the adapter.
+    """Assigns each tensor of a model to the data file of the foundation or to that of the adapter.
 
-    One object is used in both places of a lowering: `BlobStorePartitioner(..., tag=tags)`, which calls it with the names
-    of tensors, and `ExecutorchBackendConfig(external_constants=tags)`, which calls it with nodes.
+    The same object is used in both places of a lowering: `BlobStorePartitioner(..., tag=tags)` calls it with names of
+    tensors, and `ExecutorchBackendConfig(external_constants=tags)` calls it with nodes.
 
         tags = AdapterTags()
         edge = to_edge_transform_and_lower(exported, partitioner=[BlobStorePartitioner(XnnpackPartitioner(), tag=tags)])
@@ -39,12 +49,13 @@ class AdapterTags:
         program.write_tensor_data_to_file(".")  # foundation.ptd, adapter.ptd
 
     Args:
-        foundation, adapter: the files, without a folder; with or without `.ptd`.
-        is_adapter: whether a tensor is the adapter's. It is called with the name in the one form that both places know:
-            lower case, with underscores for dots, such as `layers_0_lora_a_weight`. Left out, `is_lora`.
+        foundation, adapter: the names of the files, without a folder; with or without `.ptd`.
+        is_adapter: decides whether a tensor belongs to the adapter. It is called with the name in the form that both
+            places know: lower case, with underscores for dots, such as `layers_0_lora_a_weight`. The default is
+            `is_lora`.
 
     Raises:
-        InvalidTagError: a file name is none, or the two are the same.
+        InvalidTagError: a name is not a plain file name, or both are the same.
     """
 
     def __init__(
@@ -62,16 +73,16 @@ class AdapterTags:
         self._is_adapter = is_adapter
 
     def __call__(self, tensor: Any) -> str:
-        """The file of a tensor: of its name, or of a node of a graph.
+        """The file of a tensor, given its name or its node in a graph.
 
         Raises:
-            UnsupportedDataError: it is neither.
+            UnsupportedDataError: the argument is neither.
         """
         name = tensor if isinstance(tensor, str) else getattr(tensor, "name", None)
         if not isinstance(name, str):
             raise UnsupportedDataError(f"expected a tensor's name or a node, found a {type(tensor).__qualname__}")
         if getattr(tensor, "op", "") == "placeholder":
-            name = re.sub(r"^(p|b|c)_", "", name)  # what export puts before parameters, buffers and constants
+            name = re.sub(r"^(p|b|c)_", "", name)  # the prefix that export gives parameters, buffers and constants
         return self.adapter if self._is_adapter(node_form(name)) else self.foundation
 
     def __repr__(self) -> str:
@@ -80,12 +91,12 @@ class AdapterTags:
 
 @dataclass(frozen=True)
 class Pair:
-    """The two tensors of one adapted module; the weight of shape (out, in) becomes `W + scale * (b @ a)`.
+    """The two tensors of an adapted module; its weight, of shape (out, in), becomes `W + scale * (b @ a)`.
 
     Attributes:
         module: the module's name.
-        a, b: names of the tensors, of shapes (rank, in) and (out, rank).
-        rank, in_features, out_features: their sizes.
+        a, b: the names of the tensors, whose shapes are (rank, in) and (out, rank).
+        rank, in_features, out_features: these sizes.
     """
 
     module: str
@@ -97,14 +108,15 @@ class Pair:
 
 
 def find_pairs(tensors: Mapping[str, Sequence[int]], origin: str) -> tuple[list[Pair], list[BlobStoreError]]:
-    """The pairs among tensors, and what is wrong with the rest.
+    """Match the LoRA tensors with each other.
 
     Args:
-        tensors: name to shape; those that are not LoRA's are passed over.
-        origin: what messages call the file.
+        tensors: maps names to shapes; tensors that are not LoRA's are ignored.
+        origin: the file as messages name it.
 
     Returns:
-        The pairs in the order of their modules, and an AdapterError or LayoutError for each that is none.
+        The pairs in the order of their modules, and an AdapterError or LayoutError for each module without a valid
+        pair.
     """
     halves: dict[tuple[str, str], dict[str, str]] = {}
     for name in tensors:
@@ -122,7 +134,7 @@ def find_pairs(tensors: Mapping[str, Sequence[int]], origin: str) -> tuple[list[
         a, b = tuple(tensors[both["a"]]), tuple(tensors[both["b"]])
         if len(a) != 2 or len(b) != 2:
             problems.append(
-                LayoutError(f"{origin}: '{both['a']}' {list(a)} and '{both['b']}' {list(b)} are not two matrices")
+                LayoutError(f"{origin}: '{both['a']}' {list(a)} and '{both['b']}' {list(b)} must both be matrices")
             )
         elif a[0] != b[1]:
             problems.append(
@@ -137,8 +149,19 @@ def find_pairs(tensors: Mapping[str, Sequence[int]], origin: str) -> tuple[list[
     return list(pairs.values()), problems
 
 
+def no_adapter(origin: object) -> AdapterError:
+    """The error for tensors without any LoRA tensor among them."""
+    return AdapterError(f"{origin}: not an adapter: no tensor has a part lora_a or lora_b in its name")
+
+
+def raise_first(problems: Iterable[BlobStoreError]) -> None:
+    """Raise the first problem, if there is one."""
+    for problem in problems:
+        raise problem
+
+
 def weight_names(module: str) -> list[str]:
-    """What the weight of an adapted module may be called: as a plain layer, or wrapped by one with an adapter."""
+    """The names that the weight of an adapted module may have: as a plain layer, or wrapped in one with an adapter."""
     modules = [module]
     if module.startswith(_PEFT):
         modules.append(module.removeprefix(_PEFT))
@@ -147,3 +170,8 @@ def weight_names(module: str) -> list[str]:
         for path in (f"{m}." if m else "" for m in modules)
         for part in ("", "base.", "base_layer.")
     ]
+
+
+def quoted(names: Iterable[str]) -> str:
+    """Names for a message, in alphabetical order."""
+    return ", ".join(f"'{name}'" for name in sorted(names))

@@ -1,4 +1,4 @@
-"""Adapter files: what they record, what is a foundation, which tensors go where (D2)."""
+"""Adapter files, fingerprints of foundations, and the files that tags choose (D2)."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def foundation(tmp_path: Path) -> Path:
     ],
 )
 def test_tags(name: str, file: str) -> None:
-    """The same for a name and for the node that export makes of it."""
+    """A name and the node that export makes of it get the same file."""
     tags = AdapterTags()
     assert tags(name) == file
     node = name.lower().replace(".", "_")
@@ -61,6 +61,7 @@ def test_tags(name: str, file: str) -> None:
 
 
 def test_own_tags() -> None:
+    """`is_adapter` gets the name in one form, from either place."""
     seen = []
     tags = AdapterTags("base.ptd", "side", is_adapter=lambda name: not seen.append(name) and name.endswith("_down"))
     assert tags("L.0.down") == tags(SimpleNamespace(op="placeholder", name="p_l_0_down")) == "side"
@@ -69,12 +70,14 @@ def test_own_tags() -> None:
 
 
 @pytest.mark.parametrize("names", [("a/b", "c"), ("", "c"), ("a", ".."), ("a", "a"), ("a.ptd", "a"), ("a", 3)])
-def test_tags_that_are_no_files(names: Any) -> None:
+def test_invalid_tags(names: Any) -> None:
+    """Both must be plain file names, and different."""
     with pytest.raises(InvalidTagError):
         AdapterTags(*names)
 
 
 def test_tags_split_a_lowering(lora: Any) -> None:
+    """The branches are in one file and everything else in the other (D2)."""
     assert all("lora" in key or key.startswith("metadata.") for key in open_ptd(lora.adapter))
     assert not any("lora" in key for key in open_ptd(lora.foundation))
     adapter = read_adapter(lora.adapter)
@@ -88,6 +91,7 @@ def test_tags_split_a_lowering(lora: Any) -> None:
 
 
 def test_fingerprint_is_of_the_contents(foundation: Path, tmp_path: Path) -> None:
+    """Order, metadata, adapter tensors and the split into files do not matter."""
     expected = foundation_fingerprint(foundation)
     tensors = load_file(foundation)
     save_file(dict(reversed(tensors.items())), tmp_path / "again.ptd", metadata={"made": "later"})
@@ -109,13 +113,14 @@ def test_fingerprint_is_of_the_contents(foundation: Path, tmp_path: Path) -> Non
         lambda t: {"l.0.weight": t["l.0.weight"], "l.2.weight": t["l.1.weight"]},
     ],
 )
-def test_fingerprint_tells_foundations_apart(foundation: Path, tmp_path: Path, change: Any) -> None:
+def test_fingerprints_differ(foundation: Path, tmp_path: Path, change: Any) -> None:
+    """Values, shapes, dtypes, keys and their number all count."""
     save_file(change(load_file(foundation)), tmp_path / "other.ptd")
     assert foundation_fingerprint(tmp_path / "other.ptd") != foundation_fingerprint(foundation)
 
 
-def test_fingerprint_of_executorch_s_file_and_of_ours(lora: Any, tmp_path: Path) -> None:
-    """That without digests is hashed, this one tells its own."""
+def test_fingerprint_with_and_without_digests(lora: Any, tmp_path: Path) -> None:
+    """A file of ExecuTorch, which has no digests, has the same fingerprint as the rewritten one."""
     store = BlobStore()
     store.merge(open_ptd(lora.foundation))
     store.write_ptd(tmp_path / "ours.ptd")
@@ -124,7 +129,7 @@ def test_fingerprint_of_executorch_s_file_and_of_ours(lora: Any, tmp_path: Path)
 
 
 def test_known_fingerprint(tmp_path: Path) -> None:
-    """As docs/format.md defines it, put together by hand."""
+    """The fingerprint is the one that docs/format.md defines, computed here by hand."""
     import struct
 
     import xxhash
@@ -146,6 +151,7 @@ def test_known_fingerprint(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
 def test_save_and_read(foundation: Path, tmp_path: Path, dtype: torch.dtype) -> None:
+    """Tensors, scale, foundation and metadata come back, and `load_file` reads the tensors too (D2)."""
     tensors = {name: torch.nn.Parameter(tensor.to(dtype)) for name, tensor in adapter_of(1).items()}
     tensors["head.bias"] = torch.nn.Parameter(torch.ones(2))
     size = save_adapter(tmp_path / "a.ptd", tensors, foundation=foundation, scale=1 / 3, metadata={"made": "here"})
@@ -167,20 +173,21 @@ def test_save_and_read(foundation: Path, tmp_path: Path, dtype: torch.dtype) -> 
     [
         ({"l.0.lora_a.weight": None}, AdapterError, "a.ptd: 'l.0.lora_b.weight' has no lora_a beside it"),
         ({"l.0.lora_a.weight": torch.zeros(RANK + 1, 16)}, LayoutError, "a.ptd: .* has rank 4, .* rank 3"),
-        ({"l.0.lora_a.weight": torch.zeros(RANK, 4, 4)}, LayoutError, "a.ptd: .* are not two matrices"),
+        ({"l.0.lora_a.weight": torch.zeros(RANK, 4, 4)}, LayoutError, "a.ptd: .* must both be matrices"),
         ({"l.0.lora_a.weight": torch.full((RANK, 16), float("nan"))}, UpdateError, "a.ptd: .*not finite"),
         (
             {"l.0.lora_a.x.weight": torch.zeros(RANK, 16), "l.0.lora_b.x.weight": torch.zeros(24, RANK)},
             AdapterError,
             "module 'l.0' has two pairs",
         ),
-        (dict.fromkeys(adapter_of(1)), AdapterError, "no tensor has a name"),
+        (dict.fromkeys(adapter_of(1)), AdapterError, "no tensor has a part lora_a or lora_b"),
         ({"l.0.lora_a.weight": "text"}, UnsupportedDataError, "expected a torch tensor"),
     ],
 )
-def test_what_is_not_saved(
+def test_broken_adapters_are_not_saved(
     foundation: Path, tmp_path: Path, change: Any, error: type[BlobStoreError], message: str
 ) -> None:
+    """The message names the file and the tensor, and nothing is written (B5)."""
     tensors = {name: t for name, t in {**adapter_of(1), **change}.items() if t is not None}
     with pytest.raises(error, match=message):
         save_adapter(tmp_path / "a.ptd", tensors, foundation=foundation, scale=1)
@@ -188,6 +195,7 @@ def test_what_is_not_saved(
 
 
 def test_wrong_arguments(foundation: Path, tmp_path: Path) -> None:
+    """Each is a BlobStoreError, and no file appears or changes."""
     good: dict[str, Any] = {"tensors": adapter_of(1), "foundation": foundation, "scale": 1}
     for change, error in (
         ({"scale": float("nan")}, AdapterError),
@@ -212,17 +220,19 @@ def test_wrong_arguments(foundation: Path, tmp_path: Path) -> None:
     assert foundation.read_bytes() == before
 
 
-def test_an_adapter_is_no_foundation(foundation: Path, tmp_path: Path) -> None:
+def test_adapters_and_foundations_are_told_apart(foundation: Path, tmp_path: Path) -> None:
+    """An adapter is refused as a foundation, and a foundation as an adapter (D2)."""
     save_adapter(tmp_path / "a.ptd", adapter_of(1), foundation=foundation, scale=1)
     save_file(adapter_of(2), tmp_path / "unbound.ptd")
     for path in (tmp_path / "a.ptd", tmp_path / "unbound.ptd"):
-        with pytest.raises(AdapterError, match=f"{path.name}: is an adapter, not a foundation"):
+        with pytest.raises(AdapterError, match=f"{path.name}: this file is an adapter, not a foundation"):
             foundation_fingerprint(path)
-    with pytest.raises(AdapterError, match=r"f.ptd: holds no adapter"):
+    with pytest.raises(AdapterError, match=r"f.ptd: not an adapter"):
         read_adapter(foundation)
 
 
 def test_bind(foundation: Path, tmp_path: Path) -> None:
+    """Binding adds the foundation and keeps metadata; the scale must be recorded or given (D2)."""
     save_file(adapter_of(1), tmp_path / "plain.ptd", metadata={"made": "here"})
     with pytest.raises(AdapterError, match=r"plain.ptd: records no scale"):
         bind_adapter(tmp_path / "plain.ptd", tmp_path / "bound.ptd", foundation=foundation)
@@ -235,7 +245,8 @@ def test_bind(foundation: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["nan", "x", "1e999", ""])
-def test_metadata_of_somebody_else(foundation: Path, tmp_path: Path, text: str) -> None:
+def test_malformed_metadata(foundation: Path, tmp_path: Path, text: str) -> None:
+    """A recorded scale or fingerprint is checked when the file is read (B5)."""
     save_file(adapter_of(1), tmp_path / "a.ptd", metadata={"blobstore.adapter.scale": text})
     with pytest.raises(InvalidFileError, match=r"a.ptd: the adapter's metadata is malformed"):
         read_adapter(tmp_path / "a.ptd")
@@ -245,6 +256,7 @@ def test_metadata_of_somebody_else(foundation: Path, tmp_path: Path, text: str) 
 
 
 def test_torn_and_damaged_files(foundation: Path, tmp_path: Path) -> None:
+    """Truncation and changed bytes are errors that name the file (B5)."""
     path = tmp_path / "a.ptd"
     save_adapter(path, adapter_of(1), foundation=foundation, scale=1)
     whole = path.read_bytes()

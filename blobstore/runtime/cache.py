@@ -1,0 +1,579 @@
+"""The cache: blobs of data files in memory, looked up by key and changed while programs run on them."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
+
+from blobstore import errors
+from blobstore.disk.kinds import Format
+from blobstore.disk.staging import Staging, refuse_inputs
+from blobstore.formats.data_map import NamedDataMap
+from blobstore.formats.ptd.reader import PtdDataMap, open_ptd
+from blobstore.formats.ptd.writer import Entry, write_ptd
+from blobstore.logical import steps
+from blobstore.logical.reach import out_of_reach
+from blobstore.logical.updates import LogicalTensors
+from blobstore.memory.digest import Digest, digest
+from blobstore.memory.layout import ScalarType, TensorLayout
+from blobstore.memory.mapped_file import Paths, as_path, as_paths, check_length, map_file
+from blobstore.memory.tensors import as_bytes, check_by_name, to_numpy, to_torch
+from blobstore.runtime.loaded import LoadedPrograms
+from blobstore.runtime.native import (
+    NativeLayout,
+    in_dim_order,
+    is_utf8,
+    layout_of,
+    native,
+    native_layout,
+    native_path,
+)
+from blobstore.store import BlobStore
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["BlobCache", "CacheStats", "Transaction", "check_cache", "make_working_copy"]
+
+
+def check_cache(cache: object, what: str) -> None:
+    """Raise UnsupportedDataError if an argument, which messages call `what`, is not a `BlobCache`."""
+    if not isinstance(cache, BlobCache):
+        raise errors.UnsupportedDataError(f"{what} must be a BlobCache, not a {type(cache).__qualname__}")
+
+
+@dataclass(frozen=True)
+class CacheStats:
+    """The state and history of a cache. Values are counted, or measured by the kernel; None if it cannot measure them.
+
+    Attributes:
+        keys: number of keys, including those of the base.
+        mapped_bytes: address space of the cache, without its base.
+        resident_bytes: the part of `mapped_bytes` that is in memory now, shared with other processes or not.
+        private_bytes: the part of `mapped_bytes` that is memory of this process alone: changed pages, or a copy.
+        dirty_keys: number of keys whose bytes were changed.
+        dirty_bytes: total size of their blobs.
+        lookups: look-ups of a key by programs and by the user; one that continues in the base counts in both caches.
+        misses: look-ups that found nothing.
+        commits: updates, transactions and loads through this object.
+        reverts: reverts through this object.
+    """
+
+    keys: int
+    mapped_bytes: int
+    resident_bytes: int | None
+    private_bytes: int | None
+    dirty_keys: int
+    dirty_bytes: int
+    lookups: int
+    misses: int
+    commits: int
+    reverts: int
+
+
+class _Change(NamedTuple):
+    """New bytes for one key, as the native module takes them.
+
+    Attributes:
+        key: the key.
+        data: its new bytes, in the blob's own dim order.
+        layout: the layout of a tensor; None for bytes.
+        is_tensor: whether the native module compares `layout` with that of the blob.
+    """
+
+    key: str
+    data: Any
+    layout: NativeLayout | None
+    is_tensor: bool
+
+
+class BlobCache(NamedDataMap):
+    """The blobs of any number of `.ptd` files in memory, looked up as one map, and changed while programs run on them.
+
+    A cache is a `NamedDataMap` and can be used wherever one is expected. Every view is of the live memory: it shows
+    commits as they happen, and keeps the memory alive. All methods may be called from any thread.
+
+    Args:
+        paths: one file or several. Where several files have a key, its contents must be equal.
+        mode: "private": unchanged pages belong to the page cache of the operating system, so all processes share them.
+            A commit copies only the pages that it changes, and no other process sees it. "shared": one working copy
+            (see `make_working_copy`) that any number of processes map, read and change together; a commit changes the
+            file. "copy": the files are read into memory, so later changes to the files have no effect.
+        base: a cache whose blobs can be found through this one, except for the keys that `paths` have. Its memory is
+            shared, and its commits are visible here. Its blobs are changed through the base, not through this cache.
+
+    Attributes:
+        paths: the files, without those of the base.
+        mode: as given.
+        base: as given.
+        name: the cache as messages name it.
+
+    Raises:
+        FileAccessError, InvalidFileError, IntegrityError: a file cannot be opened or trusted.
+        KeyConflictError: two files have different contents under one key.
+        UnsupportedOperationError: the mode is unknown, or it is "shared" with several files.
+        UnsupportedDataError: `base` is not a `BlobCache`.
+    """
+
+    def __init__(
+        self,
+        paths: Paths = (),
+        mode: Literal["private", "shared", "copy"] = "private",
+        *,
+        base: BlobCache | None = None,
+    ) -> None:
+        if not isinstance(mode, str) or mode not in {"private", "shared", "copy"}:
+            raise errors.UnsupportedOperationError(f"mode must be 'private', 'shared' or 'copy', not {mode!r}")
+        self.paths = tuple(as_paths(paths))
+        if base is not None:
+            check_cache(base, "base")
+        self.mode = mode
+        self.base = base
+        self._native: Any = native.BlobCache.open(
+            [native_path(path) for path in self.paths], mode, base._native if base is not None else None
+        )
+        self.name = os.fsdecode(self._native.name)
+        self._keys: list[str] = self._native.keys()
+        self._programs = LoadedPrograms()
+        self._maps = [map_file(path) for path in self.paths]  # so that `files` reads these files, not later ones
+
+    # The interface of NamedDataMap
+
+    def _key_list(self) -> Sequence[str]:
+        return self._keys
+
+    def _view(self, key: str) -> memoryview:
+        if not is_utf8(key):
+            raise KeyError(key)
+        return memoryview(self._native.view(key, False))
+
+    def _layout(self, key: str) -> TensorLayout | None:
+        if not is_utf8(key):
+            raise KeyError(key)
+        return layout_of(self._native.layout(key))
+
+    def __contains__(self, key: object) -> bool:
+        self._check_open()
+        return is_utf8(key) and bool(self._native.contains(key))
+
+    def _check_key(self, key: object) -> None:
+        self._check_open()
+        if not is_utf8(key):
+            raise errors.KeyNotFoundError(f"{self.name}: no key {key!r}")
+
+    def alignment(self, key: str) -> int:
+        """The alignment that the file records for a key, in bytes; 1 if it records none."""
+        self._check_key(key)
+        return int(self._native.alignment(key))
+
+    def digest(self, key: str) -> Digest:
+        """The content address of a blob as it is now."""
+        data = self.get_data(key)
+        recorded = self._native.recorded_digest(key)
+        if recorded is not None:
+            return Digest(len(data), recorded)
+        with self.reading():
+            return digest(data)
+
+    def load_data_into(self, key: str, buffer: object, size: int | None = None) -> None:
+        """Copy a blob, from a single generation, to the start of `buffer`; see `NamedDataMap.load_data_into`."""
+        self._check_open()
+        with self.reading():
+            super().load_data_into(key, buffer, size)
+
+    @property
+    def sources(self) -> tuple[Path, ...]:
+        return (*self.paths, *(self.base.sources if self.base is not None else ()))
+
+    # Reading
+
+    def layout(self, key: str) -> TensorLayout | None:
+        """The layout of a tensor, or None for opaque bytes."""
+        return self.get_tensor_layout(key)
+
+    def numpy(self, key: str) -> np.ndarray:
+        """A read-only array over the live memory, in the tensor's shape; for opaque bytes one of uint8."""
+        return to_numpy(self.get_data(key), self.layout(key))
+
+    def torch(self, key: str) -> torch.Tensor:
+        """A tensor over the live memory, in the tensor's shape; for opaque bytes one of uint8.
+
+        Use it for reading only. torch has no read-only tensors, but writing to this one is not a commit: the write gets
+        no version, does not make the key dirty, and does not wait for running methods.
+        """
+        self._check_key(key)
+        return to_torch(memoryview(self._native.view(key, True)), self.layout(key))
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Hold back commits during the block, so that everything read in it belongs to one generation.
+
+        Commits of other threads wait for the end of the block, so keep it short. A commit by this thread is an error.
+        """
+        held = native.Reading(self._native)
+        held.enter()
+        try:
+            yield
+        finally:
+            held.leave()
+
+    @functools.cached_property
+    def files(self) -> tuple[PtdDataMap, ...]:
+        """The files of `paths` as they were when the cache was opened: their keys, layouts, metadata and digests.
+
+        Commits do not show in them; in mode "shared", where a commit changes the file, they show those up to the first
+        use of this property. Files that were renamed, replaced or deleted since can still be read. Files of the base
+        are not included.
+
+        Raises:
+            DataChangedError: a file was overwritten in place since it was opened, so it no longer describes the cache.
+            FileAccessError, InvalidFileError, IntegrityError: a file was truncated or damaged since it was opened.
+        """
+        self._check_open()
+        with self.reading():
+            for data in self._maps:
+                check_length(data)
+            files = tuple(PtdDataMap(path, data=data) for path, data in zip(self.paths, self._maps, strict=True))
+            dirty = set(self.dirty)
+            for file in files if self.mode != "shared" else ():
+                for key in file:
+                    if key not in dirty and (key not in self or self.digest(key) != file.digest(key)):
+                        raise errors.DataChangedError(
+                            f"{file.name}: the file was overwritten after the cache was opened: '{key}' differs"
+                        )
+        return files
+
+    @property
+    def id(self) -> int:
+        """A number that identifies the cache in this process; numbers are never reused."""
+        return int(self._native.id)
+
+    @property
+    def generation(self) -> int:
+        """Grows with every commit or revert, here or in the base; in mode "shared", also with those of other
+        processes."""
+        return int(self._native.generation)
+
+    def version(self, key: str) -> int:
+        """The generation of the last change of a key, in the cache that owns the key; 0 if it never changed."""
+        self._check_key(key)
+        return int(self._native.version(key))
+
+    @property
+    def dirty(self) -> tuple[str, ...]:
+        """The keys of this cache's files that were changed, in the order of the files."""
+        return tuple(self._native.dirty())
+
+    @property
+    def stats(self) -> CacheStats:
+        """The current counts and sizes."""
+        return CacheStats(**self._native.stats())
+
+    def verify(self) -> bool:
+        """Compare all blobs that were not changed with the digests in the files.
+
+        Returns:
+            True if every file had digests to compare with.
+
+        Raises:
+            IntegrityError: bytes are damaged; the message names their keys.
+            FileAccessError: a file that the cache maps was truncated.
+        """
+        return bool(self._native.verify())
+
+    # Changing
+
+    @functools.cached_property
+    def tensors(self) -> LogicalTensors:
+        """The tensors that can be updated by name, the blobs that each is stored in, and which cannot be updated and
+        why."""
+        return LogicalTensors(self)
+
+    def update(self, blobs: Mapping[str, Any], *, finite: bool = False) -> int:
+        """Change tensors or blobs in one commit: either all of them or none. No running method sees a part of it.
+
+        A name is a key or, if the data files have records of it (see docs/lowering.md), a tensor of the model. A tensor
+        of the model is given in the model's own shape and dtype, and is stored in the layout that the delegates use.
+
+        The data is read in place during the call. A tensor or array must have the layout of the blob, except that dense
+        memory in another dim order is put in order; of bytes only the length is checked.
+
+        Args:
+            blobs: maps each name to a tensor, an array, or, for a key, an object with the buffer protocol.
+            finite: refuse tensors with infinities or NaN.
+
+        Returns:
+            The new generation.
+
+        Raises:
+            KeyNotFoundError: a name is not in this cache's files. Nothing was changed; the same holds for all errors
+                below.
+            LayoutError: the new data has another shape, type or size.
+            UpdateError: a tensor cannot be changed, or only together with others; or it is not finite.
+            UnsupportedDataError: an object does not provide bytes.
+            ProgramError: a delegate of a loaded method cannot pack the new weights. Delegates pack before anything
+                changes.
+            UnsupportedOperationError: this thread is in `reading()`; or, in mode "shared", two keys that the file
+                stores once would get different bytes.
+        """
+        self._check_open()
+        return self._commit(self._changes(blobs, finite))
+
+    def update_blobs(self, blobs: Mapping[str, Any]) -> int:
+        """Like `update`, but every name is a key, and its value is the bytes as they are stored.
+
+        Use it to restore bytes that were read from this cache, or from another on the same files.
+
+        Args:
+            blobs: maps each key to an object with the buffer protocol, of the blob's size.
+
+        Returns, raises:
+            As `update`.
+        """
+        self._check_open()
+        check_by_name(blobs)
+        return self._commit([self._change(key, as_bytes(data)[0]) for key, data in blobs.items()])
+
+    def update_state_dict(self, tensors: Mapping[str, Any], *, strict: bool = True, finite: bool = False) -> int:
+        """Change everything in a model's `state_dict()` that the programs on this cache use, in one commit.
+
+        Entries that no program uses are ignored, such as the counters of batch normalization. So is state that the
+        programs change themselves, such as key/value caches. Tied tensors may be given under any of their names; if
+        several are given, their values must be equal. Non-persistent buffers need not be given.
+
+        Args:
+            tensors: maps each name to a tensor or array.
+            strict: refuse if a tensor of the programs is not given or cannot be changed, or if a loaded program has
+                weights that the update does not reach: embedded, packed by another backend, or in ExecuTorch's own map
+                    (see
+                docs/runtime.md, "What an update reaches"). Without `strict`, such weights keep their values.
+            finite: as in `update`.
+
+        Returns, raises:
+            As `update`. An UpdateError also names the programs, methods and weights that are out of reach, or says that
+            none of the tensors can be updated.
+        """
+        self._check_open()
+        check_by_name(tensors)
+        if strict:
+            self._check_reach(tensors, whole=True)
+        names = self.tensors.names_for_state_dict(tensors, strict=strict)
+        return self.update({name: tensors[name] for name in names}, finite=finite)
+
+    @contextmanager
+    def transaction(self) -> Iterator[Transaction]:
+        """Collect changes and commit them at the end of the block. An exception in the block discards them all.
+
+        Data is copied when it is given, so the caller may reuse its memory at once.
+        """
+        self._check_open()
+        pending = Transaction(self)
+        yield pending
+        pending.commit()
+
+    def load(self, path: str | os.PathLike[str]) -> int:
+        """Commit the blobs of a `.ptd`, such as a delta that `save` wrote, after comparing them with their digests.
+
+        The file is read into memory first, so what was compared is what is committed, even if the file changes
+        meanwhile.
+
+        Returns:
+            The new generation.
+
+        Raises:
+            FileAccessError, InvalidFileError, IntegrityError: the file cannot be opened or trusted.
+            KeyNotFoundError, LayoutError: it has a key that is not in this cache's files, or one with another layout.
+                Nothing was changed.
+            ProgramError: as in `update`.
+        """
+        return int(self._native.load(native_path(path)))
+
+    def revert(self, keys: Iterable[str] | None = None) -> int:
+        """Restore the bytes of the files, for some keys or for all.
+
+        Args:
+            keys: one key or several; None for all.
+
+        Returns:
+            The new generation, or the current one if nothing was dirty.
+
+        Raises:
+            KeyNotFoundError: a key is not in this cache's files.
+            FileAccessError: a file was truncated; nothing was changed.
+            UnsupportedOperationError: the mode is "shared", where a commit changes the file itself. Instead, `load` the
+                file that the working copy was made from.
+            UnsupportedDataError: `keys` is neither a key nor an iterable.
+        """
+        if keys is None:
+            return int(self._native.revert())
+        try:
+            wanted = [keys] if isinstance(keys, str) else list(keys)
+        except (TypeError, ValueError):  # ValueError: memory that was released
+            raise errors.UnsupportedDataError(f"expected keys, found a {type(keys).__qualname__}") from None
+        for key in wanted:
+            self._check_key(key)
+        return int(self._native.revert_keys(wanted))
+
+    def save(self, path: str | os.PathLike[str], *, dirty_only: bool = False) -> int:
+        """Write the blobs of this cache's files, from a single generation, to a `.ptd`.
+
+        Args:
+            path: the file to write. An existing file is replaced, unless this cache maps it.
+            dirty_only: write only what was changed: a delta for `load`.
+
+        Returns:
+            The size of the file in bytes.
+
+        Raises:
+            OutputPathError: the cache maps the file, or the file exists and is not a `.ptd`.
+            FileAccessError: writing failed, or a file that the cache maps was truncated. An existing file is unchanged.
+        """
+        self._check_open()
+        path = as_path(path)
+        refuse_inputs([path], self.sources)
+        store = BlobStore()
+        self._native.check_files()
+        with self.reading():
+            wanted = self.dirty if dirty_only else [key for key in self._keys if self._native.owns(key)]
+            for key in wanted:
+                store.add(key, self.get_data(key), alignment=self.alignment(key), layout=self.layout(key))
+            return store.write_ptd(path)
+
+    def _commit(self, changes: list[_Change]) -> int:
+        return int(self._native.update(changes))
+
+    def _changes(self, blobs: Mapping[str, Any], finite: bool) -> list[_Change]:
+        """The changes of an update by names."""
+        direct, logical = self.tensors.split(blobs)
+        if finite:
+            for key, data in direct.items():
+                if as_bytes(data)[1] is not None and not steps.check_finite(steps.plain(data)):
+                    raise errors.UpdateError(f"'{key}' has values that are not finite")
+        changes = [self._change(key, data) for key, data in direct.items()]
+        for key, array in self.tensors.resolve(logical, finite=finite).items():
+            changes.append(_Change(key, array.reshape(-1).view(np.uint8).data, None, False))
+        return changes
+
+    def _change(self, key: str, data: Any) -> _Change:
+        """The change of one key; the data is put in the blob's dim order."""
+        self._check_key(key)
+        view, layout = as_bytes(data)
+        if layout is None:
+            return _Change(key, view, None, False)
+        own = self.get_tensor_layout(key)
+        if own is None and layout.scalar_type == ScalarType.BYTE and len(layout.sizes) == 1:
+            return _Change(key, view, None, False)  # opaque bytes in the form that `numpy` and `torch` return
+        if own is None:
+            raise errors.LayoutError(f"{self.name}: key {key!r} is opaque bytes, the new data is {layout}")
+        if (layout.scalar_type, layout.sizes) == (own.scalar_type, own.sizes):
+            view, layout = in_dim_order(view, layout, own.dim_order), own
+        return _Change(key, view, native_layout(layout), True)
+
+    def _check_reach(self, tensors: Mapping[str, Any], *, whole: bool = False) -> None:
+        """Raise UpdateError if loaded programs have weights that an update of these tensors does not reach."""
+        problems = out_of_reach(self._programs.find(self), tensors, whole=whole)
+        if problems:
+            raise errors.UpdateError(
+                f"{self.name}: nothing was changed, because some weights cannot follow: {'; '.join(problems)}"
+            )
+
+    # Lifetime
+
+    def close(self) -> None:
+        """Refuse all further use of this object.
+
+        Programs that run on the cache, and views, keep the current weights, unless a commit has already begun, or the
+        base or another process changes some. The memory is freed when the last of them is gone.
+        """
+        super().close()
+        self._native.close()
+        self._maps = []
+        vars(self).pop("files", None)
+
+    def __enter__(self) -> BlobCache:
+        super().__enter__()
+        return self
+
+
+class Transaction:
+    """Changes that wait for their commit; see `BlobCache.transaction`.
+
+    `transaction[name] = data` takes what `BlobCache.update` takes, compares it with the blob or tensor, and copies it.
+    If a name is set twice, the last data counts. Tensors of the model are stored in the delegates' layout at the
+    commit, when all of them are known.
+    """
+
+    def __init__(self, cache: BlobCache) -> None:
+        self._cache = cache
+        self._changes: dict[str, _Change] = {}
+        self._logical: dict[str, Any] = {}
+
+    def __setitem__(self, key: str, data: Any) -> None:
+        cache = self._cache
+        cache._check_key(key)
+        if key in cache.tensors:
+            cache.tensors.split({key: data})
+            self._logical[key] = cache.tensors.copy(key, data)
+            return
+        change = cache._change(key, data)
+        expected = len(cache.get_data(key))
+        if change.is_tensor and (found := layout_of(change.layout)) != cache.layout(key):
+            raise errors.LayoutError(f"{cache.name}: key {key!r} is {cache.layout(key)}, the new data is {found}")
+        if len(change.data) != expected:
+            raise errors.LayoutError(
+                f"{cache.name}: key {key!r} has {expected} bytes, the new data has {len(change.data)}"
+            )
+        self._changes[key] = change._replace(data=bytes(change.data))
+
+    def update(self, blobs: Mapping[str, Any]) -> None:
+        """Set several keys."""
+        check_by_name(blobs)
+        for key, data in blobs.items():
+            self[key] = data
+
+    def __len__(self) -> int:
+        return len(self._changes) + len(self._logical)
+
+    def commit(self) -> int:
+        """Commit the collected changes and start again with none; the end of the block does this.
+
+        Returns, raises:
+            As `BlobCache.update`.
+        """
+        changes, self._changes = list(self._changes.values()), {}
+        logical, self._logical = self._logical, {}
+        return self._cache._commit(changes + self._cache._changes(logical, False))
+
+
+def make_working_copy(paths: Paths, target: str | os.PathLike[str]) -> int:
+    """Write the blobs of some `.ptd` files to one file for `BlobCache(target, "shared")`.
+
+    Unlike in other files, every key has its own bytes in a working copy, even where two keys are equal, because the
+    processes that share it may change one and not the other.
+
+    Returns:
+        The size of the file in bytes.
+
+    Raises:
+        FileAccessError, InvalidFileError, IntegrityError: a file cannot be opened or trusted.
+        KeyConflictError: two files have different contents under one key.
+        OutputPathError: the target is one of the files, or exists and is not a `.ptd`.
+    """
+    files, target = as_paths(paths), as_path(target)
+    refuse_inputs([target], files)
+    store = BlobStore()
+    for path in files:
+        store.merge(open_ptd(path))
+    entries = [
+        Entry(entry.key, entry.data, entry.digest, number, entry.alignment, entry.layout)
+        for number, entry in enumerate(store.entries())
+    ]
+    with Staging() as staging, staging.open(target, kind=Format.PTD) as file:
+        return write_ptd(file, entries, {})

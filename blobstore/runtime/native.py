@@ -1,0 +1,166 @@
+"""The native module: importing it, its errors as those of `blobstore.errors`, and its values as those of Python.
+
+This is the only module that imports the native package `blobstore-runtime`. It works without torch.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import operator
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from blobstore import errors
+from blobstore.memory.layout import ScalarType, TensorLayout
+from blobstore.memory.mapped_file import as_path
+from blobstore.memory.tensors import as_bytes, to_numpy, to_torch
+
+__all__ = [
+    "NativeLayout",
+    "as_count",
+    "decode_text",
+    "in_dim_order",
+    "is_utf8",
+    "layout_of",
+    "native",
+    "native_layout",
+    "native_path",
+]
+
+_LIBRARIES = (
+    "libexecutorch.so",
+    "libexecutorch_threadpool.so",
+    "libexecutorch_kernels_optimized.so",
+    "libexecutorch_backend_xnnpack.so",
+)
+
+
+def _import_native() -> Any:
+    """Import the native module, linked to the same libraries that `executorch` uses in this process."""
+    try:
+        spec = importlib.util.find_spec("executorch")
+        for folder in spec.submodule_search_locations or () if spec else ():
+            for name in _LIBRARIES:
+                # loaded by path, because the two packages need not be installed side by side
+                if (path := Path(folder, "lib", name)).exists():
+                    ctypes.CDLL(str(path))
+        from blobstore_runtime import _native
+    except ImportError as error:
+        raise errors.MissingDependencyError(
+            f"running programs needs the native package: pip install 'blobstore[runtime]' ({error})"
+        ) from error
+    return _native
+
+
+_ERRORS: dict[str, type[errors.BlobStoreError]] = {
+    "key_not_found": errors.KeyNotFoundError,
+    "key_conflict": errors.KeyConflictError,
+    "layout": errors.LayoutError,
+    "closed": errors.ClosedError,
+    "unsupported": errors.UnsupportedOperationError,
+    "program": errors.ProgramError,
+    "method_not_found": errors.MethodNotFoundError,
+    "input": errors.InputError,
+    "missing_backend": errors.MissingBackendError,
+    "execution": errors.ExecutionError,
+}
+
+
+def _make_error(kind: str, path: bytes, reason: bytes, number: int) -> Exception:
+    """The Python exception for a native error. The native module calls it."""
+    where, why = os.fsdecode(path), decode_text(reason)
+    match kind:
+        case "invalid_file":
+            return errors.InvalidFileError(where, why)
+        case "integrity":
+            return errors.IntegrityError(where, why)
+        case "file_access":
+            return errors.FileAccessError(where, OSError(number, why))
+    return _ERRORS[kind](f"{where}: {why}" if where else why)
+
+
+def decode_text(text: bytes) -> str:
+    """A native message as a string; bytes that are not UTF-8 are escaped."""
+    return text.decode(errors="backslashreplace")
+
+
+def is_utf8(value: object) -> bool:
+    """Whether a value is a string that can be encoded as UTF-8, as the native module requires."""
+    if not isinstance(value, str):
+        return False
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def native_path(path: str | os.PathLike[str]) -> bytes:
+    """A path as the native module takes it."""
+    return os.fsencode(as_path(path))
+
+
+def as_count(value: object, what: str) -> int:
+    """A number that fits the native module's unsigned sizes and indices.
+
+    Args:
+        value: an integer, or something that converts to one without loss.
+        what: what messages call it.
+
+    Raises:
+        InputError: the value is not an integer, or is out of range.
+    """
+    try:
+        number = operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise errors.InputError(f"{what} must be an integer, not {value!r}") from None
+    if not 0 <= number <= sys.maxsize:
+        raise errors.InputError(f"{what} {number} is out of range")
+    return number
+
+
+NativeLayout = tuple[int, tuple[int, ...], tuple[int, ...]]
+"""A layout as the native module takes and returns it: scalar type, sizes, dim order."""
+
+
+def layout_of(native: NativeLayout | None) -> TensorLayout | None:
+    """A native layout as a `TensorLayout`; None, for opaque bytes, stays None."""
+    return None if native is None else TensorLayout(ScalarType(native[0]), native[1], native[2])
+
+
+def native_layout(layout: TensorLayout) -> NativeLayout:
+    """A `TensorLayout` as the native module takes it."""
+    return int(layout.scalar_type), layout.sizes, layout.dim_order
+
+
+def in_dim_order(data: memoryview, layout: TensorLayout, dim_order: tuple[int, ...]) -> memoryview:
+    """The bytes of a tensor in another dim order; they are copied only if the order differs."""
+    if layout.dim_order == dim_order:
+        return data
+    array = np.ascontiguousarray(to_numpy(data, layout).transpose(dim_order))
+    return array.reshape(-1).view(np.uint8).data if array.size else memoryview(b"")
+
+
+def _argument_bytes(value: Any, wanted: NativeLayout | None) -> tuple[memoryview, NativeLayout]:
+    """The bytes of an argument of a call, in the dim order that the method takes. The native module calls it."""
+    data, layout = as_bytes(value)
+    if layout is None:
+        raise errors.InputError(f"expected a tensor or an array, not {type(value).__name__}")
+    if wanted is not None and len(layout.sizes) == len(wanted[1]):
+        data = in_dim_order(data, layout, wanted[2])
+        layout = TensorLayout(layout.scalar_type, layout.sizes, wanted[2])
+    return data, native_layout(layout)
+
+
+native: Any = _import_native()
+native.set_helpers(
+    _argument_bytes,
+    lambda view, layout: to_numpy(memoryview(view), layout_of(layout)),
+    lambda view, layout: to_torch(memoryview(view), layout_of(layout)),
+    _make_error,
+)

@@ -1,0 +1,202 @@
+"""Programs and their methods on a cache."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from blobstore import errors
+from blobstore.logical.reach import LoadedProgram
+from blobstore.memory.layout import TensorLayout
+from blobstore.memory.mapped_file import Paths, as_path, as_paths
+from blobstore.runtime.cache import BlobCache, check_cache
+from blobstore.runtime.loaded import register
+from blobstore.runtime.native import NativeLayout, as_count, is_utf8, layout_of, native, native_path
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Method", "Program", "ValueInfo"]
+
+
+@dataclass(frozen=True)
+class ValueInfo:
+    """One input or output of a method.
+
+    Attributes:
+        kind: "tensor", "int", "float", "bool", "str", "none", or "other".
+        layout: that of a tensor, else None; a size that may vary is given as its largest value.
+        name: as recorded in the program, often empty.
+    """
+
+    kind: str
+    layout: TensorLayout | None
+    name: str
+
+
+class Method:
+    """A loaded method: `method(*inputs)` returns its outputs as a list.
+
+    A method keeps its weights and its program's memory alive, even without its `Program`. That memory is freed when
+    both are gone.
+
+    Inputs are torch tensors, arrays, or plain values. The outputs are torch tensors if any input is one, otherwise
+    numpy arrays; they own their memory. An input is read in place if it is writable, its dim order is the method's, and
+    the program's memory plan permits it. A method that changes an input may therefore change the caller's. Calls from
+    several threads take turns and release the interpreter lock; different methods run at the same time. A call sees one
+    generation of the cache.
+
+    Calling it raises:
+        InputError: the inputs have the wrong number, kind, dtype or shape.
+        ExecutionError: the method failed.
+    """
+
+    def __init__(self, native: Any, path: Path, loaded: LoadedProgram) -> None:
+        # Not the Program, which holds its methods: the cycle would keep weights until the garbage collector runs.
+        self._native = native
+        self._loaded = loaded  # the cache holds it weakly and must find it while the method lives
+        self.path = path
+        self.name: str = native.name
+        self._run = native.__call__
+        self._run_first = native.call_first
+
+    def __call__(self, *inputs: Any) -> list[Any]:
+        return self._run(*inputs)  # type: ignore[no-any-return]
+
+    def call_first(self, count: int, *inputs: Any) -> list[Any]:
+        """Call the method, but copy and return only the first `count` outputs."""
+        return self._run_first(as_count(count, "the number of outputs"), *inputs)  # type: ignore[no-any-return]
+
+    def output_memory(self, index: int) -> torch.Tensor:
+        """A tensor over the memory that the method writes an output to. It is the same memory in every call.
+
+        The tensor is valid before the first call: an output that is a parameter then has its initial value, any other
+        output is zero. The tensor keeps the memory alive. It may be written to, but nothing synchronizes such writes
+        with calls from other threads.
+
+        Raises:
+            InputError: the output is not a tensor, or there is no such output.
+            UnsupportedOperationError: the program has no planned memory for it.
+        """
+        return self._native.output_memory(as_count(index, "the index of an output"))  # type: ignore[no-any-return]
+
+    def state_memory(self) -> dict[str, torch.Tensor]:
+        """Tensors by name over the state that the method keeps in its own memory: its mutable buffers, and parameters
+        that were exported with `external_mutable_weights`. Ownership is as for `output_memory`."""
+        return self._native.state_memory()  # type: ignore[no-any-return]
+
+    @property
+    def inputs(self) -> tuple[ValueInfo, ...]:
+        """The inputs, in order."""
+        return _infos(self._native.inputs())
+
+    @property
+    def outputs(self) -> tuple[ValueInfo, ...]:
+        """The outputs, in order."""
+        return _infos(self._native.outputs())
+
+    def __repr__(self) -> str:
+        return f"<Method {self.name!r} of {self.path}>"
+
+
+class Program:
+    """A `.pte` on a cache.
+
+    Blobs are looked up in the cache first and then in the program, so a blob of the cache overrides an embedded blob
+    with the same key.
+
+    Args:
+        path: the program.
+        cache: holds its weights. A cache may serve any number of programs; all of them see its commits.
+        data: data files for a cache that is private to this program; if `cache` is given too, it becomes the base.
+
+    Attributes:
+        path: the program, as given.
+        cache: the cache that the program runs on.
+        method_names: the names of its methods.
+
+    Raises:
+        FileAccessError, InvalidFileError: the program cannot be opened, or is malformed.
+        KeyNotFoundError: the cache lacks tensors that the program needs; the message names all of them.
+        LayoutError: a tensor has another shape or dtype in the cache.
+        UnsupportedDataError: `cache` is not a `BlobCache`.
+        As `BlobCache` for `data`.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        cache: BlobCache | None = None,
+        *,
+        data: Paths = (),
+    ) -> None:
+        self.path = as_path(path)
+        files = as_paths(data)
+        if cache is not None:
+            check_cache(cache, "cache")
+        self.cache = BlobCache(files, base=cache) if files or cache is None else cache
+        self._native: Any = native.Program.load(native_path(path), self.cache._native)
+        self.method_names: tuple[str, ...] = tuple(self._native.methods)
+        self._methods: dict[str, Method] = {}
+        self._loaded = register(self._native, self.path, self.cache)
+
+    def method(self, name: str = "forward") -> Method:
+        """A method, loaded at the first request and then kept.
+
+        Raises:
+            MethodNotFoundError: the program has no such method; the message names those that it has.
+            MissingBackendError: the backend of a delegate is not registered in this process.
+            KeyNotFoundError: a delegate needs a blob that neither the cache nor the program has.
+            ProgramError: ExecuTorch cannot load the method.
+        """
+        found = self._methods.get(self._checked(name))
+        if found is None:
+            found = self._methods.setdefault(name, self.load_method(name))
+        return found
+
+    def load_method(self, name: str = "forward") -> Method:
+        """Like `method`, but loads a new one each time, so that several threads can run it at once."""
+        return Method(self._native.load_method(self._checked(name)), self.path, self._loaded)
+
+    def _checked(self, name: str) -> str:
+        if not is_utf8(name):
+            names = ", ".join(map(repr, self.method_names))
+            raise errors.MethodNotFoundError(f"{self.path}: no method {name!r}; there are {names}")
+        return name
+
+    def __getitem__(self, name: str) -> Method:
+        return self.method(name)
+
+    def inputs(self, method: str = "forward") -> tuple[ValueInfo, ...]:
+        """The inputs of a method, without loading it."""
+        return _infos(self._native.inputs(self._checked(method)))
+
+    def outputs(self, method: str = "forward") -> tuple[ValueInfo, ...]:
+        """The outputs of a method, without loading it."""
+        return _infos(self._native.outputs(self._checked(method)))
+
+    def external_keys(self, method: str = "forward") -> tuple[str, ...]:
+        """The keys of the tensors that a method takes from data files. Blobs of its delegates are not included."""
+        return tuple(self._native.needs(self._checked(method)))
+
+    def backends(self, method: str = "forward") -> tuple[str, ...]:
+        """The backends that parts of a method are delegated to."""
+        return tuple(self._native.backends(self._checked(method)))
+
+    def __repr__(self) -> str:
+        return f"<Program {self.path}: {', '.join(self.method_names)}>"
+
+    def __enter__(self) -> Program:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._methods.clear()
+
+
+def _infos(native: list[tuple[str, NativeLayout | None, str]]) -> tuple[ValueInfo, ...]:
+    return tuple(ValueInfo(kind, layout_of(layout), name) for kind, layout, name in native)

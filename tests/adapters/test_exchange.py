@@ -1,0 +1,293 @@
+"""Exchanging the adapter of a cache, compared with eager PyTorch (D2, U3, B3)."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from blobstore import open_ptd, save_file
+from blobstore.adapters import bind_adapter, load_adapter, save_adapter
+from blobstore.errors import (
+    AdapterError,
+    ClosedError,
+    DataChangedError,
+    KeyNotFoundError,
+    LayoutError,
+    UnsupportedDataError,
+    UpdateError,
+)
+from blobstore.runtime import BlobCache, Program, make_working_copy
+from tests.adapters.caches import X, eager, open_lora, save
+from tests.adapters.nets import RANK, SCALE, LoraNet, adapter_of, lower_lora, make, with_adapter
+from tests.lowering.live import close
+from tests.waiting import until
+
+# Exchanging
+
+
+def test_exchange(lora: Any) -> None:
+    """Each load takes effect at the next call; a revert restores the adapter of the file (D2, U1)."""
+    cache, method = open_lora(lora)
+    close(method(*X)[0], eager(None))
+    for seed in (1, 2, 1):
+        generation = cache.generation
+        assert load_adapter(cache, save(lora, seed)) == cache.generation > generation
+        close(method(*X)[0], eager(seed))
+    cache.revert()
+    close(method(*X)[0], eager(None))
+
+
+@pytest.mark.parametrize("layout", ["one file each", "merged", "working copy", "copy"])
+def test_ways_to_open_the_cache(lora: Any, layout: str) -> None:
+    """Foundation and adapter may be separate files or one, in every mode (R5, B4)."""
+    if layout == "one file each":
+        cache = BlobCache([lora.foundation, lora.adapter])
+    elif layout == "merged":
+        make_working_copy([lora.foundation, lora.adapter], lora.folder / "all.ptd")
+        cache = BlobCache(lora.folder / "all.ptd")
+    elif layout == "working copy":
+        make_working_copy([lora.foundation, lora.adapter], lora.folder / "all.ptd")
+        cache = BlobCache(lora.folder / "all.ptd", "shared")
+    else:
+        cache = BlobCache([lora.adapter, lora.foundation], "copy")
+    method = Program(lora.pte, cache).method()
+    load_adapter(cache, save(lora, 1))
+    close(method(*X)[0], eager(1))
+
+
+def test_a_saved_file_becomes_an_adapter_by_binding(lora: Any) -> None:
+    """Binding keeps its keys, so it can be loaded, or opened in place of the original adapter (D2)."""
+    cache, method = open_lora(lora)
+    load_adapter(cache, save(lora, 1))
+    cache.save(lora.folder / "stored.ptd")
+    with pytest.raises(AdapterError, match=r"stored.ptd: the file does not record the foundation .* bind_adapter"):
+        load_adapter(cache, lora.folder / "stored.ptd")
+    bind_adapter(lora.folder / "stored.ptd", lora.folder / "bound.ptd", foundation=lora.foundation, scale=SCALE)
+    cache.revert()
+    load_adapter(cache, lora.folder / "bound.ptd")
+    close(method(*X)[0], eager(1))
+    close(open_lora(lora, lora.folder / "bound.ptd")[1](*X)[0], eager(1))
+
+
+@pytest.mark.parametrize("lora", [False], ids=["portable"], indirect=True)
+def test_stock_runtime_takes_foundation_and_adapter(lora: Any, module_runner: Any) -> None:
+    """ExecuTorch's C++ Module, which lacks the delegate, runs the portable program on both files (D2)."""
+    cache, _ = open_lora(lora)
+    load_adapter(cache, save(lora, 1))
+    cache.save(lora.folder / "b.ptd")
+    bind_adapter(lora.folder / "b.ptd", lora.folder / "bound.ptd", foundation=lora.foundation, scale=SCALE)
+    for file, seed in ((lora.adapter, None), (lora.folder / "bound.ptd", 1)):
+        found = module_runner(lora.pte, [lora.foundation, file], [X[0].numpy()])
+        np.testing.assert_allclose(found[0], eager(seed).numpy(), rtol=1e-5, atol=1e-5)
+
+
+def test_another_scale(lora: Any) -> None:
+    """If an adapter was trained with another scale than the program's, its `lora_b` is multiplied to make up for it."""
+    path = save(lora, 1, scale=3 * SCALE)
+    cache, method = open_lora(lora)
+    load_adapter(cache, path, program_scale=SCALE)
+    module = with_adapter(make(LoraNet), adapter_of(1))
+    with torch.no_grad():
+        for layer in module.l:
+            layer.lora_b.weight *= 3
+        close(method(*X)[0], module(*X))
+    bind_adapter(lora.adapter, lora.folder / "bound.ptd", foundation=lora.foundation, scale=SCALE)
+    cache, _ = open_lora(lora, lora.folder / "bound.ptd")
+    with pytest.raises(AdapterError, match=r"its scale is 4.5, that of the adapter in .* is 1.5; .*program_scale"):
+        load_adapter(cache, path)
+    for bad in (0, float("nan"), "x"):
+        with pytest.raises(AdapterError, match="program_scale"):
+            load_adapter(cache, path, program_scale=bad)
+
+
+# Two at once
+
+
+def test_two_callers_with_two_adapters_on_one_foundation(lora: Any) -> None:
+    """Each caller has a program and a cache of its own on the same foundation (W1, D2)."""
+    base = BlobCache(lora.foundation)
+    caches = [BlobCache(lora.adapter, base=base) for _ in range(2)]
+    methods = [Program(lora.pte, cache).method() for cache in caches]
+    paths = {seed: save(lora, seed) for seed in range(4)}
+    expected = {seed: eager(seed) for seed in paths}
+    failures: list[BaseException] = []
+    barrier = threading.Barrier(2)
+
+    def serve(caller: int) -> None:
+        try:
+            barrier.wait()
+            for turn in range(20):
+                seed = 2 * caller + turn % 2
+                load_adapter(caches[caller], paths[seed])
+                close(methods[caller](*X)[0], expected[seed])
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=serve, args=(caller,)) for caller in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures, failures
+    assert not base.dirty
+
+
+def test_no_call_sees_half_an_adapter(lora: Any) -> None:
+    """Every call computes with exactly one of the adapters while they are exchanged (B3)."""
+    cache, _ = open_lora(lora)
+    method = Program(lora.pte, cache).load_method()
+    paths = [save(lora, seed) for seed in (1, 2)]
+    load_adapter(cache, paths[0])
+    expected = []
+    for path in paths:
+        load_adapter(cache, path)
+        expected.append(method(*X)[0].clone())
+    stop = threading.Event()
+    seen = [0] * len(paths)
+
+    def exchange() -> None:
+        while not stop.is_set():
+            for path in paths:
+                load_adapter(cache, path)
+
+    def call() -> None:
+        found = method(*X)[0]
+        (which,) = (number for number, one in enumerate(expected) if torch.equal(found, one))
+        seen[which] += 1
+
+    thread = threading.Thread(target=exchange)
+    thread.start()
+    try:
+        until(lambda: sum(seen) >= 200 and min(seen) >= 5, meanwhile=call)
+    finally:
+        stop.set()
+        thread.join()
+
+
+# Adapters that are refused
+
+
+def broken(lora: Any, kind: str) -> Path:
+    """The file of an adapter with one defect."""
+    tensors = adapter_of(1)
+    if kind == "unpaired":
+        del tensors["l.1.lora_b.weight"]
+        save_file(tensors, lora.folder / "unpaired.ptd", metadata=dict(open_ptd(save(lora, 5)).metadata))
+        return lora.folder / "unpaired.ptd"
+    if kind == "rank":
+        tensors = adapter_of(1, rank=RANK + 1)
+    elif kind == "shape":
+        tensors["l.1.lora_a.weight"] = torch.zeros(RANK, 23)
+    elif kind == "lacks":
+        tensors = {name: t for name, t in tensors.items() if name.startswith("l.0")}
+    elif kind == "module":
+        tensors |= {name.replace("l.0", "l.7"): t for name, t in tensors.items()}
+    elif kind == "dtype":
+        tensors = {name: t.double() for name, t in tensors.items()}
+    path = lora.folder / f"{kind}.ptd"
+    save_adapter(path, tensors, foundation=lora.foundation, scale=SCALE)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("kind", "error", "message"),
+    [
+        ("unpaired", AdapterError, "'l.1.lora_a.weight' has no lora_b"),
+        ("rank", LayoutError, r"rank.ptd: "),
+        ("shape", LayoutError, r"shape.ptd: .*l.1.lora_a.weight"),
+        ("dtype", LayoutError, r"dtype.ptd: "),
+        ("lacks", AdapterError, r"lacks.ptd: lacks 'l.1.lora_a.weight', 'l.1.lora_b.weight'"),
+        ("module", KeyNotFoundError, r"module.ptd: .*l.7.lora_a.weight"),
+    ],
+)
+def test_broken_adapters_are_refused(lora: Any, kind: str, error: type[Exception], message: str) -> None:
+    """The message names the file and the tensor, and nothing changes (B3)."""
+    cache, method = open_lora(lora)
+    before, generation = method(*X)[0].clone(), cache.generation
+    with pytest.raises(error, match=message):
+        load_adapter(cache, broken(lora, kind))
+    assert cache.generation == generation
+    assert torch.equal(method(*X)[0], before)
+
+
+def test_another_foundation_is_refused(lora: Any, tmp_path: Any) -> None:
+    """The message shows both fingerprints (D2)."""
+    lower_lora(make(LoraNet, seed=7), X, tmp_path / "other", delegated=False)
+    path = save(lora, 1, foundation=tmp_path / "other" / "foundation.ptd")
+    cache, method = open_lora(lora)
+    with pytest.raises(AdapterError, match=r"1.ptd: made for foundation [0-9a-f]{32}, .* has [0-9a-f]{32}"):
+        load_adapter(cache, path)
+    assert cache.generation == 0
+    close(method(*X)[0], eager(None))
+
+
+def test_nan_is_refused(lora: Any) -> None:
+    """Even if the file was written by other means than `save_adapter` (B3)."""
+    tensors = adapter_of(1)
+    tensors["l.0.lora_b.weight"][0, 0] = float("nan")
+    save_file(tensors, lora.folder / "nan.ptd", metadata=dict(open_ptd(save(lora, 1)).metadata))
+    cache, _ = open_lora(lora)
+    with pytest.raises(UpdateError, match=r"nan.ptd: .*'l.0.lora_b.weight'.*not finite"):
+        load_adapter(cache, lora.folder / "nan.ptd")
+    assert cache.generation == 0
+
+
+@pytest.mark.parametrize("mode", ["private", "copy"])
+def test_replaced_files(lora: Any, mode: Any) -> None:
+    """A cache knows the foundation that it opened, even after its files were replaced by others (D2)."""
+    cache = BlobCache([lora.foundation, lora.adapter], mode)
+    method = Program(lora.pte, cache).method()
+    path = save(lora, 1)
+    with BlobCache(lora.foundation) as changed:
+        changed.update_blobs({key: bytes(len(changed[key])) for key in changed if not key.startswith("metadata.")})
+        changed.save(lora.folder / "new.ptd")
+    (lora.folder / "new.ptd").replace(lora.foundation)
+    with pytest.raises(AdapterError, match=r"2\.ptd: made for foundation"):
+        load_adapter(cache, save(lora, 2))
+    lora.foundation.unlink()
+    load_adapter(cache, path)
+    close(method(*X)[0], eager(1))
+
+
+def test_overwritten_files(lora: Any) -> None:
+    """A file that was overwritten in place does not describe the cache any more (B5)."""
+    cache = BlobCache([lora.foundation, lora.adapter], "copy")
+    path = save(lora, 1)
+    data = bytearray(lora.foundation.read_bytes())
+    with open_ptd(lora.foundation) as blobs:
+        key = next(key for key in blobs if blobs[key])
+        start, _ = blobs.byte_range(key)
+    data[start] ^= 1
+    with lora.foundation.open("r+b") as file:
+        file.write(data)
+    with pytest.raises(DataChangedError, match=rf"foundation\.ptd: the file was overwritten .*'{key}' differs"):
+        load_adapter(cache, path)
+    assert cache.generation == 0
+
+
+def test_wrong_caches(lora: Any) -> None:
+    """Other objects and closed caches are refused."""
+    path = save(lora, 1)
+    for wrong in (None, "model.ptd", (lora.adapter,)):
+        with pytest.raises(UnsupportedDataError, match="cache must be a BlobCache"):
+            load_adapter(wrong, path)  # type: ignore[arg-type]
+    cache = BlobCache(lora.adapter)
+    cache.close()
+    with pytest.raises(ClosedError):
+        load_adapter(cache, path)
+
+
+def test_scales_that_are_too_large_are_refused(lora: Any) -> None:
+    """A factor that overflows the weights changes nothing (B3)."""
+    cache, method = open_lora(lora)
+    before = method(*X)[0].clone()
+    for program_scale in (1e-45, 1e-320):
+        with pytest.raises(UpdateError, match=r"1\.ptd: 'l\.\d\.lora_b\.weight' has values that are not finite"):
+            load_adapter(cache, save(lora, 1), program_scale=program_scale)
+    assert cache.generation == 0
+    assert torch.equal(method(*X)[0], before)

@@ -1,0 +1,242 @@
+"""Merging adapters into weights and taking them out again, compared with eager PyTorch (D2, U2, B3)."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from blobstore.adapters import merge_adapter, save_adapter
+from blobstore.errors import (
+    AdapterError,
+    ClosedError,
+    KeyNotFoundError,
+    LayoutError,
+    UnsupportedDataError,
+    UpdateError,
+)
+from blobstore.runtime import BlobCache, Program, make_working_copy
+from tests.adapters.caches import X, bits, eager, merged, open_plain
+from tests.adapters.nets import RANK, SCALE, LoraNet, adapter_of, lower_plain, make, plain_of
+from tests.lowering.live import close, inputs
+
+
+@pytest.mark.parametrize("alpha", [1.0, 0.5, -1.0])
+def test_merge_and_undo(plain: Any, alpha: float) -> None:
+    """Undoing restores every byte, once (B3)."""
+    cache, method = open_plain(plain)
+    before, first = bits(cache), method(*X)[0].clone()
+    save_adapter(plain.folder / "a.ptd", adapter_of(1), foundation=plain.model, scale=SCALE)
+    handle = merge_adapter(cache, plain.folder / "a.ptd", alpha)
+    assert handle.weights == ("l.0.weight", "l.1.weight") and handle.generation == cache.generation == 1
+    close(method(*X)[0], merged(1, alpha * SCALE))
+    if alpha == 1:
+        close(method(*X)[0], eager(1))
+    handle.undo()
+    assert bits(cache) == before
+    assert torch.equal(method(*X)[0], first)
+    with pytest.raises(AdapterError, match="already"):
+        handle.undo()
+
+
+def test_tensors_without_a_file(plain: Any) -> None:
+    """Tensors may have PEFT's names and be numpy arrays; `names` maps a module to its weight (L2)."""
+    cache, method = open_plain(plain)
+    tensors = {
+        name.replace("l.0.lora_a", "base_model.model.l.0.lora_A.default")
+        .replace("l.0.lora_b", "base_model.model.l.0.lora_B.default")
+        .replace("l.1", "head"): tensor.numpy()
+        for name, tensor in adapter_of(1).items()
+    }
+    handle = merge_adapter(cache, tensors, scale=SCALE, names={"head": "l.1.weight"})
+    close(method(*X)[0], eager(1))
+    handle.undo()
+    close(method(*X)[0], merged(1, 0))
+
+
+def test_undo_restores_dirty_weights(plain: Any) -> None:
+    """Weights that were updated before the merge are not reverted to the file (B3)."""
+    cache, _ = open_plain(plain)
+    cache.update({"l.0.weight": torch.randn(24, 16)})
+    before = bits(cache)
+    handle = merge_adapter(cache, adapter_of(1))
+    assert bits(cache) != before
+    handle.undo()
+    assert bits(cache) == before
+
+
+def test_last_in_first_out(plain: Any) -> None:
+    """Adapters in the same weights are undone in reverse order."""
+    cache, method = open_plain(plain)
+    handles, states = [], []
+    for seed in (1, 2):
+        states.append(bits(cache))
+        handles.append(merge_adapter(cache, adapter_of(seed), scale=SCALE))
+    with pytest.raises(AdapterError, match=r"changed after the adapter was merged in generation 1; undo first"):
+        handles[0].undo()
+    assert cache.generation == 2
+    for handle, state in zip(reversed(handles), reversed(states), strict=True):
+        handle.undo()
+        assert bits(cache) == state
+    close(method(*X)[0], merged(1, 0))
+
+
+def test_different_weights_in_any_order(plain: Any) -> None:
+    """Adapters in different weights do not depend on each other."""
+    cache, _ = open_plain(plain)
+    before, tensors = bits(cache), adapter_of(1)
+    handles = [merge_adapter(cache, {n: t for n, t in tensors.items() if n.startswith(m)}) for m in ("l.0", "l.1")]
+    for handle in handles:
+        handle.undo()
+    assert bits(cache) == before
+
+
+def test_undo_after_a_change_is_refused(plain: Any) -> None:
+    """Undoing would discard an update that came later (B3)."""
+    cache, _ = open_plain(plain)
+    handle = merge_adapter(cache, adapter_of(1))
+    cache.update({"l.1.weight": torch.zeros(8, 24)})
+    state = bits(cache)
+    with pytest.raises(AdapterError, match=r"'l.1.weight.*' changed after"):
+        handle.undo()
+    assert bits(cache) == state
+
+
+def test_merging_in_a_shared_working_copy(plain: Any) -> None:
+    """Undoing works without a file to revert to (B4)."""
+    make_working_copy(plain.model, plain.folder / "work.ptd")
+    cache = BlobCache(plain.folder / "work.ptd", "shared")
+    before = bits(cache)
+    handle = merge_adapter(cache, adapter_of(1))
+    assert bits(cache) != before
+    handle.undo()
+    assert bits(cache) == before
+
+
+def test_merging_in_threads(plain: Any) -> None:
+    """Merges wait for each other, so none is lost (B3)."""
+    cache, method = open_plain(plain)
+    adapters = [adapter_of(seed) for seed in range(4)]
+    threads = [threading.Thread(target=merge_adapter, args=(cache, adapter)) for adapter in adapters]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    module = plain_of(make(LoraNet))
+    with torch.no_grad():
+        for i, layer in enumerate(module.l):
+            for tensors in adapters:
+                layer.weight += tensors[f"l.{i}.lora_b.weight"] @ tensors[f"l.{i}.lora_a.weight"]
+        close(method(*X)[0], module(*X))
+
+
+def test_tied_weights_are_one(tmp_path: Path) -> None:
+    """An adapter may name a tied weight by any of its names. Two names at once are refused, as one would overwrite the
+    other."""
+
+    class Tied(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)
+            self.second.weight = self.first.weight
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.second(torch.relu(self.first(x)))
+
+    module, x = make(Tied), inputs(3, 8)
+    pte = lower_plain(module, x, tmp_path, delegated=True)
+    cache = BlobCache(tmp_path / "model.ptd")
+    method = Program(pte, cache).method()
+    a, b = torch.randn(2, 8), torch.randn(8, 2)
+    adapters = [{f"{name}.lora_a.weight": a, f"{name}.lora_b.weight": b} for name in ("first", "second")]
+    with pytest.raises(AdapterError, match="two modules have the weight 'first.weight'"):
+        merge_adapter(cache, {**adapters[0], **adapters[1]})
+    assert cache.generation == 0
+    before = method(*x)[0].clone()
+    for adapter, given in zip(adapters, (None, {"second.weight": module.second.weight}), strict=True):
+        merged = merge_adapter(cache, adapter, weights=given)
+        assert merged.weights == ("first.weight",)
+        with torch.no_grad():
+            changed = copy.deepcopy(module)
+            changed.first.weight += b @ a
+            close(method(*x)[0], changed(*x))
+        merged.undo()
+        assert torch.equal(method(*x)[0], before)
+
+
+@pytest.mark.parametrize("mode", ["private", "copy"])
+def test_replaced_files(plain: Any, mode: Any) -> None:
+    """An adapter for the new file does not fit the cache, which still has the old one (D2)."""
+    cache = BlobCache(plain.model, mode)
+    method = Program(plain.pte, cache).method()
+    with BlobCache(plain.model) as changed:
+        changed.update({"l.0.weight": np.zeros((24, 16), np.float32)})
+        changed.save(plain.folder / "new.ptd")
+    (plain.folder / "new.ptd").replace(plain.model)
+    path = plain.folder / "1.ptd"
+    save_adapter(path, adapter_of(1), foundation=plain.model, scale=SCALE)
+    with pytest.raises(AdapterError, match=r"1\.ptd: made for foundation [0-9a-f]{32}, .* has [0-9a-f]{32}"):
+        merge_adapter(cache, path)
+    assert cache.generation == 0
+    merge_adapter(cache, adapter_of(1), SCALE)  # tensors do not record a foundation
+    close(method(*X)[0], eager(1))
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"l.0.lora_b.weight": None}, AdapterError, "'l.0.lora_a.weight' has no lora_b"),
+        ({"l.0.lora_a.weight": torch.zeros(RANK + 1, 16)}, LayoutError, "has rank 4, .* rank 3"),
+        ({"l.0.lora_a.weight": torch.zeros(RANK, 17)}, LayoutError, r"'l.0.weight' is \[24, 16\]"),
+        ({"l.0.lora_a.weight": torch.zeros(RANK)}, LayoutError, "must both be matrices"),
+        ({"l.0.lora_a.weight": torch.full((RANK, 16), float("inf"))}, UpdateError, "not finite"),
+        ({"head.weight": torch.zeros(2, 2)}, AdapterError, "'head.weight' belong to no pair"),
+        (
+            {"x.lora_a.weight": torch.zeros(1, 2), "x.lora_b.weight": torch.zeros(2, 1)},
+            KeyNotFoundError,
+            "module 'x' has no weight in .*: 'x.base.weight', 'x.base_layer.weight', 'x.weight'",
+        ),
+    ],
+)
+def test_what_cannot_be_merged(plain: Any, change: Any, error: type[Exception], message: str) -> None:
+    """Nothing changes, and the message names the tensor (B3)."""
+    cache, _ = open_plain(plain)
+    before = bits(cache)
+    tensors = {name: t for name, t in {**adapter_of(1), **change}.items() if t is not None}
+    with pytest.raises(error, match=message):
+        merge_adapter(cache, tensors)
+    assert cache.generation == 0
+    assert bits(cache) == before
+
+
+def test_wrong_arguments(plain: Any) -> None:
+    """Each is a BlobStoreError, and nothing changes."""
+    path = plain.folder / "1.ptd"
+    save_adapter(path, adapter_of(1), foundation=plain.model, scale=SCALE)
+    cache, _ = open_plain(plain)
+    for wrong in (None, "model.ptd", cache.paths):
+        with pytest.raises(UnsupportedDataError, match="cache must be a BlobCache"):
+            merge_adapter(wrong, path)  # type: ignore[arg-type]
+    for options in ({"names": ["l.0"]}, {"names": 5}, {"weights": 5}, {"weights": ["l.0.weight"]}):
+        with pytest.raises(UnsupportedDataError, match="must be a mapping by name"):
+            merge_adapter(cache, path, **options)
+    with pytest.raises(AdapterError, match="alpha .* is not a finite number"):
+        merge_adapter(cache, path, alpha=10**400)
+    for adapter in (3, None, ["a"]):
+        with pytest.raises(UnsupportedDataError):
+            merge_adapter(cache, adapter)  # type: ignore[arg-type]
+    with pytest.raises(UnsupportedDataError):
+        merge_adapter(cache, {"l.0.lora_a.weight": 3})
+    with pytest.raises(AdapterError, match="alpha"):
+        merge_adapter(cache, adapter_of(1), float("inf"))
+    with pytest.raises(AdapterError, match="not an adapter"):
+        merge_adapter(cache, {})
+    assert cache.generation == 0
+    cache.close()
+    with pytest.raises(ClosedError):
+        merge_adapter(cache, path)
