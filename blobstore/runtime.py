@@ -23,7 +23,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -301,7 +301,7 @@ class BlobCache(NamedDataMap):
     def _check_key(self, key: object) -> None:
         self._check_open()
         if not _is_text(key):
-            raise errors.KeyNotFoundError(f"{self.name}: no key {key!r}")
+            raise self._not_found(key)
 
     def alignment(self, key: str) -> int:
         """The alignment that the file records for a key, in bytes; 1 where it records none."""
@@ -322,6 +322,25 @@ class BlobCache(NamedDataMap):
         self._check_open()
         with self.reading():
             super().load_data_into(key, buffer, size)
+
+    def __repr__(self) -> str:
+        name = self.name if len(self.paths) < 4 else f"{self.paths[0]} + {len(self.paths) - 1} others"
+        state = "closed" if self._closed else f"{len(self):,} keys, {self._nbytes():,} bytes, mode '{self.mode}'"
+        base = "" if self.base is None else f", on {self.base.name}"
+        return f"<BlobCache {name}: {state}{base}>"
+
+    def _nbytes(self) -> int:
+        nbytes = 0
+        for path in self.paths:
+            with suppress(OSError):  # a file that is gone stays mapped, but says no size
+                nbytes += path.stat().st_size
+        return nbytes
+
+    def __reduce__(self) -> Any:
+        raise errors.UnsupportedOperationError(
+            f"{self.name}: a BlobCache cannot be pickled, because its changes are in memory of this process; open one on "
+            "the same files in the other process, or share a working copy with mode 'shared'"
+        )
 
     # Looking.
 
@@ -665,6 +684,9 @@ class Transaction:
 
     def __len__(self) -> int:
         return len(self._changes) + len(self._logical)
+
+    def __repr__(self) -> str:
+        return f"<Transaction on {self._cache.name}: {len(self):,} changes>"
 
     def commit(self) -> int:
         """Commit what was collected, and begin anew. Leaving the block does it."""

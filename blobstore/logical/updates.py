@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,6 +19,7 @@ from blobstore.errors import (
 )
 from blobstore.formats.data_map import NamedDataMap
 from blobstore.formats.ptd.manifest import KEY_PREFIX
+from blobstore.formats.suggestions import near, suggest
 from blobstore.logical import steps
 from blobstore.logical.records import STATE, Record, Records, Source, is_propagated, is_records, records_key
 from blobstore.logical.steps import Plain
@@ -195,6 +196,9 @@ class LogicalTensors(Mapping[str, LogicalTensor]):
     def __contains__(self, name: object) -> bool:
         return isinstance(name, str) and name in self._names
 
+    def __repr__(self) -> str:
+        return f"<LogicalTensors of {self._blobs.name}: {len(self):,} tensors, {len(self._refusals):,} of them fixed>"
+
     def split(self, values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """What of `values` are blobs under their own keys, and what are logical tensors; some are both.
 
@@ -346,7 +350,8 @@ class LogicalTensors(Mapping[str, LogicalTensor]):
         if refused:
             raise UpdateError("; ".join(refused))
         if missing and strict:
-            raise UpdateError(f"the state dict lacks {_list(missing)}, which the program has{self._hint(available)}")
+            hint = self._hint(available) or self._misspelt(available, missing)
+            raise UpdateError(f"the state dict lacks {_list(missing)}, which the program has{hint}")
         chosen += [name for name in available if name not in self._names and name in self._blobs]
         if available and not chosen:
             raise self.mismatch(available)
@@ -374,7 +379,8 @@ class LogicalTensors(Mapping[str, LogicalTensor]):
         return UpdateError(
             f"{self._blobs.name}: none of the tensors given can be updated"
             + (f" ({'; '.join(refused)})" if refused else "")
-            + f": given are {_some(given)}, the programs have {_some(own) or 'none with a name'}{self._hint(given)}"
+            + f": given are {_some(given)}, the programs have {_some(own) or 'none with a name'}"
+            + (self._hint(given) or suggest(given[0], own))
         )
 
     def _keys(self) -> Iterable[str]:
@@ -400,6 +406,13 @@ class LogicalTensors(Mapping[str, LogicalTensor]):
                 and (similar := self._similar(name))
             ):
                 return f"; '{name}' may be {_some(similar, 'or')} here"
+        return ""
+
+    def _misspelt(self, names: Iterable[str], missing: Collection[str]) -> str:
+        """Which unknown name may have been meant for a missing one."""
+        for name in names:
+            if name not in self and name not in self._blobs and (found := near(name, missing)):
+                return f"; '{name}' may be {_some(found, 'or')} here"
         return ""
 
     def check_stored(self, origin: str) -> None:
@@ -451,7 +464,7 @@ class LogicalTensors(Mapping[str, LogicalTensor]):
         given[source.name] = tensor
 
     def _unknown(self, name: str) -> str:
-        return self._reason(name) + self._hint([name])
+        return self._reason(name) + (self._hint([name]) or suggest(name, [*self._names, *self._keys()]))
 
     def _reason(self, name: str) -> str:
         where = self._blobs.name

@@ -29,6 +29,7 @@ __all__ = [
     "map_file",
     "read_pieces",
     "same_file",
+    "version_of",
 ]
 
 Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
@@ -39,9 +40,15 @@ PIECE = 1 << 20
 
 
 class _Map(mmap.mmap):
-    """A map of a whole file that knows its path, so that every view of it can tell what was truncated."""
+    """A map of a whole file that knows its path, so that every view of it can tell what was truncated.
+
+    Attributes:
+        path: the file, as given.
+        modified: when the file was last changed, in nanoseconds, as it was when it was mapped.
+    """
 
     path: Path
+    modified: int
 
 
 # Each map holds a file descriptor, and processes may have few: thousands of slices of one file share its map. An inode
@@ -110,7 +117,7 @@ def map_file(path: str | os.PathLike[str]) -> memoryview:
         shared = _maps.get(identity)
         if shared is None:
             shared = _maps[identity] = _Map(descriptor, status.st_size, access=mmap.ACCESS_READ)
-            shared.path = path
+            shared.path, shared.modified = path, status.st_mtime_ns
         return memoryview(shared)
 
 
@@ -179,12 +186,24 @@ def check_length(data: memoryview) -> None:
     Raises:
         FileAccessError: it was truncated.
     """
-    owner: object = data
-    while isinstance(owner, memoryview | np.ndarray):
-        owner = owner.obj if isinstance(owner, memoryview) else owner.base
+    owner = _owner(data)
     if isinstance(owner, _Map) and (found := owner.size()) < len(owner):
         reason = f"the file was truncated: it has {found} bytes, {len(owner)} are expected"
         raise FileAccessError(owner.path, OSError(errno.EIO, reason))
+
+
+def _owner(data: memoryview) -> object:
+    """What holds the memory of a view."""
+    owner: object = data
+    while isinstance(owner, memoryview | np.ndarray):
+        owner = owner.obj if isinstance(owner, memoryview) else owner.base
+    return owner
+
+
+def version_of(data: memoryview) -> tuple[int, int] | None:
+    """Size and time of change of the file that a view maps, as they were when it was mapped; None for other memory."""
+    owner = _owner(data)
+    return (len(owner), owner.modified) if isinstance(owner, _Map) else None
 
 
 def read_pieces(data: memoryview) -> Iterator[bytes | memoryview]:
@@ -229,7 +248,7 @@ class PrivateFile:
         with contextlib.ExitStack() as stack:
             self._descriptor, status = stack.enter_context(_opened(self.path))
             private = _Map(self._descriptor, status.st_size, access=mmap.ACCESS_COPY)
-            private.path = self.path
+            private.path, private.modified = self.path, status.st_mtime_ns
             self.data = memoryview(private)
             self._stack = stack.pop_all()
 

@@ -6,7 +6,7 @@ import itertools
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +14,7 @@ import numpy.typing as npt
 from blobstore.disk.staging import Progress, check_progress
 from blobstore.errors import IntegrityError, InvalidFileError, LayoutError
 from blobstore.formats.data_map import NamedDataMap
+from blobstore.formats.pickling import by_path
 from blobstore.formats.ptd.columns import Columns, ColumnsError, Positions
 from blobstore.formats.ptd.header import Header, HeaderError
 from blobstore.formats.ptd.manifest import (
@@ -175,6 +176,15 @@ class PtdDataMap(NamedDataMap):
     def _check_padding(self, start: int, end: int) -> None:
         if np.frombuffer(self._data[start:end], np.uint8).any():
             raise IntegrityError(self.path, f"the padding before byte {end} is not zero")
+
+    def _nbytes(self) -> int:
+        return len(self._data)
+
+    def __reduce__(self) -> Any:
+        """Pickled by path: see `blobstore.formats.pickling`."""
+        self._check_open()
+        recorded = self._data[self._table.manifest_start :] if self._table.manifest else None
+        return by_path(self, self._data, recorded)
 
     def close(self) -> None:
         super().close()

@@ -1,0 +1,65 @@
+"""Readers are pickled as the path of their file, and open it again where they arrive.
+
+Nothing of the file travels, so a map of gigabytes is sent to a worker process at no cost. The file there must be the
+one that was open here: a `.ptd` with digests is compared by these, any other file by its size and its time of change.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from blobstore.errors import DataChangedError, UnsupportedOperationError
+from blobstore.memory.digest import digest
+from blobstore.memory.mapped_file import version_of
+
+__all__ = ["by_path"]
+
+_Identity = tuple[int, int | bytes]
+"""The size of a file, and a digest of its digests or when it was last changed, in nanoseconds."""
+
+
+def by_path(reader: Any, data: memoryview, recorded: memoryview | None = None) -> Any:
+    """What `__reduce__` of a reader returns.
+
+    Args:
+        reader: a data map of one file.
+        data: all bytes of the file.
+        recorded: those of its bytes that tell it from every other file, where there are such.
+
+    Raises:
+        UnsupportedOperationError: the bytes are not a map of a file.
+    """
+    version = version_of(data)
+    (path,) = reader.sources
+    if version is None:
+        raise UnsupportedOperationError(
+            f"{path}: only a map of a file can be pickled, not one of bytes in memory; pickle the bytes"
+        )
+    identity: _Identity = (version[0], digest(recorded).xxh3_128) if recorded else version
+    return _reopen, (type(reader), str(path.absolute()), identity)
+
+
+def _reopen(kind: type, path: str, identity: _Identity) -> Any:
+    """Open the file of a pickled reader.
+
+    Raises:
+        FileAccessError, InvalidFileError: it cannot be opened.
+        DataChangedError: it is another file, or was changed.
+    """
+    from blobstore.formats.opening import open_any
+
+    reader: Any = open_any(path)
+    found: _Identity | None = None
+    if isinstance(reader, kind):
+        _, (_, _, found) = reader.__reduce__()  # type: ignore[misc]
+    if found != identity:
+        raise DataChangedError(
+            f"{path}: the file was changed or replaced after the {kind.__name__} on it was pickled: expected "
+            f"{_told(identity)}, found {_told(found) if found else repr(reader)}"
+        )
+    return reader
+
+
+def _told(identity: _Identity) -> str:
+    size, mark = identity
+    return f"{size} bytes, " + (f"digest {mark.hex()}" if isinstance(mark, bytes) else f"changed at {mark} ns")
