@@ -48,10 +48,9 @@ def _reopen(kind: type, path: str, identity: _Identity) -> Any:
     """
     from blobstore.formats.opening import open_any
 
-    reader: Any = open_any(path)
-    found: _Identity | None = None
-    if isinstance(reader, kind):
-        _, (_, _, found) = reader.__reduce__()  # type: ignore[misc]
+    reader = open_any(path)
+    reduced: Any = reader.__reduce__()
+    found: _Identity | None = reduced[1][-1] if type(reader) is kind else None
     if found != identity:
         raise DataChangedError(
             f"{path}: the file was changed or replaced after the {kind.__name__} on it was pickled: expected "
