@@ -10,7 +10,7 @@ from typing import Any
 
 from blobstore.errors import DataChangedError, UnsupportedOperationError
 from blobstore.memory.digest import digest
-from blobstore.memory.mapped_file import version_of
+from blobstore.memory.mapped_file import origin_of
 
 __all__ = ["by_path"]
 
@@ -29,14 +29,13 @@ def by_path(reader: Any, data: memoryview, recorded: memoryview | None = None) -
     Raises:
         UnsupportedOperationError: the bytes are not a map of a file.
     """
-    version = version_of(data)
-    (path,) = reader.sources
-    if version is None:
+    origin = origin_of(data)
+    if origin is None:
         raise UnsupportedOperationError(
-            f"{path}: only a map of a file can be pickled, not one of bytes in memory; pickle the bytes"
+            f"{reader.name}: only a map of a file can be pickled, not one of bytes in memory; pickle the bytes"
         )
-    identity: _Identity = (version[0], digest(recorded).xxh3_128) if recorded else version
-    return _reopen, (type(reader), str(path.absolute()), identity)
+    place, size, modified = origin
+    return _reopen, (type(reader), place, (size, digest(recorded).xxh3_128 if recorded else modified))
 
 
 def _reopen(kind: type, path: str, identity: _Identity) -> Any:

@@ -27,9 +27,9 @@ __all__ = [
     "check_length",
     "listed",
     "map_file",
+    "origin_of",
     "read_pieces",
     "same_file",
-    "version_of",
 ]
 
 Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
@@ -44,16 +44,18 @@ class _Map(mmap.mmap):
 
     Attributes:
         path: the file, as given.
+        place: its absolute path, whatever the folder of the process is now.
         modified: when the file was last changed, in nanoseconds, as it was when it was mapped.
     """
 
     path: Path
+    place: str
     modified: int
 
 
 # Each map holds a file descriptor, and processes may have few: thousands of slices of one file share its map. An inode
 # is not used again while it is mapped, so these numbers tell one file from another.
-_maps: weakref.WeakValueDictionary[tuple[int, int, int], _Map] = weakref.WeakValueDictionary()
+_maps: weakref.WeakValueDictionary[tuple[str, int, int, int, int], _Map] = weakref.WeakValueDictionary()
 
 
 def as_path(path: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> Path:
@@ -113,11 +115,12 @@ def map_file(path: str | os.PathLike[str]) -> memoryview:
     """
     path = as_path(path)
     with _opened(path) as (descriptor, status):
-        identity = (status.st_dev, status.st_ino, status.st_size)
+        place = os.path.abspath(path)  # noqa: PTH100 - as pathlib's, and faster
+        identity = (place, status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
         shared = _maps.get(identity)
         if shared is None:
             shared = _maps[identity] = _Map(descriptor, status.st_size, access=mmap.ACCESS_READ)
-            shared.path, shared.modified = path, status.st_mtime_ns
+            shared.path, shared.place, shared.modified = path, place, status.st_mtime_ns
         return memoryview(shared)
 
 
@@ -200,10 +203,13 @@ def _owner(data: memoryview) -> object:
     return owner
 
 
-def version_of(data: memoryview) -> tuple[int, int] | None:
-    """Size and time of change of the file that a view maps, as they were when it was mapped; None for other memory."""
+def origin_of(data: memoryview) -> tuple[str, int, int] | None:
+    """Of which file a view is a map: its absolute path, its size, and when it was last changed, in nanoseconds.
+
+    It is what was found when the file was mapped. None for other memory.
+    """
     owner = _owner(data)
-    return (len(owner), owner.modified) if isinstance(owner, _Map) else None
+    return (owner.place, len(owner), owner.modified) if isinstance(owner, _Map) else None
 
 
 def read_pieces(data: memoryview) -> Iterator[bytes | memoryview]:
@@ -248,7 +254,8 @@ class PrivateFile:
         with contextlib.ExitStack() as stack:
             self._descriptor, status = stack.enter_context(_opened(self.path))
             private = _Map(self._descriptor, status.st_size, access=mmap.ACCESS_COPY)
-            private.path, private.modified = self.path, status.st_mtime_ns
+            private.path, private.place = self.path, os.path.abspath(self.path)  # noqa: PTH100
+            private.modified = status.st_mtime_ns
             self.data = memoryview(private)
             self._stack = stack.pop_all()
 
