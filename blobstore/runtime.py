@@ -303,9 +303,15 @@ class BlobCache(NamedDataMap):
         if not _is_text(key):
             raise self._not_found(key)
 
+    def _check_known(self, key: str) -> None:
+        """Raise KeyNotFoundError, which names near keys, before the native side says less."""
+        self._check_key(key)
+        if key not in self:
+            raise self._not_found(key)
+
     def alignment(self, key: str) -> int:
         """The alignment that the file records for a key, in bytes; 1 where it records none."""
-        self._check_key(key)
+        self._check_known(key)
         return int(self._native.alignment(key))
 
     def digest(self, key: str) -> Digest:
@@ -358,7 +364,7 @@ class BlobCache(NamedDataMap):
         For reading: torch has no read-only tensors, but what is written into this one is no commit. It has no
         version, is not seen as dirty, and running methods do not wait for it.
         """
-        self._check_key(key)
+        self._check_known(key)
         return to_torch(memoryview(self._native.view(key, True)), self.layout(key))
 
     @contextmanager
@@ -386,7 +392,7 @@ class BlobCache(NamedDataMap):
 
     def version(self, key: str) -> int:
         """The generation of the key's last change, counted by the cache that owns it; 0 if it never changed."""
-        self._check_key(key)
+        self._check_known(key)
         return int(self._native.version(key))
 
     @property
@@ -534,7 +540,7 @@ class BlobCache(NamedDataMap):
         except (TypeError, ValueError):  # ValueError: memory that was released
             raise errors.UnsupportedDataError(f"expected keys, found a {type(keys).__qualname__}") from None
         for key in wanted:
-            self._check_key(key)
+            self._check_known(key)
         return int(self._native.revert_keys(wanted))
 
     def save(self, path: str | os.PathLike[str], *, dirty_only: bool = False) -> int:
@@ -627,7 +633,7 @@ class BlobCache(NamedDataMap):
         return changes
 
     def _change(self, key: str, data: Any) -> tuple[str, Any, _NativeLayout | None, bool]:
-        self._check_key(key)
+        self._check_known(key)
         if isinstance(data, bytes | bytearray | memoryview):
             return key, as_bytes(data)[0], None, False
         view, layout = as_bytes(data)
