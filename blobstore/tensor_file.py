@@ -88,7 +88,7 @@ class TensorFile:
 
     def offset_keys(self) -> list[str]:
         """The names of the tensors, in the order in which their bytes lie in the file."""
-        return sorted(self._map, key=lambda key: self._extent(self._map[key]))
+        return sorted(self._map, key=self._extent)
 
     def metadata(self) -> dict[str, str] | None:
         """The text that the file was written with; None without any. A .pte has none."""
@@ -181,7 +181,7 @@ class TensorFile:
             if name in self._memory:
                 continue
             view = self._map[name]
-            extent = self._extent(view)
+            extent = self._extent(name)
             # tensors of a program may overlap in other ways than by being the same
             shared = isinstance(self._map, PteDataMap) or self._owner.setdefault(extent, name) != name
             if shared and len(view):
@@ -191,8 +191,11 @@ class TensorFile:
         self._memory.update(zip(later, self._file.again(list(later.values())), strict=True))
         return [self._memory[name] for name in names]
 
-    def _extent(self, view: memoryview) -> tuple[int, int]:
-        """First byte of a view in the file, and first byte behind it."""
+    def _extent(self, name: str) -> tuple[int, int]:
+        """Where a tensor lies in the file: first byte, and first byte behind it."""
+        if isinstance(self._map, PtdDataMap | SafetensorsDataMap):
+            return self._map.byte_range(name)
+        view = self._map[name]
         start = np.frombuffer(view, np.uint8).ctypes.data - self._base if len(view) else 0
         return start, start + len(view)
 
