@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from blobstore.programs import dedup_programs, save_programs
     from blobstore.reporting import report
     from blobstore.store import BlobStore, StoreStats
+    from blobstore.tensor_file import safe_open
 
 __all__ = [
     "BlobStore",
@@ -37,6 +38,7 @@ __all__ = [
     "open_ptd",
     "open_pte",
     "report",
+    "safe_open",
     "save_file",
     "save_programs",
 ]
@@ -60,6 +62,7 @@ _HOME = {
     "open_ptd": "formats.ptd.reader",
     "open_pte": "formats.pte",
     "report": "reporting",
+    "safe_open": "tensor_file",
     "save_file": "files",
     "save_programs": "programs",
 }

@@ -10,6 +10,7 @@ handle it. Each message names the file, the key, what was expected and what was 
     ├── FileAccessError         (OSError)        the operating system refused: missing, no permission, disk full
     ├── OutputPathError         (ValueError)     an output would replace an input or a protected file
     ├── KeyNotFoundError        (KeyError)
+    ├── SliceError              (IndexError)     an index does not fit the tensor
     ├── KeyConflictError        (ValueError)     one key for two contents
     ├── InvalidKeyError         (ValueError)
     ├── InvalidTagError         (ValueError)
@@ -63,6 +64,7 @@ __all__ = [
     "NotFiniteLossError",
     "OutputPathError",
     "ProgramError",
+    "SliceError",
     "TrainingError",
     "UnsupportedDataError",
     "UnsupportedOperationError",
@@ -129,6 +131,10 @@ class KeyNotFoundError(BlobStoreError, KeyError):
 
     def __str__(self) -> str:  # KeyError would print the repr of the message
         return str(self.args[0])
+
+
+class SliceError(BlobStoreError, IndexError):
+    """An index is out of range, or is not one that a tensor of this shape takes."""
 
 
 class KeyConflictError(BlobStoreError, ValueError):

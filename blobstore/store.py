@@ -7,6 +7,7 @@ that are deployed already.
 
 from __future__ import annotations
 
+import io
 import itertools
 import math
 import os
@@ -32,6 +33,7 @@ from blobstore.errors import (
     UnsupportedDataError,
 )
 from blobstore.formats.data_map import MergedDataMap, NamedDataMap
+from blobstore.formats.keys import suggest
 from blobstore.formats.ptd.manifest import is_keyed_manifest
 from blobstore.formats.ptd.reader import open_ptd
 from blobstore.formats.ptd.writer import MAX_ALIGNMENT, Entry, write_ptd
@@ -267,7 +269,9 @@ class BlobStore:
         """
         if key in self:
             return self._keys[key].tag
-        raise KeyNotFoundError(f"no key {key!r} among the {len(self._keys)} keys of the store")
+        raise KeyNotFoundError(
+            f"no key {key!r} among the {len(self._keys)} keys of the store{suggest(key, self._keys)}"
+        )
 
     def digest(self, key: str) -> Digest:
         """The content address of a blob.
@@ -288,7 +292,8 @@ class BlobStore:
         return len(self._keys)
 
     def __repr__(self) -> str:
-        return f"<BlobStore: {len(self._keys)} keys, {len(self._blobs)} blobs>"
+        nbytes = sum(len(view) for view, _ in self._blobs)
+        return f"<BlobStore: {len(self._keys):,} keys, {len(self._blobs):,} blobs, {nbytes:,} bytes>"
 
     def write_ptd(
         self,
@@ -331,6 +336,21 @@ class BlobStore:
             staging.open(path, nbytes(entries), kind=Format.PTD) as file,
         ):
             return write_ptd(file, entries, metadata)
+
+    def to_bytes(self, *, metadata: Mapping[str, str] | None = None) -> bytes:
+        """The bytes of the .ptd that `write_ptd` would write, with all keys, whatever their tags.
+
+        Args:
+            metadata: free text to keep with them.
+
+        Raises:
+            UnsupportedDataError: the metadata is not text.
+            DataChangedError: a blob changed since it was added.
+            FileAccessError: a file that blobs come from was truncated.
+        """
+        file = io.BytesIO()
+        write_ptd(file, self.entries(), _check_metadata(metadata))
+        return file.getvalue()
 
     def write(
         self,

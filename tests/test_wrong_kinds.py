@@ -9,15 +9,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import blobstore
+import blobstore.files
 import blobstore.formats.opening
 import blobstore.formats.safetensors
+import blobstore.numpy
 import blobstore.reporting
+import blobstore.tensor_file
 import blobstore.testing
 import blobstore.tools.compare
 import blobstore.tools.convert
 import blobstore.tools.inspection
+import blobstore.torch
 from blobstore.formats.safetensors import SafetensorsDataMap
 from tests.wrong_kinds import PublicCallable, check, public_callables
 
@@ -33,7 +38,10 @@ RESULTS = [
     blobstore.testing.Blob,
     blobstore.testing.NamedDataMapContract,
     blobstore.Digest,
+    blobstore.tensor_file.TensorSlice,
 ]
+
+TYPES = {"Device", "Framework"}  # what annotations say, nothing to call
 
 CALLABLES = [
     one
@@ -44,9 +52,13 @@ CALLABLES = [
         blobstore.formats.opening,
         blobstore.tools.inspection,
         blobstore.reporting,
+        blobstore.files,
+        blobstore.tensor_file,
+        blobstore.torch,
+        blobstore.numpy,
         results=RESULTS,
     )
-    if one.owner not in RESULTS
+    if (one.owner not in RESULTS or one.owner is blobstore.tensor_file.TensorSlice) and one.name not in TYPES
 ]
 
 
@@ -76,13 +88,21 @@ def makers(models: Path, folder: Path, one: PublicCallable, manager: Any) -> dic
         "SafetensorsDataMap": lambda: SafetensorsDataMap(models / "a.safetensors"),
         "TensorLayout": lambda: blobstore.TensorLayout(blobstore.ScalarType.FLOAT, (2,)),
         "PteDataMap.program": lambda: blobstore.open_pte(models / "a.pte").program,
+        "TensorFile": lambda: blobstore.safe_open(models / "a.ptd"),
+        "TensorSlice": lambda: blobstore.safe_open(models / "a.ptd").get_slice("w"),
+        "TensorSlice.__getitem__.index": lambda: 0,
+        "framework": lambda: "np",
+        "model": lambda: torch.nn.ParameterDict({"w": torch.zeros(6, dtype=torch.float64)}),
+        "load_model.strict": lambda: False,
+        "name": lambda: "w",
+        "load.data": lambda: blobstore.files.save({"w": np.zeros(3)}),
         "alignment": lambda: 16,
         "buffer": lambda: bytearray(64),
         "data": lambda: None if one.name == "PtdDataMap" else np.zeros(3),
         "default": lambda: None,
         "directory": lambda: folder / "out",
         "BlobStore.write.directory": lambda: folder,
-        "filename": lambda: models / "a.ptd" if one.name == "load_file" else folder / "x.ptd",
+        "filename": lambda: folder / "x.ptd" if one.name.startswith("save_") else models / "a.ptd",
         "index": lambda: 0,
         "inputs": lambda: models / "a.pte",
         "key": lambda: next(iter(blobstore.open_pte(models / "a.pte"))) if "PteDataMap" in str(one) else "w",
@@ -100,6 +120,7 @@ def makers(models: Path, folder: Path, one: PublicCallable, manager: Any) -> dic
         "source": lambda: models / "a.ptd",
         "target": lambda: folder / "z.safetensors",
         "tensors": lambda: {"w": np.zeros(3)},
+        "TensorFile.equal.other": lambda: "b",
         "BlobStore.merge.other": lambda: blobstore.open_pte(models / "a.pte"),
     }
 

@@ -10,7 +10,7 @@ import xxhash
 from blobstore.adapters.lora_names import is_lora
 from blobstore.errors import AdapterError
 from blobstore.formats.data_map import MergedDataMap, NamedDataMap
-from blobstore.formats.ptd.manifest import KEY_PREFIX
+from blobstore.formats.keys import KEY_PREFIX
 from blobstore.formats.ptd.reader import PtdDataMap, open_ptd
 from blobstore.logical.updates import LogicalTensors
 from blobstore.memory.layout import ScalarType

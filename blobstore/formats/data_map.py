@@ -10,13 +10,19 @@ from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from blobstore.errors import ClosedError, KeyConflictError, KeyNotFoundError, LayoutError, UnsupportedDataError
+from blobstore.formats.keys import suggest
 from blobstore.memory.buffers import same_bytes
 from blobstore.memory.digest import Digest, digest
 from blobstore.memory.layout import TensorLayout
 from blobstore.memory.mapped_file import check_length
+from blobstore.memory.tensors import to_numpy, to_torch
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
 
 __all__ = ["MergedDataMap", "NamedDataMap"]
 
@@ -79,6 +85,32 @@ class NamedDataMap(Mapping[str, memoryview]):
             raise self._not_found(key) from None
         check_length(data)
         return data
+
+    def numpy(self, key: str) -> np.ndarray:
+        """A tensor as an array over the map's own memory, in the tensor's shape; opaque bytes are uint8.
+
+        The array is read-only if the memory is, keeps it alive, and stays valid after `close()`.
+
+        Raises:
+            As `get_data`.
+            MissingDependencyError: numpy needs ml_dtypes for bfloat16 or float8.
+            UnsupportedDataError: numpy has no such dtype.
+        """
+        return to_numpy(self.get_data(key), self.get_tensor_layout(key))
+
+    def torch(self, key: str) -> torch.Tensor:
+        """A blob as a torch tensor, in the tensor's shape and strides; opaque bytes are uint8.
+
+        Torch has no read-only tensors, so of a map whose memory is read-only the tensor is a copy, which belongs to the
+        caller. Memory that can be written to is shared, as by `numpy`.
+
+        Raises:
+            As `get_data`.
+            MissingDependencyError: torch is not installed.
+            UnsupportedDataError: torch has no such dtype.
+        """
+        data, layout = self.get_data(key), self.get_tensor_layout(key)
+        return to_torch(memoryview(bytearray(data)) if data.readonly else data, layout)
 
     def load_data_into(self, key: str, buffer: object, size: int | None = None) -> None:
         """Copy a blob to the start of `buffer`. Exactly its bytes are written; the rest of the buffer stays as it is.
@@ -156,6 +188,11 @@ class NamedDataMap(Mapping[str, memoryview]):
     def __len__(self) -> int:
         return self.get_num_keys()
 
+    def get(self, key: str, default: Any = None) -> Any:
+        if key in self:  # Mapping's own makes an error, with its search for near keys, and drops it
+            return self[key]
+        return default
+
     def __contains__(self, key: object) -> bool:
         self._check_open()
         if not isinstance(key, str):
@@ -173,8 +210,12 @@ class NamedDataMap(Mapping[str, memoryview]):
         return self is other
 
     def __repr__(self) -> str:
-        state = "closed" if self._closed else f"{len(self)} keys"
+        state = "closed" if self._closed else f"{len(self):,} keys, {self._nbytes():,} bytes"
         return f"<{type(self).__name__} {self.name}: {state}>"
+
+    def _nbytes(self) -> int:
+        """What `repr` says of the map's size: the bytes of all keys."""
+        return sum(len(self._view(key)) for key in self._key_list())
 
     # Lifetime.
 
@@ -201,7 +242,8 @@ class NamedDataMap(Mapping[str, memoryview]):
             raise self._not_found(key)
 
     def _not_found(self, key: object) -> KeyNotFoundError:
-        return KeyNotFoundError(f"{self.name}: no key {key!r} among {len(self._key_list())} keys")
+        keys = self._key_list()
+        return KeyNotFoundError(f"{self.name}: no key {key!r} among {len(keys)} keys{suggest(key, keys)}")
 
 
 class MergedDataMap(NamedDataMap):
@@ -248,6 +290,16 @@ class MergedDataMap(NamedDataMap):
     @property
     def sources(self) -> tuple[Path, ...]:
         return tuple(path for one in self._maps for path in one.sources)
+
+    def __repr__(self) -> str:
+        if self._closed or len(self._maps) < 4:
+            return super().__repr__()
+        name = f"{self._maps[0].name} + {len(self._maps) - 1} others"
+        return f"<MergedDataMap {name}: {len(self):,} keys, {self._nbytes():,} bytes>"
+
+    def __reduce__(self) -> Any:
+        self._check_open()
+        return type(self), (self._maps,)
 
     def alignment(self, key: str) -> int:
         self.get_tensor_layout(key)  # raises if there is no such key

@@ -17,6 +17,7 @@ from typing import Any, BinaryIO
 
 from blobstore.errors import InvalidFileError, LayoutError, UnsupportedDataError
 from blobstore.formats.data_map import NamedDataMap
+from blobstore.formats.pickling import by_path
 from blobstore.memory.dtypes import SAFETENSORS
 from blobstore.memory.layout import MAX_RANK, TensorLayout, layout_nbytes
 from blobstore.memory.mapped_file import as_path, map_file, read_pieces
@@ -76,6 +77,14 @@ class SafetensorsDataMap(NamedDataMap):
         """Where a tensor lies in the file: first byte, and first byte behind it."""
         self.get_tensor_layout(key)
         return self._ranges[key]
+
+    def _nbytes(self) -> int:
+        return len(self._data)
+
+    def __reduce__(self) -> Any:
+        """Pickled by path: see `blobstore.formats.pickling`."""
+        self._check_open()
+        return by_path(self, SafetensorsDataMap, self._data)
 
     def close(self) -> None:
         super().close()

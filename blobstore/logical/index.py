@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from blobstore.errors import InvalidFileError, KeyConflictError
 from blobstore.formats.data_map import NamedDataMap
-from blobstore.formats.ptd.manifest import KEY_PREFIX
+from blobstore.formats.keys import KEY_PREFIX
 from blobstore.logical.records import STATE, Record, Records, Source, is_records, records_key
 
 __all__ = ["EMBEDDED", "Index"]

@@ -20,7 +20,7 @@ from blobstore._generated.record import Records as FbRecords
 from blobstore._generated.record import Source as FbSource
 from blobstore._generated.record import Step as FbStep
 from blobstore.errors import BlobStoreError, InvalidFileError
-from blobstore.formats.ptd.manifest import KEY_PREFIX
+from blobstore.formats.keys import KEY_PREFIX
 from blobstore.memory.layout import ScalarType
 
 __all__ = [

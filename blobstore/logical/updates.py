@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from blobstore.errors import (
     UpdateError,
 )
 from blobstore.formats.data_map import NamedDataMap
-from blobstore.formats.ptd.manifest import KEY_PREFIX
+from blobstore.formats.keys import KEY_PREFIX, near, suggest
 from blobstore.logical import steps
 from blobstore.logical.index import EMBEDDED, Index
 from blobstore.logical.records import STATE, Record, Source, is_propagated
@@ -100,6 +100,9 @@ class LogicalTensors(Mapping[str, LogicalTensor]):
 
     def __contains__(self, name: object) -> bool:
         return isinstance(name, str) and name in self._names
+
+    def __repr__(self) -> str:
+        return f"<LogicalTensors of {self._blobs.name}: {len(self):,} tensors, {len(self._refusals):,} of them fixed>"
 
     def split(self, values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Split `values` into blobs by key and logical tensors by name; some are both.
@@ -254,7 +257,8 @@ class LogicalTensors(Mapping[str, LogicalTensor]):
         if refused:
             raise UpdateError("; ".join(refused))
         if missing and strict:
-            raise UpdateError(f"the state dict lacks {quoted(missing)}, which the program has{self._hint(available)}")
+            hint = self._hint(available) or self._misspelt(available, missing)
+            raise UpdateError(f"the state dict lacks {quoted(missing)}, which the program has{hint}")
         chosen += [name for name in available if name not in self._names and name in self._blobs]
         if available and not chosen:
             raise self.mismatch(available)
@@ -293,7 +297,7 @@ class LogicalTensors(Mapping[str, LogicalTensor]):
         return UpdateError(
             f"{self._blobs.name}: none of the tensors given can be updated"
             + (f" ({'; '.join(refused)})" if refused else "")
-            + f": found {_some(given)}, the programs have {_some(own) or 'none with a name'}{self._hint(given)}"
+            + f": found {_some(given)}, the programs have {_some(own) or 'none with a name'}{self._hint(given) or suggest(given[0], own)}"
         )
 
     def _keys(self) -> Iterable[str]:
@@ -319,6 +323,13 @@ class LogicalTensors(Mapping[str, LogicalTensor]):
                 and (similar := self._similar(name))
             ):
                 return f"; '{name}' may be {_some(similar, 'or')} here"
+        return ""
+
+    def _misspelt(self, names: Iterable[str], missing: Collection[str]) -> str:
+        """Which unknown name may have been meant for a missing one."""
+        for name in names:
+            if name not in self and name not in self._blobs and (found := near(name, missing)):
+                return f"; '{name}' may be {_some(found, 'or')} here"
         return ""
 
     def check_stored(self, origin: str) -> None:
@@ -372,7 +383,7 @@ class LogicalTensors(Mapping[str, LogicalTensor]):
         given[source.name] = tensor
 
     def _unknown(self, name: str) -> str:
-        return self._reason(name) + self._hint([name])
+        return self._reason(name) + (self._hint([name]) or suggest(name, [*self._names, *self._keys()]))
 
     def _reason(self, name: str) -> str:
         where = self._blobs.name

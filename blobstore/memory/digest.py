@@ -26,6 +26,9 @@ class Digest(NamedTuple):
     nbytes: int
     xxh3_128: bytes
 
+    def __repr__(self) -> str:
+        return f"<Digest {self}>"
+
     def __str__(self) -> str:
         return f"{self.xxh3_128.hex()}:{self.nbytes}"
 

@@ -138,6 +138,11 @@ class TensorLayout:
             step *= max(self.sizes[dim], 1)
         return tuple(strides)
 
+    def __repr__(self) -> str:
+        name = getattr(self.scalar_type, "name", self.scalar_type)
+        order = "" if self.is_contiguous else f", {self.dim_order}"
+        return f"TensorLayout({name}, {self.sizes}{order})"
+
     def __str__(self) -> str:
         name = getattr(self.scalar_type, "name", self.scalar_type)
         order = "" if self.dim_order == tuple(range(len(self.sizes))) else f" dim_order={list(self.dim_order)}"

@@ -28,6 +28,7 @@ __all__ = [
     "listed",
     "map_file",
     "named",
+    "origin_of",
     "read_pieces",
     "same_file",
 ]
@@ -40,14 +41,22 @@ PIECE = 1 << 20
 
 
 class _Map(mmap.mmap):
-    """A map of a whole file that knows its path, so that an error about any view of it can name the file."""
+    """A map of a whole file that knows its path, so that an error about any view of it can name the file.
+
+    Attributes:
+        path: the file, as given.
+        place: its absolute path, whatever the folder of the process is now.
+        modified: when the file was last changed, in nanoseconds, as it was when it was mapped.
+    """
 
     path: Path
+    place: str
+    modified: int
 
 
-# Each map holds a file descriptor, of which a process has few, so thousands of slices of one file share its map. The
-# key is device, inode and size: an inode is not reused while it is mapped.
-_maps: weakref.WeakValueDictionary[tuple[int, int, int], _Map] = weakref.WeakValueDictionary()
+# Each map holds a file descriptor, of which a process has few, so thousands of slices of one file share its map. An
+# inode is not reused while it is mapped, so the numbers in the key identify the file.
+_maps: weakref.WeakValueDictionary[tuple[str, int, int, int, int], _Map] = weakref.WeakValueDictionary()
 
 
 def as_path(path: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> Path:
@@ -107,11 +116,12 @@ def map_file(path: str | os.PathLike[str]) -> memoryview:
     """
     path = as_path(path)
     with _opened(path) as (descriptor, status):
-        identity = (status.st_dev, status.st_ino, status.st_size)
+        place = os.path.abspath(path)  # noqa: PTH100 - as pathlib's, and faster
+        identity = (place, status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
         shared = _maps.get(identity)
         if shared is None:
             shared = _maps[identity] = _Map(descriptor, status.st_size, access=mmap.ACCESS_READ)
-            shared.path = path
+            shared.path, shared.place, shared.modified = path, place, status.st_mtime_ns
         return memoryview(shared)
 
 
@@ -188,12 +198,27 @@ def check_length(data: memoryview) -> None:
     Raises:
         FileAccessError: the file was truncated.
     """
-    owner: object = data
-    while isinstance(owner, memoryview | np.ndarray):
-        owner = owner.obj if isinstance(owner, memoryview) else owner.base
+    owner = _owner(data)
     if isinstance(owner, _Map) and (found := owner.size()) < len(owner):
         reason = f"the file was truncated: it has {found} bytes, {len(owner)} are expected"
         raise FileAccessError(owner.path, OSError(errno.EIO, reason))
+
+
+def _owner(data: memoryview) -> object:
+    """What holds the memory of a view."""
+    owner: object = data
+    while isinstance(owner, memoryview | np.ndarray):
+        owner = owner.obj if isinstance(owner, memoryview) else owner.base
+    return owner
+
+
+def origin_of(data: memoryview) -> tuple[str, int, int] | None:
+    """Of which file a view is a map: its absolute path, its size, and when it was last changed, in nanoseconds.
+
+    It is what was found when the file was mapped. None for other memory.
+    """
+    owner = _owner(data)
+    return (owner.place, len(owner), owner.modified) if isinstance(owner, _Map) else None
 
 
 def read_pieces(data: memoryview) -> Iterator[bytes | memoryview]:
@@ -238,7 +263,8 @@ class PrivateFile:
         with contextlib.ExitStack() as stack:
             self._descriptor, status = stack.enter_context(_opened(self.path))
             private = _Map(self._descriptor, status.st_size, access=mmap.ACCESS_COPY)
-            private.path = self.path
+            private.path, private.place = self.path, os.path.abspath(self.path)  # noqa: PTH100
+            private.modified = status.st_mtime_ns
             self.data = memoryview(private)
             self._stack = stack.pop_all()
 

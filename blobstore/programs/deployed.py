@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from blobstore.disk.kinds import Format, check_replaceable, detect_format
 from blobstore.errors import BlobStoreError, FileAccessError, InvalidFileError, OutputPathError
-from blobstore.formats.ptd.manifest import KEY_PREFIX
+from blobstore.formats.keys import KEY_PREFIX
 from blobstore.formats.ptd.reader import PtdDataMap, open_ptd
 from blobstore.formats.pte.program import ProgramFile, read_program
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -164,9 +164,10 @@ class BlobCache(NamedDataMap):
         return is_utf8(key) and bool(self._native.contains(key))
 
     def _check_key(self, key: object) -> None:
+        """Raise KeyNotFoundError, which names near keys, before the native side says less."""
         self._check_open()
-        if not is_utf8(key):
-            raise errors.KeyNotFoundError(f"{self.name}: no key {key!r}")
+        if key not in self:
+            raise self._not_found(key)
 
     def alignment(self, key: str) -> int:
         """The alignment that the file records for a key, in bytes; 1 if it records none."""
@@ -497,6 +498,25 @@ class BlobCache(NamedDataMap):
         self._maps = []
         vars(self).pop("files", None)
 
+    def __repr__(self) -> str:
+        name = self.name if len(self.paths) < 4 else f"{self.paths[0]} + {len(self.paths) - 1} others"
+        state = "closed" if self._closed else f"{len(self):,} keys, {self._nbytes():,} bytes, mode '{self.mode}'"
+        base = "" if self.base is None else f", on {self.base.name}"
+        return f"<BlobCache {name}: {state}{base}>"
+
+    def _nbytes(self) -> int:
+        nbytes = 0
+        for path in self.paths:
+            with suppress(OSError):  # a file that is gone stays mapped, but has no size any more
+                nbytes += path.stat().st_size
+        return nbytes
+
+    def __reduce__(self) -> Any:
+        raise errors.UnsupportedOperationError(
+            f"{self.name}: a BlobCache cannot be pickled, because its changes are in memory of this process; open one on "
+            "the same files in the other process, or share a working copy with mode 'shared'"
+        )
+
     def __enter__(self) -> BlobCache:
         super().__enter__()
         return self
@@ -540,6 +560,9 @@ class Transaction:
 
     def __len__(self) -> int:
         return len(self._changes) + len(self._logical)
+
+    def __repr__(self) -> str:
+        return f"<Transaction on {self._cache.name}: {len(self):,} changes>"
 
     def commit(self) -> int:
         """Commit the collected changes and start again with none; the end of the block does this.

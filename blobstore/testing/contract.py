@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 
 from blobstore.errors import ClosedError, KeyNotFoundError, LayoutError
@@ -69,6 +70,22 @@ class NamedDataMapContract:
         for key, blob in self.blobs.items():
             assert data_map.get_tensor_layout(key) == blob.layout
 
+    def test_arrays_are_over_the_memory_of_the_map(self, data_map: NamedDataMap) -> None:
+        for key, blob in self.blobs.items():
+            array = data_map.numpy(key)
+            assert array.shape == ((len(blob.data),) if blob.layout is None else blob.layout.sizes)
+            assert array.nbytes == len(blob.data)
+            inner_first = array if blob.layout is None else array.transpose(blob.layout.dim_order)
+            assert inner_first.tobytes() == blob.data
+            assert array.ctypes.data == np.frombuffer(data_map[key], np.uint8).ctypes.data
+            assert array.flags.writeable is not data_map[key].readonly
+
+    def test_repr_is_one_short_line(self, data_map: NamedDataMap) -> None:
+        text = repr(data_map)
+        assert f"{type(data_map).__name__} " in text and data_map.name in text
+        len(data_map)  # a program reads its keys when they are asked for
+        assert f": {len(self.blobs)} keys, " in repr(data_map) and " bytes" in text and "\n" not in text
+
     def test_load_data_into_writes_the_blob_and_nothing_else(self, data_map: NamedDataMap) -> None:
         for key, blob in self.blobs.items():
             for size in (None, len(blob.data)):
@@ -100,6 +117,7 @@ class NamedDataMapContract:
             data_map.__getitem__,
             data_map.alignment,
             data_map.digest,
+            data_map.numpy,
             lambda key: data_map.load_data_into(key, bytearray(1)),
         ):
             with pytest.raises(KeyNotFoundError, match="no such one"):

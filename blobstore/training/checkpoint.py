@@ -18,7 +18,7 @@ import xxhash
 from torch import Tensor
 
 from blobstore.errors import CheckpointError, IntegrityError, InvalidFileError, KeyConflictError
-from blobstore.formats.ptd.manifest import KEY_PREFIX
+from blobstore.formats.keys import KEY_PREFIX
 from blobstore.formats.ptd.reader import PtdDataMap, open_ptd
 from blobstore.memory.digest import digest
 from blobstore.memory.layout import ScalarType, TensorLayout

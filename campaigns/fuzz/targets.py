@@ -15,8 +15,8 @@ from typing import Any
 from blobstore import BlobStore, open_ptd
 from blobstore.errors import BlobStoreError
 from blobstore.formats.data_map import NamedDataMap
+from blobstore.formats.keys import KEY_PREFIX
 from blobstore.formats.payload import split
-from blobstore.formats.ptd.manifest import KEY_PREFIX
 from blobstore.formats.pte import ProgramFile, Rewrite
 from blobstore.formats.pte.data_map import open_pte
 from blobstore.formats.safetensors import SafetensorsDataMap

@@ -1,14 +1,26 @@
 """Every data map keeps the contract (R3, R4, R5); ExecuTorch's own serializers plant the blobs."""
 
+import numpy as np
 import pytest
+import torch
 from executorch.exir._serialize._named_data_store import NamedDataStore
 from executorch.exir._serialize.data_serializer import DataPayload
 from executorch.exir.scalar_type import ScalarType as EtScalarType
 from executorch.exir.tensor_layout import TensorLayout as EtLayout
 from executorch.extension.flat_tensor.serialize.serialize import FlatTensorSerializer
 
-from blobstore import BlobStore, MergedDataMap, PtdDataMap, open_ptd
+from blobstore import (
+    BlobStore,
+    MergedDataMap,
+    PtdDataMap,
+    ScalarType,
+    TensorLayout,
+    open_ptd,
+    open_pte,
+    save_file,
+)
 from blobstore.errors import KeyConflictError
+from blobstore.runtime import BlobCache
 from blobstore.testing import Blob, NamedDataMapContract
 
 
@@ -67,3 +79,57 @@ def test_merged_map_names_both_files(tmp_path):
     merged = MergedDataMap([a])
     merged.close()
     assert bytes(a["only here"]) == b"1"
+
+
+def test_torch_tensors_are_copies_of_read_only_memory(tmp_path):
+    """Torch has no read-only tensors; writing to one changes neither the map nor the file."""
+    image = torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)
+    save_file({"image": image, "o": b"12", "bf16": torch.ones(2).bfloat16()}, tmp_path / "a.ptd")
+    data_map = open_ptd(tmp_path / "a.ptd")
+    found = data_map.torch("image")
+    assert torch.equal(found, image) and found.stride() == image.stride()
+    found += 1
+    assert torch.equal(data_map.torch("image"), image)
+    assert data_map.torch("o").tolist() == [49, 50]
+    assert data_map.torch("bf16").dtype is torch.bfloat16
+    private = PtdDataMap(tmp_path / "a.ptd", data=memoryview(bytearray((tmp_path / "a.ptd").read_bytes())))
+    private.torch("image").zero_()  # memory that can be written to is shared
+    assert not private.numpy("image").any()
+
+
+def test_reprs(tmp_path, lowered):
+    """One line: what it is, where, how many keys, how many bytes."""
+    save_file({"w": np.zeros(3, np.float32), "t": np.zeros(3, np.float32)}, tmp_path / "a.ptd")
+    size = (tmp_path / "a.ptd").stat().st_size
+    data_map = open_ptd(tmp_path / "a.ptd")
+    assert repr(data_map) == f"<PtdDataMap {tmp_path / 'a.ptd'}: 2 keys, {size:,} bytes>"
+    assert repr(data_map.get_tensor_layout("w")) == "TensorLayout(FLOAT, (3,))"
+    assert repr(TensorLayout(ScalarType.CHAR, (2, 3), (1, 0))) == "TensorLayout(CHAR, (2, 3), (1, 0))"
+    assert repr(data_map.digest("w")) == f"<Digest {data_map.digest('w')}>"
+    assert repr(MergedDataMap([data_map])) == f"<MergedDataMap {tmp_path / 'a.ptd'}: 2 keys, 24 bytes>"
+    others = []
+    for number in range(30):
+        save_file({str(number): np.zeros(3)}, tmp_path / f"{number}.ptd")
+        others.append(open_ptd(tmp_path / f"{number}.ptd"))
+    assert repr(MergedDataMap(others)) == f"<MergedDataMap {tmp_path / '0.ptd'} + 29 others: 30 keys, 720 bytes>"
+    store = BlobStore()
+    store.merge(data_map)
+    assert repr(store) == "<BlobStore: 2 keys, 1 blobs, 12 bytes>"
+    (tmp_path / "a.pte").write_bytes(lowered.counter().pte)
+    program = open_pte(tmp_path / "a.pte")
+    where = f"{tmp_path / 'a.pte'}"
+    size = (tmp_path / "a.pte").stat().st_size
+    assert repr(program) == f"<PteDataMap {where}: keys not read yet, {size:,} bytes>"
+    count = len(program)
+    assert repr(program) == f"<PteDataMap {where}: {count} keys, {size:,} bytes>"
+    cache = BlobCache(tmp_path / "a.ptd")
+    size = (tmp_path / "a.ptd").stat().st_size
+    assert repr(cache) == f"<BlobCache {tmp_path / 'a.ptd'}: 2 keys, {size:,} bytes, mode 'private'>"
+    above = BlobCache(tmp_path / "0.ptd", base=cache)
+    assert repr(above).endswith(f"bytes, mode 'private', on {tmp_path / 'a.ptd'}>")
+    assert repr(cache.tensors) == f"<LogicalTensors of {tmp_path / 'a.ptd'}: 0 tensors, 0 of them fixed>"
+    with cache.transaction() as transaction:
+        transaction["w"] = np.ones(3, np.float32)
+        assert repr(transaction) == f"<Transaction on {tmp_path / 'a.ptd'}: 1 changes>"
+    cache.close()
+    assert "closed" in repr(cache)

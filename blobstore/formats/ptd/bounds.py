@@ -9,16 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from blobstore.errors import LayoutError
+from blobstore.formats.keys import KEY_PREFIX
 from blobstore.formats.ptd.columns import Columns, ColumnsError, Positions
 from blobstore.formats.ptd.header import Header
-from blobstore.formats.ptd.manifest import (
-    KEY_PREFIX,
-    OLD_MAGIC,
-    Manifest,
-    ManifestError,
-    find_manifest,
-    is_keyed_manifest,
-)
+from blobstore.formats.ptd.manifest import OLD_MAGIC, Manifest, ManifestError, find_manifest, is_keyed_manifest
 from blobstore.memory.digest import digest
 from blobstore.memory.layout import MAX_RANK, ScalarType, TensorLayout
 

@@ -27,7 +27,6 @@ from blobstore.formats.ptd.header import MARK, Header
 
 __all__ = [
     "FILE_IDENTIFIER",
-    "KEY_PREFIX",
     "MAGIC",
     "OLD_MAGIC",
     "Manifest",
@@ -36,8 +35,6 @@ __all__ = [
     "is_keyed_manifest",
 ]
 
-KEY_PREFIX = "metadata.blobstore."
-"""Keys with this prefix belong to blobstore: records about blobs, lists of checkpoints. Tensors of users have other keys."""
 
 FILE_IDENTIFIER = b"BM01"
 MAGIC = b"BLOBMAN1"

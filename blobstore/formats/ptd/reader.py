@@ -6,12 +6,14 @@ import itertools
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from blobstore.disk.progress import Progress, check_progress
 from blobstore.errors import IntegrityError, InvalidFileError, LayoutError
 from blobstore.formats.data_map import NamedDataMap
+from blobstore.formats.pickling import by_path
 from blobstore.formats.ptd.bounds import read_contents
 from blobstore.formats.ptd.columns import ColumnsError
 from blobstore.formats.ptd.header import HeaderError
@@ -154,6 +156,15 @@ class PtdDataMap(NamedDataMap):
     def _check_padding(self, start: int, end: int) -> None:
         if np.frombuffer(self._data[start:end], np.uint8).any():
             raise IntegrityError(self.path, f"the padding before byte {end} is not zero")
+
+    def _nbytes(self) -> int:
+        return len(self._data)
+
+    def __reduce__(self) -> Any:
+        """Pickled by path: see `blobstore.formats.pickling`."""
+        self._check_open()
+        recorded = self._data[self._contents.manifest_start :] if self._contents.manifest else None
+        return by_path(self, open_ptd, self._data, recorded)
 
     def close(self) -> None:
         super().close()

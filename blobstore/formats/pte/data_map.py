@@ -6,9 +6,11 @@ import os
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from blobstore.errors import KeyConflictError, UnsupportedDataError
 from blobstore.formats.data_map import NamedDataMap
+from blobstore.formats.pickling import by_path
 from blobstore.formats.pte.program import Movable, ProgramFile, read_program
 from blobstore.memory.buffers import same_bytes
 from blobstore.memory.layout import TensorLayout
@@ -64,6 +66,19 @@ class PteDataMap(NamedDataMap):
 
     def _layout(self, key: str) -> TensorLayout | None:
         return self._items[key].layout
+
+    def __repr__(self) -> str:
+        if self._closed or "_items" in self.__dict__:
+            return super().__repr__()
+        return f"<PteDataMap {self.name}: keys not read yet, {self._nbytes():,} bytes>"
+
+    def _nbytes(self) -> int:
+        return len(self.program.data)
+
+    def __reduce__(self) -> Any:
+        """Pickled by path: see `blobstore.formats.pickling`."""
+        self._check_open()
+        return by_path(self, open_pte, self.program.data)
 
     @property
     def sources(self) -> tuple[Path, ...]:

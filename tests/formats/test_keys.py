@@ -1,0 +1,116 @@
+"""An unknown key: what it may have been meant for, and that the keys of a file are contents."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import blobstore
+from blobstore import errors
+from blobstore.formats.keys import near, suggest
+from blobstore.formats.pte.program import content_key
+from blobstore.memory.digest import digest
+from blobstore.memory.layout import ScalarType, TensorLayout
+from blobstore.runtime import BlobCache
+
+NAMES = ["encoder.layers.0.weight", "encoder.layers.1.weight", "encoder.layers.0.bias", "head.weight"]
+CONTENT = content_key(digest(b"1234"), TensorLayout(ScalarType.FLOAT, (1,)))
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("encoder.layers.0.wieght", "encoder.layers.0.weight"),
+        ("layers.0.weight", "encoder.layers.0.weight"),
+        ("model.head.weight", "head.weight"),
+        ("Head.Weight", "head.weight"),
+        ("head.weights", "head.weight"),
+    ],
+)
+def test_the_nearest_name_comes_first(name: str, expected: str) -> None:
+    assert near(name, NAMES)[0] == expected
+    assert len(near(name, NAMES)) <= 3
+
+
+@pytest.mark.parametrize("name", ["tokenizer", "", "\ud800", 3, None])
+def test_nothing_is_near(name: Any) -> None:
+    assert near(name, NAMES) == []
+    assert suggest(name, NAMES) == ""
+    assert suggest(name, []) == ""
+
+
+def test_among_very_many_only_what_contains_the_name() -> None:
+    many = [f"layers.{i}.weight" for i in range(100_000)]
+    assert near("model.layers.777.weight", many) == ["layers.777.weight"]
+    assert near("layers.777.weihgt", many) == []
+
+
+@pytest.fixture
+def named(tmp_path: Path) -> Path:
+    blobstore.save_file({name: np.zeros(3, np.float32) for name in NAMES}, tmp_path / "named.ptd")
+    return tmp_path / "named.ptd"
+
+
+LOOKING: dict[str, Callable[[BlobCache, str], Any]] = {
+    "update": lambda cache, name: cache.update({name: np.zeros(3, np.float32)}),
+    "update_blobs": lambda cache, name: cache.update_blobs({name: bytes(12)}),
+    "transaction": lambda cache, name: set_in_transaction(cache, name),
+    "get_data": lambda cache, name: cache.get_data(name),
+    "layout": lambda cache, name: cache.layout(name),
+    "numpy": lambda cache, name: cache.numpy(name),
+    "torch": lambda cache, name: cache.torch(name),
+    "load_data_into": lambda cache, name: cache.load_data_into(name, bytearray(12)),
+    "tensors": lambda cache, name: cache.tensors[name],
+    "value": lambda cache, name: cache.tensors.value(name),
+    "version": lambda cache, name: cache.version(name),
+    "alignment": lambda cache, name: cache.alignment(name),
+    "digest": lambda cache, name: cache.digest(name),
+    "revert": lambda cache, name: cache.revert(name),
+}
+
+
+def set_in_transaction(cache: BlobCache, name: str) -> None:
+    with cache.transaction() as transaction:
+        transaction[name] = np.zeros(3, np.float32)
+
+
+@pytest.mark.parametrize("call", LOOKING)
+def test_a_cache_names_near_keys(named: Path, call: str) -> None:
+    with pytest.raises(errors.KeyNotFoundError, match=r"'head\.wieght'.*; did you mean 'head\.weight'\?"):
+        LOOKING[call](BlobCache(named), "head.wieght")
+
+
+@pytest.mark.parametrize("call", LOOKING)
+def test_a_cache_says_that_keys_are_contents(tmp_path: Path, call: str) -> None:
+    """As `dedup` makes them of programs whose tensors have no names."""
+    blobstore.save_file({CONTENT: np.zeros(1, np.float32)}, tmp_path / "shared.ptd")
+    with pytest.raises(errors.KeyNotFoundError, match=r"'head\.weight'.*are contents, not names: .*--names"):
+        LOOKING[call](BlobCache(tmp_path / "shared.ptd"), "head.weight")
+
+
+def test_a_state_dict_with_a_misspelt_name(named: Path) -> None:
+    state = {name: np.zeros(3, np.float32) for name in ("head.wieght",)}
+    with pytest.raises(errors.UpdateError, match=r"none of the tensors given.*; did you mean 'head\.weight'\?"):
+        BlobCache(named).update_state_dict(state)
+
+
+def test_a_state_dict_for_keys_that_are_contents(tmp_path: Path) -> None:
+    blobstore.save_file({CONTENT: np.zeros(1, np.float32)}, tmp_path / "shared.ptd")
+    with pytest.raises(errors.UpdateError, match=r"are contents, not names"):
+        BlobCache(tmp_path / "shared.ptd").update_state_dict({"head.weight": np.zeros(1, np.float32)})
+
+
+def test_data_maps_and_stores_name_near_keys(named: Path) -> None:
+    store = blobstore.BlobStore()
+    store.add("head.weight", b"1")
+    with pytest.raises(errors.KeyNotFoundError, match=r"did you mean 'head\.weight'"):
+        store.tag("head.wieght")
+    data_map = blobstore.open_ptd(named)
+    with pytest.raises(errors.KeyNotFoundError, match=r"named\.ptd: no key 'head\.wieght' among 4 keys; did you mean"):
+        data_map["head.wieght"]
+    assert data_map.get("head.wieght") is None and data_map.get("head.wieght", 3) == 3
+    assert data_map.get("head.weight") == bytes(12)
