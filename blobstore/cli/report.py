@@ -13,8 +13,8 @@ import typer
 from blobstore.cli import ERROR
 from blobstore.cli.output import out, progress_bar, tell
 from blobstore.disk.kinds import Format, check_replaceable
-from blobstore.disk.staging import Staging
 from blobstore.errors import FileAccessError
+from blobstore.formats.opening import open_any
 from blobstore.reporting import making
 from blobstore.reporting.baseline import compare_reports
 from blobstore.reporting.cache import default_path, is_another_file
@@ -35,7 +35,7 @@ def report(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables (docs/report.md).")] = False,
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write one self-contained page.")] = None,
     baseline: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="An earlier --json: tell what changed since.")
+        Path | None, typer.Option(metavar="FILE", help="An earlier --json: show what changed since.")
     ] = None,
     fail_over: Annotated[
         str | None,
@@ -48,6 +48,12 @@ def report(
     near: Annotated[
         float, typer.Option(min=0, max=0.25, help="Share of elements in which near duplicates may differ.")
     ] = making.NEAR,
+    names: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="A .safetensors or .ptd: what equals one of its tensors is shown by its name."
+        ),
+    ] = None,
     top: Annotated[int, typer.Option(min=1, help="How many findings to list.")] = 10,
     cache: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Where fingerprints are kept; default: the user's cache folder.")
@@ -70,13 +76,17 @@ def report(
     old = load_report(baseline) if baseline else None
     where = None if no_cache else cache or _usable(default_path())
     with progress_bar(hidden=as_json) as progress:
-        found = making.report(paths, exact_only=exact, near=near, cache=where, progress=progress)
+        found = making.report(
+            paths,
+            exact_only=exact,
+            near=near,
+            names=open_any(names) if names else None,
+            cache=where,
+            progress=progress,
+        )
     changes = compare_reports(old, found) if old else None
     if html:
-        from blobstore.reporting.html import to_html
-
-        with Staging(force=force) as staging, staging.open(html, kind=Format.HTML) as file:
-            file.write(to_html(found).encode())
+        found.to_html(html, force=force)
     if as_json:
         json.dump(to_json(found, changes), sys.stdout, indent=1)
         sys.stdout.write("\n")

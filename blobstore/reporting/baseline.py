@@ -35,8 +35,8 @@ class Changes:
 def finding_identity(report: Report, finding: Finding) -> tuple[object, ...]:
     """What makes a finding the same in two reports: its kind, and the contents under the names that it is about."""
     places = frozenset(
-        (path, report.region(place).name, report.region(place).digest)
-        for path, place in zip((path for path, _ in report.names(finding)), finding.places, strict=True)
+        (report.files[place[0]].path, report.region(place).keys[:1], report.region(place).digest)
+        for place in finding.places
     )
     return finding.kind, places
 

@@ -33,7 +33,7 @@ __all__ = ["Cache", "default_path", "is_another_file"]
 
 Found = TypeVar("Found")
 
-_VERSION = 2
+_VERSION = 3
 _APPLICATION = 0x626C6F62
 """Says in the file's first bytes whose it is, so that no other file is ever dropped."""
 _TABLES = """
@@ -88,20 +88,22 @@ class Cache:
     ) -> None:
         self._close()
 
-    def regions(self, identity: Identity | None) -> tuple[str, list[Region]] | None:
-        """The format and the regions of a file; None if it is not known, or no longer the same."""
+    def regions(self, identity: Identity | None) -> tuple[str, list[Region], int] | None:
+        """The format, the regions and the alignment of a file; None if it is not known, or no longer the same."""
         if identity is None or not identity.lasts:
             return None
         condition = "SELECT body FROM files WHERE path = ? AND size = ? AND mtime_ns = ? AND ctime_ns = ? AND inode = ?"
         return self._look_up(condition, identity[:5], identity[:5], _regions)
 
-    def set_regions(self, identity: Identity | None, file_format: str, regions: Iterable[Region]) -> None:
+    def set_regions(
+        self, identity: Identity | None, file_format: str, regions: Iterable[Region], alignment: int
+    ) -> None:
         """Remember a file; what was known of its predecessor is forgotten."""
         if identity is None or not identity.lasts or self._base is None:
             return
         if max(identity.mtime_ns, identity.ctime_ns) > time.time_ns() - _SETTLED_NS:
             return
-        body = _sealed(identity[:5], [file_format, [_plain(region) for region in regions]])
+        body = _sealed(identity[:5], [file_format, [_plain(region) for region in regions], alignment])
         with self._working() as base:
             base.execute("BEGIN IMMEDIATE")
             base.execute("DELETE FROM fingerprints WHERE path = ?", (identity.path,))
@@ -251,9 +253,9 @@ def _plain(region: Region) -> list[Any]:
     return [region.kind.value, region.start, region.stop, region.keys, region.methods, tensor, region.dtype]
 
 
-def _regions(plain: Any) -> tuple[str, list[Region]]:
-    file_format, regions = items(plain, 2)
-    return text(file_format), [_region(region) for region in items(regions)]
+def _regions(plain: Any) -> tuple[str, list[Region], int]:
+    file_format, regions, alignment = items(plain, 3)
+    return text(file_format), [_region(region) for region in items(regions)], max(integer(alignment), 1)
 
 
 def _region(plain: Any) -> Region:

@@ -12,7 +12,7 @@ from blobstore.reporting.findings.building import DEPLOYED, convert_command, ded
 from blobstore.reporting.model import FileReport, Finding, RegionKind
 from blobstore.reporting.source import is_url
 
-__all__ = ["unite"]
+__all__ = ["CONNECTING", "unite"]
 
 
 CONNECTING = 4096

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from blobstore.reporting.model import Claim, Finding, FindingKind
 
-__all__ = ["count", "measure"]
+__all__ = ["attribute", "count", "measure"]
 
 _ORDER = {kind: i for i, kind in enumerate(FindingKind)}
 
@@ -28,6 +28,18 @@ def count(findings: Iterable[Finding]) -> list[Finding]:
     ordered = sorted(findings, key=lambda finding: (_ORDER[finding.kind], -finding.saves, finding.places))
     covered = _Covered()
     return [replace(finding, counted=sum(covered.add(claim) for claim in finding.claims)) for finding in ordered]
+
+
+def attribute(findings: Iterable[Finding]) -> dict[tuple[int, int], dict[FindingKind, int]]:
+    """For each region, the bytes that can go by the kind of finding that they count for; findings as `count` orders them."""
+    covered = _Covered()
+    found: dict[tuple[int, int], dict[FindingKind, int]] = {}
+    for finding in findings:
+        for claim in finding.claims:
+            if nbytes := covered.add(claim):
+                kinds = found.setdefault((claim.file, claim.region), {})
+                kinds[finding.kind] = kinds.get(finding.kind, 0) + nbytes
+    return found
 
 
 class _Covered:

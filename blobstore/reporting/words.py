@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 
-from blobstore.reporting.model import FindingKind, RegionKind, Report
+from blobstore.reporting.model import FindingKind, Folder, RegionKind, Report
 from blobstore.reporting.source import is_url
 
-__all__ = ["FINDINGS", "REGIONS", "headline", "printable", "short_paths", "size"]
+__all__ = ["COLORS", "FINDINGS", "REGIONS", "branches", "headline", "printable", "short_paths", "size"]
 
 FINDINGS = {
     FindingKind.DUPLICATE_FILES: "equal bytes in several files",
@@ -23,6 +24,21 @@ FINDINGS = {
     FindingKind.PADDING: "too much padding",
     FindingKind.UNREFERENCED: "nothing refers to it",
 }
+
+COLORS = {
+    FindingKind.DUPLICATE_FILES: "#d55e00",
+    FindingKind.DUPLICATE_METHODS: "#e69f00",
+    FindingKind.DUPLICATE_TIED: "#cc79a7",
+    FindingKind.DUPLICATE_PAYLOAD: "#a3472a",
+    FindingKind.OTHER_LAYOUT: "#0072b2",
+    FindingKind.OTHER_DTYPE: "#56b4e9",
+    FindingKind.CONSTANT: "#009e73",
+    FindingKind.CONTAINED: "#8f6bc9",
+    FindingKind.NEAR_DUPLICATE: "#e3d33b",
+    FindingKind.PADDING: "#8c8c8c",
+    FindingKind.UNREFERENCED: "#6b6b6b",
+}
+"""A kind has this color wherever it is shown, so that pages and runs can be compared by eye."""
 
 REGIONS = {
     RegionKind.TENSOR: "tensors",
@@ -57,6 +73,23 @@ def headline(report: Report) -> str:
     if not report.total_saves:
         return f"{total}: nothing is wasted."
     return f"{size(report.total_saves)} of {total} can be saved: {report.total_saves / report.total_bytes:.1%}."
+
+
+def branches(folders: Sequence[Folder]) -> list[Folder]:
+    """The folders that divide the files, with paths below the one that holds all; empty if nothing is divided.
+
+    Of folders that have the same files, the innermost counts.
+    """
+    if not folders:
+        return []
+    every = folders[0].path
+    found: list[Folder] = []
+    for one, following in zip(folders, [*folders[1:], None], strict=True):
+        divides = following is None or following.files < one.files or not following.path.startswith(one.path)
+        if divides and one.files < folders[0].files:
+            below = one.path[len(every) :].removeprefix("/") if one.path.startswith(every) else one.path
+            found.append(replace(one, path=below))
+    return found
 
 
 def short_paths(paths: Sequence[str]) -> list[str]:

@@ -22,8 +22,8 @@ from blobstore.reporting.baseline import compare_reports
 from blobstore.reporting.json_output import SCHEMA, from_json, load_report, to_json
 from blobstore.reporting.limits import Limit
 from blobstore.reporting.model import FindingKind, RegionKind
-from blobstore.reporting.terminal import COLORS, print_report
-from blobstore.reporting.words import FINDINGS, REGIONS, size
+from blobstore.reporting.terminal import print_report
+from blobstore.reporting.words import COLORS, FINDINGS, REGIONS, size
 from tests.reporting.planted import Payload, Tensor, write_ptd, write_safetensors
 from tests.reporting.test_planted import values
 
