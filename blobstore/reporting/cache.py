@@ -185,13 +185,14 @@ class Cache:
 
     def _open(self, path: Path) -> None:
         self._base = base = sqlite3.connect(path, timeout=60, isolation_level=None)
+        # the first thing that is written: what a full disk leaves of a new cache is still known as one
+        base.execute(f"PRAGMA application_id = {_APPLICATION}")
         base.execute("PRAGMA journal_mode = WAL")
         base.execute("PRAGMA synchronous = OFF")  # a cache that is lost is made again
         if base.execute("PRAGMA user_version").fetchone()[0] != _VERSION:
             for table in ("files", "fingerprints", "proofs"):
                 base.execute(f"DROP TABLE IF EXISTS {table}")
         base.executescript(_TABLES)
-        base.execute(f"PRAGMA application_id = {_APPLICATION}")
         base.execute(f"PRAGMA user_version = {_VERSION}")
 
     def _make_anew(self) -> None:

@@ -126,8 +126,8 @@ class FileReport:
         format: "pte", "ptd", "safetensors" or "gguf".
         size: of the file; the sum of its regions.
         aliases: other names of the same file (links), which take no bytes of their own.
-        alignment: where blobs begin at a multiple of this, padding is not waste. 16 for most files; what blobstore
-            wrote keeps the format's 128, or more if a key asks for it.
+        alignment: padding up to the next multiple of this is not waste. 16 for most files; what blobstore wrote keeps
+            the format's 128, or more if a key asks for it, and rewritten programs the alignment that they had.
     """
 
     path: str

@@ -15,9 +15,10 @@ import numpy as np
 from blobstore.errors import InvalidFileError, LayoutError, MissingDependencyError
 from blobstore.formats.ptd.manifest import KEY_PREFIX
 from blobstore.formats.ptd.reader import PtdDataMap
-from blobstore.formats.ptd.writer import MAX_ALIGNMENT, SEGMENT_ALIGNMENT
+from blobstore.formats.ptd.writer import MAX_ALIGNMENT as MAX_PTD_ALIGNMENT
+from blobstore.formats.ptd.writer import SEGMENT_ALIGNMENT
 from blobstore.formats.pte.flatbuffer import Span
-from blobstore.formats.pte.program import ProgramFile, TensorData
+from blobstore.formats.pte.program import MAX_ALIGNMENT, ProgramFile, TensorData
 from blobstore.formats.safetensors import SafetensorsDataMap
 from blobstore.memory.layout import ScalarType, TensorLayout
 from blobstore.reporting.model import ALIGNMENT, Region, RegionKind
@@ -46,7 +47,7 @@ def read_regions(source: Source) -> tuple[str, list[Region], int]:
     if head[4:8] == b"FT01":
         return "ptd", *_ptd(source)
     if head[4:6] == b"ET":
-        return "pte", _pte(source, head), ALIGNMENT
+        return "pte", *_pte(source, head)
     if head[:4] == b"GGUF":
         return "gguf", _gguf(source), ALIGNMENT
     if source.path.endswith(".safetensors") or (head[8:9] == b"{" and head[6:8] == b"\0\0"):
@@ -94,7 +95,7 @@ def _ptd(source: Source) -> tuple[list[Region], int]:
     drafts.append(_Draft(RegionKind.STRUCTURE, *data_map.manifest_extent, ["manifest"], []))
     alignment = SEGMENT_ALIGNMENT
     for wanted in {data_map.alignment(key) for key in data_map}:
-        if (multiple := math.lcm(alignment, max(wanted, 1))) <= MAX_ALIGNMENT:  # no writer goes beyond it
+        if (multiple := math.lcm(alignment, max(wanted, 1))) <= MAX_PTD_ALIGNMENT:  # no writer goes beyond it
             alignment = multiple
     return _cover(source, drafts, data_map.head_size), alignment
 
@@ -104,7 +105,7 @@ def _kind_of_opaque(key: str) -> RegionKind:
     return RegionKind.STRUCTURE if key.startswith(KEY_PREFIX) else RegionKind.NAMED_DATA
 
 
-def _pte(source: Source, head: bytes) -> list[Region]:
+def _pte(source: Source, head: bytes) -> tuple[list[Region], int]:
     source.fill(0, int.from_bytes(head[16:24], "little") if head[8:12] == b"eh00" else source.size)
     program = ProgramFile(source.path, source.structure())
     drafts = []
@@ -130,7 +131,8 @@ def _pte(source: Source, head: bytes) -> list[Region]:
     drafts += [
         _Draft(RegionKind.UNREFERENCED, *segment.span, [], []) for segment in program.segments if not segment.users
     ]
-    return _cover(source, drafts, program.program_size)
+    # a rewrite that moved tensors out keeps every place of the rest to the alignment that it had before
+    return _cover(source, drafts, program.program_size), MAX_ALIGNMENT if program.externals else ALIGNMENT
 
 
 def _users(program: ProgramFile) -> dict[str, list[str]]:

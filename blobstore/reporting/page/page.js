@@ -128,7 +128,7 @@ const map = {
     return node;
   },
 
-  // Sizes and colors from the bottom up; a folder in a folder with nothing else is one with it.
+  // Sizes and colors from the bottom up. A folder with nothing but a folder in it becomes one with that.
   sum(node) {
     while (node.parent && !node.file && node.children.length === 1 && !node.children[0].file && node.children[0].children.length) {
       const only = node.children[0];
@@ -212,8 +212,7 @@ const map = {
     const box = this.paper || $("map").getBoundingClientRect();
     const focused = $("map").contains(document.activeElement);
     this.font = getComputedStyle(document.body).fontFamily;
-    const level = this.level.children.length ? this.level : this.level.parent;
-    const tiles = this.squarify(level.children, 0, 0, box.width, box.height)
+    const tiles = this.squarify(this.level.children, 0, 0, box.width, box.height)
       .map((place) => this.tile(place, 1));
     $("map").replaceChildren(...tiles);
     this.mark(focused);
@@ -348,13 +347,11 @@ const map = {
   listen() {
     $("map").addEventListener("keydown", (event) => this.key(event));
     $("map").addEventListener("click", (event) => {
-      const tile = event.target.closest("[data-id]");
+      const tile = event.target.closest("#map > .tile");  // a step at a time, however deep the pointer is
       if (!tile) return;
-      // Enter clicks a tile of this level; a pointer may be on one further in, and opens what that is in
       const node = this.nodes[Number(tile.dataset.id)];
       if (node.children.length) this.open(node);
-      else if (node.parent === this.level) this.choose(node, true);
-      else this.open(node.parent, node);
+      else this.choose(node, true);
     });
     $("map-table").addEventListener("click", () => {
       const node = this.chosen || this.level;
