@@ -1,4 +1,4 @@
-"""Doing the work on any executor of `concurrent.futures`, and remembering what came of it."""
+"""Does the work on any executor of `concurrent.futures`, and remembers the results."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _with_digest(region: Region, digest: str) -> Region:
 
 @contextlib.contextmanager
 def default_executor(executor: Executor | None) -> Iterator[Executor]:
-    """The caller's executor, or threads for as long as it takes: hashing and comparing release the GIL."""
+    """The caller's executor, or threads for the duration of the report, since hashing and comparing release the GIL."""
     if executor is not None:
         yield executor
         return
@@ -73,9 +73,9 @@ class Engine:
     """Runs the steps of a report.
 
     Args:
-        executor: where work is done; not shut down here. Its workers see the same files under the same paths.
-        cache: what is known already, and where results go.
-        progress: told what is done, how many bytes of it, of how many.
+        executor: does the work; it is not shut down. Its workers must see the same files under the same paths.
+        cache: holds what is known already, and takes the results.
+        progress: called with what is being done, how many bytes of it are done, and how many there are.
     """
 
     def __init__(self, executor: Executor, cache: Cache, progress: Progress | None = None) -> None:
@@ -101,7 +101,7 @@ class Engine:
         return [found[path] for path in paths]
 
     def fingerprint(self, files: Sequence[Scanned], alike: bool) -> list[list[Fingerprint | None] | Problem]:
-        """For each file the fingerprint of each region, None for what is no blob; or why it could not be read."""
+        """For each file the fingerprint of each region, None for what is not a blob; or why it could not be read."""
         results: list[list[Fingerprint | None] | Problem] = [[None] * len(file.regions) for file in files]
         tasks: list[tuple[int, list[int], int]] = []
         total = done = 0
@@ -116,7 +116,7 @@ class Engine:
                     done += nbytes
                 else:
                     tasks.append((f, batch, nbytes))
-        tasks.sort(key=lambda task: -task[2])  # large ones first, so that no worker is left with one at the end
+        tasks.sort(key=lambda task: -task[2])  # large ones first, so that none is left for the end
         arguments = [
             (files[f].path, files[f].identity, tuple(_wanted(files[f].regions[r], alike) for r in batch))
             for f, batch, _ in tasks
@@ -135,9 +135,9 @@ class Engine:
         return results
 
     def prove(self, function: Callable[..., Any], tasks: Sequence[tuple[str, tuple[Any, ...]]]) -> list[Any]:
-        """Call `function` for each (key, arguments); what was proved under a key before is not proved again.
+        """Call `function` for each (key, arguments), except where the cache has a result under the key.
 
-        A task whose file cannot be read any more proves nothing: its result is None.
+        The result is None if the task's file can no longer be read.
         """
         results: dict[str, Any] = {}
         missing: list[tuple[Any, ...]] = []
@@ -160,7 +160,7 @@ class Engine:
     def _run(
         self, function: Callable[..., Any], tasks: Sequence[tuple[Any, ...]]
     ) -> Iterator[tuple[tuple[Any, ...], Any]]:
-        """The results as they come; what has not begun when this is left is not begun any more."""
+        """The results as they come; tasks that have not begun when the caller stops are cancelled."""
         futures = {self._executor.submit(function, *task): task for task in tasks}
         try:
             for future in as_completed(futures):
@@ -200,7 +200,7 @@ def _store(
             of_file[r] = known
 
 
-# What workers do. Errors come back as Problem, because exceptions do not travel between processes as they are.
+# What workers run. Errors come back as Problem, because exceptions do not survive the way between processes.
 
 
 def _scan(path: str) -> Scanned | Problem:
@@ -233,7 +233,7 @@ def _prove(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def _reason(path: str, error: Exception) -> str:
-    """Why, without the path that stands beside it."""
+    """The reason, without the path, which is printed beside it."""
     if isinstance(error, InvalidFileError):
         return error.reason
     if isinstance(error, OSError) and error.strerror:

@@ -116,10 +116,10 @@ def _finding(finding: Finding) -> dict[str, Any]:
 
 
 def from_json(plain: Any) -> Report:
-    """The report that `to_json` was given.
+    """The report from which `to_json` made this.
 
     Raises:
-        MalformedError: it is not such a report, or one of another version, or it contradicts itself.
+        MalformedError: it is not such a report, has another version, or contradicts itself.
     """
     if member(plain, "schema") != "blobstore-report" or member(plain, "version") != VERSION:
         raise MalformedError(f"expected a blobstore-report of version {VERSION}")
@@ -203,7 +203,7 @@ def load_report(path: str | os.PathLike[str]) -> Report:
 
     Raises:
         FileAccessError: it cannot be read.
-        InvalidFileError: it is something else, or was changed.
+        InvalidFileError: it is not a report, or was changed.
     """
     path = as_path(path)
     try:

@@ -127,7 +127,7 @@ def _names(paths: Paths) -> list[str]:
     names = []
     for path in listed(paths):
         if not (isinstance(path, str) and is_url(path)):
-            as_path(path)  # raises if it is none
+            as_path(path)  # raises if it is not a path
         names.append(os.fsdecode(path))
     return names
 
@@ -135,7 +135,7 @@ def _names(paths: Paths) -> list[str]:
 def _expand(
     paths: Sequence[str],
 ) -> tuple[list[str], dict[str, list[str]], list[Problem]]:
-    """The files that are meant, each once; other names of the same; and what names nothing."""
+    """Each file once, the other names of each, and what names no file."""
     problems: list[Problem] = []
     files: list[str] = []
     for path in paths:
@@ -152,7 +152,7 @@ def _expand(
                 status = Path(path).stat()
                 identity = (status.st_dev, status.st_ino)
             except OSError:
-                pass  # opening it will tell what is wrong
+                pass  # opening it raises an error that says what is wrong
         if first.setdefault(identity, path) != path:
             aliases.setdefault(first[identity], []).append(path)
     return list(first.values()), aliases, problems
@@ -184,6 +184,6 @@ def _remote(path: str) -> list[str]:
         names = sorted(name for name in system.find(inside) if name.endswith(SUFFIXES))
     except ImportError as error:  # the URL's protocol needs a package
         raise MissingDependencyError(str(error)) from None
-    except Exception as error:  # whatever the package of a protocol raises
+    except Exception as error:  # each protocol's package raises errors of its own
         raise FileAccessError(path, error if isinstance(error, OSError) else str(error)) from None
     return [str(system.unstrip_protocol(name)) for name in names]

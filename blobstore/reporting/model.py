@@ -40,7 +40,7 @@ class RegionKind(str, enum.Enum):
     PAYLOAD = "payload"  # what a backend made of its part of a program
     STRUCTURE = "structure"  # headers, flatbuffers, tables of contents, and what blobstore records for itself
     PADDING = "padding"  # zeros between two things
-    UNREFERENCED = "unreferenced"  # neither zeros nor anything that something refers to
+    UNREFERENCED = "unreferenced"  # not zeros, and nothing refers to it
 
     @property
     def is_blob(self) -> bool:
@@ -170,7 +170,7 @@ class Folder:
 
 @dataclass(frozen=True)
 class Problem:
-    """A file that was asked for and could not be looked at."""
+    """A file that could not be read."""
 
     path: str
     reason: str
@@ -282,7 +282,7 @@ class Report:
 
     @cached_property
     def command_saves(self) -> int:
-        """The part of it that commands do, without lowering anything again."""
+        """The part of it that commands save, without lowering anything again."""
         return sum(finding.counted for finding in self.findings if finding.command)
 
     @cached_property

@@ -1,4 +1,4 @@
-"""What each byte of a file is: regions that follow each other without a gap and add up to its size."""
+"""Every byte of a file: regions that follow each other without a gap and add up to its size."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def read_regions(source: Source) -> tuple[str, list[Region], int]:
 
 @dataclass
 class _Draft:
-    """A region that something in the file claims."""
+    """A region that the file's own tables claim."""
 
     kind: RegionKind
     start: int
@@ -74,7 +74,7 @@ class _Draft:
 def _ptd(source: Source) -> tuple[list[Region], int]:
     source.fill(0, _HEAD)
     data = source.structure()
-    if len(data) >= 48:  # where the segments are stands in the header; a bad header is for the reader to refuse
+    if len(data) >= 48:  # the header says where the segments are; the reader refuses a bad one
         base, nbytes = (int.from_bytes(data[at : at + 8], "little") for at in (32, 40))
         source.fill(_HEAD, min(base, source.size))
         source.fill(min(base + nbytes, source.size), source.size)  # the manifest
@@ -159,7 +159,7 @@ def _users(program: ProgramFile) -> dict[str, list[str]]:
 
 
 def _unnamed(tensor: TensorData) -> str:
-    """What to call a tensor that has no name: programs do not record one."""
+    """A name for a tensor without one, since programs do not record names of constants."""
     group = f"{tensor.group}:" if tensor.group else ""
     return f"{tensor.kind}[{group}{tensor.index}]"
 

@@ -20,10 +20,10 @@ def measure(claims: Iterable[Claim]) -> int:
 
 
 def count(findings: Iterable[Finding]) -> list[Finding]:
-    """Order findings, and give each what it adds to those before it.
+    """Order findings, and compute what each adds to those before it.
 
-    Equality comes first, because it takes least to act on it; then the largest. So what a tensor saves by being
-    stored in half the width is, of two equal copies, counted for the one that stays.
+    Equality comes first, because it is the easiest to act on, and then the largest. So if two copies of a tensor could
+    be stored in half the width, that saving counts for the copy that stays.
     """
     ordered = sorted(findings, key=lambda finding: (_ORDER[finding.kind], -finding.saves, finding.places))
     covered = _Covered()
@@ -43,7 +43,7 @@ def attribute(findings: Iterable[Finding]) -> dict[tuple[int, int], dict[Finding
 
 
 class _Covered:
-    """Bytes of regions that are spoken for."""
+    """Bytes of regions that are claimed."""
 
     def __init__(self) -> None:
         self._spans: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)

@@ -60,7 +60,7 @@ def _print_actions(report: Report, console: Console, width: int) -> None:
     ordered = sorted(sums.items(), key=lambda item: -item[1])
     for command, nbytes in ordered[:_COMMANDS]:
         console.print(Text(f"{size(nbytes)} by"), width=width)
-        # never wrapped by inserting line breaks: it is there to be copied
+        # no line breaks are inserted, so that it can be copied
         console.print(Text("  " + printable(command), style="green"), soft_wrap=True)
     rest = len(ordered) - _COMMANDS
     if rest > 0:

@@ -1,4 +1,4 @@
-"""What people are told: names of kinds, sizes, and paths without what they have in common."""
+"""Text for people: names of kinds, sizes, and paths without the folder that they have in common."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ REGIONS = {
 
 
 def printable(text: str) -> str:
-    """Text from a file with control characters spelled out, so that they do nothing to a terminal or a page."""
+    """Text from a file with control characters escaped, so that they have no effect on a terminal or a page."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape", "backslashreplace").decode() for c in text)
 
 
@@ -93,7 +93,7 @@ def branches(folders: Sequence[Folder]) -> list[Folder]:
 
 
 def short_paths(paths: Sequence[str]) -> list[str]:
-    """The paths without the folder that all of them are in."""
+    """The paths relative to the folder that holds all of them."""
     local = [os.path.dirname(path) for path in paths if not is_url(path)]  # noqa: PTH120 - text stays text
     if len(local) != len(paths) or not paths:
         return list(paths)

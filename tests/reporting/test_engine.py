@@ -349,7 +349,7 @@ def test_a_cache_that_cannot_be_used_is_a_note(zoo: Path, tmp_path: Path, monkey
 def test_what_a_full_disk_left_of_a_cache_is_a_cache(
     zoo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """B2: the run after the disk was full, with space again, uses the same file and says nothing."""
+    """B2: the run after the disk was full, with space again, uses the same file without a note."""
     real = sqlite3.connect
     for pages in range(1, 8):
         cache = tmp_path / f"full-{pages}.sqlite"

@@ -167,13 +167,13 @@ def test_a_limit_on_waste(tmp_path: Path, limit: str, code: int) -> None:
 
 
 def test_a_file_that_cannot_be_read_comes_before_a_limit(folder: Path) -> None:
-    """What was not read may waste more; both are told."""
+    """What was not read may waste more, so both are reported (B2)."""
     assert "over the limit" in run(folder, "--fail-over", "1", code=3).stderr
     run(folder, "--fail-over", "99%", code=3)
 
 
 @pytest.mark.parametrize("options", [[], ["--fail-over", "5%"], ["--json"]])
-def test_a_report_on_nothing_is_no_success(options: list[str], tmp_path: Path) -> None:
+def test_a_report_on_nothing_is_not_a_success(options: list[str], tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("no model")
     assert "no file to report on" in run(tmp_path, *options, code=3).stderr
 
@@ -186,7 +186,7 @@ def test_sizes(text: str, number: float) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "-1", "five", "5 apples", "%", "1e3", "nan", "5%%"])
-def test_what_is_no_limit(text: str, tmp_path: Path) -> None:
+def test_what_is_not_a_limit(text: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="neither"):
         Limit.parse(text)
     run(tmp_path, f"--fail-over={text}", code=2)
@@ -225,7 +225,7 @@ def test_html_is_written_whole_or_not_at_all(folder: Path, tmp_path: Path) -> No
     assert "{{" not in page.split("<script>")[0]
 
 
-def test_a_name_that_is_no_text(tmp_path: Path) -> None:
+def test_a_name_that_cannot_be_decoded(tmp_path: Path) -> None:
     path = tmp_path / os.fsdecode(b"bytes-\xff.ptd")
     write_ptd(path, [Tensor.of("w", values(1, 60, 50)), Tensor.of("v", values(1, 60, 50))])
     os.utime(path, (1, 1))

@@ -1,4 +1,4 @@
-"""Bytes that are no content: more padding than is needed, and what nothing refers to."""
+"""Bytes without content: more padding than is needed, and bytes that nothing refers to."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from blobstore.reporting.model import Claim, FileReport, Finding, FindingKind, R
 __all__ = ["LEAST_PADDING", "find"]
 
 LEAST_PADDING = 4096
-"""A file that loses less than this, or less than half a percent, is not worth a word."""
+"""Less padding than this, or than half a percent of the file, is not reported."""
 
 
 def find(catalog: Catalog) -> Iterator[Finding]:
