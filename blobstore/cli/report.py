@@ -106,14 +106,14 @@ def report(
         tell(f"duplicates waste {over}{' more than in the baseline' if old else ''}")
     if not found.files and not found.problems:
         tell(f"{', '.join(paths)}: no file to report on; folders are searched for {', '.join(SUFFIXES)}")
-    if found.problems or not found.files:  # the answer is not about all that was asked for
+    if found.problems or not found.files:  # the report is not about everything that was asked for
         raise typer.Exit(ERROR)
     if over:
         raise typer.Exit(OVER)
 
 
 def _usable(path: Path) -> Path | None:
-    """The default cache, unless its folder cannot be written: then the report does without."""
+    """The default cache; None if its folder cannot be written, and the report works without one."""
     with contextlib.suppress(OSError, FileAccessError):
         path.parent.mkdir(parents=True, exist_ok=True)
         if is_another_file(path):  # this place is nobody else's: what is left of a cache
