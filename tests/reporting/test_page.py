@@ -353,6 +353,24 @@ def test_the_map_opens_step_by_step_by_keyboard(zoo: Opened) -> None:
     assert page.locator("#map-path button").all_inner_texts() == ["all files"]
 
 
+def test_tensors_of_a_large_file_are_grouped_by_module(zoo: Opened) -> None:
+    """backbone.3.weight is in backbone, in 3; of a file in which keys are contents nothing is grouped."""
+    page = zoo.page
+    page.locator("#map > .tile", has_text="checkpoints").first.click(position={"x": 20, "y": 8})
+    page.locator("#map > .tile", has_text="language-tiny").first.click(position={"x": 20, "y": 8})
+    tiles = page.locator("#map > .tile")
+    assert tiles.first.locator(".words").first.inner_text().split()[0] == "backbone"
+    tiles.first.click(position={"x": 20, "y": 8})
+    assert page.locator("#map-chosen").inner_text().startswith("checkpoints/language-tiny.safetensors: backbone: ")
+    page.keyboard.press("Home")
+    page.keyboard.press("Enter")
+    page.keyboard.press("Home")
+    assert re.match(r".*: backbone\.\d\.weight: .*, float \d+ x \d+; ", page.locator("#map-chosen").inner_text())
+    page.locator("#map-path button").nth(3).click()
+    page.locator("#map-table").click()
+    assert page.locator("#count").inner_text().startswith("20 of ")
+
+
 def test_a_kind_has_one_color_everywhere(browser: Any, zoo: Opened, page_file: Path) -> None:
     """In the legend, in the map, in the table, in each report and on a dark page."""
     script = """kind => {

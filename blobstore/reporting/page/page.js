@@ -89,6 +89,9 @@ const command = {
 // ----------------------------------------------------------------------------------------------------- treemap
 
 const HEAD = 17;  // the height of a container's name
+const GROUPED = 12;  // the tensors of a file with more are grouped by modules
+const MODULES = 8;  // of which a name may be in this many
+const CONTENT = /^tensor\.[0-9a-f]{32}/;
 
 const map = {
   build(data) {
@@ -109,8 +112,24 @@ const map = {
       const made = this.add(folder(file.name.slice(0, Math.max(cut, 0))), file.name.slice(cut + 1));
       return Object.assign(made, { file: file.format, filter: file.name });
     });
+    const many = new Map();
+    data.blobs.forEach((blob) => many.set(blob.file, (many.get(blob.file) || 0) + 1));
+    const modules = new Map();
+    // layers.0.attention.weight is in layers.0.attention, and so on; keys made of contents have no parts
+    const module = (file, parts) => {
+      if (!parts.length) return files[file];
+      const path = `${file} ${parts.join(".")}`;
+      if (!modules.has(path)) {
+        const made = this.add(module(file, parts.slice(0, -1)), parts.at(-1));
+        modules.set(path, Object.assign(made, { module: parts.join("."), of: file }));
+      }
+      return modules.get(path);
+    };
     data.blobs.forEach((blob) => {
-      const made = this.add(files[blob.file], blob.name);
+      const split = many.get(blob.file) > GROUPED && !CONTENT.test(blob.name);
+      const parts = split ? blob.name.split(".", MODULES + 1) : [blob.name];
+      const last = parts.pop();
+      const made = this.add(module(blob.file, parts), parts.length === MODULES ? blob.name : last);
       const rest = blob.nbytes - Object.values(blob.goes).reduce((sum, nbytes) => sum + nbytes, 0);
       made.mix = { ...blob.goes, [blob.kind === "structure" ? "structure" : "stays"]: rest };
       Object.assign(made, { value: blob.nbytes, blob });
@@ -128,13 +147,16 @@ const map = {
     return node;
   },
 
-  // Sizes and colors from the bottom up. A folder with nothing but a folder in it becomes one with that.
+  // Sizes and colors from the bottom up. A folder with nothing but a folder in it becomes one with that, as does a
+  // module with what is alone in it.
   sum(node) {
-    while (node.parent && !node.file && node.children.length === 1 && !node.children[0].file && node.children[0].children.length) {
+    while (node.parent && !node.file && node.children.length === 1 && !node.children[0].file) {
       const only = node.children[0];
-      node.label = `${node.label}/${only.label}`;
+      node.label = `${node.label}${node.module === undefined ? "/" : "."}${only.label}`;
       node.children = only.children;
       node.children.forEach((child) => { child.parent = node; });
+      if (only.module !== undefined) node.module = only.module;
+      if (only.blob) Object.assign(node, { blob: only.blob, value: only.value, mix: only.mix });
     }
     for (const child of node.children) {
       this.sum(child);
@@ -158,7 +180,8 @@ const map = {
     const gone = node.children.slice(keep);
     if (gone.length < 2) return;
     node.children.length = keep;
-    const rest = this.add(node, `${gone.length} smaller ones`);
+    const rest = Object.assign(this.add(null, `${gone.length} smaller ones`), { parent: node });
+    node.children.push(rest);
     rest.children = gone;
     for (const child of gone) {
       child.parent = rest;
@@ -282,13 +305,15 @@ const map = {
   describe(node) {
     const goes = Object.keys(this.data.words).filter((kind) => node.mix[kind]);
     const waste = goes.map((kind) => `${this.data.words[kind]} ${size(node.mix[kind])}`).join(", ") || "all of it stays";
-    const within = node.blob ? `${this.data.files[node.blob.file].name}: ` : "";
+    const inside = node.blob ? node.blob.file : node.of;
+    const within = inside === undefined ? "" : `${this.data.files[inside].name}: `;
+    const label = node.blob ? node.blob.name : node.module !== undefined ? node.module : node.label;
     const facts = [size(node.value)];
     if (node.blob) facts.push(this.data.regions[node.blob.kind], [node.blob.type, node.blob.shape].filter(Boolean).join(" "));
     else if (node.file) facts.push(node.file);
     else if (node.files) facts.push(`${node.files} file${node.files === 1 ? "" : "s"}`);
     if (!node.parent) return `${node.label}: ${facts.join(", ")}`;  // the legend has the rest
-    return `${within}${node.label}: ${facts.filter(Boolean).join(", ")}; ${waste}`;
+    return `${within}${label}: ${facts.filter(Boolean).join(", ")}; ${waste}`;
   },
 
   // The way from the root to the level that is shown, each step a button.
@@ -356,6 +381,7 @@ const map = {
     $("map-table").addEventListener("click", () => {
       const node = this.chosen || this.level;
       if (node.blob) table.find(`${this.data.files[node.blob.file].name} ${node.blob.name}`);
+      else if (node.module !== undefined) table.find(`${this.data.files[node.of].name} ${node.module}.`);
       else if (node.filter !== undefined) table.find(node.filter);
       else {
         const path = [];
