@@ -32,7 +32,6 @@ _STEPS = 5
 
 def to_html(report: Report) -> str:
     """The page: about 30 KB, and the packed data of the report. What it draws is drawn by its own scripts."""
-    page = _page("page.html")
     names = [printable(name) for name in short_paths([file.path for file in report.files])]
     parts = {
         "css": _page("page.css").replace("{{colors}}", _colors(), 1),
@@ -46,9 +45,8 @@ def to_html(report: Report) -> str:
         "data": _packed(json.dumps(_data(report, names), separators=(",", ":")).encode()),
         "js": _page("page.js"),
     }
-    for name, text in parts.items():
-        page = page.replace("{{" + name + "}}", text, 1)
-    return page
+    # in one pass: what is filled in may look like a place to fill
+    return re.sub(r"\{\{(\w+)\}\}", lambda place: parts[place[1]], _page("page.html"))
 
 
 def _page(name: str) -> str:

@@ -252,6 +252,20 @@ def test_a_page_needs_no_library(zoo_report: Report) -> None:
     assert page.count("<script") == 2
 
 
+def test_names_that_look_like_parts_of_the_template_are_names(tmp_path: Path) -> None:
+    """Files and folders called {{js}} or <b>: in commands, folders and groups they are text, and all parts are there."""
+    for folder in ("{{data}}", "<b>bold"):
+        (tmp_path / folder).mkdir()
+        for name in ("{{js}}", "</code><i>"):
+            path = tmp_path / folder / f"{name.replace('/', '|')}.ptd"
+            write_ptd(path, [Tensor.of("w", values(1, 60, 50)), Tensor.of(name, values(len(name), 30, 30))])
+    page = to_html(blobstore.report([tmp_path]))
+    assert page.count("<script") == page.count("</script>") == 2
+    assert page.count('"use strict"') == 1
+    assert "{{data}}" in page and "{{js}}" in page
+    assert "<b>bold" not in page and "<i>" not in page
+
+
 # ---------------------------------------------------------------------------------------------------- the rest
 
 
