@@ -16,14 +16,13 @@ from blobstore.errors import AdapterError, KeyNotFoundError, UnsupportedDataErro
 from blobstore.logical import steps
 from blobstore.logical.steps import Plain
 from blobstore.memory.digest import Digest, digest
+from blobstore.memory.dtypes import FLOATS
 from blobstore.memory.layout import ScalarType
 
 if TYPE_CHECKING:
     from blobstore.runtime import BlobCache
 
 __all__ = ["MergedAdapter", "merge_adapter"]
-
-_FLOATS = (ScalarType.HALF, ScalarType.BFLOAT16, ScalarType.FLOAT, ScalarType.DOUBLE)
 
 
 class MergedAdapter:
@@ -207,7 +206,7 @@ def _start(cache: BlobCache, name: str, weights: Mapping[str, Any]) -> Plain:
         reason = f"it is stored as {value[1].name.lower()}"
     except UpdateError as error:
         value, reason = None, str(error)
-    if value is None or value[1] not in _FLOATS:
+    if value is None or value[1] not in FLOATS:
         raise UpdateError(
             f"an adapter cannot be merged into '{name}' as it is: {reason}; give its float tensor by weights="
         )

@@ -13,14 +13,13 @@ import typer
 from blobstore.cli import ERROR
 from blobstore.cli.output import out, print_error, progress_bar
 from blobstore.disk.kinds import Format, check_replaceable
-from blobstore.disk.staging import Staging
 from blobstore.errors import FileAccessError
+from blobstore.formats.opening import open_any
 from blobstore.reporting import making
 from blobstore.reporting.baseline import compare_reports
 from blobstore.reporting.cache import default_path, is_another_file
 from blobstore.reporting.json_output import load_report, to_json
 from blobstore.reporting.limits import Limit
-from blobstore.reporting.model import Report
 from blobstore.reporting.regions import SUFFIXES
 from blobstore.reporting.terminal import print_changes, print_report
 
@@ -50,6 +49,12 @@ def report(
     near: Annotated[
         float, typer.Option(min=0, max=0.25, help="Share of elements in which near duplicates may differ.")
     ] = making.NEAR,
+    names: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="A .safetensors or .ptd: what equals one of its tensors is shown by its name."
+        ),
+    ] = None,
     top: Annotated[int, typer.Option(min=1, help="How many findings to list.")] = 10,
     cache: Annotated[
         Path | None,
@@ -70,10 +75,17 @@ def report(
     old = load_report(baseline) if baseline else None
     where = None if no_cache else cache or _usable(default_path())
     with progress_bar(hidden=as_json) as progress:
-        found = making.report(paths, exact_only=exact, near=near, cache=where, progress=progress)
+        found = making.report(
+            paths,
+            exact_only=exact,
+            near=near,
+            names=open_any(names) if names else None,
+            cache=where,
+            progress=progress,
+        )
     changes = compare_reports(old, found) if old else None
     if html:
-        _write_page(html, found, force=force)
+        found.to_html(html, force=force)
     if as_json:
         json.dump(to_json(found, changes), sys.stdout, indent=1)
         sys.stdout.write("\n")
@@ -103,13 +115,6 @@ def _limit(text: str | None) -> Limit | None:
         return None if text is None else Limit.parse(text)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--fail-over") from None
-
-
-def _write_page(path: Path, found: Report, *, force: bool) -> None:
-    from blobstore.reporting.html import to_html
-
-    with Staging(force=force) as staging, staging.open(path, kind=Format.HTML) as file:
-        file.write(to_html(found).encode())
 
 
 def _usable(path: Path) -> Path | None:

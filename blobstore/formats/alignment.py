@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["SEGMENT_ALIGNMENT", "TENSOR_ALIGNMENT", "align_up", "alignment_of"]
+__all__ = ["PAGE", "SEGMENT_ALIGNMENT", "TENSOR_ALIGNMENT", "align_up", "alignment_of"]
 
 SEGMENT_ALIGNMENT = 128
 """ExecuTorch aligns every segment to this, in a .pte and in a .ptd."""
@@ -10,7 +10,8 @@ SEGMENT_ALIGNMENT = 128
 TENSOR_ALIGNMENT = 16
 """ExecuTorch aligns every constant of a .pte to this."""
 
-_PAGE = 4096  # an offset that is a multiple of more than a page is one by accident
+PAGE = 4096
+"""The largest alignment that an offset tells: it is a multiple of more by accident."""
 
 
 def align_up(position: int, alignment: int) -> int:
@@ -20,4 +21,4 @@ def align_up(position: int, alignment: int) -> int:
 
 def alignment_of(position: int) -> int:
     """The largest power of two, up to a page, that divides `position`."""
-    return min(position & -position, _PAGE) if position else _PAGE
+    return min(position & -position, PAGE) if position else PAGE

@@ -7,13 +7,24 @@ for finding in found.findings:
 """
 
 from blobstore.reporting.making import report
-from blobstore.reporting.model import Claim, FileReport, Finding, FindingKind, Problem, Region, RegionKind, Report
+from blobstore.reporting.model import (
+    Claim,
+    FileReport,
+    Finding,
+    FindingKind,
+    Folder,
+    Problem,
+    Region,
+    RegionKind,
+    Report,
+)
 
 __all__ = [
     "Claim",
     "FileReport",
     "Finding",
     "FindingKind",
+    "Folder",
     "Problem",
     "Region",
     "RegionKind",

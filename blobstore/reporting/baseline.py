@@ -16,11 +16,11 @@ class Changes:
 
     Attributes:
         bytes: by how much the files grew together.
-        saves: by how much grew what can be saved.
+        saves: by how much what can be saved grew.
         added, removed: paths.
         resized: paths of files with another size, and by how much it grew.
-        new, gone: findings of only the newer or only the older report: how many of each kind, and the bytes that they
-            count for.
+        new, gone: findings of the newer or of the older report only, by kind: how many, and the bytes that they add to
+            the total.
     """
 
     bytes: int
@@ -33,10 +33,10 @@ class Changes:
 
 
 def finding_identity(report: Report, finding: Finding) -> tuple[object, ...]:
-    """What makes a finding the same in two reports: its kind, and the contents under the names that it is about."""
+    """What identifies a finding in two reports: its kind, and the contents and keys that it is about."""
     places = frozenset(
-        (path, report.region(place).name, report.region(place).digest)
-        for path, place in zip((path for path, _ in report.names(finding)), finding.places, strict=True)
+        (report.files[place[0]].path, report.region(place).keys[:1], report.region(place).digest)
+        for place in finding.places
     )
     return finding.kind, places
 

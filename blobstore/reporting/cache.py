@@ -1,9 +1,9 @@
-"""What earlier runs found, so that a run that was interrupted goes on, and a second run reads no blob again.
+"""What earlier runs found, so that an interrupted run continues, and a second run reads no blob again.
 
-One SQLite file. What a file holds is kept under its path, size, times of change and inode; a file that differs in one
-of them is looked at anew. Working copies, which processes change through maps, are not remembered. What was proved
-about two contents is kept under their digests, so it holds wherever they are. Each row carries a digest of itself, so a
-damaged one is noticed.
+One SQLite file. Findings about a file are stored under its path, size, times of change and inode; a file that differs
+in one of them is read anew. Working copies, which processes change through maps, are not remembered. What was proved
+about two contents is stored under their digests, so it holds wherever they are. Each row carries a digest of itself, so damage is
+noticed.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ __all__ = ["Cache", "default_path", "is_another_file"]
 
 Found = TypeVar("Found")
 
-_VERSION = 2
+_VERSION = 3
 _APPLICATION = 0x626C6F62
-"""Says in the file's first bytes whose it is, so that no other file is ever dropped."""
+"""Marks the file as ours in its first bytes, so that no other file is ever dropped."""
 _TABLES = """
 CREATE TABLE IF NOT EXISTS files (
     path TEXT PRIMARY KEY, size INTEGER, mtime_ns INTEGER, ctime_ns INTEGER, inode TEXT, body TEXT);
@@ -44,7 +44,7 @@ CREATE TABLE IF NOT EXISTS fingerprints (
 CREATE TABLE IF NOT EXISTS proofs (key TEXT PRIMARY KEY, body TEXT);
 """
 _SETTLED_NS = 50_000_000
-"""A file that changed this recently may change again without its time telling: clocks of file systems are coarse."""
+"""A file that changed this recently may change again under the same time, since clocks of file systems are coarse."""
 
 
 def default_path() -> Path:
@@ -55,18 +55,18 @@ def default_path() -> Path:
 class Cache:
     """A fingerprint cache; a context manager.
 
-    Every call takes effect at once, so that a run that is killed loses only what it was at. A cache is no condition
-    for anything: where it cannot be read or written, because its folder is missing or its disk is full, it remembers
-    nothing more, and `trouble` says why. A damaged one is dropped and made anew.
+    Every call takes effect at once, so that a killed run loses only the task at hand. No report depends on its cache:
+    if it cannot be read or written, for example on a full disk, it remembers nothing more, and `trouble` says why. A
+    damaged one is dropped and made anew.
 
     Args:
         path: the file, made if it is missing; None for a cache that remembers nothing.
 
     Attributes:
-        trouble: why it could not do its work; None if it did.
+        trouble: why it could not be used; None if it could.
 
     Raises:
-        FileAccessError: `path` is no path, or it is another kind of file, which stays as it is.
+        FileAccessError: `path` is not a path, or leads to another kind of file, which is left alone.
     """
 
     def __init__(self, path: str | os.PathLike[str] | None) -> None:
@@ -88,20 +88,22 @@ class Cache:
     ) -> None:
         self._close()
 
-    def regions(self, identity: Identity | None) -> tuple[str, list[Region]] | None:
-        """The format and the regions of a file; None if it is not known, or no longer the same."""
+    def regions(self, identity: Identity | None) -> tuple[str, list[Region], int] | None:
+        """The format, the regions and the alignment of a file; None if it is unknown or has changed."""
         if identity is None or not identity.lasts:
             return None
         condition = "SELECT body FROM files WHERE path = ? AND size = ? AND mtime_ns = ? AND ctime_ns = ? AND inode = ?"
         return self._look_up(condition, identity[:5], identity[:5], _regions)
 
-    def set_regions(self, identity: Identity | None, file_format: str, regions: Iterable[Region]) -> None:
-        """Remember a file; what was known of its predecessor is forgotten."""
+    def set_regions(
+        self, identity: Identity | None, file_format: str, regions: Iterable[Region], alignment: int
+    ) -> None:
+        """Store a file, and forget what was known of an earlier one of this path."""
         if identity is None or not identity.lasts or self._base is None:
             return
         if max(identity.mtime_ns, identity.ctime_ns) > time.time_ns() - _SETTLED_NS:
             return
-        body = _sealed(identity[:5], [file_format, [_plain(region) for region in regions]])
+        body = _sealed(identity[:5], [file_format, [_plain(region) for region in regions], alignment])
         with self._working() as base:
             base.execute("BEGIN IMMEDIATE")
             base.execute("DELETE FROM fingerprints WHERE path = ?", (identity.path,))
@@ -109,7 +111,7 @@ class Cache:
             base.execute("COMMIT")
 
     def fingerprints(self, identity: Identity | None, start: int, stop: int, alike: bool) -> list[Fingerprint] | None:
-        """Those of the blobs in a range of a file that `regions` knows; None if they are not known."""
+        """Those of the blobs in a range of a file that `regions` knows; None if they are unknown."""
         if identity is None or not identity.lasts:
             return None
         for enough in [True] if alike else [False, True]:
@@ -127,7 +129,7 @@ class Cache:
     def set_fingerprints(
         self, identity: Identity | None, start: int, stop: int, alike: bool, found: Sequence[Fingerprint]
     ) -> None:
-        """Remember those of a range, if the file itself is known as it is now."""
+        """Store those of a range, if the file itself is known as it is now."""
         if identity is None or not identity.lasts or self._base is None:
             return
         body = _sealed((*identity[:5], start, stop, alike), [astuple(item) for item in found])
@@ -139,11 +141,11 @@ class Cache:
             )
 
     def proof(self, key: str) -> Any:
-        """What was proved under a key, in a list of one; None if nothing was tried."""
+        """The result under a key, in a list of one; None if there is none."""
         return self._look_up("SELECT body FROM proofs WHERE key = ?", (key,), (key,), lambda result: [result])
 
     def set_proof(self, key: str, result: Any) -> None:
-        """Remember it; `result` is plain data, None for a proof that failed."""
+        """Store a result, which is plain data; None for a proof that failed."""
         if self._base is not None:
             body = _sealed((key,), result)
             with self._working() as base:
@@ -152,7 +154,7 @@ class Cache:
     def _look_up(
         self, query: str, values: Sequence[Any], key: Sequence[Any], read: Callable[[Any], Found]
     ) -> Found | None:
-        """What the one row that is asked for holds; None without one. A damaged row is one of a damaged cache."""
+        """The contents of one row; None if there is no such row. A damaged row makes the cache a damaged one."""
         if self._base is None:
             return None
         with self._working() as base:
@@ -167,7 +169,7 @@ class Cache:
 
     @contextlib.contextmanager
     def _working(self) -> Iterator[sqlite3.Connection]:
-        """Work with the file: if it is damaged it is made anew, and if it cannot be used this goes on without it."""
+        """Use the file. A damaged one is made anew; with one that cannot be used, the cache goes on without it."""
         try:
             try:
                 yield self._base  # type: ignore[misc]  # callers have looked
@@ -183,13 +185,14 @@ class Cache:
 
     def _open(self, path: Path) -> None:
         self._base = base = sqlite3.connect(path, timeout=60, isolation_level=None)
+        # the first thing that is written: what a full disk leaves of a new cache is still known as one
+        base.execute(f"PRAGMA application_id = {_APPLICATION}")
         base.execute("PRAGMA journal_mode = WAL")
         base.execute("PRAGMA synchronous = OFF")  # a cache that is lost is made again
         if base.execute("PRAGMA user_version").fetchone()[0] != _VERSION:
             for table in ("files", "fingerprints", "proofs"):
                 base.execute(f"DROP TABLE IF EXISTS {table}")
         base.executescript(_TABLES)
-        base.execute(f"PRAGMA application_id = {_APPLICATION}")
         base.execute(f"PRAGMA user_version = {_VERSION}")
 
     def _make_anew(self) -> None:
@@ -207,14 +210,14 @@ class Cache:
 
 
 def _is_damage(error: sqlite3.DatabaseError) -> bool:
-    """Whether an error is of what the file holds, not of reading or writing it."""
+    """Whether an error comes from the contents of the file, and not from reading or writing it."""
     if isinstance(error, sqlite3.OperationalError):
         return str(error).startswith(("no such", "table ", "Could not decode"))
     return True
 
 
 def is_another_file(path: Path) -> bool:
-    """Whether a file is there that was never a cache."""
+    """Whether the path leads to a file that was never a cache."""
     try:
         with path.open("rb") as file:
             head = file.read(100)
@@ -226,7 +229,7 @@ def is_another_file(path: Path) -> bool:
 
 
 def _sealed(key: Sequence[Any], value: Any) -> str:
-    """A value as text that `_unsealed` gives back under the same key only."""
+    """A value as text that `_unsealed` returns under the same key only."""
     body = json.dumps(value, separators=(",", ":"))
     return _seal(key, body) + body
 
@@ -251,9 +254,9 @@ def _plain(region: Region) -> list[Any]:
     return [region.kind.value, region.start, region.stop, region.keys, region.methods, tensor, region.dtype]
 
 
-def _regions(plain: Any) -> tuple[str, list[Region]]:
-    file_format, regions = items(plain, 2)
-    return text(file_format), [_region(region) for region in items(regions)]
+def _regions(plain: Any) -> tuple[str, list[Region], int]:
+    file_format, regions, alignment = items(plain, 3)
+    return text(file_format), [_region(region) for region in items(regions)], max(integer(alignment), 1)
 
 
 def _region(plain: Any) -> Region:

@@ -1,4 +1,4 @@
-"""Plain data from a file that anybody may have changed: everything that is taken from it is checked."""
+"""Access to plain data from an untrusted file: every value is checked before it is used."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def member(value: Any, name: str) -> Any:
     """A member of an object.
 
     Raises:
-        MalformedError: it is no object, or has no such member.
+        MalformedError: it is not an object, or has no such member.
     """
     if not isinstance(value, dict) or name not in value:
         raise MalformedError(f"expected an object with {name!r}, found {_shown(value)}")

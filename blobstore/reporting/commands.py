@@ -13,11 +13,11 @@ from blobstore.reporting.findings.building import DEPLOYED, convert_command, ded
 from blobstore.reporting.model import FileReport, Finding, RegionKind
 from blobstore.reporting.source import is_url
 
-__all__ = ["unite"]
+__all__ = ["CONNECTING", "unite"]
 
 
 CONNECTING = 4096
-"""What two models have to have in common, in one blob, to be given one data file: small blobs are equal by accident."""
+"""Two models share a data file only if one blob of at least this size is in both; smaller blobs are equal by accident."""
 
 
 def unite(files: Sequence[FileReport], findings: Sequence[Finding]) -> list[Finding]:
@@ -81,7 +81,7 @@ def unite(files: Sequence[FileReport], findings: Sequence[Finding]) -> list[Find
 
 
 def _free(names: Sequence[str]) -> list[str]:
-    """Names for outputs, each another one, and none that is there already."""
+    """Distinct names for outputs, none of which exists already."""
     taken: list[str] = []
     for name in names:
         path = PurePath(name)
@@ -109,7 +109,7 @@ def _is_dedup(finding: Finding) -> bool:
 
 
 def _conflict(files: Sequence[FileReport]) -> bool:
-    """Whether a key that has to stay as it is has two contents."""
+    """Whether a key that must stay as it is has two contents."""
     known: dict[str, object] = {}
     for file in files:
         if file.format in DEPLOYED:

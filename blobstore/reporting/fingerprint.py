@@ -1,4 +1,4 @@
-"""What is remembered of a blob: its digest, and what finds blobs that are alike without being equal.
+"""What is stored about a blob: its digest, and what finds blobs that are similar without being equal.
 
 Everything comes from one pass over the bytes, in pieces that stay in the processor's cache.
 

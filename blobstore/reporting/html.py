@@ -1,47 +1,53 @@
-"""The report as one page that needs nothing but a browser: no network, no other file."""
+"""The report as one page that needs nothing but a browser: no network, no other file, no library."""
 
 from __future__ import annotations
 
 import base64
-import functools
 import gzip
 import html
 import json
+import os
+import re
+import shlex
 from collections import defaultdict
+from collections.abc import Sequence
 from importlib import resources
 from typing import Any
 
-from blobstore.errors import MissingDependencyError
-from blobstore.reporting.model import FileReport, Finding, Region, RegionKind, Report
-from blobstore.reporting.words import FINDINGS, REGIONS, headline, printable, short_paths, size
+from blobstore.reporting.commands import CONNECTING
+from blobstore.reporting.groups import Group, common_bytes, find_groups
+from blobstore.reporting.model import Finding, Folder, Region, RegionKind, Report
+from blobstore.reporting.words import COLORS, FINDINGS, REGIONS, branches, headline, short_paths
+from blobstore.text import printable, size
 
 __all__ = ["to_html"]
 
-_PLACES = 12
-_MATRIX = 40
+_KEYS, _FILES = 4, 3  # of a finding that its row names
+_MATRIX = 16
+_GROUPS = 40
+_MEMBERS = 60
+_FOLDERS = 400
 _COMMANDS = 6
+_STEPS = 5
 
 
 def to_html(report: Report) -> str:
-    """The page; about two megabytes, most of them the plotting library.
-
-    Raises:
-        MissingDependencyError: plotly is not installed.
-    """
-    page = _page("page.html")
+    """The page: about 30 KB, and the packed data of the report. What it draws is drawn by its own scripts."""
+    names = [printable(name) for name in short_paths([file.path for file in report.files])]
     parts = {
-        "css": _page("page.css"),
+        "css": _page("page.css").replace("{{colors}}", _colors(), 1),
         "headline": html.escape(headline(report)),
         "actions": _actions(report),
         "problems": _problems(report),
-        "footer": f"{len(report.findings):,} findings; what two findings claim is counted once.",
-        "data": _packed(json.dumps(_data(report), separators=(",", ":")).encode()),
-        "plotly": _plotly(),
+        "legend": _legend(report),
+        "folders": _folders(branches(report.folders)),
+        "groups": _groups(report, names),
+        "footer": f"{len(report.findings):,} findings; bytes that two findings claim are counted once.",
+        "data": _packed(json.dumps(_data(report, names), separators=(",", ":")).encode()),
         "js": _page("page.js"),
     }
-    for name, text in parts.items():
-        page = page.replace("{{" + name + "}}", text, 1)
-    return page
+    # in one pass: what is filled in may look like a place to fill
+    return re.sub(r"\{\{(\w+)\}\}", lambda place: parts[place[1]], _page("page.html"))
 
 
 def _page(name: str) -> str:
@@ -53,13 +59,18 @@ def _packed(data: bytes) -> str:
     return base64.b64encode(gzip.compress(data, 6, mtime=0)).decode()
 
 
-@functools.cache
-def _plotly() -> str:
-    try:
-        from plotly.offline import get_plotlyjs
-    except ImportError:
-        raise MissingDependencyError('a page needs plotly: pip install "blobstore[report]"') from None
-    return _packed(get_plotlyjs().encode())
+def _colors() -> str:
+    """A variable for each kind of finding, and one for text on it: black or white, whichever has more contrast."""
+    return " ".join(f"--c-{kind.value}: {color}; --i-{kind.value}: {_ink(color)};" for kind, color in COLORS.items())
+
+
+def _ink(color: str) -> str:
+    parts = [int(color[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+    return "#000000" if 0.2126 * red + 0.7152 * green + 0.0722 * blue > 0.179 else "#ffffff"
+
+
+# ----------------------------------------------------------------------------------------- what the page says at once
 
 
 def _commands(report: Report) -> list[tuple[int, str]]:
@@ -75,13 +86,21 @@ def _actions(report: Report) -> str:
     parts = []
     ordered = _commands(report)
     for number, (nbytes, command) in enumerate(ordered[:_COMMANDS], 1):
-        text = html.escape(printable(command))
-        parts.append(f'<div class="action">{number}. {size(nbytes)} by <pre><code>{text}</code></pre></div>')
+        parts.append(
+            f'<li class="action"><p>{number}. <b>{size(nbytes)}</b> <span class="faint">{_inputs(command)}</span></p>'
+            f'<div class="command"><pre><code>{html.escape(printable(command))}</code></pre></div></li>'
+        )
+    text = f'<ol class="actions">{"".join(parts)}</ol>' if parts else ""
     if rest := sum(nbytes for nbytes, _ in ordered[_COMMANDS:]):
-        parts.append(f'<p class="action">{size(rest)} by {len(ordered) - _COMMANDS} more commands, see the table</p>')
+        text += f'<p class="action">{size(rest)} by {len(ordered) - _COMMANDS} more commands, see the table.</p>'
     if other := report.total_saves - report.command_saves:
-        parts.append(f'<p class="action">{size(other)} by lowering or exporting again, see the table</p>')
-    return "\n".join(parts)
+        text += f'<p class="action">{size(other)} by lowering or exporting again, see the table.</p>'
+    return text
+
+
+def _inputs(command: str) -> str:
+    number = len(shlex.split(command)) - 4  # blobstore, the command, -o and the folder
+    return f"in {number} files" if " dedup " in command and number > 1 else ""
 
 
 def _problems(report: Report) -> str:
@@ -91,18 +110,165 @@ def _problems(report: Report) -> str:
     return f'<div class="notice">Not read, and not in the numbers:<ul>{items}</ul></div>'
 
 
-def _data(report: Report) -> dict[str, Any]:
-    names = [printable(name) for name in short_paths([file.path for file in report.files])]
-    why: dict[tuple[int, int], str] = {}
-    for finding in report.findings:
-        for claim in finding.claims:
-            why.setdefault((claim.file, claim.region), finding.kind.value)
+def _legend(report: Report) -> str:
+    items = [(kind.value, FINDINGS[kind], size(counted)) for kind, (_, _, counted) in report.by_kind.items() if counted]
+    structure = sum(file.by_kind.get(RegionKind.STRUCTURE, 0) for file in report.files)
+    if report.total_bytes:
+        stays = report.total_bytes - report.total_saves - structure
+        items += [("stays", "stays", size(stays)), ("structure", "headers and tables", size(structure))]
+    return "".join(
+        f'<li><span class="swatch k-{kind}" style="background:var(--c-{kind})"></span>'
+        f'<span>{words}</span> <span class="faint">{nbytes}</span></li>'
+        for kind, words, nbytes in items
+    )
+
+
+def _share(part: int, whole: int, kind: str = "duplicate_files") -> str:
+    """A bar of which a part is colored."""
+    width = f"{part / whole:.1%}" if whole else "0%"
+    return f'<span class="bar"><span style="width:{width};background:var(--c-{kind})"></span></span>'
+
+
+def _folders(folders: Sequence[Folder]) -> str:
+    """A table of folders, each below the one that it is in."""
+    if not folders:
+        return ""
+    rows = []
+    outer: list[str] = []
+    for folder in folders[:_FOLDERS]:
+        while outer and not folder.path.startswith(f"{outer[-1]}/"):
+            outer.pop()
+        name = folder.path[len(outer[-1]) + 1 :] if outer else folder.path
+        rows.append(
+            f'<tr><th scope="row" style="padding-left:{0.7 + 1.2 * len(outer):.1f}rem">'
+            f"{html.escape(printable(name))}</th>"
+            f'<td class="number">{folder.files:,}</td><td class="number">{size(folder.bytes)}</td>'
+            f'<td class="number">{size(folder.saves)}</td><td class="wide">{_share(folder.saves, folder.bytes)}</td></tr>'
+        )
+        outer.append(folder.path)
+    more = f'<p class="hint">and {len(folders) - _FOLDERS:,} more</p>' if len(folders) > _FOLDERS else ""
+    head = '<thead><tr><th scope="col">Folder</th><th scope="col" class="number">Files</th>'
+    head += '<th scope="col" class="number">Size</th><th scope="col" class="number">Can go</th>'
+    head += '<th scope="col" class="wide"><span class="hidden">Share that can go</span></th></tr></thead>'
+    return (
+        '<section aria-labelledby="folders-title" id="folders"><h2 id="folders-title">Folders</h2>'
+        '<p class="hint">Each counts with the folders in it.</p>'
+        '<div class="scroll" tabindex="0" role="region" aria-labelledby="folders-title">'
+        f"<table>{head}<tbody>{''.join(rows)}</tbody></table></div>{more}</section>"
+    )
+
+
+# ------------------------------------------------------------------------------------------------ files in common
+
+
+def _groups(report: Report, names: Sequence[str]) -> str:
+    """Families of files, and how much of each two is the same."""
+    groups = find_groups(report)
+    together = [group for group in groups if len(group.files) > 1]
+    copies = sum(group.bytes - group.once for group in together)
+    if len(names) > _MATRIX:
+        sets = [group.files for group in groups]
+        labels = [
+            f"{i}. {_label(names[first])} and {len(others)} more" if others else _label(names[first])
+            for i, (first, *others) in enumerate(sets, 1)
+        ]
+    else:
+        sets = [(f,) for group in groups for f in group.files]
+        labels = [_label(names[f]) for (f,) in sets]
+    matrix = _matrix(labels, common_bytes(report, sets))
+    if not together and not matrix:
+        return ""
+    text = ""
+    if together:
+        grouped = sum(len(group.files) for group in together)
+        noun = "group" if len(together) == 1 else "groups"
+        alone = len(names) - grouped
+        others = f"; {alone} {'file stands' if alone == 1 else 'files stand'} alone" if alone else ""
+        text = (
+            f'<p class="hint">{grouped} files are in {len(together)} {noun} with {size(copies)} of copies{others}. '
+            "The first file of a group holds at least half of each other one.</p>"
+        )
+        text += "".join(_group(report, names, i, group) for i, group in enumerate(together[:_GROUPS], 1))
+        if len(together) > _GROUPS:
+            text += f'<p class="hint">and {len(together) - _GROUPS} more groups</p>'
+    return (
+        '<section aria-labelledby="common-title" id="common"><h2 id="common-title">Files with bytes in common</h2>'
+        f"{text}{matrix}</section>"
+    )
+
+
+def _group(report: Report, names: Sequence[str], number: int, group: Group) -> str:
+    first, *others = group.files
+    folders = list(dict.fromkeys(os.path.dirname(names[f]) for f in group.files))  # noqa: PTH120 - text stays text
+    folders = [folder for folder in folders if folder]
+    where = ", ".join(folders[:3]) + (f" and {len(folders) - 3} more" if len(folders) > 3 else "")
+    alike = common_bytes(report, [(first,), *((f,) for f in others[:_MEMBERS])])
+    rows = []
+    for at, f in enumerate(group.files[: _MEMBERS + 1]):
+        part = alike[0][at] / max(alike[at][at], 1)
+        said = "the first" if not at else f"{part:.0%} of it is in the first"
+        rows.append(
+            f"<tr><td>{html.escape(names[f])}</td><td class='number'>{size(report.files[f].size)}</td>"
+            f"<td class='number'>{said}</td></tr>"
+        )
+    if len(others) > _MEMBERS:
+        rows.append(f"<tr><td colspan='3'>and {len(others) - _MEMBERS} more</td></tr>")
+    return (
+        f'<details class="group"><summary><span class="name">{number}. {html.escape(_label(names[first]))} '
+        f"and {len(others)} more</span>"
+        f"<span class='faint'>{size(group.bytes)}, {size(group.once)} if stored once</span>"
+        f"{_share(group.bytes - group.once, group.bytes)}</summary>"
+        f'<p class="hint">{html.escape(where) or "all in one folder"}</p><table>{"".join(rows)}</table></details>'
+    )
+
+
+def _label(name: str) -> str:
+    """Both ends of a long name."""
+    return name if len(name) <= 48 else f"{name[:18]}…{name[-28:]}"
+
+
+def _matrix(labels: Sequence[str], common: Sequence[Sequence[int]]) -> str:
+    """A table of shares of the smaller one of each two, in five steps that mean the same in each report."""
+    weight = {i: sum(row) - row[i] for i, row in enumerate(common)}
+    shown = [i for i, row in enumerate(common) if any(row[j] >= CONNECTING for j in range(len(row)) if j != i)]
+    kept = sorted(sorted(shown, key=lambda i: -weight[i])[:_MATRIX])
+    if len(kept) < 2:
+        return ""
+    head = "".join(f'<th scope="col"><span>{html.escape(labels[i])}</span></th>' for i in kept)
+    rows = []
+    for i in kept:
+        cells = []
+        for j in kept:
+            smaller = min(common[i][i], common[j][j])
+            share = common[i][j] / smaller if smaller else 0
+            if i == j:
+                cells.append('<td class="own"></td>')
+            elif common[i][j]:
+                step = min(int(share * _STEPS), _STEPS - 1) + 1
+                cells.append(f'<td class="s{step}" title="{size(common[i][j])}, {share:.1%}">{size(common[i][j])}</td>')
+            else:
+                cells.append("<td></td>")
+        rows.append(f'<tr><th scope="row">{html.escape(labels[i])}</th>{"".join(cells)}</tr>')
+    left = f" {len(shown) - len(kept)} with less are left out." if len(shown) > len(kept) else ""
+    scale = "".join(
+        f'<li><span class="swatch s{step}"></span>{100 * (step - 1) // _STEPS}&ndash;{100 * step // _STEPS}%</li>'
+        for step in range(1, _STEPS + 1)
+    )
+    return (
+        f'<p class="hint">Bytes that each two of them have in common, colored by their share of the smaller one.{left}</p>'
+        f'<ul class="legend">{scale}</ul>'
+        '<div class="scroll" tabindex="0" role="region" aria-labelledby="common-title">'
+        f'<table class="matrix"><thead><tr><td></td>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
+    )
+
+
+# --------------------------------------------------------------------------------------------- what the scripts draw
+
+
+def _data(report: Report, names: Sequence[str]) -> dict[str, Any]:
     numbers = {command: number for number, (_, command) in enumerate(_commands(report)[:_COMMANDS], 1)}
-    words = {kind.value: text for kind, text in FINDINGS.items()}
     return {
-        "headline": headline(report),
-        "total": report.total_bytes,
-        "words": {"": "stays", **words, "structure": "headers and tables"},
+        "words": {kind.value: text for kind, text in FINDINGS.items()},
         "regions": {kind.value: text for kind, text in REGIONS.items()},
         "files": [
             {"name": name, "size": file.size, "format": file.format}
@@ -111,43 +277,57 @@ def _data(report: Report) -> dict[str, Any]:
         "blobs": [
             {
                 "file": f,
-                "name": printable(region.name if region.keys else REGIONS[region.kind]),
+                "name": _name(region),
                 "kind": region.kind.value,
                 "start": region.start,
                 "nbytes": region.nbytes,
-                "layout": _layout(region),
-                "finding": why.get((f, r), ""),
+                "type": printable(region.element_type),
+                "shape": region.shape,
+                "goes": {kind.value: nbytes for kind, nbytes in report.goes.get((f, r), {}).items()},
             }
             for f, file in enumerate(report.files)
             for r, region in enumerate(file.regions)
         ],
         "findings": [_finding(report, finding, names, numbers) for finding in report.findings],
-        "matrix": _matrix(report.files, names),
     }
 
 
-def _layout(region: Region) -> str:
-    return str(region.layout) if region.layout is not None else printable(region.dtype)
+def _name(region: Region) -> str:
+    return printable(region.name if region.keys else REGIONS[region.kind])
 
 
-def _finding(report: Report, finding: Finding, names: list[str], numbers: dict[str, int]) -> dict[str, Any]:
-    by_key: dict[str, list[str]] = defaultdict(list)
-    for f, r in finding.places[:_PLACES]:
-        region = report.region((f, r))
-        by_key[printable(region.name if region.keys else REGIONS[region.kind])].append(names[f])
-    where = [f"{key} in {', '.join(dict.fromkeys(files))}" for key, files in by_key.items()]
-    if len(finding.places) > _PLACES:
-        where.append(f"and {len(finding.places) - _PLACES:,} more")
+def _finding(report: Report, finding: Finding, names: Sequence[str], numbers: dict[str, int]) -> dict[str, Any]:
+    by_key: dict[str, dict[str, None]] = defaultdict(dict)
+    for f, r in finding.places:
+        by_key[_name(report.region((f, r)))][names[f]] = None
+    where = []
+    for key, files in list(by_key.items())[:_KEYS]:
+        more = f" and {len(files) - _FILES} more" if len(files) > _FILES else ""
+        where.append(f"{_HASH.sub(_ends, key)} in {', '.join(list(files)[:_FILES])}{more}")
+    if len(by_key) > _KEYS:
+        where.append(f"and {len(by_key) - _KEYS:,} more names")
+    region = report.region(finding.places[0]) if finding.places else None
     return {
         "kind": finding.kind.value,
         "saves": finding.saves,
         "counted": finding.counted,
         "detail": printable(finding.detail),
+        "type": printable(region.element_type) if region is not None else "",
+        "shape": region.shape if region is not None else "",
         "where": where,
+        "files": sorted({f for f, _ in finding.places}),
+        "keys": list(by_key),
         "command": _command(finding, numbers),
         "is_code": finding.command is not None and finding.command not in numbers,
         "advice": finding.advice,
     }
+
+
+_HASH = re.compile(r"[0-9a-f]{32,}")
+
+
+def _ends(found: re.Match[str]) -> str:
+    return f"{found[0][:10]}…{found[0][-6:]}"
 
 
 def _command(finding: Finding, numbers: dict[str, int]) -> str:
@@ -155,28 +335,3 @@ def _command(finding: Finding, numbers: dict[str, int]) -> str:
     if finding.command in numbers:
         return f"run command {numbers[finding.command]}, above"
     return printable(finding.command or "")
-
-
-def _matrix(files: tuple[FileReport, ...], names: list[str]) -> dict[str, Any]:
-    """Bytes of contents that each two files share; on the diagonal, of copies within a file."""
-    where: dict[tuple[str, int], dict[int, int]] = defaultdict(lambda: defaultdict(int))
-    for f, file in enumerate(files):
-        for region in file.regions:
-            if region.kind.is_blob and region.kind is not RegionKind.PAYLOAD:
-                where[region.digest, region.nbytes][f] += 1
-    shared: dict[tuple[int, int], int] = defaultdict(int)
-    for (_, nbytes), counts in where.items():
-        for f, number in counts.items():
-            shared[f, f] += nbytes * (number - 1)
-            for g in counts:
-                if f != g:
-                    shared[f, g] += nbytes
-    weight = [0] * len(files)
-    for (f, _), nbytes in shared.items():
-        weight[f] += nbytes
-    shown = sorted(sorted(range(len(files)), key=lambda f: -weight[f])[:_MATRIX])
-    return {
-        "names": [names[f] for f in shown],
-        "values": [[shared.get((f, g), 0) for g in shown] for f in shown],
-        "left_out": len(files) - len(shown),
-    }

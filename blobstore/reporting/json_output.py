@@ -13,7 +13,17 @@ from blobstore.memory.layout import ScalarType, TensorLayout
 from blobstore.memory.mapped_file import as_path
 from blobstore.reporting.baseline import Changes
 from blobstore.reporting.checked import MalformedError, hexadecimal, integer, items, member, share, text, texts
-from blobstore.reporting.model import Claim, FileReport, Finding, FindingKind, Problem, Region, RegionKind, Report
+from blobstore.reporting.model import (
+    ALIGNMENT,
+    Claim,
+    FileReport,
+    Finding,
+    FindingKind,
+    Problem,
+    Region,
+    RegionKind,
+    Report,
+)
 
 __all__ = ["SCHEMA", "VERSION", "from_json", "load_report", "to_json"]
 
@@ -31,7 +41,11 @@ def to_json(report: Report, changes: Changes | None = None) -> dict[str, Any]:
         "total_bytes": report.total_bytes,
         "total_saves": report.total_saves,
         "command_saves": report.command_saves,
-        "files": [_file(file) for file in report.files],
+        "files": [_file(file, saves) for file, saves in zip(report.files, report.saves_of, strict=True)],
+        "folders": [
+            {"path": folder.path, "files": folder.files, "bytes": folder.bytes, "saves": folder.saves}
+            for folder in report.folders
+        ],
         "findings": [_finding(finding) for finding in report.findings],
         "problems": [{"path": problem.path, "reason": problem.reason} for problem in report.problems],
         "notes": list(report.notes),
@@ -53,11 +67,13 @@ def _sums(sums: dict[FindingKind, tuple[int, int]]) -> list[dict[str, Any]]:
     return [{"kind": kind.value, "findings": number, "bytes": nbytes} for kind, (number, nbytes) in sums.items()]
 
 
-def _file(file: FileReport) -> dict[str, Any]:
+def _file(file: FileReport, saves: int) -> dict[str, Any]:
     return {
         "path": file.path,
         "format": file.format,
         "size": file.size,
+        "saves": saves,
+        "alignment": file.alignment,
         "already_shared": file.already_shared,
         "aliases": list(file.aliases),
         "regions": [_region(region) for region in file.regions],
@@ -81,6 +97,7 @@ def _region(region: Region) -> dict[str, Any]:
         },
         "dtype": region.dtype,
         "digest": region.digest,
+        "tensor": region.tensor,
     }
 
 
@@ -99,10 +116,10 @@ def _finding(finding: Finding) -> dict[str, Any]:
 
 
 def from_json(plain: Any) -> Report:
-    """The report that `to_json` was given.
+    """The report from which `to_json` made this.
 
     Raises:
-        MalformedError: it is not such a report, or one of another version, or it contradicts itself.
+        MalformedError: it is not such a report, has another version, or contradicts itself.
     """
     if member(plain, "schema") != "blobstore-report" or member(plain, "version") != VERSION:
         raise MalformedError(f"expected a blobstore-report of version {VERSION}")
@@ -127,7 +144,8 @@ def _read_file(plain: Any) -> FileReport:
         position = region.stop
     if position != size:
         raise MalformedError(f"{path}: its regions have {position} bytes, not {size}")
-    return FileReport(path, text(member(plain, "format")), size, regions, texts(member(plain, "aliases")))
+    alignment = max(integer(plain.get("alignment", ALIGNMENT)), 1)
+    return FileReport(path, text(member(plain, "format")), size, regions, texts(member(plain, "aliases")), alignment)
 
 
 def _read_region(plain: Any) -> Region:
@@ -140,6 +158,7 @@ def _read_region(plain: Any) -> Region:
         _read_layout(member(plain, "layout")),
         text(member(plain, "dtype")),
         hexadecimal(member(plain, "digest"), 0, 32),
+        text(plain.get("tensor", "")),
     )
 
 
@@ -184,7 +203,7 @@ def load_report(path: str | os.PathLike[str]) -> Report:
 
     Raises:
         FileAccessError: it cannot be read.
-        InvalidFileError: it is something else, or was changed.
+        InvalidFileError: it is not a report, or was changed.
     """
     path = as_path(path)
     try:

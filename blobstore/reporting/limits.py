@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from blobstore.reporting.words import size
+from blobstore.text import size
 
 __all__ = ["Limit"]
 
@@ -14,7 +14,7 @@ _UNITS |= {f"{p}b": 1000**i for i, p in enumerate("kmgt", 1)} | {f"{p}ib": 1024*
 
 
 class Limit(NamedTuple):
-    """At most so many bytes, or such a share of all bytes."""
+    """A number of bytes, or a share of all bytes, that waste must not exceed."""
 
     number: float
     is_share: bool
@@ -35,7 +35,7 @@ class Limit(NamedTuple):
         raise ValueError(f"{text!r} is neither a number of bytes, like 1048576 or 10MB, nor a share, like 5%")
 
     def exceeded(self, nbytes: int, total: int) -> str | None:
-        """One line that says why `nbytes` of `total` are too many; None if they are not."""
+        """One line that says why `nbytes` of `total` are too many; None if they are within the limit."""
         if nbytes <= (self.number * total if self.is_share else self.number):
             return None
         share = f", {nbytes / total:.1%} of all" if self.is_share and total else ""

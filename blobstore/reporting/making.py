@@ -16,6 +16,7 @@ from blobstore.errors import (
     MissingDependencyError,
     UnsupportedDataError,
 )
+from blobstore.formats.data_map import NamedDataMap
 from blobstore.memory.mapped_file import Paths, as_path, listed
 from blobstore.reporting.cache import Cache
 from blobstore.reporting.catalog import Catalog
@@ -25,6 +26,7 @@ from blobstore.reporting.findings import constants, contained, dtypes, duplicate
 from blobstore.reporting.findings.kept import Kept
 from blobstore.reporting.fingerprint import Fingerprint
 from blobstore.reporting.model import FileReport, Finding, Problem, Report
+from blobstore.reporting.named import name_tensors
 from blobstore.reporting.regions import SUFFIXES
 from blobstore.reporting.savings import count
 from blobstore.reporting.source import is_url
@@ -40,6 +42,7 @@ def report(
     *,
     exact_only: bool = False,
     near: float = NEAR,
+    names: NamedDataMap | None = None,
     executor: Executor | None = None,
     cache: str | os.PathLike[str] | None = None,
     progress: Callable[[str, int, int], None] | None = None,
@@ -54,24 +57,28 @@ def report(
             either that fsspec can open.
         exact_only: look for equal bytes only; blobs are hashed and nothing else is computed.
         near: the share of elements in which near duplicates may differ, from 0 to 0.25.
+        names: tensors by name, an opened checkpoint (`open_any`). What equals exactly one of them to the byte, and has
+            no name but a key made of its contents, is shown under that name.
         executor: where to work, for example a process pool or the executor of a cluster's client; workers must see the
             same files under the same names. It is not shut down. Left out, threads are used.
         cache: a file that remembers what was found; made if it is missing or damaged. Left out, nothing is
             remembered.
-        progress: told what is done, how much of it, and of how much.
+        progress: called with what is being done, how much of it is done, and how much there is.
 
     Returns:
         The report.
 
     Raises:
-        FileAccessError: something among `paths` is no path, or `cache` is another kind of file.
+        FileAccessError: something among `paths` is not a path, or `cache` is another kind of file.
         InputError: `near` is not a number from 0 to 0.25.
-        UnsupportedDataError: `executor` or `progress` is something else.
+        UnsupportedDataError: `names`, `executor` or `progress` is something else.
     """
     if not isinstance(near, int | float) or not 0 <= near <= 0.25:
         raise InputError(f"near must be a share from 0 to 0.25, not {near!r}")
     if executor is not None and not isinstance(executor, Executor):
         raise UnsupportedDataError(f"expected an executor of concurrent.futures, found a {type(executor).__qualname__}")
+    if names is not None and not isinstance(names, NamedDataMap):
+        raise UnsupportedDataError(f"names: expected an opened file (open_any), found a {type(names).__qualname__}")
     check_progress(progress)
     asked, aliases, problems = _expand(_names(paths))
     with Cache(cache) as known, default_executor(executor) as workers:
@@ -90,6 +97,8 @@ def report(
             else:
                 files.append(replace(file.report(of_file), aliases=tuple(aliases.get(file.path, ()))))
                 prints.append(of_file)
+        if names is not None:
+            files = name_tensors(files, names)
         catalog = Catalog(files, prints)
         findings = _find(catalog, engine, near, exact_only)
     notes = () if known.trouble is None else (known.trouble,)
@@ -118,7 +127,7 @@ def _names(paths: Paths) -> list[str]:
     names = []
     for path in listed(paths):
         if not (isinstance(path, str) and is_url(path)):
-            as_path(path)  # raises if it is none
+            as_path(path)  # raises if it is not a path
         names.append(os.fsdecode(path))
     return names
 
@@ -126,7 +135,7 @@ def _names(paths: Paths) -> list[str]:
 def _expand(
     paths: Sequence[str],
 ) -> tuple[list[str], dict[str, list[str]], list[Problem]]:
-    """The files that are meant, each once; other names of the same; and what names nothing."""
+    """Each file once, the other names of each, and what names no file."""
     problems: list[Problem] = []
     files: list[str] = []
     for path in paths:
@@ -143,7 +152,7 @@ def _expand(
                 status = Path(path).stat()
                 identity = (status.st_dev, status.st_ino)
             except OSError:
-                pass  # opening it will tell what is wrong
+                pass  # opening it raises an error that says what is wrong
         if first.setdefault(identity, path) != path:
             aliases.setdefault(first[identity], []).append(path)
     return list(first.values()), aliases, problems
@@ -175,6 +184,6 @@ def _remote(path: str) -> list[str]:
         names = sorted(name for name in system.find(inside) if name.endswith(SUFFIXES))
     except ImportError as error:  # the URL's protocol needs a package
         raise MissingDependencyError(str(error)) from None
-    except Exception as error:  # whatever the package of a protocol raises
+    except Exception as error:  # each protocol's package raises errors of its own
         raise FileAccessError(path, error if isinstance(error, OSError) else str(error)) from None
     return [str(system.unstrip_protocol(name)) for name in names]

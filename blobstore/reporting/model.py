@@ -3,14 +3,31 @@
 from __future__ import annotations
 
 import enum
+import os
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import takewhile
+from pathlib import Path
 
 from blobstore.memory.layout import TensorLayout
 
-__all__ = ["Claim", "FileReport", "Finding", "FindingKind", "Problem", "Region", "RegionKind", "Report"]
+__all__ = [
+    "ALIGNMENT",
+    "Claim",
+    "FileReport",
+    "Finding",
+    "FindingKind",
+    "Folder",
+    "Problem",
+    "Region",
+    "RegionKind",
+    "Report",
+]
+
+ALIGNMENT = 16
+"""What tensors need; ExecuTorch's own default for them."""
 
 
 class RegionKind(str, enum.Enum):
@@ -21,9 +38,9 @@ class RegionKind(str, enum.Enum):
     STATE = "state"  # what a mutable tensor of a program starts with
     NAMED_DATA = "named_data"  # opaque bytes under a key
     PAYLOAD = "payload"  # what a backend made of its part of a program
-    STRUCTURE = "structure"  # headers, flatbuffers, tables of contents
+    STRUCTURE = "structure"  # headers, flatbuffers, tables of contents, and what blobstore records for itself
     PADDING = "padding"  # zeros between two things
-    UNREFERENCED = "unreferenced"  # neither zeros nor anything that something refers to
+    UNREFERENCED = "unreferenced"  # not zeros, and nothing refers to it
 
     @property
     def is_blob(self) -> bool:
@@ -60,7 +77,9 @@ class Region:
         methods: the methods of a program that use it.
         layout: how it is a tensor; None for opaque bytes.
         dtype: the element type where the format has one that `layout` cannot express (GGUF's quantized types).
-        digest: xxh3-128 in hexadecimal; empty for what is no blob.
+        digest: xxh3-128 in hexadecimal; empty for what is not a blob.
+        tensor: the name of these bytes in the checkpoint that `report` was given as `names`; empty if they have none
+            there, or if `keys` holds a name already.
     """
 
     kind: RegionKind
@@ -71,6 +90,7 @@ class Region:
     layout: TensorLayout | None = None
     dtype: str = ""
     digest: str = ""
+    tensor: str = ""
 
     @property
     def nbytes(self) -> int:
@@ -79,8 +99,22 @@ class Region:
 
     @property
     def name(self) -> str:
-        """Its first key, or else what it is."""
-        return self.keys[0] if self.keys else self.kind.value
+        """Its name in a checkpoint, its first key, or else what it is."""
+        return self.tensor or (self.keys[0] if self.keys else self.kind.value)
+
+    @property
+    def element_type(self) -> str:
+        """Its dtype in lower case, such as "float"; empty for opaque bytes."""
+        return self.layout.scalar_type.name.lower() if self.layout is not None else self.dtype.lower()
+
+    @property
+    def shape(self) -> str:
+        """Its sizes, such as "384 x 1536", and its dim order if the dimensions are permuted; empty for opaque bytes."""
+        if self.layout is None:
+            return ""
+        sizes = " x ".join(map(str, self.layout.sizes)) or "scalar"
+        order = self.layout.dim_order
+        return sizes if order == tuple(range(len(order))) else f"{sizes}, dim order {' '.join(map(str, order))}"
 
 
 @dataclass(frozen=True)
@@ -92,13 +126,16 @@ class FileReport:
         format: "pte", "ptd", "safetensors" or "gguf".
         size: of the file; the sum of its regions.
         aliases: other names of the same file (links), which take no bytes of their own.
+        alignment: padding up to the next multiple of this is not waste. 16 for most files; what blobstore wrote keeps
+            the format's 128, or more if a key asks for it, and rewritten programs the alignment that they had.
     """
 
     path: str
     format: str
     size: int
-    regions: tuple[Region, ...]
+    regions: tuple[Region, ...] = field(repr=False)
     aliases: tuple[str, ...] = ()
+    alignment: int = ALIGNMENT
 
     @cached_property
     def by_kind(self) -> dict[RegionKind, int]:
@@ -115,8 +152,25 @@ class FileReport:
 
 
 @dataclass(frozen=True)
+class Folder:
+    """A folder with all folders in it.
+
+    Attributes:
+        path: as it begins the paths of its files; empty for the current folder.
+        files: how many of the report's files it has.
+        bytes: of these files.
+        saves: bytes of them that can go, as in `Report.saves_of`.
+    """
+
+    path: str
+    files: int
+    bytes: int
+    saves: int
+
+
+@dataclass(frozen=True)
 class Problem:
-    """A file that was asked for and could not be looked at."""
+    """A file that could not be read."""
 
     path: str
     reason: str
@@ -154,8 +208,8 @@ class Finding:
     """
 
     kind: FindingKind
-    places: tuple[tuple[int, int], ...]
-    claims: tuple[Claim, ...]
+    places: tuple[tuple[int, int], ...] = field(repr=False)
+    claims: tuple[Claim, ...] = field(repr=False)
     saves: int
     detail: str = ""
     command: str | None = None
@@ -164,21 +218,57 @@ class Finding:
     counted: int = 0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Report:
-    """All files that could be read, and all that was found in them.
+    """All files that could be read, and all that was found in them. A notebook shows it as a summary.
 
     Attributes:
         files: in the order in which they were asked for.
         findings: by `FindingKind`, and the largest first within each.
         problems: files that could not be read, and why.
-        notes: what did not go as it was asked for, and does not make the report any less complete.
+        notes: what did not go as requested, without making the report any less complete.
     """
 
     files: tuple[FileReport, ...]
     findings: tuple[Finding, ...]
     problems: tuple[Problem, ...] = field(default=())
     notes: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        from blobstore.reporting.words import headline
+
+        unread = f"; {len(self.problems)} could not be read" if self.problems else ""
+        return f"<Report: {headline(self).removesuffix('.')}; {len(self.findings):,} findings{unread}>"
+
+    def _repr_html_(self) -> str:
+        from blobstore.reporting.notebook import summary
+
+        return summary(self)
+
+    def to_html(self, path: str | os.PathLike[str], *, force: bool = False) -> Path:
+        """Write the report as one page that needs nothing but a browser.
+
+        Args:
+            path: the file to write; an HTML page that is there is replaced.
+            force: also replace a file of another format.
+
+        Returns:
+            The path of the file.
+
+        Raises:
+            FileAccessError: the folder is missing or cannot be written, or the disk is full; nothing was changed.
+            OutputPathError: a file of another format is there, and `force` is not set.
+        """
+        from blobstore.disk.kinds import Format
+        from blobstore.disk.staging import Staging
+        from blobstore.memory.mapped_file import as_path
+        from blobstore.reporting.html import to_html
+
+        target = as_path(path)
+        text = to_html(self).encode()
+        with Staging(force=force) as staging, staging.open(target, kind=Format.HTML) as file:
+            file.write(text)
+        return target
 
     @cached_property
     def total_bytes(self) -> int:
@@ -192,7 +282,7 @@ class Report:
 
     @cached_property
     def command_saves(self) -> int:
-        """The part of it that commands do, without lowering anything again."""
+        """The part of it that commands save, without lowering anything again."""
         return sum(finding.counted for finding in self.findings if finding.command)
 
     @cached_property
@@ -203,6 +293,37 @@ class Report:
             number, saves, counted = sums.get(finding.kind, (0, 0, 0))
             sums[finding.kind] = (number + 1, saves + finding.saves, counted + finding.counted)
         return sums
+
+    @cached_property
+    def goes(self) -> dict[tuple[int, int], dict[FindingKind, int]]:
+        """For each region of which something can go: how many bytes, under the first kind of finding that claims them."""
+        from blobstore.reporting.savings import attribute
+
+        return attribute(self.findings)
+
+    @cached_property
+    def saves_of(self) -> tuple[int, ...]:
+        """For each file the bytes of it that can go; together they are `total_saves`."""
+        saves = [0] * len(self.files)
+        for (file, _), kinds in self.goes.items():
+            saves[file] += sum(kinds.values())
+        return tuple(saves)
+
+    @cached_property
+    def folders(self) -> tuple[Folder, ...]:
+        """The folders of the files and all folders between them and the one that holds all, in the order of their paths.
+
+        Each counts with the folders in it. The folder that holds all files is the first.
+        """
+        chains = [_ancestors(file.path) for file in self.files]
+        common = sum(1 for _ in takewhile(lambda names: len(set(names)) == 1, zip(*chains, strict=False)))
+        sums: dict[str, list[int]] = {}
+        for file, saves, chain in zip(self.files, self.saves_of, chains, strict=True):
+            for path in chain[max(common - 1, 0) :]:
+                of_folder = sums.setdefault(path, [0, 0, 0])
+                for i, value in enumerate((1, file.size, saves)):
+                    of_folder[i] += value
+        return tuple(Folder(path, *sums[path]) for path in sorted(sums, key=lambda path: path.split("/")))
 
     def region(self, place: tuple[int, int]) -> Region:
         """The region at a place of a finding."""
@@ -216,3 +337,18 @@ class Report:
     def paths(self, finding: Finding) -> Sequence[str]:
         """The files of a finding, each once."""
         return list(dict.fromkeys(path for path, _ in self.names(finding)))
+
+
+def _ancestors(path: str) -> list[str]:
+    """The folders that a file is in, from the root, the current folder or the host of a URL down to its own."""
+    root, inside = "", path.replace(os.sep, "/")
+    if "://" in inside:
+        protocol, _, rest = inside.partition("://")
+        host, slash, inside = rest.partition("/")
+        root, inside = (f"{protocol}://{host}", inside) if slash else (f"{protocol}://", host)
+    elif inside.startswith("/"):
+        root, inside = "/", inside[1:]
+    found = [root]
+    for name in inside.split("/")[:-1]:
+        found.append(f"{found[-1].removesuffix('/')}/{name}" if found[-1] else name)
+    return found

@@ -1,8 +1,9 @@
-"""What each byte of a file is: regions that follow each other without a gap and add up to its size."""
+"""Every byte of a file: regions that follow each other without a gap and add up to its size."""
 
 from __future__ import annotations
 
 import bisect
+import math
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
@@ -12,13 +13,16 @@ from pathlib import Path
 import numpy as np
 
 from blobstore.errors import InvalidFileError, LayoutError, MissingDependencyError
+from blobstore.formats.alignment import PAGE, SEGMENT_ALIGNMENT
+from blobstore.formats.keys import KEY_PREFIX
 from blobstore.formats.ptd.reader import PtdDataMap
+from blobstore.formats.ptd.writer import MAX_ALIGNMENT
 from blobstore.formats.pte.flatbuffer import Span
 from blobstore.formats.pte.parts import TensorData
 from blobstore.formats.pte.program import ProgramFile
 from blobstore.formats.safetensors import SafetensorsDataMap
 from blobstore.memory.layout import ScalarType, TensorLayout
-from blobstore.reporting.model import Region, RegionKind
+from blobstore.reporting.model import ALIGNMENT, Region, RegionKind
 from blobstore.reporting.source import CHUNK, Source, is_url
 
 __all__ = ["SUFFIXES", "read_regions"]
@@ -32,8 +36,8 @@ _ASSUMED_PADDING = 4096
 """A gap of a remote file that is no longer than this is not read to see whether it is zeros."""
 
 
-def read_regions(source: Source) -> tuple[str, list[Region]]:
-    """The format of a file, and its regions in the order of their bytes.
+def read_regions(source: Source) -> tuple[str, list[Region], int]:
+    """The format of a file, its regions in the order of their bytes, and the alignment of `FileReport`.
 
     Raises:
         FileAccessError: reading failed.
@@ -42,13 +46,13 @@ def read_regions(source: Source) -> tuple[str, list[Region]]:
     """
     head = source.head(64)
     if head[4:8] == b"FT01":
-        return "ptd", _ptd(source)
+        return "ptd", *_ptd(source)
     if head[4:6] == b"ET":
-        return "pte", _pte(source, head)
+        return "pte", *_pte(source, head)
     if head[:4] == b"GGUF":
-        return "gguf", _gguf(source)
+        return "gguf", _gguf(source), ALIGNMENT
     if source.path.endswith(".safetensors") or (head[8:9] == b"{" and head[6:8] == b"\0\0"):
-        return "safetensors", _safetensors(source)
+        return "safetensors", _safetensors(source), ALIGNMENT
     suffix = os.path.splitext(source.path)[1]  # noqa: PTH122 - also of URLs
     kind = "neither .pte, .ptd, .safetensors nor .gguf"
     claimed = f"it does not begin like a {suffix}" if suffix in SUFFIXES else f"{kind}: it begins with {head[:8]!r}"
@@ -57,7 +61,7 @@ def read_regions(source: Source) -> tuple[str, list[Region]]:
 
 @dataclass
 class _Draft:
-    """A region that something in the file claims."""
+    """A region that the file's own tables claim."""
 
     kind: RegionKind
     start: int
@@ -68,10 +72,10 @@ class _Draft:
     dtype: str = ""
 
 
-def _ptd(source: Source) -> list[Region]:
+def _ptd(source: Source) -> tuple[list[Region], int]:
     source.fill(0, _HEAD)
     data = source.structure()
-    if len(data) >= 48:  # where the segments are stands in the header; a bad header is for the reader to refuse
+    if len(data) >= 48:  # the header says where the segments are; the reader refuses a bad one
         base, nbytes = (int.from_bytes(data[at : at + 8], "little") for at in (32, 40))
         source.fill(_HEAD, min(base, source.size))
         source.fill(min(base + nbytes, source.size), source.size)  # the manifest
@@ -84,15 +88,25 @@ def _ptd(source: Source) -> list[Region]:
         draft = drafts[data_map.segment_of(key)]
         layout = data_map.get_tensor_layout(key)
         if not draft.keys:
-            draft.kind = RegionKind.TENSOR if layout is not None else RegionKind.NAMED_DATA
+            draft.kind = RegionKind.TENSOR if layout is not None else _kind_of_opaque(key)
             draft.layout = layout
         draft.keys.append(key)
-    if data_map.manifest_extent is not None:
-        drafts.append(_Draft(RegionKind.STRUCTURE, *data_map.manifest_extent, [], []))
-    return _cover(source, drafts, data_map.head_size)
+    if data_map.manifest_extent is None:
+        return _cover(source, drafts, data_map.head_size), ALIGNMENT
+    drafts.append(_Draft(RegionKind.STRUCTURE, *data_map.manifest_extent, ["manifest"], []))
+    alignment = SEGMENT_ALIGNMENT
+    for wanted in {data_map.alignment(key) for key in data_map}:
+        if (multiple := math.lcm(alignment, max(wanted, 1))) <= MAX_ALIGNMENT:  # no writer goes beyond it
+            alignment = multiple
+    return _cover(source, drafts, data_map.head_size), alignment
 
 
-def _pte(source: Source, head: bytes) -> list[Region]:
+def _kind_of_opaque(key: str) -> RegionKind:
+    """What blobstore records for itself, such as how delegates' blobs are made, is no data of a model."""
+    return RegionKind.STRUCTURE if key.startswith(KEY_PREFIX) else RegionKind.NAMED_DATA
+
+
+def _pte(source: Source, head: bytes) -> tuple[list[Region], int]:
     source.fill(0, int.from_bytes(head[16:24], "little") if head[8:12] == b"eh00" else source.size)
     program = ProgramFile(source.path, source.structure())
     drafts = []
@@ -108,7 +122,7 @@ def _pte(source: Source, head: bytes) -> list[Region]:
         drafts.append(_Draft(kind, *tensor.span, keys, methods, largest))
     users = _users(program)
     for blob in program.named_data:
-        drafts.append(_Draft(RegionKind.NAMED_DATA, *blob.span, [blob.key], users.get(blob.key, [])))
+        drafts.append(_Draft(_kind_of_opaque(blob.key), *blob.span, [blob.key], users.get(blob.key, [])))
     for payload in program.delegates:
         key = f"{payload.method}/{payload.backend}[{payload.index}]"
         drafts.append(_Draft(RegionKind.PAYLOAD, *payload.span, [key], [payload.method]))
@@ -118,7 +132,8 @@ def _pte(source: Source, head: bytes) -> list[Region]:
     drafts += [
         _Draft(RegionKind.UNREFERENCED, *segment.span, [], []) for segment in program.segments if not segment.users
     ]
-    return _cover(source, drafts, program.program_size)
+    # a rewrite that moved tensors out keeps every place of the rest to the alignment that it had before
+    return _cover(source, drafts, program.program_size), PAGE if program.externals else ALIGNMENT
 
 
 def _users(program: ProgramFile) -> dict[str, list[str]]:
@@ -145,7 +160,7 @@ def _users(program: ProgramFile) -> dict[str, list[str]]:
 
 
 def _unnamed(tensor: TensorData) -> str:
-    """What to call a tensor that has no name: programs do not record one."""
+    """A name for a tensor without one, since programs do not record names of constants."""
     group = f"{tensor.group}:" if tensor.group else ""
     return f"{tensor.kind}[{group}{tensor.index}]"
 

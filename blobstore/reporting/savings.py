@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from blobstore.reporting.model import Claim, Finding, FindingKind
 
-__all__ = ["count", "measure"]
+__all__ = ["attribute", "count", "measure"]
 
 _ORDER = {kind: i for i, kind in enumerate(FindingKind)}
 
@@ -20,18 +20,30 @@ def measure(claims: Iterable[Claim]) -> int:
 
 
 def count(findings: Iterable[Finding]) -> list[Finding]:
-    """Order findings, and give each what it adds to those before it.
+    """Order findings, and compute what each adds to those before it.
 
-    Equality comes first, because it takes least to act on it; then the largest. So what a tensor saves by being
-    stored in half the width is, of two equal copies, counted for the one that stays.
+    Equality comes first, because it is the easiest to act on, and then the largest. So if two copies of a tensor could
+    be stored in half the width, that saving counts for the copy that stays.
     """
     ordered = sorted(findings, key=lambda finding: (_ORDER[finding.kind], -finding.saves, finding.places))
     covered = _Covered()
     return [replace(finding, counted=sum(covered.add(claim) for claim in finding.claims)) for finding in ordered]
 
 
+def attribute(findings: Iterable[Finding]) -> dict[tuple[int, int], dict[FindingKind, int]]:
+    """For each region, the bytes that can go by the kind of finding that they count for; findings as `count` orders them."""
+    covered = _Covered()
+    found: dict[tuple[int, int], dict[FindingKind, int]] = {}
+    for finding in findings:
+        for claim in finding.claims:
+            if nbytes := covered.add(claim):
+                kinds = found.setdefault((claim.file, claim.region), {})
+                kinds[finding.kind] = kinds.get(finding.kind, 0) + nbytes
+    return found
+
+
 class _Covered:
-    """Bytes of regions that are spoken for."""
+    """Bytes of regions that are claimed."""
 
     def __init__(self) -> None:
         self._spans: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)

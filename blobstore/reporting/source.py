@@ -27,21 +27,21 @@ _PAGE = mmap.ALLOCATIONGRANULARITY
 
 
 def is_url(path: str) -> bool:
-    """Whether fsspec is to open it."""
+    """Whether fsspec must open it."""
     return "://" in path
 
 
 class Identity(NamedTuple):
-    """What tells whether a file is the one that was looked at before.
+    """Identifies a file with the bytes that it has now.
 
     Attributes:
         path: the file, without links.
         size: in bytes.
-        mtime_ns, ctime_ns: when its bytes changed, which anybody may set back, and when anything of it did, which
-            nobody can set. 0 for a remote file.
+        mtime_ns, ctime_ns: when its bytes changed, which a program may set back, and when anything about it did, which
+            no program can set. 0 for a remote file.
         inode: of a remote file what stands for it, such as an ETag.
-        commits: of a working copy, which other processes change through maps and not all changes of which move any
-            time: how far its commits are. Empty for every other file.
+        commits: how far the commits of a working copy are. Other processes change it through maps, and not every
+            such change moves a time. Empty for every other file.
     """
 
     path: str
@@ -58,7 +58,7 @@ class Identity(NamedTuple):
 
 
 def identify(path: str) -> Identity | None:
-    """Look a file up without opening it; None if the file system does not tell enough, or nothing at all."""
+    """Look a file up without opening it; None if the file system says too little, or nothing."""
     try:
         if not is_url(path):
             return _local_identity(path)
@@ -66,13 +66,13 @@ def identify(path: str) -> Identity | None:
 
         system, inside = fsspec.core.url_to_fs(path)
         return _remote_identity(path, system.info(inside))
-    except Exception:  # whatever is wrong with it, opening it tells
+    except Exception:  # opening it raises an error that says what is wrong
         return None
 
 
 def _local_identity(path: str) -> Identity:
     status = Path(path).stat()
-    # a name that is no text is spelled out, because the cache keeps text
+    # a name that cannot be decoded is escaped, because the cache stores text
     real = os.fsencode(os.path.realpath(path)).decode("utf-8", "backslashreplace")
     inode = f"{status.st_dev}:{status.st_ino}"
     return Identity(real, status.st_size, status.st_mtime_ns, status.st_ctime_ns, inode, _commits(path))
@@ -101,12 +101,12 @@ def _remote_identity(path: str, information: dict[str, Any]) -> Identity | None:
 
 
 class Source:
-    """An open file. To be closed; views that it gave out stay valid.
+    """An open file. The caller closes it; views that it returned stay valid.
 
     Attributes:
         path: as the caller named it.
         size: in bytes.
-        identity: for the cache; None when the file system does not tell enough.
+        identity: for the cache; None if the file system says too little.
     """
 
     path: str

@@ -10,26 +10,14 @@ from rich.table import Table
 from rich.text import Text
 
 from blobstore.reporting.baseline import Changes
-from blobstore.reporting.model import Finding, FindingKind, RegionKind, Report
-from blobstore.reporting.words import FINDINGS, headline, printable, short_paths, size
+from blobstore.reporting.model import Finding, FindingKind, Folder, RegionKind, Report
+from blobstore.reporting.words import COLORS, FINDINGS, branches, headline, short_paths
+from blobstore.text import printable, size
 
 __all__ = ["WIDTH", "print_changes", "print_report"]
 
 WIDTH = 100
 
-COLORS = {
-    FindingKind.DUPLICATE_FILES: "red",
-    FindingKind.DUPLICATE_METHODS: "red",
-    FindingKind.DUPLICATE_TIED: "red",
-    FindingKind.DUPLICATE_PAYLOAD: "red",
-    FindingKind.OTHER_LAYOUT: "yellow",
-    FindingKind.OTHER_DTYPE: "yellow",
-    FindingKind.NEAR_DUPLICATE: "yellow",
-    FindingKind.CONTAINED: "yellow",
-    FindingKind.CONSTANT: "cyan",
-    FindingKind.PADDING: "cyan",
-    FindingKind.UNREFERENCED: "cyan",
-}
 _DUPLICATES = {
     FindingKind.DUPLICATE_FILES,
     FindingKind.DUPLICATE_METHODS,
@@ -38,6 +26,7 @@ _DUPLICATES = {
 }
 _COMMANDS = 4
 _FILES = 30
+_FOLDERS = 20
 _NAME = 28
 
 
@@ -56,6 +45,8 @@ def print_report(report: Report, console: Console, *, top: int = 10) -> None:
         _print_actions(report, console, width)
         console.print(_kinds(report), width=width)
         console.print(_largest(report, names, top), width=width)
+    if folders := branches(report.folders):
+        console.print(_folders(folders), width=width)
     console.print(_files(report, names), width=width)
     for problem in report.problems:
         line = Text.assemble(("not read: ", "bold red"), printable(f"{problem.path}: {problem.reason}"))
@@ -70,7 +61,7 @@ def _print_actions(report: Report, console: Console, width: int) -> None:
     ordered = sorted(sums.items(), key=lambda item: -item[1])
     for command, nbytes in ordered[:_COMMANDS]:
         console.print(Text(f"{size(nbytes)} by"), width=width)
-        # never wrapped by inserting line breaks: it is there to be copied
+        # no line breaks are inserted, so that it can be copied
         console.print(Text("  " + printable(command), style="green"), soft_wrap=True)
     rest = len(ordered) - _COMMANDS
     if rest > 0:
@@ -113,8 +104,11 @@ def _largest(report: Report, names: Sequence[str], top: int) -> Table:
         what = Text(FINDINGS[first.kind], style=COLORS[first.kind])
         if len(group) > 1:
             what.append(f"\n{len(group):,} blobs", style="dim")
-        elif first.kind not in _DUPLICATES:
-            what.append(f"\n{printable(first.detail)}", style="dim")
+        else:
+            region = report.region(first.places[0])
+            facts = [] if first.kind in _DUPLICATES else [first.detail]
+            facts += [f"{region.element_type} {region.shape}".strip()] if region.element_type else []
+            what.append("".join(f"\n{printable(fact)}" for fact in facts), style="dim")
         table.add_row(size(sum(finding.counted for finding in group)), what, _where(report, group, names))
     return table
 
@@ -142,22 +136,34 @@ def _cut(text: str) -> str:
     return text if len(text) <= _NAME else f"{text[: _NAME // 2 - 1]}…{text[-_NAME // 2 :]}"
 
 
+def _folders(folders: Sequence[Folder]) -> Table:
+    """The largest folders in the order of their paths, each below the folder that it is in."""
+    largest = sorted(folders, key=lambda folder: -folder.bytes)[:_FOLDERS]
+    shown = [folder for folder in folders if folder in largest]
+    title = f"The largest of {len(folders)} folders" if len(shown) < len(folders) else "Folders"
+    table = _table(title, [("folder", "left"), ("files", "right"), ("size", "right"), ("can go", "right")])
+    outer: list[str] = []
+    for folder in shown:
+        while outer and not folder.path.startswith(f"{outer[-1]}/"):
+            outer.pop()
+        name = folder.path[len(outer[-1]) + 1 :] if outer else folder.path
+        text = "  " * len(outer) + _cut(printable(name))
+        table.add_row(Text(text), f"{folder.files:,}", size(folder.bytes), size(folder.saves) if folder.saves else "-")
+        outer.append(folder.path)
+    return table
+
+
 def _files(report: Report, names: Sequence[str]) -> Table:
     columns = [("file", "left"), ("size", "right"), ("weights", "right"), ("payloads", "right")]
     columns += [("structure", "right"), ("padding", "right"), ("can go", "right")]
     table = _table("Files", columns)
-    goes = [0] * len(report.files)
-    for finding in report.findings:
-        if finding.counted:
-            for claim in finding.claims:  # shared out over the files as far as the finding counts
-                goes[claim.file] += (claim.stop - claim.start) * finding.counted // finding.saves
     order = sorted(range(len(report.files)), key=lambda f: -report.files[f].size)
     for f in order[:_FILES]:
         file, parts = report.files[f], report.files[f].by_kind
         weights = sum(parts.get(kind, 0) for kind in RegionKind if kind.is_blob) - parts.get(RegionKind.PAYLOAD, 0)
         other = parts.get(RegionKind.PADDING, 0) + parts.get(RegionKind.UNREFERENCED, 0)
         cells = (file.size, weights, parts.get(RegionKind.PAYLOAD, 0), parts.get(RegionKind.STRUCTURE, 0), other)
-        table.add_row(Text(_cut(printable(names[f]))), *(size(n) if n else "-" for n in (*cells, goes[f])))
+        table.add_row(Text(_cut(printable(names[f]))), *(size(n) if n else "-" for n in (*cells, report.saves_of[f])))
     if len(order) > _FILES:
         rest = sum(report.files[f].size for f in order[_FILES:])
         table.add_row(f"{len(order) - _FILES} more files", size(rest))
@@ -172,17 +178,16 @@ def print_changes(changes: Changes, console: Console) -> None:
 
 
 def _change_lines(changes: Changes) -> Iterable[str]:
-    yield f"Since the baseline: {_signed(changes.bytes)} in files, {_signed(changes.saves)} that can be saved."
+    grew = f"the files {'grew' if changes.bytes > 0 else 'shrank'} by {size(abs(changes.bytes))}"
+    files = grew if changes.bytes else "the files have as many bytes as before"
+    waste = f"{size(abs(changes.saves))} {'more' if changes.saves > 0 else 'less'} can be saved"
+    yield f"Since the baseline: {files}; {waste if changes.saves else 'as much can be saved as before'}."
     for path in changes.added:
         yield f"  new file: {path}"
     for path in changes.removed:
         yield f"  no longer there: {path}"
     for path, difference in changes.resized:
-        yield f"  {_signed(difference)}: {path}"
+        yield f"  {'grew' if difference > 0 else 'shrank'} by {size(abs(difference))}: {path}"
     for what, findings in (("new", changes.new), ("gone", changes.gone)):
         for kind, (number, nbytes) in findings.items():
             yield f"  {what}: {number:,} x {FINDINGS[kind]}, {size(nbytes)}"
-
-
-def _signed(nbytes: int) -> str:
-    return f"{'+' if nbytes >= 0 else '-'}{size(abs(nbytes))}"

@@ -1,14 +1,16 @@
-"""What people are told: names of kinds, sizes, and paths without what they have in common."""
+"""Text for people: names of kinds, sizes, and paths without the folder that they have in common."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 
-from blobstore.reporting.model import FindingKind, RegionKind, Report
+from blobstore.reporting.model import FindingKind, Folder, RegionKind, Report
 from blobstore.reporting.source import is_url
+from blobstore.text import size
 
-__all__ = ["FINDINGS", "REGIONS", "headline", "printable", "short_paths", "size"]
+__all__ = ["COLORS", "FINDINGS", "REGIONS", "branches", "headline", "short_paths"]
 
 FINDINGS = {
     FindingKind.DUPLICATE_FILES: "equal bytes in several files",
@@ -24,6 +26,21 @@ FINDINGS = {
     FindingKind.UNREFERENCED: "nothing refers to it",
 }
 
+COLORS = {
+    FindingKind.DUPLICATE_FILES: "#d55e00",
+    FindingKind.DUPLICATE_METHODS: "#e69f00",
+    FindingKind.DUPLICATE_TIED: "#cc79a7",
+    FindingKind.DUPLICATE_PAYLOAD: "#a3472a",
+    FindingKind.OTHER_LAYOUT: "#0072b2",
+    FindingKind.OTHER_DTYPE: "#56b4e9",
+    FindingKind.CONSTANT: "#009e73",
+    FindingKind.CONTAINED: "#8f6bc9",
+    FindingKind.NEAR_DUPLICATE: "#e3d33b",
+    FindingKind.PADDING: "#8c8c8c",
+    FindingKind.UNREFERENCED: "#6b6b6b",
+}
+"""A kind has this color wherever it is shown, so that pages and runs can be compared by eye."""
+
 REGIONS = {
     RegionKind.TENSOR: "tensors",
     RegionKind.CONSTANT: "constants",
@@ -36,21 +53,6 @@ REGIONS = {
 }
 
 
-def printable(text: str) -> str:
-    """Text from a file with control characters spelled out, so that they do nothing to a terminal or a page."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape", "backslashreplace").decode() for c in text)
-
-
-def size(nbytes: int) -> str:
-    """Bytes for people: three digits, and units of a thousand."""
-    value = float(nbytes)
-    for unit in ("B", "KB", "MB", "GB"):
-        if abs(value) < 999.5:
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:#.3g} {unit}".replace(". ", " ")
-        value /= 1000
-    return f"{value:.3g} TB"
-
-
 def headline(report: Report) -> str:
     """The answer in a sentence."""
     total = f"{size(report.total_bytes)} in {len(report.files)} file{'s' * (len(report.files) != 1)}"
@@ -59,8 +61,25 @@ def headline(report: Report) -> str:
     return f"{size(report.total_saves)} of {total} can be saved: {report.total_saves / report.total_bytes:.1%}."
 
 
+def branches(folders: Sequence[Folder]) -> list[Folder]:
+    """The folders that divide the files, with paths below the one that holds all; empty if nothing is divided.
+
+    Of folders that have the same files, the innermost counts.
+    """
+    if not folders:
+        return []
+    every = folders[0].path
+    found: list[Folder] = []
+    for one, following in zip(folders, [*folders[1:], None], strict=True):
+        divides = following is None or following.files < one.files or not following.path.startswith(one.path)
+        if divides and one.files < folders[0].files:
+            below = one.path[len(every) :].removeprefix("/") if one.path.startswith(every) else one.path
+            found.append(replace(one, path=below))
+    return found
+
+
 def short_paths(paths: Sequence[str]) -> list[str]:
-    """The paths without the folder that all of them are in."""
+    """The paths relative to the folder that holds all of them."""
     local = [os.path.dirname(path) for path in paths if not is_url(path)]  # noqa: PTH120 - text stays text
     if len(local) != len(paths) or not paths:
         return list(paths)

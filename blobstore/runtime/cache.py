@@ -24,11 +24,10 @@ from blobstore.logical.updates import LogicalTensors
 from blobstore.memory.digest import Digest, digest
 from blobstore.memory.layout import ScalarType, TensorLayout
 from blobstore.memory.mapped_file import Paths, as_path, as_paths, check_length, map_file
-from blobstore.memory.tensors import as_bytes, check_by_name, to_numpy, to_torch
+from blobstore.memory.tensors import as_bytes, check_by_name, in_dim_order, to_numpy, to_torch
 from blobstore.runtime.loaded import LoadedPrograms
 from blobstore.runtime.native import (
     NativeLayout,
-    in_dim_order,
     is_utf8,
     layout_of,
     native,

@@ -13,18 +13,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from blobstore import errors
 from blobstore.memory.layout import ScalarType, TensorLayout
 from blobstore.memory.mapped_file import as_path
-from blobstore.memory.tensors import as_bytes, to_numpy, to_torch
+from blobstore.memory.tensors import as_bytes, in_dim_order, to_numpy, to_torch
 
 __all__ = [
     "NativeLayout",
     "as_count",
     "decode_text",
-    "in_dim_order",
     "is_utf8",
     "layout_of",
     "native",
@@ -136,14 +133,6 @@ def layout_of(native: NativeLayout | None) -> TensorLayout | None:
 def native_layout(layout: TensorLayout) -> NativeLayout:
     """A `TensorLayout` as the native module takes it."""
     return int(layout.scalar_type), layout.sizes, layout.dim_order
-
-
-def in_dim_order(data: memoryview, layout: TensorLayout, dim_order: tuple[int, ...]) -> memoryview:
-    """The bytes of a tensor in another dim order; they are copied only if the order differs."""
-    if layout.dim_order == dim_order:
-        return data
-    array = np.ascontiguousarray(to_numpy(data, layout).transpose(dim_order))
-    return array.reshape(-1).view(np.uint8).data if array.size else memoryview(b"")
 
 
 def _argument_bytes(value: Any, wanted: NativeLayout | None) -> tuple[memoryview, NativeLayout]:

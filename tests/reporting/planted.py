@@ -125,9 +125,10 @@ def write_ptd(path: Path, tensors: Sequence[Tensor], alignment: int = 128) -> Pa
 
 @dataclass
 class Payload:
-    """A program in the place of a delegate's: `forward` with payloads, and nothing else."""
+    """A program in the place of a delegate's: `forward` with payloads and named data, and nothing else."""
 
     payloads: list[bytes] = field(default_factory=list)
+    named: dict[str, bytes] = field(default_factory=dict)
 
     def write(self, path: Path, alignment: int = 128) -> Path:
         """Write it as ET12: a flatbuffer with the payloads in segments behind it."""
@@ -159,26 +160,33 @@ class Payload:
         plan = table(10, [(0, b.PrependUOffsetTRelativeSlot, method, 0), (7, b.PrependUOffsetTRelativeSlot, listed, 0)])
         plans = vector([plan])
         offsets, position = [], 0
-        for payload in self.payloads:
+        stored = [*self.payloads, *self.named.values()]
+        for payload in stored:
             offsets.append(position)
             position += -(-len(payload) // alignment) * alignment
         segments = vector(
             [
                 table(2, [(0, b.PrependUint64Slot, offset, 0), (1, b.PrependUint64Slot, len(payload), 0)])
-                for payload, offset in zip(self.payloads, offsets, strict=True)
+                for payload, offset in zip(stored, offsets, strict=True)
             ]
         )
-        root = table(8, [(1, b.PrependUOffsetTRelativeSlot, plans, 0), (4, b.PrependUOffsetTRelativeSlot, segments, 0)])
+        entries = []
+        for i, key in enumerate(self.named, len(self.payloads)):
+            text = b.CreateString(key)
+            entries.append(table(2, [(0, b.PrependUOffsetTRelativeSlot, text, 0), (1, b.PrependUint32Slot, i, 0)]))
+        named = vector(entries)
+        fields = [(1, plans), (4, segments), (7, named)]
+        root = table(8, [(slot, b.PrependUOffsetTRelativeSlot, value, 0) for slot, value in fields])
         b.Finish(root, b"ET12")
         flat = bytes(b.Output())
         size = len(flat) + 32
         base = -(-size // alignment) * alignment
-        end = offsets[-1] + len(self.payloads[-1]) if self.payloads else 0
+        end = offsets[-1] + len(stored[-1]) if stored else 0
         header = struct.pack("<4sIQQQ", b"eh00", 32, size, base if end else 0, end)
         start = struct.unpack_from("<I", flat)[0] + 32
         body = bytearray(base + end)
         body[:size] = struct.pack("<I", start) + flat[4:8] + header + flat[8:]
-        for payload, offset in zip(self.payloads, offsets, strict=True):
+        for payload, offset in zip(stored, offsets, strict=True):
             body[base + offset : base + offset + len(payload)] = payload
         path.write_bytes(bytes(body[: base + end] if end else body[:size]))
         return path

@@ -26,7 +26,7 @@ def values(seed: int, *sizes: int) -> np.ndarray:
 
 
 def printed(arguments: Sequence[str], folder: Path) -> list[str]:
-    """The commands in the text of a report, as somebody copies them from the terminal."""
+    """The commands in the text of a report, as a user copies them from the terminal."""
     environment = {**os.environ, "COLUMNS": "80"}
     done = subprocess.run(
         [*COMMAND, "report", "--no-cache", "--", *arguments],

@@ -344,3 +344,22 @@ def test_a_cache_that_cannot_be_used_is_a_note(zoo: Path, tmp_path: Path, monkey
         found = blobstore.report([zoo], cache=tmp_path / f"full-{pages}.sqlite")
         assert "full" in found.notes[0]
         assert (found.files, found.findings) == (expected.files, expected.findings)
+
+
+def test_what_a_full_disk_left_of_a_cache_is_a_cache(
+    zoo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """B2: the run after the disk was full, with space again, uses the same file without a note."""
+    real = sqlite3.connect
+    for pages in range(1, 8):
+        cache = tmp_path / f"full-{pages}.sqlite"
+
+        def small(*arguments: object, most: int = pages, **named: object) -> sqlite3.Connection:
+            base = real(*arguments, **named)  # type: ignore[call-overload]
+            base.execute(f"PRAGMA max_page_count = {most}")
+            return base
+
+        monkeypatch.setattr(sqlite3, "connect", small)
+        blobstore.report([zoo], cache=cache)
+        monkeypatch.setattr(sqlite3, "connect", real)
+        assert blobstore.report([zoo], cache=cache).notes == ()

@@ -1,4 +1,4 @@
-"""Files of every kind: all their bytes accounted for; broken ones told and passed over."""
+"""Files of every kind: all their bytes accounted for; broken ones are reported and passed over."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""The page in a real browser: offline, by mouse and by keyboard, light and dark."""
+"""The page in a real browser: offline, by mouse and by keyboard, light and dark, on paper and on a phone (B2)."""
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,10 @@ from typing import Any
 import pytest
 
 import blobstore
+from blobstore.reporting import FindingKind, Report
 from blobstore.reporting.html import to_html
+from blobstore.reporting.words import COLORS
+from blobstore.text import size
 from tests.reporting.planted import Payload, Tensor, write_ptd, write_safetensors
 from tests.reporting.test_output import HOSTILE
 from tests.reporting.test_planted import values
@@ -66,8 +70,9 @@ def page_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Opened:
     """A page and all that went wrong in it."""
 
-    def __init__(self, browser: Any, path: Path, scheme: str) -> None:
-        self.context = browser.new_context(color_scheme=scheme, offline=True, viewport={"width": 1200, "height": 900})
+    def __init__(self, browser: Any, path: Path, scheme: str, width: int = 1200, **options: Any) -> None:
+        viewport = {"width": width, "height": 900}
+        self.context = browser.new_context(color_scheme=scheme, offline=True, viewport=viewport, **options)
         self.page = self.context.new_page()
         self.complaints: list[str] = []
         self.requests: list[str] = []
@@ -115,15 +120,20 @@ def opened(request: pytest.FixtureRequest, browser: Any, page_file: Path) -> Ite
 
 def test_the_page_draws_and_asks_for_nothing(opened: Opened) -> None:
     assert "can be saved" in opened.page.locator("h1").inner_text()
-    # root, files, and blobs, of which the small ones are drawn too
-    assert opened.page.locator("#map .slice").count() > 20
-    assert opened.page.locator("#matrix .heatmaplayer image, #matrix .hm").count() >= 1
-    assert {
+    # files, and blobs, of which the small ones are drawn too
+    assert opened.page.locator("#map > .tile").count() == 4
+    assert opened.page.locator("#map .tile .tile").count() > 20
+    assert opened.page.locator(".matrix td.s3").count() >= 2
+    legend = opened.page.locator("#legend li").all_inner_texts()
+    for words in (
         "equal bytes in several files",
         "same values, other layout",
         "one value repeated",
         "tensor inside a payload",
-    } <= set(opened.page.locator("#legend li").all_inner_texts())
+        "stays",
+        "headers and tables",
+    ):
+        assert any(text.startswith(words) for text in legend), words
 
 
 def test_text_is_readable_on_what_is_behind_it(opened: Opened) -> None:
@@ -142,7 +152,7 @@ def test_keys_are_text_and_never_markup(opened: Opened) -> None:
     page.locator("#show-blobs").click()
     assert page.locator("#rows tbody tr").count() == 1
     assert page.locator("#rows script").count() == 0
-    labels = page.evaluate("Array.from(document.querySelectorAll('#map .slicetext'), text => text.textContent)")
+    labels = page.evaluate("Array.from(document.querySelectorAll('#map .words'), text => text.textContent)")
     assert any(label.startswith("<b>c.ptd") for label in labels), labels
     assert any(label.startswith("<script>") for label in labels)
 
@@ -181,7 +191,7 @@ def test_all_of_it_works_by_keyboard(opened: Opened) -> None:
     assert page.evaluate("document.activeElement.className") == "skip"
     page.keyboard.press("Enter")
     assert page.evaluate("document.activeElement.id") == "table"
-    page.locator("#map").focus()
+    page.locator("#map [tabindex='0']").focus()
     said = []
     for key in ("ArrowRight", "ArrowRight", "ArrowLeft", "Enter", "ArrowDown", "Backspace"):
         page.keyboard.press(key)
@@ -189,6 +199,7 @@ def test_all_of_it_works_by_keyboard(opened: Opened) -> None:
     assert said[0] == said[2] != said[1]  # there and back
     assert said[3] == said[0]  # opened: the same file, now the level
     assert said[4].startswith(said[0].split(": ")[0])  # something in it
+    assert page.evaluate("document.activeElement.parentElement.id") == "map"
     assert said[5] == said[0]
     page.locator("#show-blobs").focus()
     page.keyboard.press("Enter")
@@ -205,9 +216,14 @@ def test_all_of_it_works_by_keyboard(opened: Opened) -> None:
 def test_a_click_opens_a_file(opened: Opened) -> None:
     page = opened.page
     before = page.locator("#map-chosen").inner_text()
-    page.locator("#map .slice", has_text="a.ptd").first.click(position={"x": 60, "y": 10})
-    page.wait_for_function(f"document.getElementById('map-chosen').textContent !== {before!r}")
+    page.locator("#map > .tile", has_text="a.ptd").first.click(position={"x": 60, "y": 8})
+    assert page.locator("#map-chosen").inner_text() != before
     assert "a.ptd" in page.locator("#map-chosen").inner_text()
+    page.locator("#map > .tile").first.click()
+    assert page.locator("#map-chosen").inner_text().startswith("a.ptd: ")
+    page.locator("#map-table").click()
+    assert all("a.ptd" in row for row in opened.rows())
+    assert page.locator("#show-blobs").get_attribute("aria-pressed") == "true"
 
 
 def test_the_page_follows_the_system_when_it_turns_dark(browser: Any, page_file: Path) -> None:
@@ -229,6 +245,254 @@ def test_an_empty_report_has_a_page(browser: Any, tmp_path: Path) -> None:
     path.write_text(to_html(blobstore.report([])))
     opened = Opened(browser, path, "light")
     assert "nothing is wasted" in opened.page.locator("h1").inner_text()
-    assert not opened.page.locator("#matrix-section").is_visible()
+    assert opened.page.locator("#common").count() == opened.page.locator("#folders").count() == 0
+    assert not opened.page.locator("#map-section").is_visible()
+    opened.context.close()
+    assert opened.complaints == []
+
+
+# ---------------------------------------------------------------------------------------------- two hundred files
+
+
+@pytest.fixture(scope="module")
+def zoo_page(zoo_report: Report, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return zoo_report.to_html(tmp_path_factory.mktemp("zoo-page") / "zoo.html")
+
+
+@pytest.fixture
+def zoo(browser: Any, zoo_page: Path) -> Iterator[Opened]:
+    made = Opened(browser, zoo_page, "light")
+    yield made
+    made.context.close()
+    assert made.complaints == []
+    assert made.requests == [zoo_page.as_uri()]
+
+
+TILES = """() => Array.from(document.querySelectorAll("#map .tile"), (tile) => {
+    const box = tile.getBoundingClientRect();
+    const words = tile.querySelector(":scope > .words");
+    const text = words && words.getBoundingClientRect();
+    return {
+        x: box.x, y: box.y, right: box.right, bottom: box.bottom, top: tile.parentElement.id === "map",
+        text: words ? words.textContent : "", head: Boolean(words && words.classList.contains("head")),
+        fits: !words || (words.scrollWidth <= box.width + 1 && text.bottom <= box.bottom + 1),
+        nested: tile.querySelector(".tile") !== null,
+    };
+})"""
+
+
+def test_the_map_of_a_zoo_shows_folders_with_names(zoo: Opened) -> None:
+    """Folders fill the map; names fit into their tiles, and headers take little of the area."""
+    tiles = zoo.page.evaluate(TILES)
+    box = zoo.page.locator("#map").bounding_box()
+    top = [tile for tile in tiles if tile["top"]]
+    assert len(top) == 5
+    covered = sum((tile["right"] - tile["x"]) * (tile["bottom"] - tile["y"]) for tile in top)
+    assert covered == pytest.approx(box["width"] * box["height"], rel=0.01)
+    assert {tile["text"].split("  ")[0] for tile in top} == {
+        "language",
+        "speech",
+        "vision",
+        "experiments",
+        "checkpoints",
+    }
+    assert all(tile["fits"] for tile in tiles)
+    heads = sum(17 * (tile["right"] - tile["x"]) for tile in tiles if tile["head"])
+    assert heads < 0.15 * covered
+    large = [t for t in tiles if t["right"] - t["x"] > 90 and t["bottom"] - t["y"] > 40]
+    assert len(large) > 12 and all(tile["text"] for tile in large)
+
+
+def test_what_is_colored_is_what_can_go(zoo: Opened, zoo_report: Report) -> None:
+    """The area of each color is the number of bytes of its kind, whether a tile shows a folder or a tensor."""
+    for _ in range(3):  # at the root, in a folder, and in one in it
+        areas = zoo.page.evaluate(
+            """() => {
+                const sums = {};
+                for (const tile of document.querySelectorAll("#map .tile")) {
+                    const background = tile.style.background;
+                    const box = tile.getBoundingClientRect();
+                    const stops = [...background.matchAll(/var\\(--c-(\\w+)\\) ([\\d.]+)% ([\\d.]+)%/g)];
+                    for (const [, kind, from, to] of stops) {
+                        sums[kind] = (sums[kind] || 0) + box.width * box.height * (to - from) / 100;
+                    }
+                    const one = background.match(/^var\\(--c-(\\w+)\\)/);
+                    if (one) sums[one[1]] = (sums[one[1]] || 0) + box.width * box.height;
+                }
+                return sums;
+            }"""
+        )
+        said = zoo.page.locator("#map-path [aria-current]").inner_text().strip()
+        files = [
+            i
+            for i, file in enumerate(zoo_report.files)
+            if said == "all files" or f"/{said}/" in file.path.split("/models")[1]
+        ]
+        share = sum(zoo_report.saves_of[f] for f in files) / sum(zoo_report.files[f].size for f in files)
+        colored = sum(area for kind, area in areas.items() if kind not in {"stays", "structure"})
+        assert colored / sum(areas.values()) == pytest.approx(share, abs=0.03)
+        zoo.page.locator("#map > .tile").first.click(position={"x": 60, "y": 8})
+
+
+def test_the_map_opens_step_by_step_by_keyboard(zoo: Opened) -> None:
+    page = zoo.page
+    page.locator("#map [tabindex='0']").focus()
+    seen = []
+    for _ in range(4):
+        seen.append(page.locator("#map-path button").all_inner_texts())
+        page.keyboard.press("Home")
+        page.keyboard.press("Enter")
+    page.keyboard.press("End")
+    assert [len(path) for path in seen] == [1, 2, 3, 4]
+    assert seen[-1] == ["all files", "language", "small", "chat"]
+    assert ".pte" in page.locator("#map-path [aria-current]").inner_text()
+    assert re.match(r"language/small/chat/chat-\d+\.pte: ", page.locator("#map-chosen").inner_text())
+    page.locator("#map-path button", has_text="language").click()
+    assert page.locator("#map-path button").count() == 2
+    page.locator("#map [tabindex='0']").focus()
+    page.keyboard.press("Escape")
+    assert page.locator("#map-path button").all_inner_texts() == ["all files"]
+
+
+def test_tensors_of_a_large_file_are_grouped_by_module(zoo: Opened) -> None:
+    """backbone.3.weight is in backbone, in 3; of a file in which keys are contents nothing is grouped."""
+    page = zoo.page
+    page.locator("#map > .tile", has_text="checkpoints").first.click(position={"x": 20, "y": 8})
+    page.locator("#map > .tile", has_text="language-tiny").first.click(position={"x": 20, "y": 8})
+    tiles = page.locator("#map > .tile")
+    assert tiles.first.locator(".words").first.inner_text().split()[0] == "backbone"
+    tiles.first.click(position={"x": 20, "y": 8})
+    assert page.locator("#map-chosen").inner_text().startswith("checkpoints/language-tiny.safetensors: backbone: ")
+    page.keyboard.press("Home")
+    page.keyboard.press("Enter")
+    page.keyboard.press("Home")
+    assert re.match(r".*: backbone\.\d\.weight: .*, float \d+ x \d+; ", page.locator("#map-chosen").inner_text())
+    page.locator("#map-path button").nth(3).click()
+    page.locator("#map-table").click()
+    assert page.locator("#count").inner_text().startswith("20 of ")
+
+
+def test_a_kind_has_one_color_everywhere(browser: Any, zoo: Opened, page_file: Path) -> None:
+    """In the legend, in the map, in the table, in each report and on a dark page."""
+    script = """kind => {
+        const found = [];
+        for (const node of document.querySelectorAll(`[style*="--c-${kind})"]`)) {
+            const shown = getComputedStyle(node).background;
+            found.push(...shown.match(/rgb\\([^)]*\\)/g).slice(0, shown.includes("gradient") ? 0 : 1));
+        }
+        return [...new Set(found)];
+    }"""
+    dark = Opened(browser, page_file, "dark")
+    for kind in (FindingKind.DUPLICATE_FILES, FindingKind.OTHER_LAYOUT, FindingKind.CONSTANT):
+        expected = [f"rgb({', '.join(str(int(COLORS[kind][at : at + 2], 16)) for at in (1, 3, 5))})"]
+        assert zoo.page.evaluate(script, kind.value) == dark.page.evaluate(script, kind.value) == expected
+    dark.context.close()
+
+
+def test_a_long_command_folds_and_copies(browser: Any, zoo_page: Path, zoo_report: Report) -> None:
+    opened = Opened(browser, zoo_page, "light", permissions=["clipboard-read", "clipboard-write"])
+    page = opened.page
+    box = page.locator("header .command").first
+    command = max((f for f in zoo_report.findings if f.command), key=lambda f: f.counted).command
+    folded = box.bounding_box()["height"]
+    assert folded < 60
+    box.locator(".fold").click()
+    assert box.bounding_box()["height"] > 2 * folded
+    assert box.locator(".fold").get_attribute("aria-expanded") == "true"
+    box.locator(".fold").click()
+    assert box.bounding_box()["height"] == folded
+    box.locator(".copy").click()
+    until(lambda: box.locator(".copy").inner_text() == "Copied")
+    assert page.evaluate("navigator.clipboard.readText()") == command
+    opened.context.close()
+
+
+def test_families_are_clustered(zoo: Opened) -> None:
+    """Groups of files, not two hundred rows; what is left in common between groups has shades by its share."""
+    groups = zoo.page.locator("#common .group")
+    assert 6 <= groups.count() <= 20
+    assert not groups.first.locator("table").is_visible()
+    groups.first.locator("summary").click()
+    rows = groups.first.locator("table tr").all_inner_texts()
+    assert len(rows) == int(groups.first.locator(".name").inner_text().split(" and ")[1].split()[0]) + 1
+    assert zoo.page.locator("#common .matrix tbody tr").count() <= 16
+
+
+def test_folders_are_listed_with_their_sizes(zoo: Opened, zoo_report: Report) -> None:
+    rows = zoo.page.locator("#folders tbody tr").all_inner_texts()
+    vision = next(folder for folder in zoo_report.folders if folder.path.endswith("/vision"))
+    assert any(
+        row.split() == ["vision", "58", *size(vision.bytes).split(), *size(vision.saves).split()] for row in rows
+    )
+
+
+def test_types_shapes_and_names_are_in_the_table(zoo: Opened) -> None:
+    page = zoo.page
+    assert {"Type", "Shape"} <= set(page.locator("#rows th").all_inner_texts())
+    page.locator("#show-blobs").click()
+    page.locator("#filter").fill("vision/mobile/pose/pose-128.pte backbone.8.weight")
+    assert len(zoo.rows()) == 1
+    page.locator("#filter").fill("experiments/2026-01/run-000.ptd own.1.weight")
+    assert zoo.rows()[0].split("\t")[2:4] == ["float", "60 x 60"]
+
+
+def test_the_printed_page_is_whole(browser: Any, zoo_page: Path, zoo_report: Report, tmp_path: Path) -> None:
+    """All rows, all files of groups, whole commands and the colors of the legend, on white; then all as before."""
+    opened = Opened(browser, zoo_page, "dark")
+    page = opened.page
+    before = page.locator("#rows tbody tr").count()
+    page.emulate_media(media="print", color_scheme="dark")
+    page.evaluate("window.dispatchEvent(new Event('beforeprint'))")
+    assert page.locator("#rows tbody tr").count() == len(zoo_report.findings) > before
+    assert all(page.locator("#common .group").nth(i).locator("table").is_visible() for i in range(3))
+    text, back = opened.colors("h1")
+    assert text < 0.1
+    assert back > 0.9
+    command = page.locator("header .command code").first
+    assert command.evaluate("node => node.parentElement.clientHeight > 60")
+    assert page.locator("#legend .swatch").first.evaluate("node => getComputedStyle(node).printColorAdjust") == "exact"
+    for selector in ("#table .scroll", "#folders .scroll"):
+        assert page.locator(selector).evaluate("node => node.scrollHeight <= node.clientHeight + 1"), selector
+    for selector in (".copy", ".controls", "#more"):
+        assert not page.locator(selector).first.is_visible()
+    box = page.locator("#map").bounding_box()
+    last = page.evaluate(
+        "Math.max(...Array.from(document.querySelectorAll('#map > .tile'), t => t.getBoundingClientRect().right))"
+    )
+    assert last == pytest.approx(box["x"] + box["width"], abs=2)
+    page.evaluate("window.dispatchEvent(new Event('afterprint'))")
+    page.emulate_media(media="screen", color_scheme="dark")
+    assert page.locator("#rows tbody tr").count() == before
+    assert page.locator("#common .group[open]").count() == 0
+    assert page.locator("#more").is_visible()
+    page.emulate_media(media="null")
+    pages = page.pdf(path=tmp_path / "zoo.pdf", format="A4").count(b"/Type /Page\n")
+    assert pages > 10  # the browser itself calls for the whole table
+    opened.context.close()
+    assert opened.complaints == []
+
+
+@pytest.mark.parametrize("which", ["zoo_page", "page_file"])
+def test_a_phone_shows_everything_without_scrolling_sideways(
+    which: str, browser: Any, request: pytest.FixtureRequest
+) -> None:
+    opened = Opened(browser, request.getfixturevalue(which), "light", 390, is_mobile=True, has_touch=True)
+    page = opened.page
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    wide = page.evaluate(
+        """() => Array.from(document.querySelectorAll("body *:not(.matrix):not(.matrix *):not(.skip):not(.hidden)"), (node) => {
+            const box = node.getBoundingClientRect();
+            return box.width && box.right > 391 && !node.closest(".folded") ? node.className || node.tagName : "";
+        }).filter(Boolean)"""
+    )
+    assert wide == []
+    assert page.locator("#map .words").count() > 4
+    page.locator("#map > .tile").first.tap(position={"x": 40, "y": 8})
+    assert page.locator("#map-path button").count() == 2
+    page.locator("#show-blobs").tap()
+    page.locator("#rows th button", has_text="Name").tap()
+    assert page.locator("#rows th", has_text="Name").get_attribute("aria-sort") == "ascending"
+    cell = page.locator("#rows tbody td").first
+    assert cell.evaluate("node => getComputedStyle(node, '::before').content") == '"Name"'
     opened.context.close()
     assert opened.complaints == []

@@ -22,6 +22,7 @@ import xxhash
 
 from blobstore._generated.manifest import Manifest as Fb
 from blobstore._generated.manifest import Pair
+from blobstore.formats.keys import KEY_PREFIX
 from blobstore.formats.ptd.columns import Columns, ColumnsError, Positions
 from blobstore.formats.ptd.header import MARK, Header
 

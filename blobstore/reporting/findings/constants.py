@@ -6,24 +6,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from blobstore.memory.layout import ScalarType
+from blobstore.memory.dtypes import native_dtype
 from blobstore.reporting.catalog import Catalog, Content
 from blobstore.reporting.findings.building import make, whole
 from blobstore.reporting.model import Finding, FindingKind
 
 __all__ = ["find"]
-
-_NUMPY = {
-    ScalarType.BYTE: "<u1",
-    ScalarType.CHAR: "<i1",
-    ScalarType.SHORT: "<i2",
-    ScalarType.INT: "<i4",
-    ScalarType.LONG: "<i8",
-    ScalarType.HALF: "<f2",
-    ScalarType.FLOAT: "<f4",
-    ScalarType.DOUBLE: "<f8",
-    ScalarType.BOOL: "?",
-}
 
 
 def find(catalog: Catalog) -> Iterator[Finding]:
@@ -43,6 +31,7 @@ def find(catalog: Catalog) -> Iterator[Finding]:
 def _value(content: Content, element: bytes) -> str:
     if not any(element):
         return "all zeros"
-    if content.layout is not None and content.layout.scalar_type in _NUMPY:
-        return f"all {np.frombuffer(element, _NUMPY[content.layout.scalar_type])[0]}"
+    dtype = None if content.layout is None else native_dtype(content.layout.scalar_type)
+    if dtype is not None:
+        return f"all {np.frombuffer(element, dtype)[0]}"
     return f"all 0x{element[::-1].hex()}"

@@ -15,8 +15,6 @@ __all__ = ["Relation", "find", "relate"]
 Relation = tuple[Content, Content, str]
 """A wide content, a narrow one (or one as wide), and the type of the latter."""
 
-_WIDTH = {"half": 2, "bfloat16": 2, "float": 4}
-
 
 def relate(catalog: Catalog) -> list[Relation]:
     """Contents that are what another becomes in a narrower type, none of its values changed.
@@ -28,7 +26,7 @@ def relate(catalog: Catalog) -> list[Relation]:
     for content in catalog.contents:
         for name, digest in content.print.narrow.items():
             itemsize = content.width or 4
-            other = catalog.by_digest.get((digest, content.nbytes // itemsize * _WIDTH[name]))
+            other = catalog.by_digest.get((digest, content.nbytes // itemsize * ScalarType[name.upper()].itemsize))
             if other is None or other is content or other.is_payload or content.is_payload:
                 continue
             if content.layout is None and other.layout is None:

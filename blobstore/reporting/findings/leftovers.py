@@ -1,4 +1,4 @@
-"""Bytes that are no content: more padding than is needed, and what nothing refers to."""
+"""Bytes without content: more padding than is needed, and bytes that nothing refers to."""
 
 from __future__ import annotations
 
@@ -10,11 +10,8 @@ from blobstore.reporting.model import Claim, FileReport, Finding, FindingKind, R
 
 __all__ = ["LEAST_PADDING", "find"]
 
-ALIGNMENT = 16
-"""What tensors need; ExecuTorch's own default for them."""
-
 LEAST_PADDING = 4096
-"""A file that loses less than this, or less than half a percent, is not worth a word."""
+"""Less padding than this, or than half a percent of the file, is not reported."""
 
 
 def find(catalog: Catalog) -> Iterator[Finding]:
@@ -45,11 +42,11 @@ def find(catalog: Catalog) -> Iterator[Finding]:
 
 
 def _padding(f: int, file: FileReport) -> list[Claim]:
-    """What of each run of padding is beyond the next multiple of ALIGNMENT."""
+    """What of each run of padding is beyond the next multiple of the file's alignment."""
     claims = []
     for r, region in enumerate(file.regions):
         if region.kind is RegionKind.PADDING:
-            needed = min(-region.start % ALIGNMENT, region.nbytes) if region.stop < file.size else 0
+            needed = min(-region.start % file.alignment, region.nbytes) if region.stop < file.size else 0
             if needed < region.nbytes:
                 claims.append(Claim(f, r, needed, region.nbytes))
     return claims

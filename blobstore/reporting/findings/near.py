@@ -22,7 +22,7 @@ _MAX_BASES = 3
 
 
 def find(catalog: Catalog, engine: Engine, kept: Kept, limit: float) -> list[Finding]:
-    """Pairs of contents that differ in more than none and at most `limit` of their elements.
+    """Pairs of contents that differ in at least one and at most the share `limit` of their elements.
 
     Each content is compared with a few others that share most of its sampled groups of elements, always with the
     first content that has a group; so the work grows with the number of contents and not with its square. What is

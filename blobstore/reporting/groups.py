@@ -1,0 +1,90 @@
+"""Which files have most of their contents in common, so that a page shows families and not a wall of pairs."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from blobstore.reporting.model import FindingKind, RegionKind, Report
+
+__all__ = ["Group", "common_bytes", "find_groups"]
+
+_Content = tuple[str, int]
+"""A digest and a length."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """A file and those of which it holds at least half.
+
+    Attributes:
+        files: indices into `Report.files`; the file that holds half of each other one comes first.
+        bytes: of all blobs of all these files.
+        once: of their distinct contents.
+    """
+
+    files: tuple[int, ...]
+    bytes: int
+    once: int
+
+
+def find_groups(report: Report) -> list[Group]:
+    """Every file in one group, alone if need be; groups with most copies come first.
+
+    The largest file of a group stands for it, so a chain of files that each resemble the next is no group.
+    """
+    contents = _contents(report)
+    held = [sum(nbytes for _, nbytes in of_file) for of_file in contents]
+    first_of: dict[_Content, list[int]] = defaultdict(list)  # the groups whose first file has a content
+    members: list[list[int]] = []
+    for f in sorted(range(len(contents)), key=lambda f: (-held[f], f)):
+        overlap: dict[int, int] = defaultdict(int)
+        for content in contents[f]:
+            for group in first_of[content]:
+                overlap[group] += content[1]
+        best = max(overlap, key=lambda group: (overlap[group], -group), default=None)
+        if best is not None and overlap[best] * 2 >= held[f]:
+            members[best].append(f)
+        else:
+            for content in contents[f]:
+                first_of[content].append(len(members))
+            members.append([f])
+    groups = []
+    for files in members:
+        every = sum(nbytes * number for f in files for (_, nbytes), number in contents[f].items())
+        once = sum(nbytes for _, nbytes in {content for f in files for content in contents[f]})
+        groups.append(Group(tuple(files), every, once))
+    return sorted(groups, key=lambda group: (group.once - group.bytes, group.files))
+
+
+def common_bytes(report: Report, sets: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Bytes of the distinct contents that each two sets of files have in common; of one set with itself all it has."""
+    contents = _contents(report, {f for files in sets for f in files})
+    where: dict[_Content, set[int]] = defaultdict(set)
+    for s, files in enumerate(sets):
+        for f in files:
+            for content in contents[f]:
+                where[content].add(s)
+    common = [[0] * len(sets) for _ in sets]
+    for (_, nbytes), holders in where.items():
+        for one in holders:
+            for other in holders:
+                common[one][other] += nbytes
+    return common
+
+
+def _contents(report: Report, of: Collection[int] | None = None) -> list[dict[_Content, int]]:
+    """How often each file (of those in `of`) has each content that tells something about its family.
+
+    Payloads of delegates are opaque, and tensors of one value are equal without being related.
+    """
+    constant = {place for f in report.findings if f.kind is FindingKind.CONSTANT for place in f.places}
+    found: list[dict[_Content, int]] = []
+    for f, file in enumerate(report.files):
+        counts: dict[_Content, int] = defaultdict(int)
+        for r, region in enumerate(file.regions if of is None or f in of else ()):
+            if region.kind.is_blob and region.kind is not RegionKind.PAYLOAD and (f, r) not in constant:
+                counts[region.digest, region.nbytes] += 1
+        found.append(counts)
+    return found

@@ -1,0 +1,302 @@
+"""A report of two hundred files: folders, families, names from a checkpoint, and what a notebook shows (B2)."""
+
+from __future__ import annotations
+
+import hashlib
+import html
+import io
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+import blobstore
+from blobstore import BlobStore
+from blobstore.errors import OutputPathError, UnsupportedDataError
+from blobstore.formats.opening import open_any
+from blobstore.logical.records import records_key
+from blobstore.reporting import FindingKind, RegionKind, Report
+from blobstore.reporting.baseline import Changes, compare_reports
+from blobstore.reporting.groups import common_bytes, find_groups
+from blobstore.reporting.html import to_html
+from blobstore.reporting.json_output import SCHEMA, from_json, to_json
+from blobstore.reporting.model import _ancestors
+from blobstore.reporting.terminal import print_changes, print_report
+from blobstore.reporting.words import COLORS, FINDINGS, branches
+from blobstore.text import size
+from tests.reporting.planted import Payload, Tensor, write_ptd, write_safetensors
+from tests.reporting.test_output import HOSTILE, run
+from tests.reporting.test_planted import accounted, values
+
+
+def printed(report: Report, width: int = 100) -> str:
+    console = Console(width=width, record=True, file=io.StringIO())
+    print_report(report, console)
+    return console.export_text()
+
+
+# ------------------------------------------------------------------------------------------------------ folders
+
+
+def test_folders_add_up_as_their_files_do(zoo_report: Report, zoo_folder: Path) -> None:
+    """Against the sizes that the file system gives."""
+    accounted(zoo_report)
+    assert len(zoo_report.files) == 200
+    folders = {folder.path: folder for folder in zoo_report.folders}
+    assert next(iter(folders)) == str(zoo_folder)
+    there = {path for path in zoo_folder.rglob("*") if path.is_dir()} | {zoo_folder}
+    assert set(folders) == {str(path) for path in there}
+    for path in there:
+        inside = [file for file in path.rglob("*") if file.is_file()]
+        folder = folders[str(path)]
+        assert (folder.files, folder.bytes) == (len(inside), sum(file.stat().st_size for file in inside))
+    assert folders[str(zoo_folder)].saves == zoo_report.total_saves == sum(zoo_report.saves_of)
+
+
+def test_folders_are_in_json_and_in_the_terminal(zoo_report: Report) -> None:
+    plain = json.loads(json.dumps(to_json(zoo_report)))
+    pytest.importorskip("jsonschema").validate(plain, json.loads(SCHEMA.read_text()))
+    schema = json.loads(SCHEMA.read_text())["properties"]
+    assert set(plain["folders"][0]) == set(schema["folders"]["items"]["properties"])
+    assert sum(file["saves"] for file in plain["files"]) == plain["total_saves"] == plain["folders"][0]["saves"]
+    assert from_json(plain) == zoo_report
+    text = printed(zoo_report)
+    assert "largest of" in text
+    vision = next(folder for folder in branches(zoo_report.folders) if folder.path == "vision")
+    assert re.search(rf"\bvision +{vision.files} +{size(vision.bytes)} +{size(vision.saves)}", text)
+    assert re.search(r"\n   edge +\d+", text)  # below vision
+
+
+def test_one_folder_is_not_divided(tmp_path: Path) -> None:
+    for name in "ab":
+        write_ptd(tmp_path / f"{name}.ptd", [Tensor.of("w", values(1, 60, 50))])
+    report = blobstore.report([tmp_path])
+    assert [(folder.files, folder.bytes) for folder in report.folders] == [(2, report.total_bytes)]
+    assert branches(report.folders) == []
+    assert "Folders" not in printed(report)
+    assert blobstore.report([]).folders == ()
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("a.pte", [""]),
+        ("x/y/a.pte", ["", "x", "x/y"]),
+        ("/x/y/a.pte", ["/", "/x", "/x/y"]),
+        ("/a.pte", ["/"]),
+        ("../x/a.pte", ["", "..", "../x"]),
+        ("s3://zoo/x/a.pte", ["s3://zoo", "s3://zoo/x"]),
+        ("memory://a.pte", ["memory://"]),
+    ],
+)
+def test_the_folders_of_a_path(path: str, expected: list[str]) -> None:
+    assert _ancestors(path) == expected
+
+
+# -------------------------------------------------------------------------------------------- names of tensors
+
+
+def test_contents_are_shown_under_their_names_in_a_checkpoint(zoo_report: Report, zoo_folder: Path) -> None:
+    """Keys stay what the file has; what other families have stays without a name."""
+    checkpoint = open_any(zoo_folder / "checkpoints" / "vision-mobile.safetensors")
+    of = {hashlib.sha256(checkpoint.get_data(key)).hexdigest(): key for key in checkpoint}
+    seen: dict[str, set[str]] = {}
+    for file in zoo_report.files:
+        for region in file.regions:
+            if file.path.endswith(".pte") and region.kind is RegionKind.NAMED_DATA:
+                assert region.tensor == of.get(region.keys[0], "")
+                assert region.name == (region.tensor or region.keys[0])
+                seen.setdefault(file.path.split("/models/")[1].rsplit("/", 2)[0], set()).add(region.tensor)
+    assert seen["vision/mobile"] == {*of.values(), ""}  # its heads are not in the checkpoint
+    assert seen["speech/en"] == {""}
+
+
+def test_a_key_that_is_a_name_keeps_it_and_equal_tensors_name_nothing(tmp_path: Path) -> None:
+    weight, twice = values(1, 60, 50), values(2, 60, 50)
+    key = hashlib.sha256(twice.tobytes()).hexdigest()
+    write_ptd(tmp_path / "a.ptd", [Tensor.of("own.name", weight), Tensor.opaque(key, twice.tobytes())])
+    names = [Tensor.of("weight", weight), Tensor.of("one", twice), Tensor.of("two", twice)]
+    write_safetensors(tmp_path / "names.safetensors", names)
+    report = blobstore.report([tmp_path / "a.ptd"], names=open_any(tmp_path / "names.safetensors"))
+    assert {region.tensor for region in report.files[0].regions} == {""}
+    # of several with the same bytes, one alone has the shape
+    write_ptd(tmp_path / "b.ptd", [Tensor.of(f"tensor.{'0' * 32}.float.3000", twice.reshape(-1))])
+    write_safetensors(tmp_path / "names.safetensors", [*names, Tensor.of("flat", twice.reshape(-1))])
+    report = blobstore.report([tmp_path / "b.ptd"], names=open_any(tmp_path / "names.safetensors"))
+    assert [region.name for region in report.files[0].regions if region.kind.is_blob] == ["flat"]
+
+
+def test_names_on_the_command_line(zoo_folder: Path, tmp_path: Path) -> None:
+    family, checkpoint = zoo_folder / "vision" / "mobile", zoo_folder / "checkpoints" / "vision-mobile.safetensors"
+    assert "backbone." not in run(family, "--no-cache").stdout
+    assert "backbone." in run(family, "--no-cache", "--names", checkpoint).stdout
+    plain = json.loads(run(family, "--no-cache", "--names", checkpoint, "--json").stdout)
+    assert "backbone.8.weight" in {region["tensor"] for file in plain["files"] for region in file["regions"]}
+    assert "missing.safetensors" in run(family, "--names", tmp_path / "missing.safetensors", code=3).stderr
+
+
+def test_names_do_not_make_another_report_of_it(zoo_folder: Path) -> None:
+    """What was found without names is the same finding with them, in a baseline."""
+    family, checkpoint = zoo_folder / "vision" / "mobile", zoo_folder / "checkpoints" / "vision-mobile.safetensors"
+    changes = compare_reports(blobstore.report([family]), blobstore.report([family], names=open_any(checkpoint)))
+    assert (changes.new, changes.gone) == ({}, {})
+
+
+def test_names_are_an_opened_file(tmp_path: Path) -> None:
+    wrong: Any = tmp_path / "names.safetensors"
+    with pytest.raises(UnsupportedDataError, match="names: expected an opened file"):
+        blobstore.report([tmp_path], names=wrong)
+
+
+# ------------------------------------------------------------------------------------ what blobstore adds itself
+
+
+def test_own_records_and_padding_are_no_findings(tmp_path: Path) -> None:
+    """Equal records in two files, and small tensors that the format keeps apart."""
+    record = bytes(4) + b"BR01" + b"how a delegate's weights are made of the model's" * 40
+    for number, name in enumerate("ab"):
+        store = BlobStore()
+        for i in range(300):
+            store.add(f"{name}.{i}", values(1000 * number + i, 17))
+        store.add(records_key(record), record)
+        store.write(tmp_path)
+        (tmp_path / "blobs.ptd").rename(tmp_path / f"{name}.ptd")
+        Payload([], {records_key(record): record}).write(tmp_path / f"{name}.pte")
+    report = blobstore.report([tmp_path])
+    accounted(report)
+    assert report.files[0].by_kind[RegionKind.PADDING] > 4096
+    assert report.findings == ()
+    # of another writer, the same padding is one
+    write_ptd(tmp_path / "c.ptd", [Tensor.of(f"c.{i}", values(5000 + i, 17)) for i in range(300)], alignment=128)
+    assert {finding.kind for finding in blobstore.report([tmp_path]).findings} == {FindingKind.PADDING}
+
+
+def test_what_dedup_writes_has_no_padding_to_complain_of(lowered: Any, tmp_path: Path) -> None:
+    (tmp_path / "a.pte").write_bytes(lowered.decoder().pte)
+    blobstore.dedup_programs([tmp_path / "a.pte"], tmp_path / "out")
+    report = blobstore.report([tmp_path / "out"])
+    assert not {FindingKind.PADDING, FindingKind.UNREFERENCED} & set(report.by_kind)
+    assert {file.format: file.alignment for file in report.files} == {"pte": 4096, "ptd": 128}
+
+
+# --------------------------------------------------------------------------------------------- files in common
+
+
+def test_families_are_groups_and_strangers_are_alone(zoo_report: Report) -> None:
+    groups = find_groups(zoo_report)
+    assert sorted(f for group in groups for f in group.files) == list(range(200))
+    of = [zoo_report.files[f].path for f in groups[0].files]
+    assert len(of) > 15
+    assert len({path.split("/models/")[1].split("-")[0].replace("checkpoints/", "") for path in of}) < len(of)
+    for group in groups:
+        assert group.once <= group.bytes
+        if len(group.files) > 1:
+            common = common_bytes(zoo_report, [(f,) for f in group.files])
+            assert all(2 * common[0][i] >= common[i][i] for i in range(len(group.files)))
+    alone = [group for group in groups if len(group.files) == 1]
+    assert sum("experiments" in zoo_report.files[group.files[0]].path for group in alone) == 55
+
+
+def test_tensors_of_one_value_make_no_family(tmp_path: Path) -> None:
+    for number, name in enumerate("ab"):
+        zeros = np.zeros((64, 64), np.float32)
+        write_ptd(tmp_path / f"{name}.ptd", [Tensor.of("zeros", zeros), Tensor.of(name, values(number, 30, 30))])
+    assert [len(group.files) for group in find_groups(blobstore.report([tmp_path]))] == [1, 1]
+
+
+# ------------------------------------------------------------------------------------- reprs, notebooks, pages
+
+
+def test_a_report_is_short_in_a_console(zoo_report: Report) -> None:
+    assert len(repr(zoo_report)) < 120
+    assert repr(zoo_report).startswith("<Report: ")
+    assert "200 files" in repr(zoo_report)
+    assert max(len(repr(file)) for file in zoo_report.files) < 400
+    assert max(len(repr(finding)) for finding in zoo_report.findings if not finding.command) < 400
+    assert repr(blobstore.report(["/missing.pte"])) == (
+        "<Report: 0 B in 0 files: nothing is wasted; 0 findings; 1 could not be read>"
+    )
+
+
+def test_a_notebook_shows_a_summary(zoo_report: Report, tmp_path: Path) -> None:
+    text = zoo_report._repr_html_()
+    assert len(text) < 10_000
+    assert "<script" not in text and "http" not in text and "<style" not in text
+    for kind in zoo_report.by_kind:
+        assert FINDINGS[kind] in text and COLORS[kind] in text
+    assert "vision" in text
+    write_ptd(tmp_path / "<b>bold.ptd", [Tensor.of(HOSTILE, values(1, 60, 50)), Tensor.of("t", values(1, 60, 50))])
+    text = blobstore.report([tmp_path])._repr_html_()
+    assert html.escape("<b>bold.ptd") in text and "<b>" not in text
+
+
+def test_to_html_writes_the_page_and_replaces_pages_only(zoo_report: Report, tmp_path: Path) -> None:
+    path = tmp_path / "zoo.html"
+    assert zoo_report.to_html(path) == path
+    assert zoo_report.to_html(str(path)) == path
+    assert path.read_text() == to_html(zoo_report)
+    assert len(path.read_bytes()) < 500_000
+    other = write_ptd(tmp_path / "weights.ptd", [Tensor.of("w", values(1, 9))])
+    with pytest.raises(OutputPathError):
+        zoo_report.to_html(other)
+    zoo_report.to_html(other, force=True)
+    assert other.read_text() == path.read_text()
+
+
+def test_a_page_needs_no_library(zoo_report: Report) -> None:
+    page = to_html(zoo_report)
+    assert "src=" not in page and 'href="http' not in page and "@import" not in page
+    assert page.count("<script") == 2
+
+
+def test_names_that_look_like_parts_of_the_template_are_names(tmp_path: Path) -> None:
+    """Files and folders called {{js}} or <b>: in commands, folders and groups they are text, and all parts are there."""
+    for folder in ("{{data}}", "<b>bold"):
+        (tmp_path / folder).mkdir()
+        for name in ("{{js}}", "</code><i>"):
+            path = tmp_path / folder / f"{name.replace('/', '|')}.ptd"
+            write_ptd(path, [Tensor.of("w", values(1, 60, 50)), Tensor.of(name, values(len(name), 30, 30))])
+    page = to_html(blobstore.report([tmp_path]))
+    assert page.count("<script") == page.count("</script>") == 2
+    assert page.count('"use strict"') == 1
+    assert "{{data}}" in page and "{{js}}" in page
+    assert "<b>bold" not in page and "<i>" not in page
+
+
+# ---------------------------------------------------------------------------------------------------- the rest
+
+
+@pytest.mark.parametrize(
+    ("grown", "more", "expected"),
+    [
+        (5_000, -2_000, "the files grew by 5.00 KB; 2.00 KB less can be saved"),
+        (-5_000, 2_000, "the files shrank by 5.00 KB; 2.00 KB more can be saved"),
+        (0, 0, "the files have as many bytes as before; as much can be saved as before"),
+    ],
+)
+def test_what_grew_is_told_as_growth(grown: int, more: int, expected: str) -> None:
+    console = Console(width=100, record=True, file=io.StringIO())
+    print_changes(Changes(grown, more, (), (), (("a.pte", grown),) if grown else (), {}, {}), console)
+    text = console.export_text()
+    assert f"Since the baseline: {expected}." in text
+    assert "-" not in text
+    if grown:
+        assert f"{'grew' if grown > 0 else 'shrank'} by 5.00 KB: a.pte" in text
+
+
+def test_the_terminal_names_types_and_shapes(zoo_report: Report) -> None:
+    text = printed(zoo_report)
+    assert max(map(len, (line for line in text.splitlines() if "blobstore dedup" not in line))) <= 100
+    console = Console(width=100, record=True, file=io.StringIO())
+    print_report(zoo_report, console, top=1000)
+    assert "float 128 x 256" in console.export_text()
+
+
+def test_types_and_shapes(tmp_path: Path) -> None:
+    write_ptd(tmp_path / "a.ptd", [Tensor.of("w", values(1, 60, 50)), Tensor.opaque("o", b"opaque" * 9)])
+    facts = {r.name: (r.element_type, r.shape) for r in blobstore.report([tmp_path]).files[0].regions if r.kind.is_blob}
+    assert facts == {"w": ("float", "60 x 50"), "o": ("", "")}
