@@ -53,7 +53,7 @@ dist: $(VENV)/.dist ## build the packages, check them, and try them with each Py
 	$(RUN) packaging/dist.py $(ARGUMENTS)
 
 site: $(VENV)/.docs ## build the documentation into build/site; a warning is an error
-	$(VENV)/bin/mkdocs --quiet build --strict
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs --quiet build --strict
 
 lint: $(VENV)/.installed ## check style and types
 	$(RUN) -m ruff check .
