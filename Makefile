@@ -52,8 +52,9 @@ conformance: $(VENV)/.runtime ## ExecuTorch's own tests on our parts, and the fi
 dist: $(VENV)/.dist ## build the packages, check them, and try them with each Python that is there; ARGUMENTS="--pure --python 3.12"
 	$(RUN) packaging/dist.py $(ARGUMENTS)
 
+# Not with --quiet, which would take the warnings from --strict.
 site: $(VENV)/.docs ## build the documentation into build/site; a warning is an error
-	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs --quiet build --strict
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
 
 lint: $(VENV)/.installed ## check style and types
 	$(RUN) -m ruff check .

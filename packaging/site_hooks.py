@@ -30,6 +30,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, **_: Any) -> str:
             return match[0]
         if not target.is_relative_to(ROOT) or not target.exists():
             log.warning("%s: link to %s, which is not in the repository", page.file.src_uri, match[1])
+            return match[0]
         kind = "tree" if target.is_dir() else "blob"
         return f"{config.extra['repository']}/{kind}/main/{target.relative_to(ROOT).as_posix()}{match[2] or ''}"
 
