@@ -101,6 +101,10 @@ def _lowering(folder: Path, names: dict[str, Any]) -> None:
         )
 
 
+def _safetensors(folder: Path, names: dict[str, Any]) -> None:
+    names["model"] = torch.nn.ModuleDict({"embed": torch.nn.Embedding(2000, 8)})
+
+
 class Live(torch.nn.Module):
     """Layers with the names that the pages use."""
 
@@ -161,4 +165,5 @@ PAGES: dict[str, Callable[[Path, dict[str, Any]], None]] = {
     "docs/howto/processes.md": _processes,
     "docs/lowering.md": _lowering,
     "docs/runtime.md": _runtime,
+    "docs/safetensors.md": _safetensors,
 }
