@@ -6,7 +6,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-lowering test-others test-slow bench plots sanitize fuzz crash soak conformance dist lint format schema install clean
+.PHONY: help demo test test-lowering test-others test-slow bench plots sanitize fuzz crash soak conformance dist site lint format schema install clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-11s %s\n", $$1, $$2 }' Makefile
@@ -54,6 +54,10 @@ conformance: $(VENV)/.runtime ## ExecuTorch's own tests on our parts, and the fi
 
 dist: $(VENV)/.dist ## build the packages, check them, and try them with each Python that is there; ARGUMENTS="--pure --python 3.12"
 	$(RUN) packaging/dist.py $(ARGUMENTS)
+
+# Not with --quiet, which would take the warnings from --strict.
+site: $(VENV)/.docs ## build the documentation into build/site; a warning is an error
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
 
 lint: $(VENV)/.installed ## check style and types
 	$(RUN) -m ruff check .
@@ -105,6 +109,10 @@ $(VENV)/.dist: $(VENV)/.installed
 
 $(VENV)/.bench: $(VENV)/.runtime
 	$(RUN) -m pip install --quiet --disable-pip-version-check --editable ".[bench]"
+	@touch $@
+
+$(VENV)/.docs: $(VENV)/.installed
+	$(RUN) -m pip install --quiet --disable-pip-version-check --editable ".[docs]"
 	@touch $@
 
 $(VENV)/.fuzz: $(VENV)/.runtime

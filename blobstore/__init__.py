@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from blobstore.errors import BlobStoreError
     from blobstore.files import load_file, save_file
     from blobstore.formats.data_map import MergedDataMap, NamedDataMap
+    from blobstore.formats.opening import open_any
     from blobstore.formats.ptd.reader import PtdDataMap, open_ptd
     from blobstore.formats.pte import PteDataMap, open_pte
     from blobstore.memory.digest import Digest
@@ -35,6 +36,7 @@ __all__ = [
     "TensorLayout",
     "dedup_programs",
     "load_file",
+    "open_any",
     "open_ptd",
     "open_pte",
     "report",
@@ -59,6 +61,7 @@ _HOME = {
     "TensorLayout": "memory.layout",
     "dedup_programs": "programs",
     "load_file": "files",
+    "open_any": "formats.opening",
     "open_ptd": "formats.ptd.reader",
     "open_pte": "formats.pte",
     "report": "reporting",

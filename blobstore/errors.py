@@ -1,7 +1,7 @@
 """Every error that blobstore raises, in one tree.
 
 Each class also derives from the standard exception that it resembles, so that code without knowledge of blobstore can
-handle it. Each message names the file, the key, what was expected and what was found::
+handle it. Each message names the file, the key, what was expected and what was found:
 
     BlobStoreError
     ├── InvalidFileError        (ValueError)     a file is malformed

@@ -160,7 +160,13 @@ def _print_dedup(result: DedupResult) -> None:
     rows.append(("total, without kept", "", f"{result.bytes_before:,}", f"{result.bytes_after:,}", ""))
     print_table("Deduplicated", ("file", "", "bytes before", "bytes after", "moved"), rows, right="cde")
     saved = result.bytes_before - result.bytes_after
-    out.print(f"Saved {size(saved)}, {saved / max(result.bytes_before, 1):.1%} of the original size.")
+    change = f"{size(abs(saved))}, {abs(saved) / max(result.bytes_before, 1):.1%} of the original size"
+    if saved >= 0:
+        out.print(f"Saved {change}.")
+    else:
+        out.print(
+            f"Grew by {change}: the metadata takes more than what is shared. --keep-small leaves small blobs alone."
+        )
     if result.replaced_keys:
         out.print(f"{len(result.replaced_keys)} keys of an earlier run were replaced.")
     if result.pruned_keys:

@@ -1,0 +1,171 @@
+"""What each page of the documentation finds in its folder, and the names that its code uses without making them."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from blobstore.lowering.export import lower, quiet
+from tests import models
+
+__all__ = ["PAGES"]
+
+
+def _checkpoint(path: Path, module: Any) -> None:
+    from safetensors.torch import save_file
+
+    save_file(module.state_dict(), path)
+
+
+def _dedup(folder: Path, names: dict[str, Any]) -> None:
+    """Two programs of one model, its checkpoint, and a program of another one."""
+    model = models.mlp()
+    for name in ("a", "b"):
+        model.write(folder / "old", name)
+    models.mlp(seed=1).write(folder / "more", "c")
+    _checkpoint(folder / "model.safetensors", model.methods["forward"][0])
+
+
+def _index(folder: Path, names: dict[str, Any]) -> None:
+    for name in ("short", "long"):
+        models.mlp().write(folder, name)
+
+
+def _ci(folder: Path, names: dict[str, Any]) -> None:
+    for name in ("a", "b"):
+        models.mlp().write(folder / "build", name)
+
+
+def _processes(folder: Path, names: dict[str, Any]) -> None:
+    """A program with its weights beside it, by the model's names."""
+    models.mlp(external=True).write(folder)
+    (folder / "_default_external_constant.ptd").rename(folder / "model.ptd")
+
+
+def _named_data_store(folder: Path, names: dict[str, Any]) -> None:
+    (folder / "out").mkdir()
+
+
+def _runtime(folder: Path, names: dict[str, Any]) -> None:
+    """A program through XNNPACK with its weights in two files of equal contents."""
+    model, x, manager = _live()
+    _write(manager, folder)
+    shutil.copyfile(folder / "model.ptd", folder / "weights.ptd")
+    names.update(x=x, model=model, new_weight=torch.ones(16, 16), **_imports())
+
+
+def _lowering(folder: Path, names: dict[str, Any]) -> None:
+    """Modules and what is imported for them; `converted` is quantized."""
+    from torch import nn
+
+    model, x, _ = _live()
+    model.encoder, model.decoder = nn.Sequential(), nn.Sequential()
+    for part in (model.encoder, model.decoder):
+        part.add_module("layer", nn.Linear(16, 16))
+    xnnpack = _imports()["XnnpackPartitioner"]
+
+    def lower_one(module: Any, tag: str) -> Any:
+        partitioner = _imports()["BlobStorePartitioner"](xnnpack(), tag=tag)
+        return lower({"forward": (module, (x,))}, partitioners=lambda: [partitioner])
+
+    with quiet():
+        from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import (
+            XNNPACKQuantizer,
+            get_symmetric_quantization_config,
+        )
+        from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+
+        quantizer = XNNPACKQuantizer().set_global(get_symmetric_quantization_config(is_per_channel=True))
+        prepared = prepare_pt2e(torch.export.export(model, (x,), strict=True).module(), quantizer)
+        prepared(x)
+        names.update(
+            convert_pt2e=convert_pt2e,
+            decoder=model.decoder,
+            encoder=model.encoder,
+            example=(x,),
+            example_inputs=(x,),
+            export=lambda module, x: torch.export.export(module, (x,)),
+            exported=torch.export.export(model, (x,)),
+            lower=lower_one,
+            lower_to=lower_one,
+            model=model,
+            new_weight=torch.ones(16, 16),
+            nn=nn,
+            prepared=prepared,
+            torch=torch,
+            x=x,
+            y=x,
+            **_imports(),
+        )
+
+
+def _safetensors(folder: Path, names: dict[str, Any]) -> None:
+    names["model"] = torch.nn.ModuleDict({"embed": torch.nn.Embedding(2000, 8)})
+
+
+class Live(torch.nn.Module):
+    """Layers with the names that the pages use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x)  # type: ignore[no-any-return]
+
+
+def _live() -> tuple[Any, Any, Any]:
+    model, x = Live().eval(), torch.ones(1, 16)
+    names = _imports()
+    partitioners = [names["BlobStorePartitioner"](names["XnnpackPartitioner"](), tag="model")]
+    manager = lower(
+        {"forward": (model, (x,))}, partitioners=lambda: partitioners, external_constants=lambda node: "model"
+    )
+    return model, x, manager
+
+
+def _imports() -> dict[str, Any]:
+    """What the pages on live weights take as imported."""
+    with quiet():
+        from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+        from executorch.exir import ExecutorchBackendConfig, to_edge_transform_and_lower
+        from executorch.runtime import Runtime
+
+        import blobstore
+        from blobstore.lowering import BlobStorePartitioner
+        from blobstore.lowering.inner import Lowered
+        from blobstore.runtime import make_working_copy, serving
+    return {
+        "BlobStorePartitioner": BlobStorePartitioner,
+        "ExecutorchBackendConfig": ExecutorchBackendConfig,
+        "Lowered": Lowered,
+        "Runtime": Runtime,
+        "XnnpackPartitioner": XnnpackPartitioner,
+        "blobstore": blobstore,
+        "make_working_copy": make_working_copy,
+        "save_programs": blobstore.save_programs,
+        "serving": serving,
+        "to_edge_transform_and_lower": to_edge_transform_and_lower,
+    }
+
+
+def _write(manager: Any, folder: Path) -> None:
+    with (folder / "model.pte").open("wb") as file:
+        manager.write_to_file(file)
+    manager.write_tensor_data_to_file(str(folder))
+
+
+PAGES: dict[str, Callable[[Path, dict[str, Any]], None]] = {
+    "docs/index.md": _index,
+    "docs/howto/ci.md": _ci,
+    "docs/howto/dedup.md": _dedup,
+    "docs/howto/named-data-store.md": _named_data_store,
+    "docs/howto/processes.md": _processes,
+    "docs/lowering.md": _lowering,
+    "docs/runtime.md": _runtime,
+    "docs/safetensors.md": _safetensors,
+}

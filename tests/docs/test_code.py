@@ -1,0 +1,161 @@
+"""The code of the documentation runs as it is printed, and prints what the pages say (U1, U2, W1, T1).
+
+A page's ```python blocks run in order in one namespace; one with a title is written to the file of that name. In a
+```console block each line after `$ ` is a command, and what follows is its output. A block without a language that
+follows ```python is what that code prints. `…` in an output stands for anything. ```bash blocks are one script each.
+Everything runs in one temporary folder a page, which `pages.py` fills. A block after a comment `<!-- not run: why -->`
+is not run; the comments are counted here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import subprocess
+import sys
+import types
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from blobstore.lowering.export import quiet
+from tests.docs.pages import PAGES
+
+ROOT = Path(__file__).parents[2]
+
+BLOCK = re.compile(
+    r"^(?P<marker><!-- not run: (?P<reason>[^\n]+) -->\n+)?"
+    r"^```(?P<language>python|console|bash|sh|cpp)(?: title=\"(?P<title>[^\"]+)\")?\n(?P<code>.*?)^```$"
+    r"(?:\n+^```\n(?P<output>.*?)^```$)?",
+    re.MULTILINE | re.DOTALL,
+)
+
+# What runs elsewhere, or cannot: pages of which no block runs here, and why
+ELSEWHERE = {
+    "README.md": "tests/training/test_tutorial.py runs its section on training",
+    "docs/training.md": "tests/training/test_tutorial.py",
+}
+
+# How many blocks of a page are marked as not run
+NOT_RUN = {
+    "docs/install.md": 5,
+    "docs/tutorial.md": 1,
+    "docs/api/cpp.md": 1,
+    "docs/report.md": 1,
+    "docs/runtime.md": 1,
+}
+
+
+@dataclass(frozen=True)
+class Block:
+    """A block of a page, with the line that it begins in."""
+
+    line: int
+    language: str
+    title: str | None
+    code: str
+    output: str | None
+    reason: str | None
+
+
+def blocks(page: Path) -> list[Block]:
+    text = page.read_text(encoding="utf-8")
+    return [
+        Block(text.count("\n", 0, m.start("code")) + 1, m["language"], m["title"], m["code"], m["output"], m["reason"])
+        for m in BLOCK.finditer(text)
+    ]
+
+
+def pages() -> list[str]:
+    """README.md and all pages of the site that have code."""
+    found = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    return [page.relative_to(ROOT).as_posix() for page in found if blocks(page)]
+
+
+def check_output(found: str, expected: str, where: str) -> None:
+    """Compare line by line, without blanks at the end; `…` stands for anything, also for several lines."""
+    wanted = "\n".join(line.rstrip() for line in expected.strip().splitlines())
+    got = "\n".join(line.rstrip() for line in found.strip().splitlines())
+    pattern = ".*?".join(map(re.escape, wanted.split("…")))
+    assert re.fullmatch(pattern, got, re.DOTALL), f"{where}: expected\n{wanted}\nfound\n{got}"
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """That of a user whose terminal has 100 columns, and who has nothing but this in their home."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    return {**os.environ, "PATH": path, "COLUMNS": "100", "HOME": str(folder), "XDG_CACHE_HOME": str(folder / ".cache")}
+
+
+def run_shell(code: str, folder: Path, where: str) -> str:
+    """What a script prints, errors included, as on a terminal."""
+    done = subprocess.run(
+        ["/bin/bash", "-ec", code],
+        cwd=folder,
+        env=environment(folder),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, f"{where}: exit code {done.returncode} of\n{code}\n{done.stdout}"
+    return done.stdout
+
+
+def run_console(code: str, folder: Path, where: str) -> None:
+    assert code.startswith("$ "), f"{where}: a console block begins with a command"
+    for part in re.split(r"^\$ ", code, flags=re.MULTILINE)[1:]:
+        command, _, expected = part.partition("\n")
+        found = run_shell(command, folder, where)
+        if expected.strip():
+            check_output(found, expected, f"{where}: {command}")
+
+
+def run_python(block: Block, names: dict[str, Any], where: str) -> None:
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed), quiet():  # the libraries' own deprecations are not for the page to tell
+        exec(compile(block.code, where, "exec", dont_inherit=True), names)  # noqa: S102
+    if block.output is not None:
+        check_output(printed.getvalue(), block.output, where)
+
+
+@pytest.mark.parametrize("page", [page for page in pages() if page not in ELSEWHERE])
+def test_page(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every block runs, in order, and what the page prints is what comes out."""
+    monkeypatch.chdir(tmp_path)
+    module = types.ModuleType("page")
+    monkeypatch.setitem(sys.modules, "page", module)  # torch.export looks there
+    with quiet():
+        from blobstore.lowering import plugin
+    monkeypatch.setattr(plugin, "_inners", dict(plugin._inners))  # a page registers one
+    PAGES.get(page, lambda folder, names: None)(tmp_path, vars(module))
+    for block in blocks(ROOT / page):
+        where = f"{page}:{block.line}"
+        if block.reason is not None:
+            continue
+        if block.title is not None:
+            (tmp_path / block.title).write_text(block.code)
+        elif block.language == "python":
+            run_python(block, vars(module), where)
+        elif block.language == "console":
+            run_console(block.code, tmp_path, where)
+        else:
+            assert block.language != "cpp", f"{where}: C++ is not built here; mark it, and say what builds it"
+            run_shell(block.code, tmp_path, where)
+
+
+def test_what_is_not_run_is_counted() -> None:
+    """A block that does not run says why, and adding one changes this test."""
+    marked = {page: sum(block.reason is not None for block in blocks(ROOT / page)) for page in pages()}
+    assert {page: count for page, count in marked.items() if count} == NOT_RUN
+    assert set(ELSEWHERE) <= set(pages()), "a page that runs elsewhere has no code any more"
+
+
+def test_each_marker_belongs_to_a_block() -> None:
+    """A marker that stands before something else would hide nothing, or what it should not."""
+    for page in pages():
+        text = (ROOT / page).read_text(encoding="utf-8")
+        assert text.count("<!-- not run") == sum(block.reason is not None for block in blocks(ROOT / page)), page

@@ -1,0 +1,104 @@
+"""What the pages say of the sources is so: messages, errors, public names, files (U1, D2)."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+
+from blobstore import errors
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+TROUBLESHOOTING = (DOCS / "troubleshooting.md").read_text(encoding="utf-8")
+CPP_STRING = re.compile(r'"((?:[^"\\\n]|\\.)*)"')
+PLACE = "\0"  # what a program puts in
+
+
+@functools.cache
+def messages() -> frozenset[str]:
+    """Every string of the sources, in Python as one text with places for what is put in."""
+    found = set()
+    for path in (ROOT / "blobstore").rglob("*.py"):
+        if "_generated" not in path.parts:
+            found |= {text(node) for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))}
+    for path in (ROOT / "runtime_bindings").rglob("*.[ch]*"):
+        if {"src", "python"} & set(path.parts) and path.suffix in {".cpp", ".h"}:
+            found |= set(cpp_messages(path.read_text(encoding="utf-8")))
+    return frozenset(found - {""})
+
+
+def text(node: ast.AST) -> str:
+    """A string, or the parts of an f-string or of a sum with places between them."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return node.value
+    if isinstance(node, ast.JoinedStr):
+        return "".join(text(value) or PLACE for value in node.values)
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        left, right = text(node.left), text(node.right)
+        return (left or PLACE) + (right or PLACE) if left or right else ""
+    return ""
+
+
+def cpp_messages(source: str) -> list[str]:
+    """The strings of each statement, with places between them."""
+    return [PLACE.join(["", *CPP_STRING.findall(part), ""]) for part in source.split(";\n") if '"' in part]
+
+
+def headings() -> list[str]:
+    return re.findall(r"^### `(.+)`$", TROUBLESHOOTING, re.MULTILINE)
+
+
+@pytest.mark.parametrize("heading", headings())
+def test_a_message_is_in_the_sources(heading: str) -> None:
+    """What stands between the `…` of a heading is one message, in this order."""
+    pattern = re.compile(".*".join(map(re.escape, heading.removeprefix("blobstore: ").split("…"))), re.DOTALL)
+    assert any(pattern.search(message) for message in messages()), f"no message of the sources is like: {heading}"
+
+
+def test_each_error_has_a_section_with_a_message() -> None:
+    """The sections are the classes of blobstore.errors, none too few or too many."""
+    sections = dict(re.findall(r"^## (\w+Error)\n(.*?)(?=^## |\Z)", TROUBLESHOOTING, re.MULTILINE | re.DOTALL))
+    assert set(sections) == set(errors.__all__)
+    assert [name for name, section in sections.items() if "\n### `" not in section] == []
+
+
+PUBLIC = ("adapters", "errors", "lowering", "runtime", "testing", "training")
+
+
+@pytest.mark.parametrize("name", ["blobstore", *(f"blobstore.{name}" for name in PUBLIC)])
+def test_the_reference_lists_what_is_public(name: str) -> None:
+    """Everything in `__all__`, by that name or where it is defined."""
+    page = (DOCS / "api" / f"{name.removeprefix('blobstore.')}.md").read_text(encoding="utf-8")
+    listed = set(re.findall(rf"^::: {re.escape(name)}\.(?:\w+\.)*(\w+)$", page, re.MULTILINE))
+    public = {item for item in importlib.import_module(name).__all__ if not item.startswith("_")}
+    if name != "blobstore.errors":
+        public -= set(errors.__all__)  # they have a page of their own
+    assert public <= listed, f"docs/api lacks {sorted(public - listed)}"
+
+
+def test_the_headers_are_listed() -> None:
+    """The page on C++ links every installed header."""
+    page = (DOCS / "api" / "cpp.md").read_text(encoding="utf-8")
+    headers = {path.name for path in (ROOT / "runtime_bindings" / "include" / "blobstore").iterdir()}
+    assert set(re.findall(r"include/blobstore/(\w+\.h)\)", page)) == headers
+
+
+def test_tests_that_pages_name_exist() -> None:
+    """A page that says how something is tested names files that are there."""
+    for page in DOCS.rglob("*.md"):
+        for name in re.findall(r"\btests/[\w/*.]+\w", page.read_text(encoding="utf-8")):
+            assert list(ROOT.glob(name)), f"{page.name} names {name}, which is not there"
+
+
+def test_the_tables_of_what_runs_where_are_equal() -> None:
+    """The first page and the one on installing say the same."""
+    one, other = (
+        (DOCS / name).read_text(encoding="utf-8").split("## What runs where\n")[1].split("\n\n")[1]
+        for name in ("index.md", "install.md")
+    )
+    assert one.strip() == other.strip() and one.startswith("| part |")
