@@ -30,7 +30,7 @@ test-slow: $(VENV)/.runtime ## run the tests that take minutes or gigabytes
 	$(RUN) -m pytest -m slow
 
 bench: $(VENV)/.runtime ## measure against ExecuTorch and safetensors
-	$(RUN) -m benchmarks
+	$(RUN) -m benchmarks $(ARGUMENTS)
 
 plots: $(VENV)/.bench ## draw how cost grows with keys, bytes, methods and programs
 	$(RUN) -W ignore -m benchmarks.scaling $(ARGUMENTS)

@@ -1,4 +1,7 @@
-"""Run the measurements and print them: `make bench`, or some of them: `python -m benchmarks store`."""
+"""Run the measurements and print them: `make bench`, or some of them: `python -m benchmarks store`.
+
+With `--page docs/benchmarks.md` the tables on that page become those of this run.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +9,23 @@ import argparse
 import importlib
 import os
 import platform
+import re
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 MODULES = ("store", "report", "runtime", "lowering", "training", "adapters")
 
 
 def main() -> None:
-    """Measure, print a Markdown table, and exit with 1 if a bar is not met."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    """Measure, print Markdown tables, and exit with 1 if a bar is not met."""
+    parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
     parser.add_argument("modules", nargs="*", metavar="MODULE", help=f"some of {', '.join(MODULES)}; by default all")
     parser.add_argument(
         "--folder", type=Path, help="where to write the files, about 8 GB; by default a temporary folder"
     )
+    parser.add_argument("--page", type=Path, help="put the tables between the marks of this Markdown page")
     arguments = parser.parse_args()
     if unknown := set(arguments.modules) - set(MODULES):
         parser.error(f"unknown: {', '.join(sorted(unknown))}")
@@ -27,16 +33,37 @@ def main() -> None:
     met = True
     for name in arguments.modules or MODULES:
         module = importlib.import_module(f"benchmarks.{name}")
-        print(f"**{module.TITLE}**\n\n| work | measured | bar | |\n|---|---|---|---|")
+        print(f"**{module.TITLE}**\n")
+        lines = []
         with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
-            for row in module.rows(Path(folder)):
-                met &= row.met
-                print(
-                    f"| {row.work.replace('  ', '&nbsp;&nbsp;')} | {row.figure} | {row.bar} | {'met' if row.met else 'NOT MET'} |"
-                )
+            for line, held in table(module, Path(folder)):
+                print(line)
                 sys.stdout.flush()
+                lines.append(line)
+                met &= held
         print()
+        if arguments.page:
+            put(arguments.page, name, "\n".join(lines))
     sys.exit(0 if met else 1)
+
+
+def table(module: object, folder: Path) -> Iterator[tuple[str, bool]]:
+    """The lines of a module's table, and whether the bar of each is met."""
+    yield "| work | measured | bar | |", True
+    yield "|---|---|---|---|", True
+    for row in module.rows(folder):  # type: ignore[attr-defined]
+        work = re.sub(r"^ +", lambda match: "&nbsp;" * len(match[0]), row.work)
+        yield f"| {work} | {row.figure} | {row.bar} | {'met' if row.met else '**not met**'} |", row.met
+
+
+def put(page: Path, name: str, text: str) -> None:
+    """Replace what stands between the marks `<!-- name -->` and `<!-- /name -->`."""
+    old = page.read_text(encoding="utf-8")
+    begin, end = f"<!-- {name} -->\n", f"<!-- /{name} -->"
+    if old.count(begin) != 1 or old.count(end) != 1:
+        sys.exit(f"{page}: expected one {begin.strip()} and one {end}")
+    before, rest = old.split(begin)
+    page.write_text(before + begin + text + "\n" + end + rest.split(end)[1], encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -30,6 +30,12 @@ def _dedup(folder: Path, names: dict[str, Any]) -> None:
     _checkpoint(folder / "model.safetensors", model.methods["forward"][0])
 
 
+def _readme(folder: Path, names: dict[str, Any]) -> None:
+    """What the demo leaves, in small."""
+    for length in (32, 128, 256):
+        models.mlp().write(folder / "demo-output" / "before", f"minilm-{length}")
+
+
 def _index(folder: Path, names: dict[str, Any]) -> None:
     for name in ("short", "long"):
         models.mlp().write(folder, name)
@@ -160,6 +166,7 @@ def _write(manager: Any, folder: Path) -> None:
 
 
 PAGES: dict[str, Callable[[Path, dict[str, Any]], None]] = {
+    "README.md": _readme,
     "docs/index.md": _index,
     "docs/howto/ci.md": _ci,
     "docs/howto/dedup.md": _dedup,
