@@ -259,7 +259,7 @@ def test_nothing_to_publish_to(tmp_path: Path) -> None:
     """A cache with none of the tensors is an error even without `strict`."""
     training = nets.xor().load(tmp_path / "train")
     cache, _ = portable(nets.Convolutions(), torch.ones(1, 1, 8, 8), tmp_path / "serve")
-    with pytest.raises(errors.UpdateError, match=r"given are 'first\.weight'.*the programs have 'conv\.weight'"):
+    with pytest.raises(errors.UpdateError, match=r"found 'first\.weight'.*the programs have 'conv\.weight'"):
         training.publish(cache, strict=False)
     assert cache.generation == 0
 

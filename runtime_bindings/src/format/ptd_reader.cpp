@@ -65,7 +65,7 @@ std::vector<PtdEntry> read_entries(const FlatBuffer& buffer, uint64_t root, cons
       throw FormatError("key " + quoted(key) + " is not valid UTF-8");
     }
     if (!seen.insert(key).second) {
-      throw FormatError("key " + quoted(key) + " is there twice");
+      throw FormatError("key " + quoted(key) + " occurs twice");
     }
     PtdEntry entry;
     entry.key = key;
