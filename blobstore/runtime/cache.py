@@ -163,6 +163,11 @@ class BlobCache(NamedDataMap):
         return is_utf8(key) and bool(self._native.contains(key))
 
     def _check_key(self, key: object) -> None:
+        self._check_open()
+        if not is_utf8(key):
+            raise self._not_found(key)
+
+    def _check_known(self, key: object) -> None:
         """Raise KeyNotFoundError, which names near keys, before the native side says less."""
         self._check_open()
         if key not in self:
@@ -170,7 +175,7 @@ class BlobCache(NamedDataMap):
 
     def alignment(self, key: str) -> int:
         """The alignment that the file records for a key, in bytes; 1 if it records none."""
-        self._check_key(key)
+        self._check_known(key)
         return int(self._native.alignment(key))
 
     def digest(self, key: str) -> Digest:
@@ -208,7 +213,7 @@ class BlobCache(NamedDataMap):
         Use it for reading only. torch has no read-only tensors, but writing to this one is not a commit: the write gets
         no version, does not make the key dirty, and does not wait for running methods.
         """
-        self._check_key(key)
+        self._check_known(key)
         return to_torch(memoryview(self._native.view(key, True)), self.layout(key))
 
     @contextmanager
@@ -263,7 +268,7 @@ class BlobCache(NamedDataMap):
 
     def version(self, key: str) -> int:
         """The generation of the last change of a key, in the cache that owns the key; 0 if it never changed."""
-        self._check_key(key)
+        self._check_known(key)
         return int(self._native.version(key))
 
     @property
@@ -418,7 +423,7 @@ class BlobCache(NamedDataMap):
         except (TypeError, ValueError):  # ValueError: memory that was released
             raise errors.UnsupportedDataError(f"expected keys, found a {type(keys).__qualname__}") from None
         for key in wanted:
-            self._check_key(key)
+            self._check_known(key)
         return int(self._native.revert_keys(wanted))
 
     def save(self, path: str | os.PathLike[str], *, dirty_only: bool = False) -> int:
@@ -463,7 +468,7 @@ class BlobCache(NamedDataMap):
 
     def _change(self, key: str, data: Any) -> _Change:
         """The change of one key; the data is put in the blob's dim order."""
-        self._check_key(key)
+        self._check_known(key)
         view, layout = as_bytes(data)
         if layout is None:
             return _Change(key, view, None, False)
