@@ -29,7 +29,6 @@ from blobstore.errors import (
     KeyConflictError,
     KeyNotFoundError,
     LayoutError,
-    MissingDependencyError,
     UnsupportedDataError,
 )
 from blobstore.formats.data_map import MergedDataMap, NamedDataMap
@@ -44,7 +43,7 @@ from blobstore.memory.mapped_file import Paths, as_path, as_paths, check_length
 from blobstore.memory.tensors import FileSlice, as_bytes
 
 if TYPE_CHECKING:
-    from executorch.exir._serialize._named_data_store import NamedDataStoreOutput
+    from blobstore.executorch import NamedDataStoreOutput
 
 __all__ = ["DEFAULT_TAG", "BlobStore", "StoreStats", "check_tag", "file_name", "nbytes"]
 
@@ -215,17 +214,12 @@ class BlobStore:
         Every blob is copied, because ExecuTorch takes `bytes`.
 
         Raises:
-            MissingDependencyError: executorch is not installed.
+            MissingDependencyError: executorch 1.5 is not installed.
         """
-        try:
-            from executorch.exir._serialize._named_data_store import NamedDataStoreOutput
-            from executorch.exir._serialize.data_serializer import DataEntry
-            from executorch.exir.scalar_type import ScalarType as EtScalarType
-            from executorch.exir.tensor_layout import TensorLayout as EtLayout
-        except ImportError:
-            raise MissingDependencyError(
-                "to_named_data needs executorch: pip install 'blobstore[executorch]'"
-            ) from None
+        from blobstore.executorch import DataEntry, NamedDataStoreOutput
+        from blobstore.executorch import ScalarType as EtScalarType
+        from blobstore.executorch import TensorLayout as EtLayout
+
         out = NamedDataStoreOutput([bytes(view) for view, _ in self._blobs], {}, {})
         for key, known in self._keys.items():
             layout = known.layout and EtLayout(

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
+    from blobstore.executorch import CompileSpec, PreprocessResult
     from blobstore.formats.payload import Constant
     from blobstore.logical.records import Record
-    from blobstore.lowering.executorch import CompileSpec, PreprocessResult
     from blobstore.lowering.tables import NameTable
 
 __all__ = ["InnerLowering", "Lowered"]

@@ -11,10 +11,7 @@ import torch
 from torch.export import ExportedProgram
 
 from blobstore.errors import KeyConflictError, UnsupportedDataError, UnsupportedOperationError
-from blobstore.formats.payload import wrap
-from blobstore.logical.records import STATE, Record, Records, records_key
-from blobstore.lowering import marks, methods, names, tables
-from blobstore.lowering.executorch import (
+from blobstore.executorch import (
     BackendDetails,
     CompileSpec,
     DataEntry,
@@ -24,6 +21,9 @@ from blobstore.lowering.executorch import (
     PartitionResult,
     PreprocessResult,
 )
+from blobstore.formats.payload import wrap
+from blobstore.logical.records import STATE, Record, Records, records_key
+from blobstore.lowering import marks, methods, names, tables
 from blobstore.lowering.inner import InnerLowering
 from blobstore.lowering.names import Refusal, Tag
 from blobstore.lowering.tables import NameTable

@@ -127,7 +127,8 @@ def _emit(
 ) -> ExecutorchProgramManager:
     """Turn the edge program into an ExecuTorch program, with each weight in the data file of its tag."""
     from executorch.exir import ExecutorchBackendConfig
-    from executorch.exir.passes.init_mutable_pass import InitializedMutableBufferPass
+
+    from blobstore.executorch import InitializedMutableBufferPass
 
     signature = edge.exported_program().graph_signature
     weights = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}

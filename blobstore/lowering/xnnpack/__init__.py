@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from torch.export import ExportedProgram
 
-from blobstore.lowering.executorch import CompileSpec, XnnpackBackend
+from blobstore.executorch import CompileSpec, XnnpackBackend
 from blobstore.lowering.inner import Lowered
 from blobstore.lowering.tables import NameTable
 from blobstore.lowering.xnnpack.graph import constants_of_payload, groups_of_constants, packed_constants

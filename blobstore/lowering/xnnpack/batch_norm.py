@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch.export import ExportedProgram
 
+from blobstore.executorch import get_param_tensor, get_tensor_name
 from blobstore.logical.records import Operation, Step
-from blobstore.lowering.executorch import get_param_tensor, get_tensor_name
 from blobstore.lowering.xnnpack.origins import Origin, Run
 
 __all__ = ["record_fold", "record_replacement"]

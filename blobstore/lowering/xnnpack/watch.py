@@ -12,8 +12,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from blobstore.logical.records import Record, Source
-from blobstore.lowering.executorch import (
+from blobstore.executorch import (
     DecomposeBatchNorm,
     FuseBatchNormPass,
     NodeVisitor,
@@ -21,6 +20,7 @@ from blobstore.lowering.executorch import (
     get_tensor_name,
     xnnpack_preprocess,
 )
+from blobstore.logical.records import Record, Source
 from blobstore.lowering.names import Refusal
 from blobstore.lowering.xnnpack.batch_norm import record_fold, record_replacement
 from blobstore.lowering.xnnpack.origins import Run

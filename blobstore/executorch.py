@@ -1,4 +1,4 @@
-"""ExecuTorch's internals, which lowering needs beside its public API, and the check that they are the expected ones.
+"""ExecuTorch's internals, which blobstore needs beside its public API, and the check that they are the expected ones.
 
 This is the only module of the package that imports them. Other versions of ExecuTorch may change them without notice.
 A change that went unnoticed could produce wrong records, so importing this module checks the version of ExecuTorch, and
@@ -26,6 +26,9 @@ try:
     from executorch.exir._serialize.data_serializer import DataEntry
     from executorch.exir.backend.backend_details import BackendDetails, CompileSpec, PreprocessResult
     from executorch.exir.backend.partitioner import DelegationSpec, Partitioner, PartitionResult
+    from executorch.exir.passes.init_mutable_pass import InitializedMutableBufferPass
+    from executorch.exir.scalar_type import ScalarType
+    from executorch.exir.tensor_layout import TensorLayout
 except ImportError as error:
     _import_error: ImportError | None = error
 else:
@@ -39,11 +42,14 @@ __all__ = [
     "DecomposeBatchNorm",
     "DelegationSpec",
     "FuseBatchNormPass",
+    "InitializedMutableBufferPass",
     "NamedDataStoreOutput",
     "NodeVisitor",
     "PartitionResult",
     "Partitioner",
     "PreprocessResult",
+    "ScalarType",
+    "TensorLayout",
     "XnnpackBackend",
     "check",
     "get_param_tensor",
@@ -86,6 +92,12 @@ _PARAMETERS: Mapping[str, Mapping[str, str]] = {
     },
     "executorch.exir._serialize.data_serializer": {
         "DataEntry": "buffer_index alignment tensor_layout",
+    },
+    "executorch.exir.passes.init_mutable_pass": {
+        "InitializedMutableBufferPass": "patterns",
+    },
+    "executorch.exir.tensor_layout": {
+        "TensorLayout": "scalar_type sizes dim_order",
     },
     "executorch.exir.backend.backend_details": {
         "BackendDetails.preprocess": "edge_program compile_specs",
@@ -133,14 +145,14 @@ def check() -> None:
     """
     found = _version()
     if found is None:
-        raise MissingDependencyError(f"lowering needs executorch: {INSTALL}") from _import_error
+        raise MissingDependencyError(f"this needs executorch: {INSTALL}") from _import_error
     differences = [*_differences(_PARAMETERS, exact=True), *_differences(_FIELDS, exact=False)]
     if _import_error is not None and not differences:
         differences.append(str(_import_error))
     if differences or not f"{found}.".startswith(f"{SUPPORTED}."):
         what = "; ".join(differences) or "its internals look the same, but nothing was tested with it"
         raise MissingDependencyError(
-            f"lowering needs executorch {SUPPORTED}, found executorch {found}: {what}. To install it: {INSTALL}"
+            f"blobstore needs executorch {SUPPORTED}, found executorch {found}: {what}. To install it: {INSTALL}"
         ) from _import_error
 
 

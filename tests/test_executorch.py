@@ -6,6 +6,7 @@ import ast
 import dataclasses
 import importlib
 import importlib.metadata
+import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,14 +14,15 @@ from typing import Any
 
 import pytest
 
+import blobstore
 import blobstore.lowering
 from blobstore.errors import MissingDependencyError
 from blobstore.lowering.export import quiet
 
 with quiet():
-    from blobstore.lowering import executorch
+    from blobstore import executorch
 
-PUBLIC = {"executorch.exir", "executorch.backends.xnnpack.partition.xnnpack_partitioner"}
+PUBLIC = {"executorch.exir", "executorch.runtime", "executorch.backends.xnnpack.partition.xnnpack_partitioner"}
 
 
 def pretend_version(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
@@ -116,7 +118,7 @@ def test_all_differences_are_in_one_message(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize("name", ["BlobStorePartitioner", "BlobStoreBackend", "register_inner"])
 def test_the_check_comes_with_the_first_use(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What lowers cannot be imported on another version; the error is one of the library's, once more at each try."""
-    for module in [module for module in sys.modules if module.startswith("blobstore.lowering.")]:
+    for module in [module for module in sys.modules if re.match(r"blobstore\.(lowering\.|executorch$)", module)]:
         monkeypatch.delitem(sys.modules, module)
     pretend_version(monkeypatch, "1.6.0")
     for _ in range(2):
@@ -128,9 +130,9 @@ def test_a_module_that_is_gone_is_named(monkeypatch: pytest.MonkeyPatch) -> None
     """An import that fails is one of the differences."""
     gone = "executorch.backends.xnnpack._passes.decompose_batch_norm"
     monkeypatch.setitem(sys.modules, gone, None)  # type: ignore[arg-type]
-    monkeypatch.delitem(sys.modules, "blobstore.lowering.executorch")
+    monkeypatch.delitem(sys.modules, "blobstore.executorch")
     with pytest.raises(MissingDependencyError, match=rf"needs executorch 1\.5, found .*: no {gone}"):
-        importlib.import_module("blobstore.lowering.executorch")
+        importlib.import_module("blobstore.executorch")
 
 
 def test_without_executorch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,8 +155,8 @@ def imports(module: Path) -> Iterator[str]:
 
 
 def test_one_module_imports_internals() -> None:
-    """Everything else of lowering uses the public API, or that module."""
-    folder = Path(blobstore.lowering.__file__).parent
+    """Everything else uses the public API, or that module (X1)."""
+    folder = Path(blobstore.__file__).parent
     own = Path(executorch.__file__)
     for module in sorted(folder.rglob("*.py")):
         found = {name for name in imports(module) if name.split(".")[0] == "executorch"}
