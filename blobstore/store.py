@@ -12,6 +12,7 @@ import itertools
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,17 +23,20 @@ from blobstore.disk.kinds import Format
 from blobstore.disk.progress import Progress
 from blobstore.disk.staging import Staging, refuse_inputs
 from blobstore.errors import (
+    FileAccessError,
     IntegrityError,
     InvalidAlignmentError,
+    InvalidFileError,
     InvalidKeyError,
     InvalidTagError,
     KeyConflictError,
     KeyNotFoundError,
     LayoutError,
+    OutputPathError,
     UnsupportedDataError,
 )
 from blobstore.formats.data_map import MergedDataMap, NamedDataMap
-from blobstore.formats.keys import suggest
+from blobstore.formats.keys import OF_PROGRAMS, suggest
 from blobstore.formats.ptd.manifest import is_keyed_manifest
 from blobstore.formats.ptd.reader import open_ptd
 from blobstore.formats.ptd.writer import MAX_ALIGNMENT, Entry, write_ptd
@@ -307,7 +311,7 @@ class BlobStore:
             tag: write only the blobs with this tag; left out, all blobs.
             metadata: text to store in the file, under text keys.
             progress: called with every step.
-            force: also replace a file of another format, or one that blobs come from.
+            force: also replace a file of another format, one that blobs come from, or the data file of programs.
 
         Returns:
             The size of the file in bytes.
@@ -315,7 +319,8 @@ class BlobStore:
         Raises:
             InvalidTagError: no blob has this tag.
             UnsupportedDataError: the metadata does not map str to str.
-            OutputPathError: the path is that of a base, of a file that blobs come from, or of a file that is not a .ptd.
+            OutputPathError: the path is that of a base, of a file that blobs come from, of a data file that was written
+                together with programs, or of a file that is not a .ptd.
             DataChangedError: a blob changed since it was added.
             FileAccessError: writing failed, or a file that blobs come from was truncated.
         """
@@ -324,6 +329,8 @@ class BlobStore:
         if not force:
             refuse_inputs([as_path(path)], self._sources)
         metadata = _check_metadata(metadata)
+        if not force:
+            _refuse_data_of_programs([as_path(path)], metadata)
         entries = [entry for entry in self.entries() if tag is None or self.tag(entry.key) == tag]
         with (
             Staging(progress, force=force) as staging,
@@ -358,7 +365,7 @@ class BlobStore:
         Args:
             directory: an existing folder.
             metadata: text to store in each file, under text keys.
-            force: also replace files of other formats, or files that blobs come from.
+            force: also replace files of other formats, files that blobs come from, or data files of programs.
 
         Returns:
             The path of each file, by tag. Untagged blobs go to the file of `DEFAULT_TAG`.
@@ -374,6 +381,7 @@ class BlobStore:
         paths = {tag: as_path(directory) / file_name(tag) for tag in files}
         if not force:
             refuse_inputs(paths.values(), self._sources)
+            _refuse_data_of_programs(paths.values(), metadata)
         with Staging(force=force) as staging:
             for tag, path in paths.items():
                 with staging.open(path, nbytes(files[tag]), kind=Format.PTD) as file:
@@ -505,3 +513,21 @@ def _contents(
         raise UnsupportedDataError(
             f"cannot merge {type(other).__qualname__}: expected a BlobStore, a NamedDataMap or a NamedDataStoreOutput"
         )
+
+
+def _refuse_data_of_programs(paths: Iterable[Path], metadata: Mapping[str, str]) -> None:
+    """Refuse to replace a data file that was written together with programs by one that was not: these programs would not
+    load any more.
+
+    Raises:
+        OutputPathError: one of the paths is such a file.
+    """
+    if OF_PROGRAMS.items() <= metadata.items():
+        return
+    for path in paths:
+        with suppress(FileAccessError, InvalidFileError), open_ptd(path) as old:
+            if OF_PROGRAMS.items() <= old.metadata.items():
+                raise OutputPathError(
+                    f"{path}: this data file was written together with programs, which would not find their weights any "
+                    "more; choose another name, or use force (--force)"
+                )

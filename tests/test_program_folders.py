@@ -5,13 +5,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+import safetensors.numpy
 import torch
 
 import blobstore
-from blobstore import BlobStore, open_ptd
+from blobstore import BlobStore, open_ptd, save_file
 from blobstore.errors import InvalidFileError, KeyConflictError, OutputPathError, UnsupportedDataError
 from blobstore.programs import dedup_programs, save_programs
+from blobstore.tools.convert import convert
 from tests.test_programs import snapshot, with_named_data
 
 
@@ -385,3 +388,36 @@ def test_an_empty_store_is_a_data_file_too(lowered, tmp_path):
     BlobStore().write_ptd(tmp_path / "none.ptd")
     dedup_programs([tmp_path / "none.ptd", write(lowered.mlp(), tmp_path / "a.pte")], tmp_path / "out")
     assert sorted(os.listdir(tmp_path / "out")) == ["a.pte", "shared.ptd"]
+
+
+@pytest.mark.parametrize("writer", ["save_file", "convert", "store", "stores"])
+def test_the_data_file_of_programs_is_not_replaced_by_another_one(lowered, tmp_path, writer):
+    """W1, B5: the programs in the folder would not load any more. With `force` it is what was asked for."""
+    lowered.mlp().write(tmp_path / "in", "a")
+    dedup_programs(tmp_path / "in", tmp_path / "out")
+    target = tmp_path / "out" / "shared.ptd"
+    before = target.read_bytes()
+    tensors = {"w": np.ones(4, np.float32)}
+    store = BlobStore()
+    store.add("w", tensors["w"], tag="shared")
+    safetensors.numpy.save_file(tensors, tmp_path / "w.safetensors")
+    writers = {
+        "save_file": lambda **options: save_file(tensors, target, **options),
+        "convert": lambda **options: convert(tmp_path / "w.safetensors", target, **options),
+        "store": lambda **options: store.write_ptd(target, **options),
+        "stores": lambda **options: store.write(tmp_path / "out", **options),
+    }
+    with pytest.raises(OutputPathError, match="written together with programs"):
+        writers[writer]()
+    assert target.read_bytes() == before
+    writers[writer](force=True)
+    with open_ptd(target) as data_map:
+        assert list(data_map) == ["w"]
+
+
+def test_the_same_run_saves_as_much_a_second_time(lowered, tmp_path):
+    """What the first run left is not counted as if it could be saved again."""
+    for name in ("a", "b"):
+        lowered.mlp().write(tmp_path / "in", name)
+    first, second = (dedup_programs(tmp_path / "in", tmp_path / "out") for _ in range(2))
+    assert (first.bytes_before, first.bytes_after) == (second.bytes_before, second.bytes_after)

@@ -92,7 +92,11 @@ def report(
         for problem in found.problems:
             print_error(f"{problem.path}: {problem.reason}")
     else:
-        print_report(found, out, top=top)
+        if found.files:
+            print_report(found, out, top=top)
+        else:
+            for problem in found.problems:
+                print_error(f"{problem.path}: {problem.reason}")
         if changes:
             out.print()
             print_changes(changes, out)

@@ -6,10 +6,13 @@ import difflib
 import re
 from collections.abc import Collection
 
-__all__ = ["KEY_PREFIX", "near", "suggest"]
+__all__ = ["KEY_PREFIX", "OF_PROGRAMS", "near", "suggest"]
 
 KEY_PREFIX = "metadata.blobstore."
 """Keys with this prefix belong to blobstore: records about blobs, lists of checkpoints. Tensors of users have other keys."""
+
+OF_PROGRAMS = {"blobstore.programs": "1"}
+"""Metadata of the data files that are written together with programs, so that their keys belong to programs."""
 
 _CONTENT_KEY = re.compile(r"tensor\.[0-9a-f]{32}\.")  # as `blobstore.formats.pte.content_key` makes them
 

@@ -15,12 +15,11 @@ import numpy.typing as npt
 
 from blobstore.disk.kinds import Format, check_replaceable, detect_format
 from blobstore.errors import BlobStoreError, FileAccessError, InvalidFileError, OutputPathError
-from blobstore.formats.keys import KEY_PREFIX
+from blobstore.formats.keys import KEY_PREFIX, OF_PROGRAMS
 from blobstore.formats.ptd.reader import PtdDataMap, open_ptd
 from blobstore.formats.pte.program import ProgramFile, read_program
 
 __all__ = [
-    "MARK",
     "USERS",
     "describing",
     "mentioned",
@@ -33,9 +32,6 @@ __all__ = [
     "tree",
     "users_of",
 ]
-
-MARK = {"blobstore.programs": "1"}
-"""Metadata of the data files that are written together with programs, so that their keys belong to programs."""
 
 USERS = "blobstore.programs.names"
 """Metadata of a data file if other data files in the folder have some of its keys: JSON, the paths of the programs that
@@ -82,7 +78,7 @@ def old_data(paths: Iterable[Path], *, force: bool) -> list[PtdDataMap]:
                 if force:
                     continue
                 raise
-            if not force and not MARK.items() <= data_map.metadata.items():
+            if not force and not OF_PROGRAMS.items() <= data_map.metadata.items():
                 raise OutputPathError(
                     f"{path}: this data file is of unknown origin, because it was not written together with programs; choose "
                     "another name, or use force (--force) to add to it"
@@ -98,7 +94,7 @@ def other_data(directory: Path, paths: Collection[Path]) -> list[PtdDataMap]:
         if path not in paths:
             with contextlib.suppress(BlobStoreError):
                 data_map = open_ptd(path)
-                if MARK.items() <= data_map.metadata.items():
+                if OF_PROGRAMS.items() <= data_map.metadata.items():
                     found.append(data_map)
     return found
 

@@ -39,7 +39,7 @@ class DedupResult:
         programs: one entry for each program, in the order in which they were given.
         data_files: the data files of these programs, including those that had all they need already; empty if nothing
             was moved and there was no data file before.
-        bytes_before: the size of all inputs and of the old data files, in bytes.
+        bytes_before: the size of all inputs, and of what programs that stay take from the old data files, in bytes.
         bytes_after: the size of all outputs, in bytes.
         kept: programs of earlier runs that take weights from these data files, and still can.
         replaced: those of the outputs that replaced a program of an earlier run.

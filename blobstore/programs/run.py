@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from blobstore.disk.kinds import Format
 from blobstore.disk.staging import Staging, refuse_inputs
 from blobstore.errors import IntegrityError, KeyConflictError, OutputPathError
+from blobstore.formats.keys import OF_PROGRAMS
 from blobstore.formats.ptd.reader import PtdDataMap
 from blobstore.formats.ptd.writer import Entry, write_ptd
 from blobstore.formats.pte.program import Movable, ProgramFile
@@ -18,7 +19,6 @@ from blobstore.formats.pte.rewrite import Rewrite
 from blobstore.memory.mapped_file import map_file
 from blobstore.programs.conflicts import ClashError
 from blobstore.programs.deployed import (
-    MARK,
     USERS,
     describing,
     old_data,
@@ -92,8 +92,7 @@ def run(
     this = _Run(programs, data, directory, options)
     this.check_outputs(inputs)
     this.read_folder()
-    bytes_before = sum(len(map_file(path)) for path in inputs)
-    bytes_before += sum(len(map_file(one.path)) for one in this.old.values() if one.path not in inputs)
+    bytes_before = sum(len(map_file(path)) for path in inputs) + this.bytes_of_others(inputs)
     try:
         this.keep_what_others_take()
         this.add_data()
@@ -210,6 +209,16 @@ class _Run:
         self.takers = {
             key: program.path for program, files in self.others.items() for keys in files.values() for key in keys
         }
+
+    def bytes_of_others(self, inputs: Collection[Path]) -> int:
+        """The bytes that programs which stay take from the old data files. What only replaced programs took is not counted,
+        because it is in the inputs, too: the same run a second time saves as much as the first."""
+        return sum(
+            len(data_map[key])
+            for tag, data_map in self.old.items()
+            if data_map.path not in inputs
+            for key in {key for files in self.others.values() for key in files.get(tag, ())}
+        )
 
     def keep_what_others_take(self) -> None:
         """Add what programs that stay take. It is added first because it must not change."""
@@ -345,7 +354,7 @@ class _Run:
             itertools.chain(*self.neighbours.values(), *(_keys(files[other]) for other in files if other != tag))
         )
         if USERS not in old and not keys & elsewhere:
-            return {**old, **MARK}
+            return {**old, **OF_PROGRAMS}
         replaced = {place_of(output, self.directory) for output in self.outputs}
         users = {user for user in users_of(old) if user not in replaced and (self.directory / user).exists()}
         for job in self.jobs:
@@ -353,7 +362,7 @@ class _Run:
                 asks = {*job.moves.values(), *job.externals}
                 if asks & keys or taken_by(job.program, keys):
                     users.add(place_of(job.output, self.directory))
-        return {**old, **MARK, USERS: json.dumps(sorted(users))}
+        return {**old, **OF_PROGRAMS, USERS: json.dumps(sorted(users))}
 
     def _is_up_to_date(self, tag: str, entries: Sequence[Entry], metadata: Mapping[str, str]) -> bool:
         """Whether a data file exists and has these contents already."""
