@@ -1,4 +1,4 @@
-"""How commands print: lines and tables for people, JSON for programs, progress and errors on standard error."""
+"""How commands print: lines and tables for people, rows and JSON for programs, progress and errors on standard error."""
 
 from __future__ import annotations
 
@@ -20,10 +20,22 @@ from blobstore.disk.progress import Progress as Callback
 from blobstore.memory.layout import TensorLayout
 from blobstore.text import printable
 
-__all__ = ["err", "out", "plain", "print_error", "print_json", "print_table", "progress_bar", "say"]
+__all__ = ["err", "on_terminal", "out", "plain", "print_error", "print_json", "print_table", "progress_bar", "say"]
+
+
+_WIDEST = 1 << 16
+"""Columns where nobody looks: a pipe or a file breaks no lines."""
 
 
 class _Console(Console):
+    @property
+    def width(self) -> int:
+        return super().width if on_terminal() else _WIDEST
+
+    @width.setter
+    def width(self, width: int) -> None:
+        self._width = width
+
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError  # rich would exit with 1, the code for "no"
 
@@ -33,6 +45,11 @@ err = _Console(stderr=True, highlight=False)
 
 _MOST_ROWS = 1000
 """Laying out a table takes longer than computing what it shows."""
+
+
+def on_terminal() -> bool:
+    """Whether people look at the output, and not a program."""
+    return sys.stdout.isatty()
 
 
 def print_error(error: object) -> None:
@@ -50,21 +67,23 @@ def say(line: object) -> None:
     out.print(plain(line), soft_wrap=True)
 
 
-def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], *, right: str = "") -> None:
-    """Print a table.
+def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """Print a table on a terminal; anywhere else its rows alone, complete, with tabs between the cells.
 
     Args:
         title: above the table.
         columns: their headings.
-        rows: the cells; at most 1,000 rows are printed.
-        right: the columns with numbers, which are aligned on the right, one letter for each (a is the first column).
+        rows: the cells. Numbers have separators and are aligned on the right in a table, which has at most 1,000 rows.
     """
+    if not on_terminal():
+        sys.stdout.writelines("\t".join(map(printable, row)) + "\n" for row in rows)
+        return
     table = Table(title=plain(title), title_justify="left", title_style="bold")
     for i, column in enumerate(columns):
-        number = chr(ord("a") + i) in right
+        number = any(isinstance(row[i], int) for row in rows)
         table.add_column(column, justify="right" if number else "left", no_wrap=number, overflow="fold")
     for row in rows[:_MOST_ROWS]:
-        table.add_row(*(plain(cell) for cell in row))
+        table.add_row(*(plain(f"{cell:,}" if isinstance(cell, int) else cell) for cell in row))
     out.print(table)
     if len(rows) > _MOST_ROWS:
         out.print(f"{len(rows) - _MOST_ROWS:,} more rows; --json has all {len(rows):,}.")
