@@ -332,9 +332,10 @@ def diff(
     right: Annotated[Path, typer.Argument(help="The newer file or folder.")],
     as_json: AsJson = False,
 ) -> None:
-    """Compare two files: their blobs key by key, and everything else. Exit code 0 if they are equal, 1 if not.
+    """Compare two files or folders: their blobs key by key, and everything else.
 
-    Of two folders, the files with the same path are compared. Exit code 3 if one cannot be; the others are anyway.
+    Exit code 0 if they are equal, 1 if not. Of two folders, the files with the same path are compared; exit code 3 if
+    one of them cannot be compared, and the others are compared anyway.
     """
     if left.is_dir() != right.is_dir():
         one, other = (left, right) if left.is_dir() else (right, left)

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, ConsoleDimensions
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TransferSpeedColumn
 from rich.table import Table
 from rich.text import Text
@@ -29,12 +29,13 @@ _WIDEST = 1 << 16
 
 class _Console(Console):
     @property
-    def width(self) -> int:
-        return super().width if on_terminal() else _WIDEST
+    def size(self) -> ConsoleDimensions:
+        terminal = super().size
+        return terminal if on_terminal() else ConsoleDimensions(_WIDEST, terminal.height)
 
-    @width.setter
-    def width(self, width: int) -> None:
-        self._width = width
+    @size.setter
+    def size(self, size: tuple[int, int]) -> None:
+        self._width, self._height = size
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError  # rich would exit with 1, the code for "no"
