@@ -365,8 +365,8 @@ def _print_folders(left: Path, right: Path, result: FolderComparison) -> None:
             say(f"only in {left if file.kind == 'removed' else right}: {file.path}")
     counts = {kind: sum(file.kind == kind for file in result.files) for kind in ("changed", "removed", "added", "same")}
     say(
-        f"{counts['changed']} files differ, {counts['removed']} are only in {left}, {counts['added']} only in {right}; "
-        f"{counts['same']} are the same."
+        f"Files: {counts['changed']} changed, {counts['removed']} only in {left}, {counts['added']} only in {right}, "
+        f"{counts['same']} the same."
     )
 
 

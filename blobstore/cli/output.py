@@ -118,7 +118,7 @@ def _jsonable(value: Any) -> Any:
 
 @contextlib.contextmanager
 def progress_bar(*, hidden: bool = False) -> Iterator[Callback]:
-    """A progress bar for each task, on standard error; the bars disappear when the work is done."""
+    """A progress bar for each task, on standard error; a bar disappears when its task is done."""
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     with Progress(*columns, console=err, transient=True, disable=hidden or not err.is_terminal) as bars:
         tasks: dict[str, TaskID] = {}
@@ -126,6 +126,6 @@ def progress_bar(*, hidden: bool = False) -> Iterator[Callback]:
         def step(what: str, done: int, total: int) -> None:
             if what not in tasks:
                 tasks[what] = bars.add_task(printable(what).replace("[", r"\["), total=total)
-            bars.update(tasks[what], completed=done)
+            bars.update(tasks[what], completed=done, total=total, visible=done < total)
 
         yield step

@@ -328,7 +328,7 @@ def test_diff_of_folders(run, zoo, tmp_path):
     """File by file; one that cannot be read does not hide the others."""
     new = tmp_path / "new"
     shutil.copytree(zoo, new)
-    assert "0 files differ" in run("diff", "zoo", "new")
+    assert "Files: 0 changed" in run("diff", "zoo", "new")
     blobstore.save_file({"w": np.zeros(3)}, new / "a.ptd")
     (new / "c.safetensors").rename(new / "d.safetensors")
     text = run("diff", "zoo", "new", code=1)
@@ -340,7 +340,7 @@ def test_diff_of_folders(run, zoo, tmp_path):
     ]  # fmt: skip
     (new / "b" / "m.ptd").write_bytes(b"")
     text = run("diff", "zoo", "new", code=3)
-    assert "new/b/m.ptd: " in text and "1 files differ" in text
+    assert "new/b/m.ptd: " in text and "Files: 1 changed" in text
     assert "compare two files or two folders" in run("diff", "zoo", "m.ptd", code=3)
 
 
@@ -380,7 +380,7 @@ def test_adapters_in_a_folder(run, tmp_path):
 
 
 def test_a_dry_run_of_dedup_changes_nothing(run, lowered, tmp_path):
-    """It prints what the run would print, and has its exit code (X1)."""
+    """It prints what the run would print, and has its exit code."""
     for name, seed in (("a", 1), ("b", 2)):
         lowered.mlp(seed=seed).write(tmp_path, name)
     for command in (["dedup", "a.pte", "-o", "new/out"], ["dedup", "b.pte", "-o", "new/out", "--prune"]):
@@ -401,7 +401,7 @@ def test_a_dry_run_of_dedup_changes_nothing(run, lowered, tmp_path):
 
 
 def test_a_dry_run_of_convert_changes_nothing(run, zoo, tmp_path):
-    """For files and folders, with the exit code of the run (X1)."""
+    """For files and folders, with the exit code of the run."""
     for command in (["m.ptd", "m.safetensors"], ["zoo", "out/deep"]):
         before = state(tmp_path)
         text = run("convert", *command, "--dry-run")

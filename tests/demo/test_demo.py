@@ -112,7 +112,7 @@ def test_the_next_steps_find_the_command(monkeypatch, tmp_path):
 
 
 def test_adapters_are_lora_of_the_foundation(demo, directory):
-    """The files record the foundation in the folder, and fit it (A1)."""
+    """The files record the foundation in the folder, and fit it (D2)."""
     found = inspect_adapters(directory / "after" / "minilm.ptd", sorted((directory / "adapters").glob("*.ptd")))
     assert [(one.fits, one.foundation, len(one.pairs)) for one in found.adapters] == [
         (True, found.foundation.fingerprint, 1)
