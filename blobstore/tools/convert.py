@@ -49,10 +49,11 @@ def pairs(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> lis
         OutputPathError: the source is a folder and the target a file; or an output would be one of the inputs.
     """
     source, target = as_path(source), as_path(target)
-    if not source.is_dir():
-        name = Path(source.name).with_suffix(_OTHER.get(source.suffix, ".ptd")) if target.is_dir() else ""
+    into = os.path.isdir(target)  # noqa: PTH112 - raises nothing for a name that is too long
+    if not os.path.isdir(source):  # noqa: PTH112 - raises nothing for a name that is too long
+        name = Path(source.name).with_suffix(_OTHER.get(source.suffix, ".ptd")) if into else ""
         return [(source, target / name)]
-    if target.exists() and not target.is_dir():
+    if not into and os.path.lexists(target):
         raise OutputPathError(f"{target}: a folder is converted into a folder, and this is a file")
     inside, output = files_of(source, tuple(_OTHER)), os.path.realpath(target)
     if output != os.path.realpath(source):
@@ -103,7 +104,7 @@ def convert(
         raise OutputPathError(f"{target}: the target must have the other format; {source} is {kind.value} already")
     if kind not in (Format.SAFETENSORS, Format.PTD):
         raise UnsupportedDataError(f"{source}: {kind.value}; a .safetensors or a .ptd can be converted into the other")
-    if dry_run and not parents and not target.parent.is_dir():
+    if dry_run and not parents and not os.path.isdir(target.parent):  # noqa: PTH112
         raise FileAccessError(target, FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)))
     with (
         folders([target.parent]) if parents and not dry_run else contextlib.nullcontext(),
