@@ -49,7 +49,7 @@ from blobstore.memory.tensors import FileSlice, as_bytes
 if TYPE_CHECKING:
     from blobstore.executorch import NamedDataStoreOutput
 
-__all__ = ["DEFAULT_TAG", "BlobStore", "StoreStats", "check_tag", "file_name", "nbytes"]
+__all__ = ["DEFAULT_TAG", "BlobStore", "StoreStats", "check_metadata", "check_tag", "file_name", "nbytes"]
 
 DEFAULT_TAG = "blobs"
 """The tag of the file that `BlobStore.write` puts untagged blobs in."""
@@ -328,7 +328,7 @@ class BlobStore:
             raise InvalidTagError(f"no blob has the tag {tag!r}; the tags are {list(self.tags)}")
         if not force:
             refuse_inputs([as_path(path)], self._sources)
-        metadata = _check_metadata(metadata)
+        metadata = check_metadata(metadata)
         if not force:
             _refuse_data_of_programs([as_path(path)], metadata)
         entries = [entry for entry in self.entries() if tag is None or self.tag(entry.key) == tag]
@@ -350,7 +350,7 @@ class BlobStore:
             FileAccessError: a file that blobs come from was truncated.
         """
         file = io.BytesIO()
-        write_ptd(file, self.entries(), _check_metadata(metadata))
+        write_ptd(file, self.entries(), check_metadata(metadata))
         return file.getvalue()
 
     def write(
@@ -373,7 +373,7 @@ class BlobStore:
         Raises:
             As `write_ptd`.
         """
-        metadata = _check_metadata(metadata)
+        metadata = check_metadata(metadata)
         files: dict[str, list[Entry]] = {}
         for entry in self.entries():
             tag = self.tag(entry.key)
@@ -453,7 +453,8 @@ def file_name(tag: str) -> str:
     return tag if tag.endswith(".ptd") else tag + ".ptd"
 
 
-def _check_metadata(metadata: Mapping[str, str] | None) -> Mapping[str, str]:
+def check_metadata(metadata: Mapping[str, str] | None) -> Mapping[str, str]:
+    """The metadata of a file, {} for None; raises UnsupportedDataError if it does not map str to str."""
     if metadata is None:
         return {}
     if not isinstance(metadata, Mapping):

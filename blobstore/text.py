@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-__all__ = ["printable", "quoted", "size"]
+__all__ = ["printable", "quoted", "saving", "size"]
 
 
 def printable(text: object) -> str:
@@ -20,6 +20,14 @@ def size(nbytes: int) -> str:
             return f"{value:.0f} {unit}" if unit == "B" else f"{value:#.3g} {unit}".replace(". ", " ")
         value /= 1000
     return f"{value:.3g} TB"
+
+
+def saving(before: int, after: int) -> str:
+    """One sentence that says how many bytes went, or came if there are more than before."""
+    change = f"{size(abs(before - after))}, {abs(before - after) / max(before, 1):.1%} of the original size"
+    if before == after:
+        return "Saved nothing."
+    return f"Saved {change}." if before > after else f"Grew by {change}."
 
 
 def quoted(names: Iterable[str], *, most: int | None = None) -> str:

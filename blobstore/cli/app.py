@@ -8,8 +8,9 @@ pipe. If the files of one command have different outcomes, the largest code coun
 from __future__ import annotations
 
 import functools
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ParamSpec, TypeVar
 
@@ -17,35 +18,60 @@ import typer
 
 from blobstore.adapters import AdapterInfo, AdaptersInfo, FoundationInfo, NamedTensor, inspect_adapters
 from blobstore.cli import ERROR, INTERRUPTED, PIPE_CLOSED
-from blobstore.cli.output import err, out, plain, print_error, print_json, print_table, progress_bar, say
+from blobstore.cli.output import (
+    err,
+    on_terminal,
+    out,
+    plain,
+    print_error,
+    print_json,
+    print_table,
+    progress_bar,
+    say,
+)
 from blobstore.cli.report import report
 from blobstore.disk.progress import Progress
-from blobstore.errors import BlobStoreError, InvalidFileError
+from blobstore.errors import AdapterError, BlobStoreError, InvalidFileError, UnsupportedDataError
 from blobstore.formats.opening import Format, detect_format, open_any
 from blobstore.formats.ptd.reader import open_ptd
+from blobstore.memory.mapped_file import same_file
 from blobstore.programs import DATA_NAME, DedupResult, dedup_programs
-from blobstore.text import size
-from blobstore.tools.compare import Comparison, compare_files
+from blobstore.reporting.limits import parse_size
+from blobstore.text import saving
+from blobstore.tools.compare import Comparison, FolderComparison, compare_files, compare_folders
 from blobstore.tools.convert import convert as convert_file
+from blobstore.tools.convert import pairs as files_to_convert
+from blobstore.tools.folders import files_of
 from blobstore.tools.inspection import FileInfo, inspect_file
 from blobstore.version import __version__
 
 __all__ = ["app"]
 
 NO = 1
-_LONGEST = 400  # characters of a difference in a table; --json prints all of it
+_LONGEST = 400  # characters of a difference in a table; pipes and --json have all of it
 
 app = typer.Typer(
     name="blobstore",
     help="Content-addressed weights for ExecuTorch. Exit codes: 0 done, 1 the answer is no, 2 usage, 3 error, 130 Ctrl-C, 141 closed pipe.",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+
+def _bytes(option: str, text: str) -> int:
+    try:
+        return parse_size(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint=option) from None
+
+
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Say what would be written, and change nothing; the exit code is the same.")
+]
+Files = Annotated[list[Path], typer.Argument(help=".pte, .ptd and .safetensors files, and folders of them.")]
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -106,8 +132,9 @@ def dedup(
     ],
     data_name: Annotated[str, typer.Option(help="File name of the shared data.")] = DATA_NAME,
     keep_small: Annotated[
-        int, typer.Option(min=0, metavar="BYTES", help="Leave blobs with fewer bytes in their program.")
-    ] = 0,
+        str,
+        typer.Option(metavar="BYTES", help="Leave blobs with fewer bytes (1024, 10kB, 1.5MiB) in their program."),
+    ] = "0",
     names: Annotated[
         Path | None, typer.Option(help="A .safetensors or .ptd: a moved tensor gets the name of the equal one in it.")
     ] = None,
@@ -120,6 +147,7 @@ def dedup(
             "--force", help="Replace inputs and files of other formats; extend data files written by something else."
         ),
     ] = False,
+    dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
     """Move the weights of programs into one shared data file, each distinct blob once.
@@ -127,46 +155,40 @@ def dedup(
     Programs of an earlier run stay in the folder and keep the data that they use; one with the same name is replaced.
     The structure of an input folder is kept.
     """
+    small = _bytes("--keep-small", keep_small)
     with progress_bar(hidden=as_json) as progress:
         result = dedup_programs(
             inputs,
             output,
             data_name=data_name,
-            keep_small=keep_small,
+            keep_small=small,
             names=open_any(names) if names else None,
             prune=prune,
             force=force,
+            dry_run=dry_run,
             progress=progress,
         )
     if as_json:
         print_json(result)
     else:
         _print_dedup(result)
+        if dry_run:
+            out.print("Nothing was written: this was a dry run.")
 
 
 def _print_dedup(result: DedupResult) -> None:
     rows: list[tuple[object, ...]] = [
-        (
-            p.path,
-            "replaced" if p.path in result.replaced else "new",
-            f"{p.bytes_before:,}",
-            f"{p.bytes_after:,}",
-            p.moved,
-        )
+        (p.path, "replaced" if p.path in result.replaced else "new", p.bytes_before, p.bytes_after, p.moved)
         for p in result.programs
     ]
-    rows += [(path, "kept", "", f"{path.stat().st_size:,}", "") for path in result.kept]
-    rows += [(path, "data", "", f"{path.stat().st_size:,}", "") for path in result.data_files]
-    rows.append(("total, without kept", "", f"{result.bytes_before:,}", f"{result.bytes_after:,}", ""))
-    print_table("Deduplicated", ("file", "", "bytes before", "bytes after", "moved"), rows, right="cde")
-    saved = result.bytes_before - result.bytes_after
-    change = f"{size(abs(saved))}, {abs(saved) / max(result.bytes_before, 1):.1%} of the original size"
-    if saved >= 0:
-        out.print(f"Saved {change}.")
-    else:
-        out.print(
-            f"Grew by {change}: the metadata takes more than what is shared. --keep-small leaves small blobs alone."
-        )
+    rows += [(path, "kept", "", path.stat().st_size, "") for path in result.kept]
+    data = result.bytes_after - sum(program.bytes_after for program in result.programs)
+    rows += [(path, "data", "", data, "") for path in result.data_files]
+    rows.append(("total, without kept", "", result.bytes_before, result.bytes_after, ""))
+    print_table("Deduplicated", ("file", "", "bytes before", "bytes after", "moved"), rows)
+    say(saving(result.bytes_before, result.bytes_after))
+    if result.bytes_after > result.bytes_before:
+        say("The metadata takes more than what is shared; --keep-small leaves small blobs alone.")
     if result.replaced_keys:
         out.print(f"{len(result.replaced_keys)} keys of an earlier run were replaced.")
     if result.pruned_keys:
@@ -185,18 +207,20 @@ def _print_dedup(result: DedupResult) -> None:
 
 @app.command()
 @_with_exit_codes
-def inspect(
-    files: Annotated[list[Path], typer.Argument(help=".pte, .ptd or .safetensors files.")], as_json: AsJson = False
-) -> None:
-    """List what files hold. Exit code 3 if one cannot be read; the others are listed anyway."""
+def inspect(files: Files, as_json: AsJson = False) -> None:
+    """List what files hold, and which keys programs take from data files.
+
+    Exit code 3 if a file cannot be read; the others are listed anyway. In a pipe every key is one row: key, kind, dtype
+    and shape, bytes, alignment, first key with the same bytes, file. Metadata and other facts are in --json.
+    """
     found: list[Any] = []
     code = 0
-    for path in files:
+    for path in _each_file(files):
         try:
-            found.append(inspect_file(path))
+            found.append(_readable(path, inspect_file))
         except BlobStoreError as error:
             print_error(error)
-            found.append({"path": str(path), "error": str(error)})
+            found.append({"path": str(_path_of(path)), "error": str(error)})
             code = ERROR
     if as_json:
         print_json(found)
@@ -206,29 +230,58 @@ def inspect(
         raise typer.Exit(code)
 
 
+def _each_file(paths: Sequence[Path]) -> Iterator[Path | BlobStoreError]:
+    """The files of paths, each once; for a folder that has none, the error."""
+    seen: set[str] = set()
+    for path in paths:
+        try:
+            found = files_of(path)
+        except BlobStoreError as error:
+            yield error
+            continue
+        for file in found:
+            real = os.path.realpath(file)
+            if real not in seen:
+                seen.add(real)
+                yield file
+
+
 def _print_files(files: list[FileInfo]) -> None:
     for file in files:
+        rows: list[tuple[object, ...]] = [
+            (b.key, b.kind, b.layout or "opaque", b.nbytes, b.alignment, b.shared) for b in file.blobs
+        ]
+        if not on_terminal():
+            rows += [(e.key, e.kind, e.layout or "opaque", _known(e.nbytes), "", "") for e in file.externals]
+            print_table("", (), [(*row, file.path) for row in rows])
+            continue
         say(f"{file.path}: {file.format}, {file.size:,} bytes")
         for fact, value in file.facts.items():
             say(f"  {fact}: {value}")
-        rows = [
-            (b.key, b.kind, b.layout if b.layout is not None else "opaque", f"{b.nbytes:,}", b.alignment, b.shared)
-            for b in file.blobs
-        ]
-        print_table("", ("key", "kind", "layout", "bytes", "align", "same as"), rows, right="de")
+        if rows or not file.externals:
+            print_table("", ("key", "kind", "layout", "bytes", "align", "same as"), rows)
+        if file.externals:
+            columns = ("key", "kind", "layout", "bytes", "taken by", "found in")
+            taken = [
+                (e.key, e.kind, e.layout or "opaque", _known(e.nbytes), ", ".join(e.taken_by), e.found_in)
+                for e in file.externals
+            ]
+            print_table("Taken from data files", columns, taken)
+
+
+def _known(nbytes: int | None) -> int | str:
+    return "?" if nbytes is None else nbytes
 
 
 @app.command()
 @_with_exit_codes
-def verify(
-    files: Annotated[list[Path], typer.Argument(help=".pte, .ptd or .safetensors files.")], as_json: AsJson = False
-) -> None:
+def verify(files: Files, as_json: AsJson = False) -> None:
     """Check the structure of files, and the digests of those that have them.
 
     Exit code 1 if a file is damaged, 3 if one cannot be read at all; the others are checked anyway.
     """
     with progress_bar(hidden=as_json) as progress:
-        checked = [_check(path, progress) for path in files]
+        checked = [_check(path, progress) for path in _each_file(files)]
     rows = [row for row, _ in checked]
     if as_json:
         print_json(rows)
@@ -241,38 +294,81 @@ def verify(
         raise typer.Exit(code)
 
 
-def _check(path: Path, progress: Progress) -> tuple[dict[str, Any], int]:
+def _check(path: Path | BlobStoreError, progress: Progress) -> tuple[dict[str, Any], int]:
     """What `verify` says of a file, and its exit code."""
-    row: dict[str, Any] = {"path": str(path), "ok": True, "digests": False, "reason": None}
+    row: dict[str, Any] = {"path": str(_path_of(path)), "ok": True, "digests": False, "reason": None}
     try:
-        if detect_format(path) is Format.PTD:
-            with open_ptd(path) as data_map:
-                row["digests"] = data_map.verify(progress=progress)
-        else:
-            len(open_any(path))
+        row["digests"] = _readable(path, functools.partial(_verified, progress=progress))
     except InvalidFileError as error:
         return {**row, "ok": False, "reason": error.reason}, NO
     except BlobStoreError as error:
-        return {**row, "ok": False, "reason": str(error).removeprefix(f"{path}: ")}, ERROR
+        return {**row, "ok": False, "reason": str(error).removeprefix(f"{row['path']}: ")}, ERROR
     return row, 0
+
+
+def _verified(path: Path, *, progress: Progress) -> bool:
+    """Read a file completely; whether it has digests."""
+    if detect_format(path) is Format.PTD:
+        with open_ptd(path) as data_map:
+            return data_map.verify(progress=progress)
+    len(open_any(path))
+    return False
+
+
+def _readable(path: Path | BlobStoreError, read: Callable[[Path], R]) -> R:
+    if isinstance(path, BlobStoreError):
+        raise path
+    return read(path)
+
+
+def _path_of(path: Path | BlobStoreError) -> object:
+    return getattr(path, "filename", path)
 
 
 @app.command()
 @_with_exit_codes
 def diff(
-    left: Annotated[Path, typer.Argument(help="The older file.")],
-    right: Annotated[Path, typer.Argument(help="The newer file.")],
+    left: Annotated[Path, typer.Argument(help="The older file or folder.")],
+    right: Annotated[Path, typer.Argument(help="The newer file or folder.")],
     as_json: AsJson = False,
 ) -> None:
-    """Compare two files: their blobs key by key, and everything else. Exit code 0 if they are equal, 1 if not."""
+    """Compare two files or folders: their blobs key by key, and everything else.
+
+    Exit code 0 if they are equal, 1 if not. Of two folders, the files with the same path are compared; exit code 3 if
+    one of them cannot be compared, and the others are compared anyway.
+    """
+    folders = [os.path.isdir(path) for path in (left, right)]  # noqa: PTH112 - raises nothing for a name that is too long
+    if folders[0] != folders[1]:
+        one, other = (left, right) if folders[0] else (right, left)
+        raise UnsupportedDataError(f"{one} is a folder and {other} is not; compare two files or two folders")
+    result: Comparison | FolderComparison
     with progress_bar(hidden=as_json) as progress:
-        result = compare_files(left, right, progress=progress)
+        result = (compare_folders if folders[0] else compare_files)(left, right, progress=progress)
     if as_json:
         print_json(result)
-    else:
+    elif isinstance(result, Comparison):
         _print_comparison(f"{left} -> {right}", result)
+    else:
+        _print_folders(left, right, result)
+    errors = [file.error for file in result.files if file.error] if isinstance(result, FolderComparison) else []
+    for error in errors:
+        print_error(error)
     if not result.equal:
-        raise typer.Exit(NO)
+        raise typer.Exit(ERROR if errors else NO)
+
+
+def _print_folders(left: Path, right: Path, result: FolderComparison) -> None:
+    for file in result.files:
+        if file.kind == "changed" and file.comparison is not None:
+            say(f"{left / file.path} -> {right / file.path}:")
+            _print_comparison("", file.comparison)
+        elif file.kind in ("added", "removed"):
+            say(f"only in {left if file.kind == 'removed' else right}: {file.path}")
+    counts = {kind: sum(file.kind == kind for file in result.files) for kind in ("changed", "removed", "added", "same")}
+    say(
+        f"Files: {counts['changed']} changed, {counts['removed']} only in {left}, {counts['added']} only in {right}, "
+        f"{counts['same']} the same."
+    )
 
 
 def _print_comparison(title: str, result: Comparison) -> None:
@@ -282,79 +378,114 @@ def _print_comparison(title: str, result: Comparison) -> None:
             change.kind,
             "" if change.kind == "added" else change.left or "opaque",
             "" if change.kind == "removed" else change.right or "opaque",
-            f"{change.left_bytes:,}",
-            f"{change.right_bytes:,}",
+            change.left_bytes,
+            change.right_bytes,
         )
         for change in result.changes
     ]
     if rows:
-        print_table(title, ("key", "what", "left", "right", "left bytes", "right bytes"), rows, right="ef")
+        print_table(title, ("key", "what", "left", "right", "left bytes", "right bytes"), rows)
     other = [(item.what, _short(item.left), _short(item.right)) for item in result.differences]
     if other:
         print_table("Beside the blobs", ("what", "left", "right"), other)
-    out.print(
-        f"{len(rows) + len(other)} differences; {result.same} keys with {result.same_bytes:,} bytes are the same."
-    )
+    say(f"{len(rows) + len(other)} differences; {result.same} keys with {result.same_bytes:,} bytes are the same.")
 
 
 @app.command()
 @_with_exit_codes
 def convert(
-    source: Annotated[Path, typer.Argument(help="A .safetensors or a .ptd.")],
-    target: Annotated[Path, typer.Argument(help="The file to write, in the other format.")],
-    force: Annotated[bool, typer.Option("--force", help="Replace a file of any format.")] = False,
+    source: Annotated[Path, typer.Argument(help="A .safetensors or a .ptd, or a folder of them.")],
+    target: Annotated[Path, typer.Argument(help="The file to write, in the other format; or a folder.")],
+    force: Annotated[bool, typer.Option("--force", help="Replace files of any format.")] = False,
+    dry_run: DryRun = False,
 ) -> None:
-    """Convert .safetensors to .ptd, or .ptd to .safetensors."""
+    """Convert .safetensors to .ptd, and .ptd to .safetensors.
+
+    The structure of a folder is kept. Exit code 3 if a file cannot be converted; the others are converted anyway.
+    """
+    code = 0
+    whole = os.path.isdir(source)  # noqa: PTH112 - raises nothing for a name that is too long
     with progress_bar() as progress:
-        convert_file(source, target, progress=progress, force=force)
-    say(f"{target}: {target.stat().st_size:,} bytes")
+        for one, output in files_to_convert(source, target):
+            try:
+                nbytes = convert_file(one, output, progress=progress, force=force, parents=whole, dry_run=dry_run)
+            except BlobStoreError as error:
+                print_error(error)
+                code = ERROR
+            else:
+                say(f"{output}: {'would have ' if dry_run else ''}{nbytes:,} bytes")
+    if code:
+        raise typer.Exit(code)
 
 
 @app.command()
 @_with_exit_codes
 def adapters(
-    foundation: Annotated[Path, typer.Argument(help="The data file (.ptd) of the foundation.")],
-    files: Annotated[list[Path], typer.Argument(metavar="ADAPTER", help="Data files (.ptd) of adapters.")],
+    foundation: Annotated[
+        Path,
+        typer.Argument(help="The data file (.ptd) of the foundation; or a folder of several that belong together."),
+    ],
+    files: Annotated[
+        list[Path], typer.Argument(metavar="ADAPTER", help="Data files (.ptd) of adapters, and folders of them.")
+    ],
     as_json: AsJson = False,
 ) -> None:
     """List what a foundation and its LoRA adapters hold, and check that they fit. Exit code 1 if one does not.
 
     An adapter fits if its pairs are complete and finite, the foundation has their modules with the same shapes, and
     the adapter was made for this foundation. An adapter that does not record its foundation is listed as not bound.
+    Exit code 3 if a file is no adapter or cannot be read; the others are listed anyway.
     """
-    found = inspect_adapters(foundation, files)
+    base = files_of(foundation, (".ptd",))
+    given: list[Path] = []
+    for path in files:
+        inside = files_of(path, (".ptd",))
+        given += inside if inside == [path] else [file for file in inside if not any(same_file(file, b) for b in base)]
+    if not given:
+        raise AdapterError(f"{', '.join(map(str, files))}: there is no adapter beside the foundation")
+    code, listed = 0, inspect_adapters(base, [])
+    for path in dict.fromkeys(given):
+        try:
+            found = inspect_adapters(base, path)
+        except BlobStoreError as error:
+            print_error(error)
+            code = ERROR
+        else:
+            listed = AdaptersInfo(found.foundation, (*listed.adapters, *found.adapters))
     if as_json:
-        print_json(found)
+        print_json(listed)
     else:
-        _print_adapters(found)
-    if not all(adapter.fits for adapter in found.adapters):
-        raise typer.Exit(NO)
+        _print_adapters(listed)
+    if not all(adapter.fits for adapter in listed.adapters):
+        code = code or NO
+    if code:
+        raise typer.Exit(code)
 
 
 def _print_adapters(found: AdaptersInfo) -> None:
     base = found.foundation
     say(f"{', '.join(map(str, base.paths))}: foundation {base.fingerprint}, {base.keys} keys, {base.nbytes:,} bytes")
     columns = ("tensor", "dtype", "shape", "bytes", "rank")
-    print_table("", columns[:-1], [_tensor_row(tensor) for tensor in base.tensors], right="d")
+    print_table("", columns[:-1], [_tensor_row(tensor) for tensor in base.tensors])
     for adapter in found.adapters:
         out.print()
         scale = "not recorded" if adapter.scale is None else f"{adapter.scale:g}"
         say(f"{adapter.path}: adapter of {len(adapter.pairs)} modules, {adapter.nbytes:,} bytes, scale {scale}")
         ranks = {name: pair.rank for pair in adapter.pairs for name in (pair.a, pair.b)}
         rows = [(*_tensor_row(tensor), ranks.get(tensor.name, "")) for tensor in adapter.tensors]
-        print_table("", columns, rows, right="de")
+        print_table("", columns, rows)
         say(f"{'fits' if adapter.fits else 'DOES NOT FIT'}; {_made_for(adapter, base)}")
         for problem in adapter.problems:
             say(f"  {problem}")
 
 
 def _short(text: str) -> str:
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
+    return text if len(text) <= _LONGEST or not on_terminal() else f"{text[: _LONGEST - 1]}…"
 
 
-def _tensor_row(tensor: NamedTensor) -> tuple[str, str, str, str]:
+def _tensor_row(tensor: NamedTensor) -> tuple[str, str, str, int]:
     shape = " x ".join(map(str, tensor.sizes)) or "scalar"
-    return tensor.name, tensor.scalar_type.name.lower(), shape, f"{tensor.nbytes:,}"
+    return tensor.name, tensor.scalar_type.name.lower(), shape, tensor.nbytes
 
 
 def _made_for(adapter: AdapterInfo, base: FoundationInfo) -> str:

@@ -1,4 +1,4 @@
-"""How commands print: lines and tables for people, JSON for programs, progress and errors on standard error."""
+"""How commands print: lines and tables for people, rows and JSON for programs, progress and errors on standard error."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, ConsoleDimensions
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TransferSpeedColumn
 from rich.table import Table
 from rich.text import Text
@@ -20,10 +20,23 @@ from blobstore.disk.progress import Progress as Callback
 from blobstore.memory.layout import TensorLayout
 from blobstore.text import printable
 
-__all__ = ["err", "out", "plain", "print_error", "print_json", "print_table", "progress_bar", "say"]
+__all__ = ["err", "on_terminal", "out", "plain", "print_error", "print_json", "print_table", "progress_bar", "say"]
+
+
+_WIDEST = 1 << 16
+"""Columns where nobody looks: a pipe or a file breaks no lines."""
 
 
 class _Console(Console):
+    @property
+    def size(self) -> ConsoleDimensions:
+        terminal = super().size
+        return terminal if on_terminal() else ConsoleDimensions(_WIDEST, terminal.height)
+
+    @size.setter
+    def size(self, size: tuple[int, int]) -> None:
+        self._width, self._height = size
+
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError  # rich would exit with 1, the code for "no"
 
@@ -33,6 +46,11 @@ err = _Console(stderr=True, highlight=False)
 
 _MOST_ROWS = 1000
 """Laying out a table takes longer than computing what it shows."""
+
+
+def on_terminal() -> bool:
+    """Whether people look at the output, and not a program."""
+    return sys.stdout.isatty()
 
 
 def print_error(error: object) -> None:
@@ -50,21 +68,23 @@ def say(line: object) -> None:
     out.print(plain(line), soft_wrap=True)
 
 
-def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], *, right: str = "") -> None:
-    """Print a table.
+def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """Print a table on a terminal; anywhere else its rows alone, complete, with tabs between the cells.
 
     Args:
         title: above the table.
         columns: their headings.
-        rows: the cells; at most 1,000 rows are printed.
-        right: the columns with numbers, which are aligned on the right, one letter for each (a is the first column).
+        rows: the cells. Numbers have separators and are aligned on the right in a table, which has at most 1,000 rows.
     """
+    if not on_terminal():
+        sys.stdout.writelines("\t".join(map(printable, row)) + "\n" for row in rows)
+        return
     table = Table(title=plain(title), title_justify="left", title_style="bold")
     for i, column in enumerate(columns):
-        number = chr(ord("a") + i) in right
+        number = any(isinstance(row[i], int) for row in rows)
         table.add_column(column, justify="right" if number else "left", no_wrap=number, overflow="fold")
     for row in rows[:_MOST_ROWS]:
-        table.add_row(*(plain(cell) for cell in row))
+        table.add_row(*(plain(f"{cell:,}" if isinstance(cell, int) else cell) for cell in row))
     out.print(table)
     if len(rows) > _MOST_ROWS:
         out.print(f"{len(rows) - _MOST_ROWS:,} more rows; --json has all {len(rows):,}.")
@@ -98,7 +118,7 @@ def _jsonable(value: Any) -> Any:
 
 @contextlib.contextmanager
 def progress_bar(*, hidden: bool = False) -> Iterator[Callback]:
-    """A progress bar for each task, on standard error; the bars disappear when the work is done."""
+    """A progress bar for each task, on standard error; a bar disappears when its task is done."""
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     with Progress(*columns, console=err, transient=True, disable=hidden or not err.is_terminal) as bars:
         tasks: dict[str, TaskID] = {}
@@ -106,6 +126,6 @@ def progress_bar(*, hidden: bool = False) -> Iterator[Callback]:
         def step(what: str, done: int, total: int) -> None:
             if what not in tasks:
                 tasks[what] = bars.add_task(printable(what).replace("[", r"\["), total=total)
-            bars.update(tasks[what], completed=done)
+            bars.update(tasks[what], completed=done, total=total, visible=done < total)
 
         yield step

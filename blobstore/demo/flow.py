@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shlex
+import shutil
 import statistics
 import sys
 import tempfile
@@ -17,10 +19,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from blobstore.demo.live import LiveResult, print_live, run_live
+from blobstore.demo.live import LiveResult, print_live, run_live, table_box
 from blobstore.disk.kinds import Format
 from blobstore.disk.staging import Staging
 from blobstore.errors import FileAccessError, InvalidFileError, MissingDependencyError, OutputPathError
+from blobstore.text import saving
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -146,6 +149,10 @@ def run_demo(directory: Path, console: Console, *, force: bool = False) -> DemoR
     if live is not None:
         console.print()
         print_live(live, console)
+    console.print()
+    console.print("Next, try:")
+    for command in _next_steps(directory, adapters=live is not None):
+        console.print(f"  {command}", highlight=False, markup=False, soft_wrap=True)
     return result
 
 
@@ -377,9 +384,32 @@ def _print(result: DemoResult, console: Console) -> None:
     console.print(f"The decoder (random weights) continues with {' '.join(map(str, result.tokens))}")
     console.print()
     _print_sizes(result, console)
-    saved = result.bytes_before - result.bytes_after
-    console.print(f"Saved {saved:,} bytes, {saved / result.bytes_before:.1%} of what there was.")
+    console.print(saving(result.bytes_before, result.bytes_after), highlight=False)
     console.print(f"All {result.outputs} outputs are identical to the bit, before and after.")
+
+
+def _next_steps(directory: Path, *, adapters: bool) -> list[str]:
+    """Commands about what the demo wrote, as they can be typed."""
+    before, after = directory / "before", directory / "after"
+    steps: list[tuple[str, ...]] = [
+        ("report", str(before)),
+        ("inspect", str(after / f"{_DECODER}.pte")),
+        ("dedup", str(before), "-o", str(directory / "own"), "--dry-run"),
+    ]
+    if adapters:
+        steps.append(("adapters", str(after / f"{_ENCODER}.ptd"), str(directory / "adapters")))
+    return [shlex.join((*_program(), *step)) for step in steps]
+
+
+def _program() -> tuple[str, ...]:
+    """How to type the command in this environment, which may not be activated."""
+    script = Path(sys.executable).with_name("blobstore")
+    if not script.exists():
+        return sys.executable, "-m", "blobstore"
+    found = shutil.which("blobstore")
+    if found is not None and Path(found).absolute() == script.absolute():
+        return ("blobstore",)
+    return (str(script.relative_to(Path.cwd()) if script.is_relative_to(Path.cwd()) else script),)
 
 
 def _print_similarities(result: DemoResult, console: Console) -> None:
@@ -388,7 +418,9 @@ def _print_similarities(result: DemoResult, console: Console) -> None:
     def shortened(sentence: str) -> str:
         return sentence if len(sentence) <= 46 else sentence[:44].rstrip() + " …"
 
-    table = Table(title="Similarity of sentences, by input length", title_justify="left", show_lines=True)
+    table = Table(
+        title="Similarity of sentences, by input length", title_justify="left", show_lines=True, box=table_box(console)
+    )
     table.add_column("pair")
     for length in result.similarities[0]:
         table.add_column(f"{length}", justify="right")
@@ -400,7 +432,7 @@ def _print_similarities(result: DemoResult, console: Console) -> None:
 def _print_sizes(result: DemoResult, console: Console) -> None:
     from rich.table import Table
 
-    table = Table(title="Bytes", title_justify="left", show_footer=True)
+    table = Table(title="Bytes", title_justify="left", show_footer=True, box=table_box(console))
     table.add_column("file", "total")
     table.add_column("before", f"{result.bytes_before:,}", justify="right")
     table.add_column("after", f"{result.bytes_after:,}", justify="right")

@@ -1,7 +1,7 @@
 """The second half of the demo: weights that change between two calls, and two adapters on one foundation.
 
 It runs the slim programs of the first half in the native runtime. It updates tensors that kernels read directly: the
-embeddings and the layer norms.
+tables of embeddings.
 """
 
 from __future__ import annotations
@@ -12,18 +12,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from blobstore.adapters import merge_adapter, read_adapter, save_adapter
 from blobstore.errors import InvalidFileError
-from blobstore.store import BlobStore
 
 if TYPE_CHECKING:
+    from rich.box import Box
     from rich.console import Console
     from torch import Tensor
 
     from blobstore.runtime import BlobCache, Program
 
-__all__ = ["LiveResult", "print_live", "run_live"]
+__all__ = ["LiveResult", "print_live", "run_live", "table_box"]
 
 WORDS = "embeddings.word_embeddings.weight"
+POSITIONS = "embeddings.position_embeddings"
+RANK, ALPHA = 4, 8
 SENTENCES = ("The dog sleeps.", "The cat sleeps.")
 TOLERANCE = 1e-5  # of a cosine, between the float32 kernels of XNNPACK and torch
 
@@ -40,8 +43,8 @@ class LiveResult:
         foundation: the similarity on the foundation alone, while both adapters are in use.
         adapters: the similarity with each adapter, by its name.
         adapter_bytes: the size of each adapter's file, by its name.
-        private_bytes: memory of this process alone in the caches of both adapters; None if the system cannot measure
-            it.
+        private_bytes: memory that both adapters take beyond the pages of the foundation's file; None if the system
+            cannot measure it.
     """
 
     lengths: tuple[int, ...]
@@ -71,13 +74,14 @@ def run_live(directory: Path, lengths: tuple[int, ...]) -> LiveResult:
     compare = _Comparison(directory, lengths[0])
     with BlobCache(directory / "minilm.ptd") as cache:
         before, updated, reverted, update_seconds = _update(compare, cache, lengths)
-        weights = _adapter_weights(cache)
-        paths = _write_adapters(weights, directory.parent / "adapters")
-        caches = {name: BlobCache(path, base=cache) for name, path in paths.items()}
+        paths = _write_adapters(cache, directory.parent / "adapters")
+        caches = {name: BlobCache(directory / "minilm.ptd") for name in paths}  # all map the same pages
+        for name, path in paths.items():
+            merge_adapter(caches[name], path)
         programs = {name: compare.program(lengths[0], own) for name, own in caches.items()}
         adapters = {name: compare.similarity(program, lengths[0]) for name, program in programs.items()}
         for name, found in adapters.items():
-            compare.check([found], weights[name])
+            compare.check([found], _merged(cache, paths[name]))
         private = [own.stats.private_bytes for own in caches.values()]
         return LiveResult(
             lengths=lengths,
@@ -171,37 +175,46 @@ def _update(
     return before, updated, reverted, seconds
 
 
-def _adapter_weights(cache: BlobCache) -> dict[str, dict[str, Tensor]]:
-    """Two sets of layer norms, each with its own noise, by the adapter's name."""
+def _write_adapters(cache: BlobCache, folder: Path) -> dict[str, Path]:
+    """Write two LoRA adapters of the table of positions, and return the files by the adapters' names."""
     import torch
 
-    norms = {key: cache.torch(key) for key in cache if ".LayerNorm." in key}
-    weights = {}
-    for seed, name in enumerate(("adapter-a", "adapter-b"), 1):
-        noise = torch.Generator().manual_seed(seed)
-        weights[name] = {
-            key: norm * (1 + 0.3 * torch.randn(norm.shape, generator=noise)) for key, norm in norms.items()
-        }
-    return weights
-
-
-def _write_adapters(weights: Mapping[str, Mapping[str, Tensor]], folder: Path) -> dict[str, Path]:
-    """Write a data file for each adapter, and return the files by the adapters' names."""
+    count, width = cache.torch(f"{POSITIONS}.weight").shape
     folder.mkdir(exist_ok=True)
-    paths = {name: folder / f"{name}.ptd" for name in weights}
-    for name, tensors in weights.items():
-        store = BlobStore()
-        for key, tensor in tensors.items():
-            store.add(key, tensor)
-        store.write_ptd(paths[name])
+    paths = {name: folder / f"{name}.ptd" for name in ("adapter-a", "adapter-b")}
+    for seed, path in enumerate(paths.values(), 1):
+        noise = torch.Generator().manual_seed(seed)
+        tensors = {
+            f"{POSITIONS}.lora_a.weight": torch.randn(RANK, width, generator=noise),
+            f"{POSITIONS}.lora_b.weight": 0.03 * torch.randn(count, RANK, generator=noise),
+        }
+        save_adapter(path, tensors, foundation=cache.paths, scale=ALPHA / RANK)
     return paths
+
+
+def _merged(cache: BlobCache, path: Path) -> dict[str, Tensor]:
+    """The weights of a foundation with an adapter, computed by torch."""
+    import torch
+
+    tensors = {name: torch.from_numpy(array.copy()) for name, array in read_adapter(path).tensors.items()}
+    product = tensors[f"{POSITIONS}.lora_b.weight"] @ tensors[f"{POSITIONS}.lora_a.weight"]
+    return {f"{POSITIONS}.weight": cache.torch(f"{POSITIONS}.weight") + ALPHA / RANK * product}
+
+
+def table_box(console: Console) -> Box | None:
+    """The lines around the cells of a table; None where the output is read by a program."""
+    from rich.box import HEAVY_HEAD
+
+    return HEAVY_HEAD if console.is_terminal else None
 
 
 def print_live(result: LiveResult, console: Console) -> None:
     """Print the results."""
     from rich.table import Table
 
-    live = Table(title=f"Live: similarity of {SENTENCES[0]!r} and {SENTENCES[1]!r}", title_justify="left")
+    live = Table(
+        title=f"Live: similarity of {SENTENCES[0]!r} and {SENTENCES[1]!r}", title_justify="left", box=table_box(console)
+    )
     live.add_column("weights")
     for length in result.lengths:
         live.add_column(f"{length}", justify="right")

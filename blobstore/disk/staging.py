@@ -10,7 +10,7 @@ import stat
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
 from blobstore.disk.journal import Identity, Journal, Move, identity, sync_folder
 from blobstore.disk.kinds import Format, check_replaceable
@@ -22,7 +22,7 @@ from blobstore.disk.recovery import recover
 from blobstore.errors import OutputPathError
 from blobstore.memory.mapped_file import as_path, named, same_file
 
-__all__ = ["Staging", "refuse_inputs"]
+__all__ = ["Staging", "check_writable", "refuse_inputs"]
 
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EINVAL}
 """Errors of file systems without hard links, or without one to this file; then the old file cannot be put back."""
@@ -47,15 +47,24 @@ class Staging:
         progress: called after every write.
         force: replace files of any format.
         folder: gets a copy of the journal like the folders of the files, so that `recover` on it finishes the group.
+        dry_run: check the targets, accept what is written, and change nothing on the disk.
     """
 
-    def __init__(self, progress: Progress | None = None, *, force: bool = False, folder: Path | None = None) -> None:
+    def __init__(
+        self,
+        progress: Progress | None = None,
+        *,
+        force: bool = False,
+        folder: Path | None = None,
+        dry_run: bool = False,
+    ) -> None:
         self._staged: list[_Staged] = []
         self._journal: list[_Staged] = []  # its copies
         self._folders: dict[Path, None] = {}  # the last of the three attributes that `__del__` needs
         check_progress(progress)
-        self._progress, self._force = progress, force
-        if folder is not None:
+        self._progress, self._force, self._dry_run = progress, force, dry_run
+        self._tried: set[Path] = set()  # the targets of a dry run
+        if folder is not None and not dry_run:
             self._enter(Path(os.path.realpath(folder)))
 
     @contextlib.contextmanager
@@ -77,9 +86,15 @@ class Staging:
         """
         target = as_path(path)
         place = Path(os.path.realpath(target))
-        if not again and any(place == staged.place for staged in self._staged):
+        if not again and (place in self._tried or any(place == staged.place for staged in self._staged)):
             raise OutputPathError(f"{target}: two outputs would have this path")
         check_replaceable(target, kind, force=self._force or kind is Format.UNKNOWN)
+        if self._dry_run:
+            self._tried.add(place)
+            with named(target):
+                check_writable(place.parent)
+                yield cast(BinaryIO, _Nowhere())
+            return
         with named(target):
             self._enter(place.parent)
             # Listed before it is created, so that no exception, not even one from a signal handler, can leave it behind.
@@ -287,6 +302,37 @@ def _take_over(descriptor: int, old: os.stat_result, mode: int) -> None:
             os.fchown(descriptor, old.st_uid, old.st_gid)
     if hasattr(os, "fchmod"):
         os.fchmod(descriptor, mode)
+
+
+class _Nowhere(io.RawIOBase):
+    """Accepts, counts and drops what is written."""
+
+    def __init__(self) -> None:
+        self._position = 0
+
+    def tell(self) -> int:
+        return self._position
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any, /) -> int:
+        nbytes = memoryview(data).nbytes
+        self._position += nbytes
+        return nbytes
+
+
+def check_writable(folder: Path) -> None:
+    """Check that files can be made in a folder, or if it is missing, that it can be made.
+
+    Raises:
+        OSError: they cannot.
+    """
+    there = next(path for path in (folder, *folder.parents) if os.path.lexists(path) or path == path.parent)
+    if not there.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(there))
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(there))
 
 
 def refuse_inputs(outputs: Iterable[Path], inputs: Collection[Path]) -> None:

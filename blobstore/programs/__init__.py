@@ -43,6 +43,7 @@ def dedup_programs(
     names: NamedDataMap | None = None,
     prune: bool = False,
     force: bool = False,
+    dry_run: bool = False,
     progress: Progress | None = None,
 ) -> DedupResult:
     """Move the weights of programs to one data file, each distinct blob once.
@@ -68,10 +69,11 @@ def dedup_programs(
         prune: drop the keys of earlier runs that no program in the folder takes any more.
         force: replace inputs, files of another format, and programs that cannot be read; and extend a data file of
             unknown origin.
+        dry_run: check and compute everything, and write nothing. What a killed run left in the folder stays, too.
         progress: called with every step.
 
     Returns:
-        What the run did.
+        What the run did; of a dry run what it would do.
 
     Raises:
         FileAccessError, InvalidFileError, IntegrityError: an input or a file of an earlier run cannot be read, is
@@ -86,10 +88,10 @@ def dedup_programs(
         InvalidTagError: `data_name` is not a file name.
         In every case the directory is as it was before.
     """
-    options = Options(data_name, keep_small, names, prune, force, progress)
+    options = Options(data_name, keep_small, names, prune, force, progress, dry_run)
     directory = as_path(directory)
     sources = as_paths(inputs)
-    with output_folder(directory):
+    with output_folder(directory, dry_run=dry_run):
         found = expand(sources, directory)
         kinds = [detect_format(path) for path, _ in found]
         for (path, _), kind in zip(found, kinds, strict=True):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from blobstore.disk.locks import exclusive
 from blobstore.disk.recovery import recover
+from blobstore.disk.staging import check_writable
 from blobstore.errors import FileAccessError
 from blobstore.memory.mapped_file import named
 
@@ -16,11 +17,19 @@ __all__ = ["folders", "output_folder"]
 
 
 @contextlib.contextmanager
-def output_folder(directory: Path) -> Iterator[None]:
+def output_folder(directory: Path, *, dry_run: bool = False) -> Iterator[None]:
     """Make a folder, keep other writers of programs out of it, and finish what a killed writer left.
 
-    If an error is raised inside, a folder that was missing before is removed again.
+    If an error is raised inside, a folder that was missing before is removed again. A dry run only checks that all this
+    is possible, and keeps nobody out.
     """
+    if dry_run:
+        try:
+            check_writable(directory)
+        except OSError as error:
+            raise FileAccessError(directory, error) from None
+        yield
+        return
     with named(directory), folders([directory]), exclusive(directory):
         recover(directory)
         yield

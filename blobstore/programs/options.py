@@ -31,6 +31,7 @@ class Options:
     prune: bool = False
     force: bool = False
     progress: Progress | None = None
+    dry_run: bool = False
 
     def __post_init__(self) -> None:
         check_tag(self.data_name)

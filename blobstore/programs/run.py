@@ -324,9 +324,10 @@ class _Run:
         metadata = {tag: self._metadata(tag, final) for tag in final}
         changed = {tag for tag in final if not self._is_up_to_date(tag, early[tag], metadata[tag])}
         sizes = {self.directory / tag: len(map_file(self.old[tag].path)) for tag in final if tag not in changed}
+        dry_run = self.options.dry_run
         with (
-            folders([output.parent for output in self.outputs]),
-            Staging(self.options.progress, force=self.options.force, folder=self.directory) as staging,
+            folders([] if dry_run else [output.parent for output in self.outputs]),
+            Staging(self.options.progress, force=self.options.force, folder=self.directory, dry_run=dry_run) as staging,
         ):
 
             def write_data(tag: str, entries: Sequence[Entry], *, again: bool = False) -> None:

@@ -1,14 +1,15 @@
-"""The differences between two files: key by key, and in everything else that they hold."""
+"""The differences between two files, or two folders: key by key, and in everything else that they hold."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Literal
 
 from blobstore.disk.progress import Progress, check_progress
-from blobstore.errors import UnsupportedDataError
+from blobstore.errors import BlobStoreError, UnsupportedDataError
 from blobstore.formats.data_map import NamedDataMap
 from blobstore.formats.opening import open_any
 from blobstore.formats.ptd.reader import PtdDataMap
@@ -17,9 +18,19 @@ from blobstore.formats.pte.description import describe
 from blobstore.formats.safetensors import SafetensorsDataMap
 from blobstore.memory.buffers import first_difference, same_bytes
 from blobstore.memory.layout import TensorLayout
-from blobstore.memory.mapped_file import map_file
+from blobstore.memory.mapped_file import as_path, map_file
+from blobstore.tools.folders import files_of
 
-__all__ = ["Change", "Comparison", "Difference", "compare", "compare_files"]
+__all__ = [
+    "Change",
+    "Comparison",
+    "Difference",
+    "FileComparison",
+    "FolderComparison",
+    "compare",
+    "compare_files",
+    "compare_folders",
+]
 
 
 @dataclass(frozen=True)
@@ -78,6 +89,35 @@ class Comparison:
     def equal(self) -> bool:
         """Whether nothing differs."""
         return not self.changes and not self.differences
+
+
+@dataclass(frozen=True)
+class FileComparison:
+    """One file of two folders.
+
+    Attributes:
+        path: its path below both folders.
+        kind: "same", "changed", "added" (only on the right), "removed" (only on the left), or "error".
+        comparison: what differs; None unless the file was compared.
+        error: why the file cannot be compared; None unless `kind` is "error".
+    """
+
+    path: Path
+    kind: Literal["same", "changed", "added", "removed", "error"]
+    comparison: Comparison | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class FolderComparison:
+    """Two folders, file by file, in the order of their paths."""
+
+    files: list[FileComparison]
+
+    @property
+    def equal(self) -> bool:
+        """Whether both have the same files without any difference."""
+        return all(file.kind == "same" for file in self.files)
 
 
 def compare(left: NamedDataMap, right: NamedDataMap, *, progress: Progress | None = None) -> Comparison:
@@ -174,6 +214,38 @@ def compare_files(
             ]
             differences = [Difference("other bytes, such as the order of parts or padding", *sides)]
     return replace(found, differences=differences)
+
+
+def compare_folders(
+    left: str | os.PathLike[str], right: str | os.PathLike[str], *, progress: Progress | None = None
+) -> FolderComparison:
+    """Compare the .pte, .ptd and .safetensors in two folders and below them, by `compare_files`.
+
+    Files with the same path below both folders are compared. One that cannot be compared does not stop the others.
+
+    Args:
+        left: the older folder.
+        right: the newer one.
+        progress: called for every blob on the left.
+
+    Raises:
+        FileAccessError: a folder cannot be read, or has no such file.
+    """
+    left, right = as_path(left), as_path(right)
+    ours, theirs = ([file.relative_to(side) for file in files_of(side)] for side in (left, right))
+    only_left, only_right = set(ours) - set(theirs), set(theirs) - set(ours)
+    files: list[FileComparison] = []
+    for path in sorted({*ours, *theirs}):
+        if path in only_left or path in only_right:
+            files.append(FileComparison(path, "removed" if path in only_left else "added"))
+            continue
+        try:
+            found = compare_files(left / path, right / path, progress=progress)
+        except BlobStoreError as error:
+            files.append(FileComparison(path, "error", error=str(error)))
+        else:
+            files.append(FileComparison(path, "same" if found.equal else "changed", found))
+    return FolderComparison(files)
 
 
 def _parts(data_map: NamedDataMap, common: Sequence[str]) -> dict[str, list[str]]:

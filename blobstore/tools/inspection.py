@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import functools
 import os
-from dataclasses import dataclass
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from blobstore.errors import UnsupportedDataError
+from blobstore.errors import BlobStoreError, InvalidFileError, UnsupportedDataError
+from blobstore.formats import payload
 from blobstore.formats.data_map import NamedDataMap
 from blobstore.formats.opening import open_any
-from blobstore.formats.ptd.reader import PtdDataMap
+from blobstore.formats.ptd.reader import PtdDataMap, open_ptd
 from blobstore.formats.pte.data_map import PteDataMap
+from blobstore.formats.pte.program import ProgramFile
 from blobstore.formats.safetensors import SafetensorsDataMap
 from blobstore.memory.layout import TensorLayout
 
-__all__ = ["BlobInfo", "FileInfo", "inspect_file"]
+__all__ = ["BlobInfo", "ExternalInfo", "FileInfo", "inspect_file"]
+
+_KEY = re.compile(rb"([\x10-\xff]\0\0\0)([!-~]{16,255})\0")
+"""A long text in a flatbuffer: its length, itself, and a NUL. Backends look up keys of at least 16 characters."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +49,27 @@ class BlobInfo:
 
 
 @dataclass(frozen=True)
+class ExternalInfo:
+    """A key that a program takes from a data file.
+
+    Attributes:
+        key: the key.
+        kind: "external" for a tensor of the program, "delegate" for what a delegate looks up.
+        taken_by: the methods and delegates that take it.
+        layout: of a tensor; None for what a delegate looks up.
+        nbytes: its size; None if neither the program nor a data file beside it has it.
+        found_in: the name of a data file beside the program that has the key; empty if there is none.
+    """
+
+    key: str
+    kind: str
+    taken_by: tuple[str, ...]
+    layout: TensorLayout | None
+    nbytes: int | None
+    found_in: str
+
+
+@dataclass(frozen=True)
 class FileInfo:
     """One file.
 
@@ -50,6 +79,7 @@ class FileInfo:
         size: bytes of the file.
         facts: other facts about the file, by name.
         blobs: its blobs, in the order of the file.
+        externals: of a program, the keys that it takes from data files, as far as its payloads can be read.
     """
 
     path: Path
@@ -57,6 +87,7 @@ class FileInfo:
     size: int
     facts: dict[str, str]
     blobs: list[BlobInfo]
+    externals: list[ExternalInfo] = field(default_factory=list)
 
 
 def inspect_file(path: str | os.PathLike[str]) -> FileInfo:
@@ -68,6 +99,7 @@ def inspect_file(path: str | os.PathLike[str]) -> FileInfo:
     with open_any(path) as data_map:
         facts: dict[str, str] = {}
         kinds: dict[str, str] = {}
+        externals: list[ExternalInfo] = []
         if isinstance(data_map, PtdDataMap):
             file_format = "ptd"
             facts["digests"] = "yes" if data_map.has_digests else "no"
@@ -75,12 +107,14 @@ def inspect_file(path: str | os.PathLike[str]) -> FileInfo:
         elif isinstance(data_map, PteDataMap):
             file_format = "pte"
             facts, kinds = _program_facts(data_map)
+            externals = _externals(data_map.program)
         elif isinstance(data_map, SafetensorsDataMap):
             file_format = "safetensors"
             facts |= {f"metadata {key}": value for key, value in data_map.metadata.items()}
         else:
             raise UnsupportedDataError(f"{os.fspath(path)}: a file of this format cannot be listed")
-        return FileInfo(Path(path), file_format, Path(path).stat().st_size, facts, _blobs(data_map, kinds))
+        size = Path(path).stat().st_size
+        return FileInfo(Path(path), file_format, size, facts, _blobs(data_map, kinds), externals)
 
 
 def _blobs(data_map: NamedDataMap, kinds: dict[str, str]) -> list[BlobInfo]:
@@ -104,7 +138,66 @@ def _program_facts(data_map: PteDataMap) -> tuple[dict[str, str], dict[str, str]
         name = f"delegate {delegate.method}/{delegate.index}"
         facts[name] = f"{delegate.backend}, payload of {delegate.span.size:,} bytes"
     if program.externals:
-        keys = sorted({external.key for external in program.externals})
-        facts["external tensors"] = f"{len(keys)}, such as {keys[0]!r}"
+        facts["external tensors"] = str(len({external.key for external in program.externals}))
     kinds = {item.key: item.kind.replace("_", " ") for item in program.movable()}
     return facts, kinds
+
+
+def _externals(program: ProgramFile) -> list[ExternalInfo]:
+    """The keys that a program takes from data files."""
+    takers: dict[tuple[str, str], dict[str, None]] = {}
+    layouts: dict[str, TensorLayout | None] = {}
+    sizes: dict[str, int | None] = {}
+    for external in program.externals:
+        takers.setdefault((external.key, "external"), {})[external.use.method] = None
+        layouts[external.key] = external.layout
+        sizes[external.key] = None if external.layout is None else external.layout.nbytes
+    own = {blob.key for blob in program.named_data}
+    for delegate in program.delegates:
+        data = program.data[delegate.span.start : delegate.span.stop]
+        for key, nbytes in _looked_up(delegate.backend, data).items():
+            if key not in own:
+                name = f"{delegate.method}/{delegate.index} {delegate.backend}"
+                takers.setdefault((key, "delegate"), {})[name] = None
+                sizes.setdefault(key, nbytes)
+    beside: dict[str, tuple[int, str]] = {}
+    for path in sorted(program.path.parent.glob("*.ptd")) if takers else ():
+        if beside.keys() >= {key for key, _ in takers}:
+            break
+        status = path.stat()
+        for key, nbytes in _sizes_in(path, status.st_size, status.st_mtime_ns).items():
+            beside.setdefault(key, (nbytes, path.name))
+    return [
+        ExternalInfo(
+            key,
+            kind,
+            tuple(by),
+            layouts.get(key),
+            sizes[key] if sizes[key] is not None else beside.get(key, (None, ""))[0],
+            beside.get(key, (0, ""))[1],
+        )
+        for (key, kind), by in takers.items()
+    ]
+
+
+def _looked_up(backend: str, data: memoryview) -> dict[str, int | None]:
+    """The keys in the payload of a delegate, with their sizes where it records them; empty for an unknown backend."""
+    if backend == "BlobStoreBackend":
+        try:
+            return {constant.key: constant.nbytes for constant in payload.split(data)[2]}
+        except InvalidFileError:
+            return {}
+    if backend != "XnnpackBackend":
+        return {}
+    found = (match for match in _KEY.finditer(data) if match[1][0] == len(match[2]))
+    return {match[2].decode(): None for match in found}
+
+
+@functools.lru_cache(maxsize=256)
+def _sizes_in(path: Path, size: int, modified: int) -> Mapping[str, int]:
+    """The sizes of the blobs in a data file by key; empty if it cannot be read. The last two arguments identify it."""
+    try:
+        with open_ptd(path) as data_map:
+            return {key: len(data) for key, data in data_map.items()}
+    except BlobStoreError:
+        return {}

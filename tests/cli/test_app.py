@@ -2,6 +2,9 @@
 
 import json
 import os
+import pty
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -43,6 +46,29 @@ def ptd(tmp_path):
     }
     blobstore.save_file(tensors, tmp_path / "m.ptd", metadata={"made": "here"})
     return tmp_path / "m.ptd"
+
+
+def on_terminal(folder, *arguments):
+    """The exit code and the output of a command whose output is a terminal of 100 columns."""
+    leader, follower = pty.openpty()
+    command = [sys.executable, "-m", "blobstore", *map(str, arguments)]
+    env = {**os.environ, "COLUMNS": "100", "TERM": "xterm"}
+    process = subprocess.Popen(command, cwd=folder, stdout=follower, stderr=follower, env=env)
+    os.close(follower)
+    parts = []
+    try:
+        while part := os.read(leader, 1 << 16):
+            parts.append(part)
+    except OSError:  # Linux: the other side is closed
+        pass
+    os.close(leader)
+    return process.wait(), b"".join(parts).decode().replace("\r\n", "\n")
+
+
+def state(folder):
+    """Everything below a folder, hidden files too, with bytes and times."""
+    paths = [folder, *folder.rglob("*")]
+    return {path: (path.stat().st_mtime_ns, path.is_file() and path.read_bytes()) for path in paths}
 
 
 def flip(path, key):
@@ -100,12 +126,11 @@ def test_dedup_reports_the_effect_on_an_earlier_run(run, lowered, tmp_path):
         lowered.mlp(seed=seed).write(tmp_path, name)
     run("dedup", "a.pte", "-o", "out")
     text = run("dedup", "b.pte", "-o", "out")
-    assert [line.split()[1:3] for line in text.splitlines() if ".p" in line] == [
-        ["out/b.pte", "│"],
-        ["out/a.pte", "│"],
-        ["out/shared.ptd", "│"],
+    assert [line.split("\t")[:2] for line in text.splitlines() if ".p" in line] == [
+        ["out/b.pte", "new"],
+        ["out/a.pte", "kept"],
+        ["out/shared.ptd", "data"],
     ]
-    assert "kept" in text and "new" in text and "replaced" not in text
     lowered.mlp(seed=3).write(tmp_path, "a")
     result = json.loads(run("dedup", "a.pte", "-o", "out", "--json"))
     assert (result["kept"], result["replaced"]) == (["out/b.pte"], ["out/a.pte"])
@@ -164,11 +189,12 @@ def test_no_command_replaces_what_it_does_not_write(run, ptd, lowered, tmp_path)
 def test_inspect(run, ptd, lowered, tmp_path):
     lowered.decoder().write(tmp_path, "decoder")
     safetensors.torch.save_file({"w": torch.zeros(2, 2)}, tmp_path / "w.safetensors")
-    text = run("inspect", "m.ptd", "decoder.pte", "w.safetensors")
+    code, text = on_terminal(tmp_path, "inspect", "m.ptd", "decoder.pte", "w.safetensors")
+    assert code == 0
     for expected in ["a.weight", "float[2, 3]", "metadata made: here", "methods: ", "XnnpackBackend", "w"]:
         assert expected in text
     assert "\x1b[31m" not in text and "\u202e" not in text
-    assert max(map(len, text.splitlines())) <= 100
+    assert max(len(re.sub(r"\x1b\[[0-9;]*m", "", line)) for line in text.splitlines()) <= 100
     found = json.loads(run("inspect", "m.ptd", "decoder.pte", "--json"))
     by_key = {blob["key"]: blob for blob in found[0]["blobs"]}
     assert by_key["tied.weight"]["shared"] == "a.weight"
@@ -252,6 +278,239 @@ def test_help_and_version(run):
         assert command in text
         assert "Usage" in run(command, "--help")
     assert "No such command" in run("nonsense", code=2)
+
+
+# Folders
+
+
+@pytest.fixture
+def zoo(tmp_path, ptd):
+    """A folder with data files, a checkpoint and a text at two levels."""
+    folder = tmp_path / "zoo"
+    (folder / "b").mkdir(parents=True)
+    shutil.copy(ptd, folder / "b" / "m.ptd")
+    blobstore.save_file({"w": np.ones(3)}, folder / "a.ptd")
+    safetensors.numpy.save_file({"w": np.ones(3, np.float32)}, folder / "c.safetensors")
+    (folder / "notes.txt").write_text("no model")
+    return folder
+
+
+def test_folders_are_searched_for_files(run, zoo):
+    """Files in folders below are found, each once and in order; other files are left alone."""
+    expected = ["zoo/a.ptd", "zoo/c.safetensors", "zoo/b/m.ptd"]
+    assert [file["path"] for file in json.loads(run("inspect", "zoo", "zoo/a.ptd", "--json"))] == expected
+    assert [row["path"] for row in json.loads(run("verify", "zoo/b/../a.ptd", "zoo", "--json"))] == [
+        "zoo/b/../a.ptd",
+        *expected[1:],
+    ]
+
+
+def test_a_folder_without_files_is_an_error(run, zoo, tmp_path):
+    """Every command says that it found nothing."""
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "notes.txt").write_text("no model")
+    for command in (
+        ["inspect", "empty", "zoo"],
+        ["verify", "empty", "zoo"],
+        ["diff", "zoo", "empty"],
+        ["diff", "empty", "zoo"],
+        ["convert", "empty", "out"],
+        ["dedup", "empty", "-o", "out"],
+        ["adapters", "empty", "zoo"],
+        ["adapters", "zoo/a.ptd", "empty"],
+        ["report", "--no-cache", "empty"],
+    ):
+        assert "empty: " in run(*command, code=3)
+    assert not (tmp_path / "out").exists()
+
+
+def test_diff_of_folders(run, zoo, tmp_path):
+    """File by file; one that cannot be read does not hide the others."""
+    new = tmp_path / "new"
+    shutil.copytree(zoo, new)
+    assert "Files: 0 changed" in run("diff", "zoo", "new")
+    blobstore.save_file({"w": np.zeros(3)}, new / "a.ptd")
+    (new / "c.safetensors").rename(new / "d.safetensors")
+    text = run("diff", "zoo", "new", code=1)
+    assert "zoo/a.ptd -> new/a.ptd:\nw\tbytes\t" in text
+    assert "only in zoo: c.safetensors" in text and "only in new: d.safetensors" in text
+    found = json.loads(run("diff", "zoo", "new", "--json", code=1))["files"]
+    assert [(file["path"], file["kind"]) for file in found] == [
+        ("a.ptd", "changed"), ("b/m.ptd", "same"), ("c.safetensors", "removed"), ("d.safetensors", "added"),
+    ]  # fmt: skip
+    (new / "b" / "m.ptd").write_bytes(b"")
+    text = run("diff", "zoo", "new", code=3)
+    assert "new/b/m.ptd: " in text and "Files: 1 changed" in text
+    assert "compare two files or two folders" in run("diff", "zoo", "m.ptd", code=3)
+
+
+def test_convert_of_a_folder(run, zoo, tmp_path):
+    """It keeps its structure, and a second run writes the same files; a bad file does not stop the others."""
+    expected = {"a.safetensors", "c.ptd", "b/m.safetensors"}
+    for target in ("out", "out", "zoo/made", "zoo/made"):
+        run("convert", "zoo", target)
+        made = {str(path.relative_to(tmp_path / target)) for path in (tmp_path / target).rglob("*.*")}
+        assert made == expected
+    shutil.rmtree(zoo / "made")
+    (zoo / "a.ptd").write_bytes(b"cut")
+    assert "zoo/a.ptd: " in run("convert", "zoo", "again", code=3)
+    assert (tmp_path / "again" / "b" / "m.safetensors").exists()
+    run("convert", "zoo/c.safetensors", "out")  # a folder that exists takes the file
+    assert "this is a file" in run("convert", "zoo", "m.ptd", code=3)
+    run("convert", "zoo", "zoo", code=3)
+    assert "one of the inputs" in run("convert", "zoo", "zoo", code=3)
+
+
+def test_adapters_in_a_folder(run, tmp_path):
+    """The foundation itself is not taken for an adapter, and a file that is none does not hide the others."""
+    foundation = tmp_path / "all" / "base.ptd"
+    foundation.parent.mkdir()
+    blobstore.save_file({"m.weight": np.ones((4, 3), np.float32)}, foundation)
+    tensors = {"m.lora_a.weight": np.ones((2, 3), np.float32), "m.lora_b.weight": np.ones((4, 2), np.float32)}
+    for name in ("x", "y"):
+        blobstore.adapters.save_adapter(tmp_path / "all" / f"{name}.ptd", tensors, foundation=foundation, scale=1)
+    found = json.loads(run("adapters", "all/base.ptd", "all", "--json"))
+    assert [(one["path"], one["fits"]) for one in found["adapters"]] == [("all/x.ptd", True), ("all/y.ptd", True)]
+    blobstore.save_file({"w": np.ones(3)}, tmp_path / "all" / "other.ptd")
+    text = run("adapters", "all/base.ptd", "all", code=3)
+    assert "other.ptd: not an adapter" in text and text.count("made for this foundation") == 2
+
+
+# Dry runs and sizes
+
+
+def test_a_dry_run_of_dedup_changes_nothing(run, lowered, tmp_path):
+    """It prints what the run would print, and has its exit code."""
+    for name, seed in (("a", 1), ("b", 2)):
+        lowered.mlp(seed=seed).write(tmp_path, name)
+    for command in (["dedup", "a.pte", "-o", "new/out"], ["dedup", "b.pte", "-o", "new/out", "--prune"]):
+        before = state(tmp_path)
+        dry = json.loads(run(*command, "--json", "--dry-run"))
+        text = run(*command, "--dry-run")
+        assert state(tmp_path) == before
+        assert "Nothing was written" in text
+        assert json.loads(run(*command, "--json")) == dry
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "shared.ptd").write_text("notes of a user")
+    (tmp_path / "file").write_text("no folder")
+    before = state(tmp_path)
+    for command in (["a.pte", "-o", "."], ["a.pte", "-o", "full"], ["a.pte", "-o", "file"], ["a.pte", "-o", "file/x"]):
+        dry_text = run("dedup", *command, "--dry-run", code=3)
+        assert run("dedup", *command, code=3) == dry_text
+    assert state(tmp_path) == before
+
+
+def test_a_dry_run_of_convert_changes_nothing(run, zoo, tmp_path):
+    """For files and folders, with the exit code of the run."""
+    for command in (["m.ptd", "m.safetensors"], ["zoo", "out/deep"]):
+        before = state(tmp_path)
+        text = run("convert", *command, "--dry-run")
+        assert state(tmp_path) == before
+        assert text.replace("would have ", "") == run("convert", *command)
+    before = state(tmp_path)
+    for command in (["m.ptd", "zoo/notes.txt"], ["m.ptd", "gone/m.safetensors"], ["m.ptd", "m.ptd"]):
+        dry_text = run("convert", *command, "--dry-run", code=3)
+        assert run("convert", *command, code=3) == dry_text
+    assert state(tmp_path) == before
+
+
+def test_sizes_with_units(run, lowered, tmp_path):
+    """A number of bytes may have a unit, and anything else is an error of the command line."""
+    lowered.mlp(delegated=True).write(tmp_path, "m")
+    sizes = {
+        text: json.loads(run("dedup", "m.pte", "-o", "out", "--dry-run", "--json", "--keep-small", text))["bytes_after"]
+        for text in ("0", "0.1KB", "100", "100 b", "10MB", "0.01GiB")
+    }
+    assert sizes["0.1KB"] == sizes["100"] == sizes["100 b"] != sizes["0"]
+    assert sizes["10MB"] == sizes["0.01GiB"] == (tmp_path / "m.pte").stat().st_size
+    for text in ("ten", "10 M", "5%", "1e3", "-1", ""):
+        assert "is not a number of bytes" in run("dedup", "m.pte", "-o", "out", "--keep-small", text, code=2)
+    assert "neither a number of bytes" in run("report", "m.pte", "--fail-over", "ten", code=2)
+
+
+# Pipes
+
+
+def test_in_a_pipe_every_key_is_one_row(run, tmp_path):
+    """No lines, no colours, nothing cut; the first cell is the key, whatever its name, and the last one the file."""
+    names = [f"{'long.' * 60}{i}" for i in range(1500)] + [HOSTILE, "tab\tline\n"]
+    blobstore.save_file({name: np.ones(1) for name in names}, tmp_path / "x.ptd")
+    rows = [line.split("\t") for line in run("inspect", "x.ptd").splitlines()]
+    assert [row[0] for row in rows] == [blobstore.text.printable(name) for name in names]
+    assert all(len(row) == 7 and row[-1] == "x.ptd" for row in rows)
+    assert rows[0][1:5] == ["tensor", "double[1]", "8", "1"]
+
+
+def test_tables_on_a_terminal(tmp_path, ptd):
+    """They have headings and numbers with separators."""
+    code, text = on_terminal(tmp_path, "inspect", "m.ptd")
+    assert code == 0 and "same as" in text and "┃" in text
+    code, text = on_terminal(tmp_path, "adapters", "m.ptd", "m.ptd")
+    assert code == 3 and "m.ptd" in text
+
+
+def test_no_command_draws_in_a_pipe(run, ptd, zoo, lowered, tmp_path):
+    """Neither lines of tables nor control sequences, and no line is wrapped."""
+    folder = tmp_path / ("deep" * 50)
+    lowered.mlp().write(folder, "m")
+    for command in (
+        ["inspect", folder, "zoo"],
+        ["diff", "m.ptd", "zoo/a.ptd"],
+        ["dedup", folder, "-o", "out"],
+        ["verify", folder],
+        ["report", "--no-cache", folder, "zoo"],
+    ):
+        text = run(*command, code=1 if command[0] == "diff" else 0)
+        assert not re.search("[\u2500-\u257f\x1b]", text), command
+    assert any(str(folder) in line and "XnnpackBackend" not in line for line in run("inspect", folder).splitlines())
+
+
+# What programs take from data files
+
+
+def test_inspect_lists_what_a_slim_program_takes(run, lowered, tmp_path):
+    """Tensors with dtype and shape, keys of delegates with the bytes that the data file beside it has."""
+    lowered.mlp(delegated=True).write(tmp_path, "m")
+    run("dedup", "m.pte", "-o", "out")
+    keys = {blob["key"]: blob["nbytes"] for blob in json.loads(run("inspect", "out/shared.ptd", "--json"))[0]["blobs"]}
+    (slim,) = json.loads(run("inspect", "out/m.pte", "--json"))
+    assert {one["key"]: one["nbytes"] for one in slim["externals"]} == keys
+    assert {one["kind"] for one in slim["externals"]} == {"external", "delegate"}
+    for one in slim["externals"]:
+        assert one["found_in"] == "shared.ptd" and one["taken_by"]
+        assert (one["layout"] is None) == (one["kind"] == "delegate")
+    assert {line.split("\t")[0] for line in run("inspect", "out/m.pte").splitlines()} == set(keys)
+    code, text = on_terminal(tmp_path, "inspect", "out/m.pte")
+    assert code == 0 and "Taken from data files" in text and "forward/0 XnnpackBackend" in " ".join(text.split())
+    (tmp_path / "out" / "shared.ptd").unlink()
+    (slim,) = json.loads(run("inspect", "out/m.pte", "--json"))
+    assert {one["key"] for one in slim["externals"]} == set(keys)
+    assert all((one["nbytes"] is None) == (one["kind"] == "delegate") for one in slim["externals"])
+
+
+# Savings, completion
+
+
+def test_growing_is_not_called_saving(run, lowered, tmp_path):
+    """A run whose outputs are larger than its inputs says so."""
+    lowered.mlp().write(tmp_path, "m")
+    text = run("dedup", "m.pte", "-o", "out")
+    assert "Grew by" in text and "Saved" not in text and "--keep-small" in text
+    assert "Saved nothing." in run("dedup", "m.pte", "-o", "other", "--keep-small", "10MB")
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion(run, shell, monkeypatch, tmp_path):
+    """A script for the shell is printed, and it completes commands and options."""
+    monkeypatch.setenv("_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION", "1")
+    assert "_BLOBSTORE_COMPLETE" in run("--show-completion", shell)
+
+
+def test_completion_of_commands():
+    env = {**os.environ, "_BLOBSTORE_COMPLETE": "complete_bash", "COMP_WORDS": "blobstore de", "COMP_CWORD": "1"}
+    code = "import sys; sys.argv = ['blobstore']; from blobstore.cli import main; main()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=env)
+    assert (done.stdout.split(), done.stderr) == (["dedup", "demo"], "")
 
 
 # Without the optional packages

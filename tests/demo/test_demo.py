@@ -1,12 +1,16 @@
 """The demo on its real models, from the trained weights to the outputs of ExecuTorch's own runtime (W1, D1, U1)."""
 
 import io
+import os
+import shlex
+import subprocess
 
 import pytest
 import torch
 from rich.console import Console
 
 from blobstore import open_ptd
+from blobstore.adapters import inspect_adapters
 from blobstore.demo import flow, models, run_demo
 from blobstore.errors import InvalidFileError, MissingDependencyError
 
@@ -75,7 +79,44 @@ def test_printed_output(demo):
     assert f"{result.bytes_before:,}" in text
     assert f"{result.bytes_after:,}" in text
     assert f"All {result.outputs} outputs are identical" in text
-    assert max(map(len, text.splitlines())) <= 100
+    assert max(map(len, text.partition("Next, try:")[0].splitlines())) <= 100  # a command is not broken
+
+
+def test_the_next_steps_run_as_printed(demo, tmp_path):
+    """Each command is complete, works (D1)."""
+    _, text = demo
+    commands = [line.strip() for line in text.partition("Next, try:\n")[2].splitlines()]
+    names = [command.partition("blobstore ")[2].split()[0] for command in commands]
+    assert names == ["report", "inspect", "dedup", "adapters"]
+    env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
+    for command in commands:
+        done = subprocess.run(["/bin/sh", "-c", command], capture_output=True, text=True, check=False, env=env)
+        assert done.returncode == 0, (command, done.stderr)
+
+
+def test_the_next_steps_find_the_command(monkeypatch, tmp_path):
+    """Its short name where the shell finds it, and otherwise its path, quoted where a shell needs that."""
+    script = tmp_path / "bin with blanks" / "blobstore"
+    script.parent.mkdir()
+    script.touch(0o755)
+    monkeypatch.setattr("sys.executable", str(script.with_name("python")))
+    monkeypatch.setenv("PATH", os.devnull)
+    monkeypatch.chdir(tmp_path)
+    steps = flow._next_steps(tmp_path / "demo's", adapters=False)
+    assert len(steps) == 3 and steps[0].startswith("'bin with blanks/blobstore' report '")
+    assert shlex.split(steps[0])[-1] == str(tmp_path / "demo's" / "before")
+    monkeypatch.setenv("PATH", str(script.parent))
+    assert flow._next_steps(tmp_path, adapters=True)[3].startswith("blobstore adapters ")
+    script.unlink()
+    assert " -m blobstore report " in flow._next_steps(tmp_path, adapters=True)[0]
+
+
+def test_adapters_are_lora_of_the_foundation(demo, directory):
+    """The files record the foundation in the folder, and fit it (D2)."""
+    found = inspect_adapters(directory / "after" / "minilm.ptd", sorted((directory / "adapters").glob("*.ptd")))
+    assert [(one.fits, one.foundation, len(one.pairs)) for one in found.adapters] == [
+        (True, found.foundation.fingerprint, 1)
+    ] * 2
 
 
 def test_second_run_lowers_nothing(demo, directory, monkeypatch):

@@ -42,4 +42,8 @@ def test_a_program_lists_methods_delegates_and_kinds_of_blobs(lowered, tmp_path)
     assert info.facts["delegate forward/0"].startswith("XnnpackBackend, payload of ")
     assert {blob.kind for blob in info.blobs} == {"constant", "named data"}
     external = inspect_file(lowered.mlp(external=True).write(tmp_path, "e"))
-    assert external.facts["external tensors"].startswith("5, such as ")
+    assert external.facts["external tensors"] == "5"
+    taken = {one.key: one for one in external.externals if one.kind == "external"}
+    assert str(taken["first.bias"].layout).startswith("float[") and len(taken) == 5
+    assert all(one.layout is not None and one.nbytes == one.layout.nbytes for one in taken.values())
+    assert {one.taken_by for one in taken.values()} == {("forward",)}
