@@ -49,7 +49,16 @@ from blobstore.memory.tensors import FileSlice, as_bytes
 if TYPE_CHECKING:
     from blobstore.executorch import NamedDataStoreOutput
 
-__all__ = ["DEFAULT_TAG", "BlobStore", "StoreStats", "check_metadata", "check_tag", "file_name", "nbytes"]
+__all__ = [
+    "DEFAULT_TAG",
+    "BlobStore",
+    "StoreStats",
+    "check_metadata",
+    "check_tag",
+    "file_name",
+    "nbytes",
+    "refuse_data_of_programs",
+]
 
 DEFAULT_TAG = "blobs"
 """The tag of the file that `BlobStore.write` puts untagged blobs in."""
@@ -330,7 +339,7 @@ class BlobStore:
             refuse_inputs([as_path(path)], self._sources)
         metadata = check_metadata(metadata)
         if not force:
-            _refuse_data_of_programs([as_path(path)], metadata)
+            refuse_data_of_programs([as_path(path)], metadata)
         entries = [entry for entry in self.entries() if tag is None or self.tag(entry.key) == tag]
         with (
             Staging(progress, force=force) as staging,
@@ -381,7 +390,7 @@ class BlobStore:
         paths = {tag: as_path(directory) / file_name(tag) for tag in files}
         if not force:
             refuse_inputs(paths.values(), self._sources)
-            _refuse_data_of_programs(paths.values(), metadata)
+            refuse_data_of_programs(paths.values(), metadata)
         with Staging(force=force) as staging:
             for tag, path in paths.items():
                 with staging.open(path, nbytes(files[tag]), kind=Format.PTD) as file:
@@ -516,7 +525,7 @@ def _contents(
         )
 
 
-def _refuse_data_of_programs(paths: Iterable[Path], metadata: Mapping[str, str]) -> None:
+def refuse_data_of_programs(paths: Iterable[Path], metadata: Mapping[str, str]) -> None:
     """Refuse to replace a data file that was written together with programs by one that was not: these programs would not
     load any more.
 

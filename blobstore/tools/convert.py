@@ -22,7 +22,7 @@ from blobstore.memory.layout import ScalarType, TensorLayout
 from blobstore.memory.mapped_file import as_path, map_file
 from blobstore.memory.tensors import in_dim_order
 from blobstore.programs.folder import folders
-from blobstore.store import BlobStore, check_metadata, nbytes
+from blobstore.store import BlobStore, check_metadata, nbytes, refuse_data_of_programs
 from blobstore.tools.folders import files_of, nothing_here
 
 __all__ = ["OPAQUE", "convert", "pairs"]
@@ -110,10 +110,12 @@ def convert(
         folders([target.parent]) if parents and not dry_run else contextlib.nullcontext(),
         Staging(progress, force=force, dry_run=dry_run) as staging,
     ):
-        return (_to_ptd if kind is Format.SAFETENSORS else _to_safetensors)(source, target, staging)
+        if kind is Format.SAFETENSORS:
+            return _to_ptd(source, target, staging, force)
+        return _to_safetensors(source, target, staging)
 
 
-def _to_ptd(source: Path, target: Path, staging: Staging) -> int:
+def _to_ptd(source: Path, target: Path, staging: Staging, force: bool) -> int:
     with SafetensorsDataMap(source) as data_map:
         metadata = dict(data_map.metadata)
         opaque = _opaque_keys(metadata.pop(OPAQUE, "[]"))
@@ -126,8 +128,11 @@ def _to_ptd(source: Path, target: Path, staging: Staging) -> int:
                 )
             store.add(key, data, layout=None if key in opaque else layout)
         entries = list(store.entries())
+        checked = check_metadata(metadata)
+        if not force:
+            refuse_data_of_programs([target], checked)
         with staging.open(target, nbytes(entries), kind=Format.PTD) as file:
-            return write_ptd(file, entries, check_metadata(metadata))
+            return write_ptd(file, entries, checked)
 
 
 def _opaque_keys(text: str) -> set[str]:
