@@ -184,7 +184,7 @@ def _print_dedup(result: DedupResult) -> None:
     rows += [(path, "kept", "", path.stat().st_size, "") for path in result.kept]
     data = result.bytes_after - sum(program.bytes_after for program in result.programs)
     rows += [(path, "data", "", data, "") for path in result.data_files]
-    rows.append(("total, without kept", "", result.bytes_before, result.bytes_after, ""))
+    rows.append(("total (kept not counted)", "", result.bytes_before, result.bytes_after, ""))
     print_table("Deduplicated", ("file", "", "bytes before", "bytes after", "moved"), rows)
     say(saving(result.bytes_before, result.bytes_after))
     if result.bytes_after > result.bytes_before:
@@ -199,8 +199,8 @@ def _print_dedup(result: DedupResult) -> None:
         if program.missing:
             out.print(
                 plain(
-                    f"{program.path} also needs a data file that was not among the inputs: none of them has "
-                    f"{len(program.missing)} of its keys, such as {program.missing[0]!r}."
+                    f"{program.path} also needs a data file that was not among the inputs, for {program.missing[0]!r}"
+                    + (f" and {len(program.missing) - 1} more keys." if len(program.missing) > 1 else ".")
                 )
             )
 

@@ -12,8 +12,9 @@ from blobstore.logical.records import STATE, Record, Records, Source, is_records
 __all__ = ["EMBEDDED", "Index"]
 
 EMBEDDED = (
-    "it is a constant inside the program; pass ExecutorchBackendConfig(external_constants=True) to to_executorch() to move "
-    "it to a data file"
+    "no data file has it under its name: it is a constant inside the program, or save_programs moved it under a key of its "
+    "contents; pass ExecutorchBackendConfig(external_constants=lambda node: 'model') to to_executorch() to have it in "
+    "model.ptd under its name"
 )
 """The refusal of a tensor that is in no data file."""
 

@@ -78,7 +78,7 @@ def _print_actions(report: Report, console: Console, width: int) -> None:
         left = size(sum(nbytes for _, nbytes in ordered[_COMMANDS:]))
         console.print(Text(f"{left} by {rest} more commands, see --json"), width=width)
     if other := report.total_saves - report.command_saves:
-        console.print(Text(f"{size(other)} by lowering or exporting again, see the list"), width=width)
+        console.print(Text(f"{size(other)} by lowering or exporting again: see the list"), width=width)
     console.print()
 
 

@@ -43,14 +43,9 @@ def test_they_fit(run: Any, files: None) -> None:
     """The tables show each tensor with its shape, and for adapters the rank (D2)."""
     lines = run("f.ptd", "a.ptd", "unbound.ptd").splitlines()
     assert lines[0] == f"f.ptd: foundation {foundation_fingerprint('f.ptd')}, 2 keys, 2,304 bytes"
-    assert any(
-        line.split() == ["│", "l.1.base.weight", "│", "float", "│", "8", "x", "24", "│", "768", "│"] for line in lines
-    )
+    assert "l.1.base.weight\tfloat\t8 x 24\t768" in lines
     assert "a.ptd: adapter of 2 modules, 864 bytes, scale 1.5" in lines
-    assert any(
-        line.split() == ["│", "l.0.lora_b.weight", "│", "float", "│", "24", "x", "3", "│", "288", "│", "3", "│"]
-        for line in lines
-    )
+    assert "l.0.lora_b.weight\tfloat\t24 x 3\t288\t3" in lines
     assert "fits; made for this foundation" in lines
     assert "unbound.ptd: adapter of 2 modules, 864 bytes, scale not recorded" in lines
     assert any(line.startswith("fits; not bound: it does not record") for line in lines)
@@ -111,7 +106,8 @@ def test_errors_are_one_line(run: Any, files: None, tmp_path: Path) -> None:
         (("f.ptd", "g.ptd"), "g.ptd: not an adapter"),
     ):
         output = run(*arguments, code=3)
-        assert output.startswith(f"blobstore: {name}") and output.count("\n") == 1
+        (error,) = [line for line in output.splitlines() if line.startswith("blobstore: ")]
+        assert error.startswith(f"blobstore: {name}")
     run("f.ptd", code=2)
 
 

@@ -266,5 +266,5 @@ def test_constants_outside_delegates_are_known_in_every_method(tmp_path: Path) -
     path = lower_through({"forward": (module, example), "again": (module, example)}, tmp_path, external_constants=False)
     cache = BlobCache(path.with_name("model.ptd"))
     for name in ("gain", "scaled", "sliced"):
-        with pytest.raises(UpdateError, match=f"'{name}' cannot be updated: it is a constant inside the program"):
+        with pytest.raises(UpdateError, match=f"'{name}' cannot be updated: no data file has it under its name"):
             cache.update({name: module.get_parameter(name)})

@@ -267,8 +267,8 @@ def test_wrong_inputs(mlp):
     expected = forward(x)[0]
     where = re.escape(f"{pte}: method 'forward'")
     for bad, match in (
-        ((), f"{where} takes 1 inputs, 0 were given"),
-        ((x, x), "takes 1 inputs, 2 were given"),
+        ((), f"{where} takes 1 input, 0 were given"),
+        ((x, x), "takes 1 input, 2 were given"),
         ((x.double(),), r"input 0 is float\[3, 16\], not double\[3, 16\]"),
         ((x[:2],), r"input 0 is float\[3, 16\], not float\[2, 16\]"),
         ((x.reshape(-1),), r"not float\[48\]"),

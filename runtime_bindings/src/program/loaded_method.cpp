@@ -130,7 +130,7 @@ void LoadedMethod::check(const std::vector<Argument>& arguments) const {
     throw Error(
         ErrorKind::Input,
         program_->path(),
-        "method '" + name_ + "' takes " + std::to_string(inputs_.size()) + " inputs, " +
+        "method '" + name_ + "' takes " + std::to_string(inputs_.size()) + (inputs_.size() == 1 ? " input, " : " inputs, ") +
             std::to_string(arguments.size()) + " were given");
   }
   for (size_t i = 0; i < arguments.size(); ++i) {

@@ -253,7 +253,8 @@ void ProgramImage::check(const BlobCache& cache) const {
       ErrorKind::KeyNotFound,
       path(),
       "the program takes " + std::to_string(missing.size()) + " tensor" + (missing.size() == 1 ? "" : "s") +
-          " from data files that " + cache.name() + " does not have: " + names);
+          " from data files" +
+          (cache.size() == 0 ? ", but no data file was given: " : " that " + cache.name() + " does not have: ") + names);
 }
 
 void ProgramImage::bind(const BlobCache& cache) {
