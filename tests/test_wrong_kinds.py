@@ -133,5 +133,7 @@ def test_wrong_kinds_of_arguments(
     one: PublicCallable, models: Path, lowered: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every public function and method with every wrong kind of argument."""
-    monkeypatch.chdir(tmp_path)
-    check(one, makers(models, tmp_path, one, lowered.counter().manager), tmp_path)
+    folder = tmp_path / "here"  # ".." is one of the values; it must not lead to the files of other tests
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    check(one, makers(models, folder, one, lowered.counter().manager), folder)

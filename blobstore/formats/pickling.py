@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from blobstore.errors import DataChangedError, UnsupportedOperationError
+from blobstore.errors import DataChangedError, InvalidFileError, UnsupportedOperationError
 from blobstore.memory.digest import digest
 from blobstore.memory.mapped_file import origin_of
 
@@ -44,18 +44,25 @@ def _reopen(kind: type, opener: Callable[[str], Any], path: str, identity: _Iden
     """Open the file of a pickled reader.
 
     Raises:
-        FileAccessError, InvalidFileError: it cannot be opened.
+        FileAccessError: the file cannot be opened.
         DataChangedError: it is another file, or was changed.
     """
-    reader = opener(path)
+    try:
+        reader = opener(path)
+    except InvalidFileError as error:  # it was valid when the reader was pickled
+        raise _changed(path, kind, identity, str(error)) from None
     reduced: Any = reader.__reduce__()
-    found: _Identity | None = reduced[1][-1] if type(reader) is kind else None
+    found: _Identity = reduced[1][-1]
     if found != identity:
-        raise DataChangedError(
-            f"{path}: the file was changed or replaced after the {kind.__name__} on it was pickled: expected "
-            f"{_told(identity)}, found {_told(found) if found else repr(reader)}"
-        )
+        raise _changed(path, kind, identity, _told(found))
     return reader
+
+
+def _changed(path: str, kind: type, expected: _Identity, found: str) -> DataChangedError:
+    return DataChangedError(
+        f"{path}: the file was changed or replaced after the {kind.__name__} on it was pickled: expected "
+        f"{_told(expected)}, found {found}"
+    )
 
 
 def _told(identity: _Identity) -> str:
