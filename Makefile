@@ -32,14 +32,14 @@ test-slow: $(VENV)/.runtime ## run the tests that take minutes or gigabytes
 bench: $(VENV)/.runtime ## measure against ExecuTorch and safetensors
 	$(RUN) -m benchmarks $(ARGUMENTS)
 
-plots: $(VENV)/.bench ## draw how cost grows with keys, bytes, methods and programs
+plots: $(VENV)/.runtime $(VENV)/.extra-bench ## draw how cost grows with keys, bytes, methods and programs
 	$(RUN) -W ignore -m benchmarks.scaling $(ARGUMENTS)
 
 sanitize: $(VENV)/.runtime ## run the C++ tests under three sanitizers, and look for names that are defined twice
 	$(RUN) -W ignore -m runtime_bindings.tests.sanitize
 
 SECONDS ?= 600
-fuzz: $(VENV)/.fuzz ## search for SECONDS=600 for files that readers crash on, choke on or disagree about; needs clang
+fuzz: $(VENV)/.runtime $(VENV)/.extra-fuzz ## search for SECONDS=600 for files that readers crash on, choke on or disagree about; needs clang
 	$(RUN) -W ignore -m campaigns.fuzz --seconds $(SECONDS) $(ARGUMENTS)
 
 crash: $(VENV)/.runtime ## let every system call of what writes fail or be the last one; minutes
@@ -52,11 +52,11 @@ soak: $(VENV)/.runtime ## threads and processes on shared weights for MINUTES=10
 conformance: $(VENV)/.runtime ## ExecuTorch's own tests on our parts, and the files of its versions in both directions
 	$(RUN) -W ignore -m campaigns.conformance $(ARGUMENTS)
 
-dist: $(VENV)/.dist ## build the packages, check them, and try them with each Python that is there; ARGUMENTS="--pure --python 3.12"
+dist: $(VENV)/.extra-dist ## build the packages, check them, and try them with each Python that is there; ARGUMENTS="--pure --python 3.12"
 	$(RUN) packaging/dist.py $(ARGUMENTS)
 
 # Not with --quiet, which would take the warnings from --strict.
-site: $(VENV)/.docs ## build the documentation into build/site; a warning is an error
+site: $(VENV)/.extra-docs ## build the documentation into build/site; a warning is an error
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
 
 lint: $(VENV)/.installed ## check style and types
@@ -103,18 +103,7 @@ $(VENV)/.runtime: $(VENV)/.weights $(RUNTIME_SOURCES)
 	  --no-build-isolation -C build-dir=build/runtime ./runtime_bindings
 	@touch $@
 
-$(VENV)/.dist: $(VENV)/.installed
-	$(RUN) -m pip install --quiet --disable-pip-version-check --editable ".[dist]"
-	@touch $@
-
-$(VENV)/.bench: $(VENV)/.runtime
-	$(RUN) -m pip install --quiet --disable-pip-version-check --editable ".[bench]"
-	@touch $@
-
-$(VENV)/.docs: $(VENV)/.installed
-	$(RUN) -m pip install --quiet --disable-pip-version-check --editable ".[docs]"
-	@touch $@
-
-$(VENV)/.fuzz: $(VENV)/.runtime
-	$(RUN) -m pip install --quiet --disable-pip-version-check --editable ".[fuzz]"
+# The packages of one of the extras in pyproject.toml, for the targets that need them.
+$(VENV)/.extra-%: $(VENV)/.installed
+	$(RUN) -m pip install --quiet --disable-pip-version-check --editable ".[$*]"
 	@touch $@

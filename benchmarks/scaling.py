@@ -75,7 +75,7 @@ def main() -> None:
 
 
 def of_keys(folder: Path) -> Curve:
-    """Opening a file and reading each layout, against safetensors; the limit is to read the file's bytes of contents."""
+    """Opening a file and reading each layout, against safetensors."""
     curve = Curve("Open, and read every layout", "keys", "ms", [100, 1_000, 10_000, 50_000])
     for count in curve.at:
         tensors = {f"layers.{i}.weight": torch.zeros(16) + i for i in range(count)}

@@ -11,7 +11,7 @@ import io
 import itertools
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,11 +53,10 @@ __all__ = [
     "DEFAULT_TAG",
     "BlobStore",
     "StoreStats",
-    "check_metadata",
     "check_tag",
     "file_name",
     "nbytes",
-    "refuse_data_of_programs",
+    "stage_ptd",
 ]
 
 DEFAULT_TAG = "blobs"
@@ -337,15 +336,9 @@ class BlobStore:
             raise InvalidTagError(f"no blob has the tag {tag!r}; the tags are {list(self.tags)}")
         if not force:
             refuse_inputs([as_path(path)], self._sources)
-        metadata = check_metadata(metadata)
-        if not force:
-            refuse_data_of_programs([as_path(path)], metadata)
         entries = [entry for entry in self.entries() if tag is None or self.tag(entry.key) == tag]
-        with (
-            Staging(progress, force=force) as staging,
-            staging.open(path, nbytes(entries), kind=Format.PTD) as file,
-        ):
-            return write_ptd(file, entries, metadata)
+        with Staging(progress, force=force) as staging:
+            return stage_ptd(staging, path, entries, metadata)
 
     def to_bytes(self, *, metadata: Mapping[str, str] | None = None) -> bytes:
         """The bytes of the .ptd that `write_ptd` would write, with all keys, whatever their tags.
@@ -359,7 +352,7 @@ class BlobStore:
             FileAccessError: a file that blobs come from was truncated.
         """
         file = io.BytesIO()
-        write_ptd(file, self.entries(), check_metadata(metadata))
+        write_ptd(file, self.entries(), _check_metadata(metadata))
         return file.getvalue()
 
     def write(
@@ -382,7 +375,6 @@ class BlobStore:
         Raises:
             As `write_ptd`.
         """
-        metadata = check_metadata(metadata)
         files: dict[str, list[Entry]] = {}
         for entry in self.entries():
             tag = self.tag(entry.key)
@@ -390,11 +382,9 @@ class BlobStore:
         paths = {tag: as_path(directory) / file_name(tag) for tag in files}
         if not force:
             refuse_inputs(paths.values(), self._sources)
-            refuse_data_of_programs(paths.values(), metadata)
         with Staging(force=force) as staging:
             for tag, path in paths.items():
-                with staging.open(path, nbytes(files[tag]), kind=Format.PTD) as file:
-                    write_ptd(file, files[tag], metadata)
+                stage_ptd(staging, path, files[tag], metadata)
         return paths
 
     def _address(self, view: memoryview) -> Digest:
@@ -443,6 +433,35 @@ def nbytes(entries: Iterable[Entry]) -> int:
     return sum({entry.blob: len(entry.data) for entry in entries}.values())
 
 
+def stage_ptd(
+    staging: Staging, path: str | os.PathLike[str], entries: Sequence[Entry], metadata: Mapping[str, str] | None
+) -> int:
+    """Write a .ptd as one of the files of `staging`; its size in bytes.
+
+    Raises:
+        As `BlobStore.write_ptd`, but for the tag and for files that blobs come from.
+    """
+    checked = _check_metadata(metadata)
+    if not staging.force and not OF_PROGRAMS.items() <= checked.items():
+        _refuse_data_of_programs(as_path(path))
+    with staging.open(path, nbytes(entries), kind=Format.PTD) as file:
+        return write_ptd(file, entries, checked)
+
+
+def _refuse_data_of_programs(path: Path) -> None:
+    """Refuse to replace a data file that was written together with programs: they would not load any more.
+
+    Raises:
+        OutputPathError: the path is such a file.
+    """
+    with suppress(FileAccessError, InvalidFileError), open_ptd(path) as old:
+        if OF_PROGRAMS.items() <= old.metadata.items():
+            raise OutputPathError(
+                f"{path}: this data file was written together with programs, which would not find their weights any "
+                "more; choose another name, or use force (--force)"
+            )
+
+
 def check_tag(tag: str) -> None:
     """Raise InvalidTagError unless `tag` is a plain file name that stays in the folder that it is written to."""
     if not isinstance(tag, str) or not tag or tag in {".", ".."}:
@@ -462,7 +481,7 @@ def file_name(tag: str) -> str:
     return tag if tag.endswith(".ptd") else tag + ".ptd"
 
 
-def check_metadata(metadata: Mapping[str, str] | None) -> Mapping[str, str]:
+def _check_metadata(metadata: Mapping[str, str] | None) -> Mapping[str, str]:
     """The metadata of a file, {} for None; raises UnsupportedDataError if it does not map str to str."""
     if metadata is None:
         return {}
@@ -523,21 +542,3 @@ def _contents(
         raise UnsupportedDataError(
             f"cannot merge {type(other).__qualname__}: expected a BlobStore, a NamedDataMap or a NamedDataStoreOutput"
         )
-
-
-def refuse_data_of_programs(paths: Iterable[Path], metadata: Mapping[str, str]) -> None:
-    """Refuse to replace a data file that was written together with programs by one that was not: these programs would not
-    load any more.
-
-    Raises:
-        OutputPathError: one of the paths is such a file.
-    """
-    if OF_PROGRAMS.items() <= metadata.items():
-        return
-    for path in paths:
-        with suppress(FileAccessError, InvalidFileError), open_ptd(path) as old:
-            if OF_PROGRAMS.items() <= old.metadata.items():
-                raise OutputPathError(
-                    f"{path}: this data file was written together with programs, which would not find their weights any "
-                    "more; choose another name, or use force (--force)"
-                )

@@ -1,8 +1,7 @@
 """Build both packages and try them as a user would: `make dist`.
 
 Each of the Pythons that this machine has gets an empty environment, the wheels from `dist/`, and `smoke.py`, which runs
-outside of the source tree. The source distributions must contain the tests, and a wheel built from one the same files as
-a wheel built from the tree.
+outside of the source tree. Wheels are built from the source distributions, which must contain the tests.
 """
 
 from __future__ import annotations

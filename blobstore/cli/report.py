@@ -89,17 +89,15 @@ def report(
     if as_json:
         json.dump(to_json(found, changes), sys.stdout, indent=1)
         sys.stdout.write("\n")
-        for problem in found.problems:
-            print_error(f"{problem.path}: {problem.reason}")
     else:
         if found.files:
             print_report(found, out, top=top)
-        else:
-            for problem in found.problems:
-                print_error(f"{problem.path}: {problem.reason}")
         if changes:
             out.print()
             print_changes(changes, out)
+    if as_json or not found.files:  # otherwise the report lists them
+        for problem in found.problems:
+            print_error(f"{problem.path}: {problem.reason}")
     for note in found.notes:
         print_error(f"note: {note}")
     wasted = found.total_saves - (old.total_saves if old else 0)

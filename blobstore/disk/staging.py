@@ -67,6 +67,11 @@ class Staging:
         if folder is not None and not dry_run:
             self._enter(Path(os.path.realpath(folder)))
 
+    @property
+    def force(self) -> bool:
+        """Whether files of any format are replaced."""
+        return self._force
+
     @contextlib.contextmanager
     def open(
         self, path: str | os.PathLike[str], nbytes: int = 0, *, kind: Format = Format.UNKNOWN, again: bool = False

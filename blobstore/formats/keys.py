@@ -6,7 +6,7 @@ import difflib
 import re
 from collections.abc import Collection
 
-__all__ = ["KEY_PREFIX", "OF_PROGRAMS", "near", "suggest"]
+__all__ = ["KEY_PREFIX", "OF_PROGRAMS", "is_content_key", "near", "suggest"]
 
 KEY_PREFIX = "metadata.blobstore."
 """Keys with this prefix belong to blobstore: records about blobs, lists of checkpoints. Tensors of users have other keys."""
@@ -14,10 +14,15 @@ KEY_PREFIX = "metadata.blobstore."
 OF_PROGRAMS = {"blobstore.programs": "1"}
 """Metadata of the data files that are written together with programs, so that their keys belong to programs."""
 
-_CONTENT_KEY = re.compile(r"tensor\.[0-9a-f]{32}\.")  # as `blobstore.formats.pte.content_key` makes them
+_CONTENT_KEY = re.compile(r"tensor\.[0-9a-f]{32}\.")
 
 _MOST = 5000
 """Of more keys only those that contain the name are looked at: comparing texts takes microseconds each."""
+
+
+def is_content_key(key: str) -> bool:
+    """Whether a key is one of those that `blobstore.formats.pte.content_key` makes: of contents, and no name."""
+    return _CONTENT_KEY.match(key) is not None
 
 
 def near(name: object, known: Collection[str]) -> list[str]:
@@ -41,7 +46,7 @@ def suggest(name: object, keys: Collection[str]) -> str:
     if found := near(name, keys):
         return f"; did you mean {' or '.join(map(repr, found))}?"
     named = [key for key in keys if not key.startswith(KEY_PREFIX)]
-    if named and all(map(_CONTENT_KEY.match, named)):
+    if named and all(map(is_content_key, named)):
         return (
             "; the keys of this file are contents, not names: deduplicate the programs with "
             "`blobstore dedup --names model.safetensors` to have the names of a checkpoint"

@@ -16,6 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from blobstore.formats.keys import is_content_key
 from blobstore.formats.payload import split
 from blobstore.formats.pte.parts import DelegatePayload
 from blobstore.formats.pte.program import ProgramFile
@@ -33,7 +34,6 @@ Shape = tuple[ScalarType, tuple[int, ...]]
 _OWN_BACKEND = "BlobStoreBackend"
 _QUANTIZED = {ScalarType.CHAR, ScalarType.BYTE}
 _TRAINING = "__et_training_"
-_CONTENT_KEY = re.compile(r"tensor\.[0-9a-f]{32}\..*")
 _HASH = re.compile(rb"(?:scale_)?[0-9a-f]{64}")
 
 _EXTERNAL = (
@@ -126,7 +126,7 @@ class LoadedProgram:
                     one = _Nameless(use.method, (use.layout.scalar_type, use.layout.sizes), inside=True)
                     found[number, one] = one
         for tensor in self._file.externals:
-            if _CONTENT_KEY.fullmatch(tensor.key) and tensor.layout is not None and not tensor.mutable:
+            if is_content_key(tensor.key) and tensor.layout is not None and not tensor.mutable:
                 one = _Nameless(tensor.use.method, (tensor.layout.scalar_type, tensor.layout.sizes), inside=False)
                 found[one] = one
         return list(found.values())
@@ -233,7 +233,7 @@ class LoadedProgram:
     def _constants(self, shapes: Mapping[str, Shape | None], *, whole: bool) -> Iterator[str]:
         """Weights without names, recognized by dtype and shape unless their tensor is known to be in another place."""
         delegated = bool(self._delegates[0])
-        knows_names = delegated or any(not _CONTENT_KEY.fullmatch(key) for key in self._externals)
+        knows_names = delegated or any(not is_content_key(key) for key in self._externals)
         by_shape: dict[Shape, list[str]] = {}
         for name, shape in shapes.items():
             elsewhere = name in self._in_data_files or (delegated and name not in self._tensors)

@@ -437,7 +437,7 @@ class BlobCache(NamedDataMap):
             The size of the file in bytes.
 
         Raises:
-            OutputPathError: the cache maps the file, or the file exists and is not a `.ptd`.
+            OutputPathError: the cache maps the file, or the file exists and is not a `.ptd`, or is the data file of programs.
             FileAccessError: writing failed, or a file that the cache maps was truncated. An existing file is unchanged.
         """
         self._check_open()

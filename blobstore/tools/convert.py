@@ -15,14 +15,13 @@ from blobstore.errors import FileAccessError, OutputPathError, UnsupportedDataEr
 from blobstore.formats.data_map import NamedDataMap
 from blobstore.formats.opening import Format, by_name, detect_format
 from blobstore.formats.ptd.reader import open_ptd
-from blobstore.formats.ptd.writer import write_ptd
 from blobstore.formats.safetensors import SafetensorsDataMap, write_safetensors
 from blobstore.memory.dtypes import SAFETENSORS
 from blobstore.memory.layout import ScalarType, TensorLayout
 from blobstore.memory.mapped_file import as_path, map_file
 from blobstore.memory.tensors import in_dim_order
 from blobstore.programs.folder import folders
-from blobstore.store import BlobStore, check_metadata, nbytes, refuse_data_of_programs
+from blobstore.store import BlobStore, stage_ptd
 from blobstore.tools.folders import files_of, nothing_here
 
 __all__ = ["OPAQUE", "convert", "pairs"]
@@ -110,12 +109,10 @@ def convert(
         folders([target.parent]) if parents and not dry_run else contextlib.nullcontext(),
         Staging(progress, force=force, dry_run=dry_run) as staging,
     ):
-        if kind is Format.SAFETENSORS:
-            return _to_ptd(source, target, staging, force)
-        return _to_safetensors(source, target, staging)
+        return (_to_ptd if kind is Format.SAFETENSORS else _to_safetensors)(source, target, staging)
 
 
-def _to_ptd(source: Path, target: Path, staging: Staging, force: bool) -> int:
+def _to_ptd(source: Path, target: Path, staging: Staging) -> int:
     with SafetensorsDataMap(source) as data_map:
         metadata = dict(data_map.metadata)
         opaque = _opaque_keys(metadata.pop(OPAQUE, "[]"))
@@ -127,12 +124,7 @@ def _to_ptd(source: Path, target: Path, staging: Staging, force: bool) -> int:
                     f"{data_map.name}: tensor {key!r} has dtype {data_map.dtypes[key]} or a size that a .ptd cannot name"
                 )
             store.add(key, data, layout=None if key in opaque else layout)
-        entries = list(store.entries())
-        checked = check_metadata(metadata)
-        if not force:
-            refuse_data_of_programs([target], checked)
-        with staging.open(target, nbytes(entries), kind=Format.PTD) as file:
-            return write_ptd(file, entries, checked)
+        return stage_ptd(staging, target, list(store.entries()), metadata)
 
 
 def _opaque_keys(text: str) -> set[str]:

@@ -50,12 +50,20 @@ int main(int argc, char** argv) {
     const auto cache = blobstore::BlobCache::open({argv[3]});
     const auto first = blobstore::Program::load(argv[1], cache)->load_method("forward");
     const auto second = blobstore::Program::load(argv[2], cache)->load_method("forward");
-    std::printf("generation %llu: %.6f %.6f\n", static_cast<unsigned long long>(cache->generation()), run(*first), run(*second));
+    std::printf(
+        "generation %llu: %.6f %.6f\n",
+        static_cast<unsigned long long>(cache->generation()),
+        run(*first),
+        run(*second));
 
     const blobstore::Blob& weight = cache->at(argv[4]);
     const std::vector<uint8_t> zeros(weight.size);
     cache->update({{argv[4], zeros.data(), zeros.size(), nullptr}});
-    std::printf("generation %llu: %.6f %.6f\n", static_cast<unsigned long long>(cache->generation()), run(*first), run(*second));
+    std::printf(
+        "generation %llu: %.6f %.6f\n",
+        static_cast<unsigned long long>(cache->generation()),
+        run(*first),
+        run(*second));
   } catch (const blobstore::Error& error) {
     std::fprintf(stderr, "two_programs: %s\n", error.what());
     return 1;

@@ -25,9 +25,21 @@ Torch* known_torch() {
       return nullptr;
     }
     constexpr std::pair<const char*, int8_t> kTypes[] = {
-        {"uint8", 0},    {"int8", 1},      {"int16", 2},   {"int32", 3},   {"int64", 4},         {"float16", 5},
-        {"float32", 6},  {"float64", 7},   {"bool", 11},   {"bfloat16", 15}, {"float8_e5m2", 23}, {"float8_e4m3fn", 24},
-        {"uint16", 27},  {"uint32", 28},   {"uint64", 29},
+        {"uint8", 0},
+        {"int8", 1},
+        {"int16", 2},
+        {"int32", 3},
+        {"int64", 4},
+        {"float16", 5},
+        {"float32", 6},
+        {"float64", 7},
+        {"bool", 11},
+        {"bfloat16", 15},
+        {"float8_e5m2", 23},
+        {"float8_e4m3fn", 24},
+        {"uint16", 27},
+        {"uint32", 28},
+        {"uint64", 29},
     };
     auto* made = new Torch;
     made->module = module;
@@ -256,7 +268,8 @@ void Arguments::take_other(nb::handle value, const ValueInfo* info, Argument& ou
     if (!fits) {
       throw Error(
           ErrorKind::Input,
-          "input " + std::to_string(&out - list_.data()) + " is " + to_string(info->layout) + ", not of shape " + nb::str(shape).c_str());
+          "input " + std::to_string(&out - list_.data()) + " is " + to_string(info->layout) + ", not of shape " +
+              nb::str(shape).c_str());
     }
   }
   const nb::tuple pair = nb::cast<nb::tuple>(run_python([&] { return helpers().as_bytes(value, wanted); }));

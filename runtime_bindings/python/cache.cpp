@@ -157,10 +157,12 @@ void add_cache(nb::module_& module) {
       .def("alignment", [](const BlobCache& cache, const std::string& key) { return cache.at(key).alignment; })
       .def("view", &view, "key"_a, "writable"_a)
       .def("version", [](const BlobCache& cache, const std::string& key) { return cache.version(key); })
-      .def("recorded_digest", [](const BlobCache& cache, const std::string& key) -> nb::object {
-        const auto digest = cache.recorded_digest(key);
-        return digest ? nb::object(to_bytes(*digest)) : nb::none();
-      })
+      .def(
+          "recorded_digest",
+          [](const BlobCache& cache, const std::string& key) -> nb::object {
+            const auto digest = cache.recorded_digest(key);
+            return digest ? nb::object(to_bytes(*digest)) : nb::none();
+          })
       .def("update", &update, "changes"_a)
       .def(
           "load",
@@ -199,14 +201,15 @@ void add_delegates(nb::module_& module) {
       [](const BlobCache& cache) {
         nb::list out;
         for (const ServedDelegate& one : served_delegates(cache)) {
-          out.append(nb::make_tuple(
-              one.method,
-              to_bytes(one.program),
-              one.inode,
-              nb::cast(one.keys),
-              nb::cast(one.others),
-              nb::cast(one.same_files),
-              nb::cast(one.other_files)));
+          out.append(
+              nb::make_tuple(
+                  one.method,
+                  to_bytes(one.program),
+                  one.inode,
+                  nb::cast(one.keys),
+                  nb::cast(one.others),
+                  nb::cast(one.same_files),
+                  nb::cast(one.other_files)));
         }
         return out;
       },

@@ -10,8 +10,19 @@ namespace {
 /// The name of a kind for the Python side: as in the enum, in lower case with underscores.
 const char* name_of(ErrorKind kind) {
   constexpr const char* kNames[] = {
-      "invalid_file", "integrity", "file_access", "key_not_found",    "key_conflict", "layout",          "closed",
-      "unsupported",  "program",   "method_not_found", "input",       "missing_backend", "execution",
+      "invalid_file",
+      "integrity",
+      "file_access",
+      "key_not_found",
+      "key_conflict",
+      "layout",
+      "closed",
+      "unsupported",
+      "program",
+      "method_not_found",
+      "input",
+      "missing_backend",
+      "execution",
   };
   return kNames[static_cast<int>(kind)];
 }

@@ -19,7 +19,7 @@ class WithoutInterpreter {
     try {
       PyEval_RestoreThread(state_);
     } catch (...) {
-      wait_for_ever();
+      internal::wait_for_ever();
     }
   }
   WithoutInterpreter(const WithoutInterpreter&) = delete;
@@ -37,7 +37,7 @@ auto run_python(Function function) -> decltype(function()) {
   } catch (const std::exception&) {
     throw;
   } catch (...) {
-    wait_for_ever();
+    internal::wait_for_ever();
   }
 }
 

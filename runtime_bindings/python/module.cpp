@@ -57,7 +57,7 @@ std::optional<Layout> layout_from(nb::handle object) {
 NB_MODULE(_native, module) {
   nb::register_exception_translator(translate);
   nb::set_leak_warnings(false); // objects that live until the interpreter ends are no leak
-  Py_AtExit(&end_backend_work); // daemon threads cannot begin calls any more, but may still be in one
+  Py_AtExit(&internal::end_backend_work); // daemon threads cannot begin calls any more, but may still be in one
 
   module.def(
       "set_helpers",
@@ -69,7 +69,7 @@ NB_MODULE(_native, module) {
       "to_torch"_a,
       "make_error"_a);
 #ifdef BLOBSTORE_TEST_HOOKS
-  module.def("crash_at", [](int point) { crash_point.store(point); }, "point"_a, "Die at this point; 0 for none.");
+  module.def("crash_at", [](int point) { internal::crash_point.store(point); }, "point"_a, "Die at this point; 0 for none.");
 #endif
   add_cache(module);
   add_delegates(module);

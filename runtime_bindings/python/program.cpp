@@ -20,10 +20,11 @@ nb::list infos(const std::vector<ValueInfo>& values) {
   nb::list out;
   for (const ValueInfo& value : values) {
     constexpr const char* kKinds[] = {"none", "tensor", "int", "float", "bool", "str", "other"};
-    out.append(nb::make_tuple(
-        kKinds[static_cast<int>(value.kind)],
-        value.kind == ValueKind::Tensor ? layout_object(value.layout) : nb::none(),
-        value.name));
+    out.append(
+        nb::make_tuple(
+            kKinds[static_cast<int>(value.kind)],
+            value.kind == ValueKind::Tensor ? layout_object(value.layout) : nb::none(),
+            value.name));
   }
   return out;
 }
@@ -63,7 +64,9 @@ void add_programs(nb::module_& module) {
       .def("call_first", &call_first)
       .def(
           "output_memory",
-          [](const std::shared_ptr<Method>& method, size_t index) { return to_torch(method, method->output_memory(index)); })
+          [](const std::shared_ptr<Method>& method, size_t index) {
+            return to_torch(method, method->output_memory(index));
+          })
       .def("state_memory", [](const std::shared_ptr<Method>& method) {
         nb::dict out;
         for (const auto& [name, view] : method->state_memory()) {

@@ -62,7 +62,8 @@ bool uniform(const blobstore::Blob& blob) {
 void commit(BlobCache& cache, float value) {
   const auto a = filled(cache.at("a"), value);
   const auto b = filled(cache.at("b"), -value);
-  cache.update({{"a", a.data(), a.size() * sizeof(float), nullptr}, {"b", b.data(), b.size() * sizeof(float), nullptr}});
+  cache.update(
+      {{"a", a.data(), a.size() * sizeof(float), nullptr}, {"b", b.data(), b.size() * sizeof(float), nullptr}});
 }
 
 void test_threads(const std::string& path, BlobCache::Mode mode) {

@@ -99,9 +99,7 @@ class Toy final : public et::BackendInterface {
   }
 
   et::Result<et::DelegateHandle*> init(
-      et::BackendInitContext& context,
-      et::FreeableBuffer* processed,
-      et::ArrayRef<et::CompileSpec>) const override {
+      et::BackendInitContext& context, et::FreeableBuffer* processed, et::ArrayRef<et::CompileSpec>) const override {
     for (const et::BackendOption& option : context.runtime_specs()) {
       if (std::strcmp(option.key, "packed_cache_path") == 0) {
         path_ = std::get<std::array<char, et::kMaxOptionValueLength>>(option.value).data();
@@ -145,8 +143,8 @@ class Toy final : public et::BackendInterface {
     return static_cast<et::DelegateHandle*>(handle.release());
   }
 
-  et::Error execute(et::BackendExecutionContext&, et::DelegateHandle* opaque, et::Span<et::EValue*> arguments)
-      const override {
+  et::Error execute(
+      et::BackendExecutionContext&, et::DelegateHandle* opaque, et::Span<et::EValue*> arguments) const override {
     throw_what(throw_in_execute);
     const std::lock_guard<std::mutex> guard(mutex_);
     if (!ready_) {
@@ -477,7 +475,8 @@ void test_failing_beside_good(const std::string& folder, const std::vector<char>
 }
 
 /// A delegate that is loaded while a commit waits for readers takes part in it.
-void test_loading_while_a_commit_waits(const std::string& path, const std::vector<char>& payload, BlobCache::Mode mode) {
+void test_loading_while_a_commit_waits(
+    const std::string& path, const std::vector<char>& payload, BlobCache::Mode mode) {
   const auto cache = BlobCache::open({path}, mode);
   CHECK(commit(*cache, {kPacked, kKept}, 1));
   std::unique_ptr<Loaded> late;
@@ -726,7 +725,8 @@ struct Forker final : blobstore::CommitFollower {
         CHECK(one.run() == 7);
         CHECK(commit(cache, {kPacked, kKept}, 8));
         CHECK(one.run() == 8);
-      }).join();
+      })
+          .join();
       _exit(0);
     }
     int status = 0;

@@ -4,8 +4,8 @@
 //
 // COPY.ptd is a working copy with a float tensor "a". The exit code is 77 if the test cannot run in this build.
 
-#include <chrono>
 #include <atomic>
+#include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
@@ -103,7 +103,9 @@ void test_reading_of_a_thread_that_stayed(const std::string& path, BlobCache::Mo
   std::thread([&] { reading.emplace(*cache); }).join();
   CHECK(in_child([&] {
     reading.reset();
-    { const BlobCache::Reading own(*cache); }
+    {
+      const BlobCache::Reading own(*cache);
+    }
     if (mode != BlobCache::Mode::Shared) { // there the parent's Reading holds off commits
       const blobstore::Blob& a = cache->at("a");
       const std::vector<uint8_t> bytes(a.size, 1);

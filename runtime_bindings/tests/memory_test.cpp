@@ -37,9 +37,15 @@ void* operator new(size_t size) {
   }
   throw std::bad_alloc();
 }
-void* operator new(size_t size, const std::nothrow_t&) noexcept { return allocate(size); }
-void operator delete(void* memory) noexcept { std::free(memory); }
-void operator delete(void* memory, size_t) noexcept { std::free(memory); }
+void* operator new(size_t size, const std::nothrow_t&) noexcept {
+  return allocate(size);
+}
+void operator delete(void* memory) noexcept {
+  std::free(memory);
+}
+void operator delete(void* memory, size_t) noexcept {
+  std::free(memory);
+}
 
 namespace {
 
@@ -84,17 +90,22 @@ void test_commits(const std::string& path, BlobCache::Mode mode) {
     return std::memcmp(a.data, in_a.data(), a.size) == 0 && std::memcmp(b.data, in_b.data(), b.size) == 0;
   };
   const uint64_t generation = cache->generation();
-  CHECK(fail_each([&] { cache->update(changes); }, [&] {
-    CHECK(holds(old_a, old_b) && cache->generation() == generation && cache->dirty().empty() && cache->verify());
-  }) > 3);
+  CHECK(
+      fail_each(
+          [&] { cache->update(changes); },
+          [&] {
+            CHECK(
+                holds(old_a, old_b) && cache->generation() == generation && cache->dirty().empty() && cache->verify());
+          }) > 3);
   CHECK(holds(new_a, new_b) && cache->generation() == generation + 1 && cache->dirty().size() == 2);
   if (mode == BlobCache::Mode::Shared) {
     return;
   }
   for (const bool whole : {false, true}) {
-    CHECK(fail_each([&] { whole ? cache->revert() : cache->revert({"a", "b"}); }, [&] {
-      CHECK(holds(new_a, new_b) && cache->dirty().size() == 2);
-    }) > 1);
+    CHECK(
+        fail_each(
+            [&] { whole ? cache->revert() : cache->revert({"a", "b"}); },
+            [&] { CHECK(holds(new_a, new_b) && cache->dirty().size() == 2); }) > 1);
     CHECK(holds(old_a, old_b) && cache->dirty().empty());
     cache->update(changes);
   }

@@ -2,11 +2,10 @@
 //
 //   data_reader FILE.ptd [OPAQUE_KEY]...
 //
-// One line per key, in the order of get_key(): the key, its scalar type, sizes and dimension order (each joined by 'x'),
-// and its bytes; key and bytes in hexadecimal. It asks for the layout of every key, as ExecuTorch's load_state_dict does,
-// except for the named keys (in hexadecimal), which have "-", because this map crashes when it is asked for the layout of
-// an opaque blob.
-// The exit code is ExecuTorch's error number, or 64 for wrong arguments.
+// One line per key, in the order of get_key(): the key, its scalar type, sizes and dimension order (each joined by
+// 'x'), and its bytes; key and bytes in hexadecimal. It asks for the layout of every key, as ExecuTorch's
+// load_state_dict does, except for the named keys (in hexadecimal), which have "-", because this map crashes when it is
+// asked for the layout of an opaque blob. The exit code is ExecuTorch's error number, or 64 for wrong arguments.
 
 #include <algorithm>
 #include <cstdio>

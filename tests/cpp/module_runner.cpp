@@ -90,12 +90,13 @@ int main(int argc, char** argv) {
       prefix = arguments[i + 1];
       i += 2;
     } else if (option == "--input" && left >= 3) {
-      tensors.push_back(executorch::extension::make_tensor_ptr(
-          parse_sizes(arguments[i + 3]),
-          read_file(arguments[i + 1]),
-          {},
-          {},
-          static_cast<ScalarType>(std::stoi(arguments[i + 2]))));
+      tensors.push_back(
+          executorch::extension::make_tensor_ptr(
+              parse_sizes(arguments[i + 3]),
+              read_file(arguments[i + 1]),
+              {},
+              {},
+              static_cast<ScalarType>(std::stoi(arguments[i + 2]))));
       i += 4;
     } else {
       fail(kWrongArguments, "unknown or incomplete option " + option);

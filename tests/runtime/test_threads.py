@@ -1,5 +1,8 @@
 """Threads that run methods while others commit, and processes that fork (B3, B4)."""
 
+import contextlib
+import functools
+import itertools
 import os
 import signal
 import threading
@@ -168,6 +171,26 @@ def test_load_methods_while_committing(three):
         thread.join()
 
 
+@contextlib.contextmanager
+def running(*loops):
+    """Call each of these again and again in a thread of its own, until the block ends."""
+    stop = threading.Event()
+
+    def repeat(loop):
+        while not stop.is_set():
+            loop()
+
+    threads = [threading.Thread(target=repeat, args=(loop,)) for loop in loops]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+
+
 def in_child(work):
     """Run `work` in a forked process; its exit code is 0 if the result is true."""
     pid = os.fork()
@@ -211,22 +234,8 @@ def test_fork_while_other_threads_commit_and_execute(three):
     cache = BlobCache(ptd)
     program = Program(pte, cache)
     method = program.method()
-    stop = threading.Event()
     x = np.zeros(WIDTH, np.float32)
-
-    def commit():
-        n = 0
-        while not stop.is_set():
-            n += 1
-            cache.update(generation(n % 50))
-
-    def execute():
-        while not stop.is_set():
-            method(x)
-
-    threads = [threading.Thread(target=commit), threading.Thread(target=execute)]
-    for thread in threads:
-        thread.start()
+    numbers = itertools.count(1)
 
     def child():
         (out,) = method(x)
@@ -234,12 +243,8 @@ def test_fork_while_other_threads_commit_and_execute(three):
         (after,) = method(x)
         return out.min() == out.max() and set(after) == {total(3)}
 
-    try:
+    with running(lambda: cache.update(generation(next(numbers) % 50)), lambda: method(x)):
         assert [in_child(child) for _ in range(20)] == [0] * 20
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join()
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
@@ -249,25 +254,11 @@ def test_fork_while_another_thread_has_the_thread_pool(tmp_path):
     lowered = models._lowered({"forward": (nn.Linear(512, 512), (x,))}, partitioners=models.portable)
     program = Program(lowered.write(tmp_path))
     expected = program.method()(x)[0]
-    stop = threading.Event()
-
-    def execute():
-        own = program.load_method()
-        while not stop.is_set():
-            own(x)
-
-    threads = [threading.Thread(target=execute) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    method = program.load_method()
+    method, *others = (program.load_method() for _ in range(3))
 
     def child():
         signal.alarm(20)  # ends the child if it hangs
         return np.array_equal(method(x)[0], expected)
 
-    try:
+    with running(*(functools.partial(other, x) for other in others)):
         assert [in_child(child) for _ in range(20)] == [0] * 20
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join()

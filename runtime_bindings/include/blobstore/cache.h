@@ -78,9 +78,7 @@ class BlobCache : public std::enable_shared_from_this<BlobCache> {
   ///   base is shared, not copied, and its commits are seen here. The new cache holds the base.
   /// @throws Error FileAccess, InvalidFile, Integrity, KeyConflict, Unsupported.
   static std::shared_ptr<BlobCache> open(
-      const std::vector<std::string>& paths,
-      Mode mode = Mode::Private,
-      std::shared_ptr<BlobCache> base = nullptr);
+      const std::vector<std::string>& paths, Mode mode = Mode::Private, std::shared_ptr<BlobCache> base = nullptr);
 
   virtual ~BlobCache() = default;
   BlobCache(const BlobCache&) = delete;

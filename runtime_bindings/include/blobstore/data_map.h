@@ -30,8 +30,8 @@ class CacheDataMap final : public executorch::runtime::NamedDataMap {
   ET_NODISCARD executorch::runtime::Result<executorch::runtime::FreeableBuffer> get_data(
       std::string_view key) const override;
   /// Copy a blob, all bytes of one generation. If `size` is not that of the blob, nothing is written: InvalidArgument.
-  ET_NODISCARD executorch::runtime::Error load_data_into(std::string_view key, void* buffer, size_t size)
-      const override;
+  ET_NODISCARD executorch::runtime::Error load_data_into(
+      std::string_view key, void* buffer, size_t size) const override;
   ET_NODISCARD executorch::runtime::Result<uint32_t> get_num_keys() const override;
   ET_NODISCARD executorch::runtime::Result<const char*> get_key(uint32_t index) const override;
 

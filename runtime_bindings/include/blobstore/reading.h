@@ -7,7 +7,9 @@
 
 namespace blobstore {
 
+namespace internal {
 class ThreadReadings;
+}
 
 /// While a Reading lives, no commit changes the cache or its base: everything that is read belongs to one generation.
 /// `Method::execute` takes one itself; code that reads `Blob::data` must take its own.
@@ -21,7 +23,8 @@ class ThreadReadings;
 /// holds off commits in the child. Functions that the child calls take their own Reading, so they see one generation or
 /// report the error.
 ///
-/// @throws Error FileAccess, Integrity: the lock of a shared working copy cannot be taken, or an interrupted commit cannot
+/// @throws Error FileAccess, Integrity: the lock of a shared working copy cannot be taken, or an interrupted commit
+/// cannot
 ///   be finished.
 class BlobCache::Reading {
  public:
@@ -33,7 +36,7 @@ class BlobCache::Reading {
  private:
   std::unique_ptr<Reading> base_; // taken first, given back last
   const BlobCache& cache_;
-  std::shared_ptr<ThreadReadings> thread_; // of the thread that made it
+  std::shared_ptr<internal::ThreadReadings> thread_; // of the thread that made it
 };
 
 } // namespace blobstore

@@ -7,6 +7,8 @@
 #include "os/file.h"
 
 namespace blobstore {
+
+using namespace internal;
 namespace {
 
 std::atomic<uint64_t> next_id{1};

@@ -6,7 +6,7 @@
 #include "cache/mapped_cache.h"
 #include "cache/thread_readings.h"
 
-namespace blobstore {
+namespace blobstore::internal {
 
 uint64_t MappedCache::update(const std::vector<Change>& given) {
   check_writable();
@@ -36,8 +36,7 @@ void MappedCache::check_writable() const {
 
 /// New bytes that are bytes of this very cache or its base, such as a view, would change while they are read.
 std::vector<Change> MappedCache::copy_own_bytes(
-    const std::vector<Change>& given,
-    std::vector<std::vector<uint8_t>>& copies) const {
+    const std::vector<Change>& given, std::vector<std::vector<uint8_t>>& copies) const {
   std::vector<Change> changes = given;
   std::optional<Reading> reading; // one for all, so that they are of one generation
   for (Change& change : changes) {
@@ -116,8 +115,7 @@ void MappedCache::throw_shared(const Slot& slot, const std::string& other) const
 
 /// Allocate all memory that the commit takes, so that nothing can fail once the bytes change.
 std::vector<MappedCache::Prepared> MappedCache::prepare(
-    const std::vector<Change>& changes,
-    const std::vector<Slot*>& slots) const {
+    const std::vector<Change>& changes, const std::vector<Slot*>& slots) const {
   std::vector<Prepared> prepared(slots.size());
   for (size_t i = 0; i < slots.size(); ++i) {
     const Slot& slot = *slots[i];
@@ -136,8 +134,7 @@ std::vector<MappedCache::Prepared> MappedCache::prepare(
 /// Let all followers prepare, then take the exclusive lock. Followers that registered meanwhile prepare under the lock,
 /// because otherwise others might go on registering.
 std::unique_lock<FairLock> MappedCache::prepare_followers_and_lock(
-    const StagedCommit& staged,
-    Followers::List& prepared) {
+    const StagedCommit& staged, Followers::List& prepared) {
   try {
     const uint64_t seen = followers_.prepare(staged, 0, prepared);
     const std::unique_ptr<Reading> of_base = read_base();
@@ -158,4 +155,4 @@ std::unique_ptr<BlobCache::Reading> MappedCache::read_base() const {
   return base() ? std::make_unique<Reading>(*base()) : nullptr;
 }
 
-} // namespace blobstore
+} // namespace blobstore::internal

@@ -7,14 +7,12 @@
 #include "cache/thread_readings.h"
 #include "format/digest.h"
 
-namespace blobstore {
+namespace blobstore::internal {
 namespace {
 
 /// A manifest with the digests of a commit in it, so that a working copy always records the right ones.
 std::vector<uint8_t> updated_manifest(
-    const Source& source,
-    const std::vector<Slot*>& slots,
-    const std::vector<Digest>& digests) {
+    const Source& source, const std::vector<Slot*>& slots, const std::vector<Digest>& digests) {
   const PtdManifest& place = *source.table.manifest;
   const uint8_t* now = source.map.data() + place.start;
   std::vector<uint8_t> manifest(now, now + place.size + sizeof(Digest));
@@ -30,9 +28,7 @@ std::vector<uint8_t> updated_manifest(
 } // namespace
 
 void MappedCache::commit_to_this_process(
-    const std::vector<Change>& changes,
-    const std::vector<Slot*>& slots,
-    Followers::List& following) {
+    const std::vector<Change>& changes, const std::vector<Slot*>& slots, Followers::List& following) {
   std::set<Slot*> touched(slots.begin(), slots.end());
   std::vector<Prepared> prepared = prepare(changes, slots);
   const StagedUpdate staged(*this, generation_.load() + 1, changes);
@@ -72,9 +68,7 @@ void MappedCache::stamp(const std::vector<Slot*>& slots) {
 /// The working copy does it: `WorkingCopy::commit` writes a journal and marks it, and from then on the commit happens,
 /// even if this process is killed.
 void MappedCache::commit_to_all_processes(
-    const std::vector<Change>& changes,
-    const std::vector<Slot*>& slots,
-    Followers::List& following) {
+    const std::vector<Change>& changes, const std::vector<Slot*>& slots, Followers::List& following) {
   const Source& source = blobs_.sources()[0];
   std::vector<uint64_t> keys;
   std::vector<Digest> digests;
@@ -117,4 +111,4 @@ void MappedCache::commit_to_all_processes(
   }
 }
 
-} // namespace blobstore
+} // namespace blobstore::internal

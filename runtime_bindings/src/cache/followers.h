@@ -11,7 +11,7 @@
 
 #include "os/fork.h"
 
-namespace blobstore {
+namespace blobstore::internal {
 
 class Followers {
  public:
@@ -75,4 +75,4 @@ class Followers {
   uint64_t last_ = 0;
 };
 
-} // namespace blobstore
+} // namespace blobstore::internal

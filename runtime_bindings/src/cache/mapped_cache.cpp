@@ -4,13 +4,10 @@
 
 #include "cache/thread_readings.h"
 
-namespace blobstore {
+namespace blobstore::internal {
 
 MappedCache::MappedCache(
-    const std::vector<std::string>& paths,
-    Mode mode,
-    std::string name,
-    std::shared_ptr<BlobCache> base)
+    const std::vector<std::string>& paths, Mode mode, std::string name, std::shared_ptr<BlobCache> base)
     : BlobCache(mode, std::move(name), std::move(base)), blobs_(mode) {
   if (mode == Mode::Shared) {
     File file(paths[0], /*writable=*/true);
@@ -160,10 +157,12 @@ void MappedCache::after_fork_in_child() {
   }
 }
 
+} // namespace blobstore::internal
+
+namespace blobstore {
+
 std::shared_ptr<BlobCache> BlobCache::open(
-    const std::vector<std::string>& paths,
-    Mode mode,
-    std::shared_ptr<BlobCache> base) {
+    const std::vector<std::string>& paths, Mode mode, std::shared_ptr<BlobCache> base) {
   std::string name;
   for (const std::string& path : paths) {
     name += (name.empty() ? "" : " + ") + path;
@@ -180,7 +179,7 @@ std::shared_ptr<BlobCache> BlobCache::open(
         name,
         "a shared cache is one working copy, not " + std::to_string(paths.size()) + " files; make one of them");
   }
-  return std::make_shared<MappedCache>(paths, mode, std::move(name), std::move(base));
+  return std::make_shared<internal::MappedCache>(paths, mode, std::move(name), std::move(base));
 }
 
 } // namespace blobstore

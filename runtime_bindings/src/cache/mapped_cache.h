@@ -28,7 +28,7 @@
 #include "os/fair_lock.h"
 #include "os/fork.h"
 
-namespace blobstore {
+namespace blobstore::internal {
 
 class MappedCache final : public BlobCache, private ForkAware {
  public:
@@ -84,13 +84,9 @@ class MappedCache final : public BlobCache, private ForkAware {
 
   // commit_visible.cpp
   void commit_to_this_process(
-      const std::vector<Change>& changes,
-      const std::vector<Slot*>& slots,
-      Followers::List& following);
+      const std::vector<Change>& changes, const std::vector<Slot*>& slots, Followers::List& following);
   void commit_to_all_processes(
-      const std::vector<Change>& changes,
-      const std::vector<Slot*>& slots,
-      Followers::List& following);
+      const std::vector<Change>& changes, const std::vector<Slot*>& slots, Followers::List& following);
   void write(Slot& slot, Prepared&& prepared, const void* data);
   void stamp(const std::vector<Slot*>& slots);
 
@@ -124,4 +120,4 @@ class MappedCache final : public BlobCache, private ForkAware {
   mutable std::vector<std::unique_ptr<WorkingCopy::Lease>> leases_;
 };
 
-} // namespace blobstore
+} // namespace blobstore::internal

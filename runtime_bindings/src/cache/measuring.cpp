@@ -5,7 +5,7 @@
 #include "format/ptd_reader.h"
 #include "os/memory_usage.h"
 
-namespace blobstore {
+namespace blobstore::internal {
 
 std::vector<std::string> MappedCache::dirty() const {
   check_open();
@@ -94,4 +94,4 @@ bool MappedCache::verify() const {
   return all && (!base() || base()->verify());
 }
 
-} // namespace blobstore
+} // namespace blobstore::internal

@@ -5,7 +5,7 @@
 
 #include "cache/working_copy.h"
 
-namespace blobstore {
+namespace blobstore::internal {
 
 using Mode = BlobCache::Mode;
 
@@ -121,11 +121,7 @@ uint8_t* PlacedBlobs::take_memory(size_t size, size_t alignment) {
 }
 
 void PlacedBlobs::check_same(
-    const Slot& known,
-    const PtdEntry& entry,
-    const uint8_t* data,
-    size_t size,
-    const std::string& path) const {
+    const Slot& known, const PtdEntry& entry, const uint8_t* data, size_t size, const std::string& path) const {
   const std::string& other = source_of(known).path;
   if (known.layout != entry.layout) {
     throw Error(
@@ -164,4 +160,4 @@ bool PlacedBlobs::overlaps(const void* data, size_t size) const {
       std::any_of(own_maps_.begin(), own_maps_.end(), overlap);
 }
 
-} // namespace blobstore
+} // namespace blobstore::internal

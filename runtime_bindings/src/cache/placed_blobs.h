@@ -19,7 +19,7 @@
 #include "os/file_pages.h"
 #include "os/memory_usage.h"
 
-namespace blobstore {
+namespace blobstore::internal {
 
 class WorkingCopy;
 
@@ -75,8 +75,8 @@ class PlacedBlobs {
   void place(Slot& slot, const Source& source, const PtdSegment& segment, bool taken);
   void check_copies(uint64_t size, const Source& source) const;
   uint8_t* take_memory(size_t size, size_t alignment);
-  void check_same(const Slot& known, const PtdEntry& entry, const uint8_t* data, size_t size, const std::string& path)
-      const;
+  void check_same(
+      const Slot& known, const PtdEntry& entry, const uint8_t* data, size_t size, const std::string& path) const;
 
   BlobCache::Mode mode_;
   std::deque<Source> sources_; // slots refer to their files
@@ -90,4 +90,4 @@ class PlacedBlobs {
   TextMap<Slot*> index_;
 };
 
-} // namespace blobstore
+} // namespace blobstore::internal

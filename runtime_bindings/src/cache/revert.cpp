@@ -6,7 +6,7 @@
 #include "cache/mapped_cache.h"
 #include "cache/staged_commits.h"
 
-namespace blobstore {
+namespace blobstore::internal {
 namespace {
 
 void restore_original(Slot& slot) {
@@ -93,4 +93,4 @@ uint64_t MappedCache::finish_revert(const std::vector<Slot*>& slots, const Follo
   return generation();
 }
 
-} // namespace blobstore
+} // namespace blobstore::internal

@@ -10,7 +10,7 @@
 #include "cache/placed_blobs.h"
 #include "format/text_hash.h"
 
-namespace blobstore {
+namespace blobstore::internal {
 
 /// New bytes that the caller gave.
 class StagedUpdate final : public StagedCommit {
@@ -71,4 +71,4 @@ class StagedRevert final : public StagedCommit {
   mutable std::unordered_map<const Slot*, Mapping> maps_;
 };
 
-} // namespace blobstore
+} // namespace blobstore::internal

@@ -6,7 +6,7 @@
 
 #include "os/fork.h"
 
-namespace blobstore {
+namespace blobstore::internal {
 namespace {
 
 /// The calling thread's; null if it never read.
@@ -129,6 +129,12 @@ void ThreadReadings::remove(const BlobCache& cache) {
     entries_.pop_back();
   }
 }
+
+} // namespace blobstore::internal
+
+namespace blobstore {
+
+using namespace internal;
 
 BlobCache::Reading::Reading(const BlobCache& cache)
     : base_(cache.base() ? std::make_unique<Reading>(*cache.base()) : nullptr),

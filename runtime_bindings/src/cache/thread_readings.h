@@ -7,7 +7,7 @@
 
 #include <blobstore/cache.h>
 
-namespace blobstore {
+namespace blobstore::internal {
 
 /// The Readings of one thread: a handful of caches at most. Another thread may end a Reading, so there is a mutex.
 class ThreadReadings {
@@ -60,4 +60,4 @@ class CountsAsReading {
   const BlobCache& cache_;
 };
 
-} // namespace blobstore
+} // namespace blobstore::internal

@@ -18,7 +18,7 @@
 #include "format/digest.h"
 #include "os/fork.h"
 
-namespace blobstore {
+namespace blobstore::internal {
 namespace {
 
 constexpr char kMagic[] = "BLOBCMT1";
@@ -48,9 +48,7 @@ struct Temporary {
     }
   }
   Temporary(const Temporary&) = delete;
-  ~Temporary() {
-    unlink(path.c_str());
-  }
+  ~Temporary() { unlink(path.c_str()); }
 
   std::string path;
   int descriptor;
@@ -85,7 +83,9 @@ class OpenLeases final : ForkAware {
   }
 
  private:
-  OpenLeases() { enter(); } // before any cache with leases, so that a child closes the old ones before caches make new ones
+  OpenLeases() {
+    enter();
+  } // before any cache with leases, so that a child closes the old ones before caches make new ones
 
   void before_fork() override { mutex_.lock(); }
   void after_fork_in_parent() override { mutex_.unlock(); }
@@ -249,7 +249,8 @@ void WorkingCopy::create(uint64_t keys) {
   File gate(path, temporary.descriptor);
   const struct stat status = status_of(file_);
   const size_t size = sizeof(Header) + 8 * keys;
-  if (fchmod(gate.descriptor(), status.st_mode & 0777) != 0) { // a process that may map the weights may join the commits
+  if (fchmod(gate.descriptor(), status.st_mode & 0777) !=
+      0) { // a process that may map the weights may join the commits
     throw Error(ErrorKind::FileAccess, path, std::strerror(errno), errno);
   }
   gate.reserve(0, align_up(size, kPage));
@@ -369,4 +370,4 @@ void WorkingCopy::after_fork_in_child() {
   spare_.clear();
 }
 
-} // namespace blobstore
+} // namespace blobstore::internal

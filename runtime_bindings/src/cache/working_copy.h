@@ -11,7 +11,7 @@
 #include "os/crash_point.h"
 #include "os/file.h"
 
-namespace blobstore {
+namespace blobstore::internal {
 
 /// Bytes that a commit writes to the file. Does not own them.
 struct Patch {
@@ -162,4 +162,4 @@ class WorkingCopy {
   std::vector<std::unique_ptr<Lease>> spare_;
 };
 
-} // namespace blobstore
+} // namespace blobstore::internal

@@ -12,7 +12,7 @@
 #include "delegate/failure.h"
 #include "delegate/inner_handle.h"
 
-namespace blobstore {
+namespace blobstore::internal {
 namespace {
 
 namespace et = executorch::runtime;
@@ -73,10 +73,8 @@ class BlobStoreBackend final : public et::BackendInterface {
     return static_cast<et::DelegateHandle*>(delegate);
   }
 
-  EtError execute(
-      et::BackendExecutionContext& context,
-      et::DelegateHandle* handle,
-      et::Span<et::EValue*> arguments) const override {
+  EtError execute(et::BackendExecutionContext& context, et::DelegateHandle* handle, et::Span<et::EValue*> arguments)
+      const override {
     return guard(ErrorKind::Execution, [&] { return static_cast<Delegate*>(handle)->execute(context, arguments); });
   }
 
@@ -84,6 +82,11 @@ class BlobStoreBackend final : public et::BackendInterface {
 };
 
 } // namespace
+} // namespace blobstore::internal
+
+namespace blobstore {
+
+using namespace internal;
 
 void register_delegate() {
   static const bool done = [] {

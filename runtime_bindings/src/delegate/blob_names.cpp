@@ -6,10 +6,10 @@
 #include <mutex>
 #include <unordered_map>
 
-#include "os/fork.h"
 #include "format/text_hash.h"
+#include "os/fork.h"
 
-namespace blobstore {
+namespace blobstore::internal {
 namespace {
 
 struct Registry {
@@ -44,7 +44,8 @@ BlobName::~BlobName() {
   Registry& all = registry();
   const std::lock_guard<std::mutex> guard(all.mutex);
   const auto found = all.names.find(identity_);
-  if (found != all.names.end() && found->second.expired()) { // otherwise another thread asked for the identity meanwhile
+  if (found != all.names.end() &&
+      found->second.expired()) { // otherwise another thread asked for the identity meanwhile
     all.names.erase(found);
   }
 }
@@ -68,7 +69,8 @@ void BlobName::after_fork_in_child() {
   renew(all.mutex);
   for (auto entry = all.names.begin(); entry != all.names.end();) {
     const std::shared_ptr<const BlobName> name = entry->second.lock();
-    entry = name != nullptr && name->committed_.load(std::memory_order_relaxed) ? std::next(entry) : all.names.erase(entry);
+    entry =
+        name != nullptr && name->committed_.load(std::memory_order_relaxed) ? std::next(entry) : all.names.erase(entry);
   }
 }
 
@@ -78,4 +80,4 @@ std::string BlobName::text() const {
   return digits;
 }
 
-} // namespace blobstore
+} // namespace blobstore::internal

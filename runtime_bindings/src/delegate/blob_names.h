@@ -6,7 +6,7 @@
 #include <memory>
 #include <string>
 
-namespace blobstore {
+namespace blobstore::internal {
 
 /// A number that stands for one identity in the whole process, as long as the name is held. An identity that returns
 /// after its name was released gets a new number, so no number ever stands for two identities.
@@ -45,4 +45,4 @@ class BlobName {
   mutable std::atomic<bool> committed_{false};
 };
 
-} // namespace blobstore
+} // namespace blobstore::internal

@@ -8,7 +8,7 @@
 #include "format/digest.h"
 #include "os/file.h"
 
-namespace blobstore {
+namespace blobstore::internal {
 
 namespace et = executorch::runtime;
 using EtError = et::Error;
@@ -42,9 +42,7 @@ void check_size(const DelegateConstant& constant, size_t size) {
 } // namespace
 
 ConstantSources::ConstantSources(
-    std::shared_ptr<const BlobCache> cache,
-    const et::NamedDataMap* map,
-    const std::vector<DelegateConstant>& constants)
+    std::shared_ptr<const BlobCache> cache, const et::NamedDataMap* map, const std::vector<DelegateConstant>& constants)
     : cache_(std::move(cache)), constants_(constants) {
   if (cache_) {
     cache_->check_open();
@@ -75,7 +73,8 @@ ConstantSources::ConstantSources(
     throw Failure{
         EtError::NotFound,
         ErrorKind::KeyNotFound,
-        "it takes blobs that are in no data file" + (cache_ ? " of " + cache_->name() : std::string()) + ": " + missing};
+        "it takes blobs that are in no data file" + (cache_ ? " of " + cache_->name() : std::string()) + ": " +
+            missing};
   }
   fixed_.shrink_to_fit();
 }
@@ -127,9 +126,7 @@ uint64_t ConstantSources::bytes_changed(const std::vector<Identity>& before, con
 }
 
 std::vector<std::shared_ptr<const BlobName>> ConstantSources::names(
-    const std::string& backend,
-    const std::vector<Identity>& identities,
-    bool committed) const {
+    const std::string& backend, const std::vector<Identity>& identities, bool committed) const {
   std::map<uint32_t, std::string> groups; // constants that are packed together
   std::vector<std::string> own(identities.size());
   for (size_t i = 0; i < identities.size(); ++i) {
@@ -154,9 +151,7 @@ std::vector<std::shared_ptr<const BlobName>> ConstantSources::names(
 }
 
 std::vector<InnerConstant> ConstantSources::choose_bytes(
-    const StagedCommit* commit,
-    std::vector<AlignedCopy>& kept,
-    std::vector<AlignedCopy>& passing) const {
+    const StagedCommit* commit, std::vector<AlignedCopy>& kept, std::vector<AlignedCopy>& passing) const {
   std::vector<InnerConstant> bytes;
   bytes.reserve(blobs_.size());
   for (size_t i = 0; i < blobs_.size(); ++i) {
@@ -190,4 +185,4 @@ std::vector<InnerConstant> ConstantSources::choose_bytes(
   return bytes;
 }
 
-} // namespace blobstore
+} // namespace blobstore::internal

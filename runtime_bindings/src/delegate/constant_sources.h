@@ -15,7 +15,7 @@
 #include "delegate/blob_names.h"
 #include "delegate/inner_handle.h"
 
-namespace blobstore {
+namespace blobstore::internal {
 
 /// Which bytes a constant has: for a blob of a cache, those of one version. A constant of another data file cannot
 /// change; it has no owner.
@@ -47,16 +47,14 @@ class ConstantSources {
   /// Bytes of the constants that differ.
   uint64_t bytes_changed(const std::vector<Identity>& before, const std::vector<Identity>& after) const;
   /// The names under which the inner backend packs the constants. @param committed as for BlobName::of.
-  std::vector<std::shared_ptr<const BlobName>>
-  names(const std::string& backend, const std::vector<Identity>& identities, bool committed) const;
+  std::vector<std::shared_ptr<const BlobName>> names(
+      const std::string& backend, const std::vector<Identity>& identities, bool committed) const;
   /// The memory from which each constant is read.
   ///
   /// @param commit if not null, constants that it changes have their bytes from there.
   /// @param kept filled with copies that the backend may go on reading; @param passing with others.
   std::vector<InnerConstant> choose_bytes(
-      const StagedCommit* commit,
-      std::vector<AlignedCopy>& kept,
-      std::vector<AlignedCopy>& passing) const;
+      const StagedCommit* commit, std::vector<AlignedCopy>& kept, std::vector<AlignedCopy>& passing) const;
 
  private:
   /// Bytes of a constant that come from ExecuTorch's data map.
@@ -77,4 +75,4 @@ class ConstantSources {
   std::vector<Fixed> fixed_; // parallel to the constants
 };
 
-} // namespace blobstore
+} // namespace blobstore::internal

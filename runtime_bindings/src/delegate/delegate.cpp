@@ -8,7 +8,7 @@
 
 #include "os/heap.h"
 
-namespace blobstore {
+namespace blobstore::internal {
 
 namespace et = executorch::runtime;
 using EtError = et::Error;
@@ -132,8 +132,8 @@ EtError Delegate::execute(et::BackendExecutionContext& context, et::Span<et::EVa
 }
 
 /// Make a handle for the weights after a commit, while the old one is in use.
-std::unique_ptr<CommitFollower::Prepared> Delegate::prepare(const StagedCommit& commit, std::shared_ptr<Link> link)
-    const {
+std::unique_ptr<CommitFollower::Prepared> Delegate::prepare(
+    const StagedCommit& commit, std::shared_ptr<Link> link) const {
   const std::vector<size_t> changed = sources_.changed_by(commit);
   if (changed.empty()) {
     return nullptr;
@@ -203,9 +203,7 @@ void Delegate::refresh() {
 
 /// @param commit if not null, constants that it changes have their bytes from there.
 std::unique_ptr<InnerHandle> Delegate::make(
-    const std::vector<Identity>& identities,
-    const StagedCommit* commit,
-    et::EventTracer* tracer) const {
+    const std::vector<Identity>& identities, const StagedCommit* commit, et::EventTracer* tracer) const {
   std::vector<std::shared_ptr<const BlobName>> names =
       sources_.names(recipe_->payload.inner, identities, commit == nullptr);
   std::vector<AlignedCopy> kept;
@@ -222,4 +220,4 @@ void Delegate::after_fork_in_child() {
   forked_ = true; // the inner backend's threads stayed in the parent; a new handle gets new ones
 }
 
-} // namespace blobstore
+} // namespace blobstore::internal

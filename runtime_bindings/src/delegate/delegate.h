@@ -18,7 +18,7 @@
 #include "delegate/served.h"
 #include "os/fork.h"
 
-namespace blobstore {
+namespace blobstore::internal {
 
 class Delegate final : private ForkAware {
  public:
@@ -75,4 +75,4 @@ class Delegate final : private ForkAware {
   OwnLink link_; // destroyed first
 };
 
-} // namespace blobstore
+} // namespace blobstore::internal

@@ -5,7 +5,7 @@
 #include "format/digest.h"
 #include "format/flatbuffer.h"
 
-namespace blobstore {
+namespace blobstore::internal {
 namespace {
 
 constexpr char kMagic[] = "BSDELEG1";
@@ -73,4 +73,4 @@ DelegatePayload read_delegate_payload(const uint8_t* data, size_t size) {
   return payload;
 }
 
-} // namespace blobstore
+} // namespace blobstore::internal

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-namespace blobstore {
+namespace blobstore::internal {
 
 /// Bytes at the end of a key that are replaced by a version.
 constexpr size_t kVersionSize = 16;
@@ -29,4 +29,4 @@ struct DelegatePayload {
 /// @throws FormatError: the payload has no description, or is damaged.
 DelegatePayload read_delegate_payload(const uint8_t* data, size_t size);
 
-} // namespace blobstore
+} // namespace blobstore::internal

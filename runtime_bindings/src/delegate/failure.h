@@ -7,7 +7,7 @@
 
 #include <blobstore/error.h>
 
-namespace blobstore {
+namespace blobstore::internal {
 
 /// Thrown inside the delegate. The backend catches it, because ExecuTorch is compiled without exceptions.
 struct Failure {
@@ -16,4 +16,4 @@ struct Failure {
   std::string reason;
 };
 
-} // namespace blobstore
+} // namespace blobstore::internal

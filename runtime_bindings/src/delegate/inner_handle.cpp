@@ -9,7 +9,7 @@
 #include "os/fork.h"
 #include "os/process_end.h"
 
-namespace blobstore {
+namespace blobstore::internal {
 
 namespace et = executorch::runtime;
 using EtError = et::Error;
@@ -220,4 +220,4 @@ void InnerHandle::recover() const {
   }
 }
 
-} // namespace blobstore
+} // namespace blobstore::internal

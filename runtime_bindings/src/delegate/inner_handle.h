@@ -15,11 +15,11 @@
 
 #include <blobstore/error.h>
 
-#include "os/arena.h"
 #include "delegate/blob_names.h"
 #include "delegate/inner_recipe.h"
+#include "os/arena.h"
 
-namespace blobstore {
+namespace blobstore::internal {
 
 /// Memory that an inner backend packs from or goes on reading. Not owned.
 struct ConstBytes {
@@ -106,4 +106,4 @@ class InnerHandle {
   executorch::runtime::DelegateHandle* handle_ = nullptr;
 };
 
-} // namespace blobstore
+} // namespace blobstore::internal

@@ -8,7 +8,7 @@
 
 #include "format/flatbuffer.h"
 
-namespace blobstore {
+namespace blobstore::internal {
 
 namespace et = executorch::runtime;
 using EtError = et::Error;
@@ -75,9 +75,7 @@ std::vector<et::BackendOption> inner_options(et::Span<const et::BackendOption> g
 } // namespace
 
 std::shared_ptr<const InnerRecipe> make_recipe(
-    et::BackendInitContext& context,
-    const et::FreeableBuffer& processed,
-    et::ArrayRef<et::CompileSpec> specs) {
+    et::BackendInitContext& context, const et::FreeableBuffer& processed, et::ArrayRef<et::CompileSpec> specs) {
   auto recipe = std::make_shared<InnerRecipe>();
   recipe->payload = read_payload(processed);
   const auto* start = static_cast<const uint8_t*>(processed.data());
@@ -93,4 +91,4 @@ std::shared_ptr<const InnerRecipe> make_recipe(
   return recipe;
 }
 
-} // namespace blobstore
+} // namespace blobstore::internal

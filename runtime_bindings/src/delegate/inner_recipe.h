@@ -12,7 +12,7 @@
 #include "delegate/delegate_payload.h"
 #include "delegate/failure.h"
 
-namespace blobstore {
+namespace blobstore::internal {
 
 /// What all initializations of one delegate have in common.
 struct InnerRecipe {
@@ -32,4 +32,4 @@ std::shared_ptr<const InnerRecipe> make_recipe(
     const executorch::runtime::FreeableBuffer& processed,
     executorch::runtime::ArrayRef<executorch::runtime::CompileSpec> specs);
 
-} // namespace blobstore
+} // namespace blobstore::internal

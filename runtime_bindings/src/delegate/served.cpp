@@ -9,7 +9,7 @@
 #include "os/fork.h"
 #include "os/mapped_files.h"
 
-namespace blobstore {
+namespace blobstore::internal {
 namespace {
 
 namespace et = executorch::runtime;
@@ -33,8 +33,7 @@ struct List : ForkAware {
 
 /// For each cache of a stack that owns constants, the smallest that is not empty.
 std::map<const BlobCache*, const DelegateConstant*> samples(
-    const BlobCache& cache,
-    const std::vector<DelegateConstant>& constants) {
+    const BlobCache& cache, const std::vector<DelegateConstant>& constants) {
   std::map<const BlobCache*, const DelegateConstant*> found;
   for (const DelegateConstant& constant : constants) {
     for (const BlobCache* owner = &cache; owner != nullptr; owner = owner->base().get()) {
@@ -101,6 +100,12 @@ Served::~Served() {
   const std::lock_guard<std::mutex> guard(list.mutex);
   list.all.erase(std::remove(list.all.begin(), list.all.end(), this), list.all.end());
 }
+
+} // namespace blobstore::internal
+
+namespace blobstore {
+
+using namespace internal;
 
 std::vector<ServedDelegate> served_delegates(const BlobCache& cache) {
   List& list = List::get();

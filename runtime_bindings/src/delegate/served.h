@@ -11,7 +11,7 @@
 
 #include "delegate/delegate_payload.h"
 
-namespace blobstore {
+namespace blobstore::internal {
 
 /// Lists a delegate in `served_delegates` as long as it lives.
 class Served {
@@ -28,10 +28,10 @@ class Served {
   Served& operator=(const Served&) = delete;
 
  private:
-  friend std::vector<ServedDelegate> served_delegates(const BlobCache& cache);
+  friend std::vector<ServedDelegate> blobstore::served_delegates(const BlobCache& cache);
 
   std::shared_ptr<const BlobCache> cache_;
   ServedDelegate about_;
 };
 
-} // namespace blobstore
+} // namespace blobstore::internal

@@ -5,7 +5,7 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
-namespace blobstore {
+namespace blobstore::internal {
 
 Digest digest(const void* data, size_t size) {
   XXH128_canonical_t canonical;
@@ -26,4 +26,4 @@ std::string to_string(const Digest& digest) {
   return text;
 }
 
-} // namespace blobstore
+} // namespace blobstore::internal

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <string>
 
-namespace blobstore {
+namespace blobstore::internal {
 
 using Digest = std::array<uint8_t, 16>;
 
@@ -15,4 +15,4 @@ Digest digest(const void* data, size_t size);
 /// In hexadecimal, for messages.
 std::string to_string(const Digest& digest);
 
-} // namespace blobstore
+} // namespace blobstore::internal

@@ -10,7 +10,7 @@
 #include <stdexcept>
 #include <string_view>
 
-namespace blobstore {
+namespace blobstore::internal {
 
 /// Why a buffer is not valid. Callers that know the name of the file turn it into an Error.
 class FormatError : public std::runtime_error {
@@ -155,4 +155,4 @@ class FlatBuffer {
   mutable uint64_t budget_;
 };
 
-} // namespace blobstore
+} // namespace blobstore::internal

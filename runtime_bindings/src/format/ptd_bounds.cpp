@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-namespace blobstore {
+namespace blobstore::internal {
 
 uint64_t load_u64(const uint8_t* at) {
   uint64_t value;
@@ -66,9 +66,8 @@ std::vector<PtdSegment> read_segments(const FlatBuffer& buffer, uint64_t root, c
       order.push_back(i);
     }
   }
-  std::stable_sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) {
-    return segments[a].start < segments[b].start;
-  });
+  std::stable_sort(
+      order.begin(), order.end(), [&](uint32_t a, uint32_t b) { return segments[a].start < segments[b].start; });
   for (size_t i = 1; i < order.size(); ++i) {
     const PtdSegment& left = segments[order[i - 1]];
     if (left.start + left.size > segments[order[i]].start) {
@@ -78,4 +77,4 @@ std::vector<PtdSegment> read_segments(const FlatBuffer& buffer, uint64_t root, c
   return segments;
 }
 
-} // namespace blobstore
+} // namespace blobstore::internal

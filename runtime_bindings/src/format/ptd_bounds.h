@@ -11,7 +11,7 @@
 #include "format/flatbuffer.h"
 #include "format/ptd_reader.h"
 
-namespace blobstore {
+namespace blobstore::internal {
 
 constexpr size_t kPtdFieldsStart = 8; // of the header: behind the root offset and the file identifier
 constexpr size_t kPtdFieldsSize = 40;
@@ -42,4 +42,4 @@ inline std::string quoted(std::string_view key) {
 /// A little-endian number in a file.
 uint64_t load_u64(const uint8_t* at);
 
-} // namespace blobstore
+} // namespace blobstore::internal

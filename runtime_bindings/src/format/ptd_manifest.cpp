@@ -6,7 +6,7 @@
 
 #include "format/utf8.h"
 
-namespace blobstore {
+namespace blobstore::internal {
 namespace {
 
 constexpr size_t kMark = kPtdFieldsStart + kPtdFieldsSize; // where a file with a manifest repeats its magic
@@ -128,8 +128,8 @@ Digest read_manifest(PtdTable& table, PtdManifest& manifest, const uint8_t* data
     const FlatVector alignments = buffer.vector(root, 3, 4);
     if (digests.count != table.segments.size() || alignments.count != table.entries.size()) {
       throw FormatError(
-          "it has " + number(digests.count) + " segments and " + number(alignments.count) +
-          " keys, the file has " + number(table.segments.size()) + " and " + number(table.entries.size()));
+          "it has " + number(digests.count) + " segments and " + number(alignments.count) + " keys, the file has " +
+          number(table.segments.size()) + " and " + number(table.entries.size()));
     }
     check_metadata(buffer, root);
     for (uint32_t i = 0; i < alignments.count; ++i) {
@@ -147,4 +147,4 @@ Digest read_manifest(PtdTable& table, PtdManifest& manifest, const uint8_t* data
   }
 }
 
-} // namespace blobstore
+} // namespace blobstore::internal

@@ -10,7 +10,7 @@
 #include "format/ptd_bounds.h"
 #include "format/ptd_reader.h"
 
-namespace blobstore {
+namespace blobstore::internal {
 
 /// Why the digests of a file cannot be trusted.
 class ManifestError : public FormatError {
@@ -35,4 +35,4 @@ PtdManifest keyed_manifest(const PtdTable& table);
 /// @throws ManifestError.
 Digest read_manifest(PtdTable& table, PtdManifest& manifest, const uint8_t* data);
 
-} // namespace blobstore
+} // namespace blobstore::internal

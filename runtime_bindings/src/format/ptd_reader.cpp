@@ -14,7 +14,7 @@
 #include "format/text_hash.h"
 #include "format/utf8.h"
 
-namespace blobstore {
+namespace blobstore::internal {
 namespace {
 
 /// @param bytes the size of the vectors of all layouts so far; many layouts may refer to the same vectors.
@@ -198,4 +198,4 @@ bool verify_ptd(const std::string& path, const uint8_t* data, const PtdTable& ta
   return true;
 }
 
-} // namespace blobstore
+} // namespace blobstore::internal

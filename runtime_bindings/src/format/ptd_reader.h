@@ -11,7 +11,7 @@
 
 #include "format/digest.h"
 
-namespace blobstore {
+namespace blobstore::internal {
 
 /// Keys with this prefix hold records about blobs, not blobs.
 constexpr char kRecordPrefix[] = "metadata.blobstore.";
@@ -46,7 +46,7 @@ struct PtdTable {
 };
 
 /// Check the structure of a file and, if it has a manifest, the digest of everything before the segments. Accepts the
-/// same files as blobstore/formats/ptd/reader.py. See docs/format.md.
+/// same files as blobstore/formats/ptd/bounds.py. See docs/format.md.
 ///
 /// @throws Error InvalidFile, Integrity.
 PtdTable read_ptd(const std::string& path, const uint8_t* data, uint64_t size);
@@ -57,4 +57,4 @@ PtdTable read_ptd(const std::string& path, const uint8_t* data, uint64_t size);
 /// @throws Error Integrity: a segment or the padding is damaged; the message names the keys.
 bool verify_ptd(const std::string& path, const uint8_t* data, const PtdTable& table);
 
-} // namespace blobstore
+} // namespace blobstore::internal

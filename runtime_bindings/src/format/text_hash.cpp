@@ -6,7 +6,7 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
-namespace blobstore {
+namespace blobstore::internal {
 namespace {
 
 uint64_t random_seed() {
@@ -21,4 +21,4 @@ size_t TextHash::operator()(std::string_view text) const {
   return static_cast<size_t>(XXH3_64bits_withSeed(text.data(), text.size(), seed));
 }
 
-} // namespace blobstore
+} // namespace blobstore::internal

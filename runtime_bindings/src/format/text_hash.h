@@ -6,7 +6,7 @@
 #include <unordered_map>
 #include <unordered_set>
 
-namespace blobstore {
+namespace blobstore::internal {
 
 /// A hash that differs from process to process. The standard library's hash is the same everywhere, so a small file
 /// could have so many keys with one hash value that looking them up takes minutes.
@@ -18,4 +18,4 @@ template <typename Value>
 using TextMap = std::unordered_map<std::string_view, Value, TextHash>;
 using TextSet = std::unordered_set<std::string_view, TextHash>;
 
-} // namespace blobstore
+} // namespace blobstore::internal

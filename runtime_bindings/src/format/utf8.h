@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <string_view>
 
-namespace blobstore {
+namespace blobstore::internal {
 
 /// Whether text is UTF-8 as Unicode defines it: no overlong forms, no surrogates, nothing above U+10FFFF.
 inline bool is_utf8(std::string_view text) {
@@ -41,4 +41,4 @@ inline bool is_utf8(std::string_view text) {
   return true;
 }
 
-} // namespace blobstore
+} // namespace blobstore::internal

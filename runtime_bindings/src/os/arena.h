@@ -9,7 +9,7 @@
 
 #include <executorch/runtime/core/memory_allocator.h>
 
-namespace blobstore {
+namespace blobstore::internal {
 
 /// An allocator that cannot free single objects. A method with 20,000 tensors allocates several objects for each. Not
 /// thread-safe.
@@ -59,4 +59,4 @@ class Arena final : public executorch::runtime::MemoryAllocator {
   size_t piece_ = 1 << 12;
 };
 
-} // namespace blobstore
+} // namespace blobstore::internal

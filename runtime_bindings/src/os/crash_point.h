@@ -9,7 +9,7 @@
 #include <unistd.h>
 #endif
 
-namespace blobstore {
+namespace blobstore::internal {
 
 enum class CrashPoint : int {
   None = 0,
@@ -40,4 +40,4 @@ inline void crash_here(CrashPoint) {}
 
 #endif
 
-} // namespace blobstore
+} // namespace blobstore::internal

@@ -8,7 +8,7 @@
 
 #include "os/fork.h"
 
-namespace blobstore {
+namespace blobstore::internal {
 
 /// Readers share the lock, a writer has it alone. A waiting writer stops new readers. When it leaves, all readers that
 /// waited get the lock before the next writer. Without a writer, entering and leaving costs a reader one atomic
@@ -57,10 +57,10 @@ class FairLock {
     writers_.unlock();
   }
 
-  /// See `blobstore::renew`.
+  /// See `internal::renew`.
   void renew() {
-    blobstore::renew(writers_);
-    blobstore::renew(mutex_);
+    internal::renew(writers_);
+    internal::renew(mutex_);
     new (this) FairLock;
   }
 
@@ -76,4 +76,4 @@ class FairLock {
   uint64_t turn_ = 0;
 };
 
-} // namespace blobstore
+} // namespace blobstore::internal

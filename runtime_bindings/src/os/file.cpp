@@ -12,7 +12,7 @@
 
 #include <blobstore/error.h>
 
-namespace blobstore {
+namespace blobstore::internal {
 namespace {
 
 [[noreturn]] void refuse(const std::string& path, int number) {
@@ -164,7 +164,8 @@ Mapping::Mapping(const File& file, uint64_t offset, size_t size, Kind kind) {
   }
 }
 
-Mapping::Mapping(size_t size, size_t skip) : length_(align_up(skip + (size == 0 ? 1 : size), page_size())), skip_(skip) {
+Mapping::Mapping(size_t size, size_t skip)
+    : length_(align_up(skip + (size == 0 ? 1 : size), page_size())), skip_(skip) {
   if (size > static_cast<size_t>(PTRDIFF_MAX) - skip) {
     refuse("memory", ENOMEM);
   }
@@ -188,4 +189,4 @@ Mapping& Mapping::operator=(Mapping&& other) noexcept {
   return *this;
 }
 
-} // namespace blobstore
+} // namespace blobstore::internal

@@ -6,13 +6,17 @@
 #include <string>
 #include <utility>
 
-namespace blobstore {
+namespace blobstore::internal {
 
 /// Page size of this machine.
 size_t page_size();
 
-inline uint64_t align_down(uint64_t value, uint64_t to) { return value - value % to; }
-inline uint64_t align_up(uint64_t value, uint64_t to) { return align_down(value + to - 1, to); }
+inline uint64_t align_down(uint64_t value, uint64_t to) {
+  return value - value % to;
+}
+inline uint64_t align_up(uint64_t value, uint64_t to) {
+  return align_down(value + to - 1, to);
+}
 
 /// Whether a backend may read these bytes where they are. XNNPACK reads up to 128 bytes behind the end, without using
 /// them, so these must lie on a mapped page.
@@ -79,4 +83,4 @@ class Mapping {
   size_t skip_ = 0;
 };
 
-} // namespace blobstore
+} // namespace blobstore::internal

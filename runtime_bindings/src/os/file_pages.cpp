@@ -9,7 +9,7 @@
 
 #include <blobstore/error.h>
 
-namespace blobstore {
+namespace blobstore::internal {
 namespace {
 
 #ifndef MADV_POPULATE_WRITE
@@ -140,4 +140,4 @@ void FilePages::give_back(uintptr_t begin, uintptr_t end) {
   file_->read(pointer(begin), std::min<uint64_t>(end - begin, there), static_cast<uint64_t>(offset));
 }
 
-} // namespace blobstore
+} // namespace blobstore::internal

@@ -8,7 +8,7 @@
 
 #include "os/file.h"
 
-namespace blobstore {
+namespace blobstore::internal {
 
 /// A run of bytes in a private, writable map of a file. Its first and last page may hold bytes of neighbours; the pages
 /// between are its own. The kernel treats pages differently:
@@ -65,4 +65,4 @@ class FilePages {
   bool replaced_ = false; // the own pages no longer belong to the map of the file
 };
 
-} // namespace blobstore
+} // namespace blobstore::internal

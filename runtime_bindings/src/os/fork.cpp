@@ -8,7 +8,7 @@
 
 #include "os/fair_lock.h"
 
-namespace blobstore {
+namespace blobstore::internal {
 namespace {
 
 thread_local int depth = 0; // of this thread's executions
@@ -89,4 +89,4 @@ Execution::~Execution() {
   }
 }
 
-} // namespace blobstore
+} // namespace blobstore::internal

@@ -7,7 +7,7 @@
 #include <sanitizer/tsan_interface.h>
 #endif
 
-namespace blobstore {
+namespace blobstore::internal {
 
 /// Replace a mutex in a forked child. If another thread of the parent held it, no thread of the child could unlock it.
 template <typename Mutex>
@@ -47,4 +47,4 @@ class Execution {
   Execution& operator=(const Execution&) = delete;
 };
 
-} // namespace blobstore
+} // namespace blobstore::internal

@@ -6,7 +6,7 @@
 #include <malloc.h>
 #endif
 
-namespace blobstore {
+namespace blobstore::internal {
 
 void give_back_freed_memory() {
 #if defined(__GLIBC__)
@@ -14,4 +14,4 @@ void give_back_freed_memory() {
 #endif
 }
 
-} // namespace blobstore
+} // namespace blobstore::internal

@@ -4,7 +4,7 @@
 #include <cstdio>
 #include <fstream>
 
-namespace blobstore {
+namespace blobstore::internal {
 
 std::vector<std::optional<MappedFile>> mapped_files(const std::vector<const void*>& addresses) {
   std::vector<std::optional<MappedFile>> found(addresses.size());
@@ -16,13 +16,8 @@ std::vector<std::optional<MappedFile>> mapped_files(const std::vector<const void
     char device[32] = {};
     int path = 0;
     if (std::sscanf(
-            line.c_str(),
-            "%" SCNx64 "-%" SCNx64 " %*s %*s %31s %" SCNu64 " %n",
-            &begin,
-            &end,
-            device,
-            &inode,
-            &path) != 4 ||
+            line.c_str(), "%" SCNx64 "-%" SCNx64 " %*s %*s %31s %" SCNu64 " %n", &begin, &end, device, &inode, &path) !=
+            4 ||
         inode == 0) {
       continue;
     }
@@ -36,4 +31,4 @@ std::vector<std::optional<MappedFile>> mapped_files(const std::vector<const void
   return found;
 }
 
-} // namespace blobstore
+} // namespace blobstore::internal

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-namespace blobstore {
+namespace blobstore::internal {
 
 struct MappedFile {
   std::string device;
@@ -19,4 +19,4 @@ struct MappedFile {
 /// For each address the file that is mapped there; empty if none is, or if this system does not say.
 std::vector<std::optional<MappedFile>> mapped_files(const std::vector<const void*>& addresses);
 
-} // namespace blobstore
+} // namespace blobstore::internal

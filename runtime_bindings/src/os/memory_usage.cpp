@@ -7,7 +7,7 @@
 
 #include "os/file.h"
 
-namespace blobstore {
+namespace blobstore::internal {
 
 #ifdef __linux__
 
@@ -49,4 +49,4 @@ std::optional<MemoryUsage> memory_usage(const std::vector<MemoryRange>&) {
 
 #endif
 
-} // namespace blobstore
+} // namespace blobstore::internal

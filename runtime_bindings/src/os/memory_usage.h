@@ -6,7 +6,7 @@
 #include <optional>
 #include <vector>
 
-namespace blobstore {
+namespace blobstore::internal {
 
 struct MemoryRange {
   const void* pages;
@@ -21,4 +21,4 @@ struct MemoryUsage {
 /// Usage of these pages; empty if this system cannot say.
 std::optional<MemoryUsage> memory_usage(const std::vector<MemoryRange>& ranges);
 
-} // namespace blobstore
+} // namespace blobstore::internal

@@ -8,7 +8,7 @@
 
 #include "os/fork.h"
 
-namespace blobstore {
+namespace blobstore::internal {
 namespace {
 
 thread_local int depth = 0; // of this thread's work
@@ -78,4 +78,4 @@ void wait_for_ever() {
   }
 }
 
-} // namespace blobstore
+} // namespace blobstore::internal

@@ -1,7 +1,7 @@
 // What threads may do while the process ends.
 #pragma once
 
-namespace blobstore {
+namespace blobstore::internal {
 
 /// Held while a thread works in ExecuTorch: runs or loads a method, or makes or destroys a backend's handle. May be
 /// nested. ExecuTorch's backends and their threads are static objects, which are destroyed when the process ends. So
@@ -21,4 +21,4 @@ void end_backend_work();
 /// Wait until the process has ended.
 [[noreturn]] void wait_for_ever();
 
-} // namespace blobstore
+} // namespace blobstore::internal

@@ -9,7 +9,7 @@
 #include "program/flatbuffer_editor.h"
 #include "program/program_schema.h"
 
-namespace blobstore {
+namespace blobstore::internal {
 namespace {
 
 /// Whether constants lie in the flatbuffer itself, as in old programs. One empty entry stands for "no data".
@@ -80,10 +80,7 @@ struct BoundBlobs {
 };
 
 BoundBlobs find_blobs(
-    const FlatBuffer& buffer,
-    const std::vector<TensorUse>& uses,
-    const BlobCache& cache,
-    const std::string& path) {
+    const FlatBuffer& buffer, const std::vector<TensorUse>& uses, const BlobCache& cache, const std::string& path) {
   BoundBlobs bound;
   std::unordered_map<const std::string*, uint32_t> numbers; // key -> index of its blob
   numbers.reserve(uses.size());
@@ -155,11 +152,7 @@ void put_tensors(FlatBufferEditor& editor, const FlatBuffer& buffer, const Bound
 }
 
 /// Append the list of constants: the old ones and the blobs, all counted from the lowest address.
-void put_offsets(
-    FlatBufferEditor& editor,
-    const FlatBuffer& buffer,
-    const OldConstants& old,
-    const BoundBlobs& bound) {
+void put_offsets(FlatBufferEditor& editor, const FlatBuffer& buffer, const OldConstants& old, const BoundBlobs& bound) {
   const uint64_t vtable = editor.put_vtable({8, 12, 4, 8});
   const uint64_t table = editor.start_table(vtable);
   editor.links.emplace_back(old.constant_slot, table);
@@ -183,11 +176,7 @@ void put_offsets(
 
 /// Append the list of segments again, because a reference from there cannot lead back, with one more that stands for
 /// the memory of the cache.
-void put_segments(
-    FlatBufferEditor& editor,
-    const FlatBuffer& buffer,
-    const OldConstants& old,
-    uint64_t segment_base) {
+void put_segments(FlatBufferEditor& editor, const FlatBuffer& buffer, const OldConstants& old, uint64_t segment_base) {
   const uint64_t vtable = editor.put_vtable({8, 24, 8, 16});
   const FlatVector& segments = old.segments;
   editor.align(4);
@@ -273,4 +262,4 @@ std::optional<BoundProgram> bind_tensors(
   return result;
 }
 
-} // namespace blobstore
+} // namespace blobstore::internal

@@ -11,7 +11,7 @@
 
 #include "format/flatbuffer.h"
 
-namespace blobstore {
+namespace blobstore::internal {
 
 /// Where ExecuTorch looks for the constants of a bound program, as a position in the file: no file is that long.
 constexpr uint64_t kBoundConstants = uint64_t{1} << 62;
@@ -52,4 +52,4 @@ std::optional<BoundProgram> bind_tensors(
     const BlobCache& cache,
     const std::string& path);
 
-} // namespace blobstore
+} // namespace blobstore::internal

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-namespace blobstore {
+namespace blobstore::internal {
 
 /// Appends objects to a flatbuffer and lets its references lead to them. References lead forward only, and everything
 /// that is appended lies behind what exists.
@@ -51,4 +51,4 @@ struct FlatBufferEditor {
   void link_here(uint64_t reference) { set(reference, static_cast<uint32_t>(end() - reference)); }
 };
 
-} // namespace blobstore
+} // namespace blobstore::internal

@@ -10,7 +10,7 @@
 
 #include "program/program_image.h"
 
-namespace blobstore {
+namespace blobstore::internal {
 
 /// A DataLoader of the bytes of an image, which it does not own.
 class ImageLoader final : public executorch::runtime::DataLoader {
@@ -18,9 +18,7 @@ class ImageLoader final : public executorch::runtime::DataLoader {
   explicit ImageLoader(const ProgramImage& image) : image_(image) {}
 
   executorch::runtime::Result<executorch::runtime::FreeableBuffer> load(
-      size_t offset,
-      size_t size,
-      const SegmentInfo& info) const override {
+      size_t offset, size_t size, const SegmentInfo& info) const override {
     if (info.segment_type == SegmentInfo::Type::Program) {
       if (offset > image_.flatbuffer_size() || size > image_.flatbuffer_size() - offset) {
         return executorch::runtime::Error::InvalidProgram;
@@ -37,7 +35,8 @@ class ImageLoader final : public executorch::runtime::DataLoader {
     return executorch::runtime::FreeableBuffer(image_.whole().data() + offset, size, nullptr);
   }
 
-  executorch::runtime::Error load_into(size_t offset, size_t size, const SegmentInfo& info, void* buffer) const override {
+  executorch::runtime::Error load_into(
+      size_t offset, size_t size, const SegmentInfo& info, void* buffer) const override {
     executorch::runtime::Result<executorch::runtime::FreeableBuffer> found = load(offset, size, info);
     if (!found.ok()) {
       return found.error();
@@ -54,4 +53,4 @@ class ImageLoader final : public executorch::runtime::DataLoader {
   const ProgramImage& image_;
 };
 
-} // namespace blobstore
+} // namespace blobstore::internal

@@ -11,7 +11,7 @@
 
 #include "program/values.h"
 
-namespace blobstore {
+namespace blobstore::internal {
 
 namespace et = executorch::runtime;
 using EtError = et::Error;
@@ -26,10 +26,7 @@ View view_of(const EtTensor& tensor) {
 } // namespace
 
 LoadedMethod::LoadedMethod(
-    std::shared_ptr<LoadedProgram> program,
-    size_t number,
-    Arenas arenas,
-    std::shared_ptr<std::mutex> state)
+    std::shared_ptr<LoadedProgram> program, size_t number, Arenas arenas, std::shared_ptr<std::mutex> state)
     : program_(std::move(program)),
       number_(number),
       name_(program_->methods()[number]),
@@ -81,10 +78,7 @@ void LoadedMethod::throw_load_error(EtError error, const CacheDataMap::Misses& m
         ErrorKind::Program, program_->path(), method + "calls operators without a kernel: " + missing_operators());
   }
   throw Error(
-      ErrorKind::Program,
-      program_->path(),
-      method + "cannot be loaded: " + describe(error),
-      static_cast<int>(error));
+      ErrorKind::Program, program_->path(), method + "cannot be loaded: " + describe(error), static_cast<int>(error));
 }
 
 std::string LoadedMethod::missing_operators() const {
@@ -130,8 +124,8 @@ void LoadedMethod::check(const std::vector<Argument>& arguments) const {
     throw Error(
         ErrorKind::Input,
         program_->path(),
-        "method '" + name_ + "' takes " + std::to_string(inputs_.size()) + (inputs_.size() == 1 ? " input, " : " inputs, ") +
-            std::to_string(arguments.size()) + " were given");
+        "method '" + name_ + "' takes " + std::to_string(inputs_.size()) +
+            (inputs_.size() == 1 ? " input, " : " inputs, ") + std::to_string(arguments.size()) + " were given");
   }
   for (size_t i = 0; i < arguments.size(); ++i) {
     if (arguments[i].kind != inputs_[i].kind) {
@@ -224,7 +218,9 @@ View LoadedMethod::output_memory(size_t index) {
   const std::lock_guard<std::mutex> turn(mutex_);
   if (index >= outputs_.size() || outputs_[index].kind != ValueKind::Tensor) {
     throw Error(
-        ErrorKind::Input, program_->path(), "method '" + name_ + "': output " + std::to_string(index) + " is not a tensor");
+        ErrorKind::Input,
+        program_->path(),
+        "method '" + name_ + "': output " + std::to_string(index) + " is not a tensor");
   }
   const EtTensor& tensor = method_->get_output(index).toTensor();
   if (!own(tensor)) {
@@ -304,4 +300,4 @@ std::vector<Value> LoadedMethod::execute(const std::vector<Argument>& arguments,
   return results;
 }
 
-} // namespace blobstore
+} // namespace blobstore::internal

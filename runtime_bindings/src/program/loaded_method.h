@@ -20,7 +20,7 @@
 #include "os/process_end.h"
 #include "program/loaded_program.h"
 
-namespace blobstore {
+namespace blobstore::internal {
 
 class LoadedMethod final : public Method, private ForkAware {
  public:
@@ -84,4 +84,4 @@ class LoadedMethod final : public Method, private ForkAware {
   std::shared_ptr<std::mutex> shared_state_; // held by calls of all methods that use the same memory; may be null
 };
 
-} // namespace blobstore
+} // namespace blobstore::internal

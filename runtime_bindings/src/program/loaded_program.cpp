@@ -11,7 +11,7 @@
 #include "program/loaded_method.h"
 #include "program/values.h"
 
-namespace blobstore {
+namespace blobstore::internal {
 
 namespace et = executorch::runtime;
 
@@ -25,10 +25,6 @@ std::shared_ptr<Mapping> make_arena(size_t size) {
 }
 
 } // namespace
-
-std::shared_ptr<Program> Program::load(const std::string& path, std::shared_ptr<BlobCache> cache) {
-  return std::make_shared<LoadedProgram>(path, std::move(cache));
-}
 
 LoadedProgram::LoadedProgram(const std::string& path, std::shared_ptr<BlobCache> cache)
     : cache_(std::move(cache)), image_(path), loader_(image_), map_(cache_) {
@@ -136,6 +132,14 @@ std::shared_ptr<Mapping> LoadedProgram::shared_arena(size_t index, size_t size) 
     shared_[index] = make_arena(size);
   }
   return shared_[index];
+}
+
+} // namespace blobstore::internal
+
+namespace blobstore {
+
+std::shared_ptr<Program> Program::load(const std::string& path, std::shared_ptr<BlobCache> cache) {
+  return std::make_shared<internal::LoadedProgram>(path, std::move(cache));
 }
 
 } // namespace blobstore

@@ -17,7 +17,7 @@
 #include "program/image_loader.h"
 #include "program/program_image.h"
 
-namespace blobstore {
+namespace blobstore::internal {
 
 /// The memory that a method's tensors are planned into.
 using Arenas = std::vector<std::shared_ptr<Mapping>>;
@@ -60,4 +60,4 @@ class LoadedProgram final : public Program, private ForkAware {
   std::shared_ptr<std::mutex> state_ = std::make_shared<std::mutex>(); // for calls of methods that use shared_
 };
 
-} // namespace blobstore
+} // namespace blobstore::internal

@@ -9,7 +9,7 @@
 #include "program/bound_program.h"
 #include "program/program_schema.h"
 
-namespace blobstore {
+namespace blobstore::internal {
 namespace {
 
 constexpr size_t kHeaderAt = 8;
@@ -187,10 +187,7 @@ const std::string* ProgramImage::name(const FlatBuffer& buffer, uint64_t table, 
 }
 
 void ProgramImage::read_value(
-    const FlatBuffer& buffer,
-    uint64_t value,
-    std::vector<Need>& needs,
-    std::unordered_set<const std::string*>& seen) {
+    const FlatBuffer& buffer, uint64_t value, std::vector<Need>& needs, std::unordered_set<const std::string*>& seen) {
   if (buffer.u8_field(value, kValueType) != kTensorType) {
     return;
   }
@@ -254,7 +251,8 @@ void ProgramImage::check(const BlobCache& cache) const {
       path(),
       "the program takes " + std::to_string(missing.size()) + " tensor" + (missing.size() == 1 ? "" : "s") +
           " from data files" +
-          (cache.size() == 0 ? ", but no data file was given: " : " that " + cache.name() + " does not have: ") + names);
+          (cache.size() == 0 ? ", but no data file was given: " : " that " + cache.name() + " does not have: ") +
+          names);
 }
 
 void ProgramImage::bind(const BlobCache& cache) {
@@ -273,4 +271,4 @@ void ProgramImage::bind(const BlobCache& cache) {
   }
 }
 
-} // namespace blobstore
+} // namespace blobstore::internal

@@ -17,7 +17,7 @@
 #include "os/file.h"
 #include "program/bound_program.h"
 
-namespace blobstore {
+namespace blobstore::internal {
 
 /// A tensor whose bytes are not in the program.
 struct Need {
@@ -75,10 +75,7 @@ class ProgramImage {
   std::vector<const std::string*> read_backends(const FlatBuffer& buffer, uint64_t plan);
   std::vector<Operator> read_operators(const FlatBuffer& buffer, uint64_t plan);
   void read_value(
-      const FlatBuffer& buffer,
-      uint64_t value,
-      std::vector<Need>& needs,
-      std::unordered_set<const std::string*>& seen);
+      const FlatBuffer& buffer, uint64_t value, std::vector<Need>& needs, std::unordered_set<const std::string*>& seen);
   const std::string* name(const FlatBuffer& buffer, uint64_t table, unsigned field);
   void check(const BlobCache& cache) const;
   const uint8_t* bytes() const { return reinterpret_cast<const uint8_t*>(program_.data()); }
@@ -104,4 +101,4 @@ class ProgramImage {
   size_t constants_size_ = 0;
 };
 
-} // namespace blobstore
+} // namespace blobstore::internal

@@ -3,7 +3,7 @@
 #include <cstring>
 #include <string>
 
-namespace blobstore {
+namespace blobstore::internal {
 
 std::optional<Layout> tensor_layout(const FlatBuffer& buffer, uint64_t tensor) {
   Layout layout;
@@ -11,8 +11,8 @@ std::optional<Layout> tensor_layout(const FlatBuffer& buffer, uint64_t tensor) {
   const FlatVector sizes = buffer.vector(tensor, kSizes, 4);
   const FlatVector order = buffer.vector(tensor, kDimOrder, 1);
   if (sizes.count > kMaxRank || sizes.count != order.count) {
-    throw FormatError("a tensor has " + std::to_string(sizes.count) + " sizes and a dim_order of " +
-                      std::to_string(order.count));
+    throw FormatError(
+        "a tensor has " + std::to_string(sizes.count) + " sizes and a dim_order of " + std::to_string(order.count));
   }
   for (uint32_t i = 0; i < sizes.count; ++i) {
     layout.sizes.push_back(static_cast<int32_t>(buffer.u32(sizes.start + 4ull * i)));
@@ -32,8 +32,9 @@ bool has_layout(const FlatBuffer& buffer, uint64_t tensor, const std::optional<L
   const FlatVector order = buffer.vector(tensor, kDimOrder, 1);
   return layout && static_cast<int8_t>(buffer.u8_field(tensor, kScalarType)) == layout->scalar_type &&
       sizes.count == layout->sizes.size() && order.count == layout->dim_order.size() &&
-      (sizes.count == 0 || (std::memcmp(buffer.data() + sizes.start, layout->sizes.data(), 4ull * sizes.count) == 0 &&
-                            std::memcmp(buffer.data() + order.start, layout->dim_order.data(), order.count) == 0));
+      (sizes.count == 0 ||
+       (std::memcmp(buffer.data() + sizes.start, layout->sizes.data(), 4ull * sizes.count) == 0 &&
+        std::memcmp(buffer.data() + order.start, layout->dim_order.data(), order.count) == 0));
 }
 
-} // namespace blobstore
+} // namespace blobstore::internal

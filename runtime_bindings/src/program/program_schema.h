@@ -8,7 +8,7 @@
 
 #include "format/flatbuffer.h"
 
-namespace blobstore {
+namespace blobstore::internal {
 
 constexpr size_t kProgramSizeAt = 16; // in the extended header, behind the file identifier
 
@@ -42,4 +42,4 @@ std::optional<Layout> tensor_layout(const FlatBuffer& buffer, uint64_t tensor);
 /// Whether a Tensor has a layout; does not build a Layout of it, because there may be many tensors.
 bool has_layout(const FlatBuffer& buffer, uint64_t tensor, const std::optional<Layout>& layout);
 
-} // namespace blobstore
+} // namespace blobstore::internal

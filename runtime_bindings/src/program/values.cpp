@@ -7,7 +7,7 @@
 
 #include "os/file.h"
 
-namespace blobstore {
+namespace blobstore::internal {
 
 namespace et = executorch::runtime;
 using EtError = et::Error;
@@ -93,7 +93,8 @@ Value copy_of(const et::EValue& value) {
     const EtTensor& tensor = value.toTensor();
     out.layout = layout_of(tensor);
     out.nbytes = tensor.nbytes();
-    out.data = {static_cast<uint8_t*>(std::aligned_alloc(64, align_up(std::max<size_t>(out.nbytes, 1), 64))), &std::free};
+    out.data = {
+        static_cast<uint8_t*>(std::aligned_alloc(64, align_up(std::max<size_t>(out.nbytes, 1), 64))), &std::free};
     if (out.data == nullptr) {
       throw std::bad_alloc();
     }
@@ -113,4 +114,4 @@ Value copy_of(const et::EValue& value) {
   return out;
 }
 
-} // namespace blobstore
+} // namespace blobstore::internal

@@ -8,7 +8,7 @@
 
 #include <blobstore/program.h>
 
-namespace blobstore {
+namespace blobstore::internal {
 
 ValueKind kind_of(executorch::runtime::Tag tag);
 /// For messages.
@@ -22,4 +22,4 @@ Layout layout_of(const executorch::aten::Tensor& tensor);
 /// A copy of a value, in memory of its own. @throws std::bad_alloc.
 Value copy_of(const executorch::runtime::EValue& value);
 
-} // namespace blobstore
+} // namespace blobstore::internal

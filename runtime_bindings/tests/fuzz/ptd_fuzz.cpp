@@ -57,10 +57,10 @@ Word word(const uint8_t* at) {
 
 /// Correct the digests of the head and of the manifest, if they can be found.
 void reseal(uint8_t* data, size_t size) {
-  const size_t tail = size < 96                                        ? 0
-      : std::memcmp(data + size - 8, "BLOBEND1", 8) == 0               ? 24
-      : std::memcmp(data + size - 8, "BLOBMAN1", 8) == 0               ? 32
-                                                                       : 0;
+  const size_t tail = size < 96                          ? 0
+      : std::memcmp(data + size - 8, "BLOBEND1", 8) == 0 ? 24
+      : std::memcmp(data + size - 8, "BLOBMAN1", 8) == 0 ? 32
+                                                         : 0;
   if (tail == 0) {
     return;
   }
@@ -85,14 +85,14 @@ void reseal(uint8_t* data, size_t size) {
   }
   const uint64_t head = word<uint16_t>(data + table + 6);
   if (head != 0 && root + head + 16 <= end && base <= size) {
-    const blobstore::Digest sum = blobstore::digest(data, base);
+    const blobstore::internal::Digest sum = blobstore::internal::digest(data, base);
     std::memcpy(data + root + head, sum.data(), sum.size());
   }
   if (tail == 32) {
     const uint64_t length = end - start;
     std::memcpy(data + size - 16, &length, sizeof length);
   }
-  const blobstore::Digest sum = blobstore::digest(data + start, end - start);
+  const blobstore::internal::Digest sum = blobstore::internal::digest(data + start, end - start);
   std::memcpy(data + end, sum.data(), sum.size());
 }
 

@@ -24,7 +24,7 @@ extern "C" int LLVMFuzzerInitialize(int*, char***) {
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const InputFile file(data, size);
   try {
-    blobstore::ProgramImage image(file.path());
+    blobstore::internal::ProgramImage image(file.path());
     for (size_t method = 0; method < image.methods().size(); ++method) {
       image.backends(method);
       image.operators(method);

@@ -78,9 +78,13 @@ int main(int argc, char** argv) {
   for (int i = 0; i < output.numel(); ++i) {
     std::printf("%.9g\n", output.const_data_ptr<float>()[i]);
   }
-  check(et::set_option("XnnpackBackend", [&] {
-    options[0] = {"save_weight_cache_on_disk", true};
-    return et::Span<et::BackendOption>(options, 1);
-  }()), "saving");
+  check(
+      et::set_option(
+          "XnnpackBackend",
+          [&] {
+            options[0] = {"save_weight_cache_on_disk", true};
+            return et::Span<et::BackendOption>(options, 1);
+          }()),
+      "saving");
   return 0;
 }

@@ -49,7 +49,8 @@ int probe_key(const void* map, uint32_t index, const char** key) {
 }
 
 /// @param sizes and @param order have room for 64 dimensions.
-int probe_layout(const void* map, const char* key, size_t length, int* type, size_t* rank, int32_t* sizes, uint8_t* order) {
+int probe_layout(
+    const void* map, const char* key, size_t length, int* type, size_t* rank, int32_t* sizes, uint8_t* order) {
   const auto found = map_of(map).get_tensor_layout(std::string_view(key, length));
   if (found.ok()) {
     *type = static_cast<int>(found->scalar_type());
