@@ -25,8 +25,7 @@ from blobstore.memory.digest import Digest, digest
 from blobstore.memory.layout import ScalarType, TensorLayout
 from blobstore.memory.mapped_file import Paths, as_path, as_paths, check_length, map_file
 from blobstore.memory.tensors import as_bytes, check_by_name, in_dim_order, to_numpy, to_torch
-from blobstore.runtime.loaded import LoadedPrograms
-from blobstore.runtime.native import (
+from blobstore.native import (
     NativeLayout,
     is_utf8,
     layout_of,
@@ -34,6 +33,7 @@ from blobstore.runtime.native import (
     native_layout,
     native_path,
 )
+from blobstore.runtime.loaded import LoadedPrograms
 from blobstore.store import BlobStore
 
 if TYPE_CHECKING:

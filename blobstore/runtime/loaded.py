@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from blobstore.errors import InvalidFileError
 from blobstore.formats.pte.program import ProgramFile, read_program
 from blobstore.logical.reach import LoadedProgram
-from blobstore.runtime.native import native
+from blobstore.native import native
 
 if TYPE_CHECKING:
     from blobstore.runtime.cache import BlobCache

@@ -12,9 +12,9 @@ from blobstore import errors
 from blobstore.logical.reach import LoadedProgram
 from blobstore.memory.layout import TensorLayout
 from blobstore.memory.mapped_file import Paths, as_path, as_paths
+from blobstore.native import NativeLayout, as_count, is_utf8, layout_of, native, native_path
 from blobstore.runtime.cache import BlobCache, check_cache
 from blobstore.runtime.loaded import register
-from blobstore.runtime.native import NativeLayout, as_count, is_utf8, layout_of, native, native_path
 
 if TYPE_CHECKING:
     import torch

@@ -23,6 +23,13 @@ const char* name_of(ErrorKind kind) {
       "input",
       "missing_backend",
       "execution",
+      "unsupported_data",
+      "update",
+      "adapter",
+      "output_path",
+      "data_changed",
+      "training",
+      "not_finite_loss",
   };
   return kNames[static_cast<int>(kind)];
 }

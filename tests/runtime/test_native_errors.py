@@ -2,7 +2,7 @@
 
 import re
 
-from blobstore import errors, runtime
+from blobstore import errors, native
 from tests.native_build import LIBRARY
 
 HEADER = LIBRARY / "include" / "blobstore" / "error.h"
@@ -27,9 +27,8 @@ def test_the_native_module_names_each_kind_as_the_header_does():
 
 
 def test_each_kind_of_the_header_is_one_class_in_python():
-    make_error = getattr(runtime, "native", runtime)._make_error
     assert len(kinds()) > 10
     for kind in kinds():
-        error = make_error(in_python(kind), b"/some/file", b"a reason", 5)
+        error = native._make_error(in_python(kind), b"/some/file", b"a reason", 5)
         assert type(error) is getattr(errors, f"{RENAMED.get(kind, kind)}Error")
         assert "/some/file" in str(error) and "a reason" in str(error)

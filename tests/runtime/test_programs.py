@@ -448,7 +448,7 @@ cache.update({{"shift": np.zeros(16, np.float32)}})
 
 def test_native_errors_have_a_class_each():
     """Paths and reasons may have bytes that are not UTF-8."""
-    from blobstore.runtime.native import _ERRORS, _make_error
+    from blobstore.native import _ERRORS, _make_error
 
     for kind in ("invalid_file", "integrity", "file_access", *_ERRORS):
         error = _make_error(kind, b"file\xff", b"why \xff", 2)

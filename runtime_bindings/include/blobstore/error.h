@@ -22,6 +22,13 @@ enum class ErrorKind {
   Input, // the inputs have a wrong number, shape or type
   MissingBackend,
   Execution, // a method failed while it ran
+  UnsupportedData, // this tensor, dtype or value is none that the function takes
+  Update, // an update by name that is refused, incomplete or not finite
+  Adapter, // an adapter of another foundation, incomplete, or in conflict
+  OutputPath, // an output would replace an input or a protected file
+  DataChanged, // memory or a file changed while it was used
+  Training, // a training step is not possible
+  NotFiniteLoss, // ... because the loss is infinite or NaN
 };
 
 /// An error that names the file or key, what was expected and what was found.

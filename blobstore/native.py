@@ -65,6 +65,13 @@ _ERRORS: dict[str, type[errors.BlobStoreError]] = {
     "input": errors.InputError,
     "missing_backend": errors.MissingBackendError,
     "execution": errors.ExecutionError,
+    "unsupported_data": errors.UnsupportedDataError,
+    "update": errors.UpdateError,
+    "adapter": errors.AdapterError,
+    "output_path": errors.OutputPathError,
+    "data_changed": errors.DataChangedError,
+    "training": errors.TrainingError,
+    "not_finite_loss": errors.NotFiniteLossError,
 }
 
 

@@ -1,0 +1,85 @@
+// The tensors of a model by the names that its author knows, and the blobs that are made of them.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <executorch/extension/tensor/tensor_ptr.h>
+
+#include <blobstore/cache.h>
+
+namespace blobstore {
+
+/// Tensors by name, as ExecuTorch's own `load_state_dict` returns them.
+using StateDict = std::map<std::string, executorch::extension::TensorPtr>;
+
+/// Read the tensors of a .ptd (with the names of its records, where it has some) or a .safetensors file, which its first
+/// bytes tell apart. The tensors are views of the mapped file and keep it mapped. Digests are compared if the file has
+/// any.
+///
+/// @throws Error FileAccess, InvalidFile, Integrity.
+StateDict load_state_dict(const std::string& path);
+
+/// A tensor of a model, as updates take it.
+struct LogicalTensor {
+  std::string name; // fully qualified
+  int8_t scalar_type = 0; // that an update must have
+  std::vector<int64_t> sizes; // that an update must have
+  std::vector<std::string> aliases; // other names of the same tensor
+  std::vector<std::string> keys; // of the blobs that are made of it
+  std::vector<std::string> needs; // tensors that must be updated together with it: a blob is made of all of them
+  std::string refusal; // why it cannot be changed; empty if it can
+  bool auxiliary = false; // whether a state dict may lack it: scales, non-persistent buffers, and state
+};
+
+/// The tensors that the records in the files of a cache describe. Holds the cache.
+///
+/// Making one reads all records once; keep it for as long as you update by name. Threads: any thread may call any
+/// function at any time. Updates block as `BlobCache::update` does.
+class LogicalTensors {
+ public:
+  /// @throws Error InvalidFile: records are damaged. KeyConflict: two records of one blob contradict each other. Closed.
+  explicit LogicalTensors(std::shared_ptr<BlobCache> cache);
+  ~LogicalTensors();
+  LogicalTensors(const LogicalTensors&) = delete;
+  LogicalTensors& operator=(const LogicalTensors&) = delete;
+
+  const std::shared_ptr<BlobCache>& cache() const;
+
+  /// The names of the tensors, without aliases.
+  std::vector<std::string> names() const;
+  /// Whether there is a tensor with this name or alias.
+  bool contains(std::string_view name) const;
+  /// @throws Error KeyNotFound; the message names similar ones.
+  LogicalTensor at(std::string_view name) const;
+
+  /// A copy of the current value of a tensor, from one generation, in its own shape and in the dtype that it is stored
+  /// in. @throws Error KeyNotFound; Update: its blob does not contain it, because it was quantized, packed or combined.
+  executorch::extension::TensorPtr value(std::string_view name) const;
+
+  /// Change tensors of the model by name, or blobs by key, in one commit: all or none. Each is given in the model's own
+  /// shape and dtype; a quantized one also as the integers that are stored. The data is read during the call.
+  ///
+  /// @param finite refuse infinities and NaN.
+  /// @returns the new generation.
+  /// @throws Error KeyNotFound, Layout (another shape or dtype), Update (it cannot be changed, or not without others, or
+  ///   is not finite), or what `BlobCache::update` throws. After an error nothing was changed.
+  uint64_t update(const StateDict& tensors, bool finite = false) const;
+  /// Change everything in a model's state dict that the programs on the cache use, in one commit. Other entries and the
+  /// programs' own state are ignored.
+  ///
+  /// @param strict refuse if a tensor of the programs is missing or cannot be changed, or if a loaded program has
+  ///   weights that no update reaches.
+  /// @throws as `update`. Update: also if nothing in `tensors` can be updated.
+  uint64_t update_state_dict(const StateDict& tensors, bool strict = true, bool finite = false) const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+} // namespace blobstore
