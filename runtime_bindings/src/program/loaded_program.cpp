@@ -48,14 +48,6 @@ std::vector<std::string> LoadedProgram::needs(const std::string& method) const {
   return keys;
 }
 
-std::vector<ValueInfo> LoadedProgram::inputs(const std::string& method) const {
-  return input_infos(meta(method));
-}
-
-std::vector<ValueInfo> LoadedProgram::outputs(const std::string& method) const {
-  return output_infos(meta(method));
-}
-
 std::vector<std::string> LoadedProgram::backends(const std::string& method) const {
   std::vector<std::string> ids;
   for (const std::string* id : image_.backends(number(method))) {
@@ -68,7 +60,7 @@ std::shared_ptr<Method> LoadedProgram::load_method(const std::string& name) {
   cache_->check_open();
   const size_t at = number(name);
   check_backends(at);
-  const et::MethodMeta about = meta(name);
+  const et::MethodMeta about = method_meta(name);
   Arenas arenas;
   std::shared_ptr<std::mutex> state;
   const BlobCache::Reading reading(*cache_); // before the mutex, as in LoadedMethod::execute
@@ -98,7 +90,7 @@ void LoadedProgram::check_backends(size_t method) const {
   }
 }
 
-et::MethodMeta LoadedProgram::meta(const std::string& method) const {
+et::MethodMeta LoadedProgram::method_meta(const std::string& method) const {
   number(method);
   et::Result<et::MethodMeta> about = program_->method_meta(method.c_str());
   if (!about.ok()) {
@@ -122,7 +114,7 @@ size_t LoadedProgram::number(const std::string& method) const {
 /// Memory for planned buffer `index` of all methods, as large as the largest of them needs.
 std::shared_ptr<Mapping> LoadedProgram::shared_arena(size_t index, size_t size) {
   for (const std::string& method : methods()) {
-    const et::MethodMeta about = meta(method);
+    const et::MethodMeta about = method_meta(method);
     if (index < about.num_memory_planned_buffers()) {
       size = std::max(size, static_cast<size_t>(about.memory_planned_buffer_size(index).get()));
     }

@@ -10,6 +10,7 @@
 
 #include <executorch/runtime/executor/program.h>
 
+#include <blobstore/data_map.h>
 #include <blobstore/program.h>
 
 #include "os/file.h"
@@ -34,12 +35,10 @@ class LoadedProgram final : public Program, private ForkAware {
   const std::shared_ptr<BlobCache>& cache() const override { return cache_; }
   const std::vector<std::string>& methods() const override { return image_.methods(); }
   std::vector<std::string> needs(const std::string& method) const override;
-  std::vector<ValueInfo> inputs(const std::string& method) const override;
-  std::vector<ValueInfo> outputs(const std::string& method) const override;
+  executorch::runtime::MethodMeta method_meta(const std::string& method) const override;
   std::vector<std::string> backends(const std::string& method) const override;
   std::shared_ptr<Method> load_method(const std::string& name) override;
 
-  executorch::runtime::MethodMeta meta(const std::string& method) const;
   const executorch::runtime::Program& program() const { return *program_; }
   const ProgramImage& image() const { return image_; }
   const CacheDataMap& map() const { return map_; }
