@@ -159,7 +159,15 @@ class Program:
 
     def load_method(self, name: str = "forward") -> Method:
         """Like `method`, but loads a new one each time, so that several threads can run it at once."""
-        return Method(self._native.load_method(self._checked(name)), self.path, self._loaded)
+        return self.wrap(self._native.load_method(self._checked(name)))
+
+    def load_training(self, name: str) -> Any:
+        """The native training program of a method; see blobstore.training."""
+        return native.TrainingProgram.load(self._native, self._checked(name))
+
+    def wrap(self, method: Any) -> Method:
+        """A native method of this program as a `Method`."""
+        return Method(method, self.path, self._loaded)
 
     def _checked(self, name: str) -> str:
         if not is_utf8(name):

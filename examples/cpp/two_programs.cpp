@@ -23,7 +23,8 @@ double run(blobstore::Method& method) {
     const auto sizes = meta.input_tensor_meta(i)->sizes();
     ones.push_back(executorch::extension::ones({sizes.begin(), sizes.end()}));
   }
-  const blobstore::Outputs outputs = method.execute({ones.begin(), ones.end()});
+  const std::vector<executorch::runtime::EValue> inputs(ones.begin(), ones.end());
+  const blobstore::Outputs outputs = method.execute(inputs);
   const auto& first = outputs[0].toTensor();
   const auto* numbers = first.const_data_ptr<float>();
   return std::accumulate(numbers, numbers + first.numel(), 0.0);

@@ -3,6 +3,7 @@
 
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 namespace blobstore {
 
@@ -44,6 +45,11 @@ class Error : public std::runtime_error {
         path_(std::move(path)),
         reason_(reason),
         number_(number) {}
+  ~Error() override;
+  Error(const Error&) = default;
+  Error(Error&&) = default;
+  Error& operator=(const Error&) = default;
+  Error& operator=(Error&&) = default;
 
   ErrorKind kind() const { return kind_; }
   const std::string& path() const { return path_; }
