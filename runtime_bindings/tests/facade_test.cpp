@@ -1,9 +1,10 @@
 // A device without exceptions: compiled with -fno-exceptions -fno-rtti, it opens, runs, updates, trains and publishes.
 //
-//   facade_test TRAIN.pte SERVE.pte WEIGHTS.ptd
+//   facade_test TRAIN.pte SERVE.pte WEIGHTS.ptd DELTA.ptd
 //
 // The programs are those of examples/xor.py. Prints the sum of what SERVE.pte computes before the update of
-// "hidden.weight" to zeros, after it, and after training and publishing.
+// "hidden.weight" to zeros, after it, after training and publishing,
+// and of a new cache with the delta that was saved.
 
 #include <cerrno>
 #include <cstdio>
@@ -61,7 +62,7 @@ void print_scores(blobstore::Method& method) {
 } // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 4) {
+  if (argc != 5) {
     return 64;
   }
   const auto missing = nothrow::open({"/nowhere/weights.ptd"});
@@ -99,5 +100,12 @@ int main(int argc, char** argv) {
   training->unlock();
   CHECK(need(nothrow::publish(*training, *tensors)) == cache->generation());
   print_scores(*method);
+
+  CHECK(nothrow::save(*cache, argv[3]).error().kind() == ErrorKind::OutputPath);
+  CHECK(need(nothrow::save(*cache, argv[4], /*dirty_only=*/true)) != 0);
+  const auto again = need(nothrow::open({argv[3]}));
+  const auto later = need(nothrow::load_method(*need(nothrow::load_program(argv[2], again)), "forward"));
+  CHECK(nothrow::load(*again, argv[4]).ok());
+  print_scores(*later);
   return 0;
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,9 @@ from torch import nn
 
 from blobstore.lowering.export import quiet
 from blobstore.training import TrainingProgram
-from examples import xor
 from tests import models, native_build
 from tests.native_build import LIBRARY
+from tests.training.test_examples import load
 
 
 def built(*targets: str) -> Path:
@@ -102,7 +103,14 @@ def test_a_read_only_array_is_never_written_to(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: Any) -> Path:
+def xor() -> Iterator[Any]:
+    """The module examples/xor.py."""
+    with pytest.MonkeyPatch.context() as patch:
+        yield load("xor", patch)
+
+
+@pytest.fixture(scope="module")
+def folder(xor: Any, tmp_path_factory: Any) -> Path:
     """The programs of examples/xor.py."""
     path: Path = tmp_path_factory.mktemp("xor")
     xor.export(path)
@@ -119,7 +127,7 @@ def folder(tmp_path_factory: Any) -> Path:
     ],
     ids=lambda options: "-".join(options),
 )
-def test_training(options: dict[str, Any], folder: Path) -> None:
+def test_training(options: dict[str, Any], xor: Any, folder: Path) -> None:
     """The native SGD steps as torch.optim.SGD does on the same gradients (N1)."""
     steps = 20
     training = TrainingProgram(folder / "train.pte", data=folder / "xor.ptd")
@@ -135,12 +143,12 @@ def test_training(options: dict[str, Any], folder: Path) -> None:
         np.testing.assert_allclose(found[name], tensor.flatten().numpy(), rtol=1e-4, atol=1e-6)
 
 
-def test_without_exceptions(folder: Path) -> None:
+def test_without_exceptions(xor: Any, folder: Path, tmp_path: Path) -> None:
     """An application that is compiled without exceptions gets errors with messages, runs, updates and trains (N3)."""
     test = built("facade_test") / "facade_test"
-    before, zeroed, published = (
+    before, zeroed, published, started_again = (
         torch.tensor([float(word) for word in line.split()]).reshape(4, 2)
-        for line in run(test, folder / "train.pte", folder / "serve.pte", folder / "xor.ptd")
+        for line in run(test, *(folder / name for name in ("train.pte", "serve.pte", "xor.ptd")), tmp_path / "delta.ptd")
     )
     torch.manual_seed(0)
     net = xor.Net()
@@ -156,3 +164,4 @@ def test_without_exceptions(folder: Path) -> None:
         trained(xor.INPUTS, xor.LABELS)[0].backward()
         optimizer.step()
     torch.testing.assert_close(published, xor.Net.forward(trained, xor.INPUTS), rtol=1e-4, atol=1e-5)
+    assert torch.equal(started_again, published)

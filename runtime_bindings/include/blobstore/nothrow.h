@@ -44,6 +44,8 @@ Result<uint64_t> update(BlobCache& cache, const std::vector<Change>& changes) no
 Result<uint64_t> load(BlobCache& cache, const std::string& path) noexcept;
 Result<uint64_t> revert(BlobCache& cache) noexcept;
 Result<uint64_t> revert(BlobCache& cache, const std::vector<std::string>& keys) noexcept;
+Result<uint64_t> save(const BlobCache& cache, const std::string& path, bool dirty_only = false) noexcept;
+Result<uint64_t> make_working_copy(const std::vector<std::string>& paths, const std::string& target) noexcept;
 Result<std::vector<std::string>> dirty(const BlobCache& cache) noexcept;
 Result<CacheStats> stats(const BlobCache& cache) noexcept;
 Result<bool> verify(const BlobCache& cache) noexcept;

@@ -31,6 +31,14 @@ Result<uint64_t> revert(BlobCache& cache, const std::vector<std::string>& keys) 
   return attempt([&] { return cache.revert(keys); });
 }
 
+Result<uint64_t> save(const BlobCache& cache, const std::string& path, bool dirty_only) noexcept {
+  return attempt([&] { return cache.save(path, dirty_only); });
+}
+
+Result<uint64_t> make_working_copy(const std::vector<std::string>& paths, const std::string& target) noexcept {
+  return attempt([&] { return blobstore::make_working_copy(paths, target); });
+}
+
 Result<std::vector<std::string>> dirty(const BlobCache& cache) noexcept {
   return attempt([&] { return cache.dirty(); });
 }
