@@ -27,6 +27,11 @@
 
 namespace blobstore {
 
+namespace internal {
+struct AdapterAccess;
+class Merge;
+}
+
 /// The fingerprint of a foundation, 32 hexadecimal digits. A file that is rewritten with the same keys, layouts and
 /// contents keeps its fingerprint. Blobs are read only if a file does not record their digests. Does not block.
 ///
@@ -87,10 +92,10 @@ class Adapter {
   std::vector<Error> problems() const;
 
  private:
-  friend struct AdapterAccess;
+  friend struct internal::AdapterAccess;
   struct Impl;
-  explicit Adapter(std::unique_ptr<Impl> impl);
-  std::unique_ptr<Impl> impl_;
+  explicit Adapter(std::shared_ptr<const Impl> impl);
+  std::shared_ptr<const Impl> impl_;
 };
 
 /// How an adapter is loaded.
@@ -163,7 +168,6 @@ class MergedAdapter {
   const std::vector<std::string>& weights() const;
   /// The generation of the commit that changed them.
   uint64_t generation() const;
-  bool undone() const;
 
   /// Restore the exact bytes that the weights had before, in one commit. Adapters that were merged into the same weights
   /// must be undone in reverse order, those in different weights in any order. Blocks as `merge_adapter` does.
@@ -174,7 +178,7 @@ class MergedAdapter {
   uint64_t undo();
 
  private:
-  friend struct MergedAdapterAccess;
+  friend class internal::Merge;
   struct Impl;
   explicit MergedAdapter(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;

@@ -1,0 +1,329 @@
+// Merging adapters into the weights of a cache, and taking them out again.
+
+#include <blobstore/adapters.h>
+
+#include <algorithm>
+#include <optional>
+#include <set>
+
+#include <blobstore/reading.h>
+
+#include "adapters/adapter_file.h"
+#include "adapters/lora_names.h"
+#include "adapters/on_cache.h"
+#include "adapters/product.h"
+#include "logical/numbers.h"
+#include "logical/updates.h"
+
+namespace blobstore {
+
+using namespace internal;
+
+struct MergedAdapter::Impl {
+  std::shared_ptr<BlobCache> cache;
+  std::shared_ptr<AdaptersOfCache> state;
+  std::vector<std::string> weights;
+  uint64_t generation = 0;
+  std::map<std::string, Digest> after; // of the blobs that changed
+  std::optional<std::vector<std::pair<std::string, std::vector<uint8_t>>>> before; // empty if reverting restores them
+  bool undone = false; // this and `before` change in the state's turn
+};
+
+namespace internal {
+
+/// One merge, step by step.
+class Merge {
+ public:
+  Merge(const LogicalTensors& tensors, std::string origin, const NamedViews& adapter, const MergeOptions& options)
+      : tensors_(tensors), cache_(tensors.cache()), origin_(std::move(origin)), adapter_(adapter), options_(options) {}
+
+  std::unique_ptr<MergedAdapter> run(double recorded_scale) {
+    const double factor = check_scale(options_.alpha, "alpha") *
+        check_scale(options_.scale ? *options_.scale : recorded_scale, "scale");
+    const std::vector<LoraPair> pairs = checked_pairs();
+    auto merged = std::make_unique<MergedAdapter::Impl>();
+    merged->cache = cache_;
+    merged->state = AdaptersOfCache::of(cache_);
+    const auto turn = merged->state->take_turn(*cache_);
+    return with_origin(origin_, [&] {
+      read(pairs, *merged);
+      NamedViews values;
+      for (size_t i = 0; i < pairs.size(); ++i) {
+        add(pairs[i], factor, weights_[i]);
+        values.emplace_back(weights_[i].name, cast(weights_[i].total, weights_[i].stored_type));
+      }
+      check_reach(tensors_, values);
+      merged->generation = update(tensors_, values, /*finite=*/true);
+      merged->after = digests_of(*cache_, keys_);
+      return std::unique_ptr<MergedAdapter>(new MergedAdapter(std::move(merged)));
+    });
+  }
+
+ private:
+  struct Weight {
+    std::string name;
+    int8_t stored_type = 0;
+    TensorView total; // in float32 or float64
+  };
+
+  /// The pairs among the tensors, which must all belong to one.
+  std::vector<LoraPair> checked_pairs() const {
+    std::vector<NameAndSizes> shapes;
+    std::set<std::string> others;
+    for (const auto& [name, value] : adapter_) {
+      shapes.emplace_back(name, value.sizes);
+      others.insert(name);
+    }
+    const FoundPairs found = find_pairs(shapes, origin_);
+    raise_first(found.problems);
+    for (const LoraPair& pair : found.pairs) {
+      others.erase(pair.a);
+      others.erase(pair.b);
+    }
+    if (!others.empty()) {
+      throw Error(
+          ErrorKind::Adapter,
+          origin_,
+          quoted_names({others.begin(), others.end()}) +
+              " belong to no pair, so there is no weight to merge them into");
+    }
+    if (found.pairs.empty()) {
+      throw no_adapter(origin_);
+    }
+    return found.pairs;
+  }
+
+  /// Copy the weights, and the bytes that undoing needs, all of one generation.
+  void read(const std::vector<LoraPair>& pairs, MergedAdapter::Impl& merged) {
+    const BlobCache::Reading reading(*cache_);
+    for (const LoraPair& pair : pairs) {
+      std::string name = find_weight(pair);
+      if (std::find(merged.weights.begin(), merged.weights.end(), name) != merged.weights.end()) {
+        throw Error(ErrorKind::Adapter, "two modules have the weight '" + name + "'");
+      }
+      const TensorView start = start_of(name);
+      check_shape(pair, name, start);
+      const int8_t stored = tensors_.contains(name) ? tensors_.at(name).scalar_type : start.scalar_type;
+      weights_.push_back({name, stored, widened(start, start.scalar_type == kDouble ? kDouble : kFloat)});
+      add_keys(name);
+      merged.weights.push_back(std::move(name));
+    }
+    merged.before = before();
+  }
+
+  /// The name of the weight that a pair adapts.
+  std::string find_weight(const LoraPair& pair) const {
+    const auto given = options_.names.find(pair.module);
+    const std::vector<std::string> candidates =
+        given != options_.names.end() ? std::vector<std::string>{given->second} : weight_names(pair.module);
+    for (const std::string& name : candidates) {
+      if (tensors_.contains(name)) {
+        return tensors_.at(name).name; // tied weights are one weight, under any of their names
+      }
+      if (cache_->find(name) != nullptr) {
+        return name;
+      }
+    }
+    throw Error(
+        ErrorKind::KeyNotFound,
+        "module '" + pair.module + "' has no weight in " + cache_->name() + ": " + quoted_names(candidates));
+  }
+
+  /// The weight that the adapter is added to: one of the caller's, or a view of the cache's memory.
+  TensorView start_of(const std::string& name) const {
+    std::vector<std::string> names{name};
+    if (tensors_.contains(name)) {
+      const LogicalTensor tensor = tensors_.at(name);
+      names.insert(names.end(), tensor.aliases.begin(), tensor.aliases.end());
+    }
+    for (const std::string& one : names) {
+      if (const auto given = options_.weights.find(one); given != options_.weights.end()) {
+        return view_of(*given->second);
+      }
+    }
+    std::string reason;
+    try {
+      TensorView value = value_of(index_of(tensors_), name);
+      if (is_float(value.scalar_type)) {
+        return value;
+      }
+      reason = std::string("it is stored as ") + type_name(value.scalar_type);
+    } catch (const Error& error) {
+      if (error.kind() != ErrorKind::Update) {
+        throw;
+      }
+      reason = error.what();
+    }
+    throw Error(
+        ErrorKind::Update,
+        "an adapter cannot be merged into '" + name + "' as it is: " + reason + "; give its float tensor by weights=");
+  }
+
+  void check_shape(const LoraPair& pair, const std::string& name, const TensorView& weight) const {
+    const std::vector<int64_t> product{pair.out_features, pair.in_features};
+    if (weight.sizes != product) {
+      throw Error(
+          ErrorKind::Layout,
+          origin_,
+          "'" + name + "' is " + to_string(weight.sizes) + ", but '" + pair.b + "' and '" + pair.a + "' make " +
+              to_string(product));
+    }
+  }
+
+  /// Note the blobs that an update of a name changes.
+  void add_keys(const std::string& name) {
+    std::vector<std::string> keys{name};
+    if (tensors_.contains(name)) {
+      const LogicalTensor tensor = tensors_.at(name);
+      keys.insert(keys.end(), tensor.aliases.begin(), tensor.aliases.end());
+      keys.insert(keys.end(), tensor.keys.begin(), tensor.keys.end());
+    }
+    for (std::string& key : keys) {
+      if (cache_->find(key) != nullptr && std::find(keys_.begin(), keys_.end(), key) == keys_.end()) {
+        keys_.push_back(std::move(key));
+      }
+    }
+  }
+
+  /// Copies of the blobs; empty if none of them is dirty, so that reverting restores them.
+  std::optional<std::vector<std::pair<std::string, std::vector<uint8_t>>>> before() const {
+    const std::vector<std::string> dirty = cache_->dirty();
+    const std::set<std::string> known(dirty.begin(), dirty.end());
+    if (cache_->mode() != BlobCache::Mode::Shared &&
+        std::none_of(keys_.begin(), keys_.end(), [&](const std::string& key) { return known.count(key) != 0; })) {
+      return std::nullopt;
+    }
+    std::vector<std::pair<std::string, std::vector<uint8_t>>> copies;
+    for (const std::string& key : keys_) {
+      const Blob& blob = cache_->at(key);
+      copies.emplace_back(key, std::vector<uint8_t>(blob.data, blob.data + blob.size));
+    }
+    return copies;
+  }
+
+  /// Add the product of a pair to a weight, not yet rounded to the weight's dtype.
+  void add(const LoraPair& pair, double factor, Weight& weight) const {
+    const auto rows = static_cast<size_t>(pair.out_features);
+    const auto rank = static_cast<size_t>(pair.rank);
+    const auto columns = static_cast<size_t>(pair.in_features);
+    const int8_t wide = weight.total.scalar_type;
+    const TensorView b = widened(tensor(pair.b), wide);
+    const TensorView a = widened(tensor(pair.a), wide);
+    uint8_t* total = writable(weight.total);
+    if (wide == kDouble) {
+      add_product(
+          reinterpret_cast<double*>(total),
+          factor,
+          reinterpret_cast<const double*>(b.data),
+          reinterpret_cast<const double*>(a.data),
+          rows,
+          rank,
+          columns);
+    } else {
+      add_product(
+          reinterpret_cast<float*>(total),
+          static_cast<float>(factor),
+          reinterpret_cast<const float*>(b.data),
+          reinterpret_cast<const float*>(a.data),
+          rows,
+          rank,
+          columns);
+    }
+  }
+
+  const TensorView& tensor(const std::string& name) const {
+    const auto found =
+        std::find_if(adapter_.begin(), adapter_.end(), [&](const auto& one) { return one.first == name; });
+    return found->second;
+  }
+
+  const LogicalTensors& tensors_;
+  const std::shared_ptr<BlobCache>& cache_;
+  const std::string origin_;
+  const NamedViews& adapter_;
+  const MergeOptions& options_;
+  std::vector<Weight> weights_; // one for each pair
+  std::vector<std::string> keys_; // of the blobs that are made of them
+};
+
+} // namespace internal
+
+MergedAdapter::MergedAdapter(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+MergedAdapter::~MergedAdapter() = default;
+
+const std::shared_ptr<BlobCache>& MergedAdapter::cache() const {
+  return impl_->cache;
+}
+
+const std::vector<std::string>& MergedAdapter::weights() const {
+  return impl_->weights;
+}
+
+uint64_t MergedAdapter::generation() const {
+  return impl_->generation;
+}
+
+uint64_t MergedAdapter::undo() {
+  BlobCache& cache = *impl_->cache;
+  const auto turn = impl_->state->take_turn(cache);
+  if (impl_->undone) {
+    throw Error(
+        ErrorKind::Adapter,
+        cache.name(),
+        "the adapter was already taken out of " + quoted_names(impl_->weights));
+  }
+  if (const auto changed = changed_since(cache, impl_->after); !changed.empty()) {
+    throw Error(
+        ErrorKind::Adapter,
+        cache.name(),
+        quoted_names(changed) + " changed after the adapter was merged in generation " +
+            std::to_string(impl_->generation) + "; undo first what was merged later, or revert");
+  }
+  uint64_t generation = 0;
+  if (impl_->before) {
+    std::vector<Change> changes;
+    for (const auto& [key, bytes] : *impl_->before) {
+      changes.push_back({key, bytes.data(), bytes.size()});
+    }
+    generation = cache.update(changes);
+  } else {
+    std::vector<std::string> keys;
+    for (const auto& [key, found] : impl_->after) {
+      keys.push_back(key);
+    }
+    generation = cache.revert(keys);
+  }
+  impl_->undone = true;
+  impl_->before.reset();
+  return generation;
+}
+
+std::unique_ptr<MergedAdapter> merge_adapter(
+    const LogicalTensors& tensors, const std::string& path, const MergeOptions& options) {
+  const std::shared_ptr<BlobCache>& cache = tensors.cache();
+  cache->check_open();
+  const std::shared_ptr<const Adapter> adapter = Adapter::read(path);
+  {
+    const auto state = AdaptersOfCache::of(cache);
+    const auto turn = state->take_turn(*cache);
+    check_foundation(*cache, *state->known(tensors), *adapter);
+  }
+  raise_first(adapter->problems());
+  NamedViews values;
+  for (const NamedTensor& tensor : adapter->tensors()) {
+    values.emplace_back(tensor.name, AdapterAccess::value(*adapter, tensor.name));
+  }
+  return Merge(tensors, path, values, options).run(adapter->scale().value_or(1));
+}
+
+std::unique_ptr<MergedAdapter> merge_adapter(
+    const LogicalTensors& tensors, const StateDict& adapter, const MergeOptions& options) {
+  tensors.cache()->check_open();
+  NamedViews values;
+  for (const auto& [name, tensor] : adapter) {
+    values.emplace_back(name, view_of(*tensor));
+  }
+  return Merge(tensors, "the adapter", values, options).run(1);
+}
+
+} // namespace blobstore
