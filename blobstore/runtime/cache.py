@@ -13,11 +13,9 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 
 from blobstore import errors
-from blobstore.disk.kinds import Format
-from blobstore.disk.staging import Staging, refuse_inputs
+from blobstore.disk.recovery import recover
 from blobstore.formats.data_map import NamedDataMap
-from blobstore.formats.ptd.reader import PtdDataMap, open_ptd
-from blobstore.formats.ptd.writer import Entry, write_ptd
+from blobstore.formats.ptd.reader import PtdDataMap
 from blobstore.logical import steps
 from blobstore.logical.reach import out_of_reach
 from blobstore.logical.updates import LogicalTensors
@@ -34,7 +32,6 @@ from blobstore.native import (
     native_path,
 )
 from blobstore.runtime.loaded import LoadedPrograms
-from blobstore.store import BlobStore
 
 if TYPE_CHECKING:
     import torch
@@ -441,15 +438,8 @@ class BlobCache(NamedDataMap):
             FileAccessError: writing failed, or a file that the cache maps was truncated. An existing file is unchanged.
         """
         self._check_open()
-        path = as_path(path)
-        refuse_inputs([path], self.sources)
-        store = BlobStore()
-        self._native.check_files()
-        with self.reading():
-            wanted = self.dirty if dirty_only else [key for key in self._keys if self._native.owns(key)]
-            for key in wanted:
-                store.add(key, self.get_data(key), alignment=self.alignment(key), layout=self.layout(key))
-            return store.write_ptd(path)
+        _finish_groups(as_path(path))
+        return int(native.save(self._native, native_path(path), dirty_only))
 
     def _commit(self, changes: list[_Change]) -> int:
         return int(self._native.update(changes))
@@ -594,13 +584,10 @@ def make_working_copy(paths: Paths, target: str | os.PathLike[str]) -> int:
         OutputPathError: the target is one of the files, or exists and is not a `.ptd`.
     """
     files, target = as_paths(paths), as_path(target)
-    refuse_inputs([target], files)
-    store = BlobStore()
-    for path in files:
-        store.merge(open_ptd(path))
-    entries = [
-        Entry(entry.key, entry.data, entry.digest, number, entry.alignment, entry.layout)
-        for number, entry in enumerate(store.entries())
-    ]
-    with Staging() as staging, staging.open(target, kind=Format.PTD) as file:
-        return write_ptd(file, entries, {})
+    _finish_groups(target)
+    return int(native.make_working_copy([native_path(path) for path in files], native_path(target)))
+
+
+def _finish_groups(target: Path) -> None:
+    """Finish what a killed writer of several files left where `target` leads; the native module removes the rest."""
+    recover(Path(os.path.realpath(target)).parent)

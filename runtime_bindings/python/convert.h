@@ -60,6 +60,7 @@ void translate(const std::exception_ptr& pointer, void*);
 // The parts of the module.
 void add_cache(nb::module_& module);
 void add_delegates(nb::module_& module);
+void add_files(nb::module_& module);
 void add_programs(nb::module_& module);
 
 } // namespace blobstore::python

@@ -10,26 +10,10 @@ namespace {
 /// The name of a kind for the Python side: as in the enum, in lower case with underscores.
 const char* name_of(ErrorKind kind) {
   constexpr const char* kNames[] = {
-      "invalid_file",
-      "integrity",
-      "file_access",
-      "key_not_found",
-      "key_conflict",
-      "layout",
-      "closed",
-      "unsupported",
-      "program",
-      "method_not_found",
-      "input",
-      "missing_backend",
-      "execution",
-      "unsupported_data",
-      "update",
-      "adapter",
-      "output_path",
-      "data_changed",
-      "training",
-      "not_finite_loss",
+      "invalid_file", "integrity",        "file_access", "key_not_found",     "key_conflict", "layout",
+      "closed",       "unsupported",      "program",     "method_not_found",  "input",        "missing_backend",
+      "execution",    "unsupported_data", "update",      "adapter",           "output_path",  "data_changed",
+      "training",     "not_finite_loss",  "invalid_key", "invalid_alignment",
   };
   return kNames[static_cast<int>(kind)];
 }

@@ -73,6 +73,7 @@ NB_MODULE(_native, module) {
 #endif
   add_cache(module);
   add_delegates(module);
+  add_files(module);
   add_programs(module);
 }
 

@@ -29,6 +29,8 @@ enum class ErrorKind {
   DataChanged, // memory or a file changed while it was used
   Training, // a training step is not possible
   NotFiniteLoss, // ... because the loss is infinite or NaN
+  InvalidKey, // this key cannot be written to a file
+  InvalidAlignment, // ... or this alignment, or not together with the others
 };
 
 /// An error that names the file or key, what was expected and what was found.

@@ -72,6 +72,10 @@ std::optional<PtdManifest> find_manifest(const uint8_t* data, uint64_t size, con
   return PtdManifest{start, length};
 }
 
+bool is_keyed_manifest(std::string_view key, const uint8_t* data, uint64_t size) {
+  return key.rfind(kRecordPrefix, 0) == 0 && size >= 8 && std::memcmp(data + 4, kManifestIdentifier, 4) == 0;
+}
+
 std::optional<size_t> find_keyed_manifest(const PtdTable& table, const uint8_t* data, uint64_t size) {
   std::optional<size_t> found;
   const size_t last = table.segments.size() - 1;
@@ -79,8 +83,7 @@ std::optional<size_t> find_keyed_manifest(const PtdTable& table, const uint8_t* 
   for (size_t i = 0; i < table.entries.size(); ++i) {
     const PtdEntry& entry = table.entries[i];
     const PtdSegment& segment = table.segments[entry.segment];
-    const bool is_manifest = entry.key.rfind(kRecordPrefix, 0) == 0 && segment.size >= 8 &&
-        std::memcmp(data + segment.start + 4, kManifestIdentifier, 4) == 0;
+    const bool is_manifest = is_keyed_manifest(entry.key, data + segment.start, segment.size);
     alone = alone && is_manifest == (entry.segment == last) && !(is_manifest && found);
     if (is_manifest) {
       found = i;
