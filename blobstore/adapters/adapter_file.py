@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from blobstore.adapters.foundation import NamedTensor, foundation_fingerprint, library, named_tensors
+from blobstore.adapters.foundation import NamedTensor, foundation_fingerprint, is_text, library, named_tensors
 from blobstore.adapters.lora_names import Pair
 from blobstore.disk.staging import refuse_inputs
 from blobstore.errors import AdapterError, BlobStoreError, KeyNotFoundError, UnsupportedDataError
@@ -89,6 +89,11 @@ class Adapter:
         kind = layout.scalar_type
         dtype = unsigned_dtype(kind) if kind is ScalarType.BFLOAT16 else numpy_dtype(kind)
         return np.frombuffer(data, dtype).reshape(layout.sizes), kind
+
+    @property
+    def nbytes(self) -> int:
+        """Total size of its blobs in bytes, without records."""
+        return int(self._native.nbytes)
 
     def _bytes(self, name: str) -> tuple[memoryview, TensorLayout]:
         data, kind, sizes = self._native.value(name)
@@ -232,6 +237,8 @@ def native_tensors(tensors: Mapping[str, Any]) -> list[tuple[str, memoryview, in
     """
     rows = []
     for name, tensor in tensors.items():
+        if not is_text(name):
+            raise UnsupportedDataError(f"expected tensors by name, found {name!r}")
         data, layout = as_bytes(tensor)
         if layout is None:
             raise UnsupportedDataError(f"expected a torch tensor or a numpy array, found {type(tensor).__name__}")

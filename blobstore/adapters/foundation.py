@@ -10,7 +10,7 @@ from typing import Any
 from blobstore.memory.layout import ScalarType
 from blobstore.memory.mapped_file import Paths, as_paths
 
-__all__ = ["NamedTensor", "foundation_fingerprint", "library", "named_tensors", "native_paths"]
+__all__ = ["NamedTensor", "foundation_fingerprint", "is_text", "library", "named_tensors", "native_paths"]
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,13 @@ def library() -> Any:
     from blobstore.native import native  # here, because the command line lists adapters only when it is asked to
 
     return native
+
+
+def is_text(value: object) -> bool:
+    """Whether a value is a name as the native module takes it."""
+    from blobstore.native import is_utf8
+
+    return is_utf8(value)
 
 
 def native_paths(paths: Paths) -> list[bytes]:

@@ -7,11 +7,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from blobstore.adapters.adapter_file import check_scale, native_tensors
-from blobstore.adapters.foundation import library
+from blobstore.adapters.foundation import is_text, library
 from blobstore.adapters.on_cache import native_tensors_of
 from blobstore.errors import UnsupportedDataError
 from blobstore.memory.mapped_file import as_path
-from blobstore.native import is_utf8
 
 if TYPE_CHECKING:
     from blobstore.runtime import BlobCache
@@ -123,6 +122,6 @@ def merge_adapter(
 
 def _texts(names: Mapping[str, str]) -> list[tuple[str, str]]:
     for text in (*names.keys(), *names.values()):
-        if not is_utf8(text):
+        if not is_text(text):
             raise UnsupportedDataError(f"names must map str to str, found {text!r}")
     return list(names.items())

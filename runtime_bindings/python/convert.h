@@ -3,6 +3,7 @@
 
 #include <nanobind/nanobind.h>
 
+#include <blobstore/error.h>
 #include <blobstore/program.h>
 
 namespace blobstore::python {
@@ -57,7 +58,11 @@ nb::list to_python(std::vector<Value>&& values, bool torch);
 /// The exception translator: throws what the Python side made of an Error.
 void translate(const std::exception_ptr& pointer, void*);
 
+/// What the Python side made of an Error.
+nb::object to_exception(const Error& error);
+
 // The parts of the module.
+void add_adapters(nb::module_& module);
 void add_cache(nb::module_& module);
 void add_delegates(nb::module_& module);
 void add_files(nb::module_& module);

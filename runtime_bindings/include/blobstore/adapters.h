@@ -30,7 +30,7 @@ namespace blobstore {
 namespace internal {
 struct AdapterAccess;
 class Merge;
-}
+} // namespace internal
 
 /// The fingerprint of a foundation, 32 hexadecimal digits. A file that is rewritten with the same keys, layouts and
 /// contents keeps its fingerprint. Blobs are read only if a file does not record their digests. Does not block.
@@ -59,8 +59,8 @@ struct LoraPair {
   int64_t out_features = 0;
 };
 
-/// An adapter that was read from a file. Owns a copy of the file's bytes, so it does not matter what happens to the file
-/// later. Never changes: any thread may use it at any time, and nothing blocks.
+/// An adapter that was read from a file. Owns a copy of the file's bytes, so it does not matter what happens to the
+/// file later. Never changes: any thread may use it at any time, and nothing blocks.
 class Adapter {
  public:
   /// Read a file and compare its blobs with their digests, if it has any.
@@ -110,9 +110,9 @@ struct AdapterOptions {
 
 /// Exchange the adapter that the programs on a cache run with, in one commit.
 ///
-/// The tensors of the file are stored in the layouts that the programs use. One file therefore serves portable programs,
-/// delegated ones, and quantized ones whose lowering recorded their scales. The first call for a cache computes the
-/// fingerprint of its foundation; only files without digests are read whole for that.
+/// The tensors of the file are stored in the layouts that the programs use. One file therefore serves portable
+/// programs, delegated ones, and quantized ones whose lowering recorded their scales. The first call for a cache
+/// computes the fingerprint of its foundation; only files without digests are read whole for that.
 ///
 /// Any thread may call it. Blocks while another thread loads, scales or merges an adapter on the same cache, and as
 /// `BlobCache::update` does.
@@ -123,14 +123,14 @@ struct AdapterOptions {
 /// @throws Error FileAccess, InvalidFile, Integrity: the file cannot be opened or trusted. DataChanged: a file of the
 ///   cache was overwritten in place after it was opened, so its foundation is unknown. Adapter: the adapter is for
 ///   another foundation or does not record one; a tensor of a pair is missing; it lacks tensors of the programs, which
-///   would keep those of the last adapter; or its scale is another one. KeyNotFound: the cache lacks a tensor. Layout: a
-///   tensor has another shape or dtype in the cache. Update: a tensor is not finite, or cannot be changed, or not in all
-///   loaded programs. Closed. Or what `BlobCache::update` throws.
+///   would keep those of the last adapter; or its scale is another one. KeyNotFound: the cache lacks a tensor. Layout:
+///   a tensor has another shape or dtype in the cache. Update: a tensor is not finite, or cannot be changed, or not in
+///   all loaded programs. Closed. Or what `BlobCache::update` throws.
 uint64_t load_adapter(const LogicalTensors& tensors, const std::string& path, const AdapterOptions& options = {});
 
 /// Change how much of the adapter that `load_adapter` loaded last the programs use, in one commit: `lora_b` becomes the
-/// strength times the one in the file. Repeated changes add up no rounding, because each starts from the file's tensors,
-/// which the cache's state keeps in memory. At strength 1 the bytes are those that `load_adapter` stored.
+/// strength times the one in the file. Repeated changes add up no rounding, because each starts from the file's
+/// tensors, which the cache's state keeps in memory. At strength 1 the bytes are those that `load_adapter` stored.
 ///
 /// Threads and blocking are as for `load_adapter`.
 ///
@@ -168,12 +168,14 @@ class MergedAdapter {
   const std::vector<std::string>& weights() const;
   /// The generation of the commit that changed them.
   uint64_t generation() const;
+  bool undone() const;
 
-  /// Restore the exact bytes that the weights had before, in one commit. Adapters that were merged into the same weights
-  /// must be undone in reverse order, those in different weights in any order. Blocks as `merge_adapter` does.
+  /// Restore the exact bytes that the weights had before, in one commit. Adapters that were merged into the same
+  /// weights must be undone in reverse order, those in different weights in any order. Blocks as `merge_adapter` does.
   ///
   /// @returns the new generation.
-  /// @throws Error Adapter: the adapter was undone already, or the weights were changed since by an update or by another
+  /// @throws Error Adapter: the adapter was undone already, or the weights were changed since by an update or by
+  /// another
   ///   merge that is not undone. Or what `BlobCache::update` throws. Nothing was changed.
   uint64_t undo();
 

@@ -2,13 +2,15 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <locale>
 #include <sstream>
+
+#include <executorch/runtime/core/exec_aten/util/tensor_dimension_limit.h>
 
 #include "adapters/foundation.h"
 #include "adapters/lora_names.h"
 #include "logical/numbers.h"
-#include "logical/updates.h"
 
 namespace blobstore {
 
@@ -45,15 +47,40 @@ PtdFile read_whole(const std::string& path) {
   return opened;
 }
 
+/// A tensor over the bytes of a view, or over a copy if they are not aligned.
+executorch::extension::TensorPtr tensor_over(TensorView view) {
+  std::vector<executorch::aten::SizesType> sizes;
+  bool fits = view.sizes.size() <= executorch::runtime::kTensorDimensionLimit;
+  for (const int64_t size : view.sizes) {
+    fits = fits && size >= 0 && size <= INT32_MAX;
+    sizes.push_back(static_cast<executorch::aten::SizesType>(size));
+  }
+  if (!fits) {
+    throw Error(ErrorKind::Layout, "ExecuTorch has no tensors of the shape " + to_string(view.sizes));
+  }
+  if (reinterpret_cast<uintptr_t>(view.data) % item_size(view.scalar_type) != 0) {
+    const TensorView copy = make_tensor(view.scalar_type, view.sizes);
+    std::memcpy(filling(copy), view.data, view.nbytes);
+    view = copy;
+  }
+  return executorch::extension::make_tensor_ptr(
+      std::move(sizes),
+      const_cast<uint8_t*>(view.data),
+      static_cast<executorch::aten::ScalarType>(view.scalar_type),
+      executorch::aten::Device(executorch::aten::DeviceType::CPU),
+      executorch::aten::TensorShapeDynamism::STATIC,
+      [owner = std::move(view.owner)](void*) {});
+}
+
 } // namespace
 
 Adapter::Impl::Impl(PtdFile opened)
     : file(std::move(opened)),
-      index(file),
+      updates(file),
       foundation(recorded_foundation(file)),
       scale(recorded_scale(file)),
       metadata(file.metadata()),
-      tensors(named_tensors(index)) {
+      tensors(named_tensors(updates.index())) {
   metadata.erase(kFoundationKey);
   metadata.erase(kScaleKey);
   std::vector<NameAndSizes> shapes;
@@ -104,7 +131,7 @@ executorch::extension::TensorPtr Adapter::tensor(std::string_view name) const {
   if (!value.owner) {
     value.owner = impl_;
   }
-  return to_tensor_ptr(value);
+  return tensor_over(std::move(value));
 }
 
 std::vector<Error> Adapter::problems() const {
@@ -112,7 +139,7 @@ std::vector<Error> Adapter::problems() const {
   std::vector<std::pair<std::string, TensorView>> values;
   for (const NamedTensor& tensor : impl_->tensors) {
     try {
-      values.emplace_back(tensor.name, value_of(impl_->index, tensor.name));
+      values.emplace_back(tensor.name, impl_->updates.value(tensor.name));
     } catch (const Error& error) {
       if (error.kind() != ErrorKind::Update) {
         throw;
@@ -136,7 +163,7 @@ TensorView AdapterAccess::value(const Adapter& adapter, std::string_view name) {
   if (found == impl.tensors.end()) {
     throw Error(ErrorKind::KeyNotFound, adapter.path(), "no tensor '" + std::string(name) + "'");
   }
-  return cast(value_of(impl.index, found->name), found->scalar_type);
+  return cast(impl.updates.value(found->name), found->scalar_type);
 }
 
 std::optional<double> recorded_scale(const PtdFile& file) {

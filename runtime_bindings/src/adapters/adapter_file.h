@@ -11,7 +11,7 @@
 
 #include "format/ptd_file.h"
 #include "format/tensor_view.h"
-#include "logical/index.h"
+#include "logical/updates.h"
 
 namespace blobstore {
 
@@ -19,7 +19,7 @@ struct Adapter::Impl {
   explicit Impl(internal::PtdFile opened);
 
   internal::PtdFile file;
-  internal::Index index; // of the file
+  internal::Updates updates; // of the file, for reading only
   std::optional<std::string> foundation;
   std::optional<double> scale;
   std::map<std::string, std::string> metadata; // without these two

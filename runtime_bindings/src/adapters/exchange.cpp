@@ -1,6 +1,6 @@
 // Exchanging the adapter of a cache, and changing its strength, while programs run.
 
-#include <blobstore/adapters.h>
+#include "adapters/exchange.h"
 
 #include <algorithm>
 #include <set>
@@ -10,11 +10,8 @@
 #include "adapters/lora_names.h"
 #include "adapters/on_cache.h"
 #include "logical/numbers.h"
-#include "logical/updates.h"
 
-namespace blobstore {
-
-using namespace internal;
+namespace blobstore::internal {
 namespace {
 
 /// A tensor times a factor, rounded once.
@@ -24,13 +21,14 @@ TensorView scaled(const TensorView& tensor, double factor) {
   }
   const uint64_t numbers = count(tensor.sizes);
   if (tensor.scalar_type == kDouble) {
-    const TensorView product = copy_of(tensor);
-    auto* data = reinterpret_cast<double*>(writable(product));
-    std::transform(data, data + numbers, data, [factor](double number) { return number * factor; });
+    const TensorView product = make_tensor(kDouble, tensor.sizes);
+    for (uint64_t i = 0; i < numbers; ++i) {
+      store(filling(product) + 8 * i, factor * load<double>(tensor.data + 8 * i));
+    }
     return product;
   }
   const TensorView product = make_tensor(kFloat, tensor.sizes);
-  auto* data = reinterpret_cast<float*>(writable(product));
+  auto* data = reinterpret_cast<float*>(filling(product));
   to_floats(tensor.scalar_type, tensor.data, numbers, data);
   const auto narrow = static_cast<float>(factor);
   std::transform(data, data + numbers, data, [narrow](float number) { return number * narrow; });
@@ -96,10 +94,11 @@ std::vector<Change> stored_in(const PtdFile& file) {
 }
 
 /// @throws Error Adapter: the programs have LoRA tensors that the adapter lacks.
-void check_complete(const LogicalTensors& tensors, const KnownOfCache& known, const Adapter& adapter) {
+void check_complete(const CacheTensors& tensors, const KnownOfCache& known, const Adapter& adapter) {
   std::set<std::string> missing = known.lora;
   for (const NamedTensor& tensor : adapter.tensors()) {
-    missing.erase(tensors.contains(tensor.name) ? tensors.at(tensor.name).name : tensor.name);
+    const Tensor* known_as = tensors.updates().index().find(tensor.name);
+    missing.erase(known_as != nullptr ? known_as->name() : tensor.name);
   }
   if (!missing.empty()) {
     throw Error(
@@ -111,7 +110,7 @@ void check_complete(const LogicalTensors& tensors, const KnownOfCache& known, co
 }
 
 /// Commit tensors, or, if the adapter is stored quantized, its blobs.
-uint64_t commit(const LogicalTensors& tensors, const Adapter& adapter, double factor) {
+uint64_t commit_adapter(const CacheTensors& tensors, const Adapter& adapter, double factor) {
   NamedViews values;
   try {
     values = values_of(adapter, factor, /*halves=*/false);
@@ -121,26 +120,22 @@ uint64_t commit(const LogicalTensors& tensors, const Adapter& adapter, double fa
     }
     return tensors.cache()->update(stored_in(AdapterAccess::impl(adapter).file));
   }
-  check_reach(tensors, values);
-  return update(tensors, values, /*finite=*/true);
+  return commit(tensors, values);
 }
 
-std::vector<std::string> keys_of(const LogicalTensors& tensors, const Adapter& adapter) {
+/// The digests of the blobs that are made of an adapter's tensors.
+std::map<std::string, Digest> digests_of_adapter(const CacheTensors& tensors, const Adapter& adapter) {
   std::vector<std::string> keys;
   for (const NamedTensor& tensor : adapter.tensors()) {
-    keys.push_back(tensor.name);
-    if (tensors.contains(tensor.name)) {
-      const LogicalTensor known = tensors.at(tensor.name);
-      keys.insert(keys.end(), known.aliases.begin(), known.aliases.end());
-      keys.insert(keys.end(), known.keys.begin(), known.keys.end());
-    }
+    const std::vector<std::string> of_tensor = keys_of(tensors, tensor.name);
+    keys.insert(keys.end(), of_tensor.begin(), of_tensor.end());
   }
-  return keys;
+  return digests_of(*tensors.cache(), keys);
 }
 
 } // namespace
 
-uint64_t load_adapter(const LogicalTensors& tensors, const std::string& path, const AdapterOptions& options) {
+uint64_t load_adapter(const CacheTensors& tensors, const std::string& path, const AdapterOptions& options) {
   const std::shared_ptr<BlobCache>& cache = tensors.cache();
   cache->check_open();
   check_scale(options.strength, "strength");
@@ -155,13 +150,13 @@ uint64_t load_adapter(const LogicalTensors& tensors, const std::string& path, co
   loaded->factor = factor_for(*cache, *known, *adapter, options.program_scale);
   check_complete(tensors, *known, *adapter);
   const uint64_t generation =
-      with_origin(path, [&] { return commit(tensors, *adapter, loaded->factor * options.strength); });
-  loaded->after = digests_of(*cache, keys_of(tensors, *adapter));
+      with_origin(path, [&] { return commit_adapter(tensors, *adapter, loaded->factor * options.strength); });
+  loaded->after = digests_of_adapter(tensors, *adapter);
   state->set_loaded(std::move(loaded));
   return generation;
 }
 
-uint64_t set_adapter_strength(const LogicalTensors& tensors, double strength) {
+uint64_t set_adapter_strength(const CacheTensors& tensors, double strength) {
   const std::shared_ptr<BlobCache>& cache = tensors.cache();
   cache->check_open();
   check_scale(strength, "strength");
@@ -179,14 +174,11 @@ uint64_t set_adapter_strength(const LogicalTensors& tensors, double strength) {
         quoted_names(changed) + " changed after " + adapter.path() + " was loaded; load an adapter first");
   }
   auto loaded = std::make_shared<LoadedAdapter>(*before);
-  const uint64_t generation = with_origin(adapter.path(), [&] {
-    const NamedViews halves = values_of(adapter, before->factor * strength, /*halves=*/true);
-    check_reach(tensors, halves);
-    return update(tensors, halves, /*finite=*/true);
-  });
-  loaded->after = digests_of(*cache, keys_of(tensors, adapter));
+  const uint64_t generation = with_origin(
+      adapter.path(), [&] { return commit(tensors, values_of(adapter, before->factor * strength, /*halves=*/true)); });
+  loaded->after = digests_of_adapter(tensors, adapter);
   state->set_loaded(std::move(loaded));
   return generation;
 }
 
-} // namespace blobstore
+} // namespace blobstore::internal

@@ -24,7 +24,8 @@ bool counts(std::string_view key) {
   return is_content(key) && !is_lora(key);
 }
 
-void check_same(const std::string& key, const PtdFile& one, const SourceBlob& a, const PtdFile& other, const SourceBlob& b) {
+void check_same(
+    const std::string& key, const PtdFile& one, const SourceBlob& a, const PtdFile& other, const SourceBlob& b) {
   if (*a.layout != *b.layout) {
     throw Error(
         ErrorKind::KeyConflict,
@@ -54,6 +55,14 @@ bool is_adapter_file(const PtdFile& file) {
 
 bool is_content(std::string_view key) {
   return key.rfind(kOwnKeyPrefix, 0) != 0;
+}
+
+uint64_t content_size(const BlobSource& source) {
+  uint64_t size = 0;
+  for (size_t i = 0; i < source.size(); ++i) {
+    size += is_content(source.key(i)) ? source.find(source.key(i))->size : 0;
+  }
+  return size;
 }
 
 std::vector<NamedTensor> named_tensors(const Index& index) {

@@ -22,6 +22,9 @@ constexpr char kScaleKey[] = "blobstore.adapter.scale";
 /// Whether a key stands for a blob, and not for records of blobstore.
 bool is_content(std::string_view key);
 
+/// The size of all blobs in bytes, without records.
+uint64_t content_size(const BlobSource& source);
+
 /// The tensors whose names and shapes a source records: by the layout of a key, or by the record of a delegate's blob.
 std::vector<NamedTensor> named_tensors(const Index& index);
 

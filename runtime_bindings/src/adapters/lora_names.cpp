@@ -3,7 +3,8 @@
 #include <algorithm>
 #include <map>
 #include <optional>
-#include <set>
+
+#include "logical/numbers.h"
 
 namespace blobstore::internal {
 namespace {
@@ -52,8 +53,7 @@ std::optional<Half> half_of(std::string_view name) {
     std::string part(name.substr(start, end - start));
     std::transform(part.begin(), part.end(), part.begin(), lower);
     if (part == "lora_a" || part == "lora_b") {
-      return Half{
-          std::string(name.substr(0, start == 0 ? 0 : start - 1)), std::string(name.substr(end)), part.back()};
+      return Half{std::string(name.substr(0, start == 0 ? 0 : start - 1)), std::string(name.substr(end)), part.back()};
     }
     if (dot == std::string_view::npos) {
       return std::nullopt;
@@ -101,8 +101,8 @@ FoundPairs find_pairs(const std::vector<NameAndSizes>& tensors, const std::strin
     }
     const auto& [a_name, a] = *both.at('a');
     const auto& [b_name, b] = *both.at('b');
-    const std::string a_text = quoted(a_name) + " " + sizes_text(a);
-    const std::string b_text = quoted(b_name) + " " + sizes_text(b);
+    const std::string a_text = quoted(a_name) + " " + to_string(a);
+    const std::string b_text = quoted(b_name) + " " + to_string(b);
     if (a.size() != 2 || b.size() != 2) {
       found.problems.emplace_back(ErrorKind::Layout, origin, a_text + " and " + b_text + " must both be matrices");
     } else if (a[0] != b[1]) {
@@ -124,8 +124,7 @@ FoundPairs find_pairs(const std::vector<NameAndSizes>& tensors, const std::strin
 }
 
 Error no_adapter(const std::string& origin) {
-  return Error(
-      ErrorKind::Adapter, origin, "not an adapter: no tensor has a part lora_a or lora_b in its name");
+  return Error(ErrorKind::Adapter, origin, "not an adapter: no tensor has a part lora_a or lora_b in its name");
 }
 
 std::vector<std::string> weight_names(const std::string& module) {
@@ -149,14 +148,6 @@ std::string quoted_names(std::vector<std::string> names) {
     text += (text.empty() ? "" : ", ") + quoted(name);
   }
   return text;
-}
-
-std::string sizes_text(const std::vector<int64_t>& sizes) {
-  std::string text;
-  for (const int64_t size : sizes) {
-    text += (text.empty() ? "" : ", ") + std::to_string(size);
-  }
-  return "[" + text + "]";
 }
 
 } // namespace blobstore::internal

@@ -38,7 +38,4 @@ std::vector<std::string> weight_names(const std::string& module);
 /// Names for a message, in alphabetical order.
 std::string quoted_names(std::vector<std::string> names);
 
-/// "[3, 16]".
-std::string sizes_text(const std::vector<int64_t>& sizes);
-
 } // namespace blobstore::internal

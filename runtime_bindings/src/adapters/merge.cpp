@@ -1,8 +1,10 @@
 // Merging adapters into the weights of a cache, and taking them out again.
 
-#include <blobstore/adapters.h>
+#include "adapters/merge.h"
 
 #include <algorithm>
+#include <atomic>
+#include <cstring>
 #include <optional>
 #include <set>
 
@@ -13,7 +15,6 @@
 #include "adapters/on_cache.h"
 #include "adapters/product.h"
 #include "logical/numbers.h"
-#include "logical/updates.h"
 
 namespace blobstore {
 
@@ -26,20 +27,35 @@ struct MergedAdapter::Impl {
   uint64_t generation = 0;
   std::map<std::string, Digest> after; // of the blobs that changed
   std::optional<std::vector<std::pair<std::string, std::vector<uint8_t>>>> before; // empty if reverting restores them
-  bool undone = false; // this and `before` change in the state's turn
+  std::atomic<bool> undone{false}; // this and `before` change in the state's turn
 };
 
 namespace internal {
+namespace {
+
+/// A copy of a tensor in float32 or float64.
+TensorView widened(const TensorView& tensor, int8_t wide) {
+  const TensorView copy = make_tensor(wide, tensor.sizes);
+  const uint64_t numbers = count(tensor.sizes);
+  if (wide == kFloat) {
+    to_floats(tensor.scalar_type, tensor.data, numbers, reinterpret_cast<float*>(filling(copy)));
+  } else if (numbers > 0) {
+    std::memcpy(filling(copy), cast(tensor, wide).data, copy.nbytes);
+  }
+  return copy;
+}
+
+} // namespace
 
 /// One merge, step by step.
 class Merge {
  public:
-  Merge(const LogicalTensors& tensors, std::string origin, const NamedViews& adapter, const MergeOptions& options)
+  Merge(const CacheTensors& tensors, std::string origin, const NamedViews& adapter, const MergeChoices& options)
       : tensors_(tensors), cache_(tensors.cache()), origin_(std::move(origin)), adapter_(adapter), options_(options) {}
 
   std::unique_ptr<MergedAdapter> run(double recorded_scale) {
-    const double factor = check_scale(options_.alpha, "alpha") *
-        check_scale(options_.scale ? *options_.scale : recorded_scale, "scale");
+    const double factor =
+        check_scale(options_.alpha, "alpha") * check_scale(options_.scale ? *options_.scale : recorded_scale, "scale");
     const std::vector<LoraPair> pairs = checked_pairs();
     auto merged = std::make_unique<MergedAdapter::Impl>();
     merged->cache = cache_;
@@ -52,8 +68,7 @@ class Merge {
         add(pairs[i], factor, weights_[i]);
         values.emplace_back(weights_[i].name, cast(weights_[i].total, weights_[i].stored_type));
       }
-      check_reach(tensors_, values);
-      merged->generation = update(tensors_, values, /*finite=*/true);
+      merged->generation = commit(tensors_, values);
       merged->after = digests_of(*cache_, keys_);
       return std::unique_ptr<MergedAdapter>(new MergedAdapter(std::move(merged)));
     });
@@ -103,7 +118,8 @@ class Merge {
       }
       const TensorView start = start_of(name);
       check_shape(pair, name, start);
-      const int8_t stored = tensors_.contains(name) ? tensors_.at(name).scalar_type : start.scalar_type;
+      const Tensor* known = index().find(name);
+      const int8_t stored = known != nullptr ? known->scalar_type : start.scalar_type;
       weights_.push_back({name, stored, widened(start, start.scalar_type == kDouble ? kDouble : kFloat)});
       add_keys(name);
       merged.weights.push_back(std::move(name));
@@ -117,8 +133,8 @@ class Merge {
     const std::vector<std::string> candidates =
         given != options_.names.end() ? std::vector<std::string>{given->second} : weight_names(pair.module);
     for (const std::string& name : candidates) {
-      if (tensors_.contains(name)) {
-        return tensors_.at(name).name; // tied weights are one weight, under any of their names
+      if (const Tensor* tensor = index().find(name)) {
+        return tensor->name(); // tied weights are one weight, under any of their names
       }
       if (cache_->find(name) != nullptr) {
         return name;
@@ -131,20 +147,21 @@ class Merge {
 
   /// The weight that the adapter is added to: one of the caller's, or a view of the cache's memory.
   TensorView start_of(const std::string& name) const {
-    std::vector<std::string> names{name};
-    if (tensors_.contains(name)) {
-      const LogicalTensor tensor = tensors_.at(name);
-      names.insert(names.end(), tensor.aliases.begin(), tensor.aliases.end());
+    std::vector<std::string_view> names{name};
+    if (const Tensor* tensor = index().find(name)) {
+      names.insert(names.end(), tensor->names.begin(), tensor->names.end());
     }
-    for (const std::string& one : names) {
-      if (const auto given = options_.weights.find(one); given != options_.weights.end()) {
-        return view_of(*given->second);
+    for (const std::string_view one : names) {
+      for (const auto& [given, value] : options_.weights) {
+        if (given == one) {
+          return value;
+        }
       }
     }
     std::string reason;
     try {
-      TensorView value = value_of(index_of(tensors_), name);
-      if (is_float(value.scalar_type)) {
+      TensorView value = tensors_.updates().value(name);
+      if (is_floating(value.scalar_type)) {
         return value;
       }
       reason = std::string("it is stored as ") + type_name(value.scalar_type);
@@ -172,13 +189,7 @@ class Merge {
 
   /// Note the blobs that an update of a name changes.
   void add_keys(const std::string& name) {
-    std::vector<std::string> keys{name};
-    if (tensors_.contains(name)) {
-      const LogicalTensor tensor = tensors_.at(name);
-      keys.insert(keys.end(), tensor.aliases.begin(), tensor.aliases.end());
-      keys.insert(keys.end(), tensor.keys.begin(), tensor.keys.end());
-    }
-    for (std::string& key : keys) {
+    for (std::string& key : keys_of(tensors_, name)) {
       if (cache_->find(key) != nullptr && std::find(keys_.begin(), keys_.end(), key) == keys_.end()) {
         keys_.push_back(std::move(key));
       }
@@ -209,7 +220,7 @@ class Merge {
     const int8_t wide = weight.total.scalar_type;
     const TensorView b = widened(tensor(pair.b), wide);
     const TensorView a = widened(tensor(pair.a), wide);
-    uint8_t* total = writable(weight.total);
+    uint8_t* total = filling(weight.total);
     if (wide == kDouble) {
       add_product(
           reinterpret_cast<double*>(total),
@@ -231,17 +242,19 @@ class Merge {
     }
   }
 
+  const Index& index() const { return tensors_.updates().index(); }
+
   const TensorView& tensor(const std::string& name) const {
     const auto found =
         std::find_if(adapter_.begin(), adapter_.end(), [&](const auto& one) { return one.first == name; });
     return found->second;
   }
 
-  const LogicalTensors& tensors_;
-  const std::shared_ptr<BlobCache>& cache_;
+  const CacheTensors& tensors_;
+  const std::shared_ptr<BlobCache> cache_;
   const std::string origin_;
   const NamedViews& adapter_;
-  const MergeOptions& options_;
+  const MergeChoices& options_;
   std::vector<Weight> weights_; // one for each pair
   std::vector<std::string> keys_; // of the blobs that are made of them
 };
@@ -263,14 +276,16 @@ uint64_t MergedAdapter::generation() const {
   return impl_->generation;
 }
 
+bool MergedAdapter::undone() const {
+  return impl_->undone;
+}
+
 uint64_t MergedAdapter::undo() {
   BlobCache& cache = *impl_->cache;
   const auto turn = impl_->state->take_turn(cache);
   if (impl_->undone) {
     throw Error(
-        ErrorKind::Adapter,
-        cache.name(),
-        "the adapter was already taken out of " + quoted_names(impl_->weights));
+        ErrorKind::Adapter, cache.name(), "the adapter was already taken out of " + quoted_names(impl_->weights));
   }
   if (const auto changed = changed_since(cache, impl_->after); !changed.empty()) {
     throw Error(
@@ -298,8 +313,10 @@ uint64_t MergedAdapter::undo() {
   return generation;
 }
 
+namespace internal {
+
 std::unique_ptr<MergedAdapter> merge_adapter(
-    const LogicalTensors& tensors, const std::string& path, const MergeOptions& options) {
+    const CacheTensors& tensors, const std::string& path, const MergeChoices& choices) {
   const std::shared_ptr<BlobCache>& cache = tensors.cache();
   cache->check_open();
   const std::shared_ptr<const Adapter> adapter = Adapter::read(path);
@@ -313,17 +330,14 @@ std::unique_ptr<MergedAdapter> merge_adapter(
   for (const NamedTensor& tensor : adapter->tensors()) {
     values.emplace_back(tensor.name, AdapterAccess::value(*adapter, tensor.name));
   }
-  return Merge(tensors, path, values, options).run(adapter->scale().value_or(1));
+  return Merge(tensors, path, values, choices).run(adapter->scale().value_or(1));
 }
 
 std::unique_ptr<MergedAdapter> merge_adapter(
-    const LogicalTensors& tensors, const StateDict& adapter, const MergeOptions& options) {
+    const CacheTensors& tensors, const NamedViews& adapter, const MergeChoices& choices) {
   tensors.cache()->check_open();
-  NamedViews values;
-  for (const auto& [name, tensor] : adapter) {
-    values.emplace_back(name, view_of(*tensor));
-  }
-  return Merge(tensors, "the adapter", values, options).run(1);
+  return Merge(tensors, "the adapter", adapter, choices).run(1);
 }
 
+} // namespace internal
 } // namespace blobstore

@@ -13,6 +13,7 @@
 #include "adapters/lora_names.h"
 #include "cache/opened_files.h"
 #include "cache/thread_readings.h"
+#include "logical/reorder.h"
 #include "os/fork.h"
 
 namespace blobstore::internal {
@@ -91,7 +92,7 @@ std::optional<Foundation> together(const std::vector<const PtdFile*>& files) {
   }
 }
 
-KnownOfCache learn(const LogicalTensors& tensors) {
+KnownOfCache learn(const CacheTensors& tensors) {
   const BlobCache& cache = *tensors.cache();
   const BlobCache::Reading reading(cache);
   KnownOfCache known;
@@ -117,7 +118,7 @@ KnownOfCache learn(const LogicalTensors& tensors) {
       }
     }
   }
-  for (const NamedTensor& tensor : named_tensors(index_of(tensors))) {
+  for (const NamedTensor& tensor : named_tensors(tensors.updates().index())) {
     if (is_lora(tensor.name)) {
       known.lora.insert(tensor.name);
     }
@@ -133,13 +134,12 @@ std::shared_ptr<AdaptersOfCache> AdaptersOfCache::of(const std::shared_ptr<BlobC
 
 std::unique_lock<std::mutex> AdaptersOfCache::take_turn(const BlobCache& cache) {
   if (ThreadReadings::any(cache)) {
-    throw Error(
-        ErrorKind::Unsupported, cache.name(), "this thread is reading the cache, so it cannot change it now");
+    throw Error(ErrorKind::Unsupported, cache.name(), "this thread is reading the cache, so it cannot change it now");
   }
   return std::unique_lock<std::mutex>(turn_);
 }
 
-std::shared_ptr<const KnownOfCache> AdaptersOfCache::known(const LogicalTensors& tensors) {
+std::shared_ptr<const KnownOfCache> AdaptersOfCache::known(const CacheTensors& tensors) {
   if (!known_) {
     auto made = std::make_shared<const KnownOfCache>(learn(tensors));
     const std::lock_guard<std::mutex> guard(AllCaches::get().mutex);
@@ -176,6 +176,28 @@ void check_foundation(const BlobCache& cache, const KnownOfCache& known, const A
       ErrorKind::Adapter,
       adapter.path(),
       "made for foundation " + *adapter.foundation() + ", " + cache.name() + " has " + (have.empty() ? "none" : have));
+}
+
+uint64_t commit(const CacheTensors& tensors, const NamedViews& values) {
+  std::vector<Shaped> shapes;
+  std::vector<Given> given;
+  for (const auto& [name, value] : values) {
+    shapes.push_back({name, value.scalar_type, value.sizes});
+    given.push_back({name, value, row_major(value.sizes.size()), {}});
+  }
+  tensors.check_reach(shapes, /*whole=*/false);
+  return tensors.update(given, /*finite=*/true);
+}
+
+std::vector<std::string> keys_of(const CacheTensors& tensors, const std::string& name) {
+  std::vector<std::string> keys{name};
+  if (const Tensor* tensor = tensors.updates().index().find(name)) {
+    keys.insert(keys.end(), tensor->names.begin(), tensor->names.end());
+    for (const Record* record : tensor->made_into) {
+      keys.push_back(record->key);
+    }
+  }
+  return keys;
 }
 
 std::map<std::string, Digest> digests_of(const BlobCache& cache, const std::vector<std::string>& keys) {

@@ -2,17 +2,20 @@
 // whose turn it is.
 #pragma once
 
-#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <set>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include <blobstore/adapters.h>
 
 #include "format/digest.h"
+#include "format/tensor_view.h"
+#include "logical/cache_tensors.h"
 
 namespace blobstore::internal {
 
@@ -42,7 +45,7 @@ class AdaptersOfCache {
 
   /// What adapters must know about the cache; its files are read at the first call. Needs the turn.
   /// @throws Error as `opened_files`.
-  std::shared_ptr<const KnownOfCache> known(const LogicalTensors& tensors);
+  std::shared_ptr<const KnownOfCache> known(const CacheTensors& tensors);
 
   std::shared_ptr<const LoadedAdapter> loaded() const;
   void set_loaded(std::shared_ptr<const LoadedAdapter> loaded);
@@ -57,6 +60,15 @@ class AdaptersOfCache {
 
 /// @throws Error Adapter: an adapter was not made for the foundation of a cache, or does not record its own.
 void check_foundation(const BlobCache& cache, const KnownOfCache& known, const Adapter& adapter);
+
+/// Tensors by name. The caller keeps their bytes.
+using NamedViews = std::vector<std::pair<std::string, TensorView>>;
+
+/// Commit tensors. @throws Error as `CacheTensors::update` and `check_reach`; Update: also if one is not finite.
+uint64_t commit(const CacheTensors& tensors, const NamedViews& values);
+
+/// The keys of the blobs that an update of a name changes; some of them the cache may lack.
+std::vector<std::string> keys_of(const CacheTensors& tensors, const std::string& name);
 
 /// The digests of blobs as they are now, all of one generation. Keys that the cache lacks are left out.
 std::map<std::string, Digest> digests_of(const BlobCache& cache, const std::vector<std::string>& keys);

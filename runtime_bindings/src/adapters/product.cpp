@@ -59,8 +59,7 @@ std::vector<Number> tiles_of(const Number* a, size_t rank, size_t columns, size_
 }
 
 template <typename Number>
-void add(
-    Number* weight, Number factor, const Number* b, const Number* a, size_t rows, size_t rank, size_t columns) {
+void add(Number* weight, Number factor, const Number* b, const Number* a, size_t rows, size_t rank, size_t columns) {
   constexpr size_t kWide = kColumns<Number>;
   const size_t row_bytes = std::max<size_t>(rank, 1) * sizeof(Number);
   const size_t block = std::max<size_t>(kBlockBytes / row_bytes / kWide, 1) * kWide;

@@ -10,8 +10,8 @@
 
 namespace blobstore::internal {
 
-/// Map the files of a cache again, without those of its base. Commits do not show in them; in mode Shared, where a commit
-/// changes the file, they show those so far. Files that were renamed, replaced or deleted can still be read.
+/// Map the files of a cache again, without those of its base. Commits do not show in them; in mode Shared, where a
+/// commit changes the file, they show those so far. Files that were renamed, replaced or deleted can still be read.
 ///
 /// The caller holds a Reading of the cache.
 /// @throws Error DataChanged: a file was overwritten in place since it was opened, so it no longer describes the cache.

@@ -45,6 +45,8 @@ class PtdFile final : public BlobSource {
   std::optional<Digest> recorded_digest(size_t index) const;
 
   const PtdTable& table() const { return table_; }
+  /// The whole file.
+  std::pair<const uint8_t*, size_t> bytes() const { return {map_.data(), static_cast<size_t>(size_of_file_)}; }
   /// The text that was stored with the file.
   const std::map<std::string, std::string>& metadata() const { return table_.metadata; }
   bool has_digests() const { return table_.manifest.has_value(); }
