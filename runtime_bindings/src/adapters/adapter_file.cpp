@@ -33,6 +33,20 @@ std::optional<std::string> recorded_foundation(const PtdFile& file) {
   return text;
 }
 
+/// A tensor in the dtype that it is stored in.
+/// @throws Error Layout: a record and the layout of a key describe it differently. Or what `Updates::value` throws.
+TensorView stored_value(const Adapter::Impl& impl, const NamedTensor& tensor) {
+  TensorView value = impl.updates.value(tensor.name);
+  if (value.sizes != tensor.sizes) {
+    throw Error(
+        ErrorKind::Layout,
+        impl.file.name(),
+        "'" + tensor.name + "' is " + to_string(tensor.sizes) + " by its record, but " + to_string(value.sizes) +
+            " by its key");
+  }
+  return value;
+}
+
 /// Read into memory, so that what is compared with the digests is what is used.
 PtdFile read_whole(const std::string& path) {
   const File file(path, /*writable=*/false);
@@ -139,11 +153,11 @@ std::vector<Error> Adapter::problems() const {
   std::vector<std::pair<std::string, TensorView>> values;
   for (const NamedTensor& tensor : impl_->tensors) {
     try {
-      values.emplace_back(tensor.name, impl_->updates.value(tensor.name));
+      values.emplace_back(tensor.name, stored_value(*impl_, tensor));
     } catch (const Error& error) {
-      if (error.kind() != ErrorKind::Update) {
-        throw;
-      } // it is quantized, and integers are finite
+      if (error.kind() != ErrorKind::Update) { // it is quantized, and integers are finite
+        found.push_back(error);
+      }
     }
   }
   for (Error& error : not_finite(path(), values)) {
@@ -163,7 +177,14 @@ TensorView AdapterAccess::value(const Adapter& adapter, std::string_view name) {
   if (found == impl.tensors.end()) {
     throw Error(ErrorKind::KeyNotFound, adapter.path(), "no tensor '" + std::string(name) + "'");
   }
-  return cast(impl.updates.value(found->name), found->scalar_type);
+  const TensorView value = stored_value(impl, *found);
+  if (!is_number(found->scalar_type)) {
+    throw Error(
+        ErrorKind::UnsupportedData,
+        adapter.path(),
+        "'" + found->name + "' has the scalar type " + std::to_string(found->scalar_type) + ", which is no number");
+  }
+  return cast(value, found->scalar_type);
 }
 
 std::optional<double> recorded_scale(const PtdFile& file) {
