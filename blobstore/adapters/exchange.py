@@ -71,7 +71,7 @@ def load_adapter(cache: BlobCache, path: str | os.PathLike[str], *, program_scal
     with turn(cache), named_origin(adapter.path):
         if stored and logical:
             raise UpdateError(f"{quoted(stored)} are quantized and others are not; lower the adapter as a whole")
-        cache._check_reach(logical)
+        cache.tensors.check_reach(logical)
         return cache.update_blobs(stored) if stored else cache.update(logical, finite=True)
 
 

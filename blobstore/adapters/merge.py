@@ -151,7 +151,7 @@ def merge_adapter(
                     merged[name] = steps.tensor_of(steps.cast(total, own))
             keys = list(dict.fromkeys(key for name in merged for key in _keys(cache, name)))
             before = _before(cache, keys)
-        cache._check_reach(merged)
+        cache.tensors.check_reach(merged)
         generation = cache.update(merged, finite=True)
         with cache.reading():
             after = {key: digest(cache.get_data(key)) for key in keys}

@@ -61,5 +61,6 @@ void translate(const std::exception_ptr& pointer, void*);
 void add_cache(nb::module_& module);
 void add_delegates(nb::module_& module);
 void add_programs(nb::module_& module);
+void add_tensors(nb::module_& module);
 
 } // namespace blobstore::python

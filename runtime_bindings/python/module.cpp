@@ -74,6 +74,7 @@ NB_MODULE(_native, module) {
   add_cache(module);
   add_delegates(module);
   add_programs(module);
+  add_tensors(module);
 }
 
 } // namespace blobstore::python
