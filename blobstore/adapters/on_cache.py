@@ -21,7 +21,4 @@ def native_tensors_of(cache: BlobCache) -> Any:
 
     check_cache(cache, "cache")
     cache.get_num_keys()  # raises if it is closed
-    if '_stub' not in vars(cache):
-        from blobstore.native import native
-        vars(cache)['_stub'] = native.CacheTensorsStub(cache._native)
-    return vars(cache)['_stub']
+    return cache.tensors._native

@@ -368,7 +368,7 @@ class TrainingProgram:
         if not tensors:
             raise known.mismatch([*self._parameters, *self._buffers])
         if strict:
-            target._check_reach(tensors)
+            target.tensors.check_reach(tensors)
         tensors.update(self._frozen_parts(tensors, known))
         with self._turns:  # committed in place, because copying them would take longer than the commit
             return target.update(tensors, finite=finite)

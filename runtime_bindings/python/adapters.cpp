@@ -123,9 +123,7 @@ nb::tuple value(const std::shared_ptr<Adapter>& adapter, const std::string& name
   TensorView view = AdapterAccess::value(*adapter, name);
   std::shared_ptr<const void> owner = view.owner ? view.owner : adapter;
   return nb::make_tuple(
-      array_of(std::move(owner), view.data, view.nbytes),
-      static_cast<int>(view.scalar_type),
-      sizes_object(view.sizes));
+      array_of(std::move(owner), view.data, view.nbytes), static_cast<int>(view.scalar_type), sizes_object(view.sizes));
 }
 
 /// @returns the fingerprint, the number of keys, the size of the blobs, and the named tensors.
@@ -167,28 +165,28 @@ nb::list adapter_problems(const nb::list& rows, const nb::bytes& path) {
 
 /// @param source the path of an adapter, or rows of tensors.
 std::unique_ptr<MergedAdapter> merge(
-    const CacheTensors& tensors,
+    nb::handle tensors,
     const nb::object& source,
     double alpha,
     std::optional<double> scale,
     const std::vector<std::pair<std::string, std::string>>& names,
     const nb::list& weights) {
+  const CacheTensors& on_cache = tensors_on_cache(tensors);
   const PythonTensors given(weights);
   const internal::MergeChoices choices{alpha, scale, {names.begin(), names.end()}, given.views()};
   if (nb::isinstance<nb::bytes>(source)) {
     const std::string path = to_string(nb::cast<nb::bytes>(source));
     const WithoutInterpreter release;
-    return internal::merge_adapter(tensors, path, choices);
+    return internal::merge_adapter(on_cache, path, choices);
   }
   const PythonTensors adapter(nb::cast<nb::list>(source));
   const WithoutInterpreter release;
-  return internal::merge_adapter(tensors, adapter.views(), choices);
+  return internal::merge_adapter(on_cache, adapter.views(), choices);
 }
 
 } // namespace
 
 void add_adapters(nb::module_& module) {
-  nb::class_<CacheTensors>(module, "CacheTensorsStub").def(nb::init<std::shared_ptr<BlobCache>>()); // STUB
   nb::class_<Adapter>(module, "Adapter")
       .def_static(
           "read",
@@ -207,14 +205,12 @@ void add_adapters(nb::module_& module) {
           [](const Adapter& adapter) {
             nb::list rows;
             for (const LoraPair& pair : adapter.pairs()) {
-              rows.append(
-                  nb::make_tuple(pair.module, pair.a, pair.b, pair.rank, pair.in_features, pair.out_features));
+              rows.append(nb::make_tuple(pair.module, pair.a, pair.b, pair.rank, pair.in_features, pair.out_features));
             }
             return rows;
           })
       .def_prop_ro(
-          "nbytes",
-          [](const Adapter& adapter) { return internal::content_size(AdapterAccess::impl(adapter).file); })
+          "nbytes", [](const Adapter& adapter) { return internal::content_size(AdapterAccess::impl(adapter).file); })
       .def("unpaired", [](const Adapter& adapter) { return to_python(AdapterAccess::impl(adapter).unpaired); })
       .def("problems", [](const Adapter& adapter) { return to_python(adapter.problems()); })
       .def(
@@ -244,10 +240,11 @@ void add_adapters(nb::module_& module) {
   module.def("weight_names", &internal::weight_names, "module"_a);
   module.def(
       "load_adapter",
-      [](const CacheTensors& tensors, const nb::bytes& path, std::optional<double> program_scale, double strength) {
+      [](nb::handle tensors, const nb::bytes& path, std::optional<double> program_scale, double strength) {
+        const CacheTensors& on_cache = tensors_on_cache(tensors);
         const std::string name = to_string(path);
         const WithoutInterpreter release;
-        return internal::load_adapter(tensors, name, {program_scale, strength});
+        return internal::load_adapter(on_cache, name, {program_scale, strength});
       },
       "tensors"_a,
       "path"_a,
@@ -255,12 +252,14 @@ void add_adapters(nb::module_& module) {
       "strength"_a);
   module.def(
       "set_adapter_strength",
-      &internal::set_adapter_strength,
+      [](nb::handle tensors, double strength) {
+        const CacheTensors& on_cache = tensors_on_cache(tensors);
+        const WithoutInterpreter release;
+        return internal::set_adapter_strength(on_cache, strength);
+      },
       "tensors"_a,
-      "strength"_a,
-      nb::call_guard<WithoutInterpreter>());
-  module.def(
-      "merge_adapter", &merge, "tensors"_a, "source"_a, "alpha"_a, "scale"_a.none(), "names"_a, "weights"_a);
+      "strength"_a);
+  module.def("merge_adapter", &merge, "tensors"_a, "source"_a, "alpha"_a, "scale"_a.none(), "names"_a, "weights"_a);
 }
 
 } // namespace blobstore::python

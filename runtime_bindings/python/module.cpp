@@ -76,6 +76,7 @@ NB_MODULE(_native, module) {
   add_delegates(module);
   add_files(module);
   add_programs(module);
+  add_tensors(module);
 }
 
 } // namespace blobstore::python

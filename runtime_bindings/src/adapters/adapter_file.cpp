@@ -33,20 +33,6 @@ std::optional<std::string> recorded_foundation(const PtdFile& file) {
   return text;
 }
 
-/// A tensor in the dtype that it is stored in.
-/// @throws Error Layout: a record and the layout of a key describe it differently. Or what `Updates::value` throws.
-TensorView stored_value(const Adapter::Impl& impl, const NamedTensor& tensor) {
-  TensorView value = impl.updates.value(tensor.name);
-  if (value.sizes != tensor.sizes) {
-    throw Error(
-        ErrorKind::Layout,
-        impl.file.name(),
-        "'" + tensor.name + "' is " + to_string(tensor.sizes) + " by its record, but " + to_string(value.sizes) +
-            " by its key");
-  }
-  return value;
-}
-
 /// Read into memory, so that what is compared with the digests is what is used.
 PtdFile read_whole(const std::string& path) {
   const File file(path, /*writable=*/false);
@@ -153,7 +139,7 @@ std::vector<Error> Adapter::problems() const {
   std::vector<std::pair<std::string, TensorView>> values;
   for (const NamedTensor& tensor : impl_->tensors) {
     try {
-      values.emplace_back(tensor.name, stored_value(*impl_, tensor));
+      values.emplace_back(tensor.name, AdapterAccess::stored(*impl_, tensor));
     } catch (const Error& error) {
       if (error.kind() != ErrorKind::Update) { // it is quantized, and integers are finite
         found.push_back(error);
@@ -170,6 +156,18 @@ std::vector<Error> Adapter::problems() const {
 
 namespace blobstore::internal {
 
+TensorView AdapterAccess::stored(const Adapter::Impl& impl, const NamedTensor& tensor) {
+  TensorView value = impl.updates.value(tensor.name);
+  if (value.sizes != tensor.sizes) {
+    throw Error(
+        ErrorKind::Layout,
+        impl.file.name(),
+        "'" + tensor.name + "' is " + to_string(tensor.sizes) + " by its record, but " + to_string(value.sizes) +
+            " by its key");
+  }
+  return value;
+}
+
 TensorView AdapterAccess::value(const Adapter& adapter, std::string_view name) {
   const Adapter::Impl& impl = *adapter.impl_;
   const auto found = std::find_if(
@@ -177,7 +175,7 @@ TensorView AdapterAccess::value(const Adapter& adapter, std::string_view name) {
   if (found == impl.tensors.end()) {
     throw Error(ErrorKind::KeyNotFound, adapter.path(), "no tensor '" + std::string(name) + "'");
   }
-  const TensorView value = stored_value(impl, *found);
+  const TensorView value = stored(impl, *found);
   if (!is_number(found->scalar_type)) {
     throw Error(
         ErrorKind::UnsupportedData,

@@ -35,8 +35,11 @@ namespace blobstore::internal {
 /// Lets this room and the Python module see what an adapter is made of.
 struct AdapterAccess {
   static const Adapter::Impl& impl(const Adapter& adapter) { return *adapter.impl_; }
+  /// A tensor in the dtype that it is stored in.
+  /// @throws Error Layout: a record and the layout of a key describe it differently. Or what `Updates::value` throws.
+  static TensorView stored(const Adapter::Impl& impl, const NamedTensor& tensor);
   /// A tensor in the model's dtype: a view of the adapter's memory, or memory of its own.
-  /// @throws Error KeyNotFound, Update, as `Adapter::tensor`.
+  /// @throws Error KeyNotFound, Update, as `Adapter::tensor`. Layout, as `stored`. UnsupportedData: it has no numbers.
   static TensorView value(const Adapter& adapter, std::string_view name);
 };
 

@@ -182,3 +182,15 @@ uint64_t set_adapter_strength(const CacheTensors& tensors, double strength) {
 }
 
 } // namespace blobstore::internal
+
+namespace blobstore {
+
+uint64_t load_adapter(const LogicalTensors& tensors, const std::string& path, const AdapterOptions& options) {
+  return internal::load_adapter(internal::TensorsAccess::of(tensors), path, options);
+}
+
+uint64_t set_adapter_strength(const LogicalTensors& tensors, double strength) {
+  return internal::set_adapter_strength(internal::TensorsAccess::of(tensors), strength);
+}
+
+} // namespace blobstore

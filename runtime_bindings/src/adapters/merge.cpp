@@ -15,6 +15,7 @@
 #include "adapters/on_cache.h"
 #include "adapters/product.h"
 #include "logical/numbers.h"
+#include "logical/reorder.h"
 
 namespace blobstore {
 
@@ -340,4 +341,42 @@ std::unique_ptr<MergedAdapter> merge_adapter(
 }
 
 } // namespace internal
+
+namespace {
+
+/// Tensors in row-major order. They refer to the caller's memory.
+NamedViews views_of(const StateDict& tensors) {
+  NamedViews views;
+  for (const auto& [name, tensor] : tensors) {
+    if (tensor == nullptr || !is_number(static_cast<int8_t>(tensor->scalar_type()))) {
+      throw Error(ErrorKind::UnsupportedData, "'" + name + "' is not a tensor of numbers");
+    }
+    const TensorView view{
+        static_cast<int8_t>(tensor->scalar_type()),
+        {tensor->sizes().begin(), tensor->sizes().end()},
+        static_cast<const uint8_t*>(tensor->const_data_ptr()),
+        tensor->nbytes(),
+        nullptr};
+    const std::vector<uint8_t> order(tensor->dim_order().begin(), tensor->dim_order().end());
+    views.emplace_back(name, reorder(view, order, row_major(order.size())));
+  }
+  return views;
+}
+
+MergeChoices choices_of(const MergeOptions& options) {
+  return {options.alpha, options.scale, options.names, views_of(options.weights)};
+}
+
+} // namespace
+
+std::unique_ptr<MergedAdapter> merge_adapter(
+    const LogicalTensors& tensors, const std::string& path, const MergeOptions& options) {
+  return internal::merge_adapter(TensorsAccess::of(tensors), path, choices_of(options));
+}
+
+std::unique_ptr<MergedAdapter> merge_adapter(
+    const LogicalTensors& tensors, const StateDict& adapter, const MergeOptions& options) {
+  return internal::merge_adapter(TensorsAccess::of(tensors), views_of(adapter), choices_of(options));
+}
+
 } // namespace blobstore
