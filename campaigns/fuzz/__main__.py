@@ -52,6 +52,7 @@ class Job:
 JOBS = [
     Job("ptd"),
     Job("ptd", "ptd_fuzz"),
+    Job("ptd", "adapter_fuzz"),
     Job("pte"),
     Job("pte", "pte_fuzz"),
     Job("records"),

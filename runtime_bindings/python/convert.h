@@ -8,7 +8,12 @@
 #include <executorch/runtime/core/exec_aten/util/tensor_dimension_limit.h>
 #include <nanobind/nanobind.h>
 
+#include <blobstore/error.h>
 #include <blobstore/program.h>
+
+namespace blobstore::internal {
+class CacheTensors;
+}
 
 namespace blobstore::python {
 
@@ -85,11 +90,19 @@ nb::list to_python(const Outputs& outputs, bool torch);
 /// The exception translator: throws what the Python side made of an Error.
 void translate(const std::exception_ptr& pointer, void*);
 
+/// What the Python side made of an Error.
+nb::object to_exception(const Error& error);
+
+/// The tensors on a cache behind an object of the module's class `Tensors`. Valid as long as the object.
+const internal::CacheTensors& tensors_on_cache(nb::handle tensors);
+
 // The parts of the module.
+void add_adapters(nb::module_& module);
 void add_cache(nb::module_& module);
 void add_delegates(nb::module_& module);
 void add_files(nb::module_& module);
 void add_programs(nb::module_& module);
 void add_training(nb::module_& module);
+void add_tensors(nb::module_& module);
 
 } // namespace blobstore::python

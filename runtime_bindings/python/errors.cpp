@@ -20,15 +20,19 @@ const char* name_of(ErrorKind kind) {
 
 } // namespace
 
+nb::object to_exception(const Error& error) {
+  return run_python([&] {
+    return helpers().make_error(
+        name_of(error.kind()), to_bytes(error.path()), to_bytes(error.reason()), error.number());
+  });
+}
+
 void translate(const std::exception_ptr& pointer, void*) {
   try {
     std::rethrow_exception(pointer);
   } catch (const Error& error) {
     try {
-      nb::object made = run_python([&] {
-        return helpers().make_error(
-            name_of(error.kind()), to_bytes(error.path()), to_bytes(error.reason()), error.number());
-      });
+      const nb::object made = to_exception(error);
       PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(made.ptr())), made.ptr());
     } catch (nb::python_error& failed) {
       failed.restore();

@@ -106,15 +106,6 @@ void add_programs(nb::module_& module) {
           "path"_a,
           "cache"_a)
       .def_prop_ro("methods", &Program::methods)
-      .def(
-          "file",
-          [](const std::shared_ptr<Program>& program) {
-            auto* pin = new std::shared_ptr<Program>(program);
-            nb::capsule owner(pin, [](void* held) noexcept { delete static_cast<std::shared_ptr<Program>*>(held); });
-            const auto [data, size] = program->file();
-            return nb::cast(nb::ndarray<nb::numpy, const uint8_t>(data, {size}, owner));
-          },
-          "The bytes of its file, mapped.")
       .def("needs", &Program::needs)
       .def("backends", &Program::backends)
       .def("inputs", [](const Program& program, const std::string& name) { return inputs(program.method_meta(name)); })

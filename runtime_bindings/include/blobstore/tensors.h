@@ -14,6 +14,10 @@
 
 namespace blobstore {
 
+namespace internal {
+struct TensorsAccess;
+}
+
 /// Tensors by name, as ExecuTorch's own `load_state_dict` returns them.
 using StateDict = std::map<std::string, executorch::extension::TensorPtr>;
 
@@ -85,6 +89,7 @@ class LogicalTensors {
   uint64_t update_state_dict(const StateDict& tensors, bool strict = true, bool finite = false) const;
 
  private:
+  friend struct internal::TensorsAccess;
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };

@@ -59,6 +59,8 @@ class MappedCache final : public BlobCache, private ForkAware {
   void check_files() const override;
   bool verify() const override;
 
+  const PlacedBlobs& placed() const { return blobs_; }
+
  private:
   /// What a commit needs besides the new bytes. It goes into the slots only when the bytes change, so that a fork finds
   /// them whole.

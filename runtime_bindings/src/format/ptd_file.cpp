@@ -10,7 +10,16 @@ PtdFile::PtdFile(const std::string& path, Mapping::Kind kind)
     throw Error(ErrorKind::InvalidFile, path, "the file is empty");
   }
   map_ = Mapping(file_, 0, size_of_file_, kind);
-  table_ = read_ptd(path, map_.data(), size_of_file_);
+  read();
+}
+
+PtdFile::PtdFile(const std::string& path, Mapping map, uint64_t size)
+    : file_(path, /*descriptor=*/-1), size_of_file_(size), map_(std::move(map)) {
+  read();
+}
+
+void PtdFile::read() {
+  table_ = read_ptd(name(), map_.data(), size_of_file_);
   index_.reserve(table_.entries.size());
   for (size_t i = 0; i < table_.entries.size(); ++i) {
     index_.emplace(table_.entries[i].key, i);

@@ -28,6 +28,8 @@ class PtdFile final : public BlobSource {
   /// @param kind `Private` if callers may write to their copy of the bytes.
   /// @throws Error FileAccess, InvalidFile, Integrity.
   explicit PtdFile(const std::string& path, Mapping::Kind kind = Mapping::Kind::ReadOnly);
+  /// As above, for bytes that the caller has mapped, or read into memory, already.
+  PtdFile(const std::string& path, Mapping map, uint64_t size);
 
   const std::string& name() const override { return file_.path(); }
   size_t size() const override { return table_.entries.size(); }
@@ -43,12 +45,18 @@ class PtdFile final : public BlobSource {
   std::optional<Digest> recorded_digest(size_t index) const;
 
   const PtdTable& table() const { return table_; }
+  /// The whole file.
+  std::pair<const uint8_t*, size_t> bytes() const { return {map_.data(), static_cast<size_t>(size_of_file_)}; }
   /// The text that was stored with the file.
   const std::map<std::string, std::string>& metadata() const { return table_.metadata; }
   bool has_digests() const { return table_.manifest.has_value(); }
 
   /// @throws Error FileAccess: the file was truncated since it was opened.
-  void check_length() const { file_.check_length(size_of_file_); }
+  void check_length() const {
+    if (file_.descriptor() >= 0) {
+      file_.check_length(size_of_file_);
+    }
+  }
   /// Compare all blobs with their digests.
   ///
   /// @returns false if the file has no digests, so that nothing was compared.
@@ -56,7 +64,9 @@ class PtdFile final : public BlobSource {
   bool verify() const;
 
  private:
-  File file_;
+  void read();
+
+  File file_; // only its path, if the caller gave the bytes
   uint64_t size_of_file_ = 0;
   Mapping map_;
   PtdTable table_;

@@ -24,7 +24,61 @@ std::shared_ptr<Mapping> make_arena(size_t size) {
   return std::make_shared<Mapping>(size, 64);
 }
 
+/// All of this process.
+struct List : ForkAware {
+  std::mutex mutex;
+  std::vector<std::weak_ptr<const LoadedProgram>> all;
+
+  static List& get() {
+    static auto* list = new List; // programs may be destroyed while the process ends, in any order
+    return *list;
+  }
+
+  List() { enter(); }
+
+  void before_fork() override { mutex.lock(); }
+  void after_fork_in_parent() override { mutex.unlock(); }
+  void after_fork_in_child() override { renew(mutex); }
+
+  void add(const std::shared_ptr<const LoadedProgram>& program) {
+    const std::lock_guard<std::mutex> guard(mutex);
+    all.erase(std::remove_if(all.begin(), all.end(), [](const auto& one) { return one.expired(); }), all.end());
+    all.push_back(program);
+  }
+};
+
 } // namespace
+
+std::vector<std::shared_ptr<const LoadedProgram>> programs_on(const BlobCache& cache) {
+  std::vector<std::shared_ptr<const LoadedProgram>> living;
+  {
+    List& list = List::get();
+    const std::lock_guard<std::mutex> guard(list.mutex);
+    for (const auto& one : list.all) {
+      if (auto program = one.lock()) {
+        living.push_back(std::move(program));
+      }
+    }
+  }
+  std::vector<std::shared_ptr<const LoadedProgram>> found;
+  for (auto& program : living) {
+    for (const BlobCache* at = program->cache().get(); at != nullptr; at = at->base().get()) {
+      if (at == &cache) {
+        found.push_back(std::move(program));
+        break;
+      }
+    }
+  }
+  return found;
+}
+
+const ProgramParts& LoadedProgram::parts() const {
+  std::call_once(parts_read_, [&] {
+    const auto [data, size] = file();
+    parts_ = read_program_parts(path(), data, size);
+  });
+  return parts_;
+}
 
 LoadedProgram::LoadedProgram(const std::string& path, std::shared_ptr<BlobCache> cache)
     : cache_(std::move(cache)), image_(path), loader_(image_), map_(cache_) {
@@ -131,7 +185,9 @@ std::shared_ptr<Mapping> LoadedProgram::shared_arena(size_t index, size_t size) 
 namespace blobstore {
 
 std::shared_ptr<Program> Program::load(const std::string& path, std::shared_ptr<BlobCache> cache) {
-  return std::make_shared<internal::LoadedProgram>(path, std::move(cache));
+  auto program = std::make_shared<internal::LoadedProgram>(path, std::move(cache));
+  internal::List::get().add(program);
+  return program;
 }
 
 } // namespace blobstore

@@ -17,6 +17,7 @@
 #include "os/fork.h"
 #include "program/image_loader.h"
 #include "program/program_image.h"
+#include "program/program_parts.h"
 
 namespace blobstore::internal {
 
@@ -42,6 +43,8 @@ class LoadedProgram final : public Program, private ForkAware {
   const executorch::runtime::Program& program() const { return *program_; }
   const ProgramImage& image() const { return image_; }
   const CacheDataMap& map() const { return map_; }
+  /// Read when they are first asked for. @throws Error InvalidFile.
+  const ProgramParts& parts() const;
 
  private:
   size_t number(const std::string& method) const;
@@ -54,9 +57,15 @@ class LoadedProgram final : public Program, private ForkAware {
   ImageLoader loader_;
   CacheDataMap map_;
   std::optional<executorch::runtime::Program> program_;
+  mutable std::once_flag parts_read_;
+  mutable ProgramParts parts_;
   std::mutex mutex_; // guards shared_
   Arenas shared_;
   std::shared_ptr<std::mutex> state_ = std::make_shared<std::mutex>(); // for calls of methods that use shared_
 };
+
+/// The programs that are loaded now on a cache or on a cache above it, in the order in which they were loaded. A
+/// program counts as long as one of its methods lives.
+std::vector<std::shared_ptr<const LoadedProgram>> programs_on(const BlobCache& cache);
 
 } // namespace blobstore::internal
