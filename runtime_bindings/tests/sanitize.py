@@ -42,6 +42,7 @@ def main() -> None:
             plain, copy = Path(folder, "plain.ptd"), Path(folder, "copy.ptd")
             run([tests / "memory_test", plain, copy], options)
             run([tests / "cache_test", plain, folder, *write_program(Path(folder))], options)
+            run([tests / "files_test"], options)
             run([tests / "fork_test", copy], options)
             run([tests / "fork_test", copy, "without-descriptors"], options)
         with tempfile.TemporaryDirectory() as folder:

@@ -21,7 +21,8 @@ struct TensorsAccess;
 /// Tensors by name, as ExecuTorch's own `load_state_dict` returns them.
 using StateDict = std::map<std::string, executorch::extension::TensorPtr>;
 
-/// Read the tensors of a .ptd, under their keys, or of a .safetensors file; the first bytes tell them apart. Blobs of a
+/// Read the tensors of a .ptd, under their keys, or of a .safetensors file; the first bytes tell them apart, or else
+/// the ending of the name. Blobs of a
 /// .ptd that are opaque bytes are left out: packed weights, whose tensors `LogicalTensors` knows, and records.
 ///
 /// All bytes are read once and compared with the digests of the file, if it has any. The tensors are views of the

@@ -3,6 +3,7 @@
 #include <cstring>
 #include <limits>
 #include <memory>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -78,6 +79,10 @@ TensorPtr make_tensor(
       [owner = std::move(owner)](void*) {});
 }
 
+bool ends_with(std::string_view text, std::string_view ending) {
+  return text.size() >= ending.size() && text.substr(text.size() - ending.size()) == ending;
+}
+
 StateDict load_ptd(const std::string& path) {
   const auto file = std::make_shared<PtdFile>(path, Mapping::Kind::Private);
   file->verify();
@@ -115,14 +120,15 @@ StateDict load_safetensors(const std::string& path) {
 } // namespace
 
 StateDict load_state_dict(const std::string& path) {
-  switch (file_kind(path)) {
-    case FileKind::Safetensors:
-      return load_safetensors(path);
-    case FileKind::Data:
-      return load_ptd(path);
-    default:
-      throw Error(ErrorKind::InvalidFile, path, "this is neither a .ptd data file nor a .safetensors file");
+  const FileKind kind = file_kind(path);
+  if (kind == FileKind::Data) {
+    return load_ptd(path);
   }
+  // blanks may come before the brace by which a .safetensors is recognized
+  if (kind == FileKind::Safetensors || (kind == FileKind::Unknown && ends_with(path, ".safetensors"))) {
+    return load_safetensors(path);
+  }
+  throw Error(ErrorKind::InvalidFile, path, "this is neither a .ptd data file nor a .safetensors file");
 }
 
 } // namespace blobstore
