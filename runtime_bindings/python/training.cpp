@@ -14,7 +14,7 @@ namespace {
 using namespace nb::literals;
 
 /// In the order of the program.
-nb::dict to_python(const TrainingProgram& training, const StateDict& tensors) {
+nb::dict in_order(const TrainingProgram& training, const StateDict& tensors) {
   nb::dict out;
   for (const std::string& name : training.names()) {
     out[nb::str(name.data(), name.size())] = to_python(tensors.at(name), /*torch=*/true);
@@ -38,9 +38,8 @@ void add_training(nb::module_& module) {
       .def_prop_ro("outputs", &TrainingProgram::outputs, "The number of outputs of the model.")
       .def_prop_ro("nameless", &TrainingProgram::nameless, "The number of buffers that have no names.")
       .def(
-          "parameters",
-          [](const TrainingProgram& training) { return to_python(training, training.named_parameters()); })
-      .def("gradients", [](const TrainingProgram& training) { return to_python(training, training.named_gradients()); })
+          "parameters", [](const TrainingProgram& training) { return in_order(training, training.named_parameters()); })
+      .def("gradients", [](const TrainingProgram& training) { return in_order(training, training.named_gradients()); })
       .def(
           "publish",
           [](TrainingProgram& training, const std::shared_ptr<BlobCache>& target, bool strict, bool finite) {

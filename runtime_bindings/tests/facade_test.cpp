@@ -83,6 +83,7 @@ int main(int argc, char** argv) {
   CHECK(nothrow::at(*tensors, "hiden.weight").error().kind() == ErrorKind::KeyNotFound);
   CHECK(
       nothrow::update(*tensors, {{"hidden.weight", make_tensor_ptr({1}, {0.0f})}}).error().kind() == ErrorKind::Layout);
+  CHECK(nothrow::load_adapter(*tensors, "/nowhere/adapter.ptd").error().kind() == ErrorKind::FileAccess);
   CHECK(cache->generation() == 0);
   const auto zeros = make_tensor_ptr({10, 2}, std::vector<float>(20));
   CHECK(need(nothrow::update(*tensors, {{"hidden.weight", zeros}})) == cache->generation());

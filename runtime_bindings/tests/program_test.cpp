@@ -2,9 +2,9 @@
 //
 //   program_test FOLDER
 //
-// planned.pte and unplanned.pte add 1 to their input of float[4] in place, and return it and its double; unplanned.pte has
-// no memory for the input. channels_last.pte takes a channels-last float[1, 2, 2, 2] and returns it. text.pte returns the
-// string "a text", an int and a float.
+// planned.pte and unplanned.pte add 1 to their input of float[4] in place, and return it and its double; unplanned.pte
+// has no memory for the input. channels_last.pte takes a channels-last float[1, 2, 2, 2] and returns it. text.pte
+// returns the string "a text", an int and a float.
 
 #include <cstdio>
 #include <cstdlib>
@@ -60,14 +60,14 @@ const std::vector<float> kDoubled = {4, 6, 8, 10};
 void inputs_in_place(const std::string& path) {
   const auto method = load(path);
   const blobstore::Outputs outputs = method->execute({make_tensor_ptr({4}, kNumbers)});
-  CHECK(outputs.size() == 1 && numbers(outputs[0].toTensor()) == kDoubled);
+  CHECK(outputs.size() == 2 && numbers(outputs[0].toTensor()) == kMore && numbers(outputs[1].toTensor()) == kDoubled);
 
   const TensorPtr input = make_tensor_ptr({4}, kNumbers);
-  CHECK(numbers(*method->execute({input}).tensor(0)) == kDoubled);
+  CHECK(numbers(*method->execute({input}).tensor(1)) == kDoubled);
   CHECK(numbers(*input) == kNumbers);
-  CHECK(numbers(*method->execute({input}, {SIZE_MAX, {false}}).tensor(0)) == kDoubled);
+  CHECK(numbers(*method->execute({input}, {SIZE_MAX, {false}}).tensor(1)) == kDoubled);
   CHECK(numbers(*input) == kNumbers);
-  CHECK(numbers(*method->execute({input}, {SIZE_MAX, {true}}).tensor(0)) == kDoubled);
+  CHECK(numbers(*method->execute({input}, {SIZE_MAX, {true}}).tensor(1)) == kDoubled);
   CHECK(numbers(*input) == kMore);
 
   void* page = mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -75,7 +75,7 @@ void inputs_in_place(const std::string& path) {
   std::memcpy(page, kNumbers.data(), 16);
   CHECK(mprotect(page, 4096, PROT_READ) == 0); // a write to it would end the process
   const TensorPtr constant = make_tensor_ptr({4}, page);
-  CHECK(numbers(*method->execute({constant}).tensor(0)) == kDoubled);
+  CHECK(numbers(*method->execute({constant}).tensor(1)) == kDoubled);
 }
 
 /// Results own their memory, with or without the Outputs, the method and later calls.
@@ -83,13 +83,13 @@ void outputs_own_their_memory(const std::string& path) {
   auto method = load(path);
   blobstore::Outputs outputs = method->execute({make_tensor_ptr({4}, kNumbers)});
   const blobstore::Outputs copy = outputs;
-  const TensorPtr tensor = outputs.tensor(0);
+  const TensorPtr tensor = outputs.tensor(1);
   (void)method->execute({make_tensor_ptr({4}, {0.0f, 0.0f, 0.0f, 0.0f})});
-  CHECK(numbers(outputs[0].toTensor()) == kDoubled);
+  CHECK(numbers(outputs[1].toTensor()) == kDoubled);
   outputs = {};
   method = nullptr;
-  CHECK(numbers(copy[0].toTensor()) == kDoubled && numbers(*tensor) == kDoubled);
-  CHECK(copy.tensor(1) == nullptr);
+  CHECK(numbers(copy[1].toTensor()) == kDoubled && numbers(*tensor) == kDoubled);
+  CHECK(copy.tensor(2) == nullptr);
 }
 
 void none_of_the_outputs(const std::string& path) {
@@ -111,7 +111,7 @@ void refused_inputs(const std::string& folder) {
   CHECK(refusal([&] {
           (void)method->execute({make_tensor_ptr({4}, nullptr)});
         }).find("has no data") != std::string::npos);
-  CHECK(numbers(*method->execute({input}).tensor(0)) == kDoubled);
+  CHECK(numbers(*method->execute({input}).tensor(1)) == kDoubled);
 }
 
 /// The order of dimensions in memory counts, not how it is written.
@@ -143,7 +143,7 @@ void memory_of_a_method(const std::string& path) {
   TensorPtr memory;
   {
     const auto method = load(path);
-    memory = method->output_memory(0);
+    memory = method->output_memory(1);
     CHECK(numbers(*memory) == std::vector<float>(4));
     (void)method->execute({make_tensor_ptr({4}, kNumbers)});
   }

@@ -22,6 +22,7 @@
 #include <executorch/runtime/core/evalue.h>
 #include <executorch/runtime/executor/method_meta.h>
 
+#include <blobstore/adapters.h>
 #include <blobstore/cache.h>
 #include <blobstore/program.h>
 #include <blobstore/reading.h>
@@ -71,6 +72,19 @@ Result<executorch::extension::TensorPtr> value(const LogicalTensors& tensors, st
 Result<uint64_t> update(const LogicalTensors& tensors, const StateDict& values, bool finite = false) noexcept;
 Result<uint64_t> update_state_dict(
     const LogicalTensors& tensors, const StateDict& values, bool strict = true, bool finite = false) noexcept;
+
+// Adapters: <blobstore/adapters.h>
+
+Result<std::string> foundation_fingerprint(const std::vector<std::string>& paths) noexcept;
+Result<std::shared_ptr<const Adapter>> read_adapter(const std::string& path) noexcept;
+Result<uint64_t> load_adapter(
+    const LogicalTensors& tensors, const std::string& path, const AdapterOptions& options = AdapterOptions()) noexcept;
+Result<uint64_t> set_adapter_strength(const LogicalTensors& tensors, double strength) noexcept;
+Result<std::unique_ptr<MergedAdapter>> merge_adapter(
+    const LogicalTensors& tensors, const std::string& path, const MergeOptions& options = MergeOptions()) noexcept;
+Result<std::unique_ptr<MergedAdapter>> merge_adapter(
+    const LogicalTensors& tensors, const StateDict& adapter, const MergeOptions& options = MergeOptions()) noexcept;
+Result<uint64_t> undo(MergedAdapter& adapter) noexcept;
 
 // Training: <blobstore/training.h>
 

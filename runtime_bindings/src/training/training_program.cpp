@@ -2,6 +2,7 @@
 #include <cmath>
 #include <cstring>
 #include <mutex>
+#include <optional>
 #include <utility>
 
 #include <blobstore/error.h>
@@ -219,7 +220,7 @@ void TrainingProgram::unlock() {
 uint64_t TrainingProgram::publish(const LogicalTensors& target, bool strict, bool finite) {
   const internal::Trained trained{
       *impl_->program, impl_->method->name(), impl_->ordered_parameters, impl_->ordered_buffers};
-  return internal::publish(trained, target, strict, finite, impl_->turns);
+  return internal::publish(trained, internal::TensorsAccess::of(target), strict, finite, impl_->turns);
 }
 
 uint64_t TrainingProgram::publish(const std::shared_ptr<BlobCache>& target, bool strict, bool finite) {
