@@ -62,7 +62,7 @@ std::vector<Given> frozen_parts(const Trained& trained, const std::vector<Given>
     const Tensor* tensor = pending.back();
     pending.pop_back();
     for (const Record* record : tensor->made_into) {
-      for (const Source& source : record->sources) {
+      for (const auto& source : record->sources) {
         const Tensor& need = index.tensor_of(source);
         if (!seen.insert(&need).second) {
           continue;
