@@ -72,6 +72,8 @@ _ERRORS: dict[str, type[errors.BlobStoreError]] = {
     "data_changed": errors.DataChangedError,
     "training": errors.TrainingError,
     "not_finite_loss": errors.NotFiniteLossError,
+    "invalid_key": errors.InvalidKeyError,
+    "invalid_alignment": errors.InvalidAlignmentError,
 }
 
 

@@ -5,15 +5,17 @@
 
     cache = BlobCache("adapter.ptd", base=BlobCache("foundation.ptd"))
     load_adapter(cache, "b.ptd")  # the next call uses it
+    set_adapter_strength(cache, 0.5)  # half of it; 0 turns it off
 
     merged = merge_adapter(plain_cache, "b.ptd")  # into the weights of a program without an adapter
     merged.undo()  # exactly the bytes from before
 
-Reading and writing adapter files needs neither torch nor executorch nor the native runtime.
+Everything here but `AdapterTags` needs the native package `blobstore-runtime`, which does the work, and neither torch nor
+executorch's Python code.
 """
 
 from blobstore.adapters.adapter_file import Adapter, bind_adapter, read_adapter, save_adapter
-from blobstore.adapters.exchange import load_adapter
+from blobstore.adapters.exchange import load_adapter, set_adapter_strength
 from blobstore.adapters.fit import AdapterInfo, AdaptersInfo, FoundationInfo, inspect_adapters
 from blobstore.adapters.foundation import NamedTensor, foundation_fingerprint
 from blobstore.adapters.lora_names import AdapterTags, Pair
@@ -35,4 +37,5 @@ __all__ = [
     "merge_adapter",
     "read_adapter",
     "save_adapter",
+    "set_adapter_strength",
 ]

@@ -5,44 +5,37 @@ from __future__ import annotations
 import functools
 import math
 import os
-import re
+import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from blobstore.adapters.foundation import (
-    FOUNDATION,
-    SCALE,
-    NamedTensor,
-    fingerprint,
-    named_tensors,
-    open_foundation,
-)
-from blobstore.adapters.lora_names import Pair, find_pairs, no_adapter, raise_first
+import numpy as np
+import numpy.typing as npt
+
+from blobstore.adapters.foundation import NamedTensor, foundation_fingerprint, is_text, library, named_tensors
+from blobstore.adapters.lora_names import Pair
 from blobstore.disk.staging import refuse_inputs
-from blobstore.errors import (
-    AdapterError,
-    BlobStoreError,
-    InvalidFileError,
-    KeyNotFoundError,
-    UnsupportedDataError,
-    UpdateError,
-)
-from blobstore.formats.ptd.reader import PtdDataMap, open_ptd
-from blobstore.logical import steps
-from blobstore.logical.steps import Plain
+from blobstore.errors import AdapterError, BlobStoreError, KeyNotFoundError, UnsupportedDataError
+from blobstore.formats.ptd.reader import PtdDataMap
 from blobstore.logical.updates import LogicalTensors
-from blobstore.memory.mapped_file import Paths, as_path
-from blobstore.memory.tensors import check_by_name
+from blobstore.memory.dtypes import NUMBERS, numpy_dtype, unsigned_dtype
+from blobstore.memory.layout import ScalarType, TensorLayout
+from blobstore.memory.mapped_file import Paths, as_path, as_paths
+from blobstore.memory.tensors import as_bytes, check_by_name, in_dim_order, to_numpy, to_torch
 from blobstore.store import BlobStore
 
-__all__ = ["Adapter", "bind_adapter", "check_scale", "read_adapter", "recorded_scale", "save_adapter"]
+__all__ = ["Adapter", "bind_adapter", "check_scale", "native_tensors", "raise_first", "read_adapter", "save_adapter"]
+
+_FOUNDATION = "blobstore.adapter.foundation"
+_SCALE = "blobstore.adapter.scale"
 
 
 @dataclass(frozen=True)
 class Adapter:
-    """An adapter that was read from a file. Its tensors are views of the mapped file and keep the map alive.
+    """An adapter that was read from a file into memory, so it does not matter what happens to the file later. Its
+    tensors are views of this memory and keep it alive.
 
     Attributes:
         path: the file.
@@ -52,8 +45,6 @@ class Adapter:
         contents: its tensors by name.
         pairs: its LoRA pairs, by module.
         unpaired: an AdapterError or LayoutError for each module without a valid pair.
-        logical: the tensors of its records, for a file that lowering wrote.
-        blobs: the file.
     """
 
     path: Path
@@ -63,8 +54,17 @@ class Adapter:
     contents: Mapping[str, NamedTensor]
     pairs: tuple[Pair, ...]
     unpaired: tuple[BlobStoreError, ...]
-    logical: LogicalTensors
-    blobs: PtdDataMap
+    _native: Any = field(repr=False, compare=False)
+
+    @functools.cached_property
+    def blobs(self) -> PtdDataMap:
+        """The file."""
+        return PtdDataMap(self.path, data=memoryview(self._native.file()))
+
+    @functools.cached_property
+    def logical(self) -> LogicalTensors:
+        """The tensors of its records, for a file that lowering wrote."""
+        return LogicalTensors(self.blobs)
 
     @functools.cached_property
     def tensors(self) -> dict[str, Any]:
@@ -74,10 +74,10 @@ class Adapter:
         Raises:
             UpdateError: a tensor is quantized, so its original values are not in the file.
         """
-        return {name: steps.tensor_of(self.value(name)) for name in self.contents}
+        return {name: _tensor(*self._bytes(name)) for name in self.contents}
 
-    def value(self, name: str) -> Plain:
-        """One tensor, as an array and a scalar type.
+    def value(self, name: str) -> tuple[npt.NDArray[Any], ScalarType]:
+        """One tensor, as an array and a scalar type. An array of bfloat16 has the uint16 of the bits.
 
         Raises:
             KeyNotFoundError: there is no such tensor.
@@ -85,22 +85,34 @@ class Adapter:
         """
         if not isinstance(name, str) or name not in self.contents:
             raise KeyNotFoundError(f"{self.path}: no tensor {name!r}")
-        return steps.cast(self.logical.value(name), self.contents[name].scalar_type)
+        data, layout = self._bytes(name)
+        kind = layout.scalar_type
+        dtype = unsigned_dtype(kind) if kind is ScalarType.BFLOAT16 else numpy_dtype(kind)
+        return np.frombuffer(data, dtype).reshape(layout.sizes), kind
+
+    @property
+    def nbytes(self) -> int:
+        """Total size of its blobs in bytes, without records."""
+        return int(self._native.nbytes)
+
+    def _bytes(self, name: str) -> tuple[memoryview, TensorLayout]:
+        data, kind, sizes = self._native.value(name)
+        return memoryview(data), TensorLayout(ScalarType(kind), tuple(sizes))
 
     def problems(self) -> list[BlobStoreError]:
         """Everything that is wrong with the file itself: `unpaired`, and an UpdateError for each tensor with infinities
         or NaN."""
-        return [*self.unpaired, *_not_finite(self.path, (name for name in self.contents if not self._is_finite(name)))]
+        return list(self._native.problems())
 
     def check(self) -> None:
         """Raise the first of `problems`, if there is one."""
         raise_first(self.problems())
 
-    def _is_finite(self, name: str) -> bool:
-        try:
-            return steps.check_finite(self.logical.value(name))
-        except UpdateError:
-            return True  # it is quantized, and integers are finite
+
+def _tensor(data: memoryview, layout: TensorLayout) -> Any:
+    if layout.scalar_type is ScalarType.BFLOAT16 and "torch" in sys.modules:
+        return to_torch(memoryview(bytearray(data)), layout)
+    return to_numpy(data, layout)
 
 
 def read_adapter(path: str | os.PathLike[str]) -> Adapter:
@@ -111,23 +123,19 @@ def read_adapter(path: str | os.PathLike[str]) -> Adapter:
     Raises:
         FileAccessError, InvalidFileError, IntegrityError: the file cannot be opened or trusted.
         AdapterError: it has no LoRA tensors.
+        MissingDependencyError: the native package is not installed.
     """
-    blobs = open_ptd(path, verify=True)
-    logical = LogicalTensors(blobs)
-    contents = named_tensors(blobs, logical)
-    pairs, problems = find_pairs({name: tensor.sizes for name, tensor in contents.items()}, blobs.name)
-    if not pairs and not problems:
-        raise no_adapter(blobs.name)
+    path = as_path(path)
+    native = library().Adapter.read(os.fsencode(path))
     return Adapter(
-        path=blobs.path,
-        foundation=_recorded_foundation(blobs),
-        scale=recorded_scale(blobs),
-        metadata={key: text for key, text in blobs.metadata.items() if key not in (FOUNDATION, SCALE)},
-        contents=contents,
-        pairs=tuple(pairs),
-        unpaired=tuple(problems),
-        logical=logical,
-        blobs=blobs,
+        path=path,
+        foundation=native.foundation,
+        scale=native.scale,
+        metadata=native.metadata,
+        contents=named_tensors(native.tensors),
+        pairs=tuple(Pair(*pair) for pair in native.pairs),
+        unpaired=tuple(native.unpaired()),
+        _native=native,
     )
 
 
@@ -161,18 +169,13 @@ def save_adapter(
         OutputPathError: the path is that of the foundation.
         FileAccessError, InvalidFileError, IntegrityError: the foundation cannot be read, or the file cannot be written.
             After any of these errors, an existing file is unchanged.
+        MissingDependencyError: the native package is not installed.
     """
     check_by_name(tensors)
-    name = str(as_path(path))
     store = BlobStore()
     for key, tensor in tensors.items():
         store.add(key, tensor)
-    values = {key: steps.plain(tensor) for key, tensor in tensors.items()}
-    pairs, problems = find_pairs({key: value.shape for key, (value, _) in values.items()}, name)
-    problems += _not_finite(name, (key for key, value in values.items() if not steps.check_finite(value)))
-    raise_first(problems)
-    if not pairs:
-        raise no_adapter(name)
+    raise_first(library().adapter_problems(native_tensors(tensors), os.fsencode(as_path(path))))
     return _write(store, path, foundation, scale, {} if metadata is None else metadata)
 
 
@@ -204,7 +207,8 @@ def bind_adapter(
     adapter = read_adapter(source)
     adapter.check()
     if scale is None and adapter.scale is None:
-        raise AdapterError(f"{adapter.blobs.name}: records no scale; give it as scale=")
+        raise AdapterError(f"{adapter.path}: records no scale; give it as scale=")
+    refuse_inputs([as_path(target)], [adapter.path])
     store = BlobStore()
     store.merge(adapter.blobs)
     return _write(store, target, foundation, adapter.scale if scale is None else scale, adapter.metadata)
@@ -217,13 +221,31 @@ def _write(
     scale: float | None,
     metadata: Mapping[str, str],
 ) -> int:
-    number = check_scale(scale)
-    with open_foundation(foundation) as blobs:
-        refuse_inputs([as_path(path)], blobs.sources)
-        recorded = {FOUNDATION: fingerprint(blobs), SCALE: repr(number)}
+    number, files = check_scale(scale), as_paths(foundation)
+    refuse_inputs([as_path(path)], files)
+    recorded = {_FOUNDATION: foundation_fingerprint(files), _SCALE: repr(number)}
     if not isinstance(metadata, Mapping) or recorded.keys() & metadata.keys():
-        raise UnsupportedDataError(f"metadata must map str to str, without the keys {FOUNDATION} and {SCALE}")
+        raise UnsupportedDataError(f"metadata must map str to str, without the keys {_FOUNDATION} and {_SCALE}")
     return store.write_ptd(path, metadata={**metadata, **recorded})
+
+
+def native_tensors(tensors: Mapping[str, Any]) -> list[tuple[str, memoryview, int, tuple[int, ...]]]:
+    """Tensors by name as the native module takes them: contiguous bytes, a scalar type and sizes.
+
+    Raises:
+        UnsupportedDataError: a value is not a tensor, or its dtype or device is not supported.
+    """
+    rows = []
+    for name, tensor in tensors.items():
+        if not is_text(name):
+            raise UnsupportedDataError(f"expected tensors by name, found {name!r}")
+        data, layout = as_bytes(tensor)
+        if layout is None:
+            raise UnsupportedDataError(f"expected a torch tensor or a numpy array, found {type(tensor).__name__}")
+        if layout.scalar_type not in NUMBERS:
+            raise UnsupportedDataError(f"weights of type {layout} are not supported")
+        rows.append((name, in_dim_order(data, layout), int(layout.scalar_type), layout.sizes))
+    return rows
 
 
 def check_scale(scale: Any, what: str = "scale") -> float:
@@ -245,31 +267,7 @@ def check_scale(scale: Any, what: str = "scale") -> float:
     return number
 
 
-def recorded_scale(blobs: PtdDataMap) -> float | None:
-    """The scale in the metadata of a file; None if it has none.
-
-    Raises:
-        InvalidFileError: the recorded scale is not a finite number.
-    """
-    if SCALE not in blobs.metadata:
-        return None
-    try:
-        return check_scale(blobs.metadata[SCALE])
-    except AdapterError as error:
-        raise _malformed(blobs, str(error)) from None
-
-
-def _recorded_foundation(blobs: PtdDataMap) -> str | None:
-    text = blobs.metadata.get(FOUNDATION)
-    if text is not None and not re.fullmatch("[0-9a-f]{32}", text):
-        raise _malformed(blobs, f"{text!r} is not a fingerprint")
-    return text
-
-
-def _malformed(blobs: PtdDataMap, reason: str) -> InvalidFileError:
-    return InvalidFileError(blobs.path, f"the adapter's metadata is malformed: {reason}")
-
-
-def _not_finite(origin: object, names: Iterable[str]) -> list[UpdateError]:
-    """An error for each of these tensors."""
-    return [UpdateError(f"{origin}: '{name}' has values that are not finite") for name in names]
+def raise_first(problems: Iterable[BlobStoreError]) -> None:
+    """Raise the first problem, if there is one."""
+    for problem in problems:
+        raise problem

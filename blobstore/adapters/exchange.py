@@ -1,34 +1,28 @@
-"""Exchanging the adapter of a cache while programs run on it."""
+"""Exchanging the adapter of a cache, and changing its strength, while programs run on it."""
 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import numpy as np
-
-from blobstore.adapters.adapter_file import Adapter, check_scale, read_adapter
-from blobstore.adapters.foundation import content_keys
-from blobstore.adapters.lora_names import quoted, raise_first
-from blobstore.adapters.on_cache import (
-    CacheAdapters,
-    cache_adapters,
-    check_foundation,
-    check_open_cache,
-    named_origin,
-    turn,
-)
-from blobstore.errors import AdapterError, UpdateError
-from blobstore.logical import steps
-from blobstore.memory.layout import ScalarType
+from blobstore.adapters.adapter_file import check_scale
+from blobstore.adapters.foundation import library
+from blobstore.adapters.on_cache import native_tensors_of
+from blobstore.memory.mapped_file import as_path
 
 if TYPE_CHECKING:
     from blobstore.runtime import BlobCache
 
-__all__ = ["load_adapter"]
+__all__ = ["load_adapter", "set_adapter_strength"]
 
 
-def load_adapter(cache: BlobCache, path: str | os.PathLike[str], *, program_scale: float | None = None) -> int:
+def load_adapter(
+    cache: BlobCache,
+    path: str | os.PathLike[str],
+    *,
+    program_scale: float | None = None,
+    strength: float = 1.0,
+) -> int:
     """Exchange the adapter that the programs on a cache run with, in one commit.
 
     The tensors of the file are stored in the layouts that the programs use. One file therefore serves portable
@@ -41,6 +35,8 @@ def load_adapter(cache: BlobCache, path: str | os.PathLike[str], *, program_scal
         program_scale: the factor that the program multiplies the product with. If it is not given, the scale of the
             adapter must be the one that the cache's files record, if they record any. If it differs from the adapter's
             scale, the adapter's `lora_b` is multiplied so that the program computes what the adapter was trained for.
+        strength: how much of the adapter the programs use: 1 is what it was trained for, 0 turns it off;
+            `set_adapter_strength` changes it later.
 
     Returns:
         The new generation of the cache. `cache.revert()` restores the adapter in the cache's file.
@@ -57,55 +53,30 @@ def load_adapter(cache: BlobCache, path: str | os.PathLike[str], *, program_scal
         UpdateError: a tensor has infinities or NaN, or cannot be changed, or not in all loaded programs.
         UnsupportedDataError: `cache` is not a `BlobCache`.
     """
-    check_open_cache(cache)
-    adapter = read_adapter(path)
-    check_foundation(cache, adapter)
-    raise_first(adapter.unpaired)  # the update itself refuses infinities and NaN
-    known = cache_adapters(cache)
-    logical, stored = _values(adapter, _factor(cache, known, adapter, program_scale))
-    missing = known.lora - {cache.tensors[name].name if name in cache.tensors else name for name in adapter.contents}
-    if missing:
-        raise AdapterError(
-            f"{adapter.path}: lacks {quoted(missing)}, so {cache.name} would keep those of another adapter"
-        )
-    with turn(cache), named_origin(adapter.path):
-        if stored and logical:
-            raise UpdateError(f"{quoted(stored)} are quantized and others are not; lower the adapter as a whole")
-        cache._check_reach(logical)
-        return cache.update_blobs(stored) if stored else cache.update(logical, finite=True)
+    tensors = native_tensors_of(cache)
+    name = os.fsencode(as_path(path))
+    scale = None if program_scale is None else check_scale(program_scale, "program_scale")
+    return int(library().load_adapter(tensors, name, scale, check_scale(strength, "strength")))
 
 
-def _factor(cache: BlobCache, known: CacheAdapters, adapter: Adapter, program_scale: float | None) -> float:
-    """The factor for `lora_b` that makes up for the scale in the program."""
-    if adapter.scale is None:
-        return 1.0
-    if program_scale is None:
-        if known.scales - {adapter.scale}:
-            have = ", ".join(map(repr, sorted(known.scales)))
-            raise AdapterError(
-                f"{adapter.path}: its scale is {adapter.scale!r}, that of the adapter in {cache.name} is {have}; give the "
-                "factor of the program as program_scale="
-            )
-        return 1.0
-    number = check_scale(program_scale, "program_scale")
-    if number == 0:
-        raise AdapterError("program_scale is 0, so no adapter has an effect on this program")
-    return adapter.scale / number
+def set_adapter_strength(cache: BlobCache, strength: float) -> int:
+    """Change how much of the adapter that `load_adapter` loaded last the programs use, in one commit.
 
+    `lora_b` becomes the strength times the one in the adapter's file, which stays in memory. So repeated changes add up
+    no rounding, and strength 1 restores exactly what `load_adapter` stored.
 
-def _values(adapter: Adapter, factor: float) -> tuple[dict[str, Any], dict[str, memoryview]]:
-    """The tensors of an adapter in the form of updates: by name or, if they are quantized, as blobs by key."""
-    halves = {pair.b for pair in adapter.pairs}
-    logical: dict[str, Any] = {}
-    try:
-        for name in adapter.contents:
-            value = adapter.value(name)
-            if factor != 1 and name in halves:
-                with np.errstate(over="ignore", invalid="ignore"):  # the update refuses infinities and NaN
-                    value = steps.cast((steps.floats(value) * np.float32(factor), ScalarType.FLOAT), value[1])
-            logical[name] = steps.tensor_of(value)
-    except UpdateError:
-        if factor != 1:
-            raise
-        return {}, {key: adapter.blobs[key] for key in content_keys(adapter.blobs)}
-    return logical, {}
+    Args:
+        cache: the cache that the adapter was loaded into.
+        strength: 1 is what the adapter was trained for, 0 turns it off.
+
+    Returns:
+        The new generation of the cache.
+
+    Raises:
+        AdapterError: no adapter was loaded, its tensors were changed or reverted since, or the strength is not a finite
+            number. Nothing was changed; the same holds for all errors below.
+        UpdateError: the result has infinities or NaN, or the adapter is stored quantized.
+        UnsupportedDataError: `cache` is not a `BlobCache`.
+    """
+    tensors = native_tensors_of(cache)
+    return int(library().set_adapter_strength(tensors, check_scale(strength, "strength")))

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from blobstore.adapters.adapter_file import Adapter, read_adapter
-from blobstore.adapters.foundation import NamedTensor, content_keys, fingerprint, named_tensors, open_foundation
-from blobstore.adapters.lora_names import Pair, weight_names
+from blobstore.adapters.foundation import NamedTensor, library, named_tensors, native_paths
+from blobstore.adapters.lora_names import Pair
 from blobstore.errors import AdapterError, BlobStoreError, KeyNotFoundError, LayoutError
-from blobstore.formats.data_map import NamedDataMap
 from blobstore.memory.mapped_file import Paths, as_paths
 
-__all__ = ["AdapterInfo", "AdaptersInfo", "FoundationInfo", "check_shape", "find_weight", "inspect_adapters", "misfits"]
+__all__ = ["AdapterInfo", "AdaptersInfo", "FoundationInfo", "inspect_adapters"]
 
 
 @dataclass(frozen=True)
@@ -80,77 +79,56 @@ def inspect_adapters(foundation: Paths, adapters: Paths) -> AdaptersInfo:
     Raises:
         FileAccessError, InvalidFileError, IntegrityError: a file cannot be opened or trusted.
         AdapterError: the foundation is an adapter, or one of the adapters has no LoRA tensors.
+        MissingDependencyError: the native package is not installed.
     """
-    with open_foundation(foundation) as blobs:
-        tensors, print_ = named_tensors(blobs), fingerprint(blobs)
-        infos = []
-        for path in as_paths(adapters):
-            adapter = read_adapter(path)
-            problems = [*adapter.problems(), *misfits(adapter, tensors, print_, blobs.name)]
-            infos.append(
-                AdapterInfo(
-                    path=adapter.path,
-                    nbytes=_nbytes(adapter.blobs),
-                    foundation=adapter.foundation,
-                    scale=adapter.scale,
-                    metadata=adapter.metadata,
-                    tensors=tuple(adapter.contents.values()),
-                    pairs=adapter.pairs,
-                    fits=not problems,
-                    problems=tuple(str(problem).removeprefix(f"{adapter.path}: ") for problem in problems),
-                )
-            )
-        info = FoundationInfo(blobs.sources, print_, len(blobs), _nbytes(blobs), tuple(tensors.values()))
-    return AdaptersInfo(info, tuple(infos))
+    files = tuple(as_paths(foundation))
+    print_, keys, nbytes, rows = library().describe_foundation(native_paths(files))
+    info = FoundationInfo(files, print_, keys, nbytes, tuple(named_tensors(rows).values()))
+    return AdaptersInfo(info, tuple(_describe(read_adapter(path), info) for path in as_paths(adapters)))
 
 
-def misfits(adapter: Adapter, tensors: Mapping[str, NamedTensor], foundation: str, name: str) -> list[BlobStoreError]:
-    """The reasons why an adapter cannot be used with a foundation.
-
-    Args:
-        adapter: the adapter.
-        tensors, foundation, name: the foundation's tensors, its fingerprint, and its name in messages.
-
-    Returns:
-        An AdapterError if it was made for another foundation; a KeyNotFoundError for each module that the foundation
-        lacks; a LayoutError for each weight whose shape is not that of the pair's product.
-    """
-    problems: list[BlobStoreError] = []
-    if adapter.foundation not in (None, foundation):
-        problems.append(
-            AdapterError(f"{adapter.path}: made for foundation {adapter.foundation}, but {name} is {foundation}")
-        )
-    for pair in adapter.pairs:
-        weight = find_weight(pair.module, tensors)
-        if weight is None:
-            names = " or ".join(map(repr, weight_names(pair.module)))
-            problems.append(
-                KeyNotFoundError(f"{adapter.path}: module '{pair.module}' is not in {name}, which has no {names}")
-            )
-        elif (misfit := check_shape(adapter.path, pair, weight, tensors[weight].sizes)) is not None:
-            problems.append(misfit)
-    return problems
-
-
-def find_weight(module: str, tensors: Iterable[str]) -> str | None:
-    """The name of the weight that a module's pair adapts, if the tensors include it, else None."""
-    return next((name for name in weight_names(module) if name in tensors), None)
-
-
-def check_shape(origin: object, pair: Pair, weight: str, sizes: tuple[int, ...]) -> LayoutError | None:
-    """An error if the product of a pair does not have the shape of a weight, else None.
-
-    Args:
-        origin: the adapter as messages name it.
-        pair: the pair.
-        weight, sizes: the name and the shape of the weight.
-    """
-    if sizes == (pair.out_features, pair.in_features):
-        return None
-    return LayoutError(
-        f"{origin}: '{weight}' is {list(sizes)}, but '{pair.b}' and '{pair.a}' make {[pair.out_features, pair.in_features]}"
+def _describe(adapter: Adapter, foundation: FoundationInfo) -> AdapterInfo:
+    problems = [*adapter.problems(), *_misfits(adapter, foundation)]
+    return AdapterInfo(
+        path=adapter.path,
+        nbytes=adapter.nbytes,
+        foundation=adapter.foundation,
+        scale=adapter.scale,
+        metadata=adapter.metadata,
+        tensors=tuple(adapter.contents.values()),
+        pairs=adapter.pairs,
+        fits=not problems,
+        problems=tuple(str(problem).removeprefix(f"{adapter.path}: ") for problem in problems),
     )
 
 
-def _nbytes(blobs: NamedDataMap) -> int:
-    return sum(len(blobs[key]) for key in content_keys(blobs))
+def _misfits(adapter: Adapter, foundation: FoundationInfo) -> list[BlobStoreError]:
+    """The reasons why an adapter cannot be used with a foundation: an AdapterError if it was made for another one; a
+    KeyNotFoundError for each module that the foundation lacks; a LayoutError for each weight whose shape is not that of
+    the pair's product."""
+    problems: list[BlobStoreError] = []
+    name = " + ".join(map(str, foundation.paths))
+    if adapter.foundation not in (None, foundation.fingerprint):
+        problems.append(
+            AdapterError(
+                f"{adapter.path}: made for foundation {adapter.foundation}, but {name} is {foundation.fingerprint}"
+            )
+        )
+    sizes = {tensor.name: tensor.sizes for tensor in foundation.tensors}
+    for pair in adapter.pairs:
+        names = library().weight_names(pair.module)
+        weight = next((one for one in names if one in sizes), None)
+        product = (pair.out_features, pair.in_features)
+        if weight is None:
+            listed = " or ".join(map(repr, names))
+            problems.append(
+                KeyNotFoundError(f"{adapter.path}: module '{pair.module}' is not in {name}, which has no {listed}")
+            )
+        elif sizes[weight] != product:
+            problems.append(
+                LayoutError(
+                    f"{adapter.path}: '{weight}' is {list(sizes[weight])}, but '{pair.b}' and '{pair.a}' make "
+                    f"{list(product)}"
+                )
+            )
+    return problems

@@ -1,30 +1,18 @@
-"""What the names of tensors say: which belong to an adapter, which two are a pair, and which weight a pair adapts."""
+"""What the names of tensors say: which belong to an adapter, and which two are a pair."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from blobstore.errors import AdapterError, BlobStoreError, InvalidTagError, LayoutError, UnsupportedDataError
+from blobstore.errors import InvalidTagError, UnsupportedDataError
 from blobstore.store import check_tag
 
-__all__ = [
-    "AdapterTags",
-    "Pair",
-    "find_pairs",
-    "is_lora",
-    "no_adapter",
-    "node_form",
-    "quoted",
-    "raise_first",
-    "weight_names",
-]
+__all__ = ["AdapterTags", "Pair", "is_lora", "node_form"]
 
 _LORA = re.compile(r"(?:^|_)lora_[ab](?:_|$)")
-_HALF = re.compile(r"(?P<module>(?:.*\.)?)lora_(?P<half>[ab])(?P<rest>(?:\..*)?)", re.IGNORECASE)
-_PEFT = "base_model.model."
 
 
 def node_form(name: str) -> str:
@@ -105,73 +93,3 @@ class Pair:
     rank: int
     in_features: int
     out_features: int
-
-
-def find_pairs(tensors: Mapping[str, Sequence[int]], origin: str) -> tuple[list[Pair], list[BlobStoreError]]:
-    """Match the LoRA tensors with each other.
-
-    Args:
-        tensors: maps names to shapes; tensors that are not LoRA's are ignored.
-        origin: the file as messages name it.
-
-    Returns:
-        The pairs in the order of their modules, and an AdapterError or LayoutError for each module without a valid
-        pair.
-    """
-    halves: dict[tuple[str, str], dict[str, str]] = {}
-    for name in tensors:
-        if match := _HALF.fullmatch(name):
-            both = halves.setdefault((match["module"].removesuffix("."), match["rest"]), {})
-            both[match["half"].lower()] = name
-    pairs: dict[str, Pair] = {}
-    problems: list[BlobStoreError] = []
-    for (module, _), both in sorted(halves.items()):
-        if len(both) == 1:
-            (half, name) = next(iter(both.items()))
-            other = "lora_b" if half == "a" else "lora_a"
-            problems.append(AdapterError(f"{origin}: '{name}' has no {other} beside it"))
-            continue
-        a, b = tuple(tensors[both["a"]]), tuple(tensors[both["b"]])
-        if len(a) != 2 or len(b) != 2:
-            problems.append(
-                LayoutError(f"{origin}: '{both['a']}' {list(a)} and '{both['b']}' {list(b)} must both be matrices")
-            )
-        elif a[0] != b[1]:
-            problems.append(
-                LayoutError(f"{origin}: '{both['a']}' {list(a)} has rank {a[0]}, '{both['b']}' {list(b)} rank {b[1]}")
-            )
-        elif module in pairs:
-            problems.append(
-                AdapterError(f"{origin}: module '{module}' has two pairs, by '{pairs[module].a}' and '{both['a']}'")
-            )
-        else:
-            pairs[module] = Pair(module, both["a"], both["b"], a[0], a[1], b[0])
-    return list(pairs.values()), problems
-
-
-def no_adapter(origin: object) -> AdapterError:
-    """The error for tensors without any LoRA tensor among them."""
-    return AdapterError(f"{origin}: not an adapter: no tensor has a part lora_a or lora_b in its name")
-
-
-def raise_first(problems: Iterable[BlobStoreError]) -> None:
-    """Raise the first problem, if there is one."""
-    for problem in problems:
-        raise problem
-
-
-def weight_names(module: str) -> list[str]:
-    """The names that the weight of an adapted module may have: as a plain layer, or wrapped in one with an adapter."""
-    modules = [module]
-    if module.startswith(_PEFT):
-        modules.append(module.removeprefix(_PEFT))
-    return [
-        f"{path}{part}weight"
-        for path in (f"{m}." if m else "" for m in modules)
-        for part in ("", "base.", "base_layer.")
-    ]
-
-
-def quoted(names: Iterable[str]) -> str:
-    """Names for a message, in alphabetical order."""
-    return ", ".join(f"'{name}'" for name in sorted(names))

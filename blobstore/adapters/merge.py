@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from blobstore.adapters.adapter_file import check_scale, read_adapter
-from blobstore.adapters.fit import check_shape
-from blobstore.adapters.lora_names import Pair, find_pairs, no_adapter, quoted, raise_first, weight_names
-from blobstore.adapters.on_cache import check_foundation, check_open_cache, named_origin, turn
-from blobstore.errors import AdapterError, KeyNotFoundError, UnsupportedDataError, UpdateError
-from blobstore.logical import steps
-from blobstore.logical.steps import Plain
-from blobstore.memory.digest import Digest, digest
-from blobstore.memory.dtypes import FLOATS
-from blobstore.memory.layout import ScalarType
+from blobstore.adapters.adapter_file import check_scale, native_tensors
+from blobstore.adapters.foundation import is_text, library
+from blobstore.adapters.on_cache import native_tensors_of
+from blobstore.errors import UnsupportedDataError
+from blobstore.memory.mapped_file import as_path
 
 if TYPE_CHECKING:
     from blobstore.runtime import BlobCache
@@ -34,20 +27,11 @@ class MergedAdapter:
         generation: the generation of the commit that changed them.
     """
 
-    def __init__(
-        self,
-        cache: BlobCache,
-        weights: tuple[str, ...],
-        generation: int,
-        after: dict[str, Digest],
-        before: dict[str, bytes] | None,
-    ) -> None:
+    def __init__(self, cache: BlobCache, native: Any) -> None:
         self.cache = cache
-        self.weights = weights
-        self.generation = generation
-        self._after = after
-        self._before = before  # None if reverting restores them
-        self._undone = False
+        self.weights: tuple[str, ...] = tuple(native.weights)
+        self.generation = int(native.generation)
+        self._native = native
 
     def undo(self) -> int:
         """Restore the exact bytes that the weights had before, in one commit.
@@ -62,25 +46,11 @@ class MergedAdapter:
             AdapterError: the adapter was undone already, or the weights were changed since by an update or by another
                 merge that is not undone. Nothing was changed.
         """
-        with turn(self.cache):
-            if self._undone:
-                raise AdapterError(f"{self.cache.name}: the adapter was already taken out of {quoted(self.weights)}")
-            with self.cache.reading():
-                changed = [key for key, found in self._after.items() if digest(self.cache.get_data(key)) != found]
-            if changed:
-                raise AdapterError(
-                    f"{self.cache.name}: {quoted(changed)} changed after the adapter was merged in generation "
-                    f"{self.generation}; undo first what was merged later, or revert"
-                )
-            if self._before is None:
-                generation = self.cache.revert(self._after)
-            else:
-                generation = self.cache.update_blobs(self._before)
-            self._undone, self._before = True, None
-            return generation
+        return int(self._native.undo())
 
     def __repr__(self) -> str:
-        return f"<MergedAdapter{' (undone)' if self._undone else ''}: {len(self.weights)} weights of {self.cache.name}>"
+        undone = " (undone)" if self._native.undone else ""
+        return f"<MergedAdapter{undone}: {len(self.weights)} weights of {self.cache.name}>"
 
 
 def merge_adapter(
@@ -128,109 +98,30 @@ def merge_adapter(
         UnsupportedDataError: a value is not a tensor, `cache` is not a `BlobCache`, or `names` or `weights` is not a
             mapping.
     """
-    check_open_cache(cache)
-    origin, tensors, recorded = _read(cache, adapter)
-    for what, given in (("names", names), ("weights", weights)):
-        if given is not None and not isinstance(given, Mapping):
-            raise UnsupportedDataError(f"{what} must be a mapping by name, not a {type(given).__qualname__}")
-    factor = check_scale(alpha, "alpha") * check_scale(recorded if scale is None else scale)
-    pairs = _checked_pairs(origin, tensors)
-    with turn(cache), named_origin(origin):
-        with cache.reading():
-            merged = {}
-            for pair in pairs:
-                name = _find_weight(cache, pair, names or {})
-                if name in merged:
-                    raise AdapterError(f"two modules have the weight '{name}'")
-                start = _start(cache, name, weights or {})
-                if (misfit := check_shape(origin, pair, name, start[0].shape)) is not None:
-                    raise misfit
-                total = _add_product(start, factor, tensors[pair.b], tensors[pair.a])
-                own = cache.tensors[name].scalar_type if name in cache.tensors else start[1]
-                with np.errstate(over="ignore"):
-                    merged[name] = steps.tensor_of(steps.cast(total, own))
-            keys = list(dict.fromkeys(key for name in merged for key in _keys(cache, name)))
-            before = _before(cache, keys)
-        cache._check_reach(merged)
-        generation = cache.update(merged, finite=True)
-        with cache.reading():
-            after = {key: digest(cache.get_data(key)) for key in keys}
-        return MergedAdapter(cache, tuple(merged), generation, after, before)
-
-
-def _read(cache: BlobCache, adapter: str | os.PathLike[str] | Mapping[str, Any]) -> tuple[str, dict[str, Plain], float]:
-    """The adapter's name in messages, its tensors, and its scale."""
+    tensors = native_tensors_of(cache)
+    source: bytes | list[Any]
     if isinstance(adapter, Mapping):
-        return "the adapter", {name: steps.plain(tensor) for name, tensor in adapter.items()}, 1.0
-    if not isinstance(adapter, str | os.PathLike):
+        source = native_tensors(adapter)
+    elif isinstance(adapter, str | os.PathLike):
+        source = os.fsencode(as_path(adapter))
+    else:
         raise UnsupportedDataError(
             f"expected an adapter's file or tensors by name, found a {type(adapter).__qualname__}"
         )
-    file = read_adapter(adapter)
-    check_foundation(cache, file)
-    file.check()
-    return str(file.path), {name: file.value(name) for name in file.contents}, 1.0 if file.scale is None else file.scale
+    for what, given in (("names", names), ("weights", weights)):
+        if given is not None and not isinstance(given, Mapping):
+            raise UnsupportedDataError(f"{what} must be a mapping by name, not a {type(given).__qualname__}")
+    options = (
+        check_scale(alpha, "alpha"),
+        None if scale is None else check_scale(scale),
+        _texts(names or {}),
+        native_tensors({name: one for name, one in (weights or {}).items() if name in cache.tensors or name in cache}),
+    )
+    return MergedAdapter(cache, library().merge_adapter(tensors, source, *options))
 
 
-def _checked_pairs(origin: str, tensors: Mapping[str, Plain]) -> list[Pair]:
-    """The pairs among tensors, which must all belong to one."""
-    pairs, problems = find_pairs({name: value.shape for name, (value, _) in tensors.items()}, origin)
-    raise_first(problems)
-    others = tensors.keys() - {name for pair in pairs for name in (pair.a, pair.b)}
-    if others:
-        raise AdapterError(f"{origin}: {quoted(others)} belong to no pair, so there is no weight to merge them into")
-    if not pairs:
-        raise no_adapter(origin)
-    return pairs
-
-
-def _find_weight(cache: BlobCache, pair: Pair, names: Mapping[str, str]) -> str:
-    """The name of the weight that a pair adapts."""
-    candidates = [names[pair.module]] if pair.module in names else weight_names(pair.module)
-    for name in candidates:
-        if name in cache.tensors:
-            return cache.tensors[name].name  # tied weights are one weight, under any of their names
-        if name in cache:
-            return name
-    raise KeyNotFoundError(f"module '{pair.module}' has no weight in {cache.name}: {quoted(candidates)}")
-
-
-def _start(cache: BlobCache, name: str, weights: Mapping[str, Any]) -> Plain:
-    """The weight that an adapter is added to."""
-    aliases = cache.tensors[name].aliases if name in cache.tensors else ()
-    for given in (name, *aliases):
-        if given in weights:
-            return steps.plain(weights[given])
-    try:
-        value = cache.tensors.value(name)
-        reason = f"it is stored as {value[1].name.lower()}"
-    except UpdateError as error:
-        value, reason = None, str(error)
-    if value is None or value[1] not in FLOATS:
-        raise UpdateError(
-            f"an adapter cannot be merged into '{name}' as it is: {reason}; give its float tensor by weights="
-        )
-    return value
-
-
-def _add_product(weight: Plain, factor: float, b: Plain, a: Plain) -> Plain:
-    """`weight + factor * (b @ a)`, not yet rounded to the weight's dtype."""
-    kind = ScalarType.DOUBLE if weight[1] is ScalarType.DOUBLE else ScalarType.FLOAT
-    base, left, right = (steps.cast(tensor, kind)[0] for tensor in (weight, b, a))
-    with np.errstate(over="ignore", invalid="ignore"):  # the commit refuses infinities and NaN
-        return base + base.dtype.type(factor) * (left @ right), kind
-
-
-def _keys(cache: BlobCache, name: str) -> list[str]:
-    """The keys of the blobs that an update of a name changes."""
-    if name not in cache.tensors:
-        return [name]
-    tensor = cache.tensors[name]
-    return [key for key in dict.fromkeys((tensor.name, *tensor.aliases, *tensor.keys)) if key in cache]
-
-
-def _before(cache: BlobCache, keys: Iterable[str]) -> dict[str, bytes] | None:
-    """Copies of blobs; None if none of them is dirty, so that reverting restores them."""
-    if cache.mode != "shared" and not set(keys) & set(cache.dirty):
-        return None
-    return {key: bytes(cache.get_data(key)) for key in keys}
+def _texts(names: Mapping[str, str]) -> list[tuple[str, str]]:
+    for text in (*names.keys(), *names.values()):
+        if not is_text(text):
+            raise UnsupportedDataError(f"names must map str to str, found {text!r}")
+    return list(names.items())

@@ -1,16 +1,14 @@
 """Records: how the logical tensors of a model become the blobs that a delegate loads (`schema/record.fbs`).
 
-Lowering writes them, and updates by name read them. A record never holds a weight, so two models that differ only in
+Lowering writes them here; the native library reads them. A record never holds a weight, so two models that differ only in
 their weights have the same records.
 """
 
 from __future__ import annotations
 
 import enum
-import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 import flatbuffers
 import xxhash
@@ -19,7 +17,6 @@ from blobstore._generated.record import Record as FbRecord
 from blobstore._generated.record import Records as FbRecords
 from blobstore._generated.record import Source as FbSource
 from blobstore._generated.record import Step as FbStep
-from blobstore.errors import BlobStoreError, InvalidFileError
 from blobstore.formats.keys import KEY_PREFIX
 from blobstore.memory.layout import ScalarType
 
@@ -32,21 +29,18 @@ __all__ = [
     "Source",
     "Step",
     "is_propagated",
-    "is_records",
     "records_key",
 ]
 
 FILE_IDENTIFIER = b"BR01"
 VERSION = 0
 
-_MOST_SOURCES = 64
-_Number = TypeVar("_Number", int, float)
 STATE = "it is not a weight but state, which the program keeps in its own memory and changes itself"
 """The refusal of a buffer that a method changes, such as a key/value cache."""
 
 
 class Operation(enum.IntEnum):
-    """What a step does; `blobstore.logical.steps` describes the arguments of each."""
+    """What a step does; `runtime_bindings/src/logical/steps.h` describes the arguments of each."""
 
     RESHAPE = 1
     CAST = 2
@@ -151,46 +145,10 @@ class Records:
         builder.Finish(FbRecords.End(builder), file_identifier=FILE_IDENTIFIER)
         return bytes(builder.Output())
 
-    @classmethod
-    def parse(cls, data: bytes | bytearray | memoryview, origin: str = "records") -> Records:
-        """Read the bytes that `pack` returned.
-
-        Args:
-            data: the bytes of the blob.
-            origin: the file or the cache that they come from, for messages.
-
-        Raises:
-            InvalidFileError: they are damaged, or of a later version.
-        """
-        data = bytes(data)
-        if data[4:8] != FILE_IDENTIFIER:
-            raise InvalidFileError(origin, "the records of a delegate are damaged: their magic is missing")
-        try:
-            table = FbRecords.Records.GetRootAs(data, 0)
-            if (version := table.Version()) > VERSION:
-                raise InvalidFileError(origin, f"records have version {version}, this blobstore reads up to {VERSION}")
-            parser = _Parser(len(data))
-            return cls(
-                parser.text(table.Inner()),
-                tuple(parser.record(table.Records(i)) for i in range(table.RecordsLength())),
-                tuple(parser.source(table.Outside(i)) for i in range(table.OutsideLength())),
-                tuple(parser.text(table.Shared(i)) for i in range(table.SharedLength())),
-                tuple(parser.text(table.Transient(i)) for i in range(table.TransientLength())),
-            )
-        except (IndexError, ValueError, TypeError, OverflowError, struct.error) as error:
-            if isinstance(error, BlobStoreError):
-                raise
-            raise InvalidFileError(origin, f"the records of a delegate are damaged: {error}") from None
-
 
 def records_key(data: bytes) -> str:
     """The key of a blob of records, which is made of the digest of its bytes."""
     return KEY_PREFIX + xxhash.xxh3_128_hexdigest(data)
-
-
-def is_records(key: str, data: bytes | memoryview) -> bool:
-    """Whether a blob holds records."""
-    return key.startswith(KEY_PREFIX) and bytes(data[4:8]) == FILE_IDENTIFIER
 
 
 def _pack_record(builder: flatbuffers.Builder, record: Record) -> int:
@@ -250,61 +208,6 @@ def _numbers(builder: flatbuffers.Builder, start: object, prepend: object, numbe
         prepend(value)  # type: ignore[operator]
     end: int = builder.EndVector()
     return end
-
-
-class _Parser:
-    """Reads the parts of records within a budget, the size of the whole; each part takes at least its own size of it.
-
-    `pack` never refers to a part twice. In a file that does, a few bytes could stand for gigabytes.
-    """
-
-    def __init__(self, budget: int) -> None:
-        self._left = budget
-
-    def _take(self, nbytes: int) -> None:
-        self._left -= nbytes
-        if self._left < 0:
-            raise ValueError("it refers to the same parts again and again")
-
-    def record(self, table: FbRecord.Record) -> Record:
-        self._take(32)
-        if table.SourcesLength() > _MOST_SOURCES:
-            raise ValueError(f"a record has {table.SourcesLength()} sources, at most {_MOST_SOURCES} are possible")
-        return Record(
-            key=self.text(table.Key()),
-            nbytes=table.Nbytes(),
-            sources=tuple(self.source(table.Sources(i)) for i in range(table.SourcesLength())),
-            steps=tuple(self._step(table.Steps(i)) for i in range(table.StepsLength())),
-            group=table.Group(),
-            refusal=self.text(table.Refusal()),
-            auxiliary=bool(table.Auxiliary()),
-        )
-
-    def source(self, table: FbSource.Source) -> Source:
-        self._take(24)
-        return Source(
-            name=self.text(table.Name()),
-            scalar_type=ScalarType(table.ScalarType()),
-            sizes=self._numbers(table.Sizes, table.SizesLength()),
-            aliases=tuple(self.text(table.Aliases(i)) for i in range(table.AliasesLength())),
-        )
-
-    def _step(self, table: FbStep.Step) -> Step:
-        self._take(16)
-        return Step(
-            operation=Operation(table.Operation()),
-            ints=self._numbers(table.Ints, table.IntsLength()),
-            floats=self._numbers(table.Floats, table.FloatsLength()),
-            names=tuple(self.text(table.Names(i)) for i in range(table.NamesLength())),
-        )
-
-    def _numbers(self, get: Callable[[int], _Number], count: int) -> tuple[_Number, ...]:
-        self._take(8 * count)
-        return tuple(get(i) for i in range(count))
-
-    def text(self, data: bytes | None) -> str:
-        self._take(4 + len(data or b""))
-        return (data or b"").decode()
 
 
 def is_propagated(name: str) -> bool:

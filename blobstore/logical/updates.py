@@ -2,35 +2,23 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from blobstore.errors import (
-    KeyConflictError,
-    KeyNotFoundError,
-    LayoutError,
-    UnsupportedDataError,
-    UpdateError,
-)
+from blobstore.errors import KeyNotFoundError, UnsupportedDataError, UpdateError
 from blobstore.formats.data_map import NamedDataMap
-from blobstore.formats.keys import KEY_PREFIX, near, suggest
-from blobstore.logical import steps
-from blobstore.logical.index import EMBEDDED, Index
-from blobstore.logical.records import STATE, Record, Source, is_propagated
-from blobstore.logical.steps import Plain, same_tensors
-from blobstore.memory.buffers import same_bytes
-from blobstore.memory.dtypes import FLOATS
+from blobstore.logical.steps import DTYPES, Plain
 from blobstore.memory.layout import ScalarType
-from blobstore.memory.tensors import as_bytes, scalar_type_of
-from blobstore.text import quoted
+from blobstore.memory.tensors import as_bytes, check_by_name, scalar_type_of
+from blobstore.native import NativeLayout, decode_text, is_utf8, native, native_layout
 
-__all__ = ["LogicalTensor", "LogicalTensors"]
+__all__ = ["Item", "LogicalTensor", "LogicalTensors"]
 
-_HASH_KEY = re.compile(r"(scale_)?[0-9a-f]{64}")
+Item = tuple[str, "memoryview | bytes", "NativeLayout | None", str]
+"""A value as the native module takes it: a name, bytes, their layout if it is a tensor, and what messages call it."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +50,7 @@ class LogicalTensors(Mapping[str, LogicalTensor]):
     """The tensors that the records in a data map describe, by name.
 
     Args:
-        blobs: the data map, with the records and the blobs.
+        blobs: the data map, with the records and the blobs; a `BlobCache` to change them.
 
     Raises:
         InvalidFileError: records are damaged.
@@ -71,120 +59,72 @@ class LogicalTensors(Mapping[str, LogicalTensor]):
 
     def __init__(self, blobs: NamedDataMap) -> None:
         self._blobs = blobs
-        self._index = index = Index(blobs)
-        self._names, self._sources, self._records = index.names, index.sources, index.records
-        self._using, self._refusals, self._auxiliary = index.using, index.refusals, index.auxiliary
+        self._native: Any = native.Tensors(getattr(blobs, "_native", blobs))
 
     def __getitem__(self, name: str) -> LogicalTensor:
         if name not in self:
-            raise KeyNotFoundError(self._unknown(name))
-        name = self._names[name]
-        source, records = self._sources[name], self._using.get(name, [])
-        needs = {self._names[other.name] for record in records for other in record.sources} - {name}
-        return LogicalTensor(
-            name=name,
-            scalar_type=source.scalar_type,
-            sizes=source.sizes,
-            aliases=source.aliases,
-            keys=tuple(record.key for record in records),
-            needs=tuple(sorted(needs)),
-            refusal=self._refusals.get(name, ""),
-            auxiliary=name in self._auxiliary,
-        )
+            raise self._unknown(name)
+        first, scalar_type, *others = self._native.describe(name)
+        return LogicalTensor(first, ScalarType(scalar_type), *others)
 
-    def __iter__(self) -> Any:
-        return iter(self._sources)
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._native.names())
 
     def __len__(self) -> int:
-        return len(self._sources)
+        return len(self._native.names())
 
     def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and name in self._names
+        return is_utf8(name) and bool(self._native.contains(name))
 
     def __repr__(self) -> str:
-        return f"<LogicalTensors of {self._blobs.name}: {len(self):,} tensors, {len(self._refusals):,} of them fixed>"
+        return (
+            f"<LogicalTensors of {self._blobs.name}: {len(self):,} tensors, {self._native.refused():,} of them fixed>"
+        )
 
-    def split(self, values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Split `values` into blobs by key and logical tensors by name; some are both.
+    def check_names(self, names: Iterable[str]) -> None:
+        """Check that an update of these tensors and keys is possible.
 
         Raises:
-            KeyNotFoundError: a name is neither.
-            UpdateError: a tensor cannot be updated, or two of its names have different values.
-            UnsupportedDataError: `values` is not a mapping.
+            KeyNotFoundError: a name is neither a tensor nor a key.
+            UpdateError: a tensor cannot be updated.
         """
-        if not isinstance(values, Mapping):
-            raise UnsupportedDataError(f"expected tensors by name, found a {type(values).__qualname__}")
-        direct: dict[str, Any] = {}
-        logical: dict[str, Any] = {}
-        for name, value in values.items():
-            canonical = self._names.get(name)
-            if canonical is not None:
-                logical[name] = value
-                for key in self._index.own_keys(canonical):
-                    if key in direct and not _is_same(direct[key], value):
-                        raise UpdateError(_two_values(name, canonical))
-                    direct[key] = value
-            elif name in self._blobs:
-                direct[name] = value
-            else:
-                raise KeyNotFoundError(self._unknown(name))
-        refused = [name for name in logical if self._names[name] in self._refusals]
-        if refused:
-            raise UpdateError("; ".join(self._cannot(name, self._refusals[self._names[name]]) for name in refused))
-        return direct, {name: value for name, value in logical.items() if self._names[name] in self._using}
+        every = list(names)
+        for name in every:
+            if not is_utf8(name):
+                raise self._unknown(name)
+        self._native.check_names(every)
 
-    def resolve(self, values: Mapping[str, Any], *, finite: bool = False) -> dict[str, np.ndarray]:
-        """The new contents of the blobs that are made of logical tensors.
+    def update(self, values: Mapping[str, Any], *, finite: bool = False) -> int:
+        """Change tensors or blobs of a cache in one commit.
 
         Args:
             values: by name, torch tensors or numpy arrays in the model's own shapes and dtypes. A quantized tensor may
-                also be given as the integers that are stored.
+                also be given as the integers that are stored. For a key, also bytes.
             finite: refuse infinities and NaN.
 
-        Returns:
-            The contents of each blob, by key. An array may be a view of the caller's memory.
+        Returns, raises:
+            As `BlobCache.update`.
+        """
+        check_by_name(values)
+        self.check_names(values)
+        return self.commit([item for name, value in values.items() for item in self._items(name, value)], finite=finite)
+
+    def commit(self, items: list[Item], *, finite: bool = False) -> int:
+        """As `update`, for values that were taken apart already."""
+        return int(self._native.update(items, finite))
+
+    def copies(self, name: str, value: Any) -> list[Item]:
+        """Copies of a value for a tensor, after the checks that need no other tensor.
 
         Raises:
-            LayoutError: a tensor has another shape or dtype.
-            UpdateError: a value is not finite, a tensor is missing that a blob also needs, or two names of one tensor
-                have different values.
-            KeyNotFoundError: a blob is in none of the data files.
-            UnsupportedDataError: a value is not a tensor.
+            KeyNotFoundError, UpdateError: as for `check_names`.
+            LayoutError, UnsupportedDataError: the tensor has another shape, or is none.
         """
-        given: dict[str, Plain] = {}
-        for name, value in values.items():
-            for part, tensor in self._parts(name, value):
-                self._take(given, part, tensor, finite)
-        records = {record.key: record for name in given for record in self._using[name]}
-        made: dict[str, np.ndarray] = {}
-
-        def lookup(key: str) -> memoryview:
-            return steps.raw(made[key]) if key in made else self._blobs.get_data(key)
-
-        # scales first, because weights in the same update are quantized with them
-        for record in sorted(records.values(), key=lambda record: not record.auxiliary):
-            self._check_complete(record, given)
-            tensors = [given[self._names[source.name]] for source in record.sources]
-            for source, (_, kind) in zip(record.sources, tensors, strict=True):
-                if not steps.accepts(record, source, kind):
-                    expected = f"{source.scalar_type.name.lower()}{list(source.sizes)}"
-                    raise LayoutError(f"'{source.name}' is {expected}, the new one is {kind.name.lower()}")
-            made[record.key] = steps.store(record, tensors, lookup)
-        return made
-
-    def _check_complete(self, record: Record, given: Mapping[str, Plain]) -> None:
-        """Check that all tensors that a blob is made of were given, and that the blob is there."""
-        sources = {self._names[source.name] for source in record.sources}
-        if missing := sorted(sources - given.keys()):
-            raise UpdateError(
-                f"{quoted(sorted(sources & given.keys()))} cannot be updated without {quoted(missing)}: the delegate has "
-                f"them combined in one blob, '{record.key}'"
-            )
-        if record.key not in self._blobs:
-            raise KeyNotFoundError(
-                f"{self._blobs.name}: blob '{record.key}' of {quoted(s.name for s in record.sources)} is in none of "
-                "these data files"
-            )
+        self.check_names([name])
+        items = self._items(name, value)
+        for item in items:
+            self._native.check(item)
+        return [(part, bytes(data), layout, what) for part, data, layout, what in items]
 
     def value(self, name: str) -> Plain:
         """The current value of a tensor, in its own shape and in the dtype that it is stored in.
@@ -199,30 +139,11 @@ class LogicalTensors(Mapping[str, LogicalTensor]):
             KeyNotFoundError: it is not in these data files.
             UpdateError: it was quantized, packed or combined with others, so its value is not stored.
         """
-        if not isinstance(name, str):
-            raise KeyNotFoundError(self._unknown(name))
-        canonical = self._names.get(name, name)
-        for key in self._index.own_keys(canonical) if canonical in self._sources else [canonical]:
-            if key in self._blobs and (layout := self._blobs.get_tensor_layout(key)) is not None:
-                return steps.from_blob(self._blobs.get_data(key), layout)
-        records = [record for record in self._using.get(canonical, ()) if record.key in self._blobs]
-        for number, record in enumerate(records, 1):
-            try:
-                return steps.restore(record, self._blobs.get_data(record.key))
-            except UpdateError:
-                if number == len(records):
-                    raise
-        raise KeyNotFoundError(self._unknown(name))
-
-    def copy(self, name: str, value: Any) -> np.ndarray | Any:
-        """A copy of a value for a logical tensor, after the checks that need no other tensor.
-
-        Raises:
-            LayoutError, UnsupportedDataError: as for `resolve`.
-        """
-        for part, tensor in self._parts(name, value):
-            self._take({}, part, tensor, finite=False)
-        return value.detach().clone() if hasattr(value, "detach") else np.array(value)
+        if not is_utf8(name):
+            raise self._unknown(name)
+        data, scalar_type, sizes = self._native.value(name)
+        kind = ScalarType(scalar_type)
+        return np.frombuffer(data, DTYPES[kind]).reshape(sizes), kind
 
     def names_for_state_dict(self, tensors: Mapping[str, Any], *, strict: bool) -> list[str]:
         """The entries of a state dict to update: those that the program has, without state.
@@ -235,102 +156,27 @@ class LogicalTensors(Mapping[str, LogicalTensor]):
             UpdateError: with `strict`, the program has tensors that `tensors` lacks, that cannot be updated, or that may
                 have been computed from `tensors`; without, none of `tensors` can be updated.
         """
-        if strict:
-            self._check_propagated(tensors)
-            self._check_frozen()
-        available = dict.fromkeys(tensors)
-        chosen: list[str] = []
-        missing: list[str] = []
-        refused: list[str] = []
-        for name, source in self._sources.items():
-            found = [other for other in (name, *source.aliases) if other in available]
-            if name in self._refusals and (not strict or self._refusals[name] == STATE):
-                continue
-            if found:
-                chosen += found  # all names of a tied tensor: their values must be equal
-            elif name in self._auxiliary:
-                continue
-            elif (reason := self._refusals.get(name, EMBEDDED)) != EMBEDDED:
-                refused.append(self._cannot(name, reason))
-            elif name in self._using or self._index.own_keys(name):
-                missing.append(name)
-        if refused:
-            raise UpdateError("; ".join(refused))
-        if missing and strict:
-            hint = self._hint(available) or self._misspelt(available, missing)
-            raise UpdateError(f"the state dict lacks {quoted(missing)}, which the program has{hint}")
-        chosen += [name for name in available if name not in self._names and name in self._blobs]
-        if available and not chosen:
-            raise self.mismatch(available)
-        return chosen
+        entries = [(_text(name), _number(value)) for name, value in tensors.items()]
+        return list(self._native.choose(entries, strict))
 
-    @staticmethod
-    def _cannot(name: str, reason: str) -> str:
-        return f"'{name}' cannot be updated: {reason}"
+    def check_reach(self, tensors: Mapping[str, Any], *, whole: bool = False) -> None:
+        """Check that an update of these tensors reaches all loaded programs of the cache.
 
-    def _check_frozen(self) -> None:
-        """Refuse weights that lost their names when they were quantized."""
-        frozen = [name for name in self._refusals if name.startswith("_frozen_param")]
-        if frozen:
-            raise UpdateError(f"{quoted(frozen)} cannot be updated: {self._refusals[frozen[0]]}")
+        Args:
+            tensors: the values, of which only dtypes and shapes are used.
+            whole: whether the tensors are a whole model's. Then all weights that are out of reach count; otherwise only
+                weights that may be one of the tensors.
 
-    def _check_propagated(self, tensors: Mapping[str, Any]) -> None:
-        """Refuse tensors that the program may only have computed others from, before it was lowered."""
-        computed = dict.fromkeys(name for name in (*self._refusals, *self._keys()) if is_propagated(name))
-        gone = [
-            name
-            for name, value in tensors.items()
-            if name not in self and name not in self._blobs and scalar_type_of(value) in FLOATS
-        ]
-        if computed and gone:
-            raise UpdateError(
-                f"{self._blobs.name}: no program has {_some(gone)}, and {_some(computed)} may have been computed from "
-                "them: lower the model without constant_prop_pass()"
-            )
+        Raises:
+            UpdateError: programs have weights that do not change; the message names them.
+            InvalidFileError: a program, or a record in it, is damaged.
+        """
+        shapes = [(_text(name), _number(value), _sizes(value)) for name, value in tensors.items()]
+        self._native.check_reach(shapes, whole)
 
     def mismatch(self, names: Iterable[str]) -> UpdateError:
         """The error for tensors of which none can be updated; it lists those that were given and those of the programs."""
-        given = list(names)
-        reasons = {name: self._refusals.get(self._names.get(name, name), "") for name in given}
-        refused = [f"'{name}': {reason}" for name, reason in reasons.items() if reason]
-        own = [name for name in self._sources if name not in self._refusals] or list(self._keys())
-        return UpdateError(
-            f"{self._blobs.name}: none of the tensors given can be updated"
-            + (f" ({'; '.join(refused)})" if refused else "")
-            + f": found {_some(given)}, the programs have {_some(own) or 'none with a name'}{self._hint(given) or suggest(given[0], own)}"
-        )
-
-    def _keys(self) -> Iterable[str]:
-        return (key for key in self._blobs if not key.startswith(KEY_PREFIX) and "@" not in key)
-
-    def _similar(self, name: str) -> list[str]:
-        """Names of tensors that differ from `name` only in prefixes, or in what wrappers of modules insert."""
-        plain = _unwrapped(name)
-        known = dict.fromkeys((*self._names, *self._keys()))
-        return [
-            other
-            for other in known
-            if other != name and (other.endswith(f".{name}") or name.endswith(f".{other}") or other == plain)
-        ]
-
-    def _hint(self, names: Iterable[str]) -> str:
-        """The end of a message: names that an unknown name may stand for."""
-        for name in names:
-            if (
-                isinstance(name, str)
-                and name not in self
-                and name not in self._blobs
-                and (similar := self._similar(name))
-            ):
-                return f"; '{name}' may be {_some(similar, 'or')} here"
-        return ""
-
-    def _misspelt(self, names: Iterable[str], missing: Collection[str]) -> str:
-        """Which unknown name may have been meant for a missing one."""
-        for name in names:
-            if name not in self and name not in self._blobs and (found := near(name, missing)):
-                return f"; '{name}' may be {_some(found, 'or')} here"
-        return ""
+        return UpdateError(decode_text(self._native.mismatch([_text(name) for name in names])))
 
     def check_stored(self, origin: str) -> None:
         """Check that delegates and kernels have the same tensor where they have one of the same name.
@@ -341,80 +187,37 @@ class LogicalTensors(Mapping[str, LogicalTensor]):
         Raises:
             KeyConflictError: the tensor in a data file does not give the blob of the delegate.
         """
-        for record in self._records.values():
-            if record.key not in self._blobs or any(self._names[s.name] in self._refusals for s in record.sources):
-                continue
-            values = [value for source in record.sources if (value := self._stored(source)) is not None]
-            if len(values) == len(record.sources):
-                made = steps.raw(steps.store(record, values, self._blobs.get_data))
-                if not same_bytes(made, self._blobs.get_data(record.key)):
-                    raise KeyConflictError(
-                        f"{origin}: a method that is delegated and one that is not have different tensors with the name "
-                        f"{quoted(source.name for source in record.sources)}: export the methods from modules that use "
-                        "different names (docs/lowering.md)"
-                    )
+        self._native.check_stored(origin)
 
-    def _stored(self, source: Source) -> Plain | None:
-        """The tensor that a data file has under its own key; None if there is none of its dtype."""
-        for key in self._index.own_keys(self._names[source.name]):
-            layout = self._blobs.get_tensor_layout(key)
-            if layout is not None and layout.scalar_type == source.scalar_type:
-                return steps.from_blob(self._blobs.get_data(key), layout)
-        return None
+    def _items(self, name: str, value: Any) -> list[Item]:
+        """A value as the native module takes it; of a tensor that torchao quantized, the integers and the scales."""
+        if hasattr(value, "qdata") and hasattr(value, "scale") and name in self:
+            scales = f"{self[name].name}.scale"
+            if scales in self and self[scales].keys:
+                return [*self._items(name, value.qdata), *self._items(scales, value.scale)]
+        what = type(value).__name__
+        try:
+            data, layout = as_bytes(value)
+        except UnsupportedDataError:
+            if name in self and not hasattr(value, "dtype"):
+                raise UnsupportedDataError(f"expected a torch tensor or a numpy array, found {what}") from None
+            raise
+        return [(name, data, None if layout is None else native_layout(layout), what)]
 
-    def _parts(self, name: str, value: Any) -> list[tuple[str, Any]]:
-        """The tensor itself, or the integers and the scales of a tensor that torchao quantized."""
-        scales = f"{self._names[name]}.scale"
-        if hasattr(value, "qdata") and hasattr(value, "scale") and scales in self._using:
-            return [(name, value.qdata), (scales, value.scale)]
-        return [(name, value)]
-
-    def _take(self, given: dict[str, Plain], name: str, value: Any, finite: bool) -> None:
-        """Check a value and add it to those that were given."""
-        source = self._sources[self._names[name]]
-        tensor = steps.plain(value)
-        if tensor[0].shape != source.sizes:
-            raise LayoutError(f"'{name}' has shape {list(source.sizes)}, the new one has {list(tensor[0].shape)}")
-        if finite and not steps.check_finite(tensor):
-            raise UpdateError(f"'{name}' has values that are not finite")
-        other = given.get(source.name)
-        if other is not None and not same_tensors(other, tensor):
-            raise UpdateError(_two_values(name, source.name))
-        given[source.name] = tensor
-
-    def _unknown(self, name: str) -> str:
-        return self._reason(name) + (self._hint([name]) or suggest(name, [*self._names, *self._keys()]))
-
-    def _reason(self, name: str) -> str:
-        where = self._blobs.name
-        if not self._records and any(_HASH_KEY.fullmatch(key) for key in self._blobs):
-            return (
-                f"{where}: '{name}' cannot be updated by name: the keys of the weights are hashes of their contents, "
-                "as in ExecuTorch's own lowering; lower the model with blobstore.lowering.BlobStorePartitioner"
-            )
-        if not self._records:
-            return f"{where}: no key {name!r}, and no records of tensors"
-        return f"{where}: no key and no tensor {name!r}"
+    def _unknown(self, name: object) -> KeyNotFoundError:
+        return KeyNotFoundError(decode_text(self._native.unknown(_text(name))))
 
 
-def _two_values(name: str, canonical: str) -> str:
-    return f"'{name}' is another name of '{canonical}', but was given other values"
+def _text(name: object) -> str:
+    """A name as UTF-8 can have it."""
+    return str(name).encode(errors="backslashreplace").decode()
 
 
-def _is_same(one: Any, other: Any) -> bool:
-    """Whether two values for a key are equal; each is a tensor, or bytes."""
-    try:
-        return same_tensors(steps.plain(one), steps.plain(other))
-    except UnsupportedDataError:  # bytes
-        return same_bytes(as_bytes(one)[0], as_bytes(other)[0])
+def _number(value: Any) -> int:
+    """The scalar type of a tensor as a number; -1 if it has none."""
+    kind = scalar_type_of(value)
+    return -1 if kind is None else int(kind)
 
 
-def _unwrapped(name: str) -> str:
-    """A name without what data parallelism, compilation and outer modules insert."""
-    return ".".join(part for part in name.split(".") if part not in {"module", "model", "_orig_mod"})
-
-
-def _some(names: Iterable[str], last: str = "and") -> str:
-    """At most five names, quoted; two of them with `last` in between."""
-    every = list(names)
-    return f" {last} ".join(map(quoted, ([name] for name in every))) if len(every) < 3 else quoted(every, most=5)
+def _sizes(value: Any) -> tuple[int, ...]:
+    return () if scalar_type_of(value) is None else tuple(value.shape)

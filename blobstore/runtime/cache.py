@@ -13,14 +13,10 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 
 from blobstore import errors
-from blobstore.disk.kinds import Format
-from blobstore.disk.staging import Staging, refuse_inputs
+from blobstore.disk.recovery import recover
 from blobstore.formats.data_map import NamedDataMap
-from blobstore.formats.ptd.reader import PtdDataMap, open_ptd
-from blobstore.formats.ptd.writer import Entry, write_ptd
-from blobstore.logical import steps
-from blobstore.logical.reach import out_of_reach
-from blobstore.logical.updates import LogicalTensors
+from blobstore.formats.ptd.reader import PtdDataMap
+from blobstore.logical.updates import Item, LogicalTensors
 from blobstore.memory.digest import Digest, digest
 from blobstore.memory.layout import ScalarType, TensorLayout
 from blobstore.memory.mapped_file import Paths, as_path, as_paths, check_length, map_file
@@ -33,8 +29,6 @@ from blobstore.native import (
     native_layout,
     native_path,
 )
-from blobstore.runtime.loaded import LoadedPrograms
-from blobstore.store import BlobStore
 
 if TYPE_CHECKING:
     import torch
@@ -140,7 +134,6 @@ class BlobCache(NamedDataMap):
         )
         self.name = os.fsdecode(self._native.name)
         self._keys: list[str] = self._native.keys()
-        self._programs = LoadedPrograms()
         self._maps = [map_file(path) for path in self.paths]  # so that `files` reads these files, not later ones
 
     # The interface of NamedDataMap
@@ -329,7 +322,7 @@ class BlobCache(NamedDataMap):
                 stores once would get different bytes.
         """
         self._check_open()
-        return self._commit(self._changes(blobs, finite))
+        return self.tensors.update(blobs, finite=finite)
 
     def update_blobs(self, blobs: Mapping[str, Any]) -> int:
         """Like `update`, but every name is a key, and its value is the bytes as they are stored.
@@ -368,7 +361,7 @@ class BlobCache(NamedDataMap):
         self._check_open()
         check_by_name(tensors)
         if strict:
-            self._check_reach(tensors, whole=True)
+            self.tensors.check_reach(tensors, whole=True)
         names = self.tensors.names_for_state_dict(tensors, strict=strict)
         return self.update({name: tensors[name] for name in names}, finite=finite)
 
@@ -441,30 +434,11 @@ class BlobCache(NamedDataMap):
             FileAccessError: writing failed, or a file that the cache maps was truncated. An existing file is unchanged.
         """
         self._check_open()
-        path = as_path(path)
-        refuse_inputs([path], self.sources)
-        store = BlobStore()
-        self._native.check_files()
-        with self.reading():
-            wanted = self.dirty if dirty_only else [key for key in self._keys if self._native.owns(key)]
-            for key in wanted:
-                store.add(key, self.get_data(key), alignment=self.alignment(key), layout=self.layout(key))
-            return store.write_ptd(path)
+        _finish_groups(as_path(path))
+        return int(native.save(self._native, native_path(path), dirty_only))
 
     def _commit(self, changes: list[_Change]) -> int:
         return int(self._native.update(changes))
-
-    def _changes(self, blobs: Mapping[str, Any], finite: bool) -> list[_Change]:
-        """The changes of an update by names."""
-        direct, logical = self.tensors.split(blobs)
-        if finite:
-            for key, data in direct.items():
-                if as_bytes(data)[1] is not None and not steps.check_finite(steps.plain(data)):
-                    raise errors.UpdateError(f"'{key}' has values that are not finite")
-        changes = [self._change(key, data) for key, data in direct.items()]
-        for key, array in self.tensors.resolve(logical, finite=finite).items():
-            changes.append(_Change(key, array.reshape(-1).view(np.uint8).data, None, False))
-        return changes
 
     def _change(self, key: str, data: Any) -> _Change:
         """The change of one key; the data is put in the blob's dim order."""
@@ -480,14 +454,6 @@ class BlobCache(NamedDataMap):
         if (layout.scalar_type, layout.sizes) == (own.scalar_type, own.sizes):
             view, layout = in_dim_order(view, layout, own.dim_order), own
         return _Change(key, view, native_layout(layout), True)
-
-    def _check_reach(self, tensors: Mapping[str, Any], *, whole: bool = False) -> None:
-        """Raise UpdateError if loaded programs have weights that an update of these tensors does not reach."""
-        problems = out_of_reach(self._programs.find(self), tensors, whole=whole)
-        if problems:
-            raise errors.UpdateError(
-                f"{self.name}: nothing was changed, because some weights cannot follow: {'; '.join(problems)}"
-            )
 
     # Lifetime
 
@@ -536,15 +502,13 @@ class Transaction:
 
     def __init__(self, cache: BlobCache) -> None:
         self._cache = cache
-        self._changes: dict[str, _Change] = {}
-        self._logical: dict[str, Any] = {}
+        self._items: dict[str, list[Item]] = {}
 
     def __setitem__(self, key: str, data: Any) -> None:
         cache = self._cache
         cache._check_key(key)
         if key in cache.tensors:
-            cache.tensors.split({key: data})
-            self._logical[key] = cache.tensors.copy(key, data)
+            self._items[key] = cache.tensors.copies(key, data)
             return
         change = cache._change(key, data)
         expected = len(cache.get_data(key))
@@ -554,7 +518,7 @@ class Transaction:
             raise errors.LayoutError(
                 f"{cache.name}: key {key!r} has {expected} bytes, the new data has {len(change.data)}"
             )
-        self._changes[key] = change._replace(data=bytes(change.data))
+        self._items[key] = [(key, bytes(change.data), change.layout if change.is_tensor else None, "bytes")]
 
     def update(self, blobs: Mapping[str, Any]) -> None:
         """Set several keys."""
@@ -563,7 +527,7 @@ class Transaction:
             self[key] = data
 
     def __len__(self) -> int:
-        return len(self._changes) + len(self._logical)
+        return len(self._items)
 
     def __repr__(self) -> str:
         return f"<Transaction on {self._cache.name}: {len(self):,} changes>"
@@ -574,9 +538,9 @@ class Transaction:
         Returns, raises:
             As `BlobCache.update`.
         """
-        changes, self._changes = list(self._changes.values()), {}
-        logical, self._logical = self._logical, {}
-        return self._cache._commit(changes + self._cache._changes(logical, False))
+        items, self._items = self._items, {}
+        self._cache._check_open()
+        return self._cache.tensors.commit([item for parts in items.values() for item in parts])
 
 
 def make_working_copy(paths: Paths, target: str | os.PathLike[str]) -> int:
@@ -591,16 +555,13 @@ def make_working_copy(paths: Paths, target: str | os.PathLike[str]) -> int:
     Raises:
         FileAccessError, InvalidFileError, IntegrityError: a file cannot be opened or trusted.
         KeyConflictError: two files have different contents under one key.
-        OutputPathError: the target is one of the files, or exists and is not a `.ptd`.
+        OutputPathError: the target is one of the files, or exists and is not a `.ptd`, or is the data file of programs.
     """
     files, target = as_paths(paths), as_path(target)
-    refuse_inputs([target], files)
-    store = BlobStore()
-    for path in files:
-        store.merge(open_ptd(path))
-    entries = [
-        Entry(entry.key, entry.data, entry.digest, number, entry.alignment, entry.layout)
-        for number, entry in enumerate(store.entries())
-    ]
-    with Staging() as staging, staging.open(target, kind=Format.PTD) as file:
-        return write_ptd(file, entries, {})
+    _finish_groups(target)
+    return int(native.make_working_copy([native_path(path) for path in files], native_path(target)))
+
+
+def _finish_groups(target: Path) -> None:
+    """Finish what a killed writer of several files left where `target` leads; the native module removes the rest."""
+    recover(Path(os.path.realpath(target)).parent)

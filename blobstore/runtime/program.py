@@ -9,12 +9,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from blobstore import errors
-from blobstore.logical.reach import LoadedProgram
 from blobstore.memory.layout import TensorLayout
 from blobstore.memory.mapped_file import Paths, as_path, as_paths
 from blobstore.native import NativeLayout, as_count, is_utf8, layout_of, native, native_path
 from blobstore.runtime.cache import BlobCache, check_cache
-from blobstore.runtime.loaded import register
 
 if TYPE_CHECKING:
     import torch
@@ -54,10 +52,9 @@ class Method:
         ExecutionError: the method failed.
     """
 
-    def __init__(self, native: Any, path: Path, loaded: LoadedProgram) -> None:
+    def __init__(self, native: Any, path: Path) -> None:
         # Not the Program, which holds its methods: the cycle would keep weights until the garbage collector runs.
         self._native = native
-        self._loaded = loaded  # the cache holds it weakly and must find it while the method lives
         self.path = path
         self.name: str = native.name
         self._run = native.__call__
@@ -141,7 +138,6 @@ class Program:
         self._native: Any = native.Program.load(native_path(path), self.cache._native)
         self.method_names: tuple[str, ...] = tuple(self._native.methods)
         self._methods: dict[str, Method] = {}
-        self._loaded = register(self._native, self.path, self.cache)
 
     def method(self, name: str = "forward") -> Method:
         """A method, loaded at the first request and then kept.
@@ -159,7 +155,15 @@ class Program:
 
     def load_method(self, name: str = "forward") -> Method:
         """Like `method`, but loads a new one each time, so that several threads can run it at once."""
-        return Method(self._native.load_method(self._checked(name)), self.path, self._loaded)
+        return self.wrap(self._native.load_method(self._checked(name)))
+
+    def load_training(self, name: str) -> Any:
+        """The native training program of a method; see blobstore.training."""
+        return native.TrainingProgram.load(self._native, self._checked(name))
+
+    def wrap(self, method: Any) -> Method:
+        """A native method of this program as a `Method`."""
+        return Method(method, self.path)
 
     def _checked(self, name: str) -> str:
         if not is_utf8(name):

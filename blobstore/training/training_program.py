@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Literal
@@ -16,18 +15,15 @@ from torch import Tensor
 from blobstore.disk.staging import refuse_inputs
 from blobstore.errors import (
     CheckpointError,
-    KeyNotFoundError,
     NotFiniteLossError,
     TrainingError,
     UnsupportedOperationError,
 )
-from blobstore.logical.updates import LogicalTensor, LogicalTensors
 from blobstore.memory.mapped_file import Paths, as_path
 from blobstore.memory.tensors import as_bytes
 from blobstore.runtime import BlobCache, Program
 from blobstore.runtime.cache import check_cache
 from blobstore.training import checkpoint, optimizers
-from blobstore.training.signature import not_for_training, read_signature
 from blobstore.training.turns import Turns
 
 __all__ = ["TrainingProgram"]
@@ -69,26 +65,13 @@ class TrainingProgram:
     ) -> None:
         self.program = Program(pte, cache, data=data)
         self.method = method
-        self._method = self.program.load_method(method)
-        signature = read_signature(self.program, self._method)
-        self._first_gradient = signature.first_gradient
-        self._parameters = {
-            name: self._method.output_memory(index)
-            for index, name in enumerate(signature.names, signature.first_parameter)
-        }
-        self._gradients = {
-            name: self._method.output_memory(index)
-            for index, name in enumerate(signature.names, signature.first_gradient)
-        }
+        self._native: Any = self.program.load_training(method)
+        self._method = self.program.wrap(self._native.method)
+        self._parameters: dict[str, Tensor] = self._native.parameters()
+        self._gradients: dict[str, Tensor] = self._native.gradients()
         state = self._method.state_memory()
         self._buffers = {name: tensor for name, tensor in state.items() if name not in self._parameters}
-        self._nameless = max(0, signature.buffers - len(self._buffers))
-        for name, tensor in self._parameters.items():
-            gradient = self._gradients[name]
-            if (tensor.shape, tensor.dtype, tensor.stride()) != (gradient.shape, gradient.dtype, gradient.stride()):
-                raise not_for_training(
-                    self._method, f"the gradient of '{name}' differs from it in shape, dtype or strides"
-                )
+        self._nameless: int = self._native.nameless
         self._pairs = [(tensor, self._gradients[name]) for name, tensor in self._parameters.items()]
         self._turns = Turns(self._where)
         self._attach()
@@ -158,7 +141,7 @@ class TrainingProgram:
         """The outputs, and copies of the buffers from before."""
         before = _copies(self._buffers)
         try:
-            outputs = self._method.call_first(self._first_gradient, *inputs)
+            outputs = self._method.call_first(self._native.outputs, *inputs)
         except BaseException:
             _put(before, self._buffers)
             raise
@@ -354,48 +337,11 @@ class TrainingProgram:
         """
         target = cache if cache is not None else self.program.cache
         check_cache(target, "cache")
-        known = target.tensors
-        missing = [name for name in self._parameters if name not in known and name not in target]
-        if missing and strict:
-            raise KeyNotFoundError(
-                f"{target.name}: lacks the parameters {', '.join(map(repr, missing))} of {self.program.path}"
-            )
-        tensors = {
-            name: tensor.detach()
-            for name, tensor in {**self._parameters, **self._buffers}.items()
-            if name in target or (name in known and not _is_ignored(known[name], strict))
-        }
-        if not tensors:
-            raise known.mismatch([*self._parameters, *self._buffers])
-        if strict:
-            target._check_reach(tensors)
-        tensors.update(self._frozen_parts(tensors, known))
-        with self._turns:  # committed in place, because copying them would take longer than the commit
-            return target.update(tensors, finite=finite)
-
-    def _frozen_parts(self, tensors: Iterable[str], known: LogicalTensors) -> dict[str, Tensor]:
-        """Copies of the frozen tensors that a target needs in order to change the others."""
-        own = set(self.program.external_keys(self.method))
-        found: dict[str, Tensor] = {}
-        pending = [known[name] for name in tensors if name in known]
-        seen = {tensor.name for tensor in pending}
-        with self.program.cache.reading():
-            while pending:
-                for need in set(pending.pop().needs) - seen:
-                    tensor = known[need]
-                    seen.add(need)
-                    pending.append(tensor)
-                    for name in (name for name in (need, *tensor.aliases) if name in own):
-                        found[name] = self.program.cache.torch(name).clone()
-        return found
+        with self._turns:
+            return int(self._native.publish(target._native, strict, finite))
 
     def __repr__(self) -> str:
         return f"<TrainingProgram {self.program.path}: {self.method!r}, {len(self._parameters)} parameters>"
-
-
-def _is_ignored(tensor: LogicalTensor, strict: bool) -> bool:
-    """Whether `publish` omits a tensor: state of the serving programs or, unless `strict`, one that cannot change."""
-    return bool(tensor.refusal) and (tensor.auxiliary or not strict)
 
 
 def _copies(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -13,6 +13,7 @@ from torch import nn
 
 import blobstore
 from blobstore import BlobStore, open_ptd, save_file
+from blobstore.adapters import save_adapter
 from blobstore.formats.payload import MAGIC as PAYLOAD_MAGIC
 from blobstore.formats.pte import read_program
 from blobstore.logical.records import is_records
@@ -68,7 +69,9 @@ def _data_files(work: Path) -> Iterator[Path]:
     store.write_ptd(work / "mixed.ptd", metadata={"a": "b", "c": ""})
     foreign = [("w", bytes(24), TensorLayout(ScalarType.FLOAT, (2, 3), (0, 1))), ("opaque", b"bytes", None)]
     oracle.write_ptd(work / "executorch.ptd", foreign)
-    yield from (work / name for name in ("empty.ptd", "one.ptd", "types.ptd", "mixed.ptd", "executorch.ptd"))
+    halves = {"m.lora_a": np.ones((1, 3), np.float32), "m.lora_b": np.ones((2, 1), np.float32)}
+    save_adapter(work / "adapter.ptd", halves, foundation=work / "one.ptd", scale=0.5)
+    yield from (work / name for name in ("empty.ptd", "one.ptd", "adapter.ptd", "types.ptd", "mixed.ptd", "executorch.ptd"))
     yield from sorted((ROOT / "tests" / "data").glob("golden-*.ptd"))
 
 

@@ -5,8 +5,10 @@
 // All inputs are tensors of ones; the sum of each program's first output is printed before and after KEY is set to 0.
 
 #include <cstdio>
-#include <string>
+#include <numeric>
 #include <vector>
+
+#include <executorch/extension/tensor/tensor.h>
 
 #include <blobstore/cache.h>
 #include <blobstore/program.h>
@@ -15,28 +17,17 @@ namespace {
 
 /// The sum of the first output for inputs of ones. All tensors must be float.
 double run(blobstore::Method& method) {
-  std::vector<std::vector<float>> memory;
-  std::vector<blobstore::Argument> arguments;
-  for (const blobstore::ValueInfo& input : method.inputs()) {
-    blobstore::Argument argument;
-    argument.kind = input.kind;
-    argument.scalar_type = input.layout.scalar_type;
-    argument.rank = static_cast<uint8_t>(input.layout.sizes.size());
-    for (size_t i = 0; i < input.layout.sizes.size(); ++i) {
-      argument.sizes[i] = input.layout.sizes[i];
-    }
-    argument.nbytes = *blobstore::layout_nbytes(input.layout);
-    memory.emplace_back(argument.nbytes / sizeof(float), 1.0f);
-    argument.data = memory.back().data();
-    arguments.push_back(argument);
+  const auto meta = method.meta();
+  std::vector<executorch::extension::TensorPtr> ones; // they own the inputs' memory
+  for (size_t i = 0; i < meta.num_inputs(); ++i) {
+    const auto sizes = meta.input_tensor_meta(i)->sizes();
+    ones.push_back(executorch::extension::ones({sizes.begin(), sizes.end()}));
   }
-  const std::vector<blobstore::Value> outputs = method.execute(arguments);
-  const auto* numbers = reinterpret_cast<const float*>(outputs[0].data.get());
-  double sum = 0;
-  for (size_t i = 0; i < outputs[0].nbytes / sizeof(float); ++i) {
-    sum += numbers[i];
-  }
-  return sum;
+  const std::vector<executorch::runtime::EValue> inputs(ones.begin(), ones.end());
+  const blobstore::Outputs outputs = method.execute(inputs);
+  const auto& first = outputs[0].toTensor();
+  const auto* numbers = first.const_data_ptr<float>();
+  return std::accumulate(numbers, numbers + first.numel(), 0.0);
 }
 
 } // namespace

@@ -1,10 +1,14 @@
-#include <cstring>
+#include <algorithm>
 #include <unordered_map>
 
 #include "convert.h"
 #include "interpreter.h"
 
 namespace blobstore::python {
+
+namespace et = executorch::runtime;
+using et::TensorInfo;
+
 namespace {
 
 /// torch's types by identity, and its tensor class; filled when torch is first found.
@@ -74,9 +78,10 @@ nb::object call(nb::handle object, PyObject* name) {
   return value;
 }
 
-bool is_row_major(const Layout& layout) {
-  for (size_t i = 0; i < layout.dim_order.size(); ++i) {
-    if (layout.dim_order[i] != i) {
+bool is_row_major(const TensorInfo& info) {
+  const auto order = info.dim_order();
+  for (size_t i = 0; i < order.size(); ++i) {
+    if (order[i] != i) {
       return false;
     }
   }
@@ -120,50 +125,43 @@ int8_t type_of_format(const char* format, Py_ssize_t item_size) {
   }
 }
 
-bool set_sizes(Argument& out, nb::handle sizes) {
-  const Py_ssize_t rank = PyTuple_GET_SIZE(sizes.ptr());
-  if (rank > 16) {
-    return false;
-  }
-  out.rank = static_cast<uint8_t>(rank);
-  for (Py_ssize_t i = 0; i < rank; ++i) {
-    const long long size = PyLong_AsLongLong(PyTuple_GET_ITEM(sizes.ptr(), i));
-    if (size < 0 || size > INT32_MAX) {
-      PyErr_Clear();
-      return false;
-    }
-    out.sizes[i] = static_cast<int32_t>(size);
-  }
-  return true;
-}
-
-void set_nbytes(Argument& out) {
-  out.nbytes = item_size(out.scalar_type);
-  for (int i = 0; i < out.rank; ++i) {
-    out.nbytes *= static_cast<size_t>(out.sizes[i]);
-  }
-}
-
 } // namespace
 
-Arguments::Arguments(const nb::args& values, const std::vector<ValueInfo>& inputs) : list_(values.size()) {
+Layout layout_of(const TensorInfo& info) {
+  const auto sizes = info.sizes();
+  const auto order = info.dim_order();
+  return {static_cast<int8_t>(info.scalar_type()), {sizes.begin(), sizes.end()}, {order.begin(), order.end()}};
+}
+
+Layout layout_of(const executorch::aten::Tensor& tensor) {
+  const auto sizes = tensor.sizes();
+  const auto order = tensor.dim_order();
+  return {static_cast<int8_t>(tensor.scalar_type()), {sizes.begin(), sizes.end()}, {order.begin(), order.end()}};
+}
+
+Arguments::Arguments(const nb::args& values, const et::MethodMeta& method)
+    : places_(values.size()), list_(values.size()), in_place_(values.size()) {
   buffers_.reserve(values.size());
   try {
     for (size_t i = 0; i < list_.size(); ++i) {
-      const ValueInfo* info = i < inputs.size() ? &inputs[i] : nullptr;
-      const Layout* expected = info != nullptr && info->kind == ValueKind::Tensor ? &info->layout : nullptr;
+      const bool known_input = i < method.num_inputs();
+      const et::Result<et::Tag> tag = known_input ? method.input_tag(i) : et::Result<et::Tag>(et::Tag::None);
+      std::optional<TensorInfo> info;
+      if (tag.ok() && tag.get() == et::Tag::Tensor) {
+        info = method.input_tensor_meta(i).get();
+      }
+      const TensorInfo* expected = info ? &*info : nullptr;
       const nb::handle value = values[i];
-      Argument& out = list_[i];
       Torch* known = known_torch();
       if (known != nullptr && PyObject_TypeCheck(value.ptr(), known->tensor)) {
         torch_ = true;
-        if (take_torch(value, expected, out)) {
+        if (take_torch(i, value, expected)) {
           continue;
         }
-      } else if (PyObject_CheckBuffer(value.ptr()) && take_buffer(value, expected, out)) {
+      } else if (PyObject_CheckBuffer(value.ptr()) && take_buffer(i, value, expected)) {
         continue;
       }
-      take_other(value, info, out);
+      take_other(i, value, tag.ok() && tag.get() == et::Tag::Double, expected);
     }
   } catch (...) {
     for (Py_buffer& buffer : buffers_) {
@@ -179,7 +177,41 @@ Arguments::~Arguments() {
   }
 }
 
-bool Arguments::take_torch(nb::handle value, const Layout* expected, Argument& out) {
+bool Arguments::set_sizes(size_t index, nb::handle sizes) {
+  Place& place = places_[index];
+  const Py_ssize_t rank = PyTuple_GET_SIZE(sizes.ptr());
+  if (rank > static_cast<Py_ssize_t>(et::kTensorDimensionLimit)) {
+    return false;
+  }
+  place.rank = static_cast<uint8_t>(rank);
+  for (Py_ssize_t i = 0; i < rank; ++i) {
+    const long long size = PyLong_AsLongLong(PyTuple_GET_ITEM(sizes.ptr(), i));
+    if (size < 0 || size > INT32_MAX) {
+      PyErr_Clear();
+      return false;
+    }
+    place.sizes[i] = static_cast<int32_t>(size);
+  }
+  return true;
+}
+
+/// Make the tensor of the sizes and the type in its place, in the dim order that the method takes.
+void Arguments::set_tensor(size_t index, void* data, bool in_place, const TensorInfo* expected) {
+  Place& place = places_[index];
+  if (!executorch::aten::safe_numel(place.sizes, place.rank).ok()) {
+    throw Error(ErrorKind::Input, "input " + std::to_string(index) + " is too large");
+  }
+  for (uint8_t i = 0; i < place.rank; ++i) {
+    place.dim_order[i] =
+        expected != nullptr && expected->dim_order().size() == place.rank ? expected->dim_order()[i] : i;
+  }
+  place.tensor.emplace(
+      static_cast<executorch::aten::ScalarType>(place.scalar_type), place.rank, place.sizes, data, place.dim_order);
+  list_[index] = et::EValue(executorch::aten::Tensor(&*place.tensor));
+  in_place_[index] = in_place;
+}
+
+bool Arguments::take_torch(size_t index, nb::handle value, const TensorInfo* expected) {
   static PyObject* const dtype = interned("dtype");
   static PyObject* const shape = interned("shape");
   static PyObject* const is_cpu = interned("is_cpu");
@@ -192,18 +224,15 @@ bool Arguments::take_torch(nb::handle value, const Layout* expected, Argument& o
       call(value, is_contiguous).ptr() != Py_True || call(value, is_neg).ptr() == Py_True) {
     return false;
   }
-  out.kind = ValueKind::Tensor;
-  out.scalar_type = type->second;
-  if (!set_sizes(out, get(value, shape))) {
+  places_[index].scalar_type = type->second;
+  if (!set_sizes(index, get(value, shape))) {
     return false;
   }
-  set_nbytes(out);
-  out.writable = true;
-  out.data = PyLong_AsVoidPtr(call(value, data_ptr).ptr());
+  set_tensor(index, PyLong_AsVoidPtr(call(value, data_ptr).ptr()), /*in_place=*/true, expected);
   return true;
 }
 
-bool Arguments::take_buffer(nb::handle value, const Layout* expected, Argument& out) {
+bool Arguments::take_buffer(size_t index, nb::handle value, const TensorInfo* expected) {
   Py_buffer buffer;
   if ((expected != nullptr && !is_row_major(*expected)) ||
       PyObject_GetBuffer(value.ptr(), &buffer, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT) != 0) {
@@ -212,55 +241,48 @@ bool Arguments::take_buffer(nb::handle value, const Layout* expected, Argument& 
   }
   buffers_.push_back(buffer);
   const int8_t type = type_of_format(buffer.format, buffer.itemsize);
-  if (type < 0 || buffer.ndim > 16) {
+  if (type < 0 || buffer.ndim > static_cast<int>(et::kTensorDimensionLimit)) {
     return false;
   }
-  out.kind = ValueKind::Tensor;
-  out.scalar_type = type;
-  out.rank = static_cast<uint8_t>(buffer.ndim);
+  Place& place = places_[index];
+  place.scalar_type = type;
+  place.rank = static_cast<uint8_t>(buffer.ndim);
   for (int i = 0; i < buffer.ndim; ++i) {
     if (buffer.shape[i] > INT32_MAX) {
       return false;
     }
-    out.sizes[i] = static_cast<int32_t>(buffer.shape[i]);
+    place.sizes[i] = static_cast<int32_t>(buffer.shape[i]);
   }
-  out.nbytes = static_cast<size_t>(buffer.len);
-  out.writable = buffer.readonly == 0;
-  out.data = buffer.buf;
+  set_tensor(index, buffer.buf, buffer.readonly == 0, expected);
   return true;
 }
 
 /// Numbers, and everything that the Python side can turn into bytes: other orders of dimensions, other types.
-void Arguments::take_other(nb::handle value, const ValueInfo* info, Argument& out) {
-  out = Argument{};
+void Arguments::take_other(size_t index, nb::handle value, bool real, const TensorInfo* expected) {
   if (value.is_none()) {
     return;
   }
   if (PyBool_Check(value.ptr())) {
-    out.kind = ValueKind::Bool;
-    out.integer = value.ptr() == Py_True;
+    list_[index] = et::EValue(value.ptr() == Py_True);
     return;
   }
   if (PyLong_Check(value.ptr())) {
     int overflow = 0;
-    out.integer = PyLong_AsLongLongAndOverflow(value.ptr(), &overflow);
+    const int64_t integer = PyLong_AsLongLongAndOverflow(value.ptr(), &overflow);
     if (overflow != 0) {
       throw Error(ErrorKind::Input, "an int does not fit in 64 bits");
     }
-    out.real = static_cast<double>(out.integer);
-    out.kind = info != nullptr && info->kind == ValueKind::Double ? ValueKind::Double : ValueKind::Int;
+    list_[index] = real ? et::EValue(static_cast<double>(integer)) : et::EValue(integer);
     return;
   }
   if (PyFloat_Check(value.ptr())) {
-    out.kind = ValueKind::Double;
-    out.real = PyFloat_AsDouble(value.ptr());
+    list_[index] = et::EValue(PyFloat_AsDouble(value.ptr()));
     return;
   }
-  const bool tensor = info != nullptr && info->kind == ValueKind::Tensor;
-  nb::object wanted = tensor ? layout_object(info->layout) : nb::none();
-  if (tensor && nb::hasattr(value, "shape")) { // checked before a huge tensor that does not fit is copied
+  const nb::object wanted = expected != nullptr ? layout_object(layout_of(*expected)) : nb::none();
+  if (expected != nullptr && nb::hasattr(value, "shape")) { // checked before a huge tensor that does not fit is copied
     const nb::object shape = value.attr("shape");
-    const auto& sizes = info->layout.sizes;
+    const auto sizes = expected->sizes();
     bool fits = nb::len_hint(shape) == sizes.size();
     for (size_t i = 0; fits && i < sizes.size(); ++i) {
       fits = shape[i].attr("__le__")(sizes[i]).is(nb::handle(Py_True));
@@ -268,7 +290,7 @@ void Arguments::take_other(nb::handle value, const ValueInfo* info, Argument& ou
     if (!fits) {
       throw Error(
           ErrorKind::Input,
-          "input " + std::to_string(&out - list_.data()) + " is " + to_string(info->layout) + ", not of shape " +
+          "input " + std::to_string(index) + " is " + blobstore::to_string(layout_of(*expected)) + ", not of shape " +
               nb::str(shape).c_str());
     }
   }
@@ -280,15 +302,14 @@ void Arguments::take_other(nb::handle value, const ValueInfo* info, Argument& ou
   }
   buffers_.push_back(buffer);
   kept_.push_back(pair);
-  out.kind = ValueKind::Tensor;
-  out.scalar_type = layout->scalar_type;
-  if (layout->sizes.size() > 16) {
+  if (layout->sizes.size() > et::kTensorDimensionLimit) {
     throw Error(ErrorKind::Input, "a tensor has more than 16 dimensions");
   }
-  out.rank = static_cast<uint8_t>(layout->sizes.size());
-  std::copy(layout->sizes.begin(), layout->sizes.end(), out.sizes);
-  out.nbytes = static_cast<size_t>(buffer.len);
-  out.data = buffer.buf;
+  Place& place = places_[index];
+  place.scalar_type = layout->scalar_type;
+  place.rank = static_cast<uint8_t>(layout->sizes.size());
+  std::copy(layout->sizes.begin(), layout->sizes.end(), place.sizes);
+  set_tensor(index, buffer.buf, /*in_place=*/false, expected);
 }
 
 } // namespace blobstore::python

@@ -196,25 +196,6 @@ void add_delegates(nb::module_& module) {
       .def(nb::init<std::shared_ptr<BlobCache>>())
       .def("enter", &HeldScope::enter)
       .def("leave", &HeldScope::leave);
-  module.def(
-      "served_delegates",
-      [](const BlobCache& cache) {
-        nb::list out;
-        for (const ServedDelegate& one : served_delegates(cache)) {
-          out.append(
-              nb::make_tuple(
-                  one.method,
-                  to_bytes(one.program),
-                  one.inode,
-                  nb::cast(one.keys),
-                  nb::cast(one.others),
-                  nb::cast(one.same_files),
-                  nb::cast(one.other_files)));
-        }
-        return out;
-      },
-      "cache"_a,
-      "The members of each ServedDelegate.");
   module.def("delegate_stats", [] {
     const DelegateStats found = delegate_stats();
     nb::dict out;

@@ -1,9 +1,19 @@
 // Conversion between Python's values and the library's, and the parts of the module.
 #pragma once
 
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <executorch/runtime/core/exec_aten/util/tensor_dimension_limit.h>
 #include <nanobind/nanobind.h>
 
+#include <blobstore/error.h>
 #include <blobstore/program.h>
+
+namespace blobstore::internal {
+class CacheTensors;
+}
 
 namespace blobstore::python {
 
@@ -27,39 +37,72 @@ std::string to_string(const nb::bytes& bytes);
 nb::object layout_object(const std::optional<Layout>& layout);
 std::optional<Layout> layout_from(nb::handle object);
 
+/// The layout of a tensor of a method.
+Layout layout_of(const executorch::runtime::TensorInfo& info);
+Layout layout_of(const executorch::aten::Tensor& tensor);
+
+/// A tensor or an array over the memory of a tensor, which it holds.
+nb::object to_python(const executorch::extension::TensorPtr& tensor, bool torch);
+
 /// The arguments of a call, and the objects that keep their memory alive.
 class Arguments {
  public:
-  /// Use the memory of tensors and arrays in place, unless their order of dimensions differs from the method's.
-  Arguments(const nb::args& values, const std::vector<ValueInfo>& inputs);
+  /// Use the memory of tensors and arrays where it is, unless their order of dimensions differs from the method's.
+  Arguments(const nb::args& values, const executorch::runtime::MethodMeta& method);
   ~Arguments();
   Arguments(const Arguments&) = delete;
   Arguments& operator=(const Arguments&) = delete;
 
-  const std::vector<Argument>& list() const { return list_; }
+  const std::vector<executorch::runtime::EValue>& list() const { return list_; }
+  /// Memory that may be written to may be read in place.
+  const std::vector<bool>& in_place() const { return in_place_; }
   /// Whether an argument was a torch tensor; then the results must be tensors too.
   bool torch() const { return torch_; }
 
  private:
-  bool take_torch(nb::handle value, const Layout* expected, Argument& out);
-  bool take_buffer(nb::handle value, const Layout* expected, Argument& out);
-  void take_other(nb::handle value, const ValueInfo* info, Argument& out);
+  /// What a tensor refers to. It has no strides, because its dim order says the same.
+  struct Place {
+    int8_t scalar_type = 0;
+    uint8_t rank = 0;
+    int32_t sizes[executorch::runtime::kTensorDimensionLimit] = {};
+    uint8_t dim_order[executorch::runtime::kTensorDimensionLimit] = {};
+    std::optional<executorch::aten::TensorImpl> tensor;
+  };
 
-  std::vector<Argument> list_;
+  bool take_torch(size_t index, nb::handle value, const executorch::runtime::TensorInfo* expected);
+  bool take_buffer(size_t index, nb::handle value, const executorch::runtime::TensorInfo* expected);
+  /// @param real whether an int stands for a float.
+  void take_other(size_t index, nb::handle value, bool real, const executorch::runtime::TensorInfo* expected);
+  bool set_sizes(size_t index, nb::handle sizes);
+  void set_tensor(size_t index, void* data, bool in_place, const executorch::runtime::TensorInfo* expected);
+
+  std::vector<Place> places_;
+  std::vector<executorch::runtime::EValue> list_;
+  std::vector<bool> in_place_;
   std::vector<Py_buffer> buffers_;
   std::vector<nb::object> kept_;
   bool torch_ = false;
 };
 
-/// A Python value for each result. Tensors and arrays own their memory.
-nb::list to_python(std::vector<Value>&& values, bool torch);
+/// A Python value for each output. Tensors and arrays own their memory.
+nb::list to_python(const Outputs& outputs, bool torch);
 
 /// The exception translator: throws what the Python side made of an Error.
 void translate(const std::exception_ptr& pointer, void*);
 
+/// What the Python side made of an Error.
+nb::object to_exception(const Error& error);
+
+/// The tensors on a cache behind an object of the module's class `Tensors`. Valid as long as the object.
+const internal::CacheTensors& tensors_on_cache(nb::handle tensors);
+
 // The parts of the module.
+void add_adapters(nb::module_& module);
 void add_cache(nb::module_& module);
 void add_delegates(nb::module_& module);
+void add_files(nb::module_& module);
 void add_programs(nb::module_& module);
+void add_training(nb::module_& module);
+void add_tensors(nb::module_& module);
 
 } // namespace blobstore::python

@@ -71,9 +71,13 @@ NB_MODULE(_native, module) {
 #ifdef BLOBSTORE_TEST_HOOKS
   module.def("crash_at", [](int point) { internal::crash_point.store(point); }, "point"_a, "Die at this point; 0 for none.");
 #endif
+  add_adapters(module);
   add_cache(module);
   add_delegates(module);
+  add_files(module);
   add_programs(module);
+  add_training(module);
+  add_tensors(module);
 }
 
 } // namespace blobstore::python

@@ -15,42 +15,64 @@ namespace blobstore::python {
 namespace {
 
 using namespace nb::literals;
+namespace et = executorch::runtime;
 
-nb::list infos(const std::vector<ValueInfo>& values) {
+nb::tuple info(const et::Result<et::Tag>& tag, const et::TensorInfo* tensor) {
+  const auto kind = [&] {
+    switch (tag.ok() ? tag.get() : et::Tag::ListBool) {
+      case et::Tag::None:
+        return "none";
+      case et::Tag::Tensor:
+        return "tensor";
+      case et::Tag::Int:
+        return "int";
+      case et::Tag::Double:
+        return "float";
+      case et::Tag::Bool:
+        return "bool";
+      case et::Tag::String:
+        return "str";
+      default:
+        return "other";
+    }
+  };
+  const std::string name(tensor != nullptr ? tensor->name() : std::string_view());
+  return nb::make_tuple(kind(), tensor != nullptr ? layout_object(layout_of(*tensor)) : nb::none(), name);
+}
+
+nb::list inputs(const et::MethodMeta& method) {
   nb::list out;
-  for (const ValueInfo& value : values) {
-    constexpr const char* kKinds[] = {"none", "tensor", "int", "float", "bool", "str", "other"};
-    out.append(
-        nb::make_tuple(
-            kKinds[static_cast<int>(value.kind)],
-            value.kind == ValueKind::Tensor ? layout_object(value.layout) : nb::none(),
-            value.name));
+  for (size_t i = 0; i < method.num_inputs(); ++i) {
+    const et::Result<et::Tag> tag = method.input_tag(i);
+    const bool is_tensor = tag.ok() && tag.get() == et::Tag::Tensor;
+    out.append(info(tag, is_tensor ? &method.input_tensor_meta(i).get() : nullptr));
+  }
+  return out;
+}
+
+nb::list outputs(const et::MethodMeta& method) {
+  nb::list out;
+  for (size_t i = 0; i < method.num_outputs(); ++i) {
+    const et::Result<et::Tag> tag = method.output_tag(i);
+    const bool is_tensor = tag.ok() && tag.get() == et::Tag::Tensor;
+    out.append(info(tag, is_tensor ? &method.output_tensor_meta(i).get() : nullptr));
   }
   return out;
 }
 
 /// Run a method and return its first results.
 nb::list call_first(const std::shared_ptr<Method>& method, size_t count, const nb::args& values) {
-  const Arguments arguments(values, method->inputs());
-  std::vector<Value> results;
+  const Arguments arguments(values, method->meta());
+  Outputs results;
   {
     const WithoutInterpreter release;
-    results = method->execute(arguments.list(), count);
+    results = method->execute(arguments.list(), {count, arguments.in_place()});
   }
-  return to_python(std::move(results), arguments.torch());
+  return to_python(results, arguments.torch());
 }
 
 nb::list call(const std::shared_ptr<Method>& method, const nb::args& values) {
   return call_first(method, SIZE_MAX, values);
-}
-
-/// A tensor over memory of a method. It holds the method.
-nb::object to_torch(const std::shared_ptr<Method>& method, const View& view) {
-  auto* pin = new std::shared_ptr<Method>(method);
-  nb::capsule owner(pin, [](void* held) noexcept { delete static_cast<std::shared_ptr<Method>*>(held); });
-  const nb::object bytes =
-      nb::cast(nb::ndarray<nb::numpy, uint8_t>(static_cast<uint8_t*>(view.data), {view.nbytes}, owner));
-  return run_python([&] { return helpers().to_torch(bytes, layout_object(view.layout)); });
 }
 
 } // namespace
@@ -58,19 +80,17 @@ nb::object to_torch(const std::shared_ptr<Method>& method, const View& view) {
 void add_programs(nb::module_& module) {
   nb::class_<Method>(module, "Method")
       .def_prop_ro("name", &Method::name)
-      .def("inputs", [](const Method& method) { return infos(method.inputs()); })
-      .def("outputs", [](const Method& method) { return infos(method.outputs()); })
+      .def("inputs", [](const Method& method) { return inputs(method.meta()); })
+      .def("outputs", [](const Method& method) { return outputs(method.meta()); })
       .def("__call__", &call)
       .def("call_first", &call_first)
       .def(
           "output_memory",
-          [](const std::shared_ptr<Method>& method, size_t index) {
-            return to_torch(method, method->output_memory(index));
-          })
-      .def("state_memory", [](const std::shared_ptr<Method>& method) {
+          [](Method& method, size_t index) { return to_python(method.output_memory(index), /*torch=*/true); })
+      .def("state_memory", [](Method& method) {
         nb::dict out;
-        for (const auto& [name, view] : method->state_memory()) {
-          out[nb::str(name.data(), name.size())] = to_torch(method, view);
+        for (const auto& [name, tensor] : method.state_memory()) {
+          out[nb::str(name.data(), name.size())] = to_python(tensor, /*torch=*/true);
         }
         return out;
       });
@@ -86,19 +106,11 @@ void add_programs(nb::module_& module) {
           "path"_a,
           "cache"_a)
       .def_prop_ro("methods", &Program::methods)
-      .def(
-          "file",
-          [](const std::shared_ptr<Program>& program) {
-            auto* pin = new std::shared_ptr<Program>(program);
-            nb::capsule owner(pin, [](void* held) noexcept { delete static_cast<std::shared_ptr<Program>*>(held); });
-            const auto [data, size] = program->file();
-            return nb::cast(nb::ndarray<nb::numpy, const uint8_t>(data, {size}, owner));
-          },
-          "The bytes of its file, mapped.")
       .def("needs", &Program::needs)
       .def("backends", &Program::backends)
-      .def("inputs", [](const Program& program, const std::string& name) { return infos(program.inputs(name)); })
-      .def("outputs", [](const Program& program, const std::string& name) { return infos(program.outputs(name)); })
+      .def("inputs", [](const Program& program, const std::string& name) { return inputs(program.method_meta(name)); })
+      .def(
+          "outputs", [](const Program& program, const std::string& name) { return outputs(program.method_meta(name)); })
       .def("load_method", &Program::load_method, "name"_a, nb::call_guard<WithoutInterpreter>());
 }
 

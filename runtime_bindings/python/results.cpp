@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include <nanobind/ndarray.h>
 
 #include "convert.h"
@@ -36,25 +38,29 @@ nb::dlpack::dtype array_type(int8_t scalar_type) {
   }
 }
 
-nb::object tensor_to_python(Value&& value, bool torch) {
-  const Layout& layout = value.layout;
-  const size_t rank = layout.sizes.size();
-  uint8_t* data = value.data.release();
-  nb::capsule owner(data, [](void* memory) noexcept { std::free(memory); });
-  const nb::dlpack::dtype type = array_type(layout.scalar_type);
+} // namespace
+
+nb::object to_python(const executorch::extension::TensorPtr& tensor, bool torch) {
+  auto* data = static_cast<uint8_t*>(tensor->mutable_data_ptr());
+  auto* held = new executorch::extension::TensorPtr(tensor);
+  nb::capsule owner(
+      held, [](void* pointer) noexcept { delete static_cast<executorch::extension::TensorPtr*>(pointer); });
+  const nb::dlpack::dtype type = array_type(static_cast<int8_t>(tensor->scalar_type()));
   if (type.bits == 0) {
-    const size_t size = value.nbytes;
+    const size_t size = tensor->nbytes();
     nb::object bytes = nb::cast(nb::ndarray<nb::numpy, uint8_t>(data, {size}, owner));
-    return run_python([&] { return (torch ? helpers().to_torch : helpers().to_numpy)(bytes, layout_object(layout)); });
+    const nb::object layout = layout_object(layout_of(*tensor));
+    return run_python([&] { return (torch ? helpers().to_torch : helpers().to_numpy)(bytes, layout); });
   }
-  size_t sizes[64];
-  int64_t strides[64];
+  const auto rank = static_cast<size_t>(tensor->dim());
+  size_t sizes[executorch::runtime::kTensorDimensionLimit];
+  int64_t strides[executorch::runtime::kTensorDimensionLimit];
   int64_t step = 1;
   for (size_t i = rank; i-- > 0;) {
-    const uint8_t dim = layout.dim_order[i];
-    sizes[dim] = static_cast<size_t>(layout.sizes[dim]);
+    const uint8_t dim = tensor->dim_order()[i];
+    sizes[dim] = static_cast<size_t>(tensor->size(dim));
     strides[dim] = step;
-    step *= std::max(layout.sizes[dim], 1);
+    step *= std::max<int64_t>(tensor->size(dim), 1);
   }
   if (torch) {
     return run_python([&] { return nb::cast(nb::ndarray<nb::pytorch>(data, rank, sizes, owner, strides, type)); });
@@ -62,29 +68,22 @@ nb::object tensor_to_python(Value&& value, bool torch) {
   return run_python([&] { return nb::cast(nb::ndarray<nb::numpy>(data, rank, sizes, owner, strides, type)); });
 }
 
-} // namespace
-
-nb::list to_python(std::vector<Value>&& values, bool torch) {
+nb::list to_python(const Outputs& outputs, bool torch) {
   nb::list out;
-  for (Value& value : values) {
-    switch (value.kind) {
-      case ValueKind::Tensor:
-        out.append(tensor_to_python(std::move(value), torch));
-        break;
-      case ValueKind::Int:
-        out.append(value.integer);
-        break;
-      case ValueKind::Bool:
-        out.append(value.integer != 0);
-        break;
-      case ValueKind::Double:
-        out.append(value.real);
-        break;
-      case ValueKind::String:
-        out.append(nb::str(value.text.data(), value.text.size()));
-        break;
-      default:
-        out.append(nb::none());
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    const executorch::runtime::EValue& value = outputs[i];
+    if (value.isTensor()) {
+      out.append(to_python(outputs.tensor(i), torch));
+    } else if (value.isInt()) {
+      out.append(value.toInt());
+    } else if (value.isBool()) {
+      out.append(value.toBool());
+    } else if (value.isDouble()) {
+      out.append(value.toDouble());
+    } else if (value.isString()) {
+      out.append(nb::str(value.toString().data(), value.toString().size()));
+    } else {
+      out.append(nb::none());
     }
   }
   return out;

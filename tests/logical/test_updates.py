@@ -20,12 +20,13 @@ from blobstore.errors import (
 from blobstore.formats.ptd.reader import open_ptd
 from blobstore.logical.records import STATE, Operation, Record, Records, Source, Step, records_key
 from blobstore.logical.updates import LogicalTensors
-from blobstore.memory.layout import ScalarType
+from blobstore.memory.layout import ScalarType, TensorLayout
+from blobstore.runtime import BlobCache
 from blobstore.store import BlobStore
 
 
-def tensors(folder: Path, *parts: Record | Records, **blobs: object) -> LogicalTensors:
-    """The logical tensors of a file with these records, each from a lowering of its own, and these blobs."""
+def write(folder: Path, *parts: Record | Records, **blobs: object) -> Path:
+    """A file with these records, each from a lowering of its own, and these blobs."""
     store = BlobStore()
     for part in parts:
         records = part if isinstance(part, Records) else Records("XnnpackBackend", (part,))
@@ -37,7 +38,17 @@ def tensors(folder: Path, *parts: Record | Records, **blobs: object) -> LogicalT
     for key, blob in blobs.items():
         store.add(key, blob)
     store.write_ptd(folder / "blobs.ptd")
-    return LogicalTensors(open_ptd(folder / "blobs.ptd"))
+    return folder / "blobs.ptd"
+
+
+def tensors(folder: Path, *parts: Record | Records, **blobs: object) -> LogicalTensors:
+    """The logical tensors of such a file."""
+    return LogicalTensors(open_ptd(write(folder, *parts, **blobs)))
+
+
+def cached(folder: Path, *parts: Record | Records, **blobs: object) -> BlobCache:
+    """A cache of such a file."""
+    return BlobCache(write(folder, *parts, **blobs))
 
 
 def source(name: str, sizes: tuple[int, ...] = (2,), *aliases: str) -> Source:
@@ -64,18 +75,23 @@ def refusal(reason: str, *names: str, auxiliary: bool = False) -> Record:
 def test_programs_that_kept_different_names_of_a_tied_tensor(tmp_path: Path) -> None:
     """An update by either name changes the blobs of both programs."""
     first, second = record("a@1", "a", (2,), "b"), record("b@2", "b", (2,), "a")
-    for known in (tensors(tmp_path, first, second), tensors(tmp_path, second, first)):
+    for cache in (cached(tmp_path, first, second), cached(tmp_path, second, first)):
         for name in ("a", "b"):
-            assert set(known.resolve({name: torch.ones(2)})) == {"a@1", "b@2"}
-        assert len(known) == 1
+            cache.update({name: torch.ones(2)})
+            assert set(cache.dirty) == {"a@1", "b@2"}
+            cache.revert()
+        assert len(cache.tensors) == 1
         with pytest.raises(UpdateError, match="another name of"):
-            known.resolve({"a": torch.ones(2), "b": torch.zeros(2)})
+            cache.update({"a": torch.ones(2), "b": torch.zeros(2)})
+        assert cache.dirty == ()
 
 
 def test_names_that_a_third_program_connects(tmp_path: Path) -> None:
     """Two tensors turn out to be one when a program has both names for it."""
-    known = tensors(tmp_path, record("a@1", "a"), record("b@2", "b"), record("c@3", "c", (2,), "a", "b"))
-    assert set(known.resolve({"b": torch.ones(2)})) == {"a@1", "b@2", "c@3"}
+    cache = cached(tmp_path, record("a@1", "a"), record("b@2", "b"), record("c@3", "c", (2,), "a", "b"))
+    cache.update({"b": torch.ones(2)})
+    assert set(cache.dirty) == {"a@1", "b@2", "c@3"}
+    known = cache.tensors
     assert known["b"].name == "a" and set(known["c"].aliases) == {"b", "c"}
 
 
@@ -83,10 +99,10 @@ def test_one_name_for_two_shapes_is_refused(tmp_path: Path) -> None:
     """Whether records contradict each other, or a record and the tensor that is stored under the name."""
     known = tensors(tmp_path, record("a@1", "a"), record("a@2", "a", (3,)))
     with pytest.raises(UpdateError, match=r"different shapes with this name, \[2\] and \[3\]|\[3\] and \[2\]"):
-        known.split({"a": torch.ones(2)})
+        known.check_names(["a"])
     known = tensors(tmp_path, record("a@1", "a"), a=torch.ones(3))
     with pytest.raises(UpdateError, match=r"different shapes with this name, \[2\] and \[3\]"):
-        known.split({"a": torch.ones(2)})
+        known.check_names(["a"])
 
 
 def test_records_of_one_blob_must_agree(tmp_path: Path) -> None:
@@ -109,7 +125,7 @@ def test_unknown_names_are_errors_with_similar_ones(tmp_path: Path) -> None:
     """Prefixes that wrappers of modules add are recognized."""
     known = tensors(tmp_path, record("layer.weight@1", "layer.weight"))
     with pytest.raises(KeyNotFoundError, match="'module.layer.weight' may be 'layer.weight' here"):
-        known.split({"module.layer.weight": torch.ones(2)})
+        known.check_names(["module.layer.weight"])
     with pytest.raises(KeyNotFoundError, match="no key and no tensor 'other'"):
         known["other"]
     assert 5 not in known and "other" not in known and list(known) == ["layer.weight"]
@@ -118,9 +134,9 @@ def test_unknown_names_are_errors_with_similar_ones(tmp_path: Path) -> None:
 def test_without_records(tmp_path: Path) -> None:
     """The message says that there are none, or that keys are those of ExecuTorch's own lowering."""
     with pytest.raises(KeyNotFoundError, match="no key 'b', and no records of tensors"):
-        tensors(tmp_path, a=torch.ones(2)).split({"b": torch.ones(2)})
+        tensors(tmp_path, a=torch.ones(2)).check_names(["b"])
     with pytest.raises(KeyNotFoundError, match="hashes of their contents.*BlobStorePartitioner"):
-        tensors(tmp_path, **{"0" * 64: bytes(8)}).split({"b": torch.ones(2)})
+        tensors(tmp_path, **{"0" * 64: bytes(8)}).check_names(["b"])
 
 
 # ----------------------------------------------------------------------------------------------------- what is refused
@@ -128,12 +144,13 @@ def test_without_records(tmp_path: Path) -> None:
 
 def test_what_belongs_together_is_updated_together(tmp_path: Path) -> None:
     """A blob that is made of two tensors needs both, and `needs` says so."""
-    known = tensors(tmp_path, folded("w@1", "w", "variance"))
+    cache = cached(tmp_path, folded("w@1", "w", "variance"))
+    known = cache.tensors
     assert known["w"].needs == ("variance",) and known["variance"].keys == ("w@1",)
     with pytest.raises(UpdateError, match="'w' cannot be updated without 'variance'.*in one blob, 'w@1'"):
-        known.resolve({"w": torch.ones(2)})
-    (made,) = known.resolve({"w": torch.ones(2), "variance": torch.full((2,), 4 - 1e-5)}).values()
-    assert np.allclose(made, 0.5)
+        cache.update({"w": torch.ones(2)})
+    cache.update({"w": torch.ones(2), "variance": torch.full((2,), 4 - 1e-5)})
+    assert np.allclose(np.frombuffer(cache.get_data("w@1"), np.float32), 0.5)
 
 
 def test_a_refusal_extends_to_what_is_stored_in_one_blob(tmp_path: Path) -> None:
@@ -142,7 +159,7 @@ def test_a_refusal_extends_to_what_is_stored_in_one_blob(tmp_path: Path) -> None
     known = tensors(tmp_path, *parts)
     for name in ("w", "x"):
         with pytest.raises(UpdateError, match=f"'{name}' cannot be updated: it is stored together with .*was changed"):
-            known.split({name: torch.ones(2)})
+            known.check_names([name])
     assert known["a"].refusal == "it was changed" and known["y"].refusal == ""
 
 
@@ -155,7 +172,7 @@ def test_state_of_one_method_may_be_a_constant_of_another(tmp_path: Path) -> Non
 
 
 def test_values_must_fit(tmp_path: Path) -> None:
-    known = tensors(tmp_path, record("a@1", "a"))
+    cache = cached(tmp_path, record("a@1", "a"))
     wrong: list[tuple[Any, type[Exception], str]] = [
         (torch.ones(3), LayoutError, r"'a' has shape \[2\], the new one has \[3\]"),
         (torch.ones(2).double(), LayoutError, r"'a' is float\[2\], the new one is double"),
@@ -164,16 +181,17 @@ def test_values_must_fit(tmp_path: Path) -> None:
     ]
     for value, error, message in wrong:
         with pytest.raises(error, match=message):
-            known.resolve({"a": value}, finite=True)
+            cache.update({"a": value}, finite=True)
     with pytest.raises(UnsupportedDataError, match="expected tensors by name, found a list"):
-        known.split([("a", torch.ones(2))])  # type: ignore[arg-type]
+        cache.update([("a", torch.ones(2))])  # type: ignore[arg-type]
+    assert cache.generation == 0
 
 
 def test_a_blob_of_another_file_is_missed_by_name(tmp_path: Path) -> None:
     data = Records("XnnpackBackend", (record("a@1", "a"),)).pack()
-    known = tensors(tmp_path, **{records_key(data): data})
+    cache = cached(tmp_path, **{records_key(data): data})
     with pytest.raises(KeyNotFoundError, match="blob 'a@1' of 'a' is in none of these data files"):
-        known.resolve({"a": torch.ones(2)})
+        cache.update({"a": torch.ones(2)})
 
 
 # -------------------------------------------------------------------------------------------------- values, state dicts
@@ -242,8 +260,64 @@ def test_copies_are_checked(tmp_path: Path) -> None:
     """A copy does not change with the value that it was made of."""
     known = tensors(tmp_path, record("a@1", "a"))
     for value in (torch.ones(2), np.ones(2, np.float32)):
-        copy = known.copy("a", value)
+        [(name, data, layout, _)] = known.copies("a", value)
         value[0] = 5
-        assert copy.tolist() == [1, 1]
+        assert name == "a" and layout == (6, (2,), (0,))
+        assert np.frombuffer(data, np.float32).tolist() == [1, 1]
     with pytest.raises(LayoutError, match="shape"):
-        known.copy("a", torch.ones(3))
+        known.copies("a", torch.ones(3))
+
+
+def bytes_of(tensor: torch.Tensor) -> bytes:
+    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8, torch.bool])
+@pytest.mark.parametrize("order", [(0, 1, 2), (0, 2, 1), (2, 0, 1)])
+def test_blobs_with_a_layout_are_tensors(order: tuple[int, ...], dtype: torch.dtype, tmp_path: Path) -> None:
+    """In every order of dimensions; a view if it is the usual one."""
+    tensor = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0)).to(dtype)
+    store = BlobStore()
+    kind = {torch.float32: "FLOAT", torch.bfloat16: "BFLOAT16", torch.int8: "CHAR", torch.bool: "BOOL"}[dtype]
+    store.add("t", bytes_of(tensor.permute(order)), layout=TensorLayout(ScalarType[kind], (2, 3, 4), order))
+    store.write_ptd(tmp_path / "t.ptd")
+    reader = open_ptd(tmp_path / "t.ptd")
+    for blobs in (reader, BlobCache(tmp_path / "t.ptd")):
+        array, found = LogicalTensors(blobs).value("t")
+        assert found is ScalarType[kind] and array.shape == (2, 3, 4) and array.tobytes() == bytes_of(tensor)
+        assert np.shares_memory(array, np.frombuffer(blobs.get_data("t"), np.uint8)) == (order == (0, 1, 2))
+        assert not array.flags.writeable
+
+
+def test_scalars_and_empty_tensors(tmp_path: Path) -> None:
+    known = tensors(tmp_path, scalar=torch.tensor(2.5), empty=torch.empty(0, 3))
+    assert known.value("scalar")[0].shape == () and known.value("scalar")[0] == 2.5
+    assert known.value("empty")[0].shape == (0, 3)
+
+
+def test_a_tensor_is_read_back_as_far_as_it_is_stored(tmp_path: Path) -> None:
+    """Reshaped and cast, it is there; quantized or combined, it is not."""
+    source = Source("w", ScalarType.DOUBLE, (2, 3))
+    done = (Step(Operation.RESHAPE, (6, 1)), Step(Operation.CAST, (int(ScalarType.FLOAT),)))
+    data = {"w@1": np.arange(6, dtype=np.float32).tobytes()}
+    array, kind = tensors(tmp_path, Record("w@1", 24, (source,), done), **data).value("w")
+    assert kind is ScalarType.FLOAT and array.tolist() == [[0, 1, 2], [3, 4, 5]]
+    packed = Record("w@1", 24, (source,), (*done, Step(Operation.CHANNELS_LAST)))
+    with pytest.raises(
+        UpdateError, match="'w' cannot be read back from its blob 'w@1', which was made by: channels last"
+    ):
+        tensors(tmp_path, packed, **data).value("w")
+    with pytest.raises(UpdateError, match="cannot be read back from its blob 'w@1' of 20 bytes"):
+        tensors(tmp_path, Record("w@1", 24, (source,), done), **{"w@1": bytes(20)}).value("w")
+
+
+def test_the_integers_of_a_quantized_tensor_are_a_value_too(tmp_path: Path) -> None:
+    """Its own dtype or that which it is quantized to; no other."""
+    step = Step(Operation.QUANTIZE_CHANNEL, (0, -127, 127, int(ScalarType.CHAR)), names=("scales",))
+    cache = cached(tmp_path, Record("w@1", 6, (source("w", (2, 3)),), (step,)), scales=np.ones(2, np.float32))
+    for value in (torch.arange(6.0).reshape(2, 3), torch.arange(6, dtype=torch.int8).reshape(2, 3)):
+        cache.update({"w": value})
+        assert bytes(cache.get_data("w@1")) == bytes(range(6))
+        cache.revert()
+    with pytest.raises(LayoutError, match=r"'w' is float\[2, 3\], the new one is half"):
+        cache.update({"w": torch.ones(2, 3).half()})

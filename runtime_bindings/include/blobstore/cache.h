@@ -90,6 +90,8 @@ class BlobCache : public std::enable_shared_from_this<BlobCache> {
   /// The files, for messages.
   const std::string& name() const { return name_; }
   const std::shared_ptr<BlobCache>& base() const { return base_; }
+  /// The paths of the files as given, without those of the base.
+  virtual std::vector<std::string> files() const = 0;
 
   /// The blob under a key, nullptr if there is none. Valid as long as the cache.
   virtual const Blob* find(std::string_view key) const = 0;
@@ -126,6 +128,22 @@ class BlobCache : public std::enable_shared_from_this<BlobCache> {
   ///   truncated), or what a follower throws; after an error nothing was changed.
   virtual uint64_t revert() = 0;
   virtual uint64_t revert(const std::vector<std::string>& keys) = 0;
+
+  /// Write the blobs of this cache's files, all from one generation, to a .ptd. Blobs with equal bytes are stored once.
+  /// Commits wait while the blobs are copied to the file, but not while the file is brought to the disk.
+  ///
+  /// At every moment `path` is the old file or the new one, complete, even if the process is killed or the power fails.
+  /// If it is a link, the file that it leads to is replaced.
+  ///
+  /// @param dirty_only only the blobs that were changed: a delta for `load`.
+  /// @returns the size of the file in bytes.
+  /// @throws Error Closed; OutputPath: the cache or its base maps the file, or a file of another kind or a data file
+  /// that
+  ///   was written together with programs is there; FileAccess: for example, the disk is full, or a file of this cache
+  ///   was truncated; InvalidKey, InvalidAlignment: a file of another writer has a key or an alignment that this one
+  ///   does not write; DataChanged: bytes changed while they were written, other than by a commit. After an error
+  ///   `path` is as it was.
+  virtual uint64_t save(const std::string& path, bool dirty_only = false) const = 0;
 
   /// Let a follower take part in every commit to this cache from now on, as long as it lives; see commit_follower.h.
   /// Follow the base as well to take part in its commits. Register while holding the Reading under which the derived
@@ -170,5 +188,16 @@ class BlobCache : public std::enable_shared_from_this<BlobCache> {
   std::string name_;
   std::shared_ptr<BlobCache> base_;
 };
+
+/// Write the blobs of some .ptd files to one file for `BlobCache::open` in mode Shared. Every key has its own bytes
+/// there, even where two keys are equal, because the processes that share the file may change one and not the other.
+///
+/// Reads all blobs, and waits for the disk. Writes as `BlobCache::save` does.
+///
+/// @returns the size of the file in bytes.
+/// @throws Error FileAccess, InvalidFile, Integrity: a file cannot be opened or trusted. KeyConflict: two files have
+///   different contents under one key. OutputPath and others, as `BlobCache::save`. After an error `target` is as it
+///   was.
+uint64_t make_working_copy(const std::vector<std::string>& paths, const std::string& target);
 
 } // namespace blobstore

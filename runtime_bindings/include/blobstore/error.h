@@ -3,6 +3,7 @@
 
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 namespace blobstore {
 
@@ -29,6 +30,8 @@ enum class ErrorKind {
   DataChanged, // memory or a file changed while it was used
   Training, // a training step is not possible
   NotFiniteLoss, // ... because the loss is infinite or NaN
+  InvalidKey, // this key cannot be written to a file
+  InvalidAlignment, // ... or this alignment, or not together with the others
 };
 
 /// An error that names the file or key, what was expected and what was found.
@@ -44,6 +47,11 @@ class Error : public std::runtime_error {
         path_(std::move(path)),
         reason_(reason),
         number_(number) {}
+  ~Error() override;
+  Error(const Error&) = default;
+  Error(Error&&) = default;
+  Error& operator=(const Error&) = default;
+  Error& operator=(Error&&) = default;
 
   ErrorKind kind() const { return kind_; }
   const std::string& path() const { return path_; }

@@ -1,61 +1,59 @@
-// ExecuTorch programs and methods that run on a cache.
+// ExecuTorch programs and methods that run on a cache. Values are ExecuTorch's own.
+//
+//   auto method = blobstore::Program::load("model.pte", cache)->load_method("forward");
+//   auto outputs = method->execute({make_tensor_ptr({1, 3}, {1.0f, 2.0f, 3.0f})}); // executorch::extension
+//   outputs[0].toTensor();
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include <executorch/extension/tensor/tensor_ptr.h>
+#include <executorch/runtime/core/evalue.h>
+#include <executorch/runtime/executor/method_meta.h>
+
 #include <blobstore/cache.h>
-#include <blobstore/data_map.h>
 
 namespace blobstore {
 
-/// Kinds of inputs and outputs.
-enum class ValueKind { None, Tensor, Int, Double, Bool, String, Other };
+/// What a call returned. Owns the memory that its values refer to: they are copies, which no later call changes. A copy
+/// of an Outputs shares that memory.
+///
+/// Lists cannot be returned; each is None here.
+class Outputs {
+ public:
+  using const_iterator = std::vector<executorch::runtime::EValue>::const_iterator;
 
-/// An input or output of a method.
-struct ValueInfo {
-  ValueKind kind = ValueKind::None;
-  Layout layout; // of a tensor; for a size that may vary, the largest
-  std::string name; // as recorded in the program; often empty
+  size_t size() const { return values_.size(); }
+  bool empty() const { return values_.empty(); }
+  /// The value at an index below `size`. Valid as long as this object.
+  const executorch::runtime::EValue& operator[](size_t index) const& { return values_[index]; }
+  const executorch::runtime::EValue& operator[](size_t index) && = delete; // the memory would be gone; use `tensor`
+  const_iterator begin() const& { return values_.begin(); }
+  const_iterator end() const& { return values_.end(); }
+  /// The tensor at an index, nullptr if there is none. It keeps its memory, also without this object.
+  executorch::extension::TensorPtr tensor(size_t index) const;
+
+  /// Append a value. @param memory what it refers to; a tensor refers to the TensorPtr of itself.
+  void add(executorch::runtime::EValue value, std::shared_ptr<void> memory);
+
+ private:
+  std::vector<executorch::runtime::EValue> values_;
+  std::vector<std::shared_ptr<void>> memory_; // one for each value, may be null
 };
 
-/// One argument of a call. The caller owns the memory of a tensor and must keep it until the call returns. It is not
-/// copied if it is `writable` and the method can read it in place; a method that changes its input then changes the
-/// caller's memory.
-struct Argument {
-  ValueKind kind = ValueKind::None;
-  int8_t scalar_type = 0;
-  uint8_t rank = 0;
-  bool writable = false;
-  const void* data = nullptr;
-  size_t nbytes = 0;
-  int32_t sizes[16] = {}; // ExecuTorch's limit
-  int64_t integer = 0; // for Int and Bool
-  double real = 0;
-  std::string text;
-};
-
-/// A result. The caller owns the bytes.
-struct Value {
-  ValueKind kind = ValueKind::None;
-  Layout layout;
-  std::unique_ptr<uint8_t, void (*)(void*)> data{nullptr, nullptr};
-  size_t nbytes = 0;
-  int64_t integer = 0;
-  double real = 0;
-  std::string text;
-};
-
-/// A tensor in the memory of a method, which owns it. Valid as long as the method lives.
-struct View {
-  void* data = nullptr;
-  Layout layout;
-  size_t nbytes = 0;
+/// How a method runs.
+struct RunOptions {
+  /// Only so many of the first outputs are copied and returned.
+  size_t results = SIZE_MAX;
+  /// For each input, whether the method may use the memory of the tensor in place if its memory plan permits it. A
+  /// method that changes this input then changes the caller's memory. Other inputs are copied first. Inputs beyond the
+  /// end are not used in place.
+  std::vector<bool> in_place;
 };
 
 class Method;
@@ -80,8 +78,10 @@ class Program : public std::enable_shared_from_this<Program> {
   virtual const std::vector<std::string>& methods() const = 0;
   /// Keys of the tensors that a method takes from data files. @throws Error MethodNotFound.
   virtual std::vector<std::string> needs(const std::string& method) const = 0;
-  virtual std::vector<ValueInfo> inputs(const std::string& method) const = 0;
-  virtual std::vector<ValueInfo> outputs(const std::string& method) const = 0;
+  /// The inputs and outputs of a method, without loading it. A size that may vary is given as its largest value. Refers
+  /// to memory of the program. @throws Error MethodNotFound, InvalidFile.
+  virtual executorch::runtime::MethodMeta method_meta(const std::string& method) const = 0;
+  /// The backends that parts of a method are delegated to, each once. @throws Error MethodNotFound.
   virtual std::vector<std::string> backends(const std::string& method) const = 0;
   /// Load a method, which holds the program. Methods of one program share the memory of mutable state that was exported
   /// with share_mutable_buffers, and nothing else.
@@ -95,23 +95,27 @@ class Method {
  public:
   virtual ~Method() = default;
   virtual const std::string& name() const = 0;
-  virtual const std::vector<ValueInfo>& inputs() const = 0;
-  virtual const std::vector<ValueInfo>& outputs() const = 0;
-  /// Run the method. The whole call sees one generation of the cache. Only the first `results` outputs are copied and
-  /// returned. Blocks while a commit changes bytes or waits for readers, and while another thread calls this method or
-  /// one that shares its state; other methods run at the same time. A fork waits for calls of other threads to end.
+  /// As `Program::method_meta`.
+  virtual executorch::runtime::MethodMeta meta() const = 0;
+  /// Run the method. The whole call sees one generation of the cache. Blocks while a commit changes bytes or waits for
+  /// readers, and while another thread calls this method or one that shares its state; other methods run at the same
+  /// time. A fork waits for calls of other threads to end.
   ///
-  /// @throws Error Input: the arguments do not fit. @throws Error Execution: the method failed.
-  virtual std::vector<Value> execute(const std::vector<Argument>& arguments, size_t results = SIZE_MAX) = 0;
-  /// The memory that the method writes an output to. Valid before the first call, and at the same address after each
-  /// call. Before the first call, an output that is a parameter has its initial value; any other is zero. Access is not
-  /// synchronized with calls. Waits for a call that is running.
+  /// @param inputs tensors in the dim order of the method, numbers, bools or None. The caller owns their memory and
+  /// must
+  ///   keep it until the call returns; the method does not refer to it afterwards.
+  /// @throws Error Input: the inputs do not fit. @throws Error Execution: the method failed.
+  virtual Outputs execute(
+      const std::vector<executorch::runtime::EValue>& inputs, const RunOptions& options = RunOptions()) = 0;
+  /// A tensor over the memory that the method writes an output to. It keeps the method alive. Valid before the first
+  /// call, and at the same address after each call. Before the first call, an output that is a parameter has its
+  /// initial value; any other is zero. Access is not synchronized with calls. Waits for a call that is running.
   ///
   /// @throws Error Input: there is no such tensor. @throws Error Unsupported: the output has no memory planned by the
   /// method.
-  virtual View output_memory(size_t index) = 0;
+  virtual executorch::extension::TensorPtr output_memory(size_t index) = 0;
   /// As `output_memory`, the named tensors that the method changes in its own memory, such as mutable buffers.
-  virtual std::vector<std::pair<std::string, View>> state_memory() = 0;
+  virtual std::vector<std::pair<std::string, executorch::extension::TensorPtr>> state_memory() = 0;
 };
 
 } // namespace blobstore

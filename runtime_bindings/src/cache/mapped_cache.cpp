@@ -30,6 +30,14 @@ MappedCache::MappedCache(
   enter();
 }
 
+std::vector<std::string> MappedCache::files() const {
+  std::vector<std::string> paths;
+  for (const Source& source : blobs_.sources()) {
+    paths.push_back(source.path);
+  }
+  return paths;
+}
+
 const Blob* MappedCache::find(std::string_view key) const {
   lookups_.fetch_add(1, std::memory_order_relaxed);
   if (const Slot* slot = blobs_.find(key)) {

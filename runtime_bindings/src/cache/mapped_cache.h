@@ -6,6 +6,7 @@
 //   commit_visible.cpp    the bytes change: here a commit becomes visible, to this process or to all of them
 //   revert.cpp            the bytes of the files come back
 //   measuring.cpp         what changed, what memory it takes, and whether it is what the files say
+//   save.cpp              its blobs become a file
 //   mapped_cache.cpp      looking up, locking, forking
 #pragma once
 
@@ -35,6 +36,7 @@ class MappedCache final : public BlobCache, private ForkAware {
   MappedCache(const std::vector<std::string>& paths, Mode mode, std::string name, std::shared_ptr<BlobCache> base);
   ~MappedCache() override { leave(); }
 
+  std::vector<std::string> files() const override;
   const Blob* find(std::string_view key) const override;
   size_t size() const override { return blobs_.slots().size() + of_base_.size(); }
   const Blob& blob(size_t index) const override;
@@ -49,12 +51,15 @@ class MappedCache final : public BlobCache, private ForkAware {
   uint64_t update(const std::vector<Change>& given) override;
   uint64_t revert() override;
   uint64_t revert(const std::vector<std::string>& keys) override;
+  uint64_t save(const std::string& path, bool dirty_only) const override;
 
   std::vector<std::string> dirty() const override;
   CacheStats stats() const override;
   std::optional<std::string> recorded_digest(std::string_view key) const override;
   void check_files() const override;
   bool verify() const override;
+
+  const PlacedBlobs& placed() const { return blobs_; }
 
  private:
   /// What a commit needs besides the new bytes. It goes into the slots only when the bytes change, so that a fork finds

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -24,10 +25,13 @@ class BlobSource {
   /// The files, for messages.
   virtual const std::string& name() const = 0;
   virtual size_t size() const = 0;
-  /// A key, in the order of the files.
+  /// A key, in the order of the files. Valid as long as the source.
   virtual std::string_view key(size_t index) const = 0;
   /// The blob under a key; empty if there is none.
   virtual std::optional<SourceBlob> find(std::string_view key) const = 0;
+  bool contains(std::string_view key) const { return find(key).has_value(); }
+  /// While the result lives, no bytes change. Empty where they never do.
+  virtual std::shared_ptr<const void> hold() const { return nullptr; }
 };
 
 } // namespace blobstore::internal

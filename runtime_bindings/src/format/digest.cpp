@@ -1,19 +1,46 @@
 #include "format/digest.h"
 
 #include <cstring>
+#include <new>
 
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
 namespace blobstore::internal {
+namespace {
 
-Digest digest(const void* data, size_t size) {
+Digest canonical(XXH128_hash_t hash) {
   XXH128_canonical_t canonical;
-  XXH128_canonicalFromHash(&canonical, XXH3_128bits(data, size));
+  XXH128_canonicalFromHash(&canonical, hash);
   Digest out;
   static_assert(sizeof(canonical.digest) == sizeof(out));
   std::memcpy(out.data(), canonical.digest, out.size());
   return out;
+}
+
+XXH3_state_t* as_state(void* state) {
+  return static_cast<XXH3_state_t*>(state);
+}
+
+} // namespace
+
+Digest digest(const void* data, size_t size) {
+  return canonical(XXH3_128bits(data, size));
+}
+
+Hasher::Hasher() : state_(XXH3_createState(), [](void* state) { XXH3_freeState(as_state(state)); }) {
+  if (state_ == nullptr) {
+    throw std::bad_alloc();
+  }
+  XXH3_128bits_reset(as_state(state_.get()));
+}
+
+void Hasher::update(const void* data, size_t size) {
+  XXH3_128bits_update(as_state(state_.get()), data, size);
+}
+
+Digest Hasher::digest() const {
+  return canonical(XXH3_128bits_digest(as_state(state_.get())));
 }
 
 std::string to_string(const Digest& digest) {

@@ -4,6 +4,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 
 namespace blobstore::internal {
@@ -11,6 +12,17 @@ namespace blobstore::internal {
 using Digest = std::array<uint8_t, 16>;
 
 Digest digest(const void* data, size_t size);
+
+/// A digest of bytes that come in pieces.
+class Hasher {
+ public:
+  Hasher();
+  void update(const void* data, size_t size);
+  Digest digest() const;
+
+ private:
+  std::unique_ptr<void, void (*)(void*)> state_;
+};
 
 /// In hexadecimal, for messages.
 std::string to_string(const Digest& digest);

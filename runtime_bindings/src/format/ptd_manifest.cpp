@@ -1,6 +1,7 @@
 #include "format/ptd_manifest.h"
 
 #include <cstring>
+#include <map>
 #include <string>
 #include <string_view>
 
@@ -21,7 +22,8 @@ bool ends_with(const uint8_t* data, uint64_t size, const char* magic) {
   return size >= kMagicSize && std::memcmp(data + size - kMagicSize, magic, kMagicSize) == 0;
 }
 
-void check_metadata(const FlatBuffer& buffer, uint64_t root) {
+std::map<std::string, std::string> read_metadata(const FlatBuffer& buffer, uint64_t root) {
+  std::map<std::string, std::string> metadata;
   const FlatVector pairs = buffer.vector(root, 4, 4);
   uint64_t bytes = 0;
   std::optional<std::string_view> before;
@@ -40,7 +42,9 @@ void check_metadata(const FlatBuffer& buffer, uint64_t root) {
       throw FormatError("the keys of the metadata do not ascend");
     }
     before = key;
+    metadata.emplace_hint(metadata.end(), key, value);
   }
+  return metadata;
 }
 
 } // namespace
@@ -68,6 +72,10 @@ std::optional<PtdManifest> find_manifest(const uint8_t* data, uint64_t size, con
   return PtdManifest{start, length};
 }
 
+bool is_keyed_manifest(std::string_view key, const uint8_t* data, uint64_t size) {
+  return key.rfind(kRecordPrefix, 0) == 0 && size >= 8 && std::memcmp(data + 4, kManifestIdentifier, 4) == 0;
+}
+
 std::optional<size_t> find_keyed_manifest(const PtdTable& table, const uint8_t* data, uint64_t size) {
   std::optional<size_t> found;
   const size_t last = table.segments.size() - 1;
@@ -75,8 +83,7 @@ std::optional<size_t> find_keyed_manifest(const PtdTable& table, const uint8_t* 
   for (size_t i = 0; i < table.entries.size(); ++i) {
     const PtdEntry& entry = table.entries[i];
     const PtdSegment& segment = table.segments[entry.segment];
-    const bool is_manifest = entry.key.rfind(kRecordPrefix, 0) == 0 && segment.size >= 8 &&
-        std::memcmp(data + segment.start + 4, kManifestIdentifier, 4) == 0;
+    const bool is_manifest = is_keyed_manifest(entry.key, data + segment.start, segment.size);
     alone = alone && is_manifest == (entry.segment == last) && !(is_manifest && found);
     if (is_manifest) {
       found = i;
@@ -131,7 +138,7 @@ Digest read_manifest(PtdTable& table, PtdManifest& manifest, const uint8_t* data
           "it has " + number(digests.count) + " segments and " + number(alignments.count) + " keys, the file has " +
           number(table.segments.size()) + " and " + number(table.entries.size()));
     }
-    check_metadata(buffer, root);
+    table.metadata = read_metadata(buffer, root);
     for (uint32_t i = 0; i < alignments.count; ++i) {
       table.entries[i].alignment = buffer.u32(alignments.start + 4ull * i);
     }

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <string_view>
 
 #include "format/digest.h"
 #include "format/flatbuffer.h"
@@ -21,6 +22,9 @@ class ManifestError : public FormatError {
 /// The manifest behind the last segment; empty if the file has none there. `digests` is not set yet.
 /// @throws ManifestError.
 std::optional<PtdManifest> find_manifest(const uint8_t* data, uint64_t size, const PtdBounds& bounds);
+
+/// Whether a blob is the manifest of a file of an earlier version, and not another record with the same prefix.
+bool is_keyed_manifest(std::string_view key, const uint8_t* data, uint64_t size);
 
 /// In a file of an earlier version, where the manifest has a key and a segment: the index of the key.
 /// @throws ManifestError.

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -43,6 +44,7 @@ struct PtdTable {
   std::vector<PtdSegment> segments;
   std::vector<PtdEntry> entries; // in the order of the file
   std::optional<PtdManifest> manifest;
+  std::map<std::string, std::string> metadata; // text of the application, from the manifest
 };
 
 /// Check the structure of a file and, if it has a manifest, the digest of everything before the segments. Accepts the

@@ -63,6 +63,14 @@ uint64_t File::size() const {
   return static_cast<uint64_t>(status.st_size);
 }
 
+uint64_t File::inode() const {
+  struct stat status;
+  if (fstat(descriptor_, &status) != 0) {
+    refuse(path_, errno);
+  }
+  return static_cast<uint64_t>(status.st_ino);
+}
+
 void File::check_length(uint64_t end) const {
   if (const uint64_t found = size(); found < end) {
     throw Error(

@@ -42,6 +42,7 @@ class File {
   const std::string& path() const { return path_; }
   int descriptor() const { return descriptor_; }
   uint64_t size() const;
+  uint64_t inode() const;
   /// @throws Error FileAccess: the file ends before this byte; reading that far in a map would end the process.
   void check_length(uint64_t end) const;
   /// Reserve disk space for these bytes, so that writing to them through a map cannot fail. The file grows to hold

@@ -19,8 +19,11 @@ using EtTensor = executorch::aten::Tensor;
 
 namespace {
 
-View view_of(const EtTensor& tensor) {
-  return {tensor.mutable_data_ptr(), layout_of(tensor), tensor.nbytes()};
+/// Behind a copy of an input, because delegates read beyond the end of tensors.
+constexpr size_t kRoomBehind = 128;
+
+Layout plain_layout(int8_t scalar_type, const executorch::aten::ArrayRef<executorch::aten::SizesType>& sizes) {
+  return {scalar_type, {sizes.begin(), sizes.end()}, {}};
 }
 
 } // namespace
@@ -30,13 +33,13 @@ LoadedMethod::LoadedMethod(
     : program_(std::move(program)),
       number_(number),
       name_(program_->methods()[number]),
-      inputs_(program_->inputs(name_)),
-      outputs_(program_->outputs(name_)),
+      meta_(program_->method_meta(name_)),
+      inputs_(input_infos(meta_)),
+      outputs_(output_infos(meta_)),
       arenas_(std::move(arenas)),
       shared_state_(std::move(state)) {
-  const et::MethodMeta about = program_->meta(name_);
   for (size_t i = 0; i < arenas_.size(); ++i) {
-    spans_.emplace_back(arenas_[i]->data(), static_cast<size_t>(about.memory_planned_buffer_size(i).get()));
+    spans_.emplace_back(arenas_[i]->data(), static_cast<size_t>(meta_.memory_planned_buffer_size(i).get()));
   }
   planned_ = std::make_unique<et::HierarchicalAllocator>(et::Span<et::Span<uint8_t>>(spans_.data(), spans_.size()));
   manager_ = std::make_unique<et::MemoryManager>(&allocator_, planned_.get(), &temporary_);
@@ -106,7 +109,7 @@ void LoadedMethod::find_inputs() {
   tensors_.resize(values.size());
   for (size_t i = 0; i < values.size(); ++i) {
     if (values[i].isTensor()) {
-      tensors_[i] = Input{values[i].toTensor(), values[i].toTensor().mutable_data_ptr(), overlaid[i]};
+      tensors_[i] = Input{values[i].toTensor(), values[i].toTensor().mutable_data_ptr(), overlaid[i], nullptr};
     }
   }
 }
@@ -119,35 +122,32 @@ Error LoadedMethod::input_error(size_t index, const std::string& reason) const {
   return Error(ErrorKind::Input, program_->path(), "method '" + name_ + "': " + which + " " + reason);
 }
 
-void LoadedMethod::check(const std::vector<Argument>& arguments) const {
-  if (arguments.size() != inputs_.size()) {
+void LoadedMethod::check(const std::vector<et::EValue>& inputs) const {
+  if (inputs.size() != inputs_.size()) {
     throw Error(
         ErrorKind::Input,
         program_->path(),
         "method '" + name_ + "' takes " + std::to_string(inputs_.size()) +
-            (inputs_.size() == 1 ? " input, " : " inputs, ") + std::to_string(arguments.size()) + " were given");
+            (inputs_.size() == 1 ? " input, " : " inputs, ") + std::to_string(inputs.size()) + " were given");
   }
-  for (size_t i = 0; i < arguments.size(); ++i) {
-    if (arguments[i].kind != inputs_[i].kind) {
-      throw input_error(i, std::string("is ") + name_of(inputs_[i].kind) + ", not " + name_of(arguments[i].kind));
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    if (inputs_[i].tag != inputs[i].tag) {
+      throw input_error(i, std::string("is ") + name_of(inputs_[i].tag) + ", not " + name_of(inputs[i].tag));
     }
-    if (arguments[i].kind == ValueKind::Tensor && arguments[i].scalar_type != inputs_[i].layout.scalar_type) {
-      Layout found = {arguments[i].scalar_type, {}, {}};
-      found.sizes.assign(arguments[i].sizes, arguments[i].sizes + arguments[i].rank);
-      throw input_error(i, "is " + to_string(inputs_[i].layout) + ", not " + to_string(found));
+    if (inputs[i].isTensor()) {
+      const EtTensor& given = inputs[i].toTensor();
+      if (static_cast<int8_t>(given.scalar_type()) != inputs_[i].layout.scalar_type) {
+        const Layout found = plain_layout(static_cast<int8_t>(given.scalar_type()), given.sizes());
+        throw input_error(i, "is " + to_string(inputs_[i].layout) + ", not " + to_string(found));
+      }
     }
   }
 }
 
-/// Whether the method may read the argument where it is.
-bool LoadedMethod::may_share(const Argument& argument) const {
-  return argument.writable && (!delegated_ || argument.nbytes == 0 || has_room_behind(argument.data, argument.nbytes));
-}
-
-void LoadedMethod::set_tensor(size_t index, const Argument& argument) {
+void LoadedMethod::set_tensor(size_t index, const EtTensor& given, bool in_place) {
   Input& input = *tensors_[index];
   EtTensor& tensor = input.tensor;
-  const executorch::aten::ArrayRef<executorch::aten::SizesType> sizes(argument.sizes, argument.rank);
+  const auto sizes = given.sizes();
   const auto now = tensor.sizes();
   if (now.size() != sizes.size() || !std::equal(sizes.begin(), sizes.end(), now.begin())) {
     // ExecuTorch itself compares only the number of elements with the largest possible one
@@ -155,41 +155,39 @@ void LoadedMethod::set_tensor(size_t index, const Argument& argument) {
     const bool fits = now.size() == sizes.size() &&
         std::equal(sizes.begin(), sizes.end(), largest.begin(), [](int32_t a, int32_t b) { return a <= b; });
     if (!fits || et::resize_tensor(tensor, sizes) != EtError::Ok) {
-      Layout found = {argument.scalar_type, {}, {}};
-      found.sizes.assign(argument.sizes, argument.sizes + argument.rank);
+      const Layout found = plain_layout(inputs_[index].layout.scalar_type, sizes);
       throw input_error(index, "is " + to_string(inputs_[index].layout) + ", not " + to_string(found));
     }
   }
-  if (argument.nbytes != tensor.nbytes()) {
-    throw input_error(
-        index, "takes " + std::to_string(tensor.nbytes()) + " bytes, not " + std::to_string(argument.nbytes));
+  const size_t size = tensor.nbytes();
+  if (!same_order(given, tensor)) {
+    throw input_error(index, "has its dimensions in another order in memory than the method takes");
   }
-  void* data = const_cast<void*>(argument.data);
-  if (input.planned != nullptr && (input.overlaid || !may_share(argument))) {
-    if (argument.nbytes != 0) {
-      std::memcpy(input.planned, argument.data, argument.nbytes);
+  if (size != 0 && given.const_data_ptr() == nullptr) {
+    throw input_error(index, "has no data");
+  }
+  void* data = given.mutable_data_ptr();
+  if (input.overlaid || !in_place || (delegated_ && size != 0 && !has_room_behind(data, size))) {
+    if (input.planned == nullptr) {
+      input.copy.reset(new uint8_t[size + kRoomBehind]);
     }
-    data = input.planned;
+    data = input.planned != nullptr ? input.planned : input.copy.get();
+    if (size != 0) {
+      std::memcpy(data, given.const_data_ptr(), size);
+    }
   }
   tensor.unsafeGetTensorImpl()->set_data(data);
 }
 
-void LoadedMethod::set(const std::vector<Argument>& arguments) {
-  for (size_t i = 0; i < arguments.size(); ++i) {
-    const Argument& argument = arguments[i];
-    if (argument.kind == ValueKind::Tensor) {
-      set_tensor(i, argument);
+void LoadedMethod::set(const std::vector<et::EValue>& inputs, const std::vector<bool>& in_place) {
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    const et::EValue& value = inputs[i];
+    if (value.isTensor()) {
+      set_tensor(i, value.toTensor(), i < in_place.size() && in_place[i]);
       continue;
     }
-    et::EValue value;
-    if (argument.kind == ValueKind::Int) {
-      value = et::EValue(argument.integer);
-    } else if (argument.kind == ValueKind::Double) {
-      value = et::EValue(argument.real);
-    } else if (argument.kind == ValueKind::Bool) {
-      value = et::EValue(argument.integer != 0);
-    } else if (argument.kind != ValueKind::None) {
-      throw input_error(i, std::string("is ") + name_of(argument.kind) + ", which cannot be given");
+    if (!value.isNone() && !value.isScalar()) {
+      throw input_error(i, std::string("is ") + name_of(value.tag) + ", which cannot be given");
     }
     if (const EtError error = method_->set_input(value, i); error != EtError::Ok) {
       throw input_error(i, "has another value than the program was exported with, which it cannot change");
@@ -201,6 +199,7 @@ void LoadedMethod::forget_inputs() {
   for (auto& input : tensors_) {
     if (input) {
       input->tensor.unsafeGetTensorImpl()->set_data(input->planned);
+      input->copy.reset();
     }
   }
 }
@@ -214,9 +213,22 @@ bool LoadedMethod::own(const EtTensor& tensor) const {
   });
 }
 
-View LoadedMethod::output_memory(size_t index) {
+/// A tensor over the same memory, which holds the method.
+executorch::extension::TensorPtr LoadedMethod::view_of(const EtTensor& tensor) {
+  return executorch::extension::make_tensor_ptr(
+      {tensor.sizes().begin(), tensor.sizes().end()},
+      tensor.mutable_data_ptr(),
+      {tensor.dim_order().begin(), tensor.dim_order().end()},
+      {tensor.strides().begin(), tensor.strides().end()},
+      tensor.scalar_type(),
+      executorch::aten::Device(executorch::aten::DeviceType::CPU),
+      executorch::aten::TensorShapeDynamism::STATIC,
+      [held = shared_from_this()](void*) {});
+}
+
+executorch::extension::TensorPtr LoadedMethod::output_memory(size_t index) {
   const std::lock_guard<std::mutex> turn(mutex_);
-  if (index >= outputs_.size() || outputs_[index].kind != ValueKind::Tensor) {
+  if (index >= outputs_.size() || !outputs_[index].is_tensor()) {
     throw Error(
         ErrorKind::Input,
         program_->path(),
@@ -233,12 +245,11 @@ View LoadedMethod::output_memory(size_t index) {
   return view_of(tensor);
 }
 
-std::vector<std::pair<std::string, View>> LoadedMethod::state_memory() {
+std::vector<std::pair<std::string, executorch::extension::TensorPtr>> LoadedMethod::state_memory() {
   const std::lock_guard<std::mutex> turn(mutex_);
-  const et::MethodMeta about = program_->meta(name_);
-  std::vector<std::pair<std::string, View>> found;
-  for (size_t i = 0; i < about.num_attributes(); ++i) {
-    const auto info = about.attribute_tensor_meta(i);
+  std::vector<std::pair<std::string, executorch::extension::TensorPtr>> found;
+  for (size_t i = 0; i < meta_.num_attributes(); ++i) {
+    const auto info = meta_.attribute_tensor_meta(i);
     if (!info.ok()) {
       throw Error(ErrorKind::InvalidFile, program_->path(), "method '" + name_ + "': " + describe(info.error()));
     }
@@ -262,8 +273,8 @@ void LoadedMethod::check_views() const {
   }
 }
 
-std::vector<Value> LoadedMethod::execute(const std::vector<Argument>& arguments, size_t count) {
-  check(arguments);
+Outputs LoadedMethod::execute(const std::vector<et::EValue>& inputs, const RunOptions& options) {
+  check(inputs);
   // before the mutex: a commit that waits for readers blocks new ones, so a thread that holds the mutex while it waits
   // for its Reading would deadlock with one that holds a Reading and waits for the mutex
   const BlobCache::Reading reading(*program_->cache());
@@ -276,7 +287,7 @@ std::vector<Value> LoadedMethod::execute(const std::vector<Argument>& arguments,
     LoadedMethod& method;
     ~Forget() { method.forget_inputs(); }
   } forget{*this};
-  set(arguments);
+  set(inputs, options.in_place);
   const EtError error = [&] {
     const Execution execution;
     const BackendWork work;
@@ -290,14 +301,13 @@ std::vector<Value> LoadedMethod::execute(const std::vector<Argument>& arguments,
         "method '" + name_ + "' failed: " + (failure ? failure->reason : describe(error)),
         static_cast<int>(error));
   }
-  std::vector<Value> results;
   check_views();
-  count = std::min(count, method_->outputs_size());
-  results.reserve(count);
+  Outputs outputs;
+  const size_t count = std::min(options.results, method_->outputs_size());
   for (size_t i = 0; i < count; ++i) {
-    results.push_back(copy_of(method_->get_output(i)));
+    add_copy(outputs, method_->get_output(i));
   }
-  return results;
+  return outputs;
 }
 
 } // namespace blobstore::internal

@@ -19,10 +19,11 @@
 #include "os/fork.h"
 #include "os/process_end.h"
 #include "program/loaded_program.h"
+#include "program/values.h"
 
 namespace blobstore::internal {
 
-class LoadedMethod final : public Method, private ForkAware {
+class LoadedMethod final : public Method, public std::enable_shared_from_this<LoadedMethod>, private ForkAware {
  public:
   LoadedMethod(std::shared_ptr<LoadedProgram> program, size_t number, Arenas arenas, std::shared_ptr<std::mutex> state);
   ~LoadedMethod() override {
@@ -32,28 +33,28 @@ class LoadedMethod final : public Method, private ForkAware {
   }
 
   const std::string& name() const override { return name_; }
-  const std::vector<ValueInfo>& inputs() const override { return inputs_; }
-  const std::vector<ValueInfo>& outputs() const override { return outputs_; }
-  std::vector<Value> execute(const std::vector<Argument>& arguments, size_t results) override;
-  View output_memory(size_t index) override;
-  std::vector<std::pair<std::string, View>> state_memory() override;
+  executorch::runtime::MethodMeta meta() const override { return meta_; }
+  Outputs execute(const std::vector<executorch::runtime::EValue>& inputs, const RunOptions& options) override;
+  executorch::extension::TensorPtr output_memory(size_t index) override;
+  std::vector<std::pair<std::string, executorch::extension::TensorPtr>> state_memory() override;
 
  private:
   struct Input { // a tensor
     executorch::aten::Tensor tensor;
-    void* planned; // where its memory was planned; null if it always uses the caller's
+    void* planned; // where its memory was planned; null if there is none
     bool overlaid; // other tensors lie there too, and may be views of it
+    std::unique_ptr<uint8_t[]> copy; // during a call, if the caller's memory is not used and none was planned
   };
 
   void load();
   [[noreturn]] void throw_load_error(executorch::runtime::Error error, const CacheDataMap::Misses& misses) const;
   std::string missing_operators() const;
   void find_inputs();
-  void check(const std::vector<Argument>& arguments) const;
-  void set(const std::vector<Argument>& arguments);
-  void set_tensor(size_t index, const Argument& argument);
+  void check(const std::vector<executorch::runtime::EValue>& inputs) const;
+  void set(const std::vector<executorch::runtime::EValue>& inputs, const std::vector<bool>& in_place);
+  void set_tensor(size_t index, const executorch::aten::Tensor& given, bool in_place);
   void forget_inputs();
-  bool may_share(const Argument& argument) const;
+  executorch::extension::TensorPtr view_of(const executorch::aten::Tensor& tensor);
   bool own(const executorch::aten::Tensor& tensor) const;
   void check_views() const;
   Error input_error(size_t index, const std::string& reason) const;
@@ -68,6 +69,7 @@ class LoadedMethod final : public Method, private ForkAware {
   std::shared_ptr<LoadedProgram> program_;
   size_t number_;
   std::string name_;
+  executorch::runtime::MethodMeta meta_;
   std::vector<ValueInfo> inputs_;
   std::vector<ValueInfo> outputs_;
   Arenas arenas_;

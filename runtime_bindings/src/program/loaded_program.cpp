@@ -24,7 +24,61 @@ std::shared_ptr<Mapping> make_arena(size_t size) {
   return std::make_shared<Mapping>(size, 64);
 }
 
+/// All of this process.
+struct List : ForkAware {
+  std::mutex mutex;
+  std::vector<std::weak_ptr<const LoadedProgram>> all;
+
+  static List& get() {
+    static auto* list = new List; // programs may be destroyed while the process ends, in any order
+    return *list;
+  }
+
+  List() { enter(); }
+
+  void before_fork() override { mutex.lock(); }
+  void after_fork_in_parent() override { mutex.unlock(); }
+  void after_fork_in_child() override { renew(mutex); }
+
+  void add(const std::shared_ptr<const LoadedProgram>& program) {
+    const std::lock_guard<std::mutex> guard(mutex);
+    all.erase(std::remove_if(all.begin(), all.end(), [](const auto& one) { return one.expired(); }), all.end());
+    all.push_back(program);
+  }
+};
+
 } // namespace
+
+std::vector<std::shared_ptr<const LoadedProgram>> programs_on(const BlobCache& cache) {
+  std::vector<std::shared_ptr<const LoadedProgram>> living;
+  {
+    List& list = List::get();
+    const std::lock_guard<std::mutex> guard(list.mutex);
+    for (const auto& one : list.all) {
+      if (auto program = one.lock()) {
+        living.push_back(std::move(program));
+      }
+    }
+  }
+  std::vector<std::shared_ptr<const LoadedProgram>> found;
+  for (auto& program : living) {
+    for (const BlobCache* at = program->cache().get(); at != nullptr; at = at->base().get()) {
+      if (at == &cache) {
+        found.push_back(std::move(program));
+        break;
+      }
+    }
+  }
+  return found;
+}
+
+const ProgramParts& LoadedProgram::parts() const {
+  std::call_once(parts_read_, [&] {
+    const auto [data, size] = file();
+    parts_ = read_program_parts(path(), data, size);
+  });
+  return parts_;
+}
 
 LoadedProgram::LoadedProgram(const std::string& path, std::shared_ptr<BlobCache> cache)
     : cache_(std::move(cache)), image_(path), loader_(image_), map_(cache_) {
@@ -48,14 +102,6 @@ std::vector<std::string> LoadedProgram::needs(const std::string& method) const {
   return keys;
 }
 
-std::vector<ValueInfo> LoadedProgram::inputs(const std::string& method) const {
-  return input_infos(meta(method));
-}
-
-std::vector<ValueInfo> LoadedProgram::outputs(const std::string& method) const {
-  return output_infos(meta(method));
-}
-
 std::vector<std::string> LoadedProgram::backends(const std::string& method) const {
   std::vector<std::string> ids;
   for (const std::string* id : image_.backends(number(method))) {
@@ -68,7 +114,7 @@ std::shared_ptr<Method> LoadedProgram::load_method(const std::string& name) {
   cache_->check_open();
   const size_t at = number(name);
   check_backends(at);
-  const et::MethodMeta about = meta(name);
+  const et::MethodMeta about = method_meta(name);
   Arenas arenas;
   std::shared_ptr<std::mutex> state;
   const BlobCache::Reading reading(*cache_); // before the mutex, as in LoadedMethod::execute
@@ -98,7 +144,7 @@ void LoadedProgram::check_backends(size_t method) const {
   }
 }
 
-et::MethodMeta LoadedProgram::meta(const std::string& method) const {
+et::MethodMeta LoadedProgram::method_meta(const std::string& method) const {
   number(method);
   et::Result<et::MethodMeta> about = program_->method_meta(method.c_str());
   if (!about.ok()) {
@@ -122,7 +168,7 @@ size_t LoadedProgram::number(const std::string& method) const {
 /// Memory for planned buffer `index` of all methods, as large as the largest of them needs.
 std::shared_ptr<Mapping> LoadedProgram::shared_arena(size_t index, size_t size) {
   for (const std::string& method : methods()) {
-    const et::MethodMeta about = meta(method);
+    const et::MethodMeta about = method_meta(method);
     if (index < about.num_memory_planned_buffers()) {
       size = std::max(size, static_cast<size_t>(about.memory_planned_buffer_size(index).get()));
     }
@@ -139,7 +185,9 @@ std::shared_ptr<Mapping> LoadedProgram::shared_arena(size_t index, size_t size) 
 namespace blobstore {
 
 std::shared_ptr<Program> Program::load(const std::string& path, std::shared_ptr<BlobCache> cache) {
-  return std::make_shared<internal::LoadedProgram>(path, std::move(cache));
+  auto program = std::make_shared<internal::LoadedProgram>(path, std::move(cache));
+  internal::List::get().add(program);
+  return program;
 }
 
 } // namespace blobstore

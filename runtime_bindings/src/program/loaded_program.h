@@ -10,12 +10,14 @@
 
 #include <executorch/runtime/executor/program.h>
 
+#include <blobstore/data_map.h>
 #include <blobstore/program.h>
 
 #include "os/file.h"
 #include "os/fork.h"
 #include "program/image_loader.h"
 #include "program/program_image.h"
+#include "program/program_parts.h"
 
 namespace blobstore::internal {
 
@@ -34,15 +36,15 @@ class LoadedProgram final : public Program, private ForkAware {
   const std::shared_ptr<BlobCache>& cache() const override { return cache_; }
   const std::vector<std::string>& methods() const override { return image_.methods(); }
   std::vector<std::string> needs(const std::string& method) const override;
-  std::vector<ValueInfo> inputs(const std::string& method) const override;
-  std::vector<ValueInfo> outputs(const std::string& method) const override;
+  executorch::runtime::MethodMeta method_meta(const std::string& method) const override;
   std::vector<std::string> backends(const std::string& method) const override;
   std::shared_ptr<Method> load_method(const std::string& name) override;
 
-  executorch::runtime::MethodMeta meta(const std::string& method) const;
   const executorch::runtime::Program& program() const { return *program_; }
   const ProgramImage& image() const { return image_; }
   const CacheDataMap& map() const { return map_; }
+  /// Read when they are first asked for. @throws Error InvalidFile.
+  const ProgramParts& parts() const;
 
  private:
   size_t number(const std::string& method) const;
@@ -55,9 +57,15 @@ class LoadedProgram final : public Program, private ForkAware {
   ImageLoader loader_;
   CacheDataMap map_;
   std::optional<executorch::runtime::Program> program_;
+  mutable std::once_flag parts_read_;
+  mutable ProgramParts parts_;
   std::mutex mutex_; // guards shared_
   Arenas shared_;
   std::shared_ptr<std::mutex> state_ = std::make_shared<std::mutex>(); // for calls of methods that use shared_
 };
+
+/// The programs that are loaded now on a cache or on a cache above it, in the order in which they were loaded. A
+/// program counts as long as one of its methods lives.
+std::vector<std::shared_ptr<const LoadedProgram>> programs_on(const BlobCache& cache);
 
 } // namespace blobstore::internal

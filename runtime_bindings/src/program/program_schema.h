@@ -13,7 +13,14 @@ namespace blobstore::internal {
 constexpr size_t kProgramSizeAt = 16; // in the extended header, behind the file identifier
 
 // Numbers of fields in schema/program.fbs.
-enum ProgramField { kPlans = 1, kConstantBuffer = 2, kSegments = 4, kConstantSegment = 5 };
+enum ProgramField {
+  kPlans = 1,
+  kConstantBuffer = 2,
+  kInlinePayloads = 3,
+  kSegments = 4,
+  kConstantSegment = 5,
+  kNamedData = 7,
+};
 enum PlanField { kName = 0, kValues = 2, kInputs = 3, kOperators = 6, kDelegates = 7 };
 enum AllocationField { kMemoryId = 0, kOffsetLow = 1, kOffsetHigh = 2 };
 enum ValueField { kValueType = 0, kValue = 1 };

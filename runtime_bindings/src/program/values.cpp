@@ -4,8 +4,25 @@
 #include <cstdlib>
 #include <cstring>
 #include <new>
+#include <utility>
 
 #include "os/file.h"
+
+namespace blobstore {
+
+executorch::extension::TensorPtr Outputs::tensor(size_t index) const {
+  if (index >= values_.size() || !values_[index].isTensor()) {
+    return nullptr;
+  }
+  return std::static_pointer_cast<executorch::aten::Tensor>(memory_[index]);
+}
+
+void Outputs::add(executorch::runtime::EValue value, std::shared_ptr<void> memory) {
+  memory_.push_back(std::move(memory));
+  values_.push_back(std::move(value));
+}
+
+} // namespace blobstore
 
 namespace blobstore::internal {
 
@@ -19,8 +36,10 @@ namespace {
 template <typename TensorMeta>
 ValueInfo value_info(et::Result<et::Tag> tag, const TensorMeta& tensor) {
   ValueInfo out;
-  out.kind = tag.ok() ? kind_of(tag.get()) : ValueKind::Other;
-  if (out.kind != ValueKind::Tensor) {
+  if (tag.ok()) {
+    out.tag = tag.get();
+  }
+  if (!out.is_tensor()) {
     return out;
   }
   if (const et::Result<et::TensorInfo> info = tensor(); info.ok()) {
@@ -32,30 +51,68 @@ ValueInfo value_info(et::Result<et::Tag> tag, const TensorMeta& tensor) {
   return out;
 }
 
-} // namespace
-
-ValueKind kind_of(et::Tag tag) {
-  switch (tag) {
-    case et::Tag::None:
-      return ValueKind::None;
-    case et::Tag::Tensor:
-      return ValueKind::Tensor;
-    case et::Tag::Int:
-      return ValueKind::Int;
-    case et::Tag::Double:
-      return ValueKind::Double;
-    case et::Tag::Bool:
-      return ValueKind::Bool;
-    case et::Tag::String:
-      return ValueKind::String;
-    default:
-      return ValueKind::Other;
+/// The dimensions of more than one element, from outermost to innermost in memory.
+std::vector<uint8_t> order_of(const EtTensor& tensor) {
+  std::vector<uint8_t> order;
+  const auto known = tensor.dim_order();
+  for (size_t i = 0; i < known.size(); ++i) {
+    const uint8_t dim = known.data() == nullptr ? static_cast<uint8_t>(i) : known[i]; // null means row-major
+    if (tensor.size(dim) > 1) {
+      order.push_back(dim);
+    }
   }
+  return order;
 }
 
-const char* name_of(ValueKind kind) {
-  constexpr const char* kNames[] = {"None", "a tensor", "an int", "a float", "a bool", "a string", "a list"};
-  return kNames[static_cast<int>(kind)];
+executorch::extension::TensorPtr copy_of(const EtTensor& tensor) {
+  const size_t size = tensor.nbytes();
+  const std::shared_ptr<void> data(
+      std::aligned_alloc(64, align_up(std::max<size_t>(size, 1), 64)), [](void* memory) { std::free(memory); });
+  if (data == nullptr) {
+    throw std::bad_alloc();
+  }
+  if (size != 0) {
+    std::memcpy(data.get(), tensor.const_data_ptr(), size);
+  }
+  return executorch::extension::make_tensor_ptr(
+      {tensor.sizes().begin(), tensor.sizes().end()},
+      data.get(),
+      {tensor.dim_order().begin(), tensor.dim_order().end()},
+      {tensor.strides().begin(), tensor.strides().end()},
+      tensor.scalar_type(),
+      executorch::aten::Device(executorch::aten::DeviceType::CPU),
+      executorch::aten::TensorShapeDynamism::STATIC,
+      [data](void*) {});
+}
+
+/// A string, and what an EValue refers to.
+struct Text {
+  std::string text;
+  executorch::aten::ArrayRef<char> chars;
+};
+
+} // namespace
+
+const char* name_of(std::optional<et::Tag> tag) {
+  if (!tag) {
+    return "a list";
+  }
+  switch (*tag) {
+    case et::Tag::None:
+      return "None";
+    case et::Tag::Tensor:
+      return "a tensor";
+    case et::Tag::Int:
+      return "an int";
+    case et::Tag::Double:
+      return "a float";
+    case et::Tag::Bool:
+      return "a bool";
+    case et::Tag::String:
+      return "a string";
+    default:
+      return "a list";
+  }
 }
 
 std::string describe(EtError error) {
@@ -82,36 +139,34 @@ Layout layout_of(const EtTensor& tensor) {
   Layout layout;
   layout.scalar_type = static_cast<int8_t>(tensor.scalar_type());
   layout.sizes.assign(tensor.sizes().begin(), tensor.sizes().end());
-  layout.dim_order.assign(tensor.dim_order().begin(), tensor.dim_order().end());
+  if (tensor.dim_order().data() != nullptr) {
+    layout.dim_order.assign(tensor.dim_order().begin(), tensor.dim_order().end());
+  }
   return layout;
 }
 
-Value copy_of(const et::EValue& value) {
-  Value out;
-  out.kind = kind_of(value.tag);
+bool same_order(const EtTensor& one, const EtTensor& other) {
+  const auto a = one.dim_order();
+  const auto b = other.dim_order();
+  const bool known = a.data() != nullptr && b.data() != nullptr;
+  return (known && std::equal(a.begin(), a.end(), b.begin(), b.end())) || order_of(one) == order_of(other);
+}
+
+void add_copy(Outputs& outputs, const et::EValue& value) {
   if (value.isTensor()) {
-    const EtTensor& tensor = value.toTensor();
-    out.layout = layout_of(tensor);
-    out.nbytes = tensor.nbytes();
-    out.data = {
-        static_cast<uint8_t*>(std::aligned_alloc(64, align_up(std::max<size_t>(out.nbytes, 1), 64))), &std::free};
-    if (out.data == nullptr) {
-      throw std::bad_alloc();
-    }
-    if (out.nbytes != 0) {
-      std::memcpy(out.data.get(), tensor.const_data_ptr(), out.nbytes);
-    }
-  } else if (value.isInt()) {
-    out.integer = value.toInt();
-  } else if (value.isBool()) {
-    out.integer = value.toBool();
-  } else if (value.isDouble()) {
-    out.real = value.toDouble();
+    executorch::extension::TensorPtr copy = copy_of(value.toTensor());
+    const EtTensor tensor = *copy;
+    outputs.add(tensor, std::move(copy));
   } else if (value.isString()) {
-    const auto text = value.toString();
-    out.text.assign(text.data(), text.size());
+    const auto chars = value.toString();
+    auto text = std::make_shared<Text>();
+    text->text.assign(chars.data(), chars.size());
+    text->chars = {text->text.data(), text->text.size()};
+    executorch::aten::ArrayRef<char>* const reference = &text->chars;
+    outputs.add(et::EValue(reference), std::move(text));
+  } else {
+    outputs.add(value.isInt() || value.isBool() || value.isDouble() ? value : et::EValue(), nullptr);
   }
-  return out;
 }
 
 } // namespace blobstore::internal

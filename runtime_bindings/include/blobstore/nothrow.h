@@ -1,0 +1,110 @@
+// The library for applications that are compiled without exceptions (-fno-exceptions, also with -fno-rtti).
+//
+// Each function does what the function or constructor of the same name does, see the other headers; it returns the
+// Error that that one throws. Functions that cannot throw are called directly. If memory runs out, the error has the
+// kind FileAccess and the number ENOMEM, and nothing was changed.
+//
+//   auto cache = blobstore::nothrow::open({"model.ptd"});
+//   if (!cache.ok()) {
+//     log(cache.error().what());
+//   }
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <executorch/extension/tensor/tensor_ptr.h>
+#include <executorch/runtime/core/evalue.h>
+#include <executorch/runtime/executor/method_meta.h>
+
+#include <blobstore/adapters.h>
+#include <blobstore/cache.h>
+#include <blobstore/program.h>
+#include <blobstore/reading.h>
+#include <blobstore/result.h>
+#include <blobstore/tensors.h>
+#include <blobstore/training.h>
+
+namespace blobstore {
+namespace nothrow {
+
+// Caches: <blobstore/cache.h>, <blobstore/reading.h>
+
+Result<std::shared_ptr<BlobCache>> open(
+    const std::vector<std::string>& paths,
+    BlobCache::Mode mode = BlobCache::Mode::Private,
+    std::shared_ptr<BlobCache> base = nullptr) noexcept;
+/// Holds off commits until it is destroyed.
+Result<std::unique_ptr<BlobCache::Reading>> read(const BlobCache& cache) noexcept;
+Result<uint64_t> update(BlobCache& cache, const std::vector<Change>& changes) noexcept;
+Result<uint64_t> load(BlobCache& cache, const std::string& path) noexcept;
+Result<uint64_t> revert(BlobCache& cache) noexcept;
+Result<uint64_t> revert(BlobCache& cache, const std::vector<std::string>& keys) noexcept;
+Result<uint64_t> save(const BlobCache& cache, const std::string& path, bool dirty_only = false) noexcept;
+Result<uint64_t> make_working_copy(const std::vector<std::string>& paths, const std::string& target) noexcept;
+Result<std::vector<std::string>> dirty(const BlobCache& cache) noexcept;
+Result<CacheStats> stats(const BlobCache& cache) noexcept;
+Result<bool> verify(const BlobCache& cache) noexcept;
+
+// Programs: <blobstore/program.h>
+
+Result<std::shared_ptr<Program>> load_program(const std::string& path, std::shared_ptr<BlobCache> cache) noexcept;
+Result<executorch::runtime::MethodMeta> method_meta(const Program& program, const std::string& method) noexcept;
+Result<std::shared_ptr<Method>> load_method(Program& program, const std::string& name) noexcept;
+Result<Outputs> execute(
+    Method& method,
+    const std::vector<executorch::runtime::EValue>& inputs,
+    const RunOptions& options = RunOptions()) noexcept;
+Result<executorch::extension::TensorPtr> output_memory(Method& method, size_t index) noexcept;
+Result<std::vector<std::pair<std::string, executorch::extension::TensorPtr>>> state_memory(Method& method) noexcept;
+
+// Tensors by name: <blobstore/tensors.h>
+
+Result<StateDict> load_state_dict(const std::string& path) noexcept;
+Result<std::unique_ptr<LogicalTensors>> logical_tensors(std::shared_ptr<BlobCache> cache) noexcept;
+Result<LogicalTensor> at(const LogicalTensors& tensors, std::string_view name) noexcept;
+Result<executorch::extension::TensorPtr> value(const LogicalTensors& tensors, std::string_view name) noexcept;
+Result<uint64_t> update(const LogicalTensors& tensors, const StateDict& values, bool finite = false) noexcept;
+Result<uint64_t> update_state_dict(
+    const LogicalTensors& tensors, const StateDict& values, bool strict = true, bool finite = false) noexcept;
+
+// Adapters: <blobstore/adapters.h>
+
+Result<std::string> foundation_fingerprint(const std::vector<std::string>& paths) noexcept;
+Result<std::shared_ptr<const Adapter>> read_adapter(const std::string& path) noexcept;
+Result<uint64_t> load_adapter(
+    const LogicalTensors& tensors, const std::string& path, const AdapterOptions& options = AdapterOptions()) noexcept;
+Result<uint64_t> set_adapter_strength(const LogicalTensors& tensors, double strength) noexcept;
+Result<std::unique_ptr<MergedAdapter>> merge_adapter(
+    const LogicalTensors& tensors, const std::string& path, const MergeOptions& options = MergeOptions()) noexcept;
+Result<std::unique_ptr<MergedAdapter>> merge_adapter(
+    const LogicalTensors& tensors, const StateDict& adapter, const MergeOptions& options = MergeOptions()) noexcept;
+Result<uint64_t> undo(MergedAdapter& adapter) noexcept;
+
+// Training: <blobstore/training.h>
+
+Result<std::unique_ptr<SGD>> sgd(const SGDOptions& options) noexcept;
+Result<void> set_options(SGD& optimizer, const SGDOptions& options) noexcept;
+Result<std::unique_ptr<TrainingProgram>> training_program(
+    std::shared_ptr<Program> program, const std::string& method = "forward") noexcept;
+Result<Outputs> forward_backward(
+    TrainingProgram& training,
+    const std::vector<executorch::runtime::EValue>& inputs,
+    const std::vector<bool>& in_place = {}) noexcept;
+Result<Outputs> step(
+    TrainingProgram& training,
+    Optimizer& optimizer,
+    const std::vector<executorch::runtime::EValue>& inputs,
+    OnNan on_nan = OnNan::Throw,
+    const std::vector<bool>& in_place = {}) noexcept;
+Result<void> lock(TrainingProgram& training) noexcept;
+Result<uint64_t> publish(
+    TrainingProgram& training, const LogicalTensors& target, bool strict = true, bool finite = false) noexcept;
+
+} // namespace nothrow
+} // namespace blobstore

@@ -1,0 +1,265 @@
+// Adapters in Python.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/map.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/unique_ptr.h>
+#include <nanobind/stl/vector.h>
+
+#include <blobstore/adapters.h>
+
+#include "adapters/adapter_file.h"
+#include "adapters/exchange.h"
+#include "adapters/foundation.h"
+#include "adapters/lora_names.h"
+#include "adapters/merge.h"
+#include "convert.h"
+#include "interpreter.h"
+
+namespace blobstore::python {
+namespace {
+
+using namespace nb::literals;
+using internal::AdapterAccess;
+using internal::CacheTensors;
+using internal::NamedViews;
+using internal::TensorView;
+
+/// Tensors by name in memory of Python objects, which it holds.
+class PythonTensors {
+ public:
+  /// @param rows tuples of a name, a buffer, a scalar type and sizes.
+  explicit PythonTensors(const nb::list& rows) {
+    buffers_.reserve(rows.size());
+    for (const nb::handle item : rows) {
+      const nb::tuple row = nb::cast<nb::tuple>(item);
+      Py_buffer buffer;
+      if (PyObject_GetBuffer(nb::handle(row[1]).ptr(), &buffer, PyBUF_SIMPLE) != 0) {
+        release();
+        throw nb::python_error();
+      }
+      buffers_.push_back(buffer);
+      views_.emplace_back(
+          nb::cast<std::string>(row[0]),
+          TensorView{
+              static_cast<int8_t>(nb::cast<int>(row[2])),
+              sizes_from(nb::cast<nb::tuple>(row[3])),
+              static_cast<const uint8_t*>(buffer.buf),
+              static_cast<size_t>(buffer.len),
+              nullptr});
+    }
+  }
+  ~PythonTensors() { release(); }
+  PythonTensors(const PythonTensors&) = delete;
+  PythonTensors& operator=(const PythonTensors&) = delete;
+
+  const NamedViews& views() const { return views_; }
+
+ private:
+  static std::vector<int64_t> sizes_from(const nb::tuple& sizes) {
+    std::vector<int64_t> list;
+    for (const nb::handle size : sizes) {
+      list.push_back(nb::cast<int64_t>(size));
+    }
+    return list;
+  }
+  void release() {
+    for (Py_buffer& buffer : buffers_) {
+      PyBuffer_Release(&buffer);
+    }
+    buffers_.clear();
+  }
+
+  std::vector<Py_buffer> buffers_;
+  NamedViews views_;
+};
+
+std::vector<std::string> to_strings(const std::vector<nb::bytes>& paths) {
+  std::vector<std::string> names;
+  for (const nb::bytes& path : paths) {
+    names.push_back(to_string(path));
+  }
+  return names;
+}
+
+nb::tuple sizes_object(const std::vector<int64_t>& sizes) {
+  nb::list list;
+  for (const int64_t size : sizes) {
+    list.append(size);
+  }
+  return nb::tuple(list);
+}
+
+/// The members of each NamedTensor.
+nb::list to_python(const std::vector<NamedTensor>& tensors) {
+  nb::list rows;
+  for (const NamedTensor& one : tensors) {
+    rows.append(
+        nb::make_tuple(
+            one.name, static_cast<int>(one.scalar_type), sizes_object(one.sizes), one.nbytes, nb::cast(one.keys)));
+  }
+  return rows;
+}
+
+nb::list to_python(const std::vector<Error>& errors) {
+  nb::list list;
+  for (const Error& error : errors) {
+    list.append(to_exception(error));
+  }
+  return list;
+}
+
+/// Bytes of an adapter, which the array holds.
+nb::object array_of(std::shared_ptr<const void> owner, const uint8_t* data, size_t size) {
+  auto* pin = new std::shared_ptr<const void>(std::move(owner));
+  nb::capsule capsule(pin, [](void* held) noexcept { delete static_cast<std::shared_ptr<const void>*>(held); });
+  return nb::cast(nb::ndarray<nb::numpy, const uint8_t>(data, {size}, capsule));
+}
+
+nb::tuple value(const std::shared_ptr<Adapter>& adapter, const std::string& name) {
+  TensorView view = AdapterAccess::value(*adapter, name);
+  std::shared_ptr<const void> owner = view.owner ? view.owner : adapter;
+  return nb::make_tuple(
+      array_of(std::move(owner), view.data, view.nbytes), static_cast<int>(view.scalar_type), sizes_object(view.sizes));
+}
+
+/// @returns the fingerprint, the number of keys, the size of the blobs, and the named tensors.
+nb::tuple describe_foundation(const std::vector<nb::bytes>& paths) {
+  const std::vector<std::string> names = to_strings(paths);
+  std::string fingerprint;
+  size_t keys = 0;
+  uint64_t nbytes = 0;
+  std::vector<NamedTensor> tensors;
+  {
+    const WithoutInterpreter release;
+    const auto files = internal::open_foundation(names);
+    const internal::Foundation foundation(internal::pointers(files), /*strict=*/true);
+    fingerprint = foundation.fingerprint();
+    keys = foundation.size();
+    nbytes = internal::content_size(foundation);
+    tensors = internal::named_tensors(internal::Index(foundation));
+  }
+  return nb::make_tuple(fingerprint, keys, nbytes, to_python(tensors));
+}
+
+/// What is wrong with tensors that are to become an adapter.
+nb::list adapter_problems(const nb::list& rows, const nb::bytes& path) {
+  const PythonTensors tensors(rows);
+  const std::string origin = to_string(path);
+  std::vector<internal::NameAndSizes> shapes;
+  for (const auto& [name, view] : tensors.views()) {
+    shapes.emplace_back(name, view.sizes);
+  }
+  internal::FoundPairs found = internal::find_pairs(shapes, origin);
+  for (Error& error : internal::not_finite(origin, tensors.views())) {
+    found.problems.push_back(std::move(error));
+  }
+  if (found.pairs.empty()) {
+    found.problems.push_back(internal::no_adapter(origin));
+  }
+  return to_python(found.problems);
+}
+
+/// @param source the path of an adapter, or rows of tensors.
+std::unique_ptr<MergedAdapter> merge(
+    nb::handle tensors,
+    const nb::object& source,
+    double alpha,
+    std::optional<double> scale,
+    const std::vector<std::pair<std::string, std::string>>& names,
+    const nb::list& weights) {
+  const CacheTensors& on_cache = tensors_on_cache(tensors);
+  const PythonTensors given(weights);
+  const internal::MergeChoices choices{alpha, scale, {names.begin(), names.end()}, given.views()};
+  if (nb::isinstance<nb::bytes>(source)) {
+    const std::string path = to_string(nb::cast<nb::bytes>(source));
+    const WithoutInterpreter release;
+    return internal::merge_adapter(on_cache, path, choices);
+  }
+  const PythonTensors adapter(nb::cast<nb::list>(source));
+  const WithoutInterpreter release;
+  return internal::merge_adapter(on_cache, adapter.views(), choices);
+}
+
+} // namespace
+
+void add_adapters(nb::module_& module) {
+  nb::class_<Adapter>(module, "Adapter")
+      .def_static(
+          "read",
+          [](const nb::bytes& path) {
+            const std::string name = to_string(path);
+            const WithoutInterpreter release;
+            return std::const_pointer_cast<Adapter>(Adapter::read(name)); // no function of the class changes it
+          },
+          "path"_a)
+      .def_prop_ro("foundation", &Adapter::foundation)
+      .def_prop_ro("scale", &Adapter::scale)
+      .def_prop_ro("metadata", &Adapter::metadata)
+      .def_prop_ro("tensors", [](const Adapter& adapter) { return to_python(adapter.tensors()); })
+      .def_prop_ro(
+          "pairs",
+          [](const Adapter& adapter) {
+            nb::list rows;
+            for (const LoraPair& pair : adapter.pairs()) {
+              rows.append(nb::make_tuple(pair.module, pair.a, pair.b, pair.rank, pair.in_features, pair.out_features));
+            }
+            return rows;
+          })
+      .def_prop_ro(
+          "nbytes", [](const Adapter& adapter) { return internal::content_size(AdapterAccess::impl(adapter).file); })
+      .def("unpaired", [](const Adapter& adapter) { return to_python(AdapterAccess::impl(adapter).unpaired); })
+      .def("problems", [](const Adapter& adapter) { return to_python(adapter.problems()); })
+      .def(
+          "file",
+          [](const std::shared_ptr<Adapter>& adapter) {
+            const auto [data, size] = AdapterAccess::impl(*adapter).file.bytes();
+            return array_of(adapter, data, size);
+          })
+      .def("value", &value, "name"_a);
+
+  nb::class_<MergedAdapter>(module, "MergedAdapter")
+      .def_prop_ro("weights", &MergedAdapter::weights)
+      .def_prop_ro("generation", &MergedAdapter::generation)
+      .def_prop_ro("undone", &MergedAdapter::undone)
+      .def("undo", &MergedAdapter::undo, nb::call_guard<WithoutInterpreter>());
+
+  module.def(
+      "foundation_fingerprint",
+      [](const std::vector<nb::bytes>& paths) {
+        const std::vector<std::string> names = to_strings(paths);
+        const WithoutInterpreter release;
+        return foundation_fingerprint(names);
+      },
+      "paths"_a);
+  module.def("describe_foundation", &describe_foundation, "paths"_a);
+  module.def("adapter_problems", &adapter_problems, "tensors"_a, "path"_a);
+  module.def("weight_names", &internal::weight_names, "module"_a);
+  module.def(
+      "load_adapter",
+      [](nb::handle tensors, const nb::bytes& path, std::optional<double> program_scale, double strength) {
+        const CacheTensors& on_cache = tensors_on_cache(tensors);
+        const std::string name = to_string(path);
+        const WithoutInterpreter release;
+        return internal::load_adapter(on_cache, name, {program_scale, strength});
+      },
+      "tensors"_a,
+      "path"_a,
+      "program_scale"_a.none(),
+      "strength"_a);
+  module.def(
+      "set_adapter_strength",
+      [](nb::handle tensors, double strength) {
+        const CacheTensors& on_cache = tensors_on_cache(tensors);
+        const WithoutInterpreter release;
+        return internal::set_adapter_strength(on_cache, strength);
+      },
+      "tensors"_a,
+      "strength"_a);
+  module.def("merge_adapter", &merge, "tensors"_a, "source"_a, "alpha"_a, "scale"_a.none(), "names"_a, "weights"_a);
+}
+
+} // namespace blobstore::python

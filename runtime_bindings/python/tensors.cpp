@@ -1,0 +1,439 @@
+// The tensors of a model by name, and the steps that lay them out, in Python.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <deque>
+#include <map>
+#include <set>
+
+#include "convert.h"
+#include "interpreter.h"
+#include "logical/cache_tensors.h"
+#include "logical/numbers.h"
+#include "logical/reorder.h"
+#include "logical/similar_names.h"
+#include "logical/steps.h"
+
+namespace blobstore::python {
+namespace {
+
+using namespace nb::literals;
+using namespace internal;
+
+/// Buffers of Python objects, held until this is destroyed. The interpreter must be held then.
+class Buffers {
+ public:
+  Buffers() = default;
+  Buffers(const Buffers&) = delete;
+  Buffers& operator=(const Buffers&) = delete;
+  ~Buffers() {
+    for (Py_buffer& buffer : held_) {
+      PyBuffer_Release(&buffer);
+    }
+  }
+  const Py_buffer& take(nb::handle object) {
+    Py_buffer buffer;
+    if (PyObject_GetBuffer(object.ptr(), &buffer, PyBUF_SIMPLE) != 0) {
+      throw nb::python_error();
+    }
+    return held_.emplace_back(buffer);
+  }
+
+ private:
+  std::deque<Py_buffer> held_;
+};
+
+/// A data map of Python as a source of blobs. Used only while the interpreter is held.
+class PythonSource final : public BlobSource {
+ public:
+  explicit PythonSource(nb::object map) : map_(std::move(map)), name_(nb::cast<std::string>(map_.attr("name"))) {
+    for (const nb::handle key : map_) {
+      keys_.push_back(nb::cast<std::string>(key));
+    }
+    for (const std::string& key : keys_) {
+      known_.emplace(key, Known());
+    }
+  }
+
+  const std::string& name() const override { return name_; }
+  size_t size() const override { return keys_.size(); }
+  std::string_view key(size_t index) const override { return keys_[index]; }
+  std::optional<SourceBlob> find(std::string_view key) const override {
+    const auto found = known_.find(key);
+    if (found == known_.end()) {
+      return std::nullopt;
+    }
+    Known& known = found->second;
+    const nb::object name = nb::str(key.data(), key.size());
+    const nb::object data = run_python([&] { return map_.attr("get_data")(name); }); // may find the file truncated
+    if (known.object.is_valid() == false) {
+      const nb::object layout = run_python([&] { return map_.attr("get_tensor_layout")(name); });
+      if (!layout.is_none()) {
+        known.layout = Layout{
+            static_cast<int8_t>(nb::cast<int>(nb::int_(layout.attr("scalar_type")))),
+            nb::cast<std::vector<int32_t>>(nb::list(layout.attr("sizes"))),
+            nb::cast<std::vector<uint8_t>>(nb::list(layout.attr("dim_order")))};
+      }
+      const Py_buffer& buffer = buffers_.take(data);
+      known.object = data;
+      known.data = static_cast<const uint8_t*>(buffer.buf);
+      known.size = static_cast<size_t>(buffer.len);
+    }
+    return SourceBlob{known.data, known.size, &known.layout};
+  }
+
+ private:
+  struct Known {
+    nb::object object;
+    const uint8_t* data = nullptr;
+    size_t size = 0;
+    std::optional<Layout> layout;
+  };
+
+  nb::object map_;
+  std::string name_;
+  std::vector<std::string> keys_;
+  mutable TextMap<Known> known_;
+  mutable Buffers buffers_;
+};
+
+/// Bytes of a tensor as an array that holds their owner.
+nb::object to_array(const TensorView& view, std::shared_ptr<const void> owner) {
+  auto* pin = new std::shared_ptr<const void>(std::move(owner));
+  nb::capsule capsule(pin, [](void* held) noexcept { delete static_cast<std::shared_ptr<const void>*>(held); });
+  return nb::cast(nb::ndarray<nb::numpy, const uint8_t>(view.data, {view.nbytes}, capsule));
+}
+
+/// Bytes, which may be those of a Python object.
+nb::object to_array(const TensorView& view, const nb::object& source) {
+  if (view.owner != nullptr) {
+    return to_array(view, view.owner);
+  }
+  return nb::cast(nb::ndarray<nb::numpy, const uint8_t>(view.data, {view.nbytes}, source));
+}
+
+nb::tuple to_tuple(const std::vector<int64_t>& numbers) {
+  nb::list out;
+  for (const int64_t number : numbers) {
+    out.append(number);
+  }
+  return nb::tuple(out);
+}
+
+nb::str to_str(std::string_view text) {
+  return nb::str(text.data(), text.size());
+}
+
+template <typename Texts>
+nb::tuple to_strs(const Texts& texts) {
+  nb::list out;
+  for (const std::string_view text : texts) {
+    out.append(to_str(text));
+  }
+  return nb::tuple(out);
+}
+
+Names views_of(const std::vector<std::string>& texts) {
+  return Names(texts.begin(), texts.end());
+}
+
+/// @param item (name, buffer, layout or None, what messages call bytes without one).
+Given given_from(nb::handle item, Buffers& buffers) {
+  const nb::tuple parts = nb::cast<nb::tuple>(item);
+  Given given;
+  given.name = nb::cast<std::string>(parts[0]);
+  const Py_buffer& buffer = buffers.take(parts[1]);
+  given.value.data = static_cast<const uint8_t*>(buffer.buf);
+  given.value.nbytes = static_cast<size_t>(buffer.len);
+  if (const std::optional<Layout> layout = layout_from(parts[2])) {
+    given.value.scalar_type = layout->scalar_type;
+    given.value.sizes.assign(layout->sizes.begin(), layout->sizes.end());
+    given.dim_order = layout->dim_order;
+  } else {
+    given.opaque = nb::cast<std::string>(parts[3]);
+  }
+  return given;
+}
+
+std::vector<Given> all_given(const nb::list& items, Buffers& buffers) {
+  std::vector<Given> given;
+  for (const nb::handle item : items) {
+    given.push_back(given_from(item, buffers));
+  }
+  return given;
+}
+
+/// The tensors that the records of a data map describe: a native cache, or a map of Python.
+class Tensors {
+ public:
+  explicit Tensors(std::shared_ptr<BlobCache> cache) : cache_(std::make_shared<CacheTensors>(std::move(cache))) {}
+  explicit Tensors(nb::object map)
+      : source_(std::make_shared<PythonSource>(std::move(map))), updates_(std::make_shared<Updates>(*source_)) {}
+
+  const Updates& updates() const { return cache_ ? cache_->updates() : *updates_; }
+  const Index& index() const { return updates().index(); }
+  const CacheTensors& on_cache() const {
+    if (cache_ == nullptr) {
+      throw Error(ErrorKind::Unsupported, "these tensors are not on a cache");
+    }
+    return *cache_;
+  }
+  void check_open() const {
+    if (cache_ != nullptr) {
+      cache_->cache()->check_open();
+    }
+  }
+  /// Run a function, without the interpreter if the blobs are a cache's.
+  template <typename Function>
+  auto run(Function function) const -> decltype(function()) {
+    if (cache_ == nullptr) {
+      return function();
+    }
+    const WithoutInterpreter release;
+    return function();
+  }
+  std::shared_ptr<const void> owner() const {
+    return cache_ ? std::shared_ptr<const void>(cache_->cache()) : std::shared_ptr<const void>(source_);
+  }
+
+ private:
+  std::shared_ptr<CacheTensors> cache_;
+  std::shared_ptr<PythonSource> source_;
+  std::shared_ptr<Updates> updates_;
+};
+
+nb::tuple describe(const Tensors& tensors, const std::string& name) {
+  const Index& index = tensors.index();
+  const Tensor* tensor = index.find(name);
+  if (tensor == nullptr) {
+    throw tensors.updates().unknown(name);
+  }
+  std::vector<std::string> keys;
+  std::set<std::string> needs;
+  for (const Record* record : tensor->made_into) {
+    keys.push_back(record->key);
+    for (const SourceTensor& source : record->sources) {
+      needs.insert(index.tensor_of(source).name());
+    }
+  }
+  needs.erase(tensor->name());
+  return nb::make_tuple(
+      to_str(tensor->names.front()),
+      static_cast<int>(tensor->scalar_type),
+      to_tuple(tensor->sizes),
+      to_strs(std::vector<std::string_view>(tensor->names.begin() + 1, tensor->names.end())),
+      to_strs(keys),
+      to_strs(needs),
+      tensor->refusal,
+      tensor->auxiliary);
+}
+
+nb::dict resolve(const Tensors& tensors, const nb::list& items) {
+  Buffers buffers;
+  const std::vector<Given> given = all_given(items, buffers);
+  std::vector<const Given*> all;
+  std::map<const uint8_t*, nb::object> objects; // whose memory results may be
+  for (size_t i = 0; i < given.size(); ++i) {
+    all.push_back(&given[i]);
+    objects.emplace(given[i].value.data, nb::borrow(nb::cast<nb::tuple>(items[i])[1]));
+  }
+  const std::vector<NewBlob> made = tensors.run([&] { return tensors.updates().resolve(all, false); });
+  nb::dict out;
+  for (const NewBlob& blob : made) {
+    const auto object = objects.find(blob.bytes.data);
+    out[to_str(blob.key)] = to_array(blob.bytes, object == objects.end() ? nb::object() : object->second);
+  }
+  return out;
+}
+
+uint64_t update(const Tensors& tensors, const nb::list& items, bool finite) {
+  Buffers buffers;
+  const std::vector<Given> given = all_given(items, buffers);
+  const CacheTensors& on_cache = tensors.on_cache();
+  return tensors.run([&] { return on_cache.update(given, finite); });
+}
+
+nb::tuple value(const Tensors& tensors, const std::string& name) {
+  tensors.check_open();
+  const TensorView found = tensors.run([&] { return tensors.updates().value(name); });
+  return nb::make_tuple(
+      to_array(found, found.owner ? found.owner : tensors.owner()),
+      static_cast<int>(found.scalar_type),
+      to_tuple(found.sizes));
+}
+
+/// @param items (name, scalar type or -1, sizes or None).
+std::vector<Shaped> shapes_from(const nb::list& items, std::deque<std::string>& names) {
+  std::vector<Shaped> shapes;
+  for (const nb::handle item : items) {
+    const nb::tuple parts = nb::cast<nb::tuple>(item);
+    names.push_back(nb::cast<std::string>(parts[0]));
+    shapes.push_back(
+        {names.back(),
+         static_cast<int8_t>(nb::cast<int>(parts[1])),
+         nb::cast<std::vector<int64_t>>(nb::list(parts[2]))});
+  }
+  return shapes;
+}
+
+/// @param record (key, size in bytes, steps), each step (operation, ints, floats, names).
+/// @param items (buffer, layout). @param scales buffers by key.
+nb::object lay_out_in_python(const nb::tuple& about, const nb::list& items, const nb::dict& scales) {
+  Record record;
+  record.key = nb::cast<std::string>(about[0]);
+  record.nbytes = nb::cast<uint64_t>(about[1]);
+  for (const nb::handle item : nb::cast<nb::tuple>(about[2])) {
+    const nb::tuple parts = nb::cast<nb::tuple>(item);
+    Step& step = record.steps.emplace_back();
+    step.operation = static_cast<Operation>(nb::cast<int>(parts[0]));
+    step.ints = nb::cast<std::vector<int64_t>>(nb::list(parts[1]));
+    step.floats = nb::cast<std::vector<double>>(nb::list(parts[2]));
+    step.names = nb::cast<std::vector<std::string>>(nb::list(parts[3]));
+  }
+  Buffers buffers;
+  std::vector<TensorView> tensors;
+  nb::object first;
+  for (const nb::handle item : items) {
+    const nb::tuple parts = nb::cast<nb::tuple>(item);
+    const Given given = given_from(nb::make_tuple("", parts[0], parts[1], "bytes"), buffers);
+    tensors.push_back(reorder(given.value, given.dim_order, row_major(given.dim_order.size())));
+    first = first.is_valid() ? first : nb::borrow(parts[0]);
+  }
+  std::map<std::string, TensorView> by_key;
+  for (const auto& [key, data] : scales) {
+    const Py_buffer& buffer = buffers.take(data);
+    const auto size = static_cast<size_t>(buffer.len);
+    by_key[nb::cast<std::string>(key)] = {
+        kByte, {static_cast<int64_t>(size)}, static_cast<const uint8_t*>(buffer.buf), size, nullptr};
+  }
+  TensorView made;
+  {
+    const WithoutInterpreter release;
+    made = lay_out(record, tensors, [&](const std::string& key) {
+      const auto found = by_key.find(key);
+      if (found == by_key.end()) {
+        throw Error(ErrorKind::KeyNotFound, "no scales '" + key + "'");
+      }
+      return found->second;
+    });
+  }
+  return to_array(made, first);
+}
+
+} // namespace
+
+const CacheTensors& tensors_on_cache(nb::handle tensors) {
+  return nb::cast<const Tensors&>(tensors).on_cache();
+}
+
+void add_tensors(nb::module_& module) {
+  nb::class_<Tensors>(module, "Tensors")
+      .def(nb::init<std::shared_ptr<BlobCache>>())
+      .def(nb::init<nb::object>())
+      .def(
+          "names",
+          [](const Tensors& tensors) {
+            Names names;
+            for (const Tensor* tensor : tensors.index().tensors()) {
+              names.push_back(tensor->names.front());
+            }
+            return to_strs(names);
+          })
+      .def(
+          "contains",
+          [](const Tensors& tensors, const std::string& name) { return tensors.index().find(name) != nullptr; })
+      .def("refused", [](const Tensors& tensors) { return tensors.index().refused().size(); })
+      .def("describe", &describe, "The members of a LogicalTensor.")
+      .def(
+          "check_names",
+          [](const Tensors& tensors, const std::vector<std::string>& names) {
+            tensors.updates().check_names(views_of(names));
+          })
+      .def(
+          "check",
+          [](const Tensors& tensors, const nb::tuple& item) {
+            Buffers buffers;
+            tensors.updates().check(given_from(item, buffers));
+          })
+      .def("resolve", &resolve, "items"_a, "The new contents of blobs by key.")
+      .def("update", &update, "items"_a, "finite"_a)
+      .def("value", &value, "name"_a, "Bytes, scalar type and sizes.")
+      .def(
+          "choose",
+          [](const Tensors& tensors, const nb::list& items, bool strict) {
+            std::deque<std::string> names;
+            std::vector<Entry> entries;
+            for (const nb::handle item : items) {
+              names.push_back(nb::cast<std::string>(nb::cast<nb::tuple>(item)[0]));
+              const auto type = static_cast<int8_t>(nb::cast<int>(nb::cast<nb::tuple>(item)[1]));
+              entries.push_back({names.back(), is_floating(type)});
+            }
+            return to_strs(tensors.updates().choose(entries, strict));
+          },
+          "items"_a,
+          "strict"_a,
+          "The entries of a state dict to update; each item has a name and a scalar type, or -1.")
+      .def(
+          "check_stored",
+          [](const Tensors& tensors, const std::string& origin) { tensors.updates().check_stored(origin); })
+      .def(
+          "check_reach",
+          [](const Tensors& tensors, const nb::list& items, bool whole) {
+            std::deque<std::string> names;
+            const std::vector<Shaped> shapes = shapes_from(items, names);
+            const CacheTensors& on_cache = tensors.on_cache();
+            tensors.run([&] { on_cache.check_reach(shapes, whole); });
+          },
+          "items"_a,
+          "whole"_a,
+          "Each item has a name, a scalar type or -1, and sizes.")
+      .def(
+          "mismatch",
+          [](const Tensors& tensors, const std::vector<std::string>& names) {
+            return to_bytes(tensors.updates().mismatch(views_of(names)).what());
+          })
+      .def("unknown", [](const Tensors& tensors, const std::string& name) {
+        return to_bytes(tensors.updates().unknown(name).what());
+      });
+
+  module.def("lay_out", &lay_out_in_python, "record"_a, "tensors"_a, "scales"_a);
+  module.def(
+      "cast",
+      [](nb::object data, const nb::tuple& layout, int target) {
+        Buffers buffers;
+        const Given given = given_from(nb::make_tuple("", data, layout, "bytes"), buffers);
+        TensorView made;
+        {
+          const WithoutInterpreter release;
+          made = internal::cast(given.value, static_cast<int8_t>(target));
+        }
+        return to_array(made, data);
+      },
+      "data"_a,
+      "layout"_a,
+      "target"_a);
+  module.def(
+      "is_finite",
+      [](nb::object data, const nb::tuple& layout) {
+        Buffers buffers;
+        const Given given = given_from(nb::make_tuple("", data, layout, "bytes"), buffers);
+        const WithoutInterpreter release;
+        return internal::is_finite(given.value);
+      },
+      "data"_a,
+      "layout"_a);
+  module.def(
+      "near_names",
+      [](const std::string& name, const std::vector<std::string>& known) {
+        return to_strs(near(name, views_of(known)));
+      },
+      "name"_a,
+      "known"_a,
+      "Names that messages suggest.");
+}
+
+} // namespace blobstore::python

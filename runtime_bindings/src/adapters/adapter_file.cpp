@@ -1,0 +1,252 @@
+#include "adapters/adapter_file.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <locale>
+#include <sstream>
+
+#include <executorch/runtime/core/exec_aten/util/tensor_dimension_limit.h>
+
+#include "adapters/foundation.h"
+#include "adapters/lora_names.h"
+#include "logical/numbers.h"
+
+namespace blobstore {
+
+using namespace internal;
+namespace {
+
+Error malformed(const PtdFile& file, const std::string& reason) {
+  return Error(ErrorKind::InvalidFile, file.name(), "the adapter's metadata is malformed: " + reason);
+}
+
+std::optional<std::string> recorded_foundation(const PtdFile& file) {
+  const auto found = file.metadata().find(kFoundationKey);
+  if (found == file.metadata().end()) {
+    return std::nullopt;
+  }
+  const std::string& text = found->second;
+  if (text.size() != 32 || text.find_first_not_of("0123456789abcdef") != std::string::npos) {
+    throw malformed(file, "'" + text + "' is not a fingerprint");
+  }
+  return text;
+}
+
+/// Read into memory, so that what is compared with the digests is what is used.
+PtdFile read_whole(const std::string& path) {
+  const File file(path, /*writable=*/false);
+  const uint64_t size = file.size();
+  if (size == 0) {
+    throw Error(ErrorKind::InvalidFile, path, "the file is empty");
+  }
+  Mapping map(size);
+  file.read(map.data(), size, 0);
+  PtdFile opened(path, std::move(map), size);
+  opened.verify();
+  return opened;
+}
+
+/// A tensor over the bytes of a view, or over a copy if they are not aligned.
+executorch::extension::TensorPtr tensor_over(TensorView view) {
+  std::vector<executorch::aten::SizesType> sizes;
+  bool fits = view.sizes.size() <= executorch::runtime::kTensorDimensionLimit;
+  for (const int64_t size : view.sizes) {
+    fits = fits && size >= 0 && size <= INT32_MAX;
+    sizes.push_back(static_cast<executorch::aten::SizesType>(size));
+  }
+  if (!fits) {
+    throw Error(ErrorKind::Layout, "ExecuTorch has no tensors of the shape " + to_string(view.sizes));
+  }
+  if (reinterpret_cast<uintptr_t>(view.data) % item_size(view.scalar_type) != 0) {
+    const TensorView copy = make_tensor(view.scalar_type, view.sizes);
+    std::memcpy(filling(copy), view.data, view.nbytes);
+    view = copy;
+  }
+  return executorch::extension::make_tensor_ptr(
+      std::move(sizes),
+      const_cast<uint8_t*>(view.data),
+      static_cast<executorch::aten::ScalarType>(view.scalar_type),
+      executorch::aten::Device(executorch::aten::DeviceType::CPU),
+      executorch::aten::TensorShapeDynamism::STATIC,
+      [owner = std::move(view.owner)](void*) {});
+}
+
+} // namespace
+
+Adapter::Impl::Impl(PtdFile opened)
+    : file(std::move(opened)),
+      updates(file),
+      foundation(recorded_foundation(file)),
+      scale(recorded_scale(file)),
+      metadata(file.metadata()),
+      tensors(named_tensors(updates.index())) {
+  metadata.erase(kFoundationKey);
+  metadata.erase(kScaleKey);
+  std::vector<NameAndSizes> shapes;
+  for (const NamedTensor& tensor : tensors) {
+    shapes.emplace_back(tensor.name, tensor.sizes);
+  }
+  FoundPairs found = find_pairs(shapes, file.name());
+  if (found.pairs.empty() && found.problems.empty()) {
+    throw no_adapter(file.name());
+  }
+  pairs = std::move(found.pairs);
+  unpaired = std::move(found.problems);
+}
+
+Adapter::Adapter(std::shared_ptr<const Impl> impl) : impl_(std::move(impl)) {}
+Adapter::~Adapter() = default;
+
+std::shared_ptr<const Adapter> Adapter::read(const std::string& path) {
+  return std::shared_ptr<const Adapter>(new Adapter(std::make_shared<const Impl>(read_whole(path))));
+}
+
+const std::string& Adapter::path() const {
+  return impl_->file.name();
+}
+
+const std::optional<std::string>& Adapter::foundation() const {
+  return impl_->foundation;
+}
+
+std::optional<double> Adapter::scale() const {
+  return impl_->scale;
+}
+
+const std::map<std::string, std::string>& Adapter::metadata() const {
+  return impl_->metadata;
+}
+
+const std::vector<NamedTensor>& Adapter::tensors() const {
+  return impl_->tensors;
+}
+
+const std::vector<LoraPair>& Adapter::pairs() const {
+  return impl_->pairs;
+}
+
+executorch::extension::TensorPtr Adapter::tensor(std::string_view name) const {
+  TensorView value = AdapterAccess::value(*this, name);
+  if (!value.owner) {
+    value.owner = impl_;
+  }
+  return tensor_over(std::move(value));
+}
+
+std::vector<Error> Adapter::problems() const {
+  std::vector<Error> found = impl_->unpaired;
+  std::vector<std::pair<std::string, TensorView>> values;
+  for (const NamedTensor& tensor : impl_->tensors) {
+    try {
+      values.emplace_back(tensor.name, AdapterAccess::stored(*impl_, tensor));
+    } catch (const Error& error) {
+      if (error.kind() != ErrorKind::Update) { // it is quantized, and integers are finite
+        found.push_back(error);
+      }
+    }
+  }
+  for (Error& error : not_finite(path(), values)) {
+    found.push_back(std::move(error));
+  }
+  return found;
+}
+
+} // namespace blobstore
+
+namespace blobstore::internal {
+
+TensorView AdapterAccess::stored(const Adapter::Impl& impl, const NamedTensor& tensor) {
+  TensorView value = impl.updates.value(tensor.name);
+  if (value.sizes != tensor.sizes) {
+    throw Error(
+        ErrorKind::Layout,
+        impl.file.name(),
+        "'" + tensor.name + "' is " + to_string(tensor.sizes) + " by its record, but " + to_string(value.sizes) +
+            " by its key");
+  }
+  return value;
+}
+
+TensorView AdapterAccess::value(const Adapter& adapter, std::string_view name) {
+  const Adapter::Impl& impl = *adapter.impl_;
+  const auto found = std::find_if(
+      impl.tensors.begin(), impl.tensors.end(), [&](const NamedTensor& tensor) { return tensor.name == name; });
+  if (found == impl.tensors.end()) {
+    throw Error(ErrorKind::KeyNotFound, adapter.path(), "no tensor '" + std::string(name) + "'");
+  }
+  const TensorView value = stored(impl, *found);
+  if (!is_number(found->scalar_type)) {
+    throw Error(
+        ErrorKind::UnsupportedData,
+        adapter.path(),
+        "'" + found->name + "' has the scalar type " + std::to_string(found->scalar_type) + ", which is no number");
+  }
+  return cast(value, found->scalar_type);
+}
+
+std::optional<double> recorded_scale(const PtdFile& file) {
+  const auto found = file.metadata().find(kScaleKey);
+  if (found == file.metadata().end()) {
+    return std::nullopt;
+  }
+  const std::string& text = found->second;
+  double number = NAN;
+  if (!text.empty() && text.find_first_not_of("0123456789+-.eE") == std::string::npos) {
+    std::istringstream stream(text);
+    stream.imbue(std::locale::classic());
+    if (!(stream >> number) || stream.peek() != std::istringstream::traits_type::eof()) {
+      number = NAN;
+    }
+  }
+  if (!std::isfinite(number)) {
+    throw Error(
+        ErrorKind::InvalidFile,
+        file.name(),
+        "the adapter's metadata is malformed: scale '" + text + "' is not a finite number");
+  }
+  return number;
+}
+
+double check_scale(double number, const char* what) {
+  if (!std::isfinite(number)) {
+    throw Error(ErrorKind::Adapter, std::string(what) + " " + number_text(number) + " is not a finite number");
+  }
+  return number;
+}
+
+std::string number_text(double number) {
+  std::string text;
+  for (int digits = 1; digits <= 17; ++digits) {
+    std::ostringstream stream;
+    stream.imbue(std::locale::classic());
+    stream.precision(digits);
+    stream << number;
+    text = stream.str();
+    std::istringstream again(text);
+    again.imbue(std::locale::classic());
+    if (double read = 0; again >> read && read == number) {
+      break;
+    }
+  }
+  return std::isfinite(number) && text.find_first_of(".e") == std::string::npos ? text + ".0" : text;
+}
+
+std::vector<Error> not_finite(
+    const std::string& origin, const std::vector<std::pair<std::string, TensorView>>& tensors) {
+  std::vector<Error> found;
+  for (const auto& [name, value] : tensors) {
+    if (!is_finite(value)) {
+      found.emplace_back(ErrorKind::Update, origin, "'" + name + "' has values that are not finite");
+    }
+  }
+  return found;
+}
+
+void raise_first(const std::vector<Error>& problems) {
+  if (!problems.empty()) {
+    throw problems.front();
+  }
+}
+
+} // namespace blobstore::internal

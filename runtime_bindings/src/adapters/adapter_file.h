@@ -1,0 +1,62 @@
+// What the rest of this room needs of an adapter's file.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <blobstore/adapters.h>
+
+#include "format/ptd_file.h"
+#include "format/tensor_view.h"
+#include "logical/updates.h"
+
+namespace blobstore {
+
+struct Adapter::Impl {
+  explicit Impl(internal::PtdFile opened);
+
+  internal::PtdFile file;
+  internal::Updates updates; // of the file, for reading only
+  std::optional<std::string> foundation;
+  std::optional<double> scale;
+  std::map<std::string, std::string> metadata; // without these two
+  std::vector<NamedTensor> tensors;
+  std::vector<LoraPair> pairs;
+  std::vector<Error> unpaired; // for each module without a valid pair
+};
+
+} // namespace blobstore
+
+namespace blobstore::internal {
+
+/// Lets this room and the Python module see what an adapter is made of.
+struct AdapterAccess {
+  static const Adapter::Impl& impl(const Adapter& adapter) { return *adapter.impl_; }
+  /// A tensor in the dtype that it is stored in.
+  /// @throws Error Layout: a record and the layout of a key describe it differently. Or what `Updates::value` throws.
+  static TensorView stored(const Adapter::Impl& impl, const NamedTensor& tensor);
+  /// A tensor in the model's dtype: a view of the adapter's memory, or memory of its own.
+  /// @throws Error KeyNotFound, Update, as `Adapter::tensor`. Layout, as `stored`. UnsupportedData: it has no numbers.
+  static TensorView value(const Adapter& adapter, std::string_view name);
+};
+
+/// The scale in the metadata of a file; empty if it has none. @throws Error InvalidFile: it is not a finite number.
+std::optional<double> recorded_scale(const PtdFile& file);
+
+/// @throws Error Adapter: the number is not finite. @param what what the message calls it.
+double check_scale(double number, const char* what);
+
+/// A number for a message, as Python writes it.
+std::string number_text(double number);
+
+/// An error for each of these tensors that has infinities or NaN.
+std::vector<Error> not_finite(
+    const std::string& origin, const std::vector<std::pair<std::string, TensorView>>& tensors);
+
+/// Throw the first problem, if there is one.
+void raise_first(const std::vector<Error>& problems);
+
+} // namespace blobstore::internal

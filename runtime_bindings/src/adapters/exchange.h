@@ -1,0 +1,17 @@
+// Exchanging the adapter of a cache, and changing its strength, while programs run.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include <blobstore/adapters.h>
+
+#include "logical/cache_tensors.h"
+
+namespace blobstore::internal {
+
+// The functions of the public header, for what `LogicalTensors` and the Python module share.
+uint64_t load_adapter(const CacheTensors& tensors, const std::string& path, const AdapterOptions& options);
+uint64_t set_adapter_strength(const CacheTensors& tensors, double strength);
+
+} // namespace blobstore::internal

@@ -1,0 +1,200 @@
+#include "adapters/foundation.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "adapters/lora_names.h"
+#include "format/digest.h"
+#include "format/records.h"
+
+namespace blobstore::internal {
+namespace {
+
+constexpr char kMagic[] = "BSFOUND0";
+constexpr char kOpaque = '\xff';
+
+void append(std::string& text, uint64_t number, unsigned bytes) {
+  for (unsigned i = 0; i < bytes; ++i) {
+    text += static_cast<char>(number >> (8 * i) & 0xff);
+  }
+}
+
+/// Whether a key counts for the fingerprint.
+bool counts(std::string_view key) {
+  return is_content(key) && !is_lora(key);
+}
+
+void check_same(
+    const std::string& key, const PtdFile& one, const SourceBlob& a, const PtdFile& other, const SourceBlob& b) {
+  if (*a.layout != *b.layout) {
+    throw Error(
+        ErrorKind::KeyConflict,
+        "key '" + key + "' is " + to_string(*a.layout) + " in " + one.name() + " but " + to_string(*b.layout) + " in " +
+            other.name());
+  }
+  if (a.size != b.size || std::memcmp(a.data, b.data, a.size) != 0) {
+    throw Error(
+        ErrorKind::KeyConflict, "key '" + key + "' has different bytes in " + one.name() + " and in " + other.name());
+  }
+}
+
+/// Whether a file records a foundation that it was made for, or has only tensors of an adapter.
+bool is_adapter_file(const PtdFile& file) {
+  bool any = false;
+  bool all = true;
+  for (size_t i = 0; i < file.size(); ++i) {
+    if (is_content(file.key(i))) {
+      any = true;
+      all = all && is_lora(file.key(i));
+    }
+  }
+  return file.metadata().count(kFoundationKey) != 0 || (any && all);
+}
+
+} // namespace
+
+bool is_content(std::string_view key) {
+  return key.rfind(kOwnKeyPrefix, 0) != 0;
+}
+
+uint64_t content_size(const BlobSource& source) {
+  uint64_t size = 0;
+  for (size_t i = 0; i < source.size(); ++i) {
+    size += is_content(source.key(i)) ? source.find(source.key(i))->size : 0;
+  }
+  return size;
+}
+
+std::vector<NamedTensor> named_tensors(const Index& index) {
+  const BlobSource& source = index.source();
+  std::vector<NamedTensor> found;
+  TextSet claimed;
+  for (const Tensor* tensor : index.tensors()) {
+    std::vector<std::string_view> keys = tensor->names;
+    for (const Record* record : tensor->made_into) {
+      keys.push_back(record->key);
+      claimed.insert(record->key);
+    }
+    NamedTensor named{tensor->name(), tensor->scalar_type, tensor->sizes, 0, {}};
+    TextSet seen;
+    for (const std::string_view key : keys) {
+      const std::optional<SourceBlob> blob = seen.insert(key).second ? source.find(key) : std::nullopt;
+      if (blob) {
+        named.nbytes += blob->size;
+        named.keys.emplace_back(key);
+      }
+    }
+    if (!named.keys.empty() && !tensor->auxiliary) {
+      claimed.insert(seen.begin(), seen.end());
+      found.push_back(std::move(named));
+    }
+  }
+  for (size_t i = 0; i < source.size(); ++i) {
+    const std::string_view key = source.key(i);
+    const SourceBlob blob = *source.find(key);
+    if (is_content(key) && *blob.layout && claimed.count(key) == 0) {
+      const Layout& layout = **blob.layout;
+      found.push_back(
+          {std::string(key),
+           layout.scalar_type,
+           std::vector<int64_t>(layout.sizes.begin(), layout.sizes.end()),
+           blob.size,
+           {std::string(key)}});
+    }
+  }
+  return found;
+}
+
+Foundation::Foundation(std::vector<const PtdFile*> files, bool strict) {
+  for (const PtdFile* file : files) {
+    name_ += (name_.empty() ? "" : " + ") + file->name();
+    for (size_t i = 0; i < file->size(); ++i) {
+      const auto [known, is_new] = index_.emplace(file->key(i), blobs_.size());
+      if (is_new) {
+        blobs_.push_back({file, i});
+      } else if (strict || counts(file->key(i))) {
+        const Place& other = blobs_[known->second];
+        check_same(file->entry(i).key, *other.file, other.file->blob(other.index), *file, file->blob(i));
+      }
+    }
+  }
+}
+
+std::optional<SourceBlob> Foundation::find(std::string_view key) const {
+  const auto found = index_.find(key);
+  if (found == index_.end()) {
+    return std::nullopt;
+  }
+  const Place& place = blobs_[found->second];
+  return place.file->blob(place.index);
+}
+
+std::string Foundation::fingerprint() const {
+  std::vector<const Place*> places;
+  for (const Place& place : blobs_) {
+    if (counts(entry(place).key)) {
+      places.push_back(&place);
+    }
+  }
+  std::sort(places.begin(), places.end(), [](const Place* a, const Place* b) { return entry(*a).key < entry(*b).key; });
+  std::string text = kMagic;
+  for (const Place* place : places) {
+    const PtdEntry& blob = entry(*place);
+    const SourceBlob bytes = place->file->blob(place->index);
+    append(text, blob.key.size(), 4);
+    text += blob.key;
+    if (blob.layout) {
+      append(text, static_cast<uint8_t>(blob.layout->scalar_type), 1);
+      append(text, blob.layout->sizes.size(), 1);
+      for (const int32_t size : blob.layout->sizes) {
+        append(text, static_cast<uint64_t>(size), 8);
+      }
+      text.append(blob.layout->dim_order.begin(), blob.layout->dim_order.end());
+    } else {
+      text += kOpaque;
+    }
+    append(text, bytes.size, 8);
+    const std::optional<Digest> recorded = place->file->recorded_digest(place->index);
+    const Digest found = recorded ? *recorded : digest(bytes.data, bytes.size);
+    text.append(found.begin(), found.end());
+  }
+  return to_string(digest(text.data(), text.size()));
+}
+
+std::vector<std::unique_ptr<PtdFile>> open_foundation(const std::vector<std::string>& paths) {
+  if (paths.empty()) {
+    throw Error(ErrorKind::Adapter, "a foundation needs at least one file");
+  }
+  std::vector<std::unique_ptr<PtdFile>> files;
+  for (const std::string& path : paths) {
+    files.push_back(std::make_unique<PtdFile>(path));
+  }
+  for (const auto& file : files) {
+    if (is_adapter_file(*file)) {
+      throw Error(ErrorKind::Adapter, file->name(), "this file is an adapter, not a foundation");
+    }
+  }
+  return files;
+}
+
+std::vector<const PtdFile*> pointers(const std::vector<std::unique_ptr<PtdFile>>& files) {
+  std::vector<const PtdFile*> list;
+  for (const auto& file : files) {
+    list.push_back(file.get());
+  }
+  return list;
+}
+
+} // namespace blobstore::internal
+
+namespace blobstore {
+
+std::string foundation_fingerprint(const std::vector<std::string>& paths) {
+  const auto files = internal::open_foundation(paths);
+  for (const auto& file : files) {
+    file->check_length();
+  }
+  return internal::Foundation(internal::pointers(files), /*strict=*/true).fingerprint();
+}
+
+} // namespace blobstore

@@ -1,0 +1,153 @@
+#include "adapters/lora_names.h"
+
+#include <algorithm>
+#include <map>
+#include <optional>
+
+#include "logical/numbers.h"
+
+namespace blobstore::internal {
+namespace {
+
+constexpr std::string_view kPeft = "base_model.model.";
+
+char lower(char c) {
+  return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
+}
+
+/// A name in lower case, with an underscore for all but ASCII letters and digits. The two characters whose lower case
+/// begins with an ASCII letter are the Kelvin sign and the dotted capital I.
+std::string node_form(std::string_view name) {
+  std::string form;
+  form.reserve(name.size());
+  for (size_t i = 0; i < name.size(); ++i) {
+    const char c = lower(name[i]);
+    const std::string_view rest = name.substr(i);
+    if (rest.substr(0, 3) == "\u212a") {
+      form += 'k';
+      i += 2;
+    } else if (rest.substr(0, 2) == "\u0130") {
+      form += "i_";
+      i += 1;
+    } else {
+      form += (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') ? c : '_';
+    }
+  }
+  return form;
+}
+
+/// A name that ends in, or contains between dots, `lora_a` or `lora_b`.
+struct Half {
+  std::string module;
+  std::string rest;
+  char which = 'a';
+};
+
+std::optional<Half> half_of(std::string_view name) {
+  if (name.find('\n') != std::string_view::npos) {
+    return std::nullopt;
+  }
+  for (size_t end = name.size();;) { // the last such part counts
+    const size_t dot = end == 0 ? std::string_view::npos : name.rfind('.', end - 1);
+    const size_t start = dot == std::string_view::npos ? 0 : dot + 1;
+    std::string part(name.substr(start, end - start));
+    std::transform(part.begin(), part.end(), part.begin(), lower);
+    if (part == "lora_a" || part == "lora_b") {
+      return Half{std::string(name.substr(0, start == 0 ? 0 : start - 1)), std::string(name.substr(end)), part.back()};
+    }
+    if (dot == std::string_view::npos) {
+      return std::nullopt;
+    }
+    end = dot;
+  }
+}
+
+std::string quoted(const std::string& name) {
+  return "'" + name + "'";
+}
+
+} // namespace
+
+bool is_lora(std::string_view name) {
+  const std::string form = node_form(name);
+  for (size_t at = form.find("lora_"); at != std::string::npos; at = form.find("lora_", at + 1)) {
+    const size_t half = at + 5;
+    const bool begins = at == 0 || form[at - 1] == '_';
+    const bool ends = half + 1 == form.size() || (half + 1 < form.size() && form[half + 1] == '_');
+    if (begins && ends && (form[half] == 'a' || form[half] == 'b')) {
+      return true;
+    }
+  }
+  return false;
+}
+
+FoundPairs find_pairs(const std::vector<NameAndSizes>& tensors, const std::string& origin) {
+  std::map<std::pair<std::string, std::string>, std::map<char, const NameAndSizes*>> halves;
+  for (const NameAndSizes& tensor : tensors) {
+    if (const auto half = half_of(tensor.first)) {
+      halves[{half->module, half->rest}][half->which] = &tensor;
+    }
+  }
+  FoundPairs found;
+  std::map<std::string, std::string> seen; // modules, and the `a` of their pairs
+  for (const auto& [place, both] : halves) {
+    if (both.size() == 1) {
+      const auto& [which, only] = *both.begin();
+      found.problems.emplace_back(
+          ErrorKind::Adapter,
+          origin,
+          quoted(only->first) + " has no " + (which == 'a' ? "lora_b" : "lora_a") + " beside it");
+      continue;
+    }
+    const auto& [a_name, a] = *both.at('a');
+    const auto& [b_name, b] = *both.at('b');
+    const std::string a_text = quoted(a_name) + " " + to_string(a);
+    const std::string b_text = quoted(b_name) + " " + to_string(b);
+    if (a.size() != 2 || b.size() != 2) {
+      found.problems.emplace_back(ErrorKind::Layout, origin, a_text + " and " + b_text + " must both be matrices");
+    } else if (a[0] != b[1]) {
+      found.problems.emplace_back(
+          ErrorKind::Layout,
+          origin,
+          a_text + " has rank " + std::to_string(a[0]) + ", " + b_text + " rank " + std::to_string(b[1]));
+    } else if (const auto known = seen.find(place.first); known != seen.end()) {
+      found.problems.emplace_back(
+          ErrorKind::Adapter,
+          origin,
+          "module " + quoted(place.first) + " has two pairs, by " + quoted(known->second) + " and " + quoted(a_name));
+    } else {
+      seen.emplace(place.first, a_name);
+      found.pairs.push_back({place.first, a_name, b_name, a[0], a[1], b[0]});
+    }
+  }
+  return found;
+}
+
+Error no_adapter(const std::string& origin) {
+  return Error(ErrorKind::Adapter, origin, "not an adapter: no tensor has a part lora_a or lora_b in its name");
+}
+
+std::vector<std::string> weight_names(const std::string& module) {
+  std::vector<std::string> modules{module};
+  if (module.compare(0, kPeft.size(), kPeft) == 0) {
+    modules.push_back(module.substr(kPeft.size()));
+  }
+  std::vector<std::string> names;
+  for (const std::string& one : modules) {
+    for (const char* part : {"", "base.", "base_layer."}) {
+      names.push_back((one.empty() ? "" : one + ".") + part + "weight");
+    }
+  }
+  return names;
+}
+
+std::string quoted_names(std::vector<std::string> names) {
+  std::sort(names.begin(), names.end());
+  std::string text;
+  for (const std::string& name : names) {
+    text += (text.empty() ? "" : ", ") + quoted(name);
+  }
+  return text;
+}
+
+} // namespace blobstore::internal

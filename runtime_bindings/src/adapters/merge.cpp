@@ -1,0 +1,382 @@
+// Merging adapters into the weights of a cache, and taking them out again.
+
+#include "adapters/merge.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <optional>
+#include <set>
+
+#include <blobstore/reading.h>
+
+#include "adapters/adapter_file.h"
+#include "adapters/lora_names.h"
+#include "adapters/on_cache.h"
+#include "adapters/product.h"
+#include "logical/numbers.h"
+#include "logical/reorder.h"
+
+namespace blobstore {
+
+using namespace internal;
+
+struct MergedAdapter::Impl {
+  std::shared_ptr<BlobCache> cache;
+  std::shared_ptr<AdaptersOfCache> state;
+  std::vector<std::string> weights;
+  uint64_t generation = 0;
+  std::map<std::string, Digest> after; // of the blobs that changed
+  std::optional<std::vector<std::pair<std::string, std::vector<uint8_t>>>> before; // empty if reverting restores them
+  std::atomic<bool> undone{false}; // this and `before` change in the state's turn
+};
+
+namespace internal {
+namespace {
+
+/// A copy of a tensor in float32 or float64.
+TensorView widened(const TensorView& tensor, int8_t wide) {
+  const TensorView copy = make_tensor(wide, tensor.sizes);
+  const uint64_t numbers = count(tensor.sizes);
+  if (wide == kFloat) {
+    to_floats(tensor.scalar_type, tensor.data, numbers, reinterpret_cast<float*>(filling(copy)));
+  } else if (numbers > 0) {
+    std::memcpy(filling(copy), cast(tensor, wide).data, copy.nbytes);
+  }
+  return copy;
+}
+
+} // namespace
+
+/// One merge, step by step.
+class Merge {
+ public:
+  Merge(const CacheTensors& tensors, std::string origin, const NamedViews& adapter, const MergeChoices& options)
+      : tensors_(tensors), cache_(tensors.cache()), origin_(std::move(origin)), adapter_(adapter), options_(options) {}
+
+  std::unique_ptr<MergedAdapter> run(double recorded_scale) {
+    const double factor =
+        check_scale(options_.alpha, "alpha") * check_scale(options_.scale ? *options_.scale : recorded_scale, "scale");
+    const std::vector<LoraPair> pairs = checked_pairs();
+    auto merged = std::make_unique<MergedAdapter::Impl>();
+    merged->cache = cache_;
+    merged->state = AdaptersOfCache::of(cache_);
+    const auto turn = merged->state->take_turn(*cache_);
+    return with_origin(origin_, [&] {
+      read(pairs, *merged);
+      NamedViews values;
+      for (size_t i = 0; i < pairs.size(); ++i) {
+        add(pairs[i], factor, weights_[i]);
+        values.emplace_back(weights_[i].name, cast(weights_[i].total, weights_[i].stored_type));
+      }
+      merged->generation = commit(tensors_, values);
+      merged->after = digests_of(*cache_, keys_);
+      return std::unique_ptr<MergedAdapter>(new MergedAdapter(std::move(merged)));
+    });
+  }
+
+ private:
+  struct Weight {
+    std::string name;
+    int8_t stored_type = 0;
+    TensorView total; // in float32 or float64
+  };
+
+  /// The pairs among the tensors, which must all belong to one.
+  std::vector<LoraPair> checked_pairs() const {
+    std::vector<NameAndSizes> shapes;
+    std::set<std::string> others;
+    for (const auto& [name, value] : adapter_) {
+      shapes.emplace_back(name, value.sizes);
+      others.insert(name);
+    }
+    const FoundPairs found = find_pairs(shapes, origin_);
+    raise_first(found.problems);
+    for (const LoraPair& pair : found.pairs) {
+      others.erase(pair.a);
+      others.erase(pair.b);
+    }
+    if (!others.empty()) {
+      throw Error(
+          ErrorKind::Adapter,
+          origin_,
+          quoted_names({others.begin(), others.end()}) +
+              " belong to no pair, so there is no weight to merge them into");
+    }
+    if (found.pairs.empty()) {
+      throw no_adapter(origin_);
+    }
+    return found.pairs;
+  }
+
+  /// Copy the weights, and the bytes that undoing needs, all of one generation.
+  void read(const std::vector<LoraPair>& pairs, MergedAdapter::Impl& merged) {
+    const BlobCache::Reading reading(*cache_);
+    for (const LoraPair& pair : pairs) {
+      std::string name = find_weight(pair);
+      if (std::find(merged.weights.begin(), merged.weights.end(), name) != merged.weights.end()) {
+        throw Error(ErrorKind::Adapter, "two modules have the weight '" + name + "'");
+      }
+      const TensorView start = start_of(name);
+      check_shape(pair, name, start);
+      const Tensor* known = index().find(name);
+      const int8_t stored = known != nullptr ? known->scalar_type : start.scalar_type;
+      weights_.push_back({name, stored, widened(start, start.scalar_type == kDouble ? kDouble : kFloat)});
+      add_keys(name);
+      merged.weights.push_back(std::move(name));
+    }
+    merged.before = before();
+  }
+
+  /// The name of the weight that a pair adapts.
+  std::string find_weight(const LoraPair& pair) const {
+    const auto given = options_.names.find(pair.module);
+    const std::vector<std::string> candidates =
+        given != options_.names.end() ? std::vector<std::string>{given->second} : weight_names(pair.module);
+    for (const std::string& name : candidates) {
+      if (const Tensor* tensor = index().find(name)) {
+        return tensor->name(); // tied weights are one weight, under any of their names
+      }
+      if (cache_->find(name) != nullptr) {
+        return name;
+      }
+    }
+    throw Error(
+        ErrorKind::KeyNotFound,
+        "module '" + pair.module + "' has no weight in " + cache_->name() + ": " + quoted_names(candidates));
+  }
+
+  /// The weight that the adapter is added to: one of the caller's, or a view of the cache's memory.
+  TensorView start_of(const std::string& name) const {
+    std::vector<std::string_view> names{name};
+    if (const Tensor* tensor = index().find(name)) {
+      names.insert(names.end(), tensor->names.begin(), tensor->names.end());
+    }
+    for (const std::string_view one : names) {
+      for (const auto& [given, value] : options_.weights) {
+        if (given == one) {
+          return value;
+        }
+      }
+    }
+    std::string reason;
+    try {
+      TensorView value = tensors_.updates().value(name);
+      if (is_floating(value.scalar_type)) {
+        return value;
+      }
+      reason = std::string("it is stored as ") + type_name(value.scalar_type);
+    } catch (const Error& error) {
+      if (error.kind() != ErrorKind::Update) {
+        throw;
+      }
+      reason = error.what();
+    }
+    throw Error(
+        ErrorKind::Update,
+        "an adapter cannot be merged into '" + name + "' as it is: " + reason + "; give its float tensor by weights=");
+  }
+
+  void check_shape(const LoraPair& pair, const std::string& name, const TensorView& weight) const {
+    const std::vector<int64_t> product{pair.out_features, pair.in_features};
+    if (weight.sizes != product) {
+      throw Error(
+          ErrorKind::Layout,
+          origin_,
+          "'" + name + "' is " + to_string(weight.sizes) + ", but '" + pair.b + "' and '" + pair.a + "' make " +
+              to_string(product));
+    }
+  }
+
+  /// Note the blobs that an update of a name changes.
+  void add_keys(const std::string& name) {
+    for (std::string& key : keys_of(tensors_, name)) {
+      if (cache_->find(key) != nullptr && std::find(keys_.begin(), keys_.end(), key) == keys_.end()) {
+        keys_.push_back(std::move(key));
+      }
+    }
+  }
+
+  /// Copies of the blobs; empty if none of them is dirty, so that reverting restores them.
+  std::optional<std::vector<std::pair<std::string, std::vector<uint8_t>>>> before() const {
+    const std::vector<std::string> dirty = cache_->dirty();
+    const std::set<std::string> known(dirty.begin(), dirty.end());
+    if (cache_->mode() != BlobCache::Mode::Shared &&
+        std::none_of(keys_.begin(), keys_.end(), [&](const std::string& key) { return known.count(key) != 0; })) {
+      return std::nullopt;
+    }
+    std::vector<std::pair<std::string, std::vector<uint8_t>>> copies;
+    for (const std::string& key : keys_) {
+      const Blob& blob = cache_->at(key);
+      copies.emplace_back(key, std::vector<uint8_t>(blob.data, blob.data + blob.size));
+    }
+    return copies;
+  }
+
+  /// Add the product of a pair to a weight, not yet rounded to the weight's dtype.
+  void add(const LoraPair& pair, double factor, Weight& weight) const {
+    const auto rows = static_cast<size_t>(pair.out_features);
+    const auto rank = static_cast<size_t>(pair.rank);
+    const auto columns = static_cast<size_t>(pair.in_features);
+    const int8_t wide = weight.total.scalar_type;
+    const TensorView b = widened(tensor(pair.b), wide);
+    const TensorView a = widened(tensor(pair.a), wide);
+    uint8_t* total = filling(weight.total);
+    if (wide == kDouble) {
+      add_product(
+          reinterpret_cast<double*>(total),
+          factor,
+          reinterpret_cast<const double*>(b.data),
+          reinterpret_cast<const double*>(a.data),
+          rows,
+          rank,
+          columns);
+    } else {
+      add_product(
+          reinterpret_cast<float*>(total),
+          static_cast<float>(factor),
+          reinterpret_cast<const float*>(b.data),
+          reinterpret_cast<const float*>(a.data),
+          rows,
+          rank,
+          columns);
+    }
+  }
+
+  const Index& index() const { return tensors_.updates().index(); }
+
+  const TensorView& tensor(const std::string& name) const {
+    const auto found =
+        std::find_if(adapter_.begin(), adapter_.end(), [&](const auto& one) { return one.first == name; });
+    return found->second;
+  }
+
+  const CacheTensors& tensors_;
+  const std::shared_ptr<BlobCache> cache_;
+  const std::string origin_;
+  const NamedViews& adapter_;
+  const MergeChoices& options_;
+  std::vector<Weight> weights_; // one for each pair
+  std::vector<std::string> keys_; // of the blobs that are made of them
+};
+
+} // namespace internal
+
+MergedAdapter::MergedAdapter(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+MergedAdapter::~MergedAdapter() = default;
+
+const std::shared_ptr<BlobCache>& MergedAdapter::cache() const {
+  return impl_->cache;
+}
+
+const std::vector<std::string>& MergedAdapter::weights() const {
+  return impl_->weights;
+}
+
+uint64_t MergedAdapter::generation() const {
+  return impl_->generation;
+}
+
+bool MergedAdapter::undone() const {
+  return impl_->undone;
+}
+
+uint64_t MergedAdapter::undo() {
+  BlobCache& cache = *impl_->cache;
+  const auto turn = impl_->state->take_turn(cache);
+  if (impl_->undone) {
+    throw Error(
+        ErrorKind::Adapter, cache.name(), "the adapter was already taken out of " + quoted_names(impl_->weights));
+  }
+  if (const auto changed = changed_since(cache, impl_->after); !changed.empty()) {
+    throw Error(
+        ErrorKind::Adapter,
+        cache.name(),
+        quoted_names(changed) + " changed after the adapter was merged in generation " +
+            std::to_string(impl_->generation) + "; undo first what was merged later, or revert");
+  }
+  uint64_t generation = 0;
+  if (impl_->before) {
+    std::vector<Change> changes;
+    for (const auto& [key, bytes] : *impl_->before) {
+      changes.push_back({key, bytes.data(), bytes.size()});
+    }
+    generation = cache.update(changes);
+  } else {
+    std::vector<std::string> keys;
+    for (const auto& [key, found] : impl_->after) {
+      keys.push_back(key);
+    }
+    generation = cache.revert(keys);
+  }
+  impl_->undone = true;
+  impl_->before.reset();
+  return generation;
+}
+
+namespace internal {
+
+std::unique_ptr<MergedAdapter> merge_adapter(
+    const CacheTensors& tensors, const std::string& path, const MergeChoices& choices) {
+  const std::shared_ptr<BlobCache>& cache = tensors.cache();
+  cache->check_open();
+  const std::shared_ptr<const Adapter> adapter = Adapter::read(path);
+  {
+    const auto state = AdaptersOfCache::of(cache);
+    const auto turn = state->take_turn(*cache);
+    check_foundation(*cache, *state->known(tensors), *adapter);
+  }
+  raise_first(adapter->problems());
+  NamedViews values;
+  for (const NamedTensor& tensor : adapter->tensors()) {
+    values.emplace_back(tensor.name, AdapterAccess::value(*adapter, tensor.name));
+  }
+  return Merge(tensors, path, values, choices).run(adapter->scale().value_or(1));
+}
+
+std::unique_ptr<MergedAdapter> merge_adapter(
+    const CacheTensors& tensors, const NamedViews& adapter, const MergeChoices& choices) {
+  tensors.cache()->check_open();
+  return Merge(tensors, "the adapter", adapter, choices).run(1);
+}
+
+} // namespace internal
+
+namespace {
+
+/// Tensors in row-major order. They refer to the caller's memory.
+NamedViews views_of(const StateDict& tensors) {
+  NamedViews views;
+  for (const auto& [name, tensor] : tensors) {
+    if (tensor == nullptr || !is_number(static_cast<int8_t>(tensor->scalar_type()))) {
+      throw Error(ErrorKind::UnsupportedData, "'" + name + "' is not a tensor of numbers");
+    }
+    const TensorView view{
+        static_cast<int8_t>(tensor->scalar_type()),
+        {tensor->sizes().begin(), tensor->sizes().end()},
+        static_cast<const uint8_t*>(tensor->const_data_ptr()),
+        tensor->nbytes(),
+        nullptr};
+    const std::vector<uint8_t> order(tensor->dim_order().begin(), tensor->dim_order().end());
+    views.emplace_back(name, reorder(view, order, row_major(order.size())));
+  }
+  return views;
+}
+
+MergeChoices choices_of(const MergeOptions& options) {
+  return {options.alpha, options.scale, options.names, views_of(options.weights)};
+}
+
+} // namespace
+
+std::unique_ptr<MergedAdapter> merge_adapter(
+    const LogicalTensors& tensors, const std::string& path, const MergeOptions& options) {
+  return internal::merge_adapter(TensorsAccess::of(tensors), path, choices_of(options));
+}
+
+std::unique_ptr<MergedAdapter> merge_adapter(
+    const LogicalTensors& tensors, const StateDict& adapter, const MergeOptions& options) {
+  return internal::merge_adapter(TensorsAccess::of(tensors), views_of(adapter), choices_of(options));
+}
+
+} // namespace blobstore

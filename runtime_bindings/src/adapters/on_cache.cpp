@@ -1,0 +1,226 @@
+#include "adapters/on_cache.h"
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include <blobstore/reading.h>
+
+#include "adapters/adapter_file.h"
+#include "adapters/foundation.h"
+#include "adapters/lora_names.h"
+#include "cache/opened_files.h"
+#include "cache/thread_readings.h"
+#include "logical/reorder.h"
+#include "os/fork.h"
+
+namespace blobstore::internal {
+
+/// The state of every cache that adapters were used on.
+class AllCaches final : private ForkAware {
+ public:
+  /// Never destroyed: caches may outlive static destruction.
+  static AllCaches& get() {
+    static auto* all = new AllCaches;
+    return *all;
+  }
+
+  std::shared_ptr<AdaptersOfCache> find(const std::shared_ptr<BlobCache>& cache) {
+    const std::lock_guard<std::mutex> guard(mutex);
+    for (auto at = entries_.begin(); at != entries_.end();) {
+      at = at->second.cache.expired() ? entries_.erase(at) : std::next(at);
+    }
+    Entry& entry = entries_[cache->id()];
+    if (!entry.state) {
+      entry = {cache, std::make_shared<AdaptersOfCache>()};
+    }
+    return entry.state;
+  }
+
+  std::mutex mutex; // guards the entries, and the pointers in their states
+
+ private:
+  struct Entry {
+    std::weak_ptr<const BlobCache> cache;
+    std::shared_ptr<AdaptersOfCache> state;
+  };
+
+  AllCaches() { enter(); }
+  void before_fork() override { mutex.lock(); }
+  void after_fork_in_parent() override { mutex.unlock(); }
+  void after_fork_in_child() override {
+    renew(mutex);
+    for (auto& [id, entry] : entries_) {
+      renew(entry.state->turn_);
+    }
+  }
+
+  std::map<uint64_t, Entry> entries_; // by the cache's id
+};
+
+namespace {
+
+/// Whether adapters can be made for what these files hold.
+bool is_foundation(const BlobSource& blobs) {
+  const Index index(blobs);
+  const std::vector<NamedTensor> tensors = named_tensors(index);
+  return std::any_of(tensors.begin(), tensors.end(), [](const NamedTensor& one) { return !is_lora(one.name); });
+}
+
+/// The files of a cache and its bases.
+std::vector<std::unique_ptr<PtdFile>> all_files(const BlobCache& cache) {
+  std::vector<std::unique_ptr<PtdFile>> files;
+  for (const BlobCache* one = &cache; one != nullptr; one = one->base().get()) {
+    for (auto& file : opened_files(*one)) {
+      files.push_back(std::move(file));
+    }
+  }
+  return files;
+}
+
+/// All files together; empty if two of them contradict each other.
+std::optional<Foundation> together(const std::vector<const PtdFile*>& files) {
+  try {
+    return Foundation(files);
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::KeyConflict) {
+      throw;
+    }
+    return std::nullopt; // a cache on top of its base may have other contents
+  }
+}
+
+KnownOfCache learn(const CacheTensors& tensors) {
+  const BlobCache& cache = *tensors.cache();
+  const BlobCache::Reading reading(cache);
+  KnownOfCache known;
+  const auto files = all_files(cache);
+  for (const auto& file : files) {
+    if (const Foundation alone({file.get()}); is_foundation(alone)) {
+      known.foundations.insert(alone.fingerprint());
+    }
+    if (const auto scale = recorded_scale(*file)) {
+      known.scales.insert(*scale);
+    }
+  }
+  if (files.size() > 1) {
+    if (const auto all = together(pointers(files)); all && is_foundation(*all)) {
+      known.foundations.insert(all->fingerprint());
+    }
+  }
+  if (known.foundations.empty()) { // a program may contain its foundation; then only the file of its adapter names it
+    for (const auto& file : files) {
+      const auto recorded = file->metadata().find(kFoundationKey);
+      if (recorded != file->metadata().end()) {
+        known.foundations.insert(recorded->second);
+      }
+    }
+  }
+  for (const NamedTensor& tensor : named_tensors(tensors.updates().index())) {
+    if (is_lora(tensor.name)) {
+      known.lora.insert(tensor.name);
+    }
+  }
+  return known;
+}
+
+} // namespace
+
+std::shared_ptr<AdaptersOfCache> AdaptersOfCache::of(const std::shared_ptr<BlobCache>& cache) {
+  return AllCaches::get().find(cache);
+}
+
+std::unique_lock<std::mutex> AdaptersOfCache::take_turn(const BlobCache& cache) {
+  if (ThreadReadings::any(cache)) {
+    throw Error(ErrorKind::Unsupported, cache.name(), "this thread is reading the cache, so it cannot change it now");
+  }
+  return std::unique_lock<std::mutex>(turn_);
+}
+
+std::shared_ptr<const KnownOfCache> AdaptersOfCache::known(const CacheTensors& tensors) {
+  if (!known_) {
+    auto made = std::make_shared<const KnownOfCache>(learn(tensors));
+    const std::lock_guard<std::mutex> guard(AllCaches::get().mutex);
+    known_ = std::move(made);
+  }
+  return known_;
+}
+
+std::shared_ptr<const LoadedAdapter> AdaptersOfCache::loaded() const {
+  const std::lock_guard<std::mutex> guard(AllCaches::get().mutex);
+  return loaded_;
+}
+
+void AdaptersOfCache::set_loaded(std::shared_ptr<const LoadedAdapter> loaded) {
+  const std::lock_guard<std::mutex> guard(AllCaches::get().mutex);
+  loaded_.swap(loaded);
+}
+
+void check_foundation(const BlobCache& cache, const KnownOfCache& known, const Adapter& adapter) {
+  if (!adapter.foundation()) {
+    throw Error(
+        ErrorKind::Adapter,
+        adapter.path(),
+        "the file does not record the foundation that it was made for; bind_adapter() adds it");
+  }
+  if (known.foundations.count(*adapter.foundation()) != 0) {
+    return;
+  }
+  std::string have;
+  for (const std::string& foundation : known.foundations) {
+    have += (have.empty() ? "" : " or ") + foundation;
+  }
+  throw Error(
+      ErrorKind::Adapter,
+      adapter.path(),
+      "made for foundation " + *adapter.foundation() + ", " + cache.name() + " has " + (have.empty() ? "none" : have));
+}
+
+uint64_t commit(const CacheTensors& tensors, const NamedViews& values) {
+  std::vector<Shaped> shapes;
+  std::vector<Given> given;
+  for (const auto& [name, value] : values) {
+    shapes.push_back({name, value.scalar_type, value.sizes});
+    given.push_back({name, value, row_major(value.sizes.size()), {}});
+  }
+  tensors.check_reach(shapes, /*whole=*/false);
+  return tensors.update(given, /*finite=*/true);
+}
+
+std::vector<std::string> keys_of(const CacheTensors& tensors, const std::string& name) {
+  std::vector<std::string> keys{name};
+  if (const Tensor* tensor = tensors.updates().index().find(name)) {
+    keys.insert(keys.end(), tensor->names.begin(), tensor->names.end());
+    for (const Record* record : tensor->made_into) {
+      keys.push_back(record->key);
+    }
+  }
+  return keys;
+}
+
+std::map<std::string, Digest> digests_of(const BlobCache& cache, const std::vector<std::string>& keys) {
+  const BlobCache::Reading reading(cache);
+  std::map<std::string, Digest> found;
+  for (const std::string& key : keys) {
+    if (const Blob* blob = cache.find(key)) {
+      found.emplace(key, digest(blob->data, blob->size));
+    }
+  }
+  return found;
+}
+
+std::vector<std::string> changed_since(const BlobCache& cache, const std::map<std::string, Digest>& digests) {
+  const BlobCache::Reading reading(cache);
+  std::vector<std::string> changed;
+  for (const auto& [key, found] : digests) {
+    const Blob& blob = cache.at(key);
+    if (digest(blob.data, blob.size) != found) {
+      changed.push_back(key);
+    }
+  }
+  return changed;
+}
+
+} // namespace blobstore::internal

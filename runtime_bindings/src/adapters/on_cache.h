@@ -1,0 +1,94 @@
+// What adapters must know about a cache: its foundation, its scales and its LoRA tensors, which adapter was loaded, and
+// whose turn it is.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <blobstore/adapters.h>
+
+#include "format/digest.h"
+#include "format/tensor_view.h"
+#include "logical/cache_tensors.h"
+
+namespace blobstore::internal {
+
+/// What does not change while a cache is open.
+struct KnownOfCache {
+  std::set<std::string> foundations; // the fingerprints that an adapter for this cache may record
+  std::set<double> scales; // that adapters among its files record
+  std::set<std::string> lora; // the names of the LoRA tensors of its programs
+};
+
+/// The adapter that was loaded last.
+struct LoadedAdapter {
+  std::shared_ptr<const Adapter> adapter;
+  double factor = 1; // for lora_b, which makes up for the scale in the program
+  std::map<std::string, Digest> after; // of the blobs that are made of its tensors, as the last commit left them
+};
+
+/// One for each cache, as long as the cache lives. Any thread may use it.
+class AdaptersOfCache {
+ public:
+  /// That of a cache.
+  static std::shared_ptr<AdaptersOfCache> of(const std::shared_ptr<BlobCache>& cache);
+
+  /// To hold from the reading of weights until the commit of weights that were computed from them. A thread that reads
+  /// the cache cannot commit, and would keep the thread whose turn it is from it: @throws Error Unsupported.
+  std::unique_lock<std::mutex> take_turn(const BlobCache& cache);
+
+  /// What adapters must know about the cache; its files are read at the first call. Needs the turn.
+  /// @throws Error as `opened_files`.
+  std::shared_ptr<const KnownOfCache> known(const CacheTensors& tensors);
+
+  std::shared_ptr<const LoadedAdapter> loaded() const;
+  void set_loaded(std::shared_ptr<const LoadedAdapter> loaded);
+
+ private:
+  friend class AllCaches;
+  std::mutex turn_;
+  // a fork waits until they are whole
+  std::shared_ptr<const KnownOfCache> known_;
+  std::shared_ptr<const LoadedAdapter> loaded_;
+};
+
+/// @throws Error Adapter: an adapter was not made for the foundation of a cache, or does not record its own.
+void check_foundation(const BlobCache& cache, const KnownOfCache& known, const Adapter& adapter);
+
+/// Tensors by name. The caller keeps their bytes.
+using NamedViews = std::vector<std::pair<std::string, TensorView>>;
+
+/// Commit tensors. @throws Error as `CacheTensors::update` and `check_reach`; Update: also if one is not finite.
+uint64_t commit(const CacheTensors& tensors, const NamedViews& values);
+
+/// The keys of the blobs that an update of a name changes; some of them the cache may lack.
+std::vector<std::string> keys_of(const CacheTensors& tensors, const std::string& name);
+
+/// The digests of blobs as they are now, all of one generation. Keys that the cache lacks are left out.
+std::map<std::string, Digest> digests_of(const BlobCache& cache, const std::vector<std::string>& keys);
+/// The keys of those whose digests differ now.
+std::vector<std::string> changed_since(const BlobCache& cache, const std::map<std::string, Digest>& digests);
+
+/// Call a function whose errors about tensors (Adapter, KeyNotFound, Layout, Update) shall begin with the file that the
+/// tensors came from.
+template <typename Function>
+auto with_origin(const std::string& origin, Function function) -> decltype(function()) {
+  try {
+    return function();
+  } catch (const Error& error) {
+    const bool about_tensors = error.kind() == ErrorKind::Adapter || error.kind() == ErrorKind::KeyNotFound ||
+        error.kind() == ErrorKind::Layout || error.kind() == ErrorKind::Update;
+    if (!about_tensors || std::string(error.what()).rfind(origin + ": ", 0) == 0) {
+      throw;
+    }
+    throw Error(error.kind(), origin, error.what());
+  }
+}
+
+} // namespace blobstore::internal

@@ -1,0 +1,40 @@
+#include <blobstore/nothrow.h>
+
+#include "facade/attempt.h"
+
+namespace blobstore::nothrow {
+
+using internal::attempt;
+
+Result<std::string> foundation_fingerprint(const std::vector<std::string>& paths) noexcept {
+  return attempt([&] { return blobstore::foundation_fingerprint(paths); });
+}
+
+Result<std::shared_ptr<const Adapter>> read_adapter(const std::string& path) noexcept {
+  return attempt([&] { return Adapter::read(path); });
+}
+
+Result<uint64_t> load_adapter(
+    const LogicalTensors& tensors, const std::string& path, const AdapterOptions& options) noexcept {
+  return attempt([&] { return blobstore::load_adapter(tensors, path, options); });
+}
+
+Result<uint64_t> set_adapter_strength(const LogicalTensors& tensors, double strength) noexcept {
+  return attempt([&] { return blobstore::set_adapter_strength(tensors, strength); });
+}
+
+Result<std::unique_ptr<MergedAdapter>> merge_adapter(
+    const LogicalTensors& tensors, const std::string& path, const MergeOptions& options) noexcept {
+  return attempt([&] { return blobstore::merge_adapter(tensors, path, options); });
+}
+
+Result<std::unique_ptr<MergedAdapter>> merge_adapter(
+    const LogicalTensors& tensors, const StateDict& adapter, const MergeOptions& options) noexcept {
+  return attempt([&] { return blobstore::merge_adapter(tensors, adapter, options); });
+}
+
+Result<uint64_t> undo(MergedAdapter& adapter) noexcept {
+  return attempt([&] { return adapter.undo(); });
+}
+
+} // namespace blobstore::nothrow

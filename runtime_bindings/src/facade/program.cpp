@@ -1,0 +1,36 @@
+#include <blobstore/nothrow.h>
+
+#include "facade/attempt.h"
+
+namespace blobstore::nothrow {
+
+using executorch::extension::TensorPtr;
+using executorch::runtime::EValue;
+using executorch::runtime::MethodMeta;
+using internal::attempt;
+
+Result<std::shared_ptr<Program>> load_program(const std::string& path, std::shared_ptr<BlobCache> cache) noexcept {
+  return attempt([&] { return Program::load(path, std::move(cache)); });
+}
+
+Result<MethodMeta> method_meta(const Program& program, const std::string& method) noexcept {
+  return attempt([&] { return program.method_meta(method); });
+}
+
+Result<std::shared_ptr<Method>> load_method(Program& program, const std::string& name) noexcept {
+  return attempt([&] { return program.load_method(name); });
+}
+
+Result<Outputs> execute(Method& method, const std::vector<EValue>& inputs, const RunOptions& options) noexcept {
+  return attempt([&] { return method.execute(inputs, options); });
+}
+
+Result<TensorPtr> output_memory(Method& method, size_t index) noexcept {
+  return attempt([&] { return method.output_memory(index); });
+}
+
+Result<std::vector<std::pair<std::string, TensorPtr>>> state_memory(Method& method) noexcept {
+  return attempt([&] { return method.state_memory(); });
+}
+
+} // namespace blobstore::nothrow

@@ -1,0 +1,45 @@
+#include <blobstore/nothrow.h>
+
+#include "facade/attempt.h"
+
+namespace blobstore::nothrow {
+
+using executorch::runtime::EValue;
+using internal::attempt;
+
+Result<std::unique_ptr<SGD>> sgd(const SGDOptions& options) noexcept {
+  return attempt([&] { return std::make_unique<SGD>(options); });
+}
+
+Result<void> set_options(SGD& optimizer, const SGDOptions& options) noexcept {
+  return attempt([&] { optimizer.set_options(options); });
+}
+
+Result<std::unique_ptr<TrainingProgram>> training_program(
+    std::shared_ptr<Program> program, const std::string& method) noexcept {
+  return attempt([&] { return std::make_unique<TrainingProgram>(std::move(program), method); });
+}
+
+Result<Outputs> forward_backward(
+    TrainingProgram& training, const std::vector<EValue>& inputs, const std::vector<bool>& in_place) noexcept {
+  return attempt([&] { return training.forward_backward(inputs, in_place); });
+}
+
+Result<Outputs> step(
+    TrainingProgram& training,
+    Optimizer& optimizer,
+    const std::vector<EValue>& inputs,
+    OnNan on_nan,
+    const std::vector<bool>& in_place) noexcept {
+  return attempt([&] { return training.step(optimizer, inputs, on_nan, in_place); });
+}
+
+Result<void> lock(TrainingProgram& training) noexcept {
+  return attempt([&] { training.lock(); });
+}
+
+Result<uint64_t> publish(TrainingProgram& training, const LogicalTensors& target, bool strict, bool finite) noexcept {
+  return attempt([&] { return training.publish(target, strict, finite); });
+}
+
+} // namespace blobstore::nothrow

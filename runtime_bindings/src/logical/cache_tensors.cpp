@@ -1,0 +1,63 @@
+#include "logical/cache_tensors.h"
+
+#include <unordered_map>
+
+#include "logical/numbers.h"
+
+namespace blobstore::internal {
+namespace {
+
+/// A cache that is open.
+const BlobCache& opened(const std::shared_ptr<BlobCache>& cache) {
+  cache->check_open();
+  return *cache;
+}
+
+} // namespace
+
+CacheTensors::CacheTensors(std::shared_ptr<BlobCache> cache)
+    : cache_(std::move(cache)), source_(opened(cache_)), updates_(source_) {}
+
+uint64_t CacheTensors::update(const std::vector<Given>& given, bool finite) const {
+  cache_->check_open();
+  const std::vector<NewBlob> blobs = updates_.changes(given, finite);
+  std::vector<Change> changes;
+  for (const NewBlob& blob : blobs) {
+    changes.push_back({blob.key, blob.bytes.data, blob.bytes.nbytes, blob.has_layout ? &blob.layout : nullptr});
+  }
+  return cache_->update(changes);
+}
+
+uint64_t CacheTensors::update_state_dict(const std::vector<Given>& given, bool strict, bool finite) const {
+  cache_->check_open();
+  std::vector<Entry> entries;
+  std::vector<Shaped> shapes;
+  std::unordered_map<std::string_view, const Given*> by_name;
+  for (const Given& one : given) {
+    entries.push_back({one.name, is_floating(one.value.scalar_type)});
+    shapes.push_back({one.name, one.value.scalar_type, one.value.sizes});
+    by_name.emplace(one.name, &one);
+  }
+  if (strict) {
+    check_reach(shapes, true);
+  }
+  std::vector<Given> chosen;
+  for (const std::string_view name : updates_.choose(entries, strict)) {
+    chosen.push_back(*by_name.at(name));
+  }
+  return update(chosen, finite);
+}
+
+void CacheTensors::check_reach(const std::vector<Shaped>& tensors, bool whole) const {
+  const std::vector<std::string> problems = reach_.out_of_reach(*cache_, updates_.index(), tensors, whole);
+  if (problems.empty()) {
+    return;
+  }
+  std::string text;
+  for (const std::string& problem : problems) {
+    text += (text.empty() ? "" : "; ") + problem;
+  }
+  throw Error(ErrorKind::Update, cache_->name() + ": nothing was changed, because some weights cannot follow: " + text);
+}
+
+} // namespace blobstore::internal

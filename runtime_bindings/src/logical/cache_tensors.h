@@ -1,0 +1,45 @@
+// The tensors of a model on a cache.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <blobstore/cache.h>
+#include <blobstore/tensors.h>
+
+#include "cache/cache_source.h"
+#include "logical/reach.h"
+#include "logical/updates.h"
+
+namespace blobstore::internal {
+
+/// What `LogicalTensors` and the Python module share. Holds the cache. Any thread may call any function at any time.
+class CacheTensors {
+ public:
+  /// @throws as LogicalTensors.
+  explicit CacheTensors(std::shared_ptr<BlobCache> cache);
+
+  const std::shared_ptr<BlobCache>& cache() const { return cache_; }
+  const Updates& updates() const { return updates_; }
+
+  uint64_t update(const std::vector<Given>& given, bool finite) const;
+  uint64_t update_state_dict(const std::vector<Given>& given, bool strict, bool finite) const;
+  /// @throws Error Update: loaded programs have weights that an update of these tensors does not reach.
+  /// @param whole whether the tensors are a whole model's; see reach.h.
+  void check_reach(const std::vector<Shaped>& tensors, bool whole) const;
+
+ private:
+  std::shared_ptr<BlobCache> cache_;
+  CacheSource source_;
+  Updates updates_;
+  mutable Reach reach_;
+};
+
+/// Lets other rooms see what is behind the public class.
+struct TensorsAccess {
+  static const CacheTensors& of(const LogicalTensors& tensors);
+};
+
+} // namespace blobstore::internal

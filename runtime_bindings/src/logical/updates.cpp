@@ -1,0 +1,576 @@
+#include "logical/updates.h"
+
+#include <algorithm>
+#include <cstring>
+#include <set>
+#include <unordered_map>
+#include <unordered_set>
+
+#include "logical/numbers.h"
+#include "logical/reorder.h"
+#include "logical/steps.h"
+
+namespace blobstore::internal {
+namespace {
+
+Error update_error(const std::string& reason) {
+  return Error(ErrorKind::Update, reason);
+}
+
+std::string cannot(std::string_view name, const std::string& reason) {
+  return "'" + std::string(name) + "' cannot be updated: " + reason;
+}
+
+Error two_values(std::string_view name, std::string_view canonical) {
+  return update_error(
+      "'" + std::string(name) + "' is another name of '" + std::string(canonical) + "', but was given other values");
+}
+
+/// Whether `constant_prop_pass()` computed a tensor from others, which the program then lacks.
+bool is_propagated(std::string_view name) {
+  return name.find("_prop_tensor_constant") != std::string_view::npos;
+}
+
+std::optional<Layout> layout_of(const Given& given) {
+  Layout layout{given.value.scalar_type, {}, given.dim_order};
+  for (const int64_t size : given.value.sizes) {
+    if (size > INT32_MAX) {
+      throw Error(
+          ErrorKind::Layout, "'" + given.name + "' has a shape that no blob can have: " + to_string(given.value.sizes));
+    }
+    layout.sizes.push_back(static_cast<int32_t>(size));
+  }
+  return layout;
+}
+
+/// A tensor with its dimensions in the usual order. @throws Error UnsupportedData.
+TensorView plain(const Given& given) {
+  if (!given.opaque.empty()) {
+    throw Error(ErrorKind::UnsupportedData, "expected a torch tensor or a numpy array, found " + given.opaque);
+  }
+  if (!is_number(given.value.scalar_type)) {
+    throw Error(ErrorKind::UnsupportedData, "weights of type " + to_string(layout_of(given)) + " are not supported");
+  }
+  return reorder(given.value, given.dim_order, row_major(given.dim_order.size()));
+}
+
+/// Whether two values for a key are equal; each is a tensor, or bytes.
+bool is_same(const Given& one, const Given& other) {
+  if (one.opaque.empty() && other.opaque.empty() && is_number(one.value.scalar_type) &&
+      is_number(other.value.scalar_type)) {
+    return same_tensors(plain(one), plain(other));
+  }
+  return one.value.nbytes == other.value.nbytes &&
+      (one.value.nbytes == 0 || std::memcmp(one.value.data, other.value.data, one.value.nbytes) == 0);
+}
+
+std::string with_sizes(int8_t scalar_type, const std::vector<int64_t>& sizes) {
+  return type_name(scalar_type) + to_string(sizes);
+}
+
+TensorView from_blob(const SourceBlob& blob) {
+  const Layout& layout = **blob.layout;
+  if (!is_number(layout.scalar_type)) {
+    throw Error(ErrorKind::UnsupportedData, "weights of type " + to_string(layout) + " are not supported");
+  }
+  const TensorView view{layout.scalar_type, {layout.sizes.begin(), layout.sizes.end()}, blob.data, blob.size, nullptr};
+  return reorder(view, layout.dim_order, row_major(layout.sizes.size()));
+}
+
+Names source_names(const Record& record) {
+  Names names;
+  for (const SourceTensor& source : record.sources) {
+    names.push_back(source.name);
+  }
+  return names;
+}
+
+} // namespace
+
+void Updates::check_names(const Names& names) const {
+  std::string refused;
+  for (const std::string_view name : names) {
+    const Tensor* tensor = index_.find(name);
+    if (tensor == nullptr && !source_.contains(name)) {
+      throw unknown(name);
+    }
+    if (tensor != nullptr && !tensor->refusal.empty()) {
+      refused += (refused.empty() ? "" : "; ") + cannot(name, tensor->refusal);
+    }
+  }
+  if (!refused.empty()) {
+    throw update_error(refused);
+  }
+}
+
+std::vector<NewBlob> Updates::changes(const std::vector<Given>& given, bool finite) const {
+  Names names;
+  for (const Given& one : given) {
+    names.push_back(one.name);
+  }
+  check_names(names);
+  std::vector<std::pair<std::string_view, const Given*>> direct;
+  TextMap<size_t> by_key;
+  std::vector<const Given*> logical;
+  const auto change = [&](std::string_view key, const Given& one, const Tensor* tensor) {
+    const auto [known, is_new] = by_key.emplace(key, direct.size());
+    if (is_new) {
+      direct.emplace_back(key, &one);
+    } else if (tensor != nullptr && !is_same(*direct[known->second].second, one)) {
+      throw two_values(one.name, tensor->names.front());
+    }
+  };
+  for (const Given& one : given) {
+    const Tensor* tensor = index_.find(one.name);
+    if (tensor == nullptr) {
+      change(one.name, one, nullptr);
+      continue;
+    }
+    for (const std::string_view key : tensor->own_keys) {
+      change(key, one, tensor);
+    }
+    if (!tensor->made_into.empty()) {
+      logical.push_back(&one);
+    }
+  }
+  std::vector<NewBlob> changed;
+  for (const auto& [key, one] : direct) {
+    if (finite && one->opaque.empty() && !is_finite(one->value)) {
+      throw update_error("'" + std::string(key) + "' has values that are not finite");
+    }
+    changed.push_back(direct_change(key, *one));
+  }
+  for (NewBlob& made : resolve(logical, finite)) {
+    changed.push_back(std::move(made));
+  }
+  return changed;
+}
+
+/// The change of one key; the data is put in the blob's order of dimensions.
+NewBlob Updates::direct_change(std::string_view key, const Given& given) const {
+  NewBlob out{std::string(key), given.value, std::nullopt, false};
+  if (!given.opaque.empty()) {
+    return out;
+  }
+  const std::optional<Layout> layout = layout_of(given);
+  const std::optional<Layout>& own = *source_.find(key)->layout;
+  if (!own && layout->scalar_type == kByte && layout->sizes.size() == 1) {
+    return out; // opaque bytes in the form in which Python's readers return them
+  }
+  if (!own) {
+    throw Error(
+        ErrorKind::Layout,
+        source_.name(),
+        "key '" + std::string(key) + "' is opaque bytes, the new data is " + to_string(layout));
+  }
+  out.has_layout = true;
+  out.layout = layout;
+  if (layout->scalar_type == own->scalar_type && layout->sizes == own->sizes) {
+    out.bytes = reorder(given.value, given.dim_order, own->dim_order);
+    out.layout = own;
+  }
+  return out;
+}
+
+std::vector<NewBlob> Updates::resolve(const std::vector<const Given*>& given, bool finite) const {
+  struct Taken {
+    const Given* given;
+    TensorView value;
+  };
+  std::unordered_map<const Tensor*, Taken> taken;
+  std::vector<const Tensor*> tensors;
+  for (const Given* one : given) {
+    const Tensor* tensor = index_.find(one->name);
+    if (tensor == nullptr) {
+      throw unknown(one->name);
+    }
+    TensorView value = take(*tensor, *one, finite);
+    const auto known = taken.find(tensor);
+    if (known == taken.end()) {
+      taken.emplace(tensor, Taken{one, std::move(value)});
+      tensors.push_back(tensor);
+    } else if (!same_tensors(known->second.value, value)) {
+      throw two_values(one->name, tensor->names.front());
+    }
+  }
+  std::vector<const Record*> records;
+  std::unordered_set<const Record*> seen;
+  for (const Tensor* tensor : tensors) {
+    for (const Record* record : tensor->made_into) {
+      if (seen.insert(record).second) {
+        records.push_back(record);
+      }
+    }
+  }
+  // scales first, because weights in the same update are quantized with them
+  std::stable_partition(records.begin(), records.end(), [](const Record* record) { return record->auxiliary; });
+  std::vector<NewBlob> made;
+  TextMap<size_t> by_key;
+  const Lookup lookup = [&](const std::string& key) {
+    const auto found = by_key.find(key);
+    return found != by_key.end() ? made[found->second].bytes : blob_bytes(key);
+  };
+  for (const Record* record : records) {
+    std::vector<const Tensor*> sources;
+    std::vector<bool> has;
+    for (const SourceTensor& source : record->sources) {
+      sources.push_back(&index_.tensor_of(source));
+      has.push_back(taken.count(sources.back()) != 0);
+    }
+    check_complete(*record, sources, has);
+    std::vector<TensorView> values;
+    for (size_t i = 0; i < sources.size(); ++i) {
+      const SourceTensor& source = record->sources[i];
+      values.push_back(taken.at(sources[i]).value);
+      if (!accepts(*record, source, values.back().scalar_type)) {
+        throw Error(
+            ErrorKind::Layout,
+            "'" + source.name + "' is " + with_sizes(source.scalar_type, source.sizes) + ", the new one is " +
+                type_name(values.back().scalar_type));
+      }
+    }
+    made.push_back({record->key, lay_out(*record, values, lookup), std::nullopt, false});
+    by_key.emplace(record->key, made.size() - 1);
+  }
+  return made;
+}
+
+void Updates::check(const Given& given) const {
+  const Tensor* tensor = index_.find(given.name);
+  if (tensor == nullptr) {
+    throw unknown(given.name);
+  }
+  take(*tensor, given, false);
+}
+
+/// Check a value.
+TensorView Updates::take(const Tensor& tensor, const Given& given, bool finite) const {
+  TensorView value = plain(given);
+  if (value.sizes != tensor.sizes) {
+    throw Error(
+        ErrorKind::Layout,
+        "'" + given.name + "' has shape " + to_string(tensor.sizes) + ", the new one has " + to_string(value.sizes));
+  }
+  if (finite && !is_finite(value)) {
+    throw update_error("'" + given.name + "' has values that are not finite");
+  }
+  return value;
+}
+
+/// Check that all tensors that a blob is made of were given, and that the blob is there.
+void Updates::check_complete(
+    const Record& record, const std::vector<const Tensor*>& tensors, const std::vector<bool>& given) const {
+  std::set<std::string_view> present;
+  std::set<std::string_view> missing;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    (given[i] ? present : missing).insert(tensors[i]->names.front());
+  }
+  if (!missing.empty()) {
+    throw update_error(
+        quoted({present.begin(), present.end()}) + " cannot be updated without " +
+        quoted({missing.begin(), missing.end()}) + ": the delegate has them combined in one blob, '" + record.key +
+        "'");
+  }
+  if (!source_.contains(record.key)) {
+    throw Error(
+        ErrorKind::KeyNotFound,
+        source_.name() + ": blob '" + record.key + "' of " + quoted(source_names(record)) +
+            " is in none of these data files");
+  }
+}
+
+/// A copy of the bytes of a blob, from one generation.
+TensorView Updates::blob_bytes(const std::string& key) const {
+  const std::optional<SourceBlob> blob = source_.find(key);
+  if (!blob) {
+    throw Error(ErrorKind::KeyNotFound, source_.name() + ": blob '" + key + "' is in none of these data files");
+  }
+  const TensorView copy = make_tensor(kByte, {static_cast<int64_t>(blob->size)});
+  const std::shared_ptr<const void> held = source_.hold();
+  if (blob->size != 0) {
+    std::memcpy(filling(copy), blob->data, blob->size);
+  }
+  return copy;
+}
+
+TensorView Updates::value(std::string_view name) const {
+  const Tensor* tensor = index_.find(name);
+  const Names keys = tensor != nullptr ? tensor->own_keys : Names{name};
+  for (const std::string_view key : keys) {
+    const std::optional<SourceBlob> blob = source_.find(key);
+    if (blob && *blob->layout) {
+      return from_blob(*blob);
+    }
+  }
+  if (tensor != nullptr) {
+    std::optional<Error> reason;
+    for (const Record* record : tensor->made_into) {
+      if (const std::optional<SourceBlob> blob = source_.find(record->key)) {
+        try {
+          return restore(*record, blob->data, blob->size);
+        } catch (const Error& error) {
+          reason = error;
+        }
+      }
+    }
+    if (reason) {
+      throw *reason;
+    }
+  }
+  throw unknown(name);
+}
+
+Names Updates::choose(const std::vector<Entry>& entries, bool strict) const {
+  if (strict) {
+    check_propagated(entries);
+    check_frozen();
+  }
+  Names available;
+  TextSet has;
+  for (const Entry& entry : entries) {
+    available.push_back(entry.name);
+    has.insert(entry.name);
+  }
+  Names chosen;
+  Names missing;
+  std::string refused;
+  for (const Tensor* tensor : index_.tensors()) {
+    if (!tensor->refusal.empty() && (!strict || tensor->refusal == kStateRefusal)) {
+      continue;
+    }
+    Names found;
+    std::copy_if(tensor->names.begin(), tensor->names.end(), std::back_inserter(found), [&](std::string_view name) {
+      return has.count(name) != 0;
+    });
+    if (!found.empty()) {
+      chosen.insert(chosen.end(), found.begin(), found.end()); // their values must be equal
+    } else if (tensor->auxiliary) {
+      continue;
+    } else if (!tensor->refusal.empty() && tensor->refusal != kEmbeddedRefusal) {
+      refused += (refused.empty() ? "" : "; ") + cannot(tensor->names.front(), tensor->refusal);
+    } else if (!tensor->made_into.empty() || !tensor->own_keys.empty()) {
+      missing.push_back(tensor->names.front());
+    }
+  }
+  if (!refused.empty()) {
+    throw update_error(refused);
+  }
+  if (!missing.empty() && strict) {
+    std::string end = hint(available);
+    end = end.empty() ? misspelt(available, missing) : end;
+    throw update_error("the state dict lacks " + quoted(missing) + ", which the program has" + end);
+  }
+  for (const std::string_view name : available) {
+    if (index_.find(name) == nullptr && source_.contains(name)) {
+      chosen.push_back(name);
+    }
+  }
+  if (!available.empty() && chosen.empty()) {
+    throw mismatch(available);
+  }
+  return chosen;
+}
+
+/// Refuse weights that lost their names when they were quantized.
+void Updates::check_frozen() const {
+  Names frozen;
+  for (const Tensor* tensor : index_.refused()) {
+    if (tensor->names.front().rfind("_frozen_param", 0) == 0) {
+      frozen.push_back(tensor->names.front());
+    }
+  }
+  if (!frozen.empty()) {
+    throw update_error(quoted(frozen) + " cannot be updated: " + index_.find(frozen[0])->refusal);
+  }
+}
+
+/// Refuse tensors that the program may only have computed others from, before it was lowered.
+void Updates::check_propagated(const std::vector<Entry>& entries) const {
+  Names computed;
+  TextSet seen;
+  const auto note = [&](std::string_view name) {
+    if (is_propagated(name) && seen.insert(name).second) {
+      computed.push_back(name);
+    }
+  };
+  for (const Tensor* tensor : index_.refused()) {
+    note(tensor->names.front());
+  }
+  for (const std::string_view key : plain_keys()) {
+    note(key);
+  }
+  Names gone;
+  for (const Entry& entry : entries) {
+    if (entry.is_floating && !knows(entry.name)) {
+      gone.push_back(entry.name);
+    }
+  }
+  if (!computed.empty() && !gone.empty()) {
+    throw update_error(
+        source_.name() + ": no program has " + some(gone) + ", and " + some(computed) +
+        " may have been computed from them: lower the model without constant_prop_pass()");
+  }
+}
+
+void Updates::check_stored(const std::string& origin) const {
+  const std::shared_ptr<const void> held = source_.hold();
+  for (const Record* record : index_.records()) {
+    const std::optional<SourceBlob> blob = source_.find(record->key);
+    std::vector<TensorView> values;
+    for (const SourceTensor& source : record->sources) {
+      if (!blob || !index_.tensor_of(source).refusal.empty()) {
+        break;
+      }
+      if (std::optional<TensorView> value = stored(source)) {
+        values.push_back(std::move(*value));
+      }
+    }
+    if (!blob || values.size() != record->sources.size()) {
+      continue;
+    }
+    const TensorView made = lay_out(*record, values, [&](const std::string& key) { return blob_bytes(key); });
+    if (made.nbytes != blob->size || (blob->size != 0 && std::memcmp(made.data, blob->data, blob->size) != 0)) {
+      throw Error(
+          ErrorKind::KeyConflict,
+          origin + ": a method that is delegated and one that is not have different tensors with the name " +
+              quoted(source_names(*record)) +
+              ": export the methods from modules that use different names (docs/lowering.md)");
+    }
+  }
+}
+
+/// The tensor that a data file has under its own key; empty if there is none of its dtype.
+std::optional<TensorView> Updates::stored(const SourceTensor& source) const {
+  for (const std::string_view key : index_.tensor_of(source).own_keys) {
+    const std::optional<SourceBlob> blob = source_.find(key);
+    if (blob && *blob->layout && (*blob->layout)->scalar_type == source.scalar_type) {
+      return from_blob(*blob);
+    }
+  }
+  return std::nullopt;
+}
+
+Error Updates::mismatch(const Names& given) const {
+  std::string refused;
+  for (const std::string_view name : given) {
+    if (const Tensor* tensor = index_.find(name); tensor != nullptr && !tensor->refusal.empty()) {
+      refused += (refused.empty() ? " ('" : "; '") + std::string(name) + "': " + tensor->refusal;
+    }
+  }
+  Names own;
+  for (const Tensor* tensor : index_.tensors()) {
+    if (tensor->refusal.empty()) {
+      own.push_back(tensor->names.front());
+    }
+  }
+  if (own.empty()) {
+    own = plain_keys();
+  }
+  std::string end = hint(given);
+  if (end.empty() && !given.empty()) {
+    end = suggest(given[0], own);
+  }
+  return update_error(
+      source_.name() + ": none of the tensors given can be updated" + (refused.empty() ? "" : refused + ")") +
+      ": found " + some(given) + ", the programs have " + (own.empty() ? "none with a name" : some(own)) + end);
+}
+
+Error Updates::unknown(std::string_view name) const {
+  const std::string& where = source_.name();
+  const std::string which = "'" + std::string(name) + "'";
+  std::string reason;
+  if (index_.records().empty()) {
+    bool hashes = false;
+    for (size_t i = 0; i < source_.size() && !hashes; ++i) {
+      hashes = is_hash_key(source_.key(i));
+    }
+    reason = hashes ? which +
+            " cannot be updated by name: the keys of the weights are hashes of their contents, as in ExecuTorch's own "
+            "lowering; lower the model with blobstore.lowering.BlobStorePartitioner"
+                    : "no key " + which + ", and no records of tensors";
+  } else {
+    reason = "no key and no tensor " + which;
+  }
+  std::string end = hint({name});
+  if (end.empty()) {
+    Names known(index_.names());
+    const Names keys = plain_keys();
+    known.insert(known.end(), keys.begin(), keys.end());
+    end = suggest(name, known);
+  }
+  return Error(ErrorKind::KeyNotFound, where + ": " + reason + end);
+}
+
+/// Keys that may be names of tensors.
+Names Updates::plain_keys() const {
+  Names keys;
+  for (size_t i = 0; i < source_.size(); ++i) {
+    const std::string_view key = source_.key(i);
+    if (key.rfind(kOwnKeyPrefix, 0) != 0 && key.find('@') == std::string_view::npos) {
+      keys.push_back(key);
+    }
+  }
+  return keys;
+}
+
+/// The names of tensors and the keys that may be names, each once.
+Names Updates::known_names() const {
+  Names known;
+  TextSet seen;
+  for (const Names& names : {index_.names(), plain_keys()}) {
+    std::copy_if(names.begin(), names.end(), std::back_inserter(known), [&](std::string_view name) {
+      return seen.insert(name).second;
+    });
+  }
+  return known;
+}
+
+/// Names of tensors that differ from `name` only in prefixes, or in what wrappers of modules insert.
+Names Updates::similar(std::string_view name) const {
+  std::string plain; // without what data parallelism, compilation and outer modules insert
+  for (size_t start = 0; start <= name.size();) {
+    const size_t stop = std::min(name.find('.', start), name.size());
+    const std::string_view part = name.substr(start, stop - start);
+    if (part != "module" && part != "model" && part != "_orig_mod") {
+      plain += (plain.empty() ? "" : ".") + std::string(part);
+    }
+    start = stop + 1;
+  }
+  const auto ends_with = [](std::string_view text, std::string_view end) {
+    return text.size() > end.size() && text[text.size() - end.size() - 1] == '.' &&
+        text.substr(text.size() - end.size()) == end;
+  };
+  Names found;
+  for (const std::string_view other : known_names()) {
+    if (other != name && (ends_with(other, name) || ends_with(name, other) || other == plain)) {
+      found.push_back(other);
+    }
+  }
+  return found;
+}
+
+/// The end of a message: names that an unknown name may stand for.
+std::string Updates::hint(const Names& names) const {
+  for (const std::string_view name : names) {
+    if (!knows(name)) {
+      if (const Names found = similar(name); !found.empty()) {
+        return "; '" + std::string(name) + "' may be " + some(found, "or") + " here";
+      }
+    }
+  }
+  return "";
+}
+
+/// Which unknown name may have been meant for a missing one.
+std::string Updates::misspelt(const Names& names, const Names& missing) const {
+  for (const std::string_view name : names) {
+    if (!knows(name)) {
+      if (const Names found = near(name, missing); !found.empty()) {
+        return "; '" + std::string(name) + "' may be " + some(found, "or") + " here";
+      }
+    }
+  }
+  return "";
+}
+
+} // namespace blobstore::internal

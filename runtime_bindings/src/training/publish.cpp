@@ -1,0 +1,127 @@
+#include "training/publish.h"
+
+#include <algorithm>
+#include <map>
+#include <mutex>
+#include <set>
+#include <string_view>
+
+#include <blobstore/error.h>
+#include <blobstore/reading.h>
+
+namespace blobstore::internal {
+namespace {
+
+/// Whether `publish` omits a tensor: state of the serving programs or, unless `strict`, one that cannot change.
+bool is_ignored(const Tensor& tensor, bool strict) {
+  return !tensor.refusal.empty() && (tensor.auxiliary || !strict);
+}
+
+/// The trained tensor as it is in memory, which must not change before the commit.
+Given given(const std::string& name, const executorch::aten::Tensor& tensor) {
+  Given out;
+  out.name = name;
+  out.value.scalar_type = static_cast<int8_t>(tensor.scalar_type());
+  out.value.sizes.assign(tensor.sizes().begin(), tensor.sizes().end());
+  out.value.data = static_cast<const uint8_t*>(tensor.const_data_ptr());
+  out.value.nbytes = tensor.nbytes();
+  out.dim_order.assign(tensor.dim_order().begin(), tensor.dim_order().end());
+  return out;
+}
+
+/// A copy of a blob. The caller holds a Reading.
+Given copy_of(const std::string& name, const Blob& blob) {
+  auto bytes = std::make_shared<std::vector<uint8_t>>(blob.data, blob.data + blob.size);
+  Given out;
+  out.name = name;
+  out.value.scalar_type = blob.layout->scalar_type;
+  out.value.sizes.assign(blob.layout->sizes.begin(), blob.layout->sizes.end());
+  out.value.data = bytes->data();
+  out.value.nbytes = bytes->size();
+  out.value.owner = std::move(bytes);
+  out.dim_order = blob.layout->dim_order;
+  return out;
+}
+
+/// Copies of the frozen tensors that the target needs in order to change the others: those that the trained program has
+/// in its own data files.
+std::vector<Given> frozen_parts(const Trained& trained, const std::vector<Given>& tensors, const Index& index) {
+  const std::vector<std::string> needs = trained.program.needs(trained.method);
+  const std::set<std::string_view> own(needs.begin(), needs.end());
+  std::vector<const Tensor*> pending;
+  for (const Given& one : tensors) {
+    if (const Tensor* tensor = index.find(one.name)) {
+      pending.push_back(tensor);
+    }
+  }
+  std::set<const Tensor*> seen(pending.begin(), pending.end());
+  std::vector<Given> found;
+  const BlobCache& cache = *trained.program.cache();
+  const BlobCache::Reading reading(cache);
+  while (!pending.empty()) {
+    const Tensor* tensor = pending.back();
+    pending.pop_back();
+    for (const Record* record : tensor->made_into) {
+      for (const auto& source : record->sources) {
+        const Tensor& need = index.tensor_of(source);
+        if (!seen.insert(&need).second) {
+          continue;
+        }
+        pending.push_back(&need);
+        for (const std::string_view name : need.names) {
+          const Blob* blob = own.count(name) != 0 ? cache.find(name) : nullptr;
+          if (blob != nullptr && blob->layout) {
+            found.push_back(copy_of(std::string(name), *blob));
+          }
+        }
+      }
+    }
+  }
+  return found;
+}
+
+} // namespace
+
+uint64_t publish(const Trained& trained, const CacheTensors& target, bool strict, bool finite, Turns& turns) {
+  const BlobCache& cache = *target.cache();
+  const Index& index = target.updates().index();
+  Names missing;
+  for (const auto& [name, tensor] : trained.parameters) {
+    if (index.find(name) == nullptr && cache.find(name) == nullptr) {
+      missing.push_back(name);
+    }
+  }
+  if (strict && !missing.empty()) {
+    throw Error(
+        ErrorKind::KeyNotFound,
+        cache.name() + ": lacks the parameters " + quoted(missing) + " of " + trained.program.path());
+  }
+  Names names;
+  std::vector<Given> tensors;
+  for (const NamedTensors* part : {&trained.parameters, &trained.buffers}) {
+    for (const auto& [name, tensor] : *part) {
+      names.push_back(name);
+      const Tensor* known = index.find(name);
+      if (cache.find(name) != nullptr || (known != nullptr && !is_ignored(*known, strict))) {
+        tensors.push_back(given(name, *tensor));
+      }
+    }
+  }
+  if (tensors.empty()) {
+    throw target.updates().mismatch(names);
+  }
+  if (strict) {
+    std::vector<Shaped> shapes;
+    for (const Given& one : tensors) {
+      shapes.push_back({one.name, one.value.scalar_type, one.value.sizes});
+    }
+    target.check_reach(shapes, /*whole=*/false);
+  }
+  std::vector<Given> frozen = frozen_parts(trained, tensors, index);
+  tensors.insert(tensors.end(), frozen.begin(), frozen.end());
+  const std::lock_guard<Turns> turn(
+      turns); // committed in place, because copying them would take longer than the commit
+  return target.update(tensors, finite);
+}
+
+} // namespace blobstore::internal

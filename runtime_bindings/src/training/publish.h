@@ -1,0 +1,31 @@
+// The commit of trained tensors to the programs on a cache.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <executorch/extension/tensor/tensor_ptr.h>
+
+#include <blobstore/program.h>
+
+#include "logical/cache_tensors.h"
+#include "training/turns.h"
+
+namespace blobstore::internal {
+
+using NamedTensors = std::vector<std::pair<std::string, executorch::extension::TensorPtr>>;
+
+/// What a program has trained. Refers to members of the training program.
+struct Trained {
+  const Program& program;
+  const std::string& method;
+  const NamedTensors& parameters;
+  const NamedTensors& buffers;
+};
+
+/// See `TrainingProgram::publish`. Takes a turn for the commit.
+uint64_t publish(const Trained& trained, const CacheTensors& target, bool strict, bool finite, Turns& turns);
+
+} // namespace blobstore::internal

@@ -1,0 +1,230 @@
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <mutex>
+#include <optional>
+#include <utility>
+
+#include <blobstore/error.h>
+#include <blobstore/training.h>
+
+#include "training/publish.h"
+#include "training/signature.h"
+#include "training/turns.h"
+
+namespace blobstore {
+
+namespace et = executorch::runtime;
+using executorch::aten::ScalarType;
+using executorch::aten::Tensor;
+using executorch::extension::TensorPtr;
+
+namespace {
+
+/// Copies of tensors, which go back unless they are dismissed.
+class Restore {
+ public:
+  explicit Restore(const internal::NamedTensors& tensors) : tensors_(tensors) {
+    for (const auto& [name, tensor] : tensors) {
+      const auto* data = static_cast<const uint8_t*>(tensor->const_data_ptr());
+      copies_.emplace_back(data, data + tensor->nbytes());
+    }
+  }
+  ~Restore() {
+    for (size_t i = 0; i < copies_.size(); ++i) {
+      if (!copies_[i].empty()) {
+        std::memcpy(tensors_[i].second->mutable_data_ptr(), copies_[i].data(), copies_[i].size());
+      }
+    }
+  }
+  Restore(const Restore&) = delete;
+  Restore& operator=(const Restore&) = delete;
+
+  void dismiss() { copies_.clear(); }
+
+ private:
+  const internal::NamedTensors& tensors_;
+  std::vector<std::vector<uint8_t>> copies_;
+};
+
+bool same_layout(const Tensor& one, const Tensor& other) {
+  return one.scalar_type() == other.scalar_type() && one.sizes().equals(other.sizes()) &&
+      one.strides().equals(other.strides());
+}
+
+template <typename Number>
+const Number* find_not_finite(const Tensor& tensor) {
+  const auto* numbers = tensor.const_data_ptr<Number>();
+  const auto* end = numbers + tensor.numel();
+  const auto* found = std::find_if(numbers, end, [](Number n) { return !std::isfinite(static_cast<double>(n)); });
+  return found == end ? nullptr : found;
+}
+
+/// The first number of a loss that is infinite or NaN; empty if there is none.
+std::optional<double> not_finite(const et::EValue& loss) {
+  const auto number = [](const auto* found) {
+    return found == nullptr ? std::nullopt : std::optional<double>(static_cast<double>(*found));
+  };
+  if (loss.isDouble()) {
+    return std::isfinite(loss.toDouble()) ? std::nullopt : std::optional<double>(loss.toDouble());
+  }
+  if (!loss.isTensor()) {
+    return std::nullopt;
+  }
+  const Tensor& tensor = loss.toTensor();
+  switch (tensor.scalar_type()) {
+    case ScalarType::Float:
+      return number(find_not_finite<float>(tensor));
+    case ScalarType::Double:
+      return number(find_not_finite<double>(tensor));
+    case ScalarType::Half:
+      return number(find_not_finite<executorch::aten::Half>(tensor));
+    case ScalarType::BFloat16:
+      return number(find_not_finite<executorch::aten::BFloat16>(tensor));
+    default:
+      return std::nullopt;
+  }
+}
+
+StateDict by_name(const internal::NamedTensors& tensors) {
+  return {tensors.begin(), tensors.end()};
+}
+
+} // namespace
+
+struct TrainingProgram::Impl {
+  Impl(std::shared_ptr<Program> given, const std::string& name)
+      : program(std::move(given)),
+        method(program->load_method(name)),
+        signature(internal::read_signature(*program, *method)),
+        turns(program->path(), "method '" + name + "'") {
+    for (size_t i = 0; i < signature.names.size(); ++i) {
+      ordered_parameters.emplace_back(signature.names[i], method->output_memory(signature.first_parameter() + i));
+    }
+    for (size_t i = 0; i < signature.names.size(); ++i) {
+      const TensorPtr gradient = method->output_memory(signature.first_gradient + i);
+      const auto& [parameter_name, parameter] = ordered_parameters[i];
+      if (!same_layout(*parameter, *gradient)) {
+        throw internal::not_for_training(
+            *program, *method, "the gradient of '" + parameter_name + "' differs from it in shape, dtype or strides");
+      }
+      gradients.emplace(parameter_name, gradient);
+    }
+    parameters = by_name(ordered_parameters);
+    for (auto& [state_name, tensor] : method->state_memory()) {
+      if (parameters.count(state_name) == 0) {
+        ordered_buffers.emplace_back(state_name, tensor);
+      }
+    }
+    buffers = by_name(ordered_buffers);
+    nameless = signature.buffers - std::min(signature.buffers, ordered_buffers.size());
+  }
+
+  Outputs run(const std::vector<et::EValue>& inputs, const std::vector<bool>& in_place) {
+    return method->execute(inputs, {signature.first_gradient, in_place});
+  }
+
+  Error not_finite_error(double loss) const {
+    const std::string changed = nameless == 0
+        ? "nothing was changed"
+        : "nothing but " + std::to_string(nameless) + " buffers without names was changed";
+    return Error(
+        ErrorKind::NotFiniteLoss,
+        program->path(),
+        "method '" + method->name() + "': the loss is " + std::to_string(loss) + "; " + changed);
+  }
+
+  std::shared_ptr<Program> program;
+  std::shared_ptr<Method> method;
+  internal::Signature signature;
+  internal::NamedTensors ordered_parameters;
+  internal::NamedTensors ordered_buffers;
+  StateDict parameters;
+  StateDict gradients;
+  StateDict buffers;
+  size_t nameless = 0;
+  internal::Turns turns;
+};
+
+TrainingProgram::TrainingProgram(std::shared_ptr<Program> program, const std::string& method)
+    : impl_(std::make_unique<Impl>(std::move(program), method)) {}
+
+TrainingProgram::~TrainingProgram() = default;
+
+const std::shared_ptr<Program>& TrainingProgram::program() const {
+  return impl_->program;
+}
+
+const std::shared_ptr<Method>& TrainingProgram::method() const {
+  return impl_->method;
+}
+
+const std::vector<std::string>& TrainingProgram::names() const {
+  return impl_->signature.names;
+}
+
+size_t TrainingProgram::outputs() const {
+  return impl_->signature.first_gradient;
+}
+
+size_t TrainingProgram::nameless() const {
+  return impl_->nameless;
+}
+
+const StateDict& TrainingProgram::named_parameters() const {
+  return impl_->parameters;
+}
+
+const StateDict& TrainingProgram::named_gradients() const {
+  return impl_->gradients;
+}
+
+const StateDict& TrainingProgram::named_buffers() const {
+  return impl_->buffers;
+}
+
+Outputs TrainingProgram::forward_backward(const std::vector<et::EValue>& inputs, const std::vector<bool>& in_place) {
+  const std::lock_guard<internal::Turns> turn(impl_->turns);
+  Restore buffers(impl_->ordered_buffers);
+  Outputs outputs = impl_->run(inputs, in_place);
+  buffers.dismiss();
+  return outputs;
+}
+
+Outputs TrainingProgram::step(
+    Optimizer& optimizer, const std::vector<et::EValue>& inputs, OnNan on_nan, const std::vector<bool>& in_place) {
+  const std::lock_guard<internal::Turns> turn(impl_->turns);
+  Restore buffers(impl_->ordered_buffers);
+  Outputs outputs = impl_->run(inputs, in_place);
+  if (on_nan != OnNan::Accept) {
+    if (const std::optional<double> loss = not_finite(outputs[0])) {
+      if (on_nan == OnNan::Throw) {
+        throw impl_->not_finite_error(*loss);
+      }
+      return outputs;
+    }
+  }
+  optimizer.step(impl_->parameters, impl_->gradients);
+  buffers.dismiss();
+  return outputs;
+}
+
+void TrainingProgram::lock() {
+  impl_->turns.lock();
+}
+
+void TrainingProgram::unlock() {
+  impl_->turns.unlock();
+}
+
+uint64_t TrainingProgram::publish(const LogicalTensors& target, bool strict, bool finite) {
+  const internal::Trained trained{
+      *impl_->program, impl_->method->name(), impl_->ordered_parameters, impl_->ordered_buffers};
+  return internal::publish(trained, internal::TensorsAccess::of(target), strict, finite, impl_->turns);
+}
+
+uint64_t TrainingProgram::publish(const std::shared_ptr<BlobCache>& target, bool strict, bool finite) {
+  return publish(LogicalTensors(target), strict, finite);
+}
+
+} // namespace blobstore

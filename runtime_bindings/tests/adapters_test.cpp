@@ -1,0 +1,198 @@
+// Exercises adapters in C++: the arithmetic of merging, names, and loading, scaling and merging from several threads;
+// sanitizers judge.
+//
+//   adapters_test FOLDER
+//
+// FOLDER has foundation.ptd with a float tensor "m.weight" of shape (7, 5); adapter.ptd with "m.lora_a" (2, 5) and
+// "m.lora_b" (7, 2), all zero; and adapters 1.ptd and 2.ptd for this foundation whose tensors are 1 or 2 everywhere.
+
+#include <atomic>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <blobstore/adapters.h>
+#include <blobstore/cache.h>
+#include <blobstore/reading.h>
+#include <blobstore/tensors.h>
+
+#include "adapters/lora_names.h"
+#include "adapters/product.h"
+
+namespace {
+
+using blobstore::BlobCache;
+using blobstore::Error;
+using blobstore::ErrorKind;
+using blobstore::LogicalTensors;
+
+void check(bool ok, const char* what) {
+  if (!ok) {
+    std::fprintf(stderr, "failed: %s\n", what);
+    std::exit(1);
+  }
+}
+#define CHECK(condition) check(condition, #condition)
+
+template <typename Function>
+bool fails(ErrorKind kind, Function function) {
+  try {
+    function();
+  } catch (const Error& error) {
+    return error.kind() == kind;
+  }
+  return false;
+}
+
+/// Against sums in long double, for shapes around those of the tiles.
+template <typename Number>
+void test_product() {
+  unsigned state = 1;
+  const auto next = [&state] {
+    state = state * 1664525u + 1013904223u;
+    return static_cast<Number>(static_cast<int>(state >> 16 & 0xff) - 128) / 64;
+  };
+  for (const size_t rows : {1u, 3u, 4u, 9u}) {
+    for (const size_t rank : {0u, 1u, 7u, 16u}) {
+      for (const size_t columns : {1u, 5u, 12u, 13u, 70u, 3000u}) {
+        std::vector<Number> weight(rows * columns);
+        std::vector<Number> b(rows * rank);
+        std::vector<Number> a(rank * columns);
+        for (auto* matrix : {&weight, &b, &a}) {
+          for (Number& number : *matrix) {
+            number = next();
+          }
+        }
+        const std::vector<Number> before = weight;
+        blobstore::internal::add_product(weight.data(), Number(0.5), b.data(), a.data(), rows, rank, columns);
+        for (size_t i = 0; i < rows; ++i) {
+          for (size_t j = 0; j < columns; ++j) {
+            long double sum = 0;
+            for (size_t k = 0; k < rank; ++k) {
+              sum += static_cast<long double>(b[i * rank + k]) * a[k * columns + j];
+            }
+            // these numbers are multiples of 1/8192 below 2^10, so nothing is rounded
+            CHECK(weight[i * columns + j] == static_cast<Number>(before[i * columns + j] + sum / 2));
+          }
+        }
+      }
+    }
+  }
+}
+
+void test_names() {
+  using namespace blobstore::internal;
+  CHECK(is_lora("l.0.lora_a.weight") && is_lora("LORA_B") && is_lora("x-lora_A.default"));
+  CHECK(!is_lora("explora_a") && !is_lora("lora_ab") && !is_lora("lora_") && !is_lora(""));
+  CHECK(!is_lora("lora_a\u212a") && is_lora("\u0130lora_a") && is_lora("\u00fflora_a"));
+  const FoundPairs found = find_pairs(
+      {{"base_model.model.x.lora_A.default.weight", {2, 5}},
+       {"base_model.model.x.lora_B.default.weight", {7, 2}},
+       {"lora_a", {1, 1}},
+       {"y.lora_a\n.weight", {1, 1}}},
+      "f");
+  CHECK(found.pairs.size() == 1 && found.pairs[0].module == "base_model.model.x" && found.pairs[0].rank == 2);
+  CHECK(found.problems.size() == 1 && std::string(found.problems[0].what()) == "f: 'lora_a' has no lora_b beside it");
+  CHECK(weight_names("").front() == "weight" && weight_names("base_model.model.x")[3] == "x.weight");
+}
+
+float first(const BlobCache& cache, const char* key) {
+  float number;
+  std::memcpy(&number, cache.at(key).data, sizeof number);
+  return number;
+}
+
+void test_strength(const std::string& folder) {
+  const auto base = BlobCache::open({folder + "/foundation.ptd"});
+  const auto cache = BlobCache::open({folder + "/adapter.ptd"}, BlobCache::Mode::Private, base);
+  const LogicalTensors tensors(cache);
+  CHECK(fails(ErrorKind::Adapter, [&] { blobstore::set_adapter_strength(tensors, 1); }));
+  blobstore::load_adapter(tensors, folder + "/2.ptd");
+  for (const double strength : {0.1, 0.0, 1.0 / 3, 1.0}) {
+    blobstore::set_adapter_strength(tensors, strength);
+    CHECK(first(*cache, "m.lora_b") == 2 * static_cast<float>(strength) && first(*cache, "m.lora_a") == 2);
+  }
+  CHECK(fails(ErrorKind::Adapter, [&] { blobstore::set_adapter_strength(tensors, NAN); }));
+  cache->revert();
+  CHECK(fails(ErrorKind::Adapter, [&] { blobstore::set_adapter_strength(tensors, 1); }));
+  const BlobCache::Reading reading(*cache);
+  CHECK(fails(ErrorKind::Unsupported, [&] { blobstore::load_adapter(tensors, folder + "/1.ptd"); }));
+}
+
+/// Every reader sees one adapter, at one strength.
+void test_exchange_in_threads(const std::string& folder) {
+  const auto base = BlobCache::open({folder + "/foundation.ptd"});
+  const auto cache = BlobCache::open({folder + "/adapter.ptd"}, BlobCache::Mode::Private, base);
+  const LogicalTensors tensors(cache);
+  blobstore::load_adapter(tensors, folder + "/1.ptd");
+  std::atomic<bool> stop{false};
+  std::vector<std::thread> threads;
+  threads.emplace_back([&] {
+    while (!stop) {
+      const BlobCache::Reading reading(*cache);
+      const float a = first(*cache, "m.lora_a");
+      const float b = first(*cache, "m.lora_b");
+      CHECK((a == 1 || a == 2) && (b == a || b == a / 2));
+    }
+  });
+  threads.emplace_back([&] {
+    for (int i = 0; i < 50; ++i) {
+      blobstore::set_adapter_strength(tensors, i % 2 == 0 ? 0.5 : 1);
+    }
+  });
+  for (int i = 0; i < 50; ++i) {
+    blobstore::load_adapter(tensors, folder + (i % 2 == 0 ? "/1.ptd" : "/2.ptd"));
+  }
+  threads.back().join();
+  stop = true;
+  threads.front().join();
+}
+
+/// No merge is lost, and undoing in reverse order restores every byte.
+void test_merges_in_threads(const std::string& folder) {
+  const auto cache = BlobCache::open({folder + "/foundation.ptd"});
+  const LogicalTensors tensors(cache);
+  const float before = first(*cache, "m.weight");
+  const std::vector<uint8_t> bytes(cache->at("m.weight").data, cache->at("m.weight").data + cache->at("m.weight").size);
+  std::vector<std::unique_ptr<blobstore::MergedAdapter>> merged(4);
+  std::vector<std::thread> threads;
+  for (auto& one : merged) {
+    threads.emplace_back([&] { one = blobstore::merge_adapter(tensors, folder + "/1.ptd"); });
+  }
+  for (std::thread& thread : threads) {
+    thread.join();
+  }
+  CHECK(first(*cache, "m.weight") == before + 4 * 2);
+  for (uint64_t last = cache->generation(); last > 0; --last) {
+    for (auto& one : merged) {
+      if (one->generation() == last) {
+        one->undo();
+        CHECK(one->undone() && fails(ErrorKind::Adapter, [&] { one->undo(); }));
+      }
+    }
+  }
+  CHECK(std::memcmp(cache->at("m.weight").data, bytes.data(), bytes.size()) == 0);
+}
+
+} // namespace
+
+int main(int count, char** arguments) {
+  if (count != 2) {
+    std::fprintf(stderr, "usage: adapters_test FOLDER\n");
+    return 2;
+  }
+  const std::string folder = arguments[1];
+  test_product<float>();
+  test_product<double>();
+  test_names();
+  test_strength(folder);
+  test_exchange_in_threads(folder);
+  test_merges_in_threads(folder);
+  std::puts("passed");
+  return 0;
+}

@@ -1,0 +1,112 @@
+// A device without exceptions: compiled with -fno-exceptions -fno-rtti, it opens, runs, updates, trains and publishes.
+//
+//   facade_test TRAIN.pte SERVE.pte WEIGHTS.ptd DELTA.ptd
+//
+// The programs are those of examples/xor.py. Prints the sum of what SERVE.pte computes before the update of
+// "hidden.weight" to zeros, after it, after training and publishing,
+// and of a new cache with the delta that was saved.
+
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <executorch/extension/tensor/tensor.h>
+
+#include <blobstore/nothrow.h>
+
+namespace {
+
+namespace nothrow = blobstore::nothrow;
+using blobstore::ErrorKind;
+using executorch::extension::make_tensor_ptr;
+
+void check(bool ok, const char* what, int line) {
+  if (!ok) {
+    std::fprintf(stderr, "line %d, failed: %s\n", line, what);
+    std::exit(1);
+  }
+}
+#define CHECK(condition) check(condition, #condition, __LINE__)
+
+/// The value, or an end with the error.
+template <typename T>
+T need(blobstore::Result<T> result) {
+  if (!result.ok()) {
+    std::fprintf(stderr, "unexpected: %s\n", result.error().what());
+    std::exit(1);
+  }
+  return std::move(result).get();
+}
+
+executorch::extension::TensorPtr inputs() {
+  return make_tensor_ptr({4, 2}, {0.0f, 0.0f, 0.0f, 1.0f, 1.0f, 0.0f, 1.0f, 1.0f});
+}
+
+executorch::extension::TensorPtr labels() {
+  return make_tensor_ptr({4}, {int64_t{0}, int64_t{1}, int64_t{1}, int64_t{0}});
+}
+
+void print_scores(blobstore::Method& method) {
+  const blobstore::Outputs outputs = need(nothrow::execute(method, {inputs()}));
+  const auto& scores = outputs[0].toTensor();
+  for (ssize_t i = 0; i < scores.numel(); ++i) {
+    std::printf(i == 0 ? "%.9g" : " %.9g", static_cast<double>(scores.const_data_ptr<float>()[i]));
+  }
+  std::printf("\n");
+}
+
+} // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 5) {
+    return 64;
+  }
+  const auto missing = nothrow::open({"/nowhere/weights.ptd"});
+  CHECK(!missing.ok() && missing.error().kind() == ErrorKind::FileAccess && missing.error().number() == ENOENT);
+  CHECK(missing.error().path() == "/nowhere/weights.ptd");
+  CHECK(std::strncmp(missing.error().what(), "/nowhere/weights.ptd: ", 22) == 0);
+
+  const std::shared_ptr<blobstore::BlobCache> cache = need(nothrow::open({argv[3]}));
+  CHECK(need(nothrow::verify(*cache)));
+  const auto program = need(nothrow::load_program(argv[2], cache));
+  const auto unknown = nothrow::load_method(*program, "backward");
+  CHECK(!unknown.ok() && unknown.error().kind() == ErrorKind::MethodNotFound);
+  const auto method = need(nothrow::load_method(*program, "forward"));
+  CHECK(nothrow::execute(*method, {}).error().kind() == ErrorKind::Input);
+  print_scores(*method);
+
+  const auto tensors = need(nothrow::logical_tensors(cache));
+  CHECK(nothrow::at(*tensors, "hiden.weight").error().kind() == ErrorKind::KeyNotFound);
+  CHECK(
+      nothrow::update(*tensors, {{"hidden.weight", make_tensor_ptr({1}, {0.0f})}}).error().kind() == ErrorKind::Layout);
+  CHECK(nothrow::load_adapter(*tensors, "/nowhere/adapter.ptd").error().kind() == ErrorKind::FileAccess);
+  CHECK(cache->generation() == 0);
+  const auto zeros = make_tensor_ptr({10, 2}, std::vector<float>(20));
+  CHECK(need(nothrow::update(*tensors, {{"hidden.weight", zeros}})) == cache->generation());
+  print_scores(*method);
+  CHECK(nothrow::revert(*cache).ok() && need(nothrow::dirty(*cache)).empty());
+
+  CHECK(nothrow::training_program(program).error().kind() == ErrorKind::Program);
+  const auto training = need(nothrow::training_program(need(nothrow::load_program(argv[1], cache))));
+  CHECK(!nothrow::sgd({-1.0}).ok());
+  const auto optimizer = need(nothrow::sgd({0.5, 0.9}));
+  for (int i = 0; i < 10; ++i) {
+    CHECK(nothrow::step(*training, *optimizer, {inputs(), labels()}).ok());
+  }
+  CHECK(nothrow::lock(*training).ok());
+  training->unlock();
+  CHECK(need(nothrow::publish(*training, *tensors)) == cache->generation());
+  print_scores(*method);
+
+  CHECK(nothrow::save(*cache, argv[3]).error().kind() == ErrorKind::OutputPath);
+  CHECK(need(nothrow::save(*cache, argv[4], /*dirty_only=*/true)) != 0);
+  const auto again = need(nothrow::open({argv[3]}));
+  const auto later = need(nothrow::load_method(*need(nothrow::load_program(argv[2], again)), "forward"));
+  CHECK(nothrow::load(*again, argv[4]).ok());
+  print_scores(*later);
+  return 0;
+}

@@ -1,0 +1,170 @@
+// Runs programs through the C++ API: what calls own, copy and refuse.
+//
+//   program_test FOLDER
+//
+// planned.pte and unplanned.pte add 1 to their input of float[4] in place, and return it and its double; unplanned.pte
+// has no memory for the input. channels_last.pte takes a channels-last float[1, 2, 2, 2] and returns it. text.pte
+// returns the string "a text", an int and a float.
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include <sys/mman.h>
+
+#include <executorch/extension/tensor/tensor.h>
+
+#include <blobstore/cache.h>
+#include <blobstore/error.h>
+#include <blobstore/program.h>
+
+namespace {
+
+using executorch::extension::make_tensor_ptr;
+using executorch::extension::TensorPtr;
+
+void check(bool ok, const char* what, int line) {
+  if (!ok) {
+    std::fprintf(stderr, "line %d, failed: %s\n", line, what);
+    std::exit(1);
+  }
+}
+#define CHECK(condition) check(condition, #condition, __LINE__)
+
+std::shared_ptr<blobstore::Method> load(const std::string& path) {
+  return blobstore::Program::load(path, blobstore::BlobCache::open({}))->load_method("forward");
+}
+
+std::vector<float> numbers(const executorch::aten::Tensor& tensor) {
+  const auto* data = tensor.const_data_ptr<float>();
+  return {data, data + tensor.numel()};
+}
+
+template <typename Function>
+std::string refusal(const Function& function) {
+  try {
+    function();
+  } catch (const blobstore::Error& error) {
+    return error.kind() == blobstore::ErrorKind::Input ? error.reason() : "another kind";
+  }
+  return "";
+}
+
+const std::vector<float> kNumbers = {1, 2, 3, 4};
+const std::vector<float> kMore = {2, 3, 4, 5};
+const std::vector<float> kDoubled = {4, 6, 8, 10};
+
+/// A run takes a line, and inputs are changed only where the caller allows it.
+void inputs_in_place(const std::string& path) {
+  const auto method = load(path);
+  const blobstore::Outputs outputs = method->execute({make_tensor_ptr({4}, kNumbers)});
+  CHECK(outputs.size() == 2 && numbers(outputs[0].toTensor()) == kMore && numbers(outputs[1].toTensor()) == kDoubled);
+
+  const TensorPtr input = make_tensor_ptr({4}, kNumbers);
+  CHECK(numbers(*method->execute({input}).tensor(1)) == kDoubled);
+  CHECK(numbers(*input) == kNumbers);
+  CHECK(numbers(*method->execute({input}, {SIZE_MAX, {false}}).tensor(1)) == kDoubled);
+  CHECK(numbers(*input) == kNumbers);
+  CHECK(numbers(*method->execute({input}, {SIZE_MAX, {true}}).tensor(1)) == kDoubled);
+  CHECK(numbers(*input) == kMore);
+
+  void* page = mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  CHECK(page != MAP_FAILED);
+  std::memcpy(page, kNumbers.data(), 16);
+  CHECK(mprotect(page, 4096, PROT_READ) == 0); // a write to it would end the process
+  const TensorPtr constant = make_tensor_ptr({4}, page);
+  CHECK(numbers(*method->execute({constant}).tensor(1)) == kDoubled);
+}
+
+/// Results own their memory, with or without the Outputs, the method and later calls.
+void outputs_own_their_memory(const std::string& path) {
+  auto method = load(path);
+  blobstore::Outputs outputs = method->execute({make_tensor_ptr({4}, kNumbers)});
+  const blobstore::Outputs copy = outputs;
+  const TensorPtr tensor = outputs.tensor(1);
+  (void)method->execute({make_tensor_ptr({4}, {0.0f, 0.0f, 0.0f, 0.0f})});
+  CHECK(numbers(outputs[1].toTensor()) == kDoubled);
+  outputs = {};
+  method = nullptr;
+  CHECK(numbers(copy[1].toTensor()) == kDoubled && numbers(*tensor) == kDoubled);
+  CHECK(copy.tensor(2) == nullptr);
+}
+
+void none_of_the_outputs(const std::string& path) {
+  CHECK(load(path)->execute({make_tensor_ptr({4}, kNumbers)}, {0, {}}).empty());
+}
+
+void refused_inputs(const std::string& folder) {
+  const auto method = load(folder + "/planned.pte");
+  const TensorPtr input = make_tensor_ptr({4}, kNumbers);
+  CHECK(refusal([&] { (void)method->execute({}); }) == "method 'forward' takes 1 input, 0 were given");
+  CHECK(refusal([&] {
+          (void)method->execute({make_tensor_ptr({5}, std::vector<float>(5))});
+        }).find("input 0 is float[4], not float[5]") != std::string::npos);
+  CHECK(refusal([&] {
+          (void)method->execute({make_tensor_ptr({4}, std::vector<int32_t>(4))});
+        }).find("not int[4]") != std::string::npos);
+  CHECK(refusal([&] { (void)method->execute({int64_t{1}}); }).find("is a tensor, not an int") != std::string::npos);
+  CHECK(refusal([&] { (void)method->execute({executorch::runtime::EValue()}); }).find("not None") != std::string::npos);
+  CHECK(refusal([&] {
+          (void)method->execute({make_tensor_ptr({4}, nullptr)});
+        }).find("has no data") != std::string::npos);
+  CHECK(numbers(*method->execute({input}).tensor(1)) == kDoubled);
+}
+
+/// The order of dimensions in memory counts, not how it is written.
+void order_of_dimensions(const std::string& folder) {
+  const auto method = load(folder + "/channels_last.pte");
+  const std::vector<float> eight = {0, 1, 2, 3, 4, 5, 6, 7};
+  const TensorPtr rows = make_tensor_ptr({1, 2, 2, 2}, eight);
+  const TensorPtr last = make_tensor_ptr({1, 2, 2, 2}, eight, {0, 2, 3, 1});
+  const TensorPtr same = make_tensor_ptr({1, 2, 2, 2}, eight, {2, 0, 3, 1}); // the first dimension has one element
+  CHECK(
+      refusal([&] { (void)method->execute({rows}); }).find("has its dimensions in another order") != std::string::npos);
+  for (const TensorPtr& given : {last, same}) {
+    const TensorPtr output = method->execute({given}).tensor(0);
+    CHECK(numbers(*output) == eight && output->dim_order()[3] == 1);
+  }
+}
+
+void other_values(const std::string& folder) {
+  const auto method = load(folder + "/text.pte");
+  const blobstore::Outputs outputs = method->execute({});
+  CHECK(
+      outputs.size() == 3 && outputs[0].toString() == "a text" && outputs[1].toInt() == 7 &&
+      outputs[2].toDouble() == 0.5);
+  CHECK(outputs.tensor(0) == nullptr);
+}
+
+/// Memory of a method lives as long as a tensor over it.
+void memory_of_a_method(const std::string& path) {
+  TensorPtr memory;
+  {
+    const auto method = load(path);
+    memory = method->output_memory(1);
+    CHECK(numbers(*memory) == std::vector<float>(4));
+    (void)method->execute({make_tensor_ptr({4}, kNumbers)});
+  }
+  CHECK(numbers(*memory) == kDoubled);
+}
+
+} // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 2) {
+    return 64;
+  }
+  const std::string folder = argv[1];
+  for (const char* name : {"/planned.pte", "/unplanned.pte"}) {
+    inputs_in_place(folder + name);
+    outputs_own_their_memory(folder + name);
+    none_of_the_outputs(folder + name);
+    memory_of_a_method(folder + name);
+  }
+  refused_inputs(folder);
+  order_of_dimensions(folder);
+  other_values(folder);
+  return 0;
+}

@@ -1,0 +1,180 @@
+// Trains a program and publishes it; prints figures that a test in Python compares with torch.
+//
+//   training_test TRAIN.pte WEIGHTS.ptd LR MOMENTUM DAMPENING WEIGHT_DECAY NESTEROV STEPS
+//
+// TRAIN.pte is that of examples/xor.py. Prints "loss NUMBER" for each step and then "NAME NUMBER ..." for each
+// parameter.
+
+#include <cstdio>
+#include <cstdlib>
+#include <future>
+#include <limits>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <executorch/extension/tensor/tensor.h>
+
+#include <blobstore/cache.h>
+#include <blobstore/error.h>
+#include <blobstore/training.h>
+
+namespace {
+
+using blobstore::ErrorKind;
+using blobstore::OnNan;
+using blobstore::StateDict;
+using blobstore::TrainingProgram;
+using executorch::extension::make_tensor_ptr;
+using executorch::extension::TensorPtr;
+using executorch::runtime::EValue;
+
+void check(bool ok, const char* what, int line) {
+  if (!ok) {
+    std::fprintf(stderr, "line %d, failed: %s\n", line, what);
+    std::_Exit(1);
+  }
+}
+#define CHECK(condition) check(condition, #condition, __LINE__)
+
+template <typename Function>
+bool fails(ErrorKind kind, const Function& function) {
+  try {
+    function();
+  } catch (const blobstore::Error& error) {
+    return error.kind() == kind;
+  }
+  return false;
+}
+
+std::vector<float> numbers(const executorch::aten::Tensor& tensor) {
+  const auto* data = tensor.const_data_ptr<float>();
+  return {data, data + tensor.numel()};
+}
+
+std::vector<std::vector<float>> all_numbers(const StateDict& tensors) {
+  std::vector<std::vector<float>> all;
+  for (const auto& [name, tensor] : tensors) {
+    all.push_back(numbers(*tensor));
+  }
+  return all;
+}
+
+struct Batch {
+  TensorPtr inputs = make_tensor_ptr({4, 2}, {0.0f, 0.0f, 0.0f, 1.0f, 1.0f, 0.0f, 1.0f, 1.0f});
+  TensorPtr labels = make_tensor_ptr({4}, {int64_t{0}, int64_t{1}, int64_t{1}, int64_t{0}});
+};
+
+/// An infinite or NaN loss changes nothing, unless it is accepted.
+void losses_that_are_not_finite(TrainingProgram& training) {
+  const Batch batch;
+  blobstore::SGD optimizer({0.1, 0.9});
+  const TensorPtr bad = make_tensor_ptr({4, 2}, std::vector<float>(8, std::numeric_limits<float>::quiet_NaN()));
+  const auto before = all_numbers(training.named_parameters());
+  CHECK(fails(ErrorKind::NotFiniteLoss, [&] { (void)training.step(optimizer, {bad, batch.labels}); }));
+  (void)training.step(optimizer, {bad, batch.labels}, OnNan::Skip);
+  CHECK(all_numbers(training.named_parameters()) == before);
+  CHECK(fails(ErrorKind::Input, [&] { (void)training.step(optimizer, {bad}); }));
+  CHECK(fails(ErrorKind::Training, [&] { optimizer.step(training.named_parameters(), {}); }));
+  CHECK(all_numbers(training.named_parameters()) == before);
+}
+
+/// Options that torch refuses too.
+void impossible_options() {
+  for (const blobstore::SGDOptions& options :
+       {blobstore::SGDOptions{-1},
+        blobstore::SGDOptions{0.1, -1},
+        blobstore::SGDOptions{0.1, 0, 0, -1},
+        blobstore::SGDOptions{0.1, 0, 0, 0, true},
+        blobstore::SGDOptions{0.1, 0.9, 0.1, 0, true}}) {
+    CHECK(fails(ErrorKind::Training, [&] { blobstore::SGD optimizer(options); }));
+  }
+}
+
+/// A child has its own copy; if another thread was using it at the fork, the child gets an error.
+void forks(TrainingProgram& training) {
+  const Batch batch;
+  const auto in_child = [](const auto& function) {
+    const pid_t child = fork();
+    if (child == 0) {
+      function();
+      std::_Exit(0);
+    }
+    int status = 0;
+    CHECK(waitpid(child, &status, 0) == child && status == 0);
+  };
+  blobstore::SGD optimizer({0.1});
+  const auto before = all_numbers(training.named_parameters());
+  training.lock();
+  in_child([&] { // the thread that has the turn goes on
+    (void)training.step(optimizer, {batch.inputs, batch.labels});
+    training.unlock();
+    (void)training.forward_backward({batch.inputs, batch.labels});
+  });
+  training.unlock();
+  CHECK(all_numbers(training.named_parameters()) == before);
+
+  std::promise<void> begun;
+  std::promise<void> done;
+  std::thread other([&] {
+    const std::lock_guard<TrainingProgram> turn(training);
+    begun.set_value();
+    done.get_future().wait();
+  });
+  begun.get_future().wait();
+  in_child([&] {
+    CHECK(fails(ErrorKind::Training, [&] { training.lock(); }));
+    CHECK(fails(ErrorKind::Training, [&] { (void)training.forward_backward({batch.inputs, batch.labels}); }));
+  });
+  done.set_value();
+  other.join();
+  const std::lock_guard<TrainingProgram> turn(training);
+}
+
+/// Publishing is one commit of all parameters, or an error and none.
+void publishing(TrainingProgram& training, const std::string& weights) {
+  const auto cache = blobstore::BlobCache::open({weights});
+  const auto empty = blobstore::BlobCache::open({});
+  CHECK(fails(ErrorKind::KeyNotFound, [&] { (void)training.publish(empty); }));
+  CHECK(fails(ErrorKind::Update, [&] { (void)training.publish(empty, /*strict=*/false); }));
+  CHECK(training.publish(cache) == 1 && cache->generation() == 1);
+  const blobstore::LogicalTensors tensors(cache);
+  training.named_parameters().at("out.bias")->mutable_data_ptr<float>()[0] = std::numeric_limits<float>::infinity();
+  CHECK(fails(ErrorKind::Update, [&] { (void)training.publish(tensors, true, /*finite=*/true); }));
+  CHECK(cache->generation() == 1);
+  CHECK(training.publish(tensors) == 2);
+}
+
+} // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 9) {
+    return 64;
+  }
+  impossible_options();
+  const auto program = blobstore::Program::load(argv[1], blobstore::BlobCache::open({argv[2]}));
+  TrainingProgram training(program);
+  const auto number = [&](int index) { return std::atof(argv[index]); };
+  blobstore::SGD optimizer({number(3), number(4), number(5), number(6), number(7) != 0});
+  const Batch batch;
+  for (int i = std::atoi(argv[8]); i > 0; --i) {
+    const blobstore::Outputs outputs = training.step(optimizer, {batch.inputs, batch.labels});
+    std::printf("loss %.9g\n", static_cast<double>(outputs[0].toTensor().const_data_ptr<float>()[0]));
+  }
+  for (const auto& [name, tensor] : training.named_parameters()) {
+    std::printf("%s", name.c_str());
+    for (const float one : numbers(*tensor)) {
+      std::printf(" %.9g", static_cast<double>(one));
+    }
+    std::printf("\n");
+  }
+  std::fflush(stdout);
+  losses_that_are_not_finite(training);
+  forks(training);
+  publishing(training, argv[2]);
+  return 0;
+}

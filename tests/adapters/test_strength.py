@@ -1,0 +1,124 @@
+"""How much of a loaded adapter the programs use (N1, D2, B3)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from blobstore.adapters import load_adapter, set_adapter_strength
+from blobstore.errors import AdapterError, ClosedError, UnsupportedDataError, UpdateError
+from tests.adapters.caches import X, bits, eager, open_lora, save
+from tests.adapters.nets import SCALE, LoraNet, adapter_of, make, with_adapter
+from tests.lowering.live import close
+
+
+def at_strength(seed: int, strength: float) -> torch.Tensor:
+    """What the program must compute according to eager PyTorch."""
+    module = with_adapter(make(LoraNet), adapter_of(seed))
+    with torch.no_grad():
+        for layer in module.l:
+            layer.lora_b.weight *= strength
+        return module(*X)
+
+
+def test_strength(lora: Any) -> None:
+    """Each change takes effect at the next call; 0 turns the adapter off, and 1 restores what was loaded (N1, D2)."""
+    cache, method = open_lora(lora)
+    load_adapter(cache, save(lora, 1))
+    loaded = bits(cache)
+    for strength in (0.5, 0, -2, 1 / 3, 1e-30):
+        generation = cache.generation
+        assert set_adapter_strength(cache, strength) == cache.generation > generation
+        close(method(*X)[0], at_strength(1, strength))
+    set_adapter_strength(cache, 1)
+    assert bits(cache) == loaded
+    close(method(*X)[0], eager(1))
+
+
+def test_repeated_changes_do_not_add_up(lora: Any) -> None:
+    """A strength gives the same bytes, whatever came before it (B3)."""
+    cache, _ = open_lora(lora)
+    load_adapter(cache, save(lora, 1), strength=0.7)
+    expected = bits(cache)
+    for strength in (1e-40, 0.0, 1 / 3, 1e30, 0.7):
+        set_adapter_strength(cache, strength)
+    assert bits(cache) == expected
+
+
+def test_strength_of_an_adapter_with_another_scale(lora: Any) -> None:
+    """The strength is relative to the adapter, not to what makes up for the scale of the program."""
+    cache, method = open_lora(lora)
+    load_adapter(cache, save(lora, 1, scale=3 * SCALE), program_scale=SCALE, strength=0.5)
+    close(method(*X)[0], at_strength(1, 1.5))
+    set_adapter_strength(cache, 1)
+    close(method(*X)[0], at_strength(1, 3))
+
+
+def test_the_next_adapter_has_its_own_strength(lora: Any) -> None:
+    """The strength is that of an adapter, not of the cache; the file is not needed again."""
+    cache, method = open_lora(lora)
+    load_adapter(cache, save(lora, 1), strength=0)
+    close(method(*X)[0], at_strength(1, 0))
+    path = save(lora, 2)
+    load_adapter(cache, path)
+    close(method(*X)[0], eager(2))
+    path.unlink()
+    set_adapter_strength(cache, 0.5)
+    close(method(*X)[0], at_strength(2, 0.5))
+
+
+def test_a_strength_needs_the_loaded_adapter(lora: Any) -> None:
+    """Without one, or after other changes to its tensors, nothing changes (B3)."""
+    cache, _ = open_lora(lora)
+    with pytest.raises(AdapterError, match="no adapter was loaded"):
+        set_adapter_strength(cache, 0.5)
+    load_adapter(cache, save(lora, 1))
+    cache.update({"l.0.lora_b.weight": torch.zeros(24, 3)})
+    state = bits(cache)
+    with pytest.raises(AdapterError, match=r"'l\.0\.lora_b\.weight.*' changed after .*1\.ptd was loaded"):
+        set_adapter_strength(cache, 0.5)
+    load_adapter(cache, save(lora, 1))
+    cache.revert()
+    with pytest.raises(AdapterError, match="changed after"):
+        set_adapter_strength(cache, 0.5)
+    assert bits(cache) != state
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), None, "x", 10**400])
+def test_strengths_that_are_no_numbers(lora: Any, bad: Any) -> None:
+    """Each is an AdapterError, and nothing changes."""
+    cache, _ = open_lora(lora)
+    path = save(lora, 1)
+    with pytest.raises(AdapterError, match="strength .* is not a finite number"):
+        load_adapter(cache, path, strength=bad)
+    assert cache.generation == 0
+    load_adapter(cache, path)
+    with pytest.raises(AdapterError, match="strength .* is not a finite number"):
+        set_adapter_strength(cache, bad)
+    assert cache.generation == 1
+
+
+def test_a_strength_that_overflows(lora: Any) -> None:
+    """The message names the adapter and the tensor, and nothing changes (B3)."""
+    cache, method = open_lora(lora)
+    load_adapter(cache, save(lora, 1))
+    before = method(*X)[0].clone()
+    with pytest.raises(UpdateError, match=r"1\.ptd: 'l\.\d\.lora_b\.weight' has values that are not finite"):
+        set_adapter_strength(cache, 1e300)
+    assert torch.equal(method(*X)[0], before)
+    set_adapter_strength(cache, np.float32(0.5))
+    close(method(*X)[0], at_strength(1, 0.5))
+
+
+def test_wrong_caches(lora: Any) -> None:
+    """Other objects and closed caches are refused."""
+    with pytest.raises(UnsupportedDataError, match="cache must be a BlobCache"):
+        set_adapter_strength(None, 1)  # type: ignore[arg-type]
+    cache, _ = open_lora(lora)
+    load_adapter(cache, save(lora, 1))
+    cache.close()
+    with pytest.raises(ClosedError):
+        set_adapter_strength(cache, 1)

@@ -1,0 +1,169 @@
+"""The C++ API on real programs: values, training, and applications without exceptions (N1, N3)."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from blobstore.lowering.export import quiet
+from blobstore.training import TrainingProgram
+from tests import models, native_build
+from tests.native_build import LIBRARY
+from tests.training.test_examples import load
+
+
+def built(*targets: str) -> Path:
+    """Build targets of the native tests; the folder of the tests."""
+    if reason := native_build.missing():
+        pytest.skip(reason)
+    with native_build.folder("native-tests") as directory:
+        for target in targets:
+            native_build.build(LIBRARY, directory, "-DBLOBSTORE_TESTS=ON", target=target)
+        return directory / "tests"
+
+
+def run(*command: object) -> list[str]:
+    """The lines that a test prints."""
+    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout.splitlines()
+
+
+@pytest.mark.parametrize("target", ["headers", "headers_without_exceptions"])
+def test_each_header_compiles_by_itself(target: str) -> None:
+    """Without warnings, also with -fno-exceptions -fno-rtti (N3)."""
+    built(target)
+
+
+class Increment(nn.Module):
+    """Changes its input."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x.add_(1)
+        return x * 2
+
+
+class Twice(nn.Module):
+    """Keeps the order of dimensions."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 1
+
+
+def _write_increment(path: Path, *, planned: bool) -> None:
+    with quiet():
+        from executorch.exir import ExecutorchBackendConfig, to_edge
+        from executorch.exir.passes import MemoryPlanningPass
+
+        exported = torch.export.export(Increment(), (torch.ones(4),), strict=True)
+        config = ExecutorchBackendConfig(memory_planning_pass=MemoryPlanningPass(alloc_graph_input=planned))
+        path.write_bytes(to_edge(exported).to_executorch(config).buffer)
+
+
+def _write_text(path: Path) -> None:
+    """A program that returns constants."""
+    with quiet():
+        from executorch.exir import to_edge
+    manager = to_edge(
+        {"unused": torch.export.export(Twice(), (torch.ones(1),), strict=True)},
+        constant_methods={"forward": ["a text", 7, 0.5]},
+    ).to_executorch()
+    path.write_bytes(manager.buffer)
+
+
+def test_values_of_programs(tmp_path: Path) -> None:
+    """Outputs own their memory, inputs change only if the caller allows it, and wrong ones are refused (N1)."""
+    for name, planned in (("planned", True), ("unplanned", False)):
+        _write_increment(tmp_path / f"{name}.pte", planned=planned)
+    _write_text(tmp_path / "text.pte")
+    x = torch.ones(1, 2, 2, 2).to(memory_format=torch.channels_last)
+    models._lowered({"forward": (Twice(), (x,))}, partitioners=models.portable).write(tmp_path, "channels_last")
+    run(built("program_test") / "program_test", tmp_path)
+
+
+def test_a_read_only_array_is_never_written_to(tmp_path: Path) -> None:
+    """Also by a method that changes its input and has no memory planned for it."""
+    from blobstore.runtime import Program
+
+    for planned in (True, False):
+        _write_increment(tmp_path / "increment.pte", planned=planned)
+        method = Program(tmp_path / "increment.pte").method()
+        x = np.arange(4, dtype=np.float32)
+        x.flags.writeable = False
+        assert method(x)[1].tolist() == [2, 4, 6, 8] and x.tolist() == [0, 1, 2, 3]
+        x = x.copy()
+        assert method(x)[1].tolist() == [2, 4, 6, 8] and x.tolist() == [1, 2, 3, 4]  # as for any writable input
+
+
+@pytest.fixture(scope="module")
+def xor() -> Iterator[Any]:
+    """The module examples/xor.py."""
+    with pytest.MonkeyPatch.context() as patch:
+        yield load("xor", patch)
+
+
+@pytest.fixture(scope="module")
+def folder(xor: Any, tmp_path_factory: Any) -> Path:
+    """The programs of examples/xor.py."""
+    path: Path = tmp_path_factory.mktemp("xor")
+    xor.export(path)
+    return path
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"lr": 0.5},
+        {"lr": 0.5, "momentum": 0.9},
+        {"lr": 0.1, "momentum": 0.9, "dampening": 0.5},
+        {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01, "nesterov": True},
+    ],
+    ids=lambda options: "-".join(options),
+)
+def test_training(options: dict[str, Any], xor: Any, folder: Path) -> None:
+    """The native SGD steps as torch.optim.SGD does on the same gradients (N1)."""
+    steps = 20
+    training = TrainingProgram(folder / "train.pte", data=folder / "xor.ptd")
+    optimizer = torch.optim.SGD(training.named_parameters().values(), **options)
+    losses = [float(training.step(optimizer, xor.INPUTS, xor.LABELS)[0]) for _ in range(steps)]
+    values = [options.get(name, 0) for name in ("lr", "momentum", "dampening", "weight_decay", "nesterov")]
+    test = built("training_test") / "training_test"
+    lines = run(test, folder / "train.pte", folder / "xor.ptd", *map(float, values), steps)
+    found = {words[0]: [float(word) for word in words[1:]] for words in map(str.split, lines[steps:])}
+    np.testing.assert_allclose([float(line.split()[1]) for line in lines[:steps]], losses, rtol=1e-5)
+    assert set(found) == set(training.named_parameters())
+    for name, tensor in training.named_parameters().items():
+        np.testing.assert_allclose(found[name], tensor.flatten().numpy(), rtol=1e-4, atol=1e-6)
+
+
+def test_without_exceptions(xor: Any, folder: Path, tmp_path: Path) -> None:
+    """An application that is compiled without exceptions gets errors with messages, runs, updates and trains (N3)."""
+    test = built("facade_test") / "facade_test"
+    before, zeroed, published, started_again = (
+        torch.tensor([float(word) for word in line.split()]).reshape(4, 2)
+        for line in run(
+            test, *(folder / name for name in ("train.pte", "serve.pte", "xor.ptd")), tmp_path / "delta.ptd"
+        )
+    )
+    torch.manual_seed(0)
+    net = xor.Net()
+    torch.testing.assert_close(before, net(xor.INPUTS))
+    trained = xor.TrainingNet()
+    trained.load_state_dict(net.state_dict())
+    with torch.no_grad():
+        net.hidden.weight.zero_()
+    torch.testing.assert_close(zeroed, net(xor.INPUTS))
+    optimizer = torch.optim.SGD(trained.parameters(), lr=0.5, momentum=0.9)
+    for _ in range(10):
+        optimizer.zero_grad()
+        trained(xor.INPUTS, xor.LABELS)[0].backward()
+        optimizer.step()
+    torch.testing.assert_close(published, xor.Net.forward(trained, xor.INPUTS), rtol=1e-4, atol=1e-5)
+    assert torch.equal(started_again, published)
