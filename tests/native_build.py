@@ -61,3 +61,15 @@ def build(source: Path, directory: Path, *options: str, target: str = "all") -> 
     package = Path(next(iter(spec.submodule_search_locations)), "share", "cmake")
     run("cmake", "-S", source, "-B", directory, "-G", "Ninja", f"-Dexecutorch_DIR={package}", *options)
     run("cmake", "--build", directory, "--target", target)
+
+
+def build_tests(directory: Path, *options: str, target: str = "all") -> None:
+    """Build the C++ tests; warnings are errors. Without further options, only the static library is built."""
+    common = ("-DBLOBSTORE_TESTS=ON", "-DBLOBSTORE_WERROR=ON", "-DBLOBSTORE_SHARED=OFF")
+    build(LIBRARY, directory, *common, f"-DPython_EXECUTABLE={sys.executable}", *options, target=target)
+
+
+def ctest(directory: Path, options: dict[str, str] | None = None) -> bool:
+    """Run the C++ tests of a build, and print what they print if they fail; whether all passed."""
+    command = ["ctest", "--test-dir", directory, "--output-on-failure", "--no-tests=error", "--parallel", "2"]
+    return subprocess.run(command, env={**ENVIRONMENT, **(options or {})}, check=False).returncode == 0

@@ -11,8 +11,9 @@
 
 #include <blobstore/cache.h>
 #include <blobstore/data_map.h>
+#include <blobstore/export.h>
 
-namespace blobstore {
+namespace blobstore BLOBSTORE_API {
 
 /// Kinds of inputs and outputs.
 enum class ValueKind { None, Tensor, Int, Double, Bool, String, Other };

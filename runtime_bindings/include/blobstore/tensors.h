@@ -11,8 +11,9 @@
 #include <executorch/extension/tensor/tensor_ptr.h>
 
 #include <blobstore/cache.h>
+#include <blobstore/export.h>
 
-namespace blobstore {
+namespace blobstore BLOBSTORE_API {
 
 /// Tensors by name, as ExecuTorch's own `load_state_dict` returns them.
 using StateDict = std::map<std::string, executorch::extension::TensorPtr>;
