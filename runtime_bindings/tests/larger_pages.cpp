@@ -26,7 +26,6 @@ uintptr_t up(uintptr_t value, uintptr_t to) {
 }
 
 void* map(uintptr_t at, size_t size, int protection, int flags, int file, off_t offset) {
-  // NOLINTNEXTLINE(performance-no-int-to-ptr): that is how addresses come back from the system
   return reinterpret_cast<void*>(syscall(SYS_mmap, at, size, protection, flags, file, offset));
 }
 
@@ -62,7 +61,7 @@ EXPORTED void* mmap(void* hint, size_t size, int protection, int flags, int file
       munmap(room, at - begin);
     }
     if (at + size != begin + size + page()) {
-      munmap(reinterpret_cast<void*>(at + size), begin + page() - at); // NOLINT(performance-no-int-to-ptr)
+      munmap(reinterpret_cast<void*>(at + size), begin + page() - at);
     }
   }
   if ((flags & MAP_ANONYMOUS) != 0) {

@@ -12,6 +12,7 @@
 namespace blobstore::internal {
 namespace {
 
+#if BLOBSTORE_LINUX
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23 // Linux 5.14
 #endif
@@ -20,6 +21,8 @@ constexpr size_t kHugePage = size_t{2} << 20;
 
 /// Moved pages become maps of their own, and Linux allows a process 65,530 maps by default.
 constexpr int kMaxReplaced = 8192;
+#endif
+
 std::atomic<int> replaced_count{0};
 
 void* pointer(uintptr_t at) {
@@ -27,7 +30,11 @@ void* pointer(uintptr_t at) {
 }
 
 /// Copy now the pages that writing would copy.
-void populate(uintptr_t begin, uintptr_t end, const File& file, const std::string& what) {
+void populate(
+    [[maybe_unused]] uintptr_t begin,
+    [[maybe_unused]] uintptr_t end,
+    [[maybe_unused]] const File& file,
+    [[maybe_unused]] const std::string& what) {
 #if BLOBSTORE_LINUX
   if (begin < end && madvise(pointer(begin), end - begin, MADV_POPULATE_WRITE) != 0 && errno != EINVAL) {
     const int number = errno; // EINVAL comes from an older kernel, which copies pages when they are written

@@ -7,8 +7,8 @@
 #error "blobstore_runtime needs a 64-bit system: offsets in files and memory have 64 bits"
 #endif
 
-// What only Linux has, and so Android: fallocate, mremap, /proc, and MADV_DONTNEED that brings the file's bytes back. The
-// tests also run without it, on the code for other systems (-DBLOBSTORE_POSIX_ONLY=ON).
+// What only Linux has, and so Android: fallocate, mremap, /proc, and MADV_DONTNEED that brings the file's bytes back.
+// The tests also run without it, on the code for other systems (-DBLOBSTORE_POSIX_ONLY=ON).
 #if defined(__linux__) && !defined(BLOBSTORE_POSIX_ONLY)
 #define BLOBSTORE_LINUX 1
 #else
