@@ -6,10 +6,10 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-lowering test-others test-slow bench plots sanitize fuzz crash soak conformance dist site lint format schema install clean
+.PHONY: help demo test test-lowering test-others test-slow bench plots native aarch64 compile-platforms sanitize fuzz crash soak conformance dist site lint tidy format schema install clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-11s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-17s %s\n", $$1, $$2 }' Makefile
 
 demo: $(VENV)/.runtime ## lower two models, deduplicate them, run both forms and compare
 	$(VENV)/bin/blobstore demo demo-output
@@ -35,6 +35,15 @@ bench: $(VENV)/.runtime ## measure against ExecuTorch and safetensors
 plots: $(VENV)/.runtime $(VENV)/.extra-bench ## draw how cost grows with keys, bytes, methods and programs
 	$(RUN) -W ignore -m benchmarks.scaling $(ARGUMENTS)
 
+native: $(VENV)/.runtime ## run the C++ tests here, also with larger pages and as on other systems, and measure the library
+	$(RUN) -W ignore -m runtime_bindings.tests.platforms here
+
+aarch64: $(VENV)/.runtime ## run the C++ tests for aarch64; needs g++-aarch64-linux-gnu and qemu-user-static
+	$(RUN) -W ignore -m runtime_bindings.tests.platforms aarch64
+
+compile-platforms: $(VENV)/.runtime $(VENV)/.extra-platforms ## compile the C++ library for macOS and musl, see it refuse others
+	$(RUN) -W ignore -m runtime_bindings.tests.platforms compile
+
 sanitize: $(VENV)/.runtime ## run the C++ tests under three sanitizers, and look for names that are defined twice
 	$(RUN) -W ignore -m runtime_bindings.tests.sanitize
 
@@ -53,20 +62,27 @@ conformance: $(VENV)/.runtime ## ExecuTorch's own tests on our parts, and the fi
 	$(RUN) -W ignore -m campaigns.conformance $(ARGUMENTS)
 
 dist: $(VENV)/.extra-dist ## build the packages, check them, and try them with each Python that is there; ARGUMENTS="--pure --python 3.12"
-	$(RUN) packaging/dist.py $(ARGUMENTS)
+	PYTHONPATH=. $(RUN) packaging/dist.py $(ARGUMENTS)
 
 # Not with --quiet, which would take the warnings from --strict.
 site: $(VENV)/.extra-docs ## build the documentation into build/site; a warning is an error
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
 
+NATIVE := $(shell find runtime_bindings examples tests -name third_party -prune -o \( -name '*.cpp' -o -name '*.h' \) -print)
+
 lint: $(VENV)/.installed ## check style and types
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 	$(RUN) -m mypy
+	$(VENV)/bin/clang-format --dry-run -Werror $(NATIVE)
+
+tidy: $(VENV)/.runtime ## look for mistakes in the C++ sources with clang-tidy; a minute or two
+	$(RUN) -m runtime_bindings.tests.tidy
 
 format: $(VENV)/.installed ## fix style
 	$(RUN) -m ruff check --fix .
 	$(RUN) -m ruff format .
+	$(VENV)/bin/clang-format -i $(NATIVE)
 
 schema: $(VENV)/.installed ## regenerate the code of schema/*.fbs
 	$(RUN) schema/generate.py

@@ -2,12 +2,16 @@
 
 Each of the Pythons that this machine has gets an empty environment, the wheels from `dist/`, and `smoke.py`, which runs
 outside of the source tree. Wheels are built from the source distributions, which must contain the tests.
+
+Wheels for aarch64 are cross-compiled if the compiler is there (g++-aarch64-linux-gnu), with the headers of this machine's
+Pythons, which are the same. Debian's Python tries the one for its version under qemu (qemu-user-static).
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -16,8 +20,13 @@ import tempfile
 import zipfile
 from pathlib import Path
 
+from tests import machines
+
 ROOT = Path(__file__).parents[1]
 PYTHONS = ("3.10", "3.11", "3.12", "3.13")
+EMULATED = "3.11"  # the Python of Debian 12
+CROSS = "aarch64"
+QUIET = ("--quiet", "--disable-pip-version-check")
 PROJECTS = {"blobstore": ROOT, "blobstore_runtime": ROOT / "runtime_bindings"}
 
 
@@ -40,15 +49,21 @@ def main() -> None:
         native = name == "blobstore_runtime"
         for version in pythons if native else pythons[:1]:
             wheel(str(interpreter(version)), archive, out)
+            if native and cross_compiler():
+                cross_wheel(version, archive, out)
     run(sys.executable, "-m", "twine", "check", "--strict", *sorted(out.iterdir()))
     for path in sorted(out.glob("*.whl")):
         check_wheel(path)
     for version in pythons:
         smoke(version, out, native=not options.pure)
+    emulated = not options.pure and EMULATED in pythons and cross_compiler() and shutil.which(f"qemu-{CROSS}-static")
+    if emulated:
+        smoke_emulated(out)
     say(f"\n{out}: " + ", ".join(sorted(path.name for path in out.iterdir())))
     say(f"tried with Python {', '.join(pythons)}")
     if missing := [version for version in PYTHONS if version not in pythons]:
         say(f"not tried with Python {', '.join(missing)}")
+    say(f"tried on {CROSS}, emulated: {f'Python {EMULATED}' if emulated else 'none'}")
 
 
 def interpreter(version: str) -> str | None:
@@ -69,12 +84,57 @@ def wheel(python: str, archive: Path, out: Path) -> None:
     its own wheel has them.
     """
     with tempfile.TemporaryDirectory(prefix="wheel-") as place:
-        run(python, "-m", "pip", "wheel", "--quiet", "--disable-pip-version-check", "--no-deps", "-w", place, archive)
+        manylinux = (
+            ("-C", "cmake.define.BLOBSTORE_MANYLINUX=ON") if archive.name.startswith("blobstore_runtime") else ()
+        )
+        run(python, "-m", "pip", "wheel", *QUIET, *manylinux, "--no-deps", "-w", place, archive)
         (built,) = Path(place).glob("*.whl")
         if built.name.endswith("-any.whl"):
             shutil.move(built, out)
         else:
-            run(sys.executable, "-m", "auditwheel", "repair", "--exclude", "libexecutorch*", "-w", out, built)
+            repair(built, platform.machine(), out)
+
+
+def cross_compiler() -> bool:
+    return platform.machine() != CROSS and shutil.which(f"{CROSS}-linux-gnu-g++") is not None
+
+
+def cross_wheel(version: str, archive: Path, out: Path) -> None:
+    """Build a wheel for the other machine, with the tools of this one and ExecuTorch's libraries for the other."""
+    executorch = machines.executorch(CROSS, version)
+    with tempfile.TemporaryDirectory(prefix="cross-") as place:
+        python = Path(place, "venv", "bin", "python")
+        run(str(interpreter(version)), "-m", "venv", Path(place, "venv"))
+        run(python, "-m", "pip", "install", *QUIET, "scikit-build-core>=0.11", "nanobind>=2.4", "cmake>=3.28", "ninja")
+        shutil.unpack_archive(archive, place, filter="data")
+        (source,) = Path(place).glob("blobstore_runtime-*")
+        options = {
+            "CMAKE_TOOLCHAIN_FILE": source / "cmake" / f"{CROSS}-linux-gnu.cmake",
+            "executorch_DIR": executorch / "share" / "cmake",
+            "BLOBSTORE_MANYLINUX": "ON",
+        }
+        defined = [part for name, value in options.items() for part in ("-C", f"cmake.define.{name}={value}")]
+        # what Python says of itself, as if it ran on the other machine
+        told = {
+            "_PYTHON_HOST_PLATFORM": f"linux-{CROSS}",
+            "SETUPTOOLS_EXT_SUFFIX": f".cpython-{version.replace('.', '')}-{CROSS}-linux-gnu.so",
+            "PATH": os.pathsep.join([str(python.parent), os.environ["PATH"]]),
+        }
+        wheels = Path(place, "wheels")
+        isolated = ("--no-deps", "--no-build-isolation")
+        run(python, "-m", "pip", "wheel", *QUIET, *isolated, *defined, "-w", wheels, source, environment=told)
+        (built,) = wheels.glob("*.whl")
+        repair(built, CROSS, out)
+
+
+def repair(built: Path, machine: str, out: Path) -> None:
+    """Name a wheel after the oldest glibc that it runs on; that is none newer than ExecuTorch's wheels need."""
+    with tempfile.TemporaryDirectory(prefix="named-") as place:
+        run(sys.executable, "-m", "auditwheel", "repair", "--exclude", "libexecutorch*", "-w", place, built)
+        (named,) = Path(place).glob("*.whl")
+        if f"manylinux_2_28_{machine}" not in named.name and f"manylinux_2_27_{machine}" not in named.name:
+            sys.exit(f"{named.name}: it does not run on manylinux_2_28")
+        shutil.move(named, out)
 
 
 def check_archive(archive: Path) -> None:
@@ -112,17 +172,33 @@ def smoke(version: str, out: Path, *, native: bool) -> None:
         (pure,) = out.glob("blobstore-*.whl")
         wheels = [f"{pure}[cli]"]
         if native:
-            wheels += out.glob(f"blobstore_runtime-*-cp{version.replace('.', '')}-*.whl")
-        run(python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *wheels)
+            wheels += out.glob(f"blobstore_runtime-*-cp{version.replace('.', '')}-*_{platform.machine()}.whl")
+        run(python, "-m", "pip", "install", *QUIET, *wheels)
         script = Path(__file__).with_name("smoke.py")
         run(python, "-I", "-W", "error", script, *(["--native"] if native else []), cwd=place)
 
 
-def run(*command: str | Path, cwd: str | Path | None = None) -> None:
+def smoke_emulated(out: Path) -> None:
+    """Install the wheels for the other machine into an empty folder and use them there, with its Python under qemu."""
+    with tempfile.TemporaryDirectory(prefix="smoke-") as place:
+        packages = Path(place, "packages")
+        tags = (f"manylinux_2_28_{CROSS}", f"manylinux_2_27_{CROSS}", f"manylinux_2_17_{CROSS}")
+        accepted = [part for tag in tags for part in ("--platform", tag)]
+        wheels = [*out.glob("blobstore-*.whl"), *out.glob(f"*-cp{EMULATED.replace('.', '')}-*_{CROSS}.whl")]
+        target = ("--target", packages, "--python-version", EMULATED, "--only-binary=:all:", *accepted)
+        run(sys.executable, "-m", "pip", "install", *QUIET, *target, *wheels)
+        system = machines.python(EMULATED)
+        script = Path(__file__).with_name("smoke.py")
+        emulator = (f"qemu-{CROSS}-static", "-L", system, system / "usr" / "bin" / f"python{EMULATED}")
+        told = {"PYTHONPATH": str(packages), "PYTHONHOME": str(system / "usr")}
+        run(*emulator, "-W", "error", script, "--native", "--emulated", cwd=place, environment=told)
+
+
+def run(*command: str | Path, cwd: str | Path | None = None, environment: dict[str, str] | None = None) -> None:
     """Run a command; the first that fails ends it all."""
     say(f"$ {' '.join(map(str, command))}")
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    if code := subprocess.run([str(part) for part in command], cwd=cwd, env=environment, check=False).returncode:
+    own = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | (environment or {})
+    if code := subprocess.run([str(part) for part in command], cwd=cwd, env=own, check=False).returncode:
         sys.exit(f"that ended with {code}")
 
 

@@ -54,10 +54,33 @@ def run(*command: object) -> None:
     assert done.returncode == 0, f"{' '.join(texts)}\n{done.stdout}{done.stderr}"
 
 
-def build(source: Path, directory: Path, *options: str, target: str = "all") -> None:
-    """Configure and build a project; this takes a moment if nothing changed."""
+def configure(source: Path, directory: Path, *options: str) -> None:
+    """Configure a project."""
     spec = importlib.util.find_spec("executorch")
     assert spec and spec.submodule_search_locations
     package = Path(next(iter(spec.submodule_search_locations)), "share", "cmake")
     run("cmake", "-S", source, "-B", directory, "-G", "Ninja", f"-Dexecutorch_DIR={package}", *options)
+
+
+def build(source: Path, directory: Path, *options: str, target: str = "all") -> None:
+    """Configure and build a project; this takes a moment if nothing changed."""
+    configure(source, directory, *options)
     run("cmake", "--build", directory, "--target", target)
+
+
+def configure_tests(directory: Path, *options: str) -> None:
+    """Configure a build of the C++ tests; warnings are errors. Without further options, on the static library only."""
+    common = ("-DBLOBSTORE_TESTS=ON", "-DBLOBSTORE_WERROR=ON", "-DBLOBSTORE_SHARED=OFF")
+    configure(LIBRARY, directory, *common, f"-DPython_EXECUTABLE={sys.executable}", *options)
+
+
+def build_tests(directory: Path, *options: str, target: str = "all") -> None:
+    """Configure and build the C++ tests."""
+    configure_tests(directory, *options)
+    run("cmake", "--build", directory, "--target", target)
+
+
+def ctest(directory: Path, options: dict[str, str] | None = None) -> bool:
+    """Run the C++ tests of a build, and print what they print if they fail; whether all passed."""
+    command = ["ctest", "--test-dir", directory, "--output-on-failure", "--no-tests=error", "--parallel", "2"]
+    return subprocess.run(command, env={**ENVIRONMENT, **(options or {})}, check=False).returncode == 0

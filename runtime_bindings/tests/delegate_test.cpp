@@ -362,8 +362,12 @@ class Watched {
       CHECK(static_cast<bool>(std::getline(file, call))); // fails if the thread ended instead of waiting
       long number = -1;
       unsigned long timeout = 1;
+      // NOLINTNEXTLINE(bugprone-unchecked-string-to-number-conversion): the kernel wrote the numbers
       std::sscanf(call.c_str(), "%ld %*x %*x %*x %lx", &number, &timeout);
-      if (call == before && (number == SYS_flock || (number == SYS_futex && timeout == 0))) {
+      // also the numbers of x86-64, where qemu runs the test for another machine
+      const bool in_lock = number == SYS_flock || number == 73;
+      const bool in_futex = number == SYS_futex || number == 202;
+      if (call == before && (in_lock || (in_futex && timeout == 0))) {
         return;
       }
     }

@@ -23,9 +23,10 @@
 
 #include <blobstore/cache.h>
 #include <blobstore/error.h>
+#include <blobstore/export.h>
 #include <blobstore/tensors.h>
 
-namespace blobstore {
+namespace blobstore BLOBSTORE_API {
 
 namespace internal {
 struct AdapterAccess;

@@ -13,9 +13,10 @@
 #include <vector>
 
 #include <blobstore/error.h>
+#include <blobstore/export.h>
 #include <blobstore/layout.h>
 
-namespace blobstore {
+namespace blobstore BLOBSTORE_API {
 
 class BlobCache;
 class CommitFollower;

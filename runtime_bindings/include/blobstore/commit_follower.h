@@ -6,8 +6,9 @@
 #include <string_view>
 
 #include <blobstore/cache.h>
+#include <blobstore/export.h>
 
-namespace blobstore {
+namespace blobstore BLOBSTORE_API {
 
 /// What a commit is about to change, while everything is still unchanged. The cache owns it. It is valid during
 /// `CommitFollower::prepare` only, except for the bytes.

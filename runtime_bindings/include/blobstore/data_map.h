@@ -8,8 +8,9 @@
 #include <executorch/runtime/core/named_data_map.h>
 
 #include <blobstore/cache.h>
+#include <blobstore/export.h>
 
-namespace blobstore {
+namespace blobstore BLOBSTORE_API {
 
 /// The map in which programs and their delegates look for blobs. Holds the cache.
 ///

@@ -8,8 +8,9 @@
 
 #include <blobstore/cache.h>
 #include <blobstore/error.h>
+#include <blobstore/export.h>
 
-namespace blobstore {
+namespace blobstore BLOBSTORE_API {
 
 /// Register the delegate with ExecuTorch in this process. Further calls do nothing. Loading a `Program` registers it
 /// too. Any thread may call it.

@@ -5,7 +5,9 @@
 #include <string>
 #include <utility>
 
-namespace blobstore {
+#include <blobstore/export.h>
+
+namespace blobstore BLOBSTORE_API {
 
 /// What went wrong, in the distinctions that a handler makes. Each kind is one class of blobstore/errors.py; the native
 /// module calls it by the same name in lower case (`invalid_file`), see python/errors.cpp.

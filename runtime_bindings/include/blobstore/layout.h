@@ -7,7 +7,9 @@
 #include <string>
 #include <vector>
 
-namespace blobstore {
+#include <blobstore/export.h>
+
+namespace blobstore BLOBSTORE_API {
 
 /// Scalar type, sizes and dim order of a tensor. Scalar types are numbered as in ExecuTorch.
 struct Layout {

@@ -24,13 +24,14 @@
 
 #include <blobstore/adapters.h>
 #include <blobstore/cache.h>
+#include <blobstore/export.h>
 #include <blobstore/program.h>
 #include <blobstore/reading.h>
 #include <blobstore/result.h>
 #include <blobstore/tensors.h>
 #include <blobstore/training.h>
 
-namespace blobstore {
+namespace blobstore BLOBSTORE_API {
 namespace nothrow {
 
 // Caches: <blobstore/cache.h>, <blobstore/reading.h>

@@ -17,8 +17,9 @@
 #include <executorch/runtime/executor/method_meta.h>
 
 #include <blobstore/cache.h>
+#include <blobstore/export.h>
 
-namespace blobstore {
+namespace blobstore BLOBSTORE_API {
 
 /// What a call returned. Owns the memory that its values refer to: they are copies, which no later call changes. A copy
 /// of an Outputs shares that memory.

@@ -4,8 +4,9 @@
 #include <memory>
 
 #include <blobstore/cache.h>
+#include <blobstore/export.h>
 
-namespace blobstore {
+namespace blobstore BLOBSTORE_API {
 
 namespace internal {
 class ThreadReadings;

@@ -5,8 +5,9 @@
 #include <utility>
 
 #include <blobstore/error.h>
+#include <blobstore/export.h>
 
-namespace blobstore {
+namespace blobstore BLOBSTORE_API {
 
 namespace internal {
 /// Ends the process with a message. @param error the error of a Result without value; null if there is none.

@@ -11,8 +11,9 @@
 #include <executorch/extension/tensor/tensor_ptr.h>
 
 #include <blobstore/cache.h>
+#include <blobstore/export.h>
 
-namespace blobstore {
+namespace blobstore BLOBSTORE_API {
 
 namespace internal {
 struct TensorsAccess;

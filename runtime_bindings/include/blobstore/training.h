@@ -16,10 +16,11 @@
 #include <executorch/runtime/core/evalue.h>
 
 #include <blobstore/cache.h>
+#include <blobstore/export.h>
 #include <blobstore/program.h>
 #include <blobstore/tensors.h>
 
-namespace blobstore {
+namespace blobstore BLOBSTORE_API {
 
 /// Changes parameters by their gradients. A `TrainingProgram` calls it.
 class Optimizer {

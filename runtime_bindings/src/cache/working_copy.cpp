@@ -1,17 +1,8 @@
 #include "cache/working_copy.h"
 
 #include <algorithm>
-#include <cerrno>
-#include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <new>
-#include <random>
-
-#include <fcntl.h>
-#include <sys/file.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include <blobstore/error.h>
 
@@ -23,36 +14,6 @@ namespace {
 
 constexpr char kMagic[] = "BLOBCMT1";
 constexpr size_t kPage = 4096;
-
-void lock_file(const File& file, int how) {
-  while (flock(file.descriptor(), how) != 0) {
-    if (errno != EINTR) {
-      throw Error(ErrorKind::FileAccess, file.path(), std::string("cannot lock: ") + std::strerror(errno), errno);
-    }
-  }
-}
-
-struct stat status_of(const File& file) {
-  struct stat status;
-  if (fstat(file.descriptor(), &status) != 0) {
-    throw Error(ErrorKind::FileAccess, file.path(), std::strerror(errno), errno);
-  }
-  return status;
-}
-
-/// A new file beside another, with an unpredictable name. The destructor removes it, unless it was renamed.
-struct Temporary {
-  explicit Temporary(const std::string& beside) : path(beside + ".XXXXXX"), descriptor(mkostemp(&path[0], O_CLOEXEC)) {
-    if (descriptor < 0) {
-      throw Error(ErrorKind::FileAccess, beside, std::strerror(errno), errno);
-    }
-  }
-  Temporary(const Temporary&) = delete;
-  ~Temporary() { unlink(path.c_str()); }
-
-  std::string path;
-  int descriptor;
-};
 
 } // namespace
 
@@ -71,7 +32,7 @@ class OpenLeases final : ForkAware {
     const std::lock_guard<std::mutex> guard(mutex_);
     all_.reserve(all_.size() + 1);
     lease.data_ = data.reopen();
-    lease.gate_ = gate.descriptor() < 0 ? File() : gate.reopen();
+    lease.gate_ = gate.is_open() ? gate.reopen() : File();
     all_.push_back(&lease);
   }
 
@@ -111,36 +72,34 @@ WorkingCopy::Lease::~Lease() {
 }
 
 void WorkingCopy::Lease::lock_shared() {
-  lock_file(gate_, LOCK_SH);
-  lock_file(data_, LOCK_SH);
-  lock_file(gate_, LOCK_UN);
+  gate_.lock_shared();
+  data_.lock_shared();
+  gate_.unlock();
 }
 
 void WorkingCopy::Lease::lock_data() {
-  lock_file(data_, LOCK_SH);
+  data_.lock_shared();
 }
 
 void WorkingCopy::Lease::lock() {
-  if (gate_.descriptor() >= 0) {
-    lock_file(gate_, LOCK_EX);
+  if (gate_.is_open()) {
+    gate_.lock_exclusive();
   }
-  lock_file(data_, LOCK_EX);
+  data_.lock_exclusive();
 }
 
 void WorkingCopy::Lease::unlock() {
-  flock(data_.descriptor(), LOCK_UN);
-  flock(gate_.descriptor(), LOCK_UN);
+  data_.unlock();
+  gate_.unlock();
 }
 
 WorkingCopy::WorkingCopy(File file) : file_(std::move(file)) {}
 
 WorkingCopy::~WorkingCopy() = default;
 
-WorkingCopy::Exclusive::Exclusive(WorkingCopy& copy) : copy_(copy), opening_(copy.gate_.descriptor() < 0) {
+WorkingCopy::Exclusive::Exclusive(WorkingCopy& copy) : copy_(copy), opening_(!copy.gate_.is_open()) {
   if (opening_) { // another process may have made a gate, and readers may call without pause
-    const std::string path = copy.file_.path() + ".commits";
-    const File gate(path, ::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW));
-    lease_ = std::make_unique<Lease>(copy.file_, gate);
+    lease_ = std::make_unique<Lease>(copy.file_, File::open_if_there(copy.gate_path()));
   } else {
     lease_ = copy.lease();
   }
@@ -205,31 +164,22 @@ uint64_t WorkingCopy::journal_start() const {
 
 /// A tool may have copied the file with holes, which would need disk space when they are written through a map.
 void WorkingCopy::reserve_space() const {
-  const struct stat file = status_of(file_);
-  if (static_cast<uint64_t>(file.st_blocks) * 512 < static_cast<uint64_t>(file.st_size)) {
-    file_.reserve(0, static_cast<uint64_t>(file.st_size));
+  const FileStatus status = file_.status();
+  if (status.stored < status.size) {
+    file_.reserve(0, status.size);
   }
 }
 
 void WorkingCopy::find_state() {
-  const std::string path = file_.path() + ".commits";
-  const int descriptor = ::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW);
-  if (descriptor < 0 && errno != ENOENT && errno != ELOOP) { // a link is replaced
-    throw Error(ErrorKind::FileAccess, path, std::strerror(errno), errno);
-  }
-  if (descriptor < 0) {
-    return;
-  }
-  File gate(path, descriptor);
-  if (gate.size() < sizeof(Header)) {
+  File gate = File::open_if_there(gate_path());
+  if (!gate.is_open() || gate.size() < sizeof(Header)) { // a link is replaced
     return;
   }
   Mapping first(gate, 0, sizeof(Header), Mapping::Kind::Shared);
   const auto* found = reinterpret_cast<const Header*>(first.data());
-  const struct stat status = status_of(file_);
-  if (std::memcmp(found->magic, kMagic, 8) != 0 || found->device != static_cast<uint64_t>(status.st_dev) ||
-      found->inode != status.st_ino || found->size != static_cast<uint64_t>(status.st_size) ||
-      found->keys > (gate.size() - sizeof(Header)) / 8) {
+  const FileStatus status = file_.status();
+  if (std::memcmp(found->magic, kMagic, 8) != 0 || found->device != status.device || found->inode != status.inode ||
+      found->size != status.size || found->keys > (gate.size() - sizeof(Header)) / 8) {
     return; // it belongs to another file, which this one replaced
   }
   gate.reserve(0, sizeof(Header) + 8 * found->keys);
@@ -244,27 +194,19 @@ void WorkingCopy::bind(uint64_t keys) {
 }
 
 void WorkingCopy::create(uint64_t keys) {
-  const std::string path = file_.path() + ".commits";
-  Temporary temporary(path); // another process that opens the file now makes its own
-  File gate(path, temporary.descriptor);
-  const struct stat status = status_of(file_);
+  TemporaryFile gate(gate_path()); // another process that opens the file now makes its own
+  const FileStatus status = file_.status();
   const size_t size = sizeof(Header) + 8 * keys;
-  if (fchmod(gate.descriptor(), status.st_mode & 0777) !=
-      0) { // a process that may map the weights may join the commits
-    throw Error(ErrorKind::FileAccess, path, std::strerror(errno), errno);
-  }
-  gate.reserve(0, align_up(size, kPage));
-  Mapping state(gate, 0, size, Mapping::Kind::Shared);
+  gate.file().set_mode(status.mode); // a process that may map the weights may join the commits
+  gate.file().reserve(0, align_up(size, kPage));
+  Mapping state(gate.file(), 0, size, Mapping::Kind::Shared);
   auto* header = reinterpret_cast<Header*>(state.data());
   std::memcpy(header->magic, kMagic, 8);
-  header->device = static_cast<uint64_t>(status.st_dev);
-  header->inode = status.st_ino;
-  header->size = static_cast<uint64_t>(status.st_size);
+  header->device = status.device;
+  header->inode = status.inode;
+  header->size = status.size;
   header->keys = keys;
-  if (std::rename(temporary.path.c_str(), path.c_str()) != 0) {
-    throw Error(ErrorKind::FileAccess, path, std::strerror(errno), errno);
-  }
-  gate_ = std::move(gate);
+  gate_ = gate.appear();
   state_ = std::move(state);
 }
 
@@ -281,9 +223,7 @@ void WorkingCopy::begin(const std::vector<uint64_t>& keys, const std::vector<Pat
   const uint64_t start = journal_start();
   const uint64_t size = 8 * table.size() + bytes;
   const uint64_t end = align_up(start + size + sizeof(Digest), kPage);
-  if (ftruncate(gate_.descriptor(), static_cast<off_t>(end)) != 0) { // gives back what the last commit took
-    throw Error(ErrorKind::FileAccess, gate_.path(), std::strerror(errno), errno);
-  }
+  gate_.truncate(end); // gives back what the last commit took
   gate_.reserve(start, end - start);
   uint64_t at = start;
   gate_.write(table.data(), 8 * table.size(), at);

@@ -143,6 +143,7 @@ class WorkingCopy {
 
   Header* header() const { return reinterpret_cast<Header*>(state_.data()); }
   std::atomic<uint64_t>* versions() const { return reinterpret_cast<std::atomic<uint64_t>*>(header() + 1); }
+  std::string gate_path() const { return file_.path() + ".commits"; }
   uint64_t journal_start() const;
   std::unique_ptr<Lease> lease();
   void keep(std::unique_ptr<Lease> lease) noexcept;

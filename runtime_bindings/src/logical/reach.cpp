@@ -418,7 +418,7 @@ std::shared_ptr<const ProgramParts> open_served(const std::string& path, uint64_
       return nullptr;
     }
     const File file(path, false);
-    if (file.inode() != inode) {
+    if (file.status().inode != inode) {
       return nullptr;
     }
     const uint64_t size = file.size();

@@ -2,10 +2,13 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <vector>
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -55,20 +58,25 @@ File& File::operator=(File&& other) noexcept {
   return *this;
 }
 
-uint64_t File::size() const {
-  struct stat status;
-  if (fstat(descriptor_, &status) != 0) {
-    refuse(path_, errno);
+File File::open_if_there(std::string path) {
+  const int descriptor = open(path.c_str(), O_RDWR | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW);
+  if (descriptor < 0 && errno != ENOENT && errno != ELOOP) {
+    refuse(path, errno);
   }
-  return static_cast<uint64_t>(status.st_size);
+  return File(std::move(path), descriptor);
 }
 
-uint64_t File::inode() const {
+FileStatus File::status() const {
   struct stat status;
   if (fstat(descriptor_, &status) != 0) {
     refuse(path_, errno);
   }
-  return static_cast<uint64_t>(status.st_ino);
+  return {
+      static_cast<uint64_t>(status.st_dev),
+      static_cast<uint64_t>(status.st_ino),
+      static_cast<uint64_t>(status.st_size),
+      static_cast<uint64_t>(status.st_blocks) * 512,
+      static_cast<uint32_t>(status.st_mode & 0777)};
 }
 
 void File::check_length(uint64_t end) const {
@@ -81,8 +89,32 @@ void File::check_length(uint64_t end) const {
   }
 }
 
+void File::truncate(uint64_t size) const {
+  if (ftruncate(descriptor_, static_cast<off_t>(size)) != 0) {
+    refuse(path_, errno);
+  }
+}
+
+void File::set_mode(uint32_t mode) const {
+  if (fchmod(descriptor_, static_cast<mode_t>(mode)) != 0) {
+    refuse(path_, errno);
+  }
+}
+
+void File::lock(bool exclusive) const {
+  while (flock(descriptor_, exclusive ? LOCK_EX : LOCK_SH) != 0) {
+    if (errno != EINTR) {
+      throw Error(ErrorKind::FileAccess, path_, std::string("cannot lock: ") + std::strerror(errno), errno);
+    }
+  }
+}
+
+void File::unlock() const noexcept {
+  flock(descriptor_, LOCK_UN);
+}
+
 void File::reserve(uint64_t offset, uint64_t size) const {
-#ifdef __linux__
+#if BLOBSTORE_LINUX
   int failed;
   do {
     failed = fallocate(descriptor_, 0, static_cast<off_t>(offset), static_cast<off_t>(size));
@@ -108,17 +140,26 @@ void File::reserve(uint64_t offset, uint64_t size) const {
 }
 
 File File::reopen() const {
-#ifdef __linux__
+  const int access = fcntl(descriptor_, F_GETFL) & O_ACCMODE;
+#if BLOBSTORE_LINUX
   // by descriptor, because the path may lead to another file by now
   const std::string link = "/proc/self/fd/" + std::to_string(descriptor_);
-  const int descriptor = open(link.c_str(), (fcntl(descriptor_, F_GETFL) & O_ACCMODE) | O_CLOEXEC);
+  const int descriptor = open(link.c_str(), access | O_CLOEXEC);
 #else
-  const int descriptor = open(path_.c_str(), (fcntl(descriptor_, F_GETFL) & O_ACCMODE) | O_CLOEXEC);
+  const int descriptor = open(path_.c_str(), access | O_CLOEXEC | O_NONBLOCK);
 #endif
   if (descriptor < 0) {
     refuse(path_, errno);
   }
-  return File(path_, descriptor);
+  File file(path_, descriptor);
+#if !BLOBSTORE_LINUX
+  const FileStatus before = status();
+  const FileStatus now = file.status();
+  if (now.device != before.device || now.inode != before.inode) {
+    throw Error(ErrorKind::FileAccess, path_, "it was replaced by another file while it was open", EIO);
+  }
+#endif
+  return file;
 }
 
 void File::read(void* buffer, size_t size, uint64_t offset) const {
@@ -154,6 +195,26 @@ void File::write(const void* buffer, size_t size, uint64_t offset) const {
     offset += static_cast<uint64_t>(put);
     size -= static_cast<size_t>(put);
   }
+}
+
+TemporaryFile::TemporaryFile(const std::string& path)
+    : name_(path + ".XXXXXX"), file_(path, mkostemp(name_.data(), O_CLOEXEC)) {
+  if (!file_.is_open()) {
+    refuse(path, errno);
+  }
+}
+
+TemporaryFile::~TemporaryFile() {
+  if (file_.is_open()) {
+    unlink(name_.c_str());
+  }
+}
+
+File TemporaryFile::appear() {
+  if (std::rename(name_.c_str(), file_.path().c_str()) != 0) {
+    refuse(file_.path(), errno);
+  }
+  return std::move(file_);
 }
 
 Mapping::Mapping(const File& file, uint64_t offset, size_t size, Kind kind) {

@@ -6,6 +6,8 @@
 #include <string>
 #include <utility>
 
+#include "os/platform.h"
+
 namespace blobstore::internal {
 
 /// Page size of this machine.
@@ -25,7 +27,16 @@ inline bool has_room_behind(const void* data, size_t size) {
   return (end - 1) / page_size() == (end + 127) / page_size();
 }
 
-/// An open file.
+/// What the system knows of a file.
+struct FileStatus {
+  uint64_t device;
+  uint64_t inode;
+  uint64_t size;
+  uint64_t stored; // bytes on the disk; if there are fewer than `size`, the file has holes
+  uint32_t mode; // permissions
+};
+
+/// A file, open or closed.
 class File {
  public:
   File() = default;
@@ -35,28 +46,59 @@ class File {
   File(std::string path, bool writable);
   /// Take over a descriptor.
   File(std::string path, int descriptor) : path_(std::move(path)), descriptor_(descriptor) {}
+  /// Open a file for reading and writing. If there is none, or if the path is a link, the result is closed.
+  static File open_if_there(std::string path);
   ~File();
   File(File&& other) noexcept { *this = std::move(other); }
   File& operator=(File&& other) noexcept;
 
   const std::string& path() const { return path_; }
   int descriptor() const { return descriptor_; }
-  uint64_t size() const;
-  uint64_t inode() const;
+  bool is_open() const { return descriptor_ >= 0; }
+  uint64_t size() const { return status().size; }
+  FileStatus status() const;
   /// @throws Error FileAccess: the file ends before this byte; reading that far in a map would end the process.
   void check_length(uint64_t end) const;
   /// Reserve disk space for these bytes, so that writing to them through a map cannot fail. The file grows to hold
   /// them: existing bytes stay, new ones are zero. @throws Error FileAccess: for example, the disk is full.
   void reserve(uint64_t offset, uint64_t size) const;
+  /// Cut the file off, or let it grow by zeros.
+  void truncate(uint64_t size) const;
+  void set_mode(uint32_t mode) const;
   /// Open the same inode again, independently: the new open file has locks of its own.
   File reopen() const;
+  /// Wait for the kernel's lock on this open file. It ends with `unlock`, with the last descriptor of the open file, or
+  /// with the process. Locks of one open file replace each other.
+  void lock_shared() const { lock(false); }
+  void lock_exclusive() const { lock(true); }
+  void unlock() const noexcept;
   /// Read or write exactly these bytes. @throws Error FileAccess.
   void read(void* buffer, size_t size, uint64_t offset) const;
   void write(const void* buffer, size_t size, uint64_t offset) const;
 
  private:
+  void lock(bool exclusive) const;
+
   std::string path_;
   int descriptor_ = -1;
+};
+
+/// A new file that appears under its path when it is complete. Until then its name is the path, a dot, and six
+/// unpredictable characters. The destructor removes it if it did not appear.
+class TemporaryFile {
+ public:
+  explicit TemporaryFile(const std::string& path);
+  ~TemporaryFile();
+  TemporaryFile(const TemporaryFile&) = delete;
+  TemporaryFile& operator=(const TemporaryFile&) = delete;
+
+  const File& file() const { return file_; }
+  /// Give the file its path, where it replaces another one.
+  File appear();
+
+ private:
+  std::string name_;
+  File file_;
 };
 
 /// A run of mapped pages, unmapped by the destructor.

@@ -12,6 +12,7 @@
 namespace blobstore::internal {
 namespace {
 
+#if BLOBSTORE_LINUX
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23 // Linux 5.14
 #endif
@@ -20,6 +21,8 @@ constexpr size_t kHugePage = size_t{2} << 20;
 
 /// Moved pages become maps of their own, and Linux allows a process 65,530 maps by default.
 constexpr int kMaxReplaced = 8192;
+#endif
+
 std::atomic<int> replaced_count{0};
 
 void* pointer(uintptr_t at) {
@@ -27,8 +30,12 @@ void* pointer(uintptr_t at) {
 }
 
 /// Copy now the pages that writing would copy.
-void populate(uintptr_t begin, uintptr_t end, const File& file, const std::string& what) {
-#ifdef __linux__
+void populate(
+    [[maybe_unused]] uintptr_t begin,
+    [[maybe_unused]] uintptr_t end,
+    [[maybe_unused]] const File& file,
+    [[maybe_unused]] const std::string& what) {
+#if BLOBSTORE_LINUX
   if (begin < end && madvise(pointer(begin), end - begin, MADV_POPULATE_WRITE) != 0 && errno != EINVAL) {
     const int number = errno; // EINVAL comes from an older kernel, which copies pages when they are written
     throw Error(ErrorKind::FileAccess, file.path(), "no memory for " + what + ": " + std::strerror(number), number);
@@ -56,7 +63,7 @@ FilePages::Prepared FilePages::prepare(const void* data, const std::string& what
   Prepared prepared;
   const uintptr_t first = align_down(begin_, page_size());
   const uintptr_t last = align_up(end(), page_size());
-#ifdef __linux__
+#if BLOBSTORE_LINUX
   const size_t inner = inner_end() - inner_begin();
   if (!replaced_ && inner >= kHugePage - kHugePage / 8 && replaced_count.load() < kMaxReplaced) {
     populate(first, inner_begin(), *file_, what);
@@ -80,7 +87,7 @@ FilePages::Prepared FilePages::prepare(const void* data, const std::string& what
 
 void FilePages::write(Prepared&& prepared, const void* data) {
   const auto* from = static_cast<const uint8_t*>(data);
-#ifdef __linux__
+#if BLOBSTORE_LINUX
   if (prepared.inner_.pages() != nullptr) {
     const size_t inner = inner_end() - inner_begin();
     auto* fresh = static_cast<uint8_t*>(prepared.inner_.pages()) + prepared.skip_;
@@ -122,7 +129,7 @@ void FilePages::give_back(uintptr_t begin, uintptr_t end) {
   if (begin >= end) {
     return;
   }
-#ifdef __linux__
+#if BLOBSTORE_LINUX
   if (!replaced_) {
     madvise(pointer(begin), end - begin, MADV_DONTNEED);
     return;

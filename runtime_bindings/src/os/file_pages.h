@@ -34,7 +34,7 @@ class FilePages {
    private:
     friend class FilePages;
     Mapping inner_; // fresh pages with the new bytes; if empty, the bytes are written in place
-    size_t skip_ = 0; // to the first of them
+    [[maybe_unused]] size_t skip_ = 0; // to the first of them
   };
 
   /// Allocate all memory that writing these bytes takes. The contents of the run do not change.

@@ -3,6 +3,8 @@
 
 #include <new>
 
+#include "os/platform.h"
+
 #ifdef __SANITIZE_THREAD__
 #include <sanitizer/tsan_interface.h>
 #endif

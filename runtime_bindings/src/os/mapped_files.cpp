@@ -15,6 +15,7 @@ std::vector<std::optional<MappedFile>> mapped_files(const std::vector<const void
     uint64_t inode = 0;
     char device[32] = {};
     int path = 0;
+    // NOLINTNEXTLINE(bugprone-unchecked-string-to-number-conversion): the kernel wrote the numbers
     if (std::sscanf(
             line.c_str(), "%" SCNx64 "-%" SCNx64 " %*s %*s %31s %" SCNu64 " %n", &begin, &end, device, &inode, &path) !=
             4 ||

@@ -9,7 +9,7 @@
 
 namespace blobstore::internal {
 
-#ifdef __linux__
+#if BLOBSTORE_LINUX
 
 std::optional<MemoryUsage> memory_usage(const std::vector<MemoryRange>& ranges) {
   const int descriptor = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);

@@ -1,0 +1,50 @@
+// What newer compilers and systems take from their libraries and manylinux_2_28 does not have, by its older names. The
+// module that `make dist` builds has these definitions for itself (-DBLOBSTORE_MANYLINUX=ON).
+
+#include <condition_variable>
+#include <mutex>
+
+#define HIDDEN extern "C" __attribute__((visibility("hidden")))
+
+#ifdef __x86_64__
+#define GLIBC "GLIBC_2.2.5"
+constexpr int kStatVersion = 1;
+#else
+#define GLIBC "GLIBC_2.17"
+constexpr int kStatVersion = 0;
+#endif
+
+// glibc 2.32: whether there is one thread, which lets shared pointers count without atomic operations.
+HIDDEN char __libc_single_threaded = 0;
+
+// glibc 2.33: they were inline functions before.
+asm(".symver __xstat, __xstat@" GLIBC);
+asm(".symver __fxstat, __fxstat@" GLIBC);
+asm(".symver __lxstat, __lxstat@" GLIBC);
+asm(".symver __fxstatat, __fxstatat@" GLIBC);
+extern "C" int __xstat(int version, const char* path, void* status);
+extern "C" int __fxstat(int version, int descriptor, void* status);
+extern "C" int __lxstat(int version, const char* path, void* status);
+extern "C" int __fxstatat(int version, int descriptor, const char* path, void* status, int flags);
+
+HIDDEN int stat(const char* path, void* status) {
+  return __xstat(kStatVersion, path, status);
+}
+HIDDEN int fstat(int descriptor, void* status) {
+  return __fxstat(kStatVersion, descriptor, status);
+}
+HIDDEN int lstat(const char* path, void* status) {
+  return __lxstat(kStatVersion, path, status);
+}
+HIDDEN int fstatat(int descriptor, const char* path, void* status, int flags) {
+  return __fxstatat(kStatVersion, descriptor, path, status, flags);
+}
+
+// GCC 12: std::condition_variable::wait lost its noexcept, and so got a version of its own.
+#define WAIT "_ZNSt18condition_variable4waitERSt11unique_lockISt5mutexE"
+asm(".symver blobstore_old_wait, " WAIT "@GLIBCXX_3.4.11");
+extern "C" void blobstore_old_wait(std::condition_variable* condition, std::unique_lock<std::mutex>& lock);
+HIDDEN void blobstore_wait(std::condition_variable* condition, std::unique_lock<std::mutex>& lock) asm(WAIT);
+void blobstore_wait(std::condition_variable* condition, std::unique_lock<std::mutex>& lock) {
+  blobstore_old_wait(condition, lock);
+}

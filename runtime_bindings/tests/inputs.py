@@ -1,0 +1,120 @@
+"""The files that the C++ tests take: `python -m runtime_bindings.tests.inputs FOLDER ...` writes them into each folder.
+
+A test may change its files, so each test has a folder of its own.
+"""
+
+from __future__ import annotations
+
+import shutil
+import struct
+import sys
+from pathlib import Path
+
+import flatbuffers
+import numpy as np
+import xxhash
+
+from blobstore import BlobStore, save_file
+from blobstore.adapters import save_adapter
+from blobstore.formats.payload import Constant, find_places, wrap
+from blobstore.runtime import make_working_copy
+from tests import models
+
+
+def main(folders: list[Path]) -> None:
+    first, *others = folders
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
+    first.mkdir(parents=True)
+    write_tensors(first)
+    write_program(first)
+    write_delegates(first / "delegates")
+    write_adapters(first / "adapters")
+    native_tensors.write(first / "tensors.ptd")
+    for folder in others:
+        shutil.copytree(first, folder)
+
+
+def write_tensors(folder: Path) -> None:
+    """plain.ptd, and copy.ptd, a working copy of it; "opaque" is not a tensor in them."""
+    tensors = {"a": np.zeros(60_000, np.float32), "b": np.ones(60_000, np.float32)}
+    tensors["tied"] = tensors["a"].copy()
+    store = BlobStore()
+    for key, array in tensors.items():
+        store.add(key, array)
+    store.add("opaque", bytes(range(100)))
+    store.write_ptd(folder / "plain.ptd")
+    make_working_copy(folder / "plain.ptd", folder / "copy.ptd")
+
+
+def write_program(folder: Path) -> None:
+    """program.pte, which takes its weights from program.ptd."""
+    models.mlp(external=True).write(folder).rename(folder / "program.pte")
+    (folder / "_default_external_constant.ptd").rename(folder / "program.ptd")
+
+
+def write_adapters(folder: Path) -> None:
+    """A foundation, the file of a program's adapter, and two adapters."""
+    folder.mkdir()
+    save_file({"m.weight": np.arange(35, dtype=np.float32).reshape(7, 5)}, folder / "foundation.ptd")
+    shapes = {"m.lora_a": (2, 5), "m.lora_b": (7, 2)}
+    save_file({name: np.zeros(shape, np.float32) for name, shape in shapes.items()}, folder / "adapter.ptd")
+    for number in (1, 2):
+        tensors = {name: np.full(shape, number, np.float32) for name, shape in shapes.items()}
+        save_adapter(folder / f"{number}.ptd", tensors, foundation=folder / "foundation.ptd", scale=1)
+
+
+def write_delegates(folder: Path) -> None:
+    """Weights, and payloads for an inner backend that reads a list of keys."""
+    folder.mkdir()
+    mark = "@0123456789abcdef"
+    ones = np.ones(3000, np.float32)
+    save_file({f"packed{mark}": ones, f"kept{mark}": ones}, folder / "base.ptd")
+    save_file({f"own{mark}": ones}, folder / "adapter.ptd")
+    make_working_copy(folder / "base.ptd", folder / "copy.ptd")
+    for name, own in (("base", False), ("both", True)):
+        kinds = {f"packed{mark}": True, f"kept{mark}": False} | ({f"own{mark}": True} if own else {})
+        inner = b"".join(
+            struct.pack("<I", len(key)) + key.encode() + b"\0" + (b"p" if packed else b"k")
+            for key, packed in kinds.items()
+        )
+        constants = [
+            Constant(key, ones.nbytes, number, find_places(inner, key), packed)
+            for number, (key, packed) in enumerate(kinds.items())
+        ]
+        (folder / f"{name}.payload").write_bytes(wrap(inner, "ToyBackend", constants))
+    write_costly_payload(folder / "costly.payload")
+
+
+def write_costly_payload(path: Path) -> None:
+    """One description of a constant with 30,000 places, 60,000 times."""
+    key = "k@0123456789abcdef"
+    inner = key.encode()
+    builder = flatbuffers.Builder(1 << 20)
+    name, digest = builder.CreateString("ToyBackend"), builder.CreateByteVector(xxhash.xxh3_128_digest(inner))
+    text = builder.CreateString(key)
+    builder.StartVector(8, 30_000, 8)
+    for _ in range(30_000):
+        builder.PrependUint64(len(inner) - 16)
+    places = builder.EndVector()
+    builder.StartObject(5)
+    builder.PrependUOffsetTRelativeSlot(0, text, 0)
+    builder.PrependUOffsetTRelativeSlot(3, places, 0)
+    constant = builder.EndObject()
+    builder.StartVector(4, 60_000, 4)
+    for _ in range(60_000):
+        builder.PrependUOffsetTRelative(constant)
+    constants = builder.EndVector()
+    builder.StartObject(5)
+    builder.PrependUint32Slot(0, 1, 0)
+    builder.PrependUOffsetTRelativeSlot(1, name, 0)
+    builder.PrependUint64Slot(2, len(inner), 0)
+    builder.PrependUOffsetTRelativeSlot(3, constants, 0)
+    builder.PrependUOffsetTRelativeSlot(4, digest, 0)
+    builder.Finish(builder.EndObject(), file_identifier=b"BD01")
+    description = bytes(builder.Output())
+    path.write_bytes(inner + description + struct.pack("<Q", len(description)) + b"BSDELEG1")
+
+
+if __name__ == "__main__":
+    main([Path(argument) for argument in sys.argv[1:]])

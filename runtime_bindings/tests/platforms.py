@@ -1,0 +1,112 @@
+"""Build the C++ tests for the platforms of the library and run them where that is possible.
+
+    python -m runtime_bindings.tests.platforms here     this machine: other sizes of pages, and the code for systems
+                                                        that are not Linux
+    python -m runtime_bindings.tests.platforms aarch64  Linux on aarch64, with a cross compiler and qemu
+    python -m runtime_bindings.tests.platforms compile  other systems: their compilers take all sources, and those that
+                                                        the library is not for are refused by one line
+
+docs/platforms.md says what that covers.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from tests import machines, native_build
+from tests.native_build import LIBRARY, ROOT
+
+# What zig calls a target, and the name for people
+COMPILED = {
+    "aarch64-macos": "macOS on Apple silicon",
+    "x86_64-macos": "macOS on Intel",
+    "aarch64-linux-musl": "Linux on aarch64 with musl",
+}
+REFUSED = {
+    "x86_64-windows-gnu": "blobstore_runtime does not run on Windows",
+    "arm-linux-gnueabihf": "blobstore_runtime needs a 64-bit system",
+    "x86-linux-gnu": "blobstore_runtime needs a 64-bit system",
+}
+
+
+def here() -> None:
+    """Run the tests here: as small as users build it, and as on systems that are not Linux."""
+    for name, *options in (
+        ("native", "-DCMAKE_BUILD_TYPE=MinSizeRel", "-DBLOBSTORE_SHARED=ON"),
+        ("native-posix", "-DCMAKE_BUILD_TYPE=Debug", "-DBLOBSTORE_POSIX_ONLY=ON"),
+    ):
+        test(ROOT / "build" / name, *options)
+
+
+def aarch64() -> None:
+    """Run the tests under qemu, on the libraries of ExecuTorch's wheel for aarch64."""
+    executorch = machines.executorch("aarch64", "3.11")
+    test(
+        ROOT / "build" / "native-aarch64",
+        f"-DCMAKE_TOOLCHAIN_FILE={LIBRARY / 'cmake' / 'aarch64-linux-gnu.cmake'}",
+        f"-Dexecutorch_DIR={executorch / 'share' / 'cmake'}",
+        "-DCMAKE_BUILD_TYPE=MinSizeRel",
+    )
+
+
+def test(folder: Path, *options: str) -> None:
+    if reason := native_build.missing():
+        sys.exit(reason)
+    try:
+        native_build.build_tests(folder, *options)
+    except AssertionError as error:
+        sys.exit(str(error))
+    if not native_build.ctest(folder):
+        sys.exit(1)
+
+
+def compile_all() -> None:
+    """Compile every source for each system, and see the refusals."""
+    sources = sorted((LIBRARY / "src").rglob("*.cpp"))
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for target, name in COMPILED.items():
+            failed = [
+                text for text in pool.map(lambda source, target=target: compile_one(source, target), sources) if text
+            ]
+            if failed:
+                sys.exit(f"{name}:\n{failed[0]}")
+            say(f"{name} ({target}): {len(sources)} files compiled")
+    for target, line in REFUSED.items():
+        text = compile_one(LIBRARY / "src" / "os" / "file.cpp", target)
+        errors = [said for said in text.splitlines() if "error:" in said]
+        if not errors or line not in errors[0]:
+            sys.exit(f"{target} is not refused by one line:\n{text}")
+        say(f"{target}: refused: {line}")
+
+
+def compile_one(source: Path, target: str) -> str:
+    """Compile a file and keep nothing; what the compiler says."""
+    spec = importlib.util.find_spec("executorch")
+    assert spec and spec.submodule_search_locations
+    executorch = Path(next(iter(spec.submodule_search_locations))) / "include"
+    command = [
+        *(sys.executable, "-m", "ziglang", "c++", "-target", target, "-std=c++17", "-c", "-O0"),
+        *("-Wall", "-Wextra", "-Wno-unused-parameter", "-Werror", "-DC10_USING_CUSTOM_GENERATED_MACROS"),
+        *(f"-I{LIBRARY / 'include'}", f"-I{LIBRARY / 'src'}", f"-isystem{LIBRARY / 'third_party' / 'xxhash'}"),
+        *(f"-isystem{executorch}", f"-isystem{executorch / 'executorch/runtime/core/portable_type/c10'}"),
+        source,
+    ]
+    with tempfile.TemporaryDirectory() as folder:  # where zig leaves what it compiled
+        texts = [str(part) for part in command]
+        done = subprocess.run(texts, cwd=folder, capture_output=True, text=True, check=False)
+    return done.stderr if done.returncode else ""
+
+
+def say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    {"here": here, "aarch64": aarch64, "compile": compile_all}[sys.argv[1]]()

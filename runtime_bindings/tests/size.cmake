@@ -1,0 +1,9 @@
+# The shared library without symbols and debugging information takes at most this many bytes.
+set(limit 600000)
+set(stripped ${LIBRARY}.stripped)
+execute_process(COMMAND ${STRIP} -o ${stripped} ${LIBRARY} COMMAND_ERROR_IS_FATAL ANY)
+file(SIZE ${stripped} size)
+message("${LIBRARY}: ${size} bytes when stripped, at most ${limit}")
+if(size GREATER limit)
+  message(FATAL_ERROR "the library is too large")
+endif()

@@ -1,0 +1,64 @@
+"""The library in the forms that a C++ application can take: static, shared, and inside of its own build (X2, N3)."""
+
+import re
+import subprocess
+
+import numpy as np
+import pytest
+
+from blobstore import save_file
+from tests import native_build
+from tests.native_build import LIBRARY, ROOT
+from tests.runtime.application import install_library
+
+HEADERS = sorted((LIBRARY / "include" / "blobstore").glob("*.h"))
+
+
+@pytest.fixture(scope="module")
+def prefix():
+    if reason := native_build.missing():
+        pytest.skip(reason)
+    return install_library()
+
+
+def build(prefix, how):
+    """The application that links the library in this way, installed."""
+    source = ROOT / "tests" / "runtime" / "linking"
+    with native_build.folder(f"linking-{how}") as directory:
+        options = ("-DCMAKE_BUILD_TYPE=Debug", f"-DHOW={how}", f"-DCMAKE_PREFIX_PATH={prefix}")
+        native_build.build(source, directory / "build", *options)
+        native_build.run("cmake", "--install", directory / "build", "--prefix", directory / "prefix")
+        installed = [path.name for path in (directory / "prefix").rglob("*") if path.is_file()]
+        assert installed == ["linking"], "only what the application installs"
+        return directory / "build" / "linking"
+
+
+@pytest.mark.parametrize("how", ["static", "shared", "fetched"])
+def test_an_application_links_the_library(how, prefix, tmp_path):
+    """It opens a file and catches an error of the library (X2); only the shared form needs a library at run time."""
+    program = build(prefix, how)
+    save_file({"a": np.zeros(3, np.float32), "b": np.ones(3, np.float32)}, tmp_path / "w.ptd")
+    (tmp_path / "bad.ptd").write_bytes(b"no tensors in here")
+    found = [
+        subprocess.run([program, tmp_path / name], capture_output=True, text=True, check=True).stdout
+        for name in ("w.ptd", "bad.ptd")
+    ]
+    assert found[0] == "2 keys\n" and re.fullmatch(r"\d+\n", found[1])
+    needed = subprocess.run(["readelf", "-d", program], capture_output=True, text=True, check=True).stdout  # noqa: S607
+    assert ("libblobstore_runtime.so.0.1" in needed) == (how == "shared")
+
+
+def test_the_shared_library_exports_the_public_names_alone(prefix):
+    [library] = [path for path in prefix.rglob("libblobstore_runtime.so*") if not path.is_symlink()]
+    command = ["nm", "-DC", "--defined-only", library]
+    lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    names = [re.sub(r"^(?:typeinfo name|typeinfo|vtable) for ", "", line.split(maxsplit=2)[2]) for line in lines]
+    assert "blobstore::Error" in names
+    assert [name for name in names if not re.match(r"blobstore::(?!internal::)", name)] == []
+
+
+@pytest.mark.parametrize("path", [path for path in HEADERS if path.name != "export.h"], ids=lambda path: path.name)
+def test_what_a_public_header_declares_is_exported(path):
+    text = path.read_text(encoding="utf-8")
+    assert re.findall(r"^namespace blobstore\b.*\{$", text, re.MULTILINE) == ["namespace blobstore BLOBSTORE_API {"]
+    assert "#include <blobstore/export.h>" in text
