@@ -16,6 +16,7 @@ import xxhash
 from blobstore.formats.payload import Constant, find_places, wrap
 from blobstore.runtime import make_working_copy
 from tests import models, native_build
+from tests.logical import native_tensors
 
 ROOT = native_build.ROOT
 SKIPPED = 77  # the exit code of a test that cannot run, as for automake and CTest
@@ -42,6 +43,7 @@ def main() -> None:
             plain, copy = Path(folder, "plain.ptd"), Path(folder, "copy.ptd")
             run([tests / "memory_test", plain, copy], options)
             run([tests / "cache_test", plain, folder, *write_program(Path(folder))], options)
+            run([tests / "tensors_test", native_tensors.write(Path(folder, "tensors.ptd"))], options)
             run([tests / "fork_test", copy], options)
             run([tests / "fork_test", copy, "without-descriptors"], options)
         with tempfile.TemporaryDirectory() as folder:
