@@ -19,6 +19,7 @@ from blobstore.adapters import save_adapter
 from blobstore.formats.payload import Constant, find_places, wrap
 from blobstore.runtime import make_working_copy
 from tests import models
+from tests.logical import native_tensors
 
 
 def main(folders: list[Path]) -> None:
