@@ -34,8 +34,7 @@ _SCALE = "blobstore.adapter.scale"
 
 @dataclass(frozen=True)
 class Adapter:
-    """An adapter that was read from a file into memory, so it does not matter what happens to the file later. Its
-    tensors are views of this memory and keep it alive.
+    """An adapter that was read from a file. Its tensors are views of the mapped file and keep the map alive.
 
     Attributes:
         path: the file.
