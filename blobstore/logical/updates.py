@@ -77,7 +77,9 @@ class LogicalTensors(Mapping[str, LogicalTensor]):
         return is_utf8(name) and bool(self._native.contains(name))
 
     def __repr__(self) -> str:
-        return f"<LogicalTensors of {self._blobs.name}: {len(self):,} tensors, {self._native.refused():,} of them fixed>"
+        return (
+            f"<LogicalTensors of {self._blobs.name}: {len(self):,} tensors, {self._native.refused():,} of them fixed>"
+        )
 
     def check_names(self, names: Iterable[str]) -> None:
         """Check that an update of these tensors and keys is possible.

@@ -216,7 +216,7 @@ nb::tuple describe(const Tensors& tensors, const std::string& name) {
   std::set<std::string> needs;
   for (const Record* record : tensor->made_into) {
     keys.push_back(record->key);
-    for (const Source& source : record->sources) {
+    for (const SourceTensor& source : record->sources) {
       needs.insert(index.tensor_of(source).name());
     }
   }

@@ -79,18 +79,18 @@ class Parser {
     return out;
   }
 
-  std::vector<Source> sources(uint64_t table, unsigned field) {
+  std::vector<SourceTensor> sources(uint64_t table, unsigned field) {
     const FlatVector vector = buffer_.vector(table, field, 4);
-    std::vector<Source> out;
+    std::vector<SourceTensor> out;
     for (uint32_t i = 0; i < vector.count; ++i) {
       out.push_back(source(buffer_.element(vector, i)));
     }
     return out;
   }
 
-  Source source(uint64_t table) {
+  SourceTensor source(uint64_t table) {
     take(24);
-    Source out;
+    SourceTensor out;
     out.name = text_in(table, kName);
     out.scalar_type = static_cast<int8_t>(buffer_.u8_field(table, kScalarType));
     if (item_size(out.scalar_type) == 0) {

@@ -42,7 +42,7 @@ struct Step {
 };
 
 /// A tensor of the model.
-struct Source {
+struct SourceTensor {
   std::string name; // fully qualified
   int8_t scalar_type = 0; // in the model, as are the sizes; not checked, so sizes may be negative
   std::vector<int64_t> sizes;
@@ -53,7 +53,7 @@ struct Source {
 struct Record {
   std::string key; // of the blob; empty with a refusal
   uint64_t nbytes = 0; // of the blob
-  std::vector<Source> sources; // that the first step takes
+  std::vector<SourceTensor> sources; // that the first step takes
   std::vector<Step> steps;
   uint32_t group = 0; // blobs of one delegate with the same number are packed together
   std::string refusal; // why the sources cannot be changed
@@ -64,7 +64,7 @@ struct Record {
 struct Records {
   std::string inner; // the backend whose layouts they describe
   std::vector<Record> records;
-  std::vector<Source> outside; // tensors of the program that no delegate has
+  std::vector<SourceTensor> outside; // tensors of the program that no delegate has
   std::vector<std::string> shared; // names of tensors that a delegate has and the program itself uses, too
   std::vector<std::string> transient; // names of those outside that no state dict has
 };

@@ -67,7 +67,7 @@ void Index::read() {
 /// Take in the tensors and the blobs that a delegate's records describe.
 void Index::know(const Records& delegate) {
   for (const Record& record : delegate.records) {
-    for (const Source& source : record.sources) {
+    for (const SourceTensor& source : record.sources) {
       connect(source);
     }
     if (!record.refusal.empty()) {
@@ -80,7 +80,7 @@ void Index::know(const Records& delegate) {
       throw Error(ErrorKind::KeyConflict, source_.name(), "two records describe '" + record.key + "' differently");
     }
   }
-  for (const Source& source : delegate.outside) {
+  for (const SourceTensor& source : delegate.outside) {
     connect(source);
   }
 }
@@ -103,7 +103,7 @@ Index::Group* Index::group_of(std::string_view name) const {
 }
 
 /// Take in a tensor under all its names, which may connect tensors that seemed to be several.
-void Index::connect(const Source& source) {
+void Index::connect(const SourceTensor& source) {
   std::vector<std::string_view> names{source.name};
   names.insert(names.end(), source.aliases.begin(), source.aliases.end());
   Group* group = nullptr;
@@ -177,7 +177,7 @@ Tensor* Index::find_tensor(std::string_view name) const {
 
 void Index::find_uses() {
   for (const Record* record : records_) {
-    for (const Source& source : record->sources) {
+    for (const SourceTensor& source : record->sources) {
       std::vector<const Record*>& uses = find_tensor(source.name)->made_into;
       if (uses.empty() || uses.back() != record) {
         uses.push_back(record);
@@ -221,7 +221,7 @@ void Index::refuse_ambiguous() {
 
 /// Note why the sources of a record cannot be changed; state of one method may be a constant of another.
 void Index::refuse_sources(const Record& record) {
-  for (const Source& source : record.sources) {
+  for (const SourceTensor& source : record.sources) {
     Tensor& tensor = *find_tensor(source.name);
     if (record.refusal == kStateRefusal && (!tensor.made_into.empty() || !tensor.own_keys.empty())) {
       continue;
@@ -259,7 +259,7 @@ void Index::find_auxiliary() {
   std::vector<Tensor*> persistent;
   for (const auto& delegate : delegates_) {
     const TextSet transient(delegate->transient.begin(), delegate->transient.end());
-    for (const Source& source : delegate->outside) {
+    for (const SourceTensor& source : delegate->outside) {
       Tensor& tensor = *find_tensor(source.name);
       if (transient.count(source.name) == 0) {
         persistent.push_back(&tensor);
@@ -286,7 +286,7 @@ void Index::refuse_companions() {
       if (!seen.insert(record).second) {
         continue;
       }
-      for (const Source& source : record->sources) {
+      for (const SourceTensor& source : record->sources) {
         Tensor& tensor = *find_tensor(source.name);
         if (tensor.refusal.empty()) {
           // reasons of reasons would grow with the square of a hostile file

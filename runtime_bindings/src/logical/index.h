@@ -54,7 +54,7 @@ class Index {
   /// The records of blobs, each once, as they were seen.
   const std::vector<const Record*>& records() const { return records_; }
   /// The tensor of a source of one of the records.
-  const Tensor& tensor_of(const Source& source) const { return *find(source.name); }
+  const Tensor& tensor_of(const SourceTensor& source) const { return *find(source.name); }
   /// The tensors that cannot be changed, in the order in which that was found out.
   const std::vector<const Tensor*>& refused() const { return refused_; }
 
@@ -62,14 +62,14 @@ class Index {
   /// A tensor while names are still being connected.
   struct Group {
     Group* merged_into = nullptr;
-    const Source* first = nullptr; // has the sizes and the type
+    const SourceTensor* first = nullptr; // has the sizes and the type
     std::list<std::string_view> names;
     Tensor* tensor = nullptr;
   };
 
   void read();
   void know(const Records& delegate);
-  void connect(const Source& source);
+  void connect(const SourceTensor& source);
   Group* group_of(std::string_view name) const;
   void make_tensors();
   Tensor* find_tensor(std::string_view name) const;

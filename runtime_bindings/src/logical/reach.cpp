@@ -236,7 +236,7 @@ class LoadedWeights {
         for (const Record& record : parse_records(blob.data, blob.size, path_).records) {
           std::vector<std::string>& names = names_of_embedded_[record.key];
           names.clear();
-          for (const Source& source : record.sources) {
+          for (const SourceTensor& source : record.sources) {
             names.push_back(source.name);
           }
         }

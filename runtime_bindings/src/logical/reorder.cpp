@@ -32,21 +32,26 @@ std::vector<Dim> joined(const std::vector<uint64_t>& sizes, const std::vector<ui
   return dims;
 }
 
-/// to[i * columns + j] = from[i + j * stride], in tiles, so that both sides stay in the processor's cache.
+/// to[i * columns + j] = from[i + j * stride], for some columns at a time, so that what is read stays in the
+/// processor's cache until all of it was used.
 template <typename Item>
 void transpose(
     const uint8_t* __restrict from, uint8_t* __restrict to, uint64_t rows, uint64_t columns, uint64_t stride) {
-  constexpr uint64_t kRows = 16;
-  constexpr uint64_t kColumns = 256 / sizeof(Item);
-  for (uint64_t top = 0; top < rows; top += kRows) {
-    const uint64_t bottom = std::min(rows, top + kRows);
-    for (uint64_t left = 0; left < columns; left += kColumns) {
-      const uint64_t right = std::min(columns, left + kColumns);
-      for (uint64_t i = top; i < bottom; ++i) {
-        for (uint64_t j = left; j < right; ++j) {
-          store(to + (i * columns + j) * sizeof(Item), load<Item>(from + (i + j * stride) * sizeof(Item)));
-        }
+  constexpr uint64_t kSome = 8;
+  uint64_t left = 0;
+  for (; left + kSome <= columns; left += kSome) {
+    const uint8_t* start = from + left * stride * sizeof(Item);
+    for (uint64_t i = 0; i < rows; ++i) {
+      Item some[kSome];
+      for (uint64_t j = 0; j < kSome; ++j) {
+        some[j] = load<Item>(start + (i + j * stride) * sizeof(Item));
       }
+      std::memcpy(to + (i * columns + left) * sizeof(Item), some, sizeof some);
+    }
+  }
+  for (; left < columns; ++left) {
+    for (uint64_t i = 0; i < rows; ++i) {
+      store(to + (i * columns + left) * sizeof(Item), load<Item>(from + (i + left * stride) * sizeof(Item)));
     }
   }
 }

@@ -280,7 +280,7 @@ bool is_quantization(Operation operation) {
 
 } // namespace
 
-bool accepts(const Record& record, const Source& source, int8_t scalar_type) {
+bool accepts(const Record& record, const SourceTensor& source, int8_t scalar_type) {
   if (scalar_type == source.scalar_type) {
     return true;
   }
@@ -315,7 +315,7 @@ TensorView lay_out(const Record& record, const std::vector<TensorView>& tensors,
 }
 
 TensorView restore(const Record& record, const uint8_t* data, size_t size) {
-  const Source& source = record.sources.at(0);
+  const SourceTensor& source = record.sources.at(0);
   const std::string which = "'" + source.name + "' cannot be read back from its blob '" + record.key + "'";
   int8_t type = source.scalar_type;
   for (const Step& step : record.steps) {

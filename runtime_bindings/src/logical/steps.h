@@ -31,7 +31,7 @@ namespace blobstore::internal {
 using Lookup = std::function<TensorView(const std::string& key)>;
 
 /// Whether a source can be given in this dtype: its own, or the one that it is quantized to.
-bool accepts(const Record& record, const Source& source, int8_t scalar_type);
+bool accepts(const Record& record, const SourceTensor& source, int8_t scalar_type);
 
 /// The blob of a record.
 ///

@@ -74,7 +74,7 @@ LogicalTensor LogicalTensors::at(std::string_view name) const {
   std::set<std::string> needs;
   for (const Record* record : tensor->made_into) {
     out.keys.push_back(record->key);
-    for (const Source& source : record->sources) {
+    for (const SourceTensor& source : record->sources) {
       needs.insert(index.tensor_of(source).name());
     }
   }

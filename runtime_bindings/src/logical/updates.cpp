@@ -79,7 +79,7 @@ TensorView from_blob(const SourceBlob& blob) {
 
 Names source_names(const Record& record) {
   Names names;
-  for (const Source& source : record.sources) {
+  for (const SourceTensor& source : record.sources) {
     names.push_back(source.name);
   }
   return names;
@@ -213,14 +213,14 @@ std::vector<NewBlob> Updates::resolve(const std::vector<const Given*>& given, bo
   for (const Record* record : records) {
     std::vector<const Tensor*> sources;
     std::vector<bool> has;
-    for (const Source& source : record->sources) {
+    for (const SourceTensor& source : record->sources) {
       sources.push_back(&index_.tensor_of(source));
       has.push_back(taken.count(sources.back()) != 0);
     }
     check_complete(*record, sources, has);
     std::vector<TensorView> values;
     for (size_t i = 0; i < sources.size(); ++i) {
-      const Source& source = record->sources[i];
+      const SourceTensor& source = record->sources[i];
       values.push_back(taken.at(sources[i]).value);
       if (!accepts(*record, source, values.back().scalar_type)) {
         throw Error(
@@ -417,7 +417,7 @@ void Updates::check_stored(const std::string& origin) const {
   for (const Record* record : index_.records()) {
     const std::optional<SourceBlob> blob = source_.find(record->key);
     std::vector<TensorView> values;
-    for (const Source& source : record->sources) {
+    for (const SourceTensor& source : record->sources) {
       if (!blob || !index_.tensor_of(source).refusal.empty()) {
         break;
       }
@@ -440,7 +440,7 @@ void Updates::check_stored(const std::string& origin) const {
 }
 
 /// The tensor that a data file has under its own key; empty if there is none of its dtype.
-std::optional<TensorView> Updates::stored(const Source& source) const {
+std::optional<TensorView> Updates::stored(const SourceTensor& source) const {
   for (const std::string_view key : index_.tensor_of(source).own_keys) {
     const std::optional<SourceBlob> blob = source_.find(key);
     if (blob && *blob->layout && (*blob->layout)->scalar_type == source.scalar_type) {

@@ -82,7 +82,7 @@ class Updates {
   NewBlob direct_change(std::string_view key, const Given& given) const;
   TensorView take(const Tensor& tensor, const Given& given, bool finite) const;
   TensorView blob_bytes(const std::string& key) const;
-  std::optional<TensorView> stored(const Source& source) const;
+  std::optional<TensorView> stored(const SourceTensor& source) const;
   void check_complete(
       const Record& record, const std::vector<const Tensor*>& tensors, const std::vector<bool>& given) const;
   void check_frozen() const;
