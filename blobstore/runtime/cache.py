@@ -555,7 +555,7 @@ def make_working_copy(paths: Paths, target: str | os.PathLike[str]) -> int:
     Raises:
         FileAccessError, InvalidFileError, IntegrityError: a file cannot be opened or trusted.
         KeyConflictError: two files have different contents under one key.
-        OutputPathError: the target is one of the files, or exists and is not a `.ptd`.
+        OutputPathError: the target is one of the files, or exists and is not a `.ptd`, or is the data file of programs.
     """
     files, target = as_paths(paths), as_path(target)
     _finish_groups(target)

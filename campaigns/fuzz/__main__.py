@@ -59,6 +59,7 @@ JOBS = [
     Job("payload"),
     Job("payload", "payload_fuzz"),
     Job("safetensors"),
+    Job("safetensors", "safetensors_fuzz"),
     Job("checkpoint"),
     Job("baseline"),
     Job("report"),

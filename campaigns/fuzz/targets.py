@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from blobstore import BlobStore, open_ptd
-from blobstore.errors import BlobStoreError
+from blobstore.errors import BlobStoreError, UnsupportedDataError
 from blobstore.formats.data_map import NamedDataMap
 from blobstore.formats.keys import KEY_PREFIX
 from blobstore.formats.payload import split
@@ -22,6 +22,8 @@ from blobstore.formats.pte.data_map import open_pte
 from blobstore.formats.safetensors import SafetensorsDataMap
 from blobstore.logical.records import Records
 from blobstore.logical.updates import LogicalTensors
+from blobstore.native import layout_of, native_path
+from blobstore.native import native as native_module
 from blobstore.reporting import report
 from blobstore.reporting.baseline import compare_reports
 from blobstore.reporting.json_output import load_report
@@ -129,11 +131,24 @@ def payload(data: bytes) -> None:
 
 
 def safetensors(data: bytes) -> None:
-    """A `.safetensors`."""
-    data_map = SafetensorsDataMap("fuzz.safetensors", data=memoryview(data))
-    for key in data_map:
-        bytes(data_map.get_data(key))
-        data_map.get_tensor_layout(key)
+    """A `.safetensors`: Python and C++ accept the same files, and read the same from them."""
+
+    def python() -> Any:
+        data_map = SafetensorsDataMap("fuzz.safetensors", data=memoryview(data))
+        return {key: (data_map.get_tensor_layout(key), bytes(data_map.get_data(key))) for key in data_map}
+
+    def native() -> Any:
+        try:
+            tensors = native_module.load_state_dict(native_path(path))
+        except UnsupportedDataError:  # a valid file, with tensors that ExecuTorch does not have
+            return one
+        return {key: (layout_of(layout), data) for key, (*layout, data) in tensors.items()}
+
+    one = _answer(python)
+    if data[6:9] == b"\0\0{":  # which C++ takes for such a file
+        with _File(data) as path:
+            _agree(one, _answer(native), "a .safetensors")
+    SafetensorsDataMap("fuzz.safetensors", data=memoryview(data))
 
 
 def checkpoint(data: bytes) -> None:

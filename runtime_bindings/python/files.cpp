@@ -4,6 +4,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <blobstore/cache.h>
+#include <blobstore/tensors.h>
 
 #include "convert.h"
 #include "interpreter.h"
@@ -11,6 +12,37 @@
 namespace blobstore::python {
 
 using namespace nb::literals;
+
+namespace {
+
+/// The tensors of a file, as (scalar type, sizes, dim order, bytes) by name.
+nb::dict load(const nb::bytes& path) {
+  StateDict tensors;
+  const std::string name = to_string(path);
+  {
+    const WithoutInterpreter release;
+    tensors = load_state_dict(name);
+  }
+  nb::dict out;
+  for (const auto& [key, tensor] : tensors) {
+    nb::list sizes;
+    nb::list order;
+    for (const auto size : tensor->sizes()) {
+      sizes.append(size);
+    }
+    for (const auto dim : tensor->dim_order()) {
+      order.append(static_cast<int>(dim));
+    }
+    out[nb::str(key.data(), key.size())] = nb::make_tuple(
+        static_cast<int>(tensor->scalar_type()),
+        nb::tuple(sizes),
+        nb::tuple(order),
+        nb::bytes(tensor->const_data_ptr(), tensor->nbytes()));
+  }
+  return out;
+}
+
+} // namespace
 
 void add_files(nb::module_& module) {
   module.def(
@@ -36,6 +68,7 @@ void add_files(nb::module_& module) {
       },
       "paths"_a,
       "target"_a);
+  module.def("load_state_dict", &load, "path"_a);
 }
 
 } // namespace blobstore::python

@@ -42,11 +42,10 @@ def main() -> None:
             plain, copy = Path(folder, "plain.ptd"), Path(folder, "copy.ptd")
             run([tests / "memory_test", plain, copy], options)
             run([tests / "cache_test", plain, folder, *write_program(Path(folder))], options)
+            run([tests / "files_test"], options)
             run([tests / "fork_test", copy], options)
             run([tests / "fork_test", copy, "without-descriptors"], options)
-        with tempfile.TemporaryDirectory() as folder:
-            write_adapters(Path(folder))
-            run([tests / "adapters_test", folder], options)
+        run([tests / "adapters_test", native_build.LIBRARY / "tests" / "data" / "adapters"], options)
         with tempfile.TemporaryDirectory() as folder:
             write_delegates(Path(folder))
             run([tests / "delegate_test", folder], options)
@@ -90,19 +89,6 @@ def write_program(folder: Path) -> tuple[Path, Path]:
     """A program that takes its weights from a data file, and the file."""
     program = models.mlp(external=True).write(folder)
     return program, folder / "_default_external_constant.ptd"
-
-
-def write_adapters(folder: Path) -> None:
-    """A foundation, the file of a program's adapter, and two adapters."""
-    from blobstore import save_file
-    from blobstore.adapters import save_adapter
-
-    save_file({"m.weight": np.arange(35, dtype=np.float32).reshape(7, 5)}, folder / "foundation.ptd")
-    shapes = {"m.lora_a": (2, 5), "m.lora_b": (7, 2)}
-    save_file({name: np.zeros(shape, np.float32) for name, shape in shapes.items()}, folder / "adapter.ptd")
-    for number in (1, 2):
-        tensors = {name: np.full(shape, number, np.float32) for name, shape in shapes.items()}
-        save_adapter(folder / f"{number}.ptd", tensors, foundation=folder / "foundation.ptd", scale=1)
 
 
 def write_delegates(folder: Path) -> None:

@@ -21,11 +21,17 @@ struct TensorsAccess;
 /// Tensors by name, as ExecuTorch's own `load_state_dict` returns them.
 using StateDict = std::map<std::string, executorch::extension::TensorPtr>;
 
-/// Read the tensors of a .ptd (with the names of its records, where it has some) or a .safetensors file, which its first
-/// bytes tell apart. The tensors are views of the mapped file and keep it mapped. Digests are compared if the file has
-/// any.
+/// Read the tensors of a .ptd, under their keys, or of a .safetensors file; the first bytes tell them apart, or else
+/// the ending of the name. Blobs of a
+/// .ptd that are opaque bytes are left out: packed weights, whose tensors `LogicalTensors` knows, and records.
 ///
-/// @throws Error FileAccess, InvalidFile, Integrity.
+/// All bytes are read once and compared with the digests of the file, if it has any. The tensors are views of the
+/// mapped file and keep it mapped; only a tensor that the file does not align is a copy. Writing to a tensor changes a
+/// private copy of its pages, never the file. Replace a file by renaming: if it is truncated while it is mapped, the
+/// system ends a process that reads a lost page.
+///
+/// @throws Error FileAccess, InvalidFile, Integrity. UnsupportedData: ExecuTorch has no such tensors (complex numbers,
+///   parts of a byte, sizes or strides above 2**31-1, more than 16 dimensions).
 StateDict load_state_dict(const std::string& path);
 
 /// A tensor of a model, as updates take it.
@@ -46,7 +52,8 @@ struct LogicalTensor {
 /// function at any time. Updates block as `BlobCache::update` does.
 class LogicalTensors {
  public:
-  /// @throws Error InvalidFile: records are damaged. KeyConflict: two records of one blob contradict each other. Closed.
+  /// @throws Error InvalidFile: records are damaged. KeyConflict: two records of one blob contradict each other.
+  /// Closed.
   explicit LogicalTensors(std::shared_ptr<BlobCache> cache);
   ~LogicalTensors();
   LogicalTensors(const LogicalTensors&) = delete;
@@ -70,7 +77,8 @@ class LogicalTensors {
   ///
   /// @param finite refuse infinities and NaN.
   /// @returns the new generation.
-  /// @throws Error KeyNotFound, Layout (another shape or dtype), Update (it cannot be changed, or not without others, or
+  /// @throws Error KeyNotFound, Layout (another shape or dtype), Update (it cannot be changed, or not without others,
+  /// or
   ///   is not finite), or what `BlobCache::update` throws. After an error nothing was changed.
   uint64_t update(const StateDict& tensors, bool finite = false) const;
   /// Change everything in a model's state dict that the programs on the cache use, in one commit. Other entries and the

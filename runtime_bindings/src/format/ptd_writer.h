@@ -6,7 +6,6 @@
 #include <functional>
 #include <map>
 #include <optional>
-#include <string>
 #include <string_view>
 #include <vector>
 
@@ -44,7 +43,7 @@ class PtdWriter {
   /// @returns the size of the file in bytes.
   /// @throws Error DataChanged: bytes changed since they were added. InvalidAlignment: the common multiple of all
   ///   alignments is too large. FileAccess, Unsupported, or what `check_sources` throws.
-  uint64_t write(OutputFile& file, const std::map<std::string, std::string>& metadata = {}) const;
+  uint64_t write(OutputFile& file) const;
 
  private:
   struct Key {

@@ -60,9 +60,10 @@ int sync_folder(const std::string& path) {
   return has_no_folder_sync(errno) ? 0 : errno;
 }
 
+/// Whether there is a file, or may be one.
 bool exists(const std::string& path) {
   struct stat status;
-  return lstat(path.c_str(), &status) == 0;
+  return lstat(path.c_str(), &status) == 0 || errno != ENOENT;
 }
 
 } // namespace

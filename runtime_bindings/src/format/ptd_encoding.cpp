@@ -1,5 +1,7 @@
-// The table of contents. Every table in it has one of five shapes, so their positions can be computed, and it is
-// written front to back. Format: https://flatbuffers.dev/internals/
+// Every table in these flatbuffers has one of six shapes, so their positions can be computed, and they are written
+// front to back. Format: https://flatbuffers.dev/internals/
+#include "format/ptd_encoding.h"
+
 #include <cstring>
 #include <limits>
 #include <string>
@@ -7,7 +9,6 @@
 
 #include <blobstore/error.h>
 
-#include "format/ptd_encoding.h"
 #include "os/file.h"
 
 namespace blobstore::internal {
@@ -15,6 +16,7 @@ namespace {
 
 constexpr size_t kStart = 8; // behind the root offset and the file identifier
 constexpr size_t kInserted = 48; // the header and the mark
+constexpr std::string_view kMagic = "BLOBMAN1";
 constexpr size_t kVtableRoom = 12;
 constexpr size_t kSegmentTable = 24;
 constexpr size_t kKeyTable = 16;
@@ -46,7 +48,13 @@ class Bytes {
   void reference(size_t at, size_t target) { u32(at, target - at); }
   /// The first field of a table.
   void table(size_t at, Shape shape) { u32(at, at - vtable(shape)); }
-  void text(size_t at, std::string_view text) { std::memcpy(bytes_.data() + at, text.data(), text.size()); }
+  void copy(size_t at, const void* data, size_t size) {
+    if (size != 0) {
+      std::memcpy(bytes_.data() + at, data, size);
+    }
+  }
+  void text(size_t at, std::string_view text) { copy(at, text.data(), text.size()); }
+  const uint8_t* data() const { return bytes_.data(); }
   std::vector<uint8_t> take() { return std::move(bytes_); }
 
  private:
@@ -165,7 +173,37 @@ void encode_header(std::vector<uint8_t>& table, uint64_t segment_base, uint64_t 
   std::memcpy(at, "FH01", 4);
   std::memcpy(at + 4, &length, sizeof length);
   std::memcpy(at + 8, numbers, sizeof numbers);
-  std::memcpy(at + length, "BLOBMAN1", 8);
+  std::memcpy(at + length, kMagic.data(), kMagic.size());
+}
+
+std::vector<uint8_t> encode_manifest(
+    const Digest& head, const std::vector<Digest>& digests, const std::vector<uint32_t>& alignments) {
+  // own size, size of the table, and the positions of version, head, segments, alignments, metadata
+  constexpr uint16_t kVtable[] = {14, 36, 32, 16, 12, 8, 4};
+  constexpr size_t kTable = 24; // behind the root offset, the identifier, and the vtable, which ends there
+  constexpr size_t kSegments = kTable + kVtable[1];
+  const size_t alignments_at = kSegments + 4 + sizeof(Digest) * digests.size();
+  const size_t metadata_at = alignments_at + 4 + 4 * alignments.size();
+  const size_t size = metadata_at + 4; // its length, 0
+
+  Bytes out(size + sizeof(Digest) + 8 + kMagic.size());
+  out.u32(0, kTable);
+  out.text(4, "BM01");
+  out.copy(kTable - sizeof kVtable, kVtable, sizeof kVtable);
+  out.u32(kTable, sizeof kVtable);
+  out.reference(kTable + kVtable[6], metadata_at);
+  out.reference(kTable + kVtable[5], alignments_at);
+  out.reference(kTable + kVtable[4], kSegments);
+  out.copy(kTable + kVtable[3], head.data(), head.size());
+  out.u32(kSegments, digests.size());
+  out.copy(kSegments + 4, digests.data(), sizeof(Digest) * digests.size());
+  out.u32(alignments_at, alignments.size());
+  out.copy(alignments_at + 4, alignments.data(), 4 * alignments.size());
+  const Digest sum = digest(out.data(), size);
+  out.copy(size, sum.data(), sum.size());
+  out.put(size + sizeof(Digest), static_cast<uint64_t>(size));
+  out.text(size + sizeof(Digest) + 8, kMagic);
+  return out.take();
 }
 
 } // namespace blobstore::internal

@@ -1,0 +1,134 @@
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <executorch/runtime/core/exec_aten/util/tensor_dimension_limit.h>
+
+#include <blobstore/error.h>
+#include <blobstore/tensors.h>
+
+#include "format/file_kind.h"
+#include "format/ptd_bounds.h"
+#include "format/ptd_file.h"
+#include "format/safetensors.h"
+#include "os/file.h"
+
+namespace blobstore {
+
+using namespace internal;
+namespace {
+
+using executorch::aten::DimOrderType;
+using executorch::aten::ScalarType;
+using executorch::aten::SizesType;
+using executorch::extension::make_tensor_ptr;
+using executorch::extension::TensorPtr;
+
+/// ExecuTorch counts strides in 32 bits.
+bool has_room_for_strides(const Layout& layout) {
+  uint64_t stride = 1;
+  for (auto dim = layout.dim_order.rbegin(); dim != layout.dim_order.rend(); ++dim) {
+    if (stride > static_cast<uint64_t>(std::numeric_limits<int32_t>::max())) {
+      return false;
+    }
+    stride *= static_cast<uint64_t>(std::max(layout.sizes[*dim], 1));
+  }
+  return true;
+}
+
+/// @param owner keeps the bytes alive.
+TensorPtr make_tensor(
+    const std::string& path,
+    const std::string& name,
+    const Layout& layout,
+    uint8_t* data,
+    size_t size,
+    std::shared_ptr<void> owner) {
+  if (layout.sizes.size() > executorch::runtime::kTensorDimensionLimit) {
+    throw Error(
+        ErrorKind::UnsupportedData,
+        path,
+        "tensor " + quoted(name) + " has " + number(layout.sizes.size()) + " dimensions, ExecuTorch has up to " +
+            number(executorch::runtime::kTensorDimensionLimit));
+  }
+  if (!has_room_for_strides(layout)) {
+    throw Error(
+        ErrorKind::UnsupportedData,
+        path,
+        "tensor " + quoted(name) + ", " + to_string(layout) + ", has strides above 2**31-1, which ExecuTorch has not");
+  }
+  if (reinterpret_cast<uintptr_t>(data) % item_size(layout.scalar_type) != 0) {
+    const std::shared_ptr<uint8_t> copy(new uint8_t[size], std::default_delete<uint8_t[]>());
+    std::memcpy(copy.get(), data, size);
+    data = copy.get();
+    owner = copy;
+  }
+  return make_tensor_ptr(
+      std::vector<SizesType>(layout.sizes.begin(), layout.sizes.end()),
+      data,
+      std::vector<DimOrderType>(layout.dim_order.begin(), layout.dim_order.end()),
+      {},
+      static_cast<ScalarType>(layout.scalar_type),
+      executorch::aten::Device(executorch::aten::DeviceType::CPU),
+      executorch::aten::TensorShapeDynamism::STATIC,
+      [owner = std::move(owner)](void*) {});
+}
+
+bool ends_with(std::string_view text, std::string_view ending) {
+  return text.size() >= ending.size() && text.substr(text.size() - ending.size()) == ending;
+}
+
+StateDict load_ptd(const std::string& path) {
+  const auto file = std::make_shared<PtdFile>(path, Mapping::Kind::Private);
+  file->verify();
+  StateDict tensors;
+  for (size_t i = 0; i < file->size(); ++i) {
+    const PtdEntry& entry = file->entry(i);
+    if (entry.layout) {
+      const SourceBlob blob = file->blob(i);
+      auto* data = const_cast<uint8_t*>(blob.data); // its pages are a private copy
+      tensors.emplace(entry.key, make_tensor(path, entry.key, *entry.layout, data, blob.size, file));
+    }
+  }
+  return tensors;
+}
+
+StateDict load_safetensors(const std::string& path) {
+  const File file(path, /*writable=*/false);
+  const uint64_t size = file.size();
+  const auto map = std::make_shared<Mapping>(file, 0, static_cast<size_t>(size), Mapping::Kind::Private);
+  const SafetensorsTable table = read_safetensors(path, map->data(), size);
+  StateDict tensors;
+  for (const SafetensorsEntry& entry : table.entries) {
+    if (!entry.layout) {
+      throw Error(
+          ErrorKind::UnsupportedData,
+          path,
+          "tensor " + quoted(entry.key) + " is " + entry.dtype + " or too large, ExecuTorch has no such tensors");
+    }
+    const auto nbytes = static_cast<size_t>(entry.end - entry.start);
+    tensors.emplace(entry.key, make_tensor(path, entry.key, *entry.layout, map->data() + entry.start, nbytes, map));
+  }
+  return tensors;
+}
+
+} // namespace
+
+StateDict load_state_dict(const std::string& path) {
+  const FileKind kind = file_kind(path);
+  if (kind == FileKind::Data) {
+    return load_ptd(path);
+  }
+  // blanks may come before the brace by which a .safetensors is recognized
+  if (kind == FileKind::Safetensors || (kind == FileKind::Unknown && ends_with(path, ".safetensors"))) {
+    return load_safetensors(path);
+  }
+  throw Error(ErrorKind::InvalidFile, path, "this is neither a .ptd data file nor a .safetensors file");
+}
+
+} // namespace blobstore

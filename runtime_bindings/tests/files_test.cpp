@@ -1,0 +1,291 @@
+// Files that a device writes and reads: saving, deltas, working copies, state dicts; full disks and folders without
+// permission. Takes no arguments, makes its own files, and ends with 1 if something is wrong.
+
+#include <atomic>
+#include <cerrno>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <dirent.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <executorch/runtime/platform/runtime.h>
+
+#include <blobstore/cache.h>
+#include <blobstore/reading.h>
+#include <blobstore/tensors.h>
+
+#include "format/ptd_writer.h"
+#include "os/output_file.h"
+
+namespace {
+
+using blobstore::BlobCache;
+using blobstore::ErrorKind;
+using blobstore::Layout;
+using Mode = BlobCache::Mode;
+
+void check(bool ok, int line, const char* what) {
+  if (!ok) {
+    std::fprintf(stderr, "failed at line %d: %s\n", line, what);
+    std::exit(1);
+  }
+}
+#define CHECK(condition) check(condition, __LINE__, #condition)
+
+/// The kind of the error that a function throws.
+std::optional<ErrorKind> error_of(const std::function<void()>& function, int* number = nullptr) {
+  try {
+    function();
+  } catch (const blobstore::Error& error) {
+    if (number != nullptr) {
+      *number = error.number();
+    }
+    return error.kind();
+  }
+  return std::nullopt;
+}
+
+/// A folder that is removed at the end.
+class Folder {
+ public:
+  Folder() {
+    char name[] = "/tmp/files_test-XXXXXX";
+    CHECK(mkdtemp(name) != nullptr);
+    path_ = name;
+  }
+  ~Folder() {
+    for (const std::string& name : names()) {
+      unlink((path_ + "/" + name).c_str());
+    }
+    rmdir(path_.c_str());
+  }
+  std::string operator/(const std::string& name) const { return path_ + "/" + name; }
+  const std::string& path() const { return path_; }
+  std::vector<std::string> names() const {
+    std::vector<std::string> found;
+    DIR* entries = opendir(path_.c_str());
+    while (const dirent* entry = readdir(entries)) {
+      if (std::strcmp(entry->d_name, ".") != 0 && std::strcmp(entry->d_name, "..") != 0) {
+        found.emplace_back(entry->d_name);
+      }
+    }
+    closedir(entries);
+    return found;
+  }
+  size_t left() const { // hidden files
+    size_t count = 0;
+    for (const std::string& name : names()) {
+      count += name[0] == '.' ? 1 : 0;
+    }
+    return count;
+  }
+
+ private:
+  std::string path_;
+};
+
+constexpr size_t kCount = 50'000;
+
+/// "a" and "tied" are equal, "b" is not, "opaque" is no tensor.
+void write_model(const std::string& path) {
+  const std::vector<float> a(kCount, 1);
+  const std::vector<float> b(kCount, 2);
+  const std::optional<Layout> layout = Layout{6, {static_cast<int32_t>(kCount)}, {0}};
+  const std::optional<Layout> none;
+  blobstore::internal::PtdWriter writer(true, [] {});
+  const auto add = [&](const char* key, const std::vector<float>& values) {
+    writer.add(key, layout, 16, reinterpret_cast<const uint8_t*>(values.data()), values.size() * sizeof(float));
+  };
+  add("a", a);
+  add("b", b);
+  add("tied", a);
+  writer.add("opaque", none, 1, reinterpret_cast<const uint8_t*>("some bytes"), 10);
+  blobstore::internal::OutputFile file(path);
+  writer.write(file);
+  file.commit();
+}
+
+void set(BlobCache& cache, const std::vector<std::string>& keys, float value) {
+  const std::vector<float> values(kCount, value);
+  std::vector<blobstore::Change> changes;
+  for (const std::string& key : keys) {
+    changes.push_back({key, values.data(), values.size() * sizeof(float), nullptr});
+  }
+  cache.update(changes);
+}
+
+float first(const BlobCache& cache, const char* key) {
+  float value;
+  std::memcpy(&value, cache.at(key).data, sizeof value);
+  return value;
+}
+
+uint64_t size_of(const std::string& path) {
+  struct stat status;
+  CHECK(stat(path.c_str(), &status) == 0);
+  return static_cast<uint64_t>(status.st_size);
+}
+
+void test_save_and_deltas() {
+  const Folder folder;
+  write_model(folder / "model.ptd");
+  const auto cache = BlobCache::open({folder / "model.ptd"});
+  CHECK(cache->verify());
+  CHECK(cache->save(folder / "same.ptd") == size_of(folder / "model.ptd"));
+  CHECK(cache->save(folder / "none.ptd", true) == size_of(folder / "none.ptd"));
+  CHECK(BlobCache::open({folder / "none.ptd"})->size() == 0);
+  set(*cache, {"b"}, 5);
+  CHECK(cache->save(folder / "delta.ptd", true) < size_of(folder / "model.ptd") / 2 + 4096);
+  cache->save(folder / "whole.ptd");
+
+  const auto fresh = BlobCache::open({folder / "model.ptd"});
+  fresh->load(folder / "delta.ptd");
+  CHECK(first(*fresh, "a") == 1 && first(*fresh, "b") == 5);
+  const auto whole = BlobCache::open({folder / "whole.ptd"});
+  CHECK(whole->verify() && whole->size() == 4 && first(*whole, "b") == 5);
+  CHECK(std::memcmp(whole->at("opaque").data, "some bytes", 10) == 0);
+  CHECK(size_of(folder / "whole.ptd") == size_of(folder / "model.ptd")); // "tied" shares its bytes there too
+
+  CHECK(error_of([&] { cache->save(folder / "model.ptd"); }) == ErrorKind::OutputPath);
+  CHECK(symlink("model.ptd", (folder / "link.ptd").c_str()) == 0);
+  CHECK(error_of([&] { cache->save(folder / "link.ptd"); }) == ErrorKind::OutputPath);
+  cache->close();
+  CHECK(error_of([&] { cache->save(folder / "closed.ptd"); }) == ErrorKind::Closed);
+  CHECK(folder.left() == 0);
+}
+
+void test_working_copy() {
+  const Folder folder;
+  write_model(folder / "model.ptd");
+  blobstore::make_working_copy({folder / "model.ptd"}, folder / "live.ptd");
+  const auto one = BlobCache::open({folder / "live.ptd"}, Mode::Shared);
+  const auto other = BlobCache::open({folder / "live.ptd"}, Mode::Shared);
+  set(*one, {"a"}, 7); // not "tied", which shares its bytes in the file it was made from
+  {
+    const BlobCache::Reading reading(*other);
+    CHECK(first(*other, "a") == 7 && first(*other, "tied") == 1);
+  }
+  CHECK(other->verify());
+  other->save(folder / "delta.ptd", true);
+  const auto fresh = BlobCache::open({folder / "delta.ptd"});
+  CHECK(fresh->size() == 1 && first(*fresh, "a") == 7);
+  CHECK(error_of([&] {
+          blobstore::make_working_copy({folder / "model.ptd"}, folder / "model.ptd");
+        }) == ErrorKind::OutputPath);
+  CHECK(
+      error_of([&] { blobstore::make_working_copy({folder / "missing"}, folder / "x.ptd"); }) == ErrorKind::FileAccess);
+}
+
+void test_state_dict() {
+  const Folder folder;
+  write_model(folder / "model.ptd");
+  auto tensors = blobstore::load_state_dict(folder / "model.ptd");
+  unlink((folder / "model.ptd").c_str());
+  CHECK(tensors.size() == 3 && tensors.count("opaque") == 0);
+  const auto b = tensors.at("b");
+  tensors.clear(); // each tensor keeps the file mapped
+  CHECK(b->numel() == static_cast<ssize_t>(kCount) && b->const_data_ptr<float>()[kCount - 1] == 2);
+  b->mutable_data_ptr<float>()[0] = 3; // a private copy of a page
+  CHECK(b->const_data_ptr<float>()[0] == 3);
+}
+
+void test_one_generation() {
+  const Folder folder;
+  write_model(folder / "model.ptd");
+  const auto cache = BlobCache::open({folder / "model.ptd"});
+  set(*cache, {"a", "b", "tied"}, 0);
+  std::atomic<bool> stop{false};
+  std::thread committer([&] {
+    for (float value = 1; !stop; ++value) {
+      set(*cache, {"a", "b", "tied"}, value);
+    }
+  });
+  for (int i = 0; i < 20; ++i) {
+    cache->save(folder / "saved.ptd");
+    const auto saved = BlobCache::open({folder / "saved.ptd"});
+    CHECK(saved->verify());
+    CHECK(first(*saved, "a") == first(*saved, "b") && first(*saved, "a") == first(*saved, "tied"));
+  }
+  stop = true;
+  committer.join();
+}
+
+void test_full_disk() {
+  const Folder folder;
+  write_model(folder / "model.ptd");
+  const auto cache = BlobCache::open({folder / "model.ptd"});
+  cache->save(folder / "saved.ptd", true);
+  const uint64_t before = size_of(folder / "saved.ptd");
+  struct rlimit old;
+  CHECK(getrlimit(RLIMIT_FSIZE, &old) == 0);
+  for (const rlim_t limit : {rlim_t{0}, rlim_t{100}, rlim_t{100'000}}) {
+    const struct rlimit small{limit, old.rlim_max};
+    CHECK(setrlimit(RLIMIT_FSIZE, &small) == 0);
+    int number = 0;
+    const auto save = error_of([&] { cache->save(folder / "saved.ptd"); }, &number);
+    const auto copy = error_of([&] { blobstore::make_working_copy({folder / "model.ptd"}, folder / "live.ptd"); });
+    CHECK(setrlimit(RLIMIT_FSIZE, &old) == 0);
+    CHECK(save == ErrorKind::FileAccess && number == EFBIG && copy == ErrorKind::FileAccess);
+    CHECK(size_of(folder / "saved.ptd") == before && folder.left() == 0 && folder.names().size() == 2);
+  }
+}
+
+void test_folder_without_permission() {
+  const Folder folder;
+  write_model(folder / "model.ptd");
+  const auto cache = BlobCache::open({folder / "model.ptd"});
+  CHECK(chmod(folder.path().c_str(), 0555) == 0);
+  const uid_t root = geteuid();
+  CHECK(root != 0 || seteuid(65534) == 0); // root may write anywhere
+  int number = 0;
+  const auto found = error_of([&] { cache->save(folder / "saved.ptd"); }, &number);
+  CHECK(seteuid(root) == 0 && chmod(folder.path().c_str(), 0755) == 0);
+  CHECK(found == ErrorKind::FileAccess && number == EACCES);
+  CHECK(error_of([&] { cache->save(folder / "missing" + "/x.ptd"); }, &number) == ErrorKind::FileAccess);
+  CHECK(number == ENOENT && folder.names().size() == 1);
+}
+
+void test_killed_process() {
+  const Folder folder;
+  write_model(folder / "model.ptd");
+  const pid_t child = fork();
+  if (child == 0) {
+    blobstore::internal::OutputFile file(folder / "saved.ptd");
+    file.write("half", 4);
+    _exit(0); // without destructors
+  }
+  int status = 0;
+  CHECK(waitpid(child, &status, 0) == child && status == 0);
+  CHECK(folder.left() == 1);
+  blobstore::internal::OutputFile other(folder / "other.ptd"); // a file that is being written
+  BlobCache::open({folder / "model.ptd"})->save(folder / "saved.ptd");
+  CHECK(folder.left() == 1);
+  other.commit();
+  CHECK(folder.left() == 0 && size_of(folder / "other.ptd") == 0);
+}
+
+} // namespace
+
+int main() {
+  executorch::runtime::runtime_init();
+  std::signal(SIGXFSZ, SIG_IGN);
+  test_save_and_deltas();
+  test_working_copy();
+  test_state_dict();
+  test_one_generation();
+  test_full_disk();
+  test_folder_without_permission();
+  test_killed_process();
+  return 0;
+}
