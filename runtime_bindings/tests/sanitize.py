@@ -16,6 +16,7 @@ import xxhash
 from blobstore.formats.payload import Constant, find_places, wrap
 from blobstore.runtime import make_working_copy
 from tests import models, native_build
+from tests.logical import native_tensors
 
 ROOT = native_build.ROOT
 SKIPPED = 77  # the exit code of a test that cannot run, as for automake and CTest
@@ -43,6 +44,7 @@ def main() -> None:
             run([tests / "memory_test", plain, copy], options)
             run([tests / "cache_test", plain, folder, *write_program(Path(folder))], options)
             run([tests / "files_test"], options)
+            run([tests / "tensors_test", native_tensors.write(Path(folder, "tensors.ptd"))], options)
             run([tests / "fork_test", copy], options)
             run([tests / "fork_test", copy, "without-descriptors"], options)
         run([tests / "adapters_test", native_build.LIBRARY / "tests" / "data" / "adapters"], options)

@@ -1,0 +1,147 @@
+// Updates by the names of a model's tensors, without Python; sanitizers judge the threads.
+//
+//   tensors_test FILE.ptd
+//
+// tests/logical/native_tensors.py writes FILE.ptd: the tensor "weight", float[2, 3], also called "tied", that a
+// delegate takes as it is ("weight@0000000000000000") and quantized to int8 ("weight@1111111111111111") with the scales
+// in "scales"; "bias", float[2], that kernels take; and "state", which cannot be changed.
+
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <executorch/extension/tensor/tensor_ptr.h>
+
+#include <blobstore/reading.h>
+#include <blobstore/tensors.h>
+
+namespace {
+
+using blobstore::BlobCache;
+using blobstore::Error;
+using blobstore::ErrorKind;
+using blobstore::LogicalTensors;
+using blobstore::StateDict;
+using executorch::extension::make_tensor_ptr;
+
+void check(bool ok, const char* what) {
+  if (!ok) {
+    std::fprintf(stderr, "failed: %s\n", what);
+    std::exit(1);
+  }
+}
+#define CHECK(condition) check(condition, #condition)
+
+/// Check that a call is refused with an error of this kind whose message has this text.
+template <typename Call>
+void refused(ErrorKind kind, const std::string& text, Call call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    if (error.kind() == kind && std::string(error.what()).find(text) != std::string::npos) {
+      return;
+    }
+    std::fprintf(stderr, "another error: %s\n", error.what());
+    std::exit(1);
+  }
+  std::fprintf(stderr, "no error: %s\n", text.c_str());
+  std::exit(1);
+}
+
+executorch::extension::TensorPtr weight(float value) {
+  return make_tensor_ptr({2, 3}, std::vector<float>(6, value));
+}
+
+executorch::extension::TensorPtr bias(float value) {
+  return make_tensor_ptr({2}, std::vector<float>(2, value));
+}
+
+float first_of(const BlobCache& cache, const char* key) {
+  float value;
+  std::memcpy(&value, cache.at(key).data, sizeof value);
+  return value;
+}
+
+void test_updates(const std::string& path) {
+  const auto cache = BlobCache::open({path});
+  const LogicalTensors tensors(cache);
+  CHECK(tensors.contains("weight") && tensors.contains("tied") && !tensors.contains("other"));
+  CHECK(tensors.at("tied").name == "weight" && tensors.at("weight").keys.size() == 2);
+  CHECK(!tensors.at("state").refusal.empty());
+  tensors.update({{"tied", weight(3)}});
+  CHECK(first_of(*cache, "weight@0000000000000000") == 3);
+  CHECK(cache->at("weight@1111111111111111").data[0] == 6); // its scales are 0.5
+  CHECK(tensors.value("weight")->const_data_ptr<float>()[5] == 3);
+  tensors.update_state_dict({{"weight", weight(4)}, {"bias", bias(5)}, {"unused", bias(1)}});
+  CHECK(first_of(*cache, "weight@0000000000000000") == 4 && first_of(*cache, "bias") == 5);
+}
+
+void test_refusals(const std::string& path) {
+  const auto cache = BlobCache::open({path});
+  const LogicalTensors tensors(cache);
+  refused(ErrorKind::KeyNotFound, "'module.tied' may be 'tied' here", [&] {
+    tensors.update({{"module.weight", weight(1)}, {"module.tied", weight(1)}});
+  });
+  refused(ErrorKind::KeyNotFound, "did you mean 'weight'", [&] { tensors.at("weigth"); });
+  refused(ErrorKind::Layout, "'weight' has shape [2, 3], the new one has [2]", [&] {
+    tensors.update({{"weight", bias(1)}});
+  });
+  refused(ErrorKind::Update, "'state' cannot be updated", [&] { tensors.update({{"state", bias(1)}}); });
+  refused(ErrorKind::Update, "not finite", [&] {
+    tensors.update({{"weight", weight(std::strtof("inf", nullptr))}}, true);
+  });
+  refused(ErrorKind::Update, "another name of 'weight'", [&] {
+    tensors.update({{"weight", weight(1)}, {"tied", weight(2)}});
+  });
+  refused(
+      ErrorKind::Update, "the state dict lacks 'bias'", [&] { tensors.update_state_dict({{"weight", weight(1)}}); });
+  refused(ErrorKind::UnsupportedData, "is no tensor", [&] { tensors.update({{"weight", nullptr}}); });
+  CHECK(cache->generation() == 0 && cache->dirty().empty());
+  cache->close();
+  refused(ErrorKind::Closed, "closed", [&] { tensors.update({{"weight", weight(1)}}); });
+}
+
+void test_threads(const std::string& path) {
+  const auto cache = BlobCache::open({path});
+  const LogicalTensors tensors(cache);
+  tensors.update({{"weight", weight(0)}, {"bias", bias(0)}});
+  std::atomic<bool> stop{false};
+  std::vector<std::thread> threads;
+  threads.emplace_back([&] {
+    while (!stop) {
+      const BlobCache::Reading reading(*cache);
+      CHECK(first_of(*cache, "weight@0000000000000000") == first_of(*cache, "bias"));
+      CHECK(tensors.value("weight")->const_data_ptr<float>()[0] == first_of(*cache, "bias"));
+    }
+  });
+  for (int i = 0; i < 2; ++i) {
+    threads.emplace_back([&, i] {
+      for (int k = 0; k < 200; ++k) {
+        const auto value = static_cast<float>(2 * k + i);
+        tensors.update_state_dict({{"weight", weight(value)}, {"bias", bias(value)}});
+      }
+    });
+  }
+  threads[1].join();
+  threads[2].join();
+  stop = true;
+  threads[0].join();
+}
+
+} // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 2) {
+    std::fprintf(stderr, "usage: tensors_test FILE.ptd\n");
+    return 2;
+  }
+  test_updates(argv[1]);
+  test_refusals(argv[1]);
+  test_threads(argv[1]);
+  std::puts("ok");
+  return 0;
+}

@@ -1,0 +1,33 @@
+"""The file that runtime_bindings/tests/tensors_test.cpp works on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from blobstore.logical.records import STATE, Operation, Record, Records, Source, Step, records_key
+from blobstore.memory.layout import ScalarType
+from blobstore.store import BlobStore
+
+__all__ = ["write"]
+
+
+def write(path: Path) -> Path:
+    """Write it."""
+    weight = Source("weight", ScalarType.FLOAT, (2, 3), ("tied",))
+    quantize = Step(Operation.QUANTIZE_CHANNEL, (0, -127, 127, int(ScalarType.CHAR)), names=("scales",))
+    records = (
+        Record("weight@0000000000000000", 24, (weight,), (Step(Operation.RESHAPE, (3, 2)),)),
+        Record("weight@1111111111111111", 6, (weight,), (quantize,)),
+        Record("", 0, (Source("state", ScalarType.FLOAT, (2,)),), refusal=STATE, auxiliary=True),
+    )
+    data = Records("XnnpackBackend", records, (Source("bias", ScalarType.FLOAT, (2,)),)).pack()
+    store = BlobStore()
+    store.add(records_key(data), data, alignment=16)
+    store.add("weight@0000000000000000", bytes(24), alignment=16)
+    store.add("weight@1111111111111111", bytes(6), alignment=16)
+    store.add("scales", np.full(2, 0.5, np.float32).tobytes(), alignment=16)
+    store.add("bias", np.zeros(2, np.float32))
+    store.write_ptd(path)
+    return path
