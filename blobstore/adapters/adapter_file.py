@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,12 +19,14 @@ from blobstore.adapters.lora_names import Pair
 from blobstore.disk.staging import refuse_inputs
 from blobstore.errors import AdapterError, BlobStoreError, KeyNotFoundError, UnsupportedDataError
 from blobstore.formats.ptd.reader import PtdDataMap
-from blobstore.logical.updates import LogicalTensors
 from blobstore.memory.dtypes import NUMBERS, numpy_dtype, unsigned_dtype
 from blobstore.memory.layout import ScalarType, TensorLayout
 from blobstore.memory.mapped_file import Paths, as_path, as_paths
 from blobstore.memory.tensors import as_bytes, check_by_name, in_dim_order, to_numpy, to_torch
 from blobstore.store import BlobStore
+
+if TYPE_CHECKING:
+    from blobstore.logical.updates import LogicalTensors
 
 __all__ = ["Adapter", "bind_adapter", "check_scale", "native_tensors", "raise_first", "read_adapter", "save_adapter"]
 
@@ -34,8 +36,7 @@ _SCALE = "blobstore.adapter.scale"
 
 @dataclass(frozen=True)
 class Adapter:
-    """An adapter that was read from a file into memory, so it does not matter what happens to the file later. Its
-    tensors are views of this memory and keep it alive.
+    """An adapter that was read from a file. Its tensors are views of the mapped file and keep the map alive.
 
     Attributes:
         path: the file.
@@ -64,6 +65,8 @@ class Adapter:
     @functools.cached_property
     def logical(self) -> LogicalTensors:
         """The tensors of its records, for a file that lowering wrote."""
+        from blobstore.logical.updates import LogicalTensors  # here, because it imports the native module
+
         return LogicalTensors(self.blobs)
 
     @functools.cached_property

@@ -62,8 +62,8 @@ def load_adapter(
 def set_adapter_strength(cache: BlobCache, strength: float) -> int:
     """Change how much of the adapter that `load_adapter` loaded last the programs use, in one commit.
 
-    `lora_b` becomes the strength times the one in the adapter's file, which stays in memory. So repeated changes add up
-    no rounding, and strength 1 restores exactly what `load_adapter` stored.
+    `lora_b` becomes the strength times the one in the adapter's file, which stays mapped. So repeated changes add up no
+    rounding, and strength 1 restores exactly what `load_adapter` stored.
 
     Args:
         cache: the cache that the adapter was loaded into.
@@ -76,6 +76,7 @@ def set_adapter_strength(cache: BlobCache, strength: float) -> int:
         AdapterError: no adapter was loaded, its tensors were changed or reverted since, or the strength is not a finite
             number. Nothing was changed; the same holds for all errors below.
         UpdateError: the result has infinities or NaN, or the adapter is stored quantized.
+        FileAccessError, IntegrityError: the adapter's file was truncated or overwritten in place.
         UnsupportedDataError: `cache` is not a `BlobCache`.
     """
     tensors = native_tensors_of(cache)

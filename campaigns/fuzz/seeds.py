@@ -71,7 +71,9 @@ def _data_files(work: Path) -> Iterator[Path]:
     oracle.write_ptd(work / "executorch.ptd", foreign)
     halves = {"m.lora_a": np.ones((1, 3), np.float32), "m.lora_b": np.ones((2, 1), np.float32)}
     save_adapter(work / "adapter.ptd", halves, foundation=work / "one.ptd", scale=0.5)
-    yield from (work / name for name in ("empty.ptd", "one.ptd", "adapter.ptd", "types.ptd", "mixed.ptd", "executorch.ptd"))
+    yield from (
+        work / name for name in ("empty.ptd", "one.ptd", "adapter.ptd", "types.ptd", "mixed.ptd", "executorch.ptd")
+    )
     yield from sorted((ROOT / "tests" / "data").glob("golden-*.ptd"))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -270,3 +272,41 @@ def test_torn_and_damaged_files(foundation: Path, tmp_path: Path) -> None:
     path.write_bytes(whole[:start] + bytes([whole[start] ^ 1]) + whole[start + 1 :])
     with pytest.raises(IntegrityError, match=r"a.ptd: .*l.0.lora_a.weight"):
         read_adapter(path)
+
+
+def test_without_the_native_package(foundation: Path) -> None:
+    """Tags and the command line are imported without it; anything else names what to install (N1)."""
+    script = f"""
+import sys
+sys.modules["blobstore_runtime"] = None
+import blobstore.cli.app
+from blobstore.adapters import AdapterTags, foundation_fingerprint, read_adapter
+from blobstore.errors import MissingDependencyError
+assert AdapterTags()("l.0.lora_a.weight") == "adapter"
+for function in (foundation_fingerprint, read_adapter):
+    try:
+        function({str(foundation)!r})
+    except MissingDependencyError as error:
+        assert "pip install 'blobstore[runtime]'" in str(error), error
+    else:
+        raise AssertionError(function)
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_names_in_both_languages(tmp_path: Path) -> None:
+    """The library and the tags agree on which keys are LoRA's, also beyond ASCII (D2)."""
+    for name in (
+        "lora_a",
+        "x.LoRA_B.y",
+        "lora_ab",
+        "\u212alora_a",
+        "lora_a\u212a",
+        "\u0130lora_b",
+        "lora_a\u0130",
+        "\xe9lora_a",
+    ):
+        save_file({name: np.ones(1, np.float32), "w": np.ones(1, np.float32)}, tmp_path / "f.ptd")
+        save_file({"w": np.ones(1, np.float32)}, tmp_path / "g.ptd")
+        left_out = foundation_fingerprint(tmp_path / "f.ptd") == foundation_fingerprint(tmp_path / "g.ptd")
+        assert left_out == (AdapterTags()(name) == "adapter"), name

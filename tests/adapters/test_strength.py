@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from blobstore import open_ptd
 from blobstore.adapters import load_adapter, set_adapter_strength
-from blobstore.errors import AdapterError, ClosedError, UnsupportedDataError, UpdateError
+from blobstore.errors import (
+    AdapterError,
+    ClosedError,
+    FileAccessError,
+    IntegrityError,
+    UnsupportedDataError,
+    UpdateError,
+)
 from tests.adapters.caches import X, bits, eager, open_lora, save
 from tests.adapters.nets import SCALE, LoraNet, adapter_of, make, with_adapter
 from tests.lowering.live import close
@@ -122,3 +131,22 @@ def test_wrong_caches(lora: Any) -> None:
     cache.close()
     with pytest.raises(ClosedError):
         set_adapter_strength(cache, 1)
+
+
+def test_an_overwritten_file(lora: Any) -> None:
+    """A strength never starts from other bytes than those that were loaded (B5)."""
+    cache, method = open_lora(lora)
+    path = save(lora, 1)
+    load_adapter(cache, path)
+    before = method(*X)[0].clone()
+    with open_ptd(path) as blobs:
+        start, _ = blobs.byte_range("l.1.lora_b.weight")
+    with path.open("r+b") as file:
+        file.seek(start)
+        file.write(b"\1")
+    with pytest.raises(IntegrityError, match=r"1\.ptd: .*l\.1\.lora_b\.weight"):
+        set_adapter_strength(cache, 0.5)
+    os.truncate(path, 100)
+    with pytest.raises(FileAccessError, match=r"1\.ptd"):
+        set_adapter_strength(cache, 0.5)
+    assert torch.equal(method(*X)[0], before)

@@ -149,6 +149,7 @@ def test_rewrites_keep_the_order_of_the_file_that_they_come_from(reader, tmp_pat
 
 
 def test_an_adapter_keeps_its_order(reader, tmp_path):
+    pytest.importorskip("blobstore_runtime")
     save_file({"model.weight": np.ones((4, 4), np.float32)}, tmp_path / "foundation.ptd")
     tensors = {
         "z.lora_b.weight": np.ones((4, 2), np.float32),

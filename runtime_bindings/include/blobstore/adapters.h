@@ -60,8 +60,8 @@ struct LoraPair {
   int64_t out_features = 0;
 };
 
-/// An adapter that was read from a file. Owns a copy of the file's bytes, so it does not matter what happens to the
-/// file later. Never changes: any thread may use it at any time, and nothing blocks.
+/// An adapter that was read from a file, which it maps: the file may be renamed, replaced or deleted later, but not
+/// truncated or overwritten. Never changes: any thread may use it at any time, and nothing blocks.
 class Adapter {
  public:
   /// Read a file and compare its blobs with their digests, if it has any.
@@ -84,7 +84,7 @@ class Adapter {
   const std::vector<NamedTensor>& tensors() const;
   /// Its LoRA pairs, in the order of their modules.
   const std::vector<LoraPair>& pairs() const;
-  /// A tensor in the model's own shape and dtype. It holds what it needs of the adapter.
+  /// A tensor in the model's own shape and dtype. It holds the map of the file if it is a view of it.
   ///
   /// @throws Error KeyNotFound; Update: it is quantized, so its original values are not in the file.
   executorch::extension::TensorPtr tensor(std::string_view name) const;
@@ -130,16 +130,16 @@ struct AdapterOptions {
 uint64_t load_adapter(const LogicalTensors& tensors, const std::string& path, const AdapterOptions& options = {});
 
 /// Change how much of the adapter that `load_adapter` loaded last the programs use, in one commit: `lora_b` becomes the
-/// strength times the one in the file. Repeated changes add up no rounding, because each starts from the file's
-/// tensors, which the cache's state keeps in memory. At strength 1 the bytes are those that `load_adapter` stored.
+/// strength times the one in the file, which stays mapped. Repeated changes add up no rounding, because each starts from
+/// the file's tensors. At strength 1 the bytes are those that `load_adapter` stored.
 ///
 /// Threads and blocking are as for `load_adapter`.
 ///
 /// @param strength 1 is what the adapter was trained for, 0 turns it off.
 /// @returns the new generation.
 /// @throws Error Adapter: no adapter was loaded, its tensors were changed or reverted since, or the strength is not
-///   finite. Update: the result is not finite, or the adapter is stored quantized. Closed. Or what `BlobCache::update`
-///   throws.
+///   finite. Update: the result is not finite, or the adapter is stored quantized. FileAccess, Integrity: its file was
+///   truncated or overwritten. Closed. Or what `BlobCache::update` throws.
 uint64_t set_adapter_strength(const LogicalTensors& tensors, double strength);
 
 /// How an adapter is merged.

@@ -33,20 +33,6 @@ std::optional<std::string> recorded_foundation(const PtdFile& file) {
   return text;
 }
 
-/// Read into memory, so that what is compared with the digests is what is used.
-PtdFile read_whole(const std::string& path) {
-  const File file(path, /*writable=*/false);
-  const uint64_t size = file.size();
-  if (size == 0) {
-    throw Error(ErrorKind::InvalidFile, path, "the file is empty");
-  }
-  Mapping map(size);
-  file.read(map.data(), size, 0);
-  PtdFile opened(path, std::move(map), size);
-  opened.verify();
-  return opened;
-}
-
 /// A tensor over the bytes of a view, or over a copy if they are not aligned.
 executorch::extension::TensorPtr tensor_over(TensorView view) {
   std::vector<executorch::aten::SizesType> sizes;
@@ -99,7 +85,9 @@ Adapter::Adapter(std::shared_ptr<const Impl> impl) : impl_(std::move(impl)) {}
 Adapter::~Adapter() = default;
 
 std::shared_ptr<const Adapter> Adapter::read(const std::string& path) {
-  return std::shared_ptr<const Adapter>(new Adapter(std::make_shared<const Impl>(read_whole(path))));
+  PtdFile file(path);
+  file.verify();
+  return std::shared_ptr<const Adapter>(new Adapter(std::make_shared<const Impl>(std::move(file))));
 }
 
 const std::string& Adapter::path() const {

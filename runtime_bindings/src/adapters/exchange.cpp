@@ -173,6 +173,7 @@ uint64_t set_adapter_strength(const CacheTensors& tensors, double strength) {
         cache->name(),
         quoted_names(changed) + " changed after " + adapter.path() + " was loaded; load an adapter first");
   }
+  AdapterAccess::impl(adapter).file.verify();
   auto loaded = std::make_shared<LoadedAdapter>(*before);
   const uint64_t generation = with_origin(
       adapter.path(), [&] { return commit(tensors, values_of(adapter, before->factor * strength, /*halves=*/true)); });

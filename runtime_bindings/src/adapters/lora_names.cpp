@@ -96,7 +96,7 @@ FoundPairs find_pairs(const std::vector<NameAndSizes>& tensors, const std::strin
       found.problems.emplace_back(
           ErrorKind::Adapter,
           origin,
-          quoted(only->first) + " has no " + (which == 'a' ? "lora_b" : "lora_a") + " beside it");
+          "'" + only->first + "' has no " + (which == 'a' ? "lora_b" : "lora_a") + " beside it");
       continue;
     }
     const auto& [a_name, a] = *both.at('a');
