@@ -50,11 +50,11 @@ class Increment(nn.Module):
         return x * 2
 
 
-class Twice(nn.Module):
+class Absolute(nn.Module):
     """Keeps the order of dimensions."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x * 1
+        return x.abs()
 
 
 def _write_increment(path: Path, *, planned: bool) -> None:
@@ -72,7 +72,7 @@ def _write_text(path: Path) -> None:
     with quiet():
         from executorch.exir import to_edge
     manager = to_edge(
-        {"unused": torch.export.export(Twice(), (torch.ones(1),), strict=True)},
+        {"unused": torch.export.export(Absolute(), (torch.ones(1),), strict=True)},
         constant_methods={"forward": ["a text", 7, 0.5]},
     ).to_executorch()
     path.write_bytes(manager.buffer)
@@ -84,7 +84,7 @@ def test_values_of_programs(tmp_path: Path) -> None:
         _write_increment(tmp_path / f"{name}.pte", planned=planned)
     _write_text(tmp_path / "text.pte")
     x = torch.ones(1, 2, 2, 2).to(memory_format=torch.channels_last)
-    models._lowered({"forward": (Twice(), (x,))}, partitioners=models.portable).write(tmp_path, "channels_last")
+    models._lowered({"forward": (Absolute(), (x,))}, partitioners=models.portable).write(tmp_path, "channels_last")
     run(built("program_test") / "program_test", tmp_path)
 
 
