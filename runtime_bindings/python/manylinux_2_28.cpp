@@ -6,7 +6,7 @@
 
 #define HIDDEN extern "C" __attribute__((visibility("hidden")))
 
-#ifdef __x86_64__
+#if defined(__x86_64__)
 #define GLIBC "GLIBC_2.2.5"
 constexpr int kStatVersion = 1;
 #else
