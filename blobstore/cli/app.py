@@ -12,11 +12,10 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeVar
 
 import typer
 
-from blobstore.adapters import AdapterInfo, AdaptersInfo, FoundationInfo, NamedTensor, inspect_adapters
 from blobstore.cli import ERROR, INTERRUPTED, PIPE_CLOSED
 from blobstore.cli.output import (
     err,
@@ -44,6 +43,9 @@ from blobstore.tools.convert import pairs as files_to_convert
 from blobstore.tools.folders import files_of
 from blobstore.tools.inspection import FileInfo, inspect_file
 from blobstore.version import __version__
+
+if TYPE_CHECKING:
+    from blobstore.adapters import AdapterInfo, AdaptersInfo, FoundationInfo, NamedTensor
 
 __all__ = ["app"]
 
@@ -443,6 +445,8 @@ def adapters(
         given += inside if inside == [path] else [file for file in inside if not any(same_file(file, b) for b in base)]
     if not given:
         raise AdapterError(f"{', '.join(map(str, files))}: there is no adapter beside the foundation")
+    from blobstore.adapters import AdaptersInfo, inspect_adapters  # needs the native package, as no other command does
+
     code, listed = 0, inspect_adapters(base, [])
     for path in dict.fromkeys(given):
         try:

@@ -22,7 +22,19 @@ from blobstore.memory.layout import ScalarType, TensorLayout
 from blobstore.memory.tensors import as_bytes, to_numpy, to_torch
 from blobstore.native import NativeLayout, native
 
-__all__ = ["DTYPES", "Plain", "cast", "check_finite", "floats", "plain", "raw", "same_tensors", "store", "tensor_of"]
+__all__ = [
+    "DTYPES",
+    "KINDS",
+    "Plain",
+    "cast",
+    "check_finite",
+    "floats",
+    "plain",
+    "raw",
+    "same_tensors",
+    "store",
+    "tensor_of",
+]
 
 Plain: TypeAlias = tuple[npt.NDArray[Any], ScalarType]
 """A contiguous array and its type; bfloat16, which numpy lacks, is the uint16 of its bits."""
@@ -32,7 +44,8 @@ DTYPES: dict[ScalarType, np.dtype[Any]] = {
 }
 """The types that updates take, each with the dtype of its array in a `Plain`."""
 
-_KINDS = {dtype: kind for kind, dtype in DTYPES.items() if kind is not ScalarType.BFLOAT16}
+KINDS = {dtype: kind for kind, dtype in DTYPES.items() if kind is not ScalarType.BFLOAT16}
+"""The type of an array that is a tensor as it is."""
 
 
 def plain(data: Any) -> Plain:
@@ -44,8 +57,8 @@ def plain(data: Any) -> Plain:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(data, torch.Tensor):
         data = data.detach().contiguous()
-    elif isinstance(data, np.ndarray) and data.flags.c_contiguous and data.dtype in _KINDS:
-        return data, _KINDS[data.dtype]
+    elif isinstance(data, np.ndarray) and data.flags.c_contiguous and data.dtype in KINDS:
+        return data, KINDS[data.dtype]
     elif isinstance(data, np.ndarray | np.generic):
         data = np.ascontiguousarray(data).reshape(np.shape(data))
     else:

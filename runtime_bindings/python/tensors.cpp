@@ -50,7 +50,9 @@ class Buffers {
 /// A data map of Python as a source of blobs. Used only while the interpreter is held.
 class PythonSource final : public BlobSource {
  public:
-  explicit PythonSource(nb::object map) : map_(std::move(map)), name_(nb::cast<std::string>(map_.attr("name"))) {
+  explicit PythonSource(nb::object map)
+      : map_(std::move(map)),
+        name_(to_string(nb::cast<nb::bytes>(map_.attr("name").attr("encode")("utf-8", "surrogateescape")))) {
     for (const nb::handle key : map_) {
       keys_.push_back(nb::cast<std::string>(key));
     }
@@ -70,7 +72,7 @@ class PythonSource final : public BlobSource {
     Known& known = found->second;
     const nb::object name = nb::str(key.data(), key.size());
     const nb::object data = run_python([&] { return map_.attr("get_data")(name); }); // may find the file truncated
-    if (known.object.is_valid() == false) {
+    if (!known.object.is_valid()) {
       const nb::object layout = run_python([&] { return map_.attr("get_tensor_layout")(name); });
       if (!layout.is_none()) {
         known.layout = Layout{
@@ -232,24 +234,6 @@ nb::tuple describe(const Tensors& tensors, const std::string& name) {
       tensor->auxiliary);
 }
 
-nb::dict resolve(const Tensors& tensors, const nb::list& items) {
-  Buffers buffers;
-  const std::vector<Given> given = all_given(items, buffers);
-  std::vector<const Given*> all;
-  std::map<const uint8_t*, nb::object> objects; // whose memory results may be
-  for (size_t i = 0; i < given.size(); ++i) {
-    all.push_back(&given[i]);
-    objects.emplace(given[i].value.data, nb::borrow(nb::cast<nb::tuple>(items[i])[1]));
-  }
-  const std::vector<NewBlob> made = tensors.run([&] { return tensors.updates().resolve(all, false); });
-  nb::dict out;
-  for (const NewBlob& blob : made) {
-    const auto object = objects.find(blob.bytes.data);
-    out[to_str(blob.key)] = to_array(blob.bytes, object == objects.end() ? nb::object() : object->second);
-  }
-  return out;
-}
-
 uint64_t update(const Tensors& tensors, const nb::list& items, bool finite) {
   Buffers buffers;
   const std::vector<Given> given = all_given(items, buffers);
@@ -359,7 +343,6 @@ void add_tensors(nb::module_& module) {
             Buffers buffers;
             tensors.updates().check(given_from(item, buffers));
           })
-      .def("resolve", &resolve, "items"_a, "The new contents of blobs by key.")
       .def("update", &update, "items"_a, "finite"_a)
       .def("value", &value, "name"_a, "Bytes, scalar type and sizes.")
       .def(

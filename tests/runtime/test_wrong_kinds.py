@@ -27,12 +27,14 @@ RESULTS = {Adapter, AdapterInfo, AdaptersInfo, FoundationInfo, MergedAdapter, Na
 RESULTS |= {LogicalTensor, LogicalTensors, CacheStats, DelegateStats, Method, Transaction, ValueInfo}
 MODULES = (blobstore.runtime, blobstore.training, blobstore.adapters, blobstore.logical.updates)
 INTERNAL = {
-    "split",
-    "resolve",
-    "copy",
-    "names_for_state_dict",
-    "mismatch",
+    "check_names",
+    "check_reach",
     "check_stored",
+    "commit",
+    "copies",
+    "mismatch",
+    "names_for_state_dict",
+    "update",
 }  # methods of LogicalTensors for updates, which check their arguments first
 CALLABLES = [
     one
