@@ -72,6 +72,11 @@ def makers(files: Any, tmp_path: Path) -> dict[str, Any]:
     def cache() -> BlobCache:
         return BlobCache([foundation, adapter])
 
+    def loaded() -> BlobCache:
+        made = cache()
+        blobstore.adapters.load_adapter(made, folder / "foundation-adapter.ptd")
+        return made
+
     def method() -> Method:
         return Program(files.pte, cache()).method()
 
@@ -135,6 +140,8 @@ def makers(files: Any, tmp_path: Path) -> dict[str, Any]:
         "read_adapter.path": lambda: adapter,
         "load_adapter.cache": cache,
         "load_adapter.path": lambda: folder / "foundation-adapter.ptd",
+        "set_adapter_strength.cache": loaded,
+        "set_adapter_strength.strength": lambda: 0.5,
         "merge_adapter.adapter": lambda: folder / "plain-model-adapter.ptd",
         "Adapter.value.name": lambda: "l.0.lora_a.weight",
         "AdapterTags.__call__.tensor": lambda: "l.0.weight",

@@ -130,8 +130,8 @@ struct AdapterOptions {
 uint64_t load_adapter(const LogicalTensors& tensors, const std::string& path, const AdapterOptions& options = {});
 
 /// Change how much of the adapter that `load_adapter` loaded last the programs use, in one commit: `lora_b` becomes the
-/// strength times the one in the file, which stays mapped. Repeated changes add up no rounding, because each starts from
-/// the file's tensors. At strength 1 the bytes are those that `load_adapter` stored.
+/// strength times the one in the file, which stays mapped. Repeated changes add up no rounding, because each starts
+/// from the file's tensors. At strength 1 the bytes are those that `load_adapter` stored.
 ///
 /// Threads and blocking are as for `load_adapter`.
 ///

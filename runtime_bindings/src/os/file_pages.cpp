@@ -114,8 +114,8 @@ FilePages::Edges FilePages::read_edges() const {
 
 void FilePages::restore(const Edges& edges) {
   give_back(inner_begin(), inner_end());
-  std::memcpy(pointer(begin_), edges.head.data(), edges.head.size());
-  std::memcpy(pointer(inner_end()), edges.tail.data(), edges.tail.size());
+  std::copy(edges.head.begin(), edges.head.end(), static_cast<uint8_t*>(pointer(begin_)));
+  std::copy(edges.tail.begin(), edges.tail.end(), static_cast<uint8_t*>(pointer(inner_end())));
 }
 
 void FilePages::restore_whole_pages() {
