@@ -68,13 +68,13 @@ dist: $(VENV)/.extra-dist ## build the packages, check them, and try them with e
 site: $(VENV)/.extra-docs ## build the documentation into build/site; a warning is an error
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
 
-NATIVE := $(shell find runtime_bindings examples tests -name third_party -prune -o \( -name '*.cpp' -o -name '*.h' \) -print)
+NATIVE := $(shell find runtime_bindings examples tests \( -name third_party -o -name build \) -prune -o \( -name '*.cpp' -o -name '*.h' \) -print)
 
 lint: $(VENV)/.installed ## check style and types
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 	$(RUN) -m mypy
-	$(VENV)/bin/clang-format --dry-run -Werror $(NATIVE)
+	@echo clang-format; $(VENV)/bin/clang-format --dry-run -Werror $(NATIVE)
 
 tidy: $(VENV)/.runtime ## look for mistakes in the C++ sources with clang-tidy; a minute or two
 	$(RUN) -m runtime_bindings.tests.tidy
@@ -82,7 +82,7 @@ tidy: $(VENV)/.runtime ## look for mistakes in the C++ sources with clang-tidy; 
 format: $(VENV)/.installed ## fix style
 	$(RUN) -m ruff check --fix .
 	$(RUN) -m ruff format .
-	$(VENV)/bin/clang-format -i $(NATIVE)
+	@echo clang-format; $(VENV)/bin/clang-format -i $(NATIVE)
 
 schema: $(VENV)/.installed ## regenerate the code of schema/*.fbs
 	$(RUN) schema/generate.py

@@ -69,7 +69,8 @@ NB_MODULE(_native, module) {
       "to_torch"_a,
       "make_error"_a);
 #ifdef BLOBSTORE_TEST_HOOKS
-  module.def("crash_at", [](int point) { internal::crash_point.store(point); }, "point"_a, "Die at this point; 0 for none.");
+  module.def(
+      "crash_at", [](int point) { internal::crash_point.store(point); }, "point"_a, "Die at this point; 0 for none.");
 #endif
   add_adapters(module);
   add_cache(module);

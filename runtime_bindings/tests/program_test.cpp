@@ -3,8 +3,8 @@
 //   program_test FOLDER
 //
 // planned.pte and unplanned.pte add 1 to their input of float[4] in place, and return it and its double; unplanned.pte
-// has no memory for the input. channels_last.pte takes a channels-last float[1, 2, 2, 2] and returns its absolute. text.pte
-// returns the string "a text", an int and a float.
+// has no memory for the input. channels_last.pte takes a channels-last float[1, 2, 2, 2] and returns its absolute.
+// text.pte returns the string "a text", an int and a float.
 
 #include <cstdio>
 #include <cstdlib>

@@ -1,4 +1,5 @@
 #include "os/output_file.h"
+#include "os/platform.h"
 
 #include <algorithm>
 #include <cerrno>
@@ -143,7 +144,7 @@ void OutputFile::write_out(const uint8_t* data, size_t size) {
     size -= static_cast<size_t>(put);
     written_ += static_cast<uint64_t>(put);
   }
-#if defined(__linux__) && !defined(__ANDROID__)
+#if BLOBSTORE_LINUX && !defined(__ANDROID__)
   if (written_ - started_ >= kAhead) { // so that little is left to wait for at the end; a failure shows there
     sync_file_range(
         file_.descriptor(),
