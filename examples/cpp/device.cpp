@@ -56,7 +56,7 @@ int score(const char* when, Method& serve, const Task& task) {
 
 /// Take steps on random points.
 void train(blobstore::TrainingProgram& training, const Task& task, int steps) {
-  blobstore::SGD optimizer({/*lr=*/0.2, /*momentum=*/0.9});
+  blobstore::SGD optimizer({/*lr=*/0.02, /*momentum=*/0.9});
   std::mt19937 random(2);
   for (int step = 0; step < steps; ++step) {
     std::vector<float> points;

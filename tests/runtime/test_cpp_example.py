@@ -1,26 +1,38 @@
-"""The C++ example, built like an application: with find_package, on the installed library (X2)."""
+"""The C++ examples, built like applications: with find_package, on the installed library (X2, N1)."""
 
 import re
+import runpy
 import subprocess
+import sys
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
+from blobstore.lowering.export import lower, quiet
 from blobstore.runtime import BlobCache, Program
 from tests import models
 from tests.runtime.application import ROOT, build
 
+SOURCE = ROOT / "examples" / "cpp"
+
 
 @pytest.fixture(scope="module")
-def example():
-    return build(ROOT / "examples" / "cpp", "two_programs")
+def examples():
+    """The folder with the programs."""
+    return build(SOURCE, "two_programs").parent
 
 
-def test_two_programs_and_an_update(example, tmp_path):
+def run(*command):
+    return subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False)
+
+
+def test_two_programs_and_an_update(examples, tmp_path):
     """It prints the same sums as Python computes, before and after the update (X2, U1)."""
     pte = models.mlp(external=True).write(tmp_path)
     ptd = tmp_path / "_default_external_constant.ptd"
-    done = subprocess.run([example, pte, pte, ptd, "second.weight"], capture_output=True, text=True, check=True)
+    done = run(examples / "two_programs", pte, pte, ptd, "second.weight")
     found = [[float(n) for n in re.findall(r"-?\d+\.\d+", line)] for line in done.stdout.splitlines()]
     cache = BlobCache(ptd)
     method, x = Program(pte, cache).method(), np.ones((3, 16), np.float32)
@@ -31,9 +43,62 @@ def test_two_programs_and_an_update(example, tmp_path):
     np.testing.assert_allclose(found, [[before] * 2, [after] * 2], atol=1e-3)
 
 
-def test_errors_are_printed(example, tmp_path):
+def test_errors_are_printed(examples, tmp_path):
     """An unknown key ends it with an error message."""
     pte = models.mlp(external=True).write(tmp_path)
     ptd = tmp_path / "_default_external_constant.ptd"
-    done = subprocess.run([example, pte, pte, ptd, "nothing"], capture_output=True, text=True, check=False)
+    done = run(examples / "two_programs", pte, pte, ptd, "nothing")
     assert done.returncode == 1 and "no key 'nothing'" in done.stderr
+
+
+def test_from_module_to_a_cache(examples, tmp_path):
+    """Both applications of docs/cpp.md compute what eager PyTorch does; the second changes a weight (N1, U1)."""
+    with quiet():
+        from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+
+        from blobstore.lowering import BlobStorePartitioner
+    torch.manual_seed(0)
+    model, point = nn.Linear(2, 3).eval(), torch.tensor([[0.5, -0.5]])
+    partitioners = {"stock": list, "live": lambda: [BlobStorePartitioner(XnnpackPartitioner(), tag="model")]}
+    for name, partitioner in partitioners.items():
+        manager = lower({"forward": (model, (point,))}, partitioners=partitioner, external_constants=lambda node: "model")
+        (tmp_path / name).mkdir()
+        manager.write_tensor_data_to_file(str(tmp_path / name))
+        with (tmp_path / name / "model.pte").open("wb") as file:
+            manager.write_to_file(file)
+    files = {name: (tmp_path / name / "model.pte", tmp_path / name / "model.ptd") for name in partitioners}
+    module = run(examples / "with_module", *files["stock"])
+    cache = run(examples / "with_cache", *files["live"], "bias")
+    found = [float(line) for line in (module.stdout + cache.stdout).split()]
+    with torch.no_grad():
+        before, bias = float(model(point)[0, 0]), float(model.bias[0])
+    assert abs(bias) > 1e-3
+    assert found == pytest.approx([before, before, before - bias], abs=1e-5), cache.stderr
+
+
+def test_the_life_of_a_device(examples, tmp_path, monkeypatch):
+    """Adapters, an update by name, training, publishing, saving and a new start, without Python (N1, D2, T2)."""
+    monkeypatch.setattr(sys, "argv", ["prepare.py", str(tmp_path)])
+    runpy.run_path(str(SOURCE / "prepare.py"), run_name="__main__")
+    shipped = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    done = run(examples / "device", tmp_path)
+    assert done.returncode == 0, done.stderr
+    scores = {line[:38].strip(): int(line.split()[-3]) for line in done.stdout.splitlines()}
+    assert scores["adapter left.ptd"] > 900 > 600 > scores["head.bias changed"]
+    assert scores["adapter up.ptd"] > 900
+    assert scores["published"] > 900 > scores["trained, not published"]
+    assert scores["started again from trained.ptd"] == scores["published"] > scores["reverted"]
+    assert {name: (tmp_path / name).read_bytes() for name in shipped} == shipped
+    assert (tmp_path / "trained.ptd").stat().st_size < 1.5 * len(shipped["adapter.ptd"])
+
+
+def test_the_page_shows_the_examples():
+    """Each line of C++ on docs/cpp.md that is called an excerpt of an example stands in it."""
+    page = (ROOT / "docs" / "cpp.md").read_text(encoding="utf-8")
+    sources = {re.sub(r"\s+", " ", path.read_text(encoding="utf-8")) for path in SOURCE.glob("*.cpp")}
+    blocks = re.findall(r"builds and runs the whole example -->\n```cpp\n(.*?)```", page, re.DOTALL)
+    assert len(blocks) == 3
+    for block in blocks:
+        for part in block.strip().split("\n\n"):
+            text = re.sub(r"\s+", " ", part.strip())
+            assert any(text in source for source in sources), part
