@@ -61,7 +61,9 @@ def test_from_module_to_a_cache(examples, tmp_path):
     model, point = nn.Linear(2, 3).eval(), torch.tensor([[0.5, -0.5]])
     partitioners = {"stock": list, "live": lambda: [BlobStorePartitioner(XnnpackPartitioner(), tag="model")]}
     for name, partitioner in partitioners.items():
-        manager = lower({"forward": (model, (point,))}, partitioners=partitioner, external_constants=lambda node: "model")
+        manager = lower(
+            {"forward": (model, (point,))}, partitioners=partitioner, external_constants=lambda node: "model"
+        )
         (tmp_path / name).mkdir()
         manager.write_tensor_data_to_file(str(tmp_path / name))
         with (tmp_path / name / "model.pte").open("wb") as file:
@@ -84,7 +86,8 @@ def test_the_life_of_a_device(examples, tmp_path, monkeypatch):
     done = run(examples / "device", tmp_path)
     assert done.returncode == 0, done.stderr
     scores = {line[:38].strip(): int(line.split()[-3]) for line in done.stdout.splitlines()}
-    assert scores["adapter left.ptd"] > 900 > 600 > scores["head.bias changed"]
+    assert scores["adapter left.ptd"] > 900
+    assert scores["head.bias changed"] < 600
     assert scores["adapter up.ptd"] > 900
     assert scores["published"] > 900 > scores["trained, not published"]
     assert scores["started again from trained.ptd"] == scores["published"] > scores["reverted"]
