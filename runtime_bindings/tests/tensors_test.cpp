@@ -4,7 +4,8 @@
 //
 // tests/logical/native_tensors.py writes FILE.ptd: the tensor "weight", float[2, 3], also called "tied", that a
 // delegate takes as it is ("weight@0000000000000000") and quantized to int8 ("weight@1111111111111111") with the scales
-// in "scales"; "bias", float[2], that kernels take; and "state", which cannot be changed.
+// in "scales"; "bias", float[2], that kernels take; "state", which cannot be changed; and "deep", float[1, ... 1], and
+// "wide", float[0, 65536, 65536], which have more dimensions and larger strides than tensors of ExecuTorch.
 
 #include <atomic>
 #include <cstdio>
@@ -64,6 +65,13 @@ float first_of(const BlobCache& cache, const char* key) {
   float value;
   std::memcpy(&value, cache.at(key).data, sizeof value);
   return value;
+}
+
+void test_shapes(const std::string& path) {
+  const LogicalTensors tensors(BlobCache::open({path}));
+  CHECK(tensors.at("deep").sizes.size() == 17);
+  refused(ErrorKind::Layout, "no tensors of the shape [1, 1, 1", [&] { tensors.value("deep"); });
+  refused(ErrorKind::Layout, "no tensors of the shape [0, 65536, 65536]", [&] { tensors.value("wide"); });
 }
 
 void test_updates(const std::string& path) {
@@ -139,6 +147,7 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "usage: tensors_test FILE.ptd\n");
     return 2;
   }
+  test_shapes(argv[1]);
   test_updates(argv[1]);
   test_refusals(argv[1]);
   test_threads(argv[1]);

@@ -16,10 +16,14 @@ __all__ = ["write"]
 def write(path: Path) -> Path:
     """Write it."""
     weight = Source("weight", ScalarType.FLOAT, (2, 3), ("tied",))
+    deep = Source("deep", ScalarType.FLOAT, (1,) * 17)
+    wide = Source("wide", ScalarType.FLOAT, (0, 1 << 16, 1 << 16))
     quantize = Step(Operation.QUANTIZE_CHANNEL, (0, -127, 127, int(ScalarType.CHAR)), names=("scales",))
     records = (
         Record("weight@0000000000000000", 24, (weight,), (Step(Operation.RESHAPE, (3, 2)),)),
         Record("weight@1111111111111111", 6, (weight,), (quantize,)),
+        Record("deep@2222222222222222", 4, (deep,), (Step(Operation.RESHAPE, (1,)),)),
+        Record("wide@3333333333333333", 0, (wide,), (Step(Operation.RESHAPE, (0,)),)),
         Record("", 0, (Source("state", ScalarType.FLOAT, (2,)),), refusal=STATE, auxiliary=True),
     )
     data = Records("XnnpackBackend", records, (Source("bias", ScalarType.FLOAT, (2,)),)).pack()
@@ -27,6 +31,8 @@ def write(path: Path) -> Path:
     store.add(records_key(data), data, alignment=16)
     store.add("weight@0000000000000000", bytes(24), alignment=16)
     store.add("weight@1111111111111111", bytes(6), alignment=16)
+    store.add("deep@2222222222222222", bytes(4), alignment=16)
+    store.add("wide@3333333333333333", b"", alignment=16)
     store.add("scales", np.full(2, 0.5, np.float32).tobytes(), alignment=16)
     store.add("bias", np.zeros(2, np.float32))
     store.write_ptd(path)
