@@ -34,11 +34,15 @@ def rows(folder: Path) -> Iterator[Row]:
     weight = rng.standard_normal((1536, 384)).astype(np.float32)
     scales = (np.abs(weight).max(1) / 127).astype(np.float32)
     int8 = Step(Operation.QUANTIZE_CHANNEL, (0, -127, 127, _CHAR), names=("scales",))
-    yield steps("a linear layer of 1536x384 to int8", [weight], [int8], {"scales": scales}, lambda: _int8(weight, scales))
+    yield steps(
+        "a linear layer of 1536x384 to int8", [weight], [int8], {"scales": scales}, lambda: _int8(weight, scales)
+    )
     groups = (np.abs(weight.reshape(1536, -1, 32)).max(2) / 7).astype(np.float32).view(np.uint32) >> 16
     bfloat16 = groups.astype(np.uint16)
     int4 = [Step(Operation.QUANTIZE_GROUP, (32, -8, 7, _CHAR), names=("scales",)), Step(Operation.PACK_INT4)]
-    yield steps("a linear layer of 1536x384 to 4 bits", [weight], int4, {"scales": bfloat16}, lambda: _int4(weight, bfloat16))
+    yield steps(
+        "a linear layer of 1536x384 to 4 bits", [weight], int4, {"scales": bfloat16}, lambda: _int4(weight, bfloat16)
+    )
     for channels in (128, 256):
         yield folded_convolution(rng, channels)
     yield folded_linear(rng)

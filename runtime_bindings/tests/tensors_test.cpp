@@ -1,11 +1,12 @@
 // Updates by the names of a model's tensors, without Python; sanitizers judge the threads.
 //
-//   tensors_test FILE.ptd
+//   tensors_test FILE.ptd SHAPES.ptd
 //
-// tests/logical/native_tensors.py writes FILE.ptd: the tensor "weight", float[2, 3], also called "tied", that a
-// delegate takes as it is ("weight@0000000000000000") and quantized to int8 ("weight@1111111111111111") with the scales
-// in "scales"; "bias", float[2], that kernels take; "state", which cannot be changed; and "deep", float[1, ... 1], and
-// "wide", float[0, 65536, 65536], which have more dimensions and larger strides than tensors of ExecuTorch.
+// tests/logical/native_tensors.py writes both. FILE.ptd has the tensor "weight", float[2, 3], also called "tied", that
+// a delegate takes as it is ("weight@0000000000000000") and quantized to int8 ("weight@1111111111111111") with the
+// scales in "scales"; "bias", float[2], that kernels take; and "state", which cannot be changed. SHAPES.ptd has "deep",
+// float[1, ... 1], and "wide", float[0, 65536, 65536], which have more dimensions and larger strides than tensors of
+// ExecuTorch.
 
 #include <atomic>
 #include <cstdio>
@@ -143,11 +144,11 @@ void test_threads(const std::string& path) {
 } // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 2) {
-    std::fprintf(stderr, "usage: tensors_test FILE.ptd\n");
+  if (argc != 3) {
+    std::fprintf(stderr, "usage: tensors_test FILE.ptd SHAPES.ptd\n");
     return 2;
   }
-  test_shapes(argv[1]);
+  test_shapes(argv[2]);
   test_updates(argv[1]);
   test_refusals(argv[1]);
   test_threads(argv[1]);

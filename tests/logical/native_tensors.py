@@ -1,4 +1,4 @@
-"""The file that runtime_bindings/tests/tensors_test.cpp works on."""
+"""The files that runtime_bindings/tests/tensors_test.cpp works on."""
 
 from __future__ import annotations
 
@@ -10,20 +10,16 @@ from blobstore.logical.records import STATE, Operation, Record, Records, Source,
 from blobstore.memory.layout import ScalarType
 from blobstore.store import BlobStore
 
-__all__ = ["write"]
+__all__ = ["write", "write_shapes"]
 
 
 def write(path: Path) -> Path:
     """Write it."""
     weight = Source("weight", ScalarType.FLOAT, (2, 3), ("tied",))
-    deep = Source("deep", ScalarType.FLOAT, (1,) * 17)
-    wide = Source("wide", ScalarType.FLOAT, (0, 1 << 16, 1 << 16))
     quantize = Step(Operation.QUANTIZE_CHANNEL, (0, -127, 127, int(ScalarType.CHAR)), names=("scales",))
     records = (
         Record("weight@0000000000000000", 24, (weight,), (Step(Operation.RESHAPE, (3, 2)),)),
         Record("weight@1111111111111111", 6, (weight,), (quantize,)),
-        Record("deep@2222222222222222", 4, (deep,), (Step(Operation.RESHAPE, (1,)),)),
-        Record("wide@3333333333333333", 0, (wide,), (Step(Operation.RESHAPE, (0,)),)),
         Record("", 0, (Source("state", ScalarType.FLOAT, (2,)),), refusal=STATE, auxiliary=True),
     )
     data = Records("XnnpackBackend", records, (Source("bias", ScalarType.FLOAT, (2,)),)).pack()
@@ -31,9 +27,24 @@ def write(path: Path) -> Path:
     store.add(records_key(data), data, alignment=16)
     store.add("weight@0000000000000000", bytes(24), alignment=16)
     store.add("weight@1111111111111111", bytes(6), alignment=16)
-    store.add("deep@2222222222222222", bytes(4), alignment=16)
-    store.add("wide@3333333333333333", b"", alignment=16)
     store.add("scales", np.full(2, 0.5, np.float32).tobytes(), alignment=16)
     store.add("bias", np.zeros(2, np.float32))
+    store.write_ptd(path)
+    return path
+
+
+def write_shapes(path: Path) -> Path:
+    """A file with tensors of shapes that ExecuTorch has not."""
+    deep = Source("deep", ScalarType.FLOAT, (1,) * 17)
+    wide = Source("wide", ScalarType.FLOAT, (0, 1 << 16, 1 << 16))
+    records = (
+        Record("deep@2222222222222222", 4, (deep,), (Step(Operation.RESHAPE, (1,)),)),
+        Record("wide@3333333333333333", 0, (wide,), (Step(Operation.RESHAPE, (0,)),)),
+    )
+    data = Records("XnnpackBackend", records).pack()
+    store = BlobStore()
+    store.add(records_key(data), data, alignment=16)
+    for record in records:
+        store.add(record.key, bytes(record.nbytes), alignment=16)
     store.write_ptd(path)
     return path
