@@ -32,6 +32,7 @@ def main(folders: list[Path]) -> None:
     write_delegates(first / "delegates")
     write_adapters(first / "adapters")
     native_tensors.write(first / "tensors.ptd")
+    native_tensors.write_shapes(first / "shapes.ptd")
     for folder in others:
         shutil.copytree(first, folder)
 

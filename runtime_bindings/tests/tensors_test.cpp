@@ -1,10 +1,12 @@
 // Updates by the names of a model's tensors, without Python; sanitizers judge the threads.
 //
-//   tensors_test FILE.ptd
+//   tensors_test FILE.ptd SHAPES.ptd
 //
-// tests/logical/native_tensors.py writes FILE.ptd: the tensor "weight", float[2, 3], also called "tied", that a
-// delegate takes as it is ("weight@0000000000000000") and quantized to int8 ("weight@1111111111111111") with the scales
-// in "scales"; "bias", float[2], that kernels take; and "state", which cannot be changed.
+// tests/logical/native_tensors.py writes both. FILE.ptd has the tensor "weight", float[2, 3], also called "tied", that
+// a delegate takes as it is ("weight@0000000000000000") and quantized to int8 ("weight@1111111111111111") with the
+// scales in "scales"; "bias", float[2], that kernels take; and "state", which cannot be changed. SHAPES.ptd has "deep",
+// float[1, ... 1], and "wide", float[0, 65536, 65536], which have more dimensions and larger strides than tensors of
+// ExecuTorch.
 
 #include <atomic>
 #include <cstdio>
@@ -64,6 +66,13 @@ float first_of(const BlobCache& cache, const char* key) {
   float value;
   std::memcpy(&value, cache.at(key).data, sizeof value);
   return value;
+}
+
+void test_shapes(const std::string& path) {
+  const LogicalTensors tensors(BlobCache::open({path}));
+  CHECK(tensors.at("deep").sizes.size() == 17);
+  refused(ErrorKind::Layout, "no tensors of the shape [1, 1, 1", [&] { tensors.value("deep"); });
+  refused(ErrorKind::Layout, "no tensors of the shape [0, 65536, 65536]", [&] { tensors.value("wide"); });
 }
 
 void test_updates(const std::string& path) {
@@ -135,10 +144,11 @@ void test_threads(const std::string& path) {
 } // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 2) {
-    std::fprintf(stderr, "usage: tensors_test FILE.ptd\n");
+  if (argc != 3) {
+    std::fprintf(stderr, "usage: tensors_test FILE.ptd SHAPES.ptd\n");
     return 2;
   }
+  test_shapes(argv[2]);
   test_updates(argv[1]);
   test_refusals(argv[1]);
   test_threads(argv[1]);

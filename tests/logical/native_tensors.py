@@ -1,4 +1,4 @@
-"""The file that runtime_bindings/tests/tensors_test.cpp works on."""
+"""The files that runtime_bindings/tests/tensors_test.cpp works on."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from blobstore.logical.records import STATE, Operation, Record, Records, Source,
 from blobstore.memory.layout import ScalarType
 from blobstore.store import BlobStore
 
-__all__ = ["write"]
+__all__ = ["write", "write_shapes"]
 
 
 def write(path: Path) -> Path:
@@ -29,5 +29,22 @@ def write(path: Path) -> Path:
     store.add("weight@1111111111111111", bytes(6), alignment=16)
     store.add("scales", np.full(2, 0.5, np.float32).tobytes(), alignment=16)
     store.add("bias", np.zeros(2, np.float32))
+    store.write_ptd(path)
+    return path
+
+
+def write_shapes(path: Path) -> Path:
+    """A file with tensors of shapes that ExecuTorch has not."""
+    deep = Source("deep", ScalarType.FLOAT, (1,) * 17)
+    wide = Source("wide", ScalarType.FLOAT, (0, 1 << 16, 1 << 16))
+    records = (
+        Record("deep@2222222222222222", 4, (deep,), (Step(Operation.RESHAPE, (1,)),)),
+        Record("wide@3333333333333333", 0, (wide,), (Step(Operation.RESHAPE, (0,)),)),
+    )
+    data = Records("XnnpackBackend", records).pack()
+    store = BlobStore()
+    store.add(records_key(data), data, alignment=16)
+    for record in records:
+        store.add(record.key, bytes(record.nbytes), alignment=16)
     store.write_ptd(path)
     return path

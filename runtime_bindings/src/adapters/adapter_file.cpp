@@ -6,11 +6,10 @@
 #include <locale>
 #include <sstream>
 
-#include <executorch/runtime/core/exec_aten/util/tensor_dimension_limit.h>
-
 #include "adapters/foundation.h"
 #include "adapters/lora_names.h"
 #include "logical/numbers.h"
+#include "logical/tensor_over.h"
 
 namespace blobstore {
 
@@ -31,31 +30,6 @@ std::optional<std::string> recorded_foundation(const PtdFile& file) {
     throw malformed(file, "'" + text + "' is not a fingerprint");
   }
   return text;
-}
-
-/// A tensor over the bytes of a view, or over a copy if they are not aligned.
-executorch::extension::TensorPtr tensor_over(TensorView view) {
-  std::vector<executorch::aten::SizesType> sizes;
-  bool fits = view.sizes.size() <= executorch::runtime::kTensorDimensionLimit;
-  for (const int64_t size : view.sizes) {
-    fits = fits && size >= 0 && size <= INT32_MAX;
-    sizes.push_back(static_cast<executorch::aten::SizesType>(size));
-  }
-  if (!fits) {
-    throw Error(ErrorKind::Layout, "ExecuTorch has no tensors of the shape " + to_string(view.sizes));
-  }
-  if (reinterpret_cast<uintptr_t>(view.data) % item_size(view.scalar_type) != 0) {
-    const TensorView copy = make_tensor(view.scalar_type, view.sizes);
-    std::memcpy(filling(copy), view.data, view.nbytes);
-    view = copy;
-  }
-  return executorch::extension::make_tensor_ptr(
-      std::move(sizes),
-      const_cast<uint8_t*>(view.data),
-      static_cast<executorch::aten::ScalarType>(view.scalar_type),
-      executorch::aten::Device(executorch::aten::DeviceType::CPU),
-      executorch::aten::TensorShapeDynamism::STATIC,
-      [owner = std::move(view.owner)](void*) {});
 }
 
 } // namespace

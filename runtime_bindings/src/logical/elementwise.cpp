@@ -9,6 +9,8 @@
 #include <blobstore/layout.h>
 
 #include "logical/numbers.h"
+#include "logical/transpose.h"
+#include "os/processor.h"
 
 namespace blobstore::internal {
 namespace {
@@ -26,31 +28,64 @@ struct Rounding {
     constexpr int64_t kMost = 1 << 20;
     return item_size(target) == 1 && std::abs(zero) <= kMost && std::abs(low) <= kMost && std::abs(high) <= kMost;
   }
+  bool is_int() const {
+    using Limits = std::numeric_limits<int32_t>;
+    return target == kInt && std::min(low, high) >= Limits::min() && std::max(low, high) <= Limits::max();
+  }
 };
 
 constexpr float kNearest = 0x1.8p23f; // the sum of this and a number below 2^22 ends with the nearest integer
-constexpr int32_t kNearestBits = 0x4b400000;
 
 /// An integer of one byte; see Rounding::is_small.
 struct SmallRounder {
   explicit SmallRounder(const Rounding& rounding)
       : low(static_cast<float>(rounding.low - rounding.zero)),
         high(static_cast<float>(rounding.high - rounding.zero)),
-        zero(static_cast<int32_t>(rounding.zero) - kNearestBits) {}
+        zero(static_cast<uint8_t>(rounding.zero)) {}
 
   uint8_t operator()(float scaled) const {
     float limited = scaled < low ? low : scaled;
     limited = limited > high ? high : limited;
     const float sum = limited + kNearest;
-    int32_t bits;
+    uint32_t bits;
     std::memcpy(&bits, &sum, sizeof bits);
-    const int32_t rounded = static_cast<int32_t>(static_cast<uint32_t>(bits) + static_cast<uint32_t>(zero));
-    return static_cast<uint8_t>(scaled == scaled ? rounded : 0);
+    bits = scaled == scaled ? bits : 0u - zero;
+    return static_cast<uint8_t>(static_cast<uint8_t>(bits) + zero); // the last byte of kNearest is 0
   }
 
   float low;
   float high;
-  int32_t zero;
+  uint8_t zero;
+};
+
+/// To the nearest integer, ties to even; numbers of 2^23 and more have no fraction. std::nearbyint is not vectorized.
+BLOBSTORE_INLINE float nearest(float number) {
+  const float shift = std::copysign(0x1p23f, number);
+  const float rounded = (number + shift) - shift;
+  return std::abs(number) < 0x1p23f ? rounded : number;
+}
+
+/// A number of kInt that has limits within its range. float32 cannot represent 2^31 - 1, so they are compared as
+/// integers.
+struct IntRounder {
+  explicit IntRounder(const Rounding& rounding)
+      : zero(static_cast<float>(rounding.zero)),
+        low(static_cast<int32_t>(rounding.low)),
+        high(static_cast<int32_t>(rounding.high)) {}
+
+  int32_t operator()(float scaled) const {
+    using Limits = std::numeric_limits<int32_t>;
+    const float sum = nearest(scaled) + zero;
+    const auto rounded = static_cast<int32_t>(sum >= -0x1p31f && sum < 0x1p31f ? sum : -0x1p31f);
+    int32_t limited = sum >= 0x1p31f ? Limits::max() : rounded;
+    limited = limited < low ? low : limited;
+    limited = limited > high ? high : limited;
+    return sum == sum ? limited : Limits::min();
+  }
+
+  float zero;
+  int32_t low;
+  int32_t high;
 };
 
 /// Any integer.
@@ -58,14 +93,10 @@ struct WideRounder {
   explicit WideRounder(const Rounding& rounding) : about(rounding) {}
 
   int64_t operator()(float scaled) const {
-    float sum = std::nearbyint(scaled);
-    if (about.zero != 0) {
-      sum += static_cast<float>(about.zero);
-    }
+    const float sum = nearest(scaled) + static_cast<float>(about.zero);
     if (sum != sum) {
       return about.target == kInt ? std::numeric_limits<int32_t>::min() : 0;
     }
-    // float32 cannot represent 2**31 - 1
     double limited = sum;
     const bool is_int = about.target == kInt;
     const double low = is_int ? static_cast<double>(about.low) : static_cast<float>(about.low);
@@ -78,23 +109,62 @@ struct WideRounder {
   Rounding about;
 };
 
-/// Quantize numbers; `inverse(i)` is what number i is multiplied with.
-template <typename Inverse>
-void quantize(
-    const Rounding& rounding, const uint8_t* __restrict from, size_t count, uint8_t* __restrict to, Inverse inverse) {
-  if (rounding.is_small()) {
-    const SmallRounder round(rounding);
-    for (size_t i = 0; i < count; ++i) {
-      to[i] = round(load<float>(from + 4 * i) * inverse(i));
-    }
-    return;
-  }
-  const WideRounder round(rounding);
-  const size_t item = item_size(rounding.target);
+/// What numbers are multiplied with: all with one factor, or each with its own.
+struct Factor {
+  float factor;
+  float operator()(size_t) const { return factor; }
+};
+struct Factors {
+  const float* factors;
+  float operator()(size_t i) const { return factors[i]; }
+};
+
+/// to[i] = made(from[i] * factor(i))
+template <typename To, typename By, typename Made>
+BLOBSTORE_INLINE void product_loop(
+    const uint8_t* __restrict from, size_t count, By factor, Made made, uint8_t* __restrict to) {
   for (size_t i = 0; i < count; ++i) {
-    const int64_t rounded = round(load<float>(from + 4 * i) * inverse(i));
-    std::memcpy(to + item * i, &rounded, item); // the low bytes come first
+    store(to + sizeof(To) * i, static_cast<To>(made(load<float>(from + sizeof(float) * i) * factor(i))));
   }
+}
+
+template <typename To, typename By, typename Made>
+BLOBSTORE_AVX2 void product_avx2(const uint8_t* from, size_t count, By factor, Made made, uint8_t* to) {
+  product_loop<To>(from, count, factor, made, to);
+}
+
+template <typename To, typename By, typename Made>
+void product(const uint8_t* from, size_t count, By factor, Made made, uint8_t* to) {
+  if (has_avx2()) {
+    product_avx2<To>(from, count, factor, made, to);
+  } else {
+    product_loop<To>(from, count, factor, made, to);
+  }
+}
+
+template <typename By>
+void quantize(const Rounding& rounding, const uint8_t* from, size_t count, By inverse, uint8_t* to) {
+  if (rounding.is_small()) {
+    product<uint8_t>(from, count, inverse, SmallRounder(rounding), to);
+  } else if (rounding.is_int()) {
+    product<int32_t>(from, count, inverse, IntRounder(rounding), to);
+  } else {
+    switch (item_size(rounding.target)) {
+      case 1:
+        return product<uint8_t>(from, count, inverse, WideRounder(rounding), to);
+      case 2:
+        return product<uint16_t>(from, count, inverse, WideRounder(rounding), to);
+      case 4:
+        return product<uint32_t>(from, count, inverse, WideRounder(rounding), to);
+      default:
+        return product<uint64_t>(from, count, inverse, WideRounder(rounding), to);
+    }
+  }
+}
+
+template <typename By>
+void multiply(const uint8_t* from, size_t count, By factor, uint8_t* to) {
+  product<float>(from, count, factor, [](float made) { return made; }, to);
 }
 
 /// A tensor as runs of `inner` numbers, each of which belongs to one of `count` channels.
@@ -117,12 +187,13 @@ struct Channels {
   /// Call `one(at, n, channel)` for runs of one channel, or `each(at, n, channel)` for runs of n channels.
   template <typename One, typename Each>
   void visit(uint64_t begin, uint64_t end, One one, Each each) const {
-    for (uint64_t at = begin; at < end;) {
+    uint64_t channel = begin / inner % count;
+    for (uint64_t at = begin; at < end; channel = 0) {
       if (inner > 1) {
-        one(at, inner, at / inner % count);
-        at += inner;
+        for (; channel < count && at < end; ++channel, at += inner) {
+          one(at, inner, channel);
+        }
       } else {
-        const uint64_t channel = at % count;
         const uint64_t n = std::min(count - channel, end - at);
         each(at, n, channel);
         at += n;
@@ -179,9 +250,12 @@ std::vector<float> scales_of(const Step& step, const Lookup& lookup, int8_t type
 Elementwise by_tensor(const Step& step, const TensorView& tensor) {
   const Rounding rounding = rounding_of(step, int_of(step, 0));
   const auto inverse = static_cast<float>(1.0 / float_of(step, 0));
-  return {rounding.target, [=, floats = Floats(tensor)](uint64_t begin, uint64_t end, uint8_t* to) mutable {
-            quantize(rounding, floats.part(begin, end), end - begin, to, [=](size_t) { return inverse; });
-          }};
+  return {
+      rounding.target,
+      [=, floats = Floats(tensor)](uint64_t begin, uint64_t end, uint8_t* to) mutable {
+        quantize(rounding, floats.part(begin, end), end - begin, Factor{inverse}, to);
+      },
+      nullptr};
 }
 
 Elementwise by_channel(const Step& step, const TensorView& tensor, const Lookup& lookup) {
@@ -204,16 +278,14 @@ Elementwise by_channel(const Step& step, const TensorView& tensor, const Lookup&
         begin,
         end,
         [&](uint64_t at, uint64_t n, uint64_t channel) {
-          const float inverse = inverses[channel];
-          quantize(rounding, from + 4 * (at - begin), n, to + item * (at - begin), [=](size_t) { return inverse; });
+          quantize(rounding, from + 4 * (at - begin), n, Factor{inverses[channel]}, to + item * (at - begin));
         },
         [&](uint64_t at, uint64_t n, uint64_t channel) {
-          const float* inverse = inverses.data() + channel;
-          quantize(
-              rounding, from + 4 * (at - begin), n, to + item * (at - begin), [=](size_t i) { return inverse[i]; });
+          const Factors factors{inverses.data() + channel};
+          quantize(rounding, from + 4 * (at - begin), n, factors, to + item * (at - begin));
         });
   };
-  return {rounding.target, fill, rounding.low >= -8 && rounding.high <= 7};
+  return {rounding.target, fill, nullptr, rounding.low >= -8 && rounding.high <= 7};
 }
 
 Elementwise by_group(const Step& step, const TensorView& tensor, const Lookup& lookup) {
@@ -235,21 +307,14 @@ Elementwise by_group(const Step& step, const TensorView& tensor, const Lookup& l
       if (scale == 0) { // of a group of zeros
         const float none = 0;
         for (uint64_t i = 0; i < width; ++i) {
-          quantize(rounding, reinterpret_cast<const uint8_t*>(&none), 1, out + item * i, [](size_t) { return 1.0f; });
+          quantize(rounding, reinterpret_cast<const uint8_t*>(&none), 1, Factor{1}, out + item * i);
         }
       } else {
-        const float inverse = 1.0f / scale;
-        quantize(rounding, from + 4 * (at - begin), width, out, [=](size_t) { return inverse; });
+        quantize(rounding, from + 4 * (at - begin), width, Factor{1.0f / scale}, out);
       }
     }
   };
-  return {rounding.target, fill, rounding.low >= -8 && rounding.high <= 7};
-}
-
-void multiply(const uint8_t* __restrict from, size_t count, float factor, uint8_t* __restrict to) {
-  for (size_t i = 0; i < count; ++i) {
-    store(to + 4 * i, load<float>(from + 4 * i) * factor);
-  }
+  return {rounding.target, fill, nullptr, rounding.low >= -8 && rounding.high <= 7};
 }
 
 Elementwise fold_weight(const Step& step, const std::vector<TensorView>& tensors) {
@@ -264,20 +329,29 @@ Elementwise fold_weight(const Step& step, const std::vector<TensorView>& tensors
   for (size_t i = 0; has_gamma && i < scales.size(); ++i) {
     scales[i] = load<float>(tensors[2].data + 4 * i) * scales[i];
   }
-  return {kFloat, [=](uint64_t begin, uint64_t end, uint8_t* to) {
-            const uint8_t* from = weight.data;
-            channels.visit(
-                begin,
-                end,
-                [&](uint64_t at, uint64_t n, uint64_t channel) {
-                  multiply(from + 4 * at, n, scales[channel], to + 4 * (at - begin));
-                },
-                [&](uint64_t at, uint64_t n, uint64_t channel) {
-                  for (uint64_t i = 0; i < n; ++i) {
-                    store(to + 4 * (at - begin + i), load<float>(from + 4 * (at + i)) * scales[channel + i]);
-                  }
-                });
-          }};
+  const uint8_t* from = weight.data;
+  const auto fill = [=](uint64_t begin, uint64_t end, uint8_t* to) {
+    channels.visit(
+        begin,
+        end,
+        [&](uint64_t at, uint64_t n, uint64_t channel) {
+          multiply(from + 4 * at, n, Factor{scales[channel]}, to + 4 * (at - begin));
+        },
+        [&](uint64_t at, uint64_t n, uint64_t channel) {
+          multiply(from + 4 * at, n, Factors{scales.data() + channel}, to + 4 * (at - begin));
+        });
+  };
+  if (channels.count != static_cast<uint64_t>(weight.sizes[0]) ||
+      channels.count * channels.inner != count(weight.sizes)) {
+    return {kFloat, fill, nullptr};
+  }
+  const auto fill_moved = [=](uint64_t begin, uint64_t end, uint64_t columns, uint64_t area, uint8_t* to) {
+    const uint64_t row = 4 * columns * area;
+    for (uint64_t i = begin; i < end; ++i) {
+      transpose<true>(from + i * row, to + (i - begin) * row, area, columns, area, scales[i]);
+    }
+  };
+  return {kFloat, fill, fill_moved};
 }
 
 } // namespace

@@ -17,6 +17,9 @@ struct Elementwise {
   /// Write the numbers `begin` to `end` of the result to `to`. Both are multiples of the elements of a row: of all
   /// dimensions but the first. Refers to the tensors.
   std::function<void(uint64_t begin, uint64_t end, uint8_t* to)> fill;
+  /// If not empty: write rows `begin` to `end`, each of which is a matrix of `channels` rows and `area` columns, with
+  /// all of these transposed.
+  std::function<void(uint64_t begin, uint64_t end, uint64_t channels, uint64_t area, uint8_t* to)> fill_moved;
   bool is_int4 = false; // whether all results are numbers of four bits
 };
 

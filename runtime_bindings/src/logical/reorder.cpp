@@ -7,6 +7,7 @@
 #include <blobstore/layout.h>
 
 #include "logical/numbers.h"
+#include "logical/transpose.h"
 
 namespace blobstore::internal {
 namespace {
@@ -35,7 +36,7 @@ std::vector<Dim> joined(const std::vector<uint64_t>& sizes, const std::vector<ui
 /// to[i * columns + j] = from[i + j * stride], for some columns at a time, so that what is read stays in the
 /// processor's cache until all of it was used.
 template <typename Item>
-void transpose(
+void transpose_items(
     const uint8_t* __restrict from, uint8_t* __restrict to, uint64_t rows, uint64_t columns, uint64_t stride) {
   constexpr uint64_t kSome = 8;
   uint64_t left = 0;
@@ -75,8 +76,10 @@ void gather_items(const uint8_t* from, uint8_t* to, const std::vector<Dim>& dims
     const uint8_t* start = from + offset * sizeof(Item);
     if (runs) {
       std::memcpy(to, start, block * sizeof(Item));
+    } else if (tiles && sizeof(Item) == 4) {
+      transpose<false>(start, to, dims[rank - 2].size, inner.size, inner.stride);
     } else if (tiles) {
-      transpose<Item>(start, to, dims[rank - 2].size, inner.size, inner.stride);
+      transpose_items<Item>(start, to, dims[rank - 2].size, inner.size, inner.stride);
     } else {
       for (uint64_t i = 0; i < block; ++i) {
         store(to + i * sizeof(Item), load<Item>(start + i * inner.stride * sizeof(Item)));

@@ -13,7 +13,7 @@
 namespace blobstore::internal {
 namespace {
 
-constexpr uint64_t kBlock = 1 << 14; // numbers that steps on rows work on together, to stay in the processor's cache
+constexpr uint64_t kBlock = 1 << 12; // numbers that steps on rows work on together, to stay in the processor's cache
 
 TensorView reshaped(const TensorView& tensor, const std::vector<int64_t>& sizes) {
   if (count(tensor.sizes) != count(sizes)) {
@@ -159,6 +159,12 @@ TensorView run_rows(const Elementwise& first, const TensorView& tensor, const St
   if (numbers == 0) {
     return out;
   }
+  const uint64_t channels = moves ? static_cast<uint64_t>(sizes[1]) : width;
+  if (channels != width && !packs && first.fill_moved) {
+    first.fill_moved(0, rows, channels, width / channels, filling(out));
+    return out;
+  }
+  moves = moves && channels != width;
   const size_t item = item_size(first.scalar_type);
   const uint64_t block = std::max<uint64_t>(1, kBlock / width);
   const uint64_t made_width = out.nbytes / rows;

@@ -7,6 +7,8 @@
 #include <blobstore/reading.h>
 
 #include "logical/cache_tensors.h"
+#include "logical/numbers.h"
+#include "logical/tensor_over.h"
 
 namespace blobstore {
 
@@ -89,16 +91,11 @@ TensorPtr LogicalTensors::value(std::string_view name) const {
   impl_->cache()->check_open();
   const BlobCache::Reading reading(*impl_->cache());
   const TensorView found = impl_->updates().value(name);
-  std::vector<uint8_t> bytes(found.nbytes);
-  if (!bytes.empty()) {
-    std::memcpy(bytes.data(), found.data, bytes.size());
+  const TensorView copy = make_tensor(found.scalar_type, found.sizes);
+  if (copy.nbytes != 0) {
+    std::memcpy(filling(copy), found.data, copy.nbytes);
   }
-  return executorch::extension::make_tensor_ptr(
-      std::vector<executorch::aten::SizesType>(found.sizes.begin(), found.sizes.end()),
-      std::move(bytes),
-      {},
-      {},
-      static_cast<executorch::aten::ScalarType>(found.scalar_type));
+  return tensor_over(copy);
 }
 
 uint64_t LogicalTensors::update(const StateDict& tensors, bool finite) const {

@@ -1,0 +1,50 @@
+#include "logical/tensor_over.h"
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+
+#include <executorch/runtime/core/exec_aten/util/tensor_dimension_limit.h>
+
+#include <blobstore/error.h>
+#include <blobstore/layout.h>
+
+#include "logical/numbers.h"
+
+namespace blobstore::internal {
+namespace {
+
+/// Whether ExecuTorch can count the dimensions, and all sizes and strides in 32 bits.
+bool fits(const std::vector<int64_t>& sizes) {
+  constexpr int64_t kMax = std::numeric_limits<int32_t>::max();
+  int64_t stride = 1;
+  for (auto size = sizes.rbegin(); size != sizes.rend(); ++size) {
+    if (*size < 0 || *size > kMax || stride > kMax) {
+      return false;
+    }
+    stride *= std::max<int64_t>(*size, 1);
+  }
+  return sizes.size() <= executorch::runtime::kTensorDimensionLimit;
+}
+
+} // namespace
+
+executorch::extension::TensorPtr tensor_over(TensorView view) {
+  if (!fits(view.sizes)) {
+    throw Error(ErrorKind::Layout, "ExecuTorch has no tensors of the shape " + to_string(view.sizes));
+  }
+  if (reinterpret_cast<uintptr_t>(view.data) % item_size(view.scalar_type) != 0) {
+    const TensorView copy = make_tensor(view.scalar_type, view.sizes);
+    std::memcpy(filling(copy), view.data, view.nbytes);
+    view = copy;
+  }
+  return executorch::extension::make_tensor_ptr(
+      std::vector<executorch::aten::SizesType>(view.sizes.begin(), view.sizes.end()),
+      const_cast<uint8_t*>(view.data),
+      static_cast<executorch::aten::ScalarType>(view.scalar_type),
+      executorch::aten::Device(executorch::aten::DeviceType::CPU),
+      executorch::aten::TensorShapeDynamism::STATIC,
+      [owner = std::move(view.owner)](void*) {});
+}
+
+} // namespace blobstore::internal
