@@ -2,9 +2,8 @@
 //
 //   facade_test TRAIN.pte SERVE.pte WEIGHTS.ptd DELTA.ptd
 //
-// The programs are those of examples/xor.py. Prints the sum of what SERVE.pte computes before the update of
-// "hidden.weight" to zeros, after it, after training and publishing,
-// and of a new cache with the delta that was saved.
+// The programs are those of examples/xor.py. Prints what SERVE.pte computes before the update of "hidden.weight" to
+// zeros, after it, after training and publishing, and on a new cache with the delta that was saved.
 
 #include <cerrno>
 #include <cstdio>

@@ -20,6 +20,7 @@ from blobstore.formats.payload import Constant, find_places, wrap
 from blobstore.runtime import make_working_copy
 from tests import models
 from tests.logical import native_tensors
+from tests.runtime import native_programs
 
 
 def main(folders: list[Path]) -> None:
@@ -31,6 +32,7 @@ def main(folders: list[Path]) -> None:
     write_program(first)
     write_delegates(first / "delegates")
     write_adapters(first / "adapters")
+    native_programs.write(first / "programs")
     native_tensors.write(first / "tensors.ptd")
     native_tensors.write_shapes(first / "shapes.ptd")
     for folder in others:

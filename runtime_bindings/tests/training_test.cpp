@@ -31,7 +31,6 @@ using blobstore::StateDict;
 using blobstore::TrainingProgram;
 using executorch::extension::make_tensor_ptr;
 using executorch::extension::TensorPtr;
-using executorch::runtime::EValue;
 
 void check(bool ok, const char* what, int line) {
   if (!ok) {
@@ -158,10 +157,10 @@ int main(int argc, char** argv) {
   impossible_options();
   const auto program = blobstore::Program::load(argv[1], blobstore::BlobCache::open({argv[2]}));
   TrainingProgram training(program);
-  const auto number = [&](int index) { return std::atof(argv[index]); };
+  const auto number = [&](int index) { return std::stod(argv[index]); };
   blobstore::SGD optimizer({number(3), number(4), number(5), number(6), number(7) != 0});
   const Batch batch;
-  for (int i = std::atoi(argv[8]); i > 0; --i) {
+  for (int i = std::stoi(argv[8]); i > 0; --i) {
     const blobstore::Outputs outputs = training.step(optimizer, {batch.inputs, batch.labels});
     std::printf("loss %.9g\n", static_cast<double>(outputs[0].toTensor().const_data_ptr<float>()[0]));
   }

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
-from blobstore.lowering.export import quiet
 from blobstore.training import TrainingProgram
-from tests import models, native_build
-from tests.native_build import LIBRARY
-from tests.training.test_examples import load
+from tests import native_build
+from tests.runtime import native_programs
 
 
 def built(*targets: str) -> Path:
@@ -25,7 +21,7 @@ def built(*targets: str) -> Path:
         pytest.skip(reason)
     with native_build.folder("native-tests") as directory:
         for target in targets:
-            native_build.build(LIBRARY, directory, "-DBLOBSTORE_TESTS=ON", target=target)
+            native_build.build_tests(directory, target=target)
         return directory / "tests"
 
 
@@ -36,56 +32,31 @@ def run(*command: object) -> list[str]:
     return done.stdout.splitlines()
 
 
+@pytest.fixture(scope="module")
+def xor() -> Any:
+    """The module examples/xor.py."""
+    from examples import xor
+
+    return xor
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: Any) -> Path:
+    """The programs of the C++ tests."""
+    path: Path = tmp_path_factory.mktemp("programs")
+    native_programs.write(path)
+    return path
+
+
 @pytest.mark.parametrize("target", ["headers", "headers_without_exceptions"])
 def test_each_header_compiles_by_itself(target: str) -> None:
     """Without warnings, also with -fno-exceptions -fno-rtti (N3)."""
     built(target)
 
 
-class Increment(nn.Module):
-    """Changes its input."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x.add_(1)
-        return x * 2
-
-
-class Absolute(nn.Module):
-    """Keeps the order of dimensions."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x.abs()
-
-
-def _write_increment(path: Path, *, planned: bool) -> None:
-    with quiet():
-        from executorch.exir import ExecutorchBackendConfig, to_edge
-        from executorch.exir.passes import MemoryPlanningPass
-
-        exported = torch.export.export(Increment(), (torch.ones(4),), strict=True)
-        config = ExecutorchBackendConfig(memory_planning_pass=MemoryPlanningPass(alloc_graph_input=planned))
-        path.write_bytes(to_edge(exported).to_executorch(config).buffer)
-
-
-def _write_text(path: Path) -> None:
-    """A program that returns constants."""
-    with quiet():
-        from executorch.exir import to_edge
-    manager = to_edge(
-        {"unused": torch.export.export(Absolute(), (torch.ones(1),), strict=True)},
-        constant_methods={"forward": ["a text", 7, 0.5]},
-    ).to_executorch()
-    path.write_bytes(manager.buffer)
-
-
-def test_values_of_programs(tmp_path: Path) -> None:
+def test_values_of_programs(folder: Path) -> None:
     """Outputs own their memory, inputs change only if the caller allows it, and wrong ones are refused (N1)."""
-    for name, planned in (("planned", True), ("unplanned", False)):
-        _write_increment(tmp_path / f"{name}.pte", planned=planned)
-    _write_text(tmp_path / "text.pte")
-    x = torch.ones(1, 2, 2, 2).to(memory_format=torch.channels_last)
-    models._lowered({"forward": (Absolute(), (x,))}, partitioners=models.portable).write(tmp_path, "channels_last")
-    run(built("program_test") / "program_test", tmp_path)
+    run(built("program_test") / "program_test", folder)
 
 
 def test_a_read_only_array_is_never_written_to(tmp_path: Path) -> None:
@@ -93,28 +64,13 @@ def test_a_read_only_array_is_never_written_to(tmp_path: Path) -> None:
     from blobstore.runtime import Program
 
     for planned in (True, False):
-        _write_increment(tmp_path / "increment.pte", planned=planned)
+        native_programs.write_increment(tmp_path / "increment.pte", planned=planned)
         method = Program(tmp_path / "increment.pte").method()
         x = np.arange(4, dtype=np.float32)
         x.flags.writeable = False
         assert method(x)[1].tolist() == [2, 4, 6, 8] and x.tolist() == [0, 1, 2, 3]
         x = x.copy()
         assert method(x)[1].tolist() == [2, 4, 6, 8] and x.tolist() == [1, 2, 3, 4]  # as for any writable input
-
-
-@pytest.fixture(scope="module")
-def xor() -> Iterator[Any]:
-    """The module examples/xor.py."""
-    with pytest.MonkeyPatch.context() as patch:
-        yield load("xor", patch)
-
-
-@pytest.fixture(scope="module")
-def folder(xor: Any, tmp_path_factory: Any) -> Path:
-    """The programs of examples/xor.py."""
-    path: Path = tmp_path_factory.mktemp("xor")
-    xor.export(path)
-    return path
 
 
 @pytest.mark.parametrize(

@@ -105,7 +105,7 @@ std::vector<NamedTensor> named_tensors(const Index& index) {
   return found;
 }
 
-Foundation::Foundation(std::vector<const PtdFile*> files, bool strict) {
+Foundation::Foundation(const std::vector<const PtdFile*>& files, bool strict) {
   for (const PtdFile* file : files) {
     name_ += (name_.empty() ? "" : " + ") + file->name();
     for (size_t i = 0; i < file->size(); ++i) {

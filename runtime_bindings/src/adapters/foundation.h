@@ -34,7 +34,7 @@ class Foundation final : public BlobSource {
   /// @param files must outlive this object.
   /// @throws Error KeyConflict: two files have different contents under a key that counts, or under any key with
   ///   `strict`.
-  explicit Foundation(std::vector<const PtdFile*> files, bool strict = false);
+  explicit Foundation(const std::vector<const PtdFile*>& files, bool strict = false);
 
   const std::string& name() const override { return name_; }
   size_t size() const override { return blobs_.size(); }

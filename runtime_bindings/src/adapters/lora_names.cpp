@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 #include <optional>
+#include <utility>
 
 #include "logical/numbers.h"
 
@@ -66,6 +67,19 @@ std::string quoted(const std::string& name) {
   return "'" + name + "'";
 }
 
+/// Why two tensors cannot be multiplied; empty if they can.
+std::string no_product(const NameAndSizes& a, const NameAndSizes& b) {
+  const std::string a_text = quoted(a.first) + " " + to_string(a.second);
+  const std::string b_text = quoted(b.first) + " " + to_string(b.second);
+  if (a.second.size() != 2 || b.second.size() != 2) {
+    return a_text + " and " + b_text + " must both be matrices";
+  }
+  if (a.second[0] != b.second[1]) {
+    return a_text + " has rank " + std::to_string(a.second[0]) + ", " + b_text + " rank " + std::to_string(b.second[1]);
+  }
+  return "";
+}
+
 } // namespace
 
 bool is_lora(std::string_view name) {
@@ -101,15 +115,8 @@ FoundPairs find_pairs(const std::vector<NameAndSizes>& tensors, const std::strin
     }
     const auto& [a_name, a] = *both.at('a');
     const auto& [b_name, b] = *both.at('b');
-    const std::string a_text = quoted(a_name) + " " + to_string(a);
-    const std::string b_text = quoted(b_name) + " " + to_string(b);
-    if (a.size() != 2 || b.size() != 2) {
-      found.problems.emplace_back(ErrorKind::Layout, origin, a_text + " and " + b_text + " must both be matrices");
-    } else if (a[0] != b[1]) {
-      found.problems.emplace_back(
-          ErrorKind::Layout,
-          origin,
-          a_text + " has rank " + std::to_string(a[0]) + ", " + b_text + " rank " + std::to_string(b[1]));
+    if (std::string reason = no_product(*both.at('a'), *both.at('b')); !reason.empty()) {
+      found.problems.emplace_back(ErrorKind::Layout, origin, std::move(reason));
     } else if (const auto known = seen.find(place.first); known != seen.end()) {
       found.problems.emplace_back(
           ErrorKind::Adapter,

@@ -167,10 +167,11 @@ std::vector<uint8_t> encode_table(const std::vector<TableKey>& keys, const std::
 }
 
 void encode_header(std::vector<uint8_t>& table, uint64_t segment_base, uint64_t segment_data_size) {
+  const std::string_view magic = "FH01";
   const uint32_t length = 40;
   const uint64_t numbers[] = {kInserted, table.size() - kInserted, segment_base, segment_data_size};
   uint8_t* at = table.data() + kStart;
-  std::memcpy(at, "FH01", 4);
+  std::memcpy(at, magic.data(), magic.size());
   std::memcpy(at + 4, &length, sizeof length);
   std::memcpy(at + 8, numbers, sizeof numbers);
   std::memcpy(at + length, kMagic.data(), kMagic.size());

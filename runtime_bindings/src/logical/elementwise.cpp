@@ -320,7 +320,7 @@ Elementwise by_group(const Step& step, const TensorView& tensor, const Lookup& l
 Elementwise fold_weight(const Step& step, const std::vector<TensorView>& tensors) {
   const bool has_gamma = int_of(step, 1) != 0;
   check_folded(step, tensors, has_gamma ? 3 : 2);
-  const TensorView weight = tensors[0];
+  const TensorView& weight = tensors[0];
   std::vector<float> scales = deviations(tensors[1], float_of(step, 0));
   const Channels channels(weight.sizes, int_of(step, 0));
   if (scales.size() != channels.count || (has_gamma && tensors[2].nbytes != tensors[1].nbytes)) {

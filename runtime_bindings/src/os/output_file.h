@@ -53,7 +53,7 @@ class OutputFile {
   bool had_old_ = false;
   std::vector<uint8_t> gathered_; // small writes
   uint64_t written_ = 0;
-  uint64_t started_ = 0; // bytes that the system was told to write to the disk
+  [[maybe_unused]] uint64_t started_ = 0; // on Linux: bytes that the system was told to write to the disk
 };
 
 } // namespace blobstore::internal

@@ -1,0 +1,63 @@
+"""The programs that the C++ tests in runtime_bindings/tests run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from blobstore.lowering.export import quiet
+from tests import models
+
+__all__ = ["write", "write_increment"]
+
+
+class Increment(nn.Module):
+    """Changes its input."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x.add_(1)
+        return x * 2
+
+
+class Absolute(nn.Module):
+    """Keeps the order of dimensions."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.abs()
+
+
+def write(folder: Path) -> None:
+    """Write planned.pte, unplanned.pte, text.pte, channels_last.pte, and the files of examples/xor.py."""
+    from examples import xor  # takes seconds
+
+    folder.mkdir(exist_ok=True)
+    for name, planned in (("planned", True), ("unplanned", False)):
+        write_increment(folder / f"{name}.pte", planned=planned)
+    write_text(folder / "text.pte")
+    x = torch.ones(1, 2, 2, 2).to(memory_format=torch.channels_last)
+    models._lowered({"forward": (Absolute(), (x,))}, partitioners=models.portable).write(folder, "channels_last")
+    xor.export(folder)
+
+
+def write_increment(path: Path, *, planned: bool) -> None:
+    """A program that adds 1 to its input, with or without memory planned for that."""
+    with quiet():
+        from executorch.exir import ExecutorchBackendConfig, to_edge
+        from executorch.exir.passes import MemoryPlanningPass
+
+        exported = torch.export.export(Increment(), (torch.ones(4),), strict=True)
+        config = ExecutorchBackendConfig(memory_planning_pass=MemoryPlanningPass(alloc_graph_input=planned))
+        path.write_bytes(to_edge(exported).to_executorch(config).buffer)
+
+
+def write_text(path: Path) -> None:
+    """A program that returns constants."""
+    with quiet():
+        from executorch.exir import to_edge
+    manager = to_edge(
+        {"unused": torch.export.export(Absolute(), (torch.ones(1),), strict=True)},
+        constant_methods={"forward": ["a text", 7, 0.5]},
+    ).to_executorch()
+    path.write_bytes(manager.buffer)
