@@ -94,10 +94,11 @@ def test_every_blob_follows_from_its_record(live: Live) -> None:
     state = dict(live.module.named_parameters()) | dict(live.module.named_buffers())
     keys = {key for name in live.cache.tensors for key in live.cache.tensors[name].keys}
     tensors = {name: state[name] for name in live.cache.tensors if live.cache.tensors[name].keys}
-    made = live.cache.tensors.resolve(tensors)
-    assert made.keys() == keys
-    for key, array in made.items():
-        assert array.tobytes() == bytes(live.cache.get_data(key)), key
+    lowered = {key: bytes(live.cache.get_data(key)) for key in keys}
+    generation = live.cache.update(tensors)
+    for key, data in lowered.items():
+        assert live.cache.version(key) == generation, key
+        assert bytes(live.cache.get_data(key)) == data, key
 
 
 def test_one_readable_key_a_parameter(live: Live) -> None:
