@@ -155,13 +155,13 @@ class Program:
 
     def load_method(self, name: str = "forward") -> Method:
         """Like `method`, but loads a new one each time, so that several threads can run it at once."""
-        return self.wrap(self._native.load_method(self._checked(name)))
+        return self._wrap(self._native.load_method(self._checked(name)))
 
-    def load_training(self, name: str) -> Any:
+    def _load_training(self, name: str) -> Any:
         """The native training program of a method; see blobstore.training."""
         return native.TrainingProgram.load(self._native, self._checked(name))
 
-    def wrap(self, method: Any) -> Method:
+    def _wrap(self, method: Any) -> Method:
         """A native method of this program as a `Method`."""
         return Method(method, self.path)
 

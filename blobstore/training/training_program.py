@@ -65,8 +65,8 @@ class TrainingProgram:
     ) -> None:
         self.program = Program(pte, cache, data=data)
         self.method = method
-        self._native: Any = self.program.load_training(method)
-        self._method = self.program.wrap(self._native.method)
+        self._native: Any = self.program._load_training(method)
+        self._method = self.program._wrap(self._native.method)
         self._parameters: dict[str, Tensor] = self._native.parameters()
         self._gradients: dict[str, Tensor] = self._native.gradients()
         state = self._method.state_memory()

@@ -97,7 +97,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @given(files, st.booleans(), st.sampled_from(["1", "-1e308", "1e-320"]))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_hostile_records(folder: Path, described: Records, with_layouts: bool, scale: str) -> None:
     """Records may say anything about blobs of any size."""
     store = BlobStore()
@@ -114,7 +114,7 @@ def test_hostile_records(folder: Path, described: Records, with_layouts: bool, s
 
 
 @given(st.text(max_size=40), st.text(max_size=12))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_hostile_metadata(folder: Path, foundation: str, scale: str) -> None:
     """A text in the metadata may be any."""
     tensors = {"m.lora_a": np.ones((1, 2), np.float32), "m.lora_b": np.ones((3, 1), np.float32)}
@@ -124,7 +124,7 @@ def test_hostile_metadata(folder: Path, foundation: str, scale: str) -> None:
 
 
 @given(st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_changed_bytes(folder: Path, lowered_once: Any, data: Any) -> None:
     """Files that lowering wrote have no digests, so their readers see any change."""
     whole = bytearray((lowered_once("lora", True) / "adapter.ptd").read_bytes())

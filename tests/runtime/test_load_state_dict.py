@@ -39,7 +39,7 @@ def safetensors_file(path, header, data=b""):
 
 
 @given(blobs=st.dictionaries(strategies.keys, strategies.tensors(), max_size=8))
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_the_tensors_of_a_ptd(tmp_path, blobs):
     """N1: by key, with scalar type, sizes and dim order; opaque bytes are left out."""
     store = BlobStore()
@@ -191,7 +191,7 @@ def headers(draw):
 
 @given(made=headers(), ascii_only=st.booleans(), blanks=st.integers(0, 3))
 @example(made=({}, b""), ascii_only=True, blanks=0)
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=300)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=300)
 def test_headers(tmp_path, made, ascii_only, blanks):
     """N1."""
     header, data = made

@@ -50,7 +50,7 @@ def changed(data):
 
 
 @given(blobs=BLOBS, data=st.data(), mode=st.sampled_from(["private", "copy"]))
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_the_bytes_are_those_of_the_python_writer(tmp_path, blobs, data, mode):
     """N1: keys, layouts, alignments, equal and empty blobs; all keys, or only those that were changed."""
     store_of(blobs).write_ptd(tmp_path / "x.ptd", metadata={"not": "kept"})
@@ -67,7 +67,7 @@ def test_the_bytes_are_those_of_the_python_writer(tmp_path, blobs, data, mode):
 
 
 @given(blobs=BLOBS)
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_working_copy_is_that_of_the_python_writer(tmp_path, blobs):
     """N1: every key has its own bytes."""
     store_of(blobs).write_ptd(tmp_path / "x.ptd")
@@ -393,7 +393,7 @@ def test_it_takes_little_memory(tmp_path):
         "import threading; most = before = private(); stop = threading.Event()\n"
         "def watch():\n"
         "    global most\n"
-        "    while not stop.wait(0.001): most = max(most, private())\n"
+        "    while not stop.is_set(): most = max(most, private())\n"
         "thread = threading.Thread(target=watch); thread.start(); cache.save(sys.argv[2]); stop.set(); thread.join()\n"
         "print(most - before)"
     )

@@ -9,11 +9,6 @@
 
 namespace blobstore BLOBSTORE_API {
 
-namespace internal {
-/// Ends the process with a message. @param error the error of a Result without value; null if there is none.
-[[noreturn]] void end_on_misuse(const Error* error) noexcept;
-} // namespace internal
-
 template <typename T>
 class Result;
 
@@ -29,7 +24,7 @@ class [[nodiscard]] Result<void> {
   /// The error: `kind()`, `what()`, `path()`, `number()`. Ends the process if there is none.
   const Error& error() const {
     if (ok()) {
-      internal::end_on_misuse(nullptr);
+      end_on_misuse(nullptr);
     }
     return *error_;
   }
@@ -38,11 +33,14 @@ class [[nodiscard]] Result<void> {
   /// Ends the process if there is an error.
   void check() const {
     if (!ok()) {
-      internal::end_on_misuse(&*error_);
+      end_on_misuse(&*error_);
     }
   }
 
  private:
+  /// Ends the process with a message. @param error the error of a Result without value; null if there is none.
+  [[noreturn]] static void end_on_misuse(const Error* error) noexcept;
+
   std::optional<Error> error_;
 };
 

@@ -9,7 +9,11 @@ namespace blobstore::internal {
 // Short enough for the strings' own memory.
 const Error out_of_memory(ErrorKind::FileAccess, "", "out of memory", ENOMEM);
 
-void end_on_misuse(const Error* error) noexcept {
+} // namespace blobstore::internal
+
+namespace blobstore {
+
+void Result<void>::end_on_misuse(const Error* error) noexcept {
   if (error == nullptr) {
     std::fputs("blobstore: the error of a Result was used that has none\n", stderr);
   } else {
@@ -18,4 +22,4 @@ void end_on_misuse(const Error* error) noexcept {
   std::abort();
 }
 
-} // namespace blobstore::internal
+} // namespace blobstore
