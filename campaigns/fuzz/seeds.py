@@ -14,9 +14,10 @@ from torch import nn
 import blobstore
 from blobstore import BlobStore, open_ptd, save_file
 from blobstore.adapters import save_adapter
+from blobstore.formats.keys import KEY_PREFIX
 from blobstore.formats.payload import MAGIC as PAYLOAD_MAGIC
 from blobstore.formats.pte import read_program
-from blobstore.logical.records import is_records
+from blobstore.logical.records import FILE_IDENTIFIER
 from blobstore.memory.layout import ScalarType, TensorLayout
 from blobstore.reporting import report
 from blobstore.reporting.json_output import to_json
@@ -108,7 +109,7 @@ def _delegates(work: Path) -> Iterator[tuple[str, str, bytes]]:
     yield "pte", "network-delegated", whole
     with open_ptd(work / "delegated.ptd") as data_map:
         for key, blob in data_map.items():
-            if is_records(key, blob):
+            if key.startswith(KEY_PREFIX) and bytes(blob[4:8]) == FILE_IDENTIFIER:
                 yield "records", key[-8:], bytes(blob)
 
 

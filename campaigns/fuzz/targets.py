@@ -20,7 +20,7 @@ from blobstore.formats.payload import split
 from blobstore.formats.pte import ProgramFile, Rewrite
 from blobstore.formats.pte.data_map import open_pte
 from blobstore.formats.safetensors import SafetensorsDataMap
-from blobstore.logical.records import Records
+from blobstore.logical.records import records_key
 from blobstore.logical.updates import LogicalTensors
 from blobstore.native import layout_of, native_path
 from blobstore.native import native as native_module
@@ -107,13 +107,14 @@ class _Blobs(NamedDataMap):
     name = "fuzz"
 
     def __init__(self, data: bytes) -> None:
+        self._key = records_key(data)
         self._blob = memoryview(data)
 
     def _key_list(self) -> list[str]:
-        return [KEY_PREFIX + "0"]
+        return [self._key]
 
     def _view(self, key: str) -> memoryview:
-        return {KEY_PREFIX + "0": self._blob}[key]
+        return {self._key: self._blob}[key]
 
     def _layout(self, key: str) -> None:
         return None
@@ -121,7 +122,6 @@ class _Blobs(NamedDataMap):
 
 def records(data: bytes) -> None:
     """The records of a delegate, and the tensors that they describe."""
-    Records.parse(data)
     list(LogicalTensors(_Blobs(data)).items())
 
 
