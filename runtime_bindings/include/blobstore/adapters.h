@@ -26,12 +26,12 @@
 #include <blobstore/export.h>
 #include <blobstore/tensors.h>
 
-namespace blobstore::internal {
+namespace blobstore BLOBSTORE_API {
+
+namespace internal BLOBSTORE_HIDDEN {
 struct AdapterAccess;
 class Merge;
-} // namespace blobstore::internal
-
-namespace blobstore BLOBSTORE_API {
+} // namespace internal BLOBSTORE_HIDDEN
 
 /// The fingerprint of a foundation, 32 hexadecimal digits. A file that is rewritten with the same keys, layouts and
 /// contents keeps its fingerprint. Blobs are read only if a file does not record their digests. Does not block.

@@ -6,3 +6,6 @@
 #else
 #define BLOBSTORE_API
 #endif
+
+// What the headers must name and applications do not call.
+#define BLOBSTORE_HIDDEN __attribute__((visibility("hidden")))

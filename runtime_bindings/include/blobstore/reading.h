@@ -8,7 +8,7 @@
 
 namespace blobstore BLOBSTORE_API {
 
-namespace internal {
+namespace internal BLOBSTORE_HIDDEN {
 class ThreadReadings;
 }
 

@@ -15,7 +15,7 @@
 
 namespace blobstore BLOBSTORE_API {
 
-namespace internal {
+namespace internal BLOBSTORE_HIDDEN {
 struct TensorsAccess;
 }
 
