@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import math
 import os
-import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,10 +18,10 @@ from blobstore.adapters.lora_names import Pair
 from blobstore.disk.staging import refuse_inputs
 from blobstore.errors import AdapterError, BlobStoreError, KeyNotFoundError, UnsupportedDataError
 from blobstore.formats.ptd.reader import PtdDataMap
-from blobstore.memory.dtypes import NUMBERS, numpy_dtype, unsigned_dtype
-from blobstore.memory.layout import ScalarType, TensorLayout
+from blobstore.memory.dtypes import NUMBERS
+from blobstore.memory.layout import ScalarType
 from blobstore.memory.mapped_file import Paths, as_path, as_paths
-from blobstore.memory.tensors import as_bytes, check_by_name, in_dim_order, to_numpy, to_torch
+from blobstore.memory.tensors import as_bytes, check_by_name, in_dim_order
 from blobstore.store import BlobStore
 
 if TYPE_CHECKING:
@@ -77,7 +76,9 @@ class Adapter:
         Raises:
             UpdateError: a tensor is quantized, so its original values are not in the file.
         """
-        return {name: _tensor(*self._bytes(name)) for name in self.contents}
+        from blobstore.logical.steps import tensor_of  # here, because it imports the native module
+
+        return {name: tensor_of(self.value(name)) for name in self.contents}
 
     def value(self, name: str) -> tuple[npt.NDArray[Any], ScalarType]:
         """One tensor, as an array and a scalar type. An array of bfloat16 has the uint16 of the bits.
@@ -88,19 +89,16 @@ class Adapter:
         """
         if not isinstance(name, str) or name not in self.contents:
             raise KeyNotFoundError(f"{self.path}: no tensor {name!r}")
-        data, layout = self._bytes(name)
-        kind = layout.scalar_type
-        dtype = unsigned_dtype(kind) if kind is ScalarType.BFLOAT16 else numpy_dtype(kind)
-        return np.frombuffer(data, dtype).reshape(layout.sizes), kind
+        from blobstore.logical.steps import DTYPES
+
+        data, scalar_type, sizes = self._native.value(name)
+        kind = ScalarType(scalar_type)
+        return np.frombuffer(data, DTYPES[kind]).reshape(sizes), kind
 
     @property
     def nbytes(self) -> int:
         """Total size of its blobs in bytes, without records."""
         return int(self._native.nbytes)
-
-    def _bytes(self, name: str) -> tuple[memoryview, TensorLayout]:
-        data, kind, sizes = self._native.value(name)
-        return memoryview(data), TensorLayout(ScalarType(kind), tuple(sizes))
 
     def problems(self) -> list[BlobStoreError]:
         """Everything that is wrong with the file itself: `unpaired`, and an UpdateError for each tensor with infinities
@@ -110,12 +108,6 @@ class Adapter:
     def check(self) -> None:
         """Raise the first of `problems`, if there is one."""
         raise_first(self.problems())
-
-
-def _tensor(data: memoryview, layout: TensorLayout) -> Any:
-    if layout.scalar_type is ScalarType.BFLOAT16 and "torch" in sys.modules:
-        return to_torch(memoryview(bytearray(data)), layout)
-    return to_numpy(data, layout)
 
 
 def read_adapter(path: str | os.PathLike[str]) -> Adapter:

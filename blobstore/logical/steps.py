@@ -28,7 +28,6 @@ __all__ = [
     "Plain",
     "cast",
     "check_finite",
-    "floats",
     "plain",
     "raw",
     "same_tensors",
@@ -115,11 +114,6 @@ def cast(tensor: Plain, target: ScalarType) -> Plain:
         return tensor
     made = native.cast(raw(array), _layout(tensor), int(target))
     return np.frombuffer(made, DTYPES[target]).reshape(array.shape), target
-
-
-def floats(tensor: Plain) -> npt.NDArray[np.float32]:
-    """A tensor as float32; a view if it is float32 already."""
-    return cast(tensor, ScalarType.FLOAT)[0]
 
 
 def tensor_of(tensor: Plain) -> Any:

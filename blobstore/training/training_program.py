@@ -338,7 +338,7 @@ class TrainingProgram:
         target = cache if cache is not None else self.program.cache
         check_cache(target, "cache")
         with self._turns:
-            return int(self._native.publish(target._native, strict, finite))
+            return int(self._native.publish(target.tensors._native, strict, finite))
 
     def __repr__(self) -> str:
         return f"<TrainingProgram {self.program.path}: {self.method!r}, {len(self._parameters)} parameters>"

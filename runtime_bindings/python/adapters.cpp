@@ -33,65 +33,26 @@ class PythonTensors {
  public:
   /// @param rows tuples of a name, a buffer, a scalar type and sizes.
   explicit PythonTensors(const nb::list& rows) {
-    buffers_.reserve(rows.size());
     for (const nb::handle item : rows) {
       const nb::tuple row = nb::cast<nb::tuple>(item);
-      Py_buffer buffer;
-      if (PyObject_GetBuffer(nb::handle(row[1]).ptr(), &buffer, PyBUF_SIMPLE) != 0) {
-        release();
-        throw nb::python_error();
-      }
-      buffers_.push_back(buffer);
+      const Py_buffer& buffer = buffers_.take(row[1]);
       views_.emplace_back(
           nb::cast<std::string>(row[0]),
           TensorView{
               static_cast<int8_t>(nb::cast<int>(row[2])),
-              sizes_from(nb::cast<nb::tuple>(row[3])),
+              nb::cast<std::vector<int64_t>>(nb::list(row[3])),
               static_cast<const uint8_t*>(buffer.buf),
               static_cast<size_t>(buffer.len),
               nullptr});
     }
   }
-  ~PythonTensors() { release(); }
-  PythonTensors(const PythonTensors&) = delete;
-  PythonTensors& operator=(const PythonTensors&) = delete;
 
   const NamedViews& views() const { return views_; }
 
  private:
-  static std::vector<int64_t> sizes_from(const nb::tuple& sizes) {
-    std::vector<int64_t> list;
-    for (const nb::handle size : sizes) {
-      list.push_back(nb::cast<int64_t>(size));
-    }
-    return list;
-  }
-  void release() {
-    for (Py_buffer& buffer : buffers_) {
-      PyBuffer_Release(&buffer);
-    }
-    buffers_.clear();
-  }
-
-  std::vector<Py_buffer> buffers_;
+  Buffers buffers_;
   NamedViews views_;
 };
-
-std::vector<std::string> to_strings(const std::vector<nb::bytes>& paths) {
-  std::vector<std::string> names;
-  for (const nb::bytes& path : paths) {
-    names.push_back(to_string(path));
-  }
-  return names;
-}
-
-nb::tuple sizes_object(const std::vector<int64_t>& sizes) {
-  nb::list list;
-  for (const int64_t size : sizes) {
-    list.append(size);
-  }
-  return nb::tuple(list);
-}
 
 /// The members of each NamedTensor.
 nb::list to_python(const std::vector<NamedTensor>& tensors) {
@@ -99,7 +60,7 @@ nb::list to_python(const std::vector<NamedTensor>& tensors) {
   for (const NamedTensor& one : tensors) {
     rows.append(
         nb::make_tuple(
-            one.name, static_cast<int>(one.scalar_type), sizes_object(one.sizes), one.nbytes, nb::cast(one.keys)));
+            one.name, static_cast<int>(one.scalar_type), to_tuple(one.sizes), one.nbytes, nb::cast(one.keys)));
   }
   return rows;
 }
@@ -112,18 +73,11 @@ nb::list to_python(const std::vector<Error>& errors) {
   return list;
 }
 
-/// Bytes of an adapter, which the array holds.
-nb::object array_of(std::shared_ptr<const void> owner, const uint8_t* data, size_t size) {
-  auto* pin = new std::shared_ptr<const void>(std::move(owner));
-  nb::capsule capsule(pin, [](void* held) noexcept { delete static_cast<std::shared_ptr<const void>*>(held); });
-  return nb::cast(nb::ndarray<nb::numpy, const uint8_t>(data, {size}, capsule));
-}
-
 nb::tuple value(const std::shared_ptr<Adapter>& adapter, const std::string& name) {
   TensorView view = AdapterAccess::value(*adapter, name);
   std::shared_ptr<const void> owner = view.owner ? view.owner : adapter;
   return nb::make_tuple(
-      array_of(std::move(owner), view.data, view.nbytes), static_cast<int>(view.scalar_type), sizes_object(view.sizes));
+      to_array(view.data, view.nbytes, std::move(owner)), static_cast<int>(view.scalar_type), to_tuple(view.sizes));
 }
 
 /// @returns the fingerprint, the number of keys, the size of the blobs, and the named tensors.
@@ -217,7 +171,7 @@ void add_adapters(nb::module_& module) {
           "file",
           [](const std::shared_ptr<Adapter>& adapter) {
             const auto [data, size] = AdapterAccess::impl(*adapter).file.bytes();
-            return array_of(adapter, data, size);
+            return to_array(data, size, adapter);
           })
       .def("value", &value, "name"_a);
 

@@ -21,36 +21,24 @@ using namespace nb::literals;
 /// A view of a blob that holds the cache.
 nb::object view(const std::shared_ptr<BlobCache>& cache, const std::string& key, bool writable) {
   const Blob& blob = cache->at(key);
+  if (!writable) {
+    return to_array(blob.data, blob.size, cache);
+  }
   auto* pin = new std::shared_ptr<BlobCache>(cache);
   nb::capsule owner(pin, [](void* held) noexcept { delete static_cast<std::shared_ptr<BlobCache>*>(held); });
-  if (writable) {
-    return nb::cast(nb::ndarray<nb::numpy, uint8_t>(blob.data, {blob.size}, owner));
-  }
-  return nb::cast(nb::ndarray<nb::numpy, const uint8_t>(blob.data, {blob.size}, owner));
+  return nb::cast(nb::ndarray<nb::numpy, uint8_t>(blob.data, {blob.size}, owner));
 }
 
 /// @param changes a list of (key, buffer, layout or None, whether to check the layout).
 uint64_t update(BlobCache& cache, const nb::list& changes) {
-  struct Buffers {
-    std::vector<Py_buffer> list;
-    ~Buffers() {
-      for (Py_buffer& buffer : list) {
-        PyBuffer_Release(&buffer);
-      }
-    }
-  } buffers;
+  Buffers buffers;
   std::vector<Change> native;
   std::vector<std::optional<Layout>> layouts;
   native.reserve(changes.size());
   layouts.reserve(changes.size());
-  buffers.list.reserve(changes.size());
   for (const nb::handle item : changes) {
     const nb::tuple change = nb::cast<nb::tuple>(item);
-    Py_buffer buffer;
-    if (PyObject_GetBuffer(nb::handle(change[1]).ptr(), &buffer, PyBUF_SIMPLE) != 0) {
-      throw nb::python_error();
-    }
-    buffers.list.push_back(buffer);
+    const Py_buffer& buffer = buffers.take(change[1]);
     layouts.push_back(layout_from(change[2]));
     native.push_back(
         {nb::cast<std::string>(change[0]),
@@ -126,10 +114,7 @@ void add_cache(nb::module_& module) {
       .def_static(
           "open",
           [](const std::vector<nb::bytes>& paths, const std::string& mode, std::shared_ptr<BlobCache> base) {
-            std::vector<std::string> names;
-            for (const nb::bytes& path : paths) {
-              names.push_back(to_string(path));
-            }
+            const std::vector<std::string> names = to_strings(paths);
             const WithoutInterpreter release;
             return BlobCache::open(names, mode_from(mode), std::move(base));
           },

@@ -1,6 +1,8 @@
 // Conversion between Python's values and the library's, and the parts of the module.
 #pragma once
 
+#include <deque>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -32,6 +34,27 @@ Helpers& helpers();
 /// Paths and messages, which need not be UTF-8.
 nb::bytes to_bytes(const std::string& text);
 std::string to_string(const nb::bytes& bytes);
+std::vector<std::string> to_strings(const std::vector<nb::bytes>& list);
+
+nb::tuple to_tuple(const std::vector<int64_t>& numbers);
+
+/// A read-only array of bytes that holds their owner.
+nb::object to_array(const uint8_t* data, size_t size, std::shared_ptr<const void> owner);
+
+/// Buffers of Python objects, held until this is destroyed. The interpreter must be held then.
+class Buffers {
+ public:
+  Buffers() = default;
+  ~Buffers();
+  Buffers(const Buffers&) = delete;
+  Buffers& operator=(const Buffers&) = delete;
+
+  /// The contiguous bytes of an object. Valid as long as this.
+  const Py_buffer& take(nb::handle object);
+
+ private:
+  std::deque<Py_buffer> held_;
+};
 
 /// (scalar type, sizes, dim order), or None.
 nb::object layout_object(const std::optional<Layout>& layout);

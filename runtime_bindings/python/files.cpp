@@ -58,10 +58,7 @@ void add_files(nb::module_& module) {
   module.def(
       "make_working_copy",
       [](const std::vector<nb::bytes>& paths, const nb::bytes& target) {
-        std::vector<std::string> names;
-        for (const nb::bytes& path : paths) {
-          names.push_back(to_string(path));
-        }
+        const std::vector<std::string> names = to_strings(paths);
         const std::string name = to_string(target);
         const WithoutInterpreter release;
         return make_working_copy(names, name);

@@ -1,6 +1,7 @@
 // The Python module. It translates names and types only: the library does the work, and blobstore.native gives it the
 // shape that users see.
 #include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
 
 #include "convert.h"
 #include "interpreter.h"
@@ -16,6 +17,42 @@ nb::bytes to_bytes(const std::string& text) {
 
 std::string to_string(const nb::bytes& bytes) {
   return std::string(bytes.c_str(), bytes.size());
+}
+
+std::vector<std::string> to_strings(const std::vector<nb::bytes>& list) {
+  std::vector<std::string> out;
+  for (const nb::bytes& bytes : list) {
+    out.push_back(to_string(bytes));
+  }
+  return out;
+}
+
+nb::tuple to_tuple(const std::vector<int64_t>& numbers) {
+  nb::list out;
+  for (const int64_t number : numbers) {
+    out.append(number);
+  }
+  return nb::tuple(out);
+}
+
+nb::object to_array(const uint8_t* data, size_t size, std::shared_ptr<const void> owner) {
+  auto* pin = new std::shared_ptr<const void>(std::move(owner));
+  nb::capsule capsule(pin, [](void* held) noexcept { delete static_cast<std::shared_ptr<const void>*>(held); });
+  return nb::cast(nb::ndarray<nb::numpy, const uint8_t>(data, {size}, capsule));
+}
+
+Buffers::~Buffers() {
+  for (Py_buffer& buffer : held_) {
+    PyBuffer_Release(&buffer);
+  }
+}
+
+const Py_buffer& Buffers::take(nb::handle object) {
+  Py_buffer buffer;
+  if (PyObject_GetBuffer(object.ptr(), &buffer, PyBUF_SIMPLE) != 0) {
+    throw nb::python_error();
+  }
+  return held_.emplace_back(buffer);
 }
 
 Helpers& helpers() {

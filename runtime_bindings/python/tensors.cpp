@@ -8,7 +8,6 @@
 
 #include <deque>
 #include <map>
-#include <set>
 
 #include "convert.h"
 #include "interpreter.h"
@@ -23,29 +22,6 @@ namespace {
 
 using namespace nb::literals;
 using namespace internal;
-
-/// Buffers of Python objects, held until this is destroyed. The interpreter must be held then.
-class Buffers {
- public:
-  Buffers() = default;
-  Buffers(const Buffers&) = delete;
-  Buffers& operator=(const Buffers&) = delete;
-  ~Buffers() {
-    for (Py_buffer& buffer : held_) {
-      PyBuffer_Release(&buffer);
-    }
-  }
-  const Py_buffer& take(nb::handle object) {
-    Py_buffer buffer;
-    if (PyObject_GetBuffer(object.ptr(), &buffer, PyBUF_SIMPLE) != 0) {
-      throw nb::python_error();
-    }
-    return held_.emplace_back(buffer);
-  }
-
- private:
-  std::deque<Py_buffer> held_;
-};
 
 /// A data map of Python as a source of blobs. Used only while the interpreter is held.
 class PythonSource final : public BlobSource {
@@ -103,27 +79,12 @@ class PythonSource final : public BlobSource {
   mutable Buffers buffers_;
 };
 
-/// Bytes of a tensor as an array that holds their owner.
-nb::object to_array(const TensorView& view, std::shared_ptr<const void> owner) {
-  auto* pin = new std::shared_ptr<const void>(std::move(owner));
-  nb::capsule capsule(pin, [](void* held) noexcept { delete static_cast<std::shared_ptr<const void>*>(held); });
-  return nb::cast(nb::ndarray<nb::numpy, const uint8_t>(view.data, {view.nbytes}, capsule));
-}
-
 /// Bytes, which may be those of a Python object.
-nb::object to_array(const TensorView& view, const nb::object& source) {
+nb::object to_array_over(const TensorView& view, const nb::object& source) {
   if (view.owner != nullptr) {
-    return to_array(view, view.owner);
+    return to_array(view.data, view.nbytes, view.owner);
   }
   return nb::cast(nb::ndarray<nb::numpy, const uint8_t>(view.data, {view.nbytes}, source));
-}
-
-nb::tuple to_tuple(const std::vector<int64_t>& numbers) {
-  nb::list out;
-  for (const int64_t number : numbers) {
-    out.append(number);
-  }
-  return nb::tuple(out);
 }
 
 nb::str to_str(std::string_view text) {
@@ -209,29 +170,16 @@ class Tensors {
 };
 
 nb::tuple describe(const Tensors& tensors, const std::string& name) {
-  const Index& index = tensors.index();
-  const Tensor* tensor = index.find(name);
-  if (tensor == nullptr) {
-    throw tensors.updates().unknown(name);
-  }
-  std::vector<std::string> keys;
-  std::set<std::string> needs;
-  for (const Record* record : tensor->made_into) {
-    keys.push_back(record->key);
-    for (const SourceTensor& source : record->sources) {
-      needs.insert(index.tensor_of(source).name());
-    }
-  }
-  needs.erase(tensor->name());
+  const LogicalTensor found = tensors.updates().describe(name);
   return nb::make_tuple(
-      to_str(tensor->names.front()),
-      static_cast<int>(tensor->scalar_type),
-      to_tuple(tensor->sizes),
-      to_strs(std::vector<std::string_view>(tensor->names.begin() + 1, tensor->names.end())),
-      to_strs(keys),
-      to_strs(needs),
-      tensor->refusal,
-      tensor->auxiliary);
+      to_str(found.name),
+      static_cast<int>(found.scalar_type),
+      to_tuple(found.sizes),
+      to_strs(found.aliases),
+      to_strs(found.keys),
+      to_strs(found.needs),
+      found.refusal,
+      found.auxiliary);
 }
 
 uint64_t update(const Tensors& tensors, const nb::list& items, bool finite) {
@@ -245,7 +193,7 @@ nb::tuple value(const Tensors& tensors, const std::string& name) {
   tensors.check_open();
   const TensorView found = tensors.run([&] { return tensors.updates().value(name); });
   return nb::make_tuple(
-      to_array(found, found.owner ? found.owner : tensors.owner()),
+      to_array(found.data, found.nbytes, found.owner ? found.owner : tensors.owner()),
       static_cast<int>(found.scalar_type),
       to_tuple(found.sizes));
 }
@@ -305,7 +253,7 @@ nb::object lay_out_in_python(const nb::tuple& about, const nb::list& items, cons
       return found->second;
     });
   }
-  return to_array(made, first);
+  return to_array_over(made, first);
 }
 
 } // namespace
@@ -394,7 +342,7 @@ void add_tensors(nb::module_& module) {
           const WithoutInterpreter release;
           made = internal::cast(given.value, static_cast<int8_t>(target));
         }
-        return to_array(made, data);
+        return to_array_over(made, data);
       },
       "data"_a,
       "layout"_a,

@@ -7,6 +7,7 @@
 
 #include "convert.h"
 #include "interpreter.h"
+#include "training/publish.h"
 
 namespace blobstore::python {
 namespace {
@@ -42,13 +43,15 @@ void add_training(nb::module_& module) {
       .def("gradients", [](const TrainingProgram& training) { return in_order(training, training.named_gradients()); })
       .def(
           "publish",
-          [](TrainingProgram& training, const std::shared_ptr<BlobCache>& target, bool strict, bool finite) {
+          [](TrainingProgram& training, nb::handle target, bool strict, bool finite) {
+            const internal::CacheTensors& on_cache = tensors_on_cache(target);
             const WithoutInterpreter release;
-            return training.publish(target, strict, finite);
+            return internal::TrainingAccess::publish(training, on_cache, strict, finite);
           },
           "target"_a,
           "strict"_a,
-          "finite"_a);
+          "finite"_a,
+          "The target is an object of the class Tensors.");
 }
 
 } // namespace blobstore::python

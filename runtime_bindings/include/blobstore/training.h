@@ -22,6 +22,10 @@
 
 namespace blobstore BLOBSTORE_API {
 
+namespace internal BLOBSTORE_HIDDEN {
+struct TrainingAccess;
+} // namespace internal BLOBSTORE_HIDDEN
+
 /// Changes parameters by their gradients. A `TrainingProgram` calls it.
 class Optimizer {
  public:
@@ -153,6 +157,7 @@ class TrainingProgram {
   uint64_t publish(const std::shared_ptr<BlobCache>& target, bool strict = true, bool finite = false);
 
  private:
+  friend struct internal::TrainingAccess;
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };

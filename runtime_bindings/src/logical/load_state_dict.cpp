@@ -1,7 +1,4 @@
-#include <algorithm>
 #include <cstdint>
-#include <cstring>
-#include <limits>
 #include <memory>
 #include <string_view>
 #include <utility>
@@ -16,6 +13,7 @@
 #include "format/ptd_bounds.h"
 #include "format/ptd_file.h"
 #include "format/safetensors.h"
+#include "logical/tensor_over.h"
 #include "os/file.h"
 
 namespace blobstore {
@@ -23,23 +21,7 @@ namespace blobstore {
 using namespace internal;
 namespace {
 
-using executorch::aten::DimOrderType;
-using executorch::aten::ScalarType;
-using executorch::aten::SizesType;
-using executorch::extension::make_tensor_ptr;
 using executorch::extension::TensorPtr;
-
-/// ExecuTorch counts strides in 32 bits.
-bool has_room_for_strides(const Layout& layout) {
-  uint64_t stride = 1;
-  for (auto dim = layout.dim_order.rbegin(); dim != layout.dim_order.rend(); ++dim) {
-    if (stride > static_cast<uint64_t>(std::numeric_limits<int32_t>::max())) {
-      return false;
-    }
-    stride *= static_cast<uint64_t>(std::max(layout.sizes[*dim], 1));
-  }
-  return true;
-}
 
 /// @param owner keeps the bytes alive.
 TensorPtr make_tensor(
@@ -56,27 +38,18 @@ TensorPtr make_tensor(
         "tensor " + quoted(name) + " has " + number(layout.sizes.size()) + " dimensions, ExecuTorch has up to " +
             number(executorch::runtime::kTensorDimensionLimit));
   }
-  if (!has_room_for_strides(layout)) {
+  std::vector<int64_t> in_memory;
+  for (const uint8_t dim : layout.dim_order) {
+    in_memory.push_back(layout.sizes[dim]);
+  }
+  if (!has_room_for_strides(in_memory)) {
     throw Error(
         ErrorKind::UnsupportedData,
         path,
         "tensor " + quoted(name) + ", " + to_string(layout) + ", has strides above 2**31-1, which ExecuTorch has not");
   }
-  if (reinterpret_cast<uintptr_t>(data) % item_size(layout.scalar_type) != 0) {
-    const std::shared_ptr<uint8_t> copy(new uint8_t[size], std::default_delete<uint8_t[]>());
-    std::memcpy(copy.get(), data, size);
-    data = copy.get();
-    owner = copy;
-  }
-  return make_tensor_ptr(
-      std::vector<SizesType>(layout.sizes.begin(), layout.sizes.end()),
-      data,
-      std::vector<DimOrderType>(layout.dim_order.begin(), layout.dim_order.end()),
-      {},
-      static_cast<ScalarType>(layout.scalar_type),
-      executorch::aten::Device(executorch::aten::DeviceType::CPU),
-      executorch::aten::TensorShapeDynamism::STATIC,
-      [owner = std::move(owner)](void*) {});
+  return tensor_over(
+      {layout.scalar_type, {layout.sizes.begin(), layout.sizes.end()}, data, size, std::move(owner)}, layout.dim_order);
 }
 
 bool ends_with(std::string_view text, std::string_view ending) {

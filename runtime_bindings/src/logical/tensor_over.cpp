@@ -14,23 +14,36 @@
 namespace blobstore::internal {
 namespace {
 
+constexpr int64_t kMax = std::numeric_limits<int32_t>::max();
+
 /// Whether ExecuTorch can count the dimensions, and all sizes and strides in 32 bits.
-bool fits(const std::vector<int64_t>& sizes) {
-  constexpr int64_t kMax = std::numeric_limits<int32_t>::max();
-  int64_t stride = 1;
-  for (auto size = sizes.rbegin(); size != sizes.rend(); ++size) {
-    if (*size < 0 || *size > kMax || stride > kMax) {
-      return false;
-    }
-    stride *= std::max<int64_t>(*size, 1);
+bool fits(const std::vector<int64_t>& sizes, const std::vector<uint8_t>& dim_order) {
+  const auto is_size = [](int64_t size) { return size >= 0 && size <= kMax; };
+  if (sizes.size() > executorch::runtime::kTensorDimensionLimit || !std::all_of(sizes.begin(), sizes.end(), is_size)) {
+    return false;
   }
-  return sizes.size() <= executorch::runtime::kTensorDimensionLimit;
+  std::vector<int64_t> in_memory(sizes);
+  for (size_t i = 0; i < dim_order.size(); ++i) {
+    in_memory[i] = sizes[dim_order[i]];
+  }
+  return has_room_for_strides(in_memory);
 }
 
 } // namespace
 
-executorch::extension::TensorPtr tensor_over(TensorView view) {
-  if (!fits(view.sizes)) {
+bool has_room_for_strides(const std::vector<int64_t>& sizes) {
+  int64_t stride = 1;
+  for (auto size = sizes.rbegin(); size != sizes.rend(); ++size) {
+    if (stride > kMax) {
+      return false;
+    }
+    stride *= std::max<int64_t>(*size, 1);
+  }
+  return true;
+}
+
+executorch::extension::TensorPtr tensor_over(TensorView view, const std::vector<uint8_t>& dim_order) {
+  if (!fits(view.sizes, dim_order)) {
     throw Error(ErrorKind::Layout, "ExecuTorch has no tensors of the shape " + to_string(view.sizes));
   }
   if (reinterpret_cast<uintptr_t>(view.data) % item_size(view.scalar_type) != 0) {
@@ -41,6 +54,8 @@ executorch::extension::TensorPtr tensor_over(TensorView view) {
   return executorch::extension::make_tensor_ptr(
       std::vector<executorch::aten::SizesType>(view.sizes.begin(), view.sizes.end()),
       const_cast<uint8_t*>(view.data),
+      std::vector<executorch::aten::DimOrderType>(dim_order.begin(), dim_order.end()),
+      {},
       static_cast<executorch::aten::ScalarType>(view.scalar_type),
       executorch::aten::Device(executorch::aten::DeviceType::CPU),
       executorch::aten::TensorShapeDynamism::STATIC,

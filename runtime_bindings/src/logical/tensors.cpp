@@ -1,8 +1,6 @@
 #include <blobstore/tensors.h>
 
-#include <algorithm>
 #include <cstring>
-#include <set>
 
 #include <blobstore/reading.h>
 
@@ -18,20 +16,13 @@ using executorch::extension::TensorPtr;
 namespace {
 
 /// Tensors as the library takes them; they refer to the caller's memory.
-std::vector<Given> given_of(const StateDict& tensors) {
+std::vector<Given> all_given(const StateDict& tensors) {
   std::vector<Given> given;
   for (const auto& [name, tensor] : tensors) {
     if (tensor == nullptr) {
       throw Error(ErrorKind::UnsupportedData, "'" + name + "' is no tensor");
     }
-    Given one;
-    one.name = name;
-    one.value.scalar_type = static_cast<int8_t>(tensor->scalar_type());
-    one.value.sizes.assign(tensor->sizes().begin(), tensor->sizes().end());
-    one.value.data = static_cast<const uint8_t*>(tensor->const_data_ptr());
-    one.value.nbytes = tensor->nbytes();
-    one.dim_order.assign(tensor->dim_order().begin(), tensor->dim_order().end());
-    given.push_back(std::move(one));
+    given.push_back(given_of(name, *tensor));
   }
   return given;
 }
@@ -63,28 +54,7 @@ bool LogicalTensors::contains(std::string_view name) const {
 }
 
 LogicalTensor LogicalTensors::at(std::string_view name) const {
-  const Index& index = impl_->updates().index();
-  const Tensor* tensor = index.find(name);
-  if (tensor == nullptr) {
-    throw impl_->updates().unknown(name);
-  }
-  LogicalTensor out;
-  out.name = tensor->name();
-  out.scalar_type = tensor->scalar_type;
-  out.sizes = tensor->sizes;
-  out.aliases.assign(tensor->names.begin() + 1, tensor->names.end());
-  std::set<std::string> needs;
-  for (const Record* record : tensor->made_into) {
-    out.keys.push_back(record->key);
-    for (const SourceTensor& source : record->sources) {
-      needs.insert(index.tensor_of(source).name());
-    }
-  }
-  needs.erase(out.name);
-  out.needs.assign(needs.begin(), needs.end());
-  out.refusal = tensor->refusal;
-  out.auxiliary = tensor->auxiliary;
-  return out;
+  return impl_->updates().describe(name);
 }
 
 TensorPtr LogicalTensors::value(std::string_view name) const {
@@ -99,11 +69,11 @@ TensorPtr LogicalTensors::value(std::string_view name) const {
 }
 
 uint64_t LogicalTensors::update(const StateDict& tensors, bool finite) const {
-  return impl_->update(given_of(tensors), finite);
+  return impl_->update(all_given(tensors), finite);
 }
 
 uint64_t LogicalTensors::update_state_dict(const StateDict& tensors, bool strict, bool finite) const {
-  return impl_->update_state_dict(given_of(tensors), strict, finite);
+  return impl_->update_state_dict(all_given(tensors), strict, finite);
 }
 
 } // namespace blobstore

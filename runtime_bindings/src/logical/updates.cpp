@@ -87,6 +87,41 @@ Names source_names(const Record& record) {
 
 } // namespace
 
+Given given_of(const std::string& name, const executorch::aten::Tensor& tensor) {
+  Given out;
+  out.name = name;
+  out.value.scalar_type = static_cast<int8_t>(tensor.scalar_type());
+  out.value.sizes.assign(tensor.sizes().begin(), tensor.sizes().end());
+  out.value.data = static_cast<const uint8_t*>(tensor.const_data_ptr());
+  out.value.nbytes = tensor.nbytes();
+  out.dim_order.assign(tensor.dim_order().begin(), tensor.dim_order().end());
+  return out;
+}
+
+LogicalTensor Updates::describe(std::string_view name) const {
+  const Tensor* tensor = index_.find(name);
+  if (tensor == nullptr) {
+    throw unknown(name);
+  }
+  LogicalTensor out;
+  out.name = tensor->name();
+  out.scalar_type = tensor->scalar_type;
+  out.sizes = tensor->sizes;
+  out.aliases.assign(tensor->names.begin() + 1, tensor->names.end());
+  std::set<std::string> needs;
+  for (const Record* record : tensor->made_into) {
+    out.keys.push_back(record->key);
+    for (const SourceTensor& source : record->sources) {
+      needs.insert(index_.tensor_of(source).name());
+    }
+  }
+  needs.erase(out.name);
+  out.needs.assign(needs.begin(), needs.end());
+  out.refusal = tensor->refusal;
+  out.auxiliary = tensor->auxiliary;
+  return out;
+}
+
 void Updates::check_names(const Names& names) const {
   std::string refused;
   for (const std::string_view name : names) {

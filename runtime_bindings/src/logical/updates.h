@@ -6,8 +6,11 @@
 #include <string_view>
 #include <vector>
 
+#include <executorch/runtime/core/exec_aten/exec_aten.h>
+
 #include <blobstore/error.h>
 #include <blobstore/layout.h>
+#include <blobstore/tensors.h>
 
 #include "format/tensor_view.h"
 #include "logical/index.h"
@@ -22,6 +25,9 @@ struct Given {
   std::vector<uint8_t> dim_order; // of its bytes
   std::string opaque; // what messages call it if it is bytes without a dtype, such as "bytes"; empty for a tensor
 };
+
+/// A tensor as a new value, in the tensor's own memory.
+Given given_of(const std::string& name, const executorch::aten::Tensor& tensor);
 
 /// New contents of a blob: memory of the caller, or its own.
 struct NewBlob {
@@ -45,6 +51,9 @@ class Updates {
 
   const Index& index() const { return index_; }
 
+  /// @throws Error KeyNotFound, as `unknown`.
+  LogicalTensor describe(std::string_view name) const;
+
   /// Check that an update of these names is possible.
   /// @throws Error KeyNotFound: a name is neither a key nor a tensor. Update: a tensor cannot be changed.
   void check_names(const Names& names) const;
@@ -54,8 +63,6 @@ class Updates {
   /// @param finite refuse infinities and NaN.
   /// @throws Error as `LogicalTensors::update`, before anything changes.
   std::vector<NewBlob> changes(const std::vector<Given>& given, bool finite) const;
-  /// Of these, the blobs that are made of tensors.
-  std::vector<NewBlob> resolve(const std::vector<const Given*>& given, bool finite) const;
   /// Check one value for a tensor as far as no other tensor is needed. @throws Error Layout, UnsupportedData.
   void check(const Given& given) const;
 
@@ -79,6 +86,8 @@ class Updates {
 
  private:
   bool knows(std::string_view name) const { return index_.find(name) != nullptr || source_.contains(name); }
+  /// The blobs that are made of tensors.
+  std::vector<NewBlob> resolve(const std::vector<const Given*>& given, bool finite) const;
   NewBlob direct_change(std::string_view key, const Given& given) const;
   TensorView take(const Tensor& tensor, const Given& given, bool finite) const;
   TensorView blob_bytes(const std::string& key) const;

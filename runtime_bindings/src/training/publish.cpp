@@ -17,18 +17,6 @@ bool is_ignored(const Tensor& tensor, bool strict) {
   return !tensor.refusal.empty() && (tensor.auxiliary || !strict);
 }
 
-/// The trained tensor as it is in memory, which must not change before the commit.
-Given given(const std::string& name, const executorch::aten::Tensor& tensor) {
-  Given out;
-  out.name = name;
-  out.value.scalar_type = static_cast<int8_t>(tensor.scalar_type());
-  out.value.sizes.assign(tensor.sizes().begin(), tensor.sizes().end());
-  out.value.data = static_cast<const uint8_t*>(tensor.const_data_ptr());
-  out.value.nbytes = tensor.nbytes();
-  out.dim_order.assign(tensor.dim_order().begin(), tensor.dim_order().end());
-  return out;
-}
-
 /// A copy of a blob. The caller holds a Reading.
 Given copy_of(const std::string& name, const Blob& blob) {
   auto bytes = std::make_shared<std::vector<uint8_t>>(blob.data, blob.data + blob.size);
@@ -84,6 +72,7 @@ std::vector<Given> frozen_parts(const Trained& trained, const std::vector<Given>
 
 uint64_t publish(const Trained& trained, const CacheTensors& target, bool strict, bool finite, Turns& turns) {
   const BlobCache& cache = *target.cache();
+  cache.check_open();
   const Index& index = target.updates().index();
   Names missing;
   for (const auto& [name, tensor] : trained.parameters) {
@@ -103,7 +92,7 @@ uint64_t publish(const Trained& trained, const CacheTensors& target, bool strict
       names.push_back(name);
       const Tensor* known = index.find(name);
       if (cache.find(name) != nullptr || (known != nullptr && !is_ignored(*known, strict))) {
-        tensors.push_back(given(name, *tensor));
+        tensors.push_back(given_of(name, *tensor)); // in its memory, which must not change before the commit
       }
     }
   }

@@ -9,6 +9,7 @@
 #include <executorch/extension/tensor/tensor_ptr.h>
 
 #include <blobstore/program.h>
+#include <blobstore/training.h>
 
 #include "logical/cache_tensors.h"
 #include "training/turns.h"
@@ -27,5 +28,10 @@ struct Trained {
 
 /// See `TrainingProgram::publish`. Takes a turn for the commit.
 uint64_t publish(const Trained& trained, const CacheTensors& target, bool strict, bool finite, Turns& turns);
+
+/// Lets the Python module publish to the tensors that it keeps.
+struct TrainingAccess {
+  static uint64_t publish(TrainingProgram& training, const CacheTensors& target, bool strict, bool finite);
+};
 
 } // namespace blobstore::internal

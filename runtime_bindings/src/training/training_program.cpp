@@ -218,9 +218,7 @@ void TrainingProgram::unlock() {
 }
 
 uint64_t TrainingProgram::publish(const LogicalTensors& target, bool strict, bool finite) {
-  const internal::Trained trained{
-      *impl_->program, impl_->method->name(), impl_->ordered_parameters, impl_->ordered_buffers};
-  return internal::publish(trained, internal::TensorsAccess::of(target), strict, finite, impl_->turns);
+  return internal::TrainingAccess::publish(*this, internal::TensorsAccess::of(target), strict, finite);
 }
 
 uint64_t TrainingProgram::publish(const std::shared_ptr<BlobCache>& target, bool strict, bool finite) {
@@ -228,3 +226,13 @@ uint64_t TrainingProgram::publish(const std::shared_ptr<BlobCache>& target, bool
 }
 
 } // namespace blobstore
+
+namespace blobstore::internal {
+
+uint64_t TrainingAccess::publish(TrainingProgram& training, const CacheTensors& target, bool strict, bool finite) {
+  TrainingProgram::Impl& impl = *training.impl_;
+  const Trained trained{*impl.program, impl.method->name(), impl.ordered_parameters, impl.ordered_buffers};
+  return internal::publish(trained, target, strict, finite, impl.turns);
+}
+
+} // namespace blobstore::internal
