@@ -41,6 +41,8 @@ class Constant:
         places: where the last bytes of the key lie in the inner payload.
         packed: whether the inner backend has its own copy once it is initialized. If this is unknown it is False, and the
             blob stays in memory as long as the inner backend's handle.
+        packing: a digest of what decides, besides their bytes, how the constants of the group are packed; empty if that is
+            unknown.
     """
 
     key: str
@@ -48,6 +50,7 @@ class Constant:
     group: int
     places: tuple[int, ...]
     packed: bool = False
+    packing: bytes = b""
 
 
 def wrap(payload: bytes, inner: str, constants: Sequence[Constant]) -> bytes:
@@ -60,12 +63,15 @@ def wrap(payload: bytes, inner: str, constants: Sequence[Constant]) -> bytes:
         for place in reversed(constant.places):
             builder.PrependUint64(place)
         places = builder.EndVector()
+        packing = builder.CreateByteVector(constant.packing) if constant.packing else None
         FbConstant.Start(builder)
         FbConstant.AddKey(builder, key)
         FbConstant.AddNbytes(builder, constant.nbytes)
         FbConstant.AddGroup(builder, constant.group)
         FbConstant.AddPlaces(builder, places)
         FbConstant.AddPacked(builder, constant.packed)
+        if packing is not None:
+            FbConstant.AddPacking(builder, packing)
         tables.append(FbConstant.End(builder))
     FbPayload.StartConstantsVector(builder, len(tables))
     for table in reversed(tables):
@@ -105,11 +111,12 @@ def split(data: bytes | memoryview) -> tuple[bytes, str, list[Constant]]:
         for i in range(table.ConstantsLength()):
             one = table.Constants(i)
             key, count = one.Key() or b"", one.PlacesLength()
-            left -= 24 + len(key) + 8 * count  # the least that it takes
+            left -= 24 + len(key) + 8 * count + one.PackingLength()  # the least that it takes
             if left < 0:
                 raise ValueError("its tables refer to the same bytes again and again")
             places = tuple(one.Places(j) for j in range(count))
-            constants.append(Constant(key.decode(), one.Nbytes(), one.Group(), places, one.Packed()))
+            packing = bytes(one.Packing(j) for j in range(one.PackingLength()))
+            constants.append(Constant(key.decode(), one.Nbytes(), one.Group(), places, one.Packed(), packing))
         if (inner := table.Inner()) is None:
             raise ValueError("it does not name the inner backend")
         return data[: table.Size()], inner.decode(), constants

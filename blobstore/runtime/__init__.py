@@ -12,6 +12,7 @@ memory costs, which generation of the weights a call sees, and what threads, pro
 
 from blobstore.runtime.cache import BlobCache, CacheStats, Transaction, make_working_copy
 from blobstore.runtime.delegates import DelegateStats, delegate_failure, delegate_stats, serving
+from blobstore.runtime.packed import PackedFile, PackedStats, PackedStore
 from blobstore.runtime.program import Method, Program, ValueInfo
 
 __all__ = [
@@ -19,6 +20,9 @@ __all__ = [
     "CacheStats",
     "DelegateStats",
     "Method",
+    "PackedFile",
+    "PackedStats",
+    "PackedStore",
     "Program",
     "Transaction",
     "ValueInfo",

@@ -29,6 +29,7 @@ from blobstore.native import (
     native_layout,
     native_path,
 )
+from blobstore.runtime.packed import PackedStore, as_packed
 
 if TYPE_CHECKING:
     import torch
@@ -101,18 +102,21 @@ class BlobCache(NamedDataMap):
             file. "copy": the files are read into memory, so later changes to the files have no effect.
         base: a cache whose blobs can be found through this one, except for the keys that `paths` have. Its memory is
             shared, and its commits are visible here. Its blobs are changed through the base, not through this cache.
+        packed: a `PackedStore` or its folder: where programs on this cache keep packed weights. By default where those of
+            the base do, or nowhere.
 
     Attributes:
         paths: the files, without those of the base.
         mode: as given.
         base: as given.
+        packed: the `PackedStore`, or None.
         name: the cache as messages name it.
 
     Raises:
         FileAccessError, InvalidFileError, IntegrityError: a file cannot be opened or trusted.
         KeyConflictError: two files have different contents under one key.
         UnsupportedOperationError: the mode is unknown, or it is "shared" with several files.
-        UnsupportedDataError: `base` is not a `BlobCache`.
+        UnsupportedDataError: `base` is not a `BlobCache`, or `packed` is neither a store nor a path.
     """
 
     def __init__(
@@ -121,6 +125,7 @@ class BlobCache(NamedDataMap):
         mode: Literal["private", "shared", "copy"] = "private",
         *,
         base: BlobCache | None = None,
+        packed: PackedStore | str | os.PathLike[str] | None = None,
     ) -> None:
         if not isinstance(mode, str) or mode not in {"private", "shared", "copy"}:
             raise errors.UnsupportedOperationError(f"mode must be 'private', 'shared' or 'copy', not {mode!r}")
@@ -129,8 +134,12 @@ class BlobCache(NamedDataMap):
             check_cache(base, "base")
         self.mode = mode
         self.base = base
+        self.packed = as_packed(packed) or (base.packed if base is not None else None)
         self._native: Any = native.BlobCache.open(
-            [native_path(path) for path in self.paths], mode, base._native if base is not None else None
+            [native_path(path) for path in self.paths],
+            mode,
+            base._native if base is not None else None,
+            self.packed._native if self.packed is not None else None,
         )
         self.name = os.fsdecode(self._native.name)
         self._keys: list[str] = self._native.keys()

@@ -13,6 +13,7 @@ from blobstore.memory.layout import TensorLayout
 from blobstore.memory.mapped_file import Paths, as_path, as_paths
 from blobstore.native import NativeLayout, as_count, is_utf8, layout_of, native, native_path
 from blobstore.runtime.cache import BlobCache, check_cache
+from blobstore.runtime.packed import PackedStore, as_packed
 
 if TYPE_CHECKING:
     import torch
@@ -109,17 +110,20 @@ class Program:
         path: the program.
         cache: holds its weights. A cache may serve any number of programs; all of them see its commits.
         data: data files for a cache that is private to this program; if `cache` is given too, it becomes the base.
+        packed: a `PackedStore` or its folder: where this program keeps packed weights. By default where the cache says,
+            or nowhere.
 
     Attributes:
         path: the program, as given.
         cache: the cache that the program runs on.
+        packed: the `PackedStore`, or None.
         method_names: the names of its methods.
 
     Raises:
         FileAccessError, InvalidFileError: the program cannot be opened, or is malformed.
         KeyNotFoundError: the cache lacks tensors that the program needs; the message names all of them.
         LayoutError: a tensor has another shape or dtype in the cache.
-        UnsupportedDataError: `cache` is not a `BlobCache`.
+        UnsupportedDataError: `cache` is not a `BlobCache`, or `packed` is neither a store nor a path.
         As `BlobCache` for `data`.
     """
 
@@ -129,13 +133,17 @@ class Program:
         cache: BlobCache | None = None,
         *,
         data: Paths = (),
+        packed: PackedStore | str | os.PathLike[str] | None = None,
     ) -> None:
         self.path = as_path(path)
         files = as_paths(data)
         if cache is not None:
             check_cache(cache, "cache")
         self.cache = BlobCache(files, base=cache) if files or cache is None else cache
-        self._native: Any = native.Program.load(native_path(path), self.cache._native)
+        self.packed = as_packed(packed) or self.cache.packed
+        self._native: Any = native.Program.load(
+            native_path(path), self.cache._native, self.packed._native if self.packed is not None else None
+        )
         self.method_names: tuple[str, ...] = tuple(self._native.methods)
         self._methods: dict[str, Method] = {}
 

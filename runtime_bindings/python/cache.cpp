@@ -8,6 +8,7 @@
 
 #include <blobstore/cache.h>
 #include <blobstore/delegate.h>
+#include <blobstore/packed.h>
 #include <blobstore/reading.h>
 
 #include "convert.h"
@@ -113,14 +114,18 @@ void add_cache(nb::module_& module) {
   nb::class_<BlobCache>(module, "BlobCache")
       .def_static(
           "open",
-          [](const std::vector<nb::bytes>& paths, const std::string& mode, std::shared_ptr<BlobCache> base) {
+          [](const std::vector<nb::bytes>& paths,
+             const std::string& mode,
+             std::shared_ptr<BlobCache> base,
+             std::shared_ptr<PackedStore> packed) {
             const std::vector<std::string> names = to_strings(paths);
             const WithoutInterpreter release;
-            return BlobCache::open(names, mode_from(mode), std::move(base));
+            return BlobCache::open(names, mode_from(mode), std::move(base), std::move(packed));
           },
           "paths"_a,
           "mode"_a,
-          "base"_a.none())
+          "base"_a.none(),
+          "packed"_a.none())
       .def_prop_ro("id", &BlobCache::id)
       .def_prop_ro("name", [](const BlobCache& cache) { return to_bytes(cache.name()); })
       .def_prop_ro("generation", &BlobCache::generation)

@@ -110,6 +110,7 @@ NB_MODULE(_native, module) {
       "crash_at", [](int point) { internal::crash_point.store(point); }, "point"_a, "Die at this point; 0 for none.");
 #endif
   add_adapters(module);
+  add_packed(module);
   add_cache(module);
   add_delegates(module);
   add_files(module);

@@ -98,13 +98,14 @@ void add_programs(nb::module_& module) {
   nb::class_<Program>(module, "Program")
       .def_static(
           "load",
-          [](const nb::bytes& path, std::shared_ptr<BlobCache> cache) {
+          [](const nb::bytes& path, std::shared_ptr<BlobCache> cache, std::shared_ptr<PackedStore> packed) {
             const std::string name = to_string(path);
             const WithoutInterpreter release;
-            return Program::load(name, std::move(cache));
+            return Program::load(name, std::move(cache), std::move(packed));
           },
           "path"_a,
-          "cache"_a)
+          "cache"_a,
+          "packed"_a.none())
       .def_prop_ro("methods", &Program::methods)
       .def("needs", &Program::needs)
       .def("backends", &Program::backends)

@@ -83,8 +83,35 @@ class Constant(object):
             return bool(self._tab.Get(flatbuffers.number_types.BoolFlags, o + self._tab.Pos))
         return False
 
+    # Constant
+    def Packing(self, j):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(14))
+        if o != 0:
+            a = self._tab.Vector(o)
+            return self._tab.Get(flatbuffers.number_types.Uint8Flags, a + flatbuffers.number_types.UOffsetTFlags.py_type(j * 1))
+        return 0
+
+    # Constant
+    def PackingAsNumpy(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(14))
+        if o != 0:
+            return self._tab.GetVectorAsNumpy(flatbuffers.number_types.Uint8Flags, o)
+        return 0
+
+    # Constant
+    def PackingLength(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(14))
+        if o != 0:
+            return self._tab.VectorLen(o)
+        return 0
+
+    # Constant
+    def PackingIsNone(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(14))
+        return o == 0
+
 def ConstantStart(builder):
-    builder.StartObject(5)
+    builder.StartObject(6)
 
 def Start(builder):
     ConstantStart(builder)
@@ -124,6 +151,18 @@ def ConstantAddPacked(builder, packed):
 
 def AddPacked(builder, packed):
     ConstantAddPacked(builder, packed)
+
+def ConstantAddPacking(builder, packing):
+    builder.PrependUOffsetTRelativeSlot(5, flatbuffers.number_types.UOffsetTFlags.py_type(packing), 0)
+
+def AddPacking(builder, packing):
+    ConstantAddPacking(builder, packing)
+
+def ConstantStartPackingVector(builder, numElems):
+    return builder.StartVector(1, numElems, 1)
+
+def StartPackingVector(builder, numElems):
+    return ConstantStartPackingVector(builder, numElems)
 
 def ConstantEnd(builder):
     return builder.EndObject()

@@ -13,7 +13,12 @@ from torch.export import ExportedProgram
 from blobstore.executorch import CompileSpec, XnnpackBackend
 from blobstore.lowering.inner import Lowered
 from blobstore.lowering.tables import NameTable
-from blobstore.lowering.xnnpack.graph import constants_of_payload, groups_of_constants, packed_constants
+from blobstore.lowering.xnnpack.graph import (
+    constants_of_payload,
+    groups_of_constants,
+    packed_constants,
+    uses_of_constants,
+)
 from blobstore.lowering.xnnpack.origins import Run
 from blobstore.lowering.xnnpack.watch import watched
 
@@ -33,5 +38,7 @@ class XnnpackLowering:
         with watched(run):
             result = XnnpackBackend.preprocess(program, specs)
         groups = groups_of_constants(run.graph)
-        constants = constants_of_payload(bytes(result.processed_bytes), run.keys, groups, packed_constants(run.graph))
+        constants = constants_of_payload(
+            bytes(result.processed_bytes), run.keys, groups, packed_constants(run.graph), uses_of_constants(run.graph)
+        )
         return Lowered(result, constants, run.all_records(groups, used))

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import xxhash
+
 from blobstore.errors import InvalidKeyError
 from blobstore.formats.payload import VERSION_SIZE, Constant, find_places
 from blobstore.groups import Groups
 
-__all__ = ["constants_of_payload", "groups_of_constants", "packed_constants"]
+__all__ = ["constants_of_payload", "groups_of_constants", "packed_constants", "uses_of_constants"]
 
 _PACKING = {"XNNFullyConnected", "XNNConv2d", "XNNDepthwiseConv2d", "XNNConvTranspose2d"}
 """The operators that pack their weight and their bias."""
@@ -50,8 +52,44 @@ def packed_constants(graph: Any) -> set[int]:
     return packed - read
 
 
+def uses_of_constants(graph: Any) -> dict[int, set[str]]:
+    """What each operator that takes a constant says of its packing, as texts, by the constant's index.
+
+    That is everything but ids and the shapes of what is computed, which differ between input lengths.
+    """
+    of_value = _constants_of_values(graph)
+    values = {tensor.id_out: (union, tensor) for union, tensor in _values(graph)}
+    uses: dict[int, set[str]] = {}
+    for node in graph.xnodes:
+        operator = node.xnode_union
+        fields = {name: value for name, value in vars(operator).items() if not name.endswith("_id")}
+        ids = {name: value for name, value in vars(operator).items() if name.endswith("_id") and value in values}
+        about = {name: _about(*values[value], constant=bool(of_value.get(value))) for name, value in ids.items()}
+        text = repr((type(operator).__name__, sorted(fields.items()), sorted(about.items())))
+        for value in ids.values():
+            for index in of_value.get(value, []):
+                uses.setdefault(index, set()).add(text)
+    return uses
+
+
+def _about(union: Any, tensor: Any, constant: bool) -> object:
+    """What a value says of the packing of the constants beside it."""
+    quant = getattr(union, "quant_params", None)
+    scales = {name: value for name, value in vars(quant).items() if name != "scale_buffer_idx"} if quant else {}
+    return (
+        int(tensor.datatype),
+        tuple(tensor.dims) if constant else (),
+        type(quant).__name__,
+        sorted(scales.items()),
+    )
+
+
 def constants_of_payload(
-    payload: bytes, keys: Mapping[int, tuple[str, int]], groups: Mapping[int, int], packed: set[int]
+    payload: bytes,
+    keys: Mapping[int, tuple[str, int]],
+    groups: Mapping[int, int],
+    packed: set[int],
+    uses: Mapping[int, set[str]],
 ) -> list[Constant]:
     """The blobs that a payload asks for, each once.
 
@@ -60,6 +98,7 @@ def constants_of_payload(
         keys: the key and the size of each constant, by its index.
         groups: the group of each constant, by its index. Constants of one key are one blob, which joins their groups.
         packed: the indices of constants that operators only pack.
+        uses: what operators say of each constant's packing, by its index.
 
     Raises:
         InvalidKeyError: a key has no room for a version.
@@ -72,18 +111,27 @@ def constants_of_payload(
         group, _ = first.setdefault(key, (groups[index], nbytes))
         joined.join((group, groups[index]))
     read = {key for index, (key, _) in keys.items() if index not in packed}
-    return [
-        Constant(key, nbytes, joined.root(group), find_places(payload, key), key not in read)
-        for key, (group, nbytes) in first.items()
-    ]
+    texts: dict[int, set[str]] = {}
+    for index, (key, _) in keys.items():
+        texts.setdefault(joined.root(first[key][0]), set()).update(uses.get(index, ()))
+    packing = {root: xxhash.xxh3_128_digest(repr(sorted(found)).encode()) for root, found in texts.items()}
+    constants = []
+    for key, (group, nbytes) in first.items():
+        root = joined.root(group)
+        constants.append(Constant(key, nbytes, root, find_places(payload, key), key not in read, packing[root]))
+    return constants
+
+
+def _values(graph: Any) -> list[tuple[Any, Any]]:
+    """The values of a graph: each with its quantization, if it has one, and its tensor."""
+    unions = [value.xvalue_union for value in graph.xvalues]
+    return [(union, getattr(union, "tensor_value", union)) for union in unions]
 
 
 def _constants_of_values(graph: Any) -> dict[int, list[int]]:
     """The indices of the constants behind each value of a graph, its bytes and its scales, by the value's id."""
     of_value: dict[int, list[int]] = {}
-    for value in graph.xvalues:
-        union = value.xvalue_union
-        tensor = getattr(union, "tensor_value", union)
+    for union, tensor in _values(graph):
         found = [tensor.constant_buffer_idx, getattr(getattr(union, "quant_params", None), "scale_buffer_idx", 0)]
         of_value[tensor.id_out] = [index for index in found if index and index > 0]
     return of_value

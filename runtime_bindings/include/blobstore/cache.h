@@ -20,6 +20,7 @@ namespace blobstore BLOBSTORE_API {
 
 class BlobCache;
 class CommitFollower;
+class PackedStore;
 
 /// One blob. The cache owns it and its bytes; both are valid as long as the cache lives. The address never changes: a
 /// commit changes the bytes in place. No two keys share an address, even if a file stores their bytes once.
@@ -77,9 +78,14 @@ class BlobCache : public std::enable_shared_from_this<BlobCache> {
   ///
   /// @param base a cache whose blobs are found through this one too, unless a file here has the key. The memory of the
   ///   base is shared, not copied, and its commits are seen here. The new cache holds the base.
+  /// @param packed where programs on this cache keep packed weights, see packed.h. By default that of the base, or
+  ///   nowhere.
   /// @throws Error FileAccess, InvalidFile, Integrity, KeyConflict, Unsupported.
   static std::shared_ptr<BlobCache> open(
-      const std::vector<std::string>& paths, Mode mode = Mode::Private, std::shared_ptr<BlobCache> base = nullptr);
+      const std::vector<std::string>& paths,
+      Mode mode = Mode::Private,
+      std::shared_ptr<BlobCache> base = nullptr,
+      std::shared_ptr<PackedStore> packed = nullptr);
 
   virtual ~BlobCache() = default;
   BlobCache(const BlobCache&) = delete;
@@ -91,6 +97,8 @@ class BlobCache : public std::enable_shared_from_this<BlobCache> {
   /// The files, for messages.
   const std::string& name() const { return name_; }
   const std::shared_ptr<BlobCache>& base() const { return base_; }
+  /// As given; may be null.
+  const std::shared_ptr<PackedStore>& packed() const { return packed_; }
   /// The paths of the files as given, without those of the base.
   virtual std::vector<std::string> files() const = 0;
 
@@ -157,6 +165,12 @@ class BlobCache : public std::enable_shared_from_this<BlobCache> {
   /// The digest that a file records for a blob; empty if none is recorded, or if the blob ever changed, even if it was
   /// reverted.
   virtual std::optional<std::string> recorded_digest(std::string_view key) const = 0;
+  /// The digest of a blob's bytes as its file has them, whatever changed since. Computed, once, if the file records
+  /// none. Empty if nothing is recorded and the blob has changed. The caller holds a Reading. @throws Error KeyNotFound.
+  virtual std::optional<std::string> file_digest(std::string_view key) const = 0;
+  /// Whether a blob's bytes are not, or may not be, those of its file. The caller holds a Reading.
+  /// @throws Error KeyNotFound.
+  virtual bool differs_from_file(std::string_view key) const = 0;
   /// Check that the mapped files are still as long as when they were opened, because reading a lost page ends the
   /// process. The files of the base are not checked. @throws Error FileAccess: one was truncated.
   virtual void check_files() const = 0;
@@ -177,7 +191,7 @@ class BlobCache : public std::enable_shared_from_this<BlobCache> {
   class Reading; // in reading.h
 
  protected:
-  BlobCache(Mode mode, std::string name, std::shared_ptr<BlobCache> base);
+  BlobCache(Mode mode, std::string name, std::shared_ptr<BlobCache> base, std::shared_ptr<PackedStore> packed);
 
   [[noreturn]] void throw_missing(std::string_view key) const;
   virtual void lock_shared() const = 0;
@@ -188,6 +202,7 @@ class BlobCache : public std::enable_shared_from_this<BlobCache> {
   Mode mode_;
   std::string name_;
   std::shared_ptr<BlobCache> base_;
+  std::shared_ptr<PackedStore> packed_;
 };
 
 /// Write the blobs of some .ptd files to one file for `BlobCache::open` in mode Shared. Every key has its own bytes

@@ -25,6 +25,8 @@ class StagedCommit {
   /// The new bytes of a key that changes, as many as its blob has. Valid until the commit has ended, not aligned.
   /// @throws Error FileAccess: they come from a file that was truncated.
   virtual const uint8_t* bytes(std::string_view key) const = 0;
+  /// Whether the new bytes are those of the file.
+  virtual bool restores_file() const { return false; }
 };
 
 /// An observer that derives data from blobs and replaces it together with them. Register it with `BlobCache::follow`.

@@ -18,6 +18,7 @@
 
 #include <blobstore/cache.h>
 #include <blobstore/export.h>
+#include <blobstore/packed.h>
 
 namespace blobstore BLOBSTORE_API {
 
@@ -68,8 +69,10 @@ class Program : public std::enable_shared_from_this<Program> {
   /// Read a program and check that the cache has all tensors that the program takes from data files.
   ///
   /// Blobs that delegates take are looked up when a method is loaded, first in the cache and then in the program.
+  /// @param packed where packed weights are kept, see packed.h. By default where the cache says, or nowhere.
   /// @throws Error FileAccess, InvalidFile, KeyNotFound, Layout, Program, Closed.
-  static std::shared_ptr<Program> load(const std::string& path, std::shared_ptr<BlobCache> cache);
+  static std::shared_ptr<Program> load(
+      const std::string& path, std::shared_ptr<BlobCache> cache, std::shared_ptr<PackedStore> packed = nullptr);
   virtual ~Program() = default;
 
   virtual const std::string& path() const = 0;
@@ -84,7 +87,8 @@ class Program : public std::enable_shared_from_this<Program> {
   virtual executorch::runtime::MethodMeta method_meta(const std::string& method) const = 0;
   /// The backends that parts of a method are delegated to, each once. @throws Error MethodNotFound.
   virtual std::vector<std::string> backends(const std::string& method) const = 0;
-  /// Load a method, which holds the program. Methods of one program share the memory of mutable state that was exported
+  /// Load a method, which holds the program. With a packed store, the first load of a program may load all its methods
+  /// for a moment, to pack their weights. Methods of one program share the memory of mutable state that was exported
   /// with share_mutable_buffers, and nothing else.
   ///
   /// @throws Error MethodNotFound, MissingBackend, KeyNotFound (a delegate's blob), Closed, Program.

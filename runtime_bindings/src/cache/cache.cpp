@@ -15,8 +15,13 @@ std::atomic<uint64_t> next_id{1};
 
 } // namespace
 
-BlobCache::BlobCache(Mode mode, std::string name, std::shared_ptr<BlobCache> base)
-    : id_(next_id.fetch_add(1)), mode_(mode), name_(std::move(name)), base_(std::move(base)) {
+BlobCache::BlobCache(
+    Mode mode, std::string name, std::shared_ptr<BlobCache> base, std::shared_ptr<PackedStore> packed)
+    : id_(next_id.fetch_add(1)),
+      mode_(mode),
+      name_(std::move(name)),
+      base_(std::move(base)),
+      packed_(packed == nullptr && base_ != nullptr ? base_->packed() : std::move(packed)) {
   ThreadReadings::watch_forks();
 }
 

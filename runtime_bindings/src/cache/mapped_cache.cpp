@@ -7,8 +7,12 @@
 namespace blobstore::internal {
 
 MappedCache::MappedCache(
-    const std::vector<std::string>& paths, Mode mode, std::string name, std::shared_ptr<BlobCache> base)
-    : BlobCache(mode, std::move(name), std::move(base)), blobs_(mode) {
+    const std::vector<std::string>& paths,
+    Mode mode,
+    std::string name,
+    std::shared_ptr<BlobCache> base,
+    std::shared_ptr<PackedStore> packed)
+    : BlobCache(mode, std::move(name), std::move(base), std::move(packed)), blobs_(mode) {
   if (mode == Mode::Shared) {
     File file(paths[0], /*writable=*/true);
     if (file.size() == 0) {
@@ -128,6 +132,7 @@ void MappedCache::unlock_shared() const {
 void MappedCache::before_fork() {
   writing_.lock();
   leases_mutex_.lock();
+  digests_mutex_.lock();
   followers_.before_fork();
   if (working_copy_) {
     working_copy_->before_fork();
@@ -139,12 +144,14 @@ void MappedCache::after_fork_in_parent() {
     working_copy_->after_fork_in_parent();
   }
   followers_.after_fork_in_parent();
+  digests_mutex_.unlock();
   leases_mutex_.unlock();
   writing_.unlock();
 }
 
 void MappedCache::after_fork_in_child() {
   renew(commit_);
+  renew(digests_mutex_);
   renew(writing_);
   lock_.renew();
   renew(leases_mutex_);
@@ -170,7 +177,10 @@ void MappedCache::after_fork_in_child() {
 namespace blobstore {
 
 std::shared_ptr<BlobCache> BlobCache::open(
-    const std::vector<std::string>& paths, Mode mode, std::shared_ptr<BlobCache> base) {
+    const std::vector<std::string>& paths,
+    Mode mode,
+    std::shared_ptr<BlobCache> base,
+    std::shared_ptr<PackedStore> packed) {
   std::string name;
   for (const std::string& path : paths) {
     name += (name.empty() ? "" : " + ") + path;
@@ -187,7 +197,8 @@ std::shared_ptr<BlobCache> BlobCache::open(
         name,
         "a shared cache is one working copy, not " + std::to_string(paths.size()) + " files; make one of them");
   }
-  return std::make_shared<internal::MappedCache>(paths, mode, std::move(name), std::move(base));
+  return std::make_shared<internal::MappedCache>(
+      paths, mode, std::move(name), std::move(base), std::move(packed));
 }
 
 } // namespace blobstore

@@ -17,6 +17,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <unordered_map>
 #include <unordered_set>
 #include <vector>
 
@@ -26,6 +27,7 @@
 #include "cache/followers.h"
 #include "cache/placed_blobs.h"
 #include "cache/working_copy.h"
+#include "format/digest.h"
 #include "os/fair_lock.h"
 #include "os/fork.h"
 
@@ -33,7 +35,12 @@ namespace blobstore::internal {
 
 class MappedCache final : public BlobCache, private ForkAware {
  public:
-  MappedCache(const std::vector<std::string>& paths, Mode mode, std::string name, std::shared_ptr<BlobCache> base);
+  MappedCache(
+      const std::vector<std::string>& paths,
+      Mode mode,
+      std::string name,
+      std::shared_ptr<BlobCache> base,
+      std::shared_ptr<PackedStore> packed);
   ~MappedCache() override { leave(); }
 
   std::vector<std::string> files() const override;
@@ -56,6 +63,8 @@ class MappedCache final : public BlobCache, private ForkAware {
   std::vector<std::string> dirty() const override;
   CacheStats stats() const override;
   std::optional<std::string> recorded_digest(std::string_view key) const override;
+  std::optional<std::string> file_digest(std::string_view key) const override;
+  bool differs_from_file(std::string_view key) const override;
   void check_files() const override;
   bool verify() const override;
 
@@ -108,6 +117,8 @@ class MappedCache final : public BlobCache, private ForkAware {
   PlacedBlobs blobs_;
   std::vector<const Blob*> of_base_; // those that no file here has
 
+  mutable std::mutex digests_mutex_;
+  mutable std::unordered_map<const Slot*, Digest> digests_; // of unchanged blobs, for which the file records none
   std::mutex commit_; // one commit at a time
   mutable FairLock lock_; // guards the bytes of the blobs, dirty_, and `dirty` and `original` of the slots
   std::mutex writing_; // held while these change; taken last

@@ -60,6 +60,42 @@ std::optional<std::string> MappedCache::recorded_digest(std::string_view key) co
   return std::string(digest.begin(), digest.end());
 }
 
+std::optional<std::string> MappedCache::file_digest(std::string_view key) const {
+  const Slot* slot = blobs_.find(key);
+  if (slot == nullptr) {
+    if (base() == nullptr) {
+      throw_missing(key);
+    }
+    return base()->file_digest(key);
+  }
+  Digest found{};
+  if (blobs_.source_of(*slot).table.manifest) {
+    found = blobs_.segment_of(*slot).digest;
+  } else {
+    const std::lock_guard<std::mutex> guard(digests_mutex_);
+    auto known = digests_.find(slot);
+    if (known == digests_.end()) {
+      if (is_dirty(*slot)) {
+        return std::nullopt;
+      }
+      known = digests_.emplace(slot, digest(slot->data, slot->size)).first;
+    }
+    found = known->second;
+  }
+  return std::string(found.begin(), found.end());
+}
+
+bool MappedCache::differs_from_file(std::string_view key) const {
+  const Slot* slot = blobs_.find(key);
+  if (slot != nullptr) {
+    return is_dirty(*slot);
+  }
+  if (base() == nullptr) {
+    throw_missing(key);
+  }
+  return base()->differs_from_file(key);
+}
+
 void MappedCache::check_files() const {
   check_open();
   if (mode() == Mode::Copy) {

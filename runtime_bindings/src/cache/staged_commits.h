@@ -50,6 +50,7 @@ class StagedRevert final : public StagedCommit {
   const BlobCache& owner() const override { return owner_; }
   uint64_t version() const override { return version_; }
   bool changes(std::string_view key) const override { return slots_.count(key) != 0; }
+  bool restores_file() const override { return true; }
   const uint8_t* bytes(std::string_view key) const override {
     const Slot& slot = *slots_.at(key);
     if (!slot.pages || slot.size == 0) {

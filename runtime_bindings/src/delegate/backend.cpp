@@ -11,14 +11,13 @@
 #include "delegate/delegate.h"
 #include "delegate/failure.h"
 #include "delegate/inner_handle.h"
+#include "delegate/packing.h"
 
 namespace blobstore::internal {
 namespace {
 
 namespace et = executorch::runtime;
 using EtError = et::Error;
-
-constexpr char kBackendId[] = "BlobStoreBackend";
 
 thread_local std::shared_ptr<const BlobCache> scoped_cache;
 thread_local bool scope_served = false;

@@ -6,6 +6,7 @@
 #include <mutex>
 #include <unordered_map>
 
+#include "format/digest.h"
 #include "format/text_hash.h"
 #include "os/fork.h"
 
@@ -17,6 +18,25 @@ struct Registry {
   std::unordered_map<std::string, std::weak_ptr<const BlobName>, TextHash> names;
   uint64_t next = 1;
 };
+
+std::string numbered(uint64_t number) {
+  char digits[17];
+  std::snprintf(digits, sizeof digits, "%016" PRIx64, number);
+  return digits;
+}
+
+/// 96 bits of a digest, 6 in each character.
+std::string named_by(const Digest& digest) {
+  constexpr char kDigits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
+  std::string text;
+  for (size_t i = 0; i < 12; i += 3) {
+    const uint32_t bits = uint32_t{digest[i]} << 16 | uint32_t{digest[i + 1]} << 8 | digest[i + 2];
+    for (int shift = 18; shift >= 0; shift -= 6) {
+      text += kDigits[bits >> shift & 63];
+    }
+  }
+  return text;
+}
 
 Registry& registry() {
   static auto* all = new Registry; // delegates may be destroyed while the process ends, in any order
@@ -31,7 +51,8 @@ std::shared_ptr<const BlobName> BlobName::of(const std::string& identity, bool c
   auto& known = all.names[identity];
   std::shared_ptr<const BlobName> name = known.lock();
   if (name == nullptr) {
-    name.reset(new BlobName(identity, all.next++));
+    const uint64_t number = all.next++;
+    name.reset(new BlobName(identity, number, numbered(number)));
     known = name;
   }
   if (committed) {
@@ -40,7 +61,15 @@ std::shared_ptr<const BlobName> BlobName::of(const std::string& identity, bool c
   return name;
 }
 
+std::shared_ptr<const BlobName> BlobName::of_content(const std::string& identity) {
+  std::string text = named_by(digest(identity.data(), identity.size()));
+  return std::shared_ptr<const BlobName>(new BlobName(identity, 0, std::move(text)));
+}
+
 BlobName::~BlobName() {
+  if (is_of_content()) {
+    return;
+  }
   Registry& all = registry();
   const std::lock_guard<std::mutex> guard(all.mutex);
   const auto found = all.names.find(identity_);
@@ -72,12 +101,6 @@ void BlobName::after_fork_in_child() {
     entry =
         name != nullptr && name->committed_.load(std::memory_order_relaxed) ? std::next(entry) : all.names.erase(entry);
   }
-}
-
-std::string BlobName::text() const {
-  char digits[17];
-  std::snprintf(digits, sizeof digits, "%016" PRIx64, number_);
-  return digits;
 }
 
 } // namespace blobstore::internal

@@ -5,6 +5,7 @@
 #include <unordered_set>
 #include <utility>
 
+#include "delegate/packing.h"
 #include "format/digest.h"
 #include "os/file.h"
 
@@ -125,29 +126,76 @@ uint64_t ConstantSources::bytes_changed(const std::vector<Identity>& before, con
   return bytes;
 }
 
+/// The digest of a constant whose bytes are those of a file.
+std::optional<std::string> ConstantSources::content(size_t i, const StagedCommit* commit) const {
+  const BlobCache* owner = owners_[i];
+  if (owner == nullptr) {
+    return fixed_[i].digest;
+  }
+  const std::string& key = constants_[i].key;
+  const bool differs =
+      commit != nullptr && changes(*commit, i) ? !commit->restores_file() : owner->differs_from_file(key);
+  return differs ? std::nullopt : owner->file_digest(key);
+}
+
 std::vector<std::shared_ptr<const BlobName>> ConstantSources::names(
-    const std::string& backend, const std::vector<Identity>& identities, bool committed) const {
-  std::map<uint32_t, std::string> groups; // constants that are packed together
+    const InnerRecipe& recipe, const std::vector<Identity>& identities, const StagedCommit* commit) const {
+  struct Group { // of constants that are packed together
+    std::string identity;
+    bool of_content = true;
+  };
+  std::map<uint32_t, Group> groups;
   std::vector<std::string> own(identities.size());
   for (size_t i = 0; i < identities.size(); ++i) {
     const DelegateConstant& constant = constants_[i];
+    Group& group = groups[constant.group];
+    std::optional<std::string> digest;
+    if (identities[i].owner == nullptr || recipe.named_by_content) {
+      digest = content(i, commit);
+    }
     std::string& text = own[i];
     text = constant.key;
     text += '\0';
-    if (identities[i].owner != nullptr) {
-      text += std::to_string(identities[i].owner->id()) + ":" + std::to_string(identities[i].version);
+    if (digest) {
+      text += *digest + std::to_string(constant.nbytes);
     } else {
-      text += fixed_[i].digest + std::to_string(constant.nbytes);
+      text += std::to_string(identities[i].owner->id()) + ":" + std::to_string(identities[i].version);
     }
     text += '\0';
-    groups[constant.group] += text;
+    if (recipe.named_by_content) {
+      const Digest& all = recipe.payload.digest;
+      text += constant.packing.empty() ? std::string(all.begin(), all.end()) : constant.packing;
+    }
+    group.identity += text;
+    group.of_content = group.of_content && digest;
   }
   std::vector<std::shared_ptr<const BlobName>> names;
   names.reserve(identities.size());
   for (size_t i = 0; i < identities.size(); ++i) {
-    names.push_back(BlobName::of(backend + '\0' + own[i] + '\0' + groups[constants_[i].group], committed));
+    const Group& group = groups[constants_[i].group];
+    const std::string identity = recipe.payload.inner + '\0' + own[i] + '\0' + group.identity;
+    names.push_back(
+        recipe.named_by_content && group.of_content ? BlobName::of_content(identity)
+                                                    : BlobName::of(identity, commit == nullptr));
   }
   return names;
+}
+
+std::vector<size_t> ConstantSources::of_foundation() const {
+  const BlobCache* foundation = cache_ ? &lowest(*cache_) : nullptr;
+  std::set<uint32_t> others;
+  for (size_t i = 0; i < constants_.size(); ++i) {
+    if (owners_[i] != nullptr && owners_[i] != foundation) {
+      others.insert(constants_[i].group);
+    }
+  }
+  std::vector<size_t> found;
+  for (size_t i = 0; i < constants_.size(); ++i) {
+    if (constants_[i].packed && others.count(constants_[i].group) == 0) {
+      found.push_back(i);
+    }
+  }
+  return found;
 }
 
 std::vector<InnerConstant> ConstantSources::choose_bytes(

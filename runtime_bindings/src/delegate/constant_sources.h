@@ -14,6 +14,7 @@
 
 #include "delegate/blob_names.h"
 #include "delegate/inner_handle.h"
+#include "delegate/inner_recipe.h"
 
 namespace blobstore::internal {
 
@@ -46,9 +47,13 @@ class ConstantSources {
   std::vector<size_t> changed_by(const StagedCommit& commit) const;
   /// Bytes of the constants that differ.
   uint64_t bytes_changed(const std::vector<Identity>& before, const std::vector<Identity>& after) const;
-  /// The names under which the inner backend packs the constants. @param committed as for BlobName::of.
+  /// The names under which the inner backend packs the constants; under a Reading.
+  ///
+  /// @param commit if not null, its bytes are meant where it changes a constant.
   std::vector<std::shared_ptr<const BlobName>> names(
-      const std::string& backend, const std::vector<Identity>& identities, bool committed) const;
+      const InnerRecipe& recipe, const std::vector<Identity>& identities, const StagedCommit* commit) const;
+  /// The constants that are packed and that are not an adapter's, nor packed together with one of an adapter.
+  std::vector<size_t> of_foundation() const;
   /// The memory from which each constant is read.
   ///
   /// @param commit if not null, constants that it changes have their bytes from there.
@@ -67,6 +72,7 @@ class ConstantSources {
 
   static Fixed make_fixed(executorch::runtime::FreeableBuffer&& buffer, bool address_is_new);
   bool changes(const StagedCommit& commit, size_t i) const;
+  std::optional<std::string> content(size_t i, const StagedCommit* commit) const;
 
   std::shared_ptr<const BlobCache> cache_;
   const std::vector<DelegateConstant>& constants_;

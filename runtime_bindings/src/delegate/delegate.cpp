@@ -102,7 +102,14 @@ Delegate::Delegate(
     const MaybeReading reading(cache_.get());
     generation_ = cache_ ? cache_->generation() : 0;
     identities_ = sources_.identify();
+    const PackedChoice packed = choose_packed();
+    const HeapGrowth growth;
     inner_ = make(identities_, nullptr, context.event_tracer());
+    if (packed.store != nullptr && packed.fallback.empty()) {
+      packed.store->note_hit();
+    } else if (packed.store != nullptr) {
+      packed.store->note_fallback(packed.fallback, growth.bytes());
+    }
     if (cache_) { // under the same Reading, so that no commit is missed; from here on commits may use this object
       link_.of = std::make_shared<Link>(*this);
       for (const BlobCache* each = cache_.get(); each != nullptr; each = each->base().get()) {
@@ -112,6 +119,65 @@ Delegate::Delegate(
   }
   live_delegates.fetch_add(1, std::memory_order_relaxed);
   enter();
+}
+
+/// Decide where packed weights are looked up, or packed to; under a Reading.
+Delegate::PackedChoice Delegate::choose_packed() {
+  Packing* packing = Packing::current();
+  std::shared_ptr<PackedFolder> store;
+  if (packing != nullptr) {
+    store = packing->store;
+  } else if (cache_ != nullptr) {
+    store = std::static_pointer_cast<PackedFolder>(cache_->packed());
+  }
+  const std::vector<size_t> weights = sources_.of_foundation();
+  if (store == nullptr || recipe_->payload.inner != kXnnpack || !recipe_->own_path.empty() || weights.empty()) {
+    return {};
+  }
+  recipe_->named_by_content = true;
+  const auto names = sources_.names(*recipe_, identities_, nullptr);
+  bool known = true; // as in the files
+  Hasher hasher;
+  hasher.update(recipe_->payload.digest.data(), recipe_->payload.digest.size());
+  for (const size_t i : weights) {
+    known = known && names[i]->is_of_content();
+    hasher.update(names[i]->text().data(), names[i]->text().size());
+  }
+  const Digest id = hasher.digest();
+  if (packing != nullptr && packing->scratch != nullptr) {
+    if (known) {
+      recipe_->path = packing->scratch->path();
+      packing->covers.insert(id);
+      for (const size_t i : weights) {
+        packing->names.insert(entry_name(recipe_->payload.constants[i], *names[i]));
+      }
+    }
+    return {};
+  }
+  std::string fallback = packing != nullptr ? packing->fallback : "ExecuTorch's own runtime loaded the method";
+  if (packing != nullptr) {
+    recipe_->packed = packing->file;
+  } else {
+    const std::optional<Digest> runtime = packing_runtime();
+    const std::optional<Digest> foundation = foundation_of(*cache_);
+    recipe_->packed = runtime && foundation ? store->find({*foundation, *runtime}) : nullptr;
+  }
+  const bool covered = known && recipe_->packed != nullptr && recipe_->packed->covers(id);
+  if (packing != nullptr && packing->must_cover && known && !covered) {
+    packing->refused = true;
+    throw Failure{EtError::NotFound, ErrorKind::Program, "its packed weights are in no file"};
+  }
+  if (recipe_->packed != nullptr) {
+    recipe_->path = recipe_->packed->path();
+  }
+  if (covered) {
+    fallback.clear();
+  } else if (!known) {
+    fallback = kChangedBefore;
+  } else if (fallback.empty()) {
+    fallback = "it is no part of a method that was packed";
+  }
+  return {std::move(store), std::move(fallback)};
 }
 
 Delegate::~Delegate() {
@@ -204,8 +270,7 @@ void Delegate::refresh() {
 /// @param commit if not null, constants that it changes have their bytes from there.
 std::unique_ptr<InnerHandle> Delegate::make(
     const std::vector<Identity>& identities, const StagedCommit* commit, et::EventTracer* tracer) const {
-  std::vector<std::shared_ptr<const BlobName>> names =
-      sources_.names(recipe_->payload.inner, identities, commit == nullptr);
+  std::vector<std::shared_ptr<const BlobName>> names = sources_.names(*recipe_, identities, commit);
   std::vector<AlignedCopy> kept;
   std::vector<AlignedCopy> passing;
   const std::vector<InnerConstant> bytes = sources_.choose_bytes(commit, kept, passing);

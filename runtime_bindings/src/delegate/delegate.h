@@ -15,6 +15,7 @@
 #include "delegate/constant_sources.h"
 #include "delegate/inner_handle.h"
 #include "delegate/inner_recipe.h"
+#include "delegate/packing.h"
 #include "delegate/served.h"
 #include "os/fork.h"
 
@@ -53,6 +54,11 @@ class Delegate final : private ForkAware {
   std::unique_ptr<CommitFollower::Prepared> prepare(const StagedCommit& commit, std::shared_ptr<Link> link) const;
   void apply(Next& next) noexcept;
   void refresh();
+  struct PackedChoice {
+    std::shared_ptr<PackedFolder> store; // to report to; null for none
+    std::string fallback; // why weights are packed to the heap; empty if all are in a file
+  };
+  PackedChoice choose_packed();
   std::unique_ptr<InnerHandle> make(
       const std::vector<Identity>& identities,
       const StagedCommit* commit,
@@ -63,7 +69,7 @@ class Delegate final : private ForkAware {
   void after_fork_in_child() override;
 
   std::shared_ptr<const BlobCache> cache_; // may be null
-  std::shared_ptr<const InnerRecipe> recipe_;
+  std::shared_ptr<InnerRecipe> recipe_; // does not change after the constructor
   ConstantSources sources_;
   std::optional<Served> served_; // if ExecuTorch's own runtime loaded it on a cache
   // Guards the members below for callers that hold a Reading. A commit is exclusive and needs no lock.

@@ -23,6 +23,8 @@ DelegateConstant read_constant(const FlatBuffer& buffer, uint64_t table, const u
     throw FormatError("a key is too short for a version");
   }
   const char* end = constant.key.data() + constant.key.size() - kVersionSize;
+  const FlatVector packing = buffer.vector(table, 5, 1);
+  constant.packing.assign(reinterpret_cast<const char*>(buffer.data() + packing.start), packing.count);
   const FlatVector places = buffer.vector(table, 3, 8);
   for (uint32_t i = 0; i < places.count; ++i) {
     const uint64_t at = places.start + 8ull * i;
@@ -66,6 +68,7 @@ DelegatePayload read_delegate_payload(const uint8_t* data, size_t size) {
   if (expected.count != found.size() || std::memcmp(start + expected.start, found.data(), found.size()) != 0) {
     throw FormatError("the inner payload has another digest than was recorded");
   }
+  payload.digest = found;
   const FlatVector constants = buffer.vector(root, 3, 4);
   for (uint32_t i = 0; i < constants.count; ++i) {
     payload.constants.push_back(read_constant(buffer, buffer.element(constants, i), data, payload.size));

@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "format/digest.h"
+
 namespace blobstore::internal {
 
 /// Bytes at the end of a key that are replaced by a version.
@@ -17,11 +19,13 @@ struct DelegateConstant {
   uint32_t group = 0;
   bool packed = false; // whether the inner backend has its own copy after it is initialized
   std::vector<uint64_t> places; // positions of the end of the key in the inner payload
+  std::string packing; // a digest of what else decides how its group is packed; empty if the writer did not say
 };
 
 struct DelegatePayload {
   std::string inner;
   size_t size = 0; // of the inner payload, which comes first
+  Digest digest{}; // of the inner payload
   std::vector<DelegateConstant> constants;
 };
 

@@ -97,6 +97,10 @@ et::Result<const char*> PinnedMap::get_key(uint32_t index) const {
   return std::next(views.begin(), index)->first.c_str();
 }
 
+std::string entry_name(const DelegateConstant& constant, const BlobName& name) {
+  return constant.key.substr(0, constant.key.size() - kVersionSize) + name.text();
+}
+
 InnerHandle::InnerHandle(
     std::shared_ptr<const InnerRecipe> recipe,
     std::vector<std::shared_ptr<const BlobName>> names,
@@ -106,8 +110,7 @@ InnerHandle::InnerHandle(
     : recipe_(std::move(recipe)), names_(std::move(names)), kept_(std::move(kept)) {
   std::vector<ConstBytes*> views;
   for (size_t i = 0; i < constants.size(); ++i) {
-    const std::string& key = recipe_->payload.constants[i].key;
-    std::string name = key.substr(0, key.size() - kVersionSize) + names_[i]->text();
+    std::string name = entry_name(recipe_->payload.constants[i], *names_[i]);
     views.push_back(&map_.views.emplace(std::move(name), constants[i].view).first->second);
   }
   Handles& handles = Handles::get();
@@ -190,12 +193,14 @@ EtError InnerHandle::init(et::EventTracer* tracer) {
   }
   et::FreeableBuffer processed(
       copy.release(), recipe.bytes.size(), [](void*, void* data, size_t) { std::free(data); }, nullptr);
+  std::vector<et::BackendOption> options(recipe.options);
+  options.push_back(packed_path_option(path())); // also if it is empty: the process may have a path for all loads
   et::BackendInitContext context(
       &arena_,
       tracer,
       recipe.method.c_str(),
       &map_,
-      et::Span<const et::BackendOption>(recipe.options.data(), recipe.options.size()));
+      et::Span<const et::BackendOption>(options.data(), options.size()));
   Handles::get().inits.fetch_add(1, std::memory_order_relaxed);
   const et::ArrayRef<et::CompileSpec> specs(recipe.specs.data(), recipe.specs.size());
   auto handle = recipe.backend->init(context, &processed, specs);
@@ -206,14 +211,25 @@ EtError InnerHandle::init(et::EventTracer* tracer) {
   return EtError::Ok;
 }
 
+/// The file in which the inner backend looks for packed weights. Into that of the application it may also write, so
+/// names that count versions in this process must not get there: in another process they stand for other weights.
+const std::string& InnerHandle::path() const {
+  static const std::string none;
+  if (!recipe_->path.empty()) {
+    return recipe_->path;
+  }
+  const bool all = std::all_of(names_.begin(), names_.end(), [](const auto& name) { return name->is_of_content(); });
+  return all ? recipe_->own_path : none;
+}
+
 /// Let an initialization succeed: that of an existing handle, preferably of the same delegate. Its weights are packed
-/// already.
+/// already. XNNPACK has one cache of packed weights for each path.
 void InnerHandle::recover() const {
   const std::vector<const InnerHandle*>& all = Handles::get().all;
   for (const bool same : {true, false}) {
     for (const InnerHandle* other : all) {
       if ((other->recipe_ == recipe_) == same && other->recipe_->backend == recipe_->backend &&
-          !other->recipe_->retired && InnerHandle(other).handle_ != nullptr) {
+          other->path() == path() && !other->recipe_->retired && InnerHandle(other).handle_ != nullptr) {
         return;
       }
     }

@@ -59,6 +59,9 @@ struct InnerConstant {
   const void* afterwards = nullptr; // where the bytes will be, if the view does not stay
 };
 
+/// What the inner backend calls a constant.
+std::string entry_name(const DelegateConstant& constant, const BlobName& name);
+
 /// One initialization of the inner backend, and all memory that it may point into.
 ///
 /// XNNPACK has one cache of packed weights in the whole process, and an initialization that fails leaves it unusable
@@ -97,6 +100,7 @@ class InnerHandle {
   explicit InnerHandle(const InnerHandle* other); // initialized as that one; handle_ is null if it failed
   executorch::runtime::Error init(executorch::runtime::EventTracer* tracer);
   void recover() const;
+  const std::string& path() const;
 
   std::shared_ptr<const InnerRecipe> recipe_;
   std::vector<std::shared_ptr<const BlobName>> names_;

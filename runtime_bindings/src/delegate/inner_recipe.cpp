@@ -1,11 +1,14 @@
 #include "delegate/inner_recipe.h"
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 #include <utility>
+#include <variant>
 
 #include <executorch/runtime/platform/log.h>
 
+#include "delegate/packing.h"
 #include "format/flatbuffer.h"
 
 namespace blobstore::internal {
@@ -16,10 +19,7 @@ using EtError = et::Error;
 namespace {
 
 constexpr char kTableSpec[] = "blobstore.table"; // of this delegate; not passed to the inner backend
-// XNNPACK's options; other backends ignore them
-constexpr char kWeightCacheOption[] = "weight_cache_enabled";
-constexpr char kPackedPathOption[] = "packed_cache_path";
-constexpr char kPackedSaveOption[] = "save_weight_cache_on_disk";
+constexpr char kPackedSaveOption[] = "save_weight_cache_on_disk"; // of XNNPACK
 
 DelegatePayload read_payload(const et::FreeableBuffer& processed) {
   try {
@@ -50,31 +50,41 @@ et::BackendOption make_option(const char* key, et::OptionValue value) {
   return option;
 }
 
-/// The options of a load, as the inner backend gets them.
-std::vector<et::BackendOption> inner_options(et::Span<const et::BackendOption> given) {
+/// The options of a load, as the inner backend gets them. @param own_path set to the application's path.
+std::vector<et::BackendOption> inner_options(et::Span<const et::BackendOption> given, std::string& own_path) {
   std::vector<et::BackendOption> options;
   bool has_weight_cache = false;
   for (const et::BackendOption& option : given) {
     const auto is = [&](const char* key) { return std::strcmp(option.key, key) == 0; };
-    if (is(kPackedPathOption) || is(kPackedSaveOption)) {
-      ET_LOG(Info, "BlobStoreBackend: no effect of '%s': packed weights are not kept in a file", option.key);
+    const auto* text = std::get_if<std::array<char, et::kMaxOptionValueLength>>(&option.value);
+    if (is(kPackedPathOption) && text != nullptr) {
+      own_path.assign(text->data(), strnlen(text->data(), text->size()));
+    }
+    if (is(kPackedPathOption) || is(kPackedSaveOption)) { // the delegate sets the path; ExecuTorch saves by itself
       continue;
     }
     has_weight_cache = has_weight_cache || is(kWeightCacheOption);
     options.push_back(option);
   }
   if (!has_weight_cache) {
-    options.push_back(make_option(kWeightCacheOption, true));
+    options.push_back(weight_cache_option());
   }
-  // An empty path, because the process may have a path for all loads. Weights are packed under names that count
-  // versions in this process; after the next launch these names would stand for other weights.
-  options.push_back(make_option(kPackedPathOption, std::array<char, et::kMaxOptionValueLength>{}));
   return options;
 }
 
 } // namespace
 
-std::shared_ptr<const InnerRecipe> make_recipe(
+et::BackendOption packed_path_option(const std::string& path) {
+  std::array<char, et::kMaxOptionValueLength> text{};
+  std::memcpy(text.data(), path.data(), std::min(path.size(), kMostPath));
+  return make_option(kPackedPathOption, text);
+}
+
+et::BackendOption weight_cache_option() {
+  return make_option(kWeightCacheOption, true);
+}
+
+std::shared_ptr<InnerRecipe> make_recipe(
     et::BackendInitContext& context, const et::FreeableBuffer& processed, et::ArrayRef<et::CompileSpec> specs) {
   auto recipe = std::make_shared<InnerRecipe>();
   recipe->payload = read_payload(processed);
@@ -87,7 +97,8 @@ std::shared_ptr<const InnerRecipe> make_recipe(
       recipe->specs.push_back(spec);
     }
   }
-  recipe->options = inner_options(context.runtime_specs());
+  recipe->options = inner_options(context.runtime_specs(), recipe->own_path);
+  recipe->named_by_content = !recipe->own_path.empty();
   return recipe;
 }
 

@@ -11,6 +11,7 @@
 
 #include "delegate/delegate_payload.h"
 #include "delegate/failure.h"
+#include "packed/packed_folder.h"
 
 namespace blobstore::internal {
 
@@ -21,13 +22,23 @@ struct InnerRecipe {
   std::vector<uint8_t> bytes; // the inner payload
   std::string method;
   std::vector<executorch::runtime::CompileSpec> specs; // they point into the program
-  std::vector<executorch::runtime::BackendOption> options;
+  std::vector<executorch::runtime::BackendOption> options; // without `packed_cache_path`
+  std::string own_path; // the application's `packed_cache_path`
+  std::shared_ptr<const PackedLease> packed; // where packed weights are looked up; may be null
+  std::string path; // of a file for packed weights, for every handle; empty for none
+  // Whether weights that are as in their file are named by their contents, so that the names are the same in every
+  // process.
+  bool named_by_content = false;
   // Guarded by the lock of InnerHandle. The delegate is destroyed, and perhaps with it what `specs` point into.
   mutable bool retired = false;
 };
 
+// Options of XNNPACK. @param path empty for none.
+executorch::runtime::BackendOption packed_path_option(const std::string& path);
+executorch::runtime::BackendOption weight_cache_option();
+
 /// @throws Failure: the payload is damaged, or the backend is missing.
-std::shared_ptr<const InnerRecipe> make_recipe(
+std::shared_ptr<InnerRecipe> make_recipe(
     executorch::runtime::BackendInitContext& context,
     const executorch::runtime::FreeableBuffer& processed,
     executorch::runtime::ArrayRef<executorch::runtime::CompileSpec> specs);

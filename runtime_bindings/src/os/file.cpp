@@ -22,6 +22,10 @@ namespace {
   throw Error(ErrorKind::FileAccess, path, std::strerror(number), number);
 }
 
+int64_t nanoseconds(const timespec& time) {
+  return static_cast<int64_t>(time.tv_sec) * 1'000'000'000 + time.tv_nsec;
+}
+
 } // namespace
 
 size_t page_size() {
@@ -76,7 +80,14 @@ FileStatus File::status() const {
       static_cast<uint64_t>(status.st_ino),
       static_cast<uint64_t>(status.st_size),
       static_cast<uint64_t>(status.st_blocks) * 512,
-      static_cast<uint32_t>(status.st_mode & 0777)};
+      static_cast<uint32_t>(status.st_mode & 0777),
+#ifdef __APPLE__
+      nanoseconds(status.st_mtimespec),
+      nanoseconds(status.st_ctimespec)};
+#else
+      nanoseconds(status.st_mtim),
+      nanoseconds(status.st_ctim)};
+#endif
 }
 
 void File::check_length(uint64_t end) const {

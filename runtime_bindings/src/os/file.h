@@ -34,6 +34,8 @@ struct FileStatus {
   uint64_t size;
   uint64_t stored; // bytes on the disk; if there are fewer than `size`, the file has holes
   uint32_t mode; // permissions
+  int64_t modified; // in nanoseconds since 1970: when bytes were last written
+  int64_t changed; // ... or also a name, an owner or a permission; programs cannot set it
 };
 
 /// A file, open or closed.

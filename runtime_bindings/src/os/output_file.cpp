@@ -156,6 +156,13 @@ void OutputFile::write_out(const uint8_t* data, size_t size) {
 #endif
 }
 
+void OutputFile::make_read_only() {
+  struct stat status;
+  if (fstat(file_.descriptor(), &status) != 0 || fchmod(file_.descriptor(), status.st_mode & 0444) != 0) {
+    refuse(errno);
+  }
+}
+
 void OutputFile::commit() {
   write_out(gathered_.data(), gathered_.size());
   gathered_.clear();

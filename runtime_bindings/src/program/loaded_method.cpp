@@ -1,6 +1,7 @@
 #include "program/loaded_method.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 
 #include <executorch/runtime/core/exec_aten/util/tensor_util.h>
@@ -9,6 +10,8 @@
 #include <blobstore/delegate.h>
 #include <blobstore/reading.h>
 
+#include "delegate/inner_recipe.h"
+#include "delegate/packing.h"
 #include "program/values.h"
 
 namespace blobstore::internal {
@@ -56,11 +59,31 @@ void LoadedMethod::load() {
   CacheDataMap::Misses misses;
   (void)take_delegate_failure();
   const BackendWork work;
-  et::Result<et::Method> loaded = program_->program().load_method(name_.c_str(), manager_.get(), nullptr, &map);
+  const std::string stock_path = find_stock_file();
+  std::array<et::BackendOption, 2> options{packed_path_option(stock_path), weight_cache_option()};
+  et::LoadBackendOptionsMap of_backends;
+  if (!stock_path.empty()) {
+    (void)of_backends.set_options(kXnnpack, et::Span<et::BackendOption>(options.data(), options.size()));
+  }
+  et::Result<et::Method> loaded =
+      program_->program().load_method(name_.c_str(), manager_.get(), nullptr, &map, &of_backends);
   if (!loaded.ok()) {
     throw_load_error(loaded.error(), misses);
   }
   method_.emplace(std::move(loaded.get()));
+}
+
+/// Where XNNPACK's own delegates look up packed weights, or pack them to; empty for the heap.
+std::string LoadedMethod::find_stock_file() {
+  const Packing* packing = Packing::current();
+  if (packing == nullptr) {
+    return {};
+  }
+  if (packing->stock_scratch != nullptr) {
+    return packing->stock_scratch->path();
+  }
+  stock_packed_ = packing->stock_file;
+  return stock_packed_ != nullptr ? stock_packed_->path() : std::string();
 }
 
 /// ExecuTorch gives a number only; what is known besides says more.

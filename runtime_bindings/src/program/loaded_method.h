@@ -47,6 +47,7 @@ class LoadedMethod final : public Method, public std::enable_shared_from_this<Lo
   };
 
   void load();
+  std::string find_stock_file();
   [[noreturn]] void throw_load_error(executorch::runtime::Error error, const CacheDataMap::Misses& misses) const;
   std::string missing_operators() const;
   void find_inputs();
@@ -76,6 +77,7 @@ class LoadedMethod final : public Method, public std::enable_shared_from_this<Lo
   std::vector<executorch::runtime::Span<uint8_t>> spans_;
   Arena allocator_;
   Arena temporary_;
+  std::shared_ptr<const PackedLease> stock_packed_; // what XNNPACK's own delegates map
   std::unique_ptr<executorch::runtime::HierarchicalAllocator> planned_;
   std::unique_ptr<executorch::runtime::MemoryManager> manager_;
   std::optional<executorch::runtime::Method> method_;

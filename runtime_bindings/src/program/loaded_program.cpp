@@ -80,8 +80,9 @@ const ProgramParts& LoadedProgram::parts() const {
   return parts_;
 }
 
-LoadedProgram::LoadedProgram(const std::string& path, std::shared_ptr<BlobCache> cache)
-    : cache_(std::move(cache)), image_(path), loader_(image_), map_(cache_) {
+LoadedProgram::LoadedProgram(
+    const std::string& path, std::shared_ptr<BlobCache> cache, std::shared_ptr<PackedFolder> packed)
+    : cache_(std::move(cache)), packed_(std::move(packed)), image_(path), loader_(image_), map_(cache_) {
   et::runtime_init();
   register_delegate();
   cache_->check_open();
@@ -114,14 +115,19 @@ std::shared_ptr<Method> LoadedProgram::load_method(const std::string& name) {
   cache_->check_open();
   const size_t at = number(name);
   check_backends(at);
-  const et::MethodMeta about = method_meta(name);
+  return packed_ != nullptr ? load_packed(at) : make_method(at);
+}
+
+/// @param kept whether the method's state lies where that of the other methods does.
+std::shared_ptr<Method> LoadedProgram::make_method(size_t at, State kept) {
+  const et::MethodMeta about = method_meta(methods()[at]);
   Arenas arenas;
   std::shared_ptr<std::mutex> state;
   const BlobCache::Reading reading(*cache_); // before the mutex, as in LoadedMethod::execute
   const std::lock_guard<std::mutex> guard(mutex_);
   for (size_t i = 0; i < about.num_memory_planned_buffers(); ++i) {
     const auto size = static_cast<size_t>(about.memory_planned_buffer_size(i).get());
-    if (i == 0 || methods().size() == 1) { // the first one holds no state
+    if (i == 0 || methods().size() == 1 || kept == State::Own) { // the first one holds no state
       arenas.push_back(make_arena(size));
     } else {
       arenas.push_back(shared_arena(i, size));
@@ -130,6 +136,11 @@ std::shared_ptr<Method> LoadedProgram::load_method(const std::string& name) {
   }
   auto self = std::static_pointer_cast<LoadedProgram>(shared_from_this());
   return std::make_shared<LoadedMethod>(std::move(self), at, std::move(arenas), std::move(state));
+}
+
+bool LoadedProgram::uses(size_t method, const char* backend) const {
+  const auto& ids = image_.backends(method);
+  return std::any_of(ids.begin(), ids.end(), [&](const std::string* id) { return *id == backend; });
 }
 
 void LoadedProgram::check_backends(size_t method) const {
@@ -184,8 +195,10 @@ std::shared_ptr<Mapping> LoadedProgram::shared_arena(size_t index, size_t size) 
 
 namespace blobstore {
 
-std::shared_ptr<Program> Program::load(const std::string& path, std::shared_ptr<BlobCache> cache) {
-  auto program = std::make_shared<internal::LoadedProgram>(path, std::move(cache));
+std::shared_ptr<Program> Program::load(
+    const std::string& path, std::shared_ptr<BlobCache> cache, std::shared_ptr<PackedStore> packed) {
+  auto folder = std::static_pointer_cast<internal::PackedFolder>(packed ? std::move(packed) : cache->packed());
+  auto program = std::make_shared<internal::LoadedProgram>(path, std::move(cache), std::move(folder));
   internal::List::get().add(program);
   return program;
 }

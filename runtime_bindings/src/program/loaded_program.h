@@ -15,6 +15,7 @@
 
 #include "os/file.h"
 #include "os/fork.h"
+#include "packed/packed_folder.h"
 #include "program/image_loader.h"
 #include "program/program_image.h"
 #include "program/program_parts.h"
@@ -26,7 +27,8 @@ using Arenas = std::vector<std::shared_ptr<Mapping>>;
 
 class LoadedProgram final : public Program, private ForkAware {
  public:
-  LoadedProgram(const std::string& path, std::shared_ptr<BlobCache> cache);
+  /// @param packed may be null.
+  LoadedProgram(const std::string& path, std::shared_ptr<BlobCache> cache, std::shared_ptr<PackedFolder> packed);
   ~LoadedProgram() override { leave(); }
 
   const std::string& path() const override { return image_.path(); }
@@ -49,10 +51,21 @@ class LoadedProgram final : public Program, private ForkAware {
  private:
   size_t number(const std::string& method) const;
   void check_backends(size_t method) const;
+  bool uses(size_t method, const char* backend) const;
+  enum class State { Shared, Own };
+  std::shared_ptr<Method> make_method(size_t method, State state = State::Shared);
+
+  // packed_methods.cpp
+  struct PackedUse;
+  std::shared_ptr<Method> load_packed(size_t method);
+  PackedUse packed_use(size_t method) const;
+  std::shared_ptr<Method> try_packed(size_t method, const PackedUse& use);
+  void pack_all(const PackedUse& use);
   std::shared_ptr<Mapping> shared_arena(size_t index, size_t size);
   void after_fork_in_child() override { renew(mutex_); }
 
   std::shared_ptr<BlobCache> cache_;
+  std::shared_ptr<PackedFolder> packed_; // may be null
   ProgramImage image_;
   ImageLoader loader_;
   CacheDataMap map_;

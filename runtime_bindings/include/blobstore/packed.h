@@ -1,0 +1,95 @@
+// Packed weights on disk: what XNNPACK makes of weights when it loads them, made once and mapped by every later load.
+//
+//   auto packed = blobstore::PackedStore::open("/data/app/packed");
+//   auto cache = blobstore::BlobCache::open({"model.ptd"}, blobstore::BlobCache::Mode::Private, nullptr, packed);
+//   auto method = blobstore::Program::load("model.pte", cache)->load_method("forward"); // packs the first time only
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <blobstore/error.h>
+#include <blobstore/export.h>
+
+namespace blobstore BLOBSTORE_API {
+
+namespace internal BLOBSTORE_HIDDEN {
+class PackedFolder;
+} // namespace internal BLOBSTORE_HIDDEN
+
+/// How a packed store is used.
+struct PackedOptions {
+  /// The size of all files together, in bytes. Where it would be exceeded, files that no living process uses go, the
+  /// least recently used first. A file that is larger by itself is not written.
+  uint64_t limit = uint64_t{4} << 30;
+  /// Compare the file with its digests at every load. Otherwise only if it is new, or was changed since it was last
+  /// compared.
+  bool verify = false;
+};
+
+/// A file of a packed store.
+struct PackedFile {
+  std::string path;
+  uint64_t size = 0; // in bytes
+  uint64_t entries = 0; // packed weights in it
+  int64_t used = 0; // when a load last used it, in seconds since 1970
+  bool in_use = false; // by a living process
+  std::string problem; // why it cannot be used; empty if it can
+};
+
+/// What happened through one store object in this process. Counted or measured, never estimated.
+struct PackedStats {
+  uint64_t hits = 0; // delegates whose weights were all in a file
+  uint64_t builds = 0; // files that were written
+  uint64_t fallbacks = 0; // delegates that packed weights to the heap
+  std::vector<std::pair<std::string, uint64_t>> reasons; // why, and how often
+  uint64_t dropped = 0; // files that were damaged
+  uint64_t verified_bytes = 0; // that were compared with digests
+  uint64_t mapped_bytes = 0; // size of the files that programs use now
+  std::optional<uint64_t> heap_bytes; // by which the heap of the process grew while delegates fell back
+};
+
+/// A folder with files of packed weights, one for each foundation, the data files of a cache without a base. All
+/// programs on them use it: methods, input lengths, a base with adapters. Entries are named by content, so other
+/// weights, scales, or layouts have other entries.
+///
+/// Give it where a cache is opened or a program is loaded. When the first method of a program is loaded that a file does
+/// not have, all of its methods are packed into memory, and written to a new file. Loads then map this file, read-only;
+/// they pack nothing, and processes share its pages. A file appears complete or not at all, and is read-only.
+///
+/// If no file can be used or written, weights are packed to the heap, as without a store. Programs load all the same,
+/// and `stats` has the reason.
+///
+/// Any number of threads and processes may use a folder at a time. While one builds, others wait for it, for up to a
+/// minute; they do not wait for a process that died.
+class PackedStore {
+ public:
+  /// The folder is made when the first file is written.
+  /// @throws Error FileAccess: the path is something else than a folder.
+  static std::shared_ptr<PackedStore> open(const std::string& folder, const PackedOptions& options = {});
+  virtual ~PackedStore() = default;
+  PackedStore(const PackedStore&) = delete;
+  PackedStore& operator=(const PackedStore&) = delete;
+
+  virtual const std::string& folder() const = 0;
+  virtual const PackedOptions& options() const = 0;
+  virtual PackedStats stats() const = 0;
+
+  /// The files, the most recently used first. Their tables are read. @throws Error FileAccess.
+  virtual std::vector<PackedFile> list() const = 0;
+  /// As `list`, and compare all bytes with their digests. Removes nothing.
+  virtual std::vector<PackedFile> verify() const = 0;
+  /// Remove what killed processes left, files that are damaged or that a newer one replaced, and then those that exceed
+  /// the limit. Files that a living process uses stay. @returns what was removed. @throws Error FileAccess.
+  virtual std::vector<PackedFile> gc() const = 0;
+
+ private:
+  friend class internal::PackedFolder; // the only one
+  PackedStore() = default;
+};
+
+} // namespace blobstore

@@ -1,0 +1,76 @@
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+
+#include <blobstore/packed.h>
+
+#include "convert.h"
+#include "interpreter.h"
+
+namespace blobstore::python {
+namespace {
+
+using namespace nb::literals;
+
+/// The members of each PackedFile.
+nb::list to_python(const std::vector<PackedFile>& files) {
+  nb::list rows;
+  for (const PackedFile& file : files) {
+    rows.append(
+        nb::make_tuple(
+            to_bytes(file.path), file.size, file.entries, file.used, file.in_use, to_bytes(file.problem)));
+  }
+  return rows;
+}
+
+/// The members of PackedStats; reasons and heap bytes come last.
+nb::tuple stats(const PackedStore& store) {
+  const PackedStats found = store.stats();
+  nb::list reasons;
+  for (const auto& [reason, count] : found.reasons) {
+    reasons.append(nb::make_tuple(to_bytes(reason), count));
+  }
+  return nb::make_tuple(
+      found.hits,
+      found.builds,
+      found.fallbacks,
+      found.dropped,
+      found.verified_bytes,
+      found.mapped_bytes,
+      reasons,
+      found.heap_bytes ? nb::object(nb::int_(*found.heap_bytes)) : nb::none());
+}
+
+template <std::vector<PackedFile> (PackedStore::*function)() const>
+nb::list files(const PackedStore& store) {
+  std::vector<PackedFile> found;
+  {
+    const WithoutInterpreter release;
+    found = (store.*function)();
+  }
+  return to_python(found);
+}
+
+} // namespace
+
+void add_packed(nb::module_& module) {
+  nb::class_<PackedStore>(module, "PackedStore")
+      .def_static(
+          "open",
+          [](const nb::bytes& folder, uint64_t limit, bool verify) {
+            PackedOptions options;
+            options.limit = limit;
+            options.verify = verify;
+            return PackedStore::open(to_string(folder), options);
+          },
+          "folder"_a,
+          "limit"_a,
+          "verify"_a)
+      .def_prop_ro("folder", [](const PackedStore& store) { return to_bytes(store.folder()); })
+      .def("stats", &stats)
+      .def("list", &files<&PackedStore::list>)
+      .def("verify", &files<&PackedStore::verify>)
+      .def("gc", &files<&PackedStore::gc>);
+}
+
+} // namespace blobstore::python

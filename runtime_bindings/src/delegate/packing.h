@@ -1,0 +1,83 @@
+// What delegates do about packed weights: which file they are looked up in, or how a file is built.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <string_view>
+#include <unordered_set>
+
+#include <blobstore/cache.h>
+
+#include "format/digest.h"
+#include "format/text_hash.h"
+#include "packed/packed_folder.h"
+
+namespace blobstore::internal {
+
+/// The delegate that wraps another one.
+inline constexpr char kBackendId[] = "BlobStoreBackend";
+/// The only backend whose packed weights ExecuTorch can keep in a file.
+inline constexpr char kXnnpack[] = "XnnpackBackend";
+// its options; other backends ignore them
+inline constexpr char kWeightCacheOption[] = "weight_cache_enabled";
+inline constexpr char kPackedPathOption[] = "packed_cache_path";
+/// A text for messages of `PackedStats`.
+inline constexpr char kChangedBefore[] = "weights had been changed when the method was loaded";
+
+/// Which code packs here, for which processor; empty if this system does not say.
+std::optional<Digest> packing_runtime();
+
+/// All blobs of a cache and of those below, as their files have them. Empty if some are unknown. Under a Reading.
+std::optional<Digest> contents_of(const BlobCache& cache);
+/// The weights that all programs on a cache have in common: those of the lowest cache. A working copy stays the same
+/// foundation when its weights change. Empty if some are unknown. Under a Reading.
+std::optional<Digest> foundation_of(const BlobCache& cache);
+const BlobCache& lowest(const BlobCache& cache);
+
+/// The heap of this process, from the making of the object on.
+class HeapGrowth {
+ public:
+  HeapGrowth();
+  /// Empty if this system does not say.
+  std::optional<uint64_t> bytes() const;
+
+ private:
+  std::optional<uint64_t> before_;
+};
+
+/// What one load of a method does, or the building of a file. As long as it lives, it is in force on its thread.
+class Packing {
+ public:
+  explicit Packing(std::shared_ptr<PackedFolder> store);
+  ~Packing();
+  Packing(const Packing&) = delete;
+  Packing& operator=(const Packing&) = delete;
+
+  /// That of this thread, or nullptr.
+  static Packing* current();
+
+  const std::shared_ptr<PackedFolder> store;
+  std::shared_ptr<const PackedLease> file; // where delegates look packed weights up; may be null
+  std::string fallback; // why there is no file, or no complete one
+
+  // The same for XNNPACK's own delegates, without blobstore's around them.
+  std::shared_ptr<const PackedLease> stock_file;
+  const ScratchFile* stock_scratch = nullptr;
+
+  bool must_cover = false; // refuse a delegate that `file` does not cover...
+  bool refused = false; // ... and say so here
+
+  const ScratchFile* scratch = nullptr; // if not null, delegates pack there
+  std::set<Digest> covers; // the delegates that did
+  std::unordered_set<std::string, TextHash> names; // of their weights, without those of adapters
+
+  /// Whether an entry of ExecuTorch belongs to `names`: one name, or that of a weight and that of its bias.
+  bool wants(std::string_view entry) const;
+
+ private:
+  Packing* before_;
+};
+
+} // namespace blobstore::internal

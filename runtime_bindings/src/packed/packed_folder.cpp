@@ -1,0 +1,418 @@
+#include "packed/packed_folder.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <filesystem>
+#include <thread>
+#include <tuple>
+#include <unordered_set>
+#include <utility>
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "format/ptd_bounds.h"
+#include "format/text_hash.h"
+#include "os/temporary_files.h"
+
+namespace blobstore::internal {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr char kEnding[] = ".packed";
+constexpr char kMarkEnding[] = ".packed.used"; // beside a file: when it was used, and as what it was verified
+constexpr size_t kNameSize = 32 + 1 + 16 + 1 + 16 + 7; // of a file; see name_of
+constexpr char kLock[] = "building.lock";
+constexpr auto kPatience = std::chrono::seconds(60);
+constexpr auto kPause = std::chrono::milliseconds(5);
+
+bool ends_with(std::string_view text, std::string_view ending) {
+  return text.size() >= ending.size() && text.substr(text.size() - ending.size()) == ending;
+}
+
+/// The name of a file begins with what it is for, and ends with what is in it.
+std::string prefix_of(const PackedPurpose& purpose) {
+  return to_string(purpose.foundation) + "-" + to_string(purpose.runtime).substr(0, 16) + "-";
+}
+
+std::string name_of(const PackedPurpose& purpose, const std::vector<PackedBytes>& entries, const std::set<Digest>& covers) {
+  Hasher hasher;
+  for (const PackedBytes& one : entries) {
+    hasher.update(one.entry.name.data(), one.entry.name.size() + 1);
+    hasher.update(&one.entry.seed, sizeof one.entry.seed);
+  }
+  for (const Digest& one : covers) {
+    hasher.update(one.data(), one.size());
+  }
+  return prefix_of(purpose) + to_string(hasher.digest()).substr(0, 16) + kEnding;
+}
+
+/// What a mark says about the file beside it: a file that has this status is the one that was verified.
+std::string mark_of(const FileStatus& status) {
+  return number(status.device) + " " + number(status.inode) + " " + number(status.size) + " " +
+      std::to_string(status.modified) + " " + std::to_string(status.changed) + "\n";
+}
+
+std::string mark_path(const std::string& path) {
+  return path + (kMarkEnding + std::strlen(kEnding));
+}
+
+/// Closed, with errno, if it cannot be opened.
+File open_to_read(const std::string& path) {
+  return File(path, open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW));
+}
+
+bool is_marked(const std::string& path, const std::string& mark) {
+  const File file = open_to_read(path);
+  std::string found(mark.size() + 1, '\0');
+  return file.is_open() && pread(file.descriptor(), found.data(), found.size(), 0) == static_cast<ssize_t>(mark.size()) &&
+      found.compare(0, mark.size(), mark) == 0;
+}
+
+/// Without the right to write, the file is verified again next time.
+void write_mark(const std::string& path, const std::string& mark) {
+  const File file(path, open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0666));
+  [[maybe_unused]] const ssize_t written =
+      file.is_open() ? ::write(file.descriptor(), mark.data(), mark.size()) : 0;
+}
+
+void touch(const std::string& path) {
+  utimensat(AT_FDCWD, path.c_str(), nullptr, AT_SYMLINK_NOFOLLOW);
+}
+
+bool is_at(const File& file, const std::string& path) {
+  struct stat there;
+  const FileStatus here = file.status();
+  return lstat(path.c_str(), &there) == 0 && static_cast<uint64_t>(there.st_ino) == here.inode &&
+      static_cast<uint64_t>(there.st_dev) == here.device;
+}
+
+/// Names in a folder; none if it cannot be read. @throws Error FileAccess, if asked to.
+std::vector<std::string> names_in(const std::string& folder, bool must_exist = false) {
+  std::vector<std::string> names;
+  std::error_code failed;
+  for (fs::directory_iterator at(folder, failed), end; !failed && at != end; at.increment(failed)) {
+    names.push_back(at->path().filename().string());
+  }
+  if (failed && must_exist && failed.value() != ENOENT) {
+    throw Error(ErrorKind::FileAccess, folder, failed.message(), failed.value());
+  }
+  return names;
+}
+
+void remove_file(const std::string& path) {
+  unlink(path.c_str());
+  unlink(mark_path(path).c_str());
+}
+
+/// Remove a file that no living process uses. @returns whether it is gone.
+bool remove_if_unused(const std::string& path) {
+  const File file = open_to_read(path);
+  if (!file.is_open()) {
+    return errno == ENOENT;
+  }
+  if (lock_file(file.descriptor(), /*shared=*/false) == Locked::ByAnother) {
+    return false;
+  }
+  if (is_at(file, path)) {
+    remove_file(path); // a process that waits for the lock will see that the file is gone
+  }
+  return true;
+}
+
+bool in_use(const std::string& path) {
+  const File file = open_to_read(path);
+  return file.is_open() && lock_file(file.descriptor(), /*shared=*/false) == Locked::ByAnother;
+}
+
+} // namespace
+
+PackedFolder::PackedFolder(std::string folder, const PackedOptions& options)
+    : folder_(std::move(folder)), options_(options) {
+  enter();
+}
+
+std::shared_ptr<const PackedLease> PackedFolder::find(const PackedPurpose& purpose) {
+  const std::string prefix = prefix_of(purpose);
+  std::vector<std::pair<int64_t, std::string>> candidates;
+  for (const std::string& name : names_in(folder_)) {
+    struct stat status;
+    if (name.compare(0, prefix.size(), prefix) == 0 && ends_with(name, kEnding) &&
+        lstat((folder_ + name).c_str(), &status) == 0 && S_ISREG(status.st_mode)) {
+      candidates.emplace_back(status.st_size, folder_ + name);
+    }
+  }
+  // a file that replaces another one has more entries
+  std::sort(candidates.rbegin(), candidates.rend());
+  for (const auto& [size, path] : candidates) {
+    if (auto found = lease(path)) {
+      return found;
+    }
+  }
+  return nullptr;
+}
+
+std::shared_ptr<const PackedLease> PackedFolder::lease(const std::string& path) {
+  const std::lock_guard<std::mutex> guard(mutex_);
+  std::weak_ptr<const PackedLease>& known = leases_[path];
+  std::shared_ptr<const PackedLease> found = known.lock();
+  if (found != nullptr && is_at(found->file(), path) && !options_.verify) {
+    touch(mark_path(path));
+    return found;
+  }
+  try {
+    File file = open_to_read(path);
+    if (!file.is_open()) {
+      throw Error(ErrorKind::FileAccess, path, std::strerror(errno), errno);
+    }
+    if (lock_file(file.descriptor(), /*shared=*/true) == Locked::ByAnother) {
+      ++reasons_["another program has locked the file"];
+      return nullptr;
+    }
+    if (!is_at(file, path)) {
+      return nullptr; // it was removed before it was locked
+    }
+    const FileStatus status = file.status();
+    const Mapping map(file, 0, status.size, Mapping::Kind::ReadOnly);
+    PackedTable table = read_packed_table(path, map.data(), status.size);
+    const std::string mark = mark_of(status);
+    if (options_.verify || !is_marked(mark_path(path), mark)) {
+      verify_packed(path, map.data(), table);
+      for (const PackedEntry& entry : table.entries) {
+        verified_bytes_ += entry.size;
+      }
+      write_mark(mark_path(path), mark);
+    } else {
+      touch(mark_path(path));
+    }
+    if (found != nullptr && is_at(found->file(), path)) {
+      return found;
+    }
+    found = std::make_shared<PackedLease>(std::move(file), status.size, std::move(table));
+    known = found;
+    return found;
+  } catch (const Error& error) {
+    if (error.kind() == ErrorKind::FileAccess) {
+      ++reasons_["the file cannot be read: " + error.reason()];
+    } else {
+      ++dropped_;
+      ++reasons_["the file was damaged: " + error.reason()];
+      remove_file(path);
+    }
+    return nullptr;
+  }
+}
+
+File PackedFolder::begin_build() const {
+  if (folder_.size() + kNameSize > kMostPath) {
+    throw Error(
+        ErrorKind::FileAccess,
+        folder_,
+        "ExecuTorch takes paths of up to " + number(kMostPath) + " bytes",
+        ENAMETOOLONG);
+  }
+  std::error_code failed;
+  fs::create_directories(folder_, failed);
+  const std::string path = folder_ + kLock;
+  File file(path, ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666));
+  if (!file.is_open()) {
+    throw Error(ErrorKind::FileAccess, folder_, failed ? failed.message() : std::strerror(errno), errno);
+  }
+  const auto begin = std::chrono::steady_clock::now();
+  while (lock_file(file.descriptor(), /*shared=*/false) == Locked::ByAnother) {
+    if (std::chrono::steady_clock::now() - begin > kPatience) {
+      throw Error(ErrorKind::FileAccess, folder_, "another process has been building a file for a minute", EAGAIN);
+    }
+    std::this_thread::sleep_for(kPause);
+  }
+  remove_abandoned(folder_);
+  return file;
+}
+
+void PackedFolder::add(
+    const PackedPurpose& purpose,
+    const ScratchFile& packed,
+    const std::function<bool(std::string_view)>& wanted,
+    std::set<Digest> covers) {
+  const uint64_t size = packed.file().size();
+  const Mapping map(packed.file(), 0, size, Mapping::Kind::ReadOnly);
+  PackedTable made = size == 0 ? PackedTable() : read_stock_table(packed.path(), map.data(), size);
+  std::vector<PackedBytes> entries;
+  std::unordered_set<std::string, TextHash> known;
+  for (PackedEntry& entry : made.entries) {
+    if (wanted(entry.name) && known.insert(entry.name).second) {
+      const uint8_t* bytes = map.data() + entry.offset;
+      entries.push_back({std::move(entry), bytes});
+    }
+  }
+  const std::shared_ptr<const PackedLease> older = find(purpose);
+  Mapping older_map;
+  if (older != nullptr) { // other programs go on using what it has
+    older_map = Mapping(older->file(), 0, older->size(), Mapping::Kind::ReadOnly);
+    PackedTable table = read_packed_table(older->path(), older_map.data(), older->size());
+    for (PackedEntry& entry : table.entries) {
+      if (known.insert(entry.name).second) {
+        const uint8_t* bytes = older_map.data() + entry.offset;
+        entries.push_back({std::move(entry), bytes});
+      }
+    }
+    covers.merge(table.covers);
+  }
+  std::sort(entries.begin(), entries.end(), [](const PackedBytes& a, const PackedBytes& b) {
+    return std::tie(a.entry.name, a.entry.seed) < std::tie(b.entry.name, b.entry.seed);
+  });
+  if (const uint64_t needed = packed_size(entries, covers); needed > options_.limit) {
+    throw Error(
+        ErrorKind::Unsupported,
+        folder_,
+        "a file of " + number(needed) + " bytes is needed, the limit of the store is " + number(options_.limit));
+  } else {
+    make_room(options_.limit - needed, nullptr);
+  }
+  const std::string path = folder_ + name_of(purpose, entries, covers);
+  write_packed(path, entries, covers);
+  ++builds_;
+  for (const std::string& name : names_in(folder_)) { // also those of other versions of XNNPACK
+    if (name.compare(0, 33, prefix_of(purpose), 0, 33) == 0 && ends_with(name, kEnding) && folder_ + name != path) {
+      remove_if_unused(folder_ + name);
+    }
+  }
+}
+
+void PackedFolder::note_fallback(const std::string& reason, std::optional<uint64_t> heap) {
+  const std::lock_guard<std::mutex> guard(mutex_);
+  ++reasons_[reason];
+  ++fallbacks_;
+  if (heap) {
+    heap_bytes_ = heap_bytes_.value_or(0) + *heap;
+  }
+}
+
+PackedStats PackedFolder::stats() const {
+  PackedStats stats;
+  stats.hits = hits_;
+  stats.builds = builds_;
+  stats.dropped = dropped_;
+  stats.verified_bytes = verified_bytes_;
+  const std::lock_guard<std::mutex> guard(mutex_);
+  stats.reasons.assign(reasons_.begin(), reasons_.end());
+  stats.heap_bytes = heap_bytes_;
+  stats.fallbacks = fallbacks_;
+  for (const auto& [path, weak] : leases_) {
+    const auto lease = weak.lock();
+    stats.mapped_bytes += lease != nullptr ? lease->size() : 0;
+  }
+  return stats;
+}
+
+std::vector<PackedFile> PackedFolder::list() const {
+  return look(/*compare=*/false);
+}
+
+std::vector<PackedFile> PackedFolder::verify() const {
+  return look(/*compare=*/true);
+}
+
+std::vector<PackedFile> PackedFolder::look(bool compare) const {
+  std::vector<PackedFile> files;
+  for (const std::string& name : names_in(folder_, /*must_exist=*/true)) {
+    struct stat status;
+    PackedFile about;
+    about.path = folder_ + name;
+    if (!ends_with(name, kEnding) || lstat(about.path.c_str(), &status) != 0) {
+      continue; // or it was removed meanwhile
+    }
+    about.size = static_cast<uint64_t>(status.st_size);
+    about.used = status.st_mtime;
+    struct stat mark;
+    if (lstat(mark_path(about.path).c_str(), &mark) == 0) {
+      about.used = std::max<int64_t>(about.used, mark.st_mtime);
+    }
+    try {
+      const File file(about.path, /*writable=*/false);
+      const Mapping map(file, 0, about.size, Mapping::Kind::ReadOnly);
+      const PackedTable table = read_packed_table(about.path, map.data(), about.size);
+      about.entries = table.entries.size();
+      if (compare) {
+        verify_packed(about.path, map.data(), table);
+      }
+    } catch (const Error& error) {
+      about.problem = error.reason();
+    }
+    about.in_use = in_use(about.path);
+    files.push_back(std::move(about));
+  }
+  std::sort(files.begin(), files.end(), [](const PackedFile& a, const PackedFile& b) {
+    return std::tie(b.used, a.path) < std::tie(a.used, b.path);
+  });
+  return files;
+}
+
+std::vector<PackedFile> PackedFolder::gc() const {
+  std::vector<PackedFile> removed;
+  if (access(folder_.c_str(), F_OK) != 0) {
+    return removed;
+  }
+  const File building = begin_build();
+  std::set<std::string> purposes;
+  std::vector<PackedFile> files = look(/*compare=*/false);
+  std::sort(files.begin(), files.end(), [](const PackedFile& a, const PackedFile& b) { return a.size > b.size; });
+  for (PackedFile& file : files) {
+    const std::string name = file.path.substr(folder_.size());
+    const bool replaced = !purposes.insert(name.substr(0, name.rfind('-') + 1)).second;
+    if ((replaced || !file.problem.empty()) && remove_if_unused(file.path)) {
+      removed.push_back(std::move(file));
+    }
+  }
+  make_room(options_.limit, &removed);
+  for (const std::string& name : names_in(folder_)) { // marks of files that are gone
+    if (ends_with(name, kMarkEnding)) {
+      const std::string mark = folder_ + name;
+      if (access(mark.substr(0, mark.size() - std::strlen(".used")).c_str(), F_OK) != 0) {
+        unlink(mark.c_str());
+      }
+    }
+  }
+  return removed;
+}
+
+/// Remove files that nobody uses, the least recently used first, until the others fit.
+void PackedFolder::make_room(uint64_t limit, std::vector<PackedFile>* removed) const {
+  std::vector<PackedFile> files = look(/*compare=*/false);
+  uint64_t total = 0;
+  for (const PackedFile& file : files) {
+    total += file.size;
+  }
+  for (auto file = files.rbegin(); file != files.rend() && total > limit; ++file) {
+    if (remove_if_unused(file->path)) {
+      total -= file->size;
+      if (removed != nullptr) {
+        removed->push_back(std::move(*file));
+      }
+    }
+  }
+}
+
+} // namespace blobstore::internal
+
+namespace blobstore {
+
+std::shared_ptr<PackedStore> PackedStore::open(const std::string& folder, const PackedOptions& options) {
+  std::error_code failed;
+  const std::filesystem::path path = std::filesystem::absolute(folder, failed);
+  const auto status = std::filesystem::status(path, failed);
+  if (folder.empty() || (std::filesystem::exists(status) && !std::filesystem::is_directory(status))) {
+    throw Error(ErrorKind::FileAccess, folder, "not a folder", ENOTDIR);
+  }
+  std::string text = path.lexically_normal().string();
+  if (text.back() != '/') {
+    text += '/';
+  }
+  return std::make_shared<internal::PackedFolder>(std::move(text), options);
+}
+
+} // namespace blobstore

@@ -1,0 +1,109 @@
+// A packed store: which file a load uses, and how files come and go.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <blobstore/packed.h>
+
+#include "format/digest.h"
+#include "os/file.h"
+#include "os/fork.h"
+#include "os/scratch_file.h"
+#include "packed/packed_file.h"
+
+namespace blobstore::internal {
+
+/// A file that is in use: as long as this lives, no process removes it, and ExecuTorch cannot lock it for itself.
+class PackedLease {
+ public:
+  PackedLease(File file, uint64_t size, PackedTable table)
+      : file_(std::move(file)), size_(size), entries_(table.entries.size()), covers_(std::move(table.covers)) {}
+
+  const std::string& path() const { return file_.path(); }
+  const File& file() const { return file_; }
+  uint64_t size() const { return size_; }
+  size_t entries() const { return entries_; }
+  /// Whether all weights of a delegate are in the file.
+  bool covers(const Digest& delegate) const { return covers_.count(delegate) != 0; }
+
+ private:
+  File file_; // locked
+  uint64_t size_;
+  size_t entries_;
+  std::set<Digest> covers_;
+};
+
+/// Bytes of a path that ExecuTorch takes.
+inline constexpr size_t kMostPath = 255;
+
+/// What a file is for.
+struct PackedPurpose {
+  Digest foundation{}; // which weights
+  Digest runtime{}; // which code packed them, for which processor
+};
+
+class PackedFolder final : public PackedStore, private ForkAware {
+ public:
+  PackedFolder(std::string folder, const PackedOptions& options);
+  ~PackedFolder() override { leave(); }
+
+  const std::string& folder() const override { return folder_; }
+  const PackedOptions& options() const override { return options_; }
+  PackedStats stats() const override;
+  std::vector<PackedFile> list() const override;
+  std::vector<PackedFile> verify() const override;
+  std::vector<PackedFile> gc() const override;
+
+  /// The file to use, nullptr if there is none. Removes damaged ones. Failures are no errors: there is no file then.
+  std::shared_ptr<const PackedLease> find(const PackedPurpose& purpose);
+
+  /// The right to build, which one thread of one process has at a time. Waits for it, and makes the folder.
+  /// @throws Error FileAccess: the folder cannot be written to, or somebody else builds for more than a minute.
+  File begin_build() const;
+  /// Memory to build in.
+  ScratchFile scratch() const { return ScratchFile(folder_); }
+  /// Write what ExecuTorch packed to a file, together with what an older file for the same purpose has.
+  ///
+  /// @param wanted whether an entry goes to the file, by its name. @param covers the delegates that were packed.
+  /// @throws Error FileAccess; InvalidFile: ExecuTorch packed in an unknown way; Unsupported: the file would exceed the
+  ///   limit.
+  void add(
+      const PackedPurpose& purpose,
+      const ScratchFile& packed,
+      const std::function<bool(std::string_view)>& wanted,
+      std::set<Digest> covers);
+
+  void note_hit() { ++hits_; }
+  /// @param heap by how much the heap grew meanwhile, if that can be measured.
+  void note_fallback(const std::string& reason, std::optional<uint64_t> heap);
+
+ private:
+  std::shared_ptr<const PackedLease> lease(const std::string& path);
+  std::vector<PackedFile> look(bool compare) const;
+  void make_room(uint64_t limit, std::vector<PackedFile>* removed) const;
+  void before_fork() override { mutex_.lock(); }
+  void after_fork_in_parent() override { mutex_.unlock(); }
+  void after_fork_in_child() override { renew(mutex_); }
+
+  std::string folder_; // ends with a separator
+  PackedOptions options_;
+  std::atomic<uint64_t> hits_{0};
+  std::atomic<uint64_t> builds_{0};
+  std::atomic<uint64_t> dropped_{0};
+  std::atomic<uint64_t> verified_bytes_{0};
+  mutable std::mutex mutex_; // guards what follows
+  std::map<std::string, std::weak_ptr<const PackedLease>> leases_; // by path
+  std::map<std::string, uint64_t> reasons_;
+  uint64_t fallbacks_ = 0;
+  std::optional<uint64_t> heap_bytes_;
+};
+
+} // namespace blobstore::internal
