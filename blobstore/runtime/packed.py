@@ -24,6 +24,7 @@ class PackedFile:
         path: the file.
         nbytes: its size in bytes.
         entries: the number of packed weights in it.
+        mapped: of those, the ones that updates write in place.
         used: when a load last used it, in seconds since 1970.
         in_use: whether a living process uses it.
         problem: why it cannot be used; empty if it can.
@@ -32,6 +33,7 @@ class PackedFile:
     path: Path
     nbytes: int
     entries: int
+    mapped: int
     used: int
     in_use: bool
     problem: str
@@ -45,6 +47,8 @@ class PackedStats:
         hits: delegates whose weights were all in a file.
         builds: files that were written.
         fallbacks: delegates that packed weights to the heap.
+        written: packed weights that updates wrote in place.
+        repacked: delegates that an update packed anew, as a weight of theirs cannot be written in place.
         reasons: why, and how often.
         dropped: files that were damaged.
         verified_bytes: bytes that were compared with digests.
@@ -56,6 +60,8 @@ class PackedStats:
     hits: int
     builds: int
     fallbacks: int
+    written: int
+    repacked: int
     reasons: dict[str, int]
     dropped: int
     verified_bytes: int
@@ -100,9 +106,11 @@ class PackedStore:
     def stats(self) -> PackedStats:
         """What happened so far."""
         *counts, reasons, heap_bytes = self._native.stats()
-        hits, builds, fallbacks, dropped, verified_bytes, mapped_bytes = counts
+        hits, builds, fallbacks, written, repacked, dropped, verified_bytes, mapped_bytes = counts
         named = {decode_text(reason): count for reason, count in reasons}
-        return PackedStats(hits, builds, fallbacks, named, dropped, verified_bytes, mapped_bytes, heap_bytes)
+        return PackedStats(
+            hits, builds, fallbacks, written, repacked, named, dropped, verified_bytes, mapped_bytes, heap_bytes
+        )
 
     def list(self) -> list[PackedFile]:
         """The files, the most recently used first. Their tables are read.
@@ -132,9 +140,9 @@ class PackedStore:
         return f"<PackedStore {self.folder}>"
 
 
-def _file(row: tuple[bytes, int, int, int, bool, bytes]) -> PackedFile:
-    path, nbytes, entries, used, in_use, problem = row
-    return PackedFile(Path(os.fsdecode(path)), nbytes, entries, used, in_use, decode_text(problem))
+def _file(row: tuple[bytes, int, int, int, int, bool, bytes]) -> PackedFile:
+    path, *numbers, in_use, problem = row
+    return PackedFile(Path(os.fsdecode(path)), *numbers, in_use, decode_text(problem))
 
 
 def as_packed(packed: PackedStore | str | os.PathLike[str] | None) -> PackedStore | None:

@@ -18,7 +18,7 @@ nb::list to_python(const std::vector<PackedFile>& files) {
   for (const PackedFile& file : files) {
     rows.append(
         nb::make_tuple(
-            to_bytes(file.path), file.size, file.entries, file.used, file.in_use, to_bytes(file.problem)));
+            to_bytes(file.path), file.size, file.entries, file.mapped, file.used, file.in_use, to_bytes(file.problem)));
   }
   return rows;
 }
@@ -34,6 +34,8 @@ nb::tuple stats(const PackedStore& store) {
       found.hits,
       found.builds,
       found.fallbacks,
+      found.written,
+      found.repacked,
       found.dropped,
       found.verified_bytes,
       found.mapped_bytes,

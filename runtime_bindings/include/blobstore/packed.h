@@ -36,6 +36,7 @@ struct PackedFile {
   std::string path;
   uint64_t size = 0; // in bytes
   uint64_t entries = 0; // packed weights in it
+  uint64_t mapped = 0; // of those, the ones that updates write in place
   int64_t used = 0; // when a load last used it, in seconds since 1970
   bool in_use = false; // by a living process
   std::string problem; // why it cannot be used; empty if it can
@@ -47,6 +48,8 @@ struct PackedStats {
   uint64_t builds = 0; // files that were written
   uint64_t fallbacks = 0; // delegates that packed weights to the heap
   std::vector<std::pair<std::string, uint64_t>> reasons; // why, and how often
+  uint64_t written = 0; // packed weights that updates wrote in place
+  uint64_t repacked = 0; // delegates that an update packed anew, as a weight of theirs cannot be written in place
   uint64_t dropped = 0; // files that were damaged
   uint64_t verified_bytes = 0; // that were compared with digests
   uint64_t mapped_bytes = 0; // size of the files that programs use now

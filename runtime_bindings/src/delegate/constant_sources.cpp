@@ -133,6 +133,9 @@ std::optional<std::string> ConstantSources::content(size_t i, const StagedCommit
     return fixed_[i].digest;
   }
   const std::string& key = constants_[i].key;
+  if (written_through(i)) {
+    return owner->file_digest(key);
+  }
   const bool differs =
       commit != nullptr && changes(*commit, i) ? !commit->restores_file() : owner->differs_from_file(key);
   return differs ? std::nullopt : owner->file_digest(key);
@@ -181,8 +184,18 @@ std::vector<std::shared_ptr<const BlobName>> ConstantSources::names(
   return names;
 }
 
+std::vector<size_t> ConstantSources::changed_since_file(const std::vector<size_t>& constants) const {
+  std::vector<size_t> found;
+  for (const size_t i : constants) {
+    if (owners_[i] != nullptr && owners_[i]->differs_from_file(constants_[i].key)) {
+      found.push_back(i);
+    }
+  }
+  return found;
+}
+
 std::vector<size_t> ConstantSources::of_foundation() const {
-  const BlobCache* foundation = cache_ ? &lowest(*cache_) : nullptr;
+  const BlobCache* foundation = cache_ ? lowest(cache_).get() : nullptr;
   std::set<uint32_t> others;
   for (size_t i = 0; i < constants_.size(); ++i) {
     if (owners_[i] != nullptr && owners_[i] != foundation) {

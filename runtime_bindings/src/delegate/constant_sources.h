@@ -52,6 +52,13 @@ class ConstantSources {
   /// @param commit if not null, its bytes are meant where it changes a constant.
   std::vector<std::shared_ptr<const BlobName>> names(
       const InnerRecipe& recipe, const std::vector<Identity>& identities, const StagedCommit* commit) const;
+  /// From now on, the packed weights of these constants change in place, under the names of what the file has.
+  void set_written_through(std::vector<bool> through) { through_ = std::move(through); }
+  bool written_through(size_t i) const { return !through_.empty() && through_[i]; }
+  /// Of some constants, those whose bytes are not, or may not be, those of their file; under a Reading.
+  std::vector<size_t> changed_since_file(const std::vector<size_t>& constants) const;
+  /// Whether a constant is a blob of a cache itself.
+  bool is_of(const BlobCache& cache, size_t i) const { return owners_[i] == &cache; }
   /// The constants that are packed and that are not an adapter's, nor packed together with one of an adapter.
   std::vector<size_t> of_foundation() const;
   /// The memory from which each constant is read.
@@ -78,6 +85,7 @@ class ConstantSources {
   const std::vector<DelegateConstant>& constants_;
   std::vector<const Blob*> blobs_; // parallel to the constants; null if the bytes are in fixed_
   std::vector<const BlobCache*> owners_; // parallel to the constants; null if the bytes are in fixed_
+  std::vector<bool> through_; // parallel to the constants, or empty
   std::vector<Fixed> fixed_; // parallel to the constants
 };
 

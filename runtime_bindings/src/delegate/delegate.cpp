@@ -1,11 +1,14 @@
 #include "delegate/delegate.h"
 
+#include <algorithm>
 #include <atomic>
+#include <set>
 #include <string>
 #include <utility>
 
 #include <blobstore/reading.h>
 
+#include "delegate/map_learning.h"
 #include "os/heap.h"
 
 namespace blobstore::internal {
@@ -75,7 +78,8 @@ struct Delegate::Next final : CommitFollower::Prepared {
 
   std::shared_ptr<Link> link;
   std::vector<Identity> identities;
-  std::unique_ptr<InnerHandle> inner;
+  PackedPages::Writes writes;
+  std::unique_ptr<InnerHandle> inner; // null if all that changes is written in place
   uint64_t freed = 0;
 };
 
@@ -105,6 +109,7 @@ Delegate::Delegate(
     const PackedChoice packed = choose_packed();
     const HeapGrowth growth;
     inner_ = make(identities_, nullptr, context.event_tracer());
+    learn();
     if (packed.store != nullptr && packed.fallback.empty()) {
       packed.store->note_hit();
     } else if (packed.store != nullptr) {
@@ -135,8 +140,17 @@ Delegate::PackedChoice Delegate::choose_packed() {
     return {};
   }
   recipe_->named_by_content = true;
-  const auto names = sources_.names(*recipe_, identities_, nullptr);
-  bool known = true; // as in the files
+  const bool building = packing != nullptr && packing->scratch != nullptr;
+  std::vector<bool> in_files(recipe_->payload.constants.size());
+  for (const size_t i : weights) {
+    in_files[i] = true;
+  }
+  if (!building) { // what the file has, also of weights that have changed since
+    sources_.set_written_through(in_files);
+  }
+  const BlobNames names = sources_.names(*recipe_, identities_, nullptr);
+  sources_.set_written_through({});
+  bool known = true;
   Hasher hasher;
   hasher.update(recipe_->payload.digest.data(), recipe_->payload.digest.size());
   for (const size_t i : weights) {
@@ -144,7 +158,7 @@ Delegate::PackedChoice Delegate::choose_packed() {
     hasher.update(names[i]->text().data(), names[i]->text().size());
   }
   const Digest id = hasher.digest();
-  if (packing != nullptr && packing->scratch != nullptr) {
+  if (building) {
     if (known) {
       recipe_->path = packing->scratch->path();
       packing->covers.insert(id);
@@ -163,21 +177,89 @@ Delegate::PackedChoice Delegate::choose_packed() {
     recipe_->packed = runtime && foundation ? store->find({*foundation, *runtime}) : nullptr;
   }
   const bool covered = known && recipe_->packed != nullptr && recipe_->packed->covers(id);
-  if (packing != nullptr && packing->must_cover && known && !covered) {
+  const bool changed = !sources_.changed_since_file(weights).empty();
+  if (packing != nullptr && packing->must_cover && known && !covered && !changed) {
     packing->refused = true;
     throw Failure{EtError::NotFound, ErrorKind::Program, "its packed weights are in no file"};
   }
   if (recipe_->packed != nullptr) {
     recipe_->path = recipe_->packed->path();
+    recipe_->pages = PackedPages::of(lowest(cache_), store, recipe_->packed);
   }
-  if (covered) {
-    fallback.clear();
-  } else if (!known) {
+  if (recipe_->pages != nullptr) {
+    recipe_->path = recipe_->pages->path();
+    write_through(names, weights);
+  }
+  const std::vector<size_t> old = sources_.changed_since_file(weights);
+  const bool lost = std::any_of(old.begin(), old.end(), [&](size_t i) { return !sources_.written_through(i); });
+  if (!known || lost) {
     fallback = kChangedBefore;
+  } else if (covered) {
+    fallback.clear();
   } else if (fallback.empty()) {
     fallback = "it is no part of a method that was packed";
   }
   return {std::move(store), std::move(fallback)};
+}
+
+/// Let the packed weights follow the cache where the file has proved maps for all that is packed together.
+void Delegate::write_through(const BlobNames& names, const std::vector<size_t>& weights) {
+  const std::vector<DelegateConstant>& constants = recipe_->payload.constants;
+  const PackedLease& lease = *recipe_->packed;
+  const std::vector<PackedUnit> units =
+      units_of(constants, names, weights, [&](std::string_view name) { return lease.find(name); });
+  std::set<uint32_t> others; // groups that need a new handle when they change
+  std::set<size_t> found;
+  for (const PackedUnit& unit : units) {
+    const bool follows = unit.entry->map != 0 &&
+        lease.map_of(*unit.entry).fits(sizes_of(unit, constants), unit.entry->size);
+    for (const std::optional<size_t>& source : unit.sources) {
+      if (source) {
+        found.insert(*source);
+      }
+    }
+    if (!follows) {
+      others.insert(constants[*unit.sources[0]].group);
+    }
+  }
+  const BlobCache& foundation = *lowest(cache_);
+  for (size_t i = 0; i < constants.size(); ++i) {
+    if (!constants[i].packed || found.count(i) == 0 || !sources_.is_of(foundation, i)) {
+      others.insert(constants[i].group);
+    }
+  }
+  std::vector<bool> through(constants.size());
+  for (const PackedUnit& unit : units) {
+    if (others.count(constants[*unit.sources[0]].group) != 0) {
+      continue;
+    }
+    std::vector<std::string> keys;
+    for (const std::optional<size_t>& source : unit.sources) {
+      keys.push_back(source ? constants[*source].key : std::string());
+      if (source) {
+        through[*source] = true;
+      }
+    }
+    recipe_->pages->manage(*unit.entry, keys);
+    written_.push_back(unit.entry);
+  }
+  sources_.set_written_through(std::move(through));
+}
+
+/// Learn how the weights were packed that are being packed for a file.
+void Delegate::learn() {
+  Packing* packing = Packing::current();
+  if (packing == nullptr || packing->scratch == nullptr || recipe_->path.empty()) {
+    return;
+  }
+  std::vector<AlignedCopy> kept;
+  std::vector<AlignedCopy> passing;
+  learn_maps(
+      *packing,
+      recipe_,
+      sources_.names(*recipe_, identities_, nullptr),
+      sources_.choose_bytes(nullptr, kept, passing),
+      sources_.of_foundation());
 }
 
 Delegate::~Delegate() {
@@ -211,7 +293,12 @@ std::unique_ptr<CommitFollower::Prepared> Delegate::prepare(
   try {
     auto next = std::make_unique<Next>();
     next->link = std::move(link);
-    next->inner = make(identities, &commit, nullptr);
+    if (recipe_->pages != nullptr) {
+      next->writes = recipe_->pages->prepare(commit, written_);
+    }
+    if (!std::all_of(changed.begin(), changed.end(), [&](size_t i) { return sources_.written_through(i); })) {
+      next->inner = make(identities, &commit, nullptr);
+    }
     next->identities = std::move(identities);
     return next;
   } catch (const Failure& failure) {
@@ -228,6 +315,9 @@ std::unique_ptr<CommitFollower::Prepared> Delegate::prepare(
 /// The bytes have changed, and no call runs. If other commits came in between, the handle is not used, and the next
 /// call makes another; a commit to the base may happen at this very moment.
 void Delegate::apply(Next& next) noexcept {
+  for (const auto& write : next.writes) {
+    write->apply();
+  }
   const uint64_t generation = cache_->generation(); // first, so that a commit from here on has a later one
   try {
     if (sources_.identify() != next.identities) {
@@ -236,10 +326,12 @@ void Delegate::apply(Next& next) noexcept {
   } catch (...) { // out of memory
     return;
   }
-  next.freed = sources_.bytes_changed(identities_, next.identities);
+  if (next.inner != nullptr) {
+    next.freed = sources_.bytes_changed(identities_, next.identities);
+    inner_.swap(next.inner);
+    inner_->settle_names();
+  }
   identities_.swap(next.identities);
-  inner_.swap(next.inner);
-  inner_->settle_names();
   generation_ = generation;
 }
 

@@ -15,6 +15,7 @@
 #include "delegate/constant_sources.h"
 #include "delegate/inner_handle.h"
 #include "delegate/inner_recipe.h"
+#include "delegate/packed_units.h"
 #include "delegate/packing.h"
 #include "delegate/served.h"
 #include "os/fork.h"
@@ -59,6 +60,8 @@ class Delegate final : private ForkAware {
     std::string fallback; // why weights are packed to the heap; empty if all are in a file
   };
   PackedChoice choose_packed();
+  void learn();
+  void write_through(const BlobNames& names, const std::vector<size_t>& weights);
   std::unique_ptr<InnerHandle> make(
       const std::vector<Identity>& identities,
       const StagedCommit* commit,
@@ -77,6 +80,7 @@ class Delegate final : private ForkAware {
   uint64_t generation_ = 0; // of the cache, when identities_ were last compared
   std::vector<Identity> identities_; // what inner_ was made from
   std::unique_ptr<InnerHandle> inner_;
+  std::vector<const PackedEntry*> written_; // the entries of packed weights that change in place
   bool forked_ = false;
   OwnLink link_; // destroyed first
 };

@@ -144,6 +144,9 @@ InnerHandle::~InnerHandle() {
   handles.all.erase(std::remove(handles.all.begin(), handles.all.end(), this), handles.all.end());
   if (handle_ != nullptr) {
     recipe_->backend->destroy(handle_);
+    if (recipe_->pages != nullptr) {
+      recipe_->pages->after_destroy();
+    }
   }
 }
 
@@ -203,9 +206,20 @@ EtError InnerHandle::init(et::EventTracer* tracer) {
       et::Span<const et::BackendOption>(options.data(), options.size()));
   Handles::get().inits.fetch_add(1, std::memory_order_relaxed);
   const et::ArrayRef<et::CompileSpec> specs(recipe.specs.data(), recipe.specs.size());
+  if (recipe.pages != nullptr) {
+    recipe.pages->before_init();
+  }
   auto handle = recipe.backend->init(context, &processed, specs);
   if (!handle.ok()) {
     return handle.error();
+  }
+  try {
+    if (recipe.pages != nullptr && !recipe.pages->after_init()) {
+      throw Error(ErrorKind::FileAccess, recipe.pages->lease().path(), "ExecuTorch did not map the file");
+    }
+  } catch (...) {
+    recipe.backend->destroy(handle.get());
+    throw;
   }
   handle_ = handle.get();
   return EtError::Ok;

@@ -33,12 +33,11 @@ std::optional<Digest> packing_runtime() {
   return digest(text.data(), text.size());
 }
 
-const BlobCache& lowest(const BlobCache& cache) {
-  const BlobCache* at = &cache;
-  while (at->base() != nullptr) {
-    at = at->base().get();
+std::shared_ptr<const BlobCache> lowest(std::shared_ptr<const BlobCache> cache) {
+  while (cache->base() != nullptr) {
+    cache = cache->base();
   }
-  return *at;
+  return cache;
 }
 
 std::optional<Digest> contents_of(const BlobCache& cache) {
@@ -57,7 +56,11 @@ std::optional<Digest> contents_of(const BlobCache& cache) {
 }
 
 std::optional<Digest> foundation_of(const BlobCache& cache) {
-  const BlobCache& foundation = lowest(cache);
+  const BlobCache* lowest_cache = &cache;
+  while (lowest_cache->base() != nullptr) {
+    lowest_cache = lowest_cache->base().get();
+  }
+  const BlobCache& foundation = *lowest_cache;
   if (foundation.mode() != BlobCache::Mode::Shared) {
     return contents_of(foundation);
   }

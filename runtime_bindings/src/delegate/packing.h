@@ -1,6 +1,7 @@
 // What delegates do about packed weights: which file they are looked up in, or how a file is built.
 #pragma once
 
+#include <map>
 #include <memory>
 #include <optional>
 #include <set>
@@ -34,7 +35,7 @@ std::optional<Digest> contents_of(const BlobCache& cache);
 /// The weights that all programs on a cache have in common: those of the lowest cache. A working copy stays the same
 /// foundation when its weights change. Empty if some are unknown. Under a Reading.
 std::optional<Digest> foundation_of(const BlobCache& cache);
-const BlobCache& lowest(const BlobCache& cache);
+std::shared_ptr<const BlobCache> lowest(std::shared_ptr<const BlobCache> cache);
 
 /// The heap of this process, from the making of the object on.
 class HeapGrowth {
@@ -72,6 +73,9 @@ class Packing {
   const ScratchFile* scratch = nullptr; // if not null, delegates pack there
   std::set<Digest> covers; // the delegates that did
   std::unordered_set<std::string, TextHash> names; // of their weights, without those of adapters
+
+  std::map<std::string, std::optional<PackedMap>> learned; // by what decides how weights are packed
+  std::map<std::string, std::string> maps; // of entries, proved and encoded
 
   /// Whether an entry of ExecuTorch belongs to `names`: one name, or that of a weight and that of its bias.
   bool wants(std::string_view entry) const;

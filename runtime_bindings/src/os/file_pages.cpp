@@ -18,6 +18,7 @@ namespace {
 #endif
 
 constexpr size_t kHugePage = size_t{2} << 20;
+constexpr size_t kWorthMoving = size_t{256} << 10;
 
 /// Moved pages become maps of their own, and Linux allows a process 65,530 maps by default.
 constexpr int kMaxReplaced = 8192;
@@ -44,6 +45,13 @@ void populate(
 }
 
 } // namespace
+
+void make_private(uint8_t* pages, size_t size, const File& file, uint64_t offset) {
+  const int flags = MAP_PRIVATE | MAP_FIXED;
+  if (mmap(pages, size, PROT_READ | PROT_WRITE, flags, file.descriptor(), static_cast<off_t>(offset)) == MAP_FAILED) {
+    throw Error(ErrorKind::FileAccess, file.path(), std::strerror(errno), errno);
+  }
+}
 
 FilePages::~FilePages() {
   replaced_count.fetch_sub(replaced_ ? 1 : 0);
@@ -101,6 +109,39 @@ void FilePages::write(Prepared&& prepared, const void* data) {
   }
 #endif
   std::memcpy(pointer(begin_), from, size_);
+}
+
+FilePages::Prepared FilePages::prepare_fresh(const std::string& what) const {
+  Prepared prepared;
+  if (replaced_) {
+    return prepared;
+  }
+#if BLOBSTORE_LINUX
+  if (size_ >= kWorthMoving && replaced_count.load() < kMaxReplaced) {
+    prepared.inner_ = Mapping(size_ + (size_ >= kHugePage ? kHugePage : 0));
+    const auto raw = reinterpret_cast<uintptr_t>(prepared.inner_.pages());
+    const uintptr_t start = size_ >= kHugePage ? align_up(raw, kHugePage) : raw;
+    prepared.skip_ = start - raw;
+    madvise(pointer(start), align_down(size_, kHugePage), MADV_HUGEPAGE);
+    populate(start, start + size_, *file_, what);
+    return prepared;
+  }
+#endif
+  populate(begin_, end(), *file_, what);
+  return prepared;
+}
+
+uint8_t* FilePages::write_fresh(Prepared&& prepared) {
+#if BLOBSTORE_LINUX
+  if (prepared.inner_.pages() != nullptr) {
+    uint8_t* fresh = static_cast<uint8_t*>(prepared.inner_.pages()) + prepared.skip_;
+    if (mremap(fresh, size_, size_, MREMAP_MAYMOVE | MREMAP_FIXED, pointer(begin_)) != MAP_FAILED) {
+      replaced_ = true;
+      replaced_count.fetch_add(1);
+    }
+  }
+#endif
+  return static_cast<uint8_t*>(pointer(begin_));
 }
 
 FilePages::Edges FilePages::read_edges() const {

@@ -10,6 +10,10 @@
 
 namespace blobstore::internal {
 
+/// Replace a part of a map of a file by a private, writable map of the same part, in one step.
+/// @throws Error FileAccess: the process has too many maps.
+void make_private(uint8_t* pages, size_t size, const File& file, uint64_t offset);
+
 /// A run of bytes in a private, writable map of a file. Its first and last page may hold bytes of neighbours; the pages
 /// between are its own. The kernel treats pages differently:
 ///
@@ -41,6 +45,11 @@ class FilePages {
   /// @throws Error FileAccess: there is not enough memory, or the file was truncated.
   Prepared prepare(const void* data, const std::string& what) const;
   void write(Prepared&& prepared, const void* data);
+  /// For a run of whole pages: allocate the memory for new contents that are made in place.
+  /// @throws Error FileAccess: there is not enough memory.
+  Prepared prepare_fresh(const std::string& what) const;
+  /// Put it in place. @returns where the contents go: zeros, or the old contents.
+  uint8_t* write_fresh(Prepared&& prepared);
 
   /// The file's bytes around the own pages. They are read before anything changes, because reading can fail.
   struct Edges {

@@ -1,6 +1,7 @@
 #include "packed/packed_file.h"
 
 #include <cstring>
+#include <optional>
 #include <utility>
 
 #include <blobstore/error.h>
@@ -19,6 +20,7 @@ constexpr size_t kEntry = 4 + 8 + 8 + 4; // an entry of the index, without its n
 
 // ours, between the index and the footer: the start and the size of the digests, the digest of all but the blobs, magic
 constexpr size_t kTrailer = 8 + 8 + sizeof(Digest) + 8;
+constexpr size_t kAboutEntry = sizeof(Digest) + 4; // the digest of an entry, and the number of its map
 constexpr char kTrailerMagic[] = "BSPACK01";
 
 class Encoder {
@@ -126,18 +128,21 @@ struct Plan {
   uint64_t size = 0;
 };
 
-Plan plan(const std::vector<PackedBytes>& entries, const std::set<Digest>& covers) {
+Plan plan(const PackedContents& contents) {
   Plan plan;
   uint64_t at = 0;
   uint64_t index = 0;
-  for (const PackedBytes& one : entries) {
+  for (const PackedBytes& one : contents.entries) {
     at = align_up(at, page_size()); // so that a write to one entry touches no page of another
     plan.offsets.push_back(at);
     at += one.entry.size;
     index += kEntry + one.entry.name.size();
   }
   plan.digests = at;
-  plan.index = plan.digests + entries.size() * sizeof(Digest) + 8 + covers.size() * sizeof(Digest);
+  plan.index = plan.digests + contents.entries.size() * kAboutEntry + 8 + contents.covers.size() * sizeof(Digest) + 8;
+  for (const std::string& map : contents.maps) {
+    plan.index += 8 + map.size();
+  }
   plan.trailer = plan.index + index;
   plan.size = plan.trailer + kTrailer + kFooter;
   return plan;
@@ -146,7 +151,7 @@ Plan plan(const std::vector<PackedBytes>& entries, const std::set<Digest>& cover
 } // namespace
 
 PackedTable read_stock_table(const std::string& path, const uint8_t* data, size_t size) {
-  return {read_index(path, data, size).entries, {}};
+  return {read_index(path, data, size).entries, {}, {}};
 }
 
 PackedTable read_packed_table(const std::string& path, const uint8_t* data, size_t size) {
@@ -161,8 +166,8 @@ PackedTable read_packed_table(const std::string& path, const uint8_t* data, size
   if (std::memcmp(data + trailer.at(), kTrailerMagic, 8) != 0) {
     invalid(path, "it has no digests");
   }
-  const uint64_t of_entries = index.entries.size() * sizeof(Digest);
-  if (start > index.start || length != index.start - start || length < of_entries + 8) {
+  const uint64_t of_entries = index.entries.size() * kAboutEntry;
+  if (start > index.start || length != index.start - start || length < of_entries + 16) {
     invalid(path, "its digests do not fit");
   }
   const Digest found = digest(data + start, index.end - start);
@@ -173,19 +178,39 @@ PackedTable read_packed_table(const std::string& path, const uint8_t* data, size
         "its table has the digest " + to_string(found) + ", " + to_string(expected) + " was recorded");
   }
   Decoder decoder(data, start);
-  PackedTable table{std::move(index.entries), {}};
+  PackedTable table{std::move(index.entries), {}, {}};
   for (PackedEntry& entry : table.entries) {
     if (entry.size > start || entry.offset > start - entry.size) {
       invalid(path, "entry " + quoted(entry.name) + " lies outside of the file");
     }
     entry.digest = decoder.digest();
+    entry.map = decoder.number<uint32_t>();
   }
+  const auto left = [&] { return index.start - decoder.at(); };
   const auto covered = decoder.number<uint64_t>();
-  if (covered != (length - of_entries - 8) / sizeof(Digest)) {
+  if (left() < 8 || covered > (left() - 8) / sizeof(Digest)) {
     invalid(path, "its digests do not fit");
   }
   for (uint64_t i = 0; i < covered; ++i) {
     table.covers.insert(decoder.digest());
+  }
+  const auto maps = decoder.number<uint64_t>();
+  for (uint64_t i = 0; i < maps; ++i) {
+    const uint64_t size_of_map = left() < 8 ? UINT64_MAX : decoder.number<uint64_t>();
+    if (size_of_map > left()) {
+      invalid(path, "its maps do not fit");
+    }
+    std::optional<PackedMap> map = PackedMap::decode(data + decoder.at(), size_of_map);
+    if (!map) {
+      invalid(path, "one of its maps is not valid");
+    }
+    table.maps.push_back(std::move(*map));
+    decoder.text(size_of_map);
+  }
+  for (const PackedEntry& entry : table.entries) {
+    if (entry.map > table.maps.size()) {
+      invalid(path, "entry " + quoted(entry.name) + " has a map that is not there");
+    }
   }
   return table;
 }
@@ -203,12 +228,13 @@ void verify_packed(const std::string& path, const uint8_t* data, const PackedTab
   }
 }
 
-uint64_t packed_size(const std::vector<PackedBytes>& entries, const std::set<Digest>& covers) {
-  return plan(entries, covers).size;
+uint64_t packed_size(const PackedContents& contents) {
+  return plan(contents).size;
 }
 
-void write_packed(const std::string& path, const std::vector<PackedBytes>& entries, const std::set<Digest>& covers) {
-  const Plan places = plan(entries, covers);
+void write_packed(const std::string& path, const PackedContents& contents) {
+  const std::vector<PackedBytes>& entries = contents.entries;
+  const Plan places = plan(contents);
   OutputFile out(path);
   const std::vector<uint8_t> zeros(page_size());
   Encoder table;
@@ -219,10 +245,16 @@ void write_packed(const std::string& path, const std::vector<PackedBytes>& entri
     at = places.offsets[i] + entries[i].entry.size;
     const Digest of_entry = digest(entries[i].data, entries[i].entry.size);
     table.text(of_entry.data(), of_entry.size());
+    table.number(entries[i].entry.map);
   }
-  table.number(static_cast<uint64_t>(covers.size()));
-  for (const Digest& one : covers) {
+  table.number(static_cast<uint64_t>(contents.covers.size()));
+  for (const Digest& one : contents.covers) {
     table.text(one.data(), one.size());
+  }
+  table.number(static_cast<uint64_t>(contents.maps.size()));
+  for (const std::string& map : contents.maps) {
+    table.number(static_cast<uint64_t>(map.size()));
+    table.text(map.data(), map.size());
   }
   for (size_t i = 0; i < entries.size(); ++i) {
     const PackedEntry& entry = entries[i].entry;

@@ -8,6 +8,7 @@
 
 #include "format/digest.h"
 #include "os/file.h"
+#include "packed/packed_map.h"
 
 namespace blobstore::internal {
 
@@ -17,13 +18,16 @@ struct PackedEntry {
   uint64_t offset = 0; // in the file
   uint64_t size = 0; // in bytes
   uint32_t seed = 0; // of the kernel that they are for
-  Digest digest{}; // only in files that this library wrote
+  // only in files that this library wrote
+  Digest digest{};
+  uint32_t map = 0; // the number of its map, counted from 1; 0 if it has none
 };
 
 /// What a file says of itself.
 struct PackedTable {
   std::vector<PackedEntry> entries;
   std::set<Digest> covers; // the delegates whose weights are all here
+  std::vector<PackedMap> maps; // how entries follow from stored bytes; proved for each entry that has one
 };
 
 /// Read the table that ExecuTorch writes. The caller keeps the bytes.
@@ -39,15 +43,22 @@ void verify_packed(const std::string& path, const uint8_t* data, const PackedTab
 
 /// An entry of a file that is being written, and its bytes, which belong to the caller.
 struct PackedBytes {
-  PackedEntry entry; // without offset and digest
+  PackedEntry entry; // without offset and digest; `map` counts in `PackedContents::maps`
   const uint8_t* data = nullptr;
 };
 
-/// The size of a file with these entries, in bytes.
-uint64_t packed_size(const std::vector<PackedBytes>& entries, const std::set<Digest>& covers);
+/// What a file is made of.
+struct PackedContents {
+  std::vector<PackedBytes> entries;
+  std::set<Digest> covers;
+  std::vector<std::string> maps; // encoded
+};
+
+/// The size of a file, in bytes.
+uint64_t packed_size(const PackedContents& contents);
 
 /// Write a file, which appears complete, synced and read-only, or not at all.
 /// @throws Error FileAccess.
-void write_packed(const std::string& path, const std::vector<PackedBytes>& entries, const std::set<Digest>& covers);
+void write_packed(const std::string& path, const PackedContents& contents);
 
 } // namespace blobstore::internal

@@ -39,13 +39,13 @@ std::string prefix_of(const PackedPurpose& purpose) {
   return to_string(purpose.foundation) + "-" + to_string(purpose.runtime).substr(0, 16) + "-";
 }
 
-std::string name_of(const PackedPurpose& purpose, const std::vector<PackedBytes>& entries, const std::set<Digest>& covers) {
+std::string name_of(const PackedPurpose& purpose, const PackedContents& contents) {
   Hasher hasher;
-  for (const PackedBytes& one : entries) {
+  for (const PackedBytes& one : contents.entries) {
     hasher.update(one.entry.name.data(), one.entry.name.size() + 1);
     hasher.update(&one.entry.seed, sizeof one.entry.seed);
   }
-  for (const Digest& one : covers) {
+  for (const Digest& one : contents.covers) {
     hasher.update(one.data(), one.size());
   }
   return prefix_of(purpose) + to_string(hasher.digest()).substr(0, 16) + kEnding;
@@ -130,6 +130,18 @@ bool in_use(const std::string& path) {
 }
 
 } // namespace
+
+PackedLease::PackedLease(File file, uint64_t size, PackedTable table)
+    : file_(std::move(file)), size_(size), table_(std::move(table)) {
+  for (const PackedEntry& entry : table_.entries) {
+    by_name_.emplace(entry.name, &entry);
+  }
+}
+
+const PackedEntry* PackedLease::find(std::string_view name) const {
+  const auto found = by_name_.find(name);
+  return found == by_name_.end() ? nullptr : found->second;
+}
 
 PackedFolder::PackedFolder(std::string folder, const PackedOptions& options)
     : folder_(std::move(folder)), options_(options) {
@@ -233,48 +245,59 @@ File PackedFolder::begin_build() const {
   return file;
 }
 
-void PackedFolder::add(
-    const PackedPurpose& purpose,
-    const ScratchFile& packed,
-    const std::function<bool(std::string_view)>& wanted,
-    std::set<Digest> covers) {
+void PackedFolder::add(const PackedPurpose& purpose, const ScratchFile& packed, PackedMade made) {
   const uint64_t size = packed.file().size();
   const Mapping map(packed.file(), 0, size, Mapping::Kind::ReadOnly);
-  PackedTable made = size == 0 ? PackedTable() : read_stock_table(packed.path(), map.data(), size);
-  std::vector<PackedBytes> entries;
+  PackedContents contents;
+  contents.covers = std::move(made.covers);
+  std::map<std::string, uint32_t> numbers; // of maps
   std::unordered_set<std::string, TextHash> known;
-  for (PackedEntry& entry : made.entries) {
-    if (wanted(entry.name) && known.insert(entry.name).second) {
-      const uint8_t* bytes = map.data() + entry.offset;
-      entries.push_back({std::move(entry), bytes});
+  const auto take = [&](PackedEntry entry, const uint8_t* data, const std::string& encoded) {
+    if (!known.insert(entry.name).second) {
+      return;
+    }
+    entry.map = 0;
+    if (!encoded.empty()) {
+      const auto [number, fresh] = numbers.emplace(encoded, static_cast<uint32_t>(numbers.size() + 1));
+      if (fresh) {
+        contents.maps.push_back(encoded);
+      }
+      entry.map = number->second;
+    }
+    const uint8_t* bytes = data + entry.offset;
+    contents.entries.push_back({std::move(entry), bytes});
+  };
+  PackedTable table = size == 0 ? PackedTable() : read_stock_table(packed.path(), map.data(), size);
+  for (PackedEntry& entry : table.entries) {
+    if (made.wanted(entry.name)) {
+      const auto found = made.maps.find(entry.name);
+      take(std::move(entry), map.data(), found == made.maps.end() ? std::string() : found->second);
     }
   }
   const std::shared_ptr<const PackedLease> older = find(purpose);
   Mapping older_map;
   if (older != nullptr) { // other programs go on using what it has
     older_map = Mapping(older->file(), 0, older->size(), Mapping::Kind::ReadOnly);
-    PackedTable table = read_packed_table(older->path(), older_map.data(), older->size());
-    for (PackedEntry& entry : table.entries) {
-      if (known.insert(entry.name).second) {
-        const uint8_t* bytes = older_map.data() + entry.offset;
-        entries.push_back({std::move(entry), bytes});
-      }
+    PackedTable before = read_packed_table(older->path(), older_map.data(), older->size());
+    for (PackedEntry& entry : before.entries) {
+      const std::string encoded = entry.map == 0 ? std::string() : before.maps[entry.map - 1].encode();
+      take(std::move(entry), older_map.data(), encoded);
     }
-    covers.merge(table.covers);
+    contents.covers.merge(before.covers);
   }
-  std::sort(entries.begin(), entries.end(), [](const PackedBytes& a, const PackedBytes& b) {
+  std::sort(contents.entries.begin(), contents.entries.end(), [](const PackedBytes& a, const PackedBytes& b) {
     return std::tie(a.entry.name, a.entry.seed) < std::tie(b.entry.name, b.entry.seed);
   });
-  if (const uint64_t needed = packed_size(entries, covers); needed > options_.limit) {
+  const uint64_t needed = packed_size(contents);
+  if (needed > options_.limit) {
     throw Error(
         ErrorKind::Unsupported,
         folder_,
         "a file of " + number(needed) + " bytes is needed, the limit of the store is " + number(options_.limit));
-  } else {
-    make_room(options_.limit - needed, nullptr);
   }
-  const std::string path = folder_ + name_of(purpose, entries, covers);
-  write_packed(path, entries, covers);
+  make_room(options_.limit - needed, nullptr);
+  const std::string path = folder_ + name_of(purpose, contents);
+  write_packed(path, contents);
   ++builds_;
   for (const std::string& name : names_in(folder_)) { // also those of other versions of XNNPACK
     if (name.compare(0, 33, prefix_of(purpose), 0, 33) == 0 && ends_with(name, kEnding) && folder_ + name != path) {
@@ -296,6 +319,8 @@ PackedStats PackedFolder::stats() const {
   PackedStats stats;
   stats.hits = hits_;
   stats.builds = builds_;
+  stats.written = written_;
+  stats.repacked = repacked_;
   stats.dropped = dropped_;
   stats.verified_bytes = verified_bytes_;
   const std::lock_guard<std::mutex> guard(mutex_);
@@ -337,6 +362,9 @@ std::vector<PackedFile> PackedFolder::look(bool compare) const {
       const Mapping map(file, 0, about.size, Mapping::Kind::ReadOnly);
       const PackedTable table = read_packed_table(about.path, map.data(), about.size);
       about.entries = table.entries.size();
+      for (const PackedEntry& entry : table.entries) {
+        about.mapped += entry.map != 0 ? 1 : 0;
+      }
       if (compare) {
         verify_packed(about.path, map.data(), table);
       }

@@ -14,6 +14,7 @@
 #include <blobstore/packed.h>
 
 #include "format/digest.h"
+#include "format/text_hash.h"
 #include "os/file.h"
 #include "os/fork.h"
 #include "os/scratch_file.h"
@@ -24,21 +25,24 @@ namespace blobstore::internal {
 /// A file that is in use: as long as this lives, no process removes it, and ExecuTorch cannot lock it for itself.
 class PackedLease {
  public:
-  PackedLease(File file, uint64_t size, PackedTable table)
-      : file_(std::move(file)), size_(size), entries_(table.entries.size()), covers_(std::move(table.covers)) {}
+  PackedLease(File file, uint64_t size, PackedTable table);
 
   const std::string& path() const { return file_.path(); }
   const File& file() const { return file_; }
   uint64_t size() const { return size_; }
-  size_t entries() const { return entries_; }
+  size_t entries() const { return table_.entries.size(); }
+  /// The entry of a name, nullptr if there is none.
+  const PackedEntry* find(std::string_view name) const;
+  /// The map of an entry that has one.
+  const PackedMap& map_of(const PackedEntry& entry) const { return table_.maps[entry.map - 1]; }
   /// Whether all weights of a delegate are in the file.
-  bool covers(const Digest& delegate) const { return covers_.count(delegate) != 0; }
+  bool covers(const Digest& delegate) const { return table_.covers.count(delegate) != 0; }
 
  private:
   File file_; // locked
   uint64_t size_;
-  size_t entries_;
-  std::set<Digest> covers_;
+  PackedTable table_;
+  TextMap<const PackedEntry*> by_name_;
 };
 
 /// Bytes of a path that ExecuTorch takes.
@@ -48,6 +52,13 @@ inline constexpr size_t kMostPath = 255;
 struct PackedPurpose {
   Digest foundation{}; // which weights
   Digest runtime{}; // which code packed them, for which processor
+};
+
+/// What was packed, beside the bytes.
+struct PackedMade {
+  std::function<bool(std::string_view)> wanted; // whether an entry goes to the file, by its name
+  std::set<Digest> covers; // the delegates that were packed
+  std::map<std::string, std::string> maps; // those of entries, encoded, by the entry's name
 };
 
 class PackedFolder final : public PackedStore, private ForkAware {
@@ -72,16 +83,17 @@ class PackedFolder final : public PackedStore, private ForkAware {
   ScratchFile scratch() const { return ScratchFile(folder_); }
   /// Write what ExecuTorch packed to a file, together with what an older file for the same purpose has.
   ///
-  /// @param wanted whether an entry goes to the file, by its name. @param covers the delegates that were packed.
+  /// @param made which of its entries go to the file, and their maps.
   /// @throws Error FileAccess; InvalidFile: ExecuTorch packed in an unknown way; Unsupported: the file would exceed the
   ///   limit.
   void add(
       const PackedPurpose& purpose,
       const ScratchFile& packed,
-      const std::function<bool(std::string_view)>& wanted,
-      std::set<Digest> covers);
+      PackedMade made);
 
   void note_hit() { ++hits_; }
+  void note_written() noexcept { ++written_; }
+  void note_repacked() { ++repacked_; }
   /// @param heap by how much the heap grew meanwhile, if that can be measured.
   void note_fallback(const std::string& reason, std::optional<uint64_t> heap);
 
@@ -97,6 +109,8 @@ class PackedFolder final : public PackedStore, private ForkAware {
   PackedOptions options_;
   std::atomic<uint64_t> hits_{0};
   std::atomic<uint64_t> builds_{0};
+  std::atomic<uint64_t> written_{0};
+  std::atomic<uint64_t> repacked_{0};
   std::atomic<uint64_t> dropped_{0};
   std::atomic<uint64_t> verified_bytes_{0};
   mutable std::mutex mutex_; // guards what follows

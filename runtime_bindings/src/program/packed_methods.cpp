@@ -144,10 +144,11 @@ void LoadedProgram::pack_all(const PackedUse& use) {
     }
   }
   if (use.own && !packing.covers.empty()) {
-    packed_->add(*use.own, own, [&](std::string_view name) { return packing.wants(name); }, std::move(packing.covers));
+    const auto wanted = [&](std::string_view name) { return packing.wants(name); };
+    packed_->add(*use.own, own, {wanted, std::move(packing.covers), std::move(packing.maps)});
   }
   if (use.stock && !stock_methods.empty()) {
-    packed_->add(*use.stock, stock, [](std::string_view) { return true; }, std::move(stock_methods));
+    packed_->add(*use.stock, stock, {[](std::string_view) { return true; }, std::move(stock_methods), {}});
   }
 }
 

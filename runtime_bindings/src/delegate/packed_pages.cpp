@@ -1,0 +1,191 @@
+#include "delegate/packed_pages.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "os/mapped_files.h"
+
+namespace blobstore::internal {
+namespace {
+
+/// All of this process, by cache and lease.
+struct Registry : ForkAware {
+  std::mutex mutex;
+  std::map<std::pair<uint64_t, const PackedLease*>, std::weak_ptr<PackedPages>> all;
+
+  static Registry& get() {
+    static auto* registry = new Registry; // delegates may be destroyed while the process ends, in any order
+    return *registry;
+  }
+
+  Registry() { enter(); }
+
+  void before_fork() override { mutex.lock(); }
+  void after_fork_in_parent() override { mutex.unlock(); }
+  void after_fork_in_child() override { renew(mutex); }
+};
+
+} // namespace
+
+void PackedPages::Write::apply() noexcept {
+  const std::lock_guard<std::mutex> guard(pages_->mutex_);
+  if (!done_) {
+    done_ = true;
+    pages_->write(*this);
+  }
+}
+
+std::shared_ptr<PackedPages> PackedPages::of(
+    const std::shared_ptr<const BlobCache>& cache,
+    std::shared_ptr<PackedFolder> store,
+    const std::shared_ptr<const PackedLease>& lease) {
+  if (!BLOBSTORE_LINUX || cache->mode() == BlobCache::Mode::Shared) {
+    return nullptr;
+  }
+  Registry& registry = Registry::get();
+  const std::lock_guard<std::mutex> guard(registry.mutex);
+  std::weak_ptr<PackedPages>& known = registry.all[{cache->id(), lease.get()}];
+  std::shared_ptr<PackedPages> pages = known.lock();
+  if (pages == nullptr) {
+    pages = std::make_shared<PackedPages>(cache, std::move(store), lease);
+    known = pages;
+    for (auto entry = registry.all.begin(); entry != registry.all.end();) {
+      entry = entry->second.expired() ? registry.all.erase(entry) : std::next(entry);
+    }
+  }
+  return pages;
+}
+
+PackedPages::PackedPages(
+    std::shared_ptr<const BlobCache> cache,
+    std::shared_ptr<PackedFolder> store,
+    std::shared_ptr<const PackedLease> lease)
+    : cache_(std::move(cache)), store_(std::move(store)), lease_(std::move(lease)), file_(lease_->file().reopen()) {
+  path_ = "/proc/self/fd/" + std::to_string(file_.descriptor());
+  enter();
+}
+
+void PackedPages::manage(const PackedEntry& at, const std::vector<std::string>& keys) {
+  const std::lock_guard<std::mutex> guard(mutex_);
+  const auto [found, fresh] = entries_.try_emplace(&at);
+  if (fresh) {
+    found->second.map = &lease_->map_of(at);
+    found->second.keys = keys;
+    for (const std::string& key : keys) {
+      const Blob* blob = key.empty() ? nullptr : cache_->find(key);
+      found->second.sources.push_back(blob != nullptr ? PackedSource{blob->data, blob->size} : PackedSource());
+    }
+    if (base_ != nullptr) {
+      synchronize(at, found->second);
+    }
+  }
+}
+
+void PackedPages::before_init() {
+  const std::lock_guard<std::mutex> guard(mutex_);
+  if (handles_ == 0) {
+    others_ = shared_maps_of(file_);
+  }
+}
+
+bool PackedPages::after_init() {
+  const std::lock_guard<std::mutex> guard(mutex_);
+  if (handles_ == 0) {
+    for (uint8_t* map : shared_maps_of(file_)) {
+      if (std::find(others_.begin(), others_.end(), map) == others_.end()) {
+        base_ = map;
+      }
+    }
+    if (base_ == nullptr) {
+      return false;
+    }
+    for (auto& [at, entry] : entries_) {
+      entry.pages.reset();
+      synchronize(*at, entry);
+    }
+  }
+  ++handles_;
+  return true;
+}
+
+void PackedPages::after_destroy() {
+  const std::lock_guard<std::mutex> guard(mutex_);
+  if (--handles_ == 0) { // ExecuTorch has unmapped the file
+    base_ = nullptr;
+    for (auto& [at, entry] : entries_) {
+      entry.pages.reset();
+    }
+  }
+}
+
+PackedPages::Writes PackedPages::prepare(const StagedCommit& commit, const std::vector<const PackedEntry*>& entries) {
+  const std::lock_guard<std::mutex> guard(mutex_);
+  Writes writes;
+  for (const PackedEntry* at : entries) {
+    Entry& entry = entries_.at(at);
+    bool changes = false;
+    bool restores = true;
+    for (const std::string& key : entry.keys) {
+      if (key.empty()) {
+        continue;
+      }
+      const bool here = commit.changes(key);
+      changes = changes || here;
+      restores = restores && (here ? commit.restores_file() : !cache_->differs_from_file(key));
+    }
+    if (!changes) {
+      continue;
+    }
+    std::shared_ptr<Write> write = entry.pending.lock(); // of another delegate
+    if (write == nullptr || write->done_) {
+      write = prepare_write(*at, entry, restores);
+      entry.pending = write;
+    }
+    writes.push_back(std::move(write));
+  }
+  return writes;
+}
+
+/// Allocate what a write takes.
+std::shared_ptr<PackedPages::Write> PackedPages::prepare_write(const PackedEntry& at, Entry& entry, bool restores) {
+  auto write = std::make_shared<Write>();
+  write->pages_ = shared_from_this();
+  write->entry_ = &entry;
+  write->restores_ = restores;
+  if (!entry.pages && !restores) {
+    const uint64_t size = align_up(at.size, page_size()); // entries begin with a page
+    make_private(base_ + at.offset, size, file_, at.offset);
+    entry.pages.emplace(base_ + at.offset, size, file_, at.offset);
+  }
+  if (!restores) {
+    write->fresh_ = entry.pages->prepare_fresh("packed weights '" + at.name + "'");
+  }
+  return write;
+}
+
+/// The blobs have their new bytes.
+void PackedPages::write(Write& write) noexcept {
+  Entry& entry = *write.entry_;
+  if (!entry.pages) { // it was never changed, or no program runs on these pages any more
+    return;
+  }
+  if (write.restores_) {
+    entry.pages->restore_whole_pages();
+    return;
+  }
+  entry.map->apply(entry.sources, entry.pages->write_fresh(std::move(write.fresh_)));
+  store_->note_written();
+}
+
+/// Give an entry that no handle uses yet the bytes of the cache.
+void PackedPages::synchronize(const PackedEntry& at, Entry& entry) {
+  const bool differs = std::any_of(entry.keys.begin(), entry.keys.end(), [&](const std::string& key) {
+    return !key.empty() && cache_->differs_from_file(key);
+  });
+  if (differs) {
+    const std::shared_ptr<Write> change = prepare_write(at, entry, /*restores=*/false);
+    write(*change);
+  }
+}
+
+} // namespace blobstore::internal
