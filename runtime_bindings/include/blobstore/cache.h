@@ -165,8 +165,9 @@ class BlobCache : public std::enable_shared_from_this<BlobCache> {
   /// The digest that a file records for a blob; empty if none is recorded, or if the blob ever changed, even if it was
   /// reverted.
   virtual std::optional<std::string> recorded_digest(std::string_view key) const = 0;
-  /// The digest of a blob's bytes as its file has them, whatever changed since. Computed, once, if the file records
-  /// none. Empty if nothing is recorded and the blob has changed. The caller holds a Reading. @throws Error KeyNotFound.
+  /// The digest of a blob's bytes as its file had them when it was opened, whatever changed since. Computed, once, if
+  /// the file records none. Empty if that is not possible: in a working copy that has changed. The caller holds a
+  /// Reading. @throws Error KeyNotFound; FileAccess: the file was truncated.
   virtual std::optional<std::string> file_digest(std::string_view key) const = 0;
   /// Whether a blob's bytes are not, or may not be, those of its file. The caller holds a Reading.
   /// @throws Error KeyNotFound.

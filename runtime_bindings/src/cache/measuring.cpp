@@ -75,10 +75,21 @@ std::optional<std::string> MappedCache::file_digest(std::string_view key) const 
     const std::lock_guard<std::mutex> guard(digests_mutex_);
     auto known = digests_.find(slot);
     if (known == digests_.end()) {
-      if (is_dirty(*slot)) {
-        return std::nullopt;
+      Mapping original;
+      const uint8_t* bytes = slot->data;
+      if (is_dirty(*slot) && slot->pages) {
+        const File& file = blobs_.source_of(*slot).file;
+        const uint64_t start = blobs_.segment_of(*slot).start;
+        file.check_length(start + slot->size);
+        original = Mapping(file, start, slot->size, Mapping::Kind::ReadOnly);
+        bytes = original.data();
+      } else if (is_dirty(*slot)) {
+        if (working_copy_ != nullptr || slot->original.size() != slot->size) {
+          return std::nullopt;
+        }
+        bytes = slot->original.data();
       }
-      known = digests_.emplace(slot, digest(slot->data, slot->size)).first;
+      known = digests_.emplace(slot, digest(bytes, slot->size)).first;
     }
     found = known->second;
   }
