@@ -102,9 +102,9 @@ def store(
         UnsupportedDataError: a step cannot take this dtype.
     """
     steps = tuple((int(step.operation), step.ints, step.floats, step.names) for step in record.steps)
-    given = [(raw(tensor[0]), _layout(tensor)) for tensor in tensors]
-    made = native.lay_out((record.key, record.nbytes, steps), given, {key: raw(array) for key, array in scales.items()})
-    return memoryview(made)
+    given = [(tensor[0], _layout(tensor)) for tensor in tensors]
+    known = {key: np.ascontiguousarray(array) for key, array in scales.items()}
+    return memoryview(native.lay_out((record.key, record.nbytes, steps), given, known))
 
 
 def cast(tensor: Plain, target: ScalarType) -> Plain:

@@ -6,6 +6,8 @@
 #include <blobstore/error.h>
 #include <blobstore/layout.h>
 
+#include "os/heap.h"
+
 namespace blobstore::internal {
 namespace {
 
@@ -186,7 +188,7 @@ TensorView make_tensor(int8_t scalar_type, std::vector<int64_t> sizes) {
   if (elements > std::numeric_limits<int64_t>::max() / item) {
     throw Error(ErrorKind::Layout, "no tensor can have the shape " + to_string(sizes));
   }
-  const std::shared_ptr<uint8_t[]> memory(new uint8_t[elements * item]);
+  const std::shared_ptr<uint8_t[]> memory = make_memory(elements * item);
   return {
       scalar_type, std::move(sizes), memory.get(), elements * item, std::shared_ptr<const void>(memory, memory.get())};
 }
