@@ -6,6 +6,7 @@
 #include <unordered_set>
 
 #include "cache/mapped_cache.h"
+#include "os/text.h"
 
 namespace blobstore::internal {
 namespace {
@@ -32,10 +33,11 @@ void check_unchanged(const BlobCache& cache, const PtdFile& file, const std::uno
   for (size_t i = 0; i < file.size(); ++i) {
     const std::string& key = file.entry(i).key;
     if (dirty.count(key) == 0 && !is_same(cache, file, i)) {
-      throw Error(
+      throw_error_in(
           ErrorKind::DataChanged,
           file.name(),
-          "the file was overwritten after the cache was opened: '" + key + "' differs");
+          "the file was overwritten after the cache was opened: '{}' differs",
+          key);
     }
   }
 }

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "os/text.h"
+
 namespace blobstore::internal {
 
 uint64_t load_u64(const uint8_t* at) {
@@ -13,34 +15,35 @@ uint64_t load_u64(const uint8_t* at) {
 
 PtdBounds read_bounds(const uint8_t* data, uint64_t size) {
   if (size < kPtdFieldsStart + kPtdFieldsSize) {
-    throw FormatError(number(size) + " bytes are too few for a .ptd");
+    throw_format_error("{} bytes are too few for a .ptd", size);
   }
   const std::string_view identifier(reinterpret_cast<const char*>(data) + 4, 4);
   if (identifier != "FT01") {
-    throw FormatError("not a .ptd: expected the identifier 'FT01', found " + quoted(identifier));
+    throw_format_error("not a .ptd: expected the identifier 'FT01', found '{}'", identifier);
   }
   const std::string_view magic(reinterpret_cast<const char*>(data) + kPtdFieldsStart, 4);
   if (magic != "FH01") {
-    throw FormatError("expected the header magic 'FH01', found " + quoted(magic));
+    throw_format_error("expected the header magic 'FH01', found '{}'", magic);
   }
   uint32_t length;
   std::memcpy(&length, data + 12, sizeof length);
   if (length < kPtdFieldsSize) {
-    throw FormatError("header length " + number(length) + " is below 40");
+    throw_format_error("header length {} is below 40", length);
   }
   const uint64_t offset = load_u64(data + 16);
   const uint64_t flatbuffer_size = load_u64(data + 24);
   const uint64_t base = load_u64(data + 32);
   const uint64_t data_size = load_u64(data + 40);
   if (offset < kPtdFieldsStart + kPtdFieldsSize || offset > base || flatbuffer_size > base - offset) {
-    throw FormatError(
-        "flatbuffer of " + number(flatbuffer_size) + " bytes at " + number(offset) +
-        " does not lie between the header and the segment base " + number(base));
+    throw_format_error(
+        "flatbuffer of {} bytes at {} does not lie between the header and the segment base {}",
+        flatbuffer_size,
+        offset,
+        base);
   }
   if (base > size || data_size > size - base) {
-    throw FormatError(
-        "truncated: " + number(data_size) + " bytes of segments at " + number(base) + " are announced, the file has " +
-        number(size) + " bytes");
+    throw_format_error(
+        "truncated: {} bytes of segments at {} are announced, the file has {} bytes", data_size, base, size);
   }
   return {offset + flatbuffer_size, base, data_size};
 }
@@ -53,9 +56,12 @@ std::vector<PtdSegment> read_segments(const FlatBuffer& buffer, uint64_t root, c
     const uint64_t offset = buffer.u64_field(table, 0);
     const uint64_t size = buffer.u64_field(table, 1);
     if (offset > bounds.segment_data_size || size > bounds.segment_data_size - offset) {
-      throw FormatError(
-          "segment " + number(i) + " of " + number(size) + " bytes at " + number(offset) + " is not within the " +
-          number(bounds.segment_data_size) + " bytes of segments");
+      throw_format_error(
+          "segment {} of {} bytes at {} is not within the {} bytes of segments",
+          i,
+          size,
+          offset,
+          bounds.segment_data_size);
     }
     segments[i].start = bounds.segment_base + offset;
     segments[i].size = size;
@@ -71,7 +77,7 @@ std::vector<PtdSegment> read_segments(const FlatBuffer& buffer, uint64_t root, c
   for (size_t i = 1; i < order.size(); ++i) {
     const PtdSegment& left = segments[order[i - 1]];
     if (left.start + left.size > segments[order[i]].start) {
-      throw FormatError("segments " + number(order[i - 1]) + " and " + number(order[i]) + " overlap");
+      throw_format_error("segments {} and {} overlap", order[i - 1], order[i]);
     }
   }
   return segments;

@@ -6,6 +6,8 @@
 #include <blobstore/error.h>
 #include <blobstore/layout.h>
 
+#include "os/text.h"
+
 namespace blobstore::internal {
 namespace {
 
@@ -161,7 +163,7 @@ std::string type_name(int8_t scalar_type) {
 std::string to_string(const std::vector<int64_t>& sizes) {
   std::string text = "[";
   for (const int64_t size : sizes) {
-    text += (text.size() > 1 ? ", " : "") + std::to_string(size);
+    text += format("{}{}", text.size() > 1 ? ", " : "", size);
   }
   return text + "]";
 }
@@ -173,7 +175,7 @@ uint64_t count(const std::vector<int64_t>& sizes) {
   for (const int64_t size : sizes) {
     empty = empty || size == 0;
     if (size < 0 || (size != 0 && product > kMax / static_cast<uint64_t>(size))) {
-      throw Error(ErrorKind::Layout, "no tensor can have the shape " + to_string(sizes));
+      throw_error(ErrorKind::Layout, "no tensor can have the shape {}", to_string(sizes));
     }
     product *= size == 0 ? 1 : static_cast<uint64_t>(size);
   }
@@ -184,7 +186,7 @@ TensorView make_tensor(int8_t scalar_type, std::vector<int64_t> sizes) {
   const uint64_t elements = count(sizes);
   const size_t item = item_size(scalar_type);
   if (elements > std::numeric_limits<int64_t>::max() / item) {
-    throw Error(ErrorKind::Layout, "no tensor can have the shape " + to_string(sizes));
+    throw_error(ErrorKind::Layout, "no tensor can have the shape {}", to_string(sizes));
   }
   const std::shared_ptr<uint8_t[]> memory(new uint8_t[elements * item]);
   return {

@@ -224,8 +224,7 @@ class LoadedWeights {
             own_[constant.key] = delegate.method;
           }
         } catch (const FormatError& error) {
-          throw Error(
-              ErrorKind::InvalidFile, path_, std::string("not the payload of a BlobStoreBackend: ") + error.what());
+          throw_error_in(ErrorKind::InvalidFile, path_, "not the payload of a BlobStoreBackend: {}", error.what());
         }
       } else if (Foreign other = foreign_of(*parts_, delegate); other.count != 0) {
         foreign_.push_back(std::move(other));
@@ -284,9 +283,11 @@ class LoadedWeights {
       }
     }
     for (const auto& [method, keys] : found) {
-      problems.push_back(
-          of(method) + ", which ExecuTorch's own runtime has loaded, reads " + listed(keys) +
-          " from its own map: serve a working copy (make_working_copy(), mode='shared') and pass it as data_path");
+      problems.push_back(format(
+          "{}, which ExecuTorch's own runtime has loaded, reads {} from its own map: serve a working copy "
+          "(make_working_copy(), mode='shared') and pass it as data_path",
+          of(method),
+          listed(keys)));
     }
   }
 
@@ -307,7 +308,7 @@ class LoadedWeights {
       }
     }
     for (const auto& [method, inside] : found) {
-      problems.push_back(of(method) + " has " + listed(inside) + " inside: pass a tag to BlobStorePartitioner");
+      problems.push_back(format("{} has {} inside: pass a tag to BlobStorePartitioner", of(method), listed(inside)));
     }
   }
 
@@ -337,9 +338,11 @@ class LoadedWeights {
       }
     }
     for (const auto& [one, count] : found) {
-      problems.push_back(
-          of(one->method) + " has " + (count ? std::to_string(*count) + " constants" : "weights") + " that " +
-          one->backend + " packed: lower it with BlobStorePartitioner");
+      problems.push_back(format(
+          "{} has {} that {} packed: lower it with BlobStorePartitioner",
+          of(one->method),
+          count ? format("{} constants", *count) : "weights",
+          one->backend));
     }
   }
 
@@ -385,16 +388,17 @@ class LoadedWeights {
       }
     }
     for (const auto& [method, found] : named) {
-      problems.push_back(of(method) + " has constants like " + listed(found.names) + " " + place_of(found.is_inside));
+      problems.push_back(
+          format("{} has constants like {} {}", of(method), listed(found.names), place_of(found.is_inside)));
     }
     for (const auto& [method, found] : unnamed) {
       problems.push_back(
-          of(method) + " has " + std::to_string(found.count) + " constants without names " + place_of(found.is_inside));
+          format("{} has {} constants without names {}", of(method), found.count, place_of(found.is_inside)));
     }
   }
 
   std::string of(const std::string& method) const {
-    return method.empty() ? path_ : "method '" + method + "' of " + path_;
+    return method.empty() ? path_ : format("method '{}' of {}", method, path_);
   }
 
   std::string path_;
@@ -480,7 +484,7 @@ std::vector<std::string> Reach::out_of_reach(
       method.same.erase(id);
     }
     LoadedWeights(
-        parts == nullptr ? "a program with a method '" + about.method + "'" : parts->path,
+        parts == nullptr ? format("a program with a method '{}'", about.method) : parts->path,
         parts.get(),
         cache,
         index,
