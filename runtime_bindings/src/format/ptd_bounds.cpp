@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 
 #include "os/text.h"
 
@@ -66,14 +67,9 @@ std::vector<PtdSegment> read_segments(const FlatBuffer& buffer, uint64_t root, c
     segments[i].start = bounds.segment_base + offset;
     segments[i].size = size;
   }
-  std::vector<uint32_t> order;
-  for (uint32_t i = 0; i < segments.size(); ++i) {
-    if (segments[i].size != 0) {
-      order.push_back(i);
-    }
-  }
-  std::stable_sort(
-      order.begin(), order.end(), [&](uint32_t a, uint32_t b) { return segments[a].start < segments[b].start; });
+  std::vector<uint32_t> order = order_in_file(segments);
+  order.erase(
+      std::remove_if(order.begin(), order.end(), [&](uint32_t i) { return segments[i].size == 0; }), order.end());
   for (size_t i = 1; i < order.size(); ++i) {
     const PtdSegment& left = segments[order[i - 1]];
     if (left.start + left.size > segments[order[i]].start) {
@@ -81,6 +77,14 @@ std::vector<PtdSegment> read_segments(const FlatBuffer& buffer, uint64_t root, c
     }
   }
   return segments;
+}
+
+std::vector<uint32_t> order_in_file(const std::vector<PtdSegment>& segments) {
+  std::vector<uint32_t> order(segments.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(
+      order.begin(), order.end(), [&](uint32_t a, uint32_t b) { return segments[a].start < segments[b].start; });
+  return order;
 }
 
 } // namespace blobstore::internal

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <numeric>
 #include <string_view>
 #include <unordered_map>
 
@@ -159,18 +158,13 @@ bool verify_ptd(const std::string& path, const uint8_t* data, const PtdTable& ta
   if (!table.manifest) {
     return false;
   }
-  std::vector<uint32_t> order(table.segments.size());
-  std::iota(order.begin(), order.end(), 0);
-  std::stable_sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) {
-    return table.segments[a].start < table.segments[b].start;
-  });
   const auto check_padding = [&](uint64_t start, uint64_t end) {
     if (start < end && std::any_of(data + start, data + end, [](uint8_t byte) { return byte != 0; })) {
       throw_error_in(ErrorKind::Integrity, path, "the padding before byte {} is not zero", end);
     }
   };
   uint64_t position = table.segment_base;
-  for (const uint32_t at : order) {
+  for (const uint32_t at : order_in_file(table.segments)) {
     const PtdSegment& segment = table.segments[at];
     check_padding(position, segment.start);
     position = std::max(position, segment.start + segment.size);
