@@ -1,6 +1,5 @@
-# The shared library without symbols and debugging information takes at most this many bytes: a little more than it took
-# when docs/platforms.md was written.
-set(limit 800000)
+# The shared library without symbols and debugging information takes at most 600 KB, see docs/platforms.md.
+set(limit 614400)
 set(stripped ${LIBRARY}.stripped)
 execute_process(COMMAND ${STRIP} -o ${stripped} ${LIBRARY} COMMAND_ERROR_IS_FATAL ANY)
 file(SIZE ${stripped} size)

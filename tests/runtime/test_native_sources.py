@@ -19,6 +19,9 @@ SYSTEM = re.compile(
 # Names of hooks, as they would stand in a binary
 HOOKS = (b"crash_at", b"crash_point", b"crash_here", b"CrashPoint", b"DataMapProbe")
 
+# Functions that put values into texts, with the position of the text among their arguments
+FORMATS = {"format": 0, "throw_format_error": 0, "throw_error": 1, "throw_error_in": 2}
+
 FILES = sorted([*SOURCES.rglob("*.cpp"), *SOURCES.rglob("*.h")])
 
 
@@ -44,6 +47,34 @@ def test_only_the_room_of_the_system_asks_which_system_it_is():
         if SYSTEM.search(line) or re.search(r"#\s*ifn?def __", line)
     ]
     assert found == []
+
+
+def arguments(text: str) -> list[str]:
+    """The arguments of a call, from behind its opening parenthesis."""
+    found, depth = [""], 0
+    for part in re.findall(r'"(?:\\.|[^"\\])*"|\'(?:\\.|[^\'\\])*\'|.', text, re.DOTALL):
+        depth += (part in "([{") - (part in ")]}")
+        if depth < 0:
+            return [argument.strip() for argument in found]
+        if part == "," and depth == 0:
+            found.append("")
+        else:
+            found[-1] += part
+    raise AssertionError("the call does not end")
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCES)))
+def test_texts_have_a_place_for_each_value(path):
+    """Only texts of the source are formats: one that came from a file could have a {} without a value."""
+    text = path.read_text(encoding="utf-8")
+    if path.name in ("text.h", "format_error.h"):  # where the functions are
+        return
+    for call in re.finditer(rf"\b({'|'.join(FORMATS)})\(", text):
+        given = arguments(text[call.end() :])
+        reason, values = given[FORMATS[call[1]]], given[FORMATS[call[1]] + 1 :]
+        where = f"{path}:{text.count(chr(10), 0, call.start()) + 1}"
+        assert re.fullmatch(r'(?:"(?:\\.|[^"\\])*"\s*)+', reason), f"{where}: {reason} is not a literal"
+        assert reason.count("{}") == len(values), f"{where}: {len(values)} values for {reason}"
 
 
 def test_every_source_is_built():

@@ -10,6 +10,7 @@
 #include "adapters/lora_names.h"
 #include "logical/numbers.h"
 #include "logical/tensor_over.h"
+#include "os/text.h"
 
 namespace blobstore {
 
@@ -17,7 +18,7 @@ using namespace internal;
 namespace {
 
 Error malformed(const PtdFile& file, const std::string& reason) {
-  return Error(ErrorKind::InvalidFile, file.name(), "the adapter's metadata is malformed: " + reason);
+  return Error(ErrorKind::InvalidFile, file.name(), format("the adapter's metadata is malformed: {}", reason));
 }
 
 std::optional<std::string> recorded_foundation(const PtdFile& file) {
@@ -27,7 +28,7 @@ std::optional<std::string> recorded_foundation(const PtdFile& file) {
   }
   const std::string& text = found->second;
   if (text.size() != 32 || text.find_first_not_of("0123456789abcdef") != std::string::npos) {
-    throw malformed(file, "'" + text + "' is not a fingerprint");
+    throw malformed(file, format("'{}' is not a fingerprint", text));
   }
   return text;
 }
@@ -121,11 +122,13 @@ namespace blobstore::internal {
 TensorView AdapterAccess::stored(const Adapter::Impl& impl, const NamedTensor& tensor) {
   TensorView value = impl.updates.value(tensor.name);
   if (value.sizes != tensor.sizes) {
-    throw Error(
+    throw_error_in(
         ErrorKind::Layout,
         impl.file.name(),
-        "'" + tensor.name + "' is " + to_string(tensor.sizes) + " by its record, but " + to_string(value.sizes) +
-            " by its key");
+        "'{}' is {} by its record, but {} by its key",
+        tensor.name,
+        to_string(tensor.sizes),
+        to_string(value.sizes));
   }
   return value;
 }
@@ -135,14 +138,16 @@ TensorView AdapterAccess::value(const Adapter& adapter, std::string_view name) {
   const auto found = std::find_if(
       impl.tensors.begin(), impl.tensors.end(), [&](const NamedTensor& tensor) { return tensor.name == name; });
   if (found == impl.tensors.end()) {
-    throw Error(ErrorKind::KeyNotFound, adapter.path(), "no tensor '" + std::string(name) + "'");
+    throw_error_in(ErrorKind::KeyNotFound, adapter.path(), "no tensor '{}'", name);
   }
   const TensorView value = stored(impl, *found);
   if (!is_number(found->scalar_type)) {
-    throw Error(
+    throw_error_in(
         ErrorKind::UnsupportedData,
         adapter.path(),
-        "'" + found->name + "' has the scalar type " + std::to_string(found->scalar_type) + ", which is no number");
+        "'{}' has the scalar type {}, which is no number",
+        found->name,
+        found->scalar_type);
   }
   return cast(value, found->scalar_type);
 }
@@ -162,17 +167,18 @@ std::optional<double> recorded_scale(const PtdFile& file) {
     }
   }
   if (!std::isfinite(number)) {
-    throw Error(
+    throw_error_in(
         ErrorKind::InvalidFile,
         file.name(),
-        "the adapter's metadata is malformed: scale '" + text + "' is not a finite number");
+        "the adapter's metadata is malformed: scale '{}' is not a finite number",
+        text);
   }
   return number;
 }
 
 double check_scale(double number, const char* what) {
   if (!std::isfinite(number)) {
-    throw Error(ErrorKind::Adapter, std::string(what) + " " + number_text(number) + " is not a finite number");
+    throw_error(ErrorKind::Adapter, "{} {} is not a finite number", what, number_text(number));
   }
   return number;
 }
@@ -199,7 +205,7 @@ std::vector<Error> not_finite(
   std::vector<Error> found;
   for (const auto& [name, value] : tensors) {
     if (!is_finite(value)) {
-      found.emplace_back(ErrorKind::Update, origin, "'" + name + "' has values that are not finite");
+      found.emplace_back(ErrorKind::Update, origin, format("'{}' has values that are not finite", name));
     }
   }
   return found;

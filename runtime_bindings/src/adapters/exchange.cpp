@@ -10,6 +10,7 @@
 #include "adapters/lora_names.h"
 #include "adapters/on_cache.h"
 #include "logical/numbers.h"
+#include "os/text.h"
 
 namespace blobstore::internal {
 namespace {
@@ -43,7 +44,7 @@ double factor_for(
   }
   if (program_scale) {
     if (check_scale(*program_scale, "program_scale") == 0) {
-      throw Error(ErrorKind::Adapter, "program_scale is 0, so no adapter has an effect on this program");
+      throw_error(ErrorKind::Adapter, "program_scale is 0, so no adapter has an effect on this program");
     }
     return *adapter.scale() / *program_scale;
   }
@@ -54,11 +55,13 @@ double factor_for(
     differs = differs || scale != *adapter.scale();
   }
   if (differs) {
-    throw Error(
+    throw_error_in(
         ErrorKind::Adapter,
         adapter.path(),
-        "its scale is " + number_text(*adapter.scale()) + ", that of the adapter in " + cache.name() + " is " + have +
-            "; give the factor of the program as program_scale=");
+        "its scale is {}, that of the adapter in {} is {}; give the factor of the program as program_scale=",
+        number_text(*adapter.scale()),
+        cache.name(),
+        have);
   }
   return 1;
 }
@@ -101,11 +104,12 @@ void check_complete(const CacheTensors& tensors, const KnownOfCache& known, cons
     missing.erase(known_as != nullptr ? known_as->name() : tensor.name);
   }
   if (!missing.empty()) {
-    throw Error(
+    throw_error_in(
         ErrorKind::Adapter,
         adapter.path(),
-        "lacks " + quoted_names({missing.begin(), missing.end()}) + ", so " + tensors.cache()->name() +
-            " would keep those of another adapter");
+        "lacks {}, so {} would keep those of another adapter",
+        quoted_names({missing.begin(), missing.end()}),
+        tensors.cache()->name());
   }
 }
 
@@ -164,14 +168,16 @@ uint64_t set_adapter_strength(const CacheTensors& tensors, double strength) {
   const auto turn = state->take_turn(*cache);
   const auto before = state->loaded();
   if (!before) {
-    throw Error(ErrorKind::Adapter, cache->name(), "no adapter was loaded with load_adapter()");
+    throw_error_in(ErrorKind::Adapter, cache->name(), "no adapter was loaded with load_adapter()");
   }
   const Adapter& adapter = *before->adapter;
   if (const auto changed = changed_since(*cache, before->after); !changed.empty()) {
-    throw Error(
+    throw_error_in(
         ErrorKind::Adapter,
         cache->name(),
-        quoted_names(changed) + " changed after " + adapter.path() + " was loaded; load an adapter first");
+        "{} changed after {} was loaded; load an adapter first",
+        quoted_names(changed),
+        adapter.path());
   }
   AdapterAccess::impl(adapter).file.verify();
   auto loaded = std::make_shared<LoadedAdapter>(*before);

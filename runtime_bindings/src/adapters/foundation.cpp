@@ -6,6 +6,7 @@
 #include "adapters/lora_names.h"
 #include "format/digest.h"
 #include "format/records.h"
+#include "os/text.h"
 
 namespace blobstore::internal {
 namespace {
@@ -27,14 +28,17 @@ bool counts(std::string_view key) {
 void check_same(
     const std::string& key, const PtdFile& one, const SourceBlob& a, const PtdFile& other, const SourceBlob& b) {
   if (*a.layout != *b.layout) {
-    throw Error(
+    throw_error(
         ErrorKind::KeyConflict,
-        "key '" + key + "' is " + to_string(*a.layout) + " in " + one.name() + " but " + to_string(*b.layout) + " in " +
-            other.name());
+        "key '{}' is {} in {} but {} in {}",
+        key,
+        to_string(*a.layout),
+        one.name(),
+        to_string(*b.layout),
+        other.name());
   }
   if (a.size != b.size || std::memcmp(a.data, b.data, a.size) != 0) {
-    throw Error(
-        ErrorKind::KeyConflict, "key '" + key + "' has different bytes in " + one.name() + " and in " + other.name());
+    throw_error(ErrorKind::KeyConflict, "key '{}' has different bytes in {} and in {}", key, one.name(), other.name());
   }
 }
 
@@ -163,7 +167,7 @@ std::string Foundation::fingerprint() const {
 
 std::vector<std::unique_ptr<PtdFile>> open_foundation(const std::vector<std::string>& paths) {
   if (paths.empty()) {
-    throw Error(ErrorKind::Adapter, "a foundation needs at least one file");
+    throw_error(ErrorKind::Adapter, "a foundation needs at least one file");
   }
   std::vector<std::unique_ptr<PtdFile>> files;
   for (const std::string& path : paths) {
@@ -171,7 +175,7 @@ std::vector<std::unique_ptr<PtdFile>> open_foundation(const std::vector<std::str
   }
   for (const auto& file : files) {
     if (is_adapter_file(*file)) {
-      throw Error(ErrorKind::Adapter, file->name(), "this file is an adapter, not a foundation");
+      throw_error_in(ErrorKind::Adapter, file->name(), "this file is an adapter, not a foundation");
     }
   }
   return files;

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "logical/numbers.h"
+#include "os/text.h"
 
 namespace blobstore::internal {
 namespace {
@@ -63,19 +64,15 @@ std::optional<Half> half_of(std::string_view name) {
   }
 }
 
-std::string quoted(const std::string& name) {
-  return "'" + name + "'";
-}
-
 /// Why two tensors cannot be multiplied; empty if they can.
 std::string no_product(const NameAndSizes& a, const NameAndSizes& b) {
-  const std::string a_text = quoted(a.first) + " " + to_string(a.second);
-  const std::string b_text = quoted(b.first) + " " + to_string(b.second);
+  const std::string a_text = format("'{}' {}", a.first, to_string(a.second));
+  const std::string b_text = format("'{}' {}", b.first, to_string(b.second));
   if (a.second.size() != 2 || b.second.size() != 2) {
-    return a_text + " and " + b_text + " must both be matrices";
+    return format("{} and {} must both be matrices", a_text, b_text);
   }
   if (a.second[0] != b.second[1]) {
-    return a_text + " has rank " + std::to_string(a.second[0]) + ", " + b_text + " rank " + std::to_string(b.second[1]);
+    return format("{} has rank {}, {} rank {}", a_text, a.second[0], b_text, b.second[1]);
   }
   return "";
 }
@@ -110,7 +107,7 @@ FoundPairs find_pairs(const std::vector<NameAndSizes>& tensors, const std::strin
       found.problems.emplace_back(
           ErrorKind::Adapter,
           origin,
-          "'" + only->first + "' has no " + (which == 'a' ? "lora_b" : "lora_a") + " beside it");
+          format("'{}' has no {} beside it", only->first, which == 'a' ? "lora_b" : "lora_a"));
       continue;
     }
     const auto& [a_name, a] = *both.at('a');
@@ -121,7 +118,7 @@ FoundPairs find_pairs(const std::vector<NameAndSizes>& tensors, const std::strin
       found.problems.emplace_back(
           ErrorKind::Adapter,
           origin,
-          "module " + quoted(place.first) + " has two pairs, by " + quoted(known->second) + " and " + quoted(a_name));
+          format("module '{}' has two pairs, by '{}' and '{}'", place.first, known->second, a_name));
     } else {
       seen.emplace(place.first, a_name);
       found.pairs.push_back({place.first, a_name, b_name, a[0], a[1], b[0]});
@@ -142,7 +139,7 @@ std::vector<std::string> weight_names(const std::string& module) {
   std::vector<std::string> names;
   for (const std::string& one : modules) {
     for (const char* part : {"", "base.", "base_layer."}) {
-      names.push_back((one.empty() ? "" : one + ".") + part + "weight");
+      names.push_back(format("{}{}weight", one.empty() ? "" : one + ".", part));
     }
   }
   return names;
@@ -152,7 +149,7 @@ std::string quoted_names(std::vector<std::string> names) {
   std::sort(names.begin(), names.end());
   std::string text;
   for (const std::string& name : names) {
-    text += (text.empty() ? "" : ", ") + quoted(name);
+    text += format("{}'{}'", text.empty() ? "" : ", ", name);
   }
   return text;
 }

@@ -16,6 +16,7 @@
 #include "adapters/product.h"
 #include "logical/numbers.h"
 #include "logical/reorder.h"
+#include "os/text.h"
 
 namespace blobstore {
 
@@ -97,11 +98,11 @@ class Merge {
       others.erase(pair.b);
     }
     if (!others.empty()) {
-      throw Error(
+      throw_error_in(
           ErrorKind::Adapter,
           origin_,
-          quoted_names({others.begin(), others.end()}) +
-              " belong to no pair, so there is no weight to merge them into");
+          "{} belong to no pair, so there is no weight to merge them into",
+          quoted_names({others.begin(), others.end()}));
     }
     if (found.pairs.empty()) {
       throw no_adapter(origin_);
@@ -115,7 +116,7 @@ class Merge {
     for (const LoraPair& pair : pairs) {
       std::string name = find_weight(pair);
       if (std::find(merged.weights.begin(), merged.weights.end(), name) != merged.weights.end()) {
-        throw Error(ErrorKind::Adapter, "two modules have the weight '" + name + "'");
+        throw_error(ErrorKind::Adapter, "two modules have the weight '{}'", name);
       }
       const TensorView start = start_of(name);
       check_shape(pair, name, start);
@@ -141,9 +142,12 @@ class Merge {
         return name;
       }
     }
-    throw Error(
+    throw_error(
         ErrorKind::KeyNotFound,
-        "module '" + pair.module + "' has no weight in " + cache_->name() + ": " + quoted_names(candidates));
+        "module '{}' has no weight in {}: {}",
+        pair.module,
+        cache_->name(),
+        quoted_names(candidates));
   }
 
   /// The weight that the adapter is added to: one of the caller's, or a view of the cache's memory.
@@ -165,26 +169,32 @@ class Merge {
       if (is_floating(value.scalar_type)) {
         return value;
       }
-      reason = std::string("it is stored as ") + type_name(value.scalar_type);
+      reason = format("it is stored as {}", type_name(value.scalar_type));
     } catch (const Error& error) {
       if (error.kind() != ErrorKind::Update) {
         throw;
       }
       reason = error.what();
     }
-    throw Error(
+    throw_error(
         ErrorKind::Update,
-        "an adapter cannot be merged into '" + name + "' as it is: " + reason + "; give its float tensor by weights=");
+        "an adapter cannot be merged into '{}' as it is: {}; give its float tensor by weights=",
+        name,
+        reason);
   }
 
   void check_shape(const LoraPair& pair, const std::string& name, const TensorView& weight) const {
     const std::vector<int64_t> product{pair.out_features, pair.in_features};
     if (weight.sizes != product) {
-      throw Error(
+      throw_error_in(
           ErrorKind::Layout,
           origin_,
-          "'" + name + "' is " + to_string(weight.sizes) + ", but '" + pair.b + "' and '" + pair.a + "' make " +
-              to_string(product));
+          "'{}' is {}, but '{}' and '{}' make {}",
+          name,
+          to_string(weight.sizes),
+          pair.b,
+          pair.a,
+          to_string(product));
     }
   }
 
@@ -285,15 +295,16 @@ uint64_t MergedAdapter::undo() {
   BlobCache& cache = *impl_->cache;
   const auto turn = impl_->state->take_turn(cache);
   if (impl_->undone) {
-    throw Error(
-        ErrorKind::Adapter, cache.name(), "the adapter was already taken out of " + quoted_names(impl_->weights));
+    throw_error_in(
+        ErrorKind::Adapter, cache.name(), "the adapter was already taken out of {}", quoted_names(impl_->weights));
   }
   if (const auto changed = changed_since(cache, impl_->after); !changed.empty()) {
-    throw Error(
+    throw_error_in(
         ErrorKind::Adapter,
         cache.name(),
-        quoted_names(changed) + " changed after the adapter was merged in generation " +
-            std::to_string(impl_->generation) + "; undo first what was merged later, or revert");
+        "{} changed after the adapter was merged in generation {}; undo first what was merged later, or revert",
+        quoted_names(changed),
+        impl_->generation);
   }
   uint64_t generation = 0;
   if (impl_->before) {
@@ -349,7 +360,7 @@ NamedViews views_of(const StateDict& tensors) {
   NamedViews views;
   for (const auto& [name, tensor] : tensors) {
     if (tensor == nullptr || !is_number(static_cast<int8_t>(tensor->scalar_type()))) {
-      throw Error(ErrorKind::UnsupportedData, "'" + name + "' is not a tensor of numbers");
+      throw_error(ErrorKind::UnsupportedData, "'{}' is not a tensor of numbers", name);
     }
     const TensorView view{
         static_cast<int8_t>(tensor->scalar_type()),

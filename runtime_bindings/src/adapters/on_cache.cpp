@@ -15,6 +15,7 @@
 #include "cache/thread_readings.h"
 #include "logical/reorder.h"
 #include "os/fork.h"
+#include "os/text.h"
 
 namespace blobstore::internal {
 
@@ -134,7 +135,8 @@ std::shared_ptr<AdaptersOfCache> AdaptersOfCache::of(const std::shared_ptr<BlobC
 
 std::unique_lock<std::mutex> AdaptersOfCache::take_turn(const BlobCache& cache) {
   if (ThreadReadings::any(cache)) {
-    throw Error(ErrorKind::Unsupported, cache.name(), "this thread is reading the cache, so it cannot change it now");
+    throw_error_in(
+        ErrorKind::Unsupported, cache.name(), "this thread is reading the cache, so it cannot change it now");
   }
   return std::unique_lock<std::mutex>(turn_);
 }
@@ -160,7 +162,7 @@ void AdaptersOfCache::set_loaded(std::shared_ptr<const LoadedAdapter> loaded) {
 
 void check_foundation(const BlobCache& cache, const KnownOfCache& known, const Adapter& adapter) {
   if (!adapter.foundation()) {
-    throw Error(
+    throw_error_in(
         ErrorKind::Adapter,
         adapter.path(),
         "the file does not record the foundation that it was made for; bind_adapter() adds it");
@@ -172,10 +174,13 @@ void check_foundation(const BlobCache& cache, const KnownOfCache& known, const A
   for (const std::string& foundation : known.foundations) {
     have += (have.empty() ? "" : " or ") + foundation;
   }
-  throw Error(
+  throw_error_in(
       ErrorKind::Adapter,
       adapter.path(),
-      "made for foundation " + *adapter.foundation() + ", " + cache.name() + " has " + (have.empty() ? "none" : have));
+      "made for foundation {}, {} has {}",
+      *adapter.foundation(),
+      cache.name(),
+      have.empty() ? "none" : have);
 }
 
 uint64_t commit(const CacheTensors& tensors, const NamedViews& values) {

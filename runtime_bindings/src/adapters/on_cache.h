@@ -16,6 +16,7 @@
 #include "format/digest.h"
 #include "format/tensor_view.h"
 #include "logical/cache_tensors.h"
+#include "os/text.h"
 
 namespace blobstore::internal {
 
@@ -87,7 +88,7 @@ auto with_origin(const std::string& origin, Function function) -> decltype(funct
     if (!about_tensors || std::string(error.what()).rfind(origin + ": ", 0) == 0) {
       throw;
     }
-    throw Error(error.kind(), origin, error.what());
+    throw_error_in(error.kind(), origin, "{}", error.what());
   }
 }
 

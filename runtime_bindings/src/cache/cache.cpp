@@ -5,6 +5,7 @@
 #include "cache/thread_readings.h"
 #include "format/ptd_reader.h"
 #include "os/file.h"
+#include "os/text.h"
 
 namespace blobstore {
 
@@ -15,8 +16,7 @@ std::atomic<uint64_t> next_id{1};
 
 } // namespace
 
-BlobCache::BlobCache(
-    Mode mode, std::string name, std::shared_ptr<BlobCache> base, std::shared_ptr<PackedStore> packed)
+BlobCache::BlobCache(Mode mode, std::string name, std::shared_ptr<BlobCache> base, std::shared_ptr<PackedStore> packed)
     : id_(next_id.fetch_add(1)),
       mode_(mode),
       name_(std::move(name)),
@@ -35,13 +35,12 @@ const Blob& BlobCache::at(std::string_view key) const {
 }
 
 void BlobCache::throw_missing(std::string_view key) const {
-  throw Error(
-      ErrorKind::KeyNotFound, name_, "no key '" + std::string(key) + "' among " + std::to_string(size()) + " keys");
+  throw_error_in(ErrorKind::KeyNotFound, name_, "no key '{}' among {} keys", key, size());
 }
 
 void BlobCache::check_open() const {
   if (closed()) {
-    throw Error(ErrorKind::Closed, name_, "the cache is closed");
+    throw_error_in(ErrorKind::Closed, name_, "the cache is closed");
   }
 }
 
@@ -50,7 +49,7 @@ uint64_t BlobCache::load(const std::string& path) {
   const File file(path, false);
   const uint64_t size = file.size();
   if (size == 0) {
-    throw Error(ErrorKind::InvalidFile, path, "the file is empty");
+    throw_error_in(ErrorKind::InvalidFile, path, "the file is empty");
   }
   const Mapping map(size);
   file.read(map.data(), size, 0);
@@ -68,7 +67,7 @@ uint64_t BlobCache::load(const std::string& path) {
     return update(changes);
   } catch (const Error& error) {
     if (error.kind() == ErrorKind::KeyNotFound || error.kind() == ErrorKind::Layout) {
-      throw Error(error.kind(), path, error.what());
+      throw_error_in(error.kind(), path, "{}", error.what());
     }
     throw;
   }

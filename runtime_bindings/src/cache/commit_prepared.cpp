@@ -5,6 +5,7 @@
 
 #include "cache/mapped_cache.h"
 #include "cache/thread_readings.h"
+#include "os/text.h"
 
 namespace blobstore::internal {
 
@@ -30,7 +31,7 @@ uint64_t MappedCache::update(const std::vector<Change>& given) {
 void MappedCache::check_writable() const {
   check_open();
   if (ThreadReadings::any(*this)) {
-    throw Error(ErrorKind::Unsupported, name(), "this thread is reading the cache, so it cannot change it now");
+    throw_error_in(ErrorKind::Unsupported, name(), "this thread is reading the cache, so it cannot change it now");
   }
 }
 
@@ -58,20 +59,20 @@ std::vector<Slot*> MappedCache::check(const std::vector<Change>& changes) const 
   for (const Change& change : changes) {
     Slot& slot = own_slot(change.key);
     if (change.layout != nullptr && *change.layout != slot.layout) {
-      throw Error(
+      throw_error_in(
           ErrorKind::Layout,
           name(),
-          "key '" + change.key + "' is " + to_string(slot.layout) + ", the new data is " + to_string(*change.layout));
+          "key '{}' is {}, the new data is {}",
+          change.key,
+          to_string(slot.layout),
+          to_string(*change.layout));
     }
     if (change.size != slot.size) {
-      throw Error(
-          ErrorKind::Layout,
-          name(),
-          "key '" + change.key + "' has " + std::to_string(slot.size) + " bytes, the new data has " +
-              std::to_string(change.size));
+      throw_error_in(
+          ErrorKind::Layout, name(), "key '{}' has {} bytes, the new data has {}", change.key, slot.size, change.size);
     }
     if (!seen.insert(&slot).second) {
-      throw Error(ErrorKind::KeyConflict, name(), "key '" + change.key + "' occurs twice in one commit");
+      throw_error_in(ErrorKind::KeyConflict, name(), "key '{}' occurs twice in one commit", change.key);
     }
     slots.push_back(&slot);
   }
@@ -106,11 +107,13 @@ void MappedCache::check_unshared(
 }
 
 void MappedCache::throw_shared(const Slot& slot, const std::string& other) const {
-  throw Error(
+  throw_error_in(
       ErrorKind::Unsupported,
       name(),
-      "keys '" + slot.key + "' and '" + other +
-          "' share their bytes in this file, so they cannot differ; make a working copy in which they do not");
+      "keys '{}' and '{}' share their bytes in this file, so they cannot differ; make a working copy in which they do "
+      "not",
+      slot.key,
+      other);
 }
 
 /// Allocate all memory that the commit takes, so that nothing can fail once the bytes change.
@@ -123,7 +126,7 @@ std::vector<MappedCache::Prepared> MappedCache::prepare(
       continue;
     }
     if (slot.pages) {
-      prepared[i].pages = slot.pages->prepare(changes[i].data, "the pages of '" + slot.key + "'");
+      prepared[i].pages = slot.pages->prepare(changes[i].data, format("the pages of '{}'", slot.key));
     } else {
       prepared[i].original.assign(slot.data, slot.data + slot.size);
     }

@@ -8,6 +8,7 @@
 #include "format/ptd_file.h"
 #include "format/ptd_writer.h"
 #include "os/output_file.h"
+#include "os/text.h"
 
 namespace blobstore {
 
@@ -51,11 +52,13 @@ class Merged {
   static void check_damage(const PtdFile& file, size_t index, const Digest& found) {
     const std::optional<Digest> recorded = file.recorded_digest(index);
     if (recorded && *recorded != found) {
-      throw Error(
+      throw_error_in(
           ErrorKind::Integrity,
           file.name(),
-          "the bytes of " + quoted(file.key(index)) + " are damaged: expected xxh3-128 " + to_string(*recorded) +
-              ", found " + to_string(found));
+          "the bytes of '{}' are damaged: expected xxh3-128 {}, found {}",
+          file.key(index),
+          to_string(*recorded),
+          to_string(found));
     }
   }
 
@@ -64,15 +67,18 @@ class Merged {
     const SourceBlob blob = file.blob(index);
     const SourceBlob before = *other.find(key);
     if (*before.layout != *blob.layout) {
-      throw Error(
+      throw_error(
           ErrorKind::KeyConflict,
-          "key " + quoted(key) + " is " + to_string(*before.layout) + " in " + other.name() + " but " +
-              to_string(*blob.layout) + " in " + file.name());
+          "key '{}' is {} in {} but {} in {}",
+          key,
+          to_string(*before.layout),
+          other.name(),
+          to_string(*blob.layout),
+          file.name());
     }
     if (before.size != blob.size || std::memcmp(before.data, blob.data, blob.size) != 0) {
-      throw Error(
-          ErrorKind::KeyConflict,
-          "key " + quoted(key) + " has different bytes in " + other.name() + " and in " + file.name());
+      throw_error(
+          ErrorKind::KeyConflict, "key '{}' has different bytes in {} and in {}", key, other.name(), file.name());
     }
   }
 

@@ -3,6 +3,7 @@
 #include <exception>
 
 #include "cache/thread_readings.h"
+#include "os/text.h"
 
 namespace blobstore::internal {
 
@@ -16,7 +17,7 @@ MappedCache::MappedCache(
   if (mode == Mode::Shared) {
     File file(paths[0], /*writable=*/true);
     if (file.size() == 0) {
-      throw Error(ErrorKind::InvalidFile, paths[0], "the file is empty");
+      throw_error_in(ErrorKind::InvalidFile, paths[0], "the file is empty");
     }
     working_copy_ = std::make_unique<WorkingCopy>(std::move(file));
     blobs_.open_shared(*working_copy_, paths[0]);
@@ -83,10 +84,8 @@ Slot& MappedCache::own_slot(const std::string& key) const {
   Slot* slot = blobs_.find(key);
   if (slot == nullptr) {
     if (base() && base()->find(key)) {
-      throw Error(
-          ErrorKind::KeyNotFound,
-          name(),
-          "key '" + key + "' belongs to the base " + base()->name() + "; change it there");
+      throw_error_in(
+          ErrorKind::KeyNotFound, name(), "key '{}' belongs to the base {}; change it there", key, base()->name());
     }
     at(key); // throws
   }
@@ -192,13 +191,13 @@ std::shared_ptr<BlobCache> BlobCache::open(
     name = "(no files)";
   }
   if (mode == Mode::Shared && paths.size() != 1) {
-    throw Error(
+    internal::throw_error_in(
         ErrorKind::Unsupported,
         name,
-        "a shared cache is one working copy, not " + std::to_string(paths.size()) + " files; make one of them");
+        "a shared cache is one working copy, not {} files; make one of them",
+        paths.size());
   }
-  return std::make_shared<internal::MappedCache>(
-      paths, mode, std::move(name), std::move(base), std::move(packed));
+  return std::make_shared<internal::MappedCache>(paths, mode, std::move(name), std::move(base), std::move(packed));
 }
 
 } // namespace blobstore

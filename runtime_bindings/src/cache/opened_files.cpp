@@ -3,9 +3,10 @@
 #include <algorithm>
 #include <cstring>
 #include <string>
-#include <unordered_set>
 
 #include "cache/mapped_cache.h"
+#include "format/text_hash.h"
+#include "os/text.h"
 
 namespace blobstore::internal {
 namespace {
@@ -28,14 +29,15 @@ bool is_same(const BlobCache& cache, const PtdFile& file, size_t index) {
   return std::memcmp(blob->data, stored.data, stored.size) == 0;
 }
 
-void check_unchanged(const BlobCache& cache, const PtdFile& file, const std::unordered_set<std::string>& dirty) {
+void check_unchanged(const BlobCache& cache, const PtdFile& file, const TextSet& dirty) {
   for (size_t i = 0; i < file.size(); ++i) {
     const std::string& key = file.entry(i).key;
     if (dirty.count(key) == 0 && !is_same(cache, file, i)) {
-      throw Error(
+      throw_error_in(
           ErrorKind::DataChanged,
           file.name(),
-          "the file was overwritten after the cache was opened: '" + key + "' differs");
+          "the file was overwritten after the cache was opened: '{}' differs",
+          key);
     }
   }
 }
@@ -44,7 +46,7 @@ void check_unchanged(const BlobCache& cache, const PtdFile& file, const std::uno
 
 std::vector<std::unique_ptr<PtdFile>> opened_files(const BlobCache& cache) {
   const std::vector<std::string> changed = cache.dirty();
-  const std::unordered_set<std::string> dirty(changed.begin(), changed.end());
+  const TextSet dirty(changed.begin(), changed.end());
   std::vector<std::unique_ptr<PtdFile>> files;
   for (const Source& source : static_cast<const MappedCache&>(cache).placed().sources()) { // `open` makes no others
     source.file.check_length(source.size);

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "cache/working_copy.h"
+#include "os/text.h"
 
 namespace blobstore::internal {
 
@@ -15,7 +16,7 @@ void PlacedBlobs::open(const std::string& path) {
   source.file = File(path, /*writable=*/false);
   source.size = source.file.size();
   if (source.size == 0) {
-    throw Error(ErrorKind::InvalidFile, path, "the file is empty");
+    throw_error_in(ErrorKind::InvalidFile, path, "the file is empty");
   }
   if (mode_ == Mode::Private) {
     source.map = Mapping(source.file, 0, source.size, Mapping::Kind::Private);
@@ -98,11 +99,12 @@ void PlacedBlobs::check_copies(uint64_t size, const Source& source) const {
   constexpr uint64_t kAlways = uint64_t{192} << 20;
   constexpr uint64_t kTimesTheFile = 64;
   if (size > kAlways && (size - kAlways) / kTimesTheFile > source.map.length()) {
-    throw Error(
+    throw_error_in(
         ErrorKind::InvalidFile,
         source.path,
-        "so many keys share their bytes that copies for each of them would take more than " + std::to_string(size) +
-            " bytes; the file has " + std::to_string(source.map.length()));
+        "so many keys share their bytes that copies for each of them would take more than {} bytes; the file has {}",
+        size,
+        source.map.length());
   }
 }
 
@@ -124,13 +126,17 @@ void PlacedBlobs::check_same(
     const Slot& known, const PtdEntry& entry, const uint8_t* data, size_t size, const std::string& path) const {
   const std::string& other = source_of(known).path;
   if (known.layout != entry.layout) {
-    throw Error(
+    throw_error(
         ErrorKind::KeyConflict,
-        "key '" + entry.key + "' is " + to_string(known.layout) + " in " + other + " but " + to_string(entry.layout) +
-            " in " + path);
+        "key '{}' is {} in {} but {} in {}",
+        entry.key,
+        to_string(known.layout),
+        other,
+        to_string(entry.layout),
+        path);
   }
   if (known.size != size || std::memcmp(known.data, data, size) != 0) {
-    throw Error(ErrorKind::KeyConflict, "key '" + entry.key + "' has different bytes in " + other + " and in " + path);
+    throw_error(ErrorKind::KeyConflict, "key '{}' has different bytes in {} and in {}", entry.key, other, path);
   }
 }
 

@@ -5,6 +5,7 @@
 
 #include "cache/mapped_cache.h"
 #include "cache/staged_commits.h"
+#include "os/text.h"
 
 namespace blobstore::internal {
 namespace {
@@ -73,7 +74,7 @@ uint64_t MappedCache::revert(const std::vector<std::string>& keys) {
 
 void MappedCache::check_revertible() const {
   if (working_copy_) {
-    throw Error(
+    throw_error_in(
         ErrorKind::Unsupported,
         name(),
         "a shared working copy has no older bytes to go back to; load the file that it was made from");

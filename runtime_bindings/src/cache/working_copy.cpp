@@ -8,6 +8,7 @@
 
 #include "format/digest.h"
 #include "os/fork.h"
+#include "os/text.h"
 
 namespace blobstore::internal {
 namespace {
@@ -267,8 +268,10 @@ void WorkingCopy::recover() {
     return Error(
         ErrorKind::Integrity,
         gate_.path(),
-        "a commit was interrupted and its journal is damaged, so " + file_.path() +
-            " holds neither the old nor the new weights; make the working copy again");
+        format(
+            "a commit was interrupted and its journal is damaged, so {} holds neither the old nor the new weights; "
+            "make the working copy again",
+            file_.path()));
   };
   const uint64_t present = gate_.size();
   if (size < 24 || present < start + sizeof(Digest) || size > present - start - sizeof(Digest)) {

@@ -1,7 +1,6 @@
 // Errors as values.
 #pragma once
 
-#include <new>
 #include <type_traits>
 #include <utility>
 
@@ -10,8 +9,8 @@
 
 namespace blobstore::internal {
 
-/// Made when the library is loaded, so that it needs no memory later.
-extern const Error out_of_memory;
+/// The error that is being handled, as a value. Any other exception than those of this library ends the process.
+Error caught() noexcept;
 
 /// Call a function of this library and return its value or its error. Any other exception ends the process.
 template <typename Function>
@@ -23,10 +22,8 @@ auto attempt(Function&& function) noexcept -> Result<decltype(function())> {
     } else {
       return function();
     }
-  } catch (Error& error) {
-    return std::move(error);
-  } catch (const std::bad_alloc&) {
-    return out_of_memory;
+  } catch (...) {
+    return caught();
   }
 }
 

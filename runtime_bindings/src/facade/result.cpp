@@ -1,13 +1,28 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
+#include <new>
+#include <utility>
 
 #include "facade/attempt.h"
 
 namespace blobstore::internal {
+namespace {
 
-// Short enough for the strings' own memory.
+// Made when the library is loaded, so that it needs no memory later: the texts fit into the strings themselves.
 const Error out_of_memory(ErrorKind::FileAccess, "", "out of memory", ENOMEM);
+
+} // namespace
+
+Error caught() noexcept {
+  try {
+    throw;
+  } catch (Error& error) {
+    return std::move(error);
+  } catch (const std::bad_alloc&) {
+    return out_of_memory;
+  }
+}
 
 } // namespace blobstore::internal
 

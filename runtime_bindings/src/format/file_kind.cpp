@@ -9,6 +9,7 @@
 #include "format/ptd_file.h"
 #include "os/file.h"
 #include "os/paths.h"
+#include "os/text.h"
 
 namespace blobstore::internal {
 namespace {
@@ -48,7 +49,7 @@ FileKind file_kind(const std::string& path) {
   char first[64];
   const auto size = static_cast<size_t>(std::min<uint64_t>(file.size(), sizeof first));
   if (size == 0) {
-    throw Error(ErrorKind::InvalidFile, path, "the file is empty");
+    throw_error_in(ErrorKind::InvalidFile, path, "the file is empty");
   }
   file.read(first, size, 0);
   const std::string_view head(first, size);
@@ -69,7 +70,7 @@ FileKind file_kind(const std::string& path) {
 void check_data_output(const std::string& path, const std::vector<std::string>& inputs) {
   for (const std::string& input : inputs) {
     if (same_file(path, input)) {
-      throw Error(ErrorKind::OutputPath, path, "the output is one of the inputs, " + input);
+      throw_error_in(ErrorKind::OutputPath, path, "the output is one of the inputs, {}", input);
     }
   }
   FileKind kind = FileKind::Data;
@@ -82,14 +83,15 @@ void check_data_output(const std::string& path, const std::vector<std::string>& 
     return; // it is empty, or does not exist
   }
   if (kind != FileKind::Data) {
-    throw Error(
+    throw_error_in(
         ErrorKind::OutputPath,
         path,
-        std::string("this is ") + name_of(kind) + " and would be replaced by " + name_of(FileKind::Data) +
-            "; remove it, or use force (--force)");
+        "this is {} and would be replaced by {}; remove it, or use force (--force)",
+        name_of(kind),
+        name_of(FileKind::Data));
   }
   if (is_of_programs(path)) {
-    throw Error(
+    throw_error_in(
         ErrorKind::OutputPath,
         path,
         "this data file was written together with programs, which would not find their weights any more; choose "

@@ -7,16 +7,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <stdexcept>
 #include <string_view>
 
-namespace blobstore::internal {
+#include "format/format_error.h"
 
-/// Why a buffer is not valid. Callers that know the name of the file turn it into an Error.
-class FormatError : public std::runtime_error {
- public:
-  using std::runtime_error::runtime_error;
-};
+namespace blobstore::internal {
 
 /// A vector: position of its first item and number of items.
 struct FlatVector {
@@ -30,7 +25,7 @@ class FlatBuffer {
  public:
   FlatBuffer(const uint8_t* data, size_t size) : data_(data), size_(size), budget_(8 * uint64_t{size} + (1 << 16)) {
     if (size < 8) {
-      throw FormatError(std::to_string(size) + " bytes are too few for a flatbuffer");
+      throw_format_error("{} bytes are too few for a flatbuffer", size);
     }
   }
 
@@ -43,13 +38,13 @@ class FlatBuffer {
   uint64_t field(uint64_t table, unsigned slot, unsigned field_size) const {
     const int64_t vtable = static_cast<int64_t>(table) - static_cast<int32_t>(u32(table));
     if (vtable < 0) {
-      throw FormatError("an offset is negative or not aligned");
+      throw_format_error("an offset is negative or not aligned");
     }
     const auto at = static_cast<uint64_t>(vtable);
     const uint16_t vtable_size = u16(at);
     const uint16_t table_size = u16(at + 2);
     if (vtable_size < 4 || vtable_size % 2 != 0 || at + vtable_size > size_ || table + table_size > size_) {
-      throw FormatError("a table, its vtable or a field does not fit in the flatbuffer");
+      throw_format_error("a table, its vtable or a field does not fit in the flatbuffer");
     }
     const unsigned entry = 4 + 2 * slot;
     if (entry + 2 > vtable_size) {
@@ -57,7 +52,7 @@ class FlatBuffer {
     }
     const uint16_t offset = u16(at + entry);
     if (offset != 0 && (offset < 4 || offset + field_size > table_size)) {
-      throw FormatError("a table, its vtable or a field does not fit in the flatbuffer");
+      throw_format_error("a table, its vtable or a field does not fit in the flatbuffer");
     }
     return offset == 0 ? 0 : table + offset;
   }
@@ -89,7 +84,7 @@ class FlatBuffer {
   FlatVector vector_at(uint64_t at, unsigned item_size) const {
     const uint32_t count = u32(at);
     if (static_cast<uint64_t>(count) * item_size > size_ || at + 4 + static_cast<uint64_t>(count) * item_size > size_) {
-      throw FormatError("a vector is longer than the flatbuffer");
+      throw_format_error("a vector is longer than the flatbuffer");
     }
     spend(static_cast<uint64_t>(count) * item_size);
     return {at + 4, count};
@@ -137,16 +132,16 @@ class FlatBuffer {
  private:
   void spend(uint64_t cost) const {
     if (cost > budget_) {
-      throw FormatError("damaged flatbuffer: its tables refer to the same bytes again and again");
+      throw_format_error("damaged flatbuffer: its tables refer to the same bytes again and again");
     }
     budget_ -= cost;
   }
   void check(uint64_t at, unsigned width) const {
     if (at % width != 0) {
-      throw FormatError("an offset is negative or not aligned");
+      throw_format_error("an offset is negative or not aligned");
     }
     if (at > size_ || size_ - at < width) {
-      throw FormatError("an offset leaves the flatbuffer");
+      throw_format_error("an offset leaves the flatbuffer");
     }
   }
 

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <limits>
 
+#include "os/text.h"
+
 namespace blobstore::internal {
 namespace {
 
@@ -32,7 +34,7 @@ class Level {
   explicit Level(int& depth) : depth_(++depth) {
     if (depth_ > kMostDepth) {
       --depth_;
-      throw FormatError("the header is nested too deeply");
+      throw_format_error("the header is nested too deeply");
     }
   }
   ~Level() { --depth_; }
@@ -61,7 +63,7 @@ void JsonReader::object(const std::function<void(const std::string& key)>& field
   std::sort(keys.begin(), keys.end());
   const auto twice = std::adjacent_find(keys.begin(), keys.end());
   if (twice != keys.end()) {
-    throw FormatError("key '" + *twice + "' occurs twice");
+    throw_format_error("key '{}' occurs twice", *twice);
   }
 }
 
@@ -190,7 +192,7 @@ std::string_view JsonReader::number() {
     digits();
   }
   if (integer && whole > kMostDigits) {
-    fail("an integer has " + std::to_string(whole) + " digits");
+    fail(format("an integer has {} digits", whole));
   }
   return text_.substr(start, at_ - start);
 }
@@ -232,7 +234,7 @@ bool JsonReader::take(char wanted) {
 
 void JsonReader::expect(char wanted) {
   if (!take(wanted)) {
-    fail(std::string("'") + wanted + "' is missing");
+    fail(format("'{}' is missing", std::string_view(&wanted, 1)));
   }
 }
 
@@ -243,7 +245,7 @@ bool JsonReader::take_word(std::string_view word) {
 }
 
 void JsonReader::fail(const std::string& reason) const {
-  throw FormatError("the header is not JSON: at character " + std::to_string(at_) + ", " + reason);
+  throw_format_error("the header is not JSON: at character {}, {}", at_, reason);
 }
 
 } // namespace blobstore::internal

@@ -2,8 +2,12 @@
 
 #include <limits>
 
+#include "os/text.h"
+
 namespace blobstore {
 namespace {
+
+using internal::format;
 
 struct Type {
   int8_t number;
@@ -34,7 +38,7 @@ template <typename Numbers>
 std::string join(const Numbers& numbers) {
   std::string text = "[";
   for (const auto number : numbers) {
-    text += (text.size() > 1 ? ", " : "") + std::to_string(number);
+    text += format("{}{}", text.size() > 1 ? ", " : "", number);
   }
   return text + "]";
 }
@@ -66,24 +70,23 @@ std::optional<uint64_t> layout_nbytes(const Layout& layout) {
 std::string layout_problem(const Layout& layout) {
   const size_t rank = layout.sizes.size();
   if (find(layout.scalar_type) == nullptr) {
-    return "unknown scalar type " + std::to_string(layout.scalar_type);
+    return format("unknown scalar type {}", layout.scalar_type);
   }
   if (rank > kMaxRank) {
-    return std::to_string(rank) + " dimensions, at most 64 are possible";
+    return format("{} dimensions, at most 64 are possible", rank);
   }
   for (const int32_t size : layout.sizes) {
     if (size < 0) {
-      return "size " + std::to_string(size) + " is outside 0..2147483647";
+      return format("size {} is outside 0..2147483647", size);
     }
   }
   if (layout.dim_order.size() != rank) {
-    return "dim_order has " + std::to_string(layout.dim_order.size()) + " entries for " + std::to_string(rank) +
-        " sizes";
+    return format("dim_order has {} entries for {} sizes", layout.dim_order.size(), rank);
   }
   std::vector<bool> seen(rank, false);
   for (const uint8_t dim : layout.dim_order) {
     if (dim >= rank || seen[dim]) {
-      return "dim_order " + join(layout.dim_order) + " is not a permutation of 0.." + std::to_string(rank - 1);
+      return format("dim_order {} is not a permutation of 0..{}", join(layout.dim_order), rank - 1);
     }
     seen[dim] = true;
   }
@@ -99,7 +102,7 @@ std::string to_string(const Layout& layout) {
   text += join(layout.sizes);
   for (size_t i = 0; i < layout.dim_order.size(); ++i) {
     if (layout.dim_order[i] != i) {
-      return text + " dim_order=" + join(layout.dim_order);
+      return format("{} dim_order={}", text, join(layout.dim_order));
     }
   }
   return text;

@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
+
+#include "os/text.h"
 
 namespace blobstore::internal {
 
@@ -13,34 +16,35 @@ uint64_t load_u64(const uint8_t* at) {
 
 PtdBounds read_bounds(const uint8_t* data, uint64_t size) {
   if (size < kPtdFieldsStart + kPtdFieldsSize) {
-    throw FormatError(number(size) + " bytes are too few for a .ptd");
+    throw_format_error("{} bytes are too few for a .ptd", size);
   }
   const std::string_view identifier(reinterpret_cast<const char*>(data) + 4, 4);
   if (identifier != "FT01") {
-    throw FormatError("not a .ptd: expected the identifier 'FT01', found " + quoted(identifier));
+    throw_format_error("not a .ptd: expected the identifier 'FT01', found '{}'", identifier);
   }
   const std::string_view magic(reinterpret_cast<const char*>(data) + kPtdFieldsStart, 4);
   if (magic != "FH01") {
-    throw FormatError("expected the header magic 'FH01', found " + quoted(magic));
+    throw_format_error("expected the header magic 'FH01', found '{}'", magic);
   }
   uint32_t length;
   std::memcpy(&length, data + 12, sizeof length);
   if (length < kPtdFieldsSize) {
-    throw FormatError("header length " + number(length) + " is below 40");
+    throw_format_error("header length {} is below 40", length);
   }
   const uint64_t offset = load_u64(data + 16);
   const uint64_t flatbuffer_size = load_u64(data + 24);
   const uint64_t base = load_u64(data + 32);
   const uint64_t data_size = load_u64(data + 40);
   if (offset < kPtdFieldsStart + kPtdFieldsSize || offset > base || flatbuffer_size > base - offset) {
-    throw FormatError(
-        "flatbuffer of " + number(flatbuffer_size) + " bytes at " + number(offset) +
-        " does not lie between the header and the segment base " + number(base));
+    throw_format_error(
+        "flatbuffer of {} bytes at {} does not lie between the header and the segment base {}",
+        flatbuffer_size,
+        offset,
+        base);
   }
   if (base > size || data_size > size - base) {
-    throw FormatError(
-        "truncated: " + number(data_size) + " bytes of segments at " + number(base) + " are announced, the file has " +
-        number(size) + " bytes");
+    throw_format_error(
+        "truncated: {} bytes of segments at {} are announced, the file has {} bytes", data_size, base, size);
   }
   return {offset + flatbuffer_size, base, data_size};
 }
@@ -53,28 +57,34 @@ std::vector<PtdSegment> read_segments(const FlatBuffer& buffer, uint64_t root, c
     const uint64_t offset = buffer.u64_field(table, 0);
     const uint64_t size = buffer.u64_field(table, 1);
     if (offset > bounds.segment_data_size || size > bounds.segment_data_size - offset) {
-      throw FormatError(
-          "segment " + number(i) + " of " + number(size) + " bytes at " + number(offset) + " is not within the " +
-          number(bounds.segment_data_size) + " bytes of segments");
+      throw_format_error(
+          "segment {} of {} bytes at {} is not within the {} bytes of segments",
+          i,
+          size,
+          offset,
+          bounds.segment_data_size);
     }
     segments[i].start = bounds.segment_base + offset;
     segments[i].size = size;
   }
-  std::vector<uint32_t> order;
-  for (uint32_t i = 0; i < segments.size(); ++i) {
-    if (segments[i].size != 0) {
-      order.push_back(i);
-    }
-  }
-  std::stable_sort(
-      order.begin(), order.end(), [&](uint32_t a, uint32_t b) { return segments[a].start < segments[b].start; });
+  std::vector<uint32_t> order = order_in_file(segments);
+  order.erase(
+      std::remove_if(order.begin(), order.end(), [&](uint32_t i) { return segments[i].size == 0; }), order.end());
   for (size_t i = 1; i < order.size(); ++i) {
     const PtdSegment& left = segments[order[i - 1]];
     if (left.start + left.size > segments[order[i]].start) {
-      throw FormatError("segments " + number(order[i - 1]) + " and " + number(order[i]) + " overlap");
+      throw_format_error("segments {} and {} overlap", order[i - 1], order[i]);
     }
   }
   return segments;
+}
+
+std::vector<uint32_t> order_in_file(const std::vector<PtdSegment>& segments) {
+  std::vector<uint32_t> order(segments.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(
+      order.begin(), order.end(), [&](uint32_t a, uint32_t b) { return segments[a].start < segments[b].start; });
+  return order;
 }
 
 } // namespace blobstore::internal

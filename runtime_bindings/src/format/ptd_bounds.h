@@ -31,13 +31,8 @@ PtdBounds read_bounds(const uint8_t* data, uint64_t size);
 /// The segments of a file, without digests. @throws FormatError: one leaves the bounds, or two overlap.
 std::vector<PtdSegment> read_segments(const FlatBuffer& buffer, uint64_t root, const PtdBounds& bounds);
 
-/// For messages.
-inline std::string number(uint64_t value) {
-  return std::to_string(value);
-}
-inline std::string quoted(std::string_view key) {
-  return "'" + std::string(key) + "'";
-}
+/// The positions of segments in the list, in the order in which they lie in the file.
+std::vector<uint32_t> order_in_file(const std::vector<PtdSegment>& segments);
 
 /// A little-endian number in a file.
 uint64_t load_u64(const uint8_t* at);

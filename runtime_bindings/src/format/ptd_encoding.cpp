@@ -10,6 +10,7 @@
 #include <blobstore/error.h>
 
 #include "os/file.h"
+#include "os/text.h"
 
 namespace blobstore::internal {
 namespace {
@@ -121,9 +122,7 @@ std::vector<uint8_t> encode_table(const std::vector<TableKey>& keys, const std::
     end += string_size(key.key);
   }
   if (end > static_cast<uint64_t>(std::numeric_limits<int32_t>::max())) {
-    throw Error(
-        ErrorKind::Unsupported,
-        "keys and layouts would take " + std::to_string(end) + " bytes; a .ptd has room for 2 GiB");
+    throw_error(ErrorKind::Unsupported, "keys and layouts would take {} bytes; a .ptd has room for 2 GiB", end);
   }
 
   Bytes out(end);

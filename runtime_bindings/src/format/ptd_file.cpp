@@ -2,12 +2,14 @@
 
 #include <blobstore/error.h>
 
+#include "os/text.h"
+
 namespace blobstore::internal {
 
 PtdFile::PtdFile(const std::string& path, Mapping::Kind kind)
     : file_(path, /*writable=*/false), size_of_file_(file_.size()) {
   if (size_of_file_ == 0) {
-    throw Error(ErrorKind::InvalidFile, path, "the file is empty");
+    throw_error_in(ErrorKind::InvalidFile, path, "the file is empty");
   }
   map_ = Mapping(file_, 0, size_of_file_, kind);
   read();

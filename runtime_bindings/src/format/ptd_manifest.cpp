@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "format/utf8.h"
+#include "os/text.h"
 
 namespace blobstore::internal {
 namespace {
@@ -33,13 +34,13 @@ std::map<std::string, std::string> read_metadata(const FlatBuffer& buffer, uint6
     const std::string_view value = buffer.string(pair, 1);
     bytes += key.size() + value.size();
     if (bytes > buffer.size()) { // many may refer to one
-      throw FormatError("the texts of the metadata together are longer than the manifest");
+      throw_format_error("the texts of the metadata together are longer than the manifest");
     }
     if (!is_utf8(key) || !is_utf8(value)) {
-      throw FormatError("metadata is not valid UTF-8");
+      throw_format_error("metadata is not valid UTF-8");
     }
     if (before && *before >= key) {
-      throw FormatError("the keys of the metadata do not ascend");
+      throw_format_error("the keys of the metadata do not ascend");
     }
     before = key;
     metadata.emplace_hint(metadata.end(), key, value);
@@ -65,9 +66,11 @@ std::optional<PtdManifest> find_manifest(const uint8_t* data, uint64_t size, con
   const uint64_t room = size - start - kTail;
   const uint64_t length = load_u64(data + size - kTail);
   if (room < kDigestSize || length != room - kDigestSize) {
-    throw ManifestError(
-        "a manifest of " + number(length) + " bytes does not fit between the segments, which end at byte " +
-        number(start) + ", and the end of the file at " + number(size));
+    throw ManifestError(format(
+        "a manifest of {} bytes does not fit between the segments, which end at byte {}, and the end of the file at {}",
+        length,
+        start,
+        size));
   }
   return PtdManifest{start, length};
 }
@@ -102,8 +105,7 @@ std::optional<size_t> find_keyed_manifest(const PtdTable& table, const uint8_t* 
   if (segment.start + segment.size != size || !ends_with(data, size, kOldMagic) ||
       segment.size < kDigestSize + kMagicSize) {
     throw ManifestError(
-        "the manifest ends at byte " + number(segment.start + segment.size) + " of " + number(size) +
-        ", or its magic is missing");
+        format("the manifest ends at byte {} of {}, or its magic is missing", segment.start + segment.size, size));
   }
   return found;
 }
@@ -125,18 +127,21 @@ Digest read_manifest(PtdTable& table, PtdManifest& manifest, const uint8_t* data
     const FlatBuffer buffer(body, manifest.size);
     const uint64_t root = buffer.root();
     if (const uint32_t version = buffer.u32_field(root, 0); version > 0) {
-      throw FormatError("it has version " + number(version) + ", this blobstore reads up to 0");
+      throw_format_error("it has version {}, this blobstore reads up to 0", version);
     }
     const uint64_t head_at = buffer.field(root, 1, kDigestSize);
     if (head_at == 0) {
-      throw FormatError("it lacks the digest of the head");
+      throw_format_error("it lacks the digest of the head");
     }
     const FlatVector digests = buffer.vector(root, 2, kDigestSize);
     const FlatVector alignments = buffer.vector(root, 3, 4);
     if (digests.count != table.segments.size() || alignments.count != table.entries.size()) {
-      throw FormatError(
-          "it has " + number(digests.count) + " segments and " + number(alignments.count) + " keys, the file has " +
-          number(table.segments.size()) + " and " + number(table.entries.size()));
+      throw_format_error(
+          "it has {} segments and {} keys, the file has {} and {}",
+          digests.count,
+          alignments.count,
+          table.segments.size(),
+          table.entries.size());
     }
     table.metadata = read_metadata(buffer, root);
     for (uint32_t i = 0; i < alignments.count; ++i) {
@@ -150,7 +155,7 @@ Digest read_manifest(PtdTable& table, PtdManifest& manifest, const uint8_t* data
     std::memcpy(head.data(), body + head_at, kDigestSize);
     return head;
   } catch (const FormatError& error) {
-    throw ManifestError(std::string("the manifest is malformed: ") + error.what());
+    throw ManifestError(format("the manifest is malformed: {}", error.what()));
   }
 }
 

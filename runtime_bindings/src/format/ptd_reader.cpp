@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <numeric>
 #include <string_view>
 #include <unordered_map>
 
@@ -24,20 +23,19 @@ Layout read_layout(const FlatBuffer& buffer, uint64_t table, const std::string& 
   const FlatVector sizes = buffer.vector(table, 1, 4);
   const FlatVector order = buffer.vector(table, 2, 1);
   if (sizes.count != order.count || sizes.count > kMaxRank) {
-    throw FormatError(
-        "key " + quoted(key) + " has " + number(sizes.count) + " sizes and a dim_order of " + number(order.count) +
-        ", at most 64 are possible");
+    throw_format_error(
+        "key '{}' has {} sizes and a dim_order of {}, at most 64 are possible", key, sizes.count, order.count);
   }
   bytes += 4ull * sizes.count + order.count;
   if (bytes > buffer.size()) {
-    throw FormatError("the layouts together are longer than the flatbuffer");
+    throw_format_error("the layouts together are longer than the flatbuffer");
   }
   for (uint32_t i = 0; i < sizes.count; ++i) {
     layout.sizes.push_back(static_cast<int32_t>(buffer.u32(sizes.start + 4ull * i)));
     layout.dim_order.push_back(buffer.u8(order.start + i));
   }
   if (const std::string problem = layout_problem(layout); !problem.empty()) {
-    throw FormatError("key " + quoted(key) + ": impossible tensor layout " + to_string(layout) + ": " + problem);
+    throw_format_error("key '{}': impossible tensor layout {}: {}", key, to_string(layout), problem);
   }
   return layout;
 }
@@ -54,25 +52,24 @@ std::vector<PtdEntry> read_entries(const FlatBuffer& buffer, uint64_t root, cons
   for (uint32_t i = 0; i < vector.count; ++i) {
     const uint64_t table = buffer.element(vector, i);
     if (buffer.field(table, 0, 4) == 0) {
-      throw FormatError("entry " + number(i) + " has no key");
+      throw_format_error("entry {} has no key", i);
     }
     const std::string_view key = buffer.string(table, 0);
     key_bytes += key.size();
     if (key_bytes > buffer.size()) {
-      throw FormatError("the keys together are longer than the flatbuffer");
+      throw_format_error("the keys together are longer than the flatbuffer");
     }
     if (!is_utf8(key)) {
-      throw FormatError("key " + quoted(key) + " is not valid UTF-8");
+      throw_format_error("key '{}' is not valid UTF-8", key);
     }
     if (!seen.insert(key).second) {
-      throw FormatError("key " + quoted(key) + " occurs twice");
+      throw_format_error("key '{}' occurs twice", key);
     }
     PtdEntry entry;
     entry.key = key;
     entry.segment = buffer.u32_field(table, 1);
     if (entry.segment >= segments.size()) {
-      throw FormatError(
-          "key " + quoted(key) + " is in segment " + number(entry.segment) + ", there are " + number(segments.size()));
+      throw_format_error("key '{}' is in segment {}, there are {}", key, entry.segment, segments.size());
     }
     if (const uint64_t at = buffer.object(table, 2); at != 0) {
       auto known = layouts.find(at);
@@ -83,9 +80,8 @@ std::vector<PtdEntry> read_entries(const FlatBuffer& buffer, uint64_t root, cons
       const uint64_t nbytes = *layout_nbytes(*entry.layout);
       const uint64_t size = segments[entry.segment].size;
       if (nbytes != size) {
-        throw FormatError(
-            "key " + quoted(key) + " is " + to_string(*entry.layout) + " of " + number(nbytes) +
-            " bytes, but its segment has " + number(size));
+        throw_format_error(
+            "key '{}' is {} of {} bytes, but its segment has {}", key, to_string(*entry.layout), nbytes, size);
       }
     }
     entries.push_back(std::move(entry));
@@ -97,9 +93,7 @@ void check_alignment(const PtdTable& table) {
   for (const PtdEntry& entry : table.entries) {
     const uint64_t start = table.segments[entry.segment].start;
     if (entry.alignment == 0 || start % entry.alignment != 0) {
-      throw FormatError(
-          "key " + quoted(entry.key) + " asks for alignment " + number(entry.alignment) + " but lies at byte " +
-          number(start));
+      throw_format_error("key '{}' asks for alignment {} but lies at byte {}", entry.key, entry.alignment, start);
     }
   }
 }
@@ -108,10 +102,10 @@ void check_alignment(const PtdTable& table) {
 PtdTable read_contents(const FlatBuffer& buffer, const PtdBounds& bounds) {
   const uint64_t root = buffer.root();
   if (const uint32_t version = buffer.u32_field(root, 0); version != 0) {
-    throw FormatError("expected schema version 0, found " + number(version));
+    throw_format_error("expected schema version 0, found {}", version);
   }
   if (buffer.field(root, 1, 4) == 0 || buffer.field(root, 2, 4) == 0) {
-    throw FormatError("the list of segments or of keys is missing");
+    throw_format_error("the list of segments or of keys is missing");
   }
   PtdTable table;
   table.segment_base = bounds.segment_base;
@@ -137,7 +131,7 @@ PtdTable read(const uint8_t* data, uint64_t size) {
   }
   const Digest head = read_manifest(table, *table.manifest, data);
   if (digest(data, bounds.segment_base) != head) {
-    throw ManifestError("the first " + number(bounds.segment_base) + " bytes are damaged: their digest differs");
+    throw ManifestError(format("the first {} bytes are damaged: their digest differs", bounds.segment_base));
   }
   if (keyed) { // from here on it is as in other files, where the manifest is neither a key nor a segment
     table.entries.erase(table.entries.begin() + static_cast<std::ptrdiff_t>(*keyed));
@@ -154,9 +148,9 @@ PtdTable read_ptd(const std::string& path, const uint8_t* data, uint64_t size) {
   try {
     return read(data, size);
   } catch (const ManifestError& error) {
-    throw Error(ErrorKind::Integrity, path, error.what());
+    throw_error_in(ErrorKind::Integrity, path, "{}", error.what());
   } catch (const FormatError& error) {
-    throw Error(ErrorKind::InvalidFile, path, error.what());
+    throw_error_in(ErrorKind::InvalidFile, path, "{}", error.what());
   }
 }
 
@@ -164,18 +158,13 @@ bool verify_ptd(const std::string& path, const uint8_t* data, const PtdTable& ta
   if (!table.manifest) {
     return false;
   }
-  std::vector<uint32_t> order(table.segments.size());
-  std::iota(order.begin(), order.end(), 0);
-  std::stable_sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) {
-    return table.segments[a].start < table.segments[b].start;
-  });
   const auto check_padding = [&](uint64_t start, uint64_t end) {
     if (start < end && std::any_of(data + start, data + end, [](uint8_t byte) { return byte != 0; })) {
-      throw Error(ErrorKind::Integrity, path, "the padding before byte " + number(end) + " is not zero");
+      throw_error_in(ErrorKind::Integrity, path, "the padding before byte {} is not zero", end);
     }
   };
   uint64_t position = table.segment_base;
-  for (const uint32_t at : order) {
+  for (const uint32_t at : order_in_file(table.segments)) {
     const PtdSegment& segment = table.segments[at];
     check_padding(position, segment.start);
     position = std::max(position, segment.start + segment.size);
@@ -184,14 +173,16 @@ bool verify_ptd(const std::string& path, const uint8_t* data, const PtdTable& ta
       std::string keys;
       for (const PtdEntry& entry : table.entries) {
         if (entry.segment == at) {
-          keys += (keys.empty() ? "" : ", ") + quoted(entry.key);
+          keys += format("{}'{}'", keys.empty() ? "" : ", ", entry.key);
         }
       }
-      throw Error(
+      throw_error_in(
           ErrorKind::Integrity,
           path,
-          "the bytes of " + (keys.empty() ? "segment " + number(at) : keys) + " are damaged: expected xxh3-128 " +
-              to_string(segment.digest) + ", found " + to_string(found));
+          "the bytes of {} are damaged: expected xxh3-128 {}, found {}",
+          keys.empty() ? format("segment {}", at) : keys,
+          to_string(segment.digest),
+          to_string(found));
     }
   }
   check_padding(position, table.segment_end);

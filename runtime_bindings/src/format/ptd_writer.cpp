@@ -11,6 +11,7 @@
 
 #include "format/ptd_encoding.h"
 #include "format/ptd_manifest.h"
+#include "os/text.h"
 
 namespace blobstore::internal {
 namespace {
@@ -21,10 +22,12 @@ constexpr size_t kPiece = size_t{1} << 18; // stays in the processor's cache
 
 void check_alignment(std::string_view key, uint64_t alignment) {
   if (alignment == 0 || alignment > kMaxAlignment) {
-    throw Error(
+    throw_error(
         ErrorKind::InvalidAlignment,
-        "key " + quoted(key) + ": alignment must be an integer in 1.." + number(kMaxAlignment) + ", got " +
-            number(alignment));
+        "key '{}': alignment must be an integer in 1..{}, got {}",
+        key,
+        kMaxAlignment,
+        alignment);
   }
 }
 
@@ -35,15 +38,13 @@ uint64_t common(uint64_t a, uint64_t b) {
 
 void check_key(std::string_view key, const uint8_t* data, size_t size) {
   if (key.empty()) {
-    throw Error(ErrorKind::InvalidKey, "a key must be a non-empty string, got ''");
+    throw_error(ErrorKind::InvalidKey, "a key must be a non-empty string, got ''");
   }
   if (key.find('\0') != std::string_view::npos) {
-    throw Error(ErrorKind::InvalidKey, "key " + quoted(key) + " contains a NUL character");
+    throw_error(ErrorKind::InvalidKey, "key '{}' contains a NUL character", key);
   }
   if (is_keyed_manifest(key, data, size)) {
-    throw Error(
-        ErrorKind::InvalidKey,
-        "key " + quoted(key) + " is reserved for manifests if the blob begins as a manifest does");
+    throw_error(ErrorKind::InvalidKey, "key '{}' is reserved for manifests if the blob begins as a manifest does", key);
   }
 }
 
@@ -154,10 +155,12 @@ void PtdWriter::copy(OutputFile& file, const Blob& blob, std::vector<uint8_t>& p
     done += now;
   }
   if (const Digest found = hasher.digest(); found != blob.digest) {
-    throw Error(
+    throw_error(
         ErrorKind::DataChanged,
-        "the bytes of " + quoted(blob.key) + " changed after they were added: expected xxh3-128 " +
-            to_string(blob.digest) + ", found " + to_string(found));
+        "the bytes of '{}' changed after they were added: expected xxh3-128 {}, found {}",
+        blob.key,
+        to_string(blob.digest),
+        to_string(found));
   }
 }
 
@@ -168,11 +171,9 @@ void PtdWriter::refuse_alignments() const {
   }
   std::string text;
   for (const uint64_t alignment : all) {
-    text += (text.empty() ? "" : ", ") + number(alignment);
+    text += format("{}{}", text.empty() ? "" : ", ", alignment);
   }
-  throw Error(
-      ErrorKind::InvalidAlignment,
-      "the alignments [" + text + "] have a common multiple above " + number(kMaxAlignment));
+  throw_error(ErrorKind::InvalidAlignment, "the alignments [{}] have a common multiple above {}", text, kMaxAlignment);
 }
 
 } // namespace blobstore::internal

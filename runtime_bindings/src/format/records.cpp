@@ -52,7 +52,7 @@ class Parser {
  private:
   void take(uint64_t nbytes) {
     if (nbytes > left_) {
-      throw FormatError("it refers to the same parts again and again");
+      throw_format_error("it refers to the same parts again and again");
     }
     left_ -= nbytes;
   }
@@ -61,9 +61,7 @@ class Parser {
     take(32);
     const uint32_t count = buffer_.vector(table, kSources, 4).count;
     if (count > kMostSources) {
-      throw FormatError(
-          "a record has " + std::to_string(count) + " sources, at most " + std::to_string(kMostSources) +
-          " are possible");
+      throw_format_error("a record has {} sources, at most {} are possible", count, kMostSources);
     }
     Record out;
     out.key = text_in(table, kKey);
@@ -94,7 +92,7 @@ class Parser {
     out.name = text_in(table, kName);
     out.scalar_type = static_cast<int8_t>(buffer_.u8_field(table, kScalarType));
     if (item_size(out.scalar_type) == 0) {
-      throw FormatError(std::to_string(out.scalar_type) + " is not a valid scalar type");
+      throw_format_error("{} is not a valid scalar type", out.scalar_type);
     }
     out.sizes = numbers<int64_t>(table, kSizes);
     out.aliases = texts(table, kAliases);
@@ -106,7 +104,7 @@ class Parser {
     Step out;
     const uint8_t operation = buffer_.u8_field(table, kOperation);
     if (operation < static_cast<uint8_t>(Operation::Reshape) || operation > static_cast<uint8_t>(Operation::NormBias)) {
-      throw FormatError(std::to_string(operation) + " is not a valid operation");
+      throw_format_error("{} is not a valid operation", operation);
     }
     out.operation = static_cast<Operation>(operation);
     out.ints = numbers<int64_t>(table, kInts);
@@ -142,7 +140,7 @@ class Parser {
     take(4 + static_cast<uint64_t>(vector.count));
     const std::string_view found(reinterpret_cast<const char*>(buffer_.data() + vector.start), vector.count);
     if (!is_utf8(found)) {
-      throw FormatError("a text is not valid UTF-8");
+      throw_format_error("a text is not valid UTF-8");
     }
     return std::string(found);
   }
@@ -189,17 +187,18 @@ std::string records_key(const uint8_t* data, size_t size) {
 Records parse_records(const uint8_t* data, size_t size, const std::string& origin) {
   try {
     if (size < 8 || std::memcmp(data + 4, kIdentifier, 4) != 0) {
-      throw FormatError("their magic is missing");
+      throw_format_error("their magic is missing");
     }
     return Parser(data, size).records();
   } catch (const FormatError& error) {
-    throw Error(ErrorKind::InvalidFile, origin, std::string("the records of a delegate are damaged: ") + error.what());
+    throw_error_in(ErrorKind::InvalidFile, origin, "the records of a delegate are damaged: {}", error.what());
   } catch (const Parser::LaterVersion& later) {
-    throw Error(
+    throw_error_in(
         ErrorKind::InvalidFile,
         origin,
-        "records have version " + std::to_string(later.version) + ", this blobstore reads up to " +
-            std::to_string(kVersion));
+        "records have version {}, this blobstore reads up to {}",
+        later.version,
+        kVersion);
   }
 }
 

@@ -11,6 +11,7 @@
 #include "format/json.h"
 #include "format/ptd_bounds.h"
 #include "format/utf8.h"
+#include "os/text.h"
 
 namespace blobstore::internal {
 namespace {
@@ -43,7 +44,7 @@ constexpr Type kTypes[] = {
 };
 
 [[noreturn]] void refuse(const std::string& key, const std::string& reason) {
-  throw FormatError("tensor " + quoted(key) + " " + reason);
+  throw_format_error("tensor '{}' {}", key, reason);
 }
 
 /// Sizes or offsets; @throws FormatError for anything else.
@@ -93,15 +94,15 @@ std::optional<Layout> layout_of(int8_t scalar_type, const std::vector<uint64_t>&
 
 void read_metadata(JsonReader& json, SafetensorsTable& table) {
   if (!json.at_object()) {
-    throw FormatError("__metadata__ must map str to str");
+    throw_format_error("__metadata__ must map str to str");
   }
   json.object([&](const std::string& key) {
     if (!json.at_string()) {
-      throw FormatError("__metadata__ must map str to str");
+      throw_format_error("__metadata__ must map str to str");
     }
     const std::string value = json.string();
     if (!is_utf8(key) || !is_utf8(value)) {
-      throw FormatError("the metadata under " + quoted(key) + " is not valid Unicode");
+      throw_format_error("the metadata under '{}' is not valid Unicode", key);
     }
     table.metadata.emplace(key, value);
   });
@@ -113,7 +114,7 @@ SafetensorsEntry read_tensor(JsonReader& json, const std::string& key, uint64_t 
   SafetensorsEntry entry;
   entry.key = key;
   if (!is_utf8(key)) {
-    throw FormatError("the name " + quoted(key) + " is not valid Unicode");
+    throw_format_error("the name '{}' is not valid Unicode", key);
   }
   bool has_dtype = false;
   bool has_shape = false;
@@ -141,7 +142,7 @@ SafetensorsEntry read_tensor(JsonReader& json, const std::string& key, uint64_t 
     refuse(key, "lacks dtype, shape or a pair of data_offsets");
   }
   if (offsets[0] > offsets[1] || offsets[1] > room) {
-    refuse(key, "at " + number(offsets[0]) + ".." + number(offsets[1]) + " is not within the file");
+    refuse(key, format("at {}..{} is not within the file", offsets[0], offsets[1]));
   }
   entry.start = base + offsets[0];
   entry.end = base + offsets[1];
@@ -149,14 +150,17 @@ SafetensorsEntry read_tensor(JsonReader& json, const std::string& key, uint64_t 
       std::find_if(std::begin(kTypes), std::end(kTypes), [&](const Type& one) { return entry.dtype == one.name; });
   if (type != std::end(kTypes)) {
     if (entry.sizes.size() > kMaxRank) {
-      refuse(key, "has " + number(entry.sizes.size()) + " dimensions, at most " + number(kMaxRank) + " are possible");
+      refuse(key, format("has {} dimensions, at most {} are possible", entry.sizes.size(), kMaxRank));
     }
     const std::optional<uint64_t> nbytes = nbytes_of(type->scalar_type, entry.sizes);
     if (nbytes != entry.end - entry.start) {
       refuse(
           key,
-          "is " + entry.dtype + " of " + (nbytes ? number(*nbytes) : "more than 2**64") + " bytes, but has " +
-              number(entry.end - entry.start));
+          format(
+              "is {} of {} bytes, but has {}",
+              entry.dtype,
+              nbytes ? std::to_string(*nbytes) : "more than 2**64",
+              entry.end - entry.start));
     }
     entry.layout = layout_of(type->scalar_type, entry.sizes);
   }
@@ -173,34 +177,32 @@ void check_extents(const SafetensorsTable& table, uint64_t position, uint64_t si
   });
   for (const SafetensorsEntry* entry : order) {
     if (entry->start != position) {
-      refuse(
-          entry->key,
-          "starts at byte " + number(entry->start) + ", expected " + number(position) + ": a gap or an overlap");
+      refuse(entry->key, format("starts at byte {}, expected {}: a gap or an overlap", entry->start, position));
     }
     position = entry->end;
   }
   if (position != size) {
-    throw FormatError("the tensors end at byte " + number(position) + ", the file has " + number(size) + " bytes");
+    throw_format_error("the tensors end at byte {}, the file has {} bytes", position, size);
   }
 }
 
 SafetensorsTable read(const uint8_t* data, uint64_t size) {
   if (size < 8) {
-    throw FormatError(number(size) + " bytes are too few for a .safetensors");
+    throw_format_error("{} bytes are too few for a .safetensors", size);
   }
   const uint64_t length = load_u64(data);
   if (length > std::min(size - 8, kMaxHeader)) {
-    throw FormatError("the header should have " + number(length) + " bytes, the file has " + number(size));
+    throw_format_error("the header should have {} bytes, the file has {}", length, size);
   }
   const std::string_view header(reinterpret_cast<const char*>(data) + 8, static_cast<size_t>(length));
   if (!is_utf8(header)) {
-    throw FormatError("the header is not JSON: it is not UTF-8");
+    throw_format_error("the header is not JSON: it is not UTF-8");
   }
   const uint64_t base = 8 + length;
   SafetensorsTable table;
   JsonReader json(header);
   if (!json.at_object()) {
-    throw FormatError("the header is not a JSON object");
+    throw_format_error("the header is not a JSON object");
   }
   json.object([&](const std::string& key) {
     if (key == kMetadata) {
@@ -220,7 +222,7 @@ SafetensorsTable read_safetensors(const std::string& path, const uint8_t* data, 
   try {
     return read(data, size);
   } catch (const FormatError& error) {
-    throw Error(ErrorKind::InvalidFile, path, error.what());
+    throw_error_in(ErrorKind::InvalidFile, path, "{}", error.what());
   }
 }
 

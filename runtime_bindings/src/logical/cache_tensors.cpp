@@ -3,6 +3,7 @@
 #include <unordered_map>
 
 #include "logical/numbers.h"
+#include "os/text.h"
 
 namespace blobstore::internal {
 namespace {
@@ -57,7 +58,8 @@ void CacheTensors::check_reach(const std::vector<Shaped>& tensors, bool whole) c
   for (const std::string& problem : problems) {
     text += (text.empty() ? "" : "; ") + problem;
   }
-  throw Error(ErrorKind::Update, cache_->name() + ": nothing was changed, because some weights cannot follow: " + text);
+  throw_error(
+      ErrorKind::Update, "{}: nothing was changed, because some weights cannot follow: {}", cache_->name(), text);
 }
 
 } // namespace blobstore::internal

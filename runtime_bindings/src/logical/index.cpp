@@ -6,6 +6,7 @@
 #include <blobstore/error.h>
 
 #include "logical/numbers.h"
+#include "os/text.h"
 
 namespace blobstore::internal {
 namespace {
@@ -13,8 +14,10 @@ namespace {
 constexpr size_t kLongRefusal = 4096;
 
 std::string two_shapes(const std::vector<int64_t>& one, const std::vector<int64_t>& other) {
-  return "programs have tensors of different shapes with this name, " + to_string(one) + " and " + to_string(other) +
-      "; open a cache for each";
+  return format(
+      "programs have tensors of different shapes with this name, {} and {}; open a cache for each",
+      to_string(one),
+      to_string(other));
 }
 
 } // namespace
@@ -55,10 +58,8 @@ void Index::read() {
       continue;
     }
     if (key != records_key(blob->data, blob->size)) {
-      throw Error(
-          ErrorKind::InvalidFile,
-          source_.name(),
-          "the records of a delegate do not have the digest in '" + std::string(key) + "'");
+      throw_error_in(
+          ErrorKind::InvalidFile, source_.name(), "the records of a delegate do not have the digest in '{}'", key);
     }
     delegates_.push_back(std::make_unique<Records>(parse_records(blob->data, blob->size, source_.name())));
   }
@@ -77,7 +78,7 @@ void Index::know(const Records& delegate) {
     if (is_new) {
       records_.push_back(&record);
     } else if (!(known->second->steps == record.steps) || known->second->nbytes != record.nbytes) {
-      throw Error(ErrorKind::KeyConflict, source_.name(), "two records describe '" + record.key + "' differently");
+      throw_error_in(ErrorKind::KeyConflict, source_.name(), "two records describe '{}' differently", record.key);
     }
   }
   for (const SourceTensor& source : delegate.outside) {
@@ -294,8 +295,10 @@ void Index::refuse_companions() {
           refuse(
               tensor,
               is_long ? refused->refusal
-                      : "it is stored together with '" + refused->name() +
-                      "', which cannot be changed: " + refused->refusal);
+                      : format(
+                            "it is stored together with '{}', which cannot be changed: {}",
+                            refused->name(),
+                            refused->refusal));
           waiting.push_back(&tensor);
         }
       }

@@ -15,6 +15,7 @@
 #include "format/safetensors.h"
 #include "logical/tensor_over.h"
 #include "os/file.h"
+#include "os/text.h"
 
 namespace blobstore {
 
@@ -32,21 +33,25 @@ TensorPtr make_tensor(
     size_t size,
     std::shared_ptr<void> owner) {
   if (layout.sizes.size() > executorch::runtime::kTensorDimensionLimit) {
-    throw Error(
+    throw_error_in(
         ErrorKind::UnsupportedData,
         path,
-        "tensor " + quoted(name) + " has " + number(layout.sizes.size()) + " dimensions, ExecuTorch has up to " +
-            number(executorch::runtime::kTensorDimensionLimit));
+        "tensor '{}' has {} dimensions, ExecuTorch has up to {}",
+        name,
+        layout.sizes.size(),
+        executorch::runtime::kTensorDimensionLimit);
   }
   std::vector<int64_t> in_memory;
   for (const uint8_t dim : layout.dim_order) {
     in_memory.push_back(layout.sizes[dim]);
   }
   if (!has_room_for_strides(in_memory)) {
-    throw Error(
+    throw_error_in(
         ErrorKind::UnsupportedData,
         path,
-        "tensor " + quoted(name) + ", " + to_string(layout) + ", has strides above 2**31-1, which ExecuTorch has not");
+        "tensor '{}', {}, has strides above 2**31-1, which ExecuTorch has not",
+        name,
+        to_string(layout));
   }
   return tensor_over(
       {layout.scalar_type, {layout.sizes.begin(), layout.sizes.end()}, data, size, std::move(owner)}, layout.dim_order);
@@ -79,10 +84,12 @@ StateDict load_safetensors(const std::string& path) {
   StateDict tensors;
   for (const SafetensorsEntry& entry : table.entries) {
     if (!entry.layout) {
-      throw Error(
+      throw_error_in(
           ErrorKind::UnsupportedData,
           path,
-          "tensor " + quoted(entry.key) + " is " + entry.dtype + " or too large, ExecuTorch has no such tensors");
+          "tensor '{}' is {} or too large, ExecuTorch has no such tensors",
+          entry.key,
+          entry.dtype);
     }
     const auto nbytes = static_cast<size_t>(entry.end - entry.start);
     tensors.emplace(entry.key, make_tensor(path, entry.key, *entry.layout, map->data() + entry.start, nbytes, map));
@@ -101,7 +108,7 @@ StateDict load_state_dict(const std::string& path) {
   if (kind == FileKind::Safetensors || (kind == FileKind::Unknown && ends_with(path, ".safetensors"))) {
     return load_safetensors(path);
   }
-  throw Error(ErrorKind::InvalidFile, path, "this is neither a .ptd data file nor a .safetensors file");
+  throw_error_in(ErrorKind::InvalidFile, path, "this is neither a .ptd data file nor a .safetensors file");
 }
 
 } // namespace blobstore

@@ -7,6 +7,7 @@
 #include <blobstore/layout.h>
 
 #include "os/heap.h"
+#include "os/text.h"
 
 namespace blobstore::internal {
 namespace {
@@ -163,7 +164,7 @@ std::string type_name(int8_t scalar_type) {
 std::string to_string(const std::vector<int64_t>& sizes) {
   std::string text = "[";
   for (const int64_t size : sizes) {
-    text += (text.size() > 1 ? ", " : "") + std::to_string(size);
+    text += format("{}{}", text.size() > 1 ? ", " : "", size);
   }
   return text + "]";
 }
@@ -175,7 +176,7 @@ uint64_t count(const std::vector<int64_t>& sizes) {
   for (const int64_t size : sizes) {
     empty = empty || size == 0;
     if (size < 0 || (size != 0 && product > kMax / static_cast<uint64_t>(size))) {
-      throw Error(ErrorKind::Layout, "no tensor can have the shape " + to_string(sizes));
+      throw_error(ErrorKind::Layout, "no tensor can have the shape {}", to_string(sizes));
     }
     product *= size == 0 ? 1 : static_cast<uint64_t>(size);
   }
@@ -186,7 +187,7 @@ TensorView make_tensor(int8_t scalar_type, std::vector<int64_t> sizes) {
   const uint64_t elements = count(sizes);
   const size_t item = item_size(scalar_type);
   if (elements > std::numeric_limits<int64_t>::max() / item) {
-    throw Error(ErrorKind::Layout, "no tensor can have the shape " + to_string(sizes));
+    throw_error(ErrorKind::Layout, "no tensor can have the shape {}", to_string(sizes));
   }
   const std::shared_ptr<uint8_t[]> memory = make_memory(elements * item);
   return {

@@ -4,13 +4,12 @@
 #include <cstring>
 #include <functional>
 #include <set>
-#include <unordered_map>
-#include <unordered_set>
 
 #include <blobstore/delegate.h>
 
 #include "delegate/delegate_payload.h"
 #include "format/flatbuffer.h"
+#include "format/text_hash.h"
 #include "logical/numbers.h"
 #include "logical/similar_names.h"
 #include "os/file.h"
@@ -157,7 +156,7 @@ class LoadedWeights {
     find_delegates(own);
     find_nameless();
     for (const auto& [key, method] : externals_) {
-      for (const std::string& name : names_of(key)) {
+      for (const std::string_view name : names_of(key)) {
         in_data_files_.insert(name);
       }
     }
@@ -167,7 +166,7 @@ class LoadedWeights {
             return own_.contains(record->key) && cache_.find(record->key) != nullptr;
           })) {
         for (const std::string_view name : tensor->names) {
-          in_delegates_.emplace(name);
+          in_delegates_.insert(name);
         }
       }
     }
@@ -224,8 +223,7 @@ class LoadedWeights {
             own_[constant.key] = delegate.method;
           }
         } catch (const FormatError& error) {
-          throw Error(
-              ErrorKind::InvalidFile, path_, std::string("not the payload of a BlobStoreBackend: ") + error.what());
+          throw_error_in(ErrorKind::InvalidFile, path_, "not the payload of a BlobStoreBackend: {}", error.what());
         }
       } else if (Foreign other = foreign_of(*parts_, delegate); other.count != 0) {
         foreign_.push_back(std::move(other));
@@ -265,8 +263,8 @@ class LoadedWeights {
     }
   }
 
-  std::vector<std::string> names_of(const std::string& key) const {
-    std::vector<std::string> names{key};
+  Names names_of(const std::string& key) const {
+    Names names{key};
     if (const Tensor* tensor = index_.find(key)) {
       names.insert(names.end(), tensor->names.begin(), tensor->names.end());
     }
@@ -277,16 +275,18 @@ class LoadedWeights {
   void find_stale(const std::set<std::string_view>& given, std::vector<std::string>& problems) const {
     Ordered<NameSet> found;
     for (const auto& [key, method] : externals_) {
-      const std::vector<std::string> names = names_of(key);
-      if (std::any_of(names.begin(), names.end(), [&](const std::string& name) { return given.count(name) != 0; }) &&
+      const Names names = names_of(key);
+      if (std::any_of(names.begin(), names.end(), [&](std::string_view name) { return given.count(name) != 0; }) &&
           !follows_(key)) {
         found[method][key];
       }
     }
     for (const auto& [method, keys] : found) {
-      problems.push_back(
-          of(method) + ", which ExecuTorch's own runtime has loaded, reads " + listed(keys) +
-          " from its own map: serve a working copy (make_working_copy(), mode='shared') and pass it as data_path");
+      problems.push_back(format(
+          "{}, which ExecuTorch's own runtime has loaded, reads {} from its own map: serve a working copy "
+          "(make_working_copy(), mode='shared') and pass it as data_path",
+          of(method),
+          listed(keys)));
     }
   }
 
@@ -307,7 +307,7 @@ class LoadedWeights {
       }
     }
     for (const auto& [method, inside] : found) {
-      problems.push_back(of(method) + " has " + listed(inside) + " inside: pass a tag to BlobStorePartitioner");
+      problems.push_back(format("{} has {} inside: pass a tag to BlobStorePartitioner", of(method), listed(inside)));
     }
   }
 
@@ -315,8 +315,7 @@ class LoadedWeights {
   void find_packed_elsewhere(const Shapes& shapes, bool whole, std::vector<std::string>& problems) const {
     std::set<uint64_t> nbytes;
     for (const Shaped& one : shapes) {
-      const std::string name(one.name);
-      if (one.scalar_type >= 0 && in_data_files_.count(name) == 0 && in_delegates_.count(name) == 0) {
+      if (one.scalar_type >= 0 && in_data_files_.count(one.name) == 0 && in_delegates_.count(one.name) == 0) {
         nbytes.insert(item_size(one.scalar_type) * elements({one.scalar_type, one.sizes}));
       }
     }
@@ -337,9 +336,11 @@ class LoadedWeights {
       }
     }
     for (const auto& [one, count] : found) {
-      problems.push_back(
-          of(one->method) + " has " + (count ? std::to_string(*count) + " constants" : "weights") + " that " +
-          one->backend + " packed: lower it with BlobStorePartitioner");
+      problems.push_back(format(
+          "{} has {} that {} packed: lower it with BlobStorePartitioner",
+          of(one->method),
+          count ? format("{} constants", *count) : "weights",
+          one->backend));
     }
   }
 
@@ -385,16 +386,17 @@ class LoadedWeights {
       }
     }
     for (const auto& [method, found] : named) {
-      problems.push_back(of(method) + " has constants like " + listed(found.names) + " " + place_of(found.is_inside));
+      problems.push_back(
+          format("{} has constants like {} {}", of(method), listed(found.names), place_of(found.is_inside)));
     }
     for (const auto& [method, found] : unnamed) {
       problems.push_back(
-          of(method) + " has " + std::to_string(found.count) + " constants without names " + place_of(found.is_inside));
+          format("{} has {} constants without names {}", of(method), found.count, place_of(found.is_inside)));
     }
   }
 
   std::string of(const std::string& method) const {
-    return method.empty() ? path_ : "method '" + method + "' of " + path_;
+    return method.empty() ? path_ : format("method '{}' of {}", method, path_);
   }
 
   std::string path_;
@@ -407,8 +409,8 @@ class LoadedWeights {
   std::vector<Foreign> foreign_;
   std::map<std::string, std::vector<std::string>> names_of_embedded_;
   std::vector<Nameless> nameless_;
-  std::unordered_set<std::string> in_data_files_; // names of the tensors that it takes from there without a delegate
-  std::unordered_set<std::string> in_delegates_; // ... and that its delegates take, through the cache
+  TextSet in_data_files_; // names of the tensors that it takes from there without a delegate
+  TextSet in_delegates_; // ... and that its delegates take, through the cache
 };
 
 /// A program that ExecuTorch has mapped; null if its path no longer leads to the same file.
@@ -480,7 +482,7 @@ std::vector<std::string> Reach::out_of_reach(
       method.same.erase(id);
     }
     LoadedWeights(
-        parts == nullptr ? "a program with a method '" + about.method + "'" : parts->path,
+        parts == nullptr ? format("a program with a method '{}'", about.method) : parts->path,
         parts.get(),
         cache,
         index,

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "format/records.h"
+#include "os/text.h"
 
 namespace blobstore::internal {
 namespace {
@@ -168,16 +169,16 @@ bool is_hex(std::string_view text) {
 std::string quoted(const Names& names, size_t most) {
   std::string text;
   for (size_t i = 0; i < names.size() && i < most; ++i) {
-    text += (i == 0 ? "'" : ", '") + std::string(names[i]) + "'";
+    text += format("{}{}'", i == 0 ? "'" : ", '", names[i]);
   }
-  return names.size() <= most ? text : text + " and " + std::to_string(names.size() - most) + " others";
+  return names.size() <= most ? text : format("{} and {} others", text, names.size() - most);
 }
 
 std::string some(const Names& names, const char* last) {
   if (names.size() != 2) {
     return quoted(names, 5);
   }
-  return "'" + std::string(names[0]) + "' " + last + " '" + std::string(names[1]) + "'";
+  return format("'{}' {} '{}'", names[0], last, names[1]);
 }
 
 Names near(std::string_view name, const Names& known) {
@@ -214,7 +215,7 @@ Names near(std::string_view name, const Names& known) {
 std::string suggest(std::string_view name, const Names& known) {
   std::string text;
   for (const std::string_view found : near(name, known)) {
-    text += (text.empty() ? "; did you mean '" : " or '") + std::string(found) + "'";
+    text += format("{}{}'", text.empty() ? "; did you mean '" : " or '", found);
   }
   if (!text.empty()) {
     return text + "?";

@@ -10,6 +10,7 @@
 #include <blobstore/layout.h>
 
 #include "logical/numbers.h"
+#include "os/text.h"
 
 namespace blobstore::internal {
 namespace {
@@ -44,7 +45,7 @@ bool has_room_for_strides(const std::vector<int64_t>& sizes) {
 
 executorch::extension::TensorPtr tensor_over(TensorView view, const std::vector<uint8_t>& dim_order) {
   if (!fits(view.sizes, dim_order)) {
-    throw Error(ErrorKind::Layout, "ExecuTorch has no tensors of the shape " + to_string(view.sizes));
+    throw_error(ErrorKind::Layout, "ExecuTorch has no tensors of the shape {}", to_string(view.sizes));
   }
   if (reinterpret_cast<uintptr_t>(view.data) % item_size(view.scalar_type) != 0) {
     const TensorView copy = make_tensor(view.scalar_type, view.sizes);

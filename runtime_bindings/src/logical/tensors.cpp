@@ -7,6 +7,7 @@
 #include "logical/cache_tensors.h"
 #include "logical/numbers.h"
 #include "logical/tensor_over.h"
+#include "os/text.h"
 
 namespace blobstore {
 
@@ -20,7 +21,7 @@ std::vector<Given> all_given(const StateDict& tensors) {
   std::vector<Given> given;
   for (const auto& [name, tensor] : tensors) {
     if (tensor == nullptr) {
-      throw Error(ErrorKind::UnsupportedData, "'" + name + "' is no tensor");
+      throw_error(ErrorKind::UnsupportedData, "'{}' is no tensor", name);
     }
     given.push_back(given_of(name, *tensor));
   }

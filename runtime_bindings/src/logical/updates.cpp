@@ -9,6 +9,7 @@
 #include "logical/numbers.h"
 #include "logical/reorder.h"
 #include "logical/steps.h"
+#include "os/text.h"
 
 namespace blobstore::internal {
 namespace {
@@ -18,12 +19,11 @@ Error update_error(const std::string& reason) {
 }
 
 std::string cannot(std::string_view name, const std::string& reason) {
-  return "'" + std::string(name) + "' cannot be updated: " + reason;
+  return format("'{}' cannot be updated: {}", name, reason);
 }
 
 Error two_values(std::string_view name, std::string_view canonical) {
-  return update_error(
-      "'" + std::string(name) + "' is another name of '" + std::string(canonical) + "', but was given other values");
+  return update_error(format("'{}' is another name of '{}', but was given other values", name, canonical));
 }
 
 /// Whether `constant_prop_pass()` computed a tensor from others, which the program then lacks.
@@ -35,8 +35,8 @@ std::optional<Layout> layout_of(const Given& given) {
   Layout layout{given.value.scalar_type, {}, given.dim_order};
   for (const int64_t size : given.value.sizes) {
     if (size > INT32_MAX) {
-      throw Error(
-          ErrorKind::Layout, "'" + given.name + "' has a shape that no blob can have: " + to_string(given.value.sizes));
+      throw_error(
+          ErrorKind::Layout, "'{}' has a shape that no blob can have: {}", given.name, to_string(given.value.sizes));
     }
     layout.sizes.push_back(static_cast<int32_t>(size));
   }
@@ -46,10 +46,10 @@ std::optional<Layout> layout_of(const Given& given) {
 /// A tensor with its dimensions in the usual order. @throws Error UnsupportedData.
 TensorView plain(const Given& given) {
   if (!given.opaque.empty()) {
-    throw Error(ErrorKind::UnsupportedData, "expected a torch tensor or a numpy array, found " + given.opaque);
+    throw_error(ErrorKind::UnsupportedData, "expected a torch tensor or a numpy array, found {}", given.opaque);
   }
   if (!is_number(given.value.scalar_type)) {
-    throw Error(ErrorKind::UnsupportedData, "weights of type " + to_string(layout_of(given)) + " are not supported");
+    throw_error(ErrorKind::UnsupportedData, "weights of type {} are not supported", to_string(layout_of(given)));
   }
   return reorder(given.value, given.dim_order, row_major(given.dim_order.size()));
 }
@@ -71,7 +71,7 @@ std::string with_sizes(int8_t scalar_type, const std::vector<int64_t>& sizes) {
 TensorView from_blob(const SourceBlob& blob) {
   const Layout& layout = **blob.layout;
   if (!is_number(layout.scalar_type)) {
-    throw Error(ErrorKind::UnsupportedData, "weights of type " + to_string(layout) + " are not supported");
+    throw_error(ErrorKind::UnsupportedData, "weights of type {} are not supported", to_string(layout));
   }
   const TensorView view{layout.scalar_type, {layout.sizes.begin(), layout.sizes.end()}, blob.data, blob.size, nullptr};
   return reorder(view, layout.dim_order, row_major(layout.sizes.size()));
@@ -171,7 +171,7 @@ std::vector<NewBlob> Updates::changes(const std::vector<Given>& given, bool fini
   std::vector<NewBlob> changed;
   for (const auto& [key, one] : direct) {
     if (finite && one->opaque.empty() && !is_finite(one->value)) {
-      throw update_error("'" + std::string(key) + "' has values that are not finite");
+      throw_error(ErrorKind::Update, "'{}' has values that are not finite", key);
     }
     changed.push_back(direct_change(key, *one));
   }
@@ -193,10 +193,8 @@ NewBlob Updates::direct_change(std::string_view key, const Given& given) const {
     return out; // opaque bytes in the form in which Python's readers return them
   }
   if (!own) {
-    throw Error(
-        ErrorKind::Layout,
-        source_.name(),
-        "key '" + std::string(key) + "' is opaque bytes, the new data is " + to_string(layout));
+    throw_error_in(
+        ErrorKind::Layout, source_.name(), "key '{}' is opaque bytes, the new data is {}", key, to_string(layout));
   }
   out.has_layout = true;
   out.layout = layout;
@@ -258,10 +256,12 @@ std::vector<NewBlob> Updates::resolve(const std::vector<const Given*>& given, bo
       const SourceTensor& source = record->sources[i];
       values.push_back(taken.at(sources[i]).value);
       if (!accepts(*record, source, values.back().scalar_type)) {
-        throw Error(
+        throw_error(
             ErrorKind::Layout,
-            "'" + source.name + "' is " + with_sizes(source.scalar_type, source.sizes) + ", the new one is " +
-                type_name(values.back().scalar_type));
+            "'{}' is {}, the new one is {}",
+            source.name,
+            with_sizes(source.scalar_type, source.sizes),
+            type_name(values.back().scalar_type));
       }
     }
     made.push_back({record->key, lay_out(*record, values, lookup), std::nullopt, false});
@@ -282,12 +282,15 @@ void Updates::check(const Given& given) const {
 TensorView Updates::take(const Tensor& tensor, const Given& given, bool finite) const {
   TensorView value = plain(given);
   if (value.sizes != tensor.sizes) {
-    throw Error(
+    throw_error(
         ErrorKind::Layout,
-        "'" + given.name + "' has shape " + to_string(tensor.sizes) + ", the new one has " + to_string(value.sizes));
+        "'{}' has shape {}, the new one has {}",
+        given.name,
+        to_string(tensor.sizes),
+        to_string(value.sizes));
   }
   if (finite && !is_finite(value)) {
-    throw update_error("'" + given.name + "' has values that are not finite");
+    throw_error(ErrorKind::Update, "'{}' has values that are not finite", given.name);
   }
   return value;
 }
@@ -301,16 +304,20 @@ void Updates::check_complete(
     (given[i] ? present : missing).insert(tensors[i]->names.front());
   }
   if (!missing.empty()) {
-    throw update_error(
-        quoted({present.begin(), present.end()}) + " cannot be updated without " +
-        quoted({missing.begin(), missing.end()}) + ": the delegate has them combined in one blob, '" + record.key +
-        "'");
+    throw_error(
+        ErrorKind::Update,
+        "{} cannot be updated without {}: the delegate has them combined in one blob, '{}'",
+        quoted({present.begin(), present.end()}),
+        quoted({missing.begin(), missing.end()}),
+        record.key);
   }
   if (!source_.contains(record.key)) {
-    throw Error(
+    throw_error(
         ErrorKind::KeyNotFound,
-        source_.name() + ": blob '" + record.key + "' of " + quoted(source_names(record)) +
-            " is in none of these data files");
+        "{}: blob '{}' of {} is in none of these data files",
+        source_.name(),
+        record.key,
+        quoted(source_names(record)));
   }
 }
 
@@ -318,7 +325,7 @@ void Updates::check_complete(
 TensorView Updates::blob_bytes(const std::string& key) const {
   const std::optional<SourceBlob> blob = source_.find(key);
   if (!blob) {
-    throw Error(ErrorKind::KeyNotFound, source_.name() + ": blob '" + key + "' is in none of these data files");
+    throw_error(ErrorKind::KeyNotFound, "{}: blob '{}' is in none of these data files", source_.name(), key);
   }
   const TensorView copy = make_tensor(kByte, {static_cast<int64_t>(blob->size)});
   const std::shared_ptr<const void> held = source_.hold();
@@ -393,7 +400,7 @@ Names Updates::choose(const std::vector<Entry>& entries, bool strict) const {
   if (!missing.empty() && strict) {
     std::string end = hint(available);
     end = end.empty() ? misspelt(available, missing) : end;
-    throw update_error("the state dict lacks " + quoted(missing) + ", which the program has" + end);
+    throw_error(ErrorKind::Update, "the state dict lacks {}, which the program has{}", quoted(missing), end);
   }
   for (const std::string_view name : available) {
     if (index_.find(name) == nullptr && source_.contains(name)) {
@@ -415,7 +422,7 @@ void Updates::check_frozen() const {
     }
   }
   if (!frozen.empty()) {
-    throw update_error(quoted(frozen) + " cannot be updated: " + index_.find(frozen[0])->refusal);
+    throw_error(ErrorKind::Update, "{} cannot be updated: {}", quoted(frozen), index_.find(frozen[0])->refusal);
   }
 }
 
@@ -441,9 +448,12 @@ void Updates::check_propagated(const std::vector<Entry>& entries) const {
     }
   }
   if (!computed.empty() && !gone.empty()) {
-    throw update_error(
-        source_.name() + ": no program has " + some(gone) + ", and " + some(computed) +
-        " may have been computed from them: lower the model without constant_prop_pass()");
+    throw_error(
+        ErrorKind::Update,
+        "{}: no program has {}, and {} may have been computed from them: lower the model without constant_prop_pass()",
+        source_.name(),
+        some(gone),
+        some(computed));
   }
 }
 
@@ -465,11 +475,12 @@ void Updates::check_stored(const std::string& origin) const {
     }
     const TensorView made = lay_out(*record, values, [&](const std::string& key) { return blob_bytes(key); });
     if (made.nbytes != blob->size || (blob->size != 0 && std::memcmp(made.data, blob->data, blob->size) != 0)) {
-      throw Error(
+      throw_error(
           ErrorKind::KeyConflict,
-          origin + ": a method that is delegated and one that is not have different tensors with the name " +
-              quoted(source_names(*record)) +
-              ": export the methods from modules that use different names (docs/lowering.md)");
+          "{}: a method that is delegated and one that is not have different tensors with the name {}: export the "
+          "methods from modules that use different names (docs/lowering.md)",
+          origin,
+          quoted(source_names(*record)));
     }
   }
 }
@@ -489,7 +500,7 @@ Error Updates::mismatch(const Names& given) const {
   std::string refused;
   for (const std::string_view name : given) {
     if (const Tensor* tensor = index_.find(name); tensor != nullptr && !tensor->refusal.empty()) {
-      refused += (refused.empty() ? " ('" : "; '") + std::string(name) + "': " + tensor->refusal;
+      refused += format("{}{}': {}", refused.empty() ? " ('" : "; '", name, tensor->refusal);
     }
   }
   Names own;
@@ -505,26 +516,31 @@ Error Updates::mismatch(const Names& given) const {
   if (end.empty() && !given.empty()) {
     end = suggest(given[0], own);
   }
-  return update_error(
-      source_.name() + ": none of the tensors given can be updated" + (refused.empty() ? "" : refused + ")") +
-      ": found " + some(given) + ", the programs have " + (own.empty() ? "none with a name" : some(own)) + end);
+  return update_error(format(
+      "{}: none of the tensors given can be updated{}: found {}, the programs have {}{}",
+      source_.name(),
+      refused.empty() ? "" : format("{})", refused),
+      some(given),
+      own.empty() ? "none with a name" : some(own),
+      end));
 }
 
 Error Updates::unknown(std::string_view name) const {
   const std::string& where = source_.name();
-  const std::string which = "'" + std::string(name) + "'";
+  const std::string which = format("'{}'", name);
   std::string reason;
   if (index_.records().empty()) {
     bool hashes = false;
     for (size_t i = 0; i < source_.size() && !hashes; ++i) {
       hashes = is_hash_key(source_.key(i));
     }
-    reason = hashes ? which +
-            " cannot be updated by name: the keys of the weights are hashes of their contents, as in ExecuTorch's own "
-            "lowering; lower the model with blobstore.lowering.BlobStorePartitioner"
-                    : "no key " + which + ", and no records of tensors";
+    reason = hashes ? format(
+                          "{} cannot be updated by name: the keys of the weights are hashes of their contents, as in "
+                          "ExecuTorch's own lowering; lower the model with blobstore.lowering.BlobStorePartitioner",
+                          which)
+                    : format("no key {}, and no records of tensors", which);
   } else {
-    reason = "no key and no tensor " + which;
+    reason = format("no key and no tensor {}", which);
   }
   std::string end = hint({name});
   if (end.empty()) {
@@ -533,7 +549,7 @@ Error Updates::unknown(std::string_view name) const {
     known.insert(known.end(), keys.begin(), keys.end());
     end = suggest(name, known);
   }
-  return Error(ErrorKind::KeyNotFound, where + ": " + reason + end);
+  return Error(ErrorKind::KeyNotFound, format("{}: {}{}", where, reason, end));
 }
 
 /// Keys that may be names of tensors.
@@ -567,7 +583,7 @@ Names Updates::similar(std::string_view name) const {
     const size_t stop = std::min(name.find('.', start), name.size());
     const std::string_view part = name.substr(start, stop - start);
     if (part != "module" && part != "model" && part != "_orig_mod") {
-      plain += (plain.empty() ? "" : ".") + std::string(part);
+      plain += format("{}{}", plain.empty() ? "" : ".", part);
     }
     start = stop + 1;
   }
@@ -589,7 +605,7 @@ std::string Updates::hint(const Names& names) const {
   for (const std::string_view name : names) {
     if (!knows(name)) {
       if (const Names found = similar(name); !found.empty()) {
-        return "; '" + std::string(name) + "' may be " + some(found, "or") + " here";
+        return format("; '{}' may be {} here", name, some(found, "or"));
       }
     }
   }
@@ -601,7 +617,7 @@ std::string Updates::misspelt(const Names& names, const Names& missing) const {
   for (const std::string_view name : names) {
     if (!knows(name)) {
       if (const Names found = near(name, missing); !found.empty()) {
-        return "; '" + std::string(name) + "' may be " + some(found, "or") + " here";
+        return format("; '{}' may be {} here", name, some(found, "or"));
       }
     }
   }

@@ -15,6 +15,8 @@
 
 #include <blobstore/error.h>
 
+#include "os/text.h"
+
 namespace blobstore::internal {
 namespace {
 
@@ -95,7 +97,7 @@ void File::check_length(uint64_t end) const {
     throw Error(
         ErrorKind::FileAccess,
         path_,
-        "the file was truncated: it has " + std::to_string(found) + " bytes, " + std::to_string(end) + " are expected",
+        format("the file was truncated: it has {} bytes, {} are expected", found, end),
         EIO);
   }
 }
@@ -115,7 +117,7 @@ void File::set_mode(uint32_t mode) const {
 void File::lock(bool exclusive) const {
   while (flock(descriptor_, exclusive ? LOCK_EX : LOCK_SH) != 0) {
     if (errno != EINTR) {
-      throw Error(ErrorKind::FileAccess, path_, std::string("cannot lock: ") + std::strerror(errno), errno);
+      throw Error(ErrorKind::FileAccess, path_, format("cannot lock: {}", std::strerror(errno)), errno);
     }
   }
 }
@@ -154,7 +156,7 @@ File File::reopen() const {
   const int access = fcntl(descriptor_, F_GETFL) & O_ACCMODE;
 #if BLOBSTORE_LINUX
   // by descriptor, because the path may lead to another file by now
-  const std::string link = "/proc/self/fd/" + std::to_string(descriptor_);
+  const std::string link = format("/proc/self/fd/{}", descriptor_);
   const int descriptor = open(link.c_str(), access | O_CLOEXEC);
 #else
   const int descriptor = open(path_.c_str(), access | O_CLOEXEC | O_NONBLOCK);
@@ -184,7 +186,7 @@ void File::read(void* buffer, size_t size, uint64_t offset) const {
       refuse(path_, errno);
     }
     if (got == 0) {
-      throw Error(ErrorKind::FileAccess, path_, "it was truncated: no byte at " + std::to_string(offset), EIO);
+      throw Error(ErrorKind::FileAccess, path_, format("it was truncated: no byte at {}", offset), EIO);
     }
     to += got;
     offset += static_cast<uint64_t>(got);

@@ -9,6 +9,8 @@
 
 #include <blobstore/error.h>
 
+#include "os/text.h"
+
 namespace blobstore::internal {
 namespace {
 
@@ -39,7 +41,8 @@ void populate(
 #if BLOBSTORE_LINUX
   if (begin < end && madvise(pointer(begin), end - begin, MADV_POPULATE_WRITE) != 0 && errno != EINVAL) {
     const int number = errno; // EINVAL comes from an older kernel, which copies pages when they are written
-    throw Error(ErrorKind::FileAccess, file.path(), "no memory for " + what + ": " + std::strerror(number), number);
+    throw Error(
+        ErrorKind::FileAccess, file.path(), format("no memory for {}: {}", what, std::strerror(number)), number);
   }
 #endif
 }

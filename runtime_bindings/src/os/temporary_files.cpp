@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "os/file.h"
+#include "os/text.h"
 
 namespace blobstore::internal {
 namespace {
@@ -54,7 +55,7 @@ std::string temporary_in(const std::string& folder) {
   for (size_t i = 0; i < kDigits; ++i) {
     name += kHexadecimal[digit(random)];
   }
-  return folder + name + std::string(kTemporary);
+  return format("{}{}{}", folder, name, kTemporary);
 }
 
 Locked lock_file(int descriptor, bool shared) {

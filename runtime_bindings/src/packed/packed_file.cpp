@@ -6,8 +6,8 @@
 
 #include <blobstore/error.h>
 
-#include "format/ptd_bounds.h"
 #include "os/output_file.h"
+#include "os/text.h"
 
 namespace blobstore::internal {
 namespace {
@@ -70,7 +70,7 @@ class Decoder {
 };
 
 [[noreturn]] void invalid(const std::string& path, const std::string& reason) {
-  throw Error(ErrorKind::InvalidFile, path, "not a file of packed weights: " + reason);
+  throw_error_in(ErrorKind::InvalidFile, path, "not a file of packed weights: {}", reason);
 }
 
 struct Index {
@@ -81,7 +81,7 @@ struct Index {
 
 Index read_index(const std::string& path, const uint8_t* data, size_t size) {
   if (size < kFooter) {
-    invalid(path, "it has " + number(size) + " bytes");
+    invalid(path, format("it has {} bytes", size));
   }
   Decoder footer(data, size - kFooter);
   Index index;
@@ -94,17 +94,17 @@ Index read_index(const std::string& path, const uint8_t* data, size_t size) {
   }
   const uint64_t limit = size - kFooter;
   if (index.start > limit || count > (limit - index.start) / kEntry) {
-    invalid(path, "its index of " + number(count) + " entries does not fit");
+    invalid(path, format("its index of {} entries does not fit", count));
   }
   Decoder decoder(data, index.start);
   index.entries.reserve(count);
   for (uint32_t i = 0; i < count; ++i) {
     if (limit - decoder.at() < kEntry) {
-      invalid(path, "entry " + number(i) + " of its index does not fit");
+      invalid(path, format("entry {} of its index does not fit", i));
     }
     const auto length = decoder.number<uint32_t>();
     if (length > limit - decoder.at() || limit - decoder.at() - length < kEntry - 4) {
-      invalid(path, "entry " + number(i) + " of its index does not fit");
+      invalid(path, format("entry {} of its index does not fit", i));
     }
     PackedEntry& entry = index.entries.emplace_back();
     entry.name = decoder.text(length);
@@ -112,7 +112,7 @@ Index read_index(const std::string& path, const uint8_t* data, size_t size) {
     entry.size = decoder.number<uint64_t>();
     entry.seed = decoder.number<uint32_t>();
     if (entry.offset > index.start || entry.size > index.start - entry.offset) {
-      invalid(path, "entry " + quoted(entry.name) + " lies outside of the file");
+      invalid(path, format("entry '{}' lies outside of the file", entry.name));
     }
   }
   index.end = decoder.at();
@@ -172,16 +172,18 @@ PackedTable read_packed_table(const std::string& path, const uint8_t* data, size
   }
   const Digest found = digest(data + start, index.end - start);
   if (found != expected) {
-    throw Error(
+    throw_error_in(
         ErrorKind::Integrity,
         path,
-        "its table has the digest " + to_string(found) + ", " + to_string(expected) + " was recorded");
+        "its table has the digest {}, {} was recorded",
+        to_string(found),
+        to_string(expected));
   }
   Decoder decoder(data, start);
   PackedTable table{std::move(index.entries), {}, {}};
   for (PackedEntry& entry : table.entries) {
     if (entry.size > start || entry.offset > start - entry.size) {
-      invalid(path, "entry " + quoted(entry.name) + " lies outside of the file");
+      invalid(path, format("entry '{}' lies outside of the file", entry.name));
     }
     entry.digest = decoder.digest();
     entry.map = decoder.number<uint32_t>();
@@ -209,7 +211,7 @@ PackedTable read_packed_table(const std::string& path, const uint8_t* data, size
   }
   for (const PackedEntry& entry : table.entries) {
     if (entry.map > table.maps.size()) {
-      invalid(path, "entry " + quoted(entry.name) + " has a map that is not there");
+      invalid(path, format("entry '{}' has a map that is not there", entry.name));
     }
   }
   return table;
@@ -219,11 +221,13 @@ void verify_packed(const std::string& path, const uint8_t* data, const PackedTab
   for (const PackedEntry& entry : table.entries) {
     const Digest found = digest(data + entry.offset, entry.size);
     if (found != entry.digest) {
-      throw Error(
+      throw_error_in(
           ErrorKind::Integrity,
           path,
-          "entry " + quoted(entry.name) + " has the digest " + to_string(found) + ", " + to_string(entry.digest) +
-              " was recorded");
+          "entry '{}' has the digest {}, {} was recorded",
+          entry.name,
+          to_string(found),
+          to_string(entry.digest));
     }
   }
 }

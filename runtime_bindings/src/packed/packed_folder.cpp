@@ -14,9 +14,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "format/ptd_bounds.h"
 #include "format/text_hash.h"
 #include "os/temporary_files.h"
+#include "os/text.h"
 
 namespace blobstore::internal {
 namespace {
@@ -53,8 +53,7 @@ std::string name_of(const PackedPurpose& purpose, const PackedContents& contents
 
 /// What a mark says about the file beside it: a file that has this status is the one that was verified.
 std::string mark_of(const FileStatus& status) {
-  return number(status.device) + " " + number(status.inode) + " " + number(status.size) + " " +
-      std::to_string(status.modified) + " " + std::to_string(status.changed) + "\n";
+  return format("{} {} {} {} {}\n", status.device, status.inode, status.size, status.modified, status.changed);
 }
 
 std::string mark_path(const std::string& path) {
@@ -69,15 +68,15 @@ File open_to_read(const std::string& path) {
 bool is_marked(const std::string& path, const std::string& mark) {
   const File file = open_to_read(path);
   std::string found(mark.size() + 1, '\0');
-  return file.is_open() && pread(file.descriptor(), found.data(), found.size(), 0) == static_cast<ssize_t>(mark.size()) &&
+  return file.is_open() &&
+      pread(file.descriptor(), found.data(), found.size(), 0) == static_cast<ssize_t>(mark.size()) &&
       found.compare(0, mark.size(), mark) == 0;
 }
 
 /// Without the right to write, the file is verified again next time.
 void write_mark(const std::string& path, const std::string& mark) {
   const File file(path, open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0666));
-  [[maybe_unused]] const ssize_t written =
-      file.is_open() ? ::write(file.descriptor(), mark.data(), mark.size()) : 0;
+  [[maybe_unused]] const ssize_t written = file.is_open() ? ::write(file.descriptor(), mark.data(), mark.size()) : 0;
 }
 
 void touch(const std::string& path) {
@@ -222,10 +221,7 @@ std::shared_ptr<const PackedLease> PackedFolder::lease(const std::string& path) 
 File PackedFolder::begin_build() const {
   if (folder_.size() + kNameSize > kMostPath) {
     throw Error(
-        ErrorKind::FileAccess,
-        folder_,
-        "ExecuTorch takes paths of up to " + number(kMostPath) + " bytes",
-        ENAMETOOLONG);
+        ErrorKind::FileAccess, folder_, format("ExecuTorch takes paths of up to {} bytes", kMostPath), ENAMETOOLONG);
   }
   std::error_code failed;
   fs::create_directories(folder_, failed);
@@ -258,11 +254,11 @@ void PackedFolder::add(const PackedPurpose& purpose, const ScratchFile& packed, 
     }
     entry.map = 0;
     if (!encoded.empty()) {
-      const auto [number, fresh] = numbers.emplace(encoded, static_cast<uint32_t>(numbers.size() + 1));
+      const auto [numbered, fresh] = numbers.emplace(encoded, static_cast<uint32_t>(numbers.size() + 1));
       if (fresh) {
         contents.maps.push_back(encoded);
       }
-      entry.map = number->second;
+      entry.map = numbered->second;
     }
     const uint8_t* bytes = data + entry.offset;
     contents.entries.push_back({std::move(entry), bytes});
@@ -290,10 +286,12 @@ void PackedFolder::add(const PackedPurpose& purpose, const ScratchFile& packed, 
   });
   const uint64_t needed = packed_size(contents);
   if (needed > options_.limit) {
-    throw Error(
+    throw_error_in(
         ErrorKind::Unsupported,
         folder_,
-        "a file of " + number(needed) + " bytes is needed, the limit of the store is " + number(options_.limit));
+        "a file of {} bytes is needed, the limit of the store is {}",
+        needed,
+        options_.limit);
   }
   make_room(options_.limit - needed, nullptr);
   const std::string path = folder_ + name_of(purpose, contents);

@@ -86,10 +86,7 @@ class PackedFolder final : public PackedStore, private ForkAware {
   /// @param made which of its entries go to the file, and their maps.
   /// @throws Error FileAccess; InvalidFile: ExecuTorch packed in an unknown way; Unsupported: the file would exceed the
   ///   limit.
-  void add(
-      const PackedPurpose& purpose,
-      const ScratchFile& packed,
-      PackedMade made);
+  void add(const PackedPurpose& purpose, const ScratchFile& packed, PackedMade made);
 
   void note_hit() { ++hits_; }
   void note_written() noexcept { ++written_; }

@@ -49,13 +49,15 @@ void PackedMap::add(const std::vector<Element>& elements, Kind kind, uint8_t sou
       size_t end = i + 1;
       const auto same = [&](size_t at) {
         return items[at].dims.size() == items[i].dims.size() &&
-            std::equal(items[at].dims.begin(), items[at].dims.end(), items[i].dims.begin(), [](const Dim& a, const Dim& b) {
-                 return a.count == b.count && a.to == b.to && a.from == b.from;
-               });
+            std::equal(
+                   items[at].dims.begin(), items[at].dims.end(), items[i].dims.begin(), [](const Dim& a, const Dim& b) {
+                     return a.count == b.count && a.to == b.to && a.from == b.from;
+                   });
       };
       const auto step = [&](size_t at) {
         return std::pair(
-            static_cast<int64_t>(items[at].to - items[at - 1].to), static_cast<int64_t>(items[at].from - items[at - 1].from));
+            static_cast<int64_t>(items[at].to - items[at - 1].to),
+            static_cast<int64_t>(items[at].from - items[at - 1].from));
       };
       if (end < items.size() && same(end)) {
         const auto first = step(end);
@@ -156,7 +158,8 @@ std::optional<PackedMap> PackedMap::learn(const std::vector<size_t>& sizes, cons
     return map;
   };
   const auto of_int8 = [&]() -> std::optional<PackedMap> {
-    if (sizes.size() != 3 || sizes[2] == 0 || sizes[2] % 4 != 0 || sizes[1] % 4 != 0 || sizes[0] % (sizes[2] / 4) != 0) {
+    if (sizes.size() != 3 || sizes[2] == 0 || sizes[2] % 4 != 0 || sizes[1] % 4 != 0 ||
+        sizes[0] % (sizes[2] / 4) != 0) {
       return std::nullopt;
     }
     constexpr uint64_t kBase = 100; // int8 counts up to 127

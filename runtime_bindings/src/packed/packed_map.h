@@ -17,8 +17,8 @@ struct PackedSource {
 };
 using PackedSources = std::vector<PackedSource>;
 
-/// A map from the bytes of sources to packed bytes. It was learned by packing numbers, and nothing is assumed of what it
-/// looks like; a map that, applied to other weights, gives what XNNPACK makes of them is used for these.
+/// A map from the bytes of sources to packed bytes. It was learned by packing numbers, and nothing is assumed of what
+/// it looks like; a map that, applied to other weights, gives what XNNPACK makes of them is used for these.
 class PackedMap {
  public:
   /// What a run of packed bytes holds.

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "os/file.h"
+#include "os/text.h"
 #include "program/flatbuffer_editor.h"
 #include "program/program_schema.h"
 
@@ -58,7 +59,7 @@ std::optional<OldConstants> find_old_constants(const ProgramFileView& program) {
   old.size = buffer.u64_field(segment, 1);
   const uint64_t room = program.file_size - program.segment_base;
   if (offset > room || old.size > room - offset) {
-    throw FormatError("truncated: the constants do not lie within the file");
+    throw_format_error("truncated: the constants do not lie within the file");
   }
   old.data = program.file + program.segment_base + offset;
   return old;
@@ -100,11 +101,14 @@ BoundBlobs find_blobs(
     }
     const Blob& blob = *bound.blobs[found->second];
     if (!has_layout(buffer, use.table, blob.layout)) {
-      throw Error(
+      throw_error_in(
           ErrorKind::Layout,
           path,
-          "'" + *use.key + "' is " + to_string(tensor_layout(buffer, use.table)) + " in the program and " +
-              to_string(blob.layout) + " in " + cache.name());
+          "'{}' is {} in the program and {} in {}",
+          *use.key,
+          to_string(tensor_layout(buffer, use.table)),
+          to_string(blob.layout),
+          cache.name());
     }
     bound.tensors.emplace_back(&use, found->second);
   }

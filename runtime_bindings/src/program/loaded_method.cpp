@@ -12,6 +12,7 @@
 
 #include "delegate/inner_recipe.h"
 #include "delegate/packing.h"
+#include "os/text.h"
 #include "program/values.h"
 
 namespace blobstore::internal {
@@ -88,23 +89,29 @@ std::string LoadedMethod::find_stock_file() {
 
 /// ExecuTorch gives a number only; what is known besides says more.
 void LoadedMethod::throw_load_error(EtError error, const CacheDataMap::Misses& misses) const {
-  const std::string method = "method '" + name_ + "' ";
+  const std::string method = format("method '{}' ", name_);
   if (const auto failure = take_delegate_failure()) {
-    throw Error(failure->kind, program_->path(), method + "has a delegate that cannot be loaded: " + failure->reason);
+    throw_error_in(
+        failure->kind, program_->path(), "{}has a delegate that cannot be loaded: {}", method, failure->reason);
   }
   if (!misses.keys().empty()) {
-    throw Error(
+    throw_error_in(
         ErrorKind::KeyNotFound,
         program_->path(),
-        method + "takes '" + misses.keys().back() + "' from a data file, " + program_->cache()->name() +
-            " does not have it");
+        "{}takes '{}' from a data file, {} does not have it",
+        method,
+        misses.keys().back(),
+        program_->cache()->name());
   }
   if (error == EtError::OperatorMissing) {
-    throw Error(
-        ErrorKind::Program, program_->path(), method + "calls operators without a kernel: " + missing_operators());
+    throw_error_in(
+        ErrorKind::Program, program_->path(), "{}calls operators without a kernel: {}", method, missing_operators());
   }
   throw Error(
-      ErrorKind::Program, program_->path(), method + "cannot be loaded: " + describe(error), static_cast<int>(error));
+      ErrorKind::Program,
+      program_->path(),
+      format("{}cannot be loaded: {}", method, describe(error)),
+      static_cast<int>(error));
 }
 
 std::string LoadedMethod::missing_operators() const {
@@ -126,7 +133,7 @@ void LoadedMethod::find_inputs() {
   const EtError error = method_->get_inputs(values.data(), values.size());
 #pragma GCC diagnostic pop
   if (error != EtError::Ok) {
-    throw Error(ErrorKind::Program, program_->path(), "method '" + name_ + "': " + describe(error));
+    throw_error_in(ErrorKind::Program, program_->path(), "method '{}': {}", name_, describe(error));
   }
   const std::vector<bool>& overlaid = program_->image().overlaid_inputs(number_);
   tensors_.resize(values.size());
@@ -138,30 +145,33 @@ void LoadedMethod::find_inputs() {
 }
 
 Error LoadedMethod::input_error(size_t index, const std::string& reason) const {
-  std::string which = "input " + std::to_string(index);
+  std::string which = format("input {}", index);
   if (!inputs_[index].name.empty()) {
-    which += " ('" + inputs_[index].name + "')";
+    which += format(" ('{}')", inputs_[index].name);
   }
-  return Error(ErrorKind::Input, program_->path(), "method '" + name_ + "': " + which + " " + reason);
+  return Error(ErrorKind::Input, program_->path(), format("method '{}': {} {}", name_, which, reason));
 }
 
 void LoadedMethod::check(const std::vector<et::EValue>& inputs) const {
   if (inputs.size() != inputs_.size()) {
-    throw Error(
+    throw_error_in(
         ErrorKind::Input,
         program_->path(),
-        "method '" + name_ + "' takes " + std::to_string(inputs_.size()) +
-            (inputs_.size() == 1 ? " input, " : " inputs, ") + std::to_string(inputs.size()) + " were given");
+        "method '{}' takes {}{}{} were given",
+        name_,
+        inputs_.size(),
+        inputs_.size() == 1 ? " input, " : " inputs, ",
+        inputs.size());
   }
   for (size_t i = 0; i < inputs.size(); ++i) {
     if (inputs_[i].tag != inputs[i].tag) {
-      throw input_error(i, std::string("is ") + name_of(inputs_[i].tag) + ", not " + name_of(inputs[i].tag));
+      throw input_error(i, format("is {}, not {}", name_of(inputs_[i].tag), name_of(inputs[i].tag)));
     }
     if (inputs[i].isTensor()) {
       const EtTensor& given = inputs[i].toTensor();
       if (static_cast<int8_t>(given.scalar_type()) != inputs_[i].layout.scalar_type) {
         const Layout found = plain_layout(static_cast<int8_t>(given.scalar_type()), given.sizes());
-        throw input_error(i, "is " + to_string(inputs_[i].layout) + ", not " + to_string(found));
+        throw input_error(i, format("is {}, not {}", to_string(inputs_[i].layout), to_string(found)));
       }
     }
   }
@@ -179,7 +189,7 @@ void LoadedMethod::set_tensor(size_t index, const EtTensor& given, bool in_place
         std::equal(sizes.begin(), sizes.end(), largest.begin(), [](int32_t a, int32_t b) { return a <= b; });
     if (!fits || et::resize_tensor(tensor, sizes) != EtError::Ok) {
       const Layout found = plain_layout(inputs_[index].layout.scalar_type, sizes);
-      throw input_error(index, "is " + to_string(inputs_[index].layout) + ", not " + to_string(found));
+      throw input_error(index, format("is {}, not {}", to_string(inputs_[index].layout), to_string(found)));
     }
   }
   const size_t size = tensor.nbytes();
@@ -210,7 +220,7 @@ void LoadedMethod::set(const std::vector<et::EValue>& inputs, const std::vector<
       continue;
     }
     if (!value.isNone() && !value.isScalar()) {
-      throw input_error(i, std::string("is ") + name_of(value.tag) + ", which cannot be given");
+      throw input_error(i, format("is {}, which cannot be given", name_of(value.tag)));
     }
     if (const EtError error = method_->set_input(value, i); error != EtError::Ok) {
       throw input_error(i, "has another value than the program was exported with, which it cannot change");
@@ -252,17 +262,16 @@ executorch::extension::TensorPtr LoadedMethod::view_of(const EtTensor& tensor) {
 executorch::extension::TensorPtr LoadedMethod::output_memory(size_t index) {
   const std::lock_guard<std::mutex> turn(mutex_);
   if (index >= outputs_.size() || !outputs_[index].is_tensor()) {
-    throw Error(
-        ErrorKind::Input,
-        program_->path(),
-        "method '" + name_ + "': output " + std::to_string(index) + " is not a tensor");
+    throw_error_in(ErrorKind::Input, program_->path(), "method '{}': output {} is not a tensor", name_, index);
   }
   const EtTensor& tensor = method_->get_output(index).toTensor();
   if (!own(tensor)) {
-    throw Error(
+    throw_error_in(
         ErrorKind::Unsupported,
         program_->path(),
-        "method '" + name_ + "': output " + std::to_string(index) + " has no memory that was planned for it");
+        "method '{}': output {} has no memory that was planned for it",
+        name_,
+        index);
   }
   viewed_.emplace(index, tensor.const_data_ptr());
   return view_of(tensor);
@@ -274,7 +283,7 @@ std::vector<std::pair<std::string, executorch::extension::TensorPtr>> LoadedMeth
   for (size_t i = 0; i < meta_.num_attributes(); ++i) {
     const auto info = meta_.attribute_tensor_meta(i);
     if (!info.ok()) {
-      throw Error(ErrorKind::InvalidFile, program_->path(), "method '" + name_ + "': " + describe(info.error()));
+      throw_error_in(ErrorKind::InvalidFile, program_->path(), "method '{}': {}", name_, describe(info.error()));
     }
     auto tensor = method_->get_attribute(info->name());
     if (tensor.ok() && own(tensor.get())) {
@@ -288,10 +297,12 @@ std::vector<std::pair<std::string, executorch::extension::TensorPtr>> LoadedMeth
 void LoadedMethod::check_views() const {
   for (const auto& [index, data] : viewed_) {
     if (method_->get_output(index).toTensor().const_data_ptr() != data) {
-      throw Error(
+      throw_error_in(
           ErrorKind::Execution,
           program_->path(),
-          "method '" + name_ + "': output " + std::to_string(index) + " moved to another place in memory");
+          "method '{}': output {} moved to another place in memory",
+          name_,
+          index);
     }
   }
 }
@@ -321,7 +332,7 @@ Outputs LoadedMethod::execute(const std::vector<et::EValue>& inputs, const RunOp
     throw Error(
         ErrorKind::Execution,
         program_->path(),
-        "method '" + name_ + "' failed: " + (failure ? failure->reason : describe(error)),
+        format("method '{}' failed: {}", name_, failure ? failure->reason : describe(error)),
         static_cast<int>(error));
   }
   check_views();

@@ -8,6 +8,7 @@
 #include <blobstore/delegate.h>
 #include <blobstore/reading.h>
 
+#include "os/text.h"
 #include "program/loaded_method.h"
 #include "program/values.h"
 
@@ -89,7 +90,7 @@ LoadedProgram::LoadedProgram(
   image_.bind(*cache_);
   et::Result<et::Program> loaded = et::Program::load(&loader_, et::Program::Verification::InternalConsistency);
   if (!loaded.ok()) {
-    throw Error(ErrorKind::InvalidFile, path, "not a valid program: " + describe(loaded.error()));
+    throw_error_in(ErrorKind::InvalidFile, path, "not a valid program: {}", describe(loaded.error()));
   }
   program_.emplace(std::move(loaded.get()));
   enter();
@@ -147,10 +148,12 @@ void LoadedProgram::check_backends(size_t method) const {
   for (const std::string* id : image_.backends(method)) {
     const et::BackendInterface* backend = et::get_backend_class(id->c_str());
     if (backend == nullptr || !backend->is_available()) {
-      throw Error(
+      throw_error_in(
           ErrorKind::MissingBackend,
           path(),
-          "method '" + methods()[method] + "' is delegated to backend '" + *id + "', which this process does not have");
+          "method '{}' is delegated to backend '{}', which this process does not have",
+          methods()[method],
+          *id);
     }
   }
 }
@@ -159,7 +162,7 @@ et::MethodMeta LoadedProgram::method_meta(const std::string& method) const {
   number(method);
   et::Result<et::MethodMeta> about = program_->method_meta(method.c_str());
   if (!about.ok()) {
-    throw Error(ErrorKind::InvalidFile, path(), "method '" + method + "' is damaged: " + describe(about.error()));
+    throw_error_in(ErrorKind::InvalidFile, path(), "method '{}' is damaged: {}", method, describe(about.error()));
   }
   return about.get();
 }
@@ -169,9 +172,9 @@ size_t LoadedProgram::number(const std::string& method) const {
   if (found == methods().end()) {
     std::string names;
     for (const std::string& name : methods()) {
-      names += (names.empty() ? "'" : ", '") + name + "'";
+      names += format("{}{}'", names.empty() ? "'" : ", '", name);
     }
-    throw Error(ErrorKind::MethodNotFound, path(), "no method '" + method + "'; there are " + names);
+    throw_error_in(ErrorKind::MethodNotFound, path(), "no method '{}'; there are {}", method, names);
   }
   return static_cast<size_t>(found - methods().begin());
 }

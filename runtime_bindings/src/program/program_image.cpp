@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "format/utf8.h"
+#include "os/text.h"
 #include "program/bound_program.h"
 #include "program/program_schema.h"
 
@@ -81,7 +82,7 @@ ProgramImage::ProgramImage(const std::string& path) : file_(path, false) {
   file_size_ = file_.size();
   uint8_t head[kHeaderAt + kHeaderSize] = {};
   if (file_size_ < sizeof head) {
-    throw fail(std::to_string(file_size_) + " bytes are too few for a program");
+    throw fail(format("{} bytes are too few for a program", file_size_));
   }
   file_.read(head, sizeof head, 0);
   if (std::memcmp(head + 4, "ET12", 4) != 0) {
@@ -93,9 +94,11 @@ ProgramImage::ProgramImage(const std::string& path) : file_(path, false) {
     std::memcpy(&size, head + kProgramSizeAt, 8);
     std::memcpy(&segment_base_, head + 24, 8);
     if (size > file_size_ || size < sizeof head || segment_base_ > file_size_) {
-      throw fail(
-          "truncated: the program takes " + std::to_string(size) + " bytes and its segments begin at " +
-          std::to_string(segment_base_) + ", the file has " + std::to_string(file_size_));
+      throw fail(format(
+          "truncated: the program takes {} bytes and its segments begin at {}, the file has {}",
+          size,
+          segment_base_,
+          file_size_));
     }
   }
   map_ = Mapping(file_, 0, file_size_, Mapping::Kind::ReadOnly);
@@ -116,10 +119,10 @@ void ProgramImage::read_methods(const FlatBuffer& buffer) {
     const uint64_t plan = buffer.element(plans, p);
     const std::string* method = name(buffer, plan, kName);
     if (method->empty()) {
-      throw FormatError("method " + std::to_string(p) + " has no name");
+      throw_format_error("method {} has no name", p);
     }
     if (!named.insert(method).second) {
-      throw FormatError("two methods have the name '" + *method + "'");
+      throw_format_error("two methods have the name '{}'", *method);
     }
     methods_.push_back(*method);
     const FlatVector values = buffer.vector(plan, kValues, 4);
@@ -173,7 +176,7 @@ const std::string* ProgramImage::name(const FlatBuffer& buffer, uint64_t table, 
   if (known == nullptr) {
     const std::string_view text = buffer.string(table, field);
     if (!is_utf8(text) || text.find('\0') != std::string_view::npos) {
-      throw FormatError("a name is not valid UTF-8");
+      throw_format_error("a name is not valid UTF-8");
     }
     const auto same = names_by_text_.find(text);
     if (same != names_by_text_.end()) {
@@ -193,7 +196,7 @@ void ProgramImage::read_value(
   }
   const uint64_t slot = buffer.field(value, kValue, 4);
   if (slot == 0) {
-    throw FormatError("a value is missing");
+    throw_format_error("a value is missing");
   }
   const uint64_t tensor = buffer.follow(slot);
   const uint64_t extra = buffer.object(tensor, kExtra);
@@ -228,11 +231,15 @@ void ProgramImage::check(const BlobCache& cache) const {
           missing.push_back(need.key);
         }
       } else if (need.layout && blob->layout != need.layout) {
-        throw Error(
+        throw_error_in(
             ErrorKind::Layout,
             path(),
-            "method '" + methods_[method] + "' takes '" + *need.key + "' as " + to_string(need.layout) + ", it is " +
-                to_string(blob->layout) + " in " + cache.name());
+            "method '{}' takes '{}' as {}, it is {} in {}",
+            methods_[method],
+            *need.key,
+            to_string(need.layout),
+            to_string(blob->layout),
+            cache.name());
       }
     }
   }
@@ -241,18 +248,19 @@ void ProgramImage::check(const BlobCache& cache) const {
   }
   std::string names;
   for (size_t i = 0; i < missing.size() && i < 10; ++i) {
-    names += (i == 0 ? "'" : ", '") + *missing[i] + "'";
+    names += format("{}{}'", i == 0 ? "'" : ", '", *missing[i]);
   }
   if (missing.size() > 10) {
-    names += " and " + std::to_string(missing.size() - 10) + " more";
+    names += format(" and {} more", missing.size() - 10);
   }
-  throw Error(
+  throw_error_in(
       ErrorKind::KeyNotFound,
       path(),
-      "the program takes " + std::to_string(missing.size()) + " tensor" + (missing.size() == 1 ? "" : "s") +
-          " from data files" +
-          (cache.size() == 0 ? ", but no data file was given: " : " that " + cache.name() + " does not have: ") +
-          names);
+      "the program takes {} tensor{} from data files{}{}",
+      missing.size(),
+      missing.size() == 1 ? "" : "s",
+      cache.size() == 0 ? ", but no data file was given: " : format(" that {} does not have: ", cache.name()),
+      names);
 }
 
 void ProgramImage::bind(const BlobCache& cache) {

@@ -71,7 +71,7 @@ class Reader {
   void read_delegate(const std::string& method, uint64_t delegate) {
     const uint64_t processed = buffer_.object(delegate, 1);
     if (processed == 0) {
-      throw FormatError("a delegate has no payload");
+      throw_format_error("a delegate has no payload");
     }
     const uint32_t number = buffer_.u32_field(processed, 1);
     parts_.delegates.push_back(
@@ -80,7 +80,7 @@ class Reader {
 
   Part inline_payload(uint32_t number) const {
     if (number >= payloads_.count) {
-      throw FormatError("payload " + std::to_string(number) + " is out of range");
+      throw_format_error("payload {} is out of range", number);
     }
     const FlatVector bytes = buffer_.vector(buffer_.element(payloads_, number), 0, 1);
     return {data_ + bytes.start, bytes.count};
@@ -88,13 +88,13 @@ class Reader {
 
   Part segment(uint32_t number) const {
     if (number >= segments_.count) {
-      throw FormatError("segment " + std::to_string(number) + " is out of range");
+      throw_format_error("segment {} is out of range", number);
     }
     const uint64_t table = buffer_.element(segments_, number);
     const uint64_t offset = buffer_.u64_field(table, 0);
     const uint64_t size = buffer_.u64_field(table, 1);
     if (offset > size_ - segment_base_ || size > size_ - segment_base_ - offset) {
-      throw FormatError("segment " + std::to_string(number) + " reaches beyond the end of the file");
+      throw_format_error("segment {} reaches beyond the end of the file", number);
     }
     return {data_ + segment_base_ + offset, size};
   }
@@ -102,7 +102,7 @@ class Reader {
   std::string text(uint64_t table, unsigned field) const {
     const std::string_view found = buffer_.string(table, field);
     if (!is_utf8(found)) {
-      throw FormatError("a name is not valid UTF-8");
+      throw_format_error("a name is not valid UTF-8");
     }
     return std::string(found);
   }
@@ -123,7 +123,7 @@ ProgramParts read_program_parts(const std::string& path, const uint8_t* data, si
   parts.path = path;
   try {
     if (size < 40 || std::memcmp(data + 4, "ET12", 4) != 0) {
-      throw FormatError("not a program");
+      throw_format_error("not a program");
     }
     uint64_t program_size = size;
     uint64_t segment_base = 0;
@@ -132,11 +132,11 @@ ProgramParts read_program_parts(const std::string& path, const uint8_t* data, si
       std::memcpy(&segment_base, data + kProgramSizeAt + 8, 8);
     }
     if (program_size > size || segment_base > size) {
-      throw FormatError("truncated");
+      throw_format_error("truncated");
     }
     Reader(parts, data, size, program_size, segment_base).read();
   } catch (const FormatError& error) {
-    throw Error(ErrorKind::InvalidFile, path, error.what());
+    throw_error_in(ErrorKind::InvalidFile, path, "{}", error.what());
   }
   return parts;
 }

@@ -3,6 +3,8 @@
 #include <cstring>
 #include <string>
 
+#include "os/text.h"
+
 namespace blobstore::internal {
 
 std::optional<Layout> tensor_layout(const FlatBuffer& buffer, uint64_t tensor) {
@@ -11,8 +13,7 @@ std::optional<Layout> tensor_layout(const FlatBuffer& buffer, uint64_t tensor) {
   const FlatVector sizes = buffer.vector(tensor, kSizes, 4);
   const FlatVector order = buffer.vector(tensor, kDimOrder, 1);
   if (sizes.count > kMaxRank || sizes.count != order.count) {
-    throw FormatError(
-        "a tensor has " + std::to_string(sizes.count) + " sizes and a dim_order of " + std::to_string(order.count));
+    throw_format_error("a tensor has {} sizes and a dim_order of {}", sizes.count, order.count);
   }
   for (uint32_t i = 0; i < sizes.count; ++i) {
     layout.sizes.push_back(static_cast<int32_t>(buffer.u32(sizes.start + 4ull * i)));
@@ -22,7 +23,7 @@ std::optional<Layout> tensor_layout(const FlatBuffer& buffer, uint64_t tensor) {
     return std::nullopt;
   }
   if (const std::string problem = layout_problem(layout); !problem.empty()) {
-    throw FormatError("impossible tensor " + to_string(layout) + ": " + problem);
+    throw_format_error("impossible tensor {}: {}", to_string(layout), problem);
   }
   return layout;
 }

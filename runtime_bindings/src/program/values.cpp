@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "os/file.h"
+#include "os/text.h"
 
 namespace blobstore {
 
@@ -116,7 +117,7 @@ const char* name_of(std::optional<et::Tag> tag) {
 }
 
 std::string describe(EtError error) {
-  return std::string("ExecuTorch's ") + et::to_string(error);
+  return format("ExecuTorch's {}", et::to_string(error));
 }
 
 std::vector<ValueInfo> input_infos(const et::MethodMeta& method) {

@@ -9,6 +9,8 @@
 #include <blobstore/error.h>
 #include <blobstore/reading.h>
 
+#include "os/text.h"
+
 namespace blobstore::internal {
 namespace {
 
@@ -81,9 +83,12 @@ uint64_t publish(const Trained& trained, const CacheTensors& target, bool strict
     }
   }
   if (strict && !missing.empty()) {
-    throw Error(
+    throw_error(
         ErrorKind::KeyNotFound,
-        cache.name() + ": lacks the parameters " + quoted(missing) + " of " + trained.program.path());
+        "{}: lacks the parameters {} of {}",
+        cache.name(),
+        quoted(missing),
+        trained.program.path());
   }
   Names names;
   std::vector<Given> tensors;

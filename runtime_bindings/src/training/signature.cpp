@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <set>
 
+#include "os/text.h"
+
 namespace blobstore::internal {
 
 namespace et = executorch::runtime;
@@ -35,11 +37,11 @@ Signature read_signature(Program& program, const Method& method) {
   std::string missing;
   for (const char* prefix : kPrefixes) {
     if (std::find(known.begin(), known.end(), prefix + method.name()) == known.end()) {
-      missing += (missing.empty() ? "'" : ", '") + (prefix + method.name()) + "'";
+      missing += format("{}{}'", missing.empty() ? "'" : ", '", prefix + method.name());
     }
   }
   if (!missing.empty()) {
-    throw not_for_training(program, method, "it lacks " + missing + "; export it with _export_forward_backward");
+    throw not_for_training(program, method, format("it lacks {}; export it with _export_forward_backward", missing));
   }
   const Outputs gradients = read(program, kPrefixes[0], method);
   const Outputs parameters = read(program, kPrefixes[1], method);
@@ -69,8 +71,12 @@ Signature read_signature(Program& program, const Method& method) {
     throw not_for_training(
         program,
         method,
-        "its gradients should begin at output " + shown(gradients) + " and its parameters at " + shown(parameters) +
-            ", for " + std::to_string(count) + " names, but it has " + std::to_string(total) + " outputs");
+        format(
+            "its gradients should begin at output {} and its parameters at {}, for {} names, but it has {} outputs",
+            shown(gradients),
+            shown(parameters),
+            count,
+            total));
   }
   for (size_t i = found.first_gradient; i < total; ++i) {
     if (!is_tensor(meta, i)) {
@@ -82,7 +88,7 @@ Signature read_signature(Program& program, const Method& method) {
 
 Error not_for_training(const Program& program, const Method& method, const std::string& reason) {
   return Error(
-      ErrorKind::Program, program.path(), "method '" + method.name() + "' is not a training program: " + reason);
+      ErrorKind::Program, program.path(), format("method '{}' is not a training program: {}", method.name(), reason));
 }
 
 } // namespace blobstore::internal

@@ -8,6 +8,7 @@
 #include <blobstore/error.h>
 #include <blobstore/training.h>
 
+#include "os/text.h"
 #include "training/publish.h"
 #include "training/signature.h"
 #include "training/turns.h"
@@ -18,6 +19,7 @@ namespace et = executorch::runtime;
 using executorch::aten::ScalarType;
 using executorch::aten::Tensor;
 using executorch::extension::TensorPtr;
+using internal::format;
 
 namespace {
 
@@ -97,7 +99,7 @@ struct TrainingProgram::Impl {
       : program(std::move(given)),
         method(program->load_method(name)),
         signature(internal::read_signature(*program, *method)),
-        turns(program->path(), "method '" + name + "'") {
+        turns(program->path(), format("method '{}'", name)) {
     for (size_t i = 0; i < signature.names.size(); ++i) {
       ordered_parameters.emplace_back(signature.names[i], method->output_memory(signature.first_parameter() + i));
     }
@@ -106,7 +108,9 @@ struct TrainingProgram::Impl {
       const auto& [parameter_name, parameter] = ordered_parameters[i];
       if (!same_layout(*parameter, *gradient)) {
         throw internal::not_for_training(
-            *program, *method, "the gradient of '" + parameter_name + "' differs from it in shape, dtype or strides");
+            *program,
+            *method,
+            format("the gradient of '{}' differs from it in shape, dtype or strides", parameter_name));
       }
       gradients.emplace(parameter_name, gradient);
     }
@@ -125,13 +129,12 @@ struct TrainingProgram::Impl {
   }
 
   Error not_finite_error(double loss) const {
-    const std::string changed = nameless == 0
-        ? "nothing was changed"
-        : "nothing but " + std::to_string(nameless) + " buffers without names was changed";
+    const std::string changed =
+        nameless == 0 ? "nothing was changed" : format("nothing but {} buffers without names was changed", nameless);
     return Error(
         ErrorKind::NotFiniteLoss,
         program->path(),
-        "method '" + method->name() + "': the loss is " + std::to_string(loss) + "; " + changed);
+        format("method '{}': the loss is {}; {}", method->name(), std::to_string(loss), changed));
   }
 
   std::shared_ptr<Program> program;

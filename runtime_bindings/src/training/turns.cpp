@@ -4,6 +4,8 @@
 
 #include <blobstore/error.h>
 
+#include "os/text.h"
+
 namespace blobstore::internal {
 
 Turns::Turns(std::string path, std::string name) : path_(std::move(path)), name_(std::move(name)) {
@@ -23,12 +25,12 @@ void Turns::lock() {
   mutex_.lock();
   if (torn_) {
     mutex_.unlock();
-    throw Error(
+    throw_error_in(
         ErrorKind::Training,
         path_,
-        name_ +
-            ": another thread was using it when this process was forked, so a step may be half done here; load the "
-            "program again and continue from a checkpoint");
+        "{}: another thread was using it when this process was forked, so a step may be half done here; load the "
+        "program again and continue from a checkpoint",
+        name_);
   }
   owner_.store(self);
   depth_ = 1;
