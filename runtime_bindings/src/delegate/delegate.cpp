@@ -110,6 +110,7 @@ Delegate::Delegate(
     const HeapGrowth growth;
     inner_ = make(identities_, nullptr, context.event_tracer());
     learn();
+    packed_store_ = packed.store;
     if (packed.store != nullptr && packed.fallback.empty()) {
       packed.store->note_hit();
     } else if (packed.store != nullptr) {
@@ -298,6 +299,9 @@ std::unique_ptr<CommitFollower::Prepared> Delegate::prepare(
     }
     if (!std::all_of(changed.begin(), changed.end(), [&](size_t i) { return sources_.written_through(i); })) {
       next->inner = make(identities, &commit, nullptr);
+      if (packed_store_ != nullptr) {
+        packed_store_->note_repacked();
+      }
     }
     next->identities = std::move(identities);
     return next;

@@ -80,6 +80,7 @@ class Delegate final : private ForkAware {
   uint64_t generation_ = 0; // of the cache, when identities_ were last compared
   std::vector<Identity> identities_; // what inner_ was made from
   std::unique_ptr<InnerHandle> inner_;
+  std::shared_ptr<PackedFolder> packed_store_; // to report to; may be null
   std::vector<const PackedEntry*> written_; // the entries of packed weights that change in place
   bool forked_ = false;
   OwnLink link_; // destroyed first

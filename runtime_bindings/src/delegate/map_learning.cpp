@@ -53,7 +53,7 @@ class Laboratory {
       const std::vector<InnerConstant>& constants)
       : packing_(packing), recipe_(std::move(recipe)), names_(names), constants_(constants) {}
 
-  /// What XNNPACK makes of a kind's numbers.
+  /// What XNNPACK makes of a kind's numbers; empty if it does not take them.
   std::optional<std::vector<uint8_t>> pack(Kind& kind, const std::vector<std::vector<uint8_t>>& numbers) {
     const ScratchFile scratch = packing_.store->scratch();
     auto recipe = std::make_shared<InnerRecipe>(*recipe_);
@@ -69,7 +69,12 @@ class Laboratory {
         }
       }
     }
-    const InnerHandle handle(recipe, std::move(names), constants, {}, nullptr);
+    std::optional<InnerHandle> handle;
+    try {
+      handle.emplace(recipe, std::move(names), constants, std::vector<AlignedCopy>(), nullptr);
+    } catch (const Failure&) { // for example, scales are positive
+      return std::nullopt;
+    }
     const uint64_t size = scratch.file().size();
     if (size == 0) {
       return std::nullopt;
@@ -123,14 +128,8 @@ void learn_maps(
       for (size_t i = 0; i < kind.sizes.size(); ++i) {
         kind.names.push_back(BlobName::of_content("numbers" + key + '\0' + std::to_string(i)));
       }
-      std::optional<PackedMap> map;
-      try {
-        map = PackedMap::learn(kind.sizes, [&](const auto& numbers) { return laboratory.pack(kind, numbers); });
-      } catch (const Failure&) { // it does not take numbers
-      }
-      if (map && !map->fits(kind.sizes, kind.units[0].entry->size)) {
-        map.reset();
-      }
+      std::optional<PackedMap> map =
+          PackedMap::learn(kind.sizes, [&](const auto& numbers) { return laboratory.pack(kind, numbers); });
       known = packing.learned.emplace(key, std::move(map)).first;
     }
     if (!known->second) {

@@ -2,14 +2,16 @@
 
 #include <algorithm>
 #include <cstring>
-#include <limits>
 #include <map>
+#include <numeric>
+#include <random>
 #include <utility>
 
 namespace blobstore::internal {
 namespace {
 
 constexpr size_t kMostDims = 6;
+constexpr size_t kMostSources = 8;
 constexpr size_t kMostNests = 4096; // a longer map would not be compact
 constexpr uint64_t kTile = 16;
 
@@ -25,11 +27,39 @@ void store(uint8_t* to, Number value) {
   std::memcpy(to, &value, sizeof value);
 }
 
-/// The words of an array, each with its own number: the digit of its index to a base, plus 1.
-void number_words(std::vector<uint8_t>& bytes, uint64_t divisor, uint64_t base, float sign) {
+constexpr uint64_t kPerSource = uint64_t{1} << 20; // numbers for each source beside the weight
+constexpr uint64_t kMostWord = (uint64_t{1} << 24) - 2; // floats count exactly up to 2**24
+
+/// Give each word of a weight a number: a digit of its index, plus 1.
+void number_weight(std::vector<uint8_t>& bytes, uint64_t divisor) {
   for (size_t i = 0; i < bytes.size() / 4; ++i) {
-    store(bytes.data() + 4 * i, sign * static_cast<float>(i / divisor % base + 1));
+    store(bytes.data() + 4 * i, static_cast<float>(i / divisor % kMostWord + 1));
   }
+}
+
+/// Give each word of the sources beside the weight a number of its own.
+void number_others(std::vector<std::vector<uint8_t>>& sources, float sign) {
+  for (size_t source = 1; source < sources.size(); ++source) {
+    for (size_t i = 0; i < sources[source].size() / 4; ++i) {
+      store(sources[source].data() + 4 * i, sign * static_cast<float>((source - 1) * kPerSource + i + 1));
+    }
+  }
+}
+
+/// Whether the sources beside the weight can have such numbers.
+bool can_be_numbered(const std::vector<size_t>& sizes) {
+  return sizes.size() > 1 && sizes.size() <= kMostSources &&
+      std::all_of(sizes.begin() + 1, sizes.end(), [](size_t size) { return size % 4 == 0 && size / 4 <= kPerSource; });
+}
+
+/// What a word holds: its number, 0 for zero; empty if it is none.
+std::optional<int64_t> number_of(const uint8_t* word) {
+  const auto value = load<float>(word);
+  const auto most = static_cast<float>(kMostWord);
+  if (!(value >= -most && value <= most) || value != static_cast<float>(static_cast<int64_t>(value))) {
+    return std::nullopt;
+  }
+  return static_cast<int64_t>(value);
 }
 
 } // namespace
@@ -102,147 +132,159 @@ void PackedMap::add(const std::vector<Element>& elements, Kind kind, uint8_t sou
 }
 
 std::optional<PackedMap> PackedMap::learn(const std::vector<size_t>& sizes, const Pack& pack) {
-  if (sizes[0] == 0) {
+  if (sizes[0] != 0 && can_be_numbered(sizes)) {
+    for (const auto learn : {&learn_floats, &learn_int8}) {
+      std::optional<PackedMap> map = learn(sizes, pack);
+      if (map && map->nests_.size() <= kMostNests && map->is_right(sizes, pack)) {
+        return map;
+      }
+    }
+  }
+  return std::nullopt;
+}
+
+/// Try the map on other contents: weights with random bits, which are all different, and numbers that are scales, too.
+bool PackedMap::is_right(const std::vector<size_t>& sizes, const Pack& pack) const {
+  std::mt19937 random(1); // the same everywhere, so that a map is found everywhere or nowhere
+  std::vector<std::vector<uint8_t>> contents(sizes.begin(), sizes.end());
+  std::uniform_real_distribution<float> numbers(0.5f, 2.0f);
+  for (size_t source = 0; source < contents.size(); ++source) {
+    for (size_t at = 0; at + 4 <= sizes[source]; at += 4) {
+      store(contents[source].data() + at, numbers(random) * (source == 0 && random() % 2 == 0 ? -1.0f : 1.0f));
+    }
+  }
+  const auto packed = pack(contents);
+  if (!packed || !fits(sizes, packed->size())) {
+    return false;
+  }
+  PackedSources sources;
+  for (const std::vector<uint8_t>& bytes : contents) {
+    sources.push_back({bytes.data(), bytes.size()});
+  }
+  std::vector<uint8_t> made(packed->size());
+  apply(sources, made.data());
+  return made == *packed;
+}
+
+/// Weights of float32, which are moved only.
+std::optional<PackedMap> PackedMap::learn_floats(const std::vector<size_t>& sizes, const Pack& pack) {
+  if (sizes[0] % 4 != 0) {
     return std::nullopt;
   }
-  std::vector<std::vector<uint8_t>> numbers;
-  for (const size_t size : sizes) {
-    numbers.emplace_back(size);
+  std::vector<std::vector<uint8_t>> numbers(sizes.begin(), sizes.end());
+  number_others(numbers, -1.0f);
+  const uint64_t weights = sizes[0] / 4;
+  std::vector<uint64_t> index; // of the weight that each packed word is, plus 1
+  std::vector<uint64_t> other; // ... or of the number beside the weight
+  for (uint64_t divisor = 1; divisor <= std::max<uint64_t>(weights - 1, 1); divisor *= kMostWord) {
+    number_weight(numbers[0], divisor);
+    const auto packed = pack(numbers);
+    if (!packed || packed->size() % 4 != 0 || (divisor != 1 && packed->size() / 4 != index.size())) {
+      return std::nullopt;
+    }
+    index.resize(packed->size() / 4);
+    other.assign(index.size(), 0);
+    for (size_t i = 0; i < index.size(); ++i) {
+      const std::optional<int64_t> number = number_of(packed->data() + 4 * i);
+      if (!number) {
+        return std::nullopt;
+      }
+      if (*number < 0) {
+        other[i] = static_cast<uint64_t>(-*number);
+      } else if (*number > 0) {
+        index[i] += (static_cast<uint64_t>(*number) - (divisor == 1 ? 0 : 1)) * divisor;
+      }
+    }
   }
-  const auto of_words = [&]() -> std::optional<PackedMap> {
-    if (sizes[0] % 4 != 0 || sizes[1] % 4 != 0 || sizes.size() > 2) {
-      return std::nullopt;
+  PackedMap map;
+  map.size_ = index.size() * 4;
+  std::vector<std::vector<Element>> from(sizes.size());
+  for (uint64_t i = 0; i < index.size(); ++i) {
+    if (index[i] != 0) {
+      from[0].push_back({4 * i, 4 * (index[i] - 1)});
+    } else if (other[i] != 0 && other[i] <= (sizes.size() - 1) * kPerSource) {
+      from[1 + (other[i] - 1) / kPerSource].push_back({4 * i, 4 * ((other[i] - 1) % kPerSource)});
     }
-    constexpr uint64_t kBase = (1 << 24) - 2; // floats count exactly up to 2**24
-    const uint64_t weights = sizes[0] / 4;
-    std::vector<uint64_t> index; // of the weight that each packed word is, plus 1
-    std::vector<uint64_t> of_bias;
-    for (uint64_t divisor = 1; divisor == 1 || divisor <= weights - 1; divisor *= kBase) {
-      number_words(numbers[0], divisor, kBase, 1.0f);
-      number_words(numbers[1], 1, kBase, -1.0f);
-      const auto packed = pack(numbers);
-      if (!packed || packed->size() % 4 != 0 || (divisor != 1 && packed->size() / 4 != index.size())) {
-        return std::nullopt;
-      }
-      index.resize(packed->size() / 4);
-      of_bias.resize(index.size());
-      for (size_t i = 0; i < index.size(); ++i) {
-        const auto value = load<float>(packed->data() + 4 * i);
-        if (!(value >= -static_cast<float>(kBase) && value <= static_cast<float>(kBase)) ||
-            value != static_cast<float>(static_cast<int64_t>(value))) {
-          return std::nullopt;
-        }
-        if (value < 0) {
-          of_bias[i] = static_cast<uint64_t>(-value);
-        } else if (value > 0) {
-          index[i] += (static_cast<uint64_t>(value) - (divisor == 1 ? 0 : 1)) * divisor;
-        }
-      }
-    }
-    PackedMap map;
-    map.size_ = index.size() * 4;
-    std::vector<Element> from_weight;
-    std::vector<Element> from_bias;
-    for (uint64_t i = 0; i < index.size(); ++i) {
-      if (index[i] > weights || of_bias[i] > sizes[1] / 4) {
-        return std::nullopt;
-      }
-      if (index[i] != 0) {
-        from_weight.push_back({4 * i, 4 * (index[i] - 1)});
-      } else if (of_bias[i] != 0) {
-        from_bias.push_back({4 * i, 4 * (of_bias[i] - 1)});
-      }
-    }
-    map.add(from_weight, Kind::Word, 0, 0);
-    map.add(from_bias, Kind::Word, 1, 0);
-    return map;
-  };
-  const auto of_int8 = [&]() -> std::optional<PackedMap> {
-    if (sizes.size() != 3 || sizes[2] == 0 || sizes[2] % 4 != 0 || sizes[1] % 4 != 0 ||
-        sizes[0] % (sizes[2] / 4) != 0) {
-      return std::nullopt;
-    }
-    constexpr uint64_t kBase = 100; // int8 counts up to 127
-    const uint64_t rows = sizes[2] / 4;
-    const uint64_t terms = sizes[0] / rows;
-    number_words(numbers[1], 1, uint64_t{1} << 23, -1.0f);
-    number_words(numbers[2], 1, uint64_t{1} << 23, 1.0f);
-    std::fill(numbers[0].begin(), numbers[0].end(), 0);
-    const auto around = pack(numbers);
-    if (!around) {
-      return std::nullopt;
-    }
-    PackedMap map;
-    map.size_ = around->size();
-    std::vector<Element> from_bias;
-    std::vector<Element> from_scale;
-    std::vector<bool> known(around->size());
-    for (uint64_t at = 0; at + 4 <= around->size(); at += 4) {
-      const auto value = load<float>(around->data() + at);
-      const float size = value < 0 ? -value : value;
-      if (!(size >= 1 && size <= static_cast<float>(value < 0 ? sizes[1] / 4 : rows))) {
-        continue;
-      }
-      if (size != static_cast<float>(static_cast<uint64_t>(size))) {
-        return std::nullopt;
-      }
-      (value < 0 ? from_bias : from_scale).push_back({at, 4 * (static_cast<uint64_t>(size) - 1)});
+  }
+  for (size_t source = 0; source < from.size(); ++source) {
+    map.add(from[source], Kind::Word, static_cast<uint8_t>(source), 0);
+  }
+  return map;
+}
+
+/// Weights of int8 whose inputs are quantized when the program runs: they are moved, and sums of rows are beside them.
+std::optional<PackedMap> PackedMap::learn_int8(const std::vector<size_t>& sizes, const Pack& pack) {
+  constexpr uint64_t kBase = 100; // int8 counts up to 127
+  const uint64_t rows = *std::max_element(sizes.begin() + 1, sizes.end()) / 4; // each has a scale
+  if (rows == 0 || sizes[0] % rows != 0) {
+    return std::nullopt;
+  }
+  const uint64_t terms = sizes[0] / rows;
+  std::vector<std::vector<uint8_t>> numbers(sizes.begin(), sizes.end());
+  number_others(numbers, 1.0f);
+  const auto around = pack(numbers);
+  if (!around) {
+    return std::nullopt;
+  }
+  PackedMap map;
+  map.size_ = around->size();
+  std::vector<std::vector<Element>> from(sizes.size());
+  std::vector<bool> known(around->size());
+  for (uint64_t at = 0; at + 4 <= around->size(); at += 4) {
+    const std::optional<int64_t> number = number_of(around->data() + at);
+    if (number && *number > 0 && static_cast<uint64_t>(*number) <= (sizes.size() - 1) * kPerSource) {
+      const uint64_t of = static_cast<uint64_t>(*number) - 1;
+      from[1 + of / kPerSource].push_back({at, 4 * (of % kPerSource)});
       std::fill_n(known.begin() + static_cast<std::ptrdiff_t>(at), 4, true);
     }
-    std::vector<uint64_t> index(around->size()); // of the weight that each packed byte is, plus 1
-    std::vector<std::vector<int64_t>> sums(rows);
-    std::vector<std::vector<int64_t>> words(around->size() / 4);
-    uint64_t places = 1;
-    for (uint64_t divisor = 1; divisor <= sizes[0] - 1 || divisor == 1; divisor *= kBase, ++places) {
-      for (uint64_t i = 0; i < sizes[0]; ++i) {
-        numbers[0][i] = static_cast<uint8_t>(i / divisor % kBase + 1);
-      }
-      const auto packed = pack(numbers);
-      if (!packed || packed->size() != around->size()) {
-        return std::nullopt;
-      }
-      for (uint64_t row = 0; row < rows; ++row) {
-        int64_t sum = 0;
-        for (uint64_t i = 0; i < terms; ++i) {
-          sum += numbers[0][row * terms + i];
-        }
-        sums[row].push_back(-sum);
-      }
-      for (uint64_t at = 0; at < packed->size(); ++at) {
-        const uint8_t value = (*packed)[at];
-        if (at % 4 == 0 && at + 4 <= packed->size()) {
-          words[at / 4].push_back(load<int32_t>(packed->data() + at));
-        }
-        if (!known[at] && value >= 1 && value <= kBase) {
-          index[at] += (value - (divisor == 1 ? 0 : 1)) * divisor;
-        }
-      }
+  }
+  std::vector<uint64_t> index(around->size()); // of the weight that each packed byte is, plus 1
+  std::vector<std::vector<int64_t>> sums(rows);
+  std::vector<std::vector<int64_t>> words(around->size() / 4);
+  for (uint64_t divisor = 1; divisor <= std::max<uint64_t>(sizes[0] - 1, 1); divisor *= kBase) {
+    for (uint64_t i = 0; i < sizes[0]; ++i) {
+      numbers[0][i] = static_cast<uint8_t>(i / divisor % kBase + 1);
     }
-    std::map<std::vector<int64_t>, uint64_t> row_of;
+    const auto packed = pack(numbers);
+    if (!packed || packed->size() != around->size()) {
+      return std::nullopt;
+    }
     for (uint64_t row = 0; row < rows; ++row) {
-      row_of.emplace(sums[row], row);
+      const auto begin = numbers[0].begin() + static_cast<std::ptrdiff_t>(row * terms);
+      sums[row].push_back(-std::accumulate(begin, begin + static_cast<std::ptrdiff_t>(terms), int64_t{0}));
     }
-    std::vector<Element> from_rows;
-    std::vector<Element> from_weight;
-    for (uint64_t at = 0; at < index.size(); ++at) {
-      if (at % 4 == 0 && at / 4 < words.size() && !known[at]) {
-        if (const auto row = row_of.find(words[at / 4]); row != row_of.end()) {
-          from_rows.push_back({at, row->second * terms});
-          std::fill_n(known.begin() + static_cast<std::ptrdiff_t>(at), 4, true);
-        }
+    for (uint64_t at = 0; at < packed->size(); ++at) {
+      const uint8_t value = (*packed)[at];
+      if (at % 4 == 0 && at + 4 <= packed->size()) {
+        words[at / 4].push_back(load<int32_t>(packed->data() + at));
       }
-      if (!known[at] && index[at] != 0 && index[at] <= sizes[0]) {
-        from_weight.push_back({at, index[at] - 1});
+      if (!known[at] && value >= 1 && value <= kBase) {
+        index[at] += (value - (divisor == 1 ? 0 : 1)) * divisor;
       }
     }
-    map.add(from_weight, Kind::Byte, 0, 0);
-    map.add(from_rows, Kind::MinusSum, 0, terms);
-    map.add(from_bias, Kind::Word, 1, 0);
-    map.add(from_scale, Kind::Word, 2, 0);
-    return map;
-  };
-  std::optional<PackedMap> map = sizes.size() == 2 ? of_words() : of_int8();
-  return map && map->nests_.size() <= kMostNests ? map : std::nullopt;
+  }
+  std::map<std::vector<int64_t>, uint64_t> row_of;
+  for (uint64_t row = 0; row < rows; ++row) {
+    row_of.emplace(sums[row], row);
+  }
+  std::vector<Element> from_rows;
+  for (uint64_t at = 0; at < index.size(); ++at) {
+    if (at % 4 == 0 && at / 4 < words.size() && !known[at]) {
+      if (const auto row = row_of.find(words[at / 4]); row != row_of.end()) {
+        from_rows.push_back({at, row->second * terms});
+        std::fill_n(known.begin() + static_cast<std::ptrdiff_t>(at), 4, true);
+      }
+    }
+    if (!known[at] && index[at] != 0) {
+      from[0].push_back({at, index[at] - 1});
+    }
+  }
+  map.add(from[0], Kind::Byte, 0, 0);
+  map.add(from_rows, Kind::MinusSum, 0, terms);
+  for (size_t source = 1; source < from.size(); ++source) {
+    map.add(from[source], Kind::Word, static_cast<uint8_t>(source), 0);
+  }
+  return map;
 }
 
 namespace {
@@ -365,7 +407,7 @@ std::optional<PackedMap> PackedMap::decode(const uint8_t* data, size_t size) {
     nest.from = number();
     nest.terms = number();
     const uint64_t dims = number();
-    if (kind > static_cast<uint64_t>(Kind::MinusSum) || source > 2 || dims > kMostDims) {
+    if (kind > static_cast<uint64_t>(Kind::MinusSum) || source >= kMostSources || dims > kMostDims) {
       return std::nullopt;
     }
     for (uint64_t j = 0; j < dims; ++j) {

@@ -49,7 +49,7 @@ class PackedMap {
   /// @returns empty if they cannot be packed.
   using Pack = std::function<std::optional<std::vector<uint8_t>>(const std::vector<std::vector<uint8_t>>&)>;
 
-  /// Find the map, by packing numbers. @param sizes of the sources: weight, bias, scales; 0 for one that is missing.
+  /// Find the map, by packing numbers. @param sizes of the sources, the weight first; 0 for one that is missing.
   /// @returns empty if none is found.
   static std::optional<PackedMap> learn(const std::vector<size_t>& sizes, const Pack& pack);
 
@@ -66,6 +66,9 @@ class PackedMap {
 
  private:
   struct Element;
+  static std::optional<PackedMap> learn_floats(const std::vector<size_t>& sizes, const Pack& pack);
+  static std::optional<PackedMap> learn_int8(const std::vector<size_t>& sizes, const Pack& pack);
+  bool is_right(const std::vector<size_t>& sizes, const Pack& pack) const;
   void add(const std::vector<Element>& elements, Kind kind, uint8_t source, uint64_t terms);
 
   size_t size_ = 0;
