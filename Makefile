@@ -35,7 +35,7 @@ bench: $(VENV)/.runtime ## measure against ExecuTorch and safetensors
 plots: $(VENV)/.runtime $(VENV)/.extra-bench ## draw how cost grows with keys, bytes, methods and programs
 	$(RUN) -W ignore -m benchmarks.scaling $(ARGUMENTS)
 
-native: $(VENV)/.runtime ## run the C++ tests here, also with larger pages and as on other systems, and measure the library
+native: $(VENV)/.runtime ## run the C++ tests here, also with larger pages and as on other systems
 	$(RUN) -W ignore -m runtime_bindings.tests.platforms here
 
 aarch64: $(VENV)/.runtime ## run the C++ tests for aarch64; needs g++-aarch64-linux-gnu and qemu-user-static

@@ -4,7 +4,7 @@ Each of the Pythons that this machine has gets an empty environment, the wheels 
 outside of the source tree. Wheels are built from the source distributions, which must contain the tests.
 
 Wheels for aarch64 are cross-compiled if the compiler is there (g++-aarch64-linux-gnu), with the headers of this machine's
-Pythons, which are the same. Debian's Python tries the one for its version under qemu (qemu-user-static).
+Pythons, which are the same. Debian's Pythons try those for their versions under qemu (qemu-user-static).
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from tests import machines
 
 ROOT = Path(__file__).parents[1]
 PYTHONS = ("3.10", "3.11", "3.12", "3.13")
-EMULATED = "3.11"  # the Python of Debian 12
 CROSS = "aarch64"
 GLIBC = range(17, 29)  # ExecuTorch's wheels need 2.28
 QUIET = ("--quiet", "--disable-pip-version-check")
+TOOLS = ("scikit-build-core>=0.11", "nanobind>=2.4", "cmake>=3.28", "ninja")
 PROJECTS = {"blobstore": ROOT, "blobstore_runtime": ROOT / "runtime_bindings"}
 
 
@@ -42,29 +42,27 @@ def main() -> None:
     pythons = [version for version in options.python or PYTHONS if interpreter(version)]
     if not pythons:
         sys.exit(f"none of Python {', '.join(options.python or PYTHONS)} is installed")
-    projects = {"blobstore": ROOT} if options.pure else PROJECTS
-    for name, folder in projects.items():
-        run(sys.executable, "-m", "build", "--outdir", out, "--sdist", folder)
-        (archive,) = out.glob(f"{name}-*.tar.gz")
-        check_archive(archive)
-        native = name == "blobstore_runtime"
-        for version in pythons if native else pythons[:1]:
-            wheel(str(interpreter(version)), archive, out)
-            if native and cross_compiler():
-                cross_wheel(version, archive, out)
+    for name, folder in PROJECTS.items():
+        if name == "blobstore" or not options.pure:
+            run(sys.executable, "-m", "build", "--outdir", out, "--sdist", folder)
+            (archive,) = out.glob(f"{name}-*.tar.gz")
+            check_archive(archive)
+            (native_wheels if name == "blobstore_runtime" else pure_wheel)(pythons, archive, out)
     run(sys.executable, "-m", "twine", "check", "--strict", *sorted(out.iterdir()))
     for path in sorted(out.glob("*.whl")):
         check_wheel(path)
     for version in pythons:
         smoke(version, out, native=not options.pure)
-    emulated = not options.pure and EMULATED in pythons and cross_compiler() and shutil.which(f"qemu-{CROSS}-static")
-    if emulated:
-        smoke_emulated(out)
+    emulated = []
+    if not options.pure and cross_compiler() and shutil.which(f"qemu-{CROSS}-static"):
+        emulated = [version for version in pythons if version in machines.DEBIAN]
+    for version in emulated:
+        smoke_emulated(version, out)
     say(f"\n{out}: " + ", ".join(sorted(path.name for path in out.iterdir())))
     say(f"tried with Python {', '.join(pythons)}")
     if missing := [version for version in PYTHONS if version not in pythons]:
         say(f"not tried with Python {', '.join(missing)}")
-    say(f"tried on {CROSS}, emulated: {f'Python {EMULATED}' if emulated else 'none'}")
+    say(f"tried on {CROSS}, emulated, with Python {', '.join(emulated) or 'none'}")
 
 
 def interpreter(version: str) -> str | None:
@@ -78,54 +76,56 @@ def interpreter(version: str) -> str | None:
     return None
 
 
-def wheel(python: str, archive: Path, out: Path) -> None:
-    """Build a wheel from a source distribution, in an environment of its own.
+def pure_wheel(pythons: list[str], archive: Path, out: Path) -> None:
+    """Build the wheel for all Pythons from a source distribution, in an environment of its own."""
+    run(str(interpreter(pythons[0])), "-m", "pip", "wheel", *QUIET, "--no-deps", "-w", out, archive)
 
-    A native wheel is named after the oldest glibc that it runs on, as PyPI demands. ExecuTorch's libraries stay where
-    its own wheel has them.
+
+def native_wheels(pythons: list[str], archive: Path, out: Path) -> None:
+    """Build wheels for each Python and machine from a source distribution.
+
+    ExecuTorch's headers and what the module needs of its libraries are the same for all Pythons, so those of a machine
+    share a build, and the library is compiled once. ExecuTorch's libraries stay where its own wheel has them.
     """
-    with tempfile.TemporaryDirectory(prefix="wheel-") as place:
-        manylinux = (
-            ("-C", "cmake.define.BLOBSTORE_MANYLINUX=ON") if archive.name.startswith("blobstore_runtime") else ()
-        )
-        run(python, "-m", "pip", "wheel", *QUIET, *manylinux, "--no-deps", "-w", place, archive)
-        (built,) = Path(place).glob("*.whl")
-        if built.name.endswith("-any.whl"):
-            shutil.move(built, out)
-        else:
-            repair(built, platform.machine(), out)
+    with tempfile.TemporaryDirectory(prefix="wheels-") as name:
+        place = Path(name)
+        shutil.unpack_archive(archive, place, filter="data")
+        (source,) = place.glob("blobstore_runtime-*")
+        for version in pythons:
+            python = place / version / "bin" / "python"
+            run(str(interpreter(version)), "-m", "venv", place / version)
+            run(python, "-m", "pip", "install", *QUIET, *TOOLS)
+            for machine in (platform.machine(), *([CROSS] if cross_compiler() else [])):
+                built = native_wheel(version, machine, python, source, place / machine)
+                repair(built, machine, out)
 
 
 def cross_compiler() -> bool:
     return platform.machine() != CROSS and shutil.which(f"{CROSS}-linux-gnu-g++") is not None
 
 
-def cross_wheel(version: str, archive: Path, out: Path) -> None:
-    """Build a wheel for the other machine, with the tools of this one and ExecuTorch's libraries for the other."""
-    executorch = machines.executorch(CROSS, version)
-    with tempfile.TemporaryDirectory(prefix="cross-") as place:
-        python = Path(place, "venv", "bin", "python")
-        run(str(interpreter(version)), "-m", "venv", Path(place, "venv"))
-        run(python, "-m", "pip", "install", *QUIET, "scikit-build-core>=0.11", "nanobind>=2.4", "cmake>=3.28", "ninja")
-        shutil.unpack_archive(archive, place, filter="data")
-        (source,) = Path(place).glob("blobstore_runtime-*")
-        options = {
-            "CMAKE_TOOLCHAIN_FILE": source / "cmake" / f"{CROSS}-linux-gnu.cmake",
-            "executorch_DIR": executorch / "share" / "cmake",
-            "BLOBSTORE_MANYLINUX": "ON",
-        }
-        defined = [part for name, value in options.items() for part in ("-C", f"cmake.define.{name}={value}")]
+def native_wheel(version: str, machine: str, python: Path, source: Path, folder: Path) -> Path:
+    """Build a wheel in a folder, where an earlier one may have been built."""
+    options = {
+        "executorch_DIR": machines.executorch(machine, "3.11") / "share" / "cmake",
+        "BLOBSTORE_MANYLINUX": "ON",
+    }
+    # not by pip's options, which differ between the Pythons
+    told = {"PATH": os.pathsep.join([str(python.parent), os.environ["PATH"]]), "SKBUILD_BUILD_DIR": str(folder)}
+    if machine != platform.machine():
+        options["CMAKE_TOOLCHAIN_FILE"] = source / "cmake" / f"{machine}-linux-gnu.cmake"
         # what Python says of itself, as if it ran on the other machine
-        told = {
-            "_PYTHON_HOST_PLATFORM": f"linux-{CROSS}",
-            "SETUPTOOLS_EXT_SUFFIX": f".cpython-{version.replace('.', '')}-{CROSS}-linux-gnu.so",
-            "PATH": os.pathsep.join([str(python.parent), os.environ["PATH"]]),
-        }
-        wheels = Path(place, "wheels")
-        isolated = ("--no-deps", "--no-build-isolation")
-        run(python, "-m", "pip", "wheel", *QUIET, *isolated, *defined, "-w", wheels, source, environment=told)
-        (built,) = wheels.glob("*.whl")
-        repair(built, CROSS, out)
+        told["_PYTHON_HOST_PLATFORM"] = f"linux-{machine}"
+        told["SETUPTOOLS_EXT_SUFFIX"] = f".cpython-{version.replace('.', '')}-{machine}-linux-gnu.so"
+    told["SKBUILD_CMAKE_DEFINE"] = ";".join(f"{name}={value}" for name, value in options.items())
+    (folder / "CMakeCache.txt").unlink(missing_ok=True)  # it knows the other Python; what is compiled remains
+    wheels = folder / "wheels" / version
+    run(
+        *(python, "-m", "pip", "wheel", *QUIET, "--no-deps", "--no-build-isolation", "-w", wheels, source),
+        environment=told,
+    )
+    (built,) = wheels.glob("*.whl")
+    return built
 
 
 def repair(built: Path, machine: str, out: Path) -> None:
@@ -181,19 +181,19 @@ def smoke(version: str, out: Path, *, native: bool) -> None:
         run(python, "-I", "-W", "error", script, *(["--native"] if native else []), cwd=place)
 
 
-def smoke_emulated(out: Path) -> None:
+def smoke_emulated(version: str, out: Path) -> None:
     """Install the wheels for the other machine into an empty folder and use them there, with its Python under qemu."""
     with tempfile.TemporaryDirectory(prefix="smoke-") as place:
         packages = Path(place, "packages")
         accepted = [part for minor in GLIBC for part in ("--platform", f"manylinux_2_{minor}_{CROSS}")]
-        wheels = [*out.glob("blobstore-*.whl"), *out.glob(f"*-cp{EMULATED.replace('.', '')}-*_{CROSS}.whl")]
-        target = ("--target", packages, "--python-version", EMULATED, "--only-binary=:all:", *accepted)
+        wheels = [*out.glob("blobstore-*.whl"), *out.glob(f"*-cp{version.replace('.', '')}-*_{CROSS}.whl")]
+        target = ("--target", packages, "--python-version", version, "--only-binary=:all:", *accepted)
         # by name, because pip asks this machine which of them are needed
         needed = ("--no-deps", machines.EXECUTORCH, "flatbuffers", "numpy", "xxhash")
         run(sys.executable, "-m", "pip", "install", *QUIET, *target, *needed, *wheels)
-        system = machines.python(EMULATED)
+        system = machines.python(version)
         script = Path(__file__).with_name("smoke.py")
-        emulator = (f"qemu-{CROSS}-static", "-L", system, system / "usr" / "bin" / f"python{EMULATED}")
+        emulator = (f"qemu-{CROSS}-static", "-L", system, system / "usr" / "bin" / f"python{version}")
         told = {"PYTHONPATH": str(packages), "PYTHONHOME": str(system / "usr")}
         run(*emulator, "-W", "error", script, "--native", "--emulated", cwd=place, environment=told)
 

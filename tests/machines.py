@@ -9,6 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 EXECUTORCH = "executorch==1.5.1"
+DEBIAN = {"3.11": "bookworm", "3.13": "trixie"}  # a Python and the Debian that has it
 
 
 def executorch(machine: str, version: str) -> Path:
@@ -50,8 +51,11 @@ def python(version: str) -> Path:
     for path in (state / "lists" / "partial", state / "archives" / "partial"):
         path.mkdir(parents=True, exist_ok=True)
     (state / "status").touch()
+    keys = "/usr/share/keyrings/debian-archive-keyring.gpg"
+    (state / "sources.list").write_text(f"deb [signed-by={keys}] {mirror()} {DEBIAN[version]} main\n", encoding="utf-8")
     apt = [
         *("apt-get", "-qq", "-o", "APT::Architecture=arm64", "-o", "APT::Architectures=arm64"),
+        *("-o", f"Dir::Etc::SourceList={state / 'sources.list'}", "-o", "Dir::Etc::SourceParts=/dev/null"),
         *("-o", f"Dir::State::Lists={state / 'lists'}", "-o", f"Dir::State::status={state / 'status'}"),
         *("-o", f"Dir::Cache={state}", "-o", f"Dir::Cache::archives={state / 'archives'}"),
         *("-o", "APT::Sandbox::User=root", "-o", "Debug::NoLocking=1"),
@@ -61,5 +65,14 @@ def python(version: str) -> Path:
     subprocess.run([*apt, *install], check=True, stdout=subprocess.DEVNULL)
     for package in (state / "archives").glob("*.deb"):
         subprocess.run(["dpkg-deb", "--extract", str(package), str(folder)], check=True)  # noqa: S607 - as apt-get
+    if not (folder / "lib").exists():  # since Debian 13, only base-files has it
+        (folder / "lib").symlink_to("usr/lib")
     done.touch()
     return folder
+
+
+def mirror() -> str:
+    """Where this machine, a Debian, has its packages from."""
+    command = ["apt-get", "indextargets", "--format", "$(ORIGIN) $(LABEL) $(REPO_URI)", "Created-By: Packages"]
+    lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
+    return next(line.split()[2] for line in lines if line.startswith("Debian Debian "))

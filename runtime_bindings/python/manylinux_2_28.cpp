@@ -1,6 +1,8 @@
 // What newer compilers and systems take from their libraries and manylinux_2_28 does not have, by its older names. The
 // module that `make dist` builds has these definitions for itself (-DBLOBSTORE_MANYLINUX=ON).
 
+#include <pthread.h>
+
 #include <condition_variable>
 #include <mutex>
 
@@ -15,17 +17,16 @@ constexpr int kStatVersion = 0;
 #endif
 
 // glibc 2.32: whether there is one thread, which lets shared pointers count without atomic operations.
-HIDDEN char __libc_single_threaded = 0;
+HIDDEN char __libc_single_threaded;
+char __libc_single_threaded = 0;
 
 // glibc 2.33: they were inline functions before.
 asm(".symver __xstat, __xstat@" GLIBC);
 asm(".symver __fxstat, __fxstat@" GLIBC);
 asm(".symver __lxstat, __lxstat@" GLIBC);
-asm(".symver __fxstatat, __fxstatat@" GLIBC);
 extern "C" int __xstat(int version, const char* path, void* status);
 extern "C" int __fxstat(int version, int descriptor, void* status);
 extern "C" int __lxstat(int version, const char* path, void* status);
-extern "C" int __fxstatat(int version, int descriptor, const char* path, void* status, int flags);
 
 HIDDEN int stat(const char* path, void* status) {
   return __xstat(kStatVersion, path, status);
@@ -36,8 +37,26 @@ HIDDEN int fstat(int descriptor, void* status) {
 HIDDEN int lstat(const char* path, void* status) {
   return __lxstat(kStatVersion, path, status);
 }
-HIDDEN int fstatat(int descriptor, const char* path, void* status, int flags) {
-  return __fxstatat(kStatVersion, descriptor, path, status, flags);
+
+// glibc 2.34: they moved from libpthread, and so got versions of their own.
+asm(".symver blobstore_old_once, pthread_once@" GLIBC);
+asm(".symver blobstore_old_trylock, pthread_mutex_trylock@" GLIBC);
+extern "C" int blobstore_old_once(pthread_once_t* once, void (*function)());
+extern "C" int blobstore_old_trylock(pthread_mutex_t* mutex);
+HIDDEN int blobstore_once(pthread_once_t* once, void (*function)()) asm("pthread_once");
+HIDDEN int blobstore_trylock(pthread_mutex_t* mutex) asm("pthread_mutex_trylock");
+int blobstore_once(pthread_once_t* once, void (*function)()) {
+  return blobstore_old_once(once, function);
+}
+int blobstore_trylock(pthread_mutex_t* mutex) {
+  return blobstore_old_trylock(mutex);
+}
+
+// GCC 9: std::runtime_error can be moved; before, it was copied, which shares its text.
+extern "C" void blobstore_copy(void* error, const void* from) asm("_ZNSt13runtime_errorC2ERKS_");
+HIDDEN void blobstore_move(void* error, void* from) asm("_ZNSt13runtime_errorC2EOS_");
+void blobstore_move(void* error, void* from) {
+  blobstore_copy(error, from);
 }
 
 // GCC 12: std::condition_variable::wait lost its noexcept, and so got a version of its own.

@@ -19,9 +19,8 @@ def main() -> None:
         sys.exit(reason)
     check_definitions()
     for name, options in SANITIZERS.items():
-        folder = make(
-            name.replace(",", "-"), "all", "-DCMAKE_BUILD_TYPE=RelWithDebInfo", f"-DBLOBSTORE_SANITIZE={name}"
-        )
+        # -O2 would take twice as long to compile
+        folder = make(name.replace(",", "-"), "all", "-DCMAKE_CXX_FLAGS_RELEASE=-O1", f"-DBLOBSTORE_SANITIZE={name}")
         if not native_build.ctest(folder, options):
             sys.exit(f"{name}: see above")
         sys.stdout.write(f"{name}: no findings\n")

@@ -1,4 +1,4 @@
-"""Builds C++ applications as a user would: with find_package, on the installed library."""
+"""Builds C++ applications as a user would: with find_package, on the installed library, which is built for its size."""
 
 from __future__ import annotations
 
@@ -33,6 +33,6 @@ def build(source: Path, name: str) -> Path:
 
 
 def _install(directory: Path) -> Path:
-    native_build.build(LIBRARY, directory / "library")
+    native_build.build(LIBRARY, directory / "library", "-DCMAKE_BUILD_TYPE=MinSizeRel")
     native_build.run("cmake", "--install", directory / "library", "--prefix", directory / "prefix")
     return directory / "prefix"

@@ -1,6 +1,8 @@
 """How the sources of the native library are arranged, and what is not in the builds that users get."""
 
+import platform
 import re
+import subprocess
 from pathlib import Path
 
 import blobstore_runtime._native
@@ -97,3 +99,16 @@ def test_the_installed_library_has_no_hooks_of_tests():
     [library] = install_library().rglob("libblobstore_runtime.a")
     content = library.read_bytes()
     assert [name for name in HOOKS if name in content] == []
+
+
+@pytest.mark.skipif(platform.libc_ver() != ("glibc", "2.36"), reason="wheels are built with Debian 12")
+def test_what_manylinux_2_28_does_not_have_is_replaced():
+    """The module of a wheel defines what it would take from a newer glibc or libstdc++ (N4)."""
+    text = (LIBRARY / "python" / "manylinux_2_28.cpp").read_text(encoding="utf-8")
+    command = ["nm", "--dynamic", "--undefined-only", blobstore_runtime._native.__file__]
+    lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    taken = re.findall(r" U (\w+)@(GLIBC|GLIBCXX)_([\d.]+)$", lines, re.MULTILINE)
+    assert taken
+    last = {"GLIBC": (2, 28), "GLIBCXX": (3, 4, 24)}
+    newer = [name for name, of, version in taken if tuple(map(int, version.split("."))) > last[of]]
+    assert [name for name in newer if not re.search(rf"\b{name}\b", text)] == []
