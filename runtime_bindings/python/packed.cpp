@@ -17,8 +17,7 @@ nb::list to_python(const std::vector<PackedFile>& files) {
   nb::list rows;
   for (const PackedFile& file : files) {
     rows.append(
-        nb::make_tuple(
-            to_bytes(file.path), file.size, file.entries, file.used, file.in_use, to_bytes(file.problem)));
+        nb::make_tuple(to_bytes(file.path), file.size, file.entries, file.used, file.in_use, to_bytes(file.problem)));
   }
   return rows;
 }

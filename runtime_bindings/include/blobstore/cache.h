@@ -166,7 +166,8 @@ class BlobCache : public std::enable_shared_from_this<BlobCache> {
   /// reverted.
   virtual std::optional<std::string> recorded_digest(std::string_view key) const = 0;
   /// The digest of a blob's bytes as its file has them, whatever changed since. Computed, once, if the file records
-  /// none. Empty if nothing is recorded and the blob has changed. The caller holds a Reading. @throws Error KeyNotFound.
+  /// none. Empty if nothing is recorded and the blob has changed. The caller holds a Reading. @throws Error
+  /// KeyNotFound.
   virtual std::optional<std::string> file_digest(std::string_view key) const = 0;
   /// Whether a blob's bytes are not, or may not be, those of its file. The caller holds a Reading.
   /// @throws Error KeyNotFound.

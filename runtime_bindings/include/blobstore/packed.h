@@ -57,9 +57,10 @@ struct PackedStats {
 /// programs on them use it: methods, input lengths, a base with adapters. Entries are named by content, so other
 /// weights, scales, or layouts have other entries.
 ///
-/// Give it where a cache is opened or a program is loaded. When the first method of a program is loaded that a file does
-/// not have, all of its methods are packed into memory, and written to a new file. Loads then map this file, read-only;
-/// they pack nothing, and processes share its pages. A file appears complete or not at all, and is read-only.
+/// Give it where a cache is opened or a program is loaded. When the first method of a program is loaded that a file
+/// does not have, all of its methods are packed into memory, and written to a new file. Loads then map this file,
+/// read-only; they pack nothing, and processes share its pages. A file appears complete or not at all, and is
+/// read-only.
 ///
 /// If no file can be used or written, weights are packed to the heap, as without a store. Programs load all the same,
 /// and `stats` has the reason.

@@ -15,8 +15,7 @@ std::atomic<uint64_t> next_id{1};
 
 } // namespace
 
-BlobCache::BlobCache(
-    Mode mode, std::string name, std::shared_ptr<BlobCache> base, std::shared_ptr<PackedStore> packed)
+BlobCache::BlobCache(Mode mode, std::string name, std::shared_ptr<BlobCache> base, std::shared_ptr<PackedStore> packed)
     : id_(next_id.fetch_add(1)),
       mode_(mode),
       name_(std::move(name)),

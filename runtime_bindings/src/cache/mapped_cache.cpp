@@ -197,8 +197,7 @@ std::shared_ptr<BlobCache> BlobCache::open(
         name,
         "a shared cache is one working copy, not " + std::to_string(paths.size()) + " files; make one of them");
   }
-  return std::make_shared<internal::MappedCache>(
-      paths, mode, std::move(name), std::move(base), std::move(packed));
+  return std::make_shared<internal::MappedCache>(paths, mode, std::move(name), std::move(base), std::move(packed));
 }
 
 } // namespace blobstore

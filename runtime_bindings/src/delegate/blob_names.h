@@ -10,9 +10,9 @@ namespace blobstore::internal {
 
 /// A name of 16 characters that stands for one identity.
 ///
-/// The contents of a file have a name that is a digest of 96 bits, and so the same in every process. Other contents have
-/// a number that stands for one identity in the whole process, as long as the name is held. An identity that returns
-/// after its name was released gets a new number, so no number ever stands for two identities.
+/// The contents of a file have a name that is a digest of 96 bits, and so the same in every process. Other contents
+/// have a number that stands for one identity in the whole process, as long as the name is held. An identity that
+/// returns after its name was released gets a new number, so no number ever stands for two identities.
 ///
 /// Until its commit has happened, an identity is valid only for that commit. A commit that fails releases its names. A
 /// fork ends them in the child, because the commit goes on in the parent only: the child inherits what was prepared,

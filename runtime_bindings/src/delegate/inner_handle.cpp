@@ -196,11 +196,7 @@ EtError InnerHandle::init(et::EventTracer* tracer) {
   std::vector<et::BackendOption> options(recipe.options);
   options.push_back(packed_path_option(path())); // also if it is empty: the process may have a path for all loads
   et::BackendInitContext context(
-      &arena_,
-      tracer,
-      recipe.method.c_str(),
-      &map_,
-      et::Span<const et::BackendOption>(options.data(), options.size()));
+      &arena_, tracer, recipe.method.c_str(), &map_, et::Span<const et::BackendOption>(options.data(), options.size()));
   Handles::get().inits.fetch_add(1, std::memory_order_relaxed);
   const et::ArrayRef<et::CompileSpec> specs(recipe.specs.data(), recipe.specs.size());
   auto handle = recipe.backend->init(context, &processed, specs);

@@ -61,12 +61,12 @@ int look_at_object(dl_phdr_info* object, size_t, void* data) {
   auto& search = *static_cast<Search*>(data);
   bool holds = false;
   for (int i = 0; i < object->dlpi_phnum; ++i) {
-    const ElfW(Phdr)& part = object->dlpi_phdr[i];
+    const ElfW(Phdr) & part = object->dlpi_phdr[i];
     const uintptr_t begin = object->dlpi_addr + part.p_vaddr;
     holds = holds || (part.p_type == PT_LOAD && search.address >= begin && search.address - begin < part.p_memsz);
   }
   for (int i = 0; holds && i < object->dlpi_phnum && search.build_id.empty(); ++i) {
-    const ElfW(Phdr)& part = object->dlpi_phdr[i];
+    const ElfW(Phdr) & part = object->dlpi_phdr[i];
     if (part.p_type == PT_NOTE) {
       search.build_id = build_id_in(reinterpret_cast<const uint8_t*>(object->dlpi_addr + part.p_vaddr), part.p_memsz);
     }
@@ -102,8 +102,7 @@ std::string find_processor_kind() {
   std::snprintf(features, sizeof features, " %lx %lx", getauxval(AT_HWCAP), getauxval(AT_HWCAP2));
   kind += features;
   for (int core = 0;; ++core) { // libraries choose by the model of the cores, too
-    std::ifstream file(
-        "/sys/devices/system/cpu/cpu" + std::to_string(core) + "/regs/identification/midr_el1");
+    std::ifstream file("/sys/devices/system/cpu/cpu" + std::to_string(core) + "/regs/identification/midr_el1");
     std::string model;
     if (!std::getline(file, model)) {
       break;

@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <cstdio>
 #include <cstring>
 #include <filesystem>
+#include <random>
 #include <thread>
 #include <tuple>
 #include <unordered_set>
@@ -34,21 +36,18 @@ bool ends_with(std::string_view text, std::string_view ending) {
   return text.size() >= ending.size() && text.substr(text.size() - ending.size()) == ending;
 }
 
-/// The name of a file begins with what it is for, and ends with what is in it.
+/// The name of a file begins with what it is for.
 std::string prefix_of(const PackedPurpose& purpose) {
   return to_string(purpose.foundation) + "-" + to_string(purpose.runtime).substr(0, 16) + "-";
 }
 
-std::string name_of(const PackedPurpose& purpose, const std::vector<PackedBytes>& entries, const std::set<Digest>& covers) {
-  Hasher hasher;
-  for (const PackedBytes& one : entries) {
-    hasher.update(one.entry.name.data(), one.entry.name.size() + 1);
-    hasher.update(&one.entry.seed, sizeof one.entry.seed);
-  }
-  for (const Digest& one : covers) {
-    hasher.update(one.data(), one.size());
-  }
-  return prefix_of(purpose) + to_string(hasher.digest()).substr(0, 16) + kEnding;
+/// It ends with a random number, because ExecuTorch remembers in each process what it read from a path. So a file that
+/// replaces a damaged one is read.
+std::string name_of(const PackedPurpose& purpose) {
+  std::random_device random;
+  char digits[17];
+  std::snprintf(digits, sizeof digits, "%08x%08x", random(), random());
+  return prefix_of(purpose) + digits + kEnding;
 }
 
 /// What a mark says about the file beside it: a file that has this status is the one that was verified.
@@ -69,15 +68,15 @@ File open_to_read(const std::string& path) {
 bool is_marked(const std::string& path, const std::string& mark) {
   const File file = open_to_read(path);
   std::string found(mark.size() + 1, '\0');
-  return file.is_open() && pread(file.descriptor(), found.data(), found.size(), 0) == static_cast<ssize_t>(mark.size()) &&
+  return file.is_open() &&
+      pread(file.descriptor(), found.data(), found.size(), 0) == static_cast<ssize_t>(mark.size()) &&
       found.compare(0, mark.size(), mark) == 0;
 }
 
 /// Without the right to write, the file is verified again next time.
 void write_mark(const std::string& path, const std::string& mark) {
   const File file(path, open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0666));
-  [[maybe_unused]] const ssize_t written =
-      file.is_open() ? ::write(file.descriptor(), mark.data(), mark.size()) : 0;
+  [[maybe_unused]] const ssize_t written = file.is_open() ? ::write(file.descriptor(), mark.data(), mark.size()) : 0;
 }
 
 void touch(const std::string& path) {
@@ -138,17 +137,17 @@ PackedFolder::PackedFolder(std::string folder, const PackedOptions& options)
 
 std::shared_ptr<const PackedLease> PackedFolder::find(const PackedPurpose& purpose) {
   const std::string prefix = prefix_of(purpose);
-  std::vector<std::pair<int64_t, std::string>> candidates;
+  std::vector<std::tuple<int64_t, int64_t, std::string>> candidates;
   for (const std::string& name : names_in(folder_)) {
     struct stat status;
     if (name.compare(0, prefix.size(), prefix) == 0 && ends_with(name, kEnding) &&
         lstat((folder_ + name).c_str(), &status) == 0 && S_ISREG(status.st_mode)) {
-      candidates.emplace_back(status.st_size, folder_ + name);
+      candidates.emplace_back(status.st_mtime, status.st_size, folder_ + name);
     }
   }
-  // a file that replaces another one has more entries
+  // a file that replaces another one is newer, and mostly has more entries
   std::sort(candidates.rbegin(), candidates.rend());
-  for (const auto& [size, path] : candidates) {
+  for (const auto& [written, size, path] : candidates) {
     if (auto found = lease(path)) {
       return found;
     }
@@ -249,11 +248,13 @@ void PackedFolder::add(
       entries.push_back({std::move(entry), bytes});
     }
   }
-  const std::shared_ptr<const PackedLease> older = find(purpose);
+  std::shared_ptr<const PackedLease> older = find(purpose);
   Mapping older_map;
   if (older != nullptr) { // other programs go on using what it has
     older_map = Mapping(older->file(), 0, older->size(), Mapping::Kind::ReadOnly);
     PackedTable table = read_packed_table(older->path(), older_map.data(), older->size());
+    const size_t own = entries.size();
+    const std::set<Digest> own_covers = covers;
     for (PackedEntry& entry : table.entries) {
       if (known.insert(entry.name).second) {
         const uint8_t* bytes = older_map.data() + entry.offset;
@@ -261,6 +262,10 @@ void PackedFolder::add(
       }
     }
     covers.merge(table.covers);
+    if (packed_size(entries, covers) > options_.limit) { // such as entries of a working copy that was made anew
+      entries.resize(own);
+      covers = own_covers;
+    }
   }
   std::sort(entries.begin(), entries.end(), [](const PackedBytes& a, const PackedBytes& b) {
     return std::tie(a.entry.name, a.entry.seed) < std::tie(b.entry.name, b.entry.seed);
@@ -273,9 +278,11 @@ void PackedFolder::add(
   } else {
     make_room(options_.limit - needed, nullptr);
   }
-  const std::string path = folder_ + name_of(purpose, entries, covers);
+  const std::string path = folder_ + name_of(purpose);
   write_packed(path, entries, covers);
   ++builds_;
+  older.reset(); // unless a program uses it, it goes
+  older_map = Mapping(); // a map of an open file holds its lock, too
   for (const std::string& name : names_in(folder_)) { // also those of other versions of XNNPACK
     if (name.compare(0, 33, prefix_of(purpose), 0, 33) == 0 && ends_with(name, kEnding) && folder_ + name != path) {
       remove_if_unused(folder_ + name);
