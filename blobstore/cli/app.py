@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeVar
 
 import typer
 
-from blobstore.cli import ERROR, INTERRUPTED, PIPE_CLOSED
+from blobstore.cli import ERROR, INTERRUPTED, PIPE_CLOSED, packed
 from blobstore.cli.output import (
     err,
     on_terminal,
@@ -499,6 +499,17 @@ def _made_for(adapter: AdapterInfo, base: FoundationInfo) -> str:
 
 
 app.command()(_with_exit_codes(report))
+
+_packed = typer.Typer(
+    name="packed",
+    help="Look at, check, and clean up a folder of packed weights.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+_packed.command("list")(_with_exit_codes(packed.listed))
+_packed.command()(_with_exit_codes(packed.verify))
+_packed.command()(_with_exit_codes(packed.gc))
+app.add_typer(_packed)
 
 
 @app.command()

@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from blobstore.adapters import merge_adapter, read_adapter, save_adapter
+from blobstore.demo.starts import Start, measure_starts
 from blobstore.errors import InvalidFileError
+from blobstore.text import size
 
 if TYPE_CHECKING:
     from rich.box import Box
@@ -45,6 +47,7 @@ class LiveResult:
         adapter_bytes: the size of each adapter's file, by its name.
         private_bytes: memory that both adapters take beyond the pages of the foundation's file; None if the system
             cannot measure it.
+        starts: load and first call of one program without a packed store, and with packed weights on disk.
     """
 
     lengths: tuple[int, ...]
@@ -56,6 +59,7 @@ class LiveResult:
     adapters: dict[str, float]
     adapter_bytes: dict[str, int]
     private_bytes: int | None
+    starts: tuple[Start, Start]
 
 
 def run_live(directory: Path, lengths: tuple[int, ...]) -> LiveResult:
@@ -92,7 +96,10 @@ def run_live(directory: Path, lengths: tuple[int, ...]) -> LiveResult:
             foundation=compare.similarity(compare.program(lengths[0], cache), lengths[0]),
             adapters=adapters,
             adapter_bytes={name: path.stat().st_size for name, path in paths.items()},
-            private_bytes=None if None in private else sum(size or 0 for size in private),
+            private_bytes=None if None in private else sum(one or 0 for one in private),
+            starts=measure_starts(
+                directory / f"minilm-{lengths[0]}.pte", directory / "minilm.ptd", directory.parent / "packed"
+            ),
         )
 
 
@@ -233,3 +240,13 @@ def print_live(result: LiveResult, console: Console) -> None:
         console.print(f"  {name}  {value:.4f}  ({result.adapter_bytes[name]:,} bytes)", highlight=False)
     if result.private_bytes is not None:
         console.print(f"Memory of their own, beyond the foundation's shared pages: {result.private_bytes:,} bytes.")
+    console.print()
+    (plain, second), taken = result.starts, ""
+    if plain.anonymous is not None and second.anonymous is not None:
+        taken = f", {size(max(second.anonymous, 0))} of memory instead of {size(max(plain.anonymous, 0))}"
+    console.print(
+        f"A second start with packed weights on disk: {second.seconds * 1e3:.0f} ms for load and first call instead of "
+        f"{plain.seconds * 1e3:.0f} ms{taken}."
+    )
+    for reason in second.reasons:
+        console.print(f"  Weights were packed again: {reason}")

@@ -134,7 +134,7 @@ class BlobCache(NamedDataMap):
             check_cache(base, "base")
         self.mode = mode
         self.base = base
-        self.packed = as_packed(packed) or (base.packed if base is not None else None)
+        self.packed: PackedStore | None = as_packed(packed) or (base.packed if base is not None else None)
         self._native: Any = native.BlobCache.open(
             [native_path(path) for path in self.paths],
             mode,

@@ -69,6 +69,9 @@ class PackedStats:
     heap_bytes: int | None
 
 
+_Files: TypeAlias = list[PackedFile]  # in the class, `list` is a method
+
+
 class PackedStore:
     """A folder with files of packed weights, one for each foundation, the data files of a cache without a base.
 
@@ -112,7 +115,7 @@ class PackedStore:
             hits, builds, fallbacks, written, repacked, named, dropped, verified_bytes, mapped_bytes, heap_bytes
         )
 
-    def list(self) -> list[PackedFile]:
+    def list(self) -> _Files:
         """The files, the most recently used first. Their tables are read.
 
         Raises:
@@ -120,11 +123,11 @@ class PackedStore:
         """
         return [_file(row) for row in self._native.list()]
 
-    def verify(self) -> list[PackedFile]:
+    def verify(self) -> _Files:
         """As `list`, and compare all bytes with their digests. Removes nothing."""
         return [_file(row) for row in self._native.verify()]
 
-    def gc(self) -> list[PackedFile]:
+    def gc(self) -> _Files:
         """Remove what killed processes left, files that are damaged or that a newer one replaced, and then those that
         exceed the limit. Files that a living process uses stay.
 

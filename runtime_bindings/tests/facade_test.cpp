@@ -72,11 +72,17 @@ int main(int argc, char** argv) {
   const std::shared_ptr<blobstore::BlobCache> cache = need(nothrow::open({argv[3]}));
   CHECK(need(nothrow::verify(*cache)));
   const auto program = need(nothrow::load_program(argv[2], cache));
+  const auto store = need(nothrow::open_packed(std::string(argv[4]) + ".packed"));
+  CHECK(need(nothrow::list(*store)).empty() && need(nothrow::gc(*store)).empty());
+  CHECK(nothrow::open_packed(argv[2]).error().kind() == ErrorKind::FileAccess);
   const auto unknown = nothrow::load_method(*program, "backward");
   CHECK(!unknown.ok() && unknown.error().kind() == ErrorKind::MethodNotFound);
   const auto method = need(nothrow::load_method(*program, "forward"));
   CHECK(nothrow::execute(*method, {}).error().kind() == ErrorKind::Input);
   print_scores(*method);
+  need(nothrow::load_method(*need(nothrow::load_program(argv[2], cache, store)), "forward"));
+  need(nothrow::open({argv[3]}, blobstore::BlobCache::Mode::Private, nullptr, store));
+  CHECK(need(nothrow::verify(*store)).size() == need(nothrow::stats(*store)).builds);
 
   const auto tensors = need(nothrow::logical_tensors(cache));
   CHECK(nothrow::at(*tensors, "hiden.weight").error().kind() == ErrorKind::KeyNotFound);

@@ -79,6 +79,7 @@ def test_printed_output(demo):
     assert f"{result.bytes_before:,}" in text
     assert f"{result.bytes_after:,}" in text
     assert f"All {result.outputs} outputs are identical" in text
+    assert "A second start with packed weights on disk: " in text
     assert max(map(len, text.partition("Next, try:")[0].splitlines())) <= 100  # a command is not broken
 
 
@@ -109,6 +110,13 @@ def test_the_next_steps_find_the_command(monkeypatch, tmp_path):
     assert flow._next_steps(tmp_path, adapters=True)[3].startswith("blobstore adapters ")
     script.unlink()
     assert " -m blobstore report " in flow._next_steps(tmp_path, adapters=True)[0]
+
+
+def test_the_second_start_packs_nothing(demo):
+    """Its memory is a small part of that without a packed store (K1)."""
+    plain, second = demo[0].live.starts
+    assert second.reasons == ()
+    assert second.anonymous is None or second.anonymous < plain.anonymous / 4
 
 
 def test_adapters_are_lora_of_the_foundation(demo, directory):

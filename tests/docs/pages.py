@@ -173,6 +173,7 @@ PAGES: dict[str, Callable[[Path, dict[str, Any]], None]] = {
     "docs/howto/named-data-store.md": _named_data_store,
     "docs/howto/processes.md": _processes,
     "docs/lowering.md": _lowering,
+    "docs/packed.md": _runtime,
     "docs/runtime.md": _runtime,
     "docs/safetensors.md": _safetensors,
 }

@@ -8,14 +8,28 @@ from pathlib import Path
 import pytest
 import torch
 
+from blobstore import dedup_programs
+from blobstore.lowering.export import lower, quiet
+from blobstore.runtime import BlobCache, Program
 from tests.lowering import nets
-from tests.lowering.live import close, lower_through, seeded
+from tests.lowering.live import close, lower_through, seeded, write
 from tests.runtime.application import build
+
+with quiet():
+    from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
 
 
 @pytest.fixture(scope="module")
 def application() -> Path:
     return build(Path(__file__).parent / "cpp", "backend_options")
+
+
+def run(application: Path, *arguments: object) -> tuple[torch.Tensor, str]:
+    """The outputs that the application prints, one row for each, and its log."""
+    command = [str(part) for part in (application, *arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return torch.tensor([float(line) for line in done.stdout.split()]), done.stderr
 
 
 @pytest.mark.parametrize("given", ["load", "process"])
@@ -24,19 +38,62 @@ def test_a_file_for_packed_weights_never_gives_another_models_weights(
 ) -> None:
     """Two launches with one path, and different weights under the same names: each computes with its own (U1, K2).
 
-    The names of packed weights count what a process has seen, so a file of them is useless to the next launch. None
-    is written, and the log says so.
+    Weights are named by their contents in the path of a load. A path for the whole process has no effect.
     """
-    x = torch.ones(2, 16)
+    x, packed = torch.ones(2, 16), tmp_path / "packed.bin"
     for seed in (0, 1):
         module = seeded(nets.MLP, seed)
         path = lower_through({"forward": (module, (x,))}, tmp_path / str(seed))
-        command = [application, path, path.with_name("model.ptd"), packed := tmp_path / "packed.bin", given]
-        done = subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-        found = torch.tensor([float(line) for line in done.stdout.split()])
+        found, _ = run(application, path, path.with_name("model.ptd"), packed, given)
         with torch.no_grad():
             close(found.reshape(2, -1), module(x))
-        assert not packed.exists()
-        if given == "load":
-            assert "no effect of 'packed_cache_path'" in done.stderr
+        assert packed.exists() == (given == "load")
+
+
+def test_a_file_for_packed_weights_and_updates(application: Path, tmp_path: Path) -> None:
+    """Two launches with one path and an update in between: no counter reaches the file, a later launch uses it (K2)."""
+    x, packed = torch.ones(2, 16), tmp_path / "packed.bin"
+    path = lower_through({"forward": (seeded(nets.MLP), (x,))}, tmp_path)
+    data = path.with_name("model.ptd")
+    expected = []
+    for value in (0.25, 0.5):
+        cache = BlobCache(data)
+        cache.update({"layers.0.weight": torch.full((24, 16), value)})
+        cache.save(tmp_path / f"{value}.ptd", dirty_only=True)
+        expected.append(Program(path, cache).method()(x)[0].flatten().clone())
+    original = Program(path, BlobCache(data)).method()(x)[0].flatten().clone()
+    content = b""
+    for value, changed in zip((0.25, 0.5), expected, strict=True):
+        found, log = run(application, path, data, packed, "load", tmp_path / f"{value}.ptd")
+        torch.testing.assert_close(found.reshape(3, -1), torch.stack([original, changed, original]), rtol=0, atol=1e-7)
+        assert ("Opened packed weight file for writing" in log) == (not content)
+        content = content or packed.read_bytes()
+        assert packed.read_bytes() == content
+
+
+def test_a_file_of_a_packed_store_is_one_for_stock_executorch(application: Path, tmp_path: Path) -> None:
+    """ExecuTorch loads it by its own option, for delegates of both kinds, and packs nothing (K1)."""
+    x, module = torch.ones(2, 16), seeded(nets.MLP)
+    ours = lower_through({"forward": (module, (x,))}, tmp_path / "ours")
+    stock = write(
+        lower(
+            {"forward": (module, (x,))},
+            partitioners=lambda: [XnnpackPartitioner()],
+            external_constants=lambda node: "model",
+        ),
+        tmp_path / "stock",
+    )
+    dedup_programs([stock.parent], tmp_path / "slim")
+    for path, data in (
+        (ours, ours.with_name("model.ptd")),
+        (tmp_path / "slim" / "model.pte", tmp_path / "slim" / "shared.ptd"),
+    ):
+        folder = path.parent / "packed"
+        expected = Program(path, BlobCache(data, packed=folder)).method()(x)[0].flatten()
+        [packed] = folder.glob("*.packed")
+        content = packed.read_bytes()
+        found, log = run(application, path, data, packed, "load")
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-7)
+        assert "Loaded packed weight cache" in log and "(3 entries)" in log
+        assert "new regions" not in log
+        assert packed.read_bytes() == content

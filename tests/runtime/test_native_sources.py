@@ -13,7 +13,7 @@ from tests.runtime.application import install_library
 
 SOURCES = LIBRARY / "src"
 # Includes go down this list, never up.
-ROOMS = ("facade", "training", "adapters", "logical", "program", "delegate", "cache", "format", "os")
+ROOMS = ("facade", "training", "adapters", "logical", "program", "delegate", "packed", "cache", "format", "os")
 # The system, the compiler's library, or what a tool makes of them
 SYSTEM = re.compile(
     r"#\s*(?:el)?if.*\b(?:__linux__|__APPLE__|_WIN32|__ANDROID__|__unix__|__GLIBC__|__SANITIZE_\w+__|MADV_\w+)"

@@ -25,6 +25,7 @@
 #include <blobstore/adapters.h>
 #include <blobstore/cache.h>
 #include <blobstore/export.h>
+#include <blobstore/packed.h>
 #include <blobstore/program.h>
 #include <blobstore/reading.h>
 #include <blobstore/result.h>
@@ -39,7 +40,8 @@ namespace nothrow {
 Result<std::shared_ptr<BlobCache>> open(
     const std::vector<std::string>& paths,
     BlobCache::Mode mode = BlobCache::Mode::Private,
-    std::shared_ptr<BlobCache> base = nullptr) noexcept;
+    std::shared_ptr<BlobCache> base = nullptr,
+    std::shared_ptr<PackedStore> packed = nullptr) noexcept;
 /// Holds off commits until it is destroyed.
 Result<std::unique_ptr<BlobCache::Reading>> read(const BlobCache& cache) noexcept;
 Result<uint64_t> update(BlobCache& cache, const std::vector<Change>& changes) noexcept;
@@ -54,7 +56,8 @@ Result<bool> verify(const BlobCache& cache) noexcept;
 
 // Programs: <blobstore/program.h>
 
-Result<std::shared_ptr<Program>> load_program(const std::string& path, std::shared_ptr<BlobCache> cache) noexcept;
+Result<std::shared_ptr<Program>> load_program(
+    const std::string& path, std::shared_ptr<BlobCache> cache, std::shared_ptr<PackedStore> packed = nullptr) noexcept;
 Result<executorch::runtime::MethodMeta> method_meta(const Program& program, const std::string& method) noexcept;
 Result<std::shared_ptr<Method>> load_method(Program& program, const std::string& name) noexcept;
 Result<Outputs> execute(
@@ -63,6 +66,15 @@ Result<Outputs> execute(
     const RunOptions& options = RunOptions()) noexcept;
 Result<executorch::extension::TensorPtr> output_memory(Method& method, size_t index) noexcept;
 Result<std::vector<std::pair<std::string, executorch::extension::TensorPtr>>> state_memory(Method& method) noexcept;
+
+// Packed weights: <blobstore/packed.h>
+
+Result<std::shared_ptr<PackedStore>> open_packed(
+    const std::string& folder, const PackedOptions& options = PackedOptions()) noexcept;
+Result<PackedStats> stats(const PackedStore& store) noexcept;
+Result<std::vector<PackedFile>> list(const PackedStore& store) noexcept;
+Result<std::vector<PackedFile>> verify(const PackedStore& store) noexcept;
+Result<std::vector<PackedFile>> gc(const PackedStore& store) noexcept;
 
 // Tensors by name: <blobstore/tensors.h>
 

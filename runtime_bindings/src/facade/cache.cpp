@@ -7,8 +7,11 @@ namespace blobstore::nothrow {
 using internal::attempt;
 
 Result<std::shared_ptr<BlobCache>> open(
-    const std::vector<std::string>& paths, BlobCache::Mode mode, std::shared_ptr<BlobCache> base) noexcept {
-  return attempt([&] { return BlobCache::open(paths, mode, std::move(base)); });
+    const std::vector<std::string>& paths,
+    BlobCache::Mode mode,
+    std::shared_ptr<BlobCache> base,
+    std::shared_ptr<PackedStore> packed) noexcept {
+  return attempt([&] { return BlobCache::open(paths, mode, std::move(base), std::move(packed)); });
 }
 
 Result<std::unique_ptr<BlobCache::Reading>> read(const BlobCache& cache) noexcept {

@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <cstdio>
 #include <cstring>
 #include <filesystem>
+#include <random>
 #include <thread>
 #include <tuple>
 #include <unordered_set>
@@ -34,21 +36,18 @@ bool ends_with(std::string_view text, std::string_view ending) {
   return text.size() >= ending.size() && text.substr(text.size() - ending.size()) == ending;
 }
 
-/// The name of a file begins with what it is for, and ends with what is in it.
+/// The name of a file begins with what it is for.
 std::string prefix_of(const PackedPurpose& purpose) {
   return to_string(purpose.foundation) + "-" + to_string(purpose.runtime).substr(0, 16) + "-";
 }
 
-std::string name_of(const PackedPurpose& purpose, const PackedContents& contents) {
-  Hasher hasher;
-  for (const PackedBytes& one : contents.entries) {
-    hasher.update(one.entry.name.data(), one.entry.name.size() + 1);
-    hasher.update(&one.entry.seed, sizeof one.entry.seed);
-  }
-  for (const Digest& one : contents.covers) {
-    hasher.update(one.data(), one.size());
-  }
-  return prefix_of(purpose) + to_string(hasher.digest()).substr(0, 16) + kEnding;
+/// It ends with a random number, because ExecuTorch remembers in each process what it read from a path. So a file that
+/// replaces a damaged one is read.
+std::string name_of(const PackedPurpose& purpose) {
+  std::random_device random;
+  char digits[17];
+  std::snprintf(digits, sizeof digits, "%08x%08x", random(), random());
+  return prefix_of(purpose) + digits + kEnding;
 }
 
 /// What a mark says about the file beside it: a file that has this status is the one that was verified.
@@ -149,17 +148,17 @@ PackedFolder::PackedFolder(std::string folder, const PackedOptions& options)
 
 std::shared_ptr<const PackedLease> PackedFolder::find(const PackedPurpose& purpose) {
   const std::string prefix = prefix_of(purpose);
-  std::vector<std::pair<int64_t, std::string>> candidates;
+  std::vector<std::tuple<int64_t, int64_t, std::string>> candidates;
   for (const std::string& name : names_in(folder_)) {
     struct stat status;
     if (name.compare(0, prefix.size(), prefix) == 0 && ends_with(name, kEnding) &&
         lstat((folder_ + name).c_str(), &status) == 0 && S_ISREG(status.st_mode)) {
-      candidates.emplace_back(status.st_size, folder_ + name);
+      candidates.emplace_back(status.st_mtime, status.st_size, folder_ + name);
     }
   }
-  // a file that replaces another one has more entries
+  // a file that replaces another one is newer, and mostly has more entries
   std::sort(candidates.rbegin(), candidates.rend());
-  for (const auto& [size, path] : candidates) {
+  for (const auto& [written, size, path] : candidates) {
     if (auto found = lease(path)) {
       return found;
     }
@@ -270,16 +269,20 @@ void PackedFolder::add(const PackedPurpose& purpose, const ScratchFile& packed, 
       take(std::move(entry), map.data(), found == made.maps.end() ? std::string() : found->second);
     }
   }
-  const std::shared_ptr<const PackedLease> older = find(purpose);
+  std::shared_ptr<const PackedLease> older = find(purpose);
   Mapping older_map;
   if (older != nullptr) { // other programs go on using what it has
     older_map = Mapping(older->file(), 0, older->size(), Mapping::Kind::ReadOnly);
     PackedTable before = read_packed_table(older->path(), older_map.data(), older->size());
+    const PackedContents own = contents;
     for (PackedEntry& entry : before.entries) {
       const std::string encoded = entry.map == 0 ? std::string() : before.maps[entry.map - 1].encode();
       take(std::move(entry), older_map.data(), encoded);
     }
     contents.covers.merge(before.covers);
+    if (packed_size(contents) > options_.limit) { // such as entries of a working copy that was made anew
+      contents = own;
+    }
   }
   std::sort(contents.entries.begin(), contents.entries.end(), [](const PackedBytes& a, const PackedBytes& b) {
     return std::tie(a.entry.name, a.entry.seed) < std::tie(b.entry.name, b.entry.seed);
@@ -294,9 +297,11 @@ void PackedFolder::add(const PackedPurpose& purpose, const ScratchFile& packed, 
         options_.limit);
   }
   make_room(options_.limit - needed, nullptr);
-  const std::string path = folder_ + name_of(purpose, contents);
+  const std::string path = folder_ + name_of(purpose);
   write_packed(path, contents);
   ++builds_;
+  older.reset(); // unless a program uses it, it goes
+  older_map = Mapping(); // a map of an open file holds its lock, too
   for (const std::string& name : names_in(folder_)) { // also those of other versions of XNNPACK
     if (name.compare(0, 33, prefix_of(purpose), 0, 33) == 0 && ends_with(name, kEnding) && folder_ + name != path) {
       remove_if_unused(folder_ + name);

@@ -87,6 +87,7 @@ std::shared_ptr<Method> LoadedProgram::try_packed(size_t method, const PackedUse
 
 std::shared_ptr<Method> LoadedProgram::load_packed(size_t method) {
   PackedUse use = packed_use(method);
+  const HeapGrowth growth;
   std::shared_ptr<Method> loaded = try_packed(method, use);
   if (loaded == nullptr) {
     try {
@@ -102,6 +103,8 @@ std::shared_ptr<Method> LoadedProgram::load_packed(size_t method) {
   if (loaded != nullptr) {
     if (use.stock) {
       packed_->note_hit();
+    } else if (uses(method, kXnnpack)) {
+      packed_->note_fallback(use.fallback, growth.bytes());
     }
     return loaded;
   }
@@ -109,11 +112,11 @@ std::shared_ptr<Method> LoadedProgram::load_packed(size_t method) {
   packing.file = use.own ? packed_->find(*use.own) : nullptr;
   packing.stock_file = use.stock ? packed_->find(*use.stock) : nullptr;
   packing.fallback = use.fallback;
-  const HeapGrowth growth;
+  const HeapGrowth packed;
   loaded = make_method(method);
   if (uses(method, kXnnpack)) {
     if (packing.stock_file == nullptr) {
-      packed_->note_fallback(use.fallback, growth.bytes());
+      packed_->note_fallback(use.fallback, packed.bytes());
     } else {
       packed_->note_hit();
     }

@@ -1,8 +1,9 @@
 // Runs "forward" with options for a backend, on an input of ones, and prints its first output.
 //
-//   backend_options PROGRAM.pte WEIGHTS.ptd PATH load|process
+//   backend_options PROGRAM.pte WEIGHTS.ptd PATH load|process [DELTA.ptd]
 //
-// PATH is a file for packed weights. The program passes it with the load, or to XNNPACK for the whole process.
+// With DELTA, prints it again after an update, and again after a revert. PATH is a file for packed weights. The program
+// passes it with the load, or to XNNPACK for the whole process.
 
 #include <cstdio>
 #include <cstdlib>
@@ -33,18 +34,20 @@ void check(et::Error error, const char* what) {
 }
 
 int main(int argc, char** argv) {
-  if (argc != 5) {
+  if (argc != 5 && argc != 6) {
     return 64;
   }
   et::runtime_init();
   blobstore::register_delegate();
+  et::LoadBackendOptionsMap of_load;
   et::BackendOption options[2] = {{"packed_cache_path", {}}, {"weight_cache_enabled", true}};
   std::array<char, et::kMaxOptionValueLength> path{};
   std::strncpy(path.data(), argv[3], path.size() - 1);
   options[0].value = path;
-  et::LoadBackendOptionsMap of_load;
   if (std::strcmp(argv[4], "load") == 0) {
-    check(of_load.set_options("BlobStoreBackend", {options, 2}), "options of the load");
+    for (const char* backend : {"BlobStoreBackend", "XnnpackBackend"}) {
+      check(of_load.set_options(backend, {options, 2}), "options of the load");
+    }
   } else {
     check(et::set_option("XnnpackBackend", {options, 2}), "options of the process");
   }
@@ -68,15 +71,24 @@ int main(int argc, char** argv) {
   const blobstore::CacheScope scope(cache);
   auto method = program->load_method("forward", &manager, nullptr, &map, &of_load);
   check(method.error(), "the method");
-  et::EValue input;
-  check(method->get_inputs(&input, 1), "the input");
-  for (int i = 0; i < input.toTensor().numel(); ++i) {
-    input.toTensor().mutable_data_ptr<float>()[i] = 1;
-  }
-  check(method->execute(), "the call");
-  const auto& output = method->get_output(0).toTensor();
-  for (int i = 0; i < output.numel(); ++i) {
-    std::printf("%.9g\n", output.const_data_ptr<float>()[i]);
+  const auto run = [&] {
+    et::EValue input;
+    check(method->get_inputs(&input, 1), "the input");
+    for (int i = 0; i < input.toTensor().numel(); ++i) {
+      input.toTensor().mutable_data_ptr<float>()[i] = 1;
+    }
+    check(method->execute(), "the call");
+    const auto& output = method->get_output(0).toTensor();
+    for (int i = 0; i < output.numel(); ++i) {
+      std::printf("%.9g\n", output.const_data_ptr<float>()[i]);
+    }
+  };
+  run();
+  if (argc == 6) {
+    cache->load(argv[5]);
+    run();
+    cache->revert();
+    run();
   }
   check(
       et::set_option(

@@ -1,0 +1,107 @@
+"""The commands on packed stores."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from blobstore.cli.output import on_terminal, print_json, print_table, say
+from blobstore.errors import FileAccessError
+from blobstore.reporting.limits import parse_size
+from blobstore.text import size
+
+if TYPE_CHECKING:
+    from blobstore.runtime import PackedFile, PackedStore
+
+__all__ = ["gc", "listed", "verify"]
+
+NO = 1
+Folder = Annotated[Path, typer.Argument(help="The folder of a packed store.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+
+
+def listed(folder: Folder, as_json: AsJson = False) -> None:
+    """List the files of a packed store, the most recently used first, and what is wrong with their tables."""
+    _print(_open(folder).list(), as_json)
+
+
+def verify(folder: Folder, as_json: AsJson = False) -> None:
+    """Compare the files of a packed store with their digests. Exit code 1 if one is damaged.
+
+    Nothing is removed; a program that finds damage builds the file again, and `gc` removes damaged files.
+    """
+    files = _open(folder).verify()
+    if as_json:
+        print_json(files)
+    else:
+        for file in files:
+            say(f"{file.path}: " + (f"NOT OK: {file.problem}" if file.problem else "ok: table and all digests"))
+    if any(file.problem for file in files):
+        raise typer.Exit(NO)
+
+
+def gc(
+    folder: Folder,
+    limit: Annotated[
+        str | None, typer.Option(metavar="BYTES", help="Also remove files until those that stay have no more (2GiB).")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Remove damaged and replaced files, what killed processes left, and the least recently used files above a limit.
+
+    Files that a living process uses stay.
+    """
+    most = None
+    if limit is not None:
+        try:
+            most = parse_size(limit)
+        except ValueError as error:
+            raise typer.BadParameter(str(error), param_hint="--limit") from None
+    removed = _open(folder, most).gc()
+    _print(removed, as_json)
+    if not as_json and on_terminal():
+        say(f"{len(removed)} files with {size(sum(file.nbytes for file in removed))} were removed.")
+
+
+def _open(folder: Path, limit: int | None = None) -> PackedStore:
+    """A store whose folder exists."""
+    from blobstore.runtime import PackedStore  # needs the native package
+
+    store = PackedStore(folder) if limit is None else PackedStore(folder, limit=limit)
+    try:
+        os.stat(folder)  # noqa: PTH116 - raises nothing for a name that is too long
+    except OSError as error:
+        raise FileAccessError(folder, error) from None
+    return store
+
+
+def _print(files: list[PackedFile], as_json: bool) -> None:
+    if as_json:
+        print_json(files)
+        return
+    people, now = on_terminal(), time.time()
+    rows = [
+        (
+            file.path.name if people else file.path,
+            size(file.nbytes) if people else file.nbytes,
+            file.entries,
+            _age(now - file.used) if people else file.used,
+            "in use" if file.in_use else "",
+            file.problem,
+        )
+        for file in files
+    ]
+    print_table("", ("file", "size", "entries", "last used", "", "problem"), rows)
+
+
+def _age(seconds: float) -> str:
+    """How long ago something was, for people."""
+    for unit, length in (("day", 86400), ("hour", 3600), ("minute", 60)):
+        count = int(seconds // length)
+        if count >= 1:
+            return f"{count} {unit}{'s' if count > 1 else ''} ago"
+    return "now"

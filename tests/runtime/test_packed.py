@@ -1,0 +1,493 @@
+"""Packed weights in files: what is in them, who uses them, and that outputs are those without them, to the bit (K1, K3)."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from blobstore import dedup_programs, save_programs
+from blobstore.adapters import load_adapter, save_adapter
+from blobstore.errors import BlobStoreError, FileAccessError, UnsupportedDataError
+from blobstore.lowering.export import lower, quiet
+from blobstore.runtime import BlobCache, PackedStore, Program, make_working_copy
+from tests.adapters import nets as lora_nets
+from tests.lowering import nets
+from tests.lowering.live import inputs, lower_exported, lower_through, plugin, randomize, seeded
+from tests.lowering.test_quantized import pt2e
+from tests.runtime import packed_files
+from tests.runtime.packed_files import Running, anonymous, ones, read, run_child
+
+with quiet():
+    from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+    from torchao.quantization import Int8DynamicActivationIntxWeightConfig, quantize_
+    from torchao.quantization.granularity import PerGroup
+
+MLP_INPUT = ones(2, 16)
+
+
+def _float(kind: Callable[[], nn.Module], *sizes: int) -> Callable[[Path], Any]:
+    def make(folder: Path) -> Any:
+        example = inputs(*sizes)
+        lower_through({"forward": (module := seeded(kind), example)}, folder)
+        return module, example
+
+    return make
+
+
+def _int8(**config: bool) -> Callable[[Path], Any]:
+    def make(folder: Path) -> Any:
+        module, example = seeded(nets.Small), inputs(2, 3, 8, 8)
+        with quiet():
+            lower_exported(torch.export.export(pt2e(module, example, **config), example, strict=True), folder)
+        return module, example
+
+    return make
+
+
+def _four_bits(folder: Path) -> Any:
+    module, example = seeded(nets.Linears), inputs(3, 64)
+    plain = seeded(nets.Linears)
+    with quiet():
+        quantize_(module, Int8DynamicActivationIntxWeightConfig(torch.int4, PerGroup(32)))
+        lower_exported(torch.export.export(module, example, strict=True), folder)
+    return plain, example
+
+
+KINDS = {
+    "linear": _float(nets.MLP, 2, 16),
+    "batch norms": _float(nets.ConvNorm, 2, 3, 6, 6),
+    "convolutions": _float(nets.Convolutions, 1, 4, 8, 8),
+    "not packed": _float(nets.PReLU, 1, 3, 6, 6),
+    "static int8": _int8(is_per_channel=True),
+    "int8 per tensor": _int8(is_per_channel=False),
+    "dynamic int8": _int8(is_per_channel=True, is_dynamic=True),
+    "4 bits": _four_bits,
+}
+
+
+@pytest.fixture(scope="module")
+def mlp(tmp_path_factory: Any) -> Path:
+    """A small program with its data."""
+    folder: Path = tmp_path_factory.mktemp("mlp")
+    lower_through({"forward": (seeded(nets.MLP), (torch.ones(2, 16),))}, folder)
+    return folder
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_outputs_are_those_without_a_store(kind: str, tmp_path: Path) -> None:
+    """When the file is built, when it is used, after an update, and when all is reverted (K1, K3)."""
+    module, example = KINDS[kind](tmp_path / "model")
+    store = PackedStore(tmp_path / "packed")
+    plain = Running.open(tmp_path / "model", example)
+    builds = Running.open(tmp_path / "model", example, store)
+    uses = Running.open(tmp_path / "model", example, store)
+    original = plain()
+    assert builds() == uses() == original
+    assert (store.stats.builds, store.stats.fallbacks) == (1, 0)
+    assert store.stats.hits >= 2
+    read(packed_files.only(store.folder))
+    before = packed_files.only(store.folder).read_bytes()
+    tensors = {name: value for name, value in randomize(module, 7).items() if name in plain.cache.tensors}
+    for running in (plain, builds, uses):
+        running.cache.update(tensors)
+    changed = plain()
+    assert changed != original
+    assert builds() == uses() == changed
+    for running in (plain, builds, uses):
+        running.cache.revert()
+    assert plain() == builds() == uses() == original
+    assert packed_files.only(store.folder).read_bytes() == before  # no update reached the disk
+    later = PackedStore(tmp_path / "packed")
+    assert Running.open(tmp_path / "model", example, later)() == original
+    assert (later.stats.builds, later.stats.fallbacks) == (0, 0)
+
+
+class Large(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(4)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.layers(x)
+        return result
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: Any) -> Path:
+    """A program whose packed weights take 16 MiB."""
+    folder: Path = tmp_path_factory.mktemp("large")
+    lower_through({"forward": (seeded(Large), (torch.ones(1, 1024),))}, folder)
+    return folder
+
+
+def test_a_second_load_packs_nothing(large: Path, tmp_path: Path) -> None:
+    """Neither into the heap nor into a file: the pages are those of the file (K1, N4)."""
+    options = {"folder": large, "sizes": [1, 1024]}
+    plain = run_child(**options)
+    first = run_child(**options, packed=tmp_path)
+    second = run_child(**options, packed=tmp_path)
+    assert plain["anonymous"] > 16 << 20
+    assert second["anonymous"] < 2 << 20
+    assert plain["outputs"] == first["outputs"] == second["outputs"]
+    assert (first["stats"]["builds"], second["stats"]["builds"]) == (1, 0)
+    assert (second["stats"]["hits"], second["stats"]["fallbacks"]) == (1, 0)
+    assert second["stats"]["mapped_bytes"] == packed_files.only(tmp_path).stat().st_size > 16 << 20
+
+
+def test_processes_share_pages_also_as_root(large: Path, tmp_path: Path) -> None:
+    """ExecuTorch would let the first process lock the file for its life (K1)."""
+    options = {"folder": large, "sizes": [1, 1024], "packed": tmp_path}
+    expected = run_child(**options)
+    processes = [packed_files.child(**options) for _ in range(3)]
+    found = [packed_files.report(process) for process in processes]
+    shares = []
+    for process in processes:  # now all of them have it
+        assert process.stdin is not None
+        process.stdin.write("pss\n")
+        process.stdin.flush()
+        shares.append(packed_files.report(process)["pss"])
+    for process in processes:
+        packed_files.end(process)
+    for one in found:
+        assert one["outputs"] == expected["outputs"]
+        assert (one["stats"]["hits"], one["stats"]["fallbacks"]) == (1, 0)
+        assert one["anonymous"] < 2 << 20
+    assert all(4 << 20 < share < 8 << 20 for share in shares), shares
+
+
+def test_the_file(mlp: Path, tmp_path: Path) -> None:
+    """Read-only, complete, and named by contents, so another process writes the same bytes (K1, K2)."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    Running.open(mlp, MLP_INPUT, PackedStore(first))
+    run_child(folder=mlp, sizes=[2, 16], packed=second)
+    path = packed_files.only(first)
+    assert stat.S_IMODE(path.stat().st_mode) & 0o222 == 0
+    assert [one.name for one in first.iterdir() if one.name.startswith(".")] == []
+    packed = read(path)
+    # XNNPACK reads bias, weights, and a few words of padding
+    assert sum(entry.size for entry in packed.entries) >= 4 * sum(p.numel() for p in seeded(nets.MLP).parameters())
+    assert len(packed.entries) == 3 and len(packed.covers) == 1
+    other = read(packed_files.only(second))
+    assert other.data == packed.data
+    name = r"layers\.\d\.weight@[\w-]{16}layers\.\d\.bias@[\w-]{16}"
+    assert all(re.fullmatch(name, entry.name) for entry in packed.entries)
+
+
+def test_counters_never_reach_the_disk(mlp: Path, tmp_path: Path) -> None:
+    """A cache that had changed before the method was loaded has nothing to name its weights by (K2)."""
+    store = PackedStore(tmp_path / "packed")
+    cache = BlobCache(mlp / "model.ptd", packed=store)
+    cache.update({"layers.0.bias": torch.ones(24)})
+    plain = BlobCache(mlp / "model.ptd")
+    plain.update({"layers.0.bias": torch.ones(24)})
+    found, expected = (
+        Running(one, program := Program(mlp / "model.pte", one), program.method(), MLP_INPUT)()
+        for one in (cache, plain)
+    )
+    assert found == expected
+    assert store.stats.builds == 0 or all(
+        b"0000000000" not in entry.name.encode() for entry in read(packed_files.only(store.folder)).entries
+    )
+    assert store.stats.fallbacks == 1
+    assert store.stats.reasons == {"weights had been changed when the method was loaded": 1}
+
+
+def test_two_methods_use_one_file(tmp_path: Path) -> None:
+    """The weights of both methods are packed once (K1)."""
+    module = seeded(nets.MLP)
+    lower_through({"prefill": (module, inputs(5, 16)), "decode": (module, inputs(1, 16))}, tmp_path / "model")
+    store = PackedStore(tmp_path / "packed")
+    for name, length in (("prefill", 5), ("decode", 1)):
+        packed, plain = (
+            Running.open(tmp_path / "model", ones(length, 16), one, method=name)() for one in (store, None)
+        )
+        assert packed == plain
+    assert (store.stats.builds, store.stats.hits, store.stats.fallbacks) == (1, 2, 0)
+    assert len(read(packed_files.only(store.folder)).entries) == 3
+
+
+def test_programs_with_other_input_lengths_use_one_file(tmp_path: Path) -> None:
+    """On one data file: the second program adds what describes it, and no weights (K1)."""
+    module = seeded(nets.MLP)
+    programs = {
+        f"length{n}": lower(
+            {"forward": (module, inputs(n, 16))}, partitioners=plugin(), external_constants=lambda node: "model"
+        )
+        for n in (2, 5)
+    }
+    save_programs(programs, tmp_path / "model")
+    store = PackedStore(tmp_path / "packed")
+    running = []
+    for n in (2, 5, 2, 5):
+        packed, plain = (Running.open(tmp_path / "model", ones(n, 16), one, name=f"length{n}") for one in (store, None))
+        assert packed() == plain()
+        running.append(packed)
+    packed = read(max(packed_files.files(store.folder), key=lambda path: path.stat().st_size))
+    assert len(packed.entries) == 3  # of both
+    assert store.stats.fallbacks == 0
+    running.clear()
+    store.gc()
+    assert len(packed_files.files(store.folder)) == 1
+    later = PackedStore(tmp_path / "packed")
+    for n in (2, 5):
+        Running.open(tmp_path / "model", ones(n, 16), later, name=f"length{n}")
+    assert (later.stats.builds, later.stats.hits) == (0, 2)
+
+
+def test_adapters_go_to_the_heap(tmp_path: Path) -> None:
+    """Programs with other adapters use the file of their foundation, which has none of an adapter's weights (K1, K3)."""
+    folder, example = tmp_path / "lora", inputs(3, 16)
+    lora_nets.lower_lora(lora_nets.make(lora_nets.LoraNet), example, folder, delegated=True)
+    for seed in (1, 2):
+        tensors, foundation = lora_nets.adapter_of(seed), folder / "foundation.ptd"
+        save_adapter(tmp_path / f"{seed}.ptd", tensors, foundation=foundation, scale=lora_nets.SCALE)
+    store, outputs = PackedStore(tmp_path / "packed"), set()
+    base = BlobCache(folder / "foundation.ptd", packed=store)
+    plain_base = BlobCache(folder / "foundation.ptd")
+
+    def start(base: BlobCache, seed: int) -> list[bytes]:
+        cache = BlobCache(folder / "adapter.ptd", base=base)
+        if seed:
+            load_adapter(cache, tmp_path / f"{seed}.ptd")
+        program = Program(folder / "model.pte", cache)
+        return Running(cache, program, program.method(), example)()
+
+    for seed in (0, 1, 2):
+        found, expected = start(base, seed), start(plain_base, seed)
+        assert found == expected
+        outputs.add(tuple(found))
+    assert len(outputs) == 3
+    assert (store.stats.builds, store.stats.fallbacks) == (1, 0)
+    names = read(packed_files.only(store.folder)).names
+    assert names and not any("lora" in name for name in names)
+
+
+def test_equal_integers_with_other_scales_do_not_meet(tmp_path: Path) -> None:
+    """Two int8 models whose weights differ by a factor have equal integers, and other names in the file (K2)."""
+    example, names, outputs = inputs(2, 3, 8, 8), [], []
+    store = PackedStore(tmp_path / "packed")
+    for factor in (1.0, 2.0):
+        module = seeded(nets.Small)
+        with torch.no_grad():
+            module.second.weight.mul_(factor)
+        folder = tmp_path / str(factor)
+        with quiet():
+            exported = torch.export.export(pt2e(module, example, is_per_channel=True), example, strict=True)
+        lower_exported(exported, folder)
+        found = Running.open(folder, example, store)()
+        assert found == Running.open(folder, example)()
+        outputs.append(found)
+        # the newest file is that of this model
+        newest = max(packed_files.files(store.folder), key=lambda path: path.stat().st_mtime_ns)
+        names.append({name for name in read(newest).names if name.startswith("second.weight")})
+    caches = [BlobCache(tmp_path / one / "model.ptd") for one in ("1.0", "2.0")]
+    integers = [{bytes(cache.get_data(key)) for key in cache} for cache in caches]
+    assert any(len(one) == 36 for one in integers[0] & integers[1])  # those of the layer
+    assert outputs[0] != outputs[1]
+    assert names[0] and names[0].isdisjoint(names[1])
+
+
+class Either(nn.Module):
+    """One weight as a linear layer or as a convolution of one pixel."""
+
+    def __init__(self, linear: bool) -> None:
+        super().__init__()
+        self.layer = nn.Linear(16, 24, bias=False) if linear else nn.Conv2d(16, 24, 1, bias=False)
+        with torch.no_grad():
+            self.layer.weight.copy_(torch.linspace(-1, 1, 16 * 24).reshape(self.layer.weight.shape))
+        self.linear = linear
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.layer(x.flatten(1)) if self.linear else self.layer(x).flatten(1)
+        return result
+
+
+def test_the_same_weight_in_other_operators_does_not_meet(tmp_path: Path) -> None:
+    """A linear layer and a convolution with equal bytes (K2)."""
+    example, names = inputs(2, 16, 1, 1), []
+    for linear in (True, False):
+        folder = tmp_path / str(linear)
+        lower_through({"forward": (Either(linear).eval(), example)}, folder)
+        store = PackedStore(folder / "packed")
+        assert Running.open(folder, example, store)() == Running.open(folder, example)()
+        assert store.stats.builds == 1
+        names.append(read(packed_files.only(store.folder)).names)
+    assert names[0].isdisjoint(names[1])
+
+
+def test_two_fine_tunes_in_turn(tmp_path: Path) -> None:
+    """Each has its own file, and finds it again (K2)."""
+    store = PackedStore(tmp_path / "packed")
+    folders = [tmp_path / str(seed) for seed in (0, 1)]
+    for seed, folder in enumerate(folders):
+        lower_through({"forward": (seeded(nets.MLP, seed), (torch.ones(2, 16),))}, folder)
+    for folder in folders * 2:
+        assert Running.open(folder, MLP_INPUT, store)() == Running.open(folder, MLP_INPUT)()
+    assert (store.stats.builds, store.stats.hits, store.stats.fallbacks) == (2, 4, 0)
+    assert len(packed_files.files(store.folder)) == 2
+
+
+def test_a_failed_update_changes_nothing(mlp: Path, tmp_path: Path) -> None:
+    """Neither the outputs nor the file (K3)."""
+    store = PackedStore(tmp_path / "packed")
+    running = Running.open(mlp, MLP_INPUT, store)
+    before, content = running(), packed_files.only(store.folder).read_bytes()
+    with pytest.raises(BlobStoreError):
+        running.cache.update({"layers.0.weight": torch.ones(24, 16), "layers.1.weight": torch.ones(3)})
+    assert running() == before
+    assert packed_files.only(store.folder).read_bytes() == content
+
+
+def test_a_revert_uses_the_file_again(large: Path, tmp_path: Path) -> None:
+    """What was packed for the update goes from the heap (K3)."""
+    Running.open(large, ones(1, 1024), PackedStore(tmp_path))
+    store = PackedStore(tmp_path)
+    running = Running.open(large, ones(1, 1024), store)
+    outputs, plain = running(), anonymous()
+    running.cache.update({name: torch.ones(1024, 1024) for name in (f"layers.{i}.weight" for i in range(4))})
+    assert running() != outputs
+    assert anonymous() - plain > 16 << 20
+    running.cache.revert()
+    assert running() == outputs
+    assert anonymous() - plain < 8 << 20
+
+
+def test_a_fork(mlp: Path, tmp_path: Path) -> None:
+    """A child computes with the file of its parent, updates its own weights, and loads methods (K3)."""
+    store = PackedStore(tmp_path / "packed")
+    running = Running.open(mlp, MLP_INPUT, store)
+    expected = running()
+    changed = {"layers.0.weight": torch.full((24, 16), 0.5)}
+    plain = Running.open(mlp, MLP_INPUT)
+    plain.cache.update(changed)
+    updated = plain()
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            ok = running() == expected
+            again = Running.open(mlp, MLP_INPUT, store)
+            ok = ok and again() == expected
+            running.cache.update(changed)
+            ok = ok and running() == updated
+            running.cache.revert()
+            code = 0 if ok and running() == expected else 2
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert running() == expected
+
+
+def test_a_shared_working_copy(mlp: Path, tmp_path: Path) -> None:
+    """Unchanged it uses a file; after commits, weights that changed are packed to the heap (K3)."""
+    make_working_copy([mlp / "model.ptd"], tmp_path / "live.ptd")
+    (tmp_path / "model.pte").write_bytes((mlp / "model.pte").read_bytes())
+    store = PackedStore(tmp_path / "packed")
+
+    def start(packed: PackedStore | None) -> Running:
+        return Running.open(tmp_path, MLP_INPUT, packed, data="live.ptd", mode="shared")
+
+    plain, first, second = start(None), start(store), start(store)
+    expected = plain()
+    assert first() == second() == expected
+    first.cache.update({"layers.0.weight": torch.full((24, 16), 0.5)})
+    changed = plain()
+    assert changed != expected
+    assert first() == second() == changed
+    assert start(store)() == changed
+    assert start(PackedStore(tmp_path / "packed"))() == changed
+    make_working_copy([mlp / "model.ptd"], tmp_path / "other.ptd")
+
+
+def test_a_working_copy_made_anew_never_meets_its_old_file(mlp: Path, tmp_path: Path) -> None:
+    """Its weights changed in another process, between two launches (K2)."""
+    (tmp_path / "model.pte").write_bytes((mlp / "model.pte").read_bytes())
+    make_working_copy([mlp / "model.ptd"], tmp_path / "live.ptd")
+    outputs = set()
+    for value in (0.25, 0.5):
+        cache = BlobCache(tmp_path / "live.ptd", "shared")
+        cache.update({"layers.0.weight": torch.full((24, 16), value)})
+        del cache
+        options = {"data": "live.ptd", "mode": "shared"}
+        found = Running.open(tmp_path, MLP_INPUT, PackedStore(tmp_path / "packed"), **options)
+        expected = Running.open(tmp_path, MLP_INPUT, **options)
+        assert found() == expected()
+        outputs.add(tuple(found()))
+    assert len(outputs) == 2
+
+
+@pytest.mark.parametrize("external", [False, True])
+def test_programs_of_the_stock_partitioner(external: bool, tmp_path: Path) -> None:
+    """As they were lowered, or deduplicated: hits, and the heap on a cache that was changed (K1)."""
+    module = seeded(nets.MLP)
+    manager = lower({"forward": (module, inputs(2, 16))}, partitioners=lambda: [XnnpackPartitioner()])
+    made = tmp_path / "made"
+    made.mkdir()
+    (made / "model.pte").write_bytes(bytes(manager.buffer))
+    manager.write_tensor_data_to_file(str(made))
+    folder, data = made, None
+    if external:
+        dedup_programs([made], tmp_path / "slim")
+        folder, data = tmp_path / "slim", tmp_path / "slim" / "shared.ptd"
+    else:
+        found = list(made.glob("*.ptd"))
+        data = found[0] if found else None
+
+    def start(packed: PackedStore | None, change: bool = False) -> tuple[list[bytes], PackedStore | None]:
+        cache = BlobCache(data if data is not None else [])
+        if change:
+            key = max(cache, key=lambda one: len(cache.get_data(one)))
+            cache.update({key: bytes(len(cache.get_data(key)))})
+        program = Program(folder / "model.pte", cache, packed=packed)
+        return Running(cache, program, program.method(), MLP_INPUT)(), packed
+
+    expected, _ = start(None)
+    store = PackedStore(tmp_path / "packed")
+    assert start(store)[0] == start(store)[0] == expected
+    assert (store.stats.builds, store.stats.hits, store.stats.fallbacks) == (1, 2, 0)
+    read(packed_files.only(store.folder))
+    later = PackedStore(tmp_path / "packed")
+    assert start(later)[0] == expected
+    assert (later.stats.builds, later.stats.hits, later.stats.fallbacks) == (0, 1, 0)
+    if data is not None:
+        changed, _ = start(None, change=True)
+        assert changed != expected
+        assert start(later, change=True)[0] == changed
+        assert (later.stats.builds, later.stats.fallbacks) == (0, 1)
+
+
+def test_what_is_no_store(mlp: Path, tmp_path: Path) -> None:
+    """Wrong kinds are refused where they are given (U1)."""
+    for wrong in (3, object(), [tmp_path]):
+        with pytest.raises(UnsupportedDataError):
+            BlobCache(mlp / "model.ptd", packed=wrong)  # type: ignore[arg-type]
+        with pytest.raises(UnsupportedDataError):
+            Program(mlp / "model.pte", BlobCache(mlp / "model.ptd"), packed=wrong)  # type: ignore[arg-type]
+    file = tmp_path / "file"
+    file.write_bytes(b"")
+    with pytest.raises(FileAccessError):
+        PackedStore(file)
+    for limit in (-1, 1.5, "1"):
+        with pytest.raises(BlobStoreError):
+            PackedStore(tmp_path, limit=limit)  # type: ignore[arg-type]
+
+
+def test_the_cache_of_a_base_gives_its_store(mlp: Path, tmp_path: Path) -> None:
+    """A path is enough; a cache above it, and programs, use that of the base unless they have their own (K1)."""
+    base = BlobCache(mlp / "model.ptd", packed=tmp_path / "packed")
+    over = BlobCache([], base=base)
+    assert base.packed is over.packed is Program(mlp / "model.pte", over).packed
+    assert isinstance(base.packed, PackedStore)
+    own = PackedStore(tmp_path / "own")
+    assert Program(mlp / "model.pte", over, packed=own).packed is own
+    assert np.asarray(Program(mlp / "model.pte", over).method()(*MLP_INPUT)[0]).size == 16
+    assert base.packed.stats.builds == 1 and own.stats.builds == 0

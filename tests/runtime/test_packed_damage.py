@@ -1,0 +1,239 @@
+"""Files of packed weights that are damaged, hostile, or not what they were (K2)."""
+
+from __future__ import annotations
+
+import shutil
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import xxhash
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from blobstore.runtime import PackedStore
+from tests.lowering import nets
+from tests.lowering.live import lower_through, seeded
+from tests.runtime import packed_files
+from tests.runtime.packed_files import FOOTER, TRAILER, Running, ones, read, spoil
+
+INPUT = ones(2, 16)
+FEW = settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+class Made:
+    """A program, its outputs, and a folder with a good file for it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.model, self.packed = folder / "model", folder / "packed"
+        lower_through({"forward": (seeded(nets.MLP), (torch.ones(2, 16),))}, self.model)
+        self.outputs = Running.open(self.model, INPUT)()
+        Running.open(self.model, INPUT, self.packed)
+        self.good = packed_files.only(self.packed).read_bytes()
+        self.parts = read(packed_files.only(self.packed))
+
+    def heal(self) -> Path:
+        """The only file, with good bytes."""
+        path = packed_files.only(self.packed)
+        spoil(path, self.good)
+        Running.open(self.model, INPUT, self.packed)
+        return packed_files.only(self.packed)
+
+    def matters(self, place: int) -> bool:
+        """Whether a byte is more than padding."""
+        entries = self.parts.entries
+        return place >= self.parts.digests or any(e.offset <= place < e.offset + e.size for e in entries)
+
+    def check(self, *, dropped: bool, **options: Any) -> PackedStore:
+        """Load the program: its outputs are right, and the statistics say whether the file was built again."""
+        store = PackedStore(self.packed, **options)
+        assert Running.open(self.model, INPUT, store)() == self.outputs
+        assert store.stats.dropped == store.stats.builds == int(dropped), store.stats
+        assert (store.stats.hits, store.stats.fallbacks) == (1, 0)
+        if dropped:
+            assert [reason for reason in store.stats.reasons if reason.startswith("the file was damaged: ")]
+            assert packed_files.only(self.packed).read_bytes() == self.good
+        return store
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: Any) -> Made:
+    return Made(tmp_path_factory.mktemp("damage"))
+
+
+def flip(data: bytes, place: int, bit: int) -> bytes:
+    return data[:place] + bytes([data[place] ^ 1 << bit]) + data[place + 1 :]
+
+
+@FEW
+@given(st.data())
+def test_a_flipped_bit_is_found(made: Made, data: st.DataObject) -> None:
+    """Also if the time of the file is as before; the file is built again (K2)."""
+    path = made.heal()
+    place = data.draw(st.integers(0, len(made.good) - 1))
+    spoil(path, flip(made.good, place, data.draw(st.integers(0, 7))), times=data.draw(st.booleans()))
+    made.check(dropped=made.matters(place))
+
+
+def test_every_byte_of_the_table_matters(made: Made) -> None:
+    """`list` finds each of them (K2)."""
+    path = made.heal()
+    store = PackedStore(made.packed)
+    for place in range(made.parts.digests, len(made.good)):
+        spoil(path, flip(made.good, place, place % 8))
+        assert store.list()[0].problem, place
+    spoil(path, made.good)
+    assert store.list()[0].problem == "" == store.verify()[0].problem
+
+
+def test_every_byte_of_an_entry_matters(made: Made) -> None:
+    """`verify` finds each of them, `list` does not look at them (K2)."""
+    path = made.heal()
+    store = PackedStore(made.packed)
+    for entry in made.parts.entries:
+        for place in range(entry.offset, entry.offset + entry.size, 7):
+            spoil(path, flip(made.good, place, place % 8))
+            assert "digest" in store.verify()[0].problem
+            assert store.list()[0].problem == ""
+    spoil(path, made.good)
+
+
+@FEW
+@given(st.data())
+def test_a_cut_file(made: Made, data: st.DataObject) -> None:
+    """At any length, by any number of bytes (K2)."""
+    path = made.heal()
+    spoil(path, made.good[: data.draw(st.integers(0, len(made.good) - 1))])
+    made.check(dropped=True)
+
+
+def test_every_length(made: Made) -> None:
+    """No length but its own is right (K2)."""
+    path = made.heal()
+    store = PackedStore(made.packed)
+    lengths = {*range(0, len(made.good), 97), *range(len(made.good) - 90, len(made.good)), *range(25)}
+    for length in lengths:
+        spoil(path, made.good[:length])
+        assert store.list()[0].problem, length
+    spoil(path, made.good + b"\0")
+    assert store.list()[0].problem
+    spoil(path, made.good)
+
+
+def test_damage_below_a_running_program(made: Made) -> None:
+    """A new load in the same process reads the new file, although ExecuTorch still has the old one open (K2)."""
+    path = made.heal()
+    running = Running.open(made.model, INPUT, made.packed)
+    assert running() == made.outputs
+    entry = made.parts.entries[0]
+    spoil(path, flip(made.good, entry.offset + 40, 6))
+    made.check(dropped=True)
+    del running
+
+
+def test_verify_always_compares(made: Made) -> None:
+    """`verify=True` reads all entries at each load; otherwise only a file that is new or changed (K2)."""
+    made.heal()
+    size = sum(entry.size for entry in made.parts.entries)
+    assert made.check(dropped=False).stats.verified_bytes == 0
+    store = made.check(dropped=False, verify=True)
+    assert store.stats.verified_bytes == size
+    assert Running.open(made.model, INPUT, store)() == made.outputs
+    assert store.stats.verified_bytes == 2 * size
+
+
+def test_a_copied_folder(made: Made, tmp_path: Path) -> None:
+    """Its files are new, and are compared once (K2)."""
+    made.heal()
+    shutil.copytree(made.packed, tmp_path / "copy")
+    for expected in (sum(entry.size for entry in made.parts.entries), 0):
+        store = PackedStore(tmp_path / "copy")
+        assert Running.open(made.model, INPUT, store)() == made.outputs
+        assert (store.stats.verified_bytes, store.stats.builds) == (expected, 0)
+
+
+def test_another_version_of_the_runtime(made: Made) -> None:
+    """Its file is not touched with, and goes when this one is built (K2)."""
+    path = made.heal()
+    foundation, _, end = path.name.split("-")
+    other = path.with_name(f"{foundation}-{'0' * 16}-{end}")
+    path.rename(other)
+    Path(f"{path}.used").rename(f"{other}.used")
+    store = PackedStore(made.packed)
+    assert Running.open(made.model, INPUT, store)() == made.outputs
+    assert (store.stats.builds, store.stats.dropped, store.stats.fallbacks) == (1, 0, 0)
+    assert packed_files.only(made.packed) != other
+    assert sorted(one.name for one in made.packed.iterdir()) == sorted(
+        [only := packed_files.only(made.packed).name, f"{only}.used", "building.lock"]
+    )
+
+
+@pytest.mark.parametrize("content", [b"", b"no file of packed weights", bytes(1 << 16)], ids=["empty", "text", "zeros"])
+def test_a_file_of_another_format(made: Made, content: bytes) -> None:
+    """Under a name of a packed file it is dropped; under another name it stays (K2)."""
+    path = made.heal()
+    other = made.packed / "notes.packed"
+    other.write_bytes(content)
+    spoil(path, content)
+    made_good = PackedStore(made.packed)
+    assert Running.open(made.model, INPUT, made_good)() == made.outputs
+    assert (made_good.stats.dropped, made_good.stats.builds) == (1, 1)
+    assert other.read_bytes() == content
+    assert [file.problem != "" for file in made_good.list() if file.path == other] == [True]
+    other.unlink()
+
+
+def test_a_link_is_not_followed(made: Made, tmp_path: Path) -> None:
+    """Neither to read nor to remove what it leads to (K2)."""
+    path = made.heal()
+    outside = tmp_path / "outside"
+    shutil.move(path, outside)
+    path.symlink_to(outside)
+    store = PackedStore(made.packed)
+    assert Running.open(made.model, INPUT, store)() == made.outputs
+    assert store.stats.fallbacks == 0
+    assert outside.read_bytes() == made.good
+    if path.is_symlink():
+        path.unlink()
+
+
+NUMBERS = st.one_of(
+    st.integers(0, 2**64 - 1),
+    st.sampled_from([0, 1, 2**31, 2**32 - 1, 2**63, 2**64 - 1, 4096]),
+    st.integers(0, 1 << 15),
+)
+
+
+@FEW
+@given(st.data())
+def test_a_hostile_table(made: Made, data: st.DataObject) -> None:
+    """With digests that fit: no offset, size or count leads out of the file (K2)."""
+    path = made.heal()
+    entries = []
+    for entry in made.parts.entries:
+        fields = [entry.offset, entry.size]
+        if data.draw(st.booleans()):
+            fields[data.draw(st.integers(0, 1))] = data.draw(NUMBERS)
+        size = data.draw(st.one_of(st.just(len(entry.name)), st.integers(0, 2**32 - 1)))
+        name = entry.name.encode()
+        entries.append(struct.pack("<I", size) + name + struct.pack("<QQI", *fields, entry.seed))
+    count = data.draw(st.one_of(st.just(len(entries)), st.integers(0, 2**32 - 1)))
+    covers = data.draw(st.one_of(st.just(1), NUMBERS))
+    start = data.draw(st.one_of(st.just(made.parts.digests), NUMBERS))
+    head = made.good[: made.parts.digests]
+    digests = b"".join(entry.digest for entry in made.parts.entries) + struct.pack("<Q", covers) + made.parts.covers[0]
+    index = len(head) + len(digests)
+    table = digests + b"".join(entries)
+    trailer = TRAILER.pack(start, (index - start) % 2**64, xxhash.xxh3_128_digest(table), b"BSPACK01")
+    changed = head + table + trailer + FOOTER.pack(index, count, 0x58505743, 2)
+    spoil(path, changed)
+    store = PackedStore(made.packed)
+    listed, verified = store.list(), store.verify()
+    if changed == made.good:
+        assert listed[0].problem == verified[0].problem == ""
+    else:
+        assert verified[0].problem
+    assert Running.open(made.model, INPUT, store)() == made.outputs
+    assert packed_files.only(made.packed).read_bytes() == made.good
