@@ -74,7 +74,7 @@ def test_a_key_is_one_blob_with_all_its_places() -> None:
     text = b"\x14\0\0\0"
     payload = b"".join((text, one.encode(), b"\0\0\0\0", text, two.encode(), b"\0\0\0\0", text, one.encode(), b"\0"))
     keys = {1: (one, 8), 2: (two, 4), 3: (one, 8)}
-    first, second = constants_of_payload(payload, keys, {1: 0, 2: 1, 3: 1}, {1, 2})
+    first, second = constants_of_payload(payload, keys, {1: 0, 2: 1, 3: 1}, {1, 2}, {})
     assert (first.key, first.nbytes, first.packed) == (one, 8, False)
     assert (second.key, second.nbytes, second.packed) == (two, 4, True)
     assert first.group == second.group
@@ -85,4 +85,4 @@ def test_a_key_is_one_blob_with_all_its_places() -> None:
 def test_a_key_has_room_for_a_version() -> None:
     """Its last 16 bytes are replaced at run time (U1)."""
     with pytest.raises(InvalidKeyError, match="key 'short' is too short"):
-        constants_of_payload(b"", {1: ("short", 4)}, {1: 0}, set())
+        constants_of_payload(b"", {1: ("short", 4)}, {1: 0}, set(), {})

@@ -16,7 +16,18 @@ import blobstore.training
 from blobstore import runtime
 from blobstore.adapters import Adapter, AdapterInfo, AdaptersInfo, FoundationInfo, MergedAdapter, NamedTensor, Pair
 from blobstore.logical.updates import LogicalTensor, LogicalTensors
-from blobstore.runtime import BlobCache, CacheStats, DelegateStats, Method, Program, Transaction, ValueInfo
+from blobstore.runtime import (
+    BlobCache,
+    CacheStats,
+    DelegateStats,
+    Method,
+    PackedFile,
+    PackedStats,
+    PackedStore,
+    Program,
+    Transaction,
+    ValueInfo,
+)
 from blobstore.training import TrainingProgram
 from tests.adapters import nets as adapter_nets
 from tests.lowering.live import inputs
@@ -24,7 +35,17 @@ from tests.training import nets as training_nets
 from tests.wrong_kinds import PublicCallable, check, public_callables
 
 RESULTS = {Adapter, AdapterInfo, AdaptersInfo, FoundationInfo, MergedAdapter, NamedTensor, Pair}
-RESULTS |= {LogicalTensor, LogicalTensors, CacheStats, DelegateStats, Method, Transaction, ValueInfo}
+RESULTS |= {
+    LogicalTensor,
+    LogicalTensors,
+    CacheStats,
+    DelegateStats,
+    PackedFile,
+    PackedStats,
+    Method,
+    Transaction,
+    ValueInfo,
+}
 MODULES = (blobstore.runtime, blobstore.training, blobstore.adapters, blobstore.logical.updates)
 INTERNAL = {
     "check_names",
@@ -98,7 +119,11 @@ def makers(files: Any, tmp_path: Path) -> dict[str, Any]:
         "AdapterTags": blobstore.adapters.AdapterTags,
         "MergedAdapter": lambda: blobstore.adapters.merge_adapter(BlobCache(plain), folder / "plain-model-adapter.ptd"),
         "LogicalTensors": lambda: cache().tensors,
+        "PackedStore": lambda: PackedStore(tmp_path / "packed"),
         # arguments
+        "folder": lambda: tmp_path / "packed",
+        "limit": lambda: 1 << 20,
+        "packed": lambda: None,
         "BlobCache.paths": lambda: folder / "working.ptd",
         "base": lambda: (),
         "BlobCache.base": lambda: None,
