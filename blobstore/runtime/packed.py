@@ -144,8 +144,8 @@ class PackedStore:
 
 
 def _file(row: tuple[bytes, int, int, int, int, bool, bytes]) -> PackedFile:
-    path, *numbers, in_use, problem = row
-    return PackedFile(Path(os.fsdecode(path)), *numbers, in_use, decode_text(problem))
+    path, nbytes, entries, mapped, used, in_use, problem = row
+    return PackedFile(Path(os.fsdecode(path)), nbytes, entries, mapped, used, in_use, decode_text(problem))
 
 
 def as_packed(packed: PackedStore | str | os.PathLike[str] | None) -> PackedStore | None:

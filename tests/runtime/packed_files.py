@@ -31,6 +31,7 @@ class Entry:
     size: int
     seed: int
     digest: bytes
+    map: int  # the number of its map, from 1; 0 for none
 
 
 @dataclass(frozen=True)
@@ -67,11 +68,19 @@ def read(path: Path) -> Packed:
         rows.append((name, *struct.unpack_from("<QQI", data, at)))
         at += 20
     assert at == end
-    found = [data[digests + 16 * i :][:16] for i in range(count)]
-    (covered,) = struct.unpack_from("<Q", data, digests + 16 * count)
-    assert length == 16 * count + 8 + 16 * covered
-    covers = tuple(data[digests + 16 * count + 8 + 16 * i :][:16] for i in range(covered))
-    entries = tuple(Entry(*row, digest) for row, digest in zip(rows, found, strict=True))
+    found = [struct.unpack_from("<16sI", data, digests + 20 * i) for i in range(count)]
+    at = digests + 20 * count
+    (covered,) = struct.unpack_from("<Q", data, at)
+    covers = tuple(data[at + 8 + 16 * i :][:16] for i in range(covered))
+    at += 8 + 16 * covered
+    (maps,) = struct.unpack_from("<Q", data, at)
+    at += 8
+    for _ in range(maps):
+        (size,) = struct.unpack_from("<Q", data, at)
+        at += 8 + size
+    assert at == index
+    assert all(number <= maps for _, number in found)
+    entries = tuple(Entry(*row, *about) for row, about in zip(rows, found, strict=True))
     last = 0
     for entry in sorted(entries, key=lambda one: one.offset):
         assert entry.offset % 4096 == 0 and entry.offset >= last and entry.offset + entry.size <= digests

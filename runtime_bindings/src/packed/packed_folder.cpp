@@ -217,7 +217,7 @@ std::shared_ptr<const PackedLease> PackedFolder::lease(const std::string& path) 
   }
 }
 
-File PackedFolder::begin_build() const {
+PackedFolder::Building PackedFolder::begin_build() const {
   if (folder_.size() + kNameSize > kMostPath) {
     throw Error(
         ErrorKind::FileAccess, folder_, format("ExecuTorch takes paths of up to {} bytes", kMostPath), ENAMETOOLONG);
@@ -237,7 +237,7 @@ File PackedFolder::begin_build() const {
     std::this_thread::sleep_for(kPause);
   }
   remove_abandoned(folder_);
-  return file;
+  return Building(std::move(file));
 }
 
 void PackedFolder::add(const PackedPurpose& purpose, const ScratchFile& packed, PackedMade made) {
@@ -388,7 +388,7 @@ std::vector<PackedFile> PackedFolder::gc() const {
   if (access(folder_.c_str(), F_OK) != 0) {
     return removed;
   }
-  const File building = begin_build();
+  const Building building = begin_build();
   std::set<std::string> purposes;
   std::vector<PackedFile> files = look(/*compare=*/false);
   std::sort(files.begin(), files.end(), [](const PackedFile& a, const PackedFile& b) { return a.size > b.size; });

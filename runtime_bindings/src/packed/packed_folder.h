@@ -76,9 +76,20 @@ class PackedFolder final : public PackedStore, private ForkAware {
   /// The file to use, nullptr if there is none. Removes damaged ones. Failures are no errors: there is no file then.
   std::shared_ptr<const PackedLease> find(const PackedPurpose& purpose);
 
-  /// The right to build, which one thread of one process has at a time. Waits for it, and makes the folder.
+  /// The right to build, which one thread of one process has at a time.
+  class Building {
+   public:
+    explicit Building(File lock) : lock_(std::move(lock)) {}
+    ~Building() { lock_.unlock(); } // a child that was forked meanwhile has the lock, too
+    Building(const Building&) = delete;
+    Building& operator=(const Building&) = delete;
+
+   private:
+    File lock_;
+  };
+  /// Wait for the right to build, and make the folder.
   /// @throws Error FileAccess: the folder cannot be written to, or somebody else builds for more than a minute.
-  File begin_build() const;
+  Building begin_build() const;
   /// Memory to build in.
   ScratchFile scratch() const { return ScratchFile(folder_); }
   /// Write what ExecuTorch packed to a file, together with what an older file for the same purpose has.

@@ -91,7 +91,7 @@ std::shared_ptr<Method> LoadedProgram::load_packed(size_t method) {
   std::shared_ptr<Method> loaded = try_packed(method, use);
   if (loaded == nullptr) {
     try {
-      const File building = packed_->begin_build();
+      const PackedFolder::Building building = packed_->begin_build();
       loaded = try_packed(method, use); // another process may have built it meanwhile
       if (loaded == nullptr) {
         pack_all(use);
