@@ -53,7 +53,7 @@ class PackedStats:
         dropped: files that were damaged.
         verified_bytes: bytes that were compared with digests.
         mapped_bytes: the size of the files that programs use now.
-        heap_bytes: by how much the heap of the process grew while delegates fell back; None if no delegate did, or if
+        heap_bytes: by how much the anonymous memory of the process grew while delegates fell back; None if none did, or if
             this system does not say.
     """
 

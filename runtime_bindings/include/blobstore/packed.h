@@ -53,7 +53,7 @@ struct PackedStats {
   uint64_t dropped = 0; // files that were damaged
   uint64_t verified_bytes = 0; // that were compared with digests
   uint64_t mapped_bytes = 0; // size of the files that programs use now
-  std::optional<uint64_t> heap_bytes; // by which the heap of the process grew while delegates fell back
+  std::optional<uint64_t> heap_bytes; // of anonymous memory, which the process got while delegates fell back
 };
 
 /// A folder with files of packed weights, one for each foundation, the data files of a cache without a base. All

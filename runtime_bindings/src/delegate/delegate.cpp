@@ -107,14 +107,17 @@ Delegate::Delegate(
     generation_ = cache_ ? cache_->generation() : 0;
     identities_ = sources_.identify();
     const PackedChoice packed = choose_packed();
-    const HeapGrowth growth;
+    std::optional<HeapGrowth> growth;
+    if (!packed.fallback.empty()) {
+      growth.emplace();
+    }
     inner_ = make(identities_, nullptr, context.event_tracer());
     learn();
     packed_store_ = packed.store;
-    if (packed.store != nullptr && packed.fallback.empty()) {
-      packed.store->note_hit();
+    if (growth) {
+      packed.store->note_fallback(packed.fallback, growth->bytes());
     } else if (packed.store != nullptr) {
-      packed.store->note_fallback(packed.fallback, growth.bytes());
+      packed.store->note_hit();
     }
     if (cache_) { // under the same Reading, so that no commit is missed; from here on commits may use this object
       link_.of = std::make_shared<Link>(*this);

@@ -7,7 +7,7 @@
 #include <executorch/runtime/backend/interface.h>
 
 #include "os/code_identity.h"
-#include "os/heap.h"
+#include "os/memory_usage.h"
 
 namespace blobstore::internal {
 namespace {
@@ -73,10 +73,10 @@ std::optional<Digest> foundation_of(const BlobCache& cache) {
   return hasher.digest();
 }
 
-HeapGrowth::HeapGrowth() : before_(heap_bytes()) {}
+HeapGrowth::HeapGrowth() : before_(anonymous_memory()) {}
 
 std::optional<uint64_t> HeapGrowth::bytes() const {
-  const std::optional<uint64_t> now = heap_bytes();
+  const std::optional<uint64_t> now = anonymous_memory();
   if (!now || !before_) {
     return std::nullopt;
   }

@@ -37,7 +37,7 @@ std::optional<Digest> contents_of(const BlobCache& cache);
 std::optional<Digest> foundation_of(const BlobCache& cache);
 std::shared_ptr<const BlobCache> lowest(std::shared_ptr<const BlobCache> cache);
 
-/// The heap of this process, from the making of the object on.
+/// By how much the anonymous memory of this process grows, from the making of the object on.
 class HeapGrowth {
  public:
   HeapGrowth();

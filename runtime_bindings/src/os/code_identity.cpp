@@ -5,7 +5,6 @@
 #include <cstring>
 #include <fstream>
 
-#include <dlfcn.h>
 #include <sys/stat.h>
 #include <sys/utsname.h>
 
@@ -14,6 +13,8 @@
 #if BLOBSTORE_LINUX
 #include <link.h>
 #include <sys/auxv.h>
+#else
+#include <dlfcn.h>
 #endif
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -36,6 +37,7 @@ std::string hexadecimal(const uint8_t* bytes, size_t size) {
 struct Search {
   uintptr_t address;
   std::string build_id;
+  std::string path;
 };
 
 /// The build id in a segment of notes; see "Note Section" in the ELF specification.
@@ -70,6 +72,9 @@ int look_at_object(dl_phdr_info* object, size_t, void* data) {
     if (part.p_type == PT_NOTE) {
       search.build_id = build_id_in(reinterpret_cast<const uint8_t*>(object->dlpi_addr + part.p_vaddr), part.p_memsz);
     }
+  }
+  if (holds) {
+    search.path = object->dlpi_name != nullptr && *object->dlpi_name != '\0' ? object->dlpi_name : "/proc/self/exe";
   }
   return holds ? 1 : 0;
 }
@@ -116,16 +121,20 @@ std::string find_processor_kind() {
 } // namespace
 
 std::string build_of(const void* address) {
+  std::string path;
 #if BLOBSTORE_LINUX
-  Search search{reinterpret_cast<uintptr_t>(address), {}};
+  Search search{reinterpret_cast<uintptr_t>(address), {}, {}};
   dl_iterate_phdr(&look_at_object, &search);
   if (!search.build_id.empty()) {
     return search.build_id;
   }
-#endif
+  path = search.path;
+#else
   Dl_info info;
+  path = dladdr(address, &info) != 0 && info.dli_fname != nullptr ? info.dli_fname : "";
+#endif
   struct stat status;
-  if (dladdr(address, &info) == 0 || info.dli_fname == nullptr || stat(info.dli_fname, &status) != 0) {
+  if (path.empty() || stat(path.c_str(), &status) != 0) {
     return {};
   }
   return std::to_string(status.st_size) + ":" + std::to_string(status.st_mtime);

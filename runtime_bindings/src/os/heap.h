@@ -4,7 +4,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <optional>
 
 namespace blobstore::internal {
 
@@ -15,8 +14,5 @@ std::shared_ptr<uint8_t[]> make_memory(size_t size);
 /// Give freed memory back to the system. malloc keeps it where something newer lies above. Costs time, so call it only
 /// after much was freed.
 void give_back_freed_memory();
-
-/// Bytes that malloc has handed out in the whole process; empty if this system does not say.
-std::optional<uint64_t> heap_bytes();
 
 } // namespace blobstore::internal

@@ -1,6 +1,9 @@
 #include "os/memory_usage.h"
 
 #include <algorithm>
+#include <cstdlib>
+#include <fstream>
+#include <string>
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -10,6 +13,16 @@
 namespace blobstore::internal {
 
 #if BLOBSTORE_LINUX
+
+std::optional<uint64_t> anonymous_memory() {
+  std::ifstream status("/proc/self/status");
+  for (std::string line; std::getline(status, line);) {
+    if (line.rfind("RssAnon:", 0) == 0) {
+      return std::strtoull(line.c_str() + 8, nullptr, 10) * 1024;
+    }
+  }
+  return std::nullopt;
+}
 
 std::optional<MemoryUsage> memory_usage(const std::vector<MemoryRange>& ranges) {
   const int descriptor = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
@@ -42,6 +55,10 @@ std::optional<MemoryUsage> memory_usage(const std::vector<MemoryRange>& ranges) 
 }
 
 #else
+
+std::optional<uint64_t> anonymous_memory() {
+  return std::nullopt;
+}
 
 std::optional<MemoryUsage> memory_usage(const std::vector<MemoryRange>&) {
   return std::nullopt;

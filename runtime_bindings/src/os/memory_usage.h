@@ -18,6 +18,9 @@ struct MemoryUsage {
   uint64_t own = 0; // of those, memory of this process alone: changed pages of a private map, or anonymous memory
 };
 
+/// Memory of this process alone that no file is behind, in bytes; empty if this system cannot say.
+std::optional<uint64_t> anonymous_memory();
+
 /// Usage of these pages; empty if this system cannot say.
 std::optional<MemoryUsage> memory_usage(const std::vector<MemoryRange>& ranges);
 

@@ -5,7 +5,6 @@
 #include <chrono>
 #include <cstdio>
 #include <cstring>
-#include <filesystem>
 #include <random>
 #include <thread>
 #include <tuple>
@@ -17,13 +16,12 @@
 #include <unistd.h>
 
 #include "format/text_hash.h"
+#include "os/folders.h"
 #include "os/temporary_files.h"
 #include "os/text.h"
 
 namespace blobstore::internal {
 namespace {
-
-namespace fs = std::filesystem;
 
 constexpr char kEnding[] = ".packed";
 constexpr char kMarkEnding[] = ".packed.used"; // beside a file: when it was used, and as what it was verified
@@ -90,14 +88,11 @@ bool is_at(const File& file, const std::string& path) {
 }
 
 /// Names in a folder; none if it cannot be read. @throws Error FileAccess, if asked to.
-std::vector<std::string> names_in(const std::string& folder, bool must_exist = false) {
-  std::vector<std::string> names;
-  std::error_code failed;
-  for (fs::directory_iterator at(folder, failed), end; !failed && at != end; at.increment(failed)) {
-    names.push_back(at->path().filename().string());
-  }
-  if (failed && must_exist && failed.value() != ENOENT) {
-    throw Error(ErrorKind::FileAccess, folder, failed.message(), failed.value());
+std::vector<std::string> names_of(const std::string& folder, bool must_exist = false) {
+  int failed = 0;
+  std::vector<std::string> names = names_in(folder, failed);
+  if (must_exist && failed != 0 && failed != ENOENT) {
+    throw Error(ErrorKind::FileAccess, folder, std::strerror(failed), failed);
   }
   return names;
 }
@@ -149,7 +144,7 @@ PackedFolder::PackedFolder(std::string folder, const PackedOptions& options)
 std::shared_ptr<const PackedLease> PackedFolder::find(const PackedPurpose& purpose) {
   const std::string prefix = prefix_of(purpose);
   std::vector<std::tuple<int64_t, int64_t, std::string>> candidates;
-  for (const std::string& name : names_in(folder_)) {
+  for (const std::string& name : names_of(folder_)) {
     struct stat status;
     if (name.compare(0, prefix.size(), prefix) == 0 && ends_with(name, kEnding) &&
         lstat((folder_ + name).c_str(), &status) == 0 && S_ISREG(status.st_mode)) {
@@ -222,12 +217,11 @@ PackedFolder::Building PackedFolder::begin_build() const {
     throw Error(
         ErrorKind::FileAccess, folder_, format("ExecuTorch takes paths of up to {} bytes", kMostPath), ENAMETOOLONG);
   }
-  std::error_code failed;
-  fs::create_directories(folder_, failed);
+  const int failed = make_folder(folder_);
   const std::string path = folder_ + kLock;
   File file(path, ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666));
   if (!file.is_open()) {
-    throw Error(ErrorKind::FileAccess, folder_, failed ? failed.message() : std::strerror(errno), errno);
+    throw Error(ErrorKind::FileAccess, folder_, std::strerror(failed != 0 ? failed : errno), errno);
   }
   const auto begin = std::chrono::steady_clock::now();
   while (lock_file(file.descriptor(), /*shared=*/false) == Locked::ByAnother) {
@@ -302,7 +296,7 @@ void PackedFolder::add(const PackedPurpose& purpose, const ScratchFile& packed, 
   ++builds_;
   older.reset(); // unless a program uses it, it goes
   older_map = Mapping(); // a map of an open file holds its lock, too
-  for (const std::string& name : names_in(folder_)) { // also those of other versions of XNNPACK
+  for (const std::string& name : names_of(folder_)) { // also those of other versions of XNNPACK
     if (name.compare(0, 33, prefix_of(purpose), 0, 33) == 0 && ends_with(name, kEnding) && folder_ + name != path) {
       remove_if_unused(folder_ + name);
     }
@@ -347,7 +341,7 @@ std::vector<PackedFile> PackedFolder::verify() const {
 
 std::vector<PackedFile> PackedFolder::look(bool compare) const {
   std::vector<PackedFile> files;
-  for (const std::string& name : names_in(folder_, /*must_exist=*/true)) {
+  for (const std::string& name : names_of(folder_, /*must_exist=*/true)) {
     struct stat status;
     PackedFile about;
     about.path = folder_ + name;
@@ -400,7 +394,7 @@ std::vector<PackedFile> PackedFolder::gc() const {
     }
   }
   make_room(options_.limit, &removed);
-  for (const std::string& name : names_in(folder_)) { // marks of files that are gone
+  for (const std::string& name : names_of(folder_)) { // marks of files that are gone
     if (ends_with(name, kMarkEnding)) {
       const std::string mark = folder_ + name;
       if (access(mark.substr(0, mark.size() - std::strlen(".used")).c_str(), F_OK) != 0) {
@@ -433,17 +427,11 @@ void PackedFolder::make_room(uint64_t limit, std::vector<PackedFile>* removed) c
 namespace blobstore {
 
 std::shared_ptr<PackedStore> PackedStore::open(const std::string& folder, const PackedOptions& options) {
-  std::error_code failed;
-  const std::filesystem::path path = std::filesystem::absolute(folder, failed);
-  const auto status = std::filesystem::status(path, failed);
-  if (folder.empty() || (std::filesystem::exists(status) && !std::filesystem::is_directory(status))) {
+  struct stat status;
+  if (folder.empty() || (stat(folder.c_str(), &status) == 0 && !S_ISDIR(status.st_mode))) {
     throw Error(ErrorKind::FileAccess, folder, "not a folder", ENOTDIR);
   }
-  std::string text = path.lexically_normal().string();
-  if (text.back() != '/') {
-    text += '/';
-  }
-  return std::make_shared<internal::PackedFolder>(std::move(text), options);
+  return std::make_shared<internal::PackedFolder>(internal::absolute_folder(folder), options);
 }
 
 } // namespace blobstore

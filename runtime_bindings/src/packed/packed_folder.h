@@ -102,7 +102,7 @@ class PackedFolder final : public PackedStore, private ForkAware {
   void note_hit() { ++hits_; }
   void note_written() noexcept { ++written_; }
   void note_repacked() { ++repacked_; }
-  /// @param heap by how much the heap grew meanwhile, if that can be measured.
+  /// @param heap by how much the anonymous memory of the process grew meanwhile, if that can be measured.
   void note_fallback(const std::string& reason, std::optional<uint64_t> heap);
 
  private:
