@@ -7,6 +7,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from blobstore import save_programs
+from blobstore.lowering import BlobStorePartitioner, lower
 from blobstore.lowering.export import quiet
 from tests import models
 
@@ -39,6 +41,7 @@ def write(folder: Path) -> None:
     x = torch.ones(1, 2, 2, 2).to(memory_format=torch.channels_last)
     models._lowered({"forward": (Absolute(), (x,))}, partitioners=models.portable).write(folder, "channels_last")
     xor.export(folder)
+    write_packed(folder)
 
 
 def write_increment(path: Path, *, planned: bool) -> None:
@@ -50,6 +53,19 @@ def write_increment(path: Path, *, planned: bool) -> None:
         exported = torch.export.export(Increment(), (torch.ones(4),), strict=True)
         config = ExecutorchBackendConfig(memory_planning_pass=MemoryPlanningPass(alloc_graph_input=planned))
         path.write_bytes(to_edge(exported).to_executorch(config).buffer)
+
+
+def write_packed(folder: Path) -> None:
+    """packed.pte and packed.ptd: three linear layers in a delegate of XNNPACK."""
+    with quiet():
+        from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(300, 300), nn.ReLU(), nn.Linear(300, 301), nn.ReLU(), nn.Linear(301, 20)).eval()
+    manager = lower(
+        {"forward": (module, (torch.ones(1, 300),))},
+        partitioners=lambda: [BlobStorePartitioner(XnnpackPartitioner(), tag="packed")],
+    )
+    save_programs({"packed": manager}, folder, data_name="packed.ptd")
 
 
 def write_text(path: Path) -> None:

@@ -1,0 +1,165 @@
+// Packed weights in files, and updates that write them in place.
+//
+//   packed_test PROGRAM DATA
+//
+// The program takes float[1, 300] and runs three linear layers in a delegate.
+
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <executorch/extension/tensor/tensor.h>
+
+#include <blobstore/cache.h>
+#include <blobstore/delegate.h>
+#include <blobstore/packed.h>
+#include <blobstore/program.h>
+
+namespace {
+
+using blobstore::BlobCache;
+using blobstore::PackedStore;
+
+void check(bool ok, const char* what, int line) {
+  if (!ok) {
+    std::fprintf(stderr, "line %d, failed: %s\n", line, what);
+    std::exit(1);
+  }
+}
+#define CHECK(condition) check(condition, #condition, __LINE__)
+
+std::string program_path;
+std::string data_path;
+const std::string kFolder = "packed";
+
+struct Running {
+  explicit Running(std::shared_ptr<PackedStore> packed)
+      : cache(BlobCache::open({data_path}, BlobCache::Mode::Private, nullptr, std::move(packed))),
+        method(blobstore::Program::load(program_path, cache)->load_method("forward")) {}
+
+  std::vector<float> operator()() const {
+    const std::vector<float> input(300, 0.5f);
+    const auto outputs = method->execute({executorch::extension::make_tensor_ptr({1, 300}, input)});
+    const auto& tensor = outputs[0].toTensor();
+    return {tensor.const_data_ptr<float>(), tensor.const_data_ptr<float>() + tensor.numel()};
+  }
+
+  /// Give all tensors, or those whose key has a text in it, other values.
+  void update(float factor, const char* part = "") const {
+    std::vector<std::vector<float>> values;
+    std::vector<blobstore::Change> changes;
+    for (size_t i = 0; i < cache->size(); ++i) {
+      const blobstore::Blob& blob = cache->blob(i);
+      if (blob.key.find('@') != std::string::npos && blob.key.find(part) != std::string::npos) {
+        std::vector<float>& made = values.emplace_back(blob.size / 4);
+        for (size_t j = 0; j < made.size(); ++j) {
+          made[j] = factor * static_cast<float>(j % 97) / 97;
+        }
+        changes.push_back({blob.key, nullptr, blob.size});
+      }
+    }
+    for (size_t i = 0; i < changes.size(); ++i) {
+      changes[i].data = values[i].data();
+    }
+    CHECK(!changes.empty());
+    cache->update(changes);
+  }
+
+  std::shared_ptr<BlobCache> cache;
+  std::shared_ptr<blobstore::Method> method;
+};
+
+/// Every state of the weights gives the outputs that it gives without a store.
+void equal_outputs() {
+  const Running plain(nullptr);
+  const auto store = PackedStore::open(kFolder);
+  const Running packed(store);
+  CHECK(store->stats().builds == 1 && store->stats().hits == 1 && store->stats().fallbacks == 0);
+  const auto before = plain();
+  CHECK(packed() == before);
+  const uint64_t inits = blobstore::delegate_stats().inits;
+  for (const char* part : {"", "weight", "bias", "0."}) {
+    packed.update(0.25f, part);
+    packed.update(0.5f, part);
+    plain.update(0.5f, part);
+    CHECK(packed() == plain() && packed() != before);
+  }
+  const uint64_t by_plain = blobstore::delegate_stats().inits - inits;
+  CHECK(by_plain == 4 || store->stats().written == 0); // those of the other program; Linux writes in place
+  packed.cache->revert();
+  plain.cache->revert();
+  CHECK(packed() == before);
+  const Running second(PackedStore::open(kFolder));
+  packed.update(0.5f);
+  CHECK(second() == before && packed() != before); // a cache of its own
+  const Running late(store);
+  CHECK(late() == before);
+}
+
+/// Threads run while another updates: each output is that of one generation.
+void threads() {
+  const Running packed(PackedStore::open(kFolder));
+  const Running twin(nullptr);
+  const auto first = twin();
+  twin.update(0.5f);
+  const auto second = twin();
+  std::atomic<bool> stop{false};
+  std::vector<std::thread> runners;
+  for (int i = 0; i < 2; ++i) {
+    runners.emplace_back([&] {
+      while (!stop) {
+        const auto found = packed();
+        CHECK(found == first || found == second);
+      }
+    });
+  }
+  for (int i = 0; i < 20; ++i) {
+    packed.update(0.5f);
+    packed.cache->revert();
+  }
+  stop = true;
+  for (std::thread& runner : runners) {
+    runner.join();
+  }
+  CHECK(packed() == first);
+}
+
+/// A damaged file is built again, and what is left over goes.
+void damage() {
+  const auto expected = Running(nullptr)();
+  const auto files = PackedStore::open(kFolder)->list();
+  CHECK(files.size() == 1 && files[0].problem.empty() && !files[0].in_use);
+  std::filesystem::permissions(files[0].path, std::filesystem::perms::owner_write, std::filesystem::perm_options::add);
+  {
+    std::fstream file(files[0].path, std::ios::in | std::ios::out | std::ios::binary);
+    file.seekp(1000);
+    file.put('\x7f');
+  }
+  CHECK(!PackedStore::open(kFolder)->verify()[0].problem.empty());
+  const auto store = PackedStore::open(kFolder);
+  const Running packed(store);
+  CHECK(packed() == expected && store->stats().dropped == 1 && store->stats().builds == 1);
+  CHECK(store->gc().empty() && store->list().size() == 1 && store->list()[0].in_use);
+}
+
+} // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 3) {
+    return 2;
+  }
+  program_path = argv[1];
+  data_path = argv[2];
+  std::filesystem::remove_all(kFolder);
+  equal_outputs();
+  threads();
+  damage();
+  std::puts("ok");
+  return 0;
+}
