@@ -216,7 +216,7 @@ void Delegate::write_through(const BlobNames& names, const std::vector<size_t>& 
   std::set<size_t> found;
   for (const PackedUnit& unit : units) {
     const bool follows =
-        unit.entry->map != 0 && lease.map_of(*unit.entry).fits(sizes_of(unit, constants), unit.entry->size);
+        unit.entry->map != 0 && unit.entry->offset % page_size() == 0 && lease.map_of(*unit.entry).fits(sizes_of(unit, constants), unit.entry->size);
     for (const std::optional<size_t>& source : unit.sources) {
       if (source) {
         found.insert(*source);

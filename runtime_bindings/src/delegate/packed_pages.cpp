@@ -1,17 +1,20 @@
 #include "delegate/packed_pages.h"
 
 #include <algorithm>
+#include <set>
 #include <utility>
 
+#include "os/fork.h"
 #include "os/mapped_files.h"
 
 namespace blobstore::internal {
-namespace {
 
-/// All of this process, by cache and lease.
-struct Registry : ForkAware {
-  std::mutex mutex;
-  std::map<std::pair<uint64_t, const PackedLease*>, std::weak_ptr<PackedPages>> all;
+/// All of this process. It is entered before any cache, so a fork takes these locks last: commits take them while they
+/// hold locks of the cache.
+struct PackedPages::Registry : ForkAware {
+  std::recursive_mutex mutex; // guards what follows
+  std::set<PackedPages*> living;
+  std::map<std::pair<uint64_t, const PackedLease*>, std::weak_ptr<PackedPages>> all; // by cache and lease
 
   static Registry& get() {
     static auto* registry = new Registry; // delegates may be destroyed while the process ends, in any order
@@ -20,12 +23,32 @@ struct Registry : ForkAware {
 
   Registry() { enter(); }
 
-  void before_fork() override { mutex.lock(); }
-  void after_fork_in_parent() override { mutex.unlock(); }
-  void after_fork_in_child() override { renew(mutex); }
+  void before_fork() override {
+    mutex.lock();
+    for (PackedPages* pages : living) {
+      pages->mutex_.lock();
+    }
+  }
+  void after_fork_in_parent() override {
+    for (PackedPages* pages : living) {
+      pages->mutex_.unlock();
+    }
+    mutex.unlock();
+  }
+  void after_fork_in_child() override {
+    for (PackedPages* pages : living) {
+      renew(pages->mutex_);
+      for (auto& [at, entry] : pages->entries_) { // commits of other threads stayed in the parent
+        entry.pending.reset();
+      }
+    }
+    renew(mutex);
+  }
+
+  static const Registry& entered; // when the library is loaded
 };
 
-} // namespace
+const PackedPages::Registry& PackedPages::Registry::entered = get();
 
 void PackedPages::Write::apply() noexcept {
   const std::lock_guard<std::mutex> guard(pages_->mutex_);
@@ -43,7 +66,7 @@ std::shared_ptr<PackedPages> PackedPages::of(
     return nullptr;
   }
   Registry& registry = Registry::get();
-  const std::lock_guard<std::mutex> guard(registry.mutex);
+  const std::lock_guard<std::recursive_mutex> guard(registry.mutex);
   std::weak_ptr<PackedPages>& known = registry.all[{cache->id(), lease.get()}];
   std::shared_ptr<PackedPages> pages = known.lock();
   if (pages == nullptr) {
@@ -62,7 +85,15 @@ PackedPages::PackedPages(
     std::shared_ptr<const PackedLease> lease)
     : cache_(std::move(cache)), store_(std::move(store)), lease_(std::move(lease)), file_(lease_->file().reopen()) {
   path_ = "/proc/self/fd/" + std::to_string(file_.descriptor());
-  enter();
+  Registry& registry = Registry::get();
+  const std::lock_guard<std::recursive_mutex> guard(registry.mutex);
+  registry.living.insert(this);
+}
+
+PackedPages::~PackedPages() {
+  Registry& registry = Registry::get();
+  const std::lock_guard<std::recursive_mutex> guard(registry.mutex);
+  registry.living.erase(this);
 }
 
 void PackedPages::manage(const PackedEntry& at, const std::vector<std::string>& keys) {

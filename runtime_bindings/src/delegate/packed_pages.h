@@ -12,7 +12,6 @@
 #include <blobstore/commit_follower.h>
 
 #include "os/file_pages.h"
-#include "os/fork.h"
 #include "packed/packed_folder.h"
 
 namespace blobstore::internal {
@@ -22,8 +21,9 @@ namespace blobstore::internal {
 /// commit, the entries that are managed hold what XNNPACK would make of the cache's blobs.
 ///
 /// Each cache has a path of its own for the file, so that ExecuTorch maps it for each cache. Linux only.
-class PackedPages final : public std::enable_shared_from_this<PackedPages>, private ForkAware {
+class PackedPages final : public std::enable_shared_from_this<PackedPages> {
   struct Entry;
+  struct Registry;
 
  public:
   /// A change of one entry, for which all memory is allocated. Several delegates may share it.
@@ -51,7 +51,7 @@ class PackedPages final : public std::enable_shared_from_this<PackedPages>, priv
       std::shared_ptr<const BlobCache> cache,
       std::shared_ptr<PackedFolder> store,
       std::shared_ptr<const PackedLease> lease);
-  ~PackedPages() override { leave(); }
+  ~PackedPages();
   PackedPages(const PackedPages&) = delete;
   PackedPages& operator=(const PackedPages&) = delete;
 
@@ -85,10 +85,6 @@ class PackedPages final : public std::enable_shared_from_this<PackedPages>, priv
   std::shared_ptr<Write> prepare_write(const PackedEntry& at, Entry& entry, bool restores);
   void write(Write& write) noexcept;
   void synchronize(const PackedEntry& at, Entry& entry);
-
-  void before_fork() override { mutex_.lock(); }
-  void after_fork_in_parent() override { mutex_.unlock(); }
-  void after_fork_in_child() override { renew(mutex_); }
 
   const std::shared_ptr<const BlobCache> cache_;
   const std::shared_ptr<PackedFolder> store_;
