@@ -215,8 +215,8 @@ void Delegate::write_through(const BlobNames& names, const std::vector<size_t>& 
   std::set<uint32_t> others; // groups that need a new handle when they change
   std::set<size_t> found;
   for (const PackedUnit& unit : units) {
-    const bool follows =
-        unit.entry->map != 0 && unit.entry->offset % page_size() == 0 && lease.map_of(*unit.entry).fits(sizes_of(unit, constants), unit.entry->size);
+    const bool follows = unit.entry->map != 0 && unit.entry->offset % page_size() == 0 &&
+        lease.map_of(*unit.entry).fits(sizes_of(unit, constants), unit.entry->size);
     for (const std::optional<size_t>& source : unit.sources) {
       if (source) {
         found.insert(*source);
