@@ -155,7 +155,7 @@ def test_the_tensors_of_a_group_in_turn_and_together(mlp: Path, store: PackedSto
     assert both.revert("layers.2.weight") == both.original
     assert both.update(second) not in outputs
     assert both.revert() == both.original
-    assert store.stats.written == 9 + 0, store.stats  # entries; where all of an entry is reverted, pages are given back
+    assert store.stats.written == 11  # where all of an entry is reverted, its pages are given back
 
 
 def test_a_wrong_shape_in_the_transaction_changes_nothing(mlp: Path, store: PackedStore) -> None:
@@ -193,7 +193,7 @@ def test_a_follower_that_refuses_changes_nothing(tmp_path: Path) -> None:
     with pytest.raises(ProgramError, match="nothing was changed"):
         cache.update({**weights(1), "first.weight.scale": -torch.ones(6)})
     assert (floats(), integers()) == before
-    assert (store.stats.written, cache.generation, cache.dirty) == (0, 0, [])
+    assert (store.stats.written, cache.generation, len(cache.dirty)) == (0, 0, 0)
     cache.update(weights(2))
     plain.cache.update(weights(2))
     assert floats() == plain() != before[0]
@@ -209,7 +209,7 @@ def test_scales_that_cannot_be_packed_are_refused(scale: float, tmp_path: Path) 
     for running in (both.plain, both.packed):
         with pytest.raises(ProgramError, match=r"nothing was changed.*cannot be initialized"):
             running.cache.update({"first.weight.scale": torch.full((6,), scale)})
-        assert running.cache.dirty == []
+        assert not running.cache.dirty
     assert both.check() == both.original
 
 
@@ -397,6 +397,7 @@ def test_closing_in_any_order(seed: int, mlp: Path, tmp_path: Path) -> None:
     for name in names:
         for change in range(4):
             plain[name].cache.revert()
+            Running.open(tmp_path, INPUT, store, data=name)
             if change:
                 plain[name].cache.update(weights(change))
             expected[name, change] = plain[name]()
@@ -423,7 +424,7 @@ def test_closing_in_any_order(seed: int, mlp: Path, tmp_path: Path) -> None:
                 owner[0].update(weights(owner[2]))
         for method, owner in programs:
             assert np.asarray(method(*INPUT)[0]).tobytes() == expected[owner[1], owner[2]][0]
-    assert store.stats.repacked == 0
+    assert (store.stats.builds, store.stats.fallbacks, store.stats.repacked) == (2, 0, 0)
     assert store.stats.written > 0
 
 
@@ -654,19 +655,17 @@ def test_memory_of_an_update(tmp_path: Path) -> None:
         textwrap.dedent("""
         running = Running.open(folder, ones(1, 1024), packed)
         original, layer = running(), 4 << 20
+        value = np.ones((1024, 1024), np.float32)  # one for all, so that the heap does not change
         before = anonymous()
-        value = np.ones((1024, 1024), np.float32)
         for _ in range(3):  # another update takes no more
-            value = value * np.float32(1.5)
+            value += 1.5
             running.cache.update({"layers.2.weight": value})
-            changed = running()
-            assert changed != original
-            grown = anonymous() - before - value.nbytes
-            assert 2 * layer <= grown < 2.75 * layer, grown
+            assert running() != original
+            grown = anonymous() - before
+            assert 2 * layer <= grown < 2.5 * layer, grown
         running.cache.revert()
         assert running() == original
-        del value
-        assert anonymous() - before < 1.25 * layer, anonymous() - before
+        assert anonymous() - before < 0.5 * layer, anonymous() - before
         assert (packed.stats.written, packed.stats.repacked) == (3, 0)
         """),
         tmp_path / "model",
