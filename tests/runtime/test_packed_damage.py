@@ -258,9 +258,7 @@ def test_a_hostile_table(made: Made, data: st.DataObject) -> None:
         numbers[0] = data.draw(st.integers(0, 2**32 - 1))
     counted = data.draw(st.one_of(st.just(len(maps)), NUMBERS))
     about = [(entry.digest, number) for entry, number in zip(made.parts.entries, numbers, strict=True)]
-    changed = whole(
-        head, table_of(about, covers, made.parts.covers[0], maps, counted), b"".join(entries), count, start
-    )
+    changed = whole(head, table_of(about, covers, made.parts.covers[0], maps, counted), b"".join(entries), count, start)
     spoil(path, changed)
     store = PackedStore(made.packed)
     listed, verified = store.list(), store.verify()
@@ -284,7 +282,8 @@ def test_hostile_maps(made: Made, data: st.DataObject) -> None:
     about = [(entry.digest, entry.map) for entry in made.parts.entries]
     table = table_of(about, 1, made.parts.covers[0], maps, len(maps))
     rows = [
-        struct.pack("<I", len(name := entry.name.encode())) + name
+        struct.pack("<I", len(name := entry.name.encode()))
+        + name
         + struct.pack("<QQI", entry.offset, entry.size, entry.seed)
         for entry in made.parts.entries
     ]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import os
 import random
 import subprocess
 import sys
@@ -18,7 +17,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from blobstore import save_file
 from blobstore.adapters import load_adapter, save_adapter
 from blobstore.errors import BlobStoreError, ProgramError
 from blobstore.runtime import BlobCache, PackedStore, Program, delegate_stats
@@ -222,9 +220,7 @@ def test_two_caches_of_one_file_and_another_process(mlp: Path, store: PackedStor
     assert changed != second.check() == first.original
     other = second.update(weights(2))
     assert first.check() == changed != other == second.check()
-    assert run_child(folder=mlp, sizes=[2, 16], packed=store.folder)["outputs"] == [
-        one.hex() for one in first.original
-    ]
+    assert run_child(folder=mlp, sizes=[2, 16], packed=store.folder)["outputs"] == [one.hex() for one in first.original]
     assert first.revert() == first.original
     assert second.check() == other
     assert (store.stats.fallbacks, store.stats.repacked) == (0, 0)
@@ -324,7 +320,9 @@ def test_adapters_above_a_base_that_is_updated(tmp_path: Path) -> None:
     for name in ("l.0.base.weight", "l.1.base.bias", "l.0.base.bias"):
         for base in bases:
             assert base is not None
-            base.update({name: torch.linspace(-1, 1, module.get_parameter(name).numel()).view_as(module.get_parameter(name))})
+            base.update(
+                {name: torch.linspace(-1, 1, module.get_parameter(name).numel()).view_as(module.get_parameter(name))}
+            )
         outputs.append(run(plain))
         assert run(packed) == outputs[-1] != outputs[-2]
     assert (store.stats.written, store.stats.repacked) == (3, 0)
@@ -384,7 +382,7 @@ def test_equal_and_tied_weights(tmp_path: Path) -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_closing_in_any_order(seed: int, mlp: Path, tmp_path: Path) -> None:
     """Programs and caches, changed or not, of two models, go and come in any order (K3)."""
-    chance = random.Random(seed)
+    chance = random.Random(seed)  # noqa: S311
     Running.open(mlp, INPUT).cache.save(tmp_path / "model.ptd")  # has a manifest
     other = BlobCache(mlp / "model.ptd")
     other.update(weights(9))
@@ -439,7 +437,12 @@ def test_threads_that_run_while_another_updates(tmp_path: Path) -> None:
     Running.open(tmp_path / "model", example, store)
     running = [Running.open(tmp_path / "model", example, store)]
     running.append(
-        Running(running[0].cache, again := Program(tmp_path / "model" / "model.pte", running[0].cache), again.method(), example)
+        Running(
+            running[0].cache,
+            again := Program(tmp_path / "model" / "model.pte", running[0].cache),
+            again.method(),
+            example,
+        )
     )
     allowed = []
     for state in states:

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
+#include <cstring>
 #include <set>
 #include <string>
 #include <utility>
@@ -31,6 +33,18 @@ struct MaybeReading {
   }
   std::optional<BlobCache::Reading> reading;
 };
+
+/// Whether XNNPACK takes these numbers as scales.
+bool are_scales(const uint8_t* bytes, size_t size) {
+  for (size_t at = 0; at + sizeof(float) <= size; at += sizeof(float)) {
+    float scale = 0;
+    std::memcpy(&scale, bytes + at, sizeof scale);
+    if (!std::isnormal(scale) || scale < 0) {
+      return false;
+    }
+  }
+  return true;
+}
 
 } // namespace
 
@@ -212,8 +226,8 @@ void Delegate::write_through(const BlobNames& names, const std::vector<size_t>& 
   std::set<uint32_t> others; // groups that need a new handle when they change
   std::set<size_t> found;
   for (const PackedUnit& unit : units) {
-    const bool follows =
-        unit.entry->map != 0 && unit.entry->offset % page_size() == 0 && lease.map_of(*unit.entry).fits(sizes_of(unit, constants), unit.entry->size);
+    const bool follows = unit.entry->map != 0 && unit.entry->offset % page_size() == 0 &&
+        lease.map_of(*unit.entry).fits(sizes_of(unit, constants), unit.entry->size);
     for (const std::optional<size_t>& source : unit.sources) {
       if (source) {
         found.insert(*source);
@@ -239,6 +253,11 @@ void Delegate::write_through(const BlobNames& names, const std::vector<size_t>& 
       keys.push_back(source ? constants[*source].key : std::string());
       if (source) {
         through[*source] = true;
+      }
+    }
+    if (lease.map_of(*unit.entry).has_scales()) {
+      for (size_t i = 2; i < unit.sources.size(); ++i) {
+        scales_.push_back(*unit.sources[i]);
       }
     }
     recipe_->pages->manage(*unit.entry, keys);
@@ -296,6 +315,14 @@ std::unique_ptr<CommitFollower::Prepared> Delegate::prepare(
     next->link = std::move(link);
     if (recipe_->pages != nullptr) {
       next->writes = recipe_->pages->prepare(commit, written_);
+    }
+    const bool asks = std::any_of(scales_.begin(), scales_.end(), [&](size_t i) {
+      const DelegateConstant& scale = recipe_->payload.constants[i];
+      return std::count(changed.begin(), changed.end(), i) != 0 &&
+          !are_scales(commit.bytes(scale.key), static_cast<size_t>(scale.nbytes));
+    });
+    if (asks) {
+      make(identities, &commit, nullptr); // XNNPACK says what is wrong with them
     }
     if (!std::all_of(changed.begin(), changed.end(), [&](size_t i) { return sources_.written_through(i); })) {
       next->inner = make(identities, &commit, nullptr);
