@@ -118,7 +118,8 @@ def test_every_weight_of_every_kind_of_layer(kind: str, tmp_path: Path) -> None:
         changed = plain()
         assert packed() == changed != original
         if kind in IN_PLACE:
-            assert delegate_stats().inits == inits
+            # biases of integers may be what scales must not be, so XNNPACK is asked once, and packs nothing
+            assert delegate_stats().inits - inits <= int(kind == "dynamic int8")
             assert (after.written > before.written, after.repacked) == (True, 0)
         else:
             assert after.repacked > before.repacked
