@@ -42,6 +42,8 @@ class Packed:
     entries: tuple[Entry, ...]
     covers: tuple[bytes, ...]
     digests: int  # where they start
+    maps: tuple[bytes, ...]
+    table: bytes  # digests and maps
 
     def content(self, entry: Entry) -> bytes:
         return self.data[entry.offset : entry.offset + entry.size]
@@ -75,8 +77,10 @@ def read(path: Path) -> Packed:
     at += 8 + 16 * covered
     (maps,) = struct.unpack_from("<Q", data, at)
     at += 8
+    encoded = []
     for _ in range(maps):
         (size,) = struct.unpack_from("<Q", data, at)
+        encoded.append(data[at + 8 : at + 8 + size])
         at += 8 + size
     assert at == index
     assert all(number <= maps for _, number in found)
@@ -87,7 +91,7 @@ def read(path: Path) -> Packed:
         assert not any(data[last : entry.offset])
         last = entry.offset + entry.size
         assert xxhash.xxh3_128_digest(data[entry.offset : last]) == entry.digest
-    return Packed(data, entries, covers, digests)
+    return Packed(data, entries, covers, digests, tuple(encoded), data[digests:index])
 
 
 def files(folder: Path) -> list[Path]:

@@ -206,6 +206,35 @@ NUMBERS = st.one_of(
 )
 
 
+def hostile_map(data: st.DataObject) -> bytes:
+    """A map with the fields of one; see `PackedMap::encode`."""
+    small = st.integers(0, 9)
+    field = st.one_of(NUMBERS, small)
+    nests = data.draw(st.integers(0, 3))
+    numbers = [data.draw(field), data.draw(st.one_of(st.just(nests), NUMBERS))]
+    for _ in range(nests):
+        dims = data.draw(st.integers(0, 3))
+        numbers += [data.draw(small), data.draw(small), *(data.draw(field) for _ in range(3))]
+        numbers += [data.draw(st.one_of(st.just(dims), NUMBERS)), *(data.draw(field) for _ in range(3 * dims))]
+    return struct.pack(f"<{len(numbers)}Q", *numbers)[: data.draw(st.sampled_from([None, -1, -8]))]
+
+
+def table_of(entries: list[tuple[bytes, int]], covers: int, cover: bytes, maps: list[bytes], counted: int) -> bytes:
+    """The part before the index: digests and maps."""
+    parts = [digest + struct.pack("<I", number) for digest, number in entries]
+    parts += [struct.pack("<Q", covers), cover, struct.pack("<Q", counted)]
+    parts += [struct.pack("<Q", len(one)) + one for one in maps]
+    return b"".join(parts)
+
+
+def whole(head: bytes, table: bytes, index: bytes, count: int, start: int) -> bytes:
+    """A file with digests that fit."""
+    at = len(head) + len(table)
+    digest = xxhash.xxh3_128_digest(table + index)
+    trailer = TRAILER.pack(start, (at - start) % 2**64, digest, b"BSPACK01")
+    return head + table + index + trailer + FOOTER.pack(at, count, 0x58505743, 2)
+
+
 @FEW
 @given(st.data())
 def test_a_hostile_table(made: Made, data: st.DataObject) -> None:
@@ -223,11 +252,13 @@ def test_a_hostile_table(made: Made, data: st.DataObject) -> None:
     covers = data.draw(st.one_of(st.just(1), NUMBERS))
     start = data.draw(st.one_of(st.just(made.parts.digests), NUMBERS))
     head = made.good[: made.parts.digests]
-    digests = b"".join(entry.digest for entry in made.parts.entries) + struct.pack("<Q", covers) + made.parts.covers[0]
-    index = len(head) + len(digests)
-    table = digests + b"".join(entries)
-    trailer = TRAILER.pack(start, (index - start) % 2**64, xxhash.xxh3_128_digest(table), b"BSPACK01")
-    changed = head + table + trailer + FOOTER.pack(index, count, 0x58505743, 2)
+    maps = list(made.parts.maps)
+    numbers = [entry.map for entry in made.parts.entries]
+    if data.draw(st.booleans()):
+        numbers[0] = data.draw(st.integers(0, 2**32 - 1))
+    counted = data.draw(st.one_of(st.just(len(maps)), NUMBERS))
+    about = [(entry.digest, number) for entry, number in zip(made.parts.entries, numbers, strict=True)]
+    changed = whole(head, table_of(about, covers, made.parts.covers[0], maps, counted), b"".join(entries), count, start)
     spoil(path, changed)
     store = PackedStore(made.packed)
     listed, verified = store.list(), store.verify()
@@ -237,3 +268,52 @@ def test_a_hostile_table(made: Made, data: st.DataObject) -> None:
         assert verified[0].problem
     assert Running.open(made.model, INPUT, store)() == made.outputs
     assert packed_files.only(made.packed).read_bytes() == made.good
+
+
+@FEW
+@given(st.data())
+def test_hostile_maps(made: Made, data: st.DataObject) -> None:
+    """With digests that fit: what is no map is dropped, and no map reads or writes outside of its weights (K2).
+
+    Whoever can write such a file decides what an update gives; but the update ends, and a revert gives the outputs back.
+    """
+    path = made.heal()
+    maps = [data.draw(st.one_of(st.just(one), st.builds(lambda: hostile_map(data)))) for one in made.parts.maps]
+    about = [(entry.digest, entry.map) for entry in made.parts.entries]
+    table = table_of(about, 1, made.parts.covers[0], maps, len(maps))
+    rows = [
+        struct.pack("<I", len(name := entry.name.encode()))
+        + name
+        + struct.pack("<QQI", entry.offset, entry.size, entry.seed)
+        for entry in made.parts.entries
+    ]
+    head = made.good[: made.parts.digests]
+    spoil(path, whole(head, table, b"".join(rows), len(rows), len(head)))
+    store = PackedStore(made.packed)
+    running = Running.open(made.model, INPUT, store)
+    assert running() == made.outputs
+    running.cache.update({"layers.0.weight": torch.ones(24, 16), "layers.1.weight": torch.ones(24, 24)})
+    running()
+    running.cache.revert()
+    assert running() == made.outputs
+
+
+def test_a_map_of_another_size(made: Made) -> None:
+    """It is not used: the update packs the weights anew, as without one (K2)."""
+    path = made.heal()
+    [size, *rest] = struct.unpack(f"<{len(made.parts.maps[0]) // 8}Q", made.parts.maps[0])
+    for changed in ([size + 4, *rest], [size, 1, 0, 0, size - 3, 0, 0, 0], [size, 1, 0, 0, 0, 2**40, 0, 0]):
+        maps = [struct.pack(f"<{len(changed)}Q", *changed)] * len(made.parts.maps)
+        about = [(entry.digest, entry.map) for entry in made.parts.entries]
+        table = table_of(about, 1, made.parts.covers[0], maps, len(maps))
+        index = made.good[made.parts.digests + len(made.parts.table) : -FOOTER.size - TRAILER.size]
+        head = made.good[: made.parts.digests]
+        spoil(path, whole(head, table, index, len(about), len(head)))
+        store = PackedStore(made.packed)
+        running, plain = (Running.open(made.model, INPUT, one) for one in (store, None))
+        assert running() == made.outputs
+        for one in (running, plain):
+            one.cache.update({"layers.0.weight": torch.ones(24, 16), "layers.1.weight": torch.ones(24, 24)})
+        assert running() == plain() != made.outputs
+        assert (store.stats.builds, store.stats.written, store.stats.repacked) == (0, 0, 1)
+    spoil(path, made.good)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import os
 import random
 import subprocess
 import sys
@@ -18,7 +17,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from blobstore import save_file
 from blobstore.adapters import load_adapter, save_adapter
 from blobstore.errors import BlobStoreError, ProgramError
 from blobstore.runtime import BlobCache, PackedStore, Program, delegate_stats
@@ -120,7 +118,8 @@ def test_every_weight_of_every_kind_of_layer(kind: str, tmp_path: Path) -> None:
         changed = plain()
         assert packed() == changed != original
         if kind in IN_PLACE:
-            assert delegate_stats().inits == inits
+            # biases of integers may be what scales must not be, so XNNPACK is asked once, and packs nothing
+            assert delegate_stats().inits - inits <= int(kind == "dynamic int8")
             assert (after.written > before.written, after.repacked) == (True, 0)
         else:
             assert after.repacked > before.repacked
@@ -155,7 +154,7 @@ def test_the_tensors_of_a_group_in_turn_and_together(mlp: Path, store: PackedSto
     assert both.revert("layers.2.weight") == both.original
     assert both.update(second) not in outputs
     assert both.revert() == both.original
-    assert store.stats.written == 9 + 0, store.stats  # entries; where all of an entry is reverted, pages are given back
+    assert store.stats.written == 11  # where all of an entry is reverted, its pages are given back
 
 
 def test_a_wrong_shape_in_the_transaction_changes_nothing(mlp: Path, store: PackedStore) -> None:
@@ -193,7 +192,7 @@ def test_a_follower_that_refuses_changes_nothing(tmp_path: Path) -> None:
     with pytest.raises(ProgramError, match="nothing was changed"):
         cache.update({**weights(1), "first.weight.scale": -torch.ones(6)})
     assert (floats(), integers()) == before
-    assert (store.stats.written, cache.generation, cache.dirty) == (0, 0, [])
+    assert (store.stats.written, cache.generation, len(cache.dirty)) == (0, 0, 0)
     cache.update(weights(2))
     plain.cache.update(weights(2))
     assert floats() == plain() != before[0]
@@ -209,7 +208,7 @@ def test_scales_that_cannot_be_packed_are_refused(scale: float, tmp_path: Path) 
     for running in (both.plain, both.packed):
         with pytest.raises(ProgramError, match=r"nothing was changed.*cannot be initialized"):
             running.cache.update({"first.weight.scale": torch.full((6,), scale)})
-        assert running.cache.dirty == []
+        assert not running.cache.dirty
     assert both.check() == both.original
 
 
@@ -222,9 +221,7 @@ def test_two_caches_of_one_file_and_another_process(mlp: Path, store: PackedStor
     assert changed != second.check() == first.original
     other = second.update(weights(2))
     assert first.check() == changed != other == second.check()
-    assert run_child(folder=mlp, sizes=[2, 16], packed=store.folder)["outputs"] == [
-        one.hex() for one in first.original
-    ]
+    assert run_child(folder=mlp, sizes=[2, 16], packed=store.folder)["outputs"] == [one.hex() for one in first.original]
     assert first.revert() == first.original
     assert second.check() == other
     assert (store.stats.fallbacks, store.stats.repacked) == (0, 0)
@@ -324,7 +321,9 @@ def test_adapters_above_a_base_that_is_updated(tmp_path: Path) -> None:
     for name in ("l.0.base.weight", "l.1.base.bias", "l.0.base.bias"):
         for base in bases:
             assert base is not None
-            base.update({name: torch.linspace(-1, 1, module.get_parameter(name).numel()).view_as(module.get_parameter(name))})
+            base.update(
+                {name: torch.linspace(-1, 1, module.get_parameter(name).numel()).view_as(module.get_parameter(name))}
+            )
         outputs.append(run(plain))
         assert run(packed) == outputs[-1] != outputs[-2]
     assert (store.stats.written, store.stats.repacked) == (3, 0)
@@ -384,7 +383,7 @@ def test_equal_and_tied_weights(tmp_path: Path) -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_closing_in_any_order(seed: int, mlp: Path, tmp_path: Path) -> None:
     """Programs and caches, changed or not, of two models, go and come in any order (K3)."""
-    chance = random.Random(seed)
+    chance = random.Random(seed)  # noqa: S311
     Running.open(mlp, INPUT).cache.save(tmp_path / "model.ptd")  # has a manifest
     other = BlobCache(mlp / "model.ptd")
     other.update(weights(9))
@@ -397,6 +396,7 @@ def test_closing_in_any_order(seed: int, mlp: Path, tmp_path: Path) -> None:
     for name in names:
         for change in range(4):
             plain[name].cache.revert()
+            Running.open(tmp_path, INPUT, store, data=name)
             if change:
                 plain[name].cache.update(weights(change))
             expected[name, change] = plain[name]()
@@ -423,7 +423,7 @@ def test_closing_in_any_order(seed: int, mlp: Path, tmp_path: Path) -> None:
                 owner[0].update(weights(owner[2]))
         for method, owner in programs:
             assert np.asarray(method(*INPUT)[0]).tobytes() == expected[owner[1], owner[2]][0]
-    assert store.stats.repacked == 0
+    assert (store.stats.builds, store.stats.fallbacks, store.stats.repacked) == (2, 0, 0)
     assert store.stats.written > 0
 
 
@@ -438,7 +438,12 @@ def test_threads_that_run_while_another_updates(tmp_path: Path) -> None:
     Running.open(tmp_path / "model", example, store)
     running = [Running.open(tmp_path / "model", example, store)]
     running.append(
-        Running(running[0].cache, again := Program(tmp_path / "model" / "model.pte", running[0].cache), again.method(), example)
+        Running(
+            running[0].cache,
+            again := Program(tmp_path / "model" / "model.pte", running[0].cache),
+            again.method(),
+            example,
+        )
     )
     allowed = []
     for state in states:
@@ -654,19 +659,17 @@ def test_memory_of_an_update(tmp_path: Path) -> None:
         textwrap.dedent("""
         running = Running.open(folder, ones(1, 1024), packed)
         original, layer = running(), 4 << 20
+        value = np.ones((1024, 1024), np.float32)  # one for all, so that the heap does not change
         before = anonymous()
-        value = np.ones((1024, 1024), np.float32)
         for _ in range(3):  # another update takes no more
-            value = value * np.float32(1.5)
+            value += 1.5
             running.cache.update({"layers.2.weight": value})
-            changed = running()
-            assert changed != original
-            grown = anonymous() - before - value.nbytes
-            assert 2 * layer <= grown < 2.75 * layer, grown
+            assert running() != original
+            grown = anonymous() - before
+            assert 2 * layer <= grown < 2.5 * layer, grown
         running.cache.revert()
         assert running() == original
-        del value
-        assert anonymous() - before < 1.25 * layer, anonymous() - before
+        assert anonymous() - before < 0.5 * layer, anonymous() - before
         assert (packed.stats.written, packed.stats.repacked) == (3, 0)
         """),
         tmp_path / "model",

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
+#include <cstring>
 #include <set>
 #include <string>
 #include <utility>
@@ -31,6 +33,18 @@ struct MaybeReading {
   }
   std::optional<BlobCache::Reading> reading;
 };
+
+/// Whether XNNPACK takes these numbers as scales.
+bool are_scales(const uint8_t* bytes, size_t size) {
+  for (size_t at = 0; at + sizeof(float) <= size; at += sizeof(float)) {
+    float scale = 0;
+    std::memcpy(&scale, bytes + at, sizeof scale);
+    if (!std::isnormal(scale) || scale < 0) {
+      return false;
+    }
+  }
+  return true;
+}
 
 } // namespace
 
@@ -244,6 +258,11 @@ void Delegate::write_through(const BlobNames& names, const std::vector<size_t>& 
         through[*source] = true;
       }
     }
+    if (lease.map_of(*unit.entry).has_scales()) {
+      for (size_t i = 2; i < unit.sources.size(); ++i) {
+        scales_.push_back(*unit.sources[i]);
+      }
+    }
     recipe_->pages->manage(*unit.entry, keys);
     written_.push_back(unit.entry);
   }
@@ -299,6 +318,14 @@ std::unique_ptr<CommitFollower::Prepared> Delegate::prepare(
     next->link = std::move(link);
     if (recipe_->pages != nullptr) {
       next->writes = recipe_->pages->prepare(commit, written_);
+    }
+    const bool asks = std::any_of(scales_.begin(), scales_.end(), [&](size_t i) {
+      const DelegateConstant& scale = recipe_->payload.constants[i];
+      return std::count(changed.begin(), changed.end(), i) != 0 &&
+          !are_scales(commit.bytes(scale.key), static_cast<size_t>(scale.nbytes));
+    });
+    if (asks) {
+      make(identities, &commit, nullptr); // XNNPACK says what is wrong with them
     }
     if (!std::all_of(changed.begin(), changed.end(), [&](size_t i) { return sources_.written_through(i); })) {
       next->inner = make(identities, &commit, nullptr);

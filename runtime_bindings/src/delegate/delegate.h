@@ -82,6 +82,7 @@ class Delegate final : private ForkAware {
   std::unique_ptr<InnerHandle> inner_;
   std::shared_ptr<PackedFolder> packed_store_; // to report to; may be null
   std::vector<const PackedEntry*> written_; // the entries of packed weights that change in place
+  std::vector<size_t> scales_; // of integers that are written in place
   bool forked_ = false;
   OwnLink link_; // destroyed first
 };

@@ -33,10 +33,14 @@ std::string key_of(const InnerRecipe& recipe, const PackedUnit& unit) {
 /// The packed bytes of a kind, out of a table whose names end as the names of its sources.
 std::optional<std::vector<uint8_t>> bytes_of(const Kind& kind, const PackedTable& table, const Mapping& map) {
   const std::string& weight = kind.names[0]->text();
+  const std::string& last = kind.units[0].sources[1] ? kind.names[1]->text() : weight;
+  const auto ends = [&](const std::string& name) {
+    return name.size() >= last.size() && name.compare(name.size() - last.size(), last.size(), last) == 0;
+  };
   for (const PackedEntry& entry : table.entries) {
     // the last constant of several that had the same numbers gave the name
     if (entry.size == kind.units[0].entry->size && entry.seed == kind.units[0].entry->seed &&
-        entry.name.find(weight) != std::string::npos) {
+        entry.name.find(weight) != std::string::npos && ends(entry.name)) {
       return std::vector<uint8_t>(map.data() + entry.offset, map.data() + entry.offset + entry.size);
     }
   }

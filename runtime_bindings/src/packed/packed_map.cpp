@@ -351,6 +351,10 @@ void PackedMap::apply(const PackedSources& sources, uint8_t* packed) const {
   }
 }
 
+bool PackedMap::has_scales() const {
+  return std::any_of(nests_.begin(), nests_.end(), [](const Nest& nest) { return nest.kind != Kind::Word; });
+}
+
 std::string PackedMap::encode() const {
   std::string text;
   const auto put_number = [&](uint64_t value) {

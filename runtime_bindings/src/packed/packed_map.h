@@ -53,6 +53,8 @@ class PackedMap {
   /// @returns empty if none is found.
   static std::optional<PackedMap> learn(const std::vector<size_t>& sizes, const Pack& pack);
 
+  /// Whether the sources behind the bias are scales of integers.
+  bool has_scales() const;
   /// The size of the packed bytes.
   size_t size() const { return size_; }
   /// Write the packed bytes. @param packed `size` bytes, all zero.
