@@ -21,7 +21,10 @@ BlobCache::BlobCache(Mode mode, std::string name, std::shared_ptr<BlobCache> bas
       mode_(mode),
       name_(std::move(name)),
       base_(std::move(base)),
-      packed_(packed == nullptr && base_ != nullptr ? base_->packed() : std::move(packed)) {
+      packed_(std::move(packed)) {
+  if (packed_ == nullptr && base_ != nullptr) {
+    packed_ = base_->packed();
+  }
   ThreadReadings::watch_forks();
 }
 

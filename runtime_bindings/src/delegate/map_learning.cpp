@@ -126,7 +126,9 @@ void learn_maps(
     kind.units.push_back(std::move(unit));
   }
   Laboratory laboratory(packing, recipe, names, constants);
-  for (auto& [key, kind] : kinds) {
+  for (auto& entry : kinds) {
+    const std::string& key = entry.first;
+    Kind& kind = entry.second;
     auto known = packing.learned.find(key);
     if (known == packing.learned.end()) {
       for (size_t i = 0; i < kind.sizes.size(); ++i) {

@@ -23,7 +23,7 @@ std::optional<Digest> packing_runtime() {
   }
   static const std::string build = [&] {
     const void* functions = nullptr; // of the class, which lie in the library that has XNNPACK
-    std::memcpy(&functions, static_cast<const void*>(backend), sizeof functions);
+    std::memcpy(static_cast<void*>(&functions), static_cast<const void*>(backend), sizeof functions);
     return build_of(functions);
   }();
   if (build.empty()) {

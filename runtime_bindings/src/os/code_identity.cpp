@@ -45,8 +45,8 @@ std::string build_id_in(const uint8_t* notes, size_t size) {
   while (size >= sizeof(ElfW(Nhdr))) {
     ElfW(Nhdr) note;
     std::memcpy(&note, notes, sizeof note);
-    const size_t name = (note.n_namesz + 3u) / 4 * 4;
-    const size_t content = (note.n_descsz + 3u) / 4 * 4;
+    const size_t name = (size_t{note.n_namesz} + 3) / 4 * 4;
+    const size_t content = (size_t{note.n_descsz} + 3) / 4 * 4;
     if (name > size - sizeof note || content > size - sizeof note - name) {
       return {};
     }

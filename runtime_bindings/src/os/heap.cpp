@@ -26,7 +26,7 @@ std::shared_ptr<uint8_t[]> make_memory(size_t size) {
     madvise(memory, align_down(size, kHugePage), MADV_HUGEPAGE); // without huge pages, the advice does nothing
   }
 #endif
-  return {whole, memory};
+  return std::shared_ptr<uint8_t[]>(whole, memory);
 }
 
 void give_back_freed_memory() {

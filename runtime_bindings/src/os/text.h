@@ -48,7 +48,7 @@ BLOBSTORE_INLINE Shown show(const T& value) {
     made.text = &value;
   } else {
     static_assert(std::is_integral_v<T> && !std::is_same_v<T, bool> && !std::is_same_v<T, char>);
-    made.number = static_cast<uint64_t>(value);
+    made.number = static_cast<uint64_t>(value); // NOLINT(bugprone-signed-char-misuse): as a number
   }
   return made;
 }

@@ -56,7 +56,8 @@ bool can_be_numbered(const std::vector<size_t>& sizes) {
 std::optional<int64_t> number_of(const uint8_t* word) {
   const auto value = load<float>(word);
   const auto most = static_cast<float>(kMostWord);
-  if (!(value >= -most && value <= most) || value != static_cast<float>(static_cast<int64_t>(value))) {
+  const bool in_range = value >= -most && value <= most; // not if it is NaN
+  if (!in_range || value != static_cast<float>(static_cast<int64_t>(value))) {
     return std::nullopt;
   }
   return static_cast<int64_t>(value);
@@ -145,7 +146,8 @@ std::optional<PackedMap> PackedMap::learn(const std::vector<size_t>& sizes, cons
 
 /// Try the map on other contents: weights with random bits, which are all different, and numbers that are scales, too.
 bool PackedMap::is_right(const std::vector<size_t>& sizes, const Pack& pack) const {
-  std::mt19937 random(1); // the same everywhere, so that a map is found everywhere or nowhere
+  // NOLINTNEXTLINE(bugprone-random-generator-seed): the same everywhere, so that a map is found everywhere or nowhere
+  std::mt19937 random(1);
   std::vector<std::vector<uint8_t>> contents(sizes.begin(), sizes.end());
   std::uniform_real_distribution<float> numbers(0.5f, 2.0f);
   for (size_t source = 0; source < contents.size(); ++source) {

@@ -200,7 +200,10 @@ namespace blobstore {
 
 std::shared_ptr<Program> Program::load(
     const std::string& path, std::shared_ptr<BlobCache> cache, std::shared_ptr<PackedStore> packed) {
-  auto folder = std::static_pointer_cast<internal::PackedFolder>(packed ? std::move(packed) : cache->packed());
+  if (packed == nullptr) {
+    packed = cache->packed();
+  }
+  auto folder = std::static_pointer_cast<internal::PackedFolder>(std::move(packed));
   auto program = std::make_shared<internal::LoadedProgram>(path, std::move(cache), std::move(folder));
   internal::List::get().add(program);
   return program;
