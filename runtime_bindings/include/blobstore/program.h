@@ -72,7 +72,7 @@ class Program : public std::enable_shared_from_this<Program> {
   /// @param packed where packed weights are kept, see packed.h. By default where the cache says, or nowhere.
   /// @throws Error FileAccess, InvalidFile, KeyNotFound, Layout, Program, Closed.
   static std::shared_ptr<Program> load(
-      const std::string& path, std::shared_ptr<BlobCache> cache, std::shared_ptr<PackedStore> packed = nullptr);
+      const std::string& path, std::shared_ptr<BlobCache> cache, const std::shared_ptr<PackedStore>& packed = nullptr);
   virtual ~Program() = default;
 
   virtual const std::string& path() const = 0;

@@ -199,11 +199,8 @@ std::shared_ptr<Mapping> LoadedProgram::shared_arena(size_t index, size_t size) 
 namespace blobstore {
 
 std::shared_ptr<Program> Program::load(
-    const std::string& path, std::shared_ptr<BlobCache> cache, std::shared_ptr<PackedStore> packed) {
-  if (packed == nullptr) {
-    packed = cache->packed();
-  }
-  auto folder = std::static_pointer_cast<internal::PackedFolder>(std::move(packed));
+    const std::string& path, std::shared_ptr<BlobCache> cache, const std::shared_ptr<PackedStore>& packed) {
+  auto folder = std::static_pointer_cast<internal::PackedFolder>(packed != nullptr ? packed : cache->packed());
   auto program = std::make_shared<internal::LoadedProgram>(path, std::move(cache), std::move(folder));
   internal::List::get().add(program);
   return program;
