@@ -57,7 +57,9 @@ Result<bool> verify(const BlobCache& cache) noexcept;
 // Programs: <blobstore/program.h>
 
 Result<std::shared_ptr<Program>> load_program(
-    const std::string& path, std::shared_ptr<BlobCache> cache, std::shared_ptr<PackedStore> packed = nullptr) noexcept;
+    const std::string& path,
+    std::shared_ptr<BlobCache> cache,
+    const std::shared_ptr<PackedStore>& packed = nullptr) noexcept;
 Result<executorch::runtime::MethodMeta> method_meta(const Program& program, const std::string& method) noexcept;
 Result<std::shared_ptr<Method>> load_method(Program& program, const std::string& name) noexcept;
 Result<Outputs> execute(

@@ -10,8 +10,8 @@ using executorch::runtime::MethodMeta;
 using internal::attempt;
 
 Result<std::shared_ptr<Program>> load_program(
-    const std::string& path, std::shared_ptr<BlobCache> cache, std::shared_ptr<PackedStore> packed) noexcept {
-  return attempt([&] { return Program::load(path, std::move(cache), std::move(packed)); });
+    const std::string& path, std::shared_ptr<BlobCache> cache, const std::shared_ptr<PackedStore>& packed) noexcept {
+  return attempt([&] { return Program::load(path, std::move(cache), packed); });
 }
 
 Result<MethodMeta> method_meta(const Program& program, const std::string& method) noexcept {
