@@ -1,0 +1,137 @@
+"""Starts of an application, each in a process of its own: a C++ program that loads a method and runs it.
+
+Both sides are the same program, `cpp/start.cpp`, so neither pays for Python, and no process remembers an earlier load.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from statistics import median
+
+from tests import native_build
+
+
+@cache
+def _executable() -> Path:
+    if reason := native_build.missing():
+        raise SystemExit(reason)
+    with native_build.folder("benchmarks") as directory:
+        native_build.build(Path(__file__).parent / "cpp", directory, "-DCMAKE_BUILD_TYPE=Release")
+        return directory / "start"
+
+
+class Application:
+    """A process that waits for orders. End it with `with`.
+
+    Args:
+        how: "stock", ExecuTorch's `Module`, or "ours", a program on a cache.
+        program, data: the files.
+        packed: for "stock" the file of ExecuTorch's own `packed_cache_path`, for "ours" the folder of a packed store.
+    """
+
+    def __init__(self, how: str, program: Path, data: Sequence[Path] = (), packed: Path | None = None) -> None:
+        command = [_executable(), how, packed or "-", program, *data]
+        self._process = subprocess.Popen(  # ExecuTorch's log is of no interest
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
+        assert self._line() == "ready"
+
+    def __enter__(self) -> Application:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._process.stdin and self._process.stdout
+        self._process.stdin.close()
+        self._process.stdout.close()
+        self._process.wait()
+
+    def load(self) -> float:
+        """Load the method; the seconds that it took."""
+        return float(self._ask("load"))
+
+    def run(self, times: int = 1) -> tuple[float, str]:
+        """Call the method; the seconds of all calls together, and a digest of the outputs of the last one."""
+        seconds, digest = self._ask(f"run {times}").split()
+        return float(seconds), digest
+
+    def write(self, source: Path, target: Path) -> float:
+        """Write the bytes of a file to another one and sync it; the seconds."""
+        return float(self._ask(f"write {source} {target}"))
+
+    def anonymous(self) -> int:
+        """Memory that is in no file, in bytes."""
+        return self._memory("status", "RssAnon")
+
+    def pss(self) -> int:
+        """All memory, that of shared pages divided by the processes which share them, in bytes."""
+        return self._memory("smaps_rollup", "Pss")
+
+    def _memory(self, file: str, field: str) -> int:
+        text = Path(f"/proc/{self._process.pid}/{file}").read_text(encoding="ascii")
+        found = re.search(rf"^{field}:\s+(\d+) kB", text, re.MULTILINE)
+        assert found, field
+        return int(found[1]) << 10
+
+    def _ask(self, order: str) -> str:
+        assert self._process.stdin
+        self._process.stdin.write(order + "\n")
+        self._process.stdin.flush()
+        return self._line()
+
+    def _line(self) -> str:
+        assert self._process.stdout
+        if not (line := self._process.stdout.readline()):
+            raise SystemExit(f"{self._process.args!r} ended with {self._process.wait()}")
+        return line.strip()
+
+
+@dataclass(frozen=True)
+class Start:
+    """What one start took, in seconds and bytes."""
+
+    load: float
+    run: float
+    anonymous: int
+    outputs: str
+
+
+def start(how: str, program: Path, data: Sequence[Path] = (), packed: Path | None = None) -> Start:
+    """Start an application, load and run its method once, and end it."""
+    with Application(how, program, data, packed) as application:
+        before = application.anonymous()
+        load = application.load()
+        run, outputs = application.run()
+        return Start(load, run, application.anonymous() - before, outputs)
+
+
+def in_turns(
+    ways: Sequence[Callable[[], Start]], rounds: int, before: Callable[[], object] = lambda: None
+) -> list[Start]:
+    """Start each way in turns, and take the medians. The first turn is not counted.
+
+    Raises:
+        AssertionError: two starts computed different outputs.
+    """
+    found: list[list[Start]] = [[] for _ in ways]
+    for turn in range(rounds + 1):
+        for i in range(len(ways)):
+            which = (turn + i) % len(ways)  # no way always goes first
+            before()
+            result = ways[which]()
+            if turn:
+                found[which].append(result)
+    [outputs] = {one.outputs for starts in found for one in starts}
+    return [
+        Start(
+            median(s.load for s in starts),
+            median(s.run for s in starts),
+            int(median(s.anonymous for s in starts)),
+            outputs,
+        )
+        for starts in found
+    ]
