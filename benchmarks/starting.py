@@ -71,6 +71,16 @@ class Application:
         """All memory, that of shared pages divided by the processes which share them, in bytes."""
         return self._memory("smaps_rollup", "Pss")
 
+    def pss_of(self, path: Path) -> int:
+        """The same, of a mapped file alone and of what was changed in its maps."""
+        found, inside = 0, False
+        for line in Path(f"/proc/{self._process.pid}/smaps").read_text(encoding="utf-8").splitlines():
+            if not line.split(" ", 1)[0].endswith(":"):  # the head of a map
+                inside = line.endswith(str(path))
+            elif inside and line.startswith("Pss:"):
+                found += int(line.split()[1]) << 10
+        return found
+
     def _memory(self, file: str, field: str) -> int:
         text = Path(f"/proc/{self._process.pid}/{file}").read_text(encoding="ascii")
         found = re.search(rf"^{field}:\s+(\d+) kB", text, re.MULTILINE)
