@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,3 +26,11 @@ def foundation(tmp_path_factory):
     from tests.runtime.blobs import write_foundation
 
     return write_foundation(tmp_path_factory.mktemp("foundation") / "foundation.ptd")
+
+
+@pytest.fixture
+def public() -> Iterator[Path]:
+    """A folder that every user may enter."""
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o755)
+        yield Path(name)

@@ -48,14 +48,6 @@ def model(models: list[Path]) -> Path:
     return models[0]
 
 
-@pytest.fixture
-def public() -> Iterator[Path]:
-    """A folder that every user may enter."""
-    with tempfile.TemporaryDirectory() as name:
-        Path(name).chmod(0o755)
-        yield Path(name)
-
-
 def expected(model: Path) -> list[str]:
     return [one.hex() for one in Running.open(model, INPUT)()]
 
@@ -289,3 +281,17 @@ def test_what_gc_removes(model: Path, tmp_path: Path) -> None:
     )
     assert PackedStore(tmp_path / "nowhere").gc() == [] == PackedStore(tmp_path / "nowhere").list()
     assert not (tmp_path / "nowhere").exists()
+
+
+@pytest.mark.parametrize("digits", ["0" * 16, "f" * 16])
+def test_gc_keeps_the_file_that_loads_use(digits: str, model: Path, tmp_path: Path) -> None:
+    """Of several files for one purpose that is the newest (K2)."""
+    store = PackedStore(tmp_path / "packed")
+    running = Running.open(model, INPUT, store)
+    old = packed_files.only(store.folder)
+    new = old.with_name(old.name[: -len(digits) - len(".packed")] + digits + ".packed")
+    shutil.copy(old, new)
+    os.utime(old, (1, 1))
+    del running
+    assert [file.path for file in store.gc()] == [old]
+    assert packed_files.files(store.folder) == [new]

@@ -50,6 +50,12 @@ class CommitFollower {
   /// @returns nullptr if this follower has nothing to do.
   /// @throws Error: the commit fails with it and changes nothing.
   virtual std::unique_ptr<Prepared> prepare(const StagedCommit& commit) = 0;
+
+  /// For what this follower shares with other processes: whether it is not that of the working copy's generation, as
+  /// another process committed that has no such follower, or that was killed. Asked when a Reading begins.
+  virtual bool behind() const { return false; }
+  /// Bring it up to date. Called while this process has the working copy's exclusive lock.
+  virtual void catch_up() noexcept {}
 };
 
 } // namespace blobstore

@@ -17,7 +17,10 @@
 
 namespace blobstore BLOBSTORE_API {
 
+class CommitFollower;
+
 namespace internal BLOBSTORE_HIDDEN {
+class MappedCache;
 class PackedFolder;
 } // namespace internal BLOBSTORE_HIDDEN
 
@@ -93,7 +96,10 @@ class PackedStore {
 
  private:
   friend class internal::PackedFolder; // the only one
+  friend class internal::MappedCache;
   PackedStore() = default;
+  /// What is packed of a shared working copy, by any program.
+  virtual std::vector<std::shared_ptr<CommitFollower>> copies_of(const internal::MappedCache& cache) = 0;
 };
 
 } // namespace blobstore

@@ -3,6 +3,8 @@
 #include <cstring>
 #include <unordered_map>
 
+#include <blobstore/packed.h>
+
 #include "cache/mapped_cache.h"
 #include "cache/thread_readings.h"
 #include "os/text.h"
@@ -20,6 +22,9 @@ uint64_t MappedCache::update(const std::vector<Change>& given) {
   Followers::List following; // what it replaces is destroyed when the locks are free
   const std::lock_guard<std::mutex> commit(commit_);
   if (working_copy_) {
+    if (packed() != nullptr) {
+      copies_ = packed()->copies_of(*this); // they follow the cache as long as they live
+    }
     commit_to_all_processes(changes, slots, following);
   } else {
     commit_to_this_process(changes, slots, following);

@@ -34,24 +34,27 @@ class Followers {
   /// in `out` must be destroyed before the next commit, which reuses this version number for other bytes.
   /// @returns `last` as it was when they were listed.
   uint64_t prepare(const StagedCommit& commit, uint64_t seen, List& out) const {
-    std::vector<std::shared_ptr<CommitFollower>> ready;
     uint64_t last = 0;
-    {
-      const std::lock_guard<std::mutex> guard(mutex_);
-      last = last_;
-      for (const Entry& entry : all_) {
-        std::shared_ptr<CommitFollower> follower = entry.number > seen ? entry.follower.lock() : nullptr;
-        if (follower != nullptr) {
-          ready.push_back(std::move(follower));
-        }
-      }
-    }
-    for (const auto& follower : ready) {
+    for (const auto& follower : living(seen, last)) {
       if (auto prepared = follower->prepare(commit)) {
         out.push_back(std::move(prepared));
       }
     }
     return last;
+  }
+
+  bool any_behind() const {
+    uint64_t last = 0;
+    const auto all = living(0, last);
+    return std::any_of(all.begin(), all.end(), [](const auto& follower) { return follower->behind(); });
+  }
+  void catch_up() const {
+    uint64_t last = 0;
+    for (const auto& follower : living(0, last)) {
+      if (follower->behind()) {
+        follower->catch_up();
+      }
+    }
   }
 
   static void apply(const List& prepared) noexcept {
@@ -69,6 +72,20 @@ class Followers {
     uint64_t number;
     std::weak_ptr<CommitFollower> follower;
   };
+
+  /// Those that were added after the first `seen`.
+  std::vector<std::shared_ptr<CommitFollower>> living(uint64_t seen, uint64_t& last) const {
+    std::vector<std::shared_ptr<CommitFollower>> found;
+    const std::lock_guard<std::mutex> guard(mutex_);
+    last = last_;
+    for (const Entry& entry : all_) {
+      std::shared_ptr<CommitFollower> follower = entry.number > seen ? entry.follower.lock() : nullptr;
+      if (follower != nullptr) {
+        found.push_back(std::move(follower));
+      }
+    }
+    return found;
+  }
 
   mutable std::mutex mutex_; // held for moments
   std::vector<Entry> all_;

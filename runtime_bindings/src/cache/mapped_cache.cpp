@@ -96,13 +96,46 @@ bool MappedCache::holds(const void* data, size_t size) const {
   return blobs_.overlaps(data, size) || (base() && base()->holds(data, size));
 }
 
+void MappedCache::follow(std::weak_ptr<CommitFollower> follower) const {
+  followers_.add(std::move(follower));
+  followed_.store(kNone, std::memory_order_release);
+}
+
+const Digest* MappedCache::digest_now(const Blob& blob) const {
+  const auto& slot = static_cast<const Slot&>(blob);
+  const Source& source = blobs_.source_of(slot);
+  if (!source.table.manifest) {
+    return nullptr;
+  }
+  return reinterpret_cast<const Digest*>(source.map.data() + source.table.manifest->digests) + slot.segment;
+}
+
+/// Let followers catch up with what other processes did; mode Shared. The lease is given back for that.
+std::unique_ptr<WorkingCopy::Lease> MappedCache::follow_others(std::unique_ptr<WorkingCopy::Lease> lease) const {
+  while (followed_.load(std::memory_order_acquire) != working_copy_->generation()) {
+    const uint64_t generation = working_copy_->generation();
+    uint64_t before = followed_.load(std::memory_order_acquire);
+    if (!followers_.any_behind()) {
+      followed_.compare_exchange_strong(before, generation); // unless a follower was added meanwhile
+      continue;
+    }
+    working_copy_->unlock_shared(std::move(lease));
+    {
+      const std::lock_guard<std::mutex> turn(catching_up_);
+      working_copy_->alone([&] { followers_.catch_up(); });
+    }
+    lease = working_copy_->lock_shared();
+  }
+  return lease;
+}
+
 void MappedCache::lock_shared() const {
   lock_.lock_shared();
   if (!working_copy_) {
     return;
   }
   try {
-    std::unique_ptr<WorkingCopy::Lease> lease = working_copy_->lock_shared();
+    std::unique_ptr<WorkingCopy::Lease> lease = follow_others(working_copy_->lock_shared());
     const std::lock_guard<std::mutex> guard(leases_mutex_);
     leases_.push_back(std::move(lease));
   } catch (...) {
@@ -150,6 +183,7 @@ void MappedCache::after_fork_in_parent() {
 
 void MappedCache::after_fork_in_child() {
   renew(commit_);
+  renew(catching_up_);
   renew(digests_mutex_);
   renew(writing_);
   lock_.renew();

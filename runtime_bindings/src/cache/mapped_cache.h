@@ -50,7 +50,7 @@ class MappedCache final : public BlobCache, private ForkAware {
   bool owns(std::string_view key) const override { return blobs_.find(key) != nullptr; }
   uint64_t generation() const override;
   uint64_t version(std::string_view key) const override;
-  void follow(std::weak_ptr<CommitFollower> follower) const override { followers_.add(std::move(follower)); }
+  void follow(std::weak_ptr<CommitFollower> follower) const override;
   bool holds(const void* data, size_t size) const override;
   void close() override { closed_.store(true, std::memory_order_release); }
   bool closed() const override { return closed_.load(std::memory_order_acquire); }
@@ -69,6 +69,11 @@ class MappedCache final : public BlobCache, private ForkAware {
   bool verify() const override;
 
   const PlacedBlobs& placed() const { return blobs_; }
+  /// In mode Shared: the working copy.
+  const File& shared_file() const { return working_copy_->file(); }
+  /// In mode Shared: the digest that the file now has for a blob of its own, nullptr if it records none. It changes
+  /// with the blob, so it is read under a Reading or the exclusive lock.
+  const Digest* digest_now(const Blob& blob) const;
 
  private:
   /// What a commit needs besides the new bytes. It goes into the slots only when the bytes change, so that a fork finds
@@ -108,6 +113,7 @@ class MappedCache final : public BlobCache, private ForkAware {
   void check_revertible() const;
   uint64_t finish_revert(const std::vector<Slot*>& slots, const Followers::List& following);
 
+  std::unique_ptr<WorkingCopy::Lease> follow_others(std::unique_ptr<WorkingCopy::Lease> lease) const;
   void lock_shared() const override;
   void unlock_shared() const override;
   void before_fork() override;
@@ -132,6 +138,10 @@ class MappedCache final : public BlobCache, private ForkAware {
   std::atomic<uint64_t> reverts_{0};
 
   std::unique_ptr<WorkingCopy> working_copy_; // in mode Shared only
+  std::vector<std::shared_ptr<CommitFollower>> copies_; // what the packed store has for it; guarded by commit_
+  static constexpr uint64_t kNone = UINT64_MAX;
+  mutable std::atomic<uint64_t> followed_{kNone}; // the generation that no follower is behind
+  mutable std::mutex catching_up_;
   mutable std::mutex leases_mutex_;
   mutable std::vector<std::unique_ptr<WorkingCopy::Lease>> leases_;
 };

@@ -97,6 +97,14 @@ class WorkingCopy {
   std::unique_ptr<Lease> lock_again();
   void unlock_shared(std::unique_ptr<Lease> lease);
 
+  /// Call something under the exclusive lock. The calling thread has no lease.
+  template <typename Work>
+  void alone(Work work) {
+    const Exclusive lock(*this);
+    recover();
+    work();
+  }
+
   /// Change the file under the exclusive lock. `make` is called under the lock, may look at `generation`, and returns
   /// the patches; if it throws, nothing has changed. `apply` writes one patch to memory that maps the file. `done` is
   /// called under the lock when all bytes have changed; it must not throw.

@@ -133,8 +133,8 @@ std::optional<std::string> ConstantSources::content(size_t i, const StagedCommit
     return fixed_[i].digest;
   }
   const std::string& key = constants_[i].key;
-  if (written_through(i)) {
-    return owner->file_digest(key);
+  if (written_through(i)) { // there is a file for each working copy
+    return owner->mode() == BlobCache::Mode::Shared ? "as the working copy has it" : owner->file_digest(key);
   }
   const bool differs =
       commit != nullptr && changes(*commit, i) ? !commit->restores_file() : owner->differs_from_file(key);
@@ -195,7 +195,7 @@ std::vector<size_t> ConstantSources::changed_since_file(const std::vector<size_t
 }
 
 std::vector<size_t> ConstantSources::of_foundation() const {
-  const BlobCache* foundation = cache_ ? lowest(cache_).get() : nullptr;
+  const BlobCache* foundation = cache_ ? &lowest(*cache_) : nullptr;
   std::set<uint32_t> others;
   for (size_t i = 0; i < constants_.size(); ++i) {
     if (owners_[i] != nullptr && owners_[i] != foundation) {

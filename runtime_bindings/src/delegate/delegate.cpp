@@ -163,11 +163,15 @@ Delegate::PackedChoice Delegate::choose_packed() {
   for (const size_t i : weights) {
     in_files[i] = true;
   }
-  if (!building) { // what the file has, also of weights that have changed since
+  const BlobCache& foundation = lowest(*cache_);
+  const bool changes = foundation.mode() == BlobCache::Mode::Shared; // the file does
+  if (!building || changes) { // what the file has, also of weights that have changed since
     sources_.set_written_through(in_files);
   }
   const BlobNames names = sources_.names(*recipe_, identities_, nullptr);
-  sources_.set_written_through({});
+  if (!building) {
+    sources_.set_written_through({});
+  }
   bool known = true;
   Hasher hasher;
   hasher.update(recipe_->payload.digest.data(), recipe_->payload.digest.size());
@@ -191,26 +195,36 @@ Delegate::PackedChoice Delegate::choose_packed() {
     recipe_->packed = packing->file;
   } else {
     const std::optional<Digest> runtime = packing_runtime();
-    const std::optional<Digest> foundation = foundation_of(*cache_);
-    recipe_->packed = runtime && foundation ? store->find({*foundation, *runtime}) : nullptr;
+    const std::optional<Digest> contents = foundation_of(*cache_);
+    recipe_->packed = runtime && contents ? store->find({*contents, *runtime, changes}) : nullptr;
   }
   const bool covered = known && recipe_->packed != nullptr && recipe_->packed->covers(id);
-  const bool changed = !sources_.changed_since_file(weights).empty();
-  if (packing != nullptr && packing->must_cover && known && !covered && !changed) {
+  const std::vector<size_t> changed = sources_.changed_since_file(weights);
+  if (packing != nullptr && packing->must_cover && known && !covered && (changes || changed.empty())) {
     packing->refused = true;
     throw Failure{EtError::NotFound, ErrorKind::Program, "its packed weights are in no file"};
   }
-  if (recipe_->packed != nullptr) {
+  if (recipe_->packed != nullptr && changes) {
+    recipe_->copy = store->copy_of(static_cast<const MappedCache&>(foundation), recipe_->packed);
+    if (recipe_->copy == nullptr) {
+      recipe_->packed = nullptr;
+    } else {
+      recipe_->path = recipe_->packed->path();
+      write_through(names, weights);
+    }
+  } else if (recipe_->packed != nullptr) {
     recipe_->path = recipe_->packed->path();
-    recipe_->pages = PackedPages::of(lowest(cache_), store, recipe_->packed);
+    recipe_->pages = PackedPages::of(foundation.shared_from_this(), store, recipe_->packed);
   }
   if (recipe_->pages != nullptr) {
     recipe_->path = recipe_->pages->path();
     write_through(names, weights);
   }
-  const std::vector<size_t> old = sources_.changed_since_file(weights);
-  const bool lost = std::any_of(old.begin(), old.end(), [&](size_t i) { return !sources_.written_through(i); });
-  if (!known || lost) {
+  const std::vector<size_t>& needed = changes ? weights : changed;
+  const bool lost = std::any_of(needed.begin(), needed.end(), [&](size_t i) { return !sources_.written_through(i); });
+  if (changes && known && lost) {
+    fallback = "some weights cannot be written in a working copy";
+  } else if (!known || lost) {
     fallback = kChangedBefore;
   } else if (covered) {
     fallback.clear();
@@ -224,8 +238,7 @@ Delegate::PackedChoice Delegate::choose_packed() {
 void Delegate::write_through(const BlobNames& names, const std::vector<size_t>& weights) {
   const std::vector<DelegateConstant>& constants = recipe_->payload.constants;
   const PackedLease& lease = *recipe_->packed;
-  const std::vector<PackedUnit> units =
-      units_of(constants, names, weights, [&](std::string_view name) { return lease.find(name); });
+  const std::vector<PackedUnit> units = units_of(constants, names, weights, lease.index());
   std::set<uint32_t> others; // groups that need a new handle when they change
   std::set<size_t> found;
   for (const PackedUnit& unit : units) {
@@ -240,7 +253,7 @@ void Delegate::write_through(const BlobNames& names, const std::vector<size_t>& 
       others.insert(constants[*unit.sources[0]].group);
     }
   }
-  const BlobCache& foundation = *lowest(cache_);
+  const BlobCache& foundation = lowest(*cache_);
   for (size_t i = 0; i < constants.size(); ++i) {
     if (!constants[i].packed || found.count(i) == 0 || !sources_.is_of(foundation, i)) {
       others.insert(constants[i].group);
@@ -263,8 +276,10 @@ void Delegate::write_through(const BlobNames& names, const std::vector<size_t>& 
         scales_.push_back(*unit.sources[i]);
       }
     }
-    recipe_->pages->manage(*unit.entry, keys);
-    written_.push_back(unit.entry);
+    if (recipe_->pages != nullptr) {
+      recipe_->pages->manage(*unit.entry, keys);
+      written_.push_back(unit.entry);
+    }
   }
   sources_.set_written_through(std::move(through));
 }
@@ -380,17 +395,27 @@ void Delegate::refresh() {
     return;
   }
   std::vector<Identity> identities = sources_.identify();
-  if (forked_ || identities != identities_) {
+  if (forked_ || needs_handle(identities)) {
     std::unique_ptr<InnerHandle> next = make(identities, nullptr, nullptr);
     inner_.swap(next); // the old handle is destroyed last, so that the new one can share what it packed
     next.reset();
     if (sources_.bytes_changed(identities_, identities) >= kMuch) {
       give_back_freed_memory();
     }
-    identities_ = std::move(identities);
     forked_ = false;
   }
+  identities_ = std::move(identities);
   generation_ = generation;
+}
+
+/// Whether any constant has changed whose packed bytes are not written in place.
+bool Delegate::needs_handle(const std::vector<Identity>& identities) const {
+  for (size_t i = 0; i < identities.size(); ++i) {
+    if (!(identities[i] == identities_[i]) && !sources_.written_through(i)) {
+      return true;
+    }
+  }
+  return false;
 }
 
 /// @param commit if not null, constants that it changes have their bytes from there.

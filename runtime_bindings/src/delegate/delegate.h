@@ -55,6 +55,7 @@ class Delegate final : private ForkAware {
   std::unique_ptr<CommitFollower::Prepared> prepare(const StagedCommit& commit, std::shared_ptr<Link> link) const;
   void apply(Next& next) noexcept;
   void refresh();
+  bool needs_handle(const std::vector<Identity>& identities) const;
   struct PackedChoice {
     std::shared_ptr<PackedFolder> store; // to report to; null for none
     std::string fallback; // why weights are packed to the heap; empty if all are in a file

@@ -12,6 +12,7 @@
 #include "delegate/delegate_payload.h"
 #include "delegate/failure.h"
 #include "delegate/packed_pages.h"
+#include "packed/packed_copy.h"
 #include "packed/packed_folder.h"
 
 namespace blobstore::internal {
@@ -27,6 +28,7 @@ struct InnerRecipe {
   std::string own_path; // the application's `packed_cache_path`
   std::shared_ptr<const PackedLease> packed; // where packed weights are looked up; may be null
   std::shared_ptr<PackedPages> pages; // in which they change; may be null
+  std::shared_ptr<PackedCopy> copy; // by which they follow a shared working copy; may be null
   std::string path; // of a file for packed weights, for every handle; empty for none
   // Whether weights that are as in their file are named by their contents, so that the names are the same in every
   // process.

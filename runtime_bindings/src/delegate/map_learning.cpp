@@ -2,22 +2,20 @@
 
 #include <cstring>
 #include <map>
-#include <set>
 #include <utility>
 
 #include "delegate/failure.h"
 #include "os/scratch_file.h"
+#include "os/text.h"
 
 namespace blobstore::internal {
 namespace {
 
 /// Weights that are packed in one way.
 struct Kind {
-  std::string key;
   std::vector<size_t> sizes; // of the sources
   std::vector<PackedUnit> units;
   std::vector<std::shared_ptr<const BlobName>> names; // of the sources, for packing numbers
-  std::vector<std::vector<uint8_t>> numbers; // what is packed next
 };
 
 std::string key_of(const InnerRecipe& recipe, const PackedUnit& unit) {
@@ -34,13 +32,10 @@ std::string key_of(const InnerRecipe& recipe, const PackedUnit& unit) {
 std::optional<std::vector<uint8_t>> bytes_of(const Kind& kind, const PackedTable& table, const Mapping& map) {
   const std::string& weight = kind.names[0]->text();
   const std::string& last = kind.units[0].sources[1] ? kind.names[1]->text() : weight;
-  const auto ends = [&](const std::string& name) {
-    return name.size() >= last.size() && name.compare(name.size() - last.size(), last.size(), last) == 0;
-  };
   for (const PackedEntry& entry : table.entries) {
     // the last constant of several that had the same numbers gave the name
     if (entry.size == kind.units[0].entry->size && entry.seed == kind.units[0].entry->seed &&
-        entry.name.find(weight) != std::string::npos && ends(entry.name)) {
+        entry.name.find(weight) != std::string::npos && ends_with(entry.name, last)) {
       return std::vector<uint8_t>(map.data() + entry.offset, map.data() + entry.offset + entry.size);
     }
   }
@@ -109,19 +104,10 @@ void learn_maps(
   }
   const Mapping packed(file, 0, size, Mapping::Kind::ReadOnly);
   const PackedTable table = read_stock_table(packing.scratch->path(), packed.data(), size);
-  TextMap<const PackedEntry*> by_name;
-  for (const PackedEntry& entry : table.entries) {
-    by_name.emplace(entry.name, &entry);
-  }
-  const auto find = [&](std::string_view name) {
-    const auto found = by_name.find(name);
-    return found == by_name.end() ? nullptr : found->second;
-  };
+  const PackedIndex index(table.entries);
   std::map<std::string, Kind> kinds;
-  for (PackedUnit& unit : units_of(recipe->payload.constants, names, weights, find)) {
-    const std::string key = key_of(*recipe, unit);
-    Kind& kind = kinds[key];
-    kind.key = key;
+  for (PackedUnit& unit : units_of(recipe->payload.constants, names, weights, index)) {
+    Kind& kind = kinds[key_of(*recipe, unit)];
     kind.sizes = sizes_of(unit, recipe->payload.constants);
     kind.units.push_back(std::move(unit));
   }
@@ -152,6 +138,13 @@ void learn_maps(
       known->second->apply(sources, made.data());
       if (std::memcmp(made.data(), packed.data() + unit.entry->offset, made.size()) == 0) {
         packing.maps[unit.entry->name] = encoded;
+        if (!known->second->has_scales()) { // XNNPACK is asked about scales, which nobody does for other processes
+          std::vector<std::string>& keys = packing.keys[unit.entry->name];
+          keys.clear();
+          for (const std::optional<size_t>& source : unit.sources) {
+            keys.push_back(source ? recipe->payload.constants[*source].key : std::string());
+          }
+        }
       }
     }
   }

@@ -10,7 +10,7 @@ std::vector<PackedUnit> units_of(
     const std::vector<DelegateConstant>& constants,
     const BlobNames& names,
     const std::vector<size_t>& weights,
-    const std::function<const PackedEntry*(std::string_view)>& find) {
+    const PackedIndex& entries) {
   std::map<uint32_t, std::vector<size_t>> groups;
   for (const size_t i : weights) {
     groups[constants[i].group].push_back(i);
@@ -29,10 +29,10 @@ std::vector<PackedUnit> units_of(
   };
   for (const size_t weight : weights) {
     const std::string name = entry_name(constants[weight], *names[weight]);
-    add(weight, std::nullopt, find(name));
+    add(weight, std::nullopt, entries.find(name));
     for (const size_t bias : groups[constants[weight].group]) {
       if (bias != weight) {
-        add(weight, bias, find(name + entry_name(constants[bias], *names[bias])));
+        add(weight, bias, entries.find(name + entry_name(constants[bias], *names[bias])));
       }
     }
   }

@@ -1,10 +1,8 @@
 // Which constants of a delegate an entry of packed weights is made of.
 #pragma once
 
-#include <functional>
 #include <memory>
 #include <optional>
-#include <string_view>
 #include <vector>
 
 #include "delegate/blob_names.h"
@@ -24,12 +22,12 @@ using BlobNames = std::vector<std::shared_ptr<const BlobName>>;
 
 /// The entries of some constants, in the order of their weights.
 ///
-/// @param weights numbers of constants. @param find the entry of a name, or nullptr.
+/// @param weights numbers of constants.
 std::vector<PackedUnit> units_of(
     const std::vector<DelegateConstant>& constants,
     const BlobNames& names,
     const std::vector<size_t>& weights,
-    const std::function<const PackedEntry*(std::string_view)>& find);
+    const PackedIndex& entries);
 
 /// The sizes of the sources of a unit; 0 for one that is missing.
 std::vector<size_t> sizes_of(const PackedUnit& unit, const std::vector<DelegateConstant>& constants);

@@ -6,6 +6,7 @@
 
 #include <executorch/runtime/backend/interface.h>
 
+#include "cache/mapped_cache.h"
 #include "os/code_identity.h"
 #include "os/memory_usage.h"
 
@@ -33,44 +34,31 @@ std::optional<Digest> packing_runtime() {
   return digest(text.data(), text.size());
 }
 
-std::shared_ptr<const BlobCache> lowest(std::shared_ptr<const BlobCache> cache) {
-  while (cache->base() != nullptr) {
-    cache = cache->base();
-  }
-  return cache;
+const BlobCache& lowest(const BlobCache& cache) {
+  return cache.base() == nullptr ? cache : lowest(*cache.base());
 }
 
 std::optional<Digest> contents_of(const BlobCache& cache) {
   Hasher hasher;
   for (size_t i = 0; i < cache.size(); ++i) {
     const Blob& blob = cache.blob(i);
+    hasher.update(blob.key.data(), blob.key.size() + 1);
+    hasher.update(&blob.size, sizeof blob.size);
     const std::optional<std::string> content = cache.file_digest(blob.key);
     if (!content) {
       return std::nullopt;
     }
-    hasher.update(blob.key.data(), blob.key.size() + 1);
-    hasher.update(&blob.size, sizeof blob.size);
     hasher.update(content->data(), content->size());
   }
   return hasher.digest();
 }
 
 std::optional<Digest> foundation_of(const BlobCache& cache) {
-  const BlobCache* lowest_cache = &cache;
-  while (lowest_cache->base() != nullptr) {
-    lowest_cache = lowest_cache->base().get();
+  const BlobCache& foundation = lowest(cache);
+  if (foundation.mode() == BlobCache::Mode::Shared) {
+    return identity_of(static_cast<const MappedCache&>(foundation));
   }
-  const BlobCache& foundation = *lowest_cache;
-  if (foundation.mode() != BlobCache::Mode::Shared) {
-    return contents_of(foundation);
-  }
-  Hasher hasher;
-  for (size_t i = 0; i < foundation.size(); ++i) {
-    const Blob& blob = foundation.blob(i);
-    hasher.update(blob.key.data(), blob.key.size() + 1);
-    hasher.update(&blob.size, sizeof blob.size);
-  }
-  return hasher.digest();
+  return contents_of(foundation);
 }
 
 HeapGrowth::HeapGrowth() : before_(anonymous_memory()) {}

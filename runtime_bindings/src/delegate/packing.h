@@ -35,7 +35,7 @@ std::optional<Digest> contents_of(const BlobCache& cache);
 /// The weights that all programs on a cache have in common: those of the lowest cache. A working copy stays the same
 /// foundation when its weights change. Empty if some are unknown. Under a Reading.
 std::optional<Digest> foundation_of(const BlobCache& cache);
-std::shared_ptr<const BlobCache> lowest(std::shared_ptr<const BlobCache> cache);
+const BlobCache& lowest(const BlobCache& cache);
 
 /// By how much the anonymous memory of this process grows, from the making of the object on.
 class HeapGrowth {
@@ -76,6 +76,7 @@ class Packing {
 
   std::map<std::string, std::optional<PackedMap>> learned; // by what decides how weights are packed
   std::map<std::string, std::string> maps; // of entries, proved and encoded
+  PackedKeys keys; // of these entries, those that can be written in a working copy
 
   /// Whether an entry of ExecuTorch belongs to `names`: one name, or that of a weight and that of its bias.
   bool wants(std::string_view entry) const;

@@ -12,6 +12,7 @@
 #include "logical/numbers.h"
 #include "logical/transpose.h"
 #include "os/processor.h"
+#include "os/unaligned.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>

@@ -57,10 +57,6 @@ TensorPtr make_tensor(
       {layout.scalar_type, {layout.sizes.begin(), layout.sizes.end()}, data, size, std::move(owner)}, layout.dim_order);
 }
 
-bool ends_with(std::string_view text, std::string_view ending) {
-  return text.size() >= ending.size() && text.substr(text.size() - ending.size()) == ending;
-}
-
 StateDict load_ptd(const std::string& path) {
   const auto file = std::make_shared<PtdFile>(path, Mapping::Kind::Private);
   file->verify();

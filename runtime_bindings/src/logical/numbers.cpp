@@ -8,6 +8,7 @@
 
 #include "os/heap.h"
 #include "os/text.h"
+#include "os/unaligned.h"
 
 namespace blobstore::internal {
 namespace {

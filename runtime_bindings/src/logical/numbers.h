@@ -44,18 +44,6 @@ inline uint8_t* filling(const TensorView& made) {
   return const_cast<uint8_t*>(made.data);
 }
 
-/// A number of a tensor, whose bytes need not be aligned.
-template <typename Number>
-Number load(const uint8_t* from) {
-  Number number;
-  std::memcpy(&number, from, sizeof number);
-  return number;
-}
-template <typename Number>
-void store(uint8_t* to, Number number) {
-  std::memcpy(to, &number, sizeof number);
-}
-
 inline float from_bfloat16(uint16_t bits) {
   const uint32_t wide = static_cast<uint32_t>(bits) << 16;
   float number;

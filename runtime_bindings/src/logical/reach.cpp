@@ -13,6 +13,7 @@
 #include "logical/numbers.h"
 #include "logical/similar_names.h"
 #include "os/file.h"
+#include "os/unaligned.h"
 #include "program/loaded_program.h"
 
 namespace blobstore::internal {

@@ -8,6 +8,7 @@
 
 #include "logical/numbers.h"
 #include "logical/transpose.h"
+#include "os/unaligned.h"
 
 namespace blobstore::internal {
 namespace {

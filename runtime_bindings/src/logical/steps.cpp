@@ -9,6 +9,7 @@
 #include "logical/elementwise.h"
 #include "logical/numbers.h"
 #include "logical/reorder.h"
+#include "os/unaligned.h"
 
 namespace blobstore::internal {
 namespace {

@@ -23,16 +23,6 @@
 namespace blobstore::internal {
 namespace {
 
-std::string hexadecimal(const uint8_t* bytes, size_t size) {
-  std::string text;
-  for (size_t i = 0; i < size; ++i) {
-    char digits[3];
-    std::snprintf(digits, sizeof digits, "%02x", bytes[i]);
-    text += digits;
-  }
-  return text;
-}
-
 #if BLOBSTORE_LINUX
 struct Search {
   uintptr_t address;
@@ -51,7 +41,7 @@ std::string build_id_in(const uint8_t* notes, size_t size) {
       return {};
     }
     if (note.n_type == NT_GNU_BUILD_ID && note.n_namesz == 4 && std::memcmp(notes + sizeof note, "GNU", 4) == 0) {
-      return hexadecimal(notes + sizeof note + name, note.n_descsz);
+      return {reinterpret_cast<const char*>(notes + sizeof note + name), note.n_descsz};
     }
     notes += sizeof note + name + content;
     size -= sizeof note + name + content;

@@ -5,7 +5,7 @@
 
 namespace blobstore::internal {
 
-/// A text that differs between two builds of the library or application that some code or data belongs to: its build
+/// Bytes that differ between two builds of the library or application that some code or data belongs to: its build
 /// id, or else the size and the time of its file. Empty if this system does not say.
 ///
 /// @param address of a function, a constant or a table of virtual functions.

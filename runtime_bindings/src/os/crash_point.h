@@ -21,6 +21,8 @@ enum class CrashPoint : int {
   AfterApply,
   BeforeDone,
   AfterDone,
+  InPacked,
+  AfterPacked,
 };
 
 #ifdef BLOBSTORE_TEST_HOOKS

@@ -153,7 +153,31 @@ void File::reserve(uint64_t offset, uint64_t size) const {
 }
 
 File File::reopen() const {
-  const int access = fcntl(descriptor_, F_GETFL) & O_ACCMODE;
+  return reopen_with(fcntl(descriptor_, F_GETFL) & O_ACCMODE);
+}
+
+File File::reopen_to_write() const {
+  try {
+    return reopen_with(O_RDWR);
+  } catch (const Error& error) {
+    const uint32_t mode = status().mode;
+    if (error.number() != EACCES || fchmod(descriptor_, mode | S_IWUSR) != 0) {
+      throw;
+    }
+    File file;
+    try {
+      file = reopen_with(O_RDWR);
+    } catch (const Error&) { // it is thrown below
+    }
+    fchmod(descriptor_, mode);
+    if (!file.is_open()) {
+      throw;
+    }
+    return file;
+  }
+}
+
+File File::reopen_with(int access) const {
 #if BLOBSTORE_LINUX
   // by descriptor, because the path may lead to another file by now
   const std::string link = format("/proc/self/fd/{}", descriptor_);

@@ -69,6 +69,9 @@ class File {
   void set_mode(uint32_t mode) const;
   /// Open the same inode again, independently: the new open file has locks of its own.
   File reopen() const;
+  /// The same for reading and writing, even if the mode says read-only: an owner may make an exception for a moment.
+  /// @throws Error FileAccess.
+  File reopen_to_write() const;
   /// Wait for the kernel's lock on this open file. It ends with `unlock`, with the last descriptor of the open file, or
   /// with the process. Locks of one open file replace each other.
   void lock_shared() const { lock(false); }
@@ -80,6 +83,7 @@ class File {
 
  private:
   void lock(bool exclusive) const;
+  File reopen_with(int access) const;
 
   std::string path_;
   int descriptor_ = -1;

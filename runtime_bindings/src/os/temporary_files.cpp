@@ -1,18 +1,17 @@
 #include "os/temporary_files.h"
 
 #include <cerrno>
-#include <memory>
 #include <random>
 #include <string_view>
 #include <vector>
 
-#include <dirent.h>
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "os/file.h"
+#include "os/folders.h"
 #include "os/text.h"
 
 namespace blobstore::internal {
@@ -70,17 +69,14 @@ Locked lock_file(int descriptor, bool shared) {
 }
 
 void remove_abandoned(const std::string& folder) {
-  const std::unique_ptr<DIR, int (*)(DIR*)> entries(opendir(folder.c_str()), closedir);
-  if (entries == nullptr) {
-    return;
-  }
+  int failed = 0;
   std::vector<std::string> temporary;
-  while (const dirent* entry = readdir(entries.get())) {
-    const std::string path = folder + entry->d_name;
-    if (has_form(entry->d_name, kJournal) && is_own_file(path)) {
+  for (const std::string& name : names_in(folder, failed)) {
+    const std::string path = folder + name;
+    if (has_form(name, kJournal) && is_own_file(path)) {
       return;
     }
-    if (has_form(entry->d_name, kTemporary)) {
+    if (has_form(name, kTemporary)) {
       temporary.push_back(path);
     }
   }

@@ -53,6 +53,10 @@ BLOBSTORE_INLINE Shown show(const T& value) {
   return made;
 }
 
+inline bool ends_with(std::string_view text, std::string_view ending) {
+  return text.size() >= ending.size() && text.substr(text.size() - ending.size()) == ending;
+}
+
 std::string format_shown(const char* text, uint64_t kinds, const Shown* values);
 /// @param path nullptr if the error is not about a file.
 [[noreturn]] void throw_shown(

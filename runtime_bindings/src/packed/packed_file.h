@@ -4,9 +4,11 @@
 #include <cstdint>
 #include <set>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "format/digest.h"
+#include "format/text_hash.h"
 #include "os/file.h"
 #include "packed/packed_map.h"
 
@@ -23,6 +25,21 @@ struct PackedEntry {
   uint32_t map = 0; // the number of its map, counted from 1; 0 if it has none
 };
 
+/// Entries by their names; not for longer than the entries stay where they are.
+class PackedIndex {
+ public:
+  explicit PackedIndex(const std::vector<PackedEntry>& entries);
+  /// The entry of a name, nullptr if there is none.
+  const PackedEntry* find(std::string_view name) const;
+
+ private:
+  TextMap<const PackedEntry*> by_name_;
+};
+
+// The file of a working copy has two entries that no weight can have; see packed_copy.h.
+inline constexpr char kPackedKeys[] = "blobstore:keys";
+inline constexpr char kPackedState[] = "blobstore:state";
+
 /// What a file says of itself.
 struct PackedTable {
   std::vector<PackedEntry> entries;
@@ -38,8 +55,10 @@ PackedTable read_stock_table(const std::string& path, const uint8_t* data, size_
 /// @throws Error InvalidFile, Integrity.
 PackedTable read_packed_table(const std::string& path, const uint8_t* data, size_t size);
 
-/// Compare all entries with their digests. @throws Error Integrity: names the entry.
-void verify_packed(const std::string& path, const uint8_t* data, const PackedTable& table);
+/// Compare all entries with their digests. Those of a working copy change, so of its file only whence they come is
+/// compared.
+/// @returns how many bytes were compared. @throws Error Integrity: names the entry.
+uint64_t verify_packed(const std::string& path, const uint8_t* data, const PackedTable& table);
 
 /// An entry of a file that is being written, and its bytes, which belong to the caller.
 struct PackedBytes {

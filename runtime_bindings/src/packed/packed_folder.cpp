@@ -15,10 +15,12 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "cache/mapped_cache.h"
 #include "format/text_hash.h"
 #include "os/folders.h"
 #include "os/temporary_files.h"
 #include "os/text.h"
+#include "packed/packed_copy.h"
 
 namespace blobstore::internal {
 namespace {
@@ -29,10 +31,6 @@ constexpr size_t kNameSize = 32 + 1 + 16 + 1 + 16 + 7; // of a file; see name_of
 constexpr char kLock[] = "building.lock";
 constexpr auto kPatience = std::chrono::seconds(60);
 constexpr auto kPause = std::chrono::milliseconds(5);
-
-bool ends_with(std::string_view text, std::string_view ending) {
-  return text.size() >= ending.size() && text.substr(text.size() - ending.size()) == ending;
-}
 
 /// The name of a file begins with what it is for.
 std::string prefix_of(const PackedPurpose& purpose) {
@@ -124,17 +122,20 @@ bool in_use(const std::string& path) {
 
 } // namespace
 
-PackedLease::PackedLease(File file, uint64_t size, PackedTable table)
-    : file_(std::move(file)), size_(size), table_(std::move(table)) {
-  for (const PackedEntry& entry : table_.entries) {
-    by_name_.emplace(entry.name, &entry);
+Digest identity_of(const MappedCache& cache) {
+  Hasher hasher;
+  const FileStatus status = cache.shared_file().status();
+  hasher.update(&status.device, sizeof status.device);
+  hasher.update(&status.inode, sizeof status.inode);
+  for (const auto& slot : cache.placed().slots()) {
+    hasher.update(slot->key.data(), slot->key.size() + 1);
+    hasher.update(&slot->size, sizeof slot->size);
   }
+  return hasher.digest();
 }
 
-const PackedEntry* PackedLease::find(std::string_view name) const {
-  const auto found = by_name_.find(name);
-  return found == by_name_.end() ? nullptr : found->second;
-}
+PackedLease::PackedLease(File file, uint64_t size, PackedTable table)
+    : file_(std::move(file)), size_(size), table_(std::move(table)), index_(table_.entries) {}
 
 PackedFolder::PackedFolder(std::string folder, const PackedOptions& options)
     : folder_(std::move(folder)), options_(options) {
@@ -142,23 +143,31 @@ PackedFolder::PackedFolder(std::string folder, const PackedOptions& options)
 }
 
 std::shared_ptr<const PackedLease> PackedFolder::find(const PackedPurpose& purpose) {
-  const std::string prefix = prefix_of(purpose);
-  std::vector<std::tuple<int64_t, int64_t, std::string>> candidates;
-  for (const std::string& name : names_of(folder_)) {
-    struct stat status;
-    if (name.compare(0, prefix.size(), prefix) == 0 && ends_with(name, kEnding) &&
-        lstat((folder_ + name).c_str(), &status) == 0 && S_ISREG(status.st_mode)) {
-      candidates.emplace_back(status.st_mtime, status.st_size, folder_ + name);
-    }
-  }
-  // a file that replaces another one is newer, and mostly has more entries
-  std::sort(candidates.rbegin(), candidates.rend());
-  for (const auto& [written, size, path] : candidates) {
-    if (auto found = lease(path)) {
+  for (const std::string& name : newest_first(prefix_of(purpose))) {
+    if (auto found = lease(folder_ + name)) {
       return found;
     }
   }
   return nullptr;
+}
+
+/// The names of files for a purpose, in the order in which they are used: a file that replaces another one is newer,
+/// and mostly has more entries.
+std::vector<std::string> PackedFolder::newest_first(const std::string& prefix) const {
+  std::vector<std::tuple<int64_t, int64_t, std::string>> found;
+  for (std::string& name : names_of(folder_)) {
+    struct stat status;
+    if (name.compare(0, prefix.size(), prefix) == 0 && ends_with(name, kEnding) &&
+        lstat((folder_ + name).c_str(), &status) == 0 && S_ISREG(status.st_mode)) {
+      found.emplace_back(status.st_mtime, status.st_size, std::move(name));
+    }
+  }
+  std::sort(found.rbegin(), found.rend());
+  std::vector<std::string> names;
+  for (auto& each : found) {
+    names.push_back(std::move(std::get<2>(each)));
+  }
+  return names;
 }
 
 std::shared_ptr<const PackedLease> PackedFolder::lease(const std::string& path) {
@@ -186,10 +195,7 @@ std::shared_ptr<const PackedLease> PackedFolder::lease(const std::string& path) 
     PackedTable table = read_packed_table(path, map.data(), status.size);
     const std::string mark = mark_of(status);
     if (options_.verify || !is_marked(mark_path(path), mark)) {
-      verify_packed(path, map.data(), table);
-      for (const PackedEntry& entry : table.entries) {
-        verified_bytes_ += entry.size;
-      }
+      verified_bytes_ += verify_packed(path, map.data(), table);
       write_mark(mark_path(path), mark);
     } else {
       touch(mark_path(path));
@@ -258,7 +264,7 @@ void PackedFolder::add(const PackedPurpose& purpose, const ScratchFile& packed, 
   };
   PackedTable table = size == 0 ? PackedTable() : read_stock_table(packed.path(), map.data(), size);
   for (PackedEntry& entry : table.entries) {
-    if (made.wanted(entry.name)) {
+    if (purpose.changes ? made.keys.count(entry.name) != 0 : made.wanted(entry.name)) {
       const auto found = made.maps.find(entry.name);
       take(std::move(entry), map.data(), found == made.maps.end() ? std::string() : found->second);
     }
@@ -269,14 +275,31 @@ void PackedFolder::add(const PackedPurpose& purpose, const ScratchFile& packed, 
     older_map = Mapping(older->file(), 0, older->size(), Mapping::Kind::ReadOnly);
     PackedTable before = read_packed_table(older->path(), older_map.data(), older->size());
     const PackedContents own = contents;
+    const PackedKeys own_keys = made.keys;
     for (PackedEntry& entry : before.entries) {
+      if (entry.name == kPackedState) {
+        continue; // what its entries are made of may change while they are copied; they are made anew
+      }
+      if (entry.name == kPackedKeys) {
+        made.keys.merge(decode_keys(older->path(), older_map.data() + entry.offset, entry.size));
+        continue;
+      }
       const std::string encoded = entry.map == 0 ? std::string() : before.maps[entry.map - 1].encode();
       take(std::move(entry), older_map.data(), encoded);
     }
     contents.covers.merge(before.covers);
     if (packed_size(contents) > options_.limit) { // such as entries of a working copy that was made anew
       contents = own;
+      made.keys = own_keys;
     }
+  }
+  std::string keys;
+  std::vector<uint8_t> state;
+  if (purpose.changes) {
+    keys = encode_keys(made.keys);
+    state.resize(state_size(made.keys));
+    contents.entries.push_back({{kPackedKeys, 0, keys.size()}, reinterpret_cast<const uint8_t*>(keys.data())});
+    contents.entries.push_back({{kPackedState, 0, state.size()}, state.data()});
   }
   std::sort(contents.entries.begin(), contents.entries.end(), [](const PackedBytes& a, const PackedBytes& b) {
     return std::tie(a.entry.name, a.entry.seed) < std::tie(b.entry.name, b.entry.seed);
@@ -301,6 +324,40 @@ void PackedFolder::add(const PackedPurpose& purpose, const ScratchFile& packed, 
       remove_if_unused(folder_ + name);
     }
   }
+}
+
+std::shared_ptr<PackedCopy> PackedFolder::copy_of(
+    const MappedCache& cache, const std::shared_ptr<const PackedLease>& lease) {
+  std::shared_ptr<PackedCopy> copy;
+  {
+    const std::lock_guard<std::mutex> guard(mutex_);
+    std::weak_ptr<PackedCopy>& known = copies_[{cache.id(), lease->path()}];
+    copy = known.lock();
+    if (copy != nullptr) {
+      return copy;
+    }
+    try {
+      copy = std::make_shared<PackedCopy>(cache, shared_from_this(), lease, options_.verify);
+    } catch (const Error& error) {
+      ++reasons_["the file cannot follow its working copy: " + error.reason()];
+      return nullptr;
+    }
+    known = copy;
+  }
+  cache.follow(copy);
+  return copy;
+}
+
+std::vector<std::shared_ptr<CommitFollower>> PackedFolder::copies_of(const MappedCache& cache) {
+  std::vector<std::shared_ptr<CommitFollower>> copies;
+  for (const std::string& name : newest_first(to_string(identity_of(cache)) + "-")) {
+    if (const auto found = lease(folder_ + name)) {
+      if (auto copy = copy_of(cache, found)) {
+        copies.push_back(std::move(copy));
+      }
+    }
+  }
+  return copies;
 }
 
 void PackedFolder::note_fallback(const std::string& reason, std::optional<uint64_t> heap) {
@@ -384,13 +441,19 @@ std::vector<PackedFile> PackedFolder::gc() const {
   }
   const Building building = begin_build();
   std::set<std::string> purposes;
-  std::vector<PackedFile> files = look(/*compare=*/false);
-  std::sort(files.begin(), files.end(), [](const PackedFile& a, const PackedFile& b) { return a.size > b.size; });
-  for (PackedFile& file : files) {
-    const std::string name = file.path.substr(folder_.size());
-    const bool replaced = !purposes.insert(name.substr(0, name.rfind('-') + 1)).second;
-    if ((replaced || !file.problem.empty()) && remove_if_unused(file.path)) {
-      removed.push_back(std::move(file));
+  std::map<std::string, PackedFile> files; // by name
+  for (PackedFile& file : look(/*compare=*/false)) {
+    files.emplace(file.path.substr(folder_.size()), std::move(file));
+  }
+  for (const std::string& name : newest_first(/*prefix=*/"")) {
+    const auto file = files.find(name);
+    if (file == files.end()) {
+      continue; // it appeared meanwhile
+    }
+    const bool damaged = !file->second.problem.empty();
+    const bool replaced = !damaged && !purposes.insert(name.substr(0, name.rfind('-') + 1)).second;
+    if ((replaced || damaged) && remove_if_unused(file->second.path)) {
+      removed.push_back(std::move(file->second));
     }
   }
   make_room(options_.limit, &removed);

@@ -14,11 +14,11 @@
 #include <blobstore/packed.h>
 
 #include "format/digest.h"
-#include "format/text_hash.h"
 #include "os/file.h"
 #include "os/fork.h"
 #include "os/scratch_file.h"
 #include "packed/packed_file.h"
+#include "packed/packed_keys.h"
 
 namespace blobstore::internal {
 
@@ -30,9 +30,7 @@ class PackedLease {
   const std::string& path() const { return file_.path(); }
   const File& file() const { return file_; }
   uint64_t size() const { return size_; }
-  size_t entries() const { return table_.entries.size(); }
-  /// The entry of a name, nullptr if there is none.
-  const PackedEntry* find(std::string_view name) const;
+  const PackedIndex& index() const { return index_; }
   /// The map of an entry that has one.
   const PackedMap& map_of(const PackedEntry& entry) const { return table_.maps[entry.map - 1]; }
   /// Whether all weights of a delegate are in the file.
@@ -42,7 +40,7 @@ class PackedLease {
   File file_; // locked
   uint64_t size_;
   PackedTable table_;
-  TextMap<const PackedEntry*> by_name_;
+  PackedIndex index_;
 };
 
 /// Bytes of a path that ExecuTorch takes.
@@ -52,6 +50,7 @@ inline constexpr size_t kMostPath = 255;
 struct PackedPurpose {
   Digest foundation{}; // which weights
   Digest runtime{}; // which code packed them, for which processor
+  bool changes = false; // whether it is the file of a working copy
 };
 
 /// What was packed, beside the bytes.
@@ -59,9 +58,15 @@ struct PackedMade {
   std::function<bool(std::string_view)> wanted; // whether an entry goes to the file, by its name
   std::set<Digest> covers; // the delegates that were packed
   std::map<std::string, std::string> maps; // those of entries, encoded, by the entry's name
+  PackedKeys keys; // from which entries with a map come; for the file of a working copy
 };
 
-class PackedFolder final : public PackedStore, private ForkAware {
+/// A digest that tells a working copy from every other one: which file it is, its keys and their sizes.
+Digest identity_of(const MappedCache& cache);
+
+class PackedCopy;
+
+class PackedFolder final : public PackedStore, private ForkAware, public std::enable_shared_from_this<PackedFolder> {
  public:
   PackedFolder(std::string folder, const PackedOptions& options);
   ~PackedFolder() override { leave(); }
@@ -99,6 +104,9 @@ class PackedFolder final : public PackedStore, private ForkAware {
   ///   limit.
   void add(const PackedPurpose& purpose, const ScratchFile& packed, PackedMade made);
 
+  /// What follows a working copy in one of its files; nullptr if it cannot, and the statistics say why.
+  std::shared_ptr<PackedCopy> copy_of(const MappedCache& cache, const std::shared_ptr<const PackedLease>& lease);
+
   void note_hit() { ++hits_; }
   void note_written() noexcept { ++written_; }
   void note_repacked() { ++repacked_; }
@@ -106,7 +114,9 @@ class PackedFolder final : public PackedStore, private ForkAware {
   void note_fallback(const std::string& reason, std::optional<uint64_t> heap);
 
  private:
+  std::vector<std::shared_ptr<CommitFollower>> copies_of(const MappedCache& cache) override;
   std::shared_ptr<const PackedLease> lease(const std::string& path);
+  std::vector<std::string> newest_first(const std::string& prefix) const;
   std::vector<PackedFile> look(bool compare) const;
   void make_room(uint64_t limit, std::vector<PackedFile>* removed) const;
   void before_fork() override { mutex_.lock(); }
@@ -123,6 +133,7 @@ class PackedFolder final : public PackedStore, private ForkAware {
   std::atomic<uint64_t> verified_bytes_{0};
   mutable std::mutex mutex_; // guards what follows
   std::map<std::string, std::weak_ptr<const PackedLease>> leases_; // by path
+  std::map<std::pair<uint64_t, std::string>, std::weak_ptr<PackedCopy>> copies_; // by cache and path
   std::map<std::string, uint64_t> reasons_;
   uint64_t fallbacks_ = 0;
   std::optional<uint64_t> heap_bytes_;

@@ -7,6 +7,8 @@
 #include <random>
 #include <utility>
 
+#include "os/unaligned.h"
+
 namespace blobstore::internal {
 namespace {
 
@@ -14,18 +16,6 @@ constexpr size_t kMostDims = 6;
 constexpr size_t kMostSources = 8;
 constexpr size_t kMostNests = 4096; // a longer map would not be compact
 constexpr uint64_t kTile = 16;
-
-template <typename Number>
-Number load(const uint8_t* from) {
-  Number value;
-  std::memcpy(&value, from, sizeof value);
-  return value;
-}
-
-template <typename Number>
-void store(uint8_t* to, Number value) {
-  std::memcpy(to, &value, sizeof value);
-}
 
 constexpr uint64_t kPerSource = uint64_t{1} << 20; // numbers for each source beside the weight
 constexpr uint64_t kMostWord = (uint64_t{1} << 24) - 2; // floats count exactly up to 2**24
@@ -307,6 +297,63 @@ void put(uint8_t* to, const uint8_t* from, uint64_t terms) {
   }
 }
 
+using Four = uint32_t __attribute__((vector_size(16)));
+
+inline Four load_four(const uint8_t* from) {
+  Four value;
+  std::memcpy(&value, from, sizeof value);
+  return value;
+}
+
+inline void store_four(uint8_t* to, Four value) {
+  std::memcpy(to, &value, sizeof value);
+}
+
+#ifdef __clang__
+#define BLOBSTORE_SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define BLOBSTORE_SHUFFLE(a, b, ...) __builtin_shuffle(a, b, Four{__VA_ARGS__})
+#endif
+
+/// Exchange rows and columns of four by four words.
+inline void transpose_four(uint8_t* to, int64_t to_step, const uint8_t* from, int64_t from_step) {
+  const Four a = load_four(from);
+  const Four b = load_four(from + from_step);
+  const Four c = load_four(from + 2 * from_step);
+  const Four d = load_four(from + 3 * from_step);
+  const Four ab_low = BLOBSTORE_SHUFFLE(a, b, 0, 4, 1, 5);
+  const Four ab_high = BLOBSTORE_SHUFFLE(a, b, 2, 6, 3, 7);
+  const Four cd_low = BLOBSTORE_SHUFFLE(c, d, 0, 4, 1, 5);
+  const Four cd_high = BLOBSTORE_SHUFFLE(c, d, 2, 6, 3, 7);
+  store_four(to, BLOBSTORE_SHUFFLE(ab_low, cd_low, 0, 1, 4, 5));
+  store_four(to + to_step, BLOBSTORE_SHUFFLE(ab_low, cd_low, 2, 3, 6, 7));
+  store_four(to + 2 * to_step, BLOBSTORE_SHUFFLE(ab_high, cd_high, 0, 1, 4, 5));
+  store_four(to + 3 * to_step, BLOBSTORE_SHUFFLE(ab_high, cd_high, 2, 3, 6, 7));
+}
+
+#undef BLOBSTORE_SHUFFLE
+
+/// Words of which one side goes on where the other one begins a row, four by four.
+void transpose(uint8_t* to, const uint8_t* from, uint64_t rows, int64_t from_step, uint64_t columns, int64_t to_step) {
+  const auto at = [](uint64_t index, int64_t step) { return static_cast<int64_t>(index) * step; };
+  const uint64_t whole_rows = rows / 4 * 4;
+  const uint64_t whole_columns = columns / 4 * 4;
+  for (uint64_t begin = 0; begin < whole_columns; begin += kTile) {
+    const uint64_t end = std::min(whole_columns, begin + kTile);
+    for (uint64_t row = 0; row < whole_rows; row += 4) {
+      for (uint64_t column = begin; column < end; column += 4) {
+        transpose_four(
+            to + at(row, 4) + at(column, to_step), to_step, from + at(row, from_step) + at(column, 4), from_step);
+      }
+    }
+  }
+  for (uint64_t row = 0; row < rows; ++row) {
+    for (uint64_t column = row < whole_rows ? whole_columns : 0; column < columns; ++column) {
+      std::memcpy(to + at(row, 4) + at(column, to_step), from + at(row, from_step) + at(column, 4), 4);
+    }
+  }
+}
+
 template <PackedMap::Kind kind>
 void run(const PackedMap::Nest& nest, size_t level, uint8_t* to, const uint8_t* from) {
   if (level == 0) {
@@ -316,6 +363,10 @@ void run(const PackedMap::Nest& nest, size_t level, uint8_t* to, const uint8_t* 
   const PackedMap::Dim& dim = nest.dims[level - 1];
   if (level == 2) { // in tiles, so that the lines of both sides stay in the cache of the processor
     const PackedMap::Dim& inner = nest.dims[0];
+    if (kind == PackedMap::Kind::Word && inner.to == 4 && dim.from == 4) {
+      transpose(to, from, inner.count, inner.from, dim.count, dim.to);
+      return;
+    }
     for (uint64_t begin = 0; begin < dim.count; begin += kTile) {
       const uint64_t end = std::min(dim.count, begin + kTile);
       for (uint64_t i = 0; i < inner.count; ++i) {

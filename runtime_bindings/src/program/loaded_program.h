@@ -13,6 +13,7 @@
 #include <blobstore/data_map.h>
 #include <blobstore/program.h>
 
+#include "format/digest.h"
 #include "os/file.h"
 #include "os/fork.h"
 #include "packed/packed_folder.h"
@@ -59,7 +60,7 @@ class LoadedProgram final : public Program, private ForkAware {
   struct PackedUse;
   std::shared_ptr<Method> load_packed(size_t method);
   PackedUse packed_use(size_t method) const;
-  std::shared_ptr<Method> try_packed(size_t method, const PackedUse& use);
+  std::shared_ptr<Method> load_on_files(size_t method, const PackedUse& use, bool whole);
   void pack_all(const PackedUse& use);
   std::shared_ptr<Mapping> shared_arena(size_t index, size_t size);
   void after_fork_in_child() override { renew(mutex_); }
@@ -72,6 +73,8 @@ class LoadedProgram final : public Program, private ForkAware {
   std::optional<executorch::runtime::Program> program_;
   mutable std::once_flag parts_read_;
   mutable ProgramParts parts_;
+  mutable std::once_flag hashed_;
+  mutable Digest digest_{}; // of the file
   std::mutex mutex_; // guards shared_
   Arenas shared_;
   std::shared_ptr<std::mutex> state_ = std::make_shared<std::mutex>(); // for calls of methods that use shared_

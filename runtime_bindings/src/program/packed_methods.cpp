@@ -43,7 +43,7 @@ LoadedProgram::PackedUse LoadedProgram::packed_use(size_t method) const {
   }
   const BlobCache::Reading reading(*cache_);
   if (const auto foundation = foundation_of(*cache_)) {
-    use.own = PackedPurpose{*foundation, *runtime};
+    use.own = PackedPurpose{*foundation, *runtime, lowest(*cache_).mode() == BlobCache::Mode::Shared};
   } else {
     use.fallback = kChangedBefore;
   }
@@ -51,10 +51,13 @@ LoadedProgram::PackedUse LoadedProgram::packed_use(size_t method) const {
     return use;
   }
   if (const auto contents = contents_of(*cache_); contents && !any_changed(*cache_)) {
+    std::call_once(hashed_, [&] {
+      const auto [data, size] = file();
+      digest_ = digest(data, size);
+    });
     Hasher hasher;
-    const auto [data, size] = file();
     hasher.update(contents->data(), contents->size());
-    hasher.update(data, size);
+    hasher.update(digest_.data(), digest_.size());
     use.stock = PackedPurpose{hasher.digest(), *runtime};
   } else {
     use.fallback = kChangedBefore;
@@ -62,66 +65,56 @@ LoadedProgram::PackedUse LoadedProgram::packed_use(size_t method) const {
   return use;
 }
 
-/// Load a method if all its weights are in files; nullptr if not.
-std::shared_ptr<Method> LoadedProgram::try_packed(size_t method, const PackedUse& use) {
+/// Load a method on the files that are there.
+/// @param whole whether to return nullptr if some of its weights are in none.
+std::shared_ptr<Method> LoadedProgram::load_on_files(size_t method, const PackedUse& use, bool whole) {
   Packing packing(packed_);
   packing.file = use.own ? packed_->find(*use.own) : nullptr;
   packing.stock_file = use.stock ? packed_->find(*use.stock) : nullptr;
-  packing.must_cover = use.own.has_value();
+  packing.must_cover = whole && use.own.has_value();
   packing.fallback = use.fallback;
+  const bool has_stock = uses(method, kXnnpack);
+  const bool stock_covered = packing.stock_file != nullptr && packing.stock_file->covers(id_of(methods()[method]));
   const bool own_missing = use.own && packing.file == nullptr && uses(method, kBackendId);
-  const bool stock_missing =
-      use.stock && (packing.stock_file == nullptr || !packing.stock_file->covers(id_of(methods()[method])));
-  if (own_missing || stock_missing) {
+  if (whole && (own_missing || (use.stock && !stock_covered))) {
     return nullptr;
   }
+  std::optional<HeapGrowth> growth;
+  if (has_stock && !stock_covered) {
+    growth.emplace();
+  }
+  std::shared_ptr<Method> loaded;
   try {
-    return make_method(method);
+    loaded = make_method(method);
   } catch (const Error&) {
     if (packing.refused) {
       return nullptr;
     }
     throw;
   }
+  if (growth) {
+    packed_->note_fallback(use.fallback, growth->bytes());
+  } else if (has_stock) {
+    packed_->note_hit();
+  }
+  return loaded;
 }
 
 std::shared_ptr<Method> LoadedProgram::load_packed(size_t method) {
   PackedUse use = packed_use(method);
-  const HeapGrowth growth;
-  std::shared_ptr<Method> loaded = try_packed(method, use);
-  if (loaded == nullptr) {
-    try {
-      const PackedFolder::Building building = packed_->begin_build();
-      loaded = try_packed(method, use); // another process may have built it meanwhile
-      if (loaded == nullptr) {
-        pack_all(use);
-      }
-    } catch (const Error& error) {
-      use.fallback = "no file could be written: " + error.reason();
-    }
-  }
-  if (loaded != nullptr) {
-    if (use.stock) {
-      packed_->note_hit();
-    } else if (uses(method, kXnnpack)) {
-      packed_->note_fallback(use.fallback, growth.bytes());
-    }
+  if (std::shared_ptr<Method> loaded = load_on_files(method, use, /*whole=*/true)) {
     return loaded;
   }
-  Packing packing(packed_);
-  packing.file = use.own ? packed_->find(*use.own) : nullptr;
-  packing.stock_file = use.stock ? packed_->find(*use.stock) : nullptr;
-  packing.fallback = use.fallback;
-  const HeapGrowth packed;
-  loaded = make_method(method);
-  if (uses(method, kXnnpack)) {
-    if (packing.stock_file == nullptr) {
-      packed_->note_fallback(use.fallback, packed.bytes());
-    } else {
-      packed_->note_hit();
+  try {
+    const PackedFolder::Building building = packed_->begin_build();
+    if (std::shared_ptr<Method> loaded = load_on_files(method, use, /*whole=*/true)) {
+      return loaded; // another process has built it meanwhile
     }
+    pack_all(use);
+  } catch (const Error& error) {
+    use.fallback = "no file could be written: " + error.reason();
   }
-  return loaded;
+  return load_on_files(method, use, /*whole=*/false);
 }
 
 /// Pack the weights of all methods into memory, and write them to files.
@@ -148,10 +141,10 @@ void LoadedProgram::pack_all(const PackedUse& use) {
   }
   if (use.own && !packing.covers.empty()) {
     const auto wanted = [&](std::string_view name) { return packing.wants(name); };
-    packed_->add(*use.own, own, {wanted, std::move(packing.covers), std::move(packing.maps)});
+    packed_->add(*use.own, own, {wanted, std::move(packing.covers), std::move(packing.maps), std::move(packing.keys)});
   }
   if (use.stock && !stock_methods.empty()) {
-    packed_->add(*use.stock, stock, {[](std::string_view) { return true; }, std::move(stock_methods), {}});
+    packed_->add(*use.stock, stock, {[](std::string_view) { return true; }, std::move(stock_methods), {}, {}});
   }
 }
 

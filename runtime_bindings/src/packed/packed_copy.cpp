@@ -1,0 +1,105 @@
+#include "packed/packed_copy.h"
+
+#include <cstring>
+
+#include "os/crash_point.h"
+#include "os/text.h"
+
+namespace blobstore::internal {
+namespace {
+
+[[noreturn]] void invalid(const std::string& path, const char* reason) {
+  throw_error_in(ErrorKind::InvalidFile, path, "not a file of packed weights: {}", reason);
+}
+
+} // namespace
+
+PackedCopy::PackedCopy(
+    const MappedCache& cache, std::shared_ptr<PackedFolder> store, std::shared_ptr<const PackedLease> lease, bool all)
+    : cache_(cache), store_(std::move(store)), lease_(std::move(lease)), all_(all) {
+  const std::string& path = lease_->path();
+  const PackedEntry* of_keys = lease_->index().find(kPackedKeys);
+  const PackedEntry* of_state = lease_->index().find(kPackedState);
+  if (of_keys == nullptr || of_state == nullptr || of_state->offset % alignof(State) != 0) {
+    invalid(path, "it does not belong to a working copy");
+  }
+  map_ = Mapping(lease_->file().reopen_to_write(), 0, lease_->size(), Mapping::Kind::Shared);
+  const PackedKeys keys = decode_keys(path, map_.data() + of_keys->offset, of_keys->size);
+  if (of_state->size != state_size(keys)) {
+    invalid(path, "its state does not fit");
+  }
+  state_ = reinterpret_cast<State*>(map_.data() + of_state->offset);
+  auto* made_of = reinterpret_cast<Digest*>(state_ + 1);
+  for (const auto& [name, of_entry] : keys) {
+    const PackedEntry* entry = lease_->index().find(name);
+    if (entry == nullptr || entry->map == 0) {
+      invalid(path, "one of its keys belongs to no entry");
+    }
+    Entry& mine = entries_.emplace_back();
+    mine.map = &lease_->map_of(*entry);
+    mine.packed = map_.data() + entry->offset;
+    mine.made_of = made_of;
+    std::vector<size_t> sizes;
+    for (const std::string& key : of_entry) {
+      const Blob* blob = key.empty() ? nullptr : cache_.find(key);
+      if (blob == nullptr && !key.empty()) {
+        throw_error_in(ErrorKind::InvalidFile, path, "it takes '{}', {} does not have it", key, cache_.name());
+      }
+      mine.sources.push_back(blob != nullptr ? PackedSource{blob->data, blob->size} : PackedSource());
+      sizes.push_back(mine.sources.back().size);
+      if (blob != nullptr) {
+        mine.blobs.push_back(blob);
+        if (!cache_.digest_now(*blob)) {
+          throw_error_in(ErrorKind::InvalidFile, cache_.name(), "the working copy records no digests");
+        }
+      }
+    }
+    if (!mine.map->fits(sizes, entry->size)) {
+      invalid(path, "one of its maps does not fit");
+    }
+    made_of += mine.blobs.size();
+  }
+}
+
+struct PackedCopy::Follow final : Prepared {
+  explicit Follow(std::shared_ptr<PackedCopy> to) : copy(std::move(to)) {}
+  void apply() noexcept override { copy->catch_up(); }
+  std::shared_ptr<PackedCopy> copy;
+};
+
+std::unique_ptr<CommitFollower::Prepared> PackedCopy::prepare(const StagedCommit&) {
+  return std::make_unique<Follow>(shared_from_this());
+}
+
+bool PackedCopy::behind() const {
+  return !seen_.load(std::memory_order_acquire) ||
+      state_->generation.load(std::memory_order_acquire) != cache_.generation();
+}
+
+/// A process may be killed at any point: until an entry is whole, it says that it is made of nothing.
+void PackedCopy::catch_up() noexcept {
+  for (const Entry& entry : entries_) {
+    bool same = !all_;
+    for (size_t i = 0; same && i < entry.blobs.size(); ++i) {
+      same = std::memcmp(&entry.made_of[i], cache_.digest_now(*entry.blobs[i]), sizeof(Digest)) == 0;
+    }
+    if (same) {
+      continue;
+    }
+    std::memset(entry.made_of, 0, entry.blobs.size() * sizeof(Digest));
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+    crash_here(CrashPoint::InPacked);
+    entry.map->apply(entry.sources, entry.packed);
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+    for (size_t i = 0; i < entry.blobs.size(); ++i) {
+      std::memcpy(&entry.made_of[i], cache_.digest_now(*entry.blobs[i]), sizeof(Digest));
+    }
+    store_->note_written();
+  }
+  all_ = false;
+  crash_here(CrashPoint::AfterPacked);
+  state_->generation.store(cache_.generation(), std::memory_order_release);
+  seen_.store(true, std::memory_order_release);
+}
+
+} // namespace blobstore::internal

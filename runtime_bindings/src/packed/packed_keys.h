@@ -1,0 +1,23 @@
+// From which blobs of a working copy its packed weights are made.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+namespace blobstore::internal {
+
+/// From which keys each entry is packed: that of the weight, of the bias, and so on; empty for one that is missing.
+using PackedKeys = std::map<std::string, std::vector<std::string>>;
+
+/// The bytes of the entry `kPackedKeys`: whence the others come.
+std::string encode_keys(const PackedKeys& keys);
+/// @throws Error InvalidFile.
+PackedKeys decode_keys(const std::string& path, const uint8_t* data, size_t size);
+/// The size of the entry `kPackedState`, in bytes: what the others are made of at the moment. Where it is all zero,
+/// none is up to date.
+size_t state_size(const PackedKeys& keys);
+
+} // namespace blobstore::internal

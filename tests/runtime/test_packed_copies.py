@@ -1,0 +1,274 @@
+"""Packed weights of shared working copies: commits of any process reach all of them, and nothing is packed (K1, K3)."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from blobstore.runtime import BlobCache, PackedStore, delegate_stats, make_working_copy
+from tests.lowering import nets
+from tests.lowering.live import inputs, lower_through, randomize, seeded
+from tests.native_build import ROOT
+from tests.runtime import packed_files
+from tests.runtime.hooks import environment
+from tests.runtime.packed_files import Running, spoil
+from tests.runtime.test_packed import KINDS
+
+KILLED = """
+from blobstore_runtime import _native
+cache = BlobCache(live, "shared", packed=packed)
+_native.crash_at({})
+cache.update(weights(1))
+"""
+SHAPES = {"layers.0.weight": (24, 16), "layers.0.bias": (24,), "layers.2.weight": (8, 24), "layers.2.bias": (8,)}
+
+
+def weights(seed: int) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {name: torch.randn(shape, generator=generator) for name, shape in SHAPES.items()}
+
+
+class Copy:
+    """A program and a working copy of its weights."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.packed = folder, folder / "packed"
+        self.example = inputs(2, 16)
+        lower_through({"forward": (seeded(nets.MLP), self.example)}, folder)
+        make_working_copy([folder / "model.ptd"], folder / "live.ptd")
+
+    def start(self, packed: PackedStore | None = None) -> Running:
+        return Running.open(self.folder, self.example, packed, data="live.ptd", mode="shared")
+
+    def store(self, **options: Any) -> PackedStore:
+        return PackedStore(self.packed, **options)
+
+    def expected(self) -> list[bytes]:
+        """What a process computes that packs everything now."""
+        return self.start()()
+
+    def elsewhere(self, code: str, *, hooks: Path | None = None) -> int:
+        """Run code in another process, perhaps in a build with test hooks. Its exit code."""
+        text = f"""
+            import torch
+            from blobstore.runtime import BlobCache, PackedStore
+            from tests.runtime.test_packed_copies import weights
+            live, packed = {str(self.folder / "live.ptd")!r}, {str(self.packed)!r}
+        """
+        command = [sys.executable, "-W", "ignore", "-c", textwrap.dedent(text) + textwrap.dedent(code)]
+        return subprocess.run(command, cwd=ROOT, check=False, env=environment(hooks) if hooks else None).returncode
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Copy:
+    return Copy(tmp_path)
+
+
+def test_a_commit_packs_nothing(copy: Copy) -> None:
+    """Programs on two caches follow it, and one that is loaded afterwards has it, too."""
+    store = copy.store()
+    plain, first, second = copy.start(), copy.start(store), copy.start(store)
+    original = plain()
+    assert first() == second() == original
+    assert (store.stats.builds, store.stats.fallbacks) == (1, 0)
+    for seed in range(4):
+        inits = delegate_stats().inits
+        first.cache.update(weights(seed))
+        changed = first()
+        assert second() == changed != original
+        assert (delegate_stats().inits, store.stats.repacked) == (inits, 0)
+        assert plain() == changed
+    inits = delegate_stats().inits
+    late = copy.start(copy.store())
+    assert late() == changed
+    assert late.cache.packed is not None
+    assert (late.cache.packed.stats.hits, late.cache.packed.stats.builds) == (1, 0)
+    assert delegate_stats().inits == inits + 1  # it found everything in the file
+    assert store.stats.written > 0
+
+
+def test_one_tensor_in_turn(copy: Copy) -> None:
+    running, plain = copy.start(copy.store()), copy.start()
+    for seed, name in enumerate(SHAPES):
+        running.cache.update({name: weights(seed)[name]})
+        assert running() == plain()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_layer(kind: str, tmp_path: Path) -> None:
+    """What cannot be written in place is packed anew; outputs are those without a store, to the bit."""
+    module, example = KINDS[kind](tmp_path)
+    make_working_copy([tmp_path / "model.ptd"], tmp_path / "live.ptd")
+    store = PackedStore(tmp_path / "packed")
+
+    def start(packed: PackedStore | None) -> Running:
+        return Running.open(tmp_path, example, packed, data="live.ptd", mode="shared")
+
+    packed, plain = start(store), start(None)
+    original = plain()
+    assert packed() == original
+    for seed in range(2):
+        new = randomize(module, seed)
+        packed.cache.update({name: value for name, value in new.items() if name in packed.cache.tensors})
+        assert packed() == plain() == start(store)() != original
+    assert (store.stats.repacked > 0) == (kind not in ("linear", "batch norms", "convolutions"))
+
+
+def test_another_process_with_a_store_and_no_program(copy: Copy) -> None:
+    """It writes into the file itself, so even a process that nobody tells computes with the new weights."""
+    store = copy.store()
+    running = copy.start(store)
+    path = packed_files.only(copy.packed)
+    before = path.read_bytes()
+    assert copy.elsewhere("BlobCache(live, 'shared', packed=packed).update(weights(1))") == 0
+    after = path.read_bytes()
+    entries = [e for e in packed_files.read(path, changes=True).entries if not e.name.startswith("blobstore:")]
+    changed = [e for e in entries if before[e.offset :][: e.size] != after[e.offset :][: e.size]]
+    assert len(changed) == 2 < len(entries)
+    inits = delegate_stats().inits
+    written = store.stats.written
+    assert running() == copy.expected()
+    assert delegate_stats().inits == inits + 1  # that of `expected`
+    assert store.stats.written == written  # it was done
+
+
+def test_another_process_without_a_store(copy: Copy) -> None:
+    """The next process that reads catches up."""
+    store = copy.store()
+    running = copy.start(store)
+    original = running()
+    for seed in range(3):
+        assert copy.elsewhere(f"BlobCache(live, 'shared').update(weights({seed}))") == 0
+        inits = delegate_stats().inits
+        changed = running()
+        assert delegate_stats().inits == inits
+        assert changed == copy.expected() != original
+    assert store.stats.repacked == 0
+
+
+def test_the_counters_were_lost(copy: Copy) -> None:
+    """Commits that nobody counted are found by the digests of the blobs."""
+    copy.start(copy.store())()
+    for seed in range(3):
+        copy.folder.joinpath("live.ptd.commits").unlink(missing_ok=True)
+        assert copy.elsewhere(f"BlobCache(live, 'shared').update(weights({seed}))") == 0
+        assert copy.start(copy.store())() == copy.expected()
+
+
+@pytest.mark.parametrize("point", [4, 5, 6, 7, 8, 9, 10])
+def test_a_process_that_is_killed_in_a_commit(point: int, copy: Copy, hooks: Path) -> None:
+    """From its mark on the commit happens, and packed weights never differ from the weights."""
+    store = copy.store()
+    running = copy.start(store)
+    original = running()
+    assert copy.elsewhere(KILLED.format(point), hooks=hooks) == -signal.SIGKILL
+    changed = running()
+    assert changed == copy.expected() == copy.start(copy.store())() != original
+    running.cache.update(weights(2))
+    assert running() == copy.expected() != changed
+    assert (store.stats.dropped, store.stats.repacked) == (0, 0)
+
+
+def test_a_killed_commit_that_had_not_begun(copy: Copy, hooks: Path) -> None:
+    running = copy.start(copy.store())
+    original = running()
+    assert copy.elsewhere(KILLED.format(3), hooks=hooks) == -signal.SIGKILL
+    assert running() == copy.expected() == original
+
+
+def test_verify_makes_damaged_entries_anew(copy: Copy) -> None:
+    running = copy.start(copy.store())
+    expected = running()
+    path = packed_files.only(copy.packed)
+    found = packed_files.read(path, changes=True)
+    data = bytearray(path.read_bytes())
+    for entry in found.entries:
+        if not entry.name.startswith("blobstore:"):
+            data[entry.offset] ^= 1
+    del running
+    spoil(path, bytes(data))
+    store = copy.store(verify=True)
+    assert copy.start(store)() == expected
+    assert (store.stats.dropped, store.stats.builds) == (0, 0)
+
+
+def test_damaged_keys_are_found(copy: Copy) -> None:
+    expected = copy.start(copy.store())()
+    path = packed_files.only(copy.packed)
+    [keys] = [entry for entry in packed_files.read(path, changes=True).entries if entry.name == "blobstore:keys"]
+    data = bytearray(path.read_bytes())
+    data[keys.offset + 5] ^= 1
+    spoil(path, bytes(data))
+    store = copy.store()
+    assert copy.start(store)() == expected
+    assert (store.stats.dropped, store.stats.builds) == (1, 1)
+
+
+def test_another_program_on_the_same_copy(copy: Copy) -> None:
+    """It makes a new file with the entries of both; programs that run go on in the old one."""
+    store = copy.store()
+    _, example = KINDS["convolutions"](copy.folder / "b")
+    make_working_copy([copy.folder / "model.ptd", copy.folder / "b" / "model.ptd"], copy.folder / "both.ptd")
+    (copy.folder / "other.pte").write_bytes((copy.folder / "b" / "model.pte").read_bytes())
+
+    def one(packed: PackedStore | None) -> Running:
+        return Running.open(copy.folder, copy.example, packed, data="both.ptd", mode="shared")
+
+    def two(packed: PackedStore | None) -> Running:
+        return Running.open(copy.folder, example, packed, name="other", data="both.ptd", mode="shared")
+
+    first, second, late = one(store), two(store), one(store)
+    assert (store.stats.builds, store.stats.fallbacks) == (2, 0)
+    for seed in range(2):
+        first.cache.update(weights(seed))
+        assert first() == late() == one(None)()
+        assert second() == two(None)()
+    assert store.stats.repacked == 0
+
+
+def test_two_copies_never_meet(copy: Copy) -> None:
+    store = copy.store()
+    make_working_copy([copy.folder / "model.ptd"], copy.folder / "second.ptd")
+    first = copy.start(store)
+    second = Running.open(copy.folder, copy.example, store, data="second.ptd", mode="shared")
+    original = second()
+    first.cache.update(weights(1))
+    assert first() == copy.expected() != original == second()
+
+
+def test_a_folder_of_another_user(public: Path) -> None:
+    """Without the right to write to the file, weights are packed to the heap, and the statistics say so."""
+    copy = Copy(public)
+    copy.start(copy.store())()
+    text = """
+        import os
+        from tests.runtime.packed_files import Running
+        from tests.lowering.live import inputs
+        from pathlib import Path
+        os.chmod(live, 0o666), os.chmod(live + ".commits", 0o666)
+        plain = Running.open(Path(live).parent, inputs(2, 16), data="live.ptd", mode="shared")()
+        os.seteuid(65534)
+        store = PackedStore(packed)
+        running = Running.open(Path(live).parent, inputs(2, 16), store, data="live.ptd", mode="shared")
+        assert running() == plain
+        os.seteuid(0)
+        assert store.stats.fallbacks == 1, store.stats
+        assert [reason for reason in store.stats.reasons if "cannot follow" in reason], store.stats
+    """
+    assert copy.elsewhere(text) == 0
+
+
+def test_the_cache_alone_without_a_program(copy: Copy) -> None:
+    """A store without files for a working copy does no harm."""
+    cache = BlobCache(copy.folder / "live.ptd", "shared", packed=copy.packed)
+    cache.update(weights(1))
+    assert not copy.packed.exists()
+    assert copy.start(copy.store())() == copy.expected()
