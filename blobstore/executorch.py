@@ -52,6 +52,7 @@ __all__ = [
     "TensorLayout",
     "XnnpackBackend",
     "check",
+    "check_parameters",
     "get_param_tensor",
     "get_tensor_name",
     "xnnpack_preprocess",
@@ -149,10 +150,28 @@ def check() -> None:
     differences = [*_differences(_PARAMETERS, exact=True), *_differences(_FIELDS, exact=False)]
     if _import_error is not None and not differences:
         differences.append(str(_import_error))
-    if differences or not f"{found}.".startswith(f"{SUPPORTED}."):
-        what = "; ".join(differences) or "its internals look the same, but nothing was tested with it"
+    if not f"{found}.".startswith(f"{SUPPORTED}."):
+        differences = differences or ["its internals look the same, but nothing was tested with it"]
+    _refuse(found, differences)
+
+
+def check_parameters(modules: Mapping[str, Mapping[str, str]]) -> None:
+    """Check the parameters of further internals, which are imported only where they are needed.
+
+    Args:
+        modules: by module, the functions and classes, each with all its parameters in order.
+
+    Raises:
+        MissingDependencyError: they differ; the message names every difference.
+    """
+    _refuse(_version(), list(_differences(modules, exact=True)))
+
+
+def _refuse(found: str | None, differences: list[str]) -> None:
+    if differences:
         raise MissingDependencyError(
-            f"blobstore needs executorch {SUPPORTED}, found executorch {found}: {what}. To install it: {INSTALL}"
+            f"blobstore needs executorch {SUPPORTED}, found executorch {found}: {'; '.join(differences)}. "
+            f"To install it: {INSTALL}"
         ) from _import_error
 
 
