@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -19,8 +20,9 @@ from blobstore.errors import UnsupportedDataError, UnsupportedOperationError
 from blobstore.executorch import check_parameters
 from blobstore.llm.names import checkpoint_names, restore_checkpoint_names
 from blobstore.lowering import BlobStorePartitioner
-from blobstore.lowering.names import Tag, check
+from blobstore.lowering.names import Tag
 from blobstore.programs import save_program
+from blobstore.store import check_tag
 
 __all__ = ["export_llm"]
 
@@ -71,8 +73,6 @@ def export_llm(config: LlmConfig) -> Path:
         MissingDependencyError: the installed ExecuTorch has another exporter.
         Everything that ExecuTorch's exporter raises.
     """
-    import copy
-
     if not isinstance(config, LlmConfig):
         raise UnsupportedDataError(f"expected an LlmConfig, found a {type(config).__qualname__}")
     config = copy.deepcopy(config)
@@ -103,10 +103,13 @@ def _tag(config: LlmConfig) -> Tag:
     Raises:
         InvalidTagError: the name of a file is not a plain file name.
     """
-    name = config.export.output_name or config.base.model_class.value
-    foundation = check(config.export.foundation_weights_file or "foundation")
-    adapter = check(config.export.lora_weights_file or f"{Path(name).name.removesuffix('.pte')}_lora")
-    return foundation if foundation == adapter else AdapterTags(str(foundation), str(adapter))
+    program = Path(config.export.output_name or config.base.model_class.value).name.removesuffix(".pte")
+    foundation = config.export.foundation_weights_file or "foundation"
+    adapter = config.export.lora_weights_file or f"{program}_lora"
+    for name in (foundation, adapter):
+        check_tag(name)
+    foundation, adapter = foundation.removesuffix(".ptd"), adapter.removesuffix(".ptd")
+    return foundation if foundation == adapter else AdapterTags(foundation, adapter)
 
 
 @contextmanager
