@@ -132,6 +132,8 @@ class Fusion:
         editor = Editor(program.root)
         alignments = {item.group: program.alignment_of(item.group) for item in program.tensors}
         for item in program.tensors:
+            if not any(use.method in part.methods for use in item.uses):
+                continue
             contents = self._states if item.kind == "state" else self._constants
             blob = Blob(program.data[item.span.start : item.span.stop], None, alignments[item.group])
             index = 1 + contents.add(blob)  # entry 0 stands for no data
@@ -142,7 +144,9 @@ class Fusion:
         internal: set[int] = set()
         for external in program.externals:
             blob_of_key = part.tensors.get(external.key)
-            if blob_of_key is not None and external.use.table.position not in internal:
+            if blob_of_key is None or external.use.method not in part.methods:
+                continue
+            if external.use.table.position not in internal:
                 internal.add(external.use.table.position)
                 self._internalize(editor, program, external, blob_of_key)
         payloads = iter(program.delegates)
