@@ -12,6 +12,7 @@ import importlib.metadata
 import inspect
 from collections.abc import Iterable, Mapping
 from operator import attrgetter
+from typing import Any
 
 from blobstore.errors import MissingDependencyError
 
@@ -52,7 +53,6 @@ __all__ = [
     "TensorLayout",
     "XnnpackBackend",
     "check",
-    "check_parameters",
     "get_param_tensor",
     "get_tensor_name",
     "xnnpack_preprocess",
@@ -137,6 +137,36 @@ _FIELDS: Mapping[str, Mapping[str, str]] = {
 }
 
 
+# Modules, and names in modules, that exporting language models needs.
+_LLAMA = "executorch.examples.models.llama"
+_EXPORT = "executorch.extension.llm.export"
+_LANGUAGE_MODELS = {
+    "LLMEdgeManager": f"{_EXPORT}.builder:LLMEdgeManager",
+    "LlmConfig": f"{_EXPORT}.config.llm_config:LlmConfig",
+    "LoRALinear": f"{_LLAMA}.lora:LoRALinear",
+    "export_llama_lib": f"{_LLAMA}.export_llama_lib",
+    "export_llm": f"{_EXPORT}.export_llm",
+}
+_PARAMETERS_OF_LANGUAGE_MODELS: Mapping[str, Mapping[str, str]] = {
+    f"{_LLAMA}.export_llama_lib": {
+        "export_llama": "export_options",
+        "get_xnnpack_partitioner": "dynamic_quant_only_partitioner enable_bf16",
+    },
+    f"{_LLAMA}.lora": {
+        "LoRALinear": "in_dim out_dim rank alpha dropout use_bias",
+    },
+    f"{_EXPORT}.builder": {
+        "LLMEdgeManager._export": "self module",
+        "LLMEdgeManager.to_executorch": "self passes external_constants_tag share_mutable_buffers",
+        "LLMEdgeManager.save_to_pte": "self output_name",
+    },
+    f"{_EXPORT}.export_llm": {
+        "export_llama": "export_options",
+        "main": "",
+    },
+}
+
+
 def check() -> None:
     """Check that the installed ExecuTorch is the one whose internals are known.
 
@@ -155,16 +185,25 @@ def check() -> None:
     _refuse(found, differences)
 
 
-def check_parameters(modules: Mapping[str, Mapping[str, str]]) -> None:
-    """Check the parameters of further internals, which are imported only where they are needed.
+def __getattr__(name: str) -> Any:
+    """What only exporting language models needs: it takes seconds to import, and asks for more packages."""
+    if name not in _LANGUAGE_MODELS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        found = {key: _imported(place) for key, place in _LANGUAGE_MODELS.items()}
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"exporting language models needs more packages ({error}): pip install 'blobstore[llm]'"
+        ) from error
+    _refuse(_version(), list(_differences(_PARAMETERS_OF_LANGUAGE_MODELS, exact=True)))
+    globals().update(found)
+    return found[name]
 
-    Args:
-        modules: by module, the functions and classes, each with all its parameters in order.
 
-    Raises:
-        MissingDependencyError: they differ; the message names every difference.
-    """
-    _refuse(_version(), list(_differences(modules, exact=True)))
+def _imported(place: str) -> Any:
+    module, _, name = place.partition(":")
+    found = importlib.import_module(module)
+    return getattr(found, name) if name else found
 
 
 def _refuse(found: str | None, differences: list[str]) -> None:

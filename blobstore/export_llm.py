@@ -9,8 +9,9 @@ See `blobstore.llm.export_llm` for what becomes of the weights.
 from __future__ import annotations
 
 import sys
+from typing import Any
 
-from blobstore.errors import BlobStoreError, MissingDependencyError
+from blobstore.errors import BlobStoreError
 
 __all__ = ["main"]
 
@@ -25,18 +26,14 @@ def main() -> None:
 
 
 def _main() -> None:
+    from blobstore.executorch import export_llm as stock
     from blobstore.llm import export_llm
-
-    try:
-        from executorch.extension.llm.export import export_llm as stock
-    except ImportError as error:
-        raise MissingDependencyError(f"this needs more packages ({error}): pip install 'blobstore[llm]'") from error
 
     failures: list[BlobStoreError] = []
 
-    def export(config: object) -> None:
+    def export(config: Any) -> None:
         try:
-            export_llm(config)  # type: ignore[arg-type]
+            export_llm(config)
         except BlobStoreError as error:
             failures.append(error)  # hydra would print it with a traceback
             sys.exit(1)

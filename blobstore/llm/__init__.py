@@ -8,8 +8,6 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from blobstore.errors import MissingDependencyError
-
 if TYPE_CHECKING:
     from blobstore.llm.export import export_llm
 
@@ -19,11 +17,4 @@ __all__ = ["export_llm"]
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    try:
-        return getattr(importlib.import_module(f"{__name__}.export"), name)
-    except MissingDependencyError:
-        raise
-    except ImportError as error:
-        raise MissingDependencyError(
-            f"exporting language models needs more packages ({error}): pip install 'blobstore[llm]'"
-        ) from error
+    return getattr(importlib.import_module(f"{__name__}.export"), name)

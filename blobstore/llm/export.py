@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import copy
-import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from executorch.examples.models.llama import export_llama_lib
-from executorch.examples.models.llama.lora import LoRALinear
-from executorch.extension.llm.export.builder import LLMEdgeManager
-from executorch.extension.llm.export.config.llm_config import LlmConfig
-
 from blobstore.adapters import AdapterTags
 from blobstore.errors import UnsupportedDataError, UnsupportedOperationError
-from blobstore.executorch import check_parameters
+from blobstore.executorch import LlmConfig, LLMEdgeManager, LoRALinear, export_llama_lib
 from blobstore.llm.names import checkpoint_names, restore_checkpoint_names
 from blobstore.lowering import BlobStorePartitioner
 from blobstore.lowering.names import Tag
@@ -25,26 +19,6 @@ from blobstore.programs import save_program
 from blobstore.store import check_tag
 
 __all__ = ["export_llm"]
-
-_LIB = "executorch.examples.models.llama.export_llama_lib"
-_BUILDER = "executorch.extension.llm.export.builder"
-
-check_parameters(
-    {
-        _LIB: {
-            "export_llama": "export_options",
-            "get_xnnpack_partitioner": "dynamic_quant_only_partitioner enable_bf16",
-        },
-        _BUILDER: {
-            "LLMEdgeManager._export": "self module",
-            "LLMEdgeManager.to_executorch": "self passes external_constants_tag share_mutable_buffers",
-            "LLMEdgeManager.save_to_pte": "self output_name",
-        },
-        "executorch.examples.models.llama.lora": {
-            "LoRALinear": "in_dim out_dim rank alpha dropout use_bias",
-        },
-    }
-)
 
 _lock = threading.Lock()
 
@@ -86,7 +60,9 @@ def export_llm(config: LlmConfig) -> Path:
 def _check_backend(config: LlmConfig) -> None:
     """Check that XNNPACK and nothing else is enabled."""
     backends = vars(config.backend)
-    others = sorted(name for name, backend in backends.items() if getattr(backend, "enabled", False) and name != "xnnpack")
+    others = sorted(
+        name for name, backend in backends.items() if getattr(backend, "enabled", False) and name != "xnnpack"
+    )
     if others:
         raise UnsupportedOperationError(
             f"backend.{others[0]}.enabled: weights can only be changed in programs for XNNPACK; use ExecuTorch's own "
@@ -163,6 +139,6 @@ class _Manager(LLMEdgeManager):  # type: ignore[misc]
 
     def save_to_pte(self, output_name: str) -> None:
         """Write the program and its data files. All are complete, or, after an error, as they were before."""
-        name = output_name if output_name.endswith(".pte") else os.path.join(self.output_dir, f"{output_name}.pte")
-        save_program(self.export_program, name, self.output_dir)
-        self._saved_pte_filename = name
+        path = Path(output_name if output_name.endswith(".pte") else f"{self.output_dir}/{output_name}.pte")
+        save_program(self.export_program, path, self.output_dir)
+        self._saved_pte_filename = str(path)

@@ -36,7 +36,12 @@ def checkpoint_names(model: nn.Module, wrapper: type[nn.Module]) -> dict[str, tu
         prefix = next((prefix for prefix in wrapped if name.startswith(prefix)), None)
         called[name] = name if prefix is None else prefix.removesuffix("linear.") + name.removeprefix(prefix)
         groups.setdefault(_memory(tensor), []).extend([called[name], name])
-    return {name: tuple(dict.fromkeys((called[name], *names))) for names in groups.values() for name in names if name in called}
+    return {
+        name: tuple(dict.fromkeys((called[name], *names)))
+        for names in groups.values()
+        for name in names
+        if name in called
+    }
 
 
 def _memory(tensor: torch.Tensor) -> object:

@@ -168,7 +168,9 @@ def _classes(parameters: list[_Parameter], apart: set[frozenset[str]]) -> list[l
     """The parameters in lists of those that are one together, each in the order of `parameters`."""
     groups = Groups(parameters)
     first: dict[object, _Parameter] = {}
-    for parameter in parameters:  # a module may have two parameters on one memory, as after `load_state_dict(assign=True)`
+    for (
+        parameter
+    ) in parameters:  # a module may have two parameters on one memory, as after `load_state_dict(assign=True)`
         for memory in (identity(tensor) for tensor in parameter.tensors.values() if tensor.numel()):
             groups.join((first.setdefault((parameter.method, memory), parameter), parameter))
     for one, other in _pairs(parameters):

@@ -156,7 +156,9 @@ def chooser(tag: Tag) -> Callable[[str], str | None]:
     if not callable(tag):
         fixed = check(tag)
         return lambda name: fixed
-    forms: dict[str, str] = {}  # of a function that returns `model` and `model.ptd`, all weights get the form that came first
+    forms: dict[
+        str, str
+    ] = {}  # of a function that returns `model` and `model.ptd`, all weights get the form that came first
 
     def choose(name: str) -> str | None:
         found = check(tag(name))

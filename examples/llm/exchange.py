@@ -200,7 +200,7 @@ def exchange(folder: Path, expected: dict[str, str]) -> dict[str, str]:
     told = {}
     with serving(cache):  # the runner loads its program when it generates for the first time
         runner = TextLLMRunner(*map(str, paths))
-        for name in expected:
+        for name, story in expected.items():
             start = time.perf_counter()
             load_adapter(cache, folder / f"{name}.ptd")
             took = time.perf_counter() - start
@@ -209,8 +209,8 @@ def exchange(folder: Path, expected: dict[str, str]) -> dict[str, str]:
             runner.generate(BEGINNING, settings, pieces.append)
             told[name] = "".join(pieces).removesuffix("</s>")
             print(f"\n{name}, exchanged in {took * 1000:.2f} ms: {BEGINNING}{told[name]}")
-            if told[name] != expected[name]:
-                sys.exit(f"eager PyTorch tells:{expected[name]}")
+            if told[name] != story:
+                sys.exit(f"eager PyTorch tells: {BEGINNING}{story}")
     return told
 
 

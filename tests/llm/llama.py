@@ -174,7 +174,5 @@ def text(runner: Any, prompt: str = "once", tokens: int = 40) -> str:
 
     pieces: list[str] = []
     runner.reset()
-    runner.generate(
-        prompt, GenerationConfig(max_new_tokens=tokens, temperature=0.0, echo=False), pieces.append
-    )
+    runner.generate(prompt, GenerationConfig(max_new_tokens=tokens, temperature=0.0, echo=False), pieces.append)
     return "".join(pieces)

@@ -84,7 +84,9 @@ void Served::learn(const Served& other, std::map<const BlobCache*, const Delegat
   about_.inode = other.about_.inode;
   for (auto at = unknown.begin(); at != unknown.end();) {
     const uint64_t id = at->first->id();
-    const auto has = [&](const std::vector<uint64_t>& ids) { return std::find(ids.begin(), ids.end(), id) != ids.end(); };
+    const auto has = [&](const std::vector<uint64_t>& ids) {
+      return std::find(ids.begin(), ids.end(), id) != ids.end();
+    };
     if (has(other.about_.same_files)) {
       about_.same_files.push_back(id);
     } else if (has(other.about_.other_files)) {

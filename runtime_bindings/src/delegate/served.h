@@ -18,7 +18,8 @@ namespace blobstore::internal {
 /// Lists a delegate in `served_delegates` as long as it lives.
 class Served {
  public:
-  /// @param name the method's name where the program has it; delegates of one loaded method have the same address, which
+  /// @param name the method's name where the program has it; delegates of one loaded method have the same address,
+  /// which
   ///   stays in use for as long as they live. May be null.
   /// @param program any address in the program, which need not be mapped; @param map ExecuTorch's, may be null.
   Served(
