@@ -21,7 +21,7 @@ from tests.llm.llama import LORA_ALPHA, RANK, Llama, config, runner, text, write
 
 TITLE = "A language model in ExecuTorch's runner"
 _MODEL = Llama(dim=384, n_layers=8, n_heads=6, n_kv_heads=6, vocab_size=62 + 62 * 62, hidden_dim=1408)
-_TOKENS = 64
+_TOKENS = 16
 _EXCHANGE_MS = 5
 
 
@@ -68,14 +68,22 @@ def rows(folder: Path) -> Iterator[Row]:
     )
     cache.revert()
     with _silent():
+        again = [load(), _loading(folder)()]  # in the other order, because the first in memory is the slower one
+        pairs = [(live, stock), (again[1], again[0])]
         # processor time, because two threads on two busy cores wait for each other as long as others like
-        ours, theirs = side_by_side(_generating(live), _generating(stock), rounds=41, clock=time.process_time)
+        times = [
+            side_by_side(_generating(ours), _generating(theirs), rounds=101, clock=time.process_time)
+            for ours, theirs in pairs
+        ]
     yield ratio_row(
-        f"generate {_TOKENS} tokens with live weights, against stock, processor time", ours, theirs, at_most=1.02
+        f"generate {_TOKENS} tokens with live weights, against stock, processor time",
+        sum(ours for ours, _ in times) / 2,
+        sum(theirs for _, theirs in times) / 2,
+        at_most=1.02,
     )
     with _silent():
-        ours, theirs = side_by_side(_loading(folder, cache), load, rounds=15, before=settle)
-    yield ratio_row("load the program on a cache that is in use, against stock", ours, theirs, at_most=1.25)
+        ours, theirs = side_by_side(_loading(folder), load, rounds=15, before=settle)
+    yield ratio_row("load the program on a new cache, against stock", ours, theirs, at_most=1.25)
 
 
 def _write(folder: Path) -> None:
@@ -94,9 +102,9 @@ def _write(folder: Path) -> None:
         save_adapter(folder / f"{number}.ptd", adapter, foundation=foundation, scale=LORA_ALPHA / RANK)
 
 
-def _loading(folder: Path, cache: BlobCache) -> Callable[[], object]:
+def _loading(folder: Path) -> Callable[[], object]:
     def load() -> object:
-        with serving(cache):
+        with serving(BlobCache([folder / "live" / "foundation.ptd", folder / "live" / "model_lora.ptd"])):
             paths = (folder / "live" / "model.pte", folder / "model" / "tokenizer.json")
             again = runner(*paths, folder / "live" / "foundation.ptd")
             text(again, tokens=1)
