@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from blobstore.memory.layout import ScalarType, TensorLayout
     from blobstore.memory.tensors import FileSlice
     from blobstore.programs import dedup_programs, save_programs
+    from blobstore.programs.fuse import fuse_programs
     from blobstore.reporting import report
     from blobstore.store import BlobStore, StoreStats
     from blobstore.tensor_file import safe_open
@@ -35,6 +36,7 @@ __all__ = [
     "StoreStats",
     "TensorLayout",
     "dedup_programs",
+    "fuse_programs",
     "load_file",
     "open_any",
     "open_ptd",
@@ -60,6 +62,7 @@ _HOME = {
     "StoreStats": "store",
     "TensorLayout": "memory.layout",
     "dedup_programs": "programs",
+    "fuse_programs": "programs.fuse",
     "load_file": "files",
     "open_any": "formats.opening",
     "open_ptd": "formats.ptd.reader",

@@ -12,6 +12,7 @@ import importlib.metadata
 import inspect
 from collections.abc import Iterable, Mapping
 from operator import attrgetter
+from typing import Any
 
 from blobstore.errors import MissingDependencyError
 
@@ -136,6 +137,36 @@ _FIELDS: Mapping[str, Mapping[str, str]] = {
 }
 
 
+# Modules, and names in modules, that exporting language models needs.
+_LLAMA = "executorch.examples.models.llama"
+_EXPORT = "executorch.extension.llm.export"
+_LANGUAGE_MODELS = {
+    "LLMEdgeManager": f"{_EXPORT}.builder:LLMEdgeManager",
+    "LlmConfig": f"{_EXPORT}.config.llm_config:LlmConfig",
+    "LoRALinear": f"{_LLAMA}.lora:LoRALinear",
+    "export_llama_lib": f"{_LLAMA}.export_llama_lib",
+    "export_llm": f"{_EXPORT}.export_llm",
+}
+_PARAMETERS_OF_LANGUAGE_MODELS: Mapping[str, Mapping[str, str]] = {
+    f"{_LLAMA}.export_llama_lib": {
+        "export_llama": "export_options",
+        "get_xnnpack_partitioner": "dynamic_quant_only_partitioner enable_bf16",
+    },
+    f"{_LLAMA}.lora": {
+        "LoRALinear": "in_dim out_dim rank alpha dropout use_bias",
+    },
+    f"{_EXPORT}.builder": {
+        "LLMEdgeManager._export": "self module",
+        "LLMEdgeManager.to_executorch": "self passes external_constants_tag share_mutable_buffers",
+        "LLMEdgeManager.save_to_pte": "self output_name",
+    },
+    f"{_EXPORT}.export_llm": {
+        "export_llama": "export_options",
+        "main": "",
+    },
+}
+
+
 def check() -> None:
     """Check that the installed ExecuTorch is the one whose internals are known.
 
@@ -149,10 +180,37 @@ def check() -> None:
     differences = [*_differences(_PARAMETERS, exact=True), *_differences(_FIELDS, exact=False)]
     if _import_error is not None and not differences:
         differences.append(str(_import_error))
-    if differences or not f"{found}.".startswith(f"{SUPPORTED}."):
-        what = "; ".join(differences) or "its internals look the same, but nothing was tested with it"
+    if not f"{found}.".startswith(f"{SUPPORTED}."):
+        differences = differences or ["its internals look the same, but nothing was tested with it"]
+    _refuse(found, differences)
+
+
+def __getattr__(name: str) -> Any:
+    """What only exporting language models needs: it takes seconds to import, and asks for more packages."""
+    if name not in _LANGUAGE_MODELS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        found = {key: _imported(place) for key, place in _LANGUAGE_MODELS.items()}
+    except ImportError as error:
         raise MissingDependencyError(
-            f"blobstore needs executorch {SUPPORTED}, found executorch {found}: {what}. To install it: {INSTALL}"
+            f"exporting language models needs more packages ({error}): pip install 'blobstore[llm]'"
+        ) from error
+    _refuse(_version(), list(_differences(_PARAMETERS_OF_LANGUAGE_MODELS, exact=True)))
+    globals().update(found)
+    return found[name]
+
+
+def _imported(place: str) -> Any:
+    module, _, name = place.partition(":")
+    found = importlib.import_module(module)
+    return getattr(found, name) if name else found
+
+
+def _refuse(found: str | None, differences: list[str]) -> None:
+    if differences:
+        raise MissingDependencyError(
+            f"blobstore needs executorch {SUPPORTED}, found executorch {found}: {'; '.join(differences)}. "
+            f"To install it: {INSTALL}"
         ) from _import_error
 
 

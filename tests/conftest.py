@@ -20,7 +20,7 @@ settings.load_profile("blobstore")
 
 
 # Folders whose tests run programs on blobstore's own runtime; `make test` builds it.
-_NEED_RUNTIME = {"adapters", "lowering", "runtime", "training"}
+_NEED_RUNTIME = {"adapters", "llm", "lowering", "runtime", "training"}
 
 
 class WithoutRuntime(pytest.Module):

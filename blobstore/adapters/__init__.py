@@ -20,6 +20,7 @@ from blobstore.adapters.fit import AdapterInfo, AdaptersInfo, FoundationInfo, in
 from blobstore.adapters.foundation import NamedTensor, foundation_fingerprint
 from blobstore.adapters.lora_names import AdapterTags, Pair
 from blobstore.adapters.merge import MergedAdapter, merge_adapter
+from blobstore.adapters.peft import export_peft, import_peft
 
 __all__ = [
     "Adapter",
@@ -31,7 +32,9 @@ __all__ = [
     "NamedTensor",
     "Pair",
     "bind_adapter",
+    "export_peft",
     "foundation_fingerprint",
+    "import_peft",
     "inspect_adapters",
     "load_adapter",
     "merge_adapter",

@@ -19,15 +19,17 @@ from blobstore.disk.staging import refuse_inputs
 from blobstore.errors import AdapterError, BlobStoreError, KeyNotFoundError, UnsupportedDataError
 from blobstore.formats.ptd.reader import PtdDataMap
 from blobstore.memory.dtypes import NUMBERS
-from blobstore.memory.layout import ScalarType
+from blobstore.memory.layout import ScalarType, TensorLayout
 from blobstore.memory.mapped_file import Paths, as_path, as_paths
 from blobstore.memory.tensors import as_bytes, check_by_name, in_dim_order
 from blobstore.store import BlobStore
 
 if TYPE_CHECKING:
+    from blobstore.logical.steps import Plain
     from blobstore.logical.updates import LogicalTensors
 
 __all__ = ["Adapter", "bind_adapter", "check_scale", "native_tensors", "raise_first", "read_adapter", "save_adapter"]
+__all__ += ["save_plain"]
 
 _FOUNDATION = "blobstore.adapter.foundation"
 _SCALE = "blobstore.adapter.scale"
@@ -172,6 +174,26 @@ def save_adapter(
         store.add(key, tensor)
     raise_first(library().adapter_problems(native_tensors(tensors), os.fsencode(as_path(path))))
     return _write(store, path, foundation, scale, {} if metadata is None else metadata)
+
+
+def save_plain(
+    path: str | os.PathLike[str],
+    tensors: Mapping[str, Plain],
+    *,
+    foundation: Paths,
+    scale: float,
+    metadata: Mapping[str, str],
+) -> int:
+    """As `save_adapter`, for arrays with their scalar types."""
+    from blobstore.logical.steps import raw  # here, because it imports the native module
+
+    store, rows = BlobStore(), []
+    for key, (array, kind) in tensors.items():
+        layout = TensorLayout(kind, array.shape)
+        store.add(key, raw(array), layout=layout)
+        rows.append((key, raw(array), int(kind), array.shape))
+    raise_first(library().adapter_problems(rows, os.fsencode(as_path(path))))
+    return _write(store, path, foundation, scale, metadata)
 
 
 def bind_adapter(

@@ -12,11 +12,11 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeVar
+from typing import Annotated, Any, ParamSpec, TypeVar
 
 import typer
 
-from blobstore.cli import ERROR, INTERRUPTED, PIPE_CLOSED, packed
+from blobstore.cli import ERROR, INTERRUPTED, PIPE_CLOSED, adapters, packed
 from blobstore.cli.output import (
     err,
     on_terminal,
@@ -30,11 +30,11 @@ from blobstore.cli.output import (
 )
 from blobstore.cli.report import report
 from blobstore.disk.progress import Progress
-from blobstore.errors import AdapterError, BlobStoreError, InvalidFileError, UnsupportedDataError
+from blobstore.errors import BlobStoreError, InvalidFileError, UnsupportedDataError
 from blobstore.formats.opening import Format, detect_format, open_any
 from blobstore.formats.ptd.reader import open_ptd
-from blobstore.memory.mapped_file import same_file
 from blobstore.programs import DATA_NAME, DedupResult, dedup_programs
+from blobstore.programs.fuse import fuse_programs
 from blobstore.reporting.limits import parse_size
 from blobstore.text import saving
 from blobstore.tools.compare import Comparison, FolderComparison, compare_files, compare_folders
@@ -43,9 +43,6 @@ from blobstore.tools.convert import pairs as files_to_convert
 from blobstore.tools.folders import files_of
 from blobstore.tools.inspection import FileInfo, inspect_file
 from blobstore.version import __version__
-
-if TYPE_CHECKING:
-    from blobstore.adapters import AdapterInfo, AdaptersInfo, FoundationInfo, NamedTensor
 
 __all__ = ["app"]
 
@@ -205,6 +202,60 @@ def _print_dedup(result: DedupResult) -> None:
                     + (f" and {len(program.missing) - 1} more keys." if len(program.missing) > 1 else ".")
                 )
             )
+
+
+@app.command()
+@_with_exit_codes
+def fuse(
+    inputs: Annotated[list[Path], typer.Argument(help="Programs (.pte), and data files (.ptd) that they need.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The program to write.")],
+    method: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PROGRAM[:METHOD]=NAME",
+            help="Give a method of a program another name; without a name, leave it out. Without METHOD: its only one, or "
+            "'forward'.",
+        ),
+    ] = None,
+    keep_external: Annotated[
+        bool, typer.Option("--keep-external", help="Allow programs to need data files that are not given.")
+    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace a file of any format.")] = False,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
+) -> None:
+    """Make one program of several, each blob once, for clients that take one path.
+
+    It has the methods of all, with identical outputs, and needs no data file. Equal methods of one name become one; of
+    different ones, --method must give one another name.
+    """
+    methods = {}
+    for one in method or []:
+        what, equals, name = one.rpartition("=")
+        if not equals or not what:
+            raise typer.BadParameter(f"expected PROGRAM=NAME or PROGRAM:METHOD=NAME, got {one!r}", param_hint="--method")
+        methods[what] = name
+    with progress_bar(hidden=as_json) as progress:
+        result = fuse_programs(
+            inputs,
+            output,
+            methods=methods,
+            keep_external=keep_external,
+            force=force,
+            dry_run=dry_run,
+            progress=progress,
+        )
+    if as_json:
+        print_json(result)
+        return
+    rows = [(one.name, one.program, one.method, "") for one in result.methods]
+    rows += [(one.name, one.program, one.method, "equal, stored once") for one in result.left_out]
+    print_table(f"{result.path}", ("method", "program", "its name there", ""), rows)
+    say(saving(result.bytes_before, result.bytes_after))
+    if result.missing:
+        say(f"It needs data files for {len(result.missing)} keys, such as {result.missing[0]!r}.")
+    if dry_run:
+        out.print("Nothing was written: this was a dry run.")
 
 
 @app.command()
@@ -420,85 +471,24 @@ def convert(
         raise typer.Exit(code)
 
 
-@app.command()
-@_with_exit_codes
-def adapters(
-    foundation: Annotated[
-        Path,
-        typer.Argument(help="The data file (.ptd) of the foundation; or a folder of several that belong together."),
-    ],
-    files: Annotated[
-        list[Path], typer.Argument(metavar="ADAPTER", help="Data files (.ptd) of adapters, and folders of them.")
-    ],
-    as_json: AsJson = False,
-) -> None:
-    """List what a foundation and its LoRA adapters hold, and check that they fit. Exit code 1 if one does not.
-
-    An adapter fits if its pairs are complete and finite, the foundation has their modules with the same shapes, and
-    the adapter was made for this foundation. An adapter that does not record its foundation is listed as not bound.
-    Exit code 3 if a file is no adapter or cannot be read; the others are listed anyway.
-    """
-    base = files_of(foundation, (".ptd",))
-    given: list[Path] = []
-    for path in files:
-        inside = files_of(path, (".ptd",))
-        given += inside if inside == [path] else [file for file in inside if not any(same_file(file, b) for b in base)]
-    if not given:
-        raise AdapterError(f"{', '.join(map(str, files))}: there is no adapter beside the foundation")
-    from blobstore.adapters import AdaptersInfo, inspect_adapters  # needs the native package, as no other command does
-
-    code, listed = 0, inspect_adapters(base, [])
-    for path in dict.fromkeys(given):
-        try:
-            found = inspect_adapters(base, path)
-        except BlobStoreError as error:
-            print_error(error)
-            code = ERROR
-        else:
-            listed = AdaptersInfo(found.foundation, (*listed.adapters, *found.adapters))
-    if as_json:
-        print_json(listed)
-    else:
-        _print_adapters(listed)
-    if not all(adapter.fits for adapter in listed.adapters):
-        code = code or NO
-    if code:
-        raise typer.Exit(code)
-
-
-def _print_adapters(found: AdaptersInfo) -> None:
-    base = found.foundation
-    say(f"{', '.join(map(str, base.paths))}: foundation {base.fingerprint}, {base.keys} keys, {base.nbytes:,} bytes")
-    columns = ("tensor", "dtype", "shape", "bytes", "rank")
-    print_table("", columns[:-1], [_tensor_row(tensor) for tensor in base.tensors])
-    for adapter in found.adapters:
-        out.print()
-        scale = "not recorded" if adapter.scale is None else f"{adapter.scale:g}"
-        say(f"{adapter.path}: adapter of {len(adapter.pairs)} modules, {adapter.nbytes:,} bytes, scale {scale}")
-        ranks = {name: pair.rank for pair in adapter.pairs for name in (pair.a, pair.b)}
-        rows = [(*_tensor_row(tensor), ranks.get(tensor.name, "")) for tensor in adapter.tensors]
-        print_table("", columns, rows)
-        say(f"{'fits' if adapter.fits else 'DOES NOT FIT'}; {_made_for(adapter, base)}")
-        for problem in adapter.problems:
-            say(f"  {problem}")
-
-
 def _short(text: str) -> str:
     return text if len(text) <= _LONGEST or not on_terminal() else f"{text[: _LONGEST - 1]}…"
 
 
-def _tensor_row(tensor: NamedTensor) -> tuple[str, str, str, int]:
-    shape = " x ".join(map(str, tensor.sizes)) or "scalar"
-    return tensor.name, tensor.scalar_type.name.lower(), shape, tensor.nbytes
-
-
-def _made_for(adapter: AdapterInfo, base: FoundationInfo) -> str:
-    if adapter.foundation is None:
-        return "not bound: it does not record the foundation that it was made for"
-    return "made for this foundation" if adapter.foundation == base.fingerprint else "made for another foundation"
-
-
 app.command()(_with_exit_codes(report))
+
+_adapters = typer.Typer(
+    name="adapters",
+    cls=adapters.WithDefault,
+    help=adapters.HELP,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+_adapters.command("list")(_with_exit_codes(adapters.listed))
+_adapters.command("import")(_with_exit_codes(adapters.from_peft))
+_adapters.command("export")(_with_exit_codes(adapters.to_peft))
+_adapters.command()(_with_exit_codes(adapters.combine))
+app.add_typer(_adapters)
 
 _packed = typer.Typer(
     name="packed",

@@ -72,7 +72,7 @@ def mark_aliases(program: ExportedProgram) -> None:
     names_of = names_of_tensors(program)
     for node in program.graph.nodes:
         if node.op == "placeholder" and len(names := names_of.get(inputs.get(node.name, ""), ())) > 1:
-            node.meta.setdefault("custom", {})[_ALIASES] = {name: name in program.state_dict for name in names}
+            add_aliases(node, {name: name in program.state_dict for name in names})
 
 
 def add_aliases(placeholder: Node, names: Mapping[str, bool]) -> None:

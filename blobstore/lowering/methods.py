@@ -22,7 +22,7 @@ from blobstore.lowering.marks import add_aliases
 from blobstore.lowering.names import Fold, Refusal, identity, logical_name, same_bits
 from blobstore.lowering.tables import NameTable
 
-__all__ = ["check_constants", "qualify"]
+__all__ = ["check_constants", "qualify", "rename"]
 
 _CONSTANTS = {InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR}
 
@@ -85,7 +85,7 @@ def qualify(programs: Mapping[str, ExportedProgram], tables: Mapping[str, NameTa
             for tensor in member.tensors:
                 renamed[member.method][tensor] = _names_of(tensor, member, names)
     for method, program in programs.items():
-        _rename(program, renamed[method])
+        rename(program, renamed[method])
     return {method: _rename_sources(tables[method], renamed[method]) for method in programs}
 
 
@@ -167,6 +167,12 @@ def _apart(parameters: Iterable[_Parameter]) -> set[frozenset[str]]:
 def _classes(parameters: list[_Parameter], apart: set[frozenset[str]]) -> list[list[_Parameter]]:
     """The parameters in lists of those that are one together, each in the order of `parameters`."""
     groups = Groups(parameters)
+    first: dict[object, _Parameter] = {}
+    for (
+        parameter
+    ) in parameters:  # a module may have two parameters on one memory, as after `load_state_dict(assign=True)`
+        for memory in (identity(tensor) for tensor in parameter.tensors.values() if tensor.numel()):
+            groups.join((first.setdefault((parameter.method, memory), parameter), parameter))
     for one, other in _pairs(parameters):
         equal = frozenset((one.method, other.method)) not in apart and _is_equal(one, other)
         if equal or _is_same_memory(one, other):
@@ -230,8 +236,14 @@ def _names_of(tensor: str, member: _Parameter, names: tuple[str, ...]) -> tuple[
     return (f"{member.method}.{tensor}", *names[1:])
 
 
-def _rename(program: ExportedProgram, names: Mapping[str, tuple[str, ...]]) -> None:
-    """Rename tensors of a program in place. The graph has names of its own, which stay."""
+def rename(program: ExportedProgram, names: Mapping[str, tuple[str, ...]]) -> None:
+    """Rename tensors of a program in place. The graph has names of its own, which stay.
+
+    Args:
+        program: the program.
+        names: by the name in the program, all names of the tensor. The first one replaces the old name, and updates take
+            the tensor under each of the others, too.
+    """
     signature = program.graph_signature
     first = {old: new[0] for old, new in names.items()}
     aliases = {

@@ -132,7 +132,9 @@ def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def check(tag: str | None) -> str | None:
-    """A tag as ExecuTorch takes it: without the ending, which ExecuTorch adds.
+    """A tag as it was given, with or without `.ptd`: ExecuTorch keeps `model` and `model.ptd` apart until it writes files.
+
+    So a partitioner and `external_constants` that are given the same text have the same file.
 
     Raises:
         InvalidTagError: it is not a plain file name.
@@ -142,7 +144,7 @@ def check(tag: str | None) -> str | None:
     if not isinstance(tag, str):
         raise InvalidTagError(f"a tag must be a file name or None, got {tag!r}")
     check_tag(tag)
-    return tag.removesuffix(".ptd")
+    return tag
 
 
 def chooser(tag: Tag) -> Callable[[str], str | None]:
@@ -151,7 +153,15 @@ def chooser(tag: Tag) -> Callable[[str], str | None]:
     Raises:
         InvalidTagError: the tag is not a plain file name; from a function's result, when the returned function is called.
     """
-    if callable(tag):
-        return lambda name: check(tag(name))
-    fixed = check(tag)
-    return lambda name: fixed
+    if not callable(tag):
+        fixed = check(tag)
+        return lambda name: fixed
+    forms: dict[
+        str, str
+    ] = {}  # of a function that returns `model` and `model.ptd`, all weights get the form that came first
+
+    def choose(name: str) -> str | None:
+        found = check(tag(name))
+        return None if found is None else forms.setdefault(found.removesuffix(".ptd"), found)
+
+    return choose

@@ -134,7 +134,8 @@ def table_of(program: ExportedProgram, inner: str, tag: Tag) -> NameTable:
         shared=tuple(
             source.name
             for name, source in found.sources.items()
-            if partitions[name] and _is_used_outside(found.placeholders[name])
+            if partitions[name]
+            and any(_is_used_outside(found.placeholders[n]) for n in (name, *source.aliases) if n in found.placeholders)
         ),
         bearer=_bearer(partitions, choose),
         state=tuple(found.state),

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -26,12 +27,12 @@ from blobstore.programs.namespaces import check_methods, namespaces
 from blobstore.programs.options import DATA_NAME, Options
 from blobstore.programs.results import DedupResult, ProgramResult
 from blobstore.programs.run import DataInput, ProgramInput, run
-from blobstore.store import check_tag
+from blobstore.store import check_tag, file_name
 
 if TYPE_CHECKING:
     from executorch.exir import ExecutorchProgramManager
 
-__all__ = ["DATA_NAME", "DedupResult", "ProgramResult", "dedup_programs", "save_programs"]
+__all__ = ["DATA_NAME", "DedupResult", "ProgramResult", "dedup_programs", "save_program", "save_programs"]
 
 
 def dedup_programs(
@@ -141,18 +142,45 @@ def save_programs(
         As `dedup_programs`.
     """
     options = Options(data_name, keep_small, names, prune, force, progress)
-    directory = as_path(directory)
     _check_managers(programs)
-    file_names = {name: name if name.endswith(".pte") else f"{name}.pte" for name in programs}
+    places = {name: Path(name if name.endswith(".pte") else f"{name}.pte") for name in programs}
+    return _save(programs, places, as_path(directory), options)
+
+
+def save_program(
+    program: ExecutorchProgramManager, path: str | os.PathLike[str], directory: str | os.PathLike[str]
+) -> DedupResult:
+    """Save one freshly lowered program, with the data files that its weights were tagged for in a folder.
+
+    What has no tag stays in the program. Otherwise this is a run of `save_programs` over the folder.
+
+    Args:
+        program: what `to_executorch()` returned.
+        path: of the program; it need not be in the folder. Later runs over the folder keep the weights of programs that
+            are in it or below it.
+        directory: the folder of the data files.
+
+    Returns, raises:
+        As `save_programs`.
+    """
+    path, directory = as_path(path), as_path(directory)
+    _check_managers({path.name: program})
+    place = Path(os.path.relpath(os.path.realpath(path), os.path.realpath(directory)))
+    return _save({path.name: program}, {path.name: place}, directory, Options(keep_small=sys.maxsize))
+
+
+def _save(
+    programs: Mapping[str, ExecutorchProgramManager], places: Mapping[str, Path], directory: Path, options: Options
+) -> DedupResult:
     with output_folder(directory), ScratchFolder(directory) as scratch:
         written: dict[str, _Written] = {}
         for number, (name, manager) in enumerate(programs.items()):
-            written[name] = _Written(manager, scratch / str(number), file_names[name])
+            written[name] = _Written(manager, scratch / str(number), places[name].name)
             check_methods(name, manager, written[name].data)
         namespace = namespaces({name: one.data for name, one in written.items()})
         try:
             result = run(
-                [ProgramInput(one.program, Path(file_names[name]), namespace[name]) for name, one in written.items()],
+                [ProgramInput(one.program, places[name], namespace[name]) for name, one in written.items()],
                 [
                     DataInput(data_map, data_map.path.name, namespace[name])
                     for name, one in written.items()
@@ -193,12 +221,30 @@ class _Written:
         data: its data files, opened.
     """
 
-    def __init__(self, manager: ExecutorchProgramManager, folder: Path, file_name: str) -> None:
+    def __init__(self, manager: ExecutorchProgramManager, folder: Path, program: str) -> None:
         self.folder = folder
         folder.mkdir()
-        with (folder / file_name).open("wb") as file:
+        with (folder / program).open("wb") as file:
             manager.write_to_file(file)
-        manager.write_tensor_data_to_file(str(folder))
-        self.files = sorted(folder.iterdir())
-        self.program: ProgramFile = read_program(folder / file_name)
-        self.data: list[PtdDataMap] = [open_ptd(path) for path in sorted(folder.glob("*.ptd"))]
+        self.files = [folder / program, *_write_data(manager, folder)]
+        self.program: ProgramFile = read_program(folder / program)
+        self.data: list[PtdDataMap] = [open_ptd(path) for path in self.files[1:]]
+
+
+def _write_data(manager: ExecutorchProgramManager, folder: Path) -> list[Path]:
+    """Write the data files of a program, and return their paths.
+
+    The tags `model` and `model.ptd` are of one file, which ExecuTorch would write twice, each time with the weights of
+    one of the tags. Here the second goes to a folder of its own, under the same name.
+    """
+    tags = sorted(getattr(manager, "_tensor_data", None) or {})
+    twice = [tag for tag in tags if tag.endswith(".ptd") and tag.removesuffix(".ptd") in tags]
+    manager.write_tensor_data_to_file(str(folder))
+    paths = sorted(folder.glob("*.ptd"))
+    for number, tag in enumerate(twice):
+        for other, place in ((tag.removesuffix(".ptd"), folder), (tag, folder / str(number))):
+            place.mkdir(exist_ok=True)
+            with (place / file_name(tag)).open("wb") as file:
+                manager._tensor_data[other].write_to_file(file)
+        paths.append(folder / str(number) / file_name(tag))
+    return paths

@@ -21,6 +21,7 @@ from blobstore.formats.pte.program import ProgramFile, read_program
 
 __all__ = [
     "USERS",
+    "delegated_keys",
     "describing",
     "mentioned",
     "old_data",
@@ -134,8 +135,14 @@ def taken_by(program: ProgramFile, keys: Collection[str]) -> set[str]:
     The keys of tensors are in the program. The keys of delegates are in payloads that only their backends understand.
     Payloads of known backends contain the keys as text; a delegate of any other backend may take every key.
     """
+    tensors = {external.key for external in program.externals}
+    left = set(keys) - tensors
+    return set(keys) - left | delegated_keys(program, left)
+
+
+def delegated_keys(program: ProgramFile, keys: Collection[str]) -> set[str]:
+    """Those of `keys` that the delegates of a program look up, as far as their payloads show it; see `taken_by`."""
     left = set(keys)
-    left.difference_update(external.key for external in program.externals)
     for delegate in program.delegates:
         if delegate.backend not in _FLATBUFFERS:
             return set(keys)

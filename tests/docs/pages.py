@@ -64,6 +64,19 @@ def _runtime(folder: Path, names: dict[str, Any]) -> None:
     names.update(x=x, model=model, new_weight=torch.ones(16, 16), **_imports())
 
 
+def _language_models(folder: Path, names: dict[str, Any]) -> None:
+    """A tiny Llama, a fine-tune of it, two adapters of PEFT, and the configuration as the page prints it."""
+    from tests.llm import llama
+
+    model = llama.Llama()
+    llama.write_model(folder / "model", model, {"base": model.checkpoint(0), "finetuned": model.checkpoint(1)})
+    for seed, name in enumerate(("english", "german")):
+        llama.write_peft(folder / "model" / name, model.adapter(seed))
+    page = (Path(__file__).parents[2] / "docs" / "language-models.md").read_text(encoding="utf-8")
+    configuration = page.split('```yaml title="export.yaml"\n')[1].split("```")[0]
+    (folder / "export.yaml").write_text(configuration, encoding="utf-8")
+
+
 def _lowering(folder: Path, names: dict[str, Any]) -> None:
     """Modules and what is imported for them; `converted` is quantized."""
     from torch import nn
@@ -172,6 +185,7 @@ PAGES: dict[str, Callable[[Path, dict[str, Any]], None]] = {
     "docs/howto/dedup.md": _dedup,
     "docs/howto/named-data-store.md": _named_data_store,
     "docs/howto/processes.md": _processes,
+    "docs/language-models.md": _language_models,
     "docs/lowering.md": _lowering,
     "docs/packed.md": _runtime,
     "docs/runtime.md": _runtime,

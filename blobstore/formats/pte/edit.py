@@ -40,6 +40,8 @@ class Editor:
         self._tail = bytearray()
         self._vtables: dict[bytes, int] = {}
         self._entries: dict[int, list[int]] = {}
+        self._starts: list[int] = []
+        self._shifts = [0]
 
     def write(self, position: int, data: bytes) -> None:
         """Overwrite the bytes at `position` with `data`."""
@@ -102,9 +104,8 @@ class Editor:
         for start, stop, left in self._cuts:
             shifts.append(shifts[-1] + stop - start - left)
 
-        def moved(position: int) -> int:
-            return position - shifts[bisect.bisect_right(starts, position)]
-
+        self._starts, self._shifts = starts, shifts
+        moved = self.moved
         links = self._links_across_cuts(starts) if self._cuts else {}
         links.update(self._links)
         changes = [(start, stop, bytes(left)) for start, stop, left in self._cuts]
@@ -117,6 +118,10 @@ class Editor:
             if left_change[1] > right_change[0]:
                 raise self._refuse(f"objects overlap at {right_change[0]} in its flatbuffer")
         self._changes = changes
+
+    def moved(self, position: int) -> int:
+        """Where an object lies in the new buffer, after `finish`."""
+        return position - self._shifts[bisect.bisect_right(self._starts, position)]
 
     def pieces(self) -> Iterator[memoryview | bytes]:
         """The bytes of the new flatbuffer, after `finish`; long unchanged runs are views of the old one."""

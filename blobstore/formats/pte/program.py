@@ -157,7 +157,7 @@ class ProgramFile:
         Args:
             keep_small: leave out everything with fewer bytes than this.
         """
-        alignments = {group: self._alignment(group) for group in {item.group for item in self.tensors}}
+        alignments = {group: self.alignment_of(group) for group in {item.group for item in self.tensors}}
         for item in self.tensors:
             if item.kind == "state" and item.group != self._states[0]:
                 continue
@@ -171,7 +171,7 @@ class ProgramFile:
         for blob in self.named_data:
             if blob.span.size >= max(keep_small, 1):
                 data = self.data[blob.span.start : blob.span.stop]
-                yield Movable("named_data", self, data, None, blob.key, self._segment_alignment, (blob,))
+                yield Movable("named_data", self, data, None, blob.key, self.segment_alignment, (blob,))
 
     def fail(self, reason: str) -> InvalidFileError:
         """An error about this file, to be raised."""
@@ -356,13 +356,13 @@ class ProgramFile:
             blobs[key] = NamedBlob(key, index, segment.index, segment.span, table)
         return list(blobs.values())
 
-    def _alignment(self, group: int | None) -> int:
-        """The alignment that all tensors of a group have."""
+    def alignment_of(self, group: int | None) -> int:
+        """The alignment that all tensors of a group have, in bytes."""
         inline = [span.start for span in self.inline if span]
         starts = inline if group is None else self.offsets[group].values
         return min(max(alignment_of(math.gcd(*starts)), TENSOR_ALIGNMENT), SEGMENT_ALIGNMENT)
 
     @cached_property
-    def _segment_alignment(self) -> int:
-        """The alignment that all segments have."""
+    def segment_alignment(self) -> int:
+        """The alignment that all segments have, in bytes."""
         return max(alignment_of(math.gcd(*(s.span.start for s in self.segments if s.span.size))), TENSOR_ALIGNMENT)

@@ -55,7 +55,7 @@ struct ServedDelegate {
   uint64_t inode = 0; // of that file
   std::vector<std::string> keys; // of the blobs that it takes from the cache
   std::vector<std::string> others; // of the blobs that it takes from elsewhere
-  std::vector<uint64_t> same_files; // ids of caches that it takes blobs from, if ExecuTorch maps the same file
+  std::vector<uint64_t> same_files; // ids of working copies that it takes blobs from, if ExecuTorch maps the same file
   std::vector<uint64_t> other_files; // ids of the other caches: ExecuTorch has their blobs elsewhere, or not at all
 };
 /// The delegates on a cache, or on caches on top of it. Any thread may call it.

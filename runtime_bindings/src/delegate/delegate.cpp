@@ -114,7 +114,12 @@ Delegate::Delegate(
       sources_(cache_, context.get_named_data_map(), recipe_->payload.constants) {
   if (cache_ && served) {
     served_.emplace(
-        cache_, recipe_->method, processed.data(), context.get_named_data_map(), recipe_->payload.constants);
+        cache_,
+        recipe_->method,
+        context.get_method_name(),
+        processed.data(),
+        context.get_named_data_map(),
+        recipe_->payload.constants);
   }
   {
     const MaybeReading reading(cache_.get());

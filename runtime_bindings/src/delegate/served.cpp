@@ -54,30 +54,75 @@ std::map<const BlobCache*, const DelegateConstant*> samples(
 Served::Served(
     std::shared_ptr<const BlobCache> cache,
     std::string method,
+    const char* name,
     const void* program,
     const et::NamedDataMap* map,
     const std::vector<DelegateConstant>& constants)
-    : cache_(std::move(cache)) {
+    : cache_(std::move(cache)), name_(name), map_(map) {
   about_.method = std::move(method);
   for (const DelegateConstant& constant : constants) {
     (cache_->find(constant.key) != nullptr ? about_.keys : about_.others).push_back(constant.key);
   }
+  std::map<const BlobCache*, const DelegateConstant*> unknown = samples(*cache_, constants);
+  List& list = List::get();
+  {
+    const std::lock_guard<std::mutex> guard(list.mutex);
+    for (const Served* other : list.all) {
+      if (name_ != nullptr && other->name_ == name_ && other->map_ == map_ && other->cache_ == cache_) {
+        learn(*other, unknown);
+        program = nullptr;
+      }
+    }
+  }
+  look_up(program, unknown);
+  const std::lock_guard<std::mutex> guard(list.mutex);
+  list.all.push_back(this);
+}
+
+void Served::learn(const Served& other, std::map<const BlobCache*, const DelegateConstant*>& unknown) {
+  about_.program = other.about_.program;
+  about_.inode = other.about_.inode;
+  for (auto at = unknown.begin(); at != unknown.end();) {
+    const uint64_t id = at->first->id();
+    const auto has = [&](const std::vector<uint64_t>& ids) {
+      return std::find(ids.begin(), ids.end(), id) != ids.end();
+    };
+    if (has(other.about_.same_files)) {
+      about_.same_files.push_back(id);
+    } else if (has(other.about_.other_files)) {
+      about_.other_files.push_back(id);
+    } else {
+      ++at;
+      continue;
+    }
+    at = unknown.erase(at);
+  }
+}
+
+void Served::look_up(const void* program, const std::map<const BlobCache*, const DelegateConstant*>& unknown) {
   std::vector<const void*> addresses{program};
   std::vector<const BlobCache*> owners;
   std::vector<et::FreeableBuffer> held; // until the addresses have been looked up
-  for (const auto& [owner, sample] : samples(*cache_, constants)) {
+  for (const auto& [owner, sample] : unknown) {
     if (sample == nullptr) {
       continue; // empty blobs say nothing
+    }
+    if (owner->mode() != BlobCache::Mode::Shared) {
+      about_.other_files.push_back(owner->id()); // commits to other caches never reach the file
+      continue;
     }
     owners.push_back(owner);
     addresses.push_back(owner->find(sample->key)->data);
     addresses.push_back(nullptr);
-    if (map != nullptr) {
-      if (auto data = map->get_data(sample->key); data.ok()) {
+    if (map_ != nullptr) {
+      if (auto data = map_->get_data(sample->key); data.ok()) {
         addresses.back() = data->data();
         held.push_back(std::move(data.get()));
       }
     }
+  }
+  if (program == nullptr && owners.empty()) {
+    return; // reading the list of all maps may take a millisecond
   }
   const std::vector<std::optional<MappedFile>> files = mapped_files(addresses);
   if (files[0]) {
@@ -90,9 +135,6 @@ Served::Served(
     const bool same = ours && theirs && *ours == *theirs;
     (same ? about_.same_files : about_.other_files).push_back(owners[i]->id());
   }
-  List& list = List::get();
-  const std::lock_guard<std::mutex> guard(list.mutex);
-  list.all.push_back(this);
 }
 
 Served::~Served() {

@@ -1,0 +1,137 @@
+"""A language model with LoRA adapters in ExecuTorch's own runner: exchanging an adapter, and what live weights cost."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness import Row, ratio_row, settle, show, side_by_side
+from blobstore.adapters import load_adapter, read_adapter, save_adapter
+from blobstore.llm import export_llm
+from blobstore.lowering.export import quiet
+from blobstore.runtime import BlobCache, serving
+from tests.llm.llama import LORA_ALPHA, RANK, Llama, config, runner, text, write_model, write_peft
+
+TITLE = "A language model in ExecuTorch's runner"
+_MODEL = Llama(dim=384, n_layers=8, n_heads=6, n_kv_heads=6, vocab_size=62 + 62 * 62, hidden_dim=1408)
+_TOKENS = 16
+_EXCHANGE_MS = 5
+
+
+def rows(folder: Path) -> Iterator[Row]:
+    """Measure everything; `folder` is for files."""
+    with _silent(), quiet():
+        _write(folder)
+        from executorch.extension.llm.custom_ops import custom_ops  # noqa: F401
+
+        cache = BlobCache([folder / "live" / "foundation.ptd", folder / "live" / "model_lora.ptd"])
+        tokenizer = folder / "model" / "tokenizer.json"
+        with serving(cache):
+            live = runner(folder / "live" / "model.pte", tokenizer, folder / "live" / "foundation.ptd")
+            text(live)
+        stock = runner(folder / "stock" / "model.pte", tokenizer)
+        assert text(live) == text(stock)
+    turn = iter(range(10**6))
+
+    def from_file() -> object:
+        return load_adapter(cache, folder / f"{next(turn) % 2}.ptd")
+
+    def exchange() -> object:
+        return cache.update(adapters[next(turn) % 2])
+
+    def load() -> object:
+        again = runner(folder / "stock" / "model.pte", tokenizer)
+        text(again, tokens=1)  # the runner loads its program when it generates for the first time
+        return again
+
+    adapters = [read_adapter(folder / f"{number}.ptd").tensors for number in range(2)]
+    with _silent():
+        read, _ = side_by_side(from_file, lambda: None, rounds=31, before=settle)
+        exchanged, loaded = side_by_side(exchange, load, rounds=31, before=settle)
+    parameters = sum(tensor.numel() for tensor in _MODEL.checkpoint(0).values()) / 1e6
+    what = f"exchange an adapter of rank {RANK} for queries and values, {parameters:.0f} million parameters"
+    yield Row(f"{what}, from its file", show(read), f"at most {_EXCHANGE_MS} ms", read <= _EXCHANGE_MS / 1000)
+    row = ratio_row(
+        "&nbsp;&nbsp;one that was read before, against loading the program with it", exchanged, loaded, at_most=0.01
+    )
+    yield replace(
+        row,
+        figure=f"{exchanged / loaded:.2%} of its time ({show(exchanged)} against {show(loaded)})",
+        bar="at most 1 %",
+    )
+    cache.revert()
+    with _silent():
+        again = [load(), _loading(folder)()]  # in the other order, because the first in memory is the slower one
+        pairs = [(live, stock), (again[1], again[0])]
+        # processor time, because two threads on two busy cores wait for each other as long as others like
+        times = [
+            side_by_side(_generating(ours), _generating(theirs), rounds=101, clock=time.process_time)
+            for ours, theirs in pairs
+        ]
+    yield ratio_row(
+        f"generate {_TOKENS} tokens with live weights, against stock, processor time",
+        sum(ours for ours, _ in times) / 2,
+        sum(theirs for _, theirs in times) / 2,
+        at_most=1.02,
+    )
+    with _silent():
+        ours, theirs = side_by_side(_loading(folder), load, rounds=15, before=settle)
+    yield ratio_row("load the program on a new cache, against stock", ours, theirs, at_most=1.25)
+
+
+def _write(folder: Path) -> None:
+    """Write the program with live weights to `live`, the stock one to `stock`, and adapters `0.ptd` and `1.ptd`."""
+    from executorch.examples.models.llama.export_llama_lib import export_llama
+
+    model = folder / "model"
+    write_model(model, _MODEL, {"base": _MODEL.checkpoint(0)})
+    adapters = [_MODEL.adapter(seed, ("wq", "wv"), 0.1) for seed in range(2)]
+    write_peft(model / "adapter", adapters[0])
+    for name, export in (("live", export_llm), ("stock", export_llama)):
+        (folder / name).mkdir()
+        export(config(model, "base", folder / name / "model.pte", adapter="adapter"))
+    for number, adapter in enumerate(adapters):
+        foundation = folder / "live" / "foundation.ptd"
+        save_adapter(folder / f"{number}.ptd", adapter, foundation=foundation, scale=LORA_ALPHA / RANK)
+
+
+def _loading(folder: Path) -> Callable[[], object]:
+    def load() -> object:
+        with serving(BlobCache([folder / "live" / "foundation.ptd", folder / "live" / "model_lora.ptd"])):
+            paths = (folder / "live" / "model.pte", folder / "model" / "tokenizer.json")
+            again = runner(*paths, folder / "live" / "foundation.ptd")
+            text(again, tokens=1)
+        return again
+
+    return load
+
+
+def _generating(runner: Any) -> Callable[[], object]:
+    return lambda: text(runner, tokens=_TOKENS)
+
+
+@contextlib.contextmanager
+def _silent() -> Iterator[None]:
+    """Keep what the exporter and the runner print, also from C++, out of the table."""
+    kept = [os.dup(number) for number in (1, 2)]
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    level = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        for number in (1, 2):
+            os.dup2(nowhere, number)
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+            yield
+    finally:
+        logging.disable(level)
+        for number, descriptor in zip((1, 2), kept, strict=True):
+            os.dup2(descriptor, number)
+            os.close(descriptor)
+        os.close(nowhere)

@@ -1,0 +1,220 @@
+"""What an `adapter_config.json` of PEFT says, and what of it a program can honour.
+
+Every field of PEFT's `LoraConfig` (0.21) is decided here on purpose: it is honoured, it does not change what a trained
+adapter computes, or it is refused by its name. A field that is unknown to this version is refused, unless it is switched
+off. https://huggingface.co/docs/peft/package_reference/lora describes the fields.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from blobstore.errors import AdapterError, InvalidFileError
+from blobstore.memory.mapped_file import map_file
+
+__all__ = ["CONFIG_NAME", "FIELDS", "PeftConfig", "read_config"]
+
+CONFIG_NAME = "adapter_config.json"
+_MOST = 1 << 24  # bytes; those of PEFT have about a kilobyte
+
+_HONOURED = {"peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "init_lora_weights"}
+
+_NO_EFFECT = {
+    # which modules have an adapter: the tensors show it
+    *("target_modules", "exclude_modules", "layers_to_transform", "layers_pattern"),
+    # used while training only
+    *("lora_dropout", "velora_config", "inference_mode", "runtime_config"),
+    # how the adapter began; `init_lora_weights` shows whether the base was changed, too
+    *("eva_config", "corda_config", "lora_ga_config", "loftq_config"),
+    # they matter only beside another field, which is refused
+    *("megatron_core", "qalora_group_size"),
+    # where it came from
+    *("task_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision"),
+}
+
+_REFUSED = {
+    "use_dora": "weights are decomposed into magnitude and direction",
+    "modules_to_save": "whole modules were trained",
+    "trainable_token_indices": "rows of the embeddings were trained",
+    "lora_bias": "the second matrix has a bias",
+    "fan_in_fan_out": "the weights of the base are stored transposed",
+    "layer_replication": "layers of the base are repeated",
+    "target_parameters": "parameters were adapted, and not modules",
+    "megatron_config": "the layers are split over several devices",
+    "alora_invocation_tokens": "the adapter acts on a part of the tokens only",
+    "arrow_config": "a router chooses among several adapters",
+    "use_qalora": "the first matrix takes averages of groups of inputs",
+    "use_bdlora": "the matrices are block diagonal",
+    "kasa_config": "the weights of the base were truncated, and there is a diagonal between the matrices",
+    "monteclora_config": "the matrices are drawn at random",
+    "ensure_weight_tying": "the adapters of tied modules are one",
+}
+
+_INITIAL = {True, False, None, "gaussian", "eva", "orthogonal"}
+"""Initial values that leave the weights of the base as they are."""
+
+FIELDS = _HONOURED | _NO_EFFECT | _REFUSED.keys() | {"bias"}
+"""All fields that are decided."""
+
+_LITERAL = re.compile(r"\^?(?:[\w-]|\\?\.)+\$?", re.ASCII)
+
+
+@dataclass(frozen=True)
+class PeftConfig:
+    """A configuration that can be honoured.
+
+    Attributes:
+        path: the file, for messages.
+        fields: what the file says, complete.
+        rank, alpha: of modules without an entry in the patterns.
+        rslora: whether the scale is alpha / sqrt(rank), and not alpha / rank.
+        ranks: all ranks that modules may have.
+        alphas: the modules with another alpha, as pairs of an expression and a number.
+    """
+
+    path: Path
+    fields: Mapping[str, Any]
+    rank: int
+    alpha: float
+    rslora: bool
+    ranks: frozenset[int]
+    alphas: tuple[tuple[re.Pattern[str], float], ...]
+
+    @classmethod
+    def of(cls, fields: Any, path: Path) -> PeftConfig:
+        """Check the fields.
+
+        Args:
+            fields: the parsed JSON.
+            path: the file, for messages.
+
+        Raises:
+            InvalidFileError: they are not a configuration.
+            AdapterError: a field cannot be honoured.
+        """
+        if not isinstance(fields, dict):
+            raise InvalidFileError(path, "expected a JSON object")
+        kind = fields.get("peft_type")
+        if kind != "LORA":
+            raise AdapterError(f"{path}: peft_type is {kind!r}; only adapters of type 'LORA' can be imported")
+        for name, value in fields.items():
+            _check_field(name, value, path)
+        return cls(
+            path=path,
+            fields=fields,
+            rank=_number(fields.get("r", 8), "r", path, whole=True),
+            alpha=_number(fields.get("lora_alpha", 8), "lora_alpha", path),
+            rslora=_flag(fields.get("use_rslora", False), "use_rslora", path),
+            ranks=frozenset(
+                [
+                    _number(fields.get("r", 8), "r", path, whole=True),
+                    *(number for _, number in _pattern(fields, "rank_pattern", path, lambda key: None, whole=True)),
+                ]
+            ),
+            alphas=tuple(_pattern(fields, "alpha_pattern", path, lambda key: _expression(key, path))),
+        )
+
+    def scale(self, module: str, rank: int) -> float:
+        """The factor of the product of a pair.
+
+        Args:
+            module: its name, without the prefix of PEFT.
+            rank: its rank.
+
+        Raises:
+            AdapterError: the configuration has no such rank.
+        """
+        if rank not in self.ranks:
+            listed = ", ".join(map(str, sorted(self.ranks)))
+            raise AdapterError(f"{self.path}: module '{module}' has rank {rank}, but r and rank_pattern have {listed}")
+        alpha = next((alpha for expression, alpha in self.alphas if expression.match(module)), self.alpha)
+        return alpha / (math.sqrt(rank) if self.rslora else rank)
+
+
+def read_config(path: Path) -> PeftConfig:
+    """Read and check a configuration.
+
+    Raises:
+        FileAccessError: the file cannot be opened.
+        InvalidFileError: it is not a configuration.
+        AdapterError: a field of it cannot be honoured.
+    """
+    return PeftConfig.of(read_json(path), path)
+
+
+def read_json(path: str | os.PathLike[str]) -> Any:
+    """A small JSON file.
+
+    Raises:
+        FileAccessError: it cannot be opened.
+        InvalidFileError: it is not JSON, or larger than 16 MiB.
+    """
+    data = map_file(path)
+    if len(data) > _MOST:
+        raise InvalidFileError(path, f"{len(data):,} bytes are too many for a configuration")
+    try:
+        return json.loads(str(data, "utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise InvalidFileError(path, f"not JSON: {error}") from None
+
+
+def _check_field(name: str, value: Any, path: Path) -> None:
+    """Refuse a field that cannot be honoured."""
+    if name in _HONOURED - {"init_lora_weights"} or name in _NO_EFFECT:
+        return
+    if name == "init_lora_weights":
+        if not isinstance(value, bool | str | None) or value not in _INITIAL:
+            raise AdapterError(
+                f"{path}: init_lora_weights is {value!r}, which changes the weights of the base, too; convert the adapter "
+                "with path_initial_model_for_weight_conversion when you save it, or merge it"
+            )
+    elif name == "bias":
+        if value != "none":
+            raise AdapterError(f"{path}: bias is {value!r}: biases of the base were trained, which no adapter file holds")
+    elif value not in (None, False, [], {}, ""):
+        reason = _REFUSED.get(name, "this field is unknown to this version, and may change what the adapter computes")
+        raise AdapterError(f"{path}: {name} cannot be honoured: {reason}; merge the adapter into its base with PEFT")
+
+
+def _flag(value: Any, name: str, path: Path) -> bool:
+    if not isinstance(value, bool):
+        raise InvalidFileError(path, f"{name} must be true or false, found {value!r}")
+    return value
+
+
+def _number(value: Any, name: str, path: Path, *, whole: bool = False) -> Any:
+    kind = "positive integer" if whole else "finite number"
+    if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
+        raise InvalidFileError(path, f"{name} must be a {kind}, found {value!r}")
+    if (whole and not 0 < value < 2**31) or abs(value) > 1e300 or math.isnan(value):
+        raise InvalidFileError(path, f"{name} must be a {kind}, found {value!r}")
+    return value
+
+
+def _pattern(
+    fields: Mapping[str, Any], name: str, path: Path, key_of: Callable[[str], Any], *, whole: bool = False
+) -> list[tuple[Any, Any]]:
+    """The entries of rank_pattern or alpha_pattern."""
+    found = fields.get(name) or {}
+    if not isinstance(found, dict):
+        raise InvalidFileError(path, f"{name} must map names of modules to numbers, found {found!r}")
+    return [(key_of(key), _number(value, f"{name}[{key!r}]", path, whole=whole)) for key, value in found.items()]
+
+
+def _expression(key: str, path: Path) -> re.Pattern[str]:
+    """A key of alpha_pattern as PEFT matches it: as the end of a module's name, behind a dot or as all of it.
+
+    Only letters, digits, `_`, `-`, dots, and anchors are taken: an expression from a file could match for hours.
+    """
+    if not _LITERAL.fullmatch(key):
+        raise AdapterError(
+            f"{path}: alpha_pattern has the expression {key!r}; only names of modules, or ends of them, can be honoured"
+        )
+    return re.compile(rf"(.*\.)?({key})$")

@@ -1,0 +1,145 @@
+"""Names of modules in PEFT's files and in programs, and the order of rows that the rotary embedding of a program needs.
+
+PEFT names the modules of Hugging Face's model. A program has these names, or those of Llama's own checkpoints, which
+ExecuTorch's exporter takes.
+
+Names alone do not make a Llama: Hugging Face rotates the two halves of a head against each other, Llama's own code
+neighbouring elements. So the rows of q and k lie in another order in its checkpoints, unless the program rotates as
+Hugging Face does (`use_hf_rope` in the exporter's params.json). The tests compare both with eager models.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from blobstore.adapters.peft_config import read_json
+from blobstore.errors import AdapterError, InvalidFileError, KeyNotFoundError
+
+__all__ = ["PREFIX", "Names", "hf_name", "is_rotated", "params_head_dim", "rows_as_hf", "rows_as_llama"]
+
+PREFIX = "base_model.model."
+"""What PEFT puts before the names of the base model."""
+
+_LLAMA = {
+    "self_attn.q_proj": "attention.wq",
+    "self_attn.k_proj": "attention.wk",
+    "self_attn.v_proj": "attention.wv",
+    "self_attn.o_proj": "attention.wo",
+    "mlp.gate_proj": "feed_forward.w1",
+    "mlp.up_proj": "feed_forward.w3",
+    "mlp.down_proj": "feed_forward.w2",
+}
+_HF = {llama: hf for hf, llama in _LLAMA.items()}
+_IN_LAYER = re.compile(r"(?:model\.)?(layers\.\d+)\.(\w+\.\w+)", re.ASCII)
+_WRAPPERS = 16  # names of modules that an exporter puts before those of the model
+_LAYER = re.compile(r"(?:^|\.)\d+\.", re.ASCII)
+_ROTATED = re.compile(r"(?:.*\.)?layers\.\d+\.attention\.w[qk]", re.ASCII)
+
+
+class Names:
+    """The modules of a program, to find those that PEFT means.
+
+    Args:
+        modules: their names.
+        what: the program's files, for messages.
+    """
+
+    def __init__(self, modules: Collection[str], what: str) -> None:
+        self._modules = set(modules)
+        self._what = what
+        self._ends: dict[str, list[str]] = {}  # modules by each end of their names
+        for module in sorted(self._modules):
+            for match in itertools.islice(re.finditer(r"\.", module), _WRAPPERS):
+                self._ends.setdefault(module[match.end() :], []).append(module)
+
+    def find(self, name: str) -> str:
+        """The module of a program that PEFT calls `name`, without its prefix.
+
+        The name itself counts first, then the one without the leading `model.`, then Llama's; each may stand behind names
+        of modules that the exporter wrapped around the model.
+
+        Raises:
+            KeyNotFoundError: there is none.
+            AdapterError: there are several.
+        """
+        forms = list(dict.fromkeys([name, name.removeprefix("model."), llama_name(name)]))
+        for form in forms:
+            if form in self._modules:
+                return form
+            ends = self._ends.get(form, []) if _LAYER.search(form) else []
+            if len(ends) > 1:
+                raise AdapterError(f"module '{name}' may be any of {', '.join(map(repr, ends))} in {self._what}; use names=")
+            if ends:
+                return ends[0]
+        listed = " or ".join(map(repr, forms))
+        raise KeyNotFoundError(f"module '{name}' is not in {self._what}, which has no {listed}")
+
+
+def llama_name(name: str) -> str:
+    """What Llama's checkpoints call a module of Hugging Face's model; the same name if they have no other."""
+    if name == "lm_head":
+        return "output"
+    match = _IN_LAYER.fullmatch(name)
+    return f"{match[1]}.{_LLAMA[match[2]]}" if match and match[2] in _LLAMA else name
+
+
+def hf_name(name: str) -> str:
+    """What Hugging Face's model calls a module with a name of Llama's checkpoints; the same name if it is none."""
+    if name == "output":
+        return "lm_head"
+    match = _IN_LAYER.fullmatch(name)
+    return f"model.{match[1]}.{_HF[match[2]]}" if match and match[2] in _HF else name
+
+
+def is_rotated(module: str) -> bool:
+    """Whether a module of a program makes the q or k of a Llama, so that the order of its rows matters."""
+    return _ROTATED.fullmatch(module) is not None
+
+
+def params_head_dim(params: Mapping[str, Any] | str | os.PathLike[str]) -> int:
+    """What the `params.json` of an export says of the rotary embedding.
+
+    Returns:
+        The size of a head if neighbouring elements are rotated, as Llama's own code does; 0 if halves are.
+
+    Raises:
+        FileAccessError: the file cannot be opened.
+        InvalidFileError: it is malformed.
+    """
+    fields = params if isinstance(params, Mapping) else read_json(params)
+    path = "params" if isinstance(params, Mapping) else params
+    if not isinstance(fields, Mapping):
+        raise InvalidFileError(path, "expected a JSON object")
+    if fields.get("use_hf_rope", False):
+        return 0
+    head = fields.get("head_dim")
+    if head is None:
+        heads, dim = fields.get("n_heads"), fields.get("dim")
+        if not all(type(number) is int and number > 0 for number in (heads, dim)) or dim % heads:
+            raise InvalidFileError(path, f"expected head_dim, or dim and n_heads, found {dim!r} and {heads!r}")
+        head = dim // heads
+    if type(head) is not int or head <= 0 or head % 2:
+        raise InvalidFileError(path, f"head_dim must be a positive even integer, found {head!r}")
+    return head
+
+
+def rows_as_llama(rows: npt.NDArray[Any], head_dim: int) -> npt.NDArray[Any]:
+    """Rows in Hugging Face's order (for each head: first halves, second halves) as neighbours, for Llama's own code.
+
+    Args:
+        rows: of shape (heads x head_dim, anything).
+        head_dim: the size of a head.
+    """
+    return np.ascontiguousarray(rows.reshape(-1, 2, head_dim // 2, rows.shape[1]).swapaxes(1, 2)).reshape(rows.shape)
+
+
+def rows_as_hf(rows: npt.NDArray[Any], head_dim: int) -> npt.NDArray[Any]:
+    """The reverse of `rows_as_llama`."""
+    return np.ascontiguousarray(rows.reshape(-1, head_dim // 2, 2, rows.shape[1]).swapaxes(1, 2)).reshape(rows.shape)

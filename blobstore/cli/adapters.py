@@ -1,0 +1,181 @@
+"""`blobstore adapters`: what they hold and whether they fit; PEFT's in and out; several as one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+import typer.core
+
+from blobstore.cli import ERROR
+from blobstore.cli.output import on_terminal, out, print_error, print_json, print_table, say
+from blobstore.errors import AdapterError, BlobStoreError
+from blobstore.memory.mapped_file import same_file
+from blobstore.tools.folders import files_of
+
+if TYPE_CHECKING:
+    from blobstore.adapters import AdapterInfo, AdaptersInfo, FoundationInfo, NamedTensor
+
+__all__ = ["HELP", "WithDefault", "combine", "from_peft", "listed", "to_peft"]
+
+HELP = "List and check LoRA adapters, import and export those of PEFT, and combine several. `list` is the default."
+NO = 1
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+Foundation = Annotated[
+    list[Path],
+    typer.Option("--foundation", help="The data file (.ptd) of the foundation; repeat it for several that belong together."),
+]
+
+
+class WithDefault(typer.core.TyperGroup):
+    """A group whose command `list` may be left out: `blobstore adapters foundation.ptd a.ptd`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if args and args[0] not in self.commands and args[0] not in ("-h", "--help"):
+            args = ["list", *args]
+        return list(super().parse_args(ctx, args))
+
+
+def listed(
+    foundation: Annotated[
+        Path,
+        typer.Argument(help="The data file (.ptd) of the foundation; or a folder of several that belong together."),
+    ],
+    files: Annotated[
+        list[Path], typer.Argument(metavar="ADAPTER", help="Data files (.ptd) of adapters, and folders of them.")
+    ],
+    as_json: AsJson = False,
+) -> None:
+    """List what a foundation and its LoRA adapters hold, and check that they fit. Exit code 1 if one does not.
+
+    An adapter fits if its pairs are complete and finite, the foundation has their modules with the same shapes, and
+    the adapter was made for this foundation. An adapter that does not record its foundation is listed as not bound.
+    Exit code 3 if a file is no adapter or cannot be read; the others are listed anyway.
+    """
+    base = files_of(foundation, (".ptd",))
+    given: list[Path] = []
+    for path in files:
+        inside = files_of(path, (".ptd",))
+        given += inside if inside == [path] else [file for file in inside if not any(same_file(file, b) for b in base)]
+    if not given:
+        raise AdapterError(f"{', '.join(map(str, files))}: there is no adapter beside the foundation")
+    from blobstore.adapters import AdaptersInfo, inspect_adapters  # needs the native package, as no other command does
+
+    code, listed = 0, inspect_adapters(base, [])
+    for path in dict.fromkeys(given):
+        try:
+            found = inspect_adapters(base, path)
+        except BlobStoreError as error:
+            print_error(error)
+            code = ERROR
+        else:
+            listed = AdaptersInfo(found.foundation, (*listed.adapters, *found.adapters))
+    if as_json:
+        print_json(listed)
+    else:
+        _print_adapters(listed)
+    if not all(adapter.fits for adapter in listed.adapters):
+        code = code or NO
+    if code:
+        raise typer.Exit(code)
+
+
+def _print_adapters(found: AdaptersInfo) -> None:
+    base = found.foundation
+    say(f"{', '.join(map(str, base.paths))}: foundation {base.fingerprint}, {base.keys} keys, {base.nbytes:,} bytes")
+    columns = ("tensor", "dtype", "shape", "bytes", "rank")
+    print_table("", columns[:-1], [_tensor_row(tensor) for tensor in base.tensors])
+    for adapter in found.adapters:
+        out.print()
+        scale = "not recorded" if adapter.scale is None else f"{adapter.scale:g}"
+        say(f"{adapter.path}: adapter of {len(adapter.pairs)} modules, {adapter.nbytes:,} bytes, scale {scale}")
+        ranks = {name: pair.rank for pair in adapter.pairs for name in (pair.a, pair.b)}
+        rows = [(*_tensor_row(tensor), ranks.get(tensor.name, "")) for tensor in adapter.tensors]
+        print_table("", columns, rows)
+        say(f"{'fits' if adapter.fits else 'DOES NOT FIT'}; {_made_for(adapter, base)}")
+        for problem in adapter.problems:
+            say(f"  {problem}")
+
+
+def _tensor_row(tensor: NamedTensor) -> tuple[str, str, str, int]:
+    shape = " x ".join(map(str, tensor.sizes)) or "scalar"
+    return tensor.name, tensor.scalar_type.name.lower(), shape, tensor.nbytes
+
+
+def _made_for(adapter: AdapterInfo, base: FoundationInfo) -> str:
+    if adapter.foundation is None:
+        return "not bound: it does not record the foundation that it was made for"
+    return "made for this foundation" if adapter.foundation == base.fingerprint else "made for another foundation"
+
+
+def from_peft(
+    source: Annotated[Path, typer.Argument(metavar="DIR", help="The folder that PEFT wrote.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The adapter (.ptd) to write.")],
+    foundation: Foundation,
+    like: Annotated[
+        Path | None,
+        typer.Option(help="An adapter of the programs: its tensors and shapes; what is missing is filled up with zeros."),
+    ] = None,
+    params: Annotated[
+        Path | None, typer.Option(help="The params.json of a Llama's export, if the foundation has no rotary tables.")
+    ] = None,
+    round_values: Annotated[
+        bool, typer.Option("--round", help="Allow numbers to be rounded to the dtype of the programs.")
+    ] = False,
+) -> None:
+    """Write an adapter of PEFT as a data file for the programs on a foundation.
+
+    What cannot be honoured is refused by its name.
+    """
+    from blobstore.adapters import import_peft
+
+    nbytes = import_peft(source, output, foundation=foundation, like=like, params=params, round_values=round_values)
+    say(f"{output}: {nbytes:,} bytes")
+
+
+def to_peft(
+    source: Annotated[Path, typer.Argument(metavar="ADAPTER", help="The adapter (.ptd).")],
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="The folder for PEFT's files.")],
+    base_model: Annotated[str | None, typer.Option(help="The base model that the configuration names.")] = None,
+    params: Annotated[
+        Path | None, typer.Option(help="The params.json of a Llama's export, for an adapter that was not imported.")
+    ] = None,
+) -> None:
+    """Write an adapter as PEFT does: adapter_config.json and adapter_model.safetensors.
+
+    An adapter that was imported comes back to the bit.
+    """
+    from blobstore.adapters import export_peft
+
+    nbytes = export_peft(source, output, base_model=base_model, params=params)
+    say(f"{output}: {nbytes:,} bytes")
+
+
+def combine(
+    adapters: Annotated[
+        list[str],
+        typer.Argument(metavar="ADAPTER[=STRENGTH]...", help="Adapters (.ptd), each with how much of it: 1 by default."),
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The adapter (.ptd) to write.")],
+    foundation: Foundation,
+    like: Annotated[
+        Path | None, typer.Option(help="An adapter of the programs: its tensors, shapes and scale.")
+    ] = None,
+) -> None:
+    """Write several adapters as one, whose rank is the sum of theirs."""
+    from blobstore.adapters import combine_adapters
+
+    nbytes = combine_adapters([_strength(one) for one in adapters], output, foundation=foundation, like=like)
+    say(f"{output}: {nbytes:,} bytes")
+
+
+def _strength(text: str) -> tuple[str, float]:
+    path, equals, number = text.rpartition("=")
+    if not equals:
+        return text, 1.0
+    try:
+        return path, float(number)
+    except ValueError:
+        raise typer.BadParameter(f"expected ADAPTER or ADAPTER=STRENGTH, got {text!r}", param_hint="ADAPTER") from None

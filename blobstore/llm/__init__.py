@@ -1,0 +1,20 @@
+"""Language models: ExecuTorch's `export_llm`, with weights that can be changed by name; see docs/language-models.md.
+
+Importing this package needs neither torch nor executorch. Both are imported when one of its names is first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from blobstore.llm.export import export_llm
+
+__all__ = ["export_llm"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.export"), name)

@@ -1,0 +1,144 @@
+"""ExecuTorch's `export_llm`, through `BlobStorePartitioner`: the same configuration, with weights in files of their own."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from blobstore.adapters import AdapterTags
+from blobstore.errors import UnsupportedDataError, UnsupportedOperationError
+from blobstore.executorch import LlmConfig, LLMEdgeManager, LoRALinear, export_llama_lib
+from blobstore.llm.names import checkpoint_names, restore_checkpoint_names
+from blobstore.lowering import BlobStorePartitioner
+from blobstore.lowering.names import Tag
+from blobstore.programs import save_program
+from blobstore.store import check_tag
+
+__all__ = ["export_llm"]
+
+_lock = threading.Lock()
+
+
+def export_llm(config: LlmConfig) -> Path:
+    """Export a language model as ExecuTorch's `export_llm` does, so that its weights can be changed by name.
+
+    The program goes to the place that `export_llm` gives it, the weights to data files in `export.output_dir`. Other
+    programs that were exported to these files keep their weights, and share those that are equal.
+
+    Args:
+        config: what `export_llm` takes. Weights of LoRA adapters, which have `lora_a` or `lora_b` in their names, go to
+            `export.lora_weights_file`, and all others to `export.foundation_weights_file`, each with or without `.ptd`.
+            Left out, these are `<program>_lora.ptd` and `foundation.ptd`. If both are the same, so is the file. The
+            object is not changed.
+
+    Returns:
+        The path of the program.
+
+    Raises:
+        UnsupportedDataError: `config` is not an `LlmConfig`.
+        UnsupportedOperationError: it enables another backend than XNNPACK, or none, so that no weights could be changed.
+        InvalidTagError: the name of a data file is not a plain file name.
+        KeyConflictError: another program in the folder uses other contents of a weight in one of the data files.
+        FileAccessError, OutputPathError: as for `save_programs`.
+        MissingDependencyError: the installed ExecuTorch has another exporter.
+        Everything that ExecuTorch's exporter raises.
+    """
+    if not isinstance(config, LlmConfig):
+        raise UnsupportedDataError(f"expected an LlmConfig, found a {type(config).__qualname__}")
+    config = copy.deepcopy(config)
+    _check_backend(config)
+    tag = _tag(config)
+    config.export.foundation_weights_file = config.export.lora_weights_file = None  # ours instead of the exporter's
+    with _wrapped(tag):
+        return Path(export_llama_lib.export_llama(config))
+
+
+def _check_backend(config: LlmConfig) -> None:
+    """Check that XNNPACK and nothing else is enabled."""
+    backends = vars(config.backend)
+    others = sorted(
+        name for name, backend in backends.items() if getattr(backend, "enabled", False) and name != "xnnpack"
+    )
+    if others:
+        raise UnsupportedOperationError(
+            f"backend.{others[0]}.enabled: weights can only be changed in programs for XNNPACK; use ExecuTorch's own "
+            "export_llm for other backends"
+        )
+    quantizes = config.quantization.pt2e_quantize is not None
+    if not (config.backend.xnnpack.enabled or quantizes):
+        raise UnsupportedOperationError("backend.xnnpack.enabled is false; set it to true")
+
+
+def _tag(config: LlmConfig) -> Tag:
+    """The data file of each weight.
+
+    Raises:
+        InvalidTagError: the name of a file is not a plain file name.
+    """
+    program = Path(config.export.output_name or config.base.model_class.value).name.removesuffix(".pte")
+    foundation = config.export.foundation_weights_file or "foundation"
+    adapter = config.export.lora_weights_file or f"{program}_lora"
+    for name in (foundation, adapter):
+        check_tag(name)
+    foundation, adapter = foundation.removesuffix(".ptd"), adapter.removesuffix(".ptd")
+    return foundation if foundation == adapter else AdapterTags(foundation, adapter)
+
+
+@contextmanager
+def _wrapped(tag: Tag) -> Iterator[None]:
+    """Let ExecuTorch's exporter use the wrapped partitioners, and write the data files as given by `tag`."""
+    stock = export_llama_lib.get_xnnpack_partitioner
+
+    def partitioner(*args: Any, **kwargs: Any) -> BlobStorePartitioner:
+        return BlobStorePartitioner(stock(*args, **kwargs), tag=tag)
+
+    def manager(*args: Any, **kwargs: Any) -> _Manager:
+        return _Manager(tag, *args, **kwargs)
+
+    names = {"get_xnnpack_partitioner": partitioner, "LLMEdgeManager": manager}
+    with _lock:
+        kept = {name: getattr(export_llama_lib, name) for name in names}
+        vars(export_llama_lib).update(names)
+        try:
+            yield
+        finally:
+            vars(export_llama_lib).update(kept)
+
+
+class _Manager(LLMEdgeManager):  # type: ignore[misc]
+    """Exports a model with the names of its checkpoint, and saves its weights to data files.
+
+    Args:
+        tag: the data file of each weight.
+        args, kwargs: as ExecuTorch's class takes them.
+    """
+
+    def __init__(self, tag: Tag, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._file_of: Callable[[Any], str | None] = tag if callable(tag) else lambda node: tag
+        self._names: dict[str, tuple[str, ...]] = {}
+
+    def _export(self, module: Any = None) -> Any:
+        """Export the model or, the second time, the graph that was made of it, which is the one that is lowered."""
+        program = super()._export(module)
+        if module is None:
+            self._names = checkpoint_names(self.model, LoRALinear)
+        else:
+            restore_checkpoint_names(program, self._names)
+        return program
+
+    def to_executorch(
+        self, passes: Any = None, external_constants_tag: Any = None, share_mutable_buffers: bool = False
+    ) -> LLMEdgeManager:
+        """Lower to ExecuTorch's format, with all constants outside of delegates in the data files."""
+        return super().to_executorch(passes, external_constants_tag or self._file_of, share_mutable_buffers)
+
+    def save_to_pte(self, output_name: str) -> None:
+        """Write the program and its data files. All are complete, or, after an error, as they were before."""
+        path = Path(output_name if output_name.endswith(".pte") else f"{self.output_dir}/{output_name}.pte")
+        save_program(self.export_program, path, self.output_dir)
+        self._saved_pte_filename = str(path)

@@ -1,0 +1,124 @@
+"""Tiny Llamas of Hugging Face and of ExecuTorch, and adapters that PEFT saved for them."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tests.models import quiet
+
+HEAD_DIM, RANK = 8, 4
+TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+LLAMA = {
+    "self_attn.q_proj": "attention.wq",
+    "self_attn.k_proj": "attention.wk",
+    "self_attn.v_proj": "attention.wv",
+    "self_attn.o_proj": "attention.wo",
+    "mlp.gate_proj": "feed_forward.w1",
+    "mlp.up_proj": "feed_forward.w3",
+    "mlp.down_proj": "feed_forward.w2",
+    "input_layernorm": "attention_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "embed_tokens": "tok_embeddings",
+    "lm_head": "output",
+}
+TOKENS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6]])
+
+
+@functools.cache
+def hf_llama() -> Any:
+    """Hugging Face's model, with random weights."""
+    with quiet():
+        from transformers import LlamaConfig, LlamaForCausalLM
+    config = LlamaConfig(
+        vocab_size=32,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=32,
+        tie_word_embeddings=False,
+        initializer_range=0.2,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return LlamaForCausalLM(config).eval()
+
+
+def hf_logits(module: Any) -> Tensor:
+    """The logits of Hugging Face's model."""
+    with torch.no_grad():
+        return module(TOKENS).logits
+
+
+def save_peft(folder: Path, *, seed: int = 1, dtype: torch.dtype = torch.float32, **config: Any) -> Tensor:
+    """Have PEFT save a random adapter of `hf_llama`, and return the logits that the model computes with it."""
+    import copy
+
+    with quiet(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from peft import LoraConfig, get_peft_model
+
+        options = {"r": RANK, "lora_alpha": 6, "target_modules": TARGETS, "task_type": "CAUSAL_LM", **config}
+        model = get_peft_model(copy.deepcopy(hf_llama()), LoraConfig(**options)).eval()
+        generator = torch.Generator().manual_seed(seed)
+        for name, parameter in model.named_parameters():
+            if "lora_" in name:
+                values = 0.3 * torch.randn(parameter.shape, generator=generator)
+                parameter.data = values.to(dtype)
+        model.save_pretrained(folder)
+        return hf_logits(model.float())
+
+
+def llama_names(name: str) -> str:
+    """The name in Llama's checkpoints of a tensor of Hugging Face's model."""
+    name = name.removeprefix("model.")
+    for hf, llama in LLAMA.items():
+        name = name.replace(hf, llama)
+    return name
+
+
+def neighbours(rows: Tensor) -> Tensor:
+    """Rows of q or k as Llama's own checkpoints have them; the inverse of what Hugging Face's conversion script does."""
+    heads = rows.shape[0] // HEAD_DIM
+    return rows.view(heads, 2, HEAD_DIM // 2, -1).transpose(1, 2).reshape(rows.shape)
+
+
+def executorch_llama(*, hf_rope: bool, rank: int = RANK, alpha: float = 6, targets: Any = TARGETS) -> nn.Module:
+    """ExecuTorch's model with the weights of `hf_llama`, and branches for an adapter whose tensors are random."""
+    with quiet():
+        from executorch.examples.models.llama.llama_transformer import construct_transformer
+        from executorch.examples.models.llama.model_args import ModelArgs
+    arguments = ModelArgs(
+        dim=32,
+        n_layers=2,
+        n_heads=4,
+        n_kv_heads=2,
+        vocab_size=32,
+        hidden_dim=48,
+        norm_eps=hf_llama().config.rms_norm_eps,
+        max_seq_len=32,
+        max_context_len=32,
+        use_hf_rope=hf_rope,
+        generate_full_logits=True,
+        r=rank,
+        lora_alpha=alpha,
+        target_modules=list(targets),
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(5)
+        module = construct_transformer(arguments).eval()
+    state = {}
+    for name, tensor in hf_llama().state_dict().items():
+        rotated = "q_proj" in name or "k_proj" in name
+        state[llama_names(name)] = neighbours(tensor) if rotated and not hf_rope else tensor
+    missing, unexpected = module.load_state_dict(state, strict=False)
+    assert not unexpected
+    assert all("lora_" in name for name in missing)
+    return module

@@ -1,0 +1,532 @@
+"""Adapters that PEFT saved, in and out. PEFT itself, and eager models of both kinds, are the oracles (L2)."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from blobstore import load_file, save_file
+from blobstore.adapters import (
+    AdapterTags,
+    export_peft,
+    import_peft,
+    load_adapter,
+    merge_adapter,
+    read_adapter,
+    save_adapter,
+)
+from blobstore.adapters.peft_config import FIELDS, PeftConfig
+from blobstore.errors import (
+    AdapterError,
+    BlobStoreError,
+    InvalidFileError,
+    KeyNotFoundError,
+    LayoutError,
+    OutputPathError,
+)
+from blobstore.lowering.export import lower
+from blobstore.runtime import BlobCache, Program
+from tests.adapters import llama
+from tests.adapters.llama import TOKENS, executorch_llama, hf_llama, hf_logits, save_peft
+from tests.lowering.live import plugin, write
+from tests.models import quiet
+
+PARAMS = {"dim": 32, "n_heads": 4, "n_kv_heads": 2}
+
+
+def tensors_of(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {name: tensor.detach() for name, tensor in (*module.named_parameters(), *module.named_buffers())}
+
+
+def files(folder: Path, module: torch.nn.Module, *, tables: bool = True) -> tuple[Path, Path]:
+    """A foundation and an adapter with the names of a module, as lowering with AdapterTags splits them."""
+    tensors = tensors_of(module)
+    base = {n: t for n, t in tensors.items() if "lora_" not in n and (tables or "freqs" not in n)}
+    save_file(base, folder / "foundation.ptd")
+    lora = {n: t for n, t in tensors.items() if "lora_" in n}
+    save_adapter(folder / "lowered.ptd", lora, foundation=folder / "foundation.ptd", scale=1.0)
+    return folder / "foundation.ptd", folder / "lowered.ptd"
+
+
+def hf_foundation(folder: Path) -> Path:
+    save_file(dict(hf_llama().state_dict()), folder / "foundation.ptd")
+    return folder / "foundation.ptd"
+
+
+def safetensors_of(folder: Path) -> dict[str, torch.Tensor]:
+    from safetensors.torch import load_file as load
+
+    return load(folder / "adapter_model.safetensors")
+
+
+def check_same(one: Path, other: Path) -> None:
+    """The same tensors to the bit, and the same configuration."""
+    left, right = safetensors_of(one), safetensors_of(other)
+    assert left.keys() == right.keys()
+    for key, tensor in left.items():
+        assert tensor.dtype == right[key].dtype
+        assert tensor.shape == right[key].shape
+        assert torch.equal(tensor.view(torch.uint8), right[key].view(torch.uint8))
+    assert json.loads((one / "adapter_config.json").read_text()) == json.loads(
+        (other / "adapter_config.json").read_text()
+    )
+
+
+def peft_logits(folder: Path) -> torch.Tensor:
+    """What PEFT computes with an adapter that it loads."""
+    with quiet(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from peft import PeftModel
+
+        return hf_logits(PeftModel.from_pretrained(copy.deepcopy(hf_llama()), folder).eval().float())
+
+
+def edit(folder: Path, **fields: Any) -> None:
+    """Change fields of a saved configuration."""
+    path = folder / "adapter_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    save_peft(tmp_path / "peft")
+    return tmp_path / "peft"
+
+
+@pytest.mark.parametrize("hf_rope", [True, False], ids=["halves", "neighbours"])
+@pytest.mark.parametrize("told", ["by the tables", "by params"])
+def test_llama_computes_what_peft_does(tmp_path: Path, hf_rope: bool, told: str) -> None:
+    """ExecuTorch's Llama, in Hugging Face's order of rows and in its own, with the imported tensors (L2)."""
+    want = save_peft(tmp_path / "peft")
+    module = executorch_llama(hf_rope=hf_rope)
+    foundation, lowered = files(tmp_path, module, tables=told == "by the tables")
+    params = None if told == "by the tables" else {**PARAMS, "use_hf_rope": hf_rope}
+    import_peft(tmp_path / "peft", tmp_path / "a.ptd", foundation=foundation, like=lowered, params=params)
+    adapter = read_adapter(tmp_path / "a.ptd")
+    assert adapter.scale == 6 / 4
+    module.load_state_dict({name: torch.tensor(array) for name, array in adapter.tensors.items()}, strict=False)
+    with torch.no_grad():
+        torch.testing.assert_close(module(TOKENS), want, rtol=1e-4, atol=1e-4)
+    assert (want - hf_logits(hf_llama())).abs().max() > 1
+    export_peft(tmp_path / "a.ptd", tmp_path / "again")
+    check_same(tmp_path / "peft", tmp_path / "again")
+
+
+def test_the_order_of_rows_matters(tmp_path: Path) -> None:
+    """With rows in the other order, ExecuTorch's Llama computes something else: the test above can fail."""
+    want = save_peft(tmp_path / "peft")
+    module = executorch_llama(hf_rope=False)
+    foundation, lowered = files(tmp_path, module)
+    wrong = {**PARAMS, "use_hf_rope": True}
+    import_peft(tmp_path / "peft", tmp_path / "a.ptd", foundation=foundation, like=lowered, params=wrong)
+    adapter = read_adapter(tmp_path / "a.ptd")
+    module.load_state_dict({name: torch.tensor(array) for name, array in adapter.tensors.items()}, strict=False)
+    with torch.no_grad():
+        assert (module(TOKENS) - want).abs().max() > 0.01
+
+
+def test_an_unknown_order_of_rows_is_refused(tmp_path: Path, saved: Path) -> None:
+    """Without tables and params.json only adapters of other modules are taken."""
+    foundation, lowered = files(tmp_path, executorch_llama(hf_rope=True), tables=False)
+    with pytest.raises(AdapterError, match=r"layers\.0\.attention\.w[qk].*--params"):
+        import_peft(saved, tmp_path / "a.ptd", foundation=foundation, like=lowered)
+    save_peft(tmp_path / "v", target_modules=["v_proj", "down_proj"])
+    import_peft(tmp_path / "v", tmp_path / "a.ptd", foundation=foundation, like=lowered)
+    for params, message in (
+        ({"dim": 33, "n_heads": 4}, "found 33 and 4"),
+        ({"head_dim": 7}, "positive even integer, found 7"),
+    ):
+        with pytest.raises(InvalidFileError, match=message):
+            import_peft(saved, tmp_path / "a.ptd", foundation=foundation, like=lowered, params=params)
+    with pytest.raises(LayoutError, match="no heads of 24"):
+        import_peft(saved, tmp_path / "a.ptd", foundation=foundation, like=lowered, params={"head_dim": 24})
+
+
+@pytest.mark.parametrize("delegated", [False, True], ids=["portable", "delegated"])
+def test_a_lowered_program_computes_what_peft_does(tmp_path: Path, delegated: bool) -> None:
+    """Rank 2 and three of seven modules, in a program with rank 4 in all: the rest is zero (L2, L3)."""
+    small = {"r": 2, "lora_alpha": 3, "target_modules": ["q_proj", "o_proj", "up_proj"]}
+    want = save_peft(tmp_path / "peft", **small)
+    tags = AdapterTags()
+    module = executorch_llama(hf_rope=False, alpha=6)
+    manager = lower(
+        {"forward": (module, (TOKENS,))}, partitioners=plugin(tags) if delegated else list, external_constants=tags
+    )
+    pte = write(manager, tmp_path / "out")
+    foundation, lowered = tmp_path / "out/foundation.ptd", tmp_path / "out/adapter.ptd"
+    import_peft(tmp_path / "peft", tmp_path / "a.ptd", foundation=foundation, like=lowered)
+    cache = BlobCache(lowered, base=BlobCache(foundation))
+    method = Program(pte, cache).method()
+    load_adapter(cache, tmp_path / "a.ptd", program_scale=6 / 4)
+    torch.testing.assert_close(method(TOKENS)[0], want, rtol=1e-3, atol=1e-3)
+    export_peft(tmp_path / "a.ptd", tmp_path / "again")
+    check_same(tmp_path / "peft", tmp_path / "again")
+
+
+def test_names_of_hugging_face(tmp_path: Path, saved: Path) -> None:
+    """A program with these names takes the tensors as they are, and merging gives PEFT's logits (L2)."""
+    foundation = hf_foundation(tmp_path)
+    import_peft(saved, tmp_path / "a.ptd", foundation=foundation)
+    adapter = read_adapter(tmp_path / "a.ptd")
+    assert "model.layers.1.self_attn.q_proj.lora_a.weight" in adapter.contents
+    cache = BlobCache(foundation)
+    merge_adapter(cache, tmp_path / "a.ptd")
+    cache.save(tmp_path / "merged.ptd")
+    module = copy.deepcopy(hf_llama())
+    module.load_state_dict({name: torch.as_tensor(t) for name, t in load_file(tmp_path / "merged.ptd").items()})
+    torch.testing.assert_close(hf_logits(module), peft_logits(saved), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("prefix", ["", "model.", "base_model.model.", "wrapper.inner."])
+def test_names_behind_those_of_a_wrapper(tmp_path: Path, saved: Path, prefix: str) -> None:
+    """Exporters wrap models; PEFT's own wrapper has a base_layer."""
+    end = ".base_layer.weight" if prefix == "base_model.model." else ".weight"
+    tensors = {
+        prefix + (name.removesuffix(".weight") + end if "proj" in name else name): tensor
+        for name, tensor in hf_llama().state_dict().items()
+    }
+    save_file(tensors, tmp_path / "f.ptd")
+    import_peft(saved, tmp_path / "a.ptd", foundation=tmp_path / "f.ptd")
+    assert f"{prefix}model.layers.0.mlp.up_proj.lora_b.weight" in read_adapter(tmp_path / "a.ptd").contents
+
+
+def test_modules_that_are_not_found(tmp_path: Path, saved: Path) -> None:
+    """The message has all names that were tried; several candidates are refused; `names` decides."""
+    state = hf_llama().state_dict()
+    save_file({n: t for n, t in state.items() if "layers.1.mlp.up_proj" not in n}, tmp_path / "f.ptd")
+    with pytest.raises(KeyNotFoundError, match=r"'layers.1.mlp.up_proj' or 'layers.1.feed_forward.w3'"):
+        import_peft(saved, tmp_path / "a.ptd", foundation=tmp_path / "f.ptd")
+    save_file({f"{part}.{n}": t for n, t in state.items() for part in ("left", "right")}, tmp_path / "f.ptd")
+    with pytest.raises(AdapterError, match=r"may be any of 'left\.model\S+', 'right\.model\S+'.*names="):
+        import_peft(saved, tmp_path / "a.ptd", foundation=tmp_path / "f.ptd")
+    names = {
+        n.removesuffix(".weight"): f"right.{n.removesuffix('.weight')}" for n in state if any(t in n for t in llama.TARGETS)
+    }
+    import_peft(saved, tmp_path / "a.ptd", foundation=tmp_path / "f.ptd", names=names)
+    assert all(name.startswith("right.") for name in read_adapter(tmp_path / "a.ptd").contents)
+    with pytest.raises(KeyNotFoundError, match="module 'nowhere' for"):
+        nowhere = {**names, "model.layers.0.mlp.up_proj": "nowhere"}
+        import_peft(saved, tmp_path / "a.ptd", foundation=tmp_path / "f.ptd", names=nowhere)
+    with pytest.raises(AdapterError, match="two modules of PEFT are module"):
+        twice = {**names, "model.layers.0.mlp.up_proj": "right.model.layers.1.mlp.up_proj"}
+        import_peft(saved, tmp_path / "a.ptd", foundation=tmp_path / "f.ptd", names=twice)
+
+
+@pytest.mark.parametrize(
+    ("config", "scale"),
+    [
+        ({"lora_alpha": 5}, 5 / 4),
+        ({"lora_alpha": 5, "use_rslora": True}, 5 / 2),
+        ({"r": 3, "use_rslora": True}, 6 / 3**0.5),
+        ({"lora_dropout": 0.3, "init_lora_weights": "gaussian"}, 6 / 4),
+        ({"rank_pattern": {"q_proj": 2}}, 6 / 4),
+        ({"alpha_pattern": {"model.layers.1.mlp.up_proj": 12, "v_proj": 3}}, 6 / 4),
+        ({"rank_pattern": {"q_proj": 3}, "alpha_pattern": {"q_proj": 4.5}}, 6 / 4),
+    ],
+)
+def test_scales(tmp_path: Path, config: dict[str, Any], scale: float) -> None:
+    """The scale is PEFT's; where modules have other ones, lora_b makes up for them, without rounding (L2)."""
+    want = save_peft(tmp_path / "peft", **config)
+    foundation, lowered = files(tmp_path, executorch_llama(hf_rope=False))
+    import_peft(tmp_path / "peft", tmp_path / "a.ptd", foundation=foundation, like=lowered)
+    adapter = read_adapter(tmp_path / "a.ptd")
+    assert adapter.scale == scale
+    module = executorch_llama(hf_rope=False, alpha=scale * llama.RANK)
+    module.load_state_dict({name: torch.tensor(array) for name, array in adapter.tensors.items()}, strict=False)
+    with torch.no_grad():
+        torch.testing.assert_close(module(TOKENS), want, rtol=1e-4, atol=1e-4)
+    export_peft(tmp_path / "a.ptd", tmp_path / "again")
+    check_same(tmp_path / "peft", tmp_path / "again")
+    torch.testing.assert_close(peft_logits(tmp_path / "again"), want)
+
+
+@settings(max_examples=10)
+@given(
+    alpha=st.floats(0.25, 64),
+    rank=st.integers(1, 6),
+    rslora=st.booleans(),
+    ranks=st.dictionaries(st.sampled_from(["q_proj", r"layers\.0\.mlp\.up_proj", "^model.layers.1.mlp.up_proj"]), st.integers(1, 6)),
+    alphas=st.dictionaries(st.sampled_from(["q_proj", "layers.0.mlp.up_proj", "1.mlp.up_proj"]), st.floats(0.25, 64)),
+)
+def test_scales_are_those_of_peft(alpha: float, rank: int, rslora: bool, ranks: Any, alphas: Any) -> None:
+    """For each module, the same number as in PEFT's own layers (L2)."""
+    fields = {"r": rank, "lora_alpha": alpha, "use_rslora": rslora, "rank_pattern": ranks, "alpha_pattern": alphas}
+    with quiet(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from peft import LoraConfig, get_peft_model
+
+        model = get_peft_model(copy.deepcopy(hf_llama()), LoraConfig(target_modules=["q_proj", "up_proj"], **fields))
+    config = PeftConfig.of({"peft_type": "LORA", **fields}, Path("adapter_config.json"))
+    layers = {n.removeprefix("base_model.model."): m for n, m in model.named_modules() if hasattr(m, "lora_A")}
+    assert len(layers) == 4
+    for name, layer in layers.items():
+        assert config.scale(name, layer.r["default"]) == layer.scaling["default"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("with_like", [False, True])
+def test_dtypes_come_back(tmp_path: Path, dtype: torch.dtype, with_like: bool) -> None:
+    """Narrower numbers fit float32 exactly; float64 would be rounded, which must be allowed (L2)."""
+    save_peft(tmp_path / "peft", dtype=dtype)
+    foundation, lowered = files(tmp_path, executorch_llama(hf_rope=False))
+    options: dict[str, Any] = {"foundation": foundation, "like": lowered if with_like else None}
+    if dtype is torch.float64 and with_like:
+        tensors = safetensors_of(tmp_path / "peft")
+        from safetensors.torch import save_file as save
+
+        third = {name: torch.full_like(tensor, 1 / 3) for name, tensor in tensors.items()}
+        save(third, tmp_path / "peft/adapter_model.safetensors")
+        with pytest.raises(AdapterError, match="is double, and would be rounded to the float of"):
+            import_peft(tmp_path / "peft", tmp_path / "a.ptd", **options)
+        import_peft(tmp_path / "peft", tmp_path / "a.ptd", **options, round_values=True)
+        assert float(next(iter(read_adapter(tmp_path / "a.ptd").tensors.values())).max()) == pytest.approx(1 / 3)
+        return
+    import_peft(tmp_path / "peft", tmp_path / "a.ptd", **options)
+    export_peft(tmp_path / "a.ptd", tmp_path / "again")
+    check_same(tmp_path / "peft", tmp_path / "again")
+
+
+def test_every_field_of_peft_is_decided() -> None:
+    """A new version of PEFT with a new field makes this test fail (L2)."""
+    with quiet():
+        from peft import LoraConfig
+    assert {field.name for field in dataclasses.fields(LoraConfig)} == FIELDS
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("use_dora", True),
+        ("modules_to_save", ["lm_head"]),
+        ("trainable_token_indices", [1]),
+        ("lora_bias", True),
+        ("fan_in_fan_out", True),
+        ("layer_replication", [[0, 2]]),
+        ("target_parameters", ["experts.weight"]),
+        ("megatron_config", {"a": 1}),
+        ("alora_invocation_tokens", [1]),
+        ("arrow_config", {"top_k": 2}),
+        ("use_qalora", True),
+        ("use_bdlora", {"nblocks": 2}),
+        ("kasa_config", {"beta": 1}),
+        ("monteclora_config", {"samples": 2}),
+        ("ensure_weight_tying", True),
+        ("bias", "all"),
+        ("bias", "lora_only"),
+        ("init_lora_weights", "pissa"),
+        ("init_lora_weights", "pissa_niter_4"),
+        ("init_lora_weights", "olora"),
+        ("init_lora_weights", "loftq"),
+        ("init_lora_weights", "corda"),
+        ("init_lora_weights", "lora_ga"),
+        ("init_lora_weights", "mica"),
+        ("peft_type", "ADALORA"),
+        ("peft_type", None),
+        ("use_something_new", True),
+        ("alpha_pattern", {".*proj": 3}),
+        ("alpha_pattern", {"q_proj": 7}),
+        ("rank_pattern", {"q_proj": 2}),
+    ],
+)
+def test_what_cannot_be_honoured_is_refused_by_name(tmp_path: Path, saved: Path, field: str, value: Any) -> None:
+    """Nothing is written, and nothing is ignored (L2)."""
+    edit(saved, **{field: value})
+    if field == "rank_pattern":
+        edit(saved, r=3)
+    with pytest.raises(AdapterError, match=field):
+        import_peft(saved, tmp_path / "a.ptd", foundation=hf_foundation(tmp_path))
+    assert not (tmp_path / "a.ptd").exists()
+
+
+@pytest.mark.parametrize("value", [None, False, [], {}])
+def test_fields_that_are_switched_off_do_no_harm(tmp_path: Path, saved: Path, value: Any) -> None:
+    """Also those of later versions, and those that an older version does not write."""
+    edit(saved, use_something_new=value)
+    import_peft(saved, tmp_path / "a.ptd", foundation=hf_foundation(tmp_path))
+    path = saved / "adapter_config.json"
+    kept = ("peft_type", "r", "lora_alpha")
+    path.write_text(json.dumps({name: field for name, field in json.loads(path.read_text()).items() if name in kept}))
+    import_peft(saved, tmp_path / "a.ptd", foundation=hf_foundation(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("r", 0),
+        ("r", True),
+        ("r", "8"),
+        ("r", 2**40),
+        ("lora_alpha", "16"),
+        ("lora_alpha", float("nan")),
+        ("lora_alpha", float("inf")),
+        ("lora_alpha", 10**400),
+        ("use_rslora", 1),
+        ("rank_pattern", [1]),
+        ("rank_pattern", {"q_proj": 2.5}),
+        ("alpha_pattern", {"q_proj": None}),
+    ],
+)
+def test_malformed_fields(tmp_path: Path, saved: Path, field: str, value: Any) -> None:
+    edit(saved, **{field: value})
+    with pytest.raises(InvalidFileError, match=field):
+        import_peft(saved, tmp_path / "a.ptd", foundation=hf_foundation(tmp_path))
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '"LORA"', "[" * 100_000, "\xff"])
+def test_malformed_configurations(tmp_path: Path, saved: Path, text: str) -> None:
+    (saved / "adapter_config.json").write_bytes(text.encode("latin-1"))
+    with pytest.raises(InvalidFileError, match=r"adapter_config\.json"):
+        import_peft(saved, tmp_path / "a.ptd", foundation=hf_foundation(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("key", "message"),
+    [
+        ("base_model.model.model.embed_tokens.lora_embedding_A", "an adapter of an embedding"),
+        ("base_model.model.model.layers.0.self_attn.q_proj.lora_magnitude_vector", "the magnitude of use_dora"),
+        ("base_model.model.model.layers.0.self_attn.q_proj.lora_B.bias", "the bias of lora_bias"),
+        ("base_model.model.model.layers.0.self_attn.q_proj.base_layer.bias", "of the base model"),
+        ("base_model.model.lm_head.weight", "no part of a LoRA pair"),
+        ("base_model.model.model.layers.9.self_attn.q_proj.lora_A.weight", "has no lora_B beside it"),
+        ("model.layers.0.self_attn.q_proj.lora_A.weight", "belong to one module"),
+    ],
+)
+def test_tensors_that_cannot_be_honoured_are_refused_by_name(
+    tmp_path: Path, saved: Path, key: str, message: str
+) -> None:
+    from safetensors.torch import save_file as save
+
+    save({**safetensors_of(saved), key: torch.ones(4, 32)}, saved / "adapter_model.safetensors")
+    with pytest.raises(AdapterError, match=message) as error:
+        import_peft(saved, tmp_path / "a.ptd", foundation=hf_foundation(tmp_path))
+    assert key in str(error.value)
+
+
+def test_shapes_and_ranks_that_do_not_fit(tmp_path: Path, saved: Path) -> None:
+    foundation, lowered = files(tmp_path, executorch_llama(hf_rope=False, rank=3))
+    with pytest.raises(AdapterError, match="has rank 4, but the programs have room for 3 only"):
+        import_peft(saved, tmp_path / "a.ptd", foundation=foundation, like=lowered)
+    foundation, lowered = files(tmp_path, executorch_llama(hf_rope=False, targets=["q_proj"]))
+    with pytest.raises(KeyNotFoundError, match=r"is not in \S+lowered\.ptd, which has no '"):
+        import_peft(saved, tmp_path / "a.ptd", foundation=foundation, like=lowered)
+    state = dict(hf_llama().state_dict())
+    state["model.layers.0.mlp.up_proj.weight"] = torch.ones(47, 32)
+    save_file(state, tmp_path / "f.ptd")
+    with pytest.raises(LayoutError, match=r"make \[48, 32\], but 'model.layers.0.mlp.up_proj.weight' in .* is \[47, 32\]"):
+        import_peft(saved, tmp_path / "a.ptd", foundation=tmp_path / "f.ptd")
+    with pytest.raises(OutputPathError):
+        import_peft(saved, tmp_path / "f.ptd", foundation=tmp_path / "f.ptd")
+    (saved / "adapter_model.safetensors").unlink()
+    (saved / "adapter_model.bin").write_bytes(b"x")
+    with pytest.raises(AdapterError, match="safe_serialization=True"):
+        import_peft(saved, tmp_path / "a.ptd", foundation=tmp_path / "f.ptd")
+
+
+def test_numbers_that_a_power_of_two_would_round(tmp_path: Path) -> None:
+    """A subnormal number that is halved loses a bit: refused, and not rounded silently (L2)."""
+    from safetensors.torch import save_file as save
+
+    save_peft(tmp_path / "peft", alpha_pattern={"q_proj": 3})
+    tensors = safetensors_of(tmp_path / "peft")
+    tensors["base_model.model.model.layers.0.self_attn.q_proj.lora_B.weight"][0, 0] = 3 * 2.0**-149
+    save(tensors, tmp_path / "peft/adapter_model.safetensors")
+    with pytest.raises(AdapterError, match=r"q_proj\.lora_B\.weight' cannot be multiplied by 0\.5"):
+        import_peft(tmp_path / "peft", tmp_path / "a.ptd", foundation=hf_foundation(tmp_path))
+
+
+def test_an_adapter_that_was_trained_since(tmp_path: Path) -> None:
+    """What uses the room of the program goes out with its rank and the same scale, and PEFT computes the same (L2)."""
+    save_peft(tmp_path / "peft", r=2, lora_alpha=3, target_modules=["q_proj", "up_proj"])
+    module = executorch_llama(hf_rope=False, alpha=1.5 * llama.RANK)
+    foundation, lowered = files(tmp_path, module)
+    import_peft(tmp_path / "peft", tmp_path / "a.ptd", foundation=foundation, like=lowered)
+    adapter = read_adapter(tmp_path / "a.ptd")
+    generator = torch.Generator().manual_seed(9)
+    trained = {
+        name: torch.tensor(array) + 0.1 * torch.randn(array.shape, generator=generator)
+        for name, array in adapter.tensors.items()
+    }
+    save_adapter(
+        tmp_path / "b.ptd", trained, foundation=foundation, scale=adapter.scale or 0, metadata=dict(adapter.metadata)
+    )
+    with pytest.raises(AdapterError, match=r"attention\.wk.*--params"):
+        export_peft(tmp_path / "b.ptd", tmp_path / "out")
+    export_peft(tmp_path / "b.ptd", tmp_path / "out", params=PARAMS, base_model="some/base")
+    config = json.loads((tmp_path / "out/adapter_config.json").read_text())
+    assert config["base_model_name_or_path"] == "some/base"
+    module.load_state_dict(trained, strict=False)
+    with torch.no_grad():
+        want = module(TOKENS)
+    torch.testing.assert_close(peft_logits(tmp_path / "out"), want, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("hf_rope", [True, False])
+def test_an_adapter_that_peft_did_not_make(tmp_path: Path, hf_rope: bool) -> None:
+    """It gets the names of Hugging Face and a configuration; PEFT loads it and computes the same (L2)."""
+    module = executorch_llama(hf_rope=hf_rope)
+    foundation, _ = files(tmp_path, module)
+    lora = {name: tensor for name, tensor in tensors_of(module).items() if "lora_" in name}
+    save_adapter(tmp_path / "a.ptd", lora, foundation=foundation, scale=6 / 4)
+    params = {**PARAMS, "use_hf_rope": hf_rope}
+    export_peft(tmp_path / "a.ptd", tmp_path / "out", params=params)
+    with torch.no_grad():
+        torch.testing.assert_close(peft_logits(tmp_path / "out"), module(TOKENS), rtol=1e-4, atol=1e-4)
+    import_peft(tmp_path / "out", tmp_path / "b.ptd", foundation=foundation, params=params)
+    for name, array in read_adapter(tmp_path / "b.ptd").tensors.items():
+        assert torch.equal(torch.tensor(array), lora[name])
+
+
+def test_adapters_that_cannot_go_out(tmp_path: Path, lora: Any) -> None:
+    """No scale, tensors without a pair, files of another format in the way."""
+    with pytest.raises(AdapterError, match="records no scale"):
+        export_peft(lora.adapter, tmp_path / "out")
+    tensors = {"l.lora_a.weight": torch.ones(1, 2), "l.lora_b.weight": torch.ones(3, 1)}
+    save_adapter(tmp_path / "a.ptd", {**tensors, "norm": torch.ones(1)}, foundation=lora.foundation, scale=1)
+    with pytest.raises(AdapterError, match="'norm' belong to no pair"):
+        export_peft(tmp_path / "a.ptd", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    save_adapter(tmp_path / "a.ptd", tensors, foundation=lora.foundation, scale=1)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/adapter_model.safetensors").write_text("something else")
+    with pytest.raises(OutputPathError):
+        export_peft(tmp_path / "a.ptd", tmp_path / "out")
+    assert (tmp_path / "out/adapter_model.safetensors").read_text() == "something else"
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"config": [], "modules": {}}',
+        '{"config": {}, "modules": {"l": []}}',
+        '{"config": {}, "modules": {"l": [1, "b", 1, "FLOAT", "FLOAT", 1, 0]}}',
+        '{"config": {}, "modules": {"l": ["a", "b", 0, "FLOAT", "FLOAT", 1, 0]}}',
+        '{"config": {}, "modules": {"l": ["a", "b", 9, "FLOAT", "FLOAT", 1, 0]}}',
+        '{"config": {}, "modules": {"l": ["a", "b", 1, "LONG", "FLOAT", 1, 0]}}',
+        '{"config": {}, "modules": {"l": ["a", "b", 1, "NONE", "FLOAT", 1, 0]}}',
+        '{"config": {}, "modules": {"l": ["a", "b", 1, "FLOAT", "FLOAT", 3, 0]}}',
+        '{"config": {}, "modules": {"l": ["a", "b", 1, "FLOAT", "FLOAT", 0, 0]}}',
+        '{"config": {}, "modules": {"l": ["a", "b", 1, "FLOAT", "FLOAT", 1, 7]}}',
+        '{"config": {}, "modules": {"l": ["a", "b", 1, "FLOAT", "FLOAT", 1, 8]}}',
+        '{"config": {}, "modules": {"l": ["a", "a", 1, "FLOAT", "FLOAT", 1, 0]}}',
+    ],
+)
+def test_hostile_records(tmp_path: Path, record: str) -> None:
+    """The metadata of a file is checked before it is used (B5)."""
+    save_file({"l.weight": torch.ones(3, 2)}, tmp_path / "f.ptd")
+    tensors = {"l.lora_a.weight": torch.ones(1, 2), "l.lora_b.weight": torch.ones(3, 1)}
+    metadata = {"blobstore.adapter.peft": record}
+    save_adapter(tmp_path / "a.ptd", tensors, foundation=tmp_path / "f.ptd", scale=1, metadata=metadata)
+    with pytest.raises(BlobStoreError, match=r"a\.ptd"):
+        export_peft(tmp_path / "a.ptd", tmp_path / "out")

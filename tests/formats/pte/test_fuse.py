@@ -1,0 +1,373 @@
+"""Several programs as one: the stock runtime computes the same bits from one file, which has each blob once (L4)."""
+
+from __future__ import annotations
+
+import copy
+import io
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from blobstore import dedup_programs
+from blobstore.disk.kinds import Format, detect_format
+from blobstore.errors import (
+    BlobStoreError,
+    InvalidFileError,
+    InvalidKeyError,
+    KeyConflictError,
+    KeyNotFoundError,
+    LayoutError,
+    MethodNotFoundError,
+    OutputPathError,
+    UnsupportedDataError,
+    UnsupportedProgramError,
+)
+from blobstore.formats.pte import ProgramFile, read_program
+from blobstore.formats.pte.description import describe
+from blobstore.formats.pte.fuse import Blob, Fusion, Part
+from blobstore.memory.layout import ScalarType, TensorLayout
+from blobstore.programs.fuse import fuse_programs
+from tests import models
+from tests.formats.pte import oracle, programs
+
+CASES = {name: make for name, make in programs.everything().items() if name != "already external"}
+
+
+def check_same(stock_run: Any, model: models.Lowered, path: Path, names: dict[str, str] | None = None) -> None:
+    """The stock runtime, with full verification, computes the same bits."""
+    for method in model.methods:
+        before = stock_run(model.pte, model.inputs(method), method=method)
+        after = stock_run(path, model.inputs(method), method=(names or {}).get(method, method))
+        for left, right in zip(before, after, strict=True):
+            assert left.dtype == right.dtype
+            assert torch.equal(left, right)
+
+
+def method_lines(program: ProgramFile, name: str) -> list[tuple[str, list[str]]]:
+    """A method's description, without its name."""
+    start = f"method {name}: "
+    return [(part.removeprefix(start), lines) for part, lines in describe(program).items() if part.startswith(start)]
+
+
+def fused_in_memory(parts: list[Part]) -> ProgramFile:
+    file = io.BytesIO()
+    fusion = Fusion(parts)
+    fusion.write(file)
+    assert file.tell() == fusion.nbytes
+    return ProgramFile("one.pte", memoryview(file.getvalue()))
+
+
+def blobs_of(program: ProgramFile) -> list[tuple[str, bytes]]:
+    """All constants, states, and blobs of delegates, each place once."""
+    spans = {(item.kind, item.span) for item in program.tensors}
+    spans |= {("delegate", one.span) for one in (*program.named_data, *program.delegates)}
+    return [(kind, bytes(program.data[span.start : span.stop])) for kind, span in spans if span.size]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_one_program(tmp_path: Path, stock_run: Any, name: str) -> None:
+    """It says the same as before, and has each blob once; ExecuTorch's own reader takes it."""
+    model = CASES[name]()
+    path = model.write(tmp_path)
+    result = fuse_programs(path, tmp_path / "one.pte")
+    check_same(stock_run, model, tmp_path / "one.pte")
+    before, after = read_program(path), read_program(tmp_path / "one.pte")
+    # the runtime cannot reach an unused segment
+    assert describe(before) | {"unused segments": []} == describe(after)
+    assert {one.key: bytes(before.data[slice(*one.span)]) for one in before.named_data} == {
+        one.key: bytes(after.data[slice(*one.span)]) for one in after.named_data
+    }
+    blobs = blobs_of(after)
+    assert len(set(blobs)) == len(blobs)
+    oracle.deserialize((tmp_path / "one.pte").read_bytes())
+    assert [one.name for one in result.methods] == before.methods
+    assert result.bytes_after == (tmp_path / "one.pte").stat().st_size
+    again = tmp_path / "again.pte"
+    fuse_programs(tmp_path / "one.pte", again)
+    check_same(stock_run, model, again)
+
+
+def test_all_programs(tmp_path: Path, stock_run: Any) -> None:
+    """Portable and delegated, with states, conditions and several methods, in one file."""
+    paths, methods, lowered = [], {}, {}
+    for number, (name, make) in enumerate(CASES.items()):
+        lowered[f"m{number}"] = make()
+        paths.append(make().write(tmp_path / name, f"m{number}"))
+        methods |= {f"m{number}:{method}": f"{method}_{number}" for method in make().methods}
+    result = fuse_programs(paths, tmp_path / "one.pte", methods=methods)
+    for number, model in enumerate(lowered.values()):
+        check_same(stock_run, model, tmp_path / "one.pte", {name: f"{name}_{number}" for name in model.methods})
+    program = read_program(tmp_path / "one.pte")
+    for path in paths:
+        for method in read_program(path).methods:
+            new = methods[f"{path.stem}:{method}"]
+            assert method_lines(read_program(path), method) == method_lines(program, new)
+    blobs = blobs_of(program)
+    assert len(set(blobs)) == len(blobs)
+    assert result.shared > 0
+    assert result.bytes_after < result.bytes_before
+    file = oracle.deserialize((tmp_path / "one.pte").read_bytes())
+    assert sorted(plan.name for plan in file.program.execution_plan) == sorted(methods.values())
+
+
+def test_equal_programs_share_everything(tmp_path: Path, stock_run: Any) -> None:
+    """The same weights in two programs take the room of one."""
+    one, other = models.mlp(delegated=True), models.mlp(delegated=True)
+    paths = [one.write(tmp_path / "a", "a"), other.write(tmp_path / "b", "b")]
+    fuse_programs(paths, tmp_path / "one.pte", methods={"b": "second"})
+    assert (tmp_path / "one.pte").stat().st_size < 1.2 * paths[0].stat().st_size + 2000
+    check_same(stock_run, one, tmp_path / "one.pte")
+    check_same(stock_run, one, tmp_path / "one.pte", {"forward": "second"})
+
+
+@pytest.mark.parametrize("delegated", [False, True])
+def test_duplicates_inside_one_program_are_merged(tmp_path: Path, stock_run: Any, delegated: bool) -> None:
+    """A method under two names, in a file that has all its blobs twice."""
+    model = models.mlp(delegated=delegated)
+    path = model.write(tmp_path, "a")
+    twice = oracle.deserialize(model.pte)
+    single = len(model.pte)
+    # ExecuTorch's writer stores delegates' payloads and constants once for each reference
+    plan = twice.program.execution_plan[0]
+    second = copy.deepcopy(plan)
+    second.name = "second"
+    if delegated:
+        second.delegates[0].processed.index = len(twice.program.backend_delegate_data)
+        twice.program.backend_delegate_data.append(copy.deepcopy(twice.program.backend_delegate_data[0]))
+    else:
+        count = len(twice.program.constant_buffer)
+        twice.program.constant_buffer += copy.deepcopy(twice.program.constant_buffer[1:])
+        for value in second.values:
+            tensor = value.val
+            if isinstance(tensor, oracle.schema.Tensor) and tensor.data_buffer_idx:
+                tensor.data_buffer_idx += count - 1
+    twice.program.execution_plan.append(second)
+    path.write_bytes(bytes(oracle._program.serialize_pte_binary(twice, extract_delegate_segments=True)))
+    before = path.stat().st_size
+    result = fuse_programs(path, tmp_path / "one.pte")
+    assert result.shared > 0
+    fused = read_program(tmp_path / "one.pte")
+    if delegated:
+        assert len({one.segment for one in read_program(path).delegates}) == 2
+        assert len({one.segment for one in fused.delegates}) == 1
+    else:
+        assert before > single + result.shared / 2
+        assert result.bytes_after < before - result.shared / 2
+    for name in ("forward", "second"):
+        check_same(stock_run, model, tmp_path / "one.pte", {"forward": name})
+
+
+@pytest.mark.parametrize("name", ["portable", "delegated", "two delegated methods", "many dtypes", "initial state"])
+def test_weights_in_data_files_come_back(tmp_path: Path, stock_run: Any, name: str) -> None:
+    """Deduplicated programs and their data become one file again, which needs no other."""
+    model = CASES[name]()
+    path = model.write(tmp_path / "before", "a")
+    dedup_programs(path, tmp_path / "slim")
+    inputs = [tmp_path / "slim/a.pte", tmp_path / "slim/shared.ptd"]
+    fuse_programs(inputs, tmp_path / "one.pte")
+    check_same(stock_run, model, tmp_path / "one.pte")
+    program = read_program(tmp_path / "one.pte")
+    assert not program.externals
+    assert sorted(blobs_of(program)) == sorted(set(blobs_of(read_program(path))))
+
+
+@pytest.mark.parametrize("make", [models.mlp, models.decoder, models.adapters], ids=["mlp", "decoder", "adapters"])
+@pytest.mark.parametrize("delegated", [False, True])
+def test_data_files_of_executorch(tmp_path: Path, stock_run: Any, make: Any, delegated: bool) -> None:
+    """Its external constants have room for an index; adapters lie in two data files."""
+    options = {} if make is models.adapters else {"external": True}
+    model = make(delegated=delegated, **options)
+    model.write(tmp_path)
+    files = [tmp_path / "model.pte", *sorted(tmp_path.glob("*.ptd"))]
+    assert len(files) > 1
+    fuse_programs(files, tmp_path / "one.pte")
+    for method in model.methods:
+        for left, right in zip(
+            stock_run(tmp_path / "one.pte", model.inputs(method), method=method), model.eager(method), strict=True
+        ):
+            torch.testing.assert_close(left, right)
+    assert not read_program(tmp_path / "one.pte").externals
+    if not delegated:
+        with pytest.raises(KeyNotFoundError, match="must come from a data file.*--keep-external"):
+            fuse_programs(files[0], tmp_path / "two.pte")
+        result = fuse_programs(files[0], tmp_path / "two.pte", keep_external=True)
+        assert set(result.missing) == {one.key for one in read_program(files[0]).externals}
+        assert read_program(tmp_path / "two.pte").externals
+
+
+def test_collisions_are_refused_or_renamed(tmp_path: Path, stock_run: Any) -> None:
+    """Equal methods are one; different ones need a name each."""
+    one, other = models.mlp(seed=0), models.mlp(seed=1)
+    a, b = one.write(tmp_path / "x", "a"), other.write(tmp_path / "y", "b")
+    output = tmp_path / "one.pte"
+    with pytest.raises(UnsupportedProgramError, match=r"b\.pte: .*a\.pte has a method 'forward', too"):
+        fuse_programs([a, b], output)
+    assert not output.exists()
+    same = one.write(tmp_path / "z", "same")
+    result = fuse_programs([a, same], output)
+    assert [method.name for method in result.methods] == ["forward"]
+    assert [(method.program, method.method) for method in result.left_out] == [(same, "forward")]
+    for what in ("b", "b.pte", str(b), "b:forward", f"{b}:forward"):
+        fuse_programs([a, b], output, methods={what: "short"})
+        check_same(stock_run, one, output)
+        check_same(stock_run, other, output, {"forward": "short"})
+    fuse_programs([a, b], output, methods={"a": ""})
+    check_same(stock_run, other, output)
+    assert blobs_of(read_program(output)) != []
+    assert sorted(blobs_of(read_program(output))) == sorted(blobs_of(read_program(b)))
+
+
+@pytest.mark.parametrize(
+    ("methods", "error", "message"),
+    [
+        ({"c": "x"}, MethodNotFoundError, "'c' names none of the programs"),
+        ({"b:backward": "x"}, MethodNotFoundError, "has no method 'backward', but 'forward'"),
+        ({"b": "a\0b"}, InvalidKeyError, "without NUL"),
+        ({"b": "\ud800"}, InvalidKeyError, "not valid Unicode"),
+        ({"a": "", "b": ""}, UnsupportedDataError, "all methods are left out"),
+        ({"a": "same", "b": "same"}, UnsupportedProgramError, "has a method 'same', too"),
+    ],
+)
+def test_names_that_are_not_possible(tmp_path: Path, methods: Any, error: Any, message: str) -> None:
+    a, b = models.mlp(seed=0).write(tmp_path, "a"), models.mlp(seed=1).write(tmp_path, "b")
+    with pytest.raises(error, match=message):
+        fuse_programs([a, b], tmp_path / "one.pte", methods=methods)
+    assert not (tmp_path / "one.pte").exists()
+
+
+def test_one_name_for_two_programs_is_ambiguous(tmp_path: Path) -> None:
+    a, b = models.mlp(seed=0).write(tmp_path / "x", "a"), models.mlp(seed=1).write(tmp_path / "y", "a")
+    with pytest.raises(MethodNotFoundError, match="several programs; call them by their paths"):
+        fuse_programs([a, b], tmp_path / "one.pte", methods={"a": "x"})
+    fuse_programs([a, b], tmp_path / "one.pte", methods={str(b): "x"})
+
+
+def test_methods_of_training_are_renamed_together(tmp_path: Path) -> None:
+    """ExecuTorch finds them by the name of the method that they belong to."""
+    model = models.mlp()
+    file = oracle.deserialize(model.pte)
+    for kind in ("gradients_index", "parameters_index", "fqn"):
+        plan = copy.deepcopy(file.program.execution_plan[0])
+        plan.name = f"__et_training_{kind}_forward"
+        file.program.execution_plan.append(plan)
+    path = tmp_path / "a.pte"
+    path.write_bytes(bytes(oracle._program.serialize_pte_binary(file, extract_delegate_segments=True)))
+    fuse_programs(path, tmp_path / "one.pte", methods={"a:forward": "train"})
+    names = read_program(tmp_path / "one.pte").methods
+    assert names == ["train", *(f"__et_training_{kind}_train" for kind in ("gradients_index", "parameters_index", "fqn"))]
+    fuse_programs(path, tmp_path / "one.pte", methods={"a:forward": "", "a:__et_training_fqn_forward": "kept"})
+    assert read_program(tmp_path / "one.pte").methods == ["kept"]
+
+
+def test_one_key_for_different_weights_is_refused(tmp_path: Path) -> None:
+    """Delegates look keys up by text, so a key cannot be renamed."""
+    one, other = models.decoder(), models.decoder()
+    a, b = one.write(tmp_path, "a"), other.write(tmp_path, "b")
+    data = bytearray(b.read_bytes())
+    blob = read_program(b).named_data[0]
+    data[blob.span.start] ^= 1
+    b.write_bytes(data)
+    with pytest.raises(KeyConflictError, match=rf"b\.pte: the key '{blob.key}' has other bytes than in \S*a\.pte"):
+        fuse_programs([a, b], tmp_path / "one.pte", methods={"b:prefill": "p", "b:decode": "d"})
+
+
+def test_inputs_and_outputs_that_are_refused(tmp_path: Path) -> None:
+    a = models.mlp().write(tmp_path, "a")
+    (tmp_path / "x.safetensors").write_bytes(struct.pack("<Q", 2) + b"{}")
+    with pytest.raises(UnsupportedDataError, match="programs and their data files can be fused"):
+        fuse_programs([a, tmp_path / "x.safetensors"], tmp_path / "one.pte")
+    with pytest.raises(OutputPathError):
+        fuse_programs(a, a)
+    (tmp_path / "one.pte").write_text("something else")
+    with pytest.raises(OutputPathError):
+        fuse_programs(a, tmp_path / "one.pte")
+    fuse_programs(a, tmp_path / "one.pte", force=True, dry_run=True)
+    assert (tmp_path / "one.pte").read_text() == "something else"
+    fuse_programs(a, tmp_path / "one.pte", force=True)
+    assert detect_format(tmp_path / "one.pte") is Format.PTE
+    model = models.mlp(external=True)
+    model.write(tmp_path / "e")
+    (ptd,) = (tmp_path / "e").glob("*.ptd")
+    with pytest.raises(UnsupportedDataError, match="there is no program"):
+        fuse_programs(ptd, tmp_path / "two.pte")
+    external = read_program(tmp_path / "e/model.pte").externals[0]
+    with pytest.raises(LayoutError, match="the program expects"):
+        wrong = Blob(memoryview(bytes(4)), TensorLayout(ScalarType.FLOAT, (1,)), 16)
+        program = read_program(tmp_path / "e/model.pte")
+        Fusion([Part(program, {"forward": "forward"}, tensors={external.key: wrong})])
+
+
+@pytest.mark.parametrize("name", ["portable", "delegated convolutions", "two layouts of one buffer", "control flow"])
+def test_old_programs(tmp_path: Path, stock_run: Any, name: str) -> None:
+    """Constants and payloads inside the flatbuffer move to segments, so that ExecuTorch 1.5 loads them."""
+    cases = {**CASES, "control flow": programs.branches}
+    model = cases[name]()
+    if read_program(model.write(tmp_path, "new")).named_data:
+        pytest.skip("old programs have no named data")
+    path = tmp_path / "old.pte"
+    path.write_bytes(oracle.with_inline_data(model.pte))
+    fuse_programs(path, tmp_path / "one.pte")
+    check_same(stock_run, model, tmp_path / "one.pte")
+    assert (tmp_path / "one.pte").stat().st_size < 1.1 * path.stat().st_size + 2000
+
+
+def test_fields_of_a_later_executorch_are_refused(later_executorch: Path) -> None:
+    """They may count segments or constants."""
+    flatbuffer, segments = oracle.split(models.mlp().pte)
+    program = oracle.to_json(flatbuffer)
+    program["execution_plan"][0]["future_number"] = 3
+    data = oracle.join(oracle.from_json(program, later_executorch), segments)
+    later = ProgramFile("later.pte", memoryview(data))
+    with pytest.raises(UnsupportedProgramError, match="unknown fields of ExecutionPlan"):
+        Fusion([Part(later, {"forward": "forward"})])
+
+
+def _fuse_hostile(data: bytes) -> None:
+    """A damaged program beside a good one: an error of the library, or a program that is well-formed."""
+    good = ProgramFile("good.pte", memoryview(models.mlp().pte))
+    try:
+        bad = ProgramFile("bad.pte", memoryview(data))
+        names = {method: f"bad_{number}" for number, method in enumerate(bad.methods)}
+        file = io.BytesIO()
+        fusion = Fusion([Part(good, {"forward": "forward"}), Part(bad, names)])
+        fusion.write(file)
+    except BlobStoreError as error:
+        assert "bad.pte" in str(error)
+        return
+    assert len(file.getvalue()) <= 10 * len(data) + 2 * len(good.data) + 10_000
+    assert ProgramFile("one.pte", memoryview(file.getvalue())).methods == ["forward", *names.values()]
+
+
+@settings(suppress_health_check=[HealthCheck.too_slow], max_examples=200)
+@given(data=st.data())
+def test_damaged_programs(data: st.DataObject) -> None:
+    """Any change of a byte leads to an error or to a well-formed program (B5)."""
+    changed = bytearray(oracle.one_of_everything())
+    for _ in range(data.draw(st.integers(1, 4))):
+        changed[data.draw(st.integers(0, len(changed) - 1))] = data.draw(st.integers(0, 255))
+    _fuse_hostile(bytes(changed))
+
+
+def test_truncated_programs() -> None:
+    whole = oracle.one_of_everything()
+    for length in range(0, len(whole), 37):
+        _fuse_hostile(whole[:length])
+    with pytest.raises(InvalidFileError):
+        ProgramFile("bad.pte", memoryview(whole[: len(whole) // 2]))
+
+
+def test_everything_that_a_program_can_say(tmp_path: Path) -> None:
+    """All kinds of values, instructions and tables of the schema, beside those of another program."""
+    program = ProgramFile("a.pte", memoryview(oracle.one_of_everything()))
+    other = ProgramFile("b.pte", memoryview(models.counter().pte))
+    names = {method: f"{method}_" for method in other.methods}
+    fused = fused_in_memory([Part(other, names), Part(program, {method: method for method in program.methods})])
+    for method in program.methods:
+        assert method_lines(fused, method) == method_lines(program, method)
+    for old, new in names.items():
+        assert method_lines(fused, new) == method_lines(other, old)

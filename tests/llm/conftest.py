@@ -1,0 +1,114 @@
+"""What the tests of language models share: models, the programs that ExecuTorch's exporter makes of them, and silence."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.llm import llama
+from tests.llm.llama import Llama
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Warnings of ExecuTorch's exporter, and of torch and torchao below it, are its own; ours stay errors."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.filterwarnings("ignore"))
+            item.add_marker(pytest.mark.filterwarnings("error:::blobstore"))
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with the checkpoints `a` and `b`, and the adapters `one` and `two` in PEFT's format."""
+    made, model = tmp_path_factory.mktemp("llm"), Llama()
+    llama.write_model(made, model, {"a": model.checkpoint(0), "b": model.checkpoint(1)})
+    for seed, name in enumerate(("one", "two")):
+        llama.write_peft(made / name, model.adapter(seed))
+    return made
+
+
+@pytest.fixture(scope="session")
+def stock(folder: Path) -> Callable[..., str]:
+    """The text of a program that ExecuTorch's own exporter makes now: `stock("a", adapter="one", quantized=False)`."""
+    texts: dict[tuple[Any, ...], str] = {}
+
+    def fresh(checkpoint: str, adapter: str = "", *, quantized: bool = False, model: Path = folder) -> str:
+        key = (checkpoint, adapter, quantized, model)
+        if key not in texts:
+            from executorch.examples.models.llama.export_llama_lib import export_llama
+
+            program = model / f"stock-{checkpoint}{adapter}{'-4bit' * quantized}.pte"
+            with silent():
+                export_llama(llama.config(model, checkpoint, program, adapter=adapter, quantized=quantized))
+            texts[key] = llama.text(llama.runner(program, model / "tokenizer.json"))
+        return texts[key]
+
+    return fresh
+
+
+@pytest.fixture(scope="session")
+def live(folder: Path) -> Path:
+    """The folder of `model.pte`, `base.ptd` and `lora.ptd`: checkpoint `a` with adapter `one`, by the command line.
+
+    Half of the options are in a YAML file, as for ExecuTorch's own command.
+    """
+    target = folder / "live"
+    target.mkdir()
+    (folder / "export.yaml").write_text(
+        f"""
+base:
+  model_class: llama3_2
+  params: {folder}/params.json
+  checkpoint: {folder}/a.pth
+  tokenizer_path: {folder}/tokenizer.json
+  lora_config:
+    adapter_checkpoint: {folder}/one/adapter_model.safetensors
+    adapter_config: {folder}/one/adapter_config.json
+model:
+  use_kv_cache: true
+  use_sdpa_with_kv_cache: true
+backend:
+  xnnpack:
+    enabled: true
+    extended_ops: true
+export:
+  max_seq_length: 128
+  max_context_length: 128
+  output_name: {target}/model.pte
+  output_dir: {target}
+  foundation_weights_file: replaced by an argument
+  lora_weights_file: lora.ptd
+""",
+        encoding="utf-8",
+    )
+    overrides = ["export.foundation_weights_file=base", f"hydra.run.dir={folder}/hydra"]
+    command = [sys.executable, "-m", "blobstore.export_llm", "--config", str(folder / "export.yaml"), *overrides]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return target
+
+
+class silent:  # noqa: N801
+    """Keeps what the exporter logs out of the log of a failing test, which it would bury."""
+
+    def __enter__(self) -> None:
+        self._level = logging.root.manager.disable
+        logging.disable(logging.WARNING)
+
+    def __exit__(self, *_: object) -> None:
+        logging.disable(self._level)
+
+
+@pytest.fixture(autouse=True)
+def operators() -> Iterator[None]:
+    """The operators of language models, registered as an application does before it loads one."""
+    import executorch.kernels.quantized  # noqa: F401
+    from executorch.extension.llm.custom_ops import custom_ops  # noqa: F401
+
+    yield
