@@ -154,12 +154,12 @@ def to_peft(
 
 
 def combine(
-    adapters: Annotated[
-        list[str],
-        typer.Argument(metavar="ADAPTER[=STRENGTH]...", help="Adapters (.ptd), each with how much of it: 1 by default."),
-    ],
     output: Annotated[Path, typer.Option("--output", "-o", help="The adapter (.ptd) to write.")],
     foundation: Foundation,
+    adapters: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="ADAPTER[=STRENGTH]...", help="Adapters (.ptd), each with how much of it: 1 by default."),
+    ] = None,
     like: Annotated[
         Path | None, typer.Option(help="An adapter of the programs: its tensors, shapes and scale.")
     ] = None,
@@ -167,7 +167,7 @@ def combine(
     """Write several adapters as one, whose rank is the sum of theirs."""
     from blobstore.adapters import combine_adapters
 
-    nbytes = combine_adapters([_strength(one) for one in adapters], output, foundation=foundation, like=like)
+    nbytes = combine_adapters([_strength(one) for one in adapters or []], output, foundation=foundation, like=like)
     say(f"{output}: {nbytes:,} bytes")
 
 
