@@ -23,6 +23,7 @@ from blobstore.adapters.foundation import NamedTensor, foundation_fingerprint
 from blobstore.adapters.lora_names import AdapterTags, Pair
 from blobstore.adapters.merge import MergedAdapter, merge_adapter
 from blobstore.adapters.peft import export_peft, import_peft
+from blobstore.adapters.stock import import_for_program
 
 __all__ = [
     "Adapter",
@@ -37,6 +38,7 @@ __all__ = [
     "combine_adapters",
     "export_peft",
     "foundation_fingerprint",
+    "import_for_program",
     "import_peft",
     "inspect_adapters",
     "load_adapter",

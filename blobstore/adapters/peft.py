@@ -30,6 +30,7 @@ from blobstore.adapters.peft_names import (
     hf_name,
     is_rotated,
     params_head_dim,
+    rotary_head_dim,
     rows_as_hf,
     rows_as_llama,
 )
@@ -203,7 +204,9 @@ def import_peft(
         if module in record.modules:
             raise AdapterError(f"{folder}: two modules of PEFT are module '{module}' of the program, one is '{pair.module}'")
         base.check_product(folder, module, pair, known=template is not None)
-        head_dim = _head_dim(folder, module, pair, base, params)
+        head_dim = rotary_head_dim(
+            folder, module, pair.module, pair.b[0].shape[0], params, base.head_dim, base.name
+        )
         factor = factors[pair.module]
         kinds = (pair.a[1], pair.b[1])
         record.modules[module] = _Origin(pair.a_key, pair.b_key, pair.rank, kinds, factor, head_dim)
@@ -265,23 +268,6 @@ class _Base:
                     twice = table.shape[1] % 2 == 0 and np.array_equal(table[:, :half], table[:, half:])
                     found.add(0 if twice else 2 * table.shape[1])
         return found.pop() if len(found) == 1 else None
-
-
-def _head_dim(
-    source: Path, module: str, pair: PeftPair, base: _Base, params: Mapping[str, Any] | str | os.PathLike[str] | None
-) -> int:
-    """The size of a head if the rows of this module are reordered, else 0."""
-    if not is_rotated(module) or not pair.module.endswith(("q_proj", "k_proj")):
-        return 0
-    size = base.head_dim() if params is None else params_head_dim(params)
-    if size is None:
-        raise AdapterError(
-            f"{source}: the rows of module '{module}' lie in another order if the program rotates neighbouring elements, and "
-            f"{base.name} does not show whether it does; give the params.json of its export as params= (--params)"
-        )
-    if size and pair.b[0].shape[0] % size:
-        raise LayoutError(f"{source}: '{pair.b_key}' has {pair.b[0].shape[0]} rows, which are no heads of {size}")
-    return size
 
 
 class _Template:

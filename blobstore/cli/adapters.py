@@ -113,7 +113,14 @@ def _made_for(adapter: AdapterInfo, base: FoundationInfo) -> str:
 def from_peft(
     source: Annotated[Path, typer.Argument(metavar="DIR", help="The folder that PEFT wrote.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The adapter (.ptd) to write.")],
-    foundation: Foundation,
+    foundation: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--foundation",
+            help="The data file (.ptd) of the foundation; repeat it for several that belong together. Needed without "
+            "--program.",
+        ),
+    ] = None,
     like: Annotated[
         Path | None,
         typer.Option(help="An adapter of the programs: its tensors and shapes; what is missing is filled up with zeros."),
@@ -124,14 +131,30 @@ def from_peft(
     round_values: Annotated[
         bool, typer.Option("--round", help="Allow numbers to be rounded to the dtype of the programs.")
     ] = False,
+    program: Annotated[
+        Path | None,
+        typer.Option(help="A program (.pte) of ExecuTorch's own exporter, whose keys the adapter gets, instead of names."),
+    ] = None,
+    exported_with: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="The folder of the adapter that the --program was exported with.")
+    ] = None,
 ) -> None:
     """Write an adapter of PEFT as a data file for the programs on a foundation.
 
     What cannot be honoured is refused by its name.
     """
-    from blobstore.adapters import import_peft
+    from blobstore.adapters import import_for_program, import_peft
 
-    nbytes = import_peft(source, output, foundation=foundation, like=like, params=params, round_values=round_values)
+    if program is not None:
+        if exported_with is None or foundation or like is not None or round_values:
+            raise typer.BadParameter(
+                "needs --exported-with, and neither --foundation nor --like nor --round", param_hint="--program"
+            )
+        nbytes = import_for_program(source, output, program=program, exported_with=exported_with, params=params)
+    else:
+        if not foundation or exported_with is not None:
+            raise typer.BadParameter("give --foundation, or --program and --exported-with", param_hint="--foundation")
+        nbytes = import_peft(source, output, foundation=foundation, like=like, params=params, round_values=round_values)
     say(f"{output}: {nbytes:,} bytes")
 
 
