@@ -23,7 +23,10 @@ def rows(folder: Path) -> Iterator[Row]:
     """1 GiB in two programs, and the same beside a third one that has all of it; everything is in the page cache."""
     generator = np.random.default_rng(0)
     blobs = [generator.bytes(NBYTES) for _ in range(BLOBS)]
-    halves = [_program(folder / "a.pte", blobs[: BLOBS // 2], "a"), _program(folder / "b.pte", blobs[BLOBS // 2 :], "b")]
+    halves = [
+        _program(folder / "a.pte", blobs[: BLOBS // 2], "a"),
+        _program(folder / "b.pte", blobs[BLOBS // 2 :], "b"),
+    ]
     whole = _program(folder / "c.pte", blobs, "c")
     del blobs
     fused, copy = folder / "fused.pte", folder / "copy.pte"

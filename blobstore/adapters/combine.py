@@ -135,7 +135,9 @@ def combine_adapters(adapters: Shares, target: Path, *, foundation: Paths, like:
 def _rows(adapters: Shares) -> list[tuple[bytes, float]]:
     """Paths and strengths as the native module takes them."""
     if isinstance(adapters, str | bytes | os.PathLike) or not isinstance(adapters, Iterable):
-        raise UnsupportedDataError(f"expected a list of adapters, or of pairs of an adapter and a strength, found {adapters!r}")
+        raise UnsupportedDataError(
+            f"expected a list of adapters, or of pairs of an adapter and a strength, found {adapters!r}"
+        )
     rows = []
     for one in adapters.items() if isinstance(adapters, Mapping) else adapters:
         path, strength = one if isinstance(one, tuple) and len(one) == 2 else (one, 1.0)

@@ -76,7 +76,9 @@ class Names:
                 return form
             ends = self._ends.get(form, []) if _LAYER.search(form) else []
             if len(ends) > 1:
-                raise AdapterError(f"module '{name}' may be any of {', '.join(map(repr, ends))} in {self._what}; use names=")
+                raise AdapterError(
+                    f"module '{name}' may be any of {', '.join(map(repr, ends))} in {self._what}; use names="
+                )
             if ends:
                 return ends[0]
         listed = " or ".join(map(repr, forms))
@@ -123,7 +125,7 @@ def params_head_dim(params: Mapping[str, Any] | str | os.PathLike[str]) -> int:
     head = fields.get("head_dim")
     if head is None:
         heads, dim = fields.get("n_heads"), fields.get("dim")
-        if not all(type(number) is int and number > 0 for number in (heads, dim)) or dim % heads:
+        if type(heads) is not int or type(dim) is not int or heads <= 0 or dim <= 0 or dim % heads:
             raise InvalidFileError(path, f"expected head_dim, or dim and n_heads, found {dim!r} and {heads!r}")
         head = dim // heads
     if type(head) is not int or head <= 0 or head % 2:

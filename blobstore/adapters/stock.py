@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from blobstore.adapters.peft import PeftPair, read_peft
 from blobstore.adapters.peft_names import Names, llama_name, rotary_head_dim, rows_as_llama
@@ -24,7 +25,7 @@ from blobstore.formats.alignment import TENSOR_ALIGNMENT
 from blobstore.formats.pte.program import ProgramFile, read_program
 from blobstore.memory.layout import ScalarType
 from blobstore.memory.mapped_file import as_path
-from blobstore.programs.deployed import delegated_keys
+from blobstore.programs.deployed import mentioned
 from blobstore.store import BlobStore
 
 if TYPE_CHECKING:
@@ -107,7 +108,10 @@ def _keys(
     for pair in pairs:
         for name, tensor in ((pair.a_key, pair.a), (pair.b_key, pair.b)):
             digests[name] = [(hashlib.sha256(raw(cast(tensor, kind)[0])).hexdigest(), kind) for kind in _KINDS]
-    known = delegated_keys(program, {key for made in digests.values() for key, _ in made})
+    wanted = {key for made in digests.values() for key, _ in made}
+    known = set()
+    for delegate in program.delegates:
+        known |= mentioned(program.data[delegate.span.start : delegate.span.stop], wanted)
     users: dict[str, str] = {}
     keys = {}
     for pair in pairs:
@@ -141,22 +145,25 @@ def _tensors(
     """The tensors of a module with the rank of the program, in float64."""
     from blobstore.logical.steps import cast
 
-    a, b = (np.zeros(one[0].shape, np.float64) for one in (room.a, room.b))
+    a: npt.NDArray[np.float64] = np.zeros(room.a[0].shape)
+    b: npt.NDArray[np.float64] = np.zeros(room.b[0].shape)
     if pair is not None:
         rank = pair.rank
-        new = [cast(one, ScalarType.DOUBLE)[0] for one in (pair.a, pair.b)]
-        if (new[0].shape[1], new[1].shape[0]) != (a.shape[1], b.shape[0]):
+        new_a, new_b = (cast(one, ScalarType.DOUBLE)[0] for one in (pair.a, pair.b))
+        if (new_a.shape[1], new_b.shape[0]) != (a.shape[1], b.shape[0]):
             raise LayoutError(
-                f"{folder}: module '{pair.module}' takes {new[0].shape[1]} and gives {new[1].shape[0]} features, in "
+                f"{folder}: module '{pair.module}' takes {new_a.shape[1]} and gives {new_b.shape[0]} features, in "
                 f"{program} {a.shape[1]} and {b.shape[0]}"
             )
         if rank > room.rank:
             raise AdapterError(
                 f"{folder}: module '{pair.module}' has rank {rank}, but {program} has room for {room.rank} only"
             )
-        head_dim = rotary_head_dim(folder, llama_name(pair.module), pair.module, new[1].shape[0], params, lambda: None, program)
-        a[:rank] = new[0]
-        b[:, :rank] = (rows_as_llama(new[1], head_dim) if head_dim else new[1]) * (pair.scale / scale)
+        head_dim = rotary_head_dim(
+            folder, llama_name(pair.module), pair.module, new_b.shape[0], params, lambda: None, program
+        )
+        a[:rank] = new_a
+        b[:, :rank] = (rows_as_llama(new_b, head_dim) if head_dim else new_b) * (pair.scale / scale)
     return (a, ScalarType.DOUBLE), (b, ScalarType.DOUBLE)
 
 

@@ -9,7 +9,7 @@ import typer
 import typer.core
 
 from blobstore.cli import ERROR
-from blobstore.cli.output import on_terminal, out, print_error, print_json, print_table, say
+from blobstore.cli.output import out, print_error, print_json, print_table, say
 from blobstore.errors import AdapterError, BlobStoreError
 from blobstore.memory.mapped_file import same_file
 from blobstore.tools.folders import files_of
@@ -25,7 +25,9 @@ NO = 1
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 Foundation = Annotated[
     list[Path],
-    typer.Option("--foundation", help="The data file (.ptd) of the foundation; repeat it for several that belong together."),
+    typer.Option(
+        "--foundation", help="The data file (.ptd) of the foundation; repeat it for several that belong together."
+    ),
 ]
 
 
@@ -123,7 +125,9 @@ def from_peft(
     ] = None,
     like: Annotated[
         Path | None,
-        typer.Option(help="An adapter of the programs: its tensors and shapes; what is missing is filled up with zeros."),
+        typer.Option(
+            help="An adapter of the programs: its tensors and shapes; what is missing is filled up with zeros."
+        ),
     ] = None,
     params: Annotated[
         Path | None, typer.Option(help="The params.json of a Llama's export, if the foundation has no rotary tables.")
@@ -133,7 +137,9 @@ def from_peft(
     ] = False,
     program: Annotated[
         Path | None,
-        typer.Option(help="A program (.pte) of ExecuTorch's own exporter, whose keys the adapter gets, instead of names."),
+        typer.Option(
+            help="A program (.pte) of ExecuTorch's own exporter, whose keys the adapter gets, instead of names."
+        ),
     ] = None,
     exported_with: Annotated[
         Path | None, typer.Option(metavar="DIR", help="The folder of the adapter that the --program was exported with.")
@@ -181,7 +187,9 @@ def combine(
     foundation: Foundation,
     adapters: Annotated[
         list[str] | None,
-        typer.Argument(metavar="ADAPTER[=STRENGTH]...", help="Adapters (.ptd), each with how much of it: 1 by default."),
+        typer.Argument(
+            metavar="ADAPTER[=STRENGTH]...", help="Adapters (.ptd), each with how much of it: 1 by default."
+        ),
     ] = None,
     like: Annotated[
         Path | None, typer.Option(help="An adapter of the programs: its tensors, shapes and scale.")

@@ -24,7 +24,14 @@ from blobstore.adapters import (
     set_adapter_strength,
     set_adapter_strengths,
 )
-from blobstore.errors import AdapterError, KeyNotFoundError, LayoutError, OutputPathError, UnsupportedDataError, UpdateError
+from blobstore.errors import (
+    AdapterError,
+    KeyNotFoundError,
+    LayoutError,
+    OutputPathError,
+    UnsupportedDataError,
+    UpdateError,
+)
 from blobstore.logical.steps import cast
 from blobstore.memory.layout import ScalarType
 from blobstore.runtime import BlobCache, Program
@@ -161,7 +168,7 @@ def test_requests_of_several_threads(wide: Any) -> None:
                     load_adapters(shared, [wide.paths[seed]], program_scale=SCALE)
                     torch.testing.assert_close(method(*X)[0], wanted[seed], rtol=1e-4, atol=1e-4)
                 torch.testing.assert_close(of_own(*X)[0], wanted[seed], rtol=1e-4, atol=1e-4)
-        except BaseException as error:  # noqa: BLE001 - the main thread reports it
+        except BaseException as error:
             failed.append(error)
 
     threads = [threading.Thread(target=serve, args=(seed,)) for seed in SCALES]
@@ -191,7 +198,11 @@ def test_what_is_refused(wide: Any, tmp_path: Path) -> None:
     foreign = tmp_path / "foreign.ptd"
     save_adapter(foreign, adapter_of(1), foundation=tmp_path / "f.ptd", scale=1)
     for adapters, error, message in (
-        ([wide.paths[2], large], AdapterError, r"large\.ptd: module 'l\.0' has rank 4, but of the 6 in .* only 3 are left"),
+        (
+            [wide.paths[2], large],
+            AdapterError,
+            r"large\.ptd: module 'l\.0' has rank 4, but of the 6 in .* only 3 are left",
+        ),
         ([elsewhere], KeyNotFoundError, r"elsewhere\.ptd: module 'x' has no adapter in"),
         ([features], LayoutError, r"features\.ptd: module 'l\.0' takes 15 and gives 24 features, in .* 16 and 24"),
         ([more], AdapterError, r"more\.ptd: 'norm' belong to no pair"),
@@ -278,7 +289,11 @@ _KINDS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 @given(
     shares=st.lists(
         st.tuples(
-            st.integers(1, 4), st.sampled_from([0.5, 1.0, 2.0, 3.0]), st.floats(-2, 2), st.sampled_from(_KINDS), st.sets(st.integers(0, 2), min_size=1)
+            st.integers(1, 4),
+            st.sampled_from([0.5, 1.0, 2.0, 3.0]),
+            st.floats(-2, 2),
+            st.sampled_from(_KINDS),
+            st.sets(st.integers(0, 2), min_size=1),
         ),
         min_size=1,
         max_size=4,
@@ -293,7 +308,10 @@ def test_the_product_of_the_sum_is_the_sum_of_the_products(tmp_path: Path, share
     for number, (rank, scale, strength, kind, modules) in enumerate(shares):
         generator, tensors = torch.Generator().manual_seed(number), {}
         for name in (names[index] for index in modules):
-            a, b = torch.randn(rank, 5, generator=generator).to(kind), torch.randn(3, rank, generator=generator).to(kind)
+            a, b = (
+                torch.randn(rank, 5, generator=generator).to(kind),
+                torch.randn(3, rank, generator=generator).to(kind),
+            )
             tensors |= {f"{name}.lora_a.weight": a, f"{name}.lora_b.weight": b}
             wanted[name] += strength * scale * (b.double() @ a.double()).numpy()
             present.add(name)

@@ -29,9 +29,7 @@ def export(folder: Path, peft: Path, **lora: Any) -> Path:
         from executorch.exir.passes.external_constants_pass import delegate_external_constants_pass_unlifted
 
         module = executorch_llama(hf_rope=True, targets=TARGETS, **lora)
-        module.load_state_dict(
-            load_and_convert_unsloth_to_meta(str(peft / "adapter_model.safetensors")), strict=False
-        )
+        module.load_state_dict(load_and_convert_unsloth_to_meta(str(peft / "adapter_model.safetensors")), strict=False)
 
         def tag(node: Any) -> str:
             return "lora" if "lora" in node.name else "foundation"
@@ -140,5 +138,9 @@ def test_a_program_with_an_untrained_adapter(tmp_path: Path) -> None:
     save_peft(tmp_path / "new", target_modules=TARGETS, seed=2)
     with pytest.raises(AdapterError, match=re.escape("have one key, because their bytes were equal at export")):
         import_for_program(
-            tmp_path / "new", tmp_path / "a.ptd", program=out / "lora.pte", exported_with=tmp_path / "peft", params=PARAMS
+            tmp_path / "new",
+            tmp_path / "a.ptd",
+            program=out / "lora.pte",
+            exported_with=tmp_path / "peft",
+            params=PARAMS,
         )

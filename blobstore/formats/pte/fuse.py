@@ -123,7 +123,9 @@ class Fusion:
                 raise UnsupportedProgramError(program.path, f"the programs have the versions {sorted(versions)}")
             for name in part.methods.values():
                 if not name or "\0" in name:
-                    raise InvalidKeyError(f"{program.path}: a method must have a non-empty name without NUL, got {name!r}")
+                    raise InvalidKeyError(
+                        f"{program.path}: a method must have a non-empty name without NUL, got {name!r}"
+                    )
                 if name in names:
                     raise UnsupportedProgramError(
                         program.path, f"{names[name].path} has a method {name!r}, too; give one of them another name"
@@ -157,7 +159,7 @@ class Fusion:
                 self._internalize(editor, program, external, blob_of_key)
         payloads = iter(program.delegates)
         for plan in program.root.tables("execution_plan"):
-            name = plan.string("name")
+            name = plan.string("name") or ""  # the reader has checked that it is there
             for delegate in plan.tables("delegates"):
                 payload = next(payloads)
                 if name in part.methods:
@@ -191,7 +193,9 @@ class Fusion:
             return
         # The tensor has no room for an index: its reference to the ExtraTensorInfo becomes one. The name is lost with it.
         if extra.scalar("device_type") or extra.scalar("device_index"):
-            raise UnsupportedProgramError(program.path, f"{use.method!r}, value {use.value} is an external tensor of a device")
+            raise UnsupportedProgramError(
+                program.path, f"{use.method!r}, value {use.value} is an external tensor of a device"
+            )
         slot = tensor.slot("extra_tensor_info")
         editor.set_fields(tensor, {"extra_tensor_info": 0, "data_buffer_idx": slot - tensor.position})
         editor.write(slot, index)
@@ -255,7 +259,8 @@ class Fusion:
             position += editor.size - start
         if position > _MAX_FLATBUFFER:
             raise UnsupportedProgramError(
-                self._parts[0].program.path, f"the flatbuffer of all would have {position} bytes, above {_MAX_FLATBUFFER}"
+                self._parts[0].program.path,
+                f"the flatbuffer of all would have {position} bytes, above {_MAX_FLATBUFFER}",
             )
         for slot, (number, target) in zip(plan_slots, plans, strict=True):
             front.link(slot, bases[number] + editors[number].moved(target))
@@ -364,8 +369,15 @@ class _Contents:
 class _Front:
     """The first bytes of a program: its header, its root, and the tables of its lists, each before what it refers to."""
 
-    _PROGRAM = ("execution_plan", "constant_buffer", "backend_delegate_data", "segments")
-    _PROGRAM += ("constant_segment", "mutable_data_segments", "named_data")
+    _PROGRAM = (
+        "execution_plan",
+        "constant_buffer",
+        "backend_delegate_data",
+        "segments",
+        "constant_segment",
+        "mutable_data_segments",
+        "named_data",
+    )
 
     def __init__(self) -> None:
         self.data = bytearray(HEADER_OFFSET + HEADER_WITH_DATA_SIZE)
@@ -471,4 +483,3 @@ def _without(start: int, editor: Editor) -> Callable[[], Iterator[bytes | memory
             skip = max(0, skip - len(piece))
 
     return pieces
-

@@ -149,15 +149,16 @@ struct AdapterShare {
 };
 
 /// Run the programs on a cache with the sum of several adapters, in one commit: their ranks lie behind each other, each
-/// with its own scale. Where no adapter has anything, there are zeros; so ranks may be smaller than those of the programs,
-/// modules may be missing, and without adapters the programs compute what the foundation alone does.
+/// with its own scale. Where no adapter has anything, there are zeros; so ranks may be smaller than those of the
+/// programs, modules may be missing, and without adapters the programs compute what the foundation alone does.
 ///
 /// Threads and blocking are as for `load_adapter`.
 ///
 /// @param program_scale the factor that the program multiplies the products with; by default the scale that the cache's
 ///   files record, or else that of the adapters, which must be the same then.
 /// @returns the new generation.
-/// @throws Error as `load_adapter`; Adapter: also if the ranks together exceed that of a program, if an adapter has tensors
+/// @throws Error as `load_adapter`; Adapter: also if the ranks together exceed that of a program, if an adapter has
+/// tensors
 ///   that belong to no pair, or if the scale of the program is not known. Nothing was changed.
 uint64_t load_adapters(
     const LogicalTensors& tensors,

@@ -174,8 +174,7 @@ NamedViews combined(
     for (const LoraPair& pair : Pairs(adapter.tensors(), adapter.path()).list) {
       const auto known = by_module.find(pair.module);
       if (known == by_module.end()) {
-        throw_error_in(
-            ErrorKind::KeyNotFound, adapter.path(), "module '{}' has no adapter in {}", pair.module, target);
+        throw_error_in(ErrorKind::KeyNotFound, adapter.path(), "module '{}' has no adapter in {}", pair.module, target);
       }
       const Room& room = *known->second;
       check_features(pair, room.pair, adapter.path(), target);

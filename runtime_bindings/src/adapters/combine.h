@@ -25,22 +25,19 @@ struct Room {
 /// @throws Error Adapter or Layout: a LoRA tensor has no valid pair. Adapter: another tensor is among them.
 std::vector<Room> rooms_of(const std::vector<NamedTensor>& tensors, const std::string& origin);
 
-/// Rooms for the sum of adapters: each module that one of them has, with the sum of its ranks, as `<module>.lora_a.weight`
-/// and `<module>.lora_b.weight`. The dtype is theirs if they agree, else float32.
+/// Rooms for the sum of adapters: each module that one of them has, with the sum of its ranks, as
+/// `<module>.lora_a.weight` and `<module>.lora_b.weight`. The dtype is theirs if they agree, else float32.
 /// @throws Error Adapter: an adapter has other tensors. Layout: two adapters have different features for a module.
 std::vector<Room> rooms_for(const std::vector<ScaledAdapter>& adapters);
 
-/// The tensors that fill the rooms: `lora_a` and the factor times `lora_b` of each adapter, rounded once, and zeros where
-/// no adapter has anything.
+/// The tensors that fill the rooms: `lora_a` and the factor times `lora_b` of each adapter, rounded once, and zeros
+/// where no adapter has anything.
 /// @param halves only each `lora_b`.
 /// @param target what has the rooms, for messages.
 /// @throws Error KeyNotFound: an adapter has a module without a room. Layout: a module has other features. Adapter: the
 ///   ranks together exceed the room; or an adapter has tensors that belong to no pair. Update: an adapter is quantized.
 NamedViews combined(
-    const std::vector<Room>& rooms,
-    const std::vector<ScaledAdapter>& adapters,
-    bool halves,
-    const std::string& target);
+    const std::vector<Room>& rooms, const std::vector<ScaledAdapter>& adapters, bool halves, const std::string& target);
 
 /// Tensors by name that own their memory.
 struct CombinedAdapter {

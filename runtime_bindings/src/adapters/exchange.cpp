@@ -270,14 +270,12 @@ uint64_t set_adapter_strengths(const CacheTensors& tensors, const std::vector<do
   uint64_t generation = 0;
   const auto known = state->known(tensors);
   if (before->combined) {
-    generation =
-        commit(tensors, combined(rooms_in(tensors, *known), strong, /*halves=*/true, cache->name()));
+    generation = commit(tensors, combined(rooms_in(tensors, *known), strong, /*halves=*/true, cache->name()));
     loaded->after = digests_of_adapter(tensors, known->lora);
   } else {
     const ScaledAdapter& one = strong.front();
-    generation = with_origin(one.adapter->path(), [&] {
-      return commit(tensors, values_of(*one.adapter, one.factor, /*halves=*/true));
-    });
+    generation = with_origin(
+        one.adapter->path(), [&] { return commit(tensors, values_of(*one.adapter, one.factor, /*halves=*/true)); });
     loaded->after = digests_of_adapter(tensors, one.adapter->tensors());
   }
   state->set_loaded(std::move(loaded));

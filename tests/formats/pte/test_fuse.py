@@ -256,7 +256,10 @@ def test_methods_of_training_are_renamed_together(tmp_path: Path) -> None:
     path.write_bytes(bytes(oracle._program.serialize_pte_binary(file, extract_delegate_segments=True)))
     fuse_programs(path, tmp_path / "one.pte", methods={"a:forward": "train"})
     names = read_program(tmp_path / "one.pte").methods
-    assert names == ["train", *(f"__et_training_{kind}_train" for kind in ("gradients_index", "parameters_index", "fqn"))]
+    assert names == [
+        "train",
+        *(f"__et_training_{kind}_train" for kind in ("gradients_index", "parameters_index", "fqn")),
+    ]
     fuse_programs(path, tmp_path / "one.pte", methods={"a:forward": "", "a:__et_training_fqn_forward": "kept"})
     assert read_program(tmp_path / "one.pte").methods == ["kept"]
 
