@@ -63,14 +63,14 @@ class Names:
     def find(self, name: str) -> str:
         """The module of a program that PEFT calls `name`, without its prefix.
 
-        The name itself counts first, then the one without the leading `model.`, then Llama's; each may stand behind names
-        of modules that the exporter wrapped around the model.
+        The name itself counts first, also with PEFT's prefix, then the one without the leading `model.`, then Llama's. If
+        it has the number of a layer, it may stand behind names of modules that the exporter wrapped around the model.
 
         Raises:
             KeyNotFoundError: there is none.
             AdapterError: there are several.
         """
-        forms = list(dict.fromkeys([name, name.removeprefix("model."), llama_name(name)]))
+        forms = list(dict.fromkeys([name, PREFIX + name, name.removeprefix("model."), llama_name(name)]))
         for form in forms:
             if form in self._modules:
                 return form
