@@ -46,8 +46,10 @@ else:
 """
 
 
-def test_without_optimum() -> None:
+def test_without_optimum(monkeypatch: pytest.MonkeyPatch) -> None:
     """The message names the package."""
+    monkeypatch.setitem(sys.modules, "optimum", None)
+    monkeypatch.delitem(sys.modules, "blobstore.optimum", raising=False)
     with pytest.raises(MissingDependencyError, match="pip install optimum-executorch"):
         import blobstore.optimum  # noqa: F401
 
