@@ -77,7 +77,7 @@ def merge_adapter(
         alpha: how much of the adapter to add: 1 adds all of it, a negative number subtracts.
         scale: alpha / rank of the adapter; the default is what the file records, and 1 for tensors.
         names: maps modules to the names of their weights, for those other than `<module>.weight`,
-            `<module>.base.weight` and `<module>.base_layer.weight`.
+            `<module>.linear.weight`, `<module>.base.weight` and `<module>.base_layer.weight`.
         weights: maps names in the cache to the float tensors to start from, for weights that the cache stores quantized
             or combined with others. They are quantized again with the recorded scales.
 

@@ -30,6 +30,7 @@ from blobstore.adapters.peft_names import (
     hf_name,
     is_rotated,
     params_head_dim,
+    rotary_head_dim,
     rows_as_hf,
     rows_as_llama,
 )
@@ -104,7 +105,9 @@ def read_peft(directory: str | os.PathLike[str]) -> tuple[PeftConfig, list[PeftP
     config = read_config(folder / CONFIG_NAME)
     path = folder / MODEL_NAME
     if not path.exists() and (folder / "adapter_model.bin").exists():
-        raise AdapterError(f"{folder}: adapter_model.bin is a pickle, which may run code; save it with safe_serialization=True")
+        raise AdapterError(
+            f"{folder}: adapter_model.bin is a pickle, which may run code; save it with safe_serialization=True"
+        )
     data_map = SafetensorsDataMap(path)
     halves: dict[str, dict[str, str]] = {}
     for key in data_map:
@@ -194,16 +197,20 @@ def import_peft(
     config, pairs = read_peft(folder)
     base = _Base(files)
     template = None if like is None else _Template(read_adapter(like))
-    found = Names(base.modules if template is None else template.pairs, base.name if template is None else template.name)
+    found = Names(
+        base.modules if template is None else template.pairs, base.name if template is None else template.name
+    )
     scale, factors = _common_scale(pairs, config)
     record = _Record(dict(config.fields), {})
     tensors: dict[str, Plain] = {}
     for pair in pairs:
         module = (names or {}).get(pair.module) or found.find(pair.module)
         if module in record.modules:
-            raise AdapterError(f"{folder}: two modules of PEFT are module '{module}' of the program, one is '{pair.module}'")
+            raise AdapterError(
+                f"{folder}: two modules of PEFT are module '{module}' of the program, one is '{pair.module}'"
+            )
         base.check_product(folder, module, pair, known=template is not None)
-        head_dim = _head_dim(folder, module, pair, base, params)
+        head_dim = rotary_head_dim(folder, module, pair.module, pair.b[0].shape[0], params, base.head_dim, base.name)
         factor = factors[pair.module]
         kinds = (pair.a[1], pair.b[1])
         record.modules[module] = _Origin(pair.a_key, pair.b_key, pair.rank, kinds, factor, head_dim)
@@ -265,23 +272,6 @@ class _Base:
                     twice = table.shape[1] % 2 == 0 and np.array_equal(table[:, :half], table[:, half:])
                     found.add(0 if twice else 2 * table.shape[1])
         return found.pop() if len(found) == 1 else None
-
-
-def _head_dim(
-    source: Path, module: str, pair: PeftPair, base: _Base, params: Mapping[str, Any] | str | os.PathLike[str] | None
-) -> int:
-    """The size of a head if the rows of this module are reordered, else 0."""
-    if not is_rotated(module) or not pair.module.endswith(("q_proj", "k_proj")):
-        return 0
-    size = base.head_dim() if params is None else params_head_dim(params)
-    if size is None:
-        raise AdapterError(
-            f"{source}: the rows of module '{module}' lie in another order if the program rotates neighbouring elements, and "
-            f"{base.name} does not show whether it does; give the params.json of its export as params= (--params)"
-        )
-    if size and pair.b[0].shape[0] % size:
-        raise LayoutError(f"{source}: '{pair.b_key}' has {pair.b[0].shape[0]} rows, which are no heads of {size}")
-    return size
 
 
 class _Template:
@@ -498,9 +488,9 @@ def export_peft(
             continue  # the program has room for a module that PEFT's adapter has not
         if origin is None:
             origin, added = _new_origin(adapter, pair, rank, params), True
-        if (origin.head_dim and pair.out_features % origin.head_dim) or len({*tensors, origin.a_key, origin.b_key}) != len(
-            tensors
-        ) + 2:
+        if (origin.head_dim and pair.out_features % origin.head_dim) or len(
+            {*tensors, origin.a_key, origin.b_key}
+        ) != len(tensors) + 2:
             raise InvalidFileError(adapter.path, f"the metadata {_RECORD} does not fit module '{pair.module}'")
         a, b = (adapter.value(name) for name in (pair.a, pair.b))
         b = (np.ascontiguousarray(b[0][:, :rank]), b[1])
@@ -523,7 +513,9 @@ def _used_rank(adapter: Adapter, pair: Pair, rank: int) -> int:
     """The rank without what is filled up with zeros; that of the program if it is not."""
     a, b = (adapter.value(name)[0] for name in (pair.a, pair.b))
     if rank > pair.rank:
-        raise InvalidFileError(adapter.path, f"module '{pair.module}' has rank {pair.rank}, but was imported with {rank}")
+        raise InvalidFileError(
+            adapter.path, f"module '{pair.module}' has rank {pair.rank}, but was imported with {rank}"
+        )
     # +0.0 only, by its bits: import writes no other zero
     filled = not a[rank:].tobytes().strip(b"\0") and not np.ascontiguousarray(b[:, rank:]).tobytes().strip(b"\0")
     return rank if filled else pair.rank
@@ -566,7 +558,9 @@ def _new_origin(
             )
         head_dim = params_head_dim(params)
         if head_dim and pair.out_features % head_dim:
-            raise LayoutError(f"{adapter.path}: '{pair.b}' has {pair.out_features} rows, which are no heads of {head_dim}")
+            raise LayoutError(
+                f"{adapter.path}: '{pair.b}' has {pair.out_features} rows, which are no heads of {head_dim}"
+            )
     kinds = adapter.value(pair.a)[1], adapter.value(pair.b)[1]
     return _Origin(f"{PREFIX}{name}.lora_A.weight", f"{PREFIX}{name}.lora_B.weight", rank, kinds, 1.0, head_dim)
 
@@ -612,4 +606,3 @@ def _write(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Plain]
         with staging.open(folder / CONFIG_NAME, len(text)) as file:
             file.write(text)
     return size + len(text)
-

@@ -177,7 +177,9 @@ def _check_field(name: str, value: Any, path: Path) -> None:
             )
     elif name == "bias":
         if value != "none":
-            raise AdapterError(f"{path}: bias is {value!r}: biases of the base were trained, which no adapter file holds")
+            raise AdapterError(
+                f"{path}: bias is {value!r}: biases of the base were trained, which no adapter file holds"
+            )
     elif value not in (None, False, [], {}, ""):
         reason = _REFUSED.get(name, "this field is unknown to this version, and may change what the adapter computes")
         raise AdapterError(f"{path}: {name} cannot be honoured: {reason}; merge the adapter into its base with PEFT")

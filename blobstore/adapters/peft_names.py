@@ -13,16 +13,17 @@ from __future__ import annotations
 import itertools
 import os
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from blobstore.adapters.peft_config import read_json
-from blobstore.errors import AdapterError, InvalidFileError, KeyNotFoundError
+from blobstore.errors import AdapterError, InvalidFileError, KeyNotFoundError, LayoutError
 
-__all__ = ["PREFIX", "Names", "hf_name", "is_rotated", "params_head_dim", "rows_as_hf", "rows_as_llama"]
+__all__ = ["PREFIX", "Names", "hf_name", "is_rotated", "params_head_dim", "rotary_head_dim"]
+__all__ += ["rows_as_hf", "rows_as_llama"]
 
 PREFIX = "base_model.model."
 """What PEFT puts before the names of the base model."""
@@ -62,20 +63,22 @@ class Names:
     def find(self, name: str) -> str:
         """The module of a program that PEFT calls `name`, without its prefix.
 
-        The name itself counts first, then the one without the leading `model.`, then Llama's; each may stand behind names
-        of modules that the exporter wrapped around the model.
+        The name itself counts first, also with PEFT's prefix, then the one without the leading `model.`, then Llama's. If
+        it has the number of a layer, it may stand behind names of modules that the exporter wrapped around the model.
 
         Raises:
             KeyNotFoundError: there is none.
             AdapterError: there are several.
         """
-        forms = list(dict.fromkeys([name, name.removeprefix("model."), llama_name(name)]))
+        forms = list(dict.fromkeys([name, PREFIX + name, name.removeprefix("model."), llama_name(name)]))
         for form in forms:
             if form in self._modules:
                 return form
             ends = self._ends.get(form, []) if _LAYER.search(form) else []
             if len(ends) > 1:
-                raise AdapterError(f"module '{name}' may be any of {', '.join(map(repr, ends))} in {self._what}; use names=")
+                raise AdapterError(
+                    f"module '{name}' may be any of {', '.join(map(repr, ends))} in {self._what}; use names="
+                )
             if ends:
                 return ends[0]
         listed = " or ".join(map(repr, forms))
@@ -122,12 +125,49 @@ def params_head_dim(params: Mapping[str, Any] | str | os.PathLike[str]) -> int:
     head = fields.get("head_dim")
     if head is None:
         heads, dim = fields.get("n_heads"), fields.get("dim")
-        if not all(type(number) is int and number > 0 for number in (heads, dim)) or dim % heads:
+        if type(heads) is not int or type(dim) is not int or heads <= 0 or dim <= 0 or dim % heads:
             raise InvalidFileError(path, f"expected head_dim, or dim and n_heads, found {dim!r} and {heads!r}")
         head = dim // heads
     if type(head) is not int or head <= 0 or head % 2:
         raise InvalidFileError(path, f"head_dim must be a positive even integer, found {head!r}")
     return head
+
+
+def rotary_head_dim(
+    source: object,
+    module: str,
+    name: str,
+    rows: int,
+    params: Mapping[str, Any] | str | os.PathLike[str] | None,
+    tables: Callable[[], int | None],
+    what: object,
+) -> int:
+    """The size of a head if the rows of a module are reordered, else 0.
+
+    Args:
+        source: PEFT's folder, for messages.
+        module, name: what the program and PEFT call it.
+        rows: how many rows its product has.
+        params: as in `params_head_dim`, or None.
+        tables: what the tables of the rotary embedding say, if there are no params; None if there are no tables.
+        what: the program's files, for messages.
+
+    Raises:
+        AdapterError: the order is not known.
+        LayoutError: the rows are no heads of this size.
+        FileAccessError, InvalidFileError: the params cannot be read.
+    """
+    if not is_rotated(module) or not name.endswith(("q_proj", "k_proj")):
+        return 0
+    size = tables() if params is None else params_head_dim(params)
+    if size is None:
+        raise AdapterError(
+            f"{source}: the rows of module '{module}' lie in another order if the program rotates neighbouring elements, and "
+            f"{what} does not show whether it does; give the params.json of its export as params= (--params)"
+        )
+    if size and rows % size:
+        raise LayoutError(f"{source}: module '{name}' has {rows} rows, which are no heads of {size}")
+    return size
 
 
 def rows_as_llama(rows: npt.NDArray[Any], head_dim: int) -> npt.NDArray[Any]:

@@ -9,7 +9,7 @@ import typer
 import typer.core
 
 from blobstore.cli import ERROR
-from blobstore.cli.output import on_terminal, out, print_error, print_json, print_table, say
+from blobstore.cli.output import out, print_error, print_json, print_table, say
 from blobstore.errors import AdapterError, BlobStoreError
 from blobstore.memory.mapped_file import same_file
 from blobstore.tools.folders import files_of
@@ -25,7 +25,9 @@ NO = 1
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 Foundation = Annotated[
     list[Path],
-    typer.Option("--foundation", help="The data file (.ptd) of the foundation; repeat it for several that belong together."),
+    typer.Option(
+        "--foundation", help="The data file (.ptd) of the foundation; repeat it for several that belong together."
+    ),
 ]
 
 
@@ -113,10 +115,19 @@ def _made_for(adapter: AdapterInfo, base: FoundationInfo) -> str:
 def from_peft(
     source: Annotated[Path, typer.Argument(metavar="DIR", help="The folder that PEFT wrote.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The adapter (.ptd) to write.")],
-    foundation: Foundation,
+    foundation: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--foundation",
+            help="The data file (.ptd) of the foundation; repeat it for several that belong together. Needed without "
+            "--program.",
+        ),
+    ] = None,
     like: Annotated[
         Path | None,
-        typer.Option(help="An adapter of the programs: its tensors and shapes; what is missing is filled up with zeros."),
+        typer.Option(
+            help="An adapter of the programs: its tensors and shapes; what is missing is filled up with zeros."
+        ),
     ] = None,
     params: Annotated[
         Path | None, typer.Option(help="The params.json of a Llama's export, if the foundation has no rotary tables.")
@@ -124,14 +135,32 @@ def from_peft(
     round_values: Annotated[
         bool, typer.Option("--round", help="Allow numbers to be rounded to the dtype of the programs.")
     ] = False,
+    program: Annotated[
+        Path | None,
+        typer.Option(
+            help="A program (.pte) of ExecuTorch's own exporter, whose keys the adapter gets, instead of names."
+        ),
+    ] = None,
+    exported_with: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="The folder of the adapter that the --program was exported with.")
+    ] = None,
 ) -> None:
     """Write an adapter of PEFT as a data file for the programs on a foundation.
 
     What cannot be honoured is refused by its name.
     """
-    from blobstore.adapters import import_peft
+    from blobstore.adapters import import_for_program, import_peft
 
-    nbytes = import_peft(source, output, foundation=foundation, like=like, params=params, round_values=round_values)
+    if program is not None:
+        if exported_with is None or foundation or like is not None or round_values:
+            raise typer.BadParameter(
+                "needs --exported-with, and neither --foundation nor --like nor --round", param_hint="--program"
+            )
+        nbytes = import_for_program(source, output, program=program, exported_with=exported_with, params=params)
+    else:
+        if not foundation or exported_with is not None:
+            raise typer.BadParameter("give --foundation, or --program and --exported-with", param_hint="--foundation")
+        nbytes = import_peft(source, output, foundation=foundation, like=like, params=params, round_values=round_values)
     say(f"{output}: {nbytes:,} bytes")
 
 
@@ -154,12 +183,14 @@ def to_peft(
 
 
 def combine(
-    adapters: Annotated[
-        list[str],
-        typer.Argument(metavar="ADAPTER[=STRENGTH]...", help="Adapters (.ptd), each with how much of it: 1 by default."),
-    ],
     output: Annotated[Path, typer.Option("--output", "-o", help="The adapter (.ptd) to write.")],
     foundation: Foundation,
+    adapters: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="ADAPTER[=STRENGTH]...", help="Adapters (.ptd), each with how much of it: 1 by default."
+        ),
+    ] = None,
     like: Annotated[
         Path | None, typer.Option(help="An adapter of the programs: its tensors, shapes and scale.")
     ] = None,
@@ -167,7 +198,7 @@ def combine(
     """Write several adapters as one, whose rank is the sum of theirs."""
     from blobstore.adapters import combine_adapters
 
-    nbytes = combine_adapters([_strength(one) for one in adapters], output, foundation=foundation, like=like)
+    nbytes = combine_adapters([_strength(one) for one in adapters or []], output, foundation=foundation, like=like)
     say(f"{output}: {nbytes:,} bytes")
 
 

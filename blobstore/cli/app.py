@@ -233,7 +233,9 @@ def fuse(
     for one in method or []:
         what, equals, name = one.rpartition("=")
         if not equals or not what:
-            raise typer.BadParameter(f"expected PROGRAM=NAME or PROGRAM:METHOD=NAME, got {one!r}", param_hint="--method")
+            raise typer.BadParameter(
+                f"expected PROGRAM=NAME or PROGRAM:METHOD=NAME, got {one!r}", param_hint="--method"
+            )
         methods[what] = name
     with progress_bar(hidden=as_json) as progress:
         result = fuse_programs(

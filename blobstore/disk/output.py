@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import io
 import os
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from blobstore.disk.progress import Progress
+from blobstore.memory.mapped_file import check_length, file_behind, read_pieces
 
-__all__ = ["Output"]
+__all__ = ["Output", "write_view"]
 
 _SYNC = 1 << 26  # after this many bytes a sync starts in the background
+_LARGE = 1 << 20  # shorter runs are gathered
+_IMPOSSIBLE = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EBADF, errno.EPERM, errno.ETXTBSY}
+"""The system cannot copy between these two files."""
 
 
 class Output(io.FileIO):
@@ -44,7 +49,42 @@ class Output(io.FileIO):
 
     def write(self, data: Any, /) -> int:
         written = super().write(data)
-        self._done += written
+        self._written(written)
+        return written
+
+    def copy(self, descriptor: int, offset: int, nbytes: int) -> bool:
+        """Let the system copy a part of another file.
+
+        Args:
+            descriptor: of the file.
+            offset: where the part begins there.
+            nbytes: its size.
+
+        Returns:
+            False if the system cannot do it, before anything was written.
+
+        Raises:
+            OSError: the disk failed, or the other file is too short.
+        """
+        copy = getattr(os, "copy_file_range", None)
+        if copy is None:
+            return False
+        done = 0
+        while done < nbytes:
+            try:
+                count = copy(descriptor, self.fileno(), min(nbytes - done, _SYNC), offset + done)
+            except OSError as error:
+                if done == 0 and error.errno in _IMPOSSIBLE:
+                    return False
+                raise
+            if count == 0:
+                raise OSError(errno.EIO, "a file that is copied was truncated")
+            done += count
+            self._written(count)
+        return True
+
+    def _written(self, nbytes: int) -> None:
+        self._done += nbytes
         if self._done - self._synced >= _SYNC and not (self._syncing and self._syncing.is_alive()):
             self._synced = self._done
             self._syncing = threading.Thread(target=self._sync)
@@ -52,7 +92,6 @@ class Output(io.FileIO):
                 self._syncing.start()
         if self._progress:
             self._progress(self._what, min(self._done, self._total), self._total)
-        return written
 
     def sync(self) -> None:
         """Wait until everything written is on the disk.
@@ -78,3 +117,22 @@ class Output(io.FileIO):
     def _wait(self) -> None:
         if self._syncing and self._syncing.is_alive():
             self._syncing.join()
+
+
+def write_view(file: BinaryIO, data: memoryview) -> None:
+    """Write memory to a file of a `Staging`, or to any other. Large parts of a mapped file do not pass through this process.
+
+    Raises:
+        FileAccessError: the memory is that of a file that was truncated.
+        OSError: the file cannot be written.
+    """
+    raw = getattr(file, "raw", None)
+    if isinstance(raw, Output) and len(data) >= _LARGE:
+        check_length(data)
+        with file_behind(data) as place:
+            if place is not None:
+                file.flush()
+                if raw.copy(*place, len(data)):
+                    return
+    for piece in read_pieces(data):
+        file.write(piece)

@@ -25,6 +25,7 @@ __all__ = [
     "as_path",
     "as_paths",
     "check_length",
+    "file_behind",
     "listed",
     "map_file",
     "named",
@@ -47,11 +48,13 @@ class _Map(mmap.mmap):
         path: the file, as given.
         place: its absolute path, whatever the folder of the process is now.
         modified: when the file was last changed, in nanoseconds, as it was when it was mapped.
+        identity: device, inode, size and time of the last change; None if the map may differ from the file.
     """
 
     path: Path
     place: str
     modified: int
+    identity: tuple[int, int, int, int] | None = None
 
 
 # Each map holds a file descriptor, of which a process has few, so thousands of slices of one file share its map. An
@@ -122,6 +125,7 @@ def map_file(path: str | os.PathLike[str]) -> memoryview:
         if shared is None:
             shared = _maps[identity] = _Map(descriptor, status.st_size, access=mmap.ACCESS_READ)
             shared.path, shared.place, shared.modified = path, place, status.st_mtime_ns
+            shared.identity = identity[1:]
         return memoryview(shared)
 
 
@@ -219,6 +223,33 @@ def origin_of(data: memoryview) -> tuple[str, int, int] | None:
     """
     owner = _owner(data)
     return (owner.place, len(owner), owner.modified) if isinstance(owner, _Map) else None
+
+
+@contextlib.contextmanager
+def file_behind(data: memoryview) -> Iterator[tuple[int, int] | None]:
+    """The file that a view is a map of, so that the system can copy its bytes.
+
+    Yields:
+        A descriptor, which is closed behind the block, and where the view begins in the file. None for other memory, and
+        for a file that was replaced or changed since it was mapped.
+    """
+    owner = _owner(data)
+    if not isinstance(owner, _Map) or owner.identity is None or not len(data):
+        yield None
+        return
+    start = np.frombuffer(data, np.uint8).ctypes.data - np.frombuffer(owner, np.uint8).ctypes.data
+    file = Descriptor()
+    try:
+        try:
+            descriptor = file.open(Path(owner.place))
+            status = os.fstat(descriptor)
+        except OSError:
+            yield None
+            return
+        now = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+        yield (descriptor, start) if now == owner.identity else None
+    finally:
+        file.close()
 
 
 def read_pieces(data: memoryview) -> Iterator[bytes | memoryview]:

@@ -133,9 +133,7 @@ def fuse_programs(
         fusion.write(file)
     return FuseResult(
         path=target,
-        methods=tuple(
-            FusedMethod(new, part.program.path, old) for part in parts for old, new in part.methods.items()
-        ),
+        methods=tuple(FusedMethod(new, part.program.path, old) for part in parts for old, new in part.methods.items()),
         left_out=tuple(left_out),
         missing=tuple(missing),
         bytes_before=sum(path.stat().st_size for path in paths),

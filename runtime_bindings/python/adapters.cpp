@@ -12,6 +12,7 @@
 #include <blobstore/adapters.h>
 
 #include "adapters/adapter_file.h"
+#include "adapters/combine.h"
 #include "adapters/exchange.h"
 #include "adapters/foundation.h"
 #include "adapters/lora_names.h"
@@ -138,6 +139,37 @@ std::unique_ptr<MergedAdapter> merge(
   return internal::merge_adapter(on_cache, adapter.views(), choices);
 }
 
+/// @param rows pairs of a path and a strength.
+std::vector<AdapterShare> shares_of(const nb::list& rows) {
+  std::vector<AdapterShare> shares;
+  for (const nb::handle item : rows) {
+    const nb::tuple row = nb::cast<nb::tuple>(item);
+    shares.push_back({to_string(nb::cast<nb::bytes>(row[0])), nb::cast<double>(row[1])});
+  }
+  return shares;
+}
+
+/// @returns the scale, and for each tensor its name, its bytes, its scalar type and its sizes.
+nb::tuple combine(const nb::list& rows, const std::optional<nb::bytes>& like) {
+  const std::vector<AdapterShare> shares = shares_of(rows);
+  const std::string name = like ? to_string(*like) : "";
+  internal::CombinedAdapter made;
+  {
+    const WithoutInterpreter release;
+    made = internal::combine_adapters(shares, like ? &name : nullptr);
+  }
+  nb::list tensors;
+  for (const auto& [key, view] : made.tensors) {
+    tensors.append(
+        nb::make_tuple(
+            key,
+            to_array(view.data, view.nbytes, view.owner),
+            static_cast<int>(view.scalar_type),
+            to_tuple(view.sizes)));
+  }
+  return nb::make_tuple(made.scale, tensors);
+}
+
 } // namespace
 
 void add_adapters(nb::module_& module) {
@@ -213,6 +245,27 @@ void add_adapters(nb::module_& module) {
       },
       "tensors"_a,
       "strength"_a);
+  module.def(
+      "load_adapters",
+      [](nb::handle tensors, const nb::list& shares, std::optional<double> program_scale) {
+        const CacheTensors& on_cache = tensors_on_cache(tensors);
+        const std::vector<AdapterShare> adapters = shares_of(shares);
+        const WithoutInterpreter release;
+        return internal::load_adapters(on_cache, adapters, program_scale);
+      },
+      "tensors"_a,
+      "adapters"_a,
+      "program_scale"_a.none());
+  module.def(
+      "set_adapter_strengths",
+      [](nb::handle tensors, const std::vector<double>& strengths) {
+        const CacheTensors& on_cache = tensors_on_cache(tensors);
+        const WithoutInterpreter release;
+        return internal::set_adapter_strengths(on_cache, strengths);
+      },
+      "tensors"_a,
+      "strengths"_a);
+  module.def("combine_adapters", &combine, "adapters"_a, "like"_a.none());
   module.def("merge_adapter", &merge, "tensors"_a, "source"_a, "alpha"_a, "scale"_a.none(), "names"_a, "weights"_a);
 }
 

@@ -18,6 +18,7 @@
 
 #include <blobstore/adapters.h>
 #include <blobstore/cache.h>
+#include <blobstore/nothrow.h>
 #include <blobstore/reading.h>
 #include <blobstore/tensors.h>
 
@@ -98,7 +99,7 @@ void test_names() {
       "f");
   CHECK(found.pairs.size() == 1 && found.pairs[0].module == "base_model.model.x" && found.pairs[0].rank == 2);
   CHECK(found.problems.size() == 1 && std::string(found.problems[0].what()) == "f: 'lora_a' has no lora_b beside it");
-  CHECK(weight_names("").front() == "weight" && weight_names("base_model.model.x")[3] == "x.weight");
+  CHECK(weight_names("").front() == "weight" && weight_names("base_model.model.x")[4] == "x.weight");
 }
 
 float first(const BlobCache& cache, const char* key) {
@@ -122,6 +123,26 @@ void test_strength(const std::string& folder) {
   CHECK(fails(ErrorKind::Adapter, [&] { blobstore::set_adapter_strength(tensors, 1); }));
   const BlobCache::Reading reading(*cache);
   CHECK(fails(ErrorKind::Unsupported, [&] { blobstore::load_adapter(tensors, folder + "/1.ptd"); }));
+}
+
+/// One adapter among several, none, and more than there is room for.
+void test_several(const std::string& folder) {
+  const auto base = BlobCache::open({folder + "/foundation.ptd"});
+  const auto cache = BlobCache::open({folder + "/adapter.ptd"}, BlobCache::Mode::Private, base);
+  const LogicalTensors tensors(cache);
+  const std::string one = folder + "/1.ptd";
+  const std::string two = folder + "/2.ptd";
+  blobstore::load_adapters(tensors, {{two, 0.5}});
+  CHECK(first(*cache, "m.lora_b") == 1 && first(*cache, "m.lora_a") == 2);
+  CHECK(fails(ErrorKind::Adapter, [&] { blobstore::load_adapters(tensors, {{one, 1}, {two, 1}}); }));
+  CHECK(fails(ErrorKind::Adapter, [&] { blobstore::set_adapter_strengths(tensors, {1, 1}); }));
+  blobstore::set_adapter_strengths(tensors, {0.25});
+  CHECK(first(*cache, "m.lora_b") == 0.5f && first(*cache, "m.lora_a") == 2);
+  blobstore::load_adapters(tensors, {});
+  CHECK(first(*cache, "m.lora_b") == 0 && first(*cache, "m.lora_a") == 0);
+  const auto again = blobstore::nothrow::load_adapters(tensors, {{one, 1}});
+  CHECK(again.ok() && first(*cache, "m.lora_b") == 1);
+  CHECK(!blobstore::nothrow::set_adapter_strengths(tensors, {}).ok());
 }
 
 /// Every reader sees one adapter, at one strength.
@@ -191,6 +212,7 @@ int main(int count, char** arguments) {
   test_product<double>();
   test_names();
   test_strength(folder);
+  test_several(folder);
   test_exchange_in_threads(folder);
   test_merges_in_threads(folder);
   std::puts("passed");

@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file as load
 from typer.testing import CliRunner
 
 from blobstore import save_file
-from blobstore.adapters import foundation_fingerprint, save_adapter
+from blobstore.adapters import foundation_fingerprint, read_adapter, save_adapter
 from blobstore.cli.app import app
+from tests.adapters.llama import hf_llama, save_peft
 from tests.adapters.nets import adapter_of
 
 
@@ -128,3 +130,37 @@ def test_lowered_files(run: Any, lora: Any) -> None:
     output = run(lora.foundation, lora.adapter)
     assert "l.0.lora_a.weight" in output
     assert "fits; not bound" in output
+
+
+def test_import_and_export(run: Any, tmp_path: Path) -> None:
+    """PEFT's files come back to the bit (L2)."""
+    save_peft(tmp_path / "peft")
+    save_file(dict(hf_llama().state_dict()), tmp_path / "f.ptd")
+    assert "a.ptd: " in run("import", "peft", "-o", "a.ptd", "--foundation", "f.ptd")
+    assert "fits; made for this foundation" in run("list", "f.ptd", "a.ptd")
+    run("import", "peft", "-o", "b.ptd", "--foundation", "f.ptd", "--like", "a.ptd", "--round")
+    run("export", "b.ptd", "-o", "again")
+    left, right = (load(tmp_path / name / "adapter_model.safetensors") for name in ("peft", "again"))
+    assert left.keys() == right.keys()
+    assert all(torch.equal(left[key], right[key]) for key in left)
+    output = run("import", "f.ptd", "-o", "c.ptd", "--foundation", "f.ptd", code=3)
+    assert "adapter_config.json" in output
+    run("import", "peft", "-o", "c.ptd", code=2)
+    run("import", "peft", "-o", "c.ptd", "--program", "x.pte", code=2)
+    run("import", "peft", "-o", "c.ptd", "--foundation", "f.ptd", "--exported-with", "peft", code=2)
+    assert not (tmp_path / "c.ptd").exists()
+
+
+def test_combine(run: Any, files: None, tmp_path: Path) -> None:
+    """With strengths; `list` is a command and the default."""
+    save_adapter(tmp_path / "b.ptd", adapter_of(2), foundation=tmp_path / "f.ptd", scale=3)
+    run("combine", "a.ptd", "b.ptd=0.5", "-o", "both.ptd", "--foundation", "f.ptd")
+    assert "l.0.lora_b.weight\tfloat\t24 x 6" in run("f.ptd", "both.ptd")
+    both = read_adapter(tmp_path / "both.ptd")
+    assert both.scale == 1.5
+    assert torch.equal(torch.tensor(both.tensors["l.0.lora_b.weight"][:, 3:]), adapter_of(2)["l.0.lora_b.weight"])
+    assert "records no foundation" in run("combine", "unbound.ptd", "-o", "c.ptd", "--foundation", "f.ptd", code=3)
+    assert "give like=" in run("combine", "-o", "c.ptd", "--foundation", "f.ptd", code=3)
+    run("combine", "-o", "none.ptd", "--foundation", "f.ptd", "--like", "a.ptd")
+    assert not any(array.any() for array in read_adapter(tmp_path / "none.ptd").tensors.values())
+    run("combine", "a.ptd=much", "-o", "c.ptd", "--foundation", "f.ptd", code=2)

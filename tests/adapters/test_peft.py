@@ -209,7 +209,9 @@ def test_modules_that_are_not_found(tmp_path: Path, saved: Path) -> None:
     with pytest.raises(AdapterError, match=r"may be any of 'left\.model\S+', 'right\.model\S+'.*names="):
         import_peft(saved, tmp_path / "a.ptd", foundation=tmp_path / "f.ptd")
     names = {
-        n.removesuffix(".weight"): f"right.{n.removesuffix('.weight')}" for n in state if any(t in n for t in llama.TARGETS)
+        n.removesuffix(".weight"): f"right.{n.removesuffix('.weight')}"
+        for n in state
+        if any(t in n for t in llama.TARGETS)
     }
     import_peft(saved, tmp_path / "a.ptd", foundation=tmp_path / "f.ptd", names=names)
     assert all(name.startswith("right.") for name in read_adapter(tmp_path / "a.ptd").contents)
@@ -254,7 +256,9 @@ def test_scales(tmp_path: Path, config: dict[str, Any], scale: float) -> None:
     alpha=st.floats(0.25, 64),
     rank=st.integers(1, 6),
     rslora=st.booleans(),
-    ranks=st.dictionaries(st.sampled_from(["q_proj", r"layers\.0\.mlp\.up_proj", "^model.layers.1.mlp.up_proj"]), st.integers(1, 6)),
+    ranks=st.dictionaries(
+        st.sampled_from(["q_proj", r"layers\.0\.mlp\.up_proj", "^model.layers.1.mlp.up_proj"]), st.integers(1, 6)
+    ),
     alphas=st.dictionaries(st.sampled_from(["q_proj", "layers.0.mlp.up_proj", "1.mlp.up_proj"]), st.floats(0.25, 64)),
 )
 def test_scales_are_those_of_peft(alpha: float, rank: int, rslora: bool, ranks: Any, alphas: Any) -> None:
@@ -421,7 +425,9 @@ def test_shapes_and_ranks_that_do_not_fit(tmp_path: Path, saved: Path) -> None:
     state = dict(hf_llama().state_dict())
     state["model.layers.0.mlp.up_proj.weight"] = torch.ones(47, 32)
     save_file(state, tmp_path / "f.ptd")
-    with pytest.raises(LayoutError, match=r"make \[48, 32\], but 'model.layers.0.mlp.up_proj.weight' in .* is \[47, 32\]"):
+    with pytest.raises(
+        LayoutError, match=r"make \[48, 32\], but 'model.layers.0.mlp.up_proj.weight' in .* is \[47, 32\]"
+    ):
         import_peft(saved, tmp_path / "a.ptd", foundation=tmp_path / "f.ptd")
     with pytest.raises(OutputPathError):
         import_peft(saved, tmp_path / "f.ptd", foundation=tmp_path / "f.ptd")

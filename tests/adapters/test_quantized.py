@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from blobstore.adapters import load_adapter, merge_adapter, save_adapter
+from blobstore.adapters import load_adapter, load_adapters, merge_adapter, save_adapter, set_adapter_strengths
 from blobstore.errors import UpdateError
 from blobstore.lowering.export import quiet
 from blobstore.runtime import BlobCache, Program
@@ -51,6 +51,29 @@ def test_exchange(tmp_path: Path) -> None:
         load_adapter(cache, tmp_path / "a.ptd")
         with torch.no_grad():
             close(method(*example)[0], with_adapter(make(LoraNet), tensors)(*example), 0.05)
+
+
+def test_several_on_a_quantized_foundation(tmp_path: Path) -> None:
+    """Two adapters whose ranks together are those of one give its blobs, to the bit (L3)."""
+    example, whole = inputs(3, 16), adapter_of(1)
+    cache, method = quantized(with_adapter(make(LoraNet), whole), example, tmp_path)
+    before = bits(cache)
+    parts = {
+        "first": {n: t[:1] if "lora_a" in n else t[:, :1] for n, t in whole.items()},
+        "rest": {n: t[1:] if "lora_a" in n else t[:, 1:] for n, t in whole.items()},
+    }
+    for name, tensors in parts.items():
+        save_adapter(tmp_path / f"{name}.ptd", tensors, foundation=tmp_path / "model.ptd", scale=SCALE)
+    load_adapters(cache, [])
+    none = {name: torch.zeros_like(tensor) for name, tensor in whole.items()}
+    with torch.no_grad():
+        close(method(*example)[0], with_adapter(make(LoraNet), none)(*example), 0.05)
+    load_adapters(cache, [tmp_path / "first.ptd", tmp_path / "rest.ptd"])
+    assert bits(cache) == before
+    set_adapter_strengths(cache, [0.5, 0.5])
+    half = {name: tensor / 2 if "lora_b" in name else tensor for name, tensor in whole.items()}
+    with torch.no_grad():
+        close(method(*example)[0], with_adapter(make(LoraNet), half)(*example), 0.05)
 
 
 def test_merge_needs_the_float_weights(tmp_path: Path) -> None:

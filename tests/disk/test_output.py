@@ -1,12 +1,15 @@
 """A new file on its way to the disk: created exclusively, synced while it grows, followed by progress (B5)."""
 
 import errno
+import io
+import os
 
 import pytest
 
-from blobstore.disk.output import Output
+from blobstore.disk.output import Output, write_view
 from blobstore.disk.staging import Staging
 from blobstore.errors import FileAccessError
+from blobstore.memory.mapped_file import map_file
 from tests.disk.outputs import fail, files
 
 
@@ -58,3 +61,60 @@ def test_a_disk_failure_in_the_background_is_reported(tmp_path, monkeypatch):
         file.write(bytes(2 << 20))
         file.write(bytes(2 << 20))
     assert files(tmp_path) == {"w": b"old"}
+
+
+@pytest.mark.parametrize("possible", [True, False])
+def test_parts_of_mapped_files_are_copied(tmp_path, monkeypatch, possible):
+    """By the system if it can, else through this process; also behind bytes that are still gathered."""
+    large = os.urandom(3 << 20)
+    (tmp_path / "source").write_bytes(b"begin" + large + b"end")
+    data, called = map_file(tmp_path / "source"), []
+    copy = getattr(os, "copy_file_range", None)
+
+    def copied(*arguments):
+        called.append(arguments)
+        if not possible or copy is None:
+            raise OSError(errno.EXDEV, "not between these")
+        return copy(*arguments)
+
+    monkeypatch.setattr(os, "copy_file_range", copied, raising=False)
+    seen = []
+    with Staging(lambda *step: seen.append(step[1])) as staging, staging.open(tmp_path / "x", len(large)) as file:
+        file.write(b"head")
+        write_view(file, data[5 : 5 + len(large)])
+        write_view(file, data[-3:])
+        write_view(file, memoryview(b"tail"))
+        write_view(file, memoryview(large))
+    assert (tmp_path / "x").read_bytes() == b"head" + large + b"end" + b"tail" + large
+    assert called
+    assert seen == sorted(seen)
+
+
+def test_failures_of_a_copy_name_the_target(tmp_path, monkeypatch):
+    """A full disk, a source that became shorter: the target stays as it was."""
+    (tmp_path / "source").write_bytes(bytes(2 << 20))
+    (tmp_path / "x").write_bytes(b"old")
+    data = map_file(tmp_path / "source")
+    for result in (OSError(errno.ENOSPC, "full"), 0):
+
+        def copied(*arguments, result=result):
+            if isinstance(result, OSError):
+                raise result
+            return result
+
+        monkeypatch.setattr(os, "copy_file_range", copied, raising=False)
+        with (
+            pytest.raises(FileAccessError, match=r"x: .*(full|truncated)"),
+            Staging() as staging,
+            staging.open(tmp_path / "x") as file,
+        ):
+            write_view(file, data)
+        assert files(tmp_path) == {"source": bytes(2 << 20), "x": b"old"}
+
+
+def test_memory_goes_to_any_file(tmp_path):
+    """Also to one in memory."""
+    (tmp_path / "source").write_bytes(bytes(range(256)) * 8192)
+    file = io.BytesIO()
+    write_view(file, map_file(tmp_path / "source"))
+    assert file.getvalue() == bytes(range(256)) * 8192

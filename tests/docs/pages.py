@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from blobstore import dedup_programs
 from blobstore.lowering.export import lower, quiet
 from tests import models
 
@@ -39,6 +40,13 @@ def _readme(folder: Path, names: dict[str, Any]) -> None:
 def _index(folder: Path, names: dict[str, Any]) -> None:
     for name in ("short", "long"):
         models.mlp().write(folder, name)
+
+
+def _fuse(folder: Path, names: dict[str, Any]) -> None:
+    """Two programs with different weights, and one of them deduplicated."""
+    for seed, name in enumerate(("base", "tuned")):
+        models.mlp(seed=seed).write(folder, name)
+    dedup_programs(folder / "base.pte", folder / "slim")
 
 
 def _ci(folder: Path, names: dict[str, Any]) -> None:
@@ -182,6 +190,7 @@ PAGES: dict[str, Callable[[Path, dict[str, Any]], None]] = {
     "README.md": _readme,
     "docs/index.md": _index,
     "docs/howto/ci.md": _ci,
+    "docs/howto/fuse.md": _fuse,
     "docs/howto/dedup.md": _dedup,
     "docs/howto/named-data-store.md": _named_data_store,
     "docs/howto/processes.md": _processes,

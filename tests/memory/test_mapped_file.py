@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from blobstore.errors import FileAccessError, InvalidFileError
-from blobstore.memory.mapped_file import PrivateFile, as_path, as_paths, map_file, same_file
+from blobstore.memory.mapped_file import PrivateFile, as_path, as_paths, file_behind, map_file, same_file
 
 
 def test_a_map_outlives_the_name_of_its_file(tmp_path):
@@ -80,3 +80,29 @@ def test_links_lead_to_one_file(tmp_path):
     os.link(tmp_path / "file", tmp_path / "hard")
     assert same_file(tmp_path / "hard", tmp_path / "link")
     assert not same_file(tmp_path / "other", tmp_path / "file")
+
+
+def test_the_file_behind_a_view(tmp_path):
+    """A descriptor of the same file, at the place of the view; none for a file that changed, or for other memory."""
+    path = tmp_path / "x"
+    path.write_bytes(b"0123456789")
+    data = map_file(path)
+    with file_behind(data[3:7]) as place:
+        assert place is not None
+        descriptor, start = place
+        assert os.pread(descriptor, 4, start) == b"3456"
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(descriptor)
+    for memory in (memoryview(b"0123"), data[5:5]):
+        with file_behind(memory) as place:
+            assert place is None
+    with PrivateFile(path) as private, file_behind(private.data) as place:
+        assert place is None  # what was written there is not in the file
+    other = tmp_path / "y"
+    other.write_bytes(b"9876543210")
+    other.replace(path)
+    with file_behind(data) as place:
+        assert place is None
+    path.unlink()
+    with file_behind(data) as place:
+        assert place is None

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import BinaryIO
 
+from blobstore.disk.output import write_view
 from blobstore.errors import InvalidKeyError, KeyConflictError, LayoutError, UnsupportedProgramError
 from blobstore.formats.alignment import SEGMENT_ALIGNMENT, TENSOR_ALIGNMENT, align_up
 from blobstore.formats.pte.edit import Editor
@@ -31,11 +32,12 @@ from blobstore.formats.pte.schema import DataLocation, TensorDataLocation
 from blobstore.memory.buffers import same_bytes
 from blobstore.memory.digest import Digest, digest
 from blobstore.memory.layout import TensorLayout
-from blobstore.memory.mapped_file import check_length, read_pieces
+from blobstore.memory.mapped_file import check_length
 
 __all__ = ["Blob", "Fusion", "Part"]
 
 _MAX_FLATBUFFER = 2**31 - 1
+_SAMPLE = 256  # bytes
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,12 +99,16 @@ class Fusion:
     def write(self, file: BinaryIO) -> None:
         """Write the program at the current position of `file`, which must be its start."""
         position = 0
-        for start, pieces in self._runs:
+        for start, pieces in self._flatbuffers:
             file.write(bytes(start - position))
             position = start
             for piece in pieces():
                 file.write(piece)
                 position += len(piece)
+        for start, data in self._runs:
+            file.write(bytes(start - position))
+            write_view(file, data)
+            position = start + len(data)
         file.write(bytes(self.nbytes - position))
 
     def _check(self) -> None:
@@ -117,7 +123,9 @@ class Fusion:
                 raise UnsupportedProgramError(program.path, f"the programs have the versions {sorted(versions)}")
             for name in part.methods.values():
                 if not name or "\0" in name:
-                    raise InvalidKeyError(f"{program.path}: a method must have a non-empty name without NUL, got {name!r}")
+                    raise InvalidKeyError(
+                        f"{program.path}: a method must have a non-empty name without NUL, got {name!r}"
+                    )
                 if name in names:
                     raise UnsupportedProgramError(
                         program.path, f"{names[name].path} has a method {name!r}, too; give one of them another name"
@@ -151,7 +159,7 @@ class Fusion:
                 self._internalize(editor, program, external, blob_of_key)
         payloads = iter(program.delegates)
         for plan in program.root.tables("execution_plan"):
-            name = plan.string("name")
+            name = plan.string("name") or ""  # the reader has checked that it is there
             for delegate in plan.tables("delegates"):
                 payload = next(payloads)
                 if name in part.methods:
@@ -185,7 +193,9 @@ class Fusion:
             return
         # The tensor has no room for an index: its reference to the ExtraTensorInfo becomes one. The name is lost with it.
         if extra.scalar("device_type") or extra.scalar("device_index"):
-            raise UnsupportedProgramError(program.path, f"{use.method!r}, value {use.value} is an external tensor of a device")
+            raise UnsupportedProgramError(
+                program.path, f"{use.method!r}, value {use.value} is an external tensor of a device"
+            )
         slot = tensor.slot("extra_tensor_info")
         editor.set_fields(tensor, {"extra_tensor_info": 0, "data_buffer_idx": slot - tensor.position})
         editor.write(slot, index)
@@ -238,18 +248,19 @@ class Fusion:
         for slot, (key, (index, _)) in zip(front.vector("named_data", len(named)), named, strict=True):
             front.refer(slot)
             front.named(key, index)
-        self._runs: list[tuple[int, Callable[[], Iterator[bytes | memoryview]]]] = [(0, front.pieces)]
+        self._flatbuffers: list[tuple[int, Callable[[], Iterator[bytes | memoryview]]]] = [(0, front.pieces)]
         position = len(front.data)
         bases = []
         for part, editor in zip(self._parts, editors, strict=True):
             start = part.program.root.buffer.start
             position += (start - position) % TENSOR_ALIGNMENT
             bases.append(position - start)
-            self._runs.append((position, _without(start, editor)))
+            self._flatbuffers.append((position, _without(start, editor)))
             position += editor.size - start
         if position > _MAX_FLATBUFFER:
             raise UnsupportedProgramError(
-                self._parts[0].program.path, f"the flatbuffer of all would have {position} bytes, above {_MAX_FLATBUFFER}"
+                self._parts[0].program.path,
+                f"the flatbuffer of all would have {position} bytes, above {_MAX_FLATBUFFER}",
             )
         for slot, (number, target) in zip(plan_slots, plans, strict=True):
             front.link(slot, bases[number] + editors[number].moved(target))
@@ -261,10 +272,11 @@ class Fusion:
         front = self._front
         base = align_up(self._program_size, max([SEGMENT_ALIGNMENT, *(one.alignment for one in self._segments.blobs)]))
         cursor = 0
+        self._runs: list[tuple[int, memoryview]] = []
         for numbers, blob in zip(self._segment_numbers, self._segments.blobs, strict=True):
             cursor = align_up(cursor, max(blob.alignment, SEGMENT_ALIGNMENT))
             struct.pack_into("<QQ", front.data, numbers, cursor, blob.nbytes)
-            self._runs += [(base + cursor + offset, _pieces(data)) for offset, data in blob.runs]
+            self._runs += [(base + cursor + offset, data) for offset, data in blob.runs]
             cursor += blob.nbytes
         if not len(self._segments):
             base = 0
@@ -296,25 +308,43 @@ class _Contents:
     def __init__(self) -> None:
         self.blobs: list[_Content] = []
         self.shared = 0
+        self._alike: dict[tuple[int, bytes, bytes], list[int]] = {}
+        self._digests: dict[int, Digest] = {}
         self._known: dict[Digest, list[int]] = {}
 
     def __len__(self) -> int:
         return len(self.blobs)
 
     def add(self, blob: Blob) -> int:
-        """The index of a blob with these bytes."""
-        check_length(blob.data)
-        address = digest(blob.data)
-        for index in self._known.setdefault(address, []):
-            known = self.blobs[index]
-            if same_bytes(known.runs[0][1], blob.data):
-                if blob.alignment > known.alignment:
-                    self.blobs[index] = _Content(known.nbytes, blob.alignment, known.runs)
-                self.shared += len(blob.data)
-                return index
-        self._known[address].append(len(self.blobs))
-        self.blobs.append(_Content(len(blob.data), blob.alignment, [(0, blob.data)]))
-        return len(self.blobs) - 1
+        """The index of a blob with these bytes.
+
+        A blob is read only if another one has its size, its beginning and its end.
+        """
+        data = blob.data
+        check_length(data)
+        alike = self._alike.setdefault((len(data), bytes(data[:_SAMPLE]), bytes(data[-_SAMPLE:])), [])
+        address = None
+        if alike:
+            if alike[0] not in self._digests:  # the others of them came after it, and have one
+                self._remember(alike[0], digest(self.blobs[alike[0]].runs[0][1]))
+            address = digest(data)
+            for index in self._known.get(address, ()):
+                known = self.blobs[index]
+                if same_bytes(known.runs[0][1], data):
+                    if blob.alignment > known.alignment:
+                        self.blobs[index] = _Content(known.nbytes, blob.alignment, known.runs)
+                    self.shared += len(data)
+                    return index
+        index = len(self.blobs)
+        alike.append(index)
+        self.blobs.append(_Content(len(data), blob.alignment, [(0, data)]))
+        if address is not None:
+            self._remember(index, address)
+        return index
+
+    def _remember(self, index: int, address: Digest) -> None:
+        self._digests[index] = address
+        self._known.setdefault(address, []).append(index)
 
     def add_group(self, group: _Contents) -> int:
         """Add a segment with all blobs of a group, and return its index; 0 if there are none."""
@@ -339,8 +369,15 @@ class _Contents:
 class _Front:
     """The first bytes of a program: its header, its root, and the tables of its lists, each before what it refers to."""
 
-    _PROGRAM = ("execution_plan", "constant_buffer", "backend_delegate_data", "segments")
-    _PROGRAM += ("constant_segment", "mutable_data_segments", "named_data")
+    _PROGRAM = (
+        "execution_plan",
+        "constant_buffer",
+        "backend_delegate_data",
+        "segments",
+        "constant_segment",
+        "mutable_data_segments",
+        "named_data",
+    )
 
     def __init__(self) -> None:
         self.data = bytearray(HEADER_OFFSET + HEADER_WITH_DATA_SIZE)
@@ -446,8 +483,3 @@ def _without(start: int, editor: Editor) -> Callable[[], Iterator[bytes | memory
             skip = max(0, skip - len(piece))
 
     return pieces
-
-
-def _pieces(data: memoryview) -> Callable[[], Iterator[bytes | memoryview]]:
-    return lambda: iter(read_pieces(data))
-

@@ -142,14 +142,44 @@ uint64_t load_adapter(const LogicalTensors& tensors, const std::string& path, co
 ///   truncated or overwritten. Closed. Or what `BlobCache::update` throws.
 uint64_t set_adapter_strength(const LogicalTensors& tensors, double strength);
 
+/// An adapter among several, and how much of it.
+struct AdapterShare {
+  std::string path; // records its foundation
+  double strength = 1; // 1 is what it was trained for
+};
+
+/// Run the programs on a cache with the sum of several adapters, in one commit: their ranks lie behind each other, each
+/// with its own scale. Where no adapter has anything, there are zeros; so ranks may be smaller than those of the
+/// programs, modules may be missing, and without adapters the programs compute what the foundation alone does.
+///
+/// Threads and blocking are as for `load_adapter`.
+///
+/// @param program_scale the factor that the program multiplies the products with; by default the scale that the cache's
+///   files record, or else that of the adapters, which must be the same then.
+/// @returns the new generation.
+/// @throws Error as `load_adapter`; Adapter: also if the ranks together exceed that of a program, if an adapter has
+/// tensors
+///   that belong to no pair, or if the scale of the program is not known. Nothing was changed.
+uint64_t load_adapters(
+    const LogicalTensors& tensors,
+    const std::vector<AdapterShare>& adapters,
+    std::optional<double> program_scale = std::nullopt);
+
+/// Change how much of each adapter that `load_adapters` loaded last the programs use, in one commit. Each change starts
+/// from the files, which stay mapped.
+///
+/// @param strengths one for each adapter, in the order of `load_adapters`.
+/// @throws Error as `set_adapter_strength`; Adapter: also if their number differs.
+uint64_t set_adapter_strengths(const LogicalTensors& tensors, const std::vector<double>& strengths);
+
 /// How an adapter is merged.
 struct MergeOptions {
   /// How much of the adapter to add: 1 adds all of it, a negative number subtracts.
   double alpha = 1;
   /// alpha / rank of the adapter; the default is what the file records, and 1 for tensors.
   std::optional<double> scale;
-  /// Modules and the names of their weights, for those other than `<module>.weight`, `<module>.base.weight` and
-  /// `<module>.base_layer.weight`.
+  /// Modules and the names of their weights, for those other than `<module>.weight`, `<module>.linear.weight`,
+  /// `<module>.base.weight` and `<module>.base_layer.weight`.
   std::map<std::string, std::string> names;
   /// Float tensors to start from, by names in the cache, for weights that the cache stores quantized or combined with
   /// others. They are quantized again with the recorded scales. Read during the call only.

@@ -13,6 +13,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -94,6 +95,11 @@ Result<std::string> foundation_fingerprint(const std::vector<std::string>& paths
 Result<std::shared_ptr<const Adapter>> read_adapter(const std::string& path) noexcept;
 Result<uint64_t> load_adapter(
     const LogicalTensors& tensors, const std::string& path, const AdapterOptions& options = AdapterOptions()) noexcept;
+Result<uint64_t> load_adapters(
+    const LogicalTensors& tensors,
+    const std::vector<AdapterShare>& adapters,
+    std::optional<double> program_scale = std::nullopt) noexcept;
+Result<uint64_t> set_adapter_strengths(const LogicalTensors& tensors, const std::vector<double>& strengths) noexcept;
 Result<uint64_t> set_adapter_strength(const LogicalTensors& tensors, double strength) noexcept;
 Result<std::unique_ptr<MergedAdapter>> merge_adapter(
     const LogicalTensors& tensors, const std::string& path, const MergeOptions& options = MergeOptions()) noexcept;

@@ -33,6 +33,20 @@ std::optional<std::string> recorded_foundation(const PtdFile& file) {
   return text;
 }
 
+/// Whether all keys are SHA-256, such as those that ExecuTorch's exporter for XNNPACK makes of the bytes.
+bool has_digests_as_keys(const PtdFile& file) {
+  size_t digests = 0;
+  for (size_t i = 0; i < file.size(); ++i) {
+    const std::string_view key = file.key(i);
+    if (key.size() == 64 && key.find_first_not_of("0123456789abcdef") == std::string_view::npos) {
+      ++digests;
+    } else if (is_content(key)) {
+      return false;
+    }
+  }
+  return digests > 0;
+}
+
 } // namespace
 
 Adapter::Impl::Impl(PtdFile opened)
@@ -50,6 +64,13 @@ Adapter::Impl::Impl(PtdFile opened)
   }
   FoundPairs found = find_pairs(shapes, file.name());
   if (found.pairs.empty() && found.problems.empty()) {
+    if (has_digests_as_keys(file)) {
+      throw Error(
+          ErrorKind::Adapter,
+          file.name(),
+          "its keys are digests, as ExecuTorch's own exporter makes them, and no names; adapters for its programs are "
+          "imported with `blobstore adapters import --program`");
+    }
     throw no_adapter(file.name());
   }
   pairs = std::move(found.pairs);

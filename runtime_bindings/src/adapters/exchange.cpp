@@ -6,6 +6,7 @@
 #include <set>
 
 #include "adapters/adapter_file.h"
+#include "adapters/combine.h"
 #include "adapters/foundation.h"
 #include "adapters/lora_names.h"
 #include "adapters/on_cache.h"
@@ -15,27 +16,6 @@
 
 namespace blobstore::internal {
 namespace {
-
-/// A tensor times a factor, rounded once.
-TensorView scaled(const TensorView& tensor, double factor) {
-  if (factor == 1) {
-    return tensor;
-  }
-  const uint64_t numbers = count(tensor.sizes);
-  if (tensor.scalar_type == kDouble) {
-    const TensorView product = make_tensor(kDouble, tensor.sizes);
-    for (uint64_t i = 0; i < numbers; ++i) {
-      store(filling(product) + 8 * i, factor * load<double>(tensor.data + 8 * i));
-    }
-    return product;
-  }
-  const TensorView product = make_tensor(kFloat, tensor.sizes);
-  auto* data = reinterpret_cast<float*>(filling(product));
-  to_floats(tensor.scalar_type, tensor.data, numbers, data);
-  const auto narrow = static_cast<float>(factor);
-  std::transform(data, data + numbers, data, [narrow](float number) { return number * narrow; });
-  return cast(product, tensor.scalar_type);
-}
 
 /// The factor for `lora_b` that makes up for the scale in the program.
 double factor_for(
@@ -79,7 +59,7 @@ NamedViews values_of(const Adapter& adapter, double factor, bool halves) {
     const bool is_half = b.count(tensor.name) != 0;
     if (is_half || !halves) {
       const TensorView value = AdapterAccess::value(adapter, tensor.name);
-      values.emplace_back(tensor.name, is_half ? scaled(value, factor) : value);
+      values.emplace_back(tensor.name, is_half ? scaled(value, factor, value.scalar_type) : value);
     }
   }
   return values;
@@ -99,7 +79,10 @@ std::vector<Change> stored_in(const PtdFile& file) {
 
 /// @throws Error Adapter: the programs have LoRA tensors that the adapter lacks.
 void check_complete(const CacheTensors& tensors, const KnownOfCache& known, const Adapter& adapter) {
-  std::set<std::string> missing = known.lora;
+  std::set<std::string> missing;
+  for (const NamedTensor& tensor : known.lora) {
+    missing.insert(tensor.name);
+  }
   for (const NamedTensor& tensor : adapter.tensors()) {
     const Tensor* known_as = tensors.updates().index().find(tensor.name);
     missing.erase(known_as != nullptr ? known_as->name() : tensor.name);
@@ -129,13 +112,92 @@ uint64_t commit_adapter(const CacheTensors& tensors, const Adapter& adapter, dou
 }
 
 /// The digests of the blobs that are made of an adapter's tensors.
-std::map<std::string, Digest> digests_of_adapter(const CacheTensors& tensors, const Adapter& adapter) {
+std::map<std::string, Digest> digests_of_adapter(
+    const CacheTensors& tensors, const std::vector<NamedTensor>& of_adapter) {
   std::vector<std::string> keys;
-  for (const NamedTensor& tensor : adapter.tensors()) {
+  for (const NamedTensor& tensor : of_adapter) {
     const std::vector<std::string> of_tensor = keys_of(tensors, tensor.name);
     keys.insert(keys.end(), of_tensor.begin(), of_tensor.end());
   }
   return digests_of(*tensors.cache(), keys);
+}
+
+/// The factor that the programs multiply a product with.
+/// @throws Error Adapter: it is not known.
+double scale_of_programs(
+    const BlobCache& cache,
+    const KnownOfCache& known,
+    const std::vector<ScaledAdapter>& adapters,
+    std::optional<double> given) {
+  std::set<double> scales = known.scales;
+  if (given) {
+    scales = {check_scale(*given, "program_scale")};
+  } else if (scales.empty()) {
+    for (const ScaledAdapter& one : adapters) {
+      if (one.adapter->scale()) {
+        scales.insert(*one.adapter->scale());
+      }
+    }
+  }
+  if (scales.empty()) {
+    return 1; // no adapter records a scale, so each stands for itself
+  }
+  if (scales.size() > 1 || *scales.begin() == 0) {
+    std::string have;
+    for (const double scale : scales) {
+      have += (have.empty() ? "" : ", ") + number_text(scale);
+    }
+    throw_error_in(
+        ErrorKind::Adapter,
+        cache.name(),
+        "the factor of the programs may be any of {}; give it as program_scale=, other than 0",
+        have);
+  }
+  return *scales.begin();
+}
+
+/// What the programs have for adapters.
+std::vector<Room> rooms_in(const CacheTensors& tensors, const KnownOfCache& known) {
+  const std::string& name = tensors.cache()->name();
+  if (known.lora.empty()) {
+    throw_error_in(ErrorKind::Adapter, name, "its programs have no adapter; merge_adapter() needs none");
+  }
+  return rooms_of(known.lora, name);
+}
+
+/// @throws Error Adapter: tensors of what was loaded last changed since.
+void check_unchanged(const BlobCache& cache, const LoadedAdapters& loaded) {
+  const auto changed = changed_since(cache, loaded.after);
+  if (changed.empty()) {
+    return;
+  }
+  std::string files;
+  for (const ScaledAdapter& one : loaded.adapters) {
+    files += (files.empty() ? "" : " and ") + one.adapter->path();
+  }
+  throw_error_in(
+      ErrorKind::Adapter,
+      cache.name(),
+      "{} changed after {} was loaded; load an adapter first",
+      quoted_names(changed),
+      files.empty() ? "no adapter" : files);
+}
+
+/// The adapters with these strengths. @throws Error Adapter: their number differs, or one is not finite.
+std::vector<ScaledAdapter> with_strengths(
+    const BlobCache& cache, std::vector<ScaledAdapter> adapters, const std::vector<double>& strengths) {
+  if (strengths.size() != adapters.size()) {
+    throw_error_in(
+        ErrorKind::Adapter,
+        cache.name(),
+        "{} adapters are loaded, but {} strengths are given",
+        adapters.size(),
+        strengths.size());
+  }
+  for (size_t i = 0; i < adapters.size(); ++i) {
+    adapters[i].factor *= check_scale(strengths[i], "strength");
+  }
+  return adapters;
 }
 
 } // namespace
@@ -150,43 +212,80 @@ uint64_t load_adapter(const CacheTensors& tensors, const std::string& path, cons
   const auto known = state->known(tensors);
   check_foundation(*cache, *known, *adapter);
   raise_first(AdapterAccess::impl(*adapter).unpaired); // the update itself refuses infinities and NaN
-  auto loaded = std::make_shared<LoadedAdapter>();
-  loaded->adapter = adapter;
-  loaded->factor = factor_for(*cache, *known, *adapter, options.program_scale);
+  auto loaded = std::make_shared<LoadedAdapters>();
+  const double factor = factor_for(*cache, *known, *adapter, options.program_scale);
+  loaded->adapters.push_back({adapter, factor});
   check_complete(tensors, *known, *adapter);
   const uint64_t generation =
-      with_origin(path, [&] { return commit_adapter(tensors, *adapter, loaded->factor * options.strength); });
-  loaded->after = digests_of_adapter(tensors, *adapter);
+      with_origin(path, [&] { return commit_adapter(tensors, *adapter, factor * options.strength); });
+  loaded->after = digests_of_adapter(tensors, adapter->tensors());
+  state->set_loaded(std::move(loaded));
+  return generation;
+}
+
+uint64_t load_adapters(
+    const CacheTensors& tensors, const std::vector<AdapterShare>& shares, std::optional<double> program_scale) {
+  const std::shared_ptr<BlobCache>& cache = tensors.cache();
+  cache->check_open();
+  auto loaded = std::make_shared<LoadedAdapters>();
+  loaded->combined = true;
+  std::vector<double> strengths;
+  for (const AdapterShare& share : shares) {
+    loaded->adapters.push_back({Adapter::read(share.path), 1});
+    strengths.push_back(share.strength);
+  }
+  const auto state = AdaptersOfCache::of(cache);
+  const auto turn = state->take_turn(*cache);
+  const auto known = state->known(tensors);
+  for (const ScaledAdapter& one : loaded->adapters) {
+    check_foundation(*cache, *known, *one.adapter);
+    raise_first(AdapterAccess::impl(*one.adapter).unpaired);
+  }
+  const std::vector<Room> rooms = rooms_in(tensors, *known);
+  const double scale = scale_of_programs(*cache, *known, loaded->adapters, program_scale);
+  for (ScaledAdapter& one : loaded->adapters) {
+    one.factor = one.adapter->scale() ? *one.adapter->scale() / scale : 1;
+  }
+  const auto strong = with_strengths(*cache, loaded->adapters, strengths);
+  const uint64_t generation = commit(tensors, combined(rooms, strong, /*halves=*/false, cache->name()));
+  loaded->after = digests_of_adapter(tensors, known->lora);
+  state->set_loaded(std::move(loaded));
+  return generation;
+}
+
+uint64_t set_adapter_strengths(const CacheTensors& tensors, const std::vector<double>& strengths) {
+  const std::shared_ptr<BlobCache>& cache = tensors.cache();
+  cache->check_open();
+  const auto state = AdaptersOfCache::of(cache);
+  const auto turn = state->take_turn(*cache);
+  const auto before = state->loaded();
+  if (!before) {
+    throw_error_in(ErrorKind::Adapter, cache->name(), "no adapter was loaded with load_adapter() or load_adapters()");
+  }
+  const auto strong = with_strengths(*cache, before->adapters, strengths);
+  check_unchanged(*cache, *before);
+  for (const ScaledAdapter& one : strong) {
+    AdapterAccess::impl(*one.adapter).file.verify();
+  }
+  auto loaded = std::make_shared<LoadedAdapters>(*before);
+  uint64_t generation = 0;
+  const auto known = state->known(tensors);
+  if (before->combined) {
+    generation = commit(tensors, combined(rooms_in(tensors, *known), strong, /*halves=*/true, cache->name()));
+    loaded->after = digests_of_adapter(tensors, known->lora);
+  } else {
+    const ScaledAdapter& one = strong.front();
+    generation = with_origin(
+        one.adapter->path(), [&] { return commit(tensors, values_of(*one.adapter, one.factor, /*halves=*/true)); });
+    loaded->after = digests_of_adapter(tensors, one.adapter->tensors());
+  }
   state->set_loaded(std::move(loaded));
   return generation;
 }
 
 uint64_t set_adapter_strength(const CacheTensors& tensors, double strength) {
-  const std::shared_ptr<BlobCache>& cache = tensors.cache();
-  cache->check_open();
   check_scale(strength, "strength");
-  const auto state = AdaptersOfCache::of(cache);
-  const auto turn = state->take_turn(*cache);
-  const auto before = state->loaded();
-  if (!before) {
-    throw_error_in(ErrorKind::Adapter, cache->name(), "no adapter was loaded with load_adapter()");
-  }
-  const Adapter& adapter = *before->adapter;
-  if (const auto changed = changed_since(*cache, before->after); !changed.empty()) {
-    throw_error_in(
-        ErrorKind::Adapter,
-        cache->name(),
-        "{} changed after {} was loaded; load an adapter first",
-        quoted_names(changed),
-        adapter.path());
-  }
-  AdapterAccess::impl(adapter).file.verify();
-  auto loaded = std::make_shared<LoadedAdapter>(*before);
-  const uint64_t generation = with_origin(
-      adapter.path(), [&] { return commit(tensors, values_of(adapter, before->factor * strength, /*halves=*/true)); });
-  loaded->after = digests_of_adapter(tensors, adapter);
-  state->set_loaded(std::move(loaded));
-  return generation;
+  return set_adapter_strengths(tensors, {strength});
 }
 
 } // namespace blobstore::internal
@@ -195,6 +294,15 @@ namespace blobstore {
 
 uint64_t load_adapter(const LogicalTensors& tensors, const std::string& path, const AdapterOptions& options) {
   return internal::load_adapter(internal::TensorsAccess::of(tensors), path, options);
+}
+
+uint64_t load_adapters(
+    const LogicalTensors& tensors, const std::vector<AdapterShare>& adapters, std::optional<double> program_scale) {
+  return internal::load_adapters(internal::TensorsAccess::of(tensors), adapters, program_scale);
+}
+
+uint64_t set_adapter_strengths(const LogicalTensors& tensors, const std::vector<double>& strengths) {
+  return internal::set_adapter_strengths(internal::TensorsAccess::of(tensors), strengths);
 }
 
 uint64_t set_adapter_strength(const LogicalTensors& tensors, double strength) {

@@ -2,7 +2,9 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include <blobstore/adapters.h>
 
@@ -13,5 +15,8 @@ namespace blobstore::internal {
 // The functions of the public header, for what `LogicalTensors` and the Python module share.
 uint64_t load_adapter(const CacheTensors& tensors, const std::string& path, const AdapterOptions& options);
 uint64_t set_adapter_strength(const CacheTensors& tensors, double strength);
+uint64_t load_adapters(
+    const CacheTensors& tensors, const std::vector<AdapterShare>& shares, std::optional<double> program_scale);
+uint64_t set_adapter_strengths(const CacheTensors& tensors, const std::vector<double>& strengths);
 
 } // namespace blobstore::internal

@@ -138,7 +138,7 @@ std::vector<std::string> weight_names(const std::string& module) {
   }
   std::vector<std::string> names;
   for (const std::string& one : modules) {
-    for (const char* part : {"", "base.", "base_layer."}) {
+    for (const char* part : {"", "linear.", "base.", "base_layer."}) {
       names.push_back(format("{}{}weight", one.empty() ? "" : one + ".", part));
     }
   }

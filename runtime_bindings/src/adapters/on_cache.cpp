@@ -121,7 +121,7 @@ KnownOfCache learn(const CacheTensors& tensors) {
   }
   for (const NamedTensor& tensor : named_tensors(tensors.updates().index())) {
     if (is_lora(tensor.name)) {
-      known.lora.insert(tensor.name);
+      known.lora.push_back(tensor);
     }
   }
   return known;
@@ -150,12 +150,12 @@ std::shared_ptr<const KnownOfCache> AdaptersOfCache::known(const CacheTensors& t
   return known_;
 }
 
-std::shared_ptr<const LoadedAdapter> AdaptersOfCache::loaded() const {
+std::shared_ptr<const LoadedAdapters> AdaptersOfCache::loaded() const {
   const std::lock_guard<std::mutex> guard(AllCaches::get().mutex);
   return loaded_;
 }
 
-void AdaptersOfCache::set_loaded(std::shared_ptr<const LoadedAdapter> loaded) {
+void AdaptersOfCache::set_loaded(std::shared_ptr<const LoadedAdapters> loaded) {
   const std::lock_guard<std::mutex> guard(AllCaches::get().mutex);
   loaded_.swap(loaded);
 }

@@ -24,13 +24,19 @@ namespace blobstore::internal {
 struct KnownOfCache {
   std::set<std::string> foundations; // the fingerprints that an adapter for this cache may record
   std::set<double> scales; // that adapters among its files record
-  std::set<std::string> lora; // the names of the LoRA tensors of its programs
+  std::vector<NamedTensor> lora; // the LoRA tensors of its programs
 };
 
-/// The adapter that was loaded last.
-struct LoadedAdapter {
+/// An adapter, and the factor of its lora_b, which makes up for the scale in the program.
+struct ScaledAdapter {
   std::shared_ptr<const Adapter> adapter;
-  double factor = 1; // for lora_b, which makes up for the scale in the program
+  double factor = 1;
+};
+
+/// What was loaded last.
+struct LoadedAdapters {
+  std::vector<ScaledAdapter> adapters; // exactly one, unless they are combined
+  bool combined = false; // by `load_adapters`
   std::map<std::string, Digest> after; // of the blobs that are made of its tensors, as the last commit left them
 };
 
@@ -48,15 +54,15 @@ class AdaptersOfCache {
   /// @throws Error as `opened_files`.
   std::shared_ptr<const KnownOfCache> known(const CacheTensors& tensors);
 
-  std::shared_ptr<const LoadedAdapter> loaded() const;
-  void set_loaded(std::shared_ptr<const LoadedAdapter> loaded);
+  std::shared_ptr<const LoadedAdapters> loaded() const;
+  void set_loaded(std::shared_ptr<const LoadedAdapters> loaded);
 
  private:
   friend class AllCaches;
   std::mutex turn_;
   // a fork waits until they are whole
   std::shared_ptr<const KnownOfCache> known_;
-  std::shared_ptr<const LoadedAdapter> loaded_;
+  std::shared_ptr<const LoadedAdapters> loaded_;
 };
 
 /// @throws Error Adapter: an adapter was not made for the foundation of a cache, or does not record its own.

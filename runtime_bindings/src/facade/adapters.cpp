@@ -19,6 +19,17 @@ Result<uint64_t> load_adapter(
   return attempt([&] { return blobstore::load_adapter(tensors, path, options); });
 }
 
+Result<uint64_t> load_adapters(
+    const LogicalTensors& tensors,
+    const std::vector<AdapterShare>& adapters,
+    std::optional<double> program_scale) noexcept {
+  return attempt([&] { return blobstore::load_adapters(tensors, adapters, program_scale); });
+}
+
+Result<uint64_t> set_adapter_strengths(const LogicalTensors& tensors, const std::vector<double>& strengths) noexcept {
+  return attempt([&] { return blobstore::set_adapter_strengths(tensors, strengths); });
+}
+
 Result<uint64_t> set_adapter_strength(const LogicalTensors& tensors, double strength) noexcept {
   return attempt([&] { return blobstore::set_adapter_strength(tensors, strength); });
 }

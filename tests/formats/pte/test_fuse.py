@@ -29,7 +29,7 @@ from blobstore.errors import (
 )
 from blobstore.formats.pte import ProgramFile, read_program
 from blobstore.formats.pte.description import describe
-from blobstore.formats.pte.fuse import Blob, Fusion, Part
+from blobstore.formats.pte.fuse import Blob, Fusion, Part, _Contents
 from blobstore.memory.layout import ScalarType, TensorLayout
 from blobstore.programs.fuse import fuse_programs
 from tests import models
@@ -125,41 +125,38 @@ def test_equal_programs_share_everything(tmp_path: Path, stock_run: Any) -> None
     check_same(stock_run, one, tmp_path / "one.pte", {"forward": "second"})
 
 
-@pytest.mark.parametrize("delegated", [False, True])
-def test_duplicates_inside_one_program_are_merged(tmp_path: Path, stock_run: Any, delegated: bool) -> None:
-    """A method under two names, in a file that has all its blobs twice."""
-    model = models.mlp(delegated=delegated)
+def test_duplicates_inside_one_program_are_merged(tmp_path: Path, stock_run: Any) -> None:
+    """A method under two names, in a file that has all its constants twice."""
+    model = models.mlp()
     path = model.write(tmp_path, "a")
     twice = oracle.deserialize(model.pte)
-    single = len(model.pte)
-    # ExecuTorch's writer stores delegates' payloads and constants once for each reference
-    plan = twice.program.execution_plan[0]
-    second = copy.deepcopy(plan)
+    second = copy.deepcopy(twice.program.execution_plan[0])
     second.name = "second"
-    if delegated:
-        second.delegates[0].processed.index = len(twice.program.backend_delegate_data)
-        twice.program.backend_delegate_data.append(copy.deepcopy(twice.program.backend_delegate_data[0]))
-    else:
-        count = len(twice.program.constant_buffer)
-        twice.program.constant_buffer += copy.deepcopy(twice.program.constant_buffer[1:])
-        for value in second.values:
-            tensor = value.val
-            if isinstance(tensor, oracle.schema.Tensor) and tensor.data_buffer_idx:
-                tensor.data_buffer_idx += count - 1
+    count = len(twice.program.constant_buffer)
+    twice.program.constant_buffer += copy.deepcopy(twice.program.constant_buffer[1:])
+    for value in second.values:
+        tensor = value.val
+        if isinstance(tensor, oracle.schema.Tensor) and tensor.data_buffer_idx:
+            tensor.data_buffer_idx += count - 1
     twice.program.execution_plan.append(second)
     path.write_bytes(bytes(oracle._program.serialize_pte_binary(twice, extract_delegate_segments=True)))
     before = path.stat().st_size
+    assert before > len(model.pte) + 4000
     result = fuse_programs(path, tmp_path / "one.pte")
-    assert result.shared > 0
-    fused = read_program(tmp_path / "one.pte")
-    if delegated:
-        assert len({one.segment for one in read_program(path).delegates}) == 2
-        assert len({one.segment for one in fused.delegates}) == 1
-    else:
-        assert before > single + result.shared / 2
-        assert result.bytes_after < before - result.shared / 2
+    assert result.shared > 4000
+    assert result.bytes_after < before - 4000
     for name in ("forward", "second"):
         check_same(stock_run, model, tmp_path / "one.pte", {"forward": name})
+
+
+def test_equal_digests_of_different_blobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A collision merges nothing, and neither does a common beginning and end (B5)."""
+    monkeypatch.setattr("blobstore.formats.pte.fuse.digest", lambda data: "the same for all")
+    contents = _Contents()
+    blobs = [bytes(1000), bytes(500) + b"x" + bytes(499), bytes(999) + b"x", bytes(400) + b"x" + bytes(599), b"", b"y"]
+    indices = [contents.add(Blob(memoryview(blob), None, 16)) for blob in (*blobs, *blobs)]
+    assert indices == [*range(6), *range(6)]
+    assert contents.shared == sum(map(len, blobs))
 
 
 @pytest.mark.parametrize("name", ["portable", "delegated", "two delegated methods", "many dtypes", "initial state"])
@@ -259,7 +256,10 @@ def test_methods_of_training_are_renamed_together(tmp_path: Path) -> None:
     path.write_bytes(bytes(oracle._program.serialize_pte_binary(file, extract_delegate_segments=True)))
     fuse_programs(path, tmp_path / "one.pte", methods={"a:forward": "train"})
     names = read_program(tmp_path / "one.pte").methods
-    assert names == ["train", *(f"__et_training_{kind}_train" for kind in ("gradients_index", "parameters_index", "fqn"))]
+    assert names == [
+        "train",
+        *(f"__et_training_{kind}_train" for kind in ("gradients_index", "parameters_index", "fqn")),
+    ]
     fuse_programs(path, tmp_path / "one.pte", methods={"a:forward": "", "a:__et_training_fqn_forward": "kept"})
     assert read_program(tmp_path / "one.pte").methods == ["kept"]
 
@@ -302,18 +302,29 @@ def test_inputs_and_outputs_that_are_refused(tmp_path: Path) -> None:
         Fusion([Part(program, {"forward": "forward"}, tensors={external.key: wrong})])
 
 
-@pytest.mark.parametrize("name", ["portable", "delegated convolutions", "two layouts of one buffer", "control flow"])
+@pytest.mark.parametrize("name", ["portable", "channels-last", "two layouts of one buffer", "control flow"])
 def test_old_programs(tmp_path: Path, stock_run: Any, name: str) -> None:
     """Constants and payloads inside the flatbuffer move to segments, so that ExecuTorch 1.5 loads them."""
-    cases = {**CASES, "control flow": programs.branches}
-    model = cases[name]()
-    if read_program(model.write(tmp_path, "new")).named_data:
-        pytest.skip("old programs have no named data")
+    model = CASES[name]()
     path = tmp_path / "old.pte"
     path.write_bytes(oracle.with_inline_data(model.pte))
     fuse_programs(path, tmp_path / "one.pte")
     check_same(stock_run, model, tmp_path / "one.pte")
     assert (tmp_path / "one.pte").stat().st_size < 1.1 * path.stat().st_size + 2000
+
+
+def test_payloads_inside_the_flatbuffer(tmp_path: Path, stock_run: Any) -> None:
+    """They move to segments, and equal ones of two programs become one."""
+    model = models.mlp(delegated=True)
+    file = oracle.deserialize(model.pte)
+    for name in ("a", "b"):
+        data = bytes(oracle._program.serialize_pte_binary(file, extract_delegate_segments=False))
+        (tmp_path / f"{name}.pte").write_bytes(data)
+    assert [one.segment for one in read_program(tmp_path / "a.pte").delegates] == [None]
+    fuse_programs([tmp_path / "a.pte", tmp_path / "b.pte"], tmp_path / "one.pte", methods={"b": "second"})
+    for name in ("forward", "second"):
+        check_same(stock_run, model, tmp_path / "one.pte", {"forward": name})
+    assert len({one.segment for one in read_program(tmp_path / "one.pte").delegates}) == 1
 
 
 def test_fields_of_a_later_executorch_are_refused(later_executorch: Path) -> None:

@@ -1,0 +1,146 @@
+"""Adapters for programs of ExecuTorch's own exporter, exchanged by file in the stock runtime (L1, L2, D2)."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from blobstore import fuse_programs, open_ptd
+from blobstore.adapters import import_for_program, read_adapter
+from blobstore.errors import AdapterError, KeyNotFoundError, LayoutError, OutputPathError
+from tests.adapters.llama import RANK, TOKENS, executorch_llama, hf_llama, hf_logits, save_peft
+from tests.models import quiet
+
+PARAMS = {"dim": 32, "n_heads": 4, "use_hf_rope": True}
+TARGETS = ["q_proj", "v_proj", "up_proj"]
+
+
+def export(folder: Path, peft: Path, **lora: Any) -> Path:
+    """What export_llm does with XNNPACK, a file for the foundation and one for the adapter."""
+    with quiet():
+        from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+        from executorch.examples.models.llama.convert_weights import load_and_convert_unsloth_to_meta
+        from executorch.exir import ExecutorchBackendConfig, to_edge_transform_and_lower
+        from executorch.exir.passes.external_constants_pass import delegate_external_constants_pass_unlifted
+
+        module = executorch_llama(hf_rope=True, targets=TARGETS, **lora)
+        module.load_state_dict(load_and_convert_unsloth_to_meta(str(peft / "adapter_model.safetensors")), strict=False)
+
+        def tag(node: Any) -> str:
+            return "lora" if "lora" in node.name else "foundation"
+
+        exported = torch.export.export(module, (TOKENS,), strict=False)
+        lifted = exported.module()
+        delegate_external_constants_pass_unlifted(lifted, gen_tag_fn=tag)
+        exported = torch.export.export(lifted, (TOKENS,), strict=False)
+        manager = to_edge_transform_and_lower(exported, partitioner=[XnnpackPartitioner()]).to_executorch(
+            ExecutorchBackendConfig(external_constants=tag)
+        )
+    folder.mkdir()
+    (folder / "lora.pte").write_bytes(manager.buffer)
+    manager.write_tensor_data_to_file(str(folder))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def stock(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder = tmp_path_factory.mktemp("stock")
+    want = save_peft(folder / "first", seed=1, target_modules=TARGETS, lora_alpha=6)
+    export(folder / "out", folder / "first", alpha=6)
+    return SimpleNamespace(folder=folder, first=folder / "first", out=folder / "out", want=want)
+
+
+@pytest.fixture
+def run(stock: Any, stock_run: Any, tmp_path: Path) -> Any:
+    """What the stock runtime computes with another file of the adapter."""
+
+    def with_file(lora: Path) -> torch.Tensor:
+        files = [stock.out / "lora.pte", stock.out / "foundation.ptd", lora]
+        fuse_programs(files, tmp_path / "one.pte")
+        return stock_run(tmp_path / "one.pte", (TOKENS,))[0]
+
+    return with_file
+
+
+def test_another_adapter_by_file(stock: Any, run: Any, tmp_path: Path) -> None:
+    """The stock runtime computes what PEFT does with each adapter: same, smaller, other scale, fewer modules (L2)."""
+    torch.testing.assert_close(run(stock.out / "lora.ptd"), stock.want, rtol=1e-3, atol=1e-3)
+    for seed, config in enumerate(
+        (
+            {"target_modules": TARGETS, "lora_alpha": 6},
+            {"target_modules": ["q_proj"], "r": 2, "lora_alpha": 5},
+            {"target_modules": TARGETS, "r": 3, "use_rslora": True},
+            {"target_modules": TARGETS, "alpha_pattern": {"q_proj": 7}, "lora_alpha": 7},
+        ),
+        start=2,
+    ):
+        want = save_peft(tmp_path / f"{seed}", seed=seed, **config)
+        new = tmp_path / f"{seed}.ptd"
+        import_for_program(
+            tmp_path / f"{seed}", new, program=stock.out / "lora.pte", exported_with=stock.first, params=PARAMS
+        )
+        assert set(open_ptd(new)) == set(open_ptd(stock.out / "lora.ptd"))
+        torch.testing.assert_close(run(new), want, rtol=1e-3, atol=1e-3)
+        assert (want - hf_logits(hf_llama())).abs().max() > 0.1
+
+
+def test_the_same_adapter_gives_the_same_blobs(stock: Any, tmp_path: Path) -> None:
+    """To the bit (L2)."""
+    new = tmp_path / "same.ptd"
+    import_for_program(stock.first, new, program=stock.out / "lora.pte", exported_with=stock.first, params=PARAMS)
+    old, again = open_ptd(stock.out / "lora.ptd"), open_ptd(new)
+    assert {key: bytes(data) for key, data in old.items()} == {key: bytes(data) for key, data in again.items()}
+
+
+def test_files_of_the_exporter_are_recognized(stock: Any) -> None:
+    """The message says what they are, and how adapters for them are made."""
+    with pytest.raises(AdapterError, match=r"lora\.ptd: its keys are digests.*adapters import --program"):
+        read_adapter(stock.out / "lora.ptd")
+
+
+def test_what_is_refused(stock: Any, tmp_path: Path) -> None:
+    """By name, and nothing is written (L2)."""
+    options = {"program": stock.out / "lora.pte", "exported_with": stock.first, "params": PARAMS}
+    output = tmp_path / "new.ptd"
+    for config, error, message in (
+        ({"r": RANK + 1}, AdapterError, rf"has rank {RANK + 1}, but .*lora\.pte has room for {RANK} only"),
+        ({"target_modules": ["o_proj"]}, KeyNotFoundError, "self_attn.o_proj' is not in"),
+        ({"use_dora": True}, AdapterError, "use_dora"),
+    ):
+        save_peft(tmp_path / "peft", **{"target_modules": ["v_proj"], **config})
+        with pytest.raises(error, match=message):
+            import_for_program(tmp_path / "peft", output, **options)
+    save_peft(tmp_path / "other", seed=7, target_modules=TARGETS)
+    with pytest.raises(AdapterError, match=r"does not look up 'base_model\S+lora_A\.weight'.*exported with another"):
+        import_for_program(stock.first, output, **{**options, "exported_with": tmp_path / "other"})
+    with pytest.raises(AdapterError, match=r"layers\.0\.attention\.wq.*--params"):
+        import_for_program(stock.first, output, **{**options, "params": None})
+    with pytest.raises(LayoutError, match="no heads of 64"):
+        import_for_program(stock.first, output, **{**options, "params": {"head_dim": 64}})
+    with pytest.raises(OutputPathError):
+        import_for_program(stock.first, stock.out / "lora.pte", **options)
+    assert not output.exists()
+
+
+def test_a_program_with_an_untrained_adapter(tmp_path: Path) -> None:
+    """All its lora_b are zero, so they have one key, and cannot be told apart."""
+    from safetensors.torch import load_file, save_file
+
+    save_peft(tmp_path / "peft", target_modules=TARGETS)
+    path = tmp_path / "peft/adapter_model.safetensors"
+    save_file({n: torch.zeros_like(t) if "lora_B" in n else t for n, t in load_file(path).items()}, path)
+    out = export(tmp_path / "out", tmp_path / "peft")
+    save_peft(tmp_path / "new", target_modules=TARGETS, seed=2)
+    with pytest.raises(AdapterError, match=re.escape("have one key, because their bytes were equal at export")):
+        import_for_program(
+            tmp_path / "new",
+            tmp_path / "a.ptd",
+            program=out / "lora.pte",
+            exported_with=tmp_path / "peft",
+            params=PARAMS,
+        )

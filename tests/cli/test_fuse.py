@@ -1,0 +1,71 @@
+"""`blobstore fuse` (L4)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from blobstore import open_ptd
+from blobstore.cli.app import app
+from blobstore.formats.pte import read_program
+from tests import models
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments: Any, code: int = 0) -> str:
+        result = CliRunner().invoke(app, ["fuse", *map(str, arguments)])
+        assert result.exit_code == code, result.output
+        assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+        return result.output
+
+    models.mlp(seed=0).write(tmp_path, "a")
+    models.mlp(seed=1).write(tmp_path, "b")
+    return call
+
+
+def test_two_programs(run: Any, stock_run: Any) -> None:
+    """The methods with their names, in a table and in JSON; the stock runtime runs both."""
+    output = run("a.pte", "b.pte", "-o", "one.pte", "--method", "b=short")
+    assert "forward\ta.pte\tforward\t" in output
+    assert "short\tb.pte\tforward\t" in output
+    for seed, method in enumerate(("forward", "short")):
+        model = models.mlp(seed=seed)
+        (found,) = stock_run(Path("one.pte"), model.inputs(), method=method)
+        torch.testing.assert_close(found, model.eager()[0])
+    found = json.loads(run("a.pte", "b.pte", "-o", "two.pte", "--method", "b:forward=short", "--json"))
+    assert [(one["name"], one["program"]) for one in found["methods"]] == [("forward", "a.pte"), ("short", "b.pte")]
+    assert found["bytes_after"] == Path("two.pte").stat().st_size
+    run("a.pte", "b.pte", "-o", "three.pte", "--method", "b=")
+    assert read_program("three.pte").methods == ["forward"]
+
+
+def test_refusals_are_one_line(run: Any) -> None:
+    output = run("a.pte", "b.pte", "-o", "one.pte", code=3)
+    assert output.startswith("blobstore: b.pte: ")
+    assert "give one of them another name" in output
+    run("a.pte", "b.pte", "-o", "one.pte", "--method", "short", code=2)
+    run("a.pte", "b.pte", "-o", "one.pte", "--method", "=short", code=2)
+    assert "names none of the programs" in run("a.pte", "-o", "one.pte", "--method", "c=x", code=3)
+    assert not Path("one.pte").exists()
+    assert "Nothing was written" in run("a.pte", "-o", "one.pte", "--dry-run")
+    assert not Path("one.pte").exists()
+
+
+def test_programs_with_data_files(run: Any, tmp_path: Path) -> None:
+    """Without its data file, a program is refused unless it may need one."""
+    models.mlp(external=True).write(tmp_path / "e")
+    (ptd,) = (tmp_path / "e").glob("*.ptd")
+    run("e/model.pte", "-o", "one.pte", code=3)
+    assert f"It needs data files for {len(open_ptd(ptd))} keys" in run(
+        "e/model.pte", "-o", "one.pte", "--keep-external"
+    )
+    run("e/model.pte", ptd, "-o", "one.pte")
+    assert not read_program("one.pte").externals
