@@ -52,7 +52,7 @@ class Shopping:
                 self._add(file)
 
     def _in_packs(self, index: Index, wanted: Mapping[str, File]) -> set[str]:
-        """Take small files from packs where two or more of them are missing; the digests of these files."""
+        """Take small files from packs; the digests of these files."""
         taken: set[str] = set()
         by_name = {file.name: file for file in index.files}
         for pack in index.packs:
@@ -61,7 +61,7 @@ class Shopping:
                 for name, at in pack.files
                 if by_name[name].sha256 in wanted and by_name[name].sha256 not in taken and by_name[name].size
             }
-            if len(missing) < 2:
+            if not missing:
                 continue
             spool = self.spool(pack.object)
             for file, at in missing.values():
