@@ -2,7 +2,7 @@
 
     publish("build", "releases", name="assistant", version="1.4", base="1.3")
     pull("https://models.example.com/releases/assistant/latest/index.json", "model")
-    cache = Release.open("model").cache()
+    gc("model")
 
 See docs/releases.md. Servers, signatures and encoded forms need the `releases` extra.
 """
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from blobstore.releases.installed import Collected
     from blobstore.releases.publishing import Published, compact, publish
     from blobstore.releases.pulling import Pulled, gc, pull
+    from blobstore.releases.pushing import Pushed, push
     from blobstore.releases.sources import Patience
 
 __all__ = [
@@ -23,10 +24,12 @@ __all__ = [
     "Patience",
     "Published",
     "Pulled",
+    "Pushed",
     "compact",
     "gc",
     "publish",
     "pull",
+    "push",
 ]
 
 _HOME = {
@@ -34,10 +37,12 @@ _HOME = {
     "Patience": "sources",
     "Published": "publishing",
     "Pulled": "pulling",
+    "Pushed": "pushing",
     "compact": "publishing",
     "gc": "pulling",
     "publish": "publishing",
     "pull": "pulling",
+    "push": "pushing",
 }
 
 

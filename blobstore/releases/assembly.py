@@ -202,5 +202,3 @@ def _take_whole(recipe: Recipe, files: Path, transfer: Transfer) -> None:
         files / wanted.sha256,
         f"what was fetched is wrong, twice: expected the SHA-256 {wanted.sha256}, found {found.hexdigest()}",
     )
-
-

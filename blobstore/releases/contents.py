@@ -114,6 +114,7 @@ def plain_table(path: Path, sha256: str) -> Table:
         path: the file.
         sha256: its digest.
     """
-    parts = tuple(Part(region.offset, len(region.data), digest_of(region.data)) for region in regions_of(path, keys=False))
+    parts = tuple(
+        Part(region.offset, len(region.data), digest_of(region.data)) for region in regions_of(path, keys=False)
+    )
     return Table("blobstore.table.1", sha256, path.stat().st_size, parts)
-

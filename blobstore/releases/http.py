@@ -285,7 +285,9 @@ class Client:
                 self._headers[place] = value
             return
         reason = "refuses the credentials" if credentials else "asks for credentials, and Docker's config.json has none"
-        raise TransferError(f"{url}: the server {reason} of {host}" if credentials else f"{url}: the server {reason} for {host}")
+        raise TransferError(
+            f"{url}: the server {reason} of {host}" if credentials else f"{url}: the server {reason} for {host}"
+        )
 
     def _token(self, challenge: Mapping[str, str], credentials: Credentials | None) -> str:
         """A token for one repository. Format: https://distribution.github.io/distribution/spec/auth/token/"""
@@ -293,7 +295,12 @@ class Client:
         asked = {name: challenge[name] for name in ("service", "scope") if name in challenge}
         check_url(realm)
         if credentials is not None and credentials.identity:
-            form = {**asked, "grant_type": "refresh_token", "refresh_token": credentials.identity, "client_id": "blobstore"}
+            form = {
+                **asked,
+                "grant_type": "refresh_token",
+                "refresh_token": credentials.identity,
+                "client_id": "blobstore",
+            }
             headers = {"Content-Type": "application/x-www-form-urlencoded"}
             answer = self._unauthorized("POST", realm, headers, urllib.parse.urlencode(form).encode())
         else:

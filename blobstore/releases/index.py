@@ -329,7 +329,8 @@ def parse_table(data: bytes, file: File, where: str) -> Table:
                 )
             if not sound:
                 raise InvalidFileError(
-                    where, f"the part at {part.offset} cannot travel as {way.encoding!r}: it refers to bytes that are not there"
+                    where,
+                    f"the part at {part.offset} cannot travel as {way.encoding!r}: it refers to bytes that are not there",
                 )
     return table
 
@@ -375,4 +376,6 @@ def check_file_name(name: str) -> None:
     except UnicodeEncodeError:
         bad = True
     if bad:
-        raise ReleaseError(f"{name!r} cannot be the name of a file of a release: expected a plain path that leads into a folder")
+        raise ReleaseError(
+            f"{name!r} cannot be the name of a file of a release: expected a plain path that leads into a folder"
+        )

@@ -142,7 +142,9 @@ class Installed:
             if error.errno in {errno.ENOENT, errno.ENOTDIR}:
                 return None
             if error.errno == errno.EINVAL:
-                raise InvalidFileError(self.folder / CURRENT, "expected a link to a release, found something else") from None
+                raise InvalidFileError(
+                    self.folder / CURRENT, "expected a link to a release, found something else"
+                ) from None
             raise FileAccessError(self.folder / CURRENT, error) from None
         name = os.path.basename(target)
         if not _VIEW.match(name) or target != f"releases/{name}":
@@ -262,7 +264,9 @@ class Installed:
     def _same(one: Path, other: Path) -> bool:
         def links(folder: Path) -> dict[str, str]:
             return {
-                path.relative_to(folder).as_posix(): os.readlink(path) for path in folder.rglob("*") if path.is_symlink()
+                path.relative_to(folder).as_posix(): os.readlink(path)
+                for path in folder.rglob("*")
+                if path.is_symlink()
             }
 
         return links(one) == links(other)
@@ -291,9 +295,7 @@ class Installed:
             except BlobStoreError:
                 continue
             files = [file for file in index.files if file.kind == "data"]
-            files += [
-                File(name, "data", one.sha256, one.size) for name, one in self.merged(view[:64]).items()
-            ]
+            files += [File(name, "data", one.sha256, one.size) for name, one in self.merged(view[:64]).items()]
             for file in files:
                 if file.sha256 in seen or not self.has(file.object):
                     continue
@@ -350,7 +352,12 @@ class Installed:
                 needed |= {f.table.sha256 for f in index.files if f.table is not None and f.sha256 in needed}
             indexes = {view[:64] for view in kept}
             files = nbytes = 0
-            for folder, wanted in ((self.files, needed), (self._tables, needed), (self._indexes, indexes), (self.partial, set())):
+            for folder, wanted in (
+                (self.files, needed),
+                (self._tables, needed),
+                (self._indexes, indexes),
+                (self.partial, set()),
+            ):
                 for one in os.scandir(folder):
                     if one.name.split(".")[0] in wanted or not _OBJECT.match(one.name.split(".")[0]):
                         continue

@@ -86,6 +86,4 @@ def coalesced(ranges: Iterable[tuple[int, int]], gap: int, longest: int) -> list
             merged[-1] = (merged[-1][0], max(stop, merged[-1][1]))
         else:
             merged.append((start, stop))
-    return [
-        (at, min(at + longest, stop)) for start, stop in merged for at in range(start, stop, longest)
-    ]
+    return [(at, min(at + longest, stop)) for start, stop in merged for at in range(start, stop, longest)]

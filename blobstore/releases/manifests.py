@@ -116,7 +116,9 @@ def make_manifest(index: Index, data: bytes, signature: str | None, layers: list
         separators=(",", ":"),
     ).encode()
     if len(manifest) > MANIFEST_LIMIT:
-        raise ReleaseError(f"{index.name}:{index.version}: its manifest has {len(manifest)} bytes, at most {MANIFEST_LIMIT} are possible")
+        raise ReleaseError(
+            f"{index.name}:{index.version}: its manifest has {len(manifest)} bytes, at most {MANIFEST_LIMIT} are possible"
+        )
     return manifest
 
 

@@ -75,7 +75,9 @@ class LayoutSource(Source):
             if _tag(descriptor) == self._reference.tag:
                 found = re.fullmatch(r"sha256:([0-9a-f]{64})", str(descriptor.get("digest")))
                 if found is None:
-                    raise InvalidFileError(self._folder / "index.json", f"the digest of {self._reference.tag!r} is malformed")
+                    raise InvalidFileError(
+                        self._folder / "index.json", f"the digest of {self._reference.tag!r} is malformed"
+                    )
                 return found[1]
         raise FileAccessError(self._folder, f"the image layout has no tag {self._reference.tag!r}")
 

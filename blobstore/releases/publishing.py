@@ -187,7 +187,9 @@ class _entered:  # noqa: N801 - used like a function
         check_name(name, "name")
         check_name(version, "version")
         if version == LATEST or name in {FILES, SIGNATURES}:
-            raise ReleaseError(f"{name}:{version}: a release folder uses {LATEST!r}, {FILES!r} and {SIGNATURES!r} itself")
+            raise ReleaseError(
+                f"{name}:{version}: a release folder uses {LATEST!r}, {FILES!r} and {SIGNATURES!r} itself"
+            )
         self._root = root
 
     def __enter__(self) -> None:
@@ -374,7 +376,9 @@ class _Publisher:
                 write_ptd(file, group, metadata)  # type: ignore[arg-type] - it only writes
                 stored = file.finish()
             if self._max is not None and stored.size > self._max:
-                raise ReleaseError(f"{name}: the part from {group[0].key!r} on has {stored.size} bytes, {self._max} are allowed")
+                raise ReleaseError(
+                    f"{name}: the part from {group[0].key!r} on has {stored.size} bytes, {self._max} are allowed"
+                )
             names.append(self._list(self._free_name(name, older + len(names)), "data", stored, name))
         return names
 

@@ -226,12 +226,19 @@ def _check_successor(installed: Installed, index: Index, source: Source, *, allo
         )
 
 
-def _wanted(installed: Installed, index: Index, *, merge: bool) -> tuple[list[File], dict[str, tuple[Merged | None, int]]]:
+def _wanted(
+    installed: Installed, index: Index, *, merge: bool
+) -> tuple[list[File], dict[str, tuple[Merged | None, int]]]:
     """The files that must be here; and for each data set to merge, what was merged already, and how many files it covers."""
     covered: dict[str, tuple[Merged | None, int]] = {}
     skipped: set[str] = set()
     if merge:
-        known = [one for view in installed.views() for one in installed.merged(view[:64]).values() if installed.has(one.object)]
+        known = [
+            one
+            for view in installed.views()
+            for one in installed.merged(view[:64]).values()
+            if installed.has(one.object)
+        ]
         for data in index.data:
             if len(data.files) > 1:
                 digests = tuple(index.file(name).sha256 for name in data.files)

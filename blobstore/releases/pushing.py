@@ -119,7 +119,9 @@ def push(
 def _target(reference: str | os.PathLike[str], patience: Patience, connections: int) -> LayoutTarget | RegistryTarget:
     found = parse_reference(reference)
     if found.kind not in {"registry", "layout"}:
-        raise ReleaseError(f"{found.text}: expected registry/name:tag or oci:DIR:tag; a release folder is copied to web servers")
+        raise ReleaseError(
+            f"{found.text}: expected registry/name:tag or oci:DIR:tag; a release folder is copied to web servers"
+        )
     if found.pin:
         raise ReleaseError(f"{found.text}: a digest follows from what is pushed; expected a tag")
     if found.kind == "layout":

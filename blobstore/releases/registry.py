@@ -75,7 +75,9 @@ class RegistrySource(Source):
             return Found(wanted.sha256, None)
         index = self._client.get(self.url(wanted), INDEX_LIMIT)
         if index is None or sha256(index) != wanted.sha256:
-            raise IntegrityError(self.name, f"the index does not have the digest of the manifest, sha256:{wanted.sha256}")
+            raise IntegrityError(
+                self.name, f"the index does not have the digest of the manifest, sha256:{wanted.sha256}"
+            )
         return Found(wanted.sha256, index)
 
     def signature(self, index_sha256: str) -> str | None:
@@ -155,7 +157,9 @@ class RegistryTarget:
 
         def put() -> None:
             headers = {"Content-Type": MANIFEST_TYPE}
-            with self._client.request("PUT", self._repository.manifest(tag), headers=headers, body=data, accept=(200, 201)):
+            with self._client.request(
+                "PUT", self._repository.manifest(tag), headers=headers, body=data, accept=(200, 201)
+            ):
                 pass
 
         self._client.patiently(put)

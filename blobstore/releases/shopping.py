@@ -18,7 +18,9 @@ from blobstore.releases.transfer import read_object
 __all__ = ["Shopping"]
 
 _WORTH = 0.98
-_TABLE_SHARE = 50  # a table with more than this fraction of its file is not fetched only to look for blobs that are here
+_TABLE_SHARE = (
+    50  # a table with more than this fraction of its file is not fetched only to look for blobs that are here
+)
 
 
 class Shopping:
@@ -112,7 +114,9 @@ class Shopping:
             InvalidFileError: it has another digest.
         """
         if wanted.size > TABLE_LIMIT:
-            raise InvalidFileError(self._source.name, f"a table of {wanted.size} bytes; at most {TABLE_LIMIT} are possible")
+            raise InvalidFileError(
+                self._source.name, f"a table of {wanted.size} bytes; at most {TABLE_LIMIT} are possible"
+            )
         with contextlib.suppress(OSError):
             if self._installed.has(wanted):
                 return self._installed.path(wanted.sha256).read_bytes()
@@ -173,5 +177,3 @@ def _can_decode() -> bool:
     except MissingDependencyError:
         return False
     return True
-
-

@@ -21,7 +21,6 @@ from blobstore.releases.intervals import Intervals
 __all__ = ["Spool"]
 
 
-
 class Spool:
     """The bytes of an object as far as they are here. Threads write ranges, others wait for them.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -143,8 +142,4 @@ def _write_ways(
 
 def travelling(table: Table) -> int:
     """The bytes that a device without anything fetches for a file, without the table."""
-    return sum(
-        min([part.size, *(way.stored for way in part.ways if not way.base)]) for part in table.parts
-    )
-
-
+    return sum(min([part.size, *(way.stored for way in part.ways if not way.base)]) for part in table.parts)

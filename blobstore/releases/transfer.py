@@ -83,7 +83,7 @@ class Transfer:
                 spool, start, stop = self._todo.popleft()
             try:
                 self._fetch(spool, start, stop)
-            except BaseException as error:  # noqa: BLE001 - those who wait raise it
+            except BaseException as error:
                 with self._lock:
                     self._stopped = True
                 for one in self._spools.values():
@@ -141,7 +141,6 @@ class Transfer:
             spool.note(noted, at)
         if at < stop:
             raise Interrupted(f"{self._source.name}: {spool.wanted.sha256} ended at byte {at} of {stop}")
-
 
 
 def read_object(source: Source, wanted: Object) -> bytes:

@@ -86,7 +86,9 @@ def _decrypted(box: bytes, password: bytes) -> bytes:
     numbers = kdf["params"]
     secret = Scrypt(base64.b64decode(kdf["salt"]), 32, numbers["N"], numbers["r"], numbers["p"]).derive(password)
     try:
-        return bytes(SecretBox(secret).decrypt(base64.b64decode(found["ciphertext"]), base64.b64decode(cipher["nonce"])))
+        return bytes(
+            SecretBox(secret).decrypt(base64.b64decode(found["ciphertext"]), base64.b64decode(cipher["nonce"]))
+        )
     except CryptoError:
         raise ValueError("the password is wrong") from None
 
