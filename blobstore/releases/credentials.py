@@ -60,7 +60,7 @@ def credentials_for(host: str) -> Credentials | None:
     helpers = config.get("credHelpers")
     helper = helpers.get(host) if isinstance(helpers, dict) else None
     helper = helper or config.get("credsStore")
-    if isinstance(helper, str) and _HELPER.match(helper) and (found := _from_helper(helper, host)) is not None:
+    if isinstance(helper, str) and _HELPER.fullmatch(helper) and (found := _from_helper(helper, host)) is not None:
         return found
     auths = config.get("auths")
     for name, entry in auths.items() if isinstance(auths, dict) else ():

@@ -81,7 +81,7 @@ def encode(data: memoryview, width: int, base: memoryview | None = None) -> Iter
         chunk = np.frombuffer(data[start : start + CHUNK], np.uint8)
         if base is not None:
             chunk = chunk ^ np.frombuffer(base[start : start + CHUNK], np.uint8)
-        frame = compressor.compress(_planes(chunk, width))
+        frame = compressor.compress(memoryview(_planes(chunk, width)))  # type: ignore[arg-type]
         yield _LENGTH.pack(len(frame))
         yield frame
 
@@ -121,14 +121,14 @@ def decode(
         if len(raw) != expected:
             raise DecodeError(f"{len(raw)} bytes at byte {start}, expected {expected}")
         if width == 1 and kind != "patch":
-            yield memoryview(raw)
+            yield memoryview(raw)  # type: ignore[arg-type]
             continue
         out = room[:expected]
         _elements(raw, width, out)
         if kind == "patch":
             assert base is not None  # noqa: S101 - the caller has the other blob
             out ^= np.frombuffer(base(start, expected), np.uint8)
-        yield memoryview(out)
+        yield memoryview(out)  # type: ignore[arg-type]
 
 
 _SAMPLES = 4

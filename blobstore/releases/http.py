@@ -22,7 +22,7 @@ from blobstore.errors import MissingDependencyError, ReleaseError, TransferError
 from blobstore.releases.credentials import Credentials, credentials_for
 from blobstore.releases.index import Object
 from blobstore.releases.references import check_url, is_loopback
-from blobstore.releases.sources import Body, Interrupted, Patience
+from blobstore.releases.sources import Body, InterruptedTransferError, Patience
 from blobstore.text import printable
 from blobstore.version import __version__
 
@@ -91,11 +91,11 @@ class Client:
 
         Args:
             method, url, headers, body: of the request. A body that is not bytes is sent once; after a redirect or a
-                request to log in, `Interrupted` is raised.
+                request to log in, `InterruptedTransferError` is raised.
             accept: the statuses that are an answer.
 
         Raises:
-            Interrupted: trying again may help.
+            InterruptedTransferError: trying again may help.
             TransferError: the server answers with another status.
             ReleaseError: it redirects to where HTTPS does not lead.
         """
@@ -112,7 +112,7 @@ class Client:
                     tried += 1
                     self._log_in(url, response.headers.get_all("WWW-Authenticate", []), again=tried > 1)
                     if not isinstance(body, bytes | None):
-                        raise Interrupted(f"{url}: the server asks for credentials again")
+                        raise InterruptedTransferError(f"{url}: the server asks for credentials again")
                     continue
                 if status in _REDIRECTS and method in {"GET", "HEAD"}:
                     url = self._redirected(url, response.headers.get("Location"))
@@ -137,7 +137,7 @@ class Client:
                 method, url, headers=sent, body=body, redirect=False, preload_content=False, decode_content=False
             )
         except (HTTPError, OSError) as error:
-            raise Interrupted(f"{url}: {_reason(error)}") from None
+            raise InterruptedTransferError(f"{url}: {_reason(error)}") from None
 
     def _manager(self, url: str) -> urllib3.PoolManager:
         """The connections to use: through a proxy if the environment names one, as other programs do."""
@@ -167,7 +167,7 @@ class Client:
             text = printable(f": {found.get('code')}: {found.get('message')}")[:300]
         message = f"{method} {url}: the server answers {response.status} {printable(response.reason or '')}{text}"
         if response.status in _BUSY:
-            raise Interrupted(message, _retry_after(response.headers.get("Retry-After")))
+            raise InterruptedTransferError(message, _retry_after(response.headers.get("Retry-After")))
         raise TransferError(message)
 
     def patiently(self, work: Callable[[], Any]) -> Any:
@@ -176,7 +176,7 @@ class Client:
         while True:
             try:
                 return work()
-            except Interrupted as error:
+            except InterruptedTransferError as error:
                 failures += 1
                 if failures >= self.patience.attempts:
                     raise TransferError(f"{error}; given up after {failures} attempts") from None
@@ -223,15 +223,17 @@ class Client:
             raise TransferError(f"{url}: the server encodes what it was asked to send as it is")
         length = response.headers.get("Content-Length")
         if expected is not None and length is not None and length != str(expected):
-            raise Interrupted(f"{url}: expected {expected} bytes, the server announces {printable(length)}")
+            raise InterruptedTransferError(
+                f"{url}: expected {expected} bytes, the server announces {printable(length)}"
+            )
         most = expected if expected is not None else limit
         assert most is not None  # noqa: S101 - one of the two is given
         found = 0
         while True:
             try:
-                piece = response.read1(min(_READ, most - found + 1), decode_content=False)  # type: ignore[call-arg]
+                piece = response.read1(min(_READ, most - found + 1), decode_content=False)
             except (HTTPError, OSError) as error:
-                raise Interrupted(f"{url}: {_reason(error)} after {found} bytes") from None
+                raise InterruptedTransferError(f"{url}: {_reason(error)} after {found} bytes") from None
             if not piece:
                 break
             with self._lock:
@@ -241,7 +243,7 @@ class Client:
                 raise TransferError(f"{url}: the server sends more than {most} bytes")
             yield piece
         if expected is not None and found != expected:
-            raise Interrupted(f"{url}: the connection ended after {found} of {expected} bytes")
+            raise InterruptedTransferError(f"{url}: the connection ended after {found} of {expected} bytes")
 
     @contextmanager
     def body(self, url: str, wanted: Object, start: int, stop: int) -> Iterator[Body]:
@@ -256,7 +258,7 @@ class Client:
             if response.status == 206:
                 found = response.headers.get("Content-Range", "")
                 if not re.fullmatch(rf"bytes {start}-{stop - 1}/({wanted.size}|\*)", found):
-                    raise Interrupted(
+                    raise InterruptedTransferError(
                         f"{url}: asked for bytes {start}-{stop - 1}/{wanted.size}, the server sends {printable(found)!r}"
                     )
                 yield Body(start, self._pieces(url, response, stop - start))

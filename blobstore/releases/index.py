@@ -43,10 +43,11 @@ INDEX_LIMIT = 1 << 26
 TABLE_LIMIT = 1 << 28
 """The largest table that is read, in bytes."""
 
-_NAME = r"^[A-Za-z0-9][A-Za-z0-9._+-]{0,99}$"
+# `$` alone would also match before a line break at the end
+_NAME = r"^[A-Za-z0-9][A-Za-z0-9._+-]{0,99}$(?!\n)"
 _MOST_FILES = 100_000
 
-Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$")]
+Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$(?!\n)")]
 Size = Annotated[int, Meta(ge=0, le=(1 << 53) - 1)]
 Name = Annotated[str, Meta(pattern=_NAME)]
 FileName = Annotated[str, Meta(min_length=1, max_length=1024)]
@@ -152,7 +153,7 @@ class Index(Struct, frozen=True, omit_defaults=True):
     name: Name
     version: Name
     published: Size
-    executorch: Annotated[str, Meta(pattern=r"^[0-9]{1,4}(\.[0-9]{1,4}){0,3}$")]
+    executorch: Annotated[str, Meta(pattern=r"^[0-9]{1,4}(\.[0-9]{1,4}){0,3}$(?!\n)")]
     files: Annotated[tuple[File, ...], Meta(max_length=_MOST_FILES)]
     base: Name | None = None
     data: tuple[DataSet, ...] = ()
@@ -174,11 +175,11 @@ class Way(Struct, frozen=True, array_like=True):
         base: the SHA-256 of the blob that it is a patch against, or a copy of; "" for none.
     """
 
-    encoding: Annotated[str, Meta(pattern=r"^(zstd|planes:[248]|patch:[1248]|copy)$")]
+    encoding: Annotated[str, Meta(pattern=r"^(zstd|planes:[248]|patch:[1248]|copy)$(?!\n)")]
     object: Annotated[int, Meta(ge=-1, le=1_000)]
     at: Size
     stored: Size
-    base: Annotated[str, Meta(pattern=r"^([0-9a-f]{64})?$")] = ""
+    base: Annotated[str, Meta(pattern=r"^([0-9a-f]{64})?$(?!\n)")] = ""
 
 
 class Part(Struct, frozen=True, array_like=True):
@@ -352,7 +353,7 @@ def check_name(text: str, what: str) -> str:
     Raises:
         ReleaseError: it has other characters, or is too long.
     """
-    if not isinstance(text, str) or not re.match(_NAME, text) or text.endswith("\n"):
+    if not isinstance(text, str) or not re.match(_NAME, text):
         raise ReleaseError(
             f"{text!r} cannot be the {what} of a release: expected at most 100 letters, digits and . _ + -, with a letter or "
             "digit first"

@@ -137,7 +137,7 @@ class Installed:
     def view(self) -> str | None:
         """The name of the current release below `releases`; None if there is none."""
         try:
-            target = os.readlink(self.folder / CURRENT)
+            target = str((self.folder / CURRENT).readlink())
         except OSError as error:
             if error.errno in {errno.ENOENT, errno.ENOTDIR}:
                 return None
@@ -146,8 +146,8 @@ class Installed:
                     self.folder / CURRENT, "expected a link to a release, found something else"
                 ) from None
             raise FileAccessError(self.folder / CURRENT, error) from None
-        name = os.path.basename(target)
-        if not _VIEW.match(name) or target != f"releases/{name}":
+        name = Path(target).name
+        if not _VIEW.fullmatch(name) or target != f"releases/{name}":
             raise InvalidFileError(self.folder / CURRENT, f"expected a link to a release, found one to {target!r}")
         return name
 
@@ -188,7 +188,7 @@ class Installed:
         found: list[tuple[int, str]] = []
         with contextlib.suppress(OSError):
             for one in os.scandir(self._releases):
-                if _VIEW.match(one.name):
+                if _VIEW.fullmatch(one.name):
                     try:
                         found.append((self.index(one.name[:64]).published, one.name))
                     except BlobStoreError:
@@ -239,7 +239,7 @@ class Installed:
                         (new / folder).mkdir()
                         folders.append(new / folder)
                 up = "../" * (2 + name.count("/"))
-                os.symlink(f"{up}files/{wanted.sha256}", link)
+                link.symlink_to(f"{up}files/{wanted.sha256}")
             for folder in folders:
                 sync_folder(folder)
             if place.is_dir():
@@ -255,7 +255,7 @@ class Installed:
             sync_folder(self._releases)
         with named(self.folder / CURRENT):
             link = temporary_beside(self.folder / CURRENT)
-            os.symlink(f"releases/{view}", link)
+            link.symlink_to(f"releases/{view}")
             os.replace(link, self.folder / CURRENT)
             sync_folder(self.folder)
         return place
@@ -264,7 +264,7 @@ class Installed:
     def _same(one: Path, other: Path) -> bool:
         def links(folder: Path) -> dict[str, str]:
             return {
-                path.relative_to(folder).as_posix(): os.readlink(path)
+                path.relative_to(folder).as_posix(): str(path.readlink())
                 for path in folder.rglob("*")
                 if path.is_symlink()
             }
@@ -314,9 +314,12 @@ class Installed:
             with contextlib.suppress(BlobStoreError):
                 return parse_table(read_small(place, TABLE_LIMIT), file, str(place))
         table = plain_table(self.path(file.sha256), file.sha256)
-        with contextlib.suppress(FileAccessError), Staging(force=True) as staging:
-            with staging.open(places[-1]) as output:
-                output.write(encode(table))
+        with (
+            contextlib.suppress(FileAccessError),  # a folder that is read-only: it is made again next time
+            Staging(force=True) as staging,
+            staging.open(places[-1]) as output,
+        ):
+            output.write(encode(table))
         return table
 
     # Cleaning up
@@ -359,7 +362,7 @@ class Installed:
                 (self.partial, set()),
             ):
                 for one in os.scandir(folder):
-                    if one.name.split(".")[0] in wanted or not _OBJECT.match(one.name.split(".")[0]):
+                    if one.name.split(".")[0] in wanted or not _OBJECT.fullmatch(one.name.split(".")[0]):
                         continue
                     with named(Path(one.path)):
                         nbytes += one.stat(follow_symlinks=False).st_size

@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 from blobstore.errors import InvalidFileError, ReleaseError
 from blobstore.memory.digest import sha256
@@ -28,7 +29,8 @@ _TITLE = "org.opencontainers.image.title"
 _MOST_LAYERS = 1000
 
 
-class Manifest(NamedTuple):
+@dataclass(frozen=True)
+class Manifest:
     """What a manifest says.
 
     Attributes:
@@ -40,7 +42,8 @@ class Manifest(NamedTuple):
     signature: str | None
 
 
-class Layer(NamedTuple):
+@dataclass(frozen=True)
+class Layer:
     """An object that is pushed, with the name of the file that it is, or None."""
 
     object: Object

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import BinaryIO, cast
 
 from blobstore.disk.progress import Progress
 from blobstore.formats.ptd.reader import open_ptd
@@ -29,5 +30,5 @@ def merge_files(files: Path, parts: Sequence[Path], progress: Progress | None = 
     maps = [open_ptd(path) for path in parts]
     entries = newest_entries(maps)
     with ObjectWriter(files, "merging", sum(len(entry.data) for entry in entries), progress) as writer:
-        write_ptd(writer, entries, maps[-1].metadata)  # type: ignore[arg-type] - it only writes
+        write_ptd(cast(BinaryIO, writer), entries, maps[-1].metadata)
         return writer.finish()

@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import BinaryIO, cast
 
 from blobstore.disk.locks import exclusive
 from blobstore.disk.progress import Progress, check_progress
@@ -370,10 +371,10 @@ class _Publisher:
 
     def _write_data(self, entries: Sequence[Entry], metadata: Mapping[str, str], name: str, older: int) -> list[str]:
         """Write blobs into as many files as needed; their names."""
-        names = []
+        names: list[str] = []
         for group in self._cut(entries, name, metadata):
             with ObjectWriter(self._files, f"writing {name}", sum(len(e.data) for e in group), self._progress) as file:
-                write_ptd(file, group, metadata)  # type: ignore[arg-type] - it only writes
+                write_ptd(cast(BinaryIO, file), group, metadata)
                 stored = file.finish()
             if self._max is not None and stored.size > self._max:
                 raise ReleaseError(

@@ -13,7 +13,7 @@ from blobstore.errors import ReleaseError
 
 __all__ = ["Reference", "is_loopback", "parse_reference"]
 
-_PIN = re.compile(r"@sha256:([0-9a-f]{64})$")
+_PIN = re.compile(r"@sha256:([0-9a-f]{64})\Z")
 _HOST = re.compile(r"^(localhost|[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)+|\[[0-9a-fA-F:]+\]|[A-Za-z0-9-]+(?=:))(:[0-9]{1,5})?$")
 _REPOSITORY = re.compile(r"^[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*(/[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*)*$")
 _TAG = re.compile(r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,127}$")
@@ -62,13 +62,13 @@ def parse_reference(text: str | os.PathLike[str]) -> Reference:
         place, colon, tag = rest[4:].rpartition(":")
         if not colon:
             place, tag = rest[4:], ""
-        if not place or (tag and not _TAG.match(tag)) or not (tag or pin):
+        if not place or (tag and not _TAG.fullmatch(tag)) or not (tag or pin):
             raise ReleaseError(f"{full!r}: expected oci:DIR:tag")
         return Reference("layout", full, place, tag=tag, pin=pin)
     host, slash, name = rest.partition("/")
-    if slash and not host.startswith(".") and _HOST.match(host) and not Path(rest).exists():
+    if slash and not host.startswith(".") and _HOST.fullmatch(host) and not Path(rest).exists():
         repository, _, tag = name.partition(":")
-        if not _REPOSITORY.match(repository) or (tag and not _TAG.match(tag)) or len(repository) > 255:
+        if not _REPOSITORY.fullmatch(repository) or (tag and not _TAG.fullmatch(tag)) or len(repository) > 255:
             raise ReleaseError(f"{full!r}: {name!r} is not the name and tag of a repository in a registry")
         return Reference("registry", full, host, repository, tag or ("" if pin else "latest"), pin)
     return Reference("folder", full, rest, pin=pin)

@@ -19,7 +19,7 @@ from blobstore.releases.http import Client
 from blobstore.releases.index import INDEX_LIMIT, Object
 from blobstore.releases.manifests import MANIFEST_LIMIT, MANIFEST_TYPE, Manifest, parse_manifest
 from blobstore.releases.references import Reference, is_loopback
-from blobstore.releases.sources import Body, Found, Interrupted, Source, check_pin
+from blobstore.releases.sources import Body, Found, InterruptedTransferError, Source, check_pin
 
 __all__ = ["RegistrySource", "RegistryTarget"]
 
@@ -208,7 +208,7 @@ class _Upload:
             with self._client.request(method, url, headers=headers, body=body, accept=accept) as response:
                 if method == "PATCH":
                     self._follow(url, response.headers.get("Location"))
-        except Interrupted:
+        except InterruptedTransferError:
             if method == "PUT":  # whether it arrived is unknown: begin again, unless chunks are there already
                 self._location = self._location if self._at else None
             raise

@@ -23,7 +23,7 @@ __all__ = [
     "Body",
     "FolderSource",
     "Found",
-    "Interrupted",
+    "InterruptedTransferError",
     "Patience",
     "Source",
     "check_pin",
@@ -67,7 +67,7 @@ class Patience:
         self.pause(max(seconds, asked or 0))
 
 
-class Interrupted(TransferError):
+class InterruptedTransferError(TransferError):
     """A failure after which trying again may help.
 
     Attributes:
@@ -149,7 +149,7 @@ class Source(ABC):
     def url(self, wanted: Object) -> str:
         """Where another program gets an object from."""
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - a folder has nothing to close
         """Give up connections."""
 
     def __enter__(self) -> Source:

@@ -10,7 +10,7 @@ from blobstore.disk.progress import Progress
 from blobstore.errors import TransferError
 from blobstore.releases.index import Object
 from blobstore.releases.intervals import coalesced
-from blobstore.releases.sources import Interrupted, Source
+from blobstore.releases.sources import InterruptedTransferError, Source
 from blobstore.releases.spool import Spool
 
 __all__ = ["Transfer", "read_object"]
@@ -97,7 +97,7 @@ class Transfer:
             before = spool.present
             try:
                 self._read(spool, missing[0][0], missing[-1][1])
-            except Interrupted as error:
+            except InterruptedTransferError as error:
                 if self._stopped:
                     raise
                 failures = 1 if spool.present > before else failures + 1
@@ -140,7 +140,7 @@ class Transfer:
         finally:
             spool.note(noted, at)
         if at < stop:
-            raise Interrupted(f"{self._source.name}: {spool.wanted.sha256} ended at byte {at} of {stop}")
+            raise InterruptedTransferError(f"{self._source.name}: {spool.wanted.sha256} ended at byte {at} of {stop}")
 
 
 def read_object(source: Source, wanted: Object) -> bytes:
@@ -155,9 +155,11 @@ def read_object(source: Source, wanted: Object) -> bytes:
             with source.open(wanted, 0, wanted.size) as body:
                 data = b"".join(body.pieces)
             if len(data) != wanted.size:
-                raise Interrupted(f"{source.name}: {wanted.sha256} ended at byte {len(data)} of {wanted.size}")
+                raise InterruptedTransferError(
+                    f"{source.name}: {wanted.sha256} ended at byte {len(data)} of {wanted.size}"
+                )
             return data
-        except Interrupted as error:
+        except InterruptedTransferError as error:
             failures += 1
             if failures >= source.patience.attempts:
                 raise TransferError(f"{error}; given up after {failures} attempts") from None
