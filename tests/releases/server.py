@@ -48,7 +48,7 @@ def serving(folder: Path) -> Iterator[Server]:
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002
             pass
 
-        def do_GET(self) -> None:  # noqa: N802
+        def do_GET(self) -> None:
             state.log.append((self.command, self.path, self.headers.get("Range"), self.headers.get("Authorization")))
             times[self.path] += 1
             if state.fault(self, times[self.path]):

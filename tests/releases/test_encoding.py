@@ -101,7 +101,9 @@ def test_sets_of_bytes(added: list[tuple[int, int]], removed: list[tuple[int, in
             model -= set(range(one, other))
     assert {n for one, other in found for n in range(one, other)} == model
     assert found.total == len(model)
-    assert {n for one, other in found.missing(start, stop) for n in range(one, other)} == set(range(start, stop)) - model
+    assert {n for one, other in found.missing(start, stop) for n in range(one, other)} == set(
+        range(start, stop)
+    ) - model
     assert found.end_from(start) == next(n for n in range(start, 100) if n not in model)
 
 

@@ -129,9 +129,7 @@ def test_a_busy_server_is_asked_again_when_it_says(server: Server, tmp_path: Pat
         pull(f"{server.url}/a/1/index.json", tmp_path / "other", patience=Patience(pause=waited.append))
 
 
-def test_a_redirect_takes_no_credentials_along(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_redirect_takes_no_credentials_along(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The server that asks for them gets them; where it redirects to does not."""
     with serving(tmp_path / "releases") as other:
         (tmp_path / "docker").mkdir()

@@ -18,7 +18,7 @@ from blobstore.disk.locks import Lock
 from blobstore.errors import FileAccessError, ReleaseError, TrustError
 from blobstore.releases import compact, gc, publish, pull
 from blobstore.releases.index import Index, schema
-from tests.interruptions import KILLED, forked
+from tests.interruptions import forked
 from tests.releases.models import NOW, found, inputs, same, weights
 from tests.releases.server import serving
 
@@ -218,7 +218,7 @@ def test_a_kill_leaves_the_old_release_or_the_new_one(releases: Path, tmp_path: 
         pull(releases / "assistant/2", device)
         assert same(found(device / "current", "model.ptd", "model.1.ptd"), expected())
         gc(device)
-        assert [path for path in device.rglob(".blobstore-*")] == []
+        assert list(device.rglob(".blobstore-*")) == []
     assert seen == {("model.ptd",), ("model.1.ptd", "model.ptd")}
 
 

@@ -58,7 +58,9 @@ def registry(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest
     if request.param == "with a password":
         if shutil.which("htpasswd") is None:
             pytest.skip("needs htpasswd (apt-get install apache2-utils)")
-        done = subprocess.run(["htpasswd", "-nbB", "user", "secret"], capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            [shutil.which("htpasswd") or "", "-nbB", "user", "secret"], capture_output=True, text=True, check=True
+        )
         (tmp_path / "htpasswd").write_text(done.stdout)
         config["auth"] = {"htpasswd": {"realm": "here", "path": str(tmp_path / "htpasswd")}}
         auth = base64.b64encode(b"user:secret").decode()
@@ -120,9 +122,7 @@ def test_large_objects_are_uploaded_in_chunks(registry: str, tmp_path: Path, mon
 
 
 @needs_registry
-def test_what_is_wrong_with_credentials_is_said(
-    registry: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_wrong_with_credentials_is_said(registry: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A registry with a password refuses a client without one (F4)."""
     if not (tmp_path / "htpasswd").exists():
         pytest.skip("this registry asks for none")
@@ -150,7 +150,10 @@ def test_an_image_layout(tmp_path: Path) -> None:
         copy = ["skopeo", "copy", "--quiet", f"oci:{tmp_path}/layout:2", f"oci:{tmp_path}/copy:2"]
         subprocess.run(copy, check=True)
         pull(f"oci:{tmp_path}/copy:2", tmp_path / "copied")
-        assert same(found(tmp_path / "copied/current", "model.ptd", "model.1.ptd").copy(), found(tmp_path / "device/current", "model.ptd", "model.1.ptd"))
+        assert same(
+            found(tmp_path / "copied/current", "model.ptd", "model.1.ptd").copy(),
+            found(tmp_path / "device/current", "model.ptd", "model.1.ptd"),
+        )
     (tmp_path / "layout/blobs/sha256" / layout["manifests"][0]["digest"][7:]).write_text("{}")
     with pytest.raises(TrustError, match="expected the digest"):
         pull(f"oci:{tmp_path}/layout:1", tmp_path / "other")
@@ -180,11 +183,24 @@ def test_signatures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         pull(releases / "a/2", tmp_path / "device", key=other)
     push(f"oci:{tmp_path}/layout:1", releases / "a/1")
     pull(f"oci:{tmp_path}/layout:1", tmp_path / "layout-device", key=public)
-    if shutil.which("openssl"):  # another implementation agrees
-        (signature,) = (path for path in (releases / "signatures").iterdir() if path.name in str(pull(releases / "a/1", tmp_path / "third").sha256))
+    if openssl := shutil.which("openssl"):  # another implementation agrees
+        (signature,) = (
+            path
+            for path in (releases / "signatures").iterdir()
+            if path.name in str(pull(releases / "a/1", tmp_path / "third").sha256)
+        )
         (tmp_path / "raw").write_bytes(base64.b64decode(signature.read_bytes()))
         subprocess.run(
-            ["openssl", "dgst", "-sha256", "-verify", public, "-signature", tmp_path / "raw", releases / "a/1/index.json"],
+            [
+                openssl,
+                "dgst",
+                "-sha256",
+                "-verify",
+                public,
+                "-signature",
+                tmp_path / "raw",
+                releases / "a/1/index.json",
+            ],
             check=True,
             stdout=subprocess.DEVNULL,
         )
