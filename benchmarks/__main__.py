@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-MODULES = ("store", "report", "runtime", "lowering", "tensors", "training", "adapters")
+MODULES = ("store", "report", "runtime", "lowering", "tensors", "training", "adapters", "releases")
 
 
 def main() -> None:
