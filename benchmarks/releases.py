@@ -43,7 +43,7 @@ def _decoding() -> Iterator[Row]:
     ):
         data = memoryview(array.tobytes())
         stored = b"".join(encode(data, width, base))
-        part = (lambda start, count: base[start : start + count]) if base is not None else None
+        part = (lambda start, count, old=old: old[start : start + count]) if base is not None else None
         kind = "planes" if base is None else "patch"
         seconds = []
         for _ in range(5):

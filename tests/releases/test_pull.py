@@ -180,7 +180,8 @@ KILLS = """
 import shutil, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
-from tests.releases.test_pull import pulled_by_a_process_that_dies, KILLED
+from tests.interruptions import KILLED
+from tests.releases.test_pull import pulled_by_a_process_that_dies
 source, template, place = map(Path, sys.argv[2:5])
 number = 0
 while True:
