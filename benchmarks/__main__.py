@@ -15,7 +15,19 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-MODULES = ("store", "report", "runtime", "lowering", "tensors", "training", "adapters", "packed", "llm", "fuse")
+MODULES = (
+    "store",
+    "report",
+    "runtime",
+    "lowering",
+    "tensors",
+    "training",
+    "adapters",
+    "packed",
+    "llm",
+    "fuse",
+    "releases",
+)
 
 
 def main() -> None:

@@ -31,7 +31,10 @@ handle it. Each message names the file, the key, what was expected and what was 
     ├── TrainingError           (RuntimeError)   a training step is not possible
     │   ├── NotFiniteLossError                   ... because the loss is infinite or NaN
     │   └── GradientError                        a lowered step and PyTorch compute different gradients
-    └── CheckpointError         (ValueError)     a valid checkpoint of another model, optimizer or base
+    ├── CheckpointError         (ValueError)     a valid checkpoint of another model, optimizer or base
+    ├── ReleaseError            (ValueError)     a release cannot be published, or does not fit this folder
+    │   └── TrustError                           ... or is unsigned, foreign, or older than what is installed
+    └── TransferError           (OSError)        a server cannot be reached, refuses, or sends something else
 """
 
 from __future__ import annotations
@@ -64,8 +67,11 @@ __all__ = [
     "NotFiniteLossError",
     "OutputPathError",
     "ProgramError",
+    "ReleaseError",
     "SliceError",
     "TrainingError",
+    "TransferError",
+    "TrustError",
     "UnsupportedDataError",
     "UnsupportedOperationError",
     "UnsupportedProgramError",
@@ -226,3 +232,18 @@ class GradientError(TrainingError):
 
 class CheckpointError(BlobStoreError, ValueError):
     """A checkpoint does not belong to this program, optimizer or base."""
+
+
+class ReleaseError(BlobStoreError, ValueError):
+    """A release cannot be published from these files, or does not fit the folder that it is pulled into."""
+
+
+class TrustError(ReleaseError):
+    """A release is refused: it is unsigned, signed by another key, not the pinned one, or older than what is installed."""
+
+
+class TransferError(BlobStoreError, OSError):
+    """A server cannot be reached, refuses, or sends something other than what was asked for."""
+
+    def __str__(self) -> str:  # OSError would print a tuple
+        return str(self.args[0])

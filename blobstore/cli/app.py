@@ -16,7 +16,7 @@ from typing import Annotated, Any, ParamSpec, TypeVar
 
 import typer
 
-from blobstore.cli import ERROR, INTERRUPTED, PIPE_CLOSED, adapters, packed
+from blobstore.cli import ERROR, INTERRUPTED, PIPE_CLOSED, adapters, packed, releases
 from blobstore.cli.output import (
     err,
     on_terminal,
@@ -502,6 +502,9 @@ _packed.command("list")(_with_exit_codes(packed.listed))
 _packed.command()(_with_exit_codes(packed.verify))
 _packed.command()(_with_exit_codes(packed.gc))
 app.add_typer(_packed)
+
+for _command in (releases.publish, releases.compact, releases.push, releases.pull, releases.gc):
+    app.command()(_with_exit_codes(_command))
 
 
 @app.command()

@@ -1,0 +1,182 @@
+"""The commands on releases."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from blobstore.cli.output import print_json, progress_bar, say
+from blobstore.reporting.limits import parse_size
+from blobstore.text import size
+
+__all__ = ["compact", "gc", "publish", "pull", "push"]
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of lines.")]
+Releases = Annotated[Path, typer.Option("--output", "-o", help="The release folder; an existing one is extended.")]
+Name = Annotated[str, typer.Option(help="Name of the product.")]
+Version = Annotated[str, typer.Option(help="Version of the release; each is published once.")]
+MaxFile = Annotated[
+    str | None, typer.Option(metavar="BYTES", help="Cut data files above this size (1GiB); others must not be larger.")
+]
+Sign = Annotated[
+    Path | None, typer.Option(metavar="KEY", help="Sign the index with this private key (PEM, or cosign.key).")
+]
+Plain = Annotated[bool, typer.Option("--plain", help="No forms with fewer bytes on the way.")]
+
+
+def _nbytes(option: str, text: str | None) -> int | None:
+    try:
+        return None if text is None else parse_size(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint=option) from None
+
+
+def publish(
+    inputs: Annotated[list[Path], typer.Argument(help="Files, and folders whose files keep their paths.")],
+    output: Releases,
+    name: Name,
+    version: Version,
+    base: Annotated[
+        str | None, typer.Option(help="The version that devices have (1.3 or NAME:1.3): only what is new is written.")
+    ] = None,
+    max_file: MaxFile = None,
+    executorch: Annotated[str, typer.Option(help="The first version of ExecuTorch that runs the programs.")] = "1.5",
+    sign: Sign = None,
+    plain: Plain = False,
+    as_json: AsJson = False,
+) -> None:
+    """Publish files as a release: immutable files named by digest, and an index."""
+    from blobstore.releases import publish as run
+
+    limit = _nbytes("--max-file", max_file)
+    with progress_bar(hidden=as_json) as progress:
+        done = run(
+            inputs,
+            output,
+            name=name,
+            version=version,
+            base=base,
+            max_file=limit,
+            executorch=executorch,
+            sign=sign,
+            encoded=not plain,
+            progress=progress,
+        )
+    _say_published(done, as_json)
+
+
+def compact(
+    output: Releases,
+    name: Name,
+    version: Version,
+    base: Annotated[str, typer.Option(help="The version whose contents the release has.")],
+    max_file: MaxFile = None,
+    sign: Sign = None,
+    plain: Plain = False,
+    as_json: AsJson = False,
+) -> None:
+    """Publish a release again with one file for each data set, after a few deltas."""
+    from blobstore.releases import compact as run
+
+    limit = _nbytes("--max-file", max_file)
+    with progress_bar(hidden=as_json) as progress:
+        done = run(
+            output,
+            name=name,
+            version=version,
+            base=base,
+            max_file=limit,
+            sign=sign,
+            encoded=not plain,
+            progress=progress,
+        )
+    _say_published(done, as_json)
+
+
+def _say_published(done: object, as_json: bool) -> None:
+    from blobstore.releases import Published
+
+    assert isinstance(done, Published)  # noqa: S101 - both commands give one
+    if as_json:
+        print_json(done)
+        return
+    say(f"{done.path}: {done.files} files with {size(done.release_bytes)}, {size(done.new_bytes)} of them new")
+    say(f"Devices with the base fetch {size(done.travelling_bytes)} for the new files.")
+    if done.removed_keys:
+        say(
+            f"{done.removed_keys} keys are no longer in the inputs, but in older files; `blobstore compact` does not drop them."
+        )
+    say(f"Index: sha256:{done.sha256}" + (", signed" if done.signed else ""))
+
+
+def push(
+    reference: Annotated[str, typer.Argument(metavar="REF", help="registry/name:tag, or oci:DIR:tag.")],
+    release: Annotated[Path, typer.Argument(help="The index of a release, or the folder that it is in.")],
+    as_json: AsJson = False,
+) -> None:
+    """Copy a release into a registry or an image layout of OCI; what is there already is not sent."""
+    from blobstore.releases import push as run
+
+    with progress_bar(hidden=as_json) as progress:
+        done = run(reference, release, progress=progress)
+    if as_json:
+        print_json(done)
+    else:
+        say(f"{done.reference}: {done.layers} objects; sent {size(done.sent_bytes)} of {size(done.bytes)}")
+
+
+def pull(
+    reference: Annotated[
+        str,
+        typer.Argument(
+            metavar="REF", help="registry/name:tag, https://host/…/index.json, oci:DIR:tag, or a path; with @sha256:…"
+        ),
+    ],
+    directory: Annotated[Path, typer.Argument(help="The folder of the device.")],
+    key: Annotated[
+        Path | None, typer.Option(metavar="PUB", help="The public key (PEM) that must have signed the release.")
+    ] = None,
+    allow_rollback: Annotated[
+        bool, typer.Option("--allow-rollback", help="Accept a release that is older than the installed one.")
+    ] = False,
+    merge: Annotated[
+        bool, typer.Option("--merge", help="Leave one file of each data set, for runtimes that take one path.")
+    ] = False,
+    plain: Plain = False,
+    as_json: AsJson = False,
+) -> None:
+    """Make a release the current one of a folder, and fetch only what the folder lacks.
+
+    DIRECTORY/current has the old release or the new one at every moment. A pull that was interrupted goes on.
+    """
+    from blobstore.releases import pull as run
+
+    with progress_bar(hidden=as_json) as progress:
+        done = run(
+            reference, directory, key=key, allow_rollback=allow_rollback, merge=merge, plain=plain, progress=progress
+        )
+    if as_json:
+        print_json(done)
+        return
+    what = "is now" if done.changed else "was already"
+    say(f"{directory / 'current'}: {what} {done.name} {done.version}, sha256:{done.sha256}")
+    say(f"Fetched {size(done.fetched_bytes)} for a release of {size(done.release_bytes)}.")
+
+
+def gc(
+    directory: Annotated[Path, typer.Argument(help="The folder of a device.")],
+    keep: Annotated[int, typer.Option(help="How many releases stay, with the current one.")] = 1,
+    as_json: AsJson = False,
+) -> None:
+    """Remove what neither the newest releases nor a living process needs from a folder that releases are pulled into."""
+    from blobstore.releases import gc as run
+
+    done = run(directory, keep=keep)
+    if as_json:
+        print_json(done)
+        return
+    say(f"{done.releases} releases and {done.files} files with {size(done.nbytes)} were removed.")
+    if done.in_use:
+        say(f"{done.in_use} older releases stay, because a process uses them.")

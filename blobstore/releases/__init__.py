@@ -1,0 +1,56 @@
+"""Releases: files that belong together, published once, of which a device fetches only what it lacks.
+
+    publish("build", "releases", name="assistant", version="1.4", base="1.3")
+    pull("https://models.example.com/releases/assistant/latest/index.json", "model")
+    gc("model")
+
+See docs/releases.md. Servers, signatures and encoded forms need the `releases` extra.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from blobstore.releases.installed import Collected
+    from blobstore.releases.publishing import Published, compact, publish
+    from blobstore.releases.pulling import Pulled, gc, pull
+    from blobstore.releases.pushing import Pushed, push
+    from blobstore.releases.sources import Patience
+
+__all__ = [
+    "Collected",
+    "Patience",
+    "Published",
+    "Pulled",
+    "Pushed",
+    "compact",
+    "gc",
+    "publish",
+    "pull",
+    "push",
+]
+
+_HOME = {
+    "Collected": "installed",
+    "Patience": "sources",
+    "Published": "publishing",
+    "Pulled": "pulling",
+    "Pushed": "pushing",
+    "compact": "publishing",
+    "gc": "pulling",
+    "publish": "publishing",
+    "pull": "pulling",
+    "push": "pushing",
+}
+
+
+def __getattr__(name: str) -> Any:
+    from importlib import import_module
+
+    if name in _HOME:
+        value = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,373 @@
+"""The folder of a device: the files of its releases, and which release is the current one.
+
+    files/SHA256             objects: each file once, whatever releases have it
+    indexes/SHA256.json      the index of each release that is here; .sig its signature, .merged.json what was merged
+    releases/SHA256/…        a release: links with the names of its files
+    current                  a link to the release that counts
+    tables/SHA256.json       which blobs a file has, where a release is assembled from older ones
+    partial/SHA256           objects that are being fetched
+    incoming/                what the application's own downloader fetched
+
+A release appears whole when the link `current` is renamed. Everything before that adds files that nothing names yet.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from blobstore.disk.journal import sync_folder
+from blobstore.disk.locks import Lock, exclusive
+from blobstore.disk.names import TEMPORARY, temporary_beside
+from blobstore.disk.recovery import recover
+from blobstore.disk.staging import Staging
+from blobstore.errors import BlobStoreError, FileAccessError, InvalidFileError
+from blobstore.memory.mapped_file import named
+from blobstore.releases.contents import plain_table
+from blobstore.releases.index import (
+    INDEX_LIMIT,
+    TABLE_LIMIT,
+    File,
+    Index,
+    Object,
+    Sha256,
+    Size,
+    Table,
+    encode,
+    parse_index,
+    parse_table,
+)
+from blobstore.releases.sources import read_small
+
+__all__ = ["CURRENT", "Collected", "Installed", "LocalBlob", "Merged"]
+
+CURRENT = "current"
+_VIEW = re.compile(r"^([0-9a-f]{64})(-merged)?$")
+_OBJECT = re.compile(r"^[0-9a-f]{64}$")
+
+
+class Merged(msgspec.Struct, frozen=True):
+    """A data file that was made here of the files of a data set.
+
+    Attributes:
+        sha256, size: of it.
+        covers: SHA-256 of the files that it replaces, the oldest first.
+    """
+
+    sha256: Sha256
+    size: Size
+    covers: tuple[Sha256, ...]
+
+    @property
+    def object(self) -> Object:
+        """The contents."""
+        return Object(self.sha256, self.size)
+
+
+@dataclass(frozen=True)
+class LocalBlob:
+    """A blob in a file that is here.
+
+    Attributes:
+        path: the file.
+        offset, size: where it lies, in bytes.
+    """
+
+    path: Path
+    offset: int
+    size: int
+
+
+@dataclass(frozen=True)
+class Collected:
+    """What `gc` removed.
+
+    Attributes:
+        releases: the number of releases.
+        files: the number of files.
+        nbytes: their size.
+        in_use: releases that stay only because a process uses them.
+    """
+
+    releases: int
+    files: int
+    nbytes: int
+    in_use: int
+
+
+class Installed:
+    """The folder of a device.
+
+    Args:
+        folder: where it is.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.files, self.partial, self.incoming = (folder / name for name in ("files", "partial", "incoming"))
+        self._releases, self._indexes, self._tables = (folder / name for name in ("releases", "indexes", "tables"))
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Make the folder if it is missing, keep other processes out, and clean up after killed ones."""
+        with named(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
+        with exclusive(self.folder):
+            with named(self.folder):
+                for place in (self.files, self.partial, self._releases, self._indexes, self._tables):
+                    place.mkdir(exist_ok=True)
+                for one in os.scandir(self.folder):
+                    if one.is_symlink() and TEMPORARY.fullmatch(one.name):
+                        os.unlink(one.path)
+            for place in (self.files, self._releases, self._indexes, self._tables):
+                recover(place)
+            yield
+
+    # Releases
+
+    @property
+    def view(self) -> str | None:
+        """The name of the current release below `releases`; None if there is none."""
+        try:
+            target = str((self.folder / CURRENT).readlink())
+        except OSError as error:
+            if error.errno in {errno.ENOENT, errno.ENOTDIR}:
+                return None
+            if error.errno == errno.EINVAL:
+                raise InvalidFileError(
+                    self.folder / CURRENT, "expected a link to a release, found something else"
+                ) from None
+            raise FileAccessError(self.folder / CURRENT, error) from None
+        name = Path(target).name
+        if not _VIEW.fullmatch(name) or target != f"releases/{name}":
+            raise InvalidFileError(self.folder / CURRENT, f"expected a link to a release, found one to {target!r}")
+        return name
+
+    def view_path(self, view: str) -> Path:
+        """The folder of a release."""
+        return self._releases / view
+
+    @property
+    def current(self) -> str | None:
+        """The SHA-256 of the current index; None if there is none."""
+        view = self.view
+        return None if view is None else view[:64]
+
+    def index_bytes(self, sha256: str) -> bytes:
+        """The bytes of an index that is here."""
+        return read_small(self._indexes / f"{sha256}.json", INDEX_LIMIT)
+
+    def index(self, sha256: str) -> Index:
+        """An index that is here."""
+        return parse_index(self.index_bytes(sha256), str(self._indexes / f"{sha256}.json"))
+
+    def signature(self, sha256: str) -> str | None:
+        """The signature of an index that is here, None if it has none."""
+        with contextlib.suppress(FileAccessError, UnicodeDecodeError):
+            return read_small(self._indexes / f"{sha256}.sig", 1 << 16).decode("ascii")
+        return None
+
+    def merged(self, sha256: str) -> dict[str, Merged]:
+        """What was merged of a release, by the names of data sets."""
+        try:
+            data = read_small(self._indexes / f"{sha256}.merged.json", INDEX_LIMIT)
+            return msgspec.json.decode(data, type=dict[str, Merged])
+        except (FileAccessError, msgspec.DecodeError):
+            return {}
+
+    def views(self) -> list[str]:
+        """The releases that are here, the newest first."""
+        found: list[tuple[int, str]] = []
+        with contextlib.suppress(OSError):
+            for one in os.scandir(self._releases):
+                if _VIEW.fullmatch(one.name):
+                    try:
+                        found.append((self.index(one.name[:64]).published, one.name))
+                    except BlobStoreError:
+                        found.append((-1, one.name))
+        return [name for _, name in sorted(found, reverse=True)]
+
+    def complete(self, view: str) -> bool:
+        """Whether all files of a release are here; their contents are not read."""
+        try:
+            index = self.index(view[:64])
+            merged = self.merged(view[:64]) if view.endswith("-merged") else {}
+        except BlobStoreError:
+            return False
+        links = self._links(index, merged)
+        place = self.view_path(view)
+        return all(self.has(wanted) and os.path.lexists(place / name) for name, wanted in links.items())
+
+    @staticmethod
+    def _links(index: Index, merged: Mapping[str, Merged]) -> dict[str, Object]:
+        """The names in a release, and the objects that they lead to."""
+        hidden = {name for data in index.data if data.name in merged for name in data.files}
+        links = {file.name: file.object for file in index.files if file.name not in hidden}
+        links.update({name: one.object for name, one in merged.items()})
+        return links
+
+    def switch(self, index: bytes, sha256: str, signature: str | None, merged: Mapping[str, Merged]) -> Path:
+        """Make a release whose files are here the current one; its folder."""
+        parsed = parse_index(index, str(self._indexes / f"{sha256}.json"))
+        view = sha256 + ("-merged" if merged else "")
+        with Staging(force=True) as staging:
+            records = [(".json", index)]
+            if signature is not None:
+                records.append((".sig", signature.encode()))
+            if merged:
+                records.append((".merged.json", msgspec.json.encode(dict(merged))))
+            for ending, data in records:
+                with staging.open(self._indexes / (sha256 + ending), len(data)) as file:
+                    file.write(data)
+        place = self.view_path(view)
+        with named(place):
+            new = temporary_beside(place)
+            new.mkdir()
+            folders = [new]
+            for name, wanted in self._links(parsed, merged).items():
+                link = new / name
+                for folder in reversed(link.relative_to(new).parents[:-1]):
+                    if not (new / folder).is_dir():
+                        (new / folder).mkdir()
+                        folders.append(new / folder)
+                up = "../" * (2 + name.count("/"))
+                link.symlink_to(f"{up}files/{wanted.sha256}")
+            for folder in folders:
+                sync_folder(folder)
+            if place.is_dir():
+                if self._same(place, new):
+                    shutil.rmtree(new)
+                else:  # a release that a fault left incomplete
+                    old = temporary_beside(place)
+                    os.replace(place, old)
+                    os.replace(new, place)
+                    shutil.rmtree(old, ignore_errors=True)
+            else:
+                os.replace(new, place)
+            sync_folder(self._releases)
+        with named(self.folder / CURRENT):
+            link = temporary_beside(self.folder / CURRENT)
+            link.symlink_to(f"releases/{view}")
+            os.replace(link, self.folder / CURRENT)
+            sync_folder(self.folder)
+        return place
+
+    @staticmethod
+    def _same(one: Path, other: Path) -> bool:
+        def links(folder: Path) -> dict[str, str]:
+            return {
+                path.relative_to(folder).as_posix(): str(path.readlink())
+                for path in folder.rglob("*")
+                if path.is_symlink()
+            }
+
+        return links(one) == links(other)
+
+    # Objects and blobs
+
+    def path(self, sha256: str) -> Path:
+        """Where an object is."""
+        return self.files / sha256
+
+    def has(self, wanted: Object) -> bool:
+        """Whether an object is here. Objects were compared with their digests before they got their names."""
+        try:
+            status = os.lstat(self.path(wanted.sha256))
+        except OSError:
+            return False
+        return status.st_size == wanted.size
+
+    def blobs(self) -> dict[str, LocalBlob]:
+        """The blobs of all data files that are here, by SHA-256."""
+        found: dict[str, LocalBlob] = {}
+        seen: set[str] = set()
+        for view in self.views():
+            try:
+                index = self.index(view[:64])
+            except BlobStoreError:
+                continue
+            files = [file for file in index.files if file.kind == "data"]
+            files += [File(name, "data", one.sha256, one.size) for name, one in self.merged(view[:64]).items()]
+            for file in files:
+                if file.sha256 in seen or not self.has(file.object):
+                    continue
+                seen.add(file.sha256)
+                with contextlib.suppress(BlobStoreError):
+                    for part in self.table(file).parts:
+                        found.setdefault(part.sha256, LocalBlob(self.path(file.sha256), part.offset, part.size))
+        return found
+
+    def table(self, file: File) -> Table:
+        """The table of a file that is here, made of its blobs unless the one that was published is here."""
+        places = [self._tables / f"{file.sha256}.json"]
+        if file.table is not None:
+            places.insert(0, self.path(file.table.sha256))
+        for place in places:
+            with contextlib.suppress(BlobStoreError):
+                return parse_table(read_small(place, TABLE_LIMIT), file, str(place))
+        table = plain_table(self.path(file.sha256), file.sha256)
+        with (
+            contextlib.suppress(FileAccessError),  # a folder that is read-only: it is made again next time
+            Staging(force=True) as staging,
+            staging.open(places[-1]) as output,
+        ):
+            output.write(encode(table))
+        return table
+
+    # Cleaning up
+
+    def gc(self, keep: int) -> Collected:
+        """Remove what neither the newest releases nor a living process needs.
+
+        Args:
+            keep: how many releases stay, with the current one.
+        """
+        with self.locked():
+            current = self.view
+            ordered = ([current] if current else []) + [view for view in self.views() if view != current]
+            kept, gone, in_use = set(ordered[:keep]), [], 0
+            for view in ordered[keep:]:
+                lock = Lock()
+                try:
+                    with named(self.view_path(view)):
+                        free = lock.take(self.view_path(view))
+                        if free:
+                            shutil.rmtree(self.view_path(view))
+                            gone.append(view)
+                        else:
+                            kept.add(view)
+                            in_use += 1
+                finally:
+                    lock.close()
+            needed: set[str] = set()
+            for view in kept:
+                index = self.index(view[:64])
+                merged = self.merged(view[:64]) if view.endswith("-merged") else {}
+                needed |= {wanted.sha256 for wanted in self._links(index, merged).values()}
+                needed |= {f.table.sha256 for f in index.files if f.table is not None and f.sha256 in needed}
+            indexes = {view[:64] for view in kept}
+            files = nbytes = 0
+            for folder, wanted in (
+                (self.files, needed),
+                (self._tables, needed),
+                (self._indexes, indexes),
+                (self.partial, set()),
+            ):
+                for one in os.scandir(folder):
+                    if one.name.split(".")[0] in wanted or not _OBJECT.fullmatch(one.name.split(".")[0]):
+                        continue
+                    with named(Path(one.path)):
+                        nbytes += one.stat(follow_symlinks=False).st_size
+                        os.unlink(one.path)
+                    files += 1
+            if self.incoming.is_dir():
+                shutil.rmtree(self.incoming, ignore_errors=True)
+            return Collected(len(gone), files, nbytes, in_use)

@@ -1,0 +1,304 @@
+"""Pulling a release: find what is missing, fetch it, check it, switch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from pathlib import Path
+
+from blobstore.disk.progress import Progress, check_progress
+from blobstore.errors import ReleaseError, TrustError
+from blobstore.memory.mapped_file import as_path
+from blobstore.releases.assembly import make
+from blobstore.releases.index import DataSet, File, Index, parse_index
+from blobstore.releases.installed import Collected, Installed, Merged
+from blobstore.releases.merging import merge_files
+from blobstore.releases.objects import store_bytes
+from blobstore.releases.places import open_source
+from blobstore.releases.shopping import Shopping
+from blobstore.releases.sources import Patience, Source
+from blobstore.releases.transfer import Transfer
+
+__all__ = ["Pulled", "check_trust", "gc", "install", "pull"]
+
+_THREADS = 6
+_MAKERS = 2
+
+
+@dataclass(frozen=True)
+class Pulled:
+    """What `pull` did.
+
+    Attributes:
+        name, version, sha256: of the release; the digest is that of its index.
+        path: the folder with its files.
+        changed: whether another release was the current one before.
+        files, release_bytes: number and size of all files of the release.
+        new_files: the number of files that were missing.
+        fetched_bytes: bytes that were fetched, index and tables included.
+        requests: the number of requests; 0 from a folder.
+    """
+
+    name: str
+    version: str
+    sha256: str
+    path: Path
+    changed: bool
+    files: int
+    release_bytes: int
+    new_files: int
+    fetched_bytes: int
+    requests: int
+
+
+def pull(
+    reference: str | os.PathLike[str],
+    directory: str | os.PathLike[str],
+    *,
+    key: str | os.PathLike[str] | None = None,
+    allow_rollback: bool = False,
+    merge: bool = False,
+    plain: bool = False,
+    threads: int = _THREADS,
+    patience: Patience | None = None,
+    progress: Progress | None = None,
+) -> Pulled:
+    """Make a release the current one of a folder, and fetch only what the folder lacks.
+
+    `directory/current` leads to the old release or to the new one, whole, at every moment. If the process is killed, or
+    fails, the next call goes on where this one stopped. Other processes that pull into the folder wait.
+
+    Args:
+        reference: where the release is, such as `registry/name:tag`, `https://host/…/index.json`, `oci:DIR:tag`, or the path
+            of an index.
+        directory: the folder of the device; it is made if it is missing.
+        key: the file of a public key, whose signature the release must have.
+        allow_rollback: accept a release that is older than the installed one.
+        merge: leave one file of each data set, for runtimes that take one path.
+        plain: use no encoded forms.
+        threads: how many requests are sent at a time.
+        patience: how long to try.
+        progress: called with every step.
+
+    Raises:
+        ReleaseError: this is not a reference, or the folder has releases of another name.
+        TrustError: the release is not signed by the key, not the pinned one, or older than the installed one.
+        InvalidFileError, IntegrityError: the index, or what was fetched, is not what it must be.
+        TransferError: a server cannot be reached, or refuses.
+        FileAccessError: the folder cannot be written. In every case the old release stays the current one.
+    """
+    check_progress(progress)
+    with open_source(reference, patience or Patience(), threads) as source:
+        return install(
+            source,
+            as_path(directory),
+            key=key,
+            allow_rollback=allow_rollback,
+            merge=merge,
+            plain=plain,
+            threads=threads,
+            progress=progress,
+        )
+
+
+def gc(directory: str | os.PathLike[str], *, keep: int = 1) -> Collected:
+    """Remove from a folder what neither its newest releases nor a living process needs.
+
+    Files that a process has mapped stay in its memory. A release that a process has open as a `Release` stays whole.
+
+    Args:
+        directory: the folder of the device.
+        keep: how many releases stay, with the current one; at least 1.
+
+    Raises:
+        ReleaseError: it has no release, or `keep` is below 1.
+        FileAccessError: something cannot be removed.
+    """
+    installed = Installed(as_path(directory))
+    if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
+        raise ReleaseError(f"at least one release must be kept, not {keep!r}")
+    if installed.view is None:
+        raise ReleaseError(f"{installed.folder}: no release is installed here")
+    return installed.gc(keep)
+
+
+def install(
+    source: Source,
+    directory: Path,
+    *,
+    key: str | os.PathLike[str] | None,
+    allow_rollback: bool,
+    merge: bool,
+    plain: bool,
+    threads: int,
+    progress: Progress | None,
+) -> Pulled:
+    """As `pull`, from a source that is open."""
+    installed = Installed(directory)
+    found = source.find(installed.current)
+    done = _nothing_new(installed, source, found.sha256, key, merge)
+    if done is not None:
+        return done
+    with installed.locked():
+        done = _nothing_new(installed, source, found.sha256, key, merge)  # another process may have been faster
+        if done is not None:
+            return done
+        data = found.index if found.index is not None else installed.index_bytes(found.sha256)
+        signature = check_trust(source, data, found.sha256, key)
+        index = parse_index(data, source.name)
+        _check_successor(installed, index, source, allow_rollback=allow_rollback)
+        wanted, covered = _wanted(installed, index, merge=merge)
+        new = _obtain(installed, source, index, wanted, plain=plain, threads=threads, progress=progress)
+        merged = _merge(installed, index, covered, progress) if merge else {}
+        changed = installed.current != found.sha256
+        path = installed.switch(data, found.sha256, signature, merged)
+        return _result(index, found.sha256, path, changed, new, source)
+
+
+def _result(index: Index, sha256: str, path: Path, changed: bool, new: int, source: Source) -> Pulled:
+    return Pulled(
+        index.name,
+        index.version,
+        sha256,
+        path,
+        changed,
+        len(index.files),
+        sum(file.size for file in index.files),
+        new,
+        source.fetched,
+        source.requests,
+    )
+
+
+def _nothing_new(
+    installed: Installed, source: Source, sha256: str, key: str | os.PathLike[str] | None, merge: bool
+) -> Pulled | None:
+    """The result if the release is the current one already, whole, and signed if it must be."""
+    view = installed.view
+    if view is None or view[:64] != sha256 or not installed.complete(view):
+        return None
+    index = installed.index(sha256)
+    single = all(len(data.files) == 1 for data in index.data)
+    if merge != view.endswith("-merged") and not (merge and single):
+        return None
+    if key is not None:
+        from blobstore.releases.trust import check_signature
+
+        try:
+            check_signature(installed.index_bytes(sha256), installed.signature(sha256), key, source.name)
+        except TrustError:  # it may have been signed since
+            return None
+    return _result(index, sha256, installed.view_path(view), False, 0, source)
+
+
+def check_trust(source: Source, data: bytes, sha256: str, key: str | os.PathLike[str] | None) -> str | None:
+    """The signature of an index, compared with a key if there is one.
+
+    Raises:
+        TrustError: the release is not signed by this key.
+    """
+    if key is None:
+        return None
+    from blobstore.releases.trust import check_signature
+
+    signature = source.signature(sha256)
+    check_signature(data, signature, key, source.name)
+    return signature
+
+
+def _check_successor(installed: Installed, index: Index, source: Source, *, allow_rollback: bool) -> None:
+    """Refuse a release of another name, or an older one."""
+    current = installed.current
+    if current is None:
+        return
+    old = installed.index(current)
+    if old.name != index.name:
+        raise ReleaseError(
+            f"{source.name}: this is a release of {index.name!r}, and {installed.folder} has releases of {old.name!r}; pull it "
+            "into another folder"
+        )
+    if index.published < old.published and not allow_rollback:
+        raise TrustError(
+            f"{source.name}: version {index.version} is older than version {old.version}, which is installed; allow_rollback "
+            "(--allow-rollback) accepts it"
+        )
+
+
+def _wanted(
+    installed: Installed, index: Index, *, merge: bool
+) -> tuple[list[File], dict[str, tuple[Merged | None, int]]]:
+    """The files that must be here; and for each data set to merge, what was merged already, and how many files it covers."""
+    covered: dict[str, tuple[Merged | None, int]] = {}
+    skipped: set[str] = set()
+    if merge:
+        known = [
+            one
+            for view in installed.views()
+            for one in installed.merged(view[:64]).values()
+            if installed.has(one.object)
+        ]
+        for data in index.data:
+            if len(data.files) > 1:
+                digests = tuple(index.file(name).sha256 for name in data.files)
+                fitting = [one for one in known if digests[: len(one.covers)] == one.covers]
+                best = max(fitting, key=lambda one: len(one.covers), default=None)
+                covered[data.name] = (best, len(best.covers) if best else 0)
+                skipped.update(data.files[: covered[data.name][1]])
+    return [file for file in index.files if file.name not in skipped], covered
+
+
+def _obtain(
+    installed: Installed,
+    source: Source,
+    index: Index,
+    wanted: Sequence[File],
+    *,
+    plain: bool,
+    threads: int,
+    progress: Progress | None,
+) -> int:
+    """Fetch and make the files that are missing; their number."""
+    shopping = Shopping(installed, source, plain=plain)
+    shopping.add(index, wanted)
+    transfer = Transfer(source, threads, progress)
+    for spool in shopping.spools:
+        transfer.ask(spool, shopping.ranges.get(spool.wanted.sha256, ()))
+    transfer.start()
+    pool = ThreadPoolExecutor(_MAKERS)
+    try:
+        made = [pool.submit(make, recipe, installed.files, transfer) for recipe in shopping.recipes]
+        done, _ = wait(made, return_when=FIRST_EXCEPTION)
+        for one in done:
+            one.result()
+    except BaseException as error:
+        transfer.stop()
+        for spool in shopping.spools:
+            spool.fail(error)
+        raise
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+        transfer.stop()
+    for data in shopping.tables.values():
+        store_bytes(installed.files, data)
+    shopping.discard()
+    return len(shopping.recipes)
+
+
+def _merge(
+    installed: Installed, index: Index, covered: dict[str, tuple[Merged | None, int]], progress: Progress | None
+) -> dict[str, Merged]:
+    """Make one file of each data set that has several."""
+
+    def merged(data: DataSet) -> Merged:
+        old, count = covered[data.name]
+        digests = tuple(index.file(name).sha256 for name in data.files)
+        if old is not None and count == len(digests):
+            return old
+        parts = [installed.path(old.sha256)] if old is not None else []
+        parts += [installed.path(digest) for digest in digests[count:]]
+        made = merge_files(installed.files, parts, progress)
+        return Merged(made.sha256, made.size, digests)
+
+    return {data.name: merged(data) for data in index.data if data.name in covered}

@@ -1,0 +1,95 @@
+"""References: where a release is, in one text."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+from urllib.parse import urlsplit
+
+from blobstore.errors import ReleaseError
+
+__all__ = ["Reference", "is_loopback", "parse_reference"]
+
+_PIN = re.compile(r"@sha256:([0-9a-f]{64})\Z")
+_HOST = re.compile(r"^(localhost|[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)+|\[[0-9a-fA-F:]+\]|[A-Za-z0-9-]+(?=:))(:[0-9]{1,5})?$")
+_REPOSITORY = re.compile(r"^[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*(/[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*)*$")
+_TAG = re.compile(r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,127}$")
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Where a release is.
+
+    Attributes:
+        kind: "registry", "web", "layout" or "folder".
+        text: as the user wrote it.
+        place: the host of a registry, the URL of an index, or the path of a folder or an index.
+        repository: in a registry, the path of the repository.
+        tag: the tag, in a registry or a layout; "" if only the pin counts.
+        pin: the SHA-256 that must be found: of the manifest in a registry or a layout, of the index elsewhere.
+    """
+
+    kind: Literal["registry", "web", "layout", "folder"]
+    text: str
+    place: str
+    repository: str = ""
+    tag: str = ""
+    pin: str | None = None
+
+
+def parse_reference(text: str | os.PathLike[str]) -> Reference:
+    """Read a reference.
+
+    `registry/name:tag` and `registry/name@sha256:…` are in a registry, whose host has a dot, a port, or is localhost.
+    `https://host/…/index.json` is on a web server. `oci:DIR:tag` is a folder in the image layout of OCI. Anything else is the
+    path of an index, or of the folder that holds `index.json`. Each can end in `@sha256:…`.
+
+    Raises:
+        ReleaseError: it is none of these; or it is a URL without HTTPS, and not of this machine.
+    """
+    full = os.fspath(text)
+    if not isinstance(full, str) or not full or "\0" in full:
+        raise ReleaseError(f"{full!r} is not a reference to a release")
+    found = _PIN.search(full)
+    pin, rest = (found[1], full[: found.start()]) if found else (None, full)
+    if rest.startswith(("http://", "https://")):
+        check_url(rest)
+        return Reference("web", full, rest, pin=pin)
+    if rest.startswith("oci:"):
+        place, colon, tag = rest[4:].rpartition(":")
+        if not colon:
+            place, tag = rest[4:], ""
+        if not place or (tag and not _TAG.fullmatch(tag)) or not (tag or pin):
+            raise ReleaseError(f"{full!r}: expected oci:DIR:tag")
+        return Reference("layout", full, place, tag=tag, pin=pin)
+    host, slash, name = rest.partition("/")
+    if slash and not host.startswith(".") and _HOST.fullmatch(host) and not Path(rest).exists():
+        repository, _, tag = name.partition(":")
+        if not _REPOSITORY.fullmatch(repository) or (tag and not _TAG.fullmatch(tag)) or len(repository) > 255:
+            raise ReleaseError(f"{full!r}: {name!r} is not the name and tag of a repository in a registry")
+        return Reference("registry", full, host, repository, tag or ("" if pin else "latest"), pin)
+    return Reference("folder", full, rest, pin=pin)
+
+
+def check_url(url: str) -> None:
+    """Raise ReleaseError unless a URL is of HTTPS, or of HTTP on this machine."""
+    try:
+        parts = urlsplit(url)
+        host, _ = parts.hostname, parts.port
+    except ValueError as error:
+        raise ReleaseError(f"{url}: not a URL: {error}") from None
+    if parts.scheme not in {"http", "https"} or not host:
+        raise ReleaseError(f"{url}: not a URL of a web server")
+    if parts.username is not None or parts.password is not None:
+        raise ReleaseError(f"{parts.scheme}://…@{host}: credentials belong into Docker's config.json, not into a URL")
+    if parts.scheme == "http" and not is_loopback(host):
+        raise ReleaseError(f"{url}: refused without HTTPS; only this machine itself may be asked by HTTP")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host, without its port, is this machine."""
+    host = host.strip("[]").lower()
+    return host in {"localhost", "::1"} or bool(re.match(r"^127(\.[0-9]{1,3}){3}$", host))

@@ -1,0 +1,179 @@
+"""What a device lacks of a release, and the cheapest way to get it."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+
+from blobstore.errors import InvalidFileError, MissingDependencyError
+from blobstore.releases.assembly import Recipe, Step
+from blobstore.releases.index import TABLE_LIMIT, File, Index, Object, Part, Table, Way, parse_table
+from blobstore.releases.installed import Installed, LocalBlob
+from blobstore.releases.sources import Source
+from blobstore.releases.spool import Spool
+from blobstore.releases.transfer import read_object
+
+__all__ = ["Shopping"]
+
+_WORTH = 0.98
+_TABLE_SHARE = (
+    50  # a table with more than this fraction of its file is not fetched only to look for blobs that are here
+)
+
+
+class Shopping:
+    """How to make the files that are missing.
+
+    Args:
+        installed: the folder of the device.
+        source: where tables come from.
+        plain: use no encoded forms.
+
+    Attributes:
+        recipes: one for each object, in order.
+        ranges: what the recipes need of each spool.
+        tables: the tables that were fetched, to be kept beside their files.
+    """
+
+    def __init__(self, installed: Installed, source: Source, *, plain: bool) -> None:
+        self._installed, self._source = installed, source
+        self._plain = plain or not source.remote or not _can_decode()
+        self.recipes: list[Recipe] = []
+        self.ranges: dict[str, list[tuple[int, int]]] = {}
+        self.tables: dict[str, bytes] = {}
+        self._spools: dict[str, Spool] = {}
+
+    def add(self, index: Index, files: Iterable[File]) -> None:
+        """Plan how to get some files of a release."""
+        wanted = {file.sha256: file for file in files if not self._installed.has(file.object)}
+        packed = self._in_packs(index, wanted)
+        for file in wanted.values():
+            if file.sha256 not in packed:
+                self._add(file)
+
+    def _in_packs(self, index: Index, wanted: Mapping[str, File]) -> set[str]:
+        """Take small files from packs; the digests of these files."""
+        taken: set[str] = set()
+        by_name = {file.name: file for file in index.files}
+        for pack in index.packs:
+            missing = {
+                by_name[name].sha256: (by_name[name], at)
+                for name, at in pack.files
+                if by_name[name].sha256 in wanted and by_name[name].sha256 not in taken and by_name[name].size
+            }
+            if not missing:
+                continue
+            spool = self.spool(pack.object)
+            for file, at in missing.values():
+                step = Step(Part(0, file.size, file.sha256), None, spool, at)
+                self._need(step)
+                self.recipes.append(Recipe(file.object, self.spool(file.object), [step]))
+            taken |= missing.keys()
+        return taken
+
+    def _add(self, file: File) -> None:
+        plain = self.spool(file.object)
+        table = self._table(file)
+        if table is not None:
+            steps = [self._cheapest(part, table, plain) for part in table.parts]
+            cost = sum(stop - start for step in steps if step.fetched for start, stop in [step.fetched])
+            if cost < _WORTH * (file.size - plain.present):
+                for step in steps:
+                    self._need(step)
+                self.recipes.append(Recipe(file.object, plain, steps))
+                return
+        self.ranges.setdefault(file.sha256, []).append((0, file.size))
+        self.recipes.append(Recipe(file.object, plain))
+
+    def _need(self, step: Step) -> None:
+        if step.spool is not None and step.fetched is not None:
+            self.ranges.setdefault(step.spool.wanted.sha256, []).append(step.fetched)
+
+    @cached_property
+    def _local(self) -> dict[str, LocalBlob]:
+        return self._installed.blobs()
+
+    def _table(self, file: File) -> Table | None:
+        """The table of a file, if it can save anything."""
+        if file.table is None:
+            return None
+        smaller = isinstance(file.travels, int) and file.travels < _WORTH * file.size and not self._plain
+        small = file.table.size * _TABLE_SHARE <= file.size
+        if not smaller and not (file.kind == "data" and small and self._local):
+            return None
+        data = self.small(file.table)
+        self.tables[file.table.sha256] = data
+        return parse_table(data, file, f"{self._source.name} (the table of {file.name})")
+
+    def small(self, wanted: Object) -> bytes:
+        """A small object, in memory.
+
+        Raises:
+            InvalidFileError: it has another digest.
+        """
+        if wanted.size > TABLE_LIMIT:
+            raise InvalidFileError(
+                self._source.name, f"a table of {wanted.size} bytes; at most {TABLE_LIMIT} are possible"
+            )
+        with contextlib.suppress(OSError):
+            if self._installed.has(wanted):
+                return self._installed.path(wanted.sha256).read_bytes()
+        for attempt in range(2):
+            data = read_object(self._source, wanted)
+            if hashlib.sha256(data).hexdigest() == wanted.sha256:
+                break
+            if attempt:
+                raise InvalidFileError(self._source.name, f"what has the name {wanted.sha256} has another digest")
+        return data
+
+    def _cheapest(self, part: Part, table: Table, plain: Spool) -> Step:
+        local = self._local.get(part.sha256)
+        if local is not None and local.size == part.size:
+            return Step(part, local)
+        best, least = Step(part, None, plain, part.offset), part.size
+        if self._plain:
+            return best
+        for way in part.ways:
+            step = self._step(part, way, table)
+            if step is not None and way.stored < least:
+                best, least = step, way.stored
+        return best
+
+    def _step(self, part: Part, way: Way, table: Table) -> Step | None:
+        if way.encoding == "copy":
+            return None  # the blob is not here
+        base = None
+        if way.base:
+            base = self._local.get(way.base)
+            if base is None or base.size != part.size:
+                return None
+        return Step(part, base, self.spool(table.objects[way.object]), way.at, way)
+
+    def spool(self, wanted: Object) -> Spool:
+        """The spool of an object."""
+        if wanted.sha256 not in self._spools:
+            self._spools[wanted.sha256] = Spool(self._installed.partial, wanted)
+        found = self._spools[wanted.sha256]
+        if found.wanted != wanted:
+            raise InvalidFileError(self._source.name, f"{wanted.sha256} occurs with two sizes")
+        return found
+
+    @property
+    def spools(self) -> list[Spool]:
+        """All spools."""
+        return list(self._spools.values())
+
+    def discard(self) -> None:
+        """Remove what was fetched and is no longer needed."""
+        for spool in self._spools.values():
+            spool.discard()
+
+
+def _can_decode() -> bool:
+    try:
+        import blobstore.releases.encoding  # noqa: F401
+    except MissingDependencyError:
+        return False
+    return True

@@ -1,0 +1,166 @@
+"""Fetching ranges of objects with several threads, until they are there or patience ends."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Iterable
+
+from blobstore.disk.progress import Progress
+from blobstore.errors import TransferError
+from blobstore.releases.index import Object
+from blobstore.releases.intervals import coalesced
+from blobstore.releases.sources import InterruptedTransferError, Source
+from blobstore.releases.spool import Spool
+
+__all__ = ["Transfer", "read_object"]
+
+_GAP = 1 << 14
+"""Bytes between two ranges that cost less than another request."""
+_LONGEST = 1 << 25
+"""Bytes of one request; what several of them fetch at once is more than what one connection gives on most networks."""
+_NOTE = 1 << 22
+"""After this many bytes of a request, the list of what is there gets a line."""
+
+
+class Transfer:
+    """Requests that threads work on, in the order in which they were asked for.
+
+    Args:
+        source: where the objects are.
+        threads: how many requests are sent at a time.
+        progress: called with the bytes that are there and those that were asked for.
+    """
+
+    def __init__(self, source: Source, threads: int, progress: Progress | None) -> None:
+        self._source, self._patience, self._progress = source, source.patience, progress
+        self._todo: deque[tuple[Spool, int, int]] = deque()
+        self._spools: dict[str, Spool] = {}
+        self._lock = threading.Lock()
+        self._stopped = False
+        self._threads: list[threading.Thread] = []
+        self._most = threads
+        self.asked = self.done = 0
+
+    def ask(self, spool: Spool, ranges: Iterable[tuple[int, int]]) -> None:
+        """Fetch what is missing of some ranges. Call this before `start`."""
+        self._spools[spool.wanted.sha256] = spool
+        missing = [gap for start, stop in ranges for gap in spool.missing(start, stop)]
+        for start, stop in coalesced(missing, _GAP, _LONGEST):
+            self._todo.append((spool, start, stop))
+            self.asked += stop - start
+
+    @property
+    def requests(self) -> list[tuple[Object, int, int]]:
+        """What would be fetched: object, first byte, and first byte behind it."""
+        return [(spool.wanted, start, stop) for spool, start, stop in self._todo]
+
+    def start(self) -> None:
+        """Begin."""
+        for _ in range(min(self._most, len(self._todo))):
+            thread = threading.Thread(target=self._work, daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def stop(self) -> None:
+        """Give up what was not begun, and wait for the threads."""
+        with self._lock:
+            self._stopped = True
+            self._todo.clear()
+        for thread in self._threads:
+            thread.join()
+
+    def again(self, spool: Spool, start: int, stop: int) -> None:
+        """Fetch a range once more, now, because its bytes were wrong."""
+        spool.forget(start, stop)
+        self._fetch(spool, start, stop)
+
+    def _work(self) -> None:
+        while True:
+            with self._lock:
+                if self._stopped or not self._todo:
+                    return
+                spool, start, stop = self._todo.popleft()
+            try:
+                self._fetch(spool, start, stop)
+            except BaseException as error:
+                with self._lock:
+                    self._stopped = True
+                for one in self._spools.values():
+                    one.fail(error)
+                return
+
+    def _fetch(self, spool: Spool, start: int, stop: int) -> None:
+        """One request, and further ones as long as it fails in ways that may pass."""
+        failures = 0
+        while missing := spool.missing(start, stop):
+            before = spool.present
+            try:
+                self._read(spool, missing[0][0], missing[-1][1])
+            except InterruptedTransferError as error:
+                if self._stopped:
+                    raise
+                failures = 1 if spool.present > before else failures + 1
+                if failures >= self._patience.attempts:
+                    raise TransferError(f"{error}; given up after {failures} attempts") from None
+                self._patience.wait(failures, error.asked)
+
+    def _read(self, spool: Spool, start: int, stop: int) -> None:
+        with self._source.open(spool.wanted, start, stop) as body:
+            if body.start == start:
+                self._write(spool, start, stop, body.pieces)
+                return
+            # The server has no ranges: one thread takes all, and the others find everything there.
+            if spool.whole.acquire(blocking=False):
+                try:
+                    self._write(spool, 0, spool.wanted.size, body.pieces)
+                finally:
+                    spool.whole.release()
+                return
+        with spool.whole:
+            if spool.missing(start, stop):
+                with self._source.open(spool.wanted, 0, spool.wanted.size) as body:
+                    self._write(spool, 0, spool.wanted.size, body.pieces)
+
+    def _write(self, spool: Spool, start: int, stop: int, pieces: Iterable[bytes]) -> None:
+        at = noted = start
+        try:
+            for piece in pieces:
+                spool.write(at, piece)
+                at += len(piece)
+                if at - noted >= _NOTE:
+                    spool.note(noted, at)
+                    noted = at
+                if self._progress:
+                    with self._lock:
+                        self.done += len(piece)
+                        self._progress("fetching", min(self.done, self.asked), self.asked)
+                if self._stopped:
+                    raise TransferError(f"{self._source.name}: the transfer was stopped")
+        finally:
+            spool.note(noted, at)
+        if at < stop:
+            raise InterruptedTransferError(f"{self._source.name}: {spool.wanted.sha256} ended at byte {at} of {stop}")
+
+
+def read_object(source: Source, wanted: Object) -> bytes:
+    """A small object, whole, in memory; the caller compares it with its digest.
+
+    Raises:
+        TransferError: patience ended.
+    """
+    failures = 0
+    while True:
+        try:
+            with source.open(wanted, 0, wanted.size) as body:
+                data = b"".join(body.pieces)
+            if len(data) != wanted.size:
+                raise InterruptedTransferError(
+                    f"{source.name}: {wanted.sha256} ended at byte {len(data)} of {wanted.size}"
+                )
+            return data
+        except InterruptedTransferError as error:
+            failures += 1
+            if failures >= source.patience.attempts:
+                raise TransferError(f"{error}; given up after {failures} attempts") from None
+            source.patience.wait(failures, error.asked)

@@ -1,0 +1,40 @@
+"""The commands on releases print what they did, and end with the codes of the other commands (F1, F2, F4)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from blobstore.cli.app import app
+from tests.releases.models import found, inputs, same, weights
+
+
+def run(*arguments: object, code: int = 0) -> str:
+    done = CliRunner().invoke(app, [str(one) for one in arguments])
+    assert done.exit_code == code, done.output
+    return done.output
+
+
+def test_from_files_to_a_device(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """publish, push, pull, compact and gc, with --json and without."""
+    releases, device = tmp_path / "releases", tmp_path / "device"
+    tensors = weights()
+    run("publish", inputs(tmp_path / "in", tensors), "-o", releases, "--name", "a", "--version", "1")
+    run("push", f"oci:{tmp_path}/layout:1", releases / "a/1")
+    assert "is now a 1" in run("pull", f"oci:{tmp_path}/layout:1", device)
+    assert "was already a 1" in run("pull", f"oci:{tmp_path}/layout:1", device)
+    tensors["layer0.weight"] = -tensors["layer0.weight"]
+    more = ("-o", releases, "--name", "a", "--base", "1", "--json")
+    done = json.loads(run("publish", inputs(tmp_path / "in", tensors), *more, "--version", "2"))
+    assert (done["version"], done["new_bytes"] < done["release_bytes"] / 3) == ("2", True)
+    run("compact", "-o", releases, "--name", "a", "--base", "2", "--version", "3")
+    pulled = json.loads(run("pull", releases / "a/3", device, "--json"))
+    assert pulled["fetched_bytes"] < pulled["release_bytes"] / 2
+    assert same(found(device / "current"), tensors)
+    assert json.loads(run("gc", device, "--json"))["releases"] == 1
+    run("pull", releases / "a/1", device, code=3)
+    run("pull", releases / "a/1", device, "--allow-rollback")
+    run("publish", tmp_path / "in", "-o", releases, "--name", "a", "--version", "4", "--max-file", "many", code=2)

@@ -1,0 +1,42 @@
+"""Small releases."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from blobstore import open_ptd, save_file
+from blobstore.releases import Patience
+
+NOW = Patience(attempts=3, pause=lambda seconds: None)
+Weights = dict[str, np.ndarray]
+
+
+def weights(seed: int = 0, layers: int = 6, size: int = 128) -> Weights:
+    """Weights as training leaves them: their high bytes compress."""
+    rng = np.random.default_rng(seed)
+    return {f"layer{i}.weight": (rng.standard_normal((size, size)) * 0.05).astype(np.float32) for i in range(layers)}
+
+
+def inputs(folder: Path, tensors: Weights, files: int = 3) -> Path:
+    """A folder to publish."""
+    folder.mkdir(exist_ok=True)
+    save_file(tensors, folder / "model.ptd")
+    (folder / "tokenizer").mkdir(exist_ok=True)
+    for i in range(files):
+        (folder / "tokenizer" / f"{i}.json").write_text(f"{{{i}}}" * 50)
+    return folder
+
+
+def found(folder: Path, *names: str) -> Weights:
+    """The tensors of data files; those of the later ones count."""
+    tensors: Weights = {}
+    for name in names or ("model.ptd",):
+        with open_ptd(folder / name, verify=True) as data_map:
+            tensors.update({key: data_map.numpy(key).copy() for key in data_map})
+    return tensors
+
+
+def same(one: Weights, other: Weights) -> bool:
+    return one.keys() == other.keys() and all(np.array_equal(one[key], other[key]) for key in one)

@@ -1,0 +1,211 @@
+"""Servers that cut, lie, redirect and refuse, and indexes that are hostile (F2, F3, F4)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from blobstore.errors import BlobStoreError, IntegrityError, InvalidFileError, ReleaseError, TransferError
+from blobstore.memory.digest import sha256
+from blobstore.releases import publish, pull
+from blobstore.releases.sources import Patience
+from tests.releases.models import NOW, found, inputs, same, weights
+from tests.releases.server import Server, serving
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    publish(inputs(tmp_path / "in", weights()), tmp_path / "releases", name="a", version="1")
+    with serving(tmp_path / "releases") as server:
+        yield server
+
+
+def largest(server: Server) -> str:
+    """The path of the object with the most bytes."""
+    return "/files/" + max((len(path), path) for path in server.paths if "/files/" in path)[1].split("/")[-1]
+
+
+def go(server: Server, device: Path, **options: Any) -> Any:
+    return pull(f"{server.url}/a/1/index.json", device, patience=NOW, **options)
+
+
+def test_a_connection_that_is_cut_goes_on_where_it_stopped(server: Server, tmp_path: Path) -> None:
+    """Every body ends halfway the first time; what came is not asked for again."""
+
+    def fault(handler: BaseHTTPRequestHandler, times: int) -> bool:
+        path = tmp_path / "releases" / handler.path.lstrip("/")
+        if times > 1 or handler.headers.get("Range") or "/files/" not in handler.path:
+            return False
+        data = path.read_bytes()
+        handler.send_response(200)
+        handler.send_header("Content-Length", str(len(data)))
+        handler.end_headers()
+        handler.wfile.write(data[: len(data) // 2])
+        handler.close_connection = True
+        return True
+
+    server.fault = fault
+    done = go(server, tmp_path / "device", plain=True)
+    assert same(found(tmp_path / "device/current"), weights())
+    assert done.fetched_bytes < 1.02 * done.release_bytes + 4096
+    assert any(asked for _, _, asked, _ in server.log)
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_a_flipped_bit_is_fetched_again(server: Server, tmp_path: Path, plain: bool) -> None:
+    """Once is an accident."""
+
+    def body(path: str, times: int, data: bytes) -> bytes:
+        if "/files/" not in path or times > 1:
+            return data
+        return data[:100] + bytes([data[100] ^ 4]) + data[101:] if len(data) > 100 else data
+
+    server.body = body
+    go(server, tmp_path / "device", plain=plain)
+    assert same(found(tmp_path / "device/current"), weights())
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_a_server_that_always_lies_is_refused(server: Server, tmp_path: Path, plain: bool) -> None:
+    """Nothing is installed, and nothing wrong has the name of its digest."""
+    server.body = lambda path, times, data: bytes([data[0] ^ 1]) + data[1:] if "/files/" in path else data
+    with pytest.raises((IntegrityError, InvalidFileError)):
+        go(server, tmp_path / "device", plain=plain)
+    assert not (tmp_path / "device/current").exists()
+    assert all(sha256(path.read_bytes()) == path.name for path in (tmp_path / "device/files").iterdir())
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda path, times, data: data + b"more",
+        lambda path, times, data: data[:-1],
+        lambda path, times, data: b"",
+    ],
+)
+def test_lengths_that_are_wrong(server: Server, tmp_path: Path, change: Any) -> None:
+    """Of bodies whose Content-Length is that of the wrong bytes."""
+    server.body = lambda path, times, data: change(path, times, data) if "/files/" in path else data
+    with pytest.raises((TransferError, InvalidFileError)):
+        go(server, tmp_path / "device")
+
+
+def test_a_range_that_was_not_asked_for_is_refused(server: Server, tmp_path: Path) -> None:
+    """A 206 counts only with its Content-Range."""
+
+    def fault(handler: Any, times: int) -> bool:
+        if "/files/" not in handler.path:
+            return False
+        handler.answer(206, b"x" * 10, {"Content-Range": "bytes 7-16/17"})
+        return True
+
+    server.fault = fault
+    with pytest.raises(TransferError):
+        go(server, tmp_path / "device")
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_a_busy_server_is_asked_again_when_it_says(server: Server, tmp_path: Path, status: int) -> None:
+    """Retry-After counts, up to a limit."""
+    waited: list[float] = []
+
+    def fault(handler: Any, times: int) -> bool:
+        if times > 1:
+            return False
+        handler.answer(status, headers={"Retry-After": "17"})
+        return True
+
+    server.fault = fault
+    pull(f"{server.url}/a/1/index.json", tmp_path / "device", patience=Patience(pause=waited.append))
+    assert same(found(tmp_path / "device/current"), weights())
+    assert min(waited) >= 17
+    server.fault = lambda handler, times: handler.answer(status, headers={"Retry-After": "100000"}) or True
+    with pytest.raises(TransferError, match="come back in 100000 seconds"):
+        pull(f"{server.url}/a/1/index.json", tmp_path / "other", patience=Patience(pause=waited.append))
+
+
+def test_a_redirect_takes_no_credentials_along(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server that asks for them gets them; where it redirects to does not."""
+    with serving(tmp_path / "releases") as other:
+        (tmp_path / "docker").mkdir()
+        host = server.url.removeprefix("http://")
+        config = {"auths": {host: {"auth": "dXNlcjpzZWNyZXQ="}}}
+        (tmp_path / "docker/config.json").write_text(json.dumps(config))
+        monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path / "docker"))
+
+        def fault(handler: Any, times: int) -> bool:
+            if handler.headers.get("Authorization") != "Basic dXNlcjpzZWNyZXQ=":
+                handler.answer(401, headers={"WWW-Authenticate": 'Basic realm="here"'})
+            elif "/files/" in handler.path:
+                handler.answer(307, headers={"Location": other.url + handler.path})
+            else:
+                return False
+            return True
+
+        server.fault = fault
+        go(server, tmp_path / "device")
+        assert same(found(tmp_path / "device/current"), weights())
+        assert other.log and {sent for *_, sent in other.log} == {None}
+        (tmp_path / "docker/config.json").write_text("{}")
+        with pytest.raises(TransferError, match=r"config\.json has none"):
+            go(server, tmp_path / "nobody")
+
+
+@pytest.mark.parametrize("target", ["http://192.0.2.1/x", "ftp://127.0.0.1/x", "file:///etc/passwd"])
+def test_a_redirect_to_elsewhere_is_refused(server: Server, tmp_path: Path, target: str) -> None:
+    """HTTPS, but on this machine."""
+    server.fault = lambda handler, times: handler.answer(302, headers={"Location": target}) or True
+    with pytest.raises(ReleaseError):
+        go(server, tmp_path / "device")
+    with pytest.raises(ReleaseError, match="HTTPS"):
+        pull("http://192.0.2.1/a/1/index.json", tmp_path / "device")
+
+
+def test_redirects_in_a_circle_end(server: Server, tmp_path: Path) -> None:
+    server.fault = lambda handler, times: handler.answer(302, headers={"Location": handler.path}) or True
+    with pytest.raises(TransferError, match="redirects"):
+        go(server, tmp_path / "device")
+
+
+HOSTILE = {
+    "a name that leads out": lambda index: index["files"][0].update(name="../../evil"),
+    "an absolute name": lambda index: index["files"][0].update(name="/etc/passwd"),
+    "a name of another system": lambda index: index["files"][0].update(name="C:\\evil"),
+    "a hidden name": lambda index: index["files"][0].update(name=".blobstore-0.tmp"),
+    "a name twice": lambda index: index["files"][1].update(name=index["files"][0]["name"].upper()),
+    "a file as a folder": lambda index: index["files"][1].update(name=index["files"][0]["name"] + "/x"),
+    "a digest that leads out": lambda index: index["files"][0].update(sha256="../" * 20 + "0000"),
+    "a negative size": lambda index: index["files"][0].update(size=-1),
+    "a size without end": lambda index: index["files"][0].update(size=1 << 60),
+    "a table without end": lambda index: index["files"][0].update(table={"sha256": "0" * 64, "size": 1 << 40}),
+    "a data set of nothing": lambda index: index["data"][0].update(files=["nothing.ptd"]),
+    "another format": lambda index: index.update(format="blobstore.release.9"),
+    "no files": lambda index: index.pop("files"),
+    "a number as a name": lambda index: index.update(name=7),
+    "a name with a break": lambda index: index.update(name="a\n"),
+}
+
+
+@pytest.mark.parametrize("change", HOSTILE.values(), ids=HOSTILE)
+def test_a_hostile_index_is_refused(server: Server, tmp_path: Path, change: Any) -> None:
+    """Before anything is written (F4)."""
+    path = tmp_path / "releases/a/1/index.json"
+    index = json.loads(path.read_text())
+    change(index)
+    path.write_text(json.dumps(index))
+    with pytest.raises(InvalidFileError):
+        go(server, tmp_path / "device")
+    assert not (tmp_path / "device/current").exists()
+    assert not list((tmp_path / "device").rglob("evil*"))
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"[]", b"\xff" * 50, b"[" * 100_000])
+def test_what_is_no_index_at_all(server: Server, tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "releases/a/1/index.json").write_bytes(data)
+    with pytest.raises(BlobStoreError):
+        go(server, tmp_path / "device")

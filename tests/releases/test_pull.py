@@ -1,0 +1,278 @@
+"""A release is published once, and a folder fetches what it lacks (F1, F2, F3)."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import jsonschema
+import numpy as np
+import pytest
+
+from blobstore.disk.locks import Lock
+from blobstore.errors import FileAccessError, ReleaseError, TrustError
+from blobstore.releases import compact, gc, publish, pull
+from blobstore.releases.index import Index, schema
+from tests.interruptions import forked
+from tests.releases.models import NOW, found, inputs, same, weights
+from tests.releases.server import serving
+
+
+@pytest.fixture
+def releases(tmp_path: Path) -> Path:
+    """Versions 1 to 3: a first one, one layer changed and one new, and the same in one file."""
+    root, tensors = tmp_path / "releases", weights()
+    publish(inputs(tmp_path / "in", tensors, files=20), root, name="assistant", version="1")
+    tensors["layer2.weight"] = tensors["layer2.weight"] + np.float32(1)
+    tensors["new"] = np.arange(50_000, dtype=np.float32)
+    publish(inputs(tmp_path / "in", tensors, files=20), root, name="assistant", version="2", base="assistant:1")
+    compact(root, name="assistant", version="3", base="2")
+    return root
+
+
+def expected() -> dict[str, np.ndarray]:
+    tensors = weights()
+    tensors["layer2.weight"] = tensors["layer2.weight"] + np.float32(1)
+    tensors["new"] = np.arange(50_000, dtype=np.float32)
+    return tensors
+
+
+def test_an_index_follows_its_schema(releases: Path) -> None:
+    """jsonschema accepts what was published (F1)."""
+    for version in ("1", "2", "3", "latest"):
+        index = json.loads((releases / "assistant" / version / "index.json").read_text())
+        jsonschema.validate(index, schema(Index))
+
+
+def test_a_delta_has_only_what_is_new(releases: Path) -> None:
+    """Older files are referred to, and the newest one of a key counts (F1)."""
+    index = json.loads((releases / "assistant/2/index.json").read_text())
+    assert index["data"] == [{"name": "model.ptd", "files": ["model.ptd", "model.1.ptd"]}]
+    pull(releases / "assistant/2", releases.parent / "device")
+    device = releases.parent / "device" / "current"
+    assert set(found(device, "model.1.ptd")) == {"layer2.weight", "new"}
+    assert same(found(device, "model.ptd", "model.1.ptd"), expected())
+
+
+@pytest.mark.parametrize("kind", ["folder", "server", "server without ranges"])
+def test_each_version_follows_the_one_before(releases: Path, tmp_path: Path, kind: str) -> None:
+    """From everywhere, and the third is assembled from blobs that are here (F2)."""
+    with serving(releases) as server:
+        server.ranges = kind == "server"
+        place = str(releases) if kind == "folder" else server.url
+        device = tmp_path / "device"
+        fetched = []
+        for version in ("1", "2", "3"):
+            index = f"{place}/assistant/{version}/index.json"
+            done = pull(index, device, patience=NOW)
+            assert done.changed and done.version == version
+            fetched.append(done.fetched_bytes)
+            assert not pull(index, device, patience=NOW).changed
+        assert same(found(device / "current"), expected())
+        assert fetched[2] < fetched[0] / 20
+        if kind == "server":
+            assert fetched[0] < 0.95 * done.release_bytes  # it travelled as byte planes
+            assert fetched[1] < fetched[0] / 2
+            small = {file["sha256"] for file in json.loads((releases / "assistant/1/index.json").read_text())["files"]}
+            assert len(server.log) < 20 < len(small)  # small files came in a pack
+
+
+def test_nothing_new_is_one_request(releases: Path, tmp_path: Path) -> None:
+    """The index, and nothing else (F2)."""
+    with serving(releases) as server:
+        pull(f"{server.url}/assistant/1/index.json", tmp_path / "device", patience=NOW)
+        server.log.clear()
+        done = pull(f"{server.url}/assistant/1/index.json", tmp_path / "device", patience=NOW)
+        assert (done.requests, len(server.log), done.changed) == (1, 1, False)
+
+
+def test_merged_files_are_what_the_stock_runtime_takes(releases: Path, tmp_path: Path) -> None:
+    """One file of each data set, also after another delta, and the parts can go (F2)."""
+    device = tmp_path / "device"
+    pull(releases / "assistant/1", device, merge=True)
+    pull(releases / "assistant/2", device, merge=True)
+    assert sorted(path.name for path in (device / "current").glob("*.ptd")) == ["model.ptd"]
+    assert same(found(device / "current"), expected())
+    gc(device)
+    tensors = expected()
+    tensors["layer0.weight"] = -tensors["layer0.weight"]
+    publish(inputs(tmp_path / "in", tensors, files=20), releases, name="assistant", version="4", base="2")
+    done = pull(releases / "assistant/4", device, merge=True)
+    assert same(found(device / "current"), tensors)
+    assert done.new_files == 1
+    gc(device)
+    assert same(found(device / "current"), tensors)
+    pull(releases / "assistant/4", device)
+    assert same(found(device / "current", "model.ptd", "model.1.ptd", "model.2.ptd"), tensors)
+
+
+def test_data_files_are_cut(tmp_path: Path) -> None:
+    """Stores of apps limit the size of a file (F1)."""
+    folder = inputs(tmp_path / "in", weights())
+    done = publish(folder, tmp_path / "r", name="a", version="1", max_file=150_000)
+    index = json.loads(done.path.read_text())
+    assert all(file["size"] <= 150_000 for file in index["files"])
+    (data,) = index["data"]
+    assert len(data["files"]) == 3
+    pull(done.path, tmp_path / "device")
+    assert same(found(tmp_path / "device/current", *data["files"]), weights())
+    with pytest.raises(ReleaseError, match="too many for files of 50000"):
+        publish(folder, tmp_path / "r", name="a", version="2", max_file=50_000)
+
+
+def test_gc_keeps_what_is_needed(releases: Path, tmp_path: Path) -> None:
+    """The current release stays, and one that a process has locked (F3)."""
+    device = tmp_path / "device"
+    first = pull(releases / "assistant/1", device)
+    pull(releases / "assistant/2", device)
+    pull(releases / "assistant/3", device)
+    lock = Lock()
+    assert lock.take(first.path, shared=True)
+    done = gc(device)
+    assert (done.releases, done.in_use) == (1, 1)
+    assert (first.path / "model.ptd").exists()
+    lock.close()
+    assert gc(device).releases == 1
+    assert not first.path.exists()
+    assert same(found(device / "current"), expected())
+    with pytest.raises(ReleaseError, match="at least one"):
+        gc(device, keep=0)
+
+
+def test_older_and_other_releases_are_refused(releases: Path, tmp_path: Path) -> None:
+    """A server cannot take a device back (F4)."""
+    device = tmp_path / "device"
+    pull(releases / "assistant/2", device)
+    with pytest.raises(TrustError, match="version 1 is older than version 2"):
+        pull(releases / "assistant/1", device)
+    assert pull(releases / "assistant/1", device, allow_rollback=True).version == "1"
+    publish(inputs(tmp_path / "in", weights()), releases, name="other", version="9")
+    with pytest.raises(ReleaseError, match="another folder"):
+        pull(releases / "other/9", device)
+    with pytest.raises(ReleaseError, match="published already"):
+        publish(tmp_path / "in", releases, name="other", version="9")
+
+
+def test_a_pinned_digest_is_compared(releases: Path, tmp_path: Path) -> None:
+    """What a client trusts is one digest (F4)."""
+    with pytest.raises(TrustError, match="expected the digest"):
+        pull(f"{releases}/assistant/1/index.json@sha256:{'0' * 64}", tmp_path / "device")
+    assert not (tmp_path / "device").exists()
+
+
+def pulled_by_a_process_that_dies(source: Path, device: Path, number: int) -> int:
+    """Pull; the process ends before this system call, counted from 1."""
+
+    def work() -> None:
+        from tests.interruptions import killed_at_call
+
+        killed_at_call(number, lambda: pull(source, device))
+
+    return forked(work)
+
+
+KILLS = """
+import shutil, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from tests.interruptions import KILLED
+from tests.releases.test_pull import pulled_by_a_process_that_dies
+source, template, place = map(Path, sys.argv[2:5])
+number = 0
+while True:
+    number += 1
+    device = place / str(number)
+    shutil.copytree(template, device, symlinks=True)
+    code = pulled_by_a_process_that_dies(source, device, number)
+    if code != KILLED:
+        assert code == 0, code
+        break
+print(number)
+"""
+
+
+def test_a_kill_leaves_the_old_release_or_the_new_one(releases: Path, tmp_path: Path) -> None:
+    """Before every call that changes a folder; the next pull goes on (F3)."""
+    template, places = tmp_path / "template", tmp_path / "kills"
+    places.mkdir()
+    pull(releases / "assistant/1", template)
+    root = Path(__file__).parents[2]
+    done = subprocess.run(
+        [sys.executable, "-c", KILLS, str(root), str(releases / "assistant/2"), str(template), str(places)],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=root,
+    )
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 15
+    seen = set()
+    for device in places.iterdir():
+        names = sorted(path.name for path in (device / "current").glob("*.ptd"))
+        seen.add(tuple(names))
+        assert same(found(device / "current", *reversed(names)), expected() if len(names) == 2 else weights())
+        pull(releases / "assistant/2", device)
+        assert same(found(device / "current", "model.ptd", "model.1.ptd"), expected())
+        gc(device)
+        assert list(device.rglob(".blobstore-*")) == []
+    assert seen == {("model.ptd",), ("model.1.ptd", "model.ptd")}
+
+
+def test_many_pulls_at_once(releases: Path, tmp_path: Path) -> None:
+    """Into one folder and into many; one of those into the same folder fetches (F2, F3)."""
+    with serving(releases) as server:
+        url = f"{server.url}/assistant/2/index.json"
+        with ThreadPoolExecutor(25) as pool:
+            shared = [pool.submit(pull, url, tmp_path / "shared", patience=NOW) for _ in range(50)]
+            own = [pool.submit(pull, url, tmp_path / str(i), patience=NOW) for i in range(50)]
+            done = [one.result() for one in shared]
+            assert all(one.result().changed for one in own)
+        assert sum(one.changed for one in done) == 1
+    for name in ("shared", *map(str, range(50))):
+        assert same(found(tmp_path / name / "current", "model.ptd", "model.1.ptd"), expected())
+
+
+def test_a_full_disk_leaves_the_old_release(releases: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next pull with more room goes on (F3)."""
+    device = tmp_path / "device"
+    pull(releases / "assistant/1", device)
+    real, room = os.pwrite, 100_000
+
+    def pwrite(number: int, data: memoryview, at: int) -> int:
+        nonlocal room
+        if room <= 0:
+            raise OSError(28, "No space left on device")
+        room -= len(data[:4096])
+        return real(number, data[:4096], at)
+
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    with pytest.raises(FileAccessError, match="No space left"):
+        pull(releases / "assistant/2", device)
+    monkeypatch.undo()
+    assert same(found(device / "current"), weights())
+    pull(releases / "assistant/2", device)
+    assert same(found(device / "current", "model.ptd", "model.1.ptd"), expected())
+
+
+def test_damaged_blobs_that_are_here_are_fetched_instead(releases: Path, tmp_path: Path) -> None:
+    """A device's flash forgets; nothing that is assembled has other bytes than the index says (F2, F4)."""
+    device = tmp_path / "device"
+    done = pull(releases / "assistant/2", device)
+    path = (done.path / "model.ptd").resolve()
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    pull(releases / "assistant/3", device)
+    assert same(found(device / "current"), expected())
+
+
+def test_a_folder_can_be_moved(releases: Path, tmp_path: Path) -> None:
+    """Links are relative (F1)."""
+    pull(releases / "assistant/1", tmp_path / "device")
+    shutil.move(tmp_path / "device", tmp_path / "elsewhere")
+    assert same(found(tmp_path / "elsewhere/current"), weights())
