@@ -11,6 +11,7 @@
 #include "adapters/lora_names.h"
 #include "logical/numbers.h"
 #include "os/text.h"
+#include "os/unaligned.h"
 
 namespace blobstore::internal {
 namespace {
