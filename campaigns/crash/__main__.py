@@ -200,7 +200,9 @@ class _Campaign:
         return self._names()
 
     def _names(self) -> set[str]:
-        return {str(path.relative_to(self.place)) for path in self.place.rglob("*")}
+        # files of packed weights have random names
+        paths = [path for path in self.place.rglob("*") if ".packed" not in path.suffixes]
+        return {str(path.relative_to(self.place)) for path in paths}
 
     def _look(self) -> Any:
         result = _in_child(lambda: self.scenario.look(self.place))

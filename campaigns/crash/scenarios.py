@@ -19,7 +19,8 @@ from torch import nn
 
 import blobstore
 from blobstore import BlobStore, open_ptd, save_file
-from blobstore.runtime import BlobCache, Program, make_working_copy
+from blobstore.errors import BlobStoreError
+from blobstore.runtime import BlobCache, PackedStore, Program, make_working_copy
 from blobstore.tools.convert import convert
 from blobstore.training import TrainingProgram, lower_training
 from campaigns import network
@@ -246,6 +247,79 @@ def _shared_values(folder: Path) -> State:
         return [sorted(values), sorted(versions)]
 
 
+# Packed weights.
+
+
+def _prepare_packed(folder: Path) -> None:
+    """A program with its data, and what it computes."""
+    from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+
+    from blobstore.lowering import BlobStorePartitioner, lower
+
+    (folder / "out").mkdir()
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(16, 24), nn.ReLU(), nn.Linear(24, 8)).eval()
+    manager = lower(
+        {"forward": (net, (torch.ones(1, 16),))}, partitioners=lambda: [BlobStorePartitioner(XnnpackPartitioner())]
+    )
+    blobstore.save_programs({"model": manager}, folder)
+    np.save(folder / "expected.npy", Program(folder / "model.pte", BlobCache(folder / "model.ptd")).method()(_X)[0])
+
+
+_X = np.ones((1, 16), np.float32)
+
+
+def _build_packed(folder: Path) -> None:
+    """Load the program, which builds a file. Its outputs are right in any case; a fallback counts as an error."""
+    store = PackedStore(folder / "out" / "packed")
+    output = Program(folder / "model.pte", BlobCache(folder / "model.ptd", packed=store)).method()(_X)[0]
+    try:
+        expected = np.load(folder / "expected.npy")
+    except OSError:  # a fault that hits this file says nothing
+        expected = output
+    if not np.array_equal(output, expected):
+        raise RuntimeError("the program computed something else")
+    if store.stats.fallbacks:
+        raise BlobStoreError(f"weights were packed to the heap: {store.stats.reasons}")
+
+
+def _packed_files(folder: Path) -> State:
+    """How many files there are, and what is wrong with them; leftovers go when they are asked to."""
+    return [file.problem for file in PackedStore(folder / "out" / "packed").verify()]
+
+
+def _prepare_packed_copy(folder: Path) -> None:
+    _prepare_packed(folder)
+    make_working_copy(folder / "model.ptd", folder / "out" / "live.ptd")
+
+
+def _commit_packed(folder: Path) -> None:
+    """Build the packed weights of a working copy, and change both."""
+    cache = BlobCache(folder / "out" / "live.ptd", "shared", packed=folder / "out" / "packed")
+    method = Program(folder / "model.pte", cache).method()
+    method(_X)
+    cache.update({"0.bias": np.full(24, 0.5, np.float32)})
+    method(_X)
+
+
+def _packed_copy(folder: Path) -> State:
+    """What a new process computes, and what is wrong with the packed weights."""
+    store = PackedStore(folder / "out" / "packed")
+    cache = BlobCache(folder / "out" / "live.ptd", "shared", packed=store)
+    problems = [file.problem for file in store.verify() if file.problem] if store.folder.exists() else []
+    output = Program(folder / "model.pte", cache).method()(_X)[0]
+    _compare_packed(folder, output)
+    return [problems, output.tolist()]
+
+
+def _compare_packed(folder: Path, output: Any) -> None:
+    """Compare an output with that of a process that packs everything now."""
+    plain = Program(folder / "model.pte", BlobCache(folder / "out" / "live.ptd", "shared")).method()(_X)[0]
+    if not np.array_equal(output, plain):
+        raise RuntimeError("packed weights are not those of the working copy")
+
+
 SCENARIOS = (
     Scenario("save_file, new", _prepare_nothing, _save),
     Scenario("save_file, over another", _prepare_saved, _save),
@@ -269,4 +343,6 @@ SCENARIOS = (
     Scenario("shared cache, first opened", _prepare_unopened, _open, _shared_values),
     Scenario("shared commit", _prepare_shared, _commit, _shared_values, points=8),
     Scenario("shared commit, recovered", _prepare_interrupted, _open, _shared_values),
+    Scenario("packed weights", _prepare_packed, _build_packed, _packed_files),
+    Scenario("packed shared commit", _prepare_packed_copy, _commit_packed, _packed_copy, points=10),
 )
