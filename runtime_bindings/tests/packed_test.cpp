@@ -1,4 +1,4 @@
-// Packed weights in files, and updates that write them in place.
+// Packed weights in files, and updates that write them in place, for one process or for all that share a working copy.
 //
 //   packed_test PROGRAM DATA
 //
@@ -39,8 +39,11 @@ std::string data_path;
 const std::string kFolder = "packed";
 
 struct Running {
-  explicit Running(std::shared_ptr<PackedStore> packed)
-      : cache(BlobCache::open({data_path}, BlobCache::Mode::Private, nullptr, std::move(packed))),
+  explicit Running(
+      std::shared_ptr<PackedStore> packed,
+      const std::string& path = data_path,
+      BlobCache::Mode mode = BlobCache::Mode::Private)
+      : cache(BlobCache::open({path}, mode, nullptr, std::move(packed))),
         method(blobstore::Program::load(program_path, cache)->load_method("forward")) {}
 
   std::vector<float> operator()() const {
@@ -148,6 +151,50 @@ void damage() {
   CHECK(store->gc().empty() && store->list().size() == 1 && store->list()[0].in_use);
 }
 
+/// Two caches on a working copy, as in two processes: commits of one reach both, while threads run, and nothing is
+/// packed.
+void working_copy() {
+  const std::string path = "live.ptd";
+  blobstore::make_working_copy({data_path}, path);
+  const auto shared = BlobCache::Mode::Shared;
+  const auto store = PackedStore::open(kFolder);
+  const Running plain(nullptr, path, shared);
+  const Running first(store, path, shared);
+  const Running second(store, path, shared);
+  const Running without(nullptr, path, shared);
+  CHECK(first() == plain() && second() == plain());
+  CHECK(store->stats().builds == 1 && store->stats().fallbacks == 0);
+  std::vector<std::vector<float>> outputs;
+  for (const float factor : {0.25f, 0.5f}) {
+    first.update(factor);
+    outputs.push_back(plain());
+    const uint64_t inits = blobstore::delegate_stats().inits;
+    CHECK(first() == outputs.back() && second() == outputs.back());
+    CHECK(blobstore::delegate_stats().inits == inits);
+  }
+  CHECK(outputs[0] != outputs[1]);
+  std::atomic<bool> stop{false};
+  std::vector<std::thread> runners;
+  for (const Running* running : {&first, &second}) {
+    runners.emplace_back([&outputs, &stop, running] {
+      while (!stop) {
+        const auto found = (*running)();
+        CHECK(found == outputs[0] || found == outputs[1]);
+      }
+    });
+  }
+  for (int i = 0; i < 20; ++i) {
+    (i % 2 == 0 ? first : without).update(0.25f); // the one without a store leaves the packed weights to others
+    second.update(0.5f);
+  }
+  stop = true;
+  for (std::thread& runner : runners) {
+    runner.join();
+  }
+  CHECK(first() == outputs[1] && second() == outputs[1] && plain() == outputs[1]);
+  CHECK(store->stats().repacked == 0);
+}
+
 } // namespace
 
 int main(int argc, char** argv) {
@@ -160,6 +207,7 @@ int main(int argc, char** argv) {
   equal_outputs();
   threads();
   damage();
+  working_copy();
   std::puts("ok");
   return 0;
 }
