@@ -34,3 +34,16 @@ def public() -> Iterator[Path]:
     with tempfile.TemporaryDirectory() as name:
         Path(name).chmod(0o755)
         yield Path(name)
+
+
+@pytest.fixture(scope="session")
+def mlp(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small program, `nets.MLP`, with its data; tests must not change the files."""
+    import torch
+
+    from tests.lowering import nets
+    from tests.lowering.live import lower_through, seeded
+
+    folder = tmp_path_factory.mktemp("mlp")
+    lower_through({"forward": (seeded(nets.MLP), (torch.ones(2, 16),))}, folder)
+    return folder

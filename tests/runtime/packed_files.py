@@ -150,6 +150,15 @@ def ones(*sizes: int) -> tuple[Any, ...]:
     return (np.ones(sizes, np.float32),)
 
 
+MLP_SHAPES = {"layers.0.weight": (24, 16), "layers.0.bias": (24,), "layers.2.weight": (8, 24), "layers.2.bias": (8,)}
+
+
+def mlp_weights(seed: int) -> dict[str, np.ndarray]:
+    """New weights for two of the layers of `nets.MLP`."""
+    generator = np.random.default_rng(seed)
+    return {name: generator.standard_normal(shape, np.float32) for name, shape in MLP_SHAPES.items()}
+
+
 def child(**options: Any) -> subprocess.Popen[str]:
     """Start a process that loads a program; see `main` for the options. It ends at the end of its input."""
     text = json.dumps(options, default=str)

@@ -74,14 +74,6 @@ KINDS = {
 }
 
 
-@pytest.fixture(scope="module")
-def mlp(tmp_path_factory: Any) -> Path:
-    """A small program with its data."""
-    folder: Path = tmp_path_factory.mktemp("mlp")
-    lower_through({"forward": (seeded(nets.MLP), (torch.ones(2, 16),))}, folder)
-    return folder
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_outputs_are_those_without_a_store(kind: str, tmp_path: Path) -> None:
     """When the file is built, when it is used, after an update, and when all is reverted (K1, K3)."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,16 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from torch import Tensor
 
 from blobstore.runtime import BlobCache, PackedStore, delegate_stats, make_working_copy
-from tests.lowering import nets
-from tests.lowering.live import inputs, lower_through, randomize, seeded
+from tests.lowering.live import randomize
 from tests.native_build import ROOT
 from tests.runtime import packed_files
 from tests.runtime.hooks import environment
-from tests.runtime.packed_files import Running, spoil
+from tests.runtime.packed_files import MLP_SHAPES, Running, ones, spoil
+from tests.runtime.packed_files import mlp_weights as weights
 from tests.runtime.test_packed import KINDS
 
 KILLED = """
@@ -28,21 +27,17 @@ cache = BlobCache(live, "shared", packed=packed)
 _native.crash_at({})
 cache.update(weights(1))
 """
-SHAPES = {"layers.0.weight": (24, 16), "layers.0.bias": (24,), "layers.2.weight": (8, 24), "layers.2.bias": (8,)}
-
-
-def weights(seed: int) -> dict[str, Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    return {name: torch.randn(shape, generator=generator) for name, shape in SHAPES.items()}
 
 
 class Copy:
     """A program and a working copy of its weights."""
 
-    def __init__(self, folder: Path) -> None:
+    example = ones(2, 16)
+
+    def __init__(self, lowered: Path, folder: Path) -> None:
         self.folder, self.packed = folder, folder / "packed"
-        self.example = inputs(2, 16)
-        lower_through({"forward": (seeded(nets.MLP), self.example)}, folder)
+        for name in ("model.pte", "model.ptd"):
+            shutil.copyfile(lowered / name, folder / name)
         make_working_copy([folder / "model.ptd"], folder / "live.ptd")
 
     def start(self, packed: PackedStore | None = None) -> Running:
@@ -58,9 +53,8 @@ class Copy:
     def elsewhere(self, code: str, *, hooks: Path | None = None) -> int:
         """Run code in another process, perhaps in a build with test hooks. Its exit code."""
         text = f"""
-            import torch
             from blobstore.runtime import BlobCache, PackedStore
-            from tests.runtime.test_packed_copies import weights
+            from tests.runtime.packed_files import mlp_weights as weights
             live, packed = {str(self.folder / "live.ptd")!r}, {str(self.packed)!r}
         """
         command = [sys.executable, "-W", "ignore", "-c", textwrap.dedent(text) + textwrap.dedent(code)]
@@ -68,8 +62,8 @@ class Copy:
 
 
 @pytest.fixture
-def copy(tmp_path: Path) -> Copy:
-    return Copy(tmp_path)
+def copy(mlp: Path, tmp_path: Path) -> Copy:
+    return Copy(mlp, tmp_path)
 
 
 def test_a_commit_packs_nothing(copy: Copy) -> None:
@@ -97,7 +91,7 @@ def test_a_commit_packs_nothing(copy: Copy) -> None:
 
 def test_one_tensor_in_turn(copy: Copy) -> None:
     running, plain = copy.start(copy.store()), copy.start()
-    for seed, name in enumerate(SHAPES):
+    for seed, name in enumerate(MLP_SHAPES):
         running.cache.update({name: weights(seed)[name]})
         assert running() == plain()
 
@@ -244,20 +238,21 @@ def test_two_copies_never_meet(copy: Copy) -> None:
     assert first() == copy.expected() != original == second()
 
 
-def test_a_folder_of_another_user(public: Path) -> None:
+def test_a_folder_of_another_user(mlp: Path, public: Path) -> None:
     """Without the right to write to the file, weights are packed to the heap, and the statistics say so."""
-    copy = Copy(public)
+    copy = Copy(mlp, public)
     copy.start(copy.store())()
     text = """
         import os
         from tests.runtime.packed_files import Running
-        from tests.lowering.live import inputs
+        import numpy as np
         from pathlib import Path
+        example = (np.ones((2, 16), np.float32),)
         os.chmod(live, 0o666), os.chmod(live + ".commits", 0o666)
-        plain = Running.open(Path(live).parent, inputs(2, 16), data="live.ptd", mode="shared")()
+        plain = Running.open(Path(live).parent, example, data="live.ptd", mode="shared")()
         os.seteuid(65534)
         store = PackedStore(packed)
-        running = Running.open(Path(live).parent, inputs(2, 16), store, data="live.ptd", mode="shared")
+        running = Running.open(Path(live).parent, example, store, data="live.ptd", mode="shared")
         assert running() == plain
         os.seteuid(0)
         assert store.stats.fallbacks == 1, store.stats

@@ -14,7 +14,8 @@ import pytest
 from blobstore.runtime import PackedStore
 from tests.runtime import packed_files
 from tests.runtime.packed_files import Running
-from tests.runtime.test_packed_copies import Copy, weights
+from tests.runtime.packed_files import mlp_weights as weights
+from tests.runtime.test_packed_copies import Copy
 
 KILLS = 250
 pytestmark = pytest.mark.slow
@@ -34,9 +35,9 @@ def kill(work: Callable[[int], None], moment: float) -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGALRM
 
 
-def test_while_building(tmp_path: Path) -> None:
+def test_while_building(mlp: Path, tmp_path: Path) -> None:
     """The next load has the right weights, and needs no fallback; leftovers go."""
-    copy = Copy(tmp_path)
+    copy = Copy(mlp, tmp_path)
     expected = Running.open(copy.folder, copy.example)()
     generator = random.Random(0)  # noqa: S311
 
@@ -56,9 +57,9 @@ def test_while_building(tmp_path: Path) -> None:
     assert not left
 
 
-def test_while_committing(tmp_path: Path) -> None:
+def test_while_committing(mlp: Path, tmp_path: Path) -> None:
     """Packed weights are always those of the working copy, for a process that runs and for one that starts."""
-    copy = Copy(tmp_path)
+    copy = Copy(mlp, tmp_path)
     store = copy.store()
     running = copy.start(store)
     running()

@@ -77,14 +77,6 @@ class Both:
         return self.check()
 
 
-@pytest.fixture(scope="module")
-def mlp(tmp_path_factory: Any) -> Path:
-    """A small program with its data."""
-    folder: Path = tmp_path_factory.mktemp("mlp")
-    lower_through({"forward": (seeded(nets.MLP), (torch.ones(2, 16),))}, folder)
-    return folder
-
-
 @pytest.fixture
 def store(mlp: Path, tmp_path: Path) -> PackedStore:
     """A store that has the file of the small program."""
