@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from blobstore.releases.installed import Collected
+    from blobstore.releases.planning import Fetch, Plan, commit, plan
     from blobstore.releases.publishing import Published, compact, publish
     from blobstore.releases.pulling import Pulled, gc, pull
     from blobstore.releases.pushing import Pushed, push
@@ -21,12 +22,16 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Collected",
+    "Fetch",
     "Patience",
+    "Plan",
     "Published",
     "Pulled",
     "Pushed",
+    "commit",
     "compact",
     "gc",
+    "plan",
     "publish",
     "pull",
     "push",
@@ -34,12 +39,16 @@ __all__ = [
 
 _HOME = {
     "Collected": "installed",
+    "Fetch": "planning",
     "Patience": "sources",
+    "Plan": "planning",
     "Published": "publishing",
     "Pulled": "pulling",
     "Pushed": "pushing",
+    "commit": "planning",
     "compact": "publishing",
     "gc": "pulling",
+    "plan": "planning",
     "publish": "publishing",
     "pull": "pulling",
     "push": "pushing",

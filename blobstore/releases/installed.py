@@ -324,6 +324,12 @@ class Installed:
 
     # Cleaning up
 
+    def drop_partial(self) -> None:
+        """Remove what was fetched of objects that are not complete. Call this in `locked`."""
+        with named(self.partial):
+            for one in os.scandir(self.partial):
+                os.unlink(one.path)
+
     def gc(self, keep: int) -> Collected:
         """Remove what neither the newest releases nor a living process needs.
 
