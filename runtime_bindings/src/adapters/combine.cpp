@@ -11,6 +11,7 @@
 #include "adapters/lora_names.h"
 #include "logical/numbers.h"
 #include "os/text.h"
+#include "os/unaligned.h"
 
 namespace blobstore::internal {
 namespace {
@@ -223,7 +224,7 @@ CombinedAdapter combine_adapters(const std::vector<AdapterShare>& shares, const 
       throw_error_in(ErrorKind::Adapter, adapter->path(), "records no scale; bind_adapter() adds it");
     }
     if (!scale) {
-      scale = *adapter->scale();
+      scale = adapter->scale();
     }
     adapters.push_back({adapter, check_scale(share.strength, "strength")});
   }

@@ -12,7 +12,6 @@
 #include "adapters/on_cache.h"
 #include "logical/numbers.h"
 #include "os/text.h"
-#include "os/unaligned.h"
 
 namespace blobstore::internal {
 namespace {

@@ -35,7 +35,11 @@ std::optional<Digest> packing_runtime() {
 }
 
 const BlobCache& lowest(const BlobCache& cache) {
-  return cache.base() == nullptr ? cache : lowest(*cache.base());
+  const BlobCache* each = &cache;
+  while (each->base() != nullptr) {
+    each = each->base().get();
+  }
+  return *each;
 }
 
 std::optional<Digest> contents_of(const BlobCache& cache) {
