@@ -10,7 +10,7 @@ from blobstore.disk.progress import Progress
 from blobstore.errors import TransferError
 from blobstore.releases.index import Object
 from blobstore.releases.intervals import coalesced
-from blobstore.releases.sources import InterruptedTransferError, Source
+from blobstore.releases.sources import InterruptedTransferError, SlowTransferError, Source
 from blobstore.releases.spool import Spool
 
 __all__ = ["Transfer", "read_object"]
@@ -101,7 +101,8 @@ class Transfer:
             except InterruptedTransferError as error:
                 if self._stopped:
                     raise
-                failures = 1 if spool.present > before else failures + 1
+                progress = spool.present > before and not isinstance(error, SlowTransferError)
+                failures = 1 if progress else failures + 1
                 if failures >= self._patience.attempts:
                     raise TransferError(f"{error}; given up after {failures} attempts") from None
                 self._patience.wait(failures, error.asked)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import os
 import subprocess
@@ -183,6 +184,43 @@ def test_a_server_that_stalls(server: Server, tmp_path: Path, when: str) -> None
     server.fault = lambda handler, times: "/files/" in handler.path and fault(handler, 1)
     with pytest.raises(TransferError, match="given up after 3 attempts"):
         pull(f"{server.url}/a/1/index.json", tmp_path / "other", plain=True, patience=patience)
+
+
+def test_a_server_that_trickles_is_left(server: Server, tmp_path: Path) -> None:
+    """A byte now and then is no progress, whatever a single wait for bytes allows (F2)."""
+    began: list[str] = []
+
+    def fault(handler: BaseHTTPRequestHandler, times: int) -> bool:
+        if "/files/" not in handler.path:
+            return False
+        began.append(handler.path)
+        start, stop = 0, (tmp_path / "releases" / handler.path[1:]).stat().st_size
+        if asked := handler.headers.get("Range"):
+            start, stop = (int(one) for one in asked.removeprefix("bytes=").split("-"))
+            handler.send_response(206)
+            handler.send_header("Content-Range", f"bytes {start}-{stop}/*")
+            stop += 1
+        else:
+            handler.send_response(200)
+        handler.send_header("Content-Length", str(stop - start))
+        handler.end_headers()
+        handler.connection.settimeout(0.02)
+        handler.close_connection = True
+        for _ in range(start, stop):
+            handler.wfile.write(b"x")
+            with contextlib.suppress(TimeoutError):
+                if handler.connection.recv(1) == b"":  # the client went away
+                    break
+        return True
+
+    server.fault = fault
+    patience = Patience(attempts=3, read=0.3, slowest=10_000, pause=lambda seconds: None)
+    with pytest.raises(TransferError, match=r"too slow; given up after 3 attempts"):
+        pull(f"{server.url}/a/1/index.json", tmp_path / "device", plain=True, threads=1, patience=patience)
+    assert len(began) == 3
+    server.fault = lambda handler, times: False
+    pull(f"{server.url}/a/1/index.json", tmp_path / "device", plain=True, patience=NOW)  # its bytes were wrong, too
+    assert same(found(tmp_path / "device/current"), weights())
 
 
 PROCESSES = """
