@@ -145,24 +145,70 @@ def pull(
         bool, typer.Option("--merge", help="Leave one file of each data set, for runtimes that take one path.")
     ] = False,
     plain: Plain = False,
+    only_plan: Annotated[
+        bool, typer.Option("--plan", help="Print what another program must fetch: URL, range, size, sha256.")
+    ] = False,
+    fetched: Annotated[
+        Path | None,
+        typer.Option(
+            "--commit", metavar="FETCHED", help="Take the files of a plan from this folder; no network is used."
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Make a release the current one of a folder, and fetch only what the folder lacks.
 
     DIRECTORY/current has the old release or the new one at every moment. A pull that was interrupted goes on.
     """
-    from blobstore.releases import pull as run
+    from blobstore import releases
 
-    with progress_bar(hidden=as_json) as progress:
-        done = run(
-            reference, directory, key=key, allow_rollback=allow_rollback, merge=merge, plain=plain, progress=progress
+    if fetched is not None and (only_plan or merge or plain):
+        raise typer.BadParameter(
+            "the plan has decided how; give it without --plan, --merge and --plain", param_hint="--commit"
         )
+    if only_plan:
+        plan = releases.plan(reference, directory, key=key, allow_rollback=allow_rollback, merge=merge, plain=plain)
+        _say_plan(plan, directory, as_json)
+        return
+    with progress_bar(hidden=as_json) as progress:
+        if fetched is not None:
+            done = releases.commit(
+                reference, directory, fetched, key=key, allow_rollback=allow_rollback, progress=progress
+            )
+        else:
+            done = releases.pull(
+                reference,
+                directory,
+                key=key,
+                allow_rollback=allow_rollback,
+                merge=merge,
+                plain=plain,
+                progress=progress,
+            )
     if as_json:
         print_json(done)
         return
     what = "is now" if done.changed else "was already"
     say(f"{directory / 'current'}: {what} {done.name} {done.version}, sha256:{done.sha256}")
-    say(f"Fetched {size(done.fetched_bytes)} for a release of {size(done.release_bytes)}.")
+    verb = "Took" if fetched is not None else "Fetched"
+    say(f"{verb} {size(done.fetched_bytes)} for a release of {size(done.release_bytes)}.")
+
+
+def _say_plan(plan: object, directory: Path, as_json: bool) -> None:
+    from blobstore.releases import Plan
+
+    assert isinstance(plan, Plan)  # noqa: S101 - the caller made it
+    if as_json:
+        print_json(plan)
+        return
+    if plan.current:
+        say(f"{directory / 'current'}: was already {plan.name} {plan.version}, sha256:{plan.sha256}")
+        return
+    say(f"{plan.name} {plan.version}, sha256:{plan.sha256}")
+    for one in plan.fetches:
+        say(f"{one.file}: {one.size} bytes of sha256:{one.sha256}")
+        say(f"  {one.url}" + (f"  Range: {one.range}" if one.range else ""))
+    say(f"{len(plan.fetches)} files with {size(plan.bytes)} for a release of {size(plan.release_bytes)}.")
 
 
 def gc(

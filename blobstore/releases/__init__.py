@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from blobstore.releases.installed import Collected
+    from blobstore.releases.live import Followed, Release
+    from blobstore.releases.planning import Fetch, Plan, commit, plan
     from blobstore.releases.publishing import Published, compact, publish
     from blobstore.releases.pulling import Pulled, gc, pull
     from blobstore.releases.pushing import Pushed, push
@@ -21,12 +23,18 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Collected",
+    "Fetch",
+    "Followed",
     "Patience",
+    "Plan",
     "Published",
     "Pulled",
     "Pushed",
+    "Release",
+    "commit",
     "compact",
     "gc",
+    "plan",
     "publish",
     "pull",
     "push",
@@ -34,12 +42,18 @@ __all__ = [
 
 _HOME = {
     "Collected": "installed",
+    "Fetch": "planning",
+    "Followed": "live",
     "Patience": "sources",
+    "Plan": "planning",
     "Published": "publishing",
     "Pulled": "pulling",
     "Pushed": "pushing",
+    "Release": "live",
+    "commit": "planning",
     "compact": "publishing",
     "gc": "pulling",
+    "plan": "planning",
     "publish": "publishing",
     "pull": "pulling",
     "push": "pushing",

@@ -22,7 +22,7 @@ from blobstore.errors import MissingDependencyError, ReleaseError, TransferError
 from blobstore.releases.credentials import Credentials, credentials_for
 from blobstore.releases.index import Object
 from blobstore.releases.references import check_url, is_loopback
-from blobstore.releases.sources import Body, InterruptedTransferError, Patience
+from blobstore.releases.sources import Body, InterruptedTransferError, Patience, SlowTransferError
 from blobstore.text import printable
 from blobstore.version import __version__
 
@@ -228,7 +228,8 @@ class Client:
             )
         most = expected if expected is not None else limit
         assert most is not None  # noqa: S101 - one of the two is given
-        found = 0
+        found = counted = 0
+        since = time.monotonic()
         while True:
             try:
                 piece = response.read1(min(_READ, most - found + 1), decode_content=False)
@@ -241,6 +242,12 @@ class Client:
             found += len(piece)
             if found > most:
                 raise TransferError(f"{url}: the server sends more than {most} bytes")
+            if (passed := time.monotonic() - since) >= self.patience.read:
+                if found - counted < self.patience.slowest * passed:
+                    raise SlowTransferError(
+                        f"{url}: the server sent {found - counted} bytes in {passed:.0f} seconds, which is too slow"
+                    )
+                counted, since = found, time.monotonic()
             yield piece
         if expected is not None and found != expected:
             raise InterruptedTransferError(f"{url}: the connection ended after {found} of {expected} bytes")

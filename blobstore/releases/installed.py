@@ -183,6 +183,12 @@ class Installed:
         except (FileAccessError, msgspec.DecodeError):
             return {}
 
+    def keep_merged(self, sha256: str, merged: Mapping[str, Merged]) -> None:
+        """Remember further data files that were merged of a release. Call this in `locked`."""
+        known = {**self.merged(sha256), **merged}
+        with Staging(force=True) as staging, staging.open(self._indexes / f"{sha256}.merged.json") as file:
+            file.write(msgspec.json.encode(known))
+
     def views(self) -> list[str]:
         """The releases that are here, the newest first."""
         found: list[tuple[int, str]] = []
@@ -324,6 +330,12 @@ class Installed:
 
     # Cleaning up
 
+    def drop_partial(self) -> None:
+        """Remove what was fetched of objects that are not complete. Call this in `locked`."""
+        with named(self.partial):
+            for one in os.scandir(self.partial):
+                os.unlink(one.path)
+
     def gc(self, keep: int) -> Collected:
         """Remove what neither the newest releases nor a living process needs.
 
@@ -352,6 +364,7 @@ class Installed:
                 index = self.index(view[:64])
                 merged = self.merged(view[:64]) if view.endswith("-merged") else {}
                 needed |= {wanted.sha256 for wanted in self._links(index, merged).values()}
+                needed |= {one.sha256 for one in self.merged(view[:64]).values()}
                 needed |= {f.table.sha256 for f in index.files if f.table is not None and f.sha256 in needed}
             indexes = {view[:64] for view in kept}
             files = nbytes = 0

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from blobstore.formats.keys import KEY_PREFIX
 from blobstore.formats.ptd.reader import PtdDataMap
 from blobstore.formats.ptd.writer import Entry
 from blobstore.memory.buffers import same_bytes
 from blobstore.memory.digest import Digest
 
-__all__ = ["entries_of", "newest", "newest_entries"]
+__all__ = ["entries_of", "laid_over", "newest", "newest_entries", "replaceable", "same_blob"]
 
 
 def newest(maps: Iterable[PtdDataMap]) -> dict[str, PtdDataMap]:
@@ -59,3 +60,49 @@ def newest_entries(maps: Sequence[PtdDataMap]) -> list[Entry]:
                 same.append(number)
             found.append(Entry(entry.key, entry.data, entry.digest, number, entry.alignment, entry.layout))
     return found
+
+
+def same_blob(one: PtdDataMap, other: PtdDataMap, key: str) -> bool:
+    """Whether two files have the same bytes and layout under a key."""
+    return (
+        one.digest(key) == other.digest(key)
+        and one.get_tensor_layout(key) == other.get_tensor_layout(key)
+        and same_bytes(one.get_data(key), other.get_data(key))
+    )
+
+
+def replaceable(old: PtdDataMap, new: PtdDataMap, key: str) -> bool:
+    """Whether the blob of a key can take the place of another one in a cache: its size and layout are the same, and it
+    is not one of the records that describe other blobs."""
+    return (
+        not key.startswith(KEY_PREFIX)
+        and len(old.get_data(key)) == len(new.get_data(key))
+        and old.get_tensor_layout(key) == new.get_tensor_layout(key)
+    )
+
+
+def laid_over(maps: Sequence[PtdDataMap]) -> tuple[list[PtdDataMap], dict[str, PtdDataMap]] | None:
+    """How a cache, which opens only files that agree, gets the contents of several files.
+
+    Args:
+        maps: the files, the oldest first.
+
+    Returns:
+        The files to open, and for each key whose blob must be replaced afterwards the file that has it. None if that does
+        not give all keys, or a blob cannot be replaced.
+    """
+    owner: dict[str, PtdDataMap] = {}
+    opened = []
+    for data_map in maps:
+        if all(key not in owner or same_blob(owner[key], data_map, key) for key in data_map):
+            opened.append(data_map)
+            for key in data_map:
+                owner.setdefault(key, data_map)
+    home = newest(maps)
+    changed = {
+        key: data_map
+        for key, data_map in home.items()
+        if key in owner and owner[key] is not data_map and not same_blob(owner[key], data_map, key)
+    }
+    possible = len(owner) == len(home) and all(replaceable(owner[key], new, key) for key, new in changed.items())
+    return (opened, changed) if possible else None

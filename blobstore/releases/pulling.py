@@ -21,7 +21,7 @@ from blobstore.releases.shopping import Shopping
 from blobstore.releases.sources import Patience, Source
 from blobstore.releases.transfer import Transfer
 
-__all__ = ["Pulled", "check_trust", "gc", "install", "pull"]
+__all__ = ["Pulled", "check_successor", "check_trust", "gc", "install", "nothing_new", "pull", "wanted_files"]
 
 _THREADS = 6
 _MAKERS = 2
@@ -138,18 +138,18 @@ def install(
     """As `pull`, from a source that is open."""
     installed = Installed(directory)
     found = source.find(installed.current)
-    done = _nothing_new(installed, source, found.sha256, key, merge)
+    done = nothing_new(installed, source, found.sha256, key, merge)
     if done is not None:
         return done
     with installed.locked():
-        done = _nothing_new(installed, source, found.sha256, key, merge)  # another process may have been faster
+        done = nothing_new(installed, source, found.sha256, key, merge)  # another process may have been faster
         if done is not None:
             return done
         data = found.index if found.index is not None else installed.index_bytes(found.sha256)
         signature = check_trust(source, data, found.sha256, key)
         index = parse_index(data, source.name)
-        _check_successor(installed, index, source, allow_rollback=allow_rollback)
-        wanted, covered = _wanted(installed, index, merge=merge)
+        check_successor(installed, index, source, allow_rollback=allow_rollback)
+        wanted, covered = wanted_files(installed, index, merge=merge)
         new = _obtain(installed, source, index, wanted, plain=plain, threads=threads, progress=progress)
         merged = _merge(installed, index, covered, progress) if merge else {}
         changed = installed.current != found.sha256
@@ -172,7 +172,7 @@ def _result(index: Index, sha256: str, path: Path, changed: bool, new: int, sour
     )
 
 
-def _nothing_new(
+def nothing_new(
     installed: Installed, source: Source, sha256: str, key: str | os.PathLike[str] | None, merge: bool
 ) -> Pulled | None:
     """The result if the release is the current one already, whole, and signed if it must be."""
@@ -208,7 +208,7 @@ def check_trust(source: Source, data: bytes, sha256: str, key: str | os.PathLike
     return signature
 
 
-def _check_successor(installed: Installed, index: Index, source: Source, *, allow_rollback: bool) -> None:
+def check_successor(installed: Installed, index: Index, source: Source, *, allow_rollback: bool) -> None:
     """Refuse a release of another name, or an older one."""
     current = installed.current
     if current is None:
@@ -226,7 +226,7 @@ def _check_successor(installed: Installed, index: Index, source: Source, *, allo
         )
 
 
-def _wanted(
+def wanted_files(
     installed: Installed, index: Index, *, merge: bool
 ) -> tuple[list[File], dict[str, tuple[Merged | None, int]]]:
     """The files that must be here; and for each data set to merge, what was merged already, and how many files it covers."""

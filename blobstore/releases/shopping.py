@@ -11,7 +11,7 @@ from blobstore.errors import InvalidFileError, MissingDependencyError
 from blobstore.releases.assembly import Recipe, Step
 from blobstore.releases.index import TABLE_LIMIT, File, Index, Object, Part, Table, Way, parse_table
 from blobstore.releases.installed import Installed, LocalBlob
-from blobstore.releases.sources import Source
+from blobstore.releases.sources import Source, pieces_of
 from blobstore.releases.spool import Spool
 from blobstore.releases.transfer import read_object
 
@@ -30,6 +30,8 @@ class Shopping:
         installed: the folder of the device.
         source: where tables come from.
         plain: use no encoded forms.
+        verify: compare blobs that are here with their digests before anything relies on them. Otherwise a wrong one is
+            found when it is used, and fetched instead.
 
     Attributes:
         recipes: one for each object, in order.
@@ -37,8 +39,9 @@ class Shopping:
         tables: the tables that were fetched, to be kept beside their files.
     """
 
-    def __init__(self, installed: Installed, source: Source, *, plain: bool) -> None:
-        self._installed, self._source = installed, source
+    def __init__(self, installed: Installed, source: Source, *, plain: bool, verify: bool = False) -> None:
+        self._installed, self._source, self._verify = installed, source, verify
+        self._checked: dict[str, LocalBlob | None] = {}
         self._plain = plain or not source.remote or not _can_decode()
         self.recipes: list[Recipe] = []
         self.ranges: dict[str, list[tuple[int, int]]] = {}
@@ -129,8 +132,8 @@ class Shopping:
         return data
 
     def _cheapest(self, part: Part, table: Table, plain: Spool) -> Step:
-        local = self._local.get(part.sha256)
-        if local is not None and local.size == part.size:
+        local = self._here(part.sha256, part.size)
+        if local is not None:
             return Step(part, local)
         best, least = Step(part, None, plain, part.offset), part.size
         if self._plain:
@@ -141,13 +144,26 @@ class Shopping:
                 best, least = step, way.stored
         return best
 
+    def _here(self, digest: str, size: int) -> LocalBlob | None:
+        """A blob that is here, None if it is not, or has another size, or was checked and is damaged."""
+        local = self._local.get(digest)
+        if local is None or local.size != size:
+            return None
+        if self._verify and digest not in self._checked:
+            found = hashlib.sha256()
+            with contextlib.suppress(OSError), local.path.open("rb", buffering=0) as file:
+                for piece in pieces_of(file.fileno(), local.offset, local.offset + local.size):
+                    found.update(piece)
+            self._checked[digest] = local if found.hexdigest() == digest else None
+        return self._checked[digest] if self._verify else local
+
     def _step(self, part: Part, way: Way, table: Table) -> Step | None:
         if way.encoding == "copy":
             return None  # the blob is not here
         base = None
         if way.base:
-            base = self._local.get(way.base)
-            if base is None or base.size != part.size:
+            base = self._here(way.base, part.size)
+            if base is None:
                 return None
         return Step(part, base, self.spool(table.objects[way.object]), way.at, way)
 

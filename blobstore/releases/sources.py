@@ -25,6 +25,7 @@ __all__ = [
     "Found",
     "InterruptedTransferError",
     "Patience",
+    "SlowTransferError",
     "Source",
     "check_pin",
     "pieces_of",
@@ -44,6 +45,7 @@ class Patience:
         first, longest: seconds to wait after the first failure, which double with each, and the longest of these times.
         asked: the longest time that a server may ask for with Retry-After, in seconds.
         connect, read: seconds to wait for a connection, and for bytes.
+        slowest: bytes per second, in the mean of `read` seconds; a server that sends fewer is left, and asked again.
         pause: waits.
     """
 
@@ -53,6 +55,7 @@ class Patience:
     asked: float = 120
     connect: float = 15
     read: float = 60
+    slowest: float = 256
     pause: Callable[[float], None] = time.sleep
 
     def wait(self, failures: int, asked: float | None) -> None:
@@ -77,6 +80,10 @@ class InterruptedTransferError(TransferError):
     def __init__(self, message: str, asked: float | None = None) -> None:
         super().__init__(message)
         self.asked = asked
+
+
+class SlowTransferError(InterruptedTransferError):
+    """Bytes came, but too slowly. It counts as a failure without progress, so that it cannot go on forever."""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from blobstore.disk.progress import Progress
 from blobstore.errors import TransferError
 from blobstore.releases.index import Object
 from blobstore.releases.intervals import coalesced
-from blobstore.releases.sources import InterruptedTransferError, Source
+from blobstore.releases.sources import InterruptedTransferError, SlowTransferError, Source
 from blobstore.releases.spool import Spool
 
 __all__ = ["Transfer", "read_object"]
@@ -30,23 +30,24 @@ class Transfer:
         source: where the objects are.
         threads: how many requests are sent at a time.
         progress: called with the bytes that are there and those that were asked for.
+        longest: bytes of the largest request.
     """
 
-    def __init__(self, source: Source, threads: int, progress: Progress | None) -> None:
+    def __init__(self, source: Source, threads: int, progress: Progress | None, longest: int = _LONGEST) -> None:
         self._source, self._patience, self._progress = source, source.patience, progress
         self._todo: deque[tuple[Spool, int, int]] = deque()
         self._spools: dict[str, Spool] = {}
         self._lock = threading.Lock()
         self._stopped = False
         self._threads: list[threading.Thread] = []
-        self._most = threads
+        self._most, self._longest = threads, longest
         self.asked = self.done = 0
 
     def ask(self, spool: Spool, ranges: Iterable[tuple[int, int]]) -> None:
         """Fetch what is missing of some ranges. Call this before `start`."""
         self._spools[spool.wanted.sha256] = spool
         missing = [gap for start, stop in ranges for gap in spool.missing(start, stop)]
-        for start, stop in coalesced(missing, _GAP, _LONGEST):
+        for start, stop in coalesced(missing, _GAP, self._longest):
             self._todo.append((spool, start, stop))
             self.asked += stop - start
 
@@ -100,7 +101,8 @@ class Transfer:
             except InterruptedTransferError as error:
                 if self._stopped:
                     raise
-                failures = 1 if spool.present > before else failures + 1
+                progress = spool.present > before and not isinstance(error, SlowTransferError)
+                failures = 1 if progress else failures + 1
                 if failures >= self._patience.attempts:
                     raise TransferError(f"{error}; given up after {failures} attempts") from None
                 self._patience.wait(failures, error.asked)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 from typer.testing import CliRunner
@@ -38,3 +39,23 @@ def test_from_files_to_a_device(tmp_path: Path, capfd: pytest.CaptureFixture[str
     run("pull", releases / "a/1", device, code=3)
     run("pull", releases / "a/1", device, "--allow-rollback")
     run("publish", tmp_path / "in", "-o", releases, "--name", "a", "--version", "4", "--max-file", "many", code=2)
+
+
+def test_a_plan_for_another_downloader(tmp_path: Path) -> None:
+    """--plan lists files, --commit takes them, and what the plan has decided is not decided again."""
+    releases, device, fetched = tmp_path / "releases", tmp_path / "device", tmp_path / "fetched"
+    run("publish", inputs(tmp_path / "in", weights()), "-o", releases, "--name", "a", "--version", "1")
+    todo = json.loads(run("pull", releases / "a/1", device, "--plan", "--json"))
+    lines = run("pull", releases / "a/1", device, "--plan")
+    fetched.mkdir()
+    for one in todo["fetches"]:
+        assert f"{one['file']}: {one['size']} bytes of sha256:{one['sha256']}" in lines and one["url"] in lines
+        data = Path(urlsplit(one["url"]).path).read_bytes()
+        if one["range"]:
+            start, stop = map(int, one["range"].removeprefix("bytes=").split("-"))
+            data = data[start : stop + 1]
+        (fetched / one["file"]).write_bytes(data)
+    run("pull", releases / "a/1", device, "--commit", fetched, "--merge", code=2)
+    assert "is now a 1" in run("pull", releases / "a/1", device, "--commit", fetched)
+    assert same(found(device / "current"), weights())
+    assert "was already a 1" in run("pull", releases / "a/1", device, "--plan")

@@ -23,6 +23,8 @@ from cryptography.hazmat.primitives.serialization import (
 
 from blobstore.errors import InvalidFileError, ReleaseError, TransferError, TrustError
 from blobstore.releases import compact, publish, pull, push
+from blobstore.releases.registry import _Upload
+from blobstore.releases.sources import InterruptedTransferError
 from tests.releases.models import NOW, found, inputs, same, weights
 from tests.waiting import until
 
@@ -117,6 +119,37 @@ def test_large_objects_are_uploaded_in_chunks(registry: str, tmp_path: Path, mon
     monkeypatch.setattr("blobstore.releases.registry._CHUNK", 100_000)
     releases = published(tmp_path)
     push(f"{registry}/a:1", releases / "a/1", patience=NOW)
+    pull(f"{registry}/a:1", tmp_path / "device", plain=True)
+    assert same(found(tmp_path / "device/current"), weights())
+
+
+@needs_registry
+@pytest.mark.parametrize("lost", [1, 2, 4])
+@pytest.mark.parametrize("what", ["request", "answer"])
+def test_an_upload_goes_on(
+    registry: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: int, what: str
+) -> None:
+    """Whether a chunk or its answer was lost, or those of the last request: no chunk is sent again that arrived (F2)."""
+    monkeypatch.setattr("blobstore.releases.registry._CHUNK", 150_000)
+    releases = published(tmp_path)
+    sizes = [file["size"] for file in json.loads((releases / "a/1/index.json").read_text())["files"]]
+    assert sum(size > 150_000 for size in sizes) == 1
+    real, count = _Upload._send, 0
+
+    def send(self: _Upload, method: str, url: str | None, stop: int, accept: tuple[int, ...]) -> None:
+        nonlocal count
+        large = self._wanted.size > 150_000
+        count += large
+        if not (large and count == lost and what == "request"):
+            real(self, method, url, stop, accept)
+        if large and count == lost:
+            raise InterruptedTransferError("the connection broke")
+
+    monkeypatch.setattr(_Upload, "_send", send)
+    done = push(f"{registry}/a:1", releases / "a/1", patience=NOW)
+    assert count >= lost
+    # once complete, an upload is forgotten, and what became of it is unknown
+    assert done.sent_bytes == done.bytes or (lost, what) == (4, "answer")
     pull(f"{registry}/a:1", tmp_path / "device", plain=True)
     assert same(found(tmp_path / "device/current"), weights())
 

@@ -1,0 +1,265 @@
+"""Tokens, folders that are read-only, servers that are slow, uploads that are cut, and many processes (F2, F3, F4)."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import urllib.parse
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from blobstore.errors import TransferError
+from blobstore.releases import Patience, publish, pull, push
+from tests.releases.models import NOW, found, inputs, same, weights
+from tests.releases.server import Server, serving
+
+
+@pytest.fixture
+def releases(tmp_path: Path) -> Path:
+    publish(inputs(tmp_path / "in", weights()), tmp_path / "releases", name="a", version="1")
+    return tmp_path / "releases"
+
+
+@pytest.fixture
+def server(releases: Path) -> Iterator[Server]:
+    with serving(releases) as server:
+        yield server
+
+
+def registry_of(place: Path, layout: Path) -> str:
+    """A folder that answers as a registry's API for reading: blobs, and the manifest of a layout; its repository."""
+    repository = place / "v2/team/a"
+    (repository / "blobs").mkdir(parents=True)
+    (repository / "manifests").mkdir()
+    for blob in (layout / "blobs/sha256").iterdir():
+        (repository / "blobs" / f"sha256:{blob.name}").write_bytes(blob.read_bytes())
+    (manifest,) = json.loads((layout / "index.json").read_text())["manifests"]
+    (repository / "manifests/1").write_bytes((layout / "blobs/sha256" / manifest["digest"][7:]).read_bytes())
+    return "team/a:1"
+
+
+@pytest.mark.parametrize("kind", ["anonymous", "password", "identity token"])
+def test_tokens(releases: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """Where the registry sends for one, with the password or the identity token; the registry gets only tokens (F4)."""
+    push(f"oci:{tmp_path}/layout:1", releases / "a/1")
+    name = registry_of(tmp_path / "registry", tmp_path / "layout")
+    asked: list[tuple[str, dict[str, list[str]], str | None]] = []
+    with serving(tmp_path / "registry") as registry, serving(tmp_path) as tokens:
+        host = registry.url.removeprefix("http://")
+
+        def token(handler: Any, times: int) -> bool:
+            parts = urllib.parse.urlsplit(handler.path)
+            form = handler.rfile.read(int(handler.headers.get("Content-Length", 0))).decode()
+            fields = urllib.parse.parse_qs(parts.query or form)
+            asked.append((handler.command, fields, handler.headers.get("Authorization")))
+            value = json.dumps({"access_token" if form else "token": f"token{len(asked)}"}).encode()
+            handler.answer(200, value)
+            return True
+
+        def guard(handler: Any, times: int) -> bool:
+            # the second token is the one that counts: the first has run out when it arrives
+            if handler.headers.get("Authorization") == "Bearer token2":
+                return False
+            scheme = f'Bearer realm="{tokens.url}/token",service="here",scope="repository:team/a:pull"'
+            handler.answer(401, headers={"WWW-Authenticate": scheme})
+            return True
+
+        registry.fault, tokens.fault = guard, token
+        secret = base64.b64encode(b"user:secret").decode()
+        entry = {
+            "anonymous": {},
+            "password": {"auths": {host: {"auth": secret}}},
+            "identity token": {"auths": {host: {"auth": secret, "identitytoken": "long"}}},
+        }[kind]
+        (tmp_path / "docker").mkdir()
+        (tmp_path / "docker/config.json").write_text(json.dumps(entry))
+        monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path / "docker"))
+        pull(f"{host}/{name}", tmp_path / "device", patience=NOW, threads=1)
+        assert same(found(tmp_path / "device/current"), weights())
+        assert len(asked) == 2
+        for method, fields, authorization in asked:
+            assert fields["service"] == ["here"] and fields["scope"] == ["repository:team/a:pull"]
+            assert method == ("POST" if kind == "identity token" else "GET")
+            assert authorization == (f"Basic {secret}" if kind == "password" else None)
+            assert fields.get("refresh_token") == (["long"] if kind == "identity token" else None)
+        assert {sent for *_, sent in registry.log} <= {None, "Bearer token1", "Bearer token2"}
+
+
+@pytest.mark.parametrize("answer", [b"{}", b"[", b'{"token": 7}', b'{"token": "a\\nb"}', b"[1]"])
+def test_answers_that_are_no_tokens(server: Server, tmp_path: Path, answer: bytes) -> None:
+    """Nothing of them gets into a header (F4)."""
+
+    def fault(handler: Any, times: int) -> bool:
+        if handler.path.startswith("/token"):
+            handler.answer(200, answer)
+        else:
+            handler.answer(401, headers={"WWW-Authenticate": f'Bearer realm="{server.url}/token"'})
+        return True
+
+    server.fault = fault
+    with pytest.raises(TransferError, match="no token"):
+        pull(f"{server.url}/a/1/index.json", tmp_path / "device", patience=NOW)
+
+
+READ_ONLY = """
+import os, sys
+from blobstore.errors import FileAccessError
+from blobstore.releases import Release, pull
+pull(sys.argv[1], sys.argv[4])
+Release.open(sys.argv[4]).close()  # all modules are there: another user may not read them
+if os.geteuid() == 0:
+    os.setuid(65534)  # root may write everywhere
+for work in (lambda: pull(sys.argv[1], sys.argv[3]), lambda: pull(sys.argv[1], sys.argv[3] + "/below")):
+    try:
+        work()
+    except FileAccessError as error:
+        assert "Permission denied" in str(error), error
+    else:
+        raise SystemExit("it was written")
+assert not pull(sys.argv[2], sys.argv[3]).changed
+with Release.open(sys.argv[3]) as release:
+    print(release.version, len(release.cache))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "setuid"), reason="needs users")
+def test_a_folder_that_is_read_only(server: Server, releases: Path, tmp_path: Path) -> None:
+    """It can be opened, and its release is current; another one cannot be pulled into it, and it stays as it was (F3)."""
+    publish(tmp_path / "in", releases, name="a", version="2")
+    urls = [f"{server.url}/a/{version}/index.json" for version in ("2", "1")]
+    with tempfile.TemporaryDirectory() as place:
+        Path(place).chmod(0o755)  # other users can go through, unlike tmp_path
+        device = Path(place, "device")
+        pull(releases / "a/1", device)
+        before = sorted(device.rglob("*"))
+        folders = [device, *(path for path in before if path.is_dir() and not path.is_symlink())]
+        for folder in folders:
+            folder.chmod(0o555)
+        done = subprocess.run(
+            [sys.executable, "-B", "-c", READ_ONLY, *urls, str(device), str(tmp_path / "other")],
+            capture_output=True,
+            text=True,
+            check=False,
+            cwd=Path(__file__).parents[2],
+        )
+        for folder in folders:
+            folder.chmod(0o755)
+        assert (done.returncode, done.stdout) == (0, "1 6\n"), done.stderr
+        assert sorted(device.rglob("*")) == before
+
+
+@pytest.mark.parametrize("when", ["before the answer", "in a body"])
+def test_a_server_that_stalls(server: Server, tmp_path: Path, when: str) -> None:
+    """It is left after the time that patience gives it, and asked again for what is missing (F2)."""
+    released: list[BaseHTTPRequestHandler] = []
+
+    def fault(handler: BaseHTTPRequestHandler, times: int) -> bool:
+        if times > 1 or "/files/" not in handler.path:
+            return False
+        if when == "in a body":
+            handler.send_response(200)
+            handler.send_header("Content-Length", str((tmp_path / "releases" / handler.path[1:]).stat().st_size))
+            handler.end_headers()
+            handler.wfile.write((tmp_path / "releases" / handler.path[1:]).read_bytes()[:10])
+        handler.connection.settimeout(60)
+        assert handler.rfile.read(1) == b""  # until the client goes away
+        released.append(handler)
+        handler.close_connection = True
+        return True
+
+    server.fault = fault
+    patience = Patience(attempts=3, read=0.2, pause=lambda seconds: None)
+    pull(f"{server.url}/a/1/index.json", tmp_path / "device", plain=True, patience=patience)
+    assert same(found(tmp_path / "device/current"), weights())
+    assert released
+    server.fault = lambda handler, times: "/files/" in handler.path and fault(handler, 1)
+    with pytest.raises(TransferError, match="given up after 3 attempts"):
+        pull(f"{server.url}/a/1/index.json", tmp_path / "other", plain=True, patience=patience)
+
+
+def test_a_server_that_trickles_is_left(server: Server, tmp_path: Path) -> None:
+    """A byte now and then is no progress, whatever a single wait for bytes allows (F2)."""
+    began: list[str] = []
+
+    def fault(handler: BaseHTTPRequestHandler, times: int) -> bool:
+        if "/files/" not in handler.path:
+            return False
+        began.append(handler.path)
+        start, stop = 0, (tmp_path / "releases" / handler.path[1:]).stat().st_size
+        if asked := handler.headers.get("Range"):
+            start, stop = (int(one) for one in asked.removeprefix("bytes=").split("-"))
+            handler.send_response(206)
+            handler.send_header("Content-Range", f"bytes {start}-{stop}/*")
+            stop += 1
+        else:
+            handler.send_response(200)
+        handler.send_header("Content-Length", str(stop - start))
+        handler.end_headers()
+        handler.connection.settimeout(0.02)
+        handler.close_connection = True
+        for _ in range(start, stop):
+            handler.wfile.write(b"x")
+            with contextlib.suppress(TimeoutError):
+                if handler.connection.recv(1) == b"":  # the client went away
+                    break
+        return True
+
+    server.fault = fault
+    patience = Patience(attempts=3, read=0.3, slowest=10_000, pause=lambda seconds: None)
+    with pytest.raises(TransferError, match=r"too slow; given up after 3 attempts"):
+        pull(f"{server.url}/a/1/index.json", tmp_path / "device", plain=True, threads=1, patience=patience)
+    assert len(began) == 3
+    server.fault = lambda handler, times: False
+    pull(f"{server.url}/a/1/index.json", tmp_path / "device", plain=True, patience=NOW)  # its bytes were wrong, too
+    assert same(found(tmp_path / "device/current"), weights())
+
+
+PROCESSES = """
+import os, sys
+import blobstore.releases.assembly, blobstore.releases.encoding, blobstore.releases.web
+from blobstore.releases import pull
+ready, go = os.pipe()
+results, result = os.pipe()
+children = []
+for _ in range(100):
+    child = os.fork()
+    if child == 0:
+        os.close(go)
+        os.read(ready, 1)  # until all are there
+        try:
+            os.write(result, b"1" if pull(sys.argv[1], sys.argv[2]).changed else b"0")
+        except BaseException:
+            sys.excepthook(*sys.exc_info())
+            os._exit(1)
+        os._exit(0)
+    children.append(child)
+os.close(go)
+codes = [os.waitpid(child, 0)[1] for child in children]
+print(any(codes), os.read(results, 1000).count(b"1"))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_hundred_processes_at_once(server: Server, tmp_path: Path) -> None:
+    """Into one folder, which one of them fills: each range is fetched once (F2, F3)."""
+    done = subprocess.run(
+        [sys.executable, "-c", PROCESSES, f"{server.url}/a/1/index.json", str(tmp_path / "device")],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=Path(__file__).parents[2],
+    )
+    assert done.stdout == "False 1\n", done.stderr
+    fetched = [(path, asked) for _, path, asked, _ in server.log if "/files/" in path]
+    assert len(fetched) == len(set(fetched)) > 0
+    assert len(server.log) == len(fetched) + 100
+    assert same(found(tmp_path / "device/current"), weights())
