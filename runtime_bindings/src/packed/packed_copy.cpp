@@ -87,10 +87,10 @@ void PackedCopy::catch_up() noexcept {
       continue;
     }
     std::memset(entry.made_of, 0, entry.blobs.size() * sizeof(Digest));
-    std::atomic_thread_fence(std::memory_order_seq_cst);
+    std::atomic_signal_fence(std::memory_order_seq_cst); // in this order, as a kill sees it
     crash_here(CrashPoint::InPacked);
     entry.map->apply(entry.sources, entry.packed);
-    std::atomic_thread_fence(std::memory_order_seq_cst);
+    std::atomic_signal_fence(std::memory_order_seq_cst); // in this order, as a kill sees it
     for (size_t i = 0; i < entry.blobs.size(); ++i) {
       std::memcpy(&entry.made_of[i], cache_.digest_now(*entry.blobs[i]), sizeof(Digest));
     }
