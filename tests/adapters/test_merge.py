@@ -199,7 +199,7 @@ def test_replaced_files(plain: Any, mode: Any) -> None:
         (
             {"x.lora_a.weight": torch.zeros(1, 2), "x.lora_b.weight": torch.zeros(2, 1)},
             KeyNotFoundError,
-            "module 'x' has no weight in .*: 'x.base.weight', 'x.base_layer.weight', 'x.weight'",
+            "module 'x' has no weight in .*: 'x.base.weight', 'x.base_layer.weight', 'x.linear.weight', 'x.weight'",
         ),
     ],
 )
