@@ -116,6 +116,7 @@ def makers(models: Path, folder: Path, one: PublicCallable, manager: Any) -> dic
         "other": ptd,
         "path": lambda: models / ("a.pte" if one.name == "open_pte" else "a.ptd"),
         "BlobStore.write_ptd.path": lambda: folder / "y.ptd",
+        "fuse_programs.output": lambda: folder / "one.pte",
         "paths": lambda: [models / "a.ptd"],
         "programs": lambda: {"a": manager},
         "scalar_type": lambda: blobstore.ScalarType.FLOAT,

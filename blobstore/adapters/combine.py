@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -83,9 +83,8 @@ def set_adapter_strengths(cache: BlobCache, strengths: Iterable[float]) -> int:
         UnsupportedDataError: `cache` is not a `BlobCache`.
     """
     tensors = native_tensors_of(cache)
-    if not isinstance(strengths, Iterable):
-        raise UnsupportedDataError(f"expected one strength for each adapter, found {strengths!r}")
-    return int(library().set_adapter_strengths(tensors, [check_scale(one, "strength") for one in strengths]))
+    numbers = _listed(strengths, "one strength for each adapter")
+    return int(library().set_adapter_strengths(tensors, [check_scale(one, "strength") for one in numbers]))
 
 
 def combine_adapters(adapters: Shares, target: Path, *, foundation: Paths, like: Path | None = None) -> int:
@@ -134,12 +133,19 @@ def combine_adapters(adapters: Shares, target: Path, *, foundation: Paths, like:
 
 def _rows(adapters: Shares) -> list[tuple[bytes, float]]:
     """Paths and strengths as the native module takes them."""
-    if isinstance(adapters, str | bytes | os.PathLike) or not isinstance(adapters, Iterable):
-        raise UnsupportedDataError(
-            f"expected a list of adapters, or of pairs of an adapter and a strength, found {adapters!r}"
-        )
+    given = adapters.items() if isinstance(adapters, Mapping) else adapters
     rows = []
-    for one in adapters.items() if isinstance(adapters, Mapping) else adapters:
+    for one in _listed(given, "a list of adapters, or of pairs of an adapter and a strength"):
         path, strength = one if isinstance(one, tuple) and len(one) == 2 else (one, 1.0)
         rows.append((os.fsencode(as_path(path)), check_scale(strength, "strength")))
     return rows
+
+
+def _listed(values: Any, expected: str) -> list[Any]:
+    """What can be iterated over, as a list. Some types say that they can, and raise an error."""
+    if not isinstance(values, str | bytes | os.PathLike):
+        try:
+            return list(values)
+        except (TypeError, ValueError):
+            pass
+    raise UnsupportedDataError(f"expected {expected}, found {values!r}")

@@ -257,7 +257,8 @@ def test_a_working_copy_that_is_made_anew_again_and_again(models: list[Path], tm
         store = PackedStore(tmp_path / "packed", limit=size * 3 // 2 or 1 << 30)
         running = Running.open(tmp_path, INPUT, store, data="live.ptd", mode="shared")
         assert [one.hex() for one in running()] == expected(model)
-        assert (store.stats.builds, store.stats.hits, store.stats.fallbacks) == (1, 1, 0)
+        assert (store.stats.hits, store.stats.fallbacks) == (1, 0)
+        assert store.stats.builds <= 1  # 0 if the system gave the copy the inode of the one before
         size = size or packed_files.only(tmp_path / "packed").stat().st_size
         del running
         (tmp_path / "live.ptd").unlink()

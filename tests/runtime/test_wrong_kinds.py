@@ -57,10 +57,11 @@ INTERNAL = {
     "names_for_state_dict",
     "update",
 }  # methods of LogicalTensors for updates, which check their arguments first
+PEFT = {"import_peft", "export_peft", "import_for_program"}  # they need PEFT's files; see tests/adapters/test_peft.py
 CALLABLES = [
     one
     for one in public_callables(*MODULES, results=RESULTS)
-    if not (one.owner is LogicalTensors and one.name in INTERNAL)
+    if not (one.owner is LogicalTensors and one.name in INTERNAL) and one.name not in PEFT
 ]
 
 
@@ -96,6 +97,11 @@ def makers(files: Any, tmp_path: Path) -> dict[str, Any]:
     def loaded() -> BlobCache:
         made = cache()
         blobstore.adapters.load_adapter(made, folder / "foundation-adapter.ptd")
+        return made
+
+    def loaded_several() -> BlobCache:
+        made = cache()
+        blobstore.adapters.load_adapters(made, [folder / "foundation-adapter.ptd"])
         return made
 
     def method() -> Method:
@@ -165,6 +171,15 @@ def makers(files: Any, tmp_path: Path) -> dict[str, Any]:
         "read_adapter.path": lambda: adapter,
         "load_adapter.cache": cache,
         "load_adapter.path": lambda: folder / "foundation-adapter.ptd",
+        "load_adapters.cache": cache,
+        "load_adapters.adapters": lambda: [folder / "foundation-adapter.ptd"],
+        "combine_adapters.adapters": lambda: [folder / "foundation-adapter.ptd"],
+        "combine_adapters.target": lambda: folder / "combined.ptd",
+        "combine_adapters.foundation": lambda: foundation,
+        "combine_adapters.like": lambda: None,
+        "load_adapters.program_scale": lambda: None,
+        "set_adapter_strengths.cache": loaded_several,
+        "set_adapter_strengths.strengths": lambda: [0.5],
         "set_adapter_strength.cache": loaded,
         "set_adapter_strength.strength": lambda: 0.5,
         "merge_adapter.adapter": lambda: folder / "plain-model-adapter.ptd",

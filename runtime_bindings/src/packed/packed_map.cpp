@@ -309,7 +309,7 @@ inline void store_four(uint8_t* to, Four value) {
   std::memcpy(to, &value, sizeof value);
 }
 
-#ifdef __clang__
+#if defined(__clang__)
 #define BLOBSTORE_SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
 #else
 #define BLOBSTORE_SHUFFLE(a, b, ...) __builtin_shuffle(a, b, Four{__VA_ARGS__})
