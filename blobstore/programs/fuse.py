@@ -109,7 +109,7 @@ def fuse_programs(
     target, paths = as_path(output), as_paths(inputs)
     refuse_inputs([target], paths)
     programs, data_maps = _read(paths)
-    names = _names(programs, methods or {})
+    names = _names(programs, _renamed(methods))
     names, left_out = _without_equal_methods(programs, names)
     blobs = _blobs(data_maps)
     parts = [_part(program, chosen, blobs) for program, chosen in zip(programs, names, strict=True) if chosen]
@@ -155,6 +155,15 @@ def _read(paths: list[Path]) -> tuple[list[ProgramFile], list[PtdDataMap]]:
     if not programs:
         raise UnsupportedDataError("there is no program to fuse")
     return programs, data_maps
+
+
+def _renamed(methods: Mapping[str, str] | None) -> Mapping[str, str]:
+    """The new names, if they are names."""
+    if methods is None:
+        return {}
+    if not isinstance(methods, Mapping) or not all(isinstance(text, str) for item in methods.items() for text in item):
+        raise UnsupportedDataError(f"expected methods as a mapping of names to names, found {methods!r}")
+    return methods
 
 
 def _names(programs: list[ProgramFile], renamed: Mapping[str, str]) -> list[dict[str, str]]:
