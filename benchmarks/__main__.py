@@ -20,6 +20,7 @@ MODULES = (
     "report",
     "runtime",
     "lowering",
+    "backends",
     "tensors",
     "training",
     "adapters",

@@ -1,9 +1,11 @@
-"""Releases: bytes and time of publishing and pulling, against curl with sha256sum."""
+"""Releases: bytes and time of publishing and pulling, against curl with sha256sum, skopeo, and other stores of versions."""
 
 from __future__ import annotations
 
 import functools
 import io
+import os
+import re
 import shutil
 import subprocess
 import threading
@@ -12,12 +14,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from benchmarks.harness import MIB, Row, memory_row, peak_of, ratio_row, show, side_by_side
-from blobstore import save_file
-from blobstore.releases import publish, pull
+from benchmarks.lowered import in_process, plugin
+from benchmarks.release_peers import REGISTRY, SKOPEO, STORES, registry
+from blobstore import load_file, save_file
+from blobstore.releases import Release, publish, pull
 from blobstore.releases.encoding import decode, encode
 
 TITLE = "Releases"
@@ -27,7 +32,11 @@ _BLOBS, _SIZE = 256, 4 * MIB
 
 def rows(folder: Path) -> Iterator[Row]:
     yield from _decoding()
-    yield from _gigabyte(folder)
+    for part in (_gigabyte, _registry, _adapter, _trained, _versions, _switch):
+        place = folder / part.__name__
+        place.mkdir()
+        yield from part(place)
+        shutil.rmtree(place)
 
 
 def _decoding() -> Iterator[Row]:
@@ -114,15 +123,208 @@ def _gigabyte(folder: Path) -> Iterator[Row]:
     assert first.files == 1
 
 
+_PUSH = """
+import json, sys
+from benchmarks.harness import peak_of
+from blobstore.releases import push
+with peak_of("RssAnon") as peak:
+    push(sys.argv[1], sys.argv[2])
+print(json.dumps(peak.growth))
+"""
+
+
+def _registry(folder: Path) -> Iterator[Row]:
+    """Push and pull by a real registry, which shares the machine."""
+    work = "first pull of 1 GB from docker-registry, against skopeo copy"
+    if REGISTRY is None or SKOPEO is None:
+        yield Row(work, "not measured: docker-registry or skopeo is not there", "at most 1.1 x", False)
+        return
+    rng = np.random.default_rng(0)
+    (folder / "in").mkdir()
+    for i in range(4):
+        (folder / "in" / f"{i}.bin").write_bytes(rng.bytes(_BLOBS * _SIZE // 4))
+    publish(folder / "in", folder / "releases", name="a", version="1", encoded=False)
+    with registry(folder / "registry") as host:
+        growth = in_process(_PUSH, f"{host}/team/a:1", str(folder / "releases" / "a" / "1"))
+        shutil.rmtree(folder / "releases")
+
+        def before() -> None:
+            shutil.rmtree(folder / "device", ignore_errors=True)
+            shutil.rmtree(folder / "copy", ignore_errors=True)
+
+        def theirs() -> None:
+            command = [SKOPEO or "", "copy", "--quiet", "--src-tls-verify=false", f"docker://{host}/team/a:1"]
+            subprocess.run([*command, f"dir:{folder / 'copy'}"], check=True)
+
+        one, other = side_by_side(lambda: pull(f"{host}/team/a:1", folder / "device"), theirs, rounds=2, before=before)
+        yield ratio_row(work, one, other, at_most=1.1)
+        yield memory_row("memory of a push of 1 GB", growth, 64 * MIB)
+
+
+def _adapter(folder: Path) -> Iterator[Row]:
+    """A device has a foundation and an adapter, and fetches another adapter."""
+    rng = np.random.default_rng(0)
+    (folder / "in").mkdir()
+    save_file({f"layer{i}": rng.integers(0, 256, _SIZE, np.uint8) for i in range(16)}, folder / "in" / "model.ptd")
+    new = 0
+    for number in (1, 2):
+        arrays = {f"layer{i}.lora": rng.integers(0, 256, 1 << 17, np.uint8) for i in range(16)}
+        new = sum(array.nbytes for array in arrays.values())
+        save_file(arrays, folder / "in" / f"adapter{number}.ptd")
+        base = "1" if number == 2 else None
+        publish(folder / "in", folder / "releases", name="a", version=str(number), base=base)
+    with _served(folder / "releases") as url:
+        pull(f"{url}/a/1/index.json", folder / "device")
+        done = pull(f"{url}/a/2/index.json", folder / "device")
+    yield Row(
+        "bytes for one more adapter",
+        f"{done.fetched_bytes:,} for {new:,}",
+        "at most 1.05 x + 64 KB",
+        done.fetched_bytes <= 1.05 * new + 65_536,
+    )
+
+
+def _minilm() -> dict[str, np.ndarray]:
+    """The trained weights of the demo's encoder."""
+    from blobstore.demo.models import encoder_directory
+
+    return {key: np.array(value) for key, value in load_file(encoder_directory() / "model.safetensors").items()}
+
+
+def _bf16(array: np.ndarray) -> Any:
+    """Rounded to bfloat16, as a tensor of this type."""
+    import torch
+
+    return torch.from_numpy(array).to(torch.bfloat16) if array.dtype == np.float32 else array  # type: ignore[no-any-return]
+
+
+def _trained(folder: Path) -> Iterator[Row]:
+    """The demo's trained MiniLM on the way."""
+    weights = _minilm()
+    for name, bar in (("fp32", 0.84), ("bf16", 0.70)):
+        tensors = weights if name == "fp32" else {key: _bf16(value) for key, value in weights.items()}
+        save_file(tensors, folder / f"{name}.ptd")
+        done = publish(folder / f"{name}.ptd", folder / "releases", name=name, version="1")
+        with _served(folder / "releases") as url:
+            pulled = pull(f"{url}/{name}/1/index.json", folder / name)
+        share = pulled.fetched_bytes / done.release_bytes
+        yield Row(f"the demo's MiniLM on the way, {name}", f"{share:.3f} of its bytes", f"at most {bar}", share <= bar)
+
+
+def _versions(folder: Path) -> Iterator[Row]:
+    """Three versions: trained weights in fp32 and bf16 with an adapter; a layer of each changed; another adapter."""
+    rng = np.random.default_rng(0)
+    weights = _minilm()
+    versions = []
+    for number in range(3):
+        place = folder / f"v{number + 1}"
+        place.mkdir()
+        if number == 1:
+            for key in weights:
+                if "layer.3." in key:
+                    weights[key] = weights[key] + (rng.standard_normal(weights[key].shape) * 1e-3).astype(np.float32)
+        save_file(weights, place / "encoder.ptd")
+        save_file({key: _bf16(value) for key, value in weights.items()}, place / "llm.ptd")
+        for adapter in range(max(number, 1)):
+            arrays = np.random.default_rng(adapter + 1).standard_normal((12, 8, 384)).astype(np.float32)
+            save_file({f"layer{i}.lora_a": array for i, array in enumerate(arrays)}, place / f"adapter{adapter}.ptd")
+        versions.append(place)
+        base = str(number) if number else None
+        publish(place, folder / "releases", name="a", version=str(number + 1), base=base, encoded=False)
+    ours = sum(path.stat().st_size for path in (folder / "releases").rglob("*") if path.is_file())
+    for name, measure in STORES.items():
+        place = folder / name
+        place.mkdir()
+        theirs = measure(versions, place)
+        yield Row(
+            f"bytes of three versions, without compression, against {name}",
+            f"{ours:,} against {theirs:,}" if theirs is not None else f"not measured: {name} is not there",
+            "fewer",
+            theirs is not None and ours < theirs,
+        )
+
+
+def _switch(folder: Path) -> Iterator[Row]:
+    """1 % of 256 MiB changes under a program that runs through XNNPACK."""
+    import torch
+    from torch import nn
+
+    from blobstore import save_programs
+    from blobstore.lowering.export import lower
+    from blobstore.runtime import BlobCache, Program
+
+    width, layers = 832, 97  # of 2.6 MiB each: one of them is 1 %
+    torch.manual_seed(0)
+    net = nn.Sequential(*(nn.Linear(width, width) for _ in range(layers))).eval()
+    x = torch.ones(1, width)
+    program = lower({"forward": (net, (x,))}, partitioners=plugin, external_constants=lambda node: "model")
+    save_programs({"model": program}, folder / "in")
+    publish(folder / "in", folder / "releases", name="a", version="0", encoded=False)
+    pull(folder / "releases" / "a" / "0", folder / "device")
+    rounds = 6
+    live: list[float] = []
+    loads: dict[str, list[float]] = {"a copy": [], "mapped": []}
+    with Release.open(folder / "device") as release:
+        method = Program(release.path / "model.pte", release.cache).method()
+        method(x)
+        for number in range(1, rounds + 1):
+            with torch.no_grad():
+                net[number].weight.mul_(1.01)
+            with BlobCache(folder / "in" / "model.ptd", "copy") as cache:
+                cache.update_state_dict(net.state_dict())
+                cache.save(folder / "in" / "model.new")
+            (folder / "in" / "model.new").replace(folder / "in" / "model.ptd")
+            publish(
+                folder / "in",
+                folder / "releases",
+                name="a",
+                version=str(number),
+                base=str(number - 1),
+                encoded=False,
+            )
+            pull(folder / "releases" / "a" / str(number), folder / "device")
+            start = time.perf_counter()
+            done = release.follow()
+            method(x)
+            live.append(time.perf_counter() - start)
+            assert done.taken and len(done.keys) >= 1
+            for kind, mode in (("a copy", "copy"), ("mapped", "private")):
+                start = time.perf_counter()
+                fresh = Program(folder / "in" / "model.pte", BlobCache(folder / "in" / "model.ptd", mode)).method()
+                fresh(x)
+                loads[kind].append(time.perf_counter() - start)
+                del fresh
+    ours = sorted(live)[rounds // 2]
+    theirs = {kind: sorted(seconds)[rounds // 2] for kind, seconds in loads.items()}
+    work = "live switch of 1 % of 256 MiB and the next answer, against loading the new release"
+    yield ratio_row(f"{work} as a copy", ours, theirs["a copy"], at_least=25)
+    yield ratio_row(f"{work}, mapped", ours, theirs["mapped"], at_least=25)
+
+
 @contextmanager
 def _served(folder: Path) -> Iterator[str]:
-    """A web server on this machine, in threads of this process. It has no ranges."""
+    """A web server on this machine, in threads of this process."""
 
     class Handler(SimpleHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002
             pass
+
+        def do_GET(self) -> None:
+            asked = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+            if asked is None:
+                super().do_GET()
+                return
+            start, stop = int(asked[1]), int(asked[2]) + 1
+            with Path(self.translate_path(self.path)).open("rb") as file:
+                self.send_response(206)
+                self.send_header("Content-Range", f"bytes {start}-{stop - 1}/{os.fstat(file.fileno()).st_size}")
+                self.send_header("Content-Length", str(stop - start))
+                self.end_headers()
+                self.wfile.flush()
+                while start < stop:
+                    start += os.sendfile(self.connection.fileno(), file.fileno(), start, stop - start)
 
     class Server(ThreadingHTTPServer):
         def handle_error(self, request: object, client_address: object) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from blobstore.lazy import lazily
 from blobstore.version import __version__ as __version__
 
 TYPE_CHECKING = False  # type checkers treat it as true; importing `typing` would take longer than everything else here
@@ -75,15 +76,11 @@ _HOME = {
 
 
 def __getattr__(name: str) -> Any:
-    from importlib import import_module
-
-    if name in _HOME:
-        value = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
-        globals()[name] = value
-        return value
     if name == "errors":  # for `except blobstore.errors.KeyNotFoundError`
+        from importlib import import_module
+
         return import_module(f"{__name__}.errors")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return lazily(__name__, _HOME, name)
 
 
 def __dir__() -> list[str]:

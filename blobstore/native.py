@@ -34,6 +34,7 @@ _LIBRARIES = (
     "libexecutorch_threadpool.so",
     "libexecutorch_kernels_optimized.so",
     "libexecutorch_backend_xnnpack.so",
+    "libexecutorch_backend_openvino.so",  # registers itself; the engine is loaded when a program needs it
 )
 
 
@@ -46,12 +47,21 @@ def _import_native() -> Any:
                 # loaded by path, because the two packages need not be installed side by side
                 if (path := Path(folder, "lib", name)).exists():
                     ctypes.CDLL(str(path))
+        _name_openvino()
         from blobstore_runtime import _native
     except ImportError as error:
         raise errors.MissingDependencyError(
             f"running programs needs the native package: pip install 'blobstore[runtime]' ({error})"
         ) from error
     return _native
+
+
+def _name_openvino() -> None:
+    """Tell ExecuTorch's OpenVINO backend where the engine of the openvino package is, as `executorch` does on import."""
+    if "OPENVINO_LIB_PATH" not in os.environ and (spec := importlib.util.find_spec("openvino")) is not None:
+        for folder in spec.submodule_search_locations or ():
+            for path in sorted(Path(folder, "libs").glob("libopenvino_c.so*"))[-1:]:
+                os.environ["OPENVINO_LIB_PATH"] = str(path)
 
 
 _ERRORS: dict[str, type[errors.BlobStoreError]] = {
@@ -74,6 +84,9 @@ _ERRORS: dict[str, type[errors.BlobStoreError]] = {
     "not_finite_loss": errors.NotFiniteLossError,
     "invalid_key": errors.InvalidKeyError,
     "invalid_alignment": errors.InvalidAlignmentError,
+    "release": errors.ReleaseError,
+    "trust": errors.TrustError,
+    "transfer": errors.TransferError,
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
 from collections.abc import Callable, Sequence
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import settings
 
 from tests import models, native_build
@@ -17,6 +19,17 @@ from tests.cpp.module_runner import ModuleRunner, build
 # No example has a time limit, because the machine may be busy. CI tries the same examples in every run.
 settings.register_profile("blobstore", deadline=None, derandomize="CI" in os.environ)
 settings.load_profile("blobstore")
+
+# Small models gain nothing from threads, which wait for each other as soon as the machine is busy: `make test` runs two
+# processes. Child processes read the variable.
+torch.set_num_threads(1)
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def pytest_collection_finish() -> None:
+    """A quarter of the time of lowering is looking for garbage among the objects of torch's modules, which stay."""
+    gc.freeze()
+    gc.set_threshold(100_000, 20, 100)
 
 
 # Folders whose tests run programs on blobstore's own runtime; `make test` builds it.

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from blobstore.errors import UnsupportedDataError
 from blobstore.memory.layout import ScalarType
 from blobstore.memory.mapped_file import Paths, as_paths
 
-__all__ = ["NamedTensor", "foundation_fingerprint", "is_text", "library", "named_tensors", "native_paths"]
+__all__ = [
+    "NamedTensor",
+    "check_texts",
+    "foundation_fingerprint",
+    "is_text",
+    "library",
+    "named_tensors",
+    "native_paths",
+]
 
 
 @dataclass(frozen=True)
@@ -47,6 +56,26 @@ def is_text(value: object) -> bool:
     from blobstore.native import is_utf8
 
     return is_utf8(value)
+
+
+def check_texts(texts: Mapping[str, str] | None, what: str) -> dict[str, str]:
+    """A mapping from names to names; None is an empty one.
+
+    Args:
+        texts: the mapping.
+        what: what messages call it.
+
+    Raises:
+        UnsupportedDataError: it is something else.
+    """
+    if texts is None:
+        return {}
+    if not isinstance(texts, Mapping):
+        raise UnsupportedDataError(f"{what} must be a mapping by name, not a {type(texts).__qualname__}")
+    for text in (*texts.keys(), *texts.values()):
+        if not is_text(text):
+            raise UnsupportedDataError(f"{what} must map str to str, found {text!r}")
+    return dict(texts)
 
 
 def native_paths(paths: Paths) -> list[bytes]:

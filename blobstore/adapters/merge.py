@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from blobstore.adapters.adapter_file import check_scale, native_tensors
-from blobstore.adapters.foundation import is_text, library
+from blobstore.adapters.foundation import check_texts, library
 from blobstore.adapters.on_cache import native_tensors_of
 from blobstore.errors import UnsupportedDataError
 from blobstore.memory.mapped_file import as_path
@@ -108,20 +108,12 @@ def merge_adapter(
         raise UnsupportedDataError(
             f"expected an adapter's file or tensors by name, found a {type(adapter).__qualname__}"
         )
-    for what, given in (("names", names), ("weights", weights)):
-        if given is not None and not isinstance(given, Mapping):
-            raise UnsupportedDataError(f"{what} must be a mapping by name, not a {type(given).__qualname__}")
+    if weights is not None and not isinstance(weights, Mapping):
+        raise UnsupportedDataError(f"weights must be a mapping by name, not a {type(weights).__qualname__}")
     options = (
         check_scale(alpha, "alpha"),
         None if scale is None else check_scale(scale),
-        _texts(names or {}),
+        list(check_texts(names, "names").items()),
         native_tensors({name: one for name, one in (weights or {}).items() if name in cache.tensors or name in cache}),
     )
     return MergedAdapter(cache, library().merge_adapter(tensors, source, *options))
-
-
-def _texts(names: Mapping[str, str]) -> list[tuple[str, str]]:
-    for text in (*names.keys(), *names.values()):
-        if not is_text(text):
-            raise UnsupportedDataError(f"names must map str to str, found {text!r}")
-    return list(names.items())

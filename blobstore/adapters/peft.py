@@ -7,6 +7,7 @@ is kept in the metadata too, so that `export_peft` gives back what was imported.
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import os
@@ -21,7 +22,7 @@ import numpy as np
 
 from blobstore.adapters.adapter_file import Adapter, read_adapter, save_plain
 from blobstore.adapters.fit import inspect_adapters
-from blobstore.adapters.foundation import NamedTensor, is_text
+from blobstore.adapters.foundation import NamedTensor, check_texts, is_text
 from blobstore.adapters.lora_names import Pair
 from blobstore.adapters.peft_config import CONFIG_NAME, PeftConfig, read_config
 from blobstore.adapters.peft_names import (
@@ -36,7 +37,14 @@ from blobstore.adapters.peft_names import (
 )
 from blobstore.disk.kinds import Format
 from blobstore.disk.staging import Staging, refuse_inputs
-from blobstore.errors import AdapterError, InvalidFileError, KeyNotFoundError, LayoutError, UnsupportedDataError
+from blobstore.errors import (
+    AdapterError,
+    InvalidFileError,
+    KeyNotFoundError,
+    LayoutError,
+    UnsupportedDataError,
+    UpdateError,
+)
 from blobstore.formats.ptd.reader import open_ptd
 from blobstore.formats.safetensors import SafetensorsDataMap, write_safetensors
 from blobstore.memory.dtypes import FLOATS, SAFETENSORS
@@ -100,6 +108,8 @@ def read_peft(directory: str | os.PathLike[str]) -> tuple[PeftConfig, list[PeftP
         FileAccessError, InvalidFileError: a file cannot be opened, or is malformed.
         AdapterError: a field of the configuration or a tensor cannot be honoured; it is named.
         LayoutError: the shapes of a pair do not match.
+        UnsupportedDataError: a tensor has another dtype than a float.
+        UpdateError: a tensor has infinities or NaN.
     """
     folder = as_path(directory)
     config = read_config(folder / CONFIG_NAME)
@@ -139,13 +149,15 @@ def _read_pair(data_map: SafetensorsDataMap, config: PeftConfig, module: str, ke
 
 
 def _plain(data_map: SafetensorsDataMap, key: str) -> Plain:
-    from blobstore.logical.steps import DTYPES  # here, because it imports the native module
+    from blobstore.logical.steps import DTYPES, check_finite  # here, because it imports the native module
 
     layout = data_map.get_tensor_layout(key)
     if layout is None or layout.scalar_type not in FLOATS:
         raise UnsupportedDataError(f"{data_map.name}: '{key}' has dtype {data_map.dtypes[key]}, expected a float")
-    array = np.frombuffer(data_map.get_data(key), DTYPES[layout.scalar_type]).reshape(layout.sizes)
-    return array, layout.scalar_type
+    tensor = np.frombuffer(data_map.get_data(key), DTYPES[layout.scalar_type]).reshape(layout.sizes), layout.scalar_type
+    if not check_finite(tensor):
+        raise UpdateError(f"{data_map.name}: '{key}' has values that are not finite")
+    return tensor
 
 
 def import_peft(
@@ -185,7 +197,8 @@ def import_peft(
         FileAccessError, InvalidFileError, IntegrityError: a file cannot be opened, trusted or written.
         AdapterError: something in PEFT's files cannot be honoured, and is named: a field of the configuration, a tensor,
             a rank that is too large, or numbers that would be rounded; or the order of the rows of q and k is not known.
-        KeyNotFoundError: the programs have no such module.
+        UnsupportedDataError: a tensor has another dtype than a float, or `names` does not map str to str.
+        KeyNotFoundError: the programs have no such module, or PEFT's files have none of that name in `names`.
         LayoutError: a weight of the foundation, or a tensor of `like`, has another shape.
         UpdateError: a tensor has infinities or NaN.
         OutputPathError: the target is one of the inputs.
@@ -194,7 +207,11 @@ def import_peft(
     folder, output = as_path(source), as_path(target)
     files = as_paths(foundation)
     refuse_inputs([output], [*files, *([] if like is None else [as_path(like)])])
+    given = {name.removeprefix(PREFIX): module for name, module in check_texts(names, "names").items()}
+    told = None if params is None else params_head_dim(params)
     config, pairs = read_peft(folder)
+    if unknown := given.keys() - {pair.module for pair in pairs}:
+        raise KeyNotFoundError(f"{folder}: names has '{min(unknown)}', but {MODEL_NAME} has no such module")
     base = _Base(files)
     template = None if like is None else _Template(read_adapter(like))
     found = Names(
@@ -202,15 +219,19 @@ def import_peft(
     )
     scale, factors = _common_scale(pairs, config)
     record = _Record(dict(config.fields), {})
+
+    def size_of_head() -> int | None:
+        return base.head_dim if params is None else told
+
     tensors: dict[str, Plain] = {}
     for pair in pairs:
-        module = (names or {}).get(pair.module) or found.find(pair.module)
+        module = given[pair.module] if pair.module in given else found.find(pair.module)
         if module in record.modules:
             raise AdapterError(
                 f"{folder}: two modules of PEFT are module '{module}' of the program, one is '{pair.module}'"
             )
         base.check_product(folder, module, pair, known=template is not None)
-        head_dim = rotary_head_dim(folder, module, pair.module, pair.b[0].shape[0], params, base.head_dim, base.name)
+        head_dim = rotary_head_dim(folder, module, pair.module, pair.b[0].shape[0], size_of_head, base.name)
         factor = factors[pair.module]
         kinds = (pair.a[1], pair.b[1])
         record.modules[module] = _Origin(pair.a_key, pair.b_key, pair.rank, kinds, factor, head_dim)
@@ -254,6 +275,7 @@ class _Base:
                 f"{list(weight.sizes)}"
             )
 
+    @functools.cached_property
     def head_dim(self) -> int | None:
         """What the tables of the rotary embedding say, as `params_head_dim`; None if there are none.
 
@@ -418,11 +440,9 @@ class _Record:
             return None
         try:
             found = json.loads(text)
-            config, modules = found["config"], found["modules"]
-            if not isinstance(config, dict):
-                raise TypeError("no configuration")
-            return cls(config, {str(module): _origin(*fields) for module, fields in modules.items()})
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            config, modules = PeftConfig.of(found["config"], adapter.path), found["modules"]
+            return cls(dict(config.fields), {str(module): _origin(*fields) for module, fields in modules.items()})
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError, AdapterError) as error:
             raise InvalidFileError(adapter.path, f"the metadata {_RECORD} is malformed: {error}") from None
 
 
@@ -464,9 +484,14 @@ def export_peft(
         AdapterError: the file records no scale, has tensors that belong to no pair, or is incomplete; or the order of the
             rows of q and k is not known.
         UpdateError: a tensor is quantized, or has infinities or NaN.
+        LayoutError: the rows of q or k are no heads of the size in `params`.
+        UnsupportedDataError: `base_model` is not a str, or .safetensors has no name for a dtype.
         OutputPathError: a file of another format is in the way.
         MissingDependencyError: the native package is not installed.
     """
+    if not (base_model is None or is_text(base_model)):
+        raise UnsupportedDataError(f"base_model must be a str, found {base_model!r}")
+    head_dim = None if params is None else params_head_dim(params)
     adapter = read_adapter(source)
     adapter.check()
     if adapter.scale is None:
@@ -487,7 +512,7 @@ def export_peft(
         if rank == 0:
             continue  # the program has room for a module that PEFT's adapter has not
         if origin is None:
-            origin, added = _new_origin(adapter, pair, rank, params), True
+            origin, added = _new_origin(adapter, pair, rank, head_dim), True
         if (origin.head_dim and pair.out_features % origin.head_dim) or len(
             {*tensors, origin.a_key, origin.b_key}
         ) != len(tensors) + 2:
@@ -544,19 +569,17 @@ def _new_config(adapter: Adapter) -> dict[str, Any]:
     }
 
 
-def _new_origin(
-    adapter: Adapter, pair: Pair, rank: int, params: Mapping[str, Any] | str | os.PathLike[str] | None
-) -> _Origin:
+def _new_origin(adapter: Adapter, pair: Pair, rank: int, size_of_head: int | None) -> _Origin:
     module = _program_name(pair.module)
     name = hf_name(module)
     head_dim = 0
     if name != module and is_rotated(module):
-        if params is None:
+        if size_of_head is None:
             raise AdapterError(
                 f"{adapter.path}: the rows of module '{pair.module}' lie in another order for PEFT if the program rotates "
                 "neighbouring elements; give the params.json of its export as params= (--params)"
             )
-        head_dim = params_head_dim(params)
+        head_dim = size_of_head
         if head_dim and pair.out_features % head_dim:
             raise LayoutError(
                 f"{adapter.path}: '{pair.b}' has {pair.out_features} rows, which are no heads of {head_dim}"
@@ -571,7 +594,7 @@ def _program_name(module: str) -> str:
 
 def _note_rank(config: dict[str, Any], key: str, rank: int, scale: float) -> None:
     """Record the rank and the alpha of a module if the configuration says something else."""
-    module = "^" + _module_of(key).replace(".", r"\.")
+    module = "^" + re.sub(r"[^\w-]", lambda found: "\\" + found[0], _module_of(key))
     alpha = _tidy(scale * (math.sqrt(rank) if config.get("use_rslora") else rank))
     for name, usual, value in (("rank_pattern", "r", rank), ("alpha_pattern", "lora_alpha", alpha)):
         pattern = config.get(name) or {}

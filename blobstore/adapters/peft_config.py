@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from blobstore.errors import AdapterError, InvalidFileError
-from blobstore.memory.mapped_file import map_file
+from blobstore.memory.mapped_file import as_path, map_file
 
 __all__ = ["CONFIG_NAME", "FIELDS", "PeftConfig", "read_config"]
 
@@ -156,6 +156,7 @@ def read_json(path: str | os.PathLike[str]) -> Any:
         FileAccessError: it cannot be opened.
         InvalidFileError: it is not JSON, or larger than 16 MiB.
     """
+    path = as_path(path)
     data = map_file(path)
     if len(data) > _MOST:
         raise InvalidFileError(path, f"{len(data):,} bytes are too many for a configuration")

@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from blobstore.adapters.peft_config import read_json
 from blobstore.errors import AdapterError, InvalidFileError, KeyNotFoundError, LayoutError
+from blobstore.memory.mapped_file import as_path
 
 __all__ = ["PREFIX", "Names", "hf_name", "is_rotated", "params_head_dim", "rotary_head_dim"]
 __all__ += ["rows_as_hf", "rows_as_llama"]
@@ -116,8 +117,8 @@ def params_head_dim(params: Mapping[str, Any] | str | os.PathLike[str]) -> int:
         FileAccessError: the file cannot be opened.
         InvalidFileError: it is malformed.
     """
-    fields = params if isinstance(params, Mapping) else read_json(params)
-    path = "params" if isinstance(params, Mapping) else params
+    path: str | os.PathLike[str] = "params" if isinstance(params, Mapping) else as_path(params)
+    fields = params if isinstance(params, Mapping) else read_json(path)
     if not isinstance(fields, Mapping):
         raise InvalidFileError(path, "expected a JSON object")
     if fields.get("use_hf_rope", False):
@@ -138,8 +139,7 @@ def rotary_head_dim(
     module: str,
     name: str,
     rows: int,
-    params: Mapping[str, Any] | str | os.PathLike[str] | None,
-    tables: Callable[[], int | None],
+    size_of_head: Callable[[], int | None],
     what: object,
 ) -> int:
     """The size of a head if the rows of a module are reordered, else 0.
@@ -148,18 +148,16 @@ def rotary_head_dim(
         source: PEFT's folder, for messages.
         module, name: what the program and PEFT call it.
         rows: how many rows its product has.
-        params: as in `params_head_dim`, or None.
-        tables: what the tables of the rotary embedding say, if there are no params; None if there are no tables.
+        size_of_head: called for q and k only; returns what `params_head_dim` does, or None if it is not known.
         what: the program's files, for messages.
 
     Raises:
         AdapterError: the order is not known.
         LayoutError: the rows are no heads of this size.
-        FileAccessError, InvalidFileError: the params cannot be read.
     """
     if not is_rotated(module) or not name.endswith(("q_proj", "k_proj")):
         return 0
-    size = tables() if params is None else params_head_dim(params)
+    size = size_of_head()
     if size is None:
         raise AdapterError(
             f"{source}: the rows of module '{module}' lie in another order if the program rotates neighbouring elements, and "

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from blobstore.adapters.peft import PeftPair, read_peft
-from blobstore.adapters.peft_names import Names, llama_name, rotary_head_dim, rows_as_llama
+from blobstore.adapters.peft_names import Names, llama_name, params_head_dim, rotary_head_dim, rows_as_llama
 from blobstore.disk.staging import refuse_inputs
 from blobstore.errors import AdapterError, LayoutError, UpdateError
 from blobstore.formats.alignment import TENSOR_ALIGNMENT
@@ -73,6 +73,7 @@ def import_for_program(
         MissingDependencyError: the native package is not installed.
     """
     output, folder, old_folder = as_path(target), as_path(source), as_path(exported_with)
+    head_dim = None if params is None else params_head_dim(params)
     opened = read_program(program)
     refuse_inputs([output], [opened.path])
     old_config, old_pairs = read_peft(old_folder)
@@ -92,7 +93,7 @@ def import_for_program(
     store, keys = BlobStore(), _keys(opened, old_folder, old_pairs)
     for room, old in rooms.items():
         for (key, kind), tensor in zip(
-            keys[room], _tensors(folder, by_room.get(room), old, scale, params, opened.path), strict=True
+            keys[room], _tensors(folder, by_room.get(room), old, scale, head_dim, opened.path), strict=True
         ):
             store.add(key, _bytes(tensor, kind, folder, room), alignment=TENSOR_ALIGNMENT)
     return store.write_ptd(output)
@@ -139,7 +140,7 @@ def _tensors(
     pair: PeftPair | None,
     room: PeftPair,
     scale: float,
-    params: Mapping[str, Any] | str | os.PathLike[str] | None,
+    size_of_head: int | None,
     program: Path,
 ) -> tuple[Plain, Plain]:
     """The tensors of a module with the rank of the program, in float64."""
@@ -160,7 +161,7 @@ def _tensors(
                 f"{folder}: module '{pair.module}' has rank {rank}, but {program} has room for {room.rank} only"
             )
         head_dim = rotary_head_dim(
-            folder, llama_name(pair.module), pair.module, new_b.shape[0], params, lambda: None, program
+            folder, llama_name(pair.module), pair.module, new_b.shape[0], lambda: size_of_head, program
         )
         a[:rank] = new_a
         b[:, :rank] = (rows_as_llama(new_b, head_dim) if head_dim else new_b) * (pair.scale / scale)

@@ -195,6 +195,11 @@ def _print_dedup(result: DedupResult) -> None:
     if result.unused_keys:
         out.print(f"{len(result.unused_keys)} keys are used by no program in the folder; --prune drops old ones.")
     for program in result.programs:
+        if program.inside:
+            say(
+                f"{program.path} has {program.inside:,} bytes of these tensors inside payloads of "
+                f"{', '.join(program.inside_of)}; lowering through BlobStorePartitioner would share them."
+            )
         if program.missing:
             out.print(
                 plain(

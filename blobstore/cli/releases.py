@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from blobstore.cli.output import print_json, progress_bar, say
 from blobstore.reporting.limits import parse_size
 from blobstore.text import size
+
+if TYPE_CHECKING:
+    from blobstore.releases import Plan, Published
 
 __all__ = ["compact", "gc", "publish", "pull", "push"]
 
@@ -50,21 +55,15 @@ def publish(
     """Publish files as a release: immutable files named by digest, and an index."""
     from blobstore.releases import publish as run
 
-    limit = _nbytes("--max-file", max_file)
-    with progress_bar(hidden=as_json) as progress:
-        done = run(
-            inputs,
-            output,
-            name=name,
-            version=version,
-            base=base,
-            max_file=limit,
-            executorch=executorch,
-            sign=sign,
-            encoded=not plain,
-            progress=progress,
-        )
-    _say_published(done, as_json)
+    _publish(
+        partial(run, inputs, output, base=base, executorch=executorch),
+        name=name,
+        version=version,
+        max_file=max_file,
+        sign=sign,
+        plain=plain,
+        as_json=as_json,
+    )
 
 
 def compact(
@@ -80,25 +79,31 @@ def compact(
     """Publish a release again with one file for each data set, after a few deltas."""
     from blobstore.releases import compact as run
 
+    _publish(
+        partial(run, output, base=base),
+        name=name,
+        version=version,
+        max_file=max_file,
+        sign=sign,
+        plain=plain,
+        as_json=as_json,
+    )
+
+
+def _publish(
+    run: Callable[..., Published],
+    *,
+    name: str,
+    version: str,
+    max_file: str | None,
+    sign: Path | None,
+    plain: bool,
+    as_json: bool,
+) -> None:
+    """Publish in one of the two ways, and say what came out."""
     limit = _nbytes("--max-file", max_file)
     with progress_bar(hidden=as_json) as progress:
-        done = run(
-            output,
-            name=name,
-            version=version,
-            base=base,
-            max_file=limit,
-            sign=sign,
-            encoded=not plain,
-            progress=progress,
-        )
-    _say_published(done, as_json)
-
-
-def _say_published(done: object, as_json: bool) -> None:
-    from blobstore.releases import Published
-
-    assert isinstance(done, Published)  # noqa: S101 - both commands give one
+        done = run(name=name, version=version, max_file=limit, sign=sign, encoded=not plain, progress=progress)
     if as_json:
         print_json(done)
         return
@@ -145,6 +150,9 @@ def pull(
         bool, typer.Option("--merge", help="Leave one file of each data set, for runtimes that take one path.")
     ] = False,
     plain: Plain = False,
+    executorch: Annotated[
+        str | None, typer.Option(metavar="VERSION", help="The ExecuTorch of the device; default: the installed one.")
+    ] = None,
     only_plan: Annotated[
         bool, typer.Option("--plan", help="Print what another program must fetch: URL, range, size, sha256.")
     ] = False,
@@ -167,13 +175,27 @@ def pull(
             "the plan has decided how; give it without --plan, --merge and --plain", param_hint="--commit"
         )
     if only_plan:
-        plan = releases.plan(reference, directory, key=key, allow_rollback=allow_rollback, merge=merge, plain=plain)
+        plan = releases.plan(
+            reference,
+            directory,
+            key=key,
+            allow_rollback=allow_rollback,
+            merge=merge,
+            plain=plain,
+            executorch=executorch,
+        )
         _say_plan(plan, directory, as_json)
         return
     with progress_bar(hidden=as_json) as progress:
         if fetched is not None:
             done = releases.commit(
-                reference, directory, fetched, key=key, allow_rollback=allow_rollback, progress=progress
+                reference,
+                directory,
+                fetched,
+                key=key,
+                allow_rollback=allow_rollback,
+                executorch=executorch,
+                progress=progress,
             )
         else:
             done = releases.pull(
@@ -183,6 +205,7 @@ def pull(
                 allow_rollback=allow_rollback,
                 merge=merge,
                 plain=plain,
+                executorch=executorch,
                 progress=progress,
             )
     if as_json:
@@ -194,10 +217,7 @@ def pull(
     say(f"{verb} {size(done.fetched_bytes)} for a release of {size(done.release_bytes)}.")
 
 
-def _say_plan(plan: object, directory: Path, as_json: bool) -> None:
-    from blobstore.releases import Plan
-
-    assert isinstance(plan, Plan)  # noqa: S101 - the caller made it
+def _say_plan(plan: Plan, directory: Path, as_json: bool) -> None:
     if as_json:
         print_json(plan)
         return

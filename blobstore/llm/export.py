@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from blobstore.adapters import AdapterTags
+from blobstore.disk.kinds import Format
+from blobstore.disk.staging import Staging
 from blobstore.errors import UnsupportedDataError, UnsupportedOperationError
 from blobstore.executorch import LlmConfig, LLMEdgeManager, LoRALinear, export_llama_lib
 from blobstore.llm.names import checkpoint_names, restore_checkpoint_names
-from blobstore.lowering import BlobStorePartitioner
+from blobstore.lowering import BlobStorePartitioner, restore_names
 from blobstore.lowering.names import Tag
 from blobstore.programs import save_program
 from blobstore.store import check_tag
@@ -52,6 +54,8 @@ def export_llm(config: LlmConfig) -> Path:
     config = copy.deepcopy(config)
     _check_backend(config)
     tag = _tag(config)
+    if config.export.output_name:
+        _check_place(_place(config.export.output_name, config.export.output_dir))
     config.export.foundation_weights_file = config.export.lora_weights_file = None  # ours instead of the exporter's
     with _wrapped(tag):
         return Path(export_llama_lib.export_llama(config))
@@ -71,6 +75,21 @@ def _check_backend(config: LlmConfig) -> None:
     quantizes = config.quantization.pt2e_quantize is not None
     if not (config.backend.xnnpack.enabled or quantizes):
         raise UnsupportedOperationError("backend.xnnpack.enabled is false; set it to true")
+
+
+def _place(name: str, folder: str) -> Path:
+    """Where ExecuTorch's exporter writes a program of this name."""
+    return Path(name if name.endswith(".pte") else f"{folder}/{name}.pte")
+
+
+def _check_place(path: Path) -> None:
+    """Check before the minutes of an export that its program can be written.
+
+    Raises:
+        FileAccessError, OutputPathError: it cannot.
+    """
+    with Staging(dry_run=True) as staging, staging.open(path, kind=Format.PTE):
+        pass
 
 
 def _tag(config: LlmConfig) -> Tag:
@@ -131,6 +150,13 @@ class _Manager(LLMEdgeManager):  # type: ignore[misc]
             restore_checkpoint_names(program, self._names)
         return program
 
+    def pt2e_quantize(self, quantizers: Any) -> LLMEdgeManager:
+        """Quantize the graph, and restore the names that quantizing its weights takes from them."""
+        super().pt2e_quantize(quantizers)
+        if quantizers:
+            restore_names(self.pre_autograd_graph_module, self.model)
+        return self
+
     def to_executorch(
         self, passes: Any = None, external_constants_tag: Any = None, share_mutable_buffers: bool = False
     ) -> LLMEdgeManager:
@@ -139,6 +165,6 @@ class _Manager(LLMEdgeManager):  # type: ignore[misc]
 
     def save_to_pte(self, output_name: str) -> None:
         """Write the program and its data files. All are complete, or, after an error, as they were before."""
-        path = Path(output_name if output_name.endswith(".pte") else f"{self.output_dir}/{output_name}.pte")
+        path = _place(output_name, self.output_dir)
         save_program(self.export_program, path, self.output_dir)
         self._saved_pte_filename = str(path)

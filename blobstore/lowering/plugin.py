@@ -23,7 +23,8 @@ from blobstore.executorch import (
 )
 from blobstore.formats.payload import wrap
 from blobstore.logical.records import STATE, Record, Records, records_key
-from blobstore.lowering import marks, methods, names, tables
+from blobstore.lowering import marks, methods, names, openvino, tables
+from blobstore.lowering.holes import HolesLowering, find_backend
 from blobstore.lowering.inner import InnerLowering
 from blobstore.lowering.names import Refusal, Tag
 from blobstore.lowering.tables import NameTable
@@ -53,6 +54,7 @@ def register_inner(inner: InnerLowering) -> None:
 
 
 register_inner(XnnpackLowering())
+register_inner(HolesLowering(openvino.BACKEND_ID, openvino.comparable))
 
 
 class BlobStorePartitioner(Partitioner):  # type: ignore[misc]
@@ -95,12 +97,14 @@ class BlobStorePartitioner(Partitioner):  # type: ignore[misc]
 
         Raises:
             UnsupportedOperationError: no `InnerLowering` is registered for the backend that the inner partitioner
-                delegates to.
+                delegates to, and no such backend was imported.
         """
         result = self.inner.partition(exported_program)
         found: dict[str, NameTable] = {}
         for tag, spec in result.partition_tags.items():
             inner = spec.backend_id
+            if inner not in _inners and find_backend(inner) is not None:
+                register_inner(HolesLowering(inner))
             if inner not in _inners:
                 raise UnsupportedOperationError(f"cannot wrap backend {inner!r}; known backends: {sorted(_inners)}")
             if inner not in found:
@@ -226,14 +230,18 @@ def _add_records(output: NamedDataStoreOutput, table: NameTable, records: list[R
     tag_of = {key: tag for tag, entries in output.external_data.items() for key in entries}
     files: dict[str | None, list[Record]] = {first: []} if bears else {}
     for record in [*records, *(_records_of_program(table, records) if bears else ())]:
-        files.setdefault(tag_of.get(record.key) if record.key else first, []).append(_with_auxiliary(record, table))
+        if record.key:
+            tag = tag_of.get(record.key)
+        else:  # also if nothing of this delegate is in a data file, as a cache looks in no other place
+            tag = first if first is not None else table.tag(record.sources[0].name)
+        files.setdefault(tag, []).append(_with_auxiliary(record, table))
     for tag, kept in files.items():
         packed = Records(table.inner, tuple(kept))
         if bears and tag == first:
             transient = tuple(source.name for source in table.outside if source.name in table.transient)
             packed = replace(packed, outside=table.outside, shared=table.shared, transient=transient)
         data = packed.pack()
-        entries = output.pte_data if tag is None else output.external_data[tag]
+        entries = output.pte_data if tag is None else output.external_data.setdefault(tag, {})
         entries[records_key(data)] = DataEntry(len(output.buffers), 16, None)
         output.buffers.append(data)
 

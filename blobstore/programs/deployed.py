@@ -20,6 +20,7 @@ from blobstore.formats.ptd.reader import PtdDataMap, open_ptd
 from blobstore.formats.pte.program import ProgramFile, read_program
 
 __all__ = [
+    "FLATBUFFERS",
     "USERS",
     "delegated_keys",
     "describing",
@@ -38,7 +39,7 @@ USERS = "blobstore.programs.names"
 """Metadata of a data file if other data files in the folder have some of its keys: JSON, the paths of the programs that
 were written to take this file. The keys alone do not show which file a program takes."""
 
-_FLATBUFFERS = {"XnnpackBackend", "BlobStoreBackend"}
+FLATBUFFERS = {"XnnpackBackend", "BlobStoreBackend"}
 """Backends whose payloads contain the keys that they look up as text."""
 
 
@@ -144,7 +145,7 @@ def delegated_keys(program: ProgramFile, keys: Collection[str]) -> set[str]:
     """Those of `keys` that the delegates of a program look up, as far as their payloads show it; see `taken_by`."""
     left = set(keys)
     for delegate in program.delegates:
-        if delegate.backend not in _FLATBUFFERS:
+        if delegate.backend not in FLATBUFFERS:
             return set(keys)
         if left:
             left -= mentioned(program.data[delegate.span.start : delegate.span.stop], left)

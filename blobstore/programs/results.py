@@ -20,6 +20,8 @@ class ProgramResult:
         moved_bytes: their size in bytes.
         missing: keys that it asks for and that none of the data files of this run has. They are in a file that was not
             among the inputs, and the slim program still needs that file.
+        inside: the bytes of tensors of `names` that lie in payloads of delegates, which keep them.
+        inside_of: the backends of these payloads.
     """
 
     source: Path
@@ -29,6 +31,8 @@ class ProgramResult:
     moved: int
     moved_bytes: int
     missing: tuple[str, ...]
+    inside: int = 0
+    inside_of: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,7 @@ from blobstore.programs.deployed import (
     users_of,
 )
 from blobstore.programs.folder import folders
+from blobstore.programs.inside import tensors_inside
 from blobstore.programs.options import Options
 from blobstore.programs.planning import Plan, names_by_content
 from blobstore.programs.results import DedupResult, ProgramResult
@@ -377,6 +378,7 @@ class _Run:
 
     def result(self, job: _Job) -> ProgramResult:
         """What the run did to a program."""
+        inside, inside_of = tensors_inside(job.program, self.options.names)
         return ProgramResult(
             source=job.program.path,
             path=job.output,
@@ -385,6 +387,8 @@ class _Run:
             moved=len(job.moves),
             moved_bytes=sum(len(item.data) for item in job.moves),
             missing=tuple(sorted(job.externals - {*job.own, *self.shared})),
+            inside=inside,
+            inside_of=inside_of,
         )
 
 

@@ -9,6 +9,8 @@ See docs/releases.md. Servers, signatures and encoded forms need the `releases` 
 
 from __future__ import annotations
 
+from blobstore.lazy import lazily
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
@@ -61,10 +63,4 @@ _HOME = {
 
 
 def __getattr__(name: str) -> Any:
-    from importlib import import_module
-
-    if name in _HOME:
-        value = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
-        globals()[name] = value
-        return value
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return lazily(__name__, _HOME, name)

@@ -14,6 +14,7 @@ from blobstore.formats.opening import Format, detect_format
 from blobstore.formats.ptd.reader import PtdDataMap, open_ptd
 from blobstore.memory.mapped_file import PIECE, map_file, read_pieces
 from blobstore.releases.index import Part, Table
+from blobstore.releases.sources import size_of
 
 __all__ = ["Region", "digest_of", "plain_table", "regions_of"]
 
@@ -60,7 +61,7 @@ def regions_of(path: Path, *, keys: bool = True) -> list[Region]:
     Raises:
         FileAccessError, InvalidFileError: it cannot be read.
     """
-    if path.stat().st_size == 0:
+    if size_of(path) == 0:
         return []
     try:
         if detect_format(path) is Format.PTD:
@@ -117,4 +118,4 @@ def plain_table(path: Path, sha256: str) -> Table:
     parts = tuple(
         Part(region.offset, len(region.data), digest_of(region.data)) for region in regions_of(path, keys=False)
     )
-    return Table("blobstore.table.1", sha256, path.stat().st_size, parts)
+    return Table("blobstore.table.1", sha256, size_of(path), parts)

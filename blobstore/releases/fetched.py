@@ -11,7 +11,7 @@ from pathlib import Path
 from blobstore.errors import FileAccessError, InvalidFileError, TransferError
 from blobstore.memory.mapped_file import named
 from blobstore.releases.index import Object
-from blobstore.releases.sources import Body, Found, Source, pieces_of
+from blobstore.releases.sources import Body, Found, Source, pieces_of, size_of
 
 __all__ = ["FetchedSource", "fetched_name"]
 
@@ -78,8 +78,7 @@ class FetchedSource(Source):
     def _place(self, wanted: Object, at: int) -> tuple[Path, int, int]:
         """A file with a byte of an object, the place of its first byte, and of the one behind its last."""
         for start, stop, path in self._files.get(wanted.sha256, ()):
-            with named(path):
-                size = path.stat().st_size
+            size = size_of(path)
             first, end = start, wanted.size if stop is None else stop
             if size == wanted.size:
                 first, end = 0, size

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from functools import cached_property
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
@@ -21,6 +22,7 @@ from blobstore.errors import InvalidFileError, ReleaseError
 __all__ = [
     "INDEX_LIMIT",
     "TABLE_LIMIT",
+    "VERSION",
     "DataSet",
     "File",
     "Index",
@@ -46,6 +48,9 @@ TABLE_LIMIT = 1 << 28
 # `$` alone would also match before a line break at the end
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9._+-]{0,99}$(?!\n)"
 _MOST_FILES = 100_000
+
+VERSION = r"^[0-9]{1,4}(\.[0-9]{1,4}){0,3}$(?!\n)"
+"""Versions of ExecuTorch."""
 
 Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$(?!\n)")]
 Size = Annotated[int, Meta(ge=0, le=(1 << 53) - 1)]
@@ -133,7 +138,7 @@ class Pack(Struct, frozen=True, omit_defaults=True):
         return Object(self.sha256, self.size)
 
 
-class Index(Struct, frozen=True, omit_defaults=True):
+class Index(Struct, frozen=True, omit_defaults=True, dict=True):
     """A release.
 
     Attributes:
@@ -153,7 +158,7 @@ class Index(Struct, frozen=True, omit_defaults=True):
     name: Name
     version: Name
     published: Size
-    executorch: Annotated[str, Meta(pattern=r"^[0-9]{1,4}(\.[0-9]{1,4}){0,3}$(?!\n)")]
+    executorch: Annotated[str, Meta(pattern=VERSION)]
     files: Annotated[tuple[File, ...], Meta(max_length=_MOST_FILES)]
     base: Name | None = None
     data: tuple[DataSet, ...] = ()
@@ -162,7 +167,11 @@ class Index(Struct, frozen=True, omit_defaults=True):
 
     def file(self, name: str) -> File:
         """The file with a name that is in the index."""
-        return next(file for file in self.files if file.name == name)
+        return self._by_name[name]
+
+    @cached_property
+    def _by_name(self) -> dict[str, File]:
+        return {file.name: file for file in self.files}
 
 
 class Way(Struct, frozen=True, array_like=True):
@@ -286,6 +295,12 @@ def _check_sets(index: Index, files: dict[str, File], fail: Any) -> set[str]:
         if data.name in sets:
             raise fail(f"data set {data.name!r} occurs twice")
         sets.add(data.name)
+        try:
+            check_file_name(data.name)  # merged, it is a file of this name
+        except ReleaseError as error:
+            raise fail(str(error)) from None
+        if data.name in files and data.name not in data.files:
+            raise fail(f"data set {data.name!r} has the name of a file that it does not list")
         for name in data.files:
             if name not in files or files[name].kind != "data":
                 raise fail(f"data set {data.name!r} lists {name!r}, which is no data file of the release")

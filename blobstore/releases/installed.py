@@ -29,7 +29,7 @@ from blobstore.disk.locks import Lock, exclusive
 from blobstore.disk.names import TEMPORARY, temporary_beside
 from blobstore.disk.recovery import recover
 from blobstore.disk.staging import Staging
-from blobstore.errors import BlobStoreError, FileAccessError, InvalidFileError
+from blobstore.errors import BlobStoreError, FileAccessError, InvalidFileError, ReleaseError
 from blobstore.memory.mapped_file import named
 from blobstore.releases.contents import plain_table
 from blobstore.releases.index import (
@@ -45,7 +45,7 @@ from blobstore.releases.index import (
     parse_index,
     parse_table,
 )
-from blobstore.releases.sources import read_small
+from blobstore.releases.sources import SIGNATURES, read_small
 
 __all__ = ["CURRENT", "Collected", "Installed", "LocalBlob", "Merged"]
 
@@ -117,9 +117,16 @@ class Installed:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Make the folder if it is missing, keep other processes out, and clean up after killed ones."""
+        """Make the folder if it is missing, keep other processes out, and clean up after killed ones.
+
+        Raises:
+            ReleaseError: releases are published in this folder; `gc` would remove their files.
+        """
         with named(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
+            publishes = (self.folder / SIGNATURES).exists() and not self._indexes.exists()
+        if publishes:
+            raise ReleaseError(f"{self.folder}: releases are published in this folder; pull them into another one")
         with exclusive(self.folder):
             with named(self.folder):
                 for place in (self.files, self.partial, self._releases, self._indexes, self._tables):
@@ -259,12 +266,31 @@ class Installed:
             else:
                 os.replace(new, place)
             sync_folder(self._releases)
-        with named(self.folder / CURRENT):
-            link = temporary_beside(self.folder / CURRENT)
-            link.symlink_to(f"releases/{view}")
-            os.replace(link, self.folder / CURRENT)
-            sync_folder(self.folder)
+        self._lead_to(view)
         return place
+
+    def _lead_to(self, view: str) -> None:
+        """Let `current` lead to a release; if that fails, it leads where it led before."""
+        current, old = self.folder / CURRENT, self.view
+        link, back = temporary_beside(current), temporary_beside(current)
+        try:
+            with named(current):
+                if old is not None:  # made now, because a full disk may have no room for it later
+                    back.symlink_to(f"releases/{old}")
+                link.symlink_to(f"releases/{view}")
+                os.replace(link, current)
+                try:
+                    sync_folder(self.folder)
+                except BaseException:
+                    if old is not None:
+                        os.replace(back, current)
+                    else:
+                        current.unlink()
+                    raise
+        finally:
+            for one in (link, back):
+                with contextlib.suppress(OSError):
+                    one.unlink(missing_ok=True)
 
     @staticmethod
     def _same(one: Path, other: Path) -> bool:
@@ -374,7 +400,9 @@ class Installed:
                 (self._indexes, indexes),
                 (self.partial, set()),
             ):
-                for one in os.scandir(folder):
+                with named(folder):
+                    entries = list(os.scandir(folder))
+                for one in entries:
                     if one.name.split(".")[0] in wanted or not _OBJECT.fullmatch(one.name.split(".")[0]):
                         continue
                     with named(Path(one.path)):

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from blobstore.disk.locks import Lock
 from blobstore.errors import ReleaseError
@@ -20,6 +21,7 @@ from blobstore.memory.mapped_file import as_path, named
 from blobstore.releases.index import DataSet, Index
 from blobstore.releases.installed import Installed, Merged
 from blobstore.releases.merging import merge_files
+from blobstore.releases.needs import check_executorch
 from blobstore.releases.overlay import laid_over, newest, replaceable, same_blob
 from blobstore.runtime.cache import BlobCache
 from blobstore.runtime.packed import PackedStore
@@ -125,6 +127,7 @@ class Release:
         self._lock, view = _hold_current(self._installed)
         try:
             self._index = self._installed.index(view[:64])
+            check_executorch(self._index, None, str(directory))
             self._data = _Data(self._installed, self._index, view[:64], names)
         except BaseException:
             self._lock.close()
@@ -152,12 +155,12 @@ class Release:
             packed: as in `BlobCache`.
 
         Raises:
-            ReleaseError: no release is installed, it has no such data set, or two data sets have different contents under
-                one key.
+            ReleaseError: no release is installed, it has no such data set, two data sets have different contents under one
+                key, or its programs need a newer ExecuTorch.
             FileAccessError, InvalidFileError, IntegrityError: files cannot be opened or trusted; or a merged file is needed,
                 and the folder cannot be written.
         """
-        release = cls(as_path(directory), None if data is None else list(data))
+        release = cls(as_path(directory), None if data is None else _names(data))
         try:
             release.cache = release._data.cache(packed)
         except BaseException:
@@ -234,6 +237,18 @@ class Release:
 
     def __repr__(self) -> str:
         return f"<Release {self.name} {self.version} in {self.directory}: {self.cache!r}>"
+
+
+def _names(data: Any) -> list[str]:
+    """The argument of a caller, as names of data sets."""
+    names: list[Any]
+    try:
+        names = [data] if isinstance(data, str | bytes) else list(data)
+    except (TypeError, ValueError):
+        names = [data]
+    if isinstance(data, str) or not all(isinstance(name, str) for name in names):
+        raise ReleaseError(f"expected names of data sets, not {data!r}")
+    return names
 
 
 def _hold_current(installed: Installed) -> tuple[Lock, str]:

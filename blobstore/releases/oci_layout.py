@@ -146,7 +146,9 @@ class LayoutTarget:
         """Add the manifest, under the tag if there is one; its SHA-256."""
         with exclusive(self._folder):
             stored = store_bytes(self._blobs, data)
-            old = _manifests(self._folder) if (self._folder / "index.json").exists() else []
+            with named(self._folder):
+                is_new = not (self._folder / "index.json").exists()
+            old = [] if is_new else _manifests(self._folder)
             new: dict[str, Any] = {"mediaType": MANIFEST_TYPE, "digest": f"sha256:{stored.sha256}", "size": stored.size}
             if self._reference.tag:
                 new["annotations"] = {_REF_NAME: self._reference.tag}

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 
+from blobstore.errors import ReleaseError
 from blobstore.releases.references import parse_reference
 from blobstore.releases.sources import FolderSource, Patience, Source
 
-__all__ = ["open_source"]
+__all__ = ["check_effort", "open_source"]
+
+_MOST_THREADS = 1000
 
 
 def open_source(reference: str | os.PathLike[str], patience: Patience, connections: int) -> Source:
@@ -23,6 +26,7 @@ def open_source(reference: str | os.PathLike[str], patience: Patience, connectio
         MissingDependencyError: it needs a package that is not installed.
     """
     found = parse_reference(reference)
+    check_effort(patience, connections)
     if found.kind == "folder":
         return FolderSource(found.place, found.pin)
     if found.kind == "layout":
@@ -39,3 +43,11 @@ def open_source(reference: str | os.PathLike[str], patience: Patience, connectio
     from blobstore.releases.registry import RegistrySource
 
     return RegistrySource(found, client)
+
+
+def check_effort(patience: Patience, connections: int) -> None:
+    """Raise ReleaseError unless these are a `Patience` and a number of requests that may be sent at a time."""
+    if not isinstance(patience, Patience):
+        raise ReleaseError(f"expected a Patience, not {patience!r}")
+    if isinstance(connections, bool) or not isinstance(connections, int) or not 0 < connections <= _MOST_THREADS:
+        raise ReleaseError(f"threads must be an integer from 1 to {_MOST_THREADS}, not {connections!r}")

@@ -24,9 +24,11 @@ from blobstore.memory.mapped_file import as_path, named
 from blobstore.releases.fetched import FetchedSource, fetched_name
 from blobstore.releases.index import INDEX_LIMIT, Index, Sha256, parse_index
 from blobstore.releases.installed import Installed
+from blobstore.releases.needs import check_executorch
 from blobstore.releases.objects import store_bytes
 from blobstore.releases.places import open_source
-from blobstore.releases.pulling import Pulled, check_successor, install, nothing_new, wanted_files
+from blobstore.releases.pulling import Pulled, check_successor, check_trust, install, nothing_new, wanted_files
+from blobstore.releases.references import parse_reference
 from blobstore.releases.shopping import Shopping
 from blobstore.releases.sources import Found, Patience, Source, read_small
 from blobstore.releases.transfer import Transfer
@@ -97,6 +99,7 @@ def plan(
     allow_rollback: bool = False,
     merge: bool = False,
     plain: bool = False,
+    executorch: str | None = None,
     patience: Patience | None = None,
 ) -> Plan:
     """Find what a folder lacks of a release, for another program to fetch; then call `commit`.
@@ -106,24 +109,26 @@ def plan(
     called; the current release does not change.
 
     Args:
-        reference, directory, key, allow_rollback, merge, plain, patience: as in `pull`.
+        reference, directory, key, allow_rollback, merge, plain, executorch, patience: as in `pull`.
 
     Raises:
         As `pull`.
     """
     installed = Installed(as_path(directory))
-    with open_source(reference, patience or Patience(), 1) as source:
+    with open_source(reference, Patience() if patience is None else patience, 1) as source:
         found = source.find(installed.current)
         with installed.locked():
             data = found.index if found.index is not None else installed.index_bytes(found.sha256)
             signature = source.signature(found.sha256)
-            _check_signature(source, data, signature, key)
+            if key is not None:
+                check_trust(source, data, signature, key)
             index = parse_index(data, source.name)
             check_successor(installed, index, source, allow_rollback=allow_rollback)
+            check_executorch(index, executorch, source.name)
             current = nothing_new(installed, source, found.sha256, key, merge) is not None
             plain = plain or not source.remote
             fetches = () if current else _fetches(installed, source, index, merge=merge, plain=plain)
-            record = _Record("blobstore.plan.1", os.fspath(reference), found.sha256, data, signature, merge, plain)
+            record = _Record("blobstore.plan.1", _text(reference), found.sha256, data, signature, merge, plain)
             with named(installed.incoming):
                 installed.incoming.mkdir(exist_ok=True)
             with Staging(force=True) as staging, staging.open(installed.incoming / _PLAN) as file:
@@ -146,6 +151,7 @@ def commit(
     *,
     key: str | os.PathLike[str] | None = None,
     allow_rollback: bool = False,
+    executorch: str | None = None,
     progress: Progress | None = None,
 ) -> Pulled:
     """Make a planned release the current one of a folder, from fetched files. Nothing is sent to a server.
@@ -157,7 +163,7 @@ def commit(
         reference: as it was given to `plan`.
         directory: the folder of the device.
         fetched: the folder of the fetched files, each named as its `Fetch.file`. Other files there are ignored.
-        key, allow_rollback, progress: as in `pull`.
+        key, allow_rollback, executorch, progress: as in `pull`.
 
     Raises:
         ReleaseError: there is no plan of this reference in the folder.
@@ -171,7 +177,7 @@ def commit(
     record = _read(place, reference, installed)
     found = Found(record.sha256, record.index)
     with (
-        FetchedSource(as_path(fetched), os.fspath(reference), found, record.signature) as source,
+        FetchedSource(as_path(fetched), _text(reference), found, record.signature) as source,
         _nothing_kept_of_a_failure(installed),
     ):
         done = install(
@@ -181,6 +187,7 @@ def commit(
             allow_rollback=allow_rollback,
             merge=record.merge,
             plain=record.plain,
+            executorch=executorch,
             threads=1,
             progress=progress,
         )
@@ -205,7 +212,7 @@ def _read(place: Path, reference: str | os.PathLike[str], installed: Installed) 
     try:
         data = read_small(place, _PLAN_LIMIT)
     except FileAccessError as error:
-        if place.exists():
+        if os.path.lexists(place):
             raise
         raise ReleaseError(f"{installed.folder}: there is no plan here; {advice}") from error
     try:
@@ -214,18 +221,16 @@ def _read(place: Path, reference: str | os.PathLike[str], installed: Installed) 
         raise InvalidFileError(place, f"this is not a plan: {error}; {advice}") from None
     if sha256(record.index) != record.sha256:
         raise InvalidFileError(place, f"the index in it does not have the SHA-256 {record.sha256}; {advice}")
-    if record.reference != os.fspath(reference):
+    if record.reference != _text(reference):
         raise ReleaseError(
-            f"{installed.folder}: expected a plan of {os.fspath(reference)}, found one of {record.reference}; {advice}"
+            f"{installed.folder}: expected a plan of {_text(reference)}, found one of {record.reference}; {advice}"
         )
     return record
 
 
-def _check_signature(source: Source, data: bytes, signature: str | None, key: str | os.PathLike[str] | None) -> None:
-    if key is not None:
-        from blobstore.releases.trust import check_signature
-
-        check_signature(data, signature, key, source.name)
+def _text(reference: str | os.PathLike[str]) -> str:
+    """A reference in JSON; the name of a folder need not be Unicode."""
+    return parse_reference(reference).text.encode(errors="backslashreplace").decode()
 
 
 def _fetches(installed: Installed, source: Source, index: Index, *, merge: bool, plain: bool) -> tuple[Fetch, ...]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -37,6 +38,7 @@ from blobstore.releases.contents import regions_of
 from blobstore.releases.index import (
     INDEX_LIMIT,
     TABLE_LIMIT,
+    VERSION,
     DataSet,
     File,
     Index,
@@ -53,7 +55,7 @@ from blobstore.releases.index import (
 )
 from blobstore.releases.objects import ObjectWriter, store_bytes, store_file
 from blobstore.releases.overlay import entries_of, newest_entries
-from blobstore.releases.sources import FILES, INDEX, SIGNATURES, read_small
+from blobstore.releases.sources import FILES, INDEX, SIGNATURES, read_small, size_of
 from blobstore.releases.tables import NOTHING, BaseBlobs, make_table, travelling
 
 __all__ = ["LATEST", "Published", "compact", "publish", "published_index"]
@@ -165,8 +167,10 @@ def compact(
     """
     check_progress(progress)
     root = as_path(releases)
+    if base is None:
+        raise ReleaseError(f"{name}:{version}: compact needs a base, whose contents the release has")
     with _entered(root, name, version) as _:
-        made = _Publisher(root, name, version, base, max_file, "", encoded, progress)
+        made = _Publisher(root, name, version, base, max_file, None, encoded, progress)
         made.add_compacted()
         return made.finish(sign)
 
@@ -191,15 +195,24 @@ class _entered:  # noqa: N801 - used like a function
             raise ReleaseError(
                 f"{name}:{version}: a release folder uses {LATEST!r}, {FILES!r} and {SIGNATURES!r} itself"
             )
-        self._root = root
+        self._root, self._index = root, root / name / version / INDEX
 
     def __enter__(self) -> None:
+        with named(self._root):
+            pulled = (self._root / "indexes").exists()
+        if pulled:
+            raise ReleaseError(f"{self._root}: releases are pulled into this folder; publish them in another one")
         with named(self._root):
             (self._root / FILES).mkdir(parents=True, exist_ok=True)
         self._lock = exclusive(self._root)
         self._lock.__enter__()
         try:
-            recover(self._root / FILES)
+            for folder in (FILES, SIGNATURES, self._index.parent, self._index.parent.parent / LATEST):
+                recover(self._root / folder)
+            with named(self._index):
+                published = self._index.exists()
+            if published:
+                raise ReleaseError(f"{self._index}: this version was published already; versions never change")
         except BaseException:
             self._lock.__exit__(None, None, None)
             raise
@@ -216,11 +229,18 @@ def _expanded(paths: Sequence[Path], root: Path) -> Iterator[tuple[Path, str]]:
         raise FileAccessError(error.filename, error)
 
     for path in paths:
-        if not path.is_dir():
+        with named(path):
+            is_folder = path.is_dir()
+        if not is_folder:
             yield path, path.name
             continue
         empty = True
         for folder, folders, names in os.walk(path, onerror=fail):
+            for one in folders:
+                if not one.startswith(".") and Path(folder, one).is_symlink():
+                    raise ReleaseError(
+                        f"{Path(folder, one)}: links to folders are not followed; give that folder itself"
+                    )
             folders[:] = sorted(
                 one for one in folders if not one.startswith(".") and os.path.realpath(Path(folder, one)) != output
             )
@@ -243,16 +263,21 @@ class _Publisher:
         version: str,
         base: str | None,
         max_file: int | None,
-        executorch: str,
+        executorch: str | None,
         encoded: bool,
         progress: Progress | None,
     ) -> None:
         self._root, self._files = root, root / FILES
         self._name, self._version = name, version
+        if max_file is not None and (isinstance(max_file, bool) or not isinstance(max_file, int) or max_file < 1):
+            raise ReleaseError(f"max_file must be a number of bytes, not {max_file!r}")
+        if executorch is not None and (not isinstance(executorch, str) or not re.match(VERSION, executorch)):
+            raise ReleaseError(f"{executorch!r} is not a version of ExecuTorch; expected one such as '1.5'")
         self._max, self._encoded, self._progress = max_file, encoded, progress
         self._base = self._read_base(base) if base is not None else None
         self._executorch = executorch or (self._base.index.executorch if self._base else _EXECUTORCH)
-        self._had = {entry.name for entry in os.scandir(self._files)}
+        with named(self._files):
+            self._had = set(os.listdir(self._files))
         self._listed: list[File] = []
         self._sets: list[DataSet] = []
         self._paths: dict[str, Path] = {}  # of programs
@@ -262,6 +287,8 @@ class _Publisher:
     # The base
 
     def _read_base(self, text: str) -> _Base:
+        if not isinstance(text, str):
+            raise ReleaseError(f"{text!r} is not the version of a base")
         name, _, version = text.rpartition(":")
         if name and name != self._name:
             raise ReleaseError(f"the base {text!r} has another name than the release, {self._name!r}")
@@ -320,10 +347,8 @@ class _Publisher:
         if kind is Format.PTD:
             self._add_data(open_ptd(path), path, name)
             return
-        if self._max is not None and path.stat().st_size > self._max:
-            raise ReleaseError(
-                f"{path}: it has {path.stat().st_size} bytes, {self._max} are allowed, and only data files can be cut"
-            )
+        if self._max is not None and (found := size_of(path)) > self._max:
+            raise ReleaseError(f"{path}: it has {found} bytes, {self._max} are allowed, and only data files can be cut")
         if kind is Format.PTE:
             self._paths[name] = path
         self._list(name, "program" if kind is Format.PTE else "other", store_file(self._files, path, self._progress))
@@ -340,7 +365,7 @@ class _Publisher:
             self._removed += len(old.keys() - set(data_map))
         else:
             wanted = list(data_map)
-        small = self._max is None or path.stat().st_size <= self._max
+        small = self._max is None or size_of(path) <= self._max
         if small and len(wanted) == len(data_map) and not files:
             stored = store_file(self._files, path, self._progress)
             files.append(self._list(name, "data", stored, name))
@@ -478,8 +503,6 @@ class _Publisher:
         data = encode(index)
         parse_index(data, str(place))  # what is published can be pulled
         digest = sha256(data)
-        if place.exists():
-            raise ReleaseError(f"{place}: version {self._version} was published already; versions never change")
         signature = None
         if key is not None:
             from blobstore.releases.trust import sign
@@ -509,7 +532,10 @@ class _Publisher:
     def _time(self) -> int:
         """Now, or later than all other releases of this name."""
         others = []
-        if (self._root / self._name / LATEST / INDEX).exists():
+        latest = self._root / self._name / LATEST / INDEX
+        with named(latest):
+            has_latest = latest.exists()
+        if has_latest:
             others.append(published_index(self._root, self._name, LATEST).published)
         if self._base is not None:
             others.append(self._base.index.published)

@@ -15,6 +15,7 @@ from blobstore.releases.assembly import make
 from blobstore.releases.index import DataSet, File, Index, parse_index
 from blobstore.releases.installed import Collected, Installed, Merged
 from blobstore.releases.merging import merge_files
+from blobstore.releases.needs import check_executorch
 from blobstore.releases.objects import store_bytes
 from blobstore.releases.places import open_source
 from blobstore.releases.shopping import Shopping
@@ -61,6 +62,7 @@ def pull(
     allow_rollback: bool = False,
     merge: bool = False,
     plain: bool = False,
+    executorch: str | None = None,
     threads: int = _THREADS,
     patience: Patience | None = None,
     progress: Progress | None = None,
@@ -78,19 +80,21 @@ def pull(
         allow_rollback: accept a release that is older than the installed one.
         merge: leave one file of each data set, for runtimes that take one path.
         plain: use no encoded forms.
+        executorch: the version of ExecuTorch that the device has; None for the one that is installed here, if there is one.
         threads: how many requests are sent at a time.
         patience: how long to try.
         progress: called with every step.
 
     Raises:
-        ReleaseError: this is not a reference, or the folder has releases of another name.
+        ReleaseError: this is not a reference, the folder has releases of another name or is one that releases are
+            published in, or the programs need a newer ExecuTorch.
         TrustError: the release is not signed by the key, not the pinned one, or older than the installed one.
         InvalidFileError, IntegrityError: the index, or what was fetched, is not what it must be.
         TransferError: a server cannot be reached, or refuses.
         FileAccessError: the folder cannot be written. In every case the old release stays the current one.
     """
     check_progress(progress)
-    with open_source(reference, patience or Patience(), threads) as source:
+    with open_source(reference, Patience() if patience is None else patience, threads) as source:
         return install(
             source,
             as_path(directory),
@@ -98,6 +102,7 @@ def pull(
             allow_rollback=allow_rollback,
             merge=merge,
             plain=plain,
+            executorch=executorch,
             threads=threads,
             progress=progress,
         )
@@ -132,6 +137,7 @@ def install(
     allow_rollback: bool,
     merge: bool,
     plain: bool,
+    executorch: str | None,
     threads: int,
     progress: Progress | None,
 ) -> Pulled:
@@ -146,9 +152,13 @@ def install(
         if done is not None:
             return done
         data = found.index if found.index is not None else installed.index_bytes(found.sha256)
-        signature = check_trust(source, data, found.sha256, key)
+        signature = None
+        if key is not None:
+            signature = source.signature(found.sha256)
+            check_trust(source, data, signature, key)
         index = parse_index(data, source.name)
         check_successor(installed, index, source, allow_rollback=allow_rollback)
+        check_executorch(index, executorch, source.name)
         wanted, covered = wanted_files(installed, index, merge=merge)
         new = _obtain(installed, source, index, wanted, plain=plain, threads=threads, progress=progress)
         merged = _merge(installed, index, covered, progress) if merge else {}
@@ -184,28 +194,18 @@ def nothing_new(
     if merge != view.endswith("-merged") and not (merge and single):
         return None
     if key is not None:
-        from blobstore.releases.trust import check_signature
-
         try:
-            check_signature(installed.index_bytes(sha256), installed.signature(sha256), key, source.name)
+            check_trust(source, installed.index_bytes(sha256), installed.signature(sha256), key)
         except TrustError:  # it may have been signed since
             return None
     return _result(index, sha256, installed.view_path(view), False, 0, source)
 
 
-def check_trust(source: Source, data: bytes, sha256: str, key: str | os.PathLike[str] | None) -> str | None:
-    """The signature of an index, compared with a key if there is one.
-
-    Raises:
-        TrustError: the release is not signed by this key.
-    """
-    if key is None:
-        return None
+def check_trust(source: Source, data: bytes, signature: str | None, key: str | os.PathLike[str]) -> None:
+    """Raise TrustError unless an index is signed by a key."""
     from blobstore.releases.trust import check_signature
 
-    signature = source.signature(sha256)
     check_signature(data, signature, key, source.name)
-    return signature
 
 
 def check_successor(installed: Installed, index: Index, source: Source, *, allow_rollback: bool) -> None:

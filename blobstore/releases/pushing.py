@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING
 from blobstore.disk.progress import Progress, check_progress
 from blobstore.errors import ReleaseError
 from blobstore.memory.digest import sha256
+from blobstore.memory.mapped_file import as_path
 from blobstore.releases.index import TABLE_LIMIT, File, Object, Table, parse_index, parse_table
 from blobstore.releases.manifests import layers_of, make_manifest
+from blobstore.releases.places import check_effort
 from blobstore.releases.references import parse_reference
 from blobstore.releases.sources import FILES, FolderSource, Patience, read_small
 
@@ -69,9 +71,9 @@ def push(
         TransferError: the registry cannot be reached, or refuses.
     """
     check_progress(progress)
-    target = _target(reference, patience or Patience(), threads)
+    target = _target(reference, Patience() if patience is None else patience, threads)
     try:
-        source = FolderSource(os.fspath(release), None)
+        source = FolderSource(str(as_path(release)), None)
         found = source.find(None)
         data = found.index or b""
         index = parse_index(data, source.name)
@@ -110,14 +112,14 @@ def push(
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
         digest = target.put_manifest(make_manifest(index, data, source.signature(found.sha256), layers))
-        name = os.fspath(reference).partition("@")[0]
-        return Pushed(f"{name}@sha256:{digest}", digest, len(layers), total, sent)
+        return Pushed(f"{target.name}@sha256:{digest}", digest, len(layers), total, sent)
     finally:
         target.close()
 
 
 def _target(reference: str | os.PathLike[str], patience: Patience, connections: int) -> LayoutTarget | RegistryTarget:
     found = parse_reference(reference)
+    check_effort(patience, connections)
     if found.kind not in {"registry", "layout"}:
         raise ReleaseError(
             f"{found.text}: expected registry/name:tag or oci:DIR:tag; a release folder is copied to web servers"

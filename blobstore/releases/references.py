@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
 
 from blobstore.errors import ReleaseError
+from blobstore.memory.mapped_file import as_path
 
 __all__ = ["Reference", "is_loopback", "parse_reference"]
 
@@ -50,8 +50,12 @@ def parse_reference(text: str | os.PathLike[str]) -> Reference:
     Raises:
         ReleaseError: it is none of these; or it is a URL without HTTPS, and not of this machine.
     """
-    full = os.fspath(text)
-    if not isinstance(full, str) or not full or "\0" in full:
+    full = str(as_path(text)) if isinstance(text, os.PathLike) else text
+    try:
+        sound = isinstance(full, str) and full != "" and b"\0" not in os.fsencode(full)
+    except UnicodeError:
+        sound = False
+    if not sound:
         raise ReleaseError(f"{full!r} is not a reference to a release")
     found = _PIN.search(full)
     pin, rest = (found[1], full[: found.start()]) if found else (None, full)
@@ -66,7 +70,7 @@ def parse_reference(text: str | os.PathLike[str]) -> Reference:
             raise ReleaseError(f"{full!r}: expected oci:DIR:tag")
         return Reference("layout", full, place, tag=tag, pin=pin)
     host, slash, name = rest.partition("/")
-    if slash and not host.startswith(".") and _HOST.fullmatch(host) and not Path(rest).exists():
+    if slash and not host.startswith(".") and _HOST.fullmatch(host) and not os.path.exists(rest):  # noqa: PTH110 - whatever the text is
         repository, _, tag = name.partition(":")
         if not _REPOSITORY.fullmatch(repository) or (tag and not _TAG.fullmatch(tag)) or len(repository) > 255:
             raise ReleaseError(f"{full!r}: {name!r} is not the name and tag of a repository in a registry")

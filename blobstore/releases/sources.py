@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import time
@@ -10,8 +11,9 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from blobstore.errors import FileAccessError, InvalidFileError, TransferError, TrustError
+from blobstore.errors import FileAccessError, InvalidFileError, ReleaseError, TransferError, TrustError
 from blobstore.memory.digest import sha256
 from blobstore.memory.mapped_file import PIECE, named
 from blobstore.releases.index import INDEX_LIMIT, Object
@@ -30,6 +32,7 @@ __all__ = [
     "check_pin",
     "pieces_of",
     "read_small",
+    "size_of",
 ]
 
 INDEX, FILES, SIGNATURES = "index.json", "files", "signatures"
@@ -58,6 +61,18 @@ class Patience:
     slowest: float = 256
     pause: Callable[[float], None] = time.sleep
 
+    def __post_init__(self) -> None:
+        for name, least in (("attempts", 1), ("first", 0), ("longest", 0), ("asked", 0), ("slowest", 0)):
+            self._check(name, isinstance(self.attempts, int) and _is_number(getattr(self, name), least))
+        for name in ("connect", "read"):
+            self._check(name, _is_number(getattr(self, name), 0) and getattr(self, name) > 0)
+        self._check("pause", callable(self.pause))
+
+    def _check(self, name: str, sound: bool) -> None:
+        """Raise ReleaseError unless a value is sound."""
+        if not sound:
+            raise ReleaseError(f"Patience cannot have {name} {getattr(self, name)!r}")
+
     def wait(self, failures: int, asked: float | None) -> None:
         """Wait after some failures; a server may ask for a longer time.
 
@@ -66,8 +81,12 @@ class Patience:
         """
         if asked is not None and asked > self.asked:
             raise TransferError(f"the server asks to come back in {asked:.0f} seconds")
-        seconds = min(self.longest, self.first * 2 ** (failures - 1)) * (0.5 + random.random())  # noqa: S311 - no secret
+        seconds = min(self.longest, self.first * 2 ** min(failures - 1, 60)) * (0.5 + random.random())  # noqa: S311 - no secret
         self.pause(max(seconds, asked or 0))
+
+
+def _is_number(value: Any, least: float) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and least <= value < math.inf
 
 
 class InterruptedTransferError(TransferError):
@@ -186,6 +205,16 @@ def read_small(path: Path, limit: int) -> bytes:
     return data
 
 
+def size_of(path: Path) -> int:
+    """The size of a file in bytes.
+
+    Raises:
+        FileAccessError: it is not there, or cannot be reached.
+    """
+    with named(path):
+        return path.stat().st_size
+
+
 class FolderSource(Source):
     """A release folder on this machine.
 
@@ -198,7 +227,7 @@ class FolderSource(Source):
 
     def __init__(self, place: str, pin: str | None) -> None:
         path = Path(place)
-        self.path = path / INDEX if path.is_dir() else path
+        self.path = path / INDEX if os.path.isdir(path) else path  # noqa: PTH112 - whatever the text is
         self.name, self._pin = str(self.path), pin
         self._fetched = 0
         self._root = self.path.parent.parent.parent

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from blobstore.errors import MissingDependencyError, ReleaseError, TrustError
+from blobstore.memory.mapped_file import as_path
 from blobstore.releases.sources import read_small
 
 try:
@@ -51,7 +52,7 @@ def sign(data: bytes, key: str | os.PathLike[str]) -> str:
         FileAccessError: the file cannot be read.
         ReleaseError: it has no such key, or the password is wrong.
     """
-    path = Path(key)
+    path = as_path(key)
     private = _private_key(path)
     if not isinstance(private, ec.EllipticCurvePrivateKey) or not isinstance(private.curve, ec.SECP256R1):
         raise ReleaseError(f"{path}: expected an ECDSA key on P-256, as cosign makes them")
@@ -106,7 +107,7 @@ def check_signature(data: bytes, signature: str | None, key: str | os.PathLike[s
         TrustError: it is not signed, or by another key.
         FileAccessError, ReleaseError: the file of the key cannot be read, or has no such key.
     """
-    path = Path(key)
+    path = as_path(key)
     try:
         public = load_pem_public_key(read_small(path, 1 << 16))
     except (ValueError, UnsupportedAlgorithm) as error:

@@ -26,7 +26,7 @@ class PackedFile:
         entries: the number of packed weights in it.
         mapped: of those, the ones that updates write in place.
         used: when a load last used it, in seconds since 1970.
-        in_use: whether a living process uses it.
+        in_use: whether a living process uses it; known on Linux only, elsewhere False.
         problem: why it cannot be used; empty if it can.
     """
 

@@ -198,6 +198,15 @@ class Program:
         """The backends that parts of a method are delegated to."""
         return tuple(self._native.backends(self._checked(method)))
 
+    @property
+    def packed_cache_path(self) -> str | None:
+        """What a process that has ExecuTorch only can give it as ``packed_cache_path``, to share this program's packed weights.
+
+        The file of the packed store that XNNPACK's own delegates use, those of the stock partitioner. It has the weights
+        of the methods that were loaded. It stays at least as long as one of them lives. None if there is no such file.
+        """
+        return os.fsdecode(self._native.packed_cache_path()) or None
+
     def __repr__(self) -> str:
         return f"<Program {self.path}: {', '.join(self.method_names)}>"
 

@@ -175,7 +175,7 @@ class _Campaign:
             self.row["findings"] += 1
             _say("FINDING " + line)
             if self.options.keep and not self.options.keep.exists():
-                shutil.copytree(self.place, self.options.keep)
+                shutil.copytree(self.place, self.options.keep, symlinks=True)
 
     def _judge(self, call: int, killed: bool, result: dict[str, Any], state: Any, unusable: str) -> None:
         if state == self.new and (killed or "error" not in result or self.old == self.new):
@@ -193,7 +193,7 @@ class _Campaign:
 
     def _reset(self) -> set[str]:
         shutil.rmtree(self.place, ignore_errors=True)
-        shutil.copytree(self.template, self.place)
+        shutil.copytree(self.template, self.place, symlinks=True)
         # a shared cache knows its working copy by the inode
         for path in self.place.rglob("*.commits"):
             _rebind(path)

@@ -259,6 +259,7 @@ BY_PATH(link, (const char* path, const char* to) noexcept, (path, to), is_watche
 BY_PATH(
     linkat, (int a, const char* path, int b, const char* to, int flags) noexcept, (a, path, b, to, flags),
     is_watched(to), true)
+BY_PATH(symlink, (const char* path, const char* to) noexcept, (path, to), is_watched(to), true)
 BY_PATH(unlink, (const char* path) noexcept, (path), is_watched(path), false)
 BY_PATH(unlinkat, (int at, const char* path, int flags) noexcept, (at, path, flags), is_watched(path), false)
 BY_PATH(mkdir, (const char* path, mode_t mode) noexcept, (path, mode), is_watched(path), true)

@@ -320,6 +320,56 @@ def _compare_packed(folder: Path, output: Any) -> None:
         raise RuntimeError("packed weights are not those of the working copy")
 
 
+# Releases. A pull that failed leaves what it fetched, for the next one; tests/releases/test_pull.py kills it.
+
+
+def _prepare_release(folder: Path) -> None:
+    """A device with a first release, and a second one whose data file is assembled from blobs that are here."""
+    from blobstore.releases import compact, publish, pull
+
+    (folder / "in").mkdir()
+    tensors = {f"{i}.weight": np.full((64, 64), i, np.float32) for i in range(8)}
+    save_file(tensors, folder / "in" / "model.ptd")
+    publish(folder / "in", folder / "releases", name="a", version="1", encoded=False)
+    pull(folder / "releases" / "a" / "1", folder / "out")
+    tensors["3.weight"] += 1
+    save_file(tensors, folder / "in" / "model.ptd")
+    (folder / "in" / "tokenizer.json").write_text("{}")
+    publish(folder / "in", folder / "releases", name="a", version="2", base="1", encoded=False)
+    compact(folder / "releases", name="a", version="3", base="2")
+
+
+def _fetch_release(folder: Path) -> None:
+    """What an application's own downloader did, for the C++ library."""
+    from blobstore.native import native
+
+    _prepare_release(folder)
+    for _ in range(2):
+        *_, place, fetches = native.missing(bytes(folder / "releases/a/3/index.json"), bytes(folder / "out"))
+        for url, ranged, _, _, name in fetches:
+            data = (folder / "releases" / url).read_bytes()
+            if ranged is not None:
+                first, last = map(int, ranged.removeprefix("bytes=").split("-"))
+                data = data[first : last + 1]
+            Path(place.decode(), name).write_bytes(data)
+
+
+def _commit_release(folder: Path) -> None:
+    from blobstore.native import native
+
+    native.commit(bytes(folder / "releases/a/3/index.json"), bytes(folder / "out"))
+
+
+def _current_release(folder: Path) -> State:
+    """The files of the current release, verified."""
+    state = {}
+    for path in sorted((folder / "out" / "current").iterdir()):
+        state[path.name] = hashlib.sha256(path.read_bytes()).hexdigest()
+        if path.suffix == ".ptd":
+            open_ptd(path, verify=True).close()
+    return state
+
+
 SCENARIOS = (
     Scenario("save_file, new", _prepare_nothing, _save),
     Scenario("save_file, over another", _prepare_saved, _save),
@@ -343,6 +393,7 @@ SCENARIOS = (
     Scenario("shared cache, first opened", _prepare_unopened, _open, _shared_values),
     Scenario("shared commit", _prepare_shared, _commit, _shared_values, points=8),
     Scenario("shared commit, recovered", _prepare_interrupted, _open, _shared_values),
+    Scenario("commit of a release, C++", _fetch_release, _commit_release, _current_release),
     Scenario("packed weights", _prepare_packed, _build_packed, _packed_files),
     Scenario("packed shared commit", _prepare_packed_copy, _commit_packed, _packed_copy, points=10),
 )

@@ -24,7 +24,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 BUILD = ROOT / "build" / "fuzz"
 CORPUS, FOUND, NATIVE = BUILD / "corpus", BUILD / "found", BUILD / "native"
-LONGEST = 16384  # bytes of an input
+LONGEST = 24576  # bytes of an input
 SANITIZERS = "address,undefined,fuzzer-no-link"
 OPTIONS = {
     "ASAN_OPTIONS": "detect_leaks=1:quarantine_size_mb=16:allocator_may_return_null=1",
@@ -55,6 +55,7 @@ JOBS = [
     Job("ptd", "adapter_fuzz"),
     Job("pte"),
     Job("pte", "pte_fuzz"),
+    Job("packed", "packed_fuzz"),
     Job("records"),
     Job("payload"),
     Job("payload", "payload_fuzz"),
@@ -140,7 +141,7 @@ def _build() -> None:
     configure = [
         "cmake", "-S", ROOT / "runtime_bindings", "-B", NATIVE, "-G", "Ninja", f"-Dexecutorch_DIR={package}",
         "-DBLOBSTORE_TESTS=ON", "-DCMAKE_BUILD_TYPE=RelWithDebInfo", "-DCMAKE_CXX_COMPILER=clang++",
-        f"-DBLOBSTORE_SANITIZE={SANITIZERS}",
+        f"-DBLOBSTORE_SANITIZE={SANITIZERS}", "-DCMAKE_UNITY_BUILD=ON",
     ]  # fmt: skip
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
     subprocess.run([str(part) for part in configure], check=True, stdout=subprocess.DEVNULL, env=environment)

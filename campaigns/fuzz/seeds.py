@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,17 +17,19 @@ from blobstore import BlobStore, open_ptd, save_file
 from blobstore.adapters import save_adapter
 from blobstore.formats.keys import KEY_PREFIX
 from blobstore.formats.payload import MAGIC as PAYLOAD_MAGIC
+from blobstore.formats.payload import split, wrap
 from blobstore.formats.pte import read_program
 from blobstore.logical.records import FILE_IDENTIFIER
 from blobstore.memory.layout import ScalarType, TensorLayout
 from blobstore.reporting import report
 from blobstore.reporting.json_output import to_json
-from blobstore.runtime import BlobCache
+from blobstore.runtime import BlobCache, Program
 from blobstore.tools.convert import convert
 from blobstore.training import TrainingProgram, lower_training
 from campaigns.lowered import lower_embedded, lower_network
 from tests import models
 from tests.formats.pte import oracle
+from tests.runtime.test_packed import KINDS
 
 ROOT = Path(__file__).parents[2]
 
@@ -49,6 +52,7 @@ def _make(folder: Path) -> Iterator[tuple[str, str, bytes]]:
         yield "pte", path.name, path.read_bytes()
         yield "report", path.name, path.read_bytes()
     yield from _delegates(work)
+    yield from _packed_files(work)
     convert(work / "types.ptd", work / "types.safetensors")
     yield "safetensors", "types", (work / "types.safetensors").read_bytes()
     yield "report", "types.safetensors", (work / "types.safetensors").read_bytes()
@@ -106,11 +110,23 @@ def _delegates(work: Path) -> Iterator[tuple[str, str, bytes]]:
         data = whole[delegate.span.start : delegate.span.start + delegate.span.size]
         end = data.rfind(PAYLOAD_MAGIC) + len(PAYLOAD_MAGIC)
         yield "payload", str(number), data[:end]
+        inner, name, constants = split(data[:end])
+        cut = replace(constants[0], nbytes=8, places=(), holes=(0, len(inner) // 2))
+        yield "payload", f"{number}-holes", wrap(inner, name, [cut])
     yield "pte", "network-delegated", whole
     with open_ptd(work / "delegated.ptd") as data_map:
         for key, blob in data_map.items():
             if key.startswith(KEY_PREFIX) and bytes(blob[4:8]) == FILE_IDENTIFIER:
                 yield "records", key[-8:], bytes(blob)
+
+
+def _packed_files(work: Path) -> Iterator[tuple[str, str, bytes]]:
+    for kind in ("linear", "dynamic int8"):
+        folder = work / kind
+        KINDS[kind](folder)
+        Program(folder / "model.pte", BlobCache(folder / "model.ptd", packed=folder)).method()
+        [path] = folder.glob("*.packed")
+        yield "packed", kind, path.read_bytes()
 
 
 class _Learner(nn.Module):

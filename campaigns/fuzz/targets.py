@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import os
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from blobstore.native import native as native_module
 from blobstore.reporting import report
 from blobstore.reporting.baseline import compare_reports
 from blobstore.reporting.json_output import load_report
-from blobstore.runtime import BlobCache, Program
+from blobstore.runtime import BlobCache, PackedStore, Program
 from blobstore.testing import strategies  # noqa: F401 - imported here, so that no input waits for it
 
 
@@ -130,6 +131,16 @@ def payload(data: bytes) -> None:
     split(data)
 
 
+def packed(data: bytes) -> None:
+    """A file of packed weights in a store, which says of a damaged one what is wrong and never raises."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "fuzz.packed").write_bytes(data)
+        [file] = PackedStore(folder).verify()
+        [listed] = PackedStore(folder).list()
+        if listed.problem and not file.problem:
+            raise DisagreementError(f"the table is damaged: {listed.problem}")
+
+
 def safetensors(data: bytes) -> None:
     """A `.safetensors`: Python and C++ accept the same files, and read the same from them."""
 
@@ -188,6 +199,7 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
     "pte": pte,
     "records": records,
     "payload": payload,
+    "packed": packed,
     "safetensors": safetensors,
     "checkpoint": checkpoint,
     "baseline": baseline,

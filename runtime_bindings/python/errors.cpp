@@ -13,7 +13,8 @@ const char* name_of(ErrorKind kind) {
       "invalid_file", "integrity",        "file_access", "key_not_found",     "key_conflict", "layout",
       "closed",       "unsupported",      "program",     "method_not_found",  "input",        "missing_backend",
       "execution",    "unsupported_data", "update",      "adapter",           "output_path",  "data_changed",
-      "training",     "not_finite_loss",  "invalid_key", "invalid_alignment",
+      "training",     "not_finite_loss",  "invalid_key", "invalid_alignment", "release",      "trust",
+      "transfer",
   };
   return kNames[static_cast<int>(kind)];
 }

@@ -115,6 +115,7 @@ NB_MODULE(_native, module) {
   add_delegates(module);
   add_files(module);
   add_programs(module);
+  add_releases(module);
   add_training(module);
   add_tensors(module);
 }

@@ -112,7 +112,15 @@ void add_programs(nb::module_& module) {
       .def("inputs", [](const Program& program, const std::string& name) { return inputs(program.method_meta(name)); })
       .def(
           "outputs", [](const Program& program, const std::string& name) { return outputs(program.method_meta(name)); })
-      .def("load_method", &Program::load_method, "name"_a, nb::call_guard<WithoutInterpreter>());
+      .def("load_method", &Program::load_method, "name"_a, nb::call_guard<WithoutInterpreter>())
+      .def("packed_cache_path", [](const Program& program) {
+        std::string path;
+        {
+          const WithoutInterpreter release;
+          path = program.packed_cache_path();
+        }
+        return to_bytes(path);
+      });
 }
 
 } // namespace blobstore::python

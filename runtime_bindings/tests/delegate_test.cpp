@@ -3,8 +3,8 @@
 //   delegate_test FOLDER
 //
 // FOLDER has base.ptd with the keys "packed@..." and "kept@...", adapter.ptd with "own@...", copy.ptd, a working copy
-// of base.ptd, and the payloads base.payload, both.payload and costly.payload. All blobs are float tensors of one size,
-// filled with 1.
+// of base.ptd, and the payloads base.payload, both.payload, holes.payload and costly.payload. All blobs are float
+// tensors of one size, filled with 1.
 
 #include <array>
 #include <atomic>
@@ -181,6 +181,42 @@ class Toy final : public et::BackendInterface {
   mutable std::string path_ = "none yet";
 };
 
+/// Its weights lie in the payload, twice, between other bytes: it goes on reading them there, and frees nothing. It
+/// refuses negative numbers.
+class Inside final : public et::BackendInterface {
+ public:
+  struct Handle {
+    const uint8_t* data;
+    size_t size;
+  };
+
+  bool is_available() const override { return true; }
+
+  et::Result<et::DelegateHandle*> init(
+      et::BackendInitContext&, et::FreeableBuffer* processed, et::ArrayRef<et::CompileSpec>) const override {
+    const auto* data = static_cast<const uint8_t*>(processed->data());
+    const size_t size = processed->size();
+    CHECK(std::memcmp(data, "head", 4) == 0 && std::memcmp(data + size - 4, "tail", 4) == 0);
+    CHECK(std::memcmp(data + size / 2 - 4, "between ", 8) == 0);
+    if (value_of(data + 4, size / 2 - 8) < 0) {
+      return et::Error::Internal;
+    }
+    return static_cast<et::DelegateHandle*>(new Handle{data, size});
+  }
+
+  et::Error execute(
+      et::BackendExecutionContext&, et::DelegateHandle* opaque, et::Span<et::EValue*> arguments) const override {
+    const auto* handle = static_cast<const Handle*>(opaque);
+    const size_t half = handle->size / 2;
+    const float first = value_of(handle->data + 4, half - 8);
+    CHECK(value_of(handle->data + half + 4, half - 8) == first); // the blob lies there twice
+    *arguments[0] = et::EValue(static_cast<double>(first));
+    return et::Error::Ok;
+  }
+
+  void destroy(et::DelegateHandle* opaque) const override { delete static_cast<Handle*>(opaque); }
+};
+
 /// Memory that is freed at the end.
 class Allocator final : public et::MemoryAllocator {
  public:
@@ -320,6 +356,21 @@ void test_alone(const std::string& path, const std::vector<char>& payload, BlobC
     CHECK(one.run() == 1 && two.run() == 1);
   } else {
     CHECK(commit(*cache, {kPacked, kKept}, 1));
+  }
+}
+
+/// A backend that reads its weights in its payload follows commits, and a failed one changes nothing.
+void test_holes(const std::string& path, const std::vector<char>& payload, BlobCache::Mode mode) {
+  const auto cache = BlobCache::open({path}, mode);
+  Loaded one(cache, payload), two(cache, payload);
+  CHECK(one.run() == two.run());
+  for (int n = 2; n < 6; ++n) {
+    CHECK(commit(*cache, {kPacked}, static_cast<float>(n)));
+    CHECK(one.run() == n && two.run() == n);
+    const uint64_t inits = blobstore::delegate_stats().inits;
+    CHECK(!commit(*cache, {kPacked}, -1));
+    CHECK(blobstore::delegate_stats().inits == inits + 1); // nothing was initialized to recover
+    CHECK(one.run() == n && two.run() == n);
   }
 }
 
@@ -765,6 +816,8 @@ int main(int argc, char** argv) {
   blobstore::register_delegate();
   static Toy toy;
   CHECK(et::register_backend({"ToyBackend", &toy}) == et::Error::Ok);
+  static Inside inside;
+  CHECK(et::register_backend({"InsideBackend", &inside}) == et::Error::Ok);
   const std::string folder = argv[1];
   const std::vector<char> payload = read(folder + "/base.payload");
   const std::vector<char> both = read(folder + "/both.payload");
@@ -778,6 +831,10 @@ int main(int argc, char** argv) {
   }
   test_exceptions(folder + "/base.ptd", payload, toy);
   test_options(folder + "/base.ptd", payload, toy);
+  const std::vector<char> holes = read(folder + "/holes.payload");
+  test_holes(folder + "/base.ptd", holes, BlobCache::Mode::Private);
+  test_holes(folder + "/base.ptd", holes, BlobCache::Mode::Copy);
+  test_holes(folder + "/copy.ptd", holes, BlobCache::Mode::Shared);
   test_costly_payload(folder + "/base.ptd", read(folder + "/costly.payload"));
   test_fork_of_a_prepared_commit(folder + "/base.ptd", payload, BlobCache::Mode::Private);
   test_fork_of_a_prepared_commit(folder + "/base.ptd", payload, BlobCache::Mode::Copy);

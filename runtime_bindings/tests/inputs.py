@@ -87,6 +87,9 @@ def write_delegates(folder: Path) -> None:
             for number, (key, packed) in enumerate(kinds.items())
         ]
         (folder / f"{name}.payload").write_bytes(wrap(inner, "ToyBackend", constants))
+    inside = b"head" + ones.tobytes() + b"between " + ones.tobytes() + b"tail"
+    hole = Constant(f"packed{mark}", ones.nbytes, 0, (), packed=True, holes=(4, ones.nbytes + 12))
+    (folder / "holes.payload").write_bytes(wrap(inside, "InsideBackend", [hole]))
     write_costly_payload(folder / "costly.payload")
 
 

@@ -16,6 +16,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -38,14 +39,14 @@ REFUSED = {
 def here() -> None:
     """Run the tests here, and once more as on systems that are not Linux."""
     with native_build.folder("native-tests") as folder:  # some were built there by tests/runtime/test_native_api.py
-        test(folder)
-    test(ROOT / "build" / "native-posix", "-DCMAKE_BUILD_TYPE=Debug", "-DBLOBSTORE_POSIX_ONLY=ON")
+        test(folder, native_build.build_with_hooks)
+    build_and_test(ROOT / "build" / "native-posix", "-DCMAKE_BUILD_TYPE=Debug", "-DBLOBSTORE_POSIX_ONLY=ON")
 
 
 def aarch64() -> None:
     """Run the tests under qemu, on the libraries of ExecuTorch's wheel for aarch64."""
     executorch = machines.executorch("aarch64", "3.11")
-    test(
+    build_and_test(
         ROOT / "build" / "native-aarch64",
         f"-DCMAKE_TOOLCHAIN_FILE={LIBRARY / 'cmake' / 'aarch64-linux-gnu.cmake'}",
         f"-Dexecutorch_DIR={executorch / 'share' / 'cmake'}",
@@ -53,11 +54,15 @@ def aarch64() -> None:
     )
 
 
-def test(folder: Path, *options: str) -> None:
+def build_and_test(folder: Path, *options: str) -> None:
+    test(folder, lambda directory: native_build.build_tests(directory, *options))
+
+
+def test(folder: Path, build: Callable[[Path], None]) -> None:
     if reason := native_build.missing():
         sys.exit(reason)
     try:
-        native_build.build_tests(folder, *options)
+        build(folder)
     except AssertionError as error:
         sys.exit(str(error))
     if not native_build.ctest(folder):

@@ -15,7 +15,7 @@ from tests.native_build import LIBRARY, ROOT
 def main() -> None:
     build = ROOT / "build" / "tidy"
     try:
-        native_build.configure_tests(build, "-DCMAKE_EXPORT_COMPILE_COMMANDS=ON")
+        native_build.configure_tests(build, "-DCMAKE_EXPORT_COMPILE_COMMANDS=ON", "-DCMAKE_UNITY_BUILD=OFF")
     except AssertionError as error:
         sys.exit(str(error))
     sources = sorted([*(LIBRARY / "src").rglob("*.cpp"), *(LIBRARY / "tests").glob("*.cpp")])

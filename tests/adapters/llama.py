@@ -10,18 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tests.llm.llama import FEED_FORWARD, PROJECTIONS
 from tests.models import quiet
 
 HEAD_DIM, RANK = 8, 4
-TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+TARGETS = [*PROJECTIONS.values(), *FEED_FORWARD.values()]
 LLAMA = {
-    "self_attn.q_proj": "attention.wq",
-    "self_attn.k_proj": "attention.wk",
-    "self_attn.v_proj": "attention.wv",
-    "self_attn.o_proj": "attention.wo",
-    "mlp.gate_proj": "feed_forward.w1",
-    "mlp.up_proj": "feed_forward.w3",
-    "mlp.down_proj": "feed_forward.w2",
+    **{f"self_attn.{hf}": f"attention.{llama}" for llama, hf in PROJECTIONS.items()},
+    **{f"mlp.{hf}": f"feed_forward.{llama}" for llama, hf in FEED_FORWARD.items()},
     "input_layernorm": "attention_norm",
     "post_attention_layernorm": "ffn_norm",
     "embed_tokens": "tok_embeddings",

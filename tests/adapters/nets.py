@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from blobstore.adapters import AdapterTags
-from blobstore.lowering.export import lower
+from blobstore.lowering.export import lower, quiet
 from tests.lowering.live import lower_through, plugin, write
 
 SCALE = 1.5
@@ -97,3 +100,29 @@ def lower_plain(module: nn.Module, example: Any, directory: Path, *, delegated: 
         return lower_through({"forward": (module, example)}, directory)
     manager = lower({"forward": (module, example)}, partitioners=list, external_constants=lambda node: "model")
     return write(manager, directory)
+
+
+def lower_stock(module: nn.Module, example: Any, directory: Path) -> Path:
+    """What `export_llm` does with XNNPACK: `model.pte`, and `foundation.ptd` and `lora.ptd` with digests as keys."""
+    with quiet():
+        from executorch.exir.passes.external_constants_pass import delegate_external_constants_pass_unlifted
+
+        def tag(node: Any) -> str:
+            return "lora" if "lora" in node.name else "foundation"
+
+        lifted = torch.export.export(module, example, strict=False).module()
+        delegate_external_constants_pass_unlifted(lifted, gen_tag_fn=tag)
+        return write(lower({"forward": (lifted, example)}, external_constants=tag), directory)
+
+
+def write_peft(directory: Path, tensors: dict[str, Tensor]) -> Path:
+    """An adapter of `adapter_of` as PEFT saves it."""
+    directory.mkdir(parents=True)
+    rank = next(iter(tensors.values())).shape[0]
+    config = {"peft_type": "LORA", "r": rank, "lora_alpha": SCALE * rank}
+    (directory / "adapter_config.json").write_text(json.dumps(config))
+    letters = {"lora_a": "lora_A", "lora_b": "lora_B"}
+    renamed = {re.sub("lora_[ab]", lambda found: letters[found[0]], name): tensor for name, tensor in tensors.items()}
+    names = {f"base_model.model.{name}": tensor.contiguous() for name, tensor in renamed.items()}
+    save_file(names, directory / "adapter_model.safetensors")
+    return directory

@@ -23,7 +23,7 @@ from blobstore.errors import (
 )
 from blobstore.runtime import BlobCache, Program, make_working_copy
 from tests.adapters.caches import X, eager, open_lora, save
-from tests.adapters.nets import RANK, SCALE, LoraNet, adapter_of, lower_lora, make, with_adapter
+from tests.adapters.nets import RANK, SCALE, LoraNet, adapter_of, make, with_adapter
 from tests.lowering.live import close
 from tests.waiting import until
 
@@ -217,8 +217,8 @@ def test_broken_adapters_are_refused(lora: Any, kind: str, error: type[Exception
 
 def test_another_foundation_is_refused(lora: Any, tmp_path: Any) -> None:
     """The message shows both fingerprints (D2)."""
-    lower_lora(make(LoraNet, seed=7), X, tmp_path / "other", delegated=False)
-    path = save(lora, 1, foundation=tmp_path / "other" / "foundation.ptd")
+    save_file({"l.0.base.weight": torch.ones(24, 16), "l.1.base.weight": torch.ones(8, 24)}, tmp_path / "other.ptd")
+    path = save(lora, 1, foundation=tmp_path / "other.ptd")
     cache, method = open_lora(lora)
     with pytest.raises(AdapterError, match=r"1.ptd: made for foundation [0-9a-f]{32}, .* has [0-9a-f]{32}"):
         load_adapter(cache, path)

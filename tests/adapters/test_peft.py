@@ -32,11 +32,13 @@ from blobstore.errors import (
     KeyNotFoundError,
     LayoutError,
     OutputPathError,
+    UpdateError,
 )
 from blobstore.lowering.export import lower
 from blobstore.runtime import BlobCache, Program
 from tests.adapters import llama
 from tests.adapters.llama import TOKENS, executorch_llama, hf_llama, hf_logits, save_peft
+from tests.adapters.nets import adapter_of, write_peft
 from tests.lowering.live import plugin, write
 from tests.models import quiet
 
@@ -218,6 +220,10 @@ def test_modules_that_are_not_found(tmp_path: Path, saved: Path) -> None:
     with pytest.raises(KeyNotFoundError, match="module 'nowhere' for"):
         nowhere = {**names, "model.layers.0.mlp.up_proj": "nowhere"}
         import_peft(saved, tmp_path / "a.ptd", foundation=tmp_path / "f.ptd", names=nowhere)
+    with pytest.raises(
+        KeyNotFoundError, match="names has 'layers.0.nothing', but adapter_model.safetensors has no such"
+    ):
+        import_peft(saved, tmp_path / "a.ptd", foundation=tmp_path / "f.ptd", names={"layers.0.nothing": "right"})
     with pytest.raises(AdapterError, match="two modules of PEFT are module"):
         twice = {**names, "model.layers.0.mlp.up_proj": "right.model.layers.1.mlp.up_proj"}
         import_peft(saved, tmp_path / "a.ptd", foundation=tmp_path / "f.ptd", names=twice)
@@ -415,6 +421,20 @@ def test_tensors_that_cannot_be_honoured_are_refused_by_name(
     assert key in str(error.value)
 
 
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_numbers_that_are_not_finite(tmp_path: Path, number: float) -> None:
+    """The message names PEFT's file and key, not those of the output; nothing is written (L2)."""
+    save_file({"l.0.weight": torch.ones(24, 16), "l.1.weight": torch.ones(8, 24)}, tmp_path / "f.ptd")
+    tensors = adapter_of(1)
+    tensors["l.1.lora_b.weight"][3, 1] = number
+    source = write_peft(tmp_path / "peft", tensors)
+    with pytest.raises(
+        UpdateError, match=r"adapter_model\.safetensors: 'base_model.model.l.1.lora_B.weight' has values"
+    ):
+        import_peft(source, tmp_path / "a.ptd", foundation=tmp_path / "f.ptd")
+    assert not (tmp_path / "a.ptd").exists()
+
+
 def test_shapes_and_ranks_that_do_not_fit(tmp_path: Path, saved: Path) -> None:
     foundation, lowered = files(tmp_path, executorch_llama(hf_rope=False, rank=3))
     with pytest.raises(AdapterError, match="has rank 4, but the programs have room for 3 only"):
@@ -515,17 +535,26 @@ def test_adapters_that_cannot_go_out(tmp_path: Path, lora: Any) -> None:
         "[]",
         "{}",
         '{"config": [], "modules": {}}',
-        '{"config": {}, "modules": {"l": []}}',
-        '{"config": {}, "modules": {"l": [1, "b", 1, "FLOAT", "FLOAT", 1, 0]}}',
-        '{"config": {}, "modules": {"l": ["a", "b", 0, "FLOAT", "FLOAT", 1, 0]}}',
-        '{"config": {}, "modules": {"l": ["a", "b", 9, "FLOAT", "FLOAT", 1, 0]}}',
-        '{"config": {}, "modules": {"l": ["a", "b", 1, "LONG", "FLOAT", 1, 0]}}',
-        '{"config": {}, "modules": {"l": ["a", "b", 1, "NONE", "FLOAT", 1, 0]}}',
-        '{"config": {}, "modules": {"l": ["a", "b", 1, "FLOAT", "FLOAT", 3, 0]}}',
-        '{"config": {}, "modules": {"l": ["a", "b", 1, "FLOAT", "FLOAT", 0, 0]}}',
-        '{"config": {}, "modules": {"l": ["a", "b", 1, "FLOAT", "FLOAT", 1, 7]}}',
-        '{"config": {}, "modules": {"l": ["a", "b", 1, "FLOAT", "FLOAT", 1, 8]}}',
-        '{"config": {}, "modules": {"l": ["a", "a", 1, "FLOAT", "FLOAT", 1, 0]}}',
+        '{"config": {}, "modules": {}}',
+        '{"config": {"peft_type": "LORA", "rank_pattern": 3}, "modules": {}}',
+        '{"config": {"peft_type": "LORA", "lora_alpha": "x"}, "modules": {}}',
+        '{"config": {"peft_type": "LORA", "use_dora": true}, "modules": {}}',
+        *(
+            '{"config": {"peft_type": "LORA"}, "modules": {"l": ' + module + "}}"
+            for module in (
+                "[]",
+                '[1, "b", 1, "FLOAT", "FLOAT", 1, 0]',
+                '["a", "b", 0, "FLOAT", "FLOAT", 1, 0]',
+                '["a", "b", 9, "FLOAT", "FLOAT", 1, 0]',
+                '["a", "b", 1, "LONG", "FLOAT", 1, 0]',
+                '["a", "b", 1, "NONE", "FLOAT", 1, 0]',
+                '["a", "b", 1, "FLOAT", "FLOAT", 3, 0]',
+                '["a", "b", 1, "FLOAT", "FLOAT", 0, 0]',
+                '["a", "b", 1, "FLOAT", "FLOAT", 1, 7]',
+                '["a", "b", 1, "FLOAT", "FLOAT", 1, 8]',
+                '["a", "a", 1, "FLOAT", "FLOAT", 1, 0]',
+            )
+        ),
     ],
 )
 def test_hostile_records(tmp_path: Path, record: str) -> None:

@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from blobstore import fuse_programs, open_ptd
 from blobstore.adapters import import_for_program, read_adapter
 from blobstore.errors import AdapterError, KeyNotFoundError, LayoutError, OutputPathError
 from tests.adapters.llama import RANK, TOKENS, executorch_llama, hf_llama, hf_logits, save_peft
+from tests.adapters.nets import LoraLinear, adapter_of, lower_stock, write_peft
 from tests.models import quiet
 
 PARAMS = {"dim": 32, "n_heads": 4, "use_hf_rope": True}
@@ -23,28 +25,11 @@ TARGETS = ["q_proj", "v_proj", "up_proj"]
 def export(folder: Path, peft: Path, **lora: Any) -> Path:
     """What export_llm does with XNNPACK, a file for the foundation and one for the adapter."""
     with quiet():
-        from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
         from executorch.examples.models.llama.convert_weights import load_and_convert_unsloth_to_meta
-        from executorch.exir import ExecutorchBackendConfig, to_edge_transform_and_lower
-        from executorch.exir.passes.external_constants_pass import delegate_external_constants_pass_unlifted
 
         module = executorch_llama(hf_rope=True, targets=TARGETS, **lora)
         module.load_state_dict(load_and_convert_unsloth_to_meta(str(peft / "adapter_model.safetensors")), strict=False)
-
-        def tag(node: Any) -> str:
-            return "lora" if "lora" in node.name else "foundation"
-
-        exported = torch.export.export(module, (TOKENS,), strict=False)
-        lifted = exported.module()
-        delegate_external_constants_pass_unlifted(lifted, gen_tag_fn=tag)
-        exported = torch.export.export(lifted, (TOKENS,), strict=False)
-        manager = to_edge_transform_and_lower(exported, partitioner=[XnnpackPartitioner()]).to_executorch(
-            ExecutorchBackendConfig(external_constants=tag)
-        )
-    folder.mkdir()
-    (folder / "lora.pte").write_bytes(manager.buffer)
-    manager.write_tensor_data_to_file(str(folder))
-    return folder
+    return lower_stock(module, (TOKENS,), folder).rename(folder / "lora.pte").parent
 
 
 @pytest.fixture(scope="module")
@@ -128,19 +113,24 @@ def test_what_is_refused(stock: Any, tmp_path: Path) -> None:
 
 
 def test_a_program_with_an_untrained_adapter(tmp_path: Path) -> None:
-    """All its lora_b are zero, so they have one key, and cannot be told apart."""
-    from safetensors.torch import load_file, save_file
+    """Its lora_b are zero, and two of one shape have one key, so they cannot be told apart."""
+    sizes = {"l.0": (16, 24), "l.1": (24, 24)}
+    old = {f"{name}.lora_a.weight": torch.full((3, inputs), 1.5) for name, (inputs, _) in sizes.items()}
+    old |= {f"{name}.lora_b.weight": torch.zeros(24, 3) for name in sizes}
 
-    save_peft(tmp_path / "peft", target_modules=TARGETS)
-    path = tmp_path / "peft/adapter_model.safetensors"
-    save_file({n: torch.zeros_like(t) if "lora_B" in n else t for n, t in load_file(path).items()}, path)
-    out = export(tmp_path / "out", tmp_path / "peft")
-    save_peft(tmp_path / "new", target_modules=TARGETS, seed=2)
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.l = nn.ModuleList(LoraLinear(*size) for size in sizes.values())
+
+        def forward(self, x: torch.Tensor) -> Any:
+            return self.l[1](torch.relu(self.l[0](x)))
+
+    module = Net().eval()
+    module.load_state_dict({**module.state_dict(), **old})
+    program = lower_stock(module, (torch.ones(3, 16),), tmp_path / "out")
+    exported, new = (
+        write_peft(tmp_path / name, tensors) for name, tensors in (("old", old), ("new", {**old, **adapter_of(1)}))
+    )
     with pytest.raises(AdapterError, match=re.escape("have one key, because their bytes were equal at export")):
-        import_for_program(
-            tmp_path / "new",
-            tmp_path / "a.ptd",
-            program=out / "lora.pte",
-            exported_with=tmp_path / "peft",
-            params=PARAMS,
-        )
+        import_for_program(new, tmp_path / "a.ptd", program=program, exported_with=exported)

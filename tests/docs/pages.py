@@ -85,6 +85,13 @@ def _language_models(folder: Path, names: dict[str, Any]) -> None:
     (folder / "export.yaml").write_text(configuration, encoding="utf-8")
 
 
+def _backends(folder: Path, names: dict[str, Any]) -> None:
+    import blobstore.lowering
+    from blobstore.lowering.inner import Lowered
+
+    names.update(blobstore=blobstore, Lowered=Lowered)
+
+
 def _lowering(folder: Path, names: dict[str, Any]) -> None:
     """Modules and what is imported for them; `converted` is quantized."""
     from torch import nn
@@ -195,6 +202,7 @@ PAGES: dict[str, Callable[[Path, dict[str, Any]], None]] = {
     "docs/howto/named-data-store.md": _named_data_store,
     "docs/howto/processes.md": _processes,
     "docs/language-models.md": _language_models,
+    "docs/backends.md": _backends,
     "docs/lowering.md": _lowering,
     "docs/packed.md": _runtime,
     "docs/runtime.md": _runtime,

@@ -67,6 +67,7 @@ base:
   params: {folder}/params.json
   checkpoint: {folder}/a.pth
   tokenizer_path: {folder}/tokenizer.json
+  metadata: '{llama.METADATA}'
   lora_config:
     adapter_checkpoint: {folder}/one/adapter_model.safetensors
     adapter_config: {folder}/one/adapter_config.json

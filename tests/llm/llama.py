@@ -15,6 +15,10 @@ from torch import Tensor
 PROJECTIONS = {"wq": "q_proj", "wk": "k_proj", "wv": "v_proj", "wo": "o_proj"}
 FEED_FORWARD = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
 RANK, LORA_ALPHA = 8, 16
+MODULES = ("wq", "wv", "w2")
+"""The layers that have an adapter."""
+METADATA = json.dumps({"get_bos_id": 0, "get_eos_ids": [1 << 20]})
+"""No token of the models ends a text: otherwise ExecuTorch's runner takes one of them for the end."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +65,7 @@ class Llama:
         tensors["output.weight"] = embedding if tied else random(self.vocab_size, self.dim)
         return tensors
 
-    def adapter(self, seed: int, modules: Iterable[str] = ("wq", "wv", "w2"), scale: float = 0.3) -> dict[str, Tensor]:
+    def adapter(self, seed: int, modules: Iterable[str] = MODULES, scale: float = 0.3) -> dict[str, Tensor]:
         """A random adapter for these layers of every block, by the names of the Llama checkpoint."""
         chance = torch.Generator().manual_seed(seed)
         tensors = {}
@@ -73,17 +77,34 @@ class Llama:
                     tensors[f"{path}.lora_b.weight"] = torch.randn((out, RANK), generator=chance) * scale
         return tensors
 
+    def tell(self, tensors: Mapping[str, Tensor], prompt: str = "once", tokens: int = 40) -> str:
+        """What eager PyTorch generates with the tensors of a checkpoint and an adapter, always the likeliest token."""
+        from executorch.examples.models.llama.llama_transformer import construct_transformer
+        from executorch.examples.models.llama.model_args import ModelArgs
+
+        targets = [{**PROJECTIONS, **FEED_FORWARD}[name] for name in MODULES]
+        lora = {"r": RANK, "lora_alpha": LORA_ALPHA, "target_modules": targets}
+        module = construct_transformer(ModelArgs(**asdict(self), max_seq_len=128, max_context_len=128, **lora)).eval()
+        module.load_state_dict(dict(tensors))
+        tokenizer = make_tokenizer(self.vocab_size)
+        ids = tokenizer.encode(prompt).ids
+        begun = len(ids)
+        with torch.no_grad():
+            while len(ids) < begun + tokens:
+                ids.append(int(module(torch.tensor([ids]))[0].flatten()[-self.vocab_size :].argmax()))
+        return str(tokenizer.decode(ids[begun:]))
+
 
 def write_model(folder: Path, model: Llama, checkpoints: Mapping[str, Mapping[str, Tensor]]) -> None:
     """Write `params.json`, `tokenizer.json`, and `<name>.pth` for each checkpoint."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "params.json").write_text(json.dumps(asdict(model)), encoding="utf-8")
-    write_tokenizer(folder / "tokenizer.json", model.vocab_size)
+    make_tokenizer(model.vocab_size).save(str(folder / "tokenizer.json"))
     for name, tensors in checkpoints.items():
         torch.save(dict(tensors), folder / f"{name}.pth")
 
 
-def write_tokenizer(path: Path, size: int) -> None:
+def make_tokenizer(size: int) -> Any:
     """A tokenizer of Hugging Face's format whose tokens are letters, digits and pairs of letters, all of them ASCII.
 
     With bytes as tokens, the callback of ExecuTorch's runner fails at the first piece of a longer UTF-8 sequence.
@@ -98,7 +119,7 @@ def write_tokenizer(path: Path, size: int) -> None:
     tokenizer = Tokenizer(BPE(vocab={token: number for number, token in enumerate(tokens)}, merges=merges))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.save(str(path))
+    return tokenizer
 
 
 def write_peft(folder: Path, tensors: Mapping[str, Tensor], **config: Any) -> None:
@@ -145,6 +166,7 @@ def config(model: Path, checkpoint: str, program: Path, *, adapter: str = "", qu
     made.base.model_class = ModelType.llama3_2
     made.base.params, made.base.checkpoint = str(model / "params.json"), str(model / f"{checkpoint}.pth")
     made.base.tokenizer_path = str(model / "tokenizer.json")
+    made.base.metadata = METADATA
     made.model.use_kv_cache = made.model.use_sdpa_with_kv_cache = True
     made.export.max_seq_length = made.export.max_context_length = 128
     made.export.output_name, made.export.output_dir = str(program), str(program.parent)

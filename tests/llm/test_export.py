@@ -163,9 +163,20 @@ def _no_file_name(config: Any) -> None:
     config.export.foundation_weights_file = "a/b"
 
 
+def _a_file_of_another_format(config: Any) -> None:
+    config.export.output_name = "settings"
+    Path(config.export.output_dir, "settings.pte").write_text("precious")
+
+
+def _a_file_for_a_folder(config: Any) -> None:
+    config.export.output_name = str(Path(__file__) / "model.pte")
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        (_a_file_of_another_format, r"settings\.pte: this is a file of an unknown format"),
+        (_a_file_for_a_folder, r"test_export\.py/model\.pte: Not a directory"),
         (_another_backend, r"backend\.coreml\.enabled"),
         (_no_backend, r"backend\.xnnpack\.enabled is false"),
         (_no_file_name, r"'a/b'"),
@@ -181,7 +192,7 @@ def test_what_cannot_be_exported_is_refused_before_anything_is_loaded(
     with pytest.raises(BlobStoreError, match=message):
         export_llm(config)
     assert config == given
-    assert list(tmp_path.iterdir()) == []
+    assert [path.read_text() for path in tmp_path.iterdir()] in ([], ["precious"])
 
 
 def test_only_a_configuration_is_taken(tmp_path: Path) -> None:
@@ -225,6 +236,27 @@ def test_programs_that_share_a_foundation_share_its_file(tmp_path: Path) -> None
     with pytest.raises(KeyConflictError, match="foundation"):
         export_llm(llama.config(tmp_path, "b", folder / "other.pte"))
     assert {path: path.read_bytes() for path in folder.iterdir()} == before
+
+
+@pytest.mark.slow
+def test_weights_that_pt2e_quantizes_keep_their_names(folder: Path, tmp_path: Path) -> None:
+    """`quantization.pt2e_quantize`: a strict update takes the checkpoint, and quantizes it with the same scales (L1, U1)."""
+    from executorch.extension.llm.export.config.llm_config import Pt2eQuantize
+
+    config = llama.config(folder, "a", tmp_path / "model.pte")
+    config.quantization.pt2e_quantize = Pt2eQuantize.xnnpack_dynamic
+    config.model.use_sdpa_with_kv_cache = False
+    export_llm(config)
+    cache = BlobCache(tmp_path / "foundation.ptd")
+    method = Program(tmp_path / "model.pte", cache).method()
+    before = {key: bytes(data) for key, data in cache.items()}
+    tokens = (torch.tensor([[1, 2, 3]]), torch.tensor([0]))
+    first = method(*tokens)[0].clone()
+    weights = Llama().checkpoint(0)
+    cache.update_state_dict({**weights, "output.weight": -weights["output.weight"]})
+    assert torch.equal(method(*tokens)[0], -first)
+    cache.update_state_dict(weights)
+    assert {key: bytes(data) for key, data in cache.items()} == before
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -36,10 +37,23 @@ def whole(checkpoint: int, adapter: int) -> Mapping[str, Tensor]:
     return {**Llama().checkpoint(checkpoint), **Llama().adapter(adapter)}
 
 
+@functools.cache
+def eager(checkpoint: int, adapter: int) -> str:
+    """The text of eager PyTorch, which is that of a stock export: `test_texts_of_stock_exports`."""
+    return Llama().tell(whole(checkpoint, adapter))
+
+
+@pytest.mark.slow
+def test_texts_of_stock_exports(stock: Stock) -> None:
+    """What the tests below compare with is what a fresh stock export says with the other weights (L3)."""
+    assert stock("a", "two") == eager(0, 1)
+    assert stock("b", "two") == eager(1, 1)
+
+
 def test_an_adapter_is_exchanged_in_the_running_runner(live: Path, stock: Stock, tmp_path: Path) -> None:
     """By a file that is bound to the foundation, by tensors, and back; each text is that of a stock export (L3, D2, U1)."""
-    one, two = stock("a", "one"), stock("a", "two")
-    assert one != two
+    one, two = stock("a", "one"), eager(0, 1)
+    assert one == eager(0, 0) != two
     cache = BlobCache(live / "lora.ptd", base=BlobCache(live / "base.ptd"))
     runner = loaded(live, cache, live / "base.ptd")
     assert llama.text(runner) == one
@@ -60,7 +74,7 @@ def test_a_whole_fine_tune_is_exchanged_through_a_working_copy(live: Path, stock
     runner = loaded(live, cache, copy)
     assert llama.text(runner) == stock("a", "one")
     cache.update_state_dict(whole(1, 1))
-    assert llama.text(runner) == stock("b", "two") != stock("a", "two")
+    assert llama.text(runner) == eager(1, 1) != eager(0, 1)
     for path in files(live):
         cache.load(path)
     assert llama.text(runner) == stock("a", "one")
@@ -82,7 +96,7 @@ def test_a_strict_update_that_would_reach_only_a_part_is_refused(live: Path, sto
     assert cache.dirty == ()
     assert llama.text(runner) == stock("a", "one")
     cache.update_state_dict(Llama().adapter(1), strict=False)
-    assert llama.text(runner) == stock("a", "two")
+    assert llama.text(runner) == eager(0, 1)
 
 
 @pytest.mark.slow

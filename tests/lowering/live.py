@@ -45,10 +45,10 @@ def lower_through(
     return write(lower(dict(methods), partitioners=plugin(tag), **config), directory)
 
 
-def lower_exported(exported: Any, directory: Path) -> Path:
+def lower_exported(exported: Any, directory: Path, partitioners: Callable[[], list[Any]] | None = None) -> Path:
     """As `lower_through`, for exported programs."""
     with quiet():
-        edge = to_edge_transform_and_lower(exported, partitioner=plugin()())
+        edge = to_edge_transform_and_lower(exported, partitioner=(partitioners or plugin())())
         return write(edge.to_executorch(ExecutorchBackendConfig()), directory)
 
 

@@ -139,6 +139,26 @@ def test_weights_whose_names_were_not_restored_are_refused(tmp_path: Path) -> No
         cache.update_state_dict({})
 
 
+def test_a_state_dict_without_the_buffers_that_the_model_does_not_save() -> None:
+    """Quantizing makes them part of the state dict; then a strict update with the model's own would lack them (U1)."""
+
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(8, 6)
+            self.inner.register_buffer("mask", torch.linspace(0, 1, 6), persistent=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.inner(x) * self.inner.mask
+
+    module, example = seeded(Masked), inputs(2, 8)
+    converted = pt2e(module, example, names=False, is_per_channel=True)
+    assert "inner.mask" in converted.state_dict()
+    restore_names(converted, module)
+    assert "inner.mask" not in converted.state_dict()
+    assert "inner.weight" in converted.state_dict()
+
+
 def test_equal_weights_get_the_names_of_their_layers() -> None:
     """Weights with the same integers are told apart by the layers that use them (U1)."""
     module = seeded(nets.Small)

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 from tests import native_build
@@ -22,20 +20,10 @@ def build() -> Path:
     Returns:
         The folder that it is in, for PYTHONPATH.
     """
-    with native_build.folder("hooks") as directory:
-        nanobind = subprocess.run(
-            [sys.executable, "-m", "nanobind", "--cmake_dir"], check=True, capture_output=True, text=True
-        ).stdout.strip()
-        native_build.build(
-            LIBRARY,
-            directory / "build",
-            "-DBLOBSTORE_PYTHON=ON",
-            "-DBLOBSTORE_TEST_HOOKS=ON",
-            f"-Dnanobind_DIR={nanobind}",
-            f"-DPython_EXECUTABLE={sys.executable}",
-        )
+    with native_build.folder("native-tests") as directory:
+        native_build.build_with_hooks(directory, target="_native")
         packages = directory / "packages"
-        native_build.run("cmake", "--install", directory / "build", "--prefix", packages)
+        native_build.run("cmake", "--install", directory, "--prefix", packages)
         shutil.copy(LIBRARY / "python" / "blobstore_runtime" / "__init__.py", packages / "blobstore_runtime")
         return packages
 

@@ -21,7 +21,7 @@ def built(*targets: str) -> Path:
         pytest.skip(reason)
     with native_build.folder("native-tests") as directory:
         for target in targets:
-            native_build.build_tests(directory, target=target)
+            native_build.build_with_hooks(directory, target)
         return directory / "tests"
 
 

@@ -57,11 +57,10 @@ INTERNAL = {
     "names_for_state_dict",
     "update",
 }  # methods of LogicalTensors for updates, which check their arguments first
-PEFT = {"import_peft", "export_peft", "import_for_program"}  # they need PEFT's files; see tests/adapters/test_peft.py
 CALLABLES = [
     one
     for one in public_callables(*MODULES, results=RESULTS)
-    if not (one.owner is LogicalTensors and one.name in INTERNAL) and one.name not in PEFT
+    if not (one.owner is LogicalTensors and one.name in INTERNAL)
 ]
 
 
@@ -78,12 +77,24 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Any:
             file, adapter_nets.adapter_of(1), foundation=folder / f"{name}.ptd", scale=adapter_nets.SCALE
         )
     runtime.make_working_copy(folder / "plain" / "model.ptd", folder / "working.ptd")
+    peft = adapter_nets.write_peft(folder / "peft", adapter_nets.adapter_of(1))
+    stock = adapter_nets.lower_stock(
+        adapter_nets.with_adapter(module, adapter_nets.adapter_of(1)), inputs(3, 16), folder / "stock"
+    )
     train = training_nets.xor(external=True)
     pte = train.write(folder / "train")
     data = next(pte.parent.glob("*.ptd"))
     training = TrainingProgram(pte, data=data)
     training.save(folder / "checkpoint.ptd", torch.optim.SGD(training.named_parameters().values(), lr=0.1))
-    return SimpleNamespace(folder=folder, pte=folder / "model.pte", train=pte, train_data=data, batch=train.batches[0])
+    return SimpleNamespace(
+        folder=folder,
+        pte=folder / "model.pte",
+        train=pte,
+        train_data=data,
+        batch=train.batches[0],
+        peft=peft,
+        stock=stock,
+    )
 
 
 def makers(files: Any, tmp_path: Path) -> dict[str, Any]:
@@ -191,6 +202,18 @@ def makers(files: Any, tmp_path: Path) -> dict[str, Any]:
         "adapters": lambda: [adapter],
         "scale": lambda: 1.5,
         "bind_adapter.source": lambda: adapter,
+        "import_peft.source": lambda: files.peft,
+        "import_peft.foundation": lambda: foundation,
+        "import_peft.like": lambda: None,
+        "import_peft.params": lambda: None,
+        "import_peft.names": lambda: {"l.0": "l.0"},
+        "export_peft.source": lambda: folder / "foundation-adapter.ptd",
+        "export_peft.directory": lambda: tmp_path / "exported",
+        "export_peft.params": lambda: {"dim": 16, "n_heads": 4},
+        "import_for_program.source": lambda: files.peft,
+        "import_for_program.program": lambda: files.stock,
+        "import_for_program.exported_with": lambda: files.peft,
+        "import_for_program.params": lambda: None,
     }
 
 

@@ -110,8 +110,35 @@ class Constant(object):
         o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(14))
         return o == 0
 
+    # Constant
+    def Holes(self, j):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(16))
+        if o != 0:
+            a = self._tab.Vector(o)
+            return self._tab.Get(flatbuffers.number_types.Uint64Flags, a + flatbuffers.number_types.UOffsetTFlags.py_type(j * 8))
+        return 0
+
+    # Constant
+    def HolesAsNumpy(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(16))
+        if o != 0:
+            return self._tab.GetVectorAsNumpy(flatbuffers.number_types.Uint64Flags, o)
+        return 0
+
+    # Constant
+    def HolesLength(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(16))
+        if o != 0:
+            return self._tab.VectorLen(o)
+        return 0
+
+    # Constant
+    def HolesIsNone(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(16))
+        return o == 0
+
 def ConstantStart(builder):
-    builder.StartObject(6)
+    builder.StartObject(7)
 
 def Start(builder):
     ConstantStart(builder)
@@ -163,6 +190,18 @@ def ConstantStartPackingVector(builder, numElems):
 
 def StartPackingVector(builder, numElems):
     return ConstantStartPackingVector(builder, numElems)
+
+def ConstantAddHoles(builder, holes):
+    builder.PrependUOffsetTRelativeSlot(6, flatbuffers.number_types.UOffsetTFlags.py_type(holes), 0)
+
+def AddHoles(builder, holes):
+    ConstantAddHoles(builder, holes)
+
+def ConstantStartHolesVector(builder, numElems):
+    return builder.StartVector(8, numElems, 8)
+
+def StartHolesVector(builder, numElems):
+    return ConstantStartHolesVector(builder, numElems)
 
 def ConstantEnd(builder):
     return builder.EndObject()

@@ -101,8 +101,15 @@ class Payload(object):
         o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(12))
         return o == 0
 
+    # Payload
+    def Filled(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(14))
+        if o != 0:
+            return self._tab.Get(flatbuffers.number_types.Uint64Flags, o + self._tab.Pos)
+        return 0
+
 def PayloadStart(builder):
-    builder.StartObject(5)
+    builder.StartObject(6)
 
 def Start(builder):
     PayloadStart(builder)
@@ -148,6 +155,12 @@ def PayloadStartDigestVector(builder, numElems):
 
 def StartDigestVector(builder, numElems):
     return PayloadStartDigestVector(builder, numElems)
+
+def PayloadAddFilled(builder, filled):
+    builder.PrependUint64Slot(5, filled, 0)
+
+def AddFilled(builder, filled):
+    PayloadAddFilled(builder, filled)
 
 def PayloadEnd(builder):
     return builder.EndObject()

@@ -9,6 +9,7 @@ found by comparing with the model (`batch_norm`).
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -63,5 +64,18 @@ def restore_names(module: GraphModule, model: nn.Module | Mapping[str, Any] | No
             explained = found.get(node, own.reason(name, tensor))
             for user in node.users:
                 mark(user, str(node.target), explained)
+    if isinstance(model, nn.Module):
+        _leave_out_of_state_dict(module, model)
     module.recompile()
     return restored
+
+
+def _leave_out_of_state_dict(module: GraphModule, model: nn.Module) -> None:
+    """Let the buffers that a model's state dict does not have be missing in that of the module, too: quantizing forgets
+    it, and a strict update would ask for them."""
+    kept = model.state_dict().keys()
+    for name, _ in model.named_buffers(remove_duplicate=False):
+        path, _, last = name.rpartition(".")
+        with contextlib.suppress(AttributeError):  # the module need not have it
+            if name not in kept and last in (owner := module.get_submodule(path))._buffers:
+                owner._non_persistent_buffers_set.add(last)

@@ -1,8 +1,8 @@
 """XNNPACK as an inner backend: how it names, lays out and combines constants.
 
 XNNPACK's exporter names a constant after the sha256 of its bytes. `watch` wraps a few of its functions while its
-`preprocess` runs for blobstore, so that each constant gets the name of the tensor that it was made from. `origins` knows
-where the tensors of the graph come from, `batch_norm` records the folds of batch normalizations, `steps` records and
+`preprocess` runs for blobstore, so that each constant gets the name of the tensor that it was made from. `run` collects
+what they see, `batch_norm` records the folds of batch normalizations, `steps` records and
 proves how a constant is laid out, and `graph` reads what XNNPACK serializes.
 """
 
@@ -19,7 +19,7 @@ from blobstore.lowering.xnnpack.graph import (
     packed_constants,
     uses_of_constants,
 )
-from blobstore.lowering.xnnpack.origins import Run
+from blobstore.lowering.xnnpack.run import Run
 from blobstore.lowering.xnnpack.watch import watched
 
 __all__ = ["XnnpackLowering"]
@@ -32,13 +32,11 @@ class XnnpackLowering:
 
     def preprocess(self, program: ExportedProgram, specs: list[CompileSpec], table: NameTable) -> Lowered:
         """Lower a part of a graph; see `InnerLowering`."""
-        signature = program.graph_signature
-        used = [*signature.inputs_to_parameters.values(), *signature.inputs_to_buffers.values()]
-        run = Run(table, {**program.constants, **program.state_dict})
+        run = Run(table, program)
         with watched(run):
             result = XnnpackBackend.preprocess(program, specs)
         groups = groups_of_constants(run.graph)
         constants = constants_of_payload(
             bytes(result.processed_bytes), run.keys, groups, packed_constants(run.graph), uses_of_constants(run.graph)
         )
-        return Lowered(result, constants, run.all_records(groups, used))
+        return Lowered(result, constants, run.all_records(groups))

@@ -15,7 +15,8 @@ from torch.export import ExportedProgram
 
 from blobstore.executorch import get_param_tensor, get_tensor_name
 from blobstore.logical.records import Operation, Step
-from blobstore.lowering.xnnpack.origins import Origin, Run
+from blobstore.lowering.origins import Origin
+from blobstore.lowering.xnnpack.run import Run
 
 __all__ = ["record_fold", "record_replacement"]
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-import xxhash
 
 from blobstore.logical.records import Operation, Record, Source, Step
 from blobstore.logical.steps import cast, plain
 from blobstore.lowering.names import Refusal, is_frozen, scalar_type
+from blobstore.lowering.origins import Origin, blob_key
 from blobstore.lowering.proof import contradiction
-from blobstore.lowering.xnnpack.origins import Origin, Run
+from blobstore.lowering.xnnpack.run import Run
 from blobstore.memory.layout import ScalarType
 
 __all__ = ["Layout", "prove_constant", "prove_scales"]
@@ -54,7 +54,7 @@ def prove_constant(run: Run, name: str, value: torch.Tensor, data: bytes, layout
     steps = _steps(origin, value, layout)
     if isinstance(steps, str):
         return Refusal(origin.sources, steps)
-    record = Record(_key(origin.name, origin.sources, steps), len(data), origin.sources, steps)
+    record = Record(blob_key(origin.name, origin.sources, steps), len(data), origin.sources, steps)
     scales = {}
     if layout.quant is not None and layout.quant.per_channel:
         kind = ScalarType.BFLOAT16 if layout.quant.per_channel_group else ScalarType.FLOAT
@@ -135,12 +135,4 @@ def _scale_record(name: str, quant: Any) -> Record:
     kind = scalar_type(quant.scale.dtype) or ScalarType.FLOAT
     source = Source(f"{name}.scale", kind, tuple(quant.scale.shape))
     steps = (Step(Operation.CAST, ints=(int(ScalarType.BFLOAT16),)),) if quant.per_channel_group else ()
-    return Record(_key(source.name, (source,), steps), 0, (source,), steps, auxiliary=True)
-
-
-def _key(name: str, sources: tuple[Source, ...], steps: tuple[Step, ...]) -> str:
-    """The key of a blob: the name that users know, and a digest of everything that determines how it is laid out."""
-    made = repr([(source.name, int(source.scalar_type), source.sizes) for source in sources]) + repr(
-        [(int(step.operation), step.ints, step.floats, step.names) for step in steps]
-    )
-    return f"{name}@{xxhash.xxh3_64_hexdigest(made.encode())}"
+    return Record(blob_key(source.name, (source,), steps), 0, (source,), steps, auxiliary=True)

@@ -23,7 +23,7 @@ from blobstore.executorch import (
 from blobstore.logical.records import Record, Source
 from blobstore.lowering.names import Refusal
 from blobstore.lowering.xnnpack.batch_norm import record_fold, record_replacement
-from blobstore.lowering.xnnpack.origins import Run
+from blobstore.lowering.xnnpack.run import Run
 from blobstore.lowering.xnnpack.steps import Layout, prove_constant, prove_scales
 from blobstore.memory.layout import ScalarType
 

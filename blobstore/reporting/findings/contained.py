@@ -15,7 +15,7 @@ __all__ = ["find"]
 
 _PART = 1 << 26
 _DETAIL = "at byte {} of the payload"
-_ADVICE = "lower it with a backend that takes its weights by key (named data)"
+_ADVICE = "lower it through BlobStorePartitioner, which moves weights out of payloads"
 
 
 def find(catalog: Catalog, engine: Engine) -> list[Finding]:

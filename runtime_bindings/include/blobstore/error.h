@@ -34,6 +34,9 @@ enum class ErrorKind {
   NotFiniteLoss, // ... because the loss is infinite or NaN
   InvalidKey, // this key cannot be written to a file
   InvalidAlignment, // ... or this alignment, or not together with the others
+  Release, // a release does not fit the folder or the device
+  Trust, // ... or is not the expected one, or older than what is installed
+  Transfer, // files of a release were not fetched yet
 };
 
 /// An error that names the file or key, what was expected and what was found.

@@ -29,6 +29,7 @@
 #include <blobstore/packed.h>
 #include <blobstore/program.h>
 #include <blobstore/reading.h>
+#include <blobstore/releases.h>
 #include <blobstore/result.h>
 #include <blobstore/tensors.h>
 #include <blobstore/training.h>
@@ -126,6 +127,13 @@ Result<Outputs> step(
 Result<void> lock(TrainingProgram& training) noexcept;
 Result<uint64_t> publish(
     TrainingProgram& training, const LogicalTensors& target, bool strict = true, bool finite = false) noexcept;
+
+// Releases: <blobstore/releases.h>
+
+Result<Missing> missing(
+    const std::string& index, const std::string& directory, const ReleaseOptions& options = ReleaseOptions()) noexcept;
+Result<InstalledRelease> commit(
+    const std::string& index, const std::string& directory, const ReleaseOptions& options = ReleaseOptions()) noexcept;
 
 } // namespace nothrow
 } // namespace blobstore

@@ -41,7 +41,7 @@ struct PackedFile {
   uint64_t entries = 0; // packed weights in it
   uint64_t mapped = 0; // of those, the ones that updates write in place
   int64_t used = 0; // when a load last used it, in seconds since 1970
-  bool in_use = false; // by a living process
+  bool in_use = false; // by a living process; known on Linux only
   std::string problem; // why it cannot be used; empty if it can
 };
 

@@ -93,6 +93,11 @@ class Program : public std::enable_shared_from_this<Program> {
   ///
   /// @throws Error MethodNotFound, MissingBackend, KeyNotFound (a delegate's blob), Closed, Program.
   virtual std::shared_ptr<Method> load_method(const std::string& name) = 0;
+  /// What a process that has ExecuTorch only can give it as `packed_cache_path`, to share the packed weights of this
+  /// program: the file that XNNPACK's own delegates use, those of the stock partitioner. It has the weights of the
+  /// methods that were loaded with a packed store. Valid as long as the store keeps the file, so at least as long as
+  /// one of these methods lives. @returns empty if there is none.
+  virtual std::string packed_cache_path() const = 0;
 };
 
 /// A method that is ready to run. Any thread may call any function at any time.

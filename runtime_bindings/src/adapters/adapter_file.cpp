@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 #include <locale>
+#include <set>
 #include <sstream>
 
 #include "adapters/foundation.h"
@@ -17,8 +18,8 @@ namespace blobstore {
 using namespace internal;
 namespace {
 
-Error malformed(const PtdFile& file, const std::string& reason) {
-  return Error(ErrorKind::InvalidFile, file.name(), format("the adapter's metadata is malformed: {}", reason));
+[[noreturn]] void throw_malformed(const PtdFile& file, const std::string& reason) {
+  throw_error_in(ErrorKind::InvalidFile, file.name(), "the adapter's metadata is malformed: {}", reason);
 }
 
 std::optional<std::string> recorded_foundation(const PtdFile& file) {
@@ -28,7 +29,7 @@ std::optional<std::string> recorded_foundation(const PtdFile& file) {
   }
   const std::string& text = found->second;
   if (text.size() != 32 || text.find_first_not_of("0123456789abcdef") != std::string::npos) {
-    throw malformed(file, format("'{}' is not a fingerprint", text));
+    throw_malformed(file, format("'{}' is not a fingerprint", text));
   }
   return text;
 }
@@ -65,7 +66,7 @@ Adapter::Impl::Impl(PtdFile opened)
   FoundPairs found = find_pairs(shapes, file.name());
   if (found.pairs.empty() && found.problems.empty()) {
     if (has_digests_as_keys(file)) {
-      throw Error(
+      throw_error_in(
           ErrorKind::Adapter,
           file.name(),
           "its keys are digests, as ExecuTorch's own exporter makes them, and no names; adapters for its programs are "
@@ -230,6 +231,29 @@ std::vector<Error> not_finite(
     }
   }
   return found;
+}
+
+std::vector<LoraPair> only_pairs(
+    const std::vector<NameAndSizes>& tensors, const std::string& origin, const char* otherwise) {
+  FoundPairs found = find_pairs(tensors, origin);
+  raise_first(found.problems);
+  std::set<std::string> others;
+  for (const NameAndSizes& tensor : tensors) {
+    others.insert(tensor.first);
+  }
+  for (const LoraPair& pair : found.pairs) {
+    others.erase(pair.a);
+    others.erase(pair.b);
+  }
+  if (!others.empty()) {
+    throw_error_in(
+        ErrorKind::Adapter,
+        origin,
+        "{} belong to no pair, so {}",
+        quoted_names({others.begin(), others.end()}),
+        otherwise);
+  }
+  return std::move(found.pairs);
 }
 
 void raise_first(const std::vector<Error>& problems) {

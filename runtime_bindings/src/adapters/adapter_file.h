@@ -9,6 +9,7 @@
 
 #include <blobstore/adapters.h>
 
+#include "adapters/lora_names.h"
 #include "format/ptd_file.h"
 #include "format/tensor_view.h"
 #include "logical/updates.h"
@@ -58,5 +59,11 @@ std::vector<Error> not_finite(
 
 /// Throw the first problem, if there is one.
 void raise_first(const std::vector<Error>& problems);
+
+/// The pairs among tensors, each of which must belong to one.
+/// @param otherwise what cannot be done if some do not, as the message says it.
+/// @throws Error Adapter or Layout.
+std::vector<LoraPair> only_pairs(
+    const std::vector<NameAndSizes>& tensors, const std::string& origin, const char* otherwise);
 
 } // namespace blobstore::internal

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cstring>
 #include <map>
-#include <set>
 
 #include "adapters/adapter_file.h"
 #include "adapters/lora_names.h"
@@ -20,26 +19,11 @@ namespace {
 struct Pairs {
   Pairs(const std::vector<NamedTensor>& tensors, const std::string& origin) {
     std::vector<NameAndSizes> shapes;
-    std::set<std::string> others;
     for (const NamedTensor& tensor : tensors) {
       shapes.emplace_back(tensor.name, tensor.sizes);
       types[tensor.name] = tensor.scalar_type;
-      others.insert(tensor.name);
     }
-    FoundPairs found = find_pairs(shapes, origin);
-    raise_first(found.problems);
-    for (const LoraPair& pair : found.pairs) {
-      others.erase(pair.a);
-      others.erase(pair.b);
-    }
-    if (!others.empty()) {
-      throw_error_in(
-          ErrorKind::Adapter,
-          origin,
-          "{} belong to no pair, so they cannot be combined with those of other adapters",
-          quoted_names({others.begin(), others.end()}));
-    }
-    list = std::move(found.pairs);
+    list = only_pairs(shapes, origin, "they cannot be combined with those of other adapters");
   }
 
   std::vector<LoraPair> list;

@@ -86,28 +86,14 @@ class Merge {
   /// The pairs among the tensors, which must all belong to one.
   std::vector<LoraPair> checked_pairs() const {
     std::vector<NameAndSizes> shapes;
-    std::set<std::string> others;
     for (const auto& [name, value] : adapter_) {
       shapes.emplace_back(name, value.sizes);
-      others.insert(name);
     }
-    const FoundPairs found = find_pairs(shapes, origin_);
-    raise_first(found.problems);
-    for (const LoraPair& pair : found.pairs) {
-      others.erase(pair.a);
-      others.erase(pair.b);
-    }
-    if (!others.empty()) {
-      throw_error_in(
-          ErrorKind::Adapter,
-          origin_,
-          "{} belong to no pair, so there is no weight to merge them into",
-          quoted_names({others.begin(), others.end()}));
-    }
-    if (found.pairs.empty()) {
+    std::vector<LoraPair> pairs = only_pairs(shapes, origin_, "there is no weight to merge them into");
+    if (pairs.empty()) {
       throw no_adapter(origin_);
     }
-    return found.pairs;
+    return pairs;
   }
 
   /// Copy the weights, and the bytes that undoing needs, all of one generation.

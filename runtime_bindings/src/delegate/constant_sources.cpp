@@ -8,6 +8,7 @@
 #include "delegate/packing.h"
 #include "format/digest.h"
 #include "os/file.h"
+#include "os/text.h"
 
 namespace blobstore::internal {
 
@@ -35,8 +36,11 @@ void check_size(const DelegateConstant& constant, size_t size) {
     throw Failure{
         EtError::InvalidExternalData,
         ErrorKind::Layout,
-        "blob '" + constant.key + "' has " + std::to_string(size) + " bytes, the delegate takes " +
-            std::to_string(constant.nbytes) + "; does the data file belong to another program?"};
+        format(
+            "blob '{}' has {} bytes, the delegate takes {}; does the data file belong to another program?",
+            constant.key,
+            size,
+            constant.nbytes)};
   }
 }
 
@@ -60,7 +64,7 @@ ConstantSources::ConstantSources(
     } else {
       auto found = map != nullptr ? map->get_data(constant.key) : et::Result<et::FreeableBuffer>(EtError::NotFound);
       if (!found.ok()) {
-        missing += (missing.empty() ? "'" : ", '") + constant.key + "'";
+        missing += format("{}'{}'", missing.empty() ? "" : ", ", constant.key);
         continue;
       }
       check_size(constant, found->size());
@@ -74,8 +78,11 @@ ConstantSources::ConstantSources(
     throw Failure{
         EtError::NotFound,
         ErrorKind::KeyNotFound,
-        "it takes blobs that are in no data file" + (cache_ ? " of " + cache_->name() : std::string()) + ": " +
-            missing};
+        format(
+            "it takes blobs that are in no data file{}{}: {}",
+            cache_ ? " of " : "",
+            cache_ ? cache_->name() : std::string(),
+            missing)};
   }
   fixed_.shrink_to_fit();
 }
@@ -162,7 +169,7 @@ std::vector<std::shared_ptr<const BlobName>> ConstantSources::names(
     if (digest) {
       text += *digest + std::to_string(constant.nbytes);
     } else {
-      text += std::to_string(identities[i].owner->id()) + ":" + std::to_string(identities[i].version);
+      text += format("{}:{}", identities[i].owner->id(), identities[i].version);
     }
     text += '\0';
     if (recipe.named_by_content) {
@@ -231,6 +238,11 @@ std::vector<InnerConstant> ConstantSources::choose_bytes(
       continue;
     }
     const uint8_t* staged = commit->bytes(constants_[i].key);
+    if (!constants_[i].holes.empty()) { // copied into the payload before the backend sees it
+      bytes[i].afterwards = view.data;
+      view.data = staged;
+      continue;
+    }
     if (!constants_[i].packed) {
       kept.emplace_back(staged, view.size);
       view.data = kept.back().data();

@@ -12,6 +12,7 @@
 
 #include "delegate/map_learning.h"
 #include "os/heap.h"
+#include "os/text.h"
 
 namespace blobstore::internal {
 
@@ -159,7 +160,9 @@ Delegate::PackedChoice Delegate::choose_packed() {
     store = std::static_pointer_cast<PackedFolder>(cache_->packed());
   }
   const std::vector<size_t> weights = sources_.of_foundation();
-  if (store == nullptr || recipe_->payload.inner != kXnnpack || !recipe_->own_path.empty() || weights.empty()) {
+  const bool trial = packing != nullptr && packing->trial != nullptr;
+  if (store == nullptr || recipe_->payload.inner != kXnnpack || !recipe_->own_path.empty() || weights.empty() ||
+      trial) {
     return {};
   }
   recipe_->named_by_content = true;
@@ -228,7 +231,7 @@ Delegate::PackedChoice Delegate::choose_packed() {
   const std::vector<size_t>& needed = changes ? weights : changed;
   const bool lost = std::any_of(needed.begin(), needed.end(), [&](size_t i) { return !sources_.written_through(i); });
   if (changes && known && lost) {
-    fallback = "some weights cannot be written in a working copy";
+    fallback = kNotInCopies;
   } else if (!known || lost) {
     fallback = kChangedBefore;
   } else if (covered) {
@@ -359,9 +362,12 @@ std::unique_ptr<CommitFollower::Prepared> Delegate::prepare(
     throw Error(
         failure.kind,
         commit.owner().name(),
-        "nothing was changed, because " +
-            (recipe_->method.empty() ? std::string("a delegate") : "a delegate of method '" + recipe_->method + "'") +
-            " cannot take the new weights: " + failure.reason,
+        format(
+            "nothing was changed, because a delegate{}{}{} cannot take the new weights: {}",
+            recipe_->method.empty() ? "" : " of method '",
+            recipe_->method,
+            recipe_->method.empty() ? "" : "'",
+            failure.reason),
         static_cast<int>(failure.code));
   }
 }

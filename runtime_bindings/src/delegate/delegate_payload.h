@@ -20,13 +20,22 @@ struct DelegateConstant {
   bool packed = false; // whether the inner backend has its own copy after it is initialized
   std::vector<uint64_t> places; // positions of the end of the key in the inner payload
   std::string packing; // a digest of what else decides how its group is packed; empty if the writer did not say
+  std::vector<uint64_t> holes; // positions of the blob in the inner payload, as the inner backend gets it
+};
+
+/// Where a blob lies in the inner payload.
+struct Hole {
+  uint64_t start = 0;
+  size_t constant = 0; // an index
 };
 
 struct DelegatePayload {
   std::string inner;
-  size_t size = 0; // of the inner payload, which comes first
-  Digest digest{}; // of the inner payload
+  size_t size = 0; // of the inner payload, which comes first, without holes
+  Digest digest{}; // of the inner payload, without holes
   std::vector<DelegateConstant> constants;
+  std::vector<Hole> holes; // of all constants, in order; they do not overlap
+  uint64_t filled = 0; // size of the inner payload with holes
 };
 
 /// Read and check a description, and compare the inner payload with its digest.

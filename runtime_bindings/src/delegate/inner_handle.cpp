@@ -7,7 +7,9 @@
 #include <new>
 
 #include "os/fork.h"
+#include "os/heap.h"
 #include "os/process_end.h"
+#include "os/text.h"
 
 namespace blobstore::internal {
 
@@ -15,6 +17,8 @@ namespace et = executorch::runtime;
 using EtError = et::Error;
 
 namespace {
+
+constexpr size_t kRoomBehind = 128; // bytes that backends may read behind the end
 
 /// All handles of this process.
 struct Handles : ForkAware {
@@ -98,6 +102,9 @@ et::Result<const char*> PinnedMap::get_key(uint32_t index) const {
 }
 
 std::string entry_name(const DelegateConstant& constant, const BlobName& name) {
+  if (constant.places.empty()) { // nothing in the payload could ask for another name
+    return constant.key;
+  }
   return constant.key.substr(0, constant.key.size() - kVersionSize) + name.text();
 }
 
@@ -111,7 +118,18 @@ InnerHandle::InnerHandle(
   std::vector<ConstBytes*> views;
   for (size_t i = 0; i < constants.size(); ++i) {
     std::string name = entry_name(recipe_->payload.constants[i], *names_[i]);
-    views.push_back(&map_.views.emplace(std::move(name), constants[i].view).first->second);
+    const auto [known, fresh] = map_.views.emplace(std::move(name), constants[i].view);
+    if (!fresh && known->second.size != constants[i].view.size) { // only hostile payloads have such names
+      throw Failure{
+          EtError::InvalidProgram,
+          ErrorKind::Program,
+          format(
+              "two constants have the name '{}', one with {} and one with {} bytes",
+              known->first,
+              known->second.size,
+              constants[i].view.size)};
+    }
+    views.push_back(&known->second);
   }
   Handles& handles = Handles::get();
   const Turn turn(handles.mutex);
@@ -123,7 +141,7 @@ InnerHandle::InnerHandle(
     throw Failure{
         error,
         ErrorKind::Program,
-        "backend '" + recipe_->payload.inner + "' cannot be initialized: ExecuTorch's " + et::to_string(error)};
+        format("backend '{}' cannot be initialized: ExecuTorch's {}", recipe_->payload.inner, et::to_string(error))};
   }
   for (size_t i = 0; i < constants.size(); ++i) {
     if (constants[i].afterwards != nullptr) {
@@ -184,18 +202,43 @@ void InnerHandle::watch_forks() {
   Handles::get();
 }
 
-/// Give the inner backend its payload, with versions in the names.
+/// The inner payload with the blobs in its holes.
+std::shared_ptr<uint8_t[]> InnerHandle::fill() const {
+  const DelegatePayload& payload = recipe_->payload;
+  std::shared_ptr<uint8_t[]> filled = make_memory(payload.filled + kRoomBehind);
+  const uint8_t* rest = recipe_->bytes.data();
+  uint8_t* at = filled.get();
+  const auto copy = [&](const void* data, size_t size) {
+    if (size != 0) {
+      std::memcpy(at, data, size);
+      at += size;
+    }
+  };
+  for (const Hole& hole : payload.holes) {
+    const size_t before = hole.start - static_cast<size_t>(at - filled.get());
+    copy(rest, before);
+    rest += before;
+    const ConstBytes& blob =
+        map_.views.find(entry_name(payload.constants[hole.constant], *names_[hole.constant]))->second;
+    copy(blob.data, blob.size);
+  }
+  copy(rest, static_cast<size_t>(recipe_->bytes.data() + recipe_->bytes.size() - rest));
+  return filled;
+}
+
+/// Give the inner backend its payload, with blobs in the holes and versions in the names.
 EtError InnerHandle::init(et::EventTracer* tracer) {
   const InnerRecipe& recipe = *recipe_;
-  AlignedCopy copy(recipe.bytes.data(), recipe.bytes.size());
+  auto copy = std::make_unique<std::shared_ptr<uint8_t[]>>(fill());
+  uint8_t* const start = copy->get();
   for (size_t i = 0; i < names_.size(); ++i) {
     const std::string version = names_[i]->text();
     for (const uint64_t place : recipe.payload.constants[i].places) {
-      std::memcpy(copy.data() + place, version.data(), kVersionSize);
+      std::memcpy(start + place, version.data(), kVersionSize);
     }
   }
-  et::FreeableBuffer processed(
-      copy.release(), recipe.bytes.size(), [](void*, void* data, size_t) { std::free(data); }, nullptr);
+  const auto free = [](void* context, void*, size_t) { delete static_cast<std::shared_ptr<uint8_t[]>*>(context); };
+  processed_.emplace(start, recipe.payload.filled, free, copy.release());
   std::vector<et::BackendOption> options(recipe.options);
   options.push_back(packed_path_option(path())); // also if it is empty: the process may have a path for all loads
   et::BackendInitContext context(
@@ -205,13 +248,13 @@ EtError InnerHandle::init(et::EventTracer* tracer) {
   if (recipe.pages != nullptr) {
     recipe.pages->before_init();
   }
-  auto handle = recipe.backend->init(context, &processed, specs);
+  auto handle = recipe.backend->init(context, &*processed_, specs);
   if (!handle.ok()) {
     return handle.error();
   }
   try {
     if (recipe.pages != nullptr && !recipe.pages->after_init()) {
-      throw Error(ErrorKind::FileAccess, recipe.pages->lease().path(), "ExecuTorch did not map the file");
+      throw_error_in(ErrorKind::FileAccess, recipe.pages->lease().path(), "ExecuTorch did not map the file");
     }
   } catch (...) {
     recipe.backend->destroy(handle.get());
@@ -233,8 +276,11 @@ const std::string& InnerHandle::path() const {
 }
 
 /// Let an initialization succeed: that of an existing handle, preferably of the same delegate. Its weights are packed
-/// already. XNNPACK has one cache of packed weights for each path.
+/// already. XNNPACK has one cache of packed weights for each path. Backends whose weights are in holes have none.
 void InnerHandle::recover() const {
+  if (!recipe_->payload.holes.empty()) {
+    return;
+  }
   const std::vector<const InnerHandle*>& all = Handles::get().all;
   for (const bool same : {true, false}) {
     for (const InnerHandle* other : all) {

@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -33,7 +34,6 @@ class AlignedCopy {
   /// @throws std::bad_alloc.
   AlignedCopy(const void* data, size_t size);
   uint8_t* data() const { return memory_.get(); }
-  uint8_t* release() { return memory_.release(); } // the caller must call std::free
 
  private:
   std::unique_ptr<uint8_t, void (*)(void*)> memory_;
@@ -100,6 +100,7 @@ class InnerHandle {
   explicit InnerHandle(const InnerHandle* other); // initialized as that one; handle_ is null if it failed
   executorch::runtime::Error init(executorch::runtime::EventTracer* tracer);
   void recover() const;
+  std::shared_ptr<uint8_t[]> fill() const;
   const std::string& path() const;
 
   std::shared_ptr<const InnerRecipe> recipe_;
@@ -107,6 +108,7 @@ class InnerHandle {
   std::vector<AlignedCopy> kept_;
   Arena arena_;
   PinnedMap map_;
+  std::optional<executorch::runtime::FreeableBuffer> processed_; // until the backend frees it
   executorch::runtime::DelegateHandle* handle_ = nullptr;
 };
 

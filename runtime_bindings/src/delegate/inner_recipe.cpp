@@ -10,6 +10,7 @@
 
 #include "delegate/packing.h"
 #include "format/flatbuffer.h"
+#include "os/text.h"
 
 namespace blobstore::internal {
 
@@ -38,7 +39,7 @@ et::BackendInterface* find_backend(const std::string& name) {
     throw Failure{
         EtError::NotFound,
         ErrorKind::MissingBackend,
-        "it runs on backend '" + name + "', which this process does not have"};
+        format("it runs on backend '{}', which this process does not have", name)};
   }
   return backend;
 }

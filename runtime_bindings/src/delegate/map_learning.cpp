@@ -1,6 +1,5 @@
 #include "delegate/map_learning.h"
 
-#include <cstring>
 #include <map>
 #include <utility>
 
@@ -23,9 +22,9 @@ std::string key_of(const InnerRecipe& recipe, const PackedUnit& unit) {
   const Digest& all = recipe.payload.digest;
   std::string key = weight.packing.empty() ? std::string(all.begin(), all.end()) + weight.key : weight.packing;
   for (const size_t size : sizes_of(unit, recipe.payload.constants)) {
-    key += ":" + std::to_string(size);
+    key += format(":{}", size);
   }
-  return key + ":" + std::to_string(unit.entry->size) + ":" + std::to_string(unit.entry->seed);
+  return format("{}:{}:{}", key, unit.entry->size, unit.entry->seed);
 }
 
 /// The packed bytes of a kind, out of a table whose names end as the names of its sources.
@@ -134,9 +133,7 @@ void learn_maps(
         const ConstBytes view = source ? constants[*source].view : ConstBytes();
         sources.push_back({static_cast<const uint8_t*>(view.data), view.size});
       }
-      std::vector<uint8_t> made(unit.entry->size);
-      known->second->apply(sources, made.data());
-      if (std::memcmp(made.data(), packed.data() + unit.entry->offset, made.size()) == 0) {
+      if (known->second->gives(sources, packed.data() + unit.entry->offset, unit.entry->size)) {
         packing.maps[unit.entry->name] = encoded;
         if (!known->second->has_scales()) { // XNNPACK is asked about scales, which nobody does for other processes
           std::vector<std::string>& keys = packing.keys[unit.entry->name];

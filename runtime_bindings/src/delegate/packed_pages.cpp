@@ -6,6 +6,7 @@
 
 #include "os/fork.h"
 #include "os/mapped_files.h"
+#include "os/text.h"
 
 namespace blobstore::internal {
 
@@ -84,7 +85,7 @@ PackedPages::PackedPages(
     std::shared_ptr<PackedFolder> store,
     std::shared_ptr<const PackedLease> lease)
     : cache_(std::move(cache)), store_(std::move(store)), lease_(std::move(lease)), file_(lease_->file().reopen()) {
-  path_ = "/proc/self/fd/" + std::to_string(file_.descriptor());
+  path_ = format("/proc/self/fd/{}", file_.descriptor());
   Registry& registry = Registry::get();
   const std::lock_guard<std::recursive_mutex> guard(registry.mutex);
   registry.living.insert(this);
@@ -113,9 +114,14 @@ void PackedPages::manage(const PackedEntry& at, const std::vector<std::string>& 
 }
 
 void PackedPages::before_init() {
+  Registry& registry = Registry::get();
+  const std::lock_guard<std::recursive_mutex> all(registry.mutex);
   const std::lock_guard<std::mutex> guard(mutex_);
   if (handles_ == 0) {
-    others_ = shared_maps_of(file_);
+    const bool alone = std::none_of(registry.living.begin(), registry.living.end(), [&](const PackedPages* other) {
+      return other != this && other->handles_ != 0; // all change under the lock of all handles
+    });
+    others_ = alone ? std::vector<uint8_t*>() : shared_maps_of(file_); // reading all maps takes a while
   }
 }
 
@@ -189,7 +195,7 @@ std::shared_ptr<PackedPages::Write> PackedPages::prepare_write(const PackedEntry
     entry.pages.emplace(base_ + at.offset, size, file_, at.offset);
   }
   if (!restores) {
-    write->fresh_ = entry.pages->prepare_fresh("packed weights '" + at.name + "'");
+    write->fresh_ = entry.pages->prepare_fresh(format("packed weights '{}'", at.name));
   }
   return write;
 }

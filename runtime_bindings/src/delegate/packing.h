@@ -9,6 +9,8 @@
 #include <string_view>
 #include <unordered_set>
 
+#include <executorch/runtime/core/named_data_map.h>
+
 #include <blobstore/cache.h>
 
 #include "format/digest.h"
@@ -26,6 +28,7 @@ inline constexpr char kWeightCacheOption[] = "weight_cache_enabled";
 inline constexpr char kPackedPathOption[] = "packed_cache_path";
 /// A text for messages of `PackedStats`.
 inline constexpr char kChangedBefore[] = "weights had been changed when the method was loaded";
+inline constexpr char kNotInCopies[] = "some weights cannot be written in a working copy";
 
 /// Which code packs here, for which processor; empty if this system does not say.
 std::optional<Digest> packing_runtime();
@@ -65,7 +68,9 @@ class Packing {
 
   // The same for XNNPACK's own delegates, without blobstore's around them.
   std::shared_ptr<const PackedLease> stock_file;
+  std::shared_ptr<PackedCopy> stock_copy; // if that is the file of a working copy
   const ScratchFile* stock_scratch = nullptr;
+  const executorch::runtime::NamedDataMap* trial = nullptr; // if not null, a load with these blobs, only to pack them
 
   bool must_cover = false; // refuse a delegate that `file` does not cover...
   bool refused = false; // ... and say so here

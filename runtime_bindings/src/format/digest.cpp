@@ -43,14 +43,18 @@ Digest Hasher::digest() const {
   return canonical(XXH3_128bits_digest(as_state(state_.get())));
 }
 
-std::string to_string(const Digest& digest) {
+std::string hexadecimal(const uint8_t* bytes, size_t size) {
   constexpr char kDigits[] = "0123456789abcdef";
   std::string text;
-  for (const uint8_t byte : digest) {
-    text += kDigits[byte >> 4];
-    text += kDigits[byte & 15];
+  for (size_t i = 0; i < size; ++i) {
+    text += kDigits[bytes[i] >> 4];
+    text += kDigits[bytes[i] & 15];
   }
   return text;
+}
+
+std::string to_string(const Digest& digest) {
+  return hexadecimal(digest.data(), digest.size());
 }
 
 } // namespace blobstore::internal

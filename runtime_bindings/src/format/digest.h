@@ -24,6 +24,9 @@ class Hasher {
   std::unique_ptr<void, void (*)(void*)> state_;
 };
 
+/// Two lower case digits a byte.
+std::string hexadecimal(const uint8_t* bytes, size_t size);
+
 /// In hexadecimal, for messages.
 std::string to_string(const Digest& digest);
 

@@ -31,10 +31,10 @@ void append_utf8(std::string& text, uint32_t code) {
 /// Deeper by one level while it lives.
 class Level {
  public:
-  explicit Level(int& depth) : depth_(++depth) {
+  Level(int& depth, const char* what) : depth_(++depth) {
     if (depth_ > kMostDepth) {
       --depth_;
-      throw_format_error("the header is nested too deeply");
+      throw_format_error("{} is nested too deeply", what);
     }
   }
   ~Level() { --depth_; }
@@ -46,7 +46,7 @@ class Level {
 } // namespace
 
 void JsonReader::object(const std::function<void(const std::string& key)>& field) {
-  const Level level(depth_);
+  const Level level(depth_, what_);
   std::vector<std::string> keys;
   expect('{');
   if (!take('}')) {
@@ -68,7 +68,7 @@ void JsonReader::object(const std::function<void(const std::string& key)>& field
 }
 
 void JsonReader::array(const std::function<void()>& item) {
-  const Level level(depth_);
+  const Level level(depth_, what_);
   expect('[');
   if (!take(']')) {
     do {
@@ -213,6 +213,11 @@ void JsonReader::skip() {
   }
 }
 
+bool JsonReader::take_literal(std::string_view word) {
+  peek();
+  return take_word(word);
+}
+
 void JsonReader::end() {
   peek();
   if (at_ != text_.size()) {
@@ -245,7 +250,7 @@ bool JsonReader::take_word(std::string_view word) {
 }
 
 void JsonReader::fail(const std::string& reason) const {
-  throw_format_error("the header is not JSON: at character {}, {}", at_, reason);
+  throw_format_error("{} is not JSON: at character {}, {}", what_, at_, reason);
 }
 
 } // namespace blobstore::internal

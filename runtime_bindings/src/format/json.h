@@ -17,7 +17,8 @@ namespace blobstore::internal {
 class JsonReader {
  public:
   /// @param text valid UTF-8.
-  explicit JsonReader(std::string_view text) : text_(text) {}
+  /// @param what as messages call it.
+  explicit JsonReader(std::string_view text, const char* what = "the header") : text_(text), what_(what) {}
 
   /// Whether the next value is an object, an array, a string.
   bool at_object() { return peek() == '{'; }
@@ -34,6 +35,8 @@ class JsonReader {
   /// skipped.
   std::optional<uint64_t> size();
   void skip();
+  /// Read null, true, false, or another word, if it is the next value.
+  bool take_literal(std::string_view word);
   /// @throws FormatError: there is more than white space left.
   void end();
 
@@ -48,6 +51,7 @@ class JsonReader {
   [[noreturn]] void fail(const std::string& reason) const;
 
   std::string_view text_;
+  const char* what_;
   size_t at_ = 0;
   int depth_ = 0;
 };

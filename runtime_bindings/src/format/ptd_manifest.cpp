@@ -50,6 +50,10 @@ std::map<std::string, std::string> read_metadata(const FlatBuffer& buffer, uint6
 
 } // namespace
 
+void throw_manifest_error(const std::string& reason) {
+  throw ManifestError(reason);
+}
+
 std::optional<PtdManifest> find_manifest(const uint8_t* data, uint64_t size, const PtdBounds& bounds) {
   const uint64_t start = bounds.segment_end();
   const bool marked = size >= kMark + kMagicSize && std::memcmp(data + kMark, kMagic, kMagicSize) == 0;
@@ -58,15 +62,15 @@ std::optional<PtdManifest> find_manifest(const uint8_t* data, uint64_t size, con
     return std::nullopt;
   }
   if (!marked) {
-    throw ManifestError("the file ends like one with a manifest, but the mark in its header is damaged");
+    throw_manifest_error("the file ends like one with a manifest, but the mark in its header is damaged");
   }
   if (!ended) {
-    throw ManifestError("the file was cut, or is damaged at its end: the magic of its manifest is missing");
+    throw_manifest_error("the file was cut, or is damaged at its end: the magic of its manifest is missing");
   }
   const uint64_t room = size - start - kTail;
   const uint64_t length = load_u64(data + size - kTail);
   if (room < kDigestSize || length != room - kDigestSize) {
-    throw ManifestError(format(
+    throw_manifest_error(format(
         "a manifest of {} bytes does not fit between the segments, which end at byte {}, and the end of the file at {}",
         length,
         start,
@@ -94,17 +98,17 @@ std::optional<size_t> find_keyed_manifest(const PtdTable& table, const uint8_t* 
   }
   if (!found) {
     if (ends_with(data, size, kOldMagic)) {
-      throw ManifestError("the file ends like one with a manifest, but its key is damaged");
+      throw_manifest_error("the file ends like one with a manifest, but its key is damaged");
     }
     return std::nullopt;
   }
   if (!alone) {
-    throw ManifestError("a manifest that has a key must be alone in the last segment");
+    throw_manifest_error("a manifest that has a key must be alone in the last segment");
   }
   const PtdSegment& segment = table.segments[last];
   if (segment.start + segment.size != size || !ends_with(data, size, kOldMagic) ||
       segment.size < kDigestSize + kMagicSize) {
-    throw ManifestError(
+    throw_manifest_error(
         format("the manifest ends at byte {} of {}, or its magic is missing", segment.start + segment.size, size));
   }
   return found;
@@ -118,10 +122,10 @@ PtdManifest keyed_manifest(const PtdTable& table) {
 Digest read_manifest(PtdTable& table, PtdManifest& manifest, const uint8_t* data) {
   const uint8_t* body = data + manifest.start;
   if (std::memcmp(digest(body, manifest.size).data(), body + manifest.size, kDigestSize) != 0) {
-    throw ManifestError("the manifest is damaged: its digest differs");
+    throw_manifest_error("the manifest is damaged: its digest differs");
   }
   if (manifest.size < 8 || std::memcmp(body + 4, kManifestIdentifier, 4) != 0) {
-    throw ManifestError("the manifest is malformed: its identifier is missing");
+    throw_manifest_error("the manifest is malformed: its identifier is missing");
   }
   try {
     const FlatBuffer buffer(body, manifest.size);
@@ -155,7 +159,7 @@ Digest read_manifest(PtdTable& table, PtdManifest& manifest, const uint8_t* data
     std::memcpy(head.data(), body + head_at, kDigestSize);
     return head;
   } catch (const FormatError& error) {
-    throw ManifestError(format("the manifest is malformed: {}", error.what()));
+    throw_manifest_error(format("the manifest is malformed: {}", error.what()));
   }
 }
 

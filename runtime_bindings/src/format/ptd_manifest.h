@@ -19,6 +19,8 @@ class ManifestError : public FormatError {
   using FormatError::FormatError;
 };
 
+[[noreturn]] void throw_manifest_error(const std::string& reason);
+
 /// The manifest behind the last segment; empty if the file has none there. `digests` is not set yet.
 /// @throws ManifestError.
 std::optional<PtdManifest> find_manifest(const uint8_t* data, uint64_t size, const PtdBounds& bounds);

@@ -115,7 +115,7 @@ PtdTable read_contents(const FlatBuffer& buffer, const PtdBounds& bounds) {
   return table;
 }
 
-PtdTable read(const uint8_t* data, uint64_t size) {
+PtdTable read_table(const uint8_t* data, uint64_t size) {
   const PtdBounds bounds = read_bounds(data, size);
   PtdTable table = read_contents(FlatBuffer(data, bounds.flatbuffer_end), bounds);
   std::optional<size_t> keyed;
@@ -131,7 +131,7 @@ PtdTable read(const uint8_t* data, uint64_t size) {
   }
   const Digest head = read_manifest(table, *table.manifest, data);
   if (digest(data, bounds.segment_base) != head) {
-    throw ManifestError(format("the first {} bytes are damaged: their digest differs", bounds.segment_base));
+    throw_manifest_error(format("the first {} bytes are damaged: their digest differs", bounds.segment_base));
   }
   if (keyed) { // from here on it is as in other files, where the manifest is neither a key nor a segment
     table.entries.erase(table.entries.begin() + static_cast<std::ptrdiff_t>(*keyed));
@@ -146,7 +146,7 @@ PtdTable read(const uint8_t* data, uint64_t size) {
 
 PtdTable read_ptd(const std::string& path, const uint8_t* data, uint64_t size) {
   try {
-    return read(data, size);
+    return read_table(data, size);
   } catch (const ManifestError& error) {
     throw_error_in(ErrorKind::Integrity, path, "{}", error.what());
   } catch (const FormatError& error) {

@@ -186,7 +186,7 @@ void check_extents(const SafetensorsTable& table, uint64_t position, uint64_t si
   }
 }
 
-SafetensorsTable read(const uint8_t* data, uint64_t size) {
+SafetensorsTable read_header(const uint8_t* data, uint64_t size) {
   if (size < 8) {
     throw_format_error("{} bytes are too few for a .safetensors", size);
   }
@@ -220,7 +220,7 @@ SafetensorsTable read(const uint8_t* data, uint64_t size) {
 
 SafetensorsTable read_safetensors(const std::string& path, const uint8_t* data, uint64_t size) {
   try {
-    return read(data, size);
+    return read_header(data, size);
   } catch (const FormatError& error) {
     throw_error_in(ErrorKind::InvalidFile, path, "{}", error.what());
   }

@@ -12,6 +12,7 @@
 #include "logical/numbers.h"
 #include "logical/transpose.h"
 #include "os/processor.h"
+#include "os/text.h"
 #include "os/unaligned.h"
 
 #if defined(__x86_64__)
@@ -224,7 +225,7 @@ struct Channels {
     const auto rank = static_cast<int64_t>(sizes.size());
     axis += axis < 0 ? rank : 0;
     if (axis < 0 || axis >= rank) {
-      throw Error(ErrorKind::Layout, "a tensor of shape " + to_string(sizes) + " has no axis " + std::to_string(axis));
+      throw_error(ErrorKind::Layout, "a tensor of shape {} has no axis {}", to_string(sizes), axis);
     }
     count = static_cast<uint64_t>(sizes[static_cast<size_t>(axis)]);
     for (size_t i = static_cast<size_t>(axis) + 1; i < sizes.size(); ++i) {
@@ -270,24 +271,27 @@ class Floats {
   std::vector<float> made_;
 };
 
-Error misfit(const TensorView& tensor, size_t scales) {
-  return Error(
-      ErrorKind::Layout,
-      "a tensor of shape " + to_string(tensor.sizes) + " does not fit " + std::to_string(scales) + " scales");
+[[noreturn]] void throw_misfit(const TensorView& tensor, size_t scales) {
+  throw_error(ErrorKind::Layout, "a tensor of shape {} does not fit {} scales", to_string(tensor.sizes), scales);
+}
+
+/// @throws Error UnsupportedData: the step has not what it needs.
+[[noreturn]] void throw_lacking(const Step& step, const char* lacking) {
+  throw_error(ErrorKind::UnsupportedData, "{} {}", to_string(step.operation), lacking);
 }
 
 Rounding rounding_of(const Step& step, int64_t zero) {
   const size_t count = step.ints.size();
   const Rounding rounding{target_of(step), zero, int_of(step, count - 3), int_of(step, count - 2)};
   if (!is_number(rounding.target) || is_floating(rounding.target) || rounding.target == kBool) {
-    throw Error(ErrorKind::UnsupportedData, "weights cannot be quantized to " + type_name(rounding.target));
+    throw_error(ErrorKind::UnsupportedData, "weights cannot be quantized to {}", type_name(rounding.target));
   }
   return rounding;
 }
 
 std::vector<float> scales_of(const Step& step, const Lookup& lookup, int8_t type) {
   if (step.names.empty()) {
-    throw Error(ErrorKind::UnsupportedData, std::string(to_string(step.operation)) + " has no scales");
+    throw_lacking(step, "has no scales");
   }
   const TensorView blob = lookup(step.names[0]);
   std::vector<float> scales(blob.nbytes / item_size(type));
@@ -317,7 +321,7 @@ Elementwise by_channel(const Step& step, const TensorView& tensor, const Lookup&
     inverses.assign(channels.count, inverses[0]);
   }
   if (inverses.size() != channels.count) {
-    throw misfit(tensor, inverses.size());
+    throw_misfit(tensor, inverses.size());
   }
   const size_t item = item_size(rounding.target);
   const auto fill = [=, floats = Floats(tensor)](uint64_t begin, uint64_t end, uint8_t* to) mutable {
@@ -343,7 +347,7 @@ Elementwise by_group(const Step& step, const TensorView& tensor, const Lookup& l
   const size_t rank = tensor.sizes.size();
   if (group <= 0 || rank != 2 || tensor.sizes[1] % group != 0 ||
       scales.size() != count({tensor.sizes[0], tensor.sizes[1] / group})) {
-    throw misfit(tensor, scales.size());
+    throw_misfit(tensor, scales.size());
   }
   const auto width = static_cast<uint64_t>(group);
   const size_t item = item_size(rounding.target);
@@ -372,7 +376,7 @@ Elementwise fold_weight(const Step& step, const std::vector<TensorView>& tensors
   std::vector<float> scales = deviations(tensors[1], float_of(step, 0));
   const Channels channels(weight.sizes, int_of(step, 0));
   if (scales.size() != channels.count || (has_gamma && tensors[2].nbytes != tensors[1].nbytes)) {
-    throw misfit(weight, scales.size());
+    throw_misfit(weight, scales.size());
   }
   for (size_t i = 0; has_gamma && i < scales.size(); ++i) {
     scales[i] = load<float>(tensors[2].data + 4 * i) * scales[i];
@@ -425,14 +429,14 @@ Elementwise prepare(const Step& step, const std::vector<TensorView>& tensors, co
 
 int64_t int_of(const Step& step, size_t index) {
   if (index >= step.ints.size()) {
-    throw Error(ErrorKind::UnsupportedData, std::string(to_string(step.operation)) + " lacks a number");
+    throw_lacking(step, "lacks a number");
   }
   return step.ints[index];
 }
 
 double float_of(const Step& step, size_t index) {
   if (index >= step.floats.size()) {
-    throw Error(ErrorKind::UnsupportedData, std::string(to_string(step.operation)) + " lacks a number");
+    throw_lacking(step, "lacks a number");
   }
   return step.floats[index];
 }
@@ -445,13 +449,14 @@ int8_t target_of(const Step& step) {
 void check_folded(const Step& step, const std::vector<TensorView>& tensors, size_t least) {
   for (const TensorView& tensor : tensors) {
     if (tensor.scalar_type != kFloat) {
-      throw Error(
+      throw_error(
           ErrorKind::UnsupportedData,
-          "batch normalization can be folded only in float32, found " + type_name(tensor.scalar_type));
+          "batch normalization can be folded only in float32, found {}",
+          type_name(tensor.scalar_type));
     }
   }
   if (tensors.size() < least) {
-    throw Error(ErrorKind::UnsupportedData, std::string(to_string(step.operation)) + " lacks a tensor");
+    throw_lacking(step, "lacks a tensor");
   }
 }
 

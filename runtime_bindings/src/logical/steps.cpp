@@ -9,6 +9,7 @@
 #include "logical/elementwise.h"
 #include "logical/numbers.h"
 #include "logical/reorder.h"
+#include "os/text.h"
 #include "os/unaligned.h"
 
 namespace blobstore::internal {
@@ -18,9 +19,8 @@ constexpr uint64_t kBlock = 1 << 12; // numbers that steps on rows work on toget
 
 TensorView reshaped(const TensorView& tensor, const std::vector<int64_t>& sizes) {
   if (count(tensor.sizes) != count(sizes)) {
-    throw Error(
-        ErrorKind::Layout,
-        "a tensor of shape " + to_string(tensor.sizes) + " cannot have the shape " + to_string(sizes));
+    throw_error(
+        ErrorKind::Layout, "a tensor of shape {} cannot have the shape {}", to_string(tensor.sizes), to_string(sizes));
   }
   TensorView out = tensor;
   out.sizes = sizes;
@@ -31,8 +31,7 @@ TensorView swap_in_out(const Step& step, const TensorView& tensor) {
   const int64_t groups = int_of(step, 0);
   const std::vector<int64_t>& sizes = tensor.sizes;
   if (sizes.size() < 2 || groups <= 0 || sizes[0] % groups != 0) {
-    throw Error(
-        ErrorKind::Layout, "a tensor of shape " + to_string(sizes) + " has no " + std::to_string(groups) + " groups");
+    throw_error(ErrorKind::Layout, "a tensor of shape {} has no {} groups", to_string(sizes), groups);
   }
   const int64_t in = sizes[0] / groups;
   const int64_t out = sizes[1];
@@ -58,7 +57,7 @@ TensorView swap_in_out(const Step& step, const TensorView& tensor) {
 /// The sizes of a tensor with its channels last. @throws Error Layout: it has not four dimensions.
 std::vector<int64_t> channels_last_sizes(const std::vector<int64_t>& sizes) {
   if (sizes.size() != 4) {
-    throw Error(ErrorKind::Layout, "a tensor of shape " + to_string(sizes) + " has no channels in front of two others");
+    throw_error(ErrorKind::Layout, "a tensor of shape {} has no channels in front of two others", to_string(sizes));
   }
   return {sizes[0], sizes[2], sizes[3], sizes[1]};
 }
@@ -83,15 +82,15 @@ std::vector<int64_t> matrix_sizes(const std::vector<int64_t>& sizes) {
   std::copy_if(sizes.begin(), sizes.end(), std::back_inserter(wide), [](int64_t size) { return size != 1; });
   const std::vector<int64_t>& matrix = sizes.size() == 2 ? sizes : wide;
   if (matrix.size() != 2) {
-    throw Error(ErrorKind::Layout, "a tensor of shape " + to_string(sizes) + " is not a matrix");
+    throw_error(ErrorKind::Layout, "a tensor of shape {} is not a matrix", to_string(sizes));
   }
   return matrix;
 }
 
 void check_int4(const TensorView& tensor) {
   if (tensor.scalar_type != kChar && tensor.scalar_type != kByte) {
-    throw Error(
-        ErrorKind::UnsupportedData, "only integers of one byte can be packed, found " + type_name(tensor.scalar_type));
+    throw_error(
+        ErrorKind::UnsupportedData, "only integers of one byte can be packed, found {}", type_name(tensor.scalar_type));
   }
   const bool is_signed = tensor.scalar_type == kChar;
   const uint8_t zero = is_signed ? 8 : 0;
@@ -102,7 +101,7 @@ void check_int4(const TensorView& tensor) {
     outside = static_cast<uint8_t>(outside | (shifted & range));
   }
   if (outside != 0) {
-    throw Error(ErrorKind::UnsupportedData, "numbers of four bits must be in -8 \xe2\x80\xa6 7");
+    throw_error(ErrorKind::UnsupportedData, "numbers of four bits must be in -8 \xe2\x80\xa6 7");
   }
 }
 
@@ -188,6 +187,16 @@ TensorView run_rows(const Elementwise& first, const TensorView& tensor, const St
   return out;
 }
 
+void check_parts(const TensorView& one, const TensorView& other) {
+  if (one.nbytes != other.nbytes) {
+    throw_error(
+        ErrorKind::Layout,
+        "a normalization has parts of shapes {} and {}",
+        to_string(one.sizes),
+        to_string(other.sizes));
+  }
+}
+
 /// The optional tensors of a step, behind `required` others; null for each that is not present.
 std::vector<const uint8_t*> optional(
     const Step& step, const std::vector<TensorView>& tensors, size_t required, size_t most) {
@@ -196,12 +205,7 @@ std::vector<const uint8_t*> optional(
   for (size_t i = 0; i < most; ++i) {
     if (int_of(step, i) != 0) {
       check_folded(step, tensors, next + 1);
-      if (tensors[next].nbytes != tensors[0].nbytes) {
-        throw Error(
-            ErrorKind::Layout,
-            "a normalization has parts of shapes " + to_string(tensors[0].sizes) + " and " +
-                to_string(tensors[next].sizes));
-      }
+      check_parts(tensors[0], tensors[next]);
       found[i] = tensors[next++].data;
     }
   }
@@ -214,11 +218,7 @@ float number(const uint8_t* numbers, size_t index, float otherwise) {
 
 void check_mean_and_variance(const Step& step, const std::vector<TensorView>& tensors) {
   check_folded(step, tensors, 2);
-  if (tensors[0].nbytes != tensors[1].nbytes) {
-    throw Error(
-        ErrorKind::Layout,
-        "a normalization has parts of shapes " + to_string(tensors[0].sizes) + " and " + to_string(tensors[1].sizes));
-  }
+  check_parts(tensors[0], tensors[1]);
 }
 
 TensorView fold_bias(const Step& step, const std::vector<TensorView>& tensors) {
@@ -262,7 +262,7 @@ TensorView run(const Step& step, const std::vector<TensorView>& tensors) {
     case Operation::Cast: {
       const int8_t target = target_of(step);
       if (!is_number(target)) {
-        throw Error(ErrorKind::UnsupportedData, "weights cannot be cast to type " + type_name(target));
+        throw_error(ErrorKind::UnsupportedData, "weights cannot be cast to type {}", type_name(target));
       }
       return cast(tensor, target);
     }
@@ -298,7 +298,7 @@ bool accepts(const Record& record, const SourceTensor& source, int8_t scalar_typ
 
 TensorView lay_out(const Record& record, const std::vector<TensorView>& tensors, const Lookup& lookup) {
   if (tensors.empty()) {
-    throw Error(ErrorKind::UnsupportedData, "blob '" + record.key + "' is made of nothing");
+    throw_error(ErrorKind::UnsupportedData, "blob '{}' is made of nothing", record.key);
   }
   std::vector<TensorView> values = tensors;
   const Step* end = record.steps.data() + record.steps.size();
@@ -313,27 +313,34 @@ TensorView lay_out(const Record& record, const std::vector<TensorView>& tensors,
     }
   }
   if (values[0].nbytes != record.nbytes) {
-    throw Error(
+    throw_error(
         ErrorKind::Layout,
-        "blob '" + record.key + "': expected " + std::to_string(record.nbytes) + " bytes, its steps give " +
-            std::to_string(values[0].nbytes));
+        "blob '{}': expected {} bytes, its steps give {}",
+        record.key,
+        record.nbytes,
+        values[0].nbytes);
   }
   return values[0];
 }
 
 TensorView restore(const Record& record, const uint8_t* data, size_t size) {
   const SourceTensor& source = record.sources.at(0);
-  const std::string which = "'" + source.name + "' cannot be read back from its blob '" + record.key + "'";
   int8_t type = source.scalar_type;
   for (const Step& step : record.steps) {
     if (step.operation == Operation::Cast) {
       type = target_of(step);
     } else if (step.operation != Operation::Reshape || record.sources.size() > 1) {
-      throw Error(ErrorKind::Update, which + ", which was made by: " + to_string(step.operation));
+      throw_error(
+          ErrorKind::Update,
+          "'{}' cannot be read back from its blob '{}', which was made by: {}",
+          source.name,
+          record.key,
+          to_string(step.operation));
     }
   }
   if (!is_number(type) || record.nbytes != size) {
-    throw Error(ErrorKind::Update, which + " of " + std::to_string(size) + " bytes");
+    throw_error(
+        ErrorKind::Update, "'{}' cannot be read back from its blob '{}' of {} bytes", source.name, record.key, size);
   }
   uint64_t expected = 0;
   try {
@@ -342,10 +349,13 @@ TensorView restore(const Record& record, const uint8_t* data, size_t size) {
     expected = UINT64_MAX;
   }
   if (expected != size / item_size(type) || size % item_size(type) != 0) {
-    throw Error(
+    throw_error(
         ErrorKind::Update,
-        "'" + source.name + "' is " + to_string(source.sizes) + ", its blob '" + record.key + "' has " +
-            std::to_string(size / item_size(type)) + " numbers");
+        "'{}' is {}, its blob '{}' has {} numbers",
+        source.name,
+        to_string(source.sizes),
+        record.key,
+        size / item_size(type));
   }
   return {type, source.sizes, data, size, nullptr};
 }

@@ -14,16 +14,12 @@
 namespace blobstore::internal {
 namespace {
 
-Error update_error(const std::string& reason) {
-  return Error(ErrorKind::Update, reason);
-}
-
 std::string cannot(std::string_view name, const std::string& reason) {
   return format("'{}' cannot be updated: {}", name, reason);
 }
 
-Error two_values(std::string_view name, std::string_view canonical) {
-  return update_error(format("'{}' is another name of '{}', but was given other values", name, canonical));
+[[noreturn]] void throw_two_values(std::string_view name, std::string_view canonical) {
+  throw_error(ErrorKind::Update, "'{}' is another name of '{}', but was given other values", name, canonical);
 }
 
 /// Whether `constant_prop_pass()` computed a tensor from others, which the program then lacks.
@@ -134,7 +130,7 @@ void Updates::check_names(const Names& names) const {
     }
   }
   if (!refused.empty()) {
-    throw update_error(refused);
+    throw_error(ErrorKind::Update, "{}", refused);
   }
 }
 
@@ -152,7 +148,7 @@ std::vector<NewBlob> Updates::changes(const std::vector<Given>& given, bool fini
     if (is_new) {
       direct.emplace_back(key, &one);
     } else if (tensor != nullptr && !is_same(*direct[known->second].second, one)) {
-      throw two_values(one.name, tensor->names.front());
+      throw_two_values(one.name, tensor->names.front());
     }
   };
   for (const Given& one : given) {
@@ -223,7 +219,7 @@ std::vector<NewBlob> Updates::resolve(const std::vector<const Given*>& given, bo
       taken.emplace(tensor, Taken{one, std::move(value)});
       tensors.push_back(tensor);
     } else if (!same_tensors(known->second.value, value)) {
-      throw two_values(one->name, tensor->names.front());
+      throw_two_values(one->name, tensor->names.front());
     }
   }
   std::vector<const Record*> records;
@@ -395,7 +391,7 @@ Names Updates::choose(const std::vector<Entry>& entries, bool strict) const {
     }
   }
   if (!refused.empty()) {
-    throw update_error(refused);
+    throw_error(ErrorKind::Update, "{}", refused);
   }
   if (!missing.empty() && strict) {
     std::string end = hint(available);
@@ -516,13 +512,15 @@ Error Updates::mismatch(const Names& given) const {
   if (end.empty() && !given.empty()) {
     end = suggest(given[0], own);
   }
-  return update_error(format(
-      "{}: none of the tensors given can be updated{}: found {}, the programs have {}{}",
-      source_.name(),
-      refused.empty() ? "" : format("{})", refused),
-      some(given),
-      own.empty() ? "none with a name" : some(own),
-      end));
+  return Error(
+      ErrorKind::Update,
+      format(
+          "{}: none of the tensors given can be updated{}: found {}, the programs have {}{}",
+          source_.name(),
+          refused.empty() ? "" : format("{})", refused),
+          some(given),
+          own.empty() ? "none with a name" : some(own),
+          end));
 }
 
 Error Updates::unknown(std::string_view name) const {

@@ -3,12 +3,12 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
-#include <fstream>
 
 #include <sys/stat.h>
 #include <sys/utsname.h>
 
 #include "os/platform.h"
+#include "os/system_text.h"
 
 #if BLOBSTORE_LINUX
 #include <link.h>
@@ -71,12 +71,15 @@ int look_at_object(dl_phdr_info* object, size_t, void* data) {
 #endif
 
 #if defined(__x86_64__)
-std::string leaf(unsigned number, unsigned part, bool with_ebx) {
+/// @param most the highest leaf that there is; asked once, because each question leaves a virtual machine.
+std::string leaf(unsigned most, unsigned number, unsigned part, bool with_ebx) {
   unsigned eax = 0;
   unsigned ebx = 0;
   unsigned ecx = 0;
   unsigned edx = 0;
-  __get_cpuid_count(number, part, &eax, &ebx, &ecx, &edx);
+  if (number <= most) {
+    __cpuid_count(number, part, eax, ebx, ecx, edx);
+  }
   char text[40];
   std::snprintf(text, sizeof text, "%08x%08x%08x%08x", eax, with_ebx ? ebx : 0, ecx, edx);
   return text;
@@ -91,18 +94,19 @@ std::string find_processor_kind() {
   }
 #if defined(__x86_64__)
   // ebx of leaf 1 tells the core that the thread runs on
-  kind += " " + leaf(1, 0, false) + " " + leaf(7, 0, true) + " " + leaf(7, 1, true);
+  const unsigned most = __get_cpuid_max(0, nullptr);
+  kind += " " + leaf(most, 1, 0, false) + " " + leaf(most, 7, 0, true) + " " + leaf(most, 7, 1, true);
 #elif BLOBSTORE_LINUX
   char features[40];
   std::snprintf(features, sizeof features, " %lx %lx", getauxval(AT_HWCAP), getauxval(AT_HWCAP2));
   kind += features;
   for (int core = 0;; ++core) { // libraries choose by the model of the cores, too
-    std::ifstream file("/sys/devices/system/cpu/cpu" + std::to_string(core) + "/regs/identification/midr_el1");
-    std::string model;
-    if (!std::getline(file, model)) {
+    const std::string model =
+        system_text("/sys/devices/system/cpu/cpu" + std::to_string(core) + "/regs/identification/midr_el1");
+    if (model.empty()) {
       break;
     }
-    kind += " " + model;
+    kind += " " + model.substr(0, model.find('\n'));
   }
 #endif
   return kind;

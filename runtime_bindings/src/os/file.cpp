@@ -16,13 +16,10 @@
 #include <blobstore/error.h>
 
 #include "os/text.h"
+#include "os/uninterrupted.h"
 
 namespace blobstore::internal {
 namespace {
-
-[[noreturn]] void refuse(const std::string& path, int number) {
-  throw Error(ErrorKind::FileAccess, path, std::strerror(number), number);
-}
 
 int64_t nanoseconds(const timespec& time) {
   return static_cast<int64_t>(time.tv_sec) * 1'000'000'000 + time.tv_nsec;
@@ -38,7 +35,7 @@ size_t page_size() {
 File::File(std::string path, bool writable) : path_(std::move(path)) {
   descriptor_ = open(path_.c_str(), (writable ? O_RDWR : O_RDONLY) | O_CLOEXEC | O_NONBLOCK);
   if (descriptor_ < 0) {
-    refuse(path_, errno);
+    throw_errno(path_, errno);
   }
   struct stat status;
   if (fstat(descriptor_, &status) != 0 || !S_ISREG(status.st_mode)) {
@@ -46,7 +43,7 @@ File::File(std::string path, bool writable) : path_(std::move(path)) {
     close(descriptor_);
     descriptor_ = -1;
     if (directory) {
-      refuse(path_, EISDIR);
+      throw_errno(path_, EISDIR);
     }
     throw Error(ErrorKind::FileAccess, path_, "not a regular file", EINVAL);
   }
@@ -67,7 +64,7 @@ File& File::operator=(File&& other) noexcept {
 File File::open_if_there(std::string path) {
   const int descriptor = open(path.c_str(), O_RDWR | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW);
   if (descriptor < 0 && errno != ENOENT && errno != ELOOP) {
-    refuse(path, errno);
+    throw_errno(path, errno);
   }
   return File(std::move(path), descriptor);
 }
@@ -75,7 +72,7 @@ File File::open_if_there(std::string path) {
 FileStatus File::status() const {
   struct stat status;
   if (fstat(descriptor_, &status) != 0) {
-    refuse(path_, errno);
+    throw_errno(path_, errno);
   }
   return {
       static_cast<uint64_t>(status.st_dev),
@@ -104,21 +101,19 @@ void File::check_length(uint64_t end) const {
 
 void File::truncate(uint64_t size) const {
   if (ftruncate(descriptor_, static_cast<off_t>(size)) != 0) {
-    refuse(path_, errno);
+    throw_errno(path_, errno);
   }
 }
 
 void File::set_mode(uint32_t mode) const {
   if (fchmod(descriptor_, static_cast<mode_t>(mode)) != 0) {
-    refuse(path_, errno);
+    throw_errno(path_, errno);
   }
 }
 
 void File::lock(bool exclusive) const {
-  while (flock(descriptor_, exclusive ? LOCK_EX : LOCK_SH) != 0) {
-    if (errno != EINTR) {
-      throw Error(ErrorKind::FileAccess, path_, format("cannot lock: {}", std::strerror(errno)), errno);
-    }
+  if (uninterrupted([&] { return flock(descriptor_, exclusive ? LOCK_EX : LOCK_SH); }) != 0) {
+    throw Error(ErrorKind::FileAccess, path_, format("cannot lock: {}", std::strerror(errno)), errno);
   }
 }
 
@@ -128,15 +123,12 @@ void File::unlock() const noexcept {
 
 void File::reserve(uint64_t offset, uint64_t size) const {
 #if BLOBSTORE_LINUX
-  int failed;
-  do {
-    failed = fallocate(descriptor_, 0, static_cast<off_t>(offset), static_cast<off_t>(size));
-  } while (failed != 0 && errno == EINTR);
-  if (failed == 0) {
+  const auto allocate = [&] { return fallocate(descriptor_, 0, static_cast<off_t>(offset), static_cast<off_t>(size)); };
+  if (uninterrupted(allocate) == 0) {
     return;
   }
   if (errno != EOPNOTSUPP && errno != ENOSYS) {
-    refuse(path_, errno);
+    throw_errno(path_, errno);
   }
 #endif
   // existing bytes are written once more, because there may be holes among them
@@ -186,7 +178,7 @@ File File::reopen_with(int access) const {
   const int descriptor = open(path_.c_str(), access | O_CLOEXEC | O_NONBLOCK);
 #endif
   if (descriptor < 0) {
-    refuse(path_, errno);
+    throw_errno(path_, errno);
   }
   File file(path_, descriptor);
 #if !BLOBSTORE_LINUX
@@ -202,12 +194,9 @@ File File::reopen_with(int access) const {
 void File::read(void* buffer, size_t size, uint64_t offset) const {
   auto* to = static_cast<uint8_t*>(buffer);
   while (size > 0) {
-    const ssize_t got = pread(descriptor_, to, size, static_cast<off_t>(offset));
-    if (got < 0 && errno == EINTR) {
-      continue;
-    }
+    const ssize_t got = uninterrupted([&] { return pread(descriptor_, to, size, static_cast<off_t>(offset)); });
     if (got < 0) {
-      refuse(path_, errno);
+      throw_errno(path_, errno);
     }
     if (got == 0) {
       throw Error(ErrorKind::FileAccess, path_, format("it was truncated: no byte at {}", offset), EIO);
@@ -221,12 +210,9 @@ void File::read(void* buffer, size_t size, uint64_t offset) const {
 void File::write(const void* buffer, size_t size, uint64_t offset) const {
   const auto* from = static_cast<const uint8_t*>(buffer);
   while (size > 0) {
-    const ssize_t put = pwrite(descriptor_, from, size, static_cast<off_t>(offset));
-    if (put < 0 && errno == EINTR) {
-      continue;
-    }
+    const ssize_t put = uninterrupted([&] { return pwrite(descriptor_, from, size, static_cast<off_t>(offset)); });
     if (put < 0) {
-      refuse(path_, errno);
+      throw_errno(path_, errno);
     }
     from += put;
     offset += static_cast<uint64_t>(put);
@@ -237,7 +223,7 @@ void File::write(const void* buffer, size_t size, uint64_t offset) const {
 TemporaryFile::TemporaryFile(const std::string& path)
     : name_(path + ".XXXXXX"), file_(path, mkostemp(name_.data(), O_CLOEXEC)) {
   if (!file_.is_open()) {
-    refuse(path, errno);
+    throw_errno(path, errno);
   }
 }
 
@@ -249,7 +235,7 @@ TemporaryFile::~TemporaryFile() {
 
 File TemporaryFile::appear() {
   if (std::rename(name_.c_str(), file_.path().c_str()) != 0) {
-    refuse(file_.path(), errno);
+    throw_errno(file_.path(), errno);
   }
   return std::move(file_);
 }
@@ -266,19 +252,19 @@ Mapping::Mapping(const File& file, uint64_t offset, size_t size, Kind kind) {
   pages_ = mmap(nullptr, length_, protection, flags, file.descriptor(), static_cast<off_t>(start));
   if (pages_ == MAP_FAILED) {
     pages_ = nullptr;
-    refuse(file.path(), errno);
+    throw_errno(file.path(), errno);
   }
 }
 
 Mapping::Mapping(size_t size, size_t skip)
     : length_(align_up(skip + (size == 0 ? 1 : size), page_size())), skip_(skip) {
   if (size > static_cast<size_t>(PTRDIFF_MAX) - skip) {
-    refuse("memory", ENOMEM);
+    throw_errno("memory", ENOMEM);
   }
   pages_ = mmap(nullptr, length_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (pages_ == MAP_FAILED) {
     pages_ = nullptr;
-    refuse("memory", errno);
+    throw_errno("memory", errno);
   }
 }
 

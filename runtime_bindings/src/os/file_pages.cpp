@@ -52,7 +52,7 @@ void populate(
 void make_private(uint8_t* pages, size_t size, const File& file, uint64_t offset) {
   const int flags = MAP_PRIVATE | MAP_FIXED;
   if (mmap(pages, size, PROT_READ | PROT_WRITE, flags, file.descriptor(), static_cast<off_t>(offset)) == MAP_FAILED) {
-    throw Error(ErrorKind::FileAccess, file.path(), std::strerror(errno), errno);
+    throw_errno(file.path(), errno);
   }
 }
 

@@ -1,8 +1,10 @@
 #include "os/mapped_files.h"
 
+#include <algorithm>
 #include <cinttypes>
 #include <cstdio>
-#include <fstream>
+
+#include "os/system_text.h"
 
 namespace blobstore::internal {
 namespace {
@@ -21,8 +23,11 @@ struct Line {
 /// Call a function for each map of a file. Where there is no /proc, there are none.
 template <typename Function>
 void for_each_map(Function function) {
-  std::ifstream maps("/proc/self/maps");
-  for (std::string text; std::getline(maps, text);) {
+  const std::string maps = system_text("/proc/self/maps");
+  for (size_t begin = 0; begin < maps.size();) {
+    const size_t end = std::min(maps.find('\n', begin), maps.size());
+    const std::string text = maps.substr(begin, end - begin);
+    begin = end + 1;
     Line line;
     int path = 0;
     // NOLINTNEXTLINE(bugprone-unchecked-string-to-number-conversion): the kernel wrote the numbers

@@ -2,26 +2,26 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <fstream>
 #include <string>
 
 #include <fcntl.h>
 #include <unistd.h>
 
 #include "os/file.h"
+#include "os/system_text.h"
 
 namespace blobstore::internal {
 
 #if BLOBSTORE_LINUX
 
 std::optional<uint64_t> anonymous_memory() {
-  std::ifstream status("/proc/self/status");
-  for (std::string line; std::getline(status, line);) {
-    if (line.rfind("RssAnon:", 0) == 0) {
-      return std::strtoull(line.c_str() + 8, nullptr, 10) * 1024;
-    }
+  constexpr char kName[] = "\nRssAnon:";
+  const std::string status = system_text("/proc/self/status");
+  const size_t found = status.find(kName);
+  if (found == std::string::npos) {
+    return std::nullopt;
   }
-  return std::nullopt;
+  return std::strtoull(status.c_str() + found + sizeof kName - 1, nullptr, 10) * 1024;
 }
 
 std::optional<MemoryUsage> memory_usage(const std::vector<MemoryRange>& ranges) {

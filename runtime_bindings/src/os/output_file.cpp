@@ -14,22 +14,14 @@
 
 #include "os/paths.h"
 #include "os/temporary_files.h"
+#include "os/text.h"
+#include "os/uninterrupted.h"
 
 namespace blobstore::internal {
 namespace {
 
 constexpr size_t kGathered = 1 << 16;
 [[maybe_unused]] constexpr uint64_t kAhead = 1 << 23; // bytes after which the system starts to write them to the disk
-
-/// Call a function of the system again while signals interrupt it.
-template <typename Call>
-auto uninterrupted(Call call) {
-  decltype(call()) result;
-  do {
-    result = call();
-  } while (result < 0 && errno == EINTR);
-  return result;
-}
 
 int sync_descriptor(int descriptor) {
 #ifdef __APPLE__
@@ -51,7 +43,18 @@ bool has_no_folder_sync(int number) {
       number == EISDIR;
 }
 
-/// Wait until the names in a folder are on the disk, if the file system supports that. @returns errno, 0 for success.
+/// Whether there is a file, or may be one.
+bool exists(const std::string& path) {
+  struct stat status;
+  return lstat(path.c_str(), &status) == 0 || errno != ENOENT;
+}
+
+} // namespace
+
+int sync_file(int descriptor) {
+  return sync_descriptor(descriptor) == 0 ? 0 : errno;
+}
+
 int sync_folder(const std::string& path) {
   const File folder(
       path, uninterrupted([&] { return open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_DIRECTORY); }));
@@ -60,14 +63,6 @@ int sync_folder(const std::string& path) {
   }
   return has_no_folder_sync(errno) ? 0 : errno;
 }
-
-/// Whether there is a file, or may be one.
-bool exists(const std::string& path) {
-  struct stat status;
-  return lstat(path.c_str(), &status) == 0 || errno != ENOENT;
-}
-
-} // namespace
 
 OutputFile::OutputFile(std::string target) : target_(std::move(target)), place_(real_path(target_)) {
   remove_abandoned(folder_of(place_));
@@ -205,7 +200,7 @@ void OutputFile::put_back() {
 }
 
 void OutputFile::refuse(int number) const {
-  throw Error(ErrorKind::FileAccess, target_, std::strerror(number), number);
+  throw_errno(target_, number);
 }
 
 } // namespace blobstore::internal

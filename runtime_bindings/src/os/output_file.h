@@ -58,4 +58,10 @@ class OutputFile {
   [[maybe_unused]] uint64_t started_ = 0; // on Linux: bytes that the system was told to write to the disk
 };
 
+/// Wait until the bytes of a file are on the disk. @returns errno, 0 for success.
+int sync_file(int descriptor);
+
+/// Wait until the names in a folder are on the disk, if the file system supports that. @returns errno, 0 for success.
+int sync_folder(const std::string& path);
+
 } // namespace blobstore::internal

@@ -12,15 +12,14 @@ namespace {
 
 constexpr int kMostLinks = 40; // as Linux follows
 
-/// What a link holds, empty if the path is not a link.
+} // namespace
+
 std::string link_target(const std::string& path) {
   std::string target(PATH_MAX, '\0');
   const ssize_t size = readlink(path.c_str(), target.data(), target.size());
   target.resize(size > 0 ? static_cast<size_t>(size) : 0);
   return target;
 }
-
-} // namespace
 
 std::string real_path(const std::string& path) {
   std::string at = path;

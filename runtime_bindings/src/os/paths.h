@@ -12,6 +12,9 @@ std::string real_path(const std::string& path);
 /// Whether two paths lead to the same file, or would if it existed.
 bool same_file(const std::string& a, const std::string& b);
 
+/// What a link holds; empty if the path is not a link.
+std::string link_target(const std::string& path);
+
 /// The folder of an absolute path, with the separator at its end.
 inline std::string folder_of(const std::string& path) {
   return path.substr(0, path.rfind('/') + 1);

@@ -14,12 +14,17 @@
 
 namespace blobstore::internal {
 
-inline bool has_avx2() {
 #if defined(__x86_64__)
-  return __builtin_cpu_supports("avx2") != 0;
+/// Set when the library is loaded. __builtin_cpu_supports would bring in code that looks for each feature of each
+/// processor.
+extern const bool kHasAvx2;
 #else
-  return false;
+constexpr bool kHasAvx2 = false;
 #endif
+
+/// Whether the processor has AVX2, and the system keeps its registers.
+inline bool has_avx2() {
+  return kHasAvx2;
 }
 
 } // namespace blobstore::internal

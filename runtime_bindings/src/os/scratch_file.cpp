@@ -10,6 +10,7 @@
 #include <blobstore/error.h>
 
 #include "os/temporary_files.h"
+#include "os/text.h"
 
 namespace blobstore::internal {
 
@@ -17,14 +18,14 @@ ScratchFile::ScratchFile(const std::string& folder) {
 #if BLOBSTORE_LINUX && defined(MFD_CLOEXEC)
   file_ = File("memory", memfd_create("blobstore", MFD_CLOEXEC));
   if (file_.is_open()) {
-    path_ = "/proc/self/fd/" + std::to_string(file_.descriptor());
+    path_ = format("/proc/self/fd/{}", file_.descriptor());
     return;
   }
 #endif
   name_ = temporary_in(folder);
   file_ = File(name_, open(name_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
   if (!file_.is_open()) {
-    throw Error(ErrorKind::FileAccess, name_, std::strerror(errno), errno);
+    throw_errno(name_, errno);
   }
   path_ = name_;
 }

@@ -1,7 +1,6 @@
 #include "os/temporary_files.h"
 
 #include <cerrno>
-#include <random>
 #include <string_view>
 #include <vector>
 
@@ -12,7 +11,9 @@
 
 #include "os/file.h"
 #include "os/folders.h"
+#include "os/random.h"
 #include "os/text.h"
+#include "os/uninterrupted.h"
 
 namespace blobstore::internal {
 namespace {
@@ -48,21 +49,15 @@ void remove_if_abandoned(const std::string& path) {
 } // namespace
 
 std::string temporary_in(const std::string& folder) {
-  std::random_device random;
-  std::uniform_int_distribution<size_t> digit(0, kHexadecimal.size() - 1);
-  std::string name(kPrefix);
-  for (size_t i = 0; i < kDigits; ++i) {
-    name += kHexadecimal[digit(random)];
-  }
-  return format("{}{}{}", folder, name, kTemporary);
+  return format("{}{}{}{}", folder, kPrefix, random_digits(kDigits), kTemporary);
+}
+
+bool is_temporary(std::string_view name) {
+  return has_form(name, kTemporary);
 }
 
 Locked lock_file(int descriptor, bool shared) {
-  int failed;
-  do {
-    failed = flock(descriptor, (shared ? LOCK_SH : LOCK_EX) | LOCK_NB);
-  } while (failed != 0 && errno == EINTR);
-  if (failed == 0) {
+  if (uninterrupted([&] { return flock(descriptor, (shared ? LOCK_SH : LOCK_EX) | LOCK_NB); }) == 0) {
     return Locked::Yes;
   }
   return errno == EWOULDBLOCK ? Locked::ByAnother : Locked::NotPossible;
@@ -76,7 +71,7 @@ void remove_abandoned(const std::string& folder) {
     if (has_form(name, kJournal) && is_own_file(path)) {
       return;
     }
-    if (has_form(name, kTemporary)) {
+    if (is_temporary(name)) {
       temporary.push_back(path);
     }
   }

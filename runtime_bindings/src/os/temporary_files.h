@@ -5,11 +5,15 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 
 namespace blobstore::internal {
 
 /// A new name in a folder, which ends with a separator.
 std::string temporary_in(const std::string& folder);
+
+/// Whether a file name is such a name.
+bool is_temporary(std::string_view name);
 
 /// The result of an attempt to lock an open file.
 enum class Locked { Yes, ByAnother, NotPossible };

@@ -41,4 +41,8 @@ void throw_shown(ErrorKind kind, const std::string* path, const char* reason, ui
   throw Error(kind, path != nullptr ? *path : std::string(), format_shown(reason, kinds, values));
 }
 
+void throw_errno(const std::string& path, int number) {
+  throw Error(ErrorKind::FileAccess, path, std::strerror(number), number);
+}
+
 } // namespace blobstore::internal

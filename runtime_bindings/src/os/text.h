@@ -62,6 +62,9 @@ std::string format_shown(const char* text, uint64_t kinds, const Shown* values);
 [[noreturn]] void throw_shown(
     ErrorKind kind, const std::string* path, const char* reason, uint64_t kinds, const Shown* values);
 
+/// Throw an Error FileAccess with the system's text for an error number.
+[[noreturn]] void throw_errno(const std::string& path, int number);
+
 /// A text in which each {} stands for the next value. tests/test_architecture.py counts them.
 template <typename... T>
 BLOBSTORE_INLINE std::string format(const char* text, const T&... values) {

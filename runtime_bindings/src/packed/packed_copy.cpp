@@ -55,7 +55,8 @@ PackedCopy::PackedCopy(
       }
     }
     if (!mine.map->fits(sizes, entry->size)) {
-      invalid(path, "one of its maps does not fit");
+      throw_error_in(
+          ErrorKind::InvalidFile, path, "the map of '{}' does not fit an entry of {} bytes", name, entry->size);
     }
     made_of += mine.blobs.size();
   }

@@ -8,6 +8,7 @@
 
 #include "os/output_file.h"
 #include "os/text.h"
+#include "packed/coding.h"
 
 namespace blobstore::internal {
 namespace {
@@ -23,52 +24,6 @@ constexpr size_t kTrailer = 8 + 8 + sizeof(Digest) + 8;
 constexpr size_t kAboutEntry = sizeof(Digest) + 4; // the digest of an entry, and the number of its map
 constexpr char kTrailerMagic[] = "BSPACK01";
 
-class Encoder {
- public:
-  template <typename Number>
-  void number(Number value) {
-    for (size_t i = 0; i < sizeof value; ++i) {
-      bytes.push_back(static_cast<uint8_t>(value >> 8 * i));
-    }
-  }
-  void text(const void* data, size_t size) {
-    const auto* from = static_cast<const uint8_t*>(data);
-    bytes.insert(bytes.end(), from, from + size);
-  }
-  std::vector<uint8_t> bytes;
-};
-
-/// Reads numbers one after the other. The caller checks the bounds.
-class Decoder {
- public:
-  Decoder(const uint8_t* data, uint64_t at) : data_(data), at_(at) {}
-  template <typename Number>
-  Number number() {
-    Number value = 0;
-    for (size_t i = 0; i < sizeof value; ++i) {
-      value |= static_cast<Number>(data_[at_ + i]) << 8 * i;
-    }
-    at_ += sizeof value;
-    return value;
-  }
-  Digest digest() {
-    Digest out;
-    std::memcpy(out.data(), data_ + at_, out.size());
-    at_ += out.size();
-    return out;
-  }
-  std::string text(size_t size) {
-    std::string out(reinterpret_cast<const char*>(data_ + at_), size);
-    at_ += size;
-    return out;
-  }
-  uint64_t at() const { return at_; }
-
- private:
-  const uint8_t* data_;
-  uint64_t at_;
-};
-
 [[noreturn]] void invalid(const std::string& path, const std::string& reason) {
   throw_error_in(ErrorKind::InvalidFile, path, "not a file of packed weights: {}", reason);
 }
@@ -83,12 +38,12 @@ Index read_index(const std::string& path, const uint8_t* data, size_t size) {
   if (size < kFooter) {
     invalid(path, format("it has {} bytes", size));
   }
-  Decoder footer(data, size - kFooter);
+  Decoder footer(data, size - kFooter, size);
   Index index;
-  index.start = footer.number<uint64_t>();
-  const auto count = footer.number<uint32_t>();
-  const auto magic = footer.number<uint32_t>();
-  const auto version = footer.number<uint32_t>();
+  index.start = footer.value<uint64_t>();
+  const auto count = footer.value<uint32_t>();
+  const auto magic = footer.value<uint32_t>();
+  const auto version = footer.value<uint32_t>();
   if (magic != kMagic || version != kVersion) {
     invalid(path, "it does not end as such a file does");
   }
@@ -96,21 +51,17 @@ Index read_index(const std::string& path, const uint8_t* data, size_t size) {
   if (index.start > limit || count > (limit - index.start) / kEntry) {
     invalid(path, format("its index of {} entries does not fit", count));
   }
-  Decoder decoder(data, index.start);
+  Decoder decoder(data, index.start, limit);
   index.entries.reserve(count);
   for (uint32_t i = 0; i < count; ++i) {
-    if (limit - decoder.at() < kEntry) {
-      invalid(path, format("entry {} of its index does not fit", i));
-    }
-    const auto length = decoder.number<uint32_t>();
-    if (length > limit - decoder.at() || limit - decoder.at() - length < kEntry - 4) {
-      invalid(path, format("entry {} of its index does not fit", i));
-    }
     PackedEntry& entry = index.entries.emplace_back();
-    entry.name = decoder.text(length);
-    entry.offset = decoder.number<uint64_t>();
-    entry.size = decoder.number<uint64_t>();
-    entry.seed = decoder.number<uint32_t>();
+    entry.name = decoder.text(decoder.value<uint32_t>());
+    entry.offset = decoder.value<uint64_t>();
+    entry.size = decoder.value<uint64_t>();
+    entry.seed = decoder.value<uint32_t>();
+    if (!decoder.whole()) {
+      invalid(path, format("entry {} of its index does not fit", i));
+    }
     if (entry.offset > index.start || entry.size > index.start - entry.offset) {
       invalid(path, format("entry '{}' lies outside of the file", entry.name));
     }
@@ -170,11 +121,11 @@ PackedTable read_packed_table(const std::string& path, const uint8_t* data, size
   if (size - kFooter - index.end != kTrailer) {
     invalid(path, "it has no digests");
   }
-  Decoder trailer(data, index.end);
-  const auto start = trailer.number<uint64_t>();
-  const auto length = trailer.number<uint64_t>();
-  const Digest expected = trailer.digest();
-  if (std::memcmp(data + trailer.at(), kTrailerMagic, 8) != 0) {
+  Decoder trailer(data, index.end, size - kFooter);
+  const auto start = trailer.value<uint64_t>();
+  const auto length = trailer.value<uint64_t>();
+  const auto expected = trailer.value<Digest>();
+  if (trailer.text(8) != kTrailerMagic) {
     invalid(path, "it has no digests");
   }
   const uint64_t of_entries = index.entries.size() * kAboutEntry;
@@ -190,35 +141,28 @@ PackedTable read_packed_table(const std::string& path, const uint8_t* data, size
         to_string(found),
         to_string(expected));
   }
-  Decoder decoder(data, start);
+  Decoder decoder(data, start, index.start);
   PackedTable table{std::move(index.entries), {}, {}};
   for (PackedEntry& entry : table.entries) {
     if (entry.size > start || entry.offset > start - entry.size) {
       invalid(path, format("entry '{}' lies outside of the file", entry.name));
     }
-    entry.digest = decoder.digest();
-    entry.map = decoder.number<uint32_t>();
+    entry.digest = decoder.value<Digest>();
+    entry.map = decoder.value<uint32_t>();
   }
-  const auto left = [&] { return index.start - decoder.at(); };
-  const auto covered = decoder.number<uint64_t>();
-  if (left() < 8 || covered > (left() - 8) / sizeof(Digest)) {
-    invalid(path, "its digests do not fit");
+  for (auto left = decoder.value<uint64_t>(); left > 0 && decoder.whole(); --left) {
+    table.covers.insert(decoder.value<Digest>());
   }
-  for (uint64_t i = 0; i < covered; ++i) {
-    table.covers.insert(decoder.digest());
-  }
-  const auto maps = decoder.number<uint64_t>();
-  for (uint64_t i = 0; i < maps; ++i) {
-    const uint64_t size_of_map = left() < 8 ? UINT64_MAX : decoder.number<uint64_t>();
-    if (size_of_map > left()) {
-      invalid(path, "its maps do not fit");
-    }
-    std::optional<PackedMap> map = PackedMap::decode(data + decoder.at(), size_of_map);
+  for (auto left = decoder.value<uint64_t>(); left > 0 && decoder.whole(); --left) {
+    const std::string_view text = decoder.text(decoder.value<uint64_t>());
+    std::optional<PackedMap> map = PackedMap::decode(reinterpret_cast<const uint8_t*>(text.data()), text.size());
     if (!map) {
       invalid(path, "one of its maps is not valid");
     }
     table.maps.push_back(std::move(*map));
-    decoder.text(size_of_map);
+  }
+  if (!decoder.whole()) {
+    invalid(path, "its digests do not fit");
   }
   for (const PackedEntry& entry : table.entries) {
     if (entry.map > table.maps.size()) {
@@ -268,35 +212,35 @@ void write_packed(const std::string& path, const PackedContents& contents) {
     const Digest of_entry = digest(entries[i].data, entries[i].entry.size);
     out.write(entries[i].data, entries[i].entry.size);
     at = places.offsets[i] + entries[i].entry.size;
-    table.text(of_entry.data(), of_entry.size());
-    table.number(entries[i].entry.map);
+    table.value(of_entry);
+    table.value(entries[i].entry.map);
   }
-  table.number(static_cast<uint64_t>(contents.covers.size()));
+  table.value(static_cast<uint64_t>(contents.covers.size()));
   for (const Digest& one : contents.covers) {
-    table.text(one.data(), one.size());
+    table.value(one);
   }
-  table.number(static_cast<uint64_t>(contents.maps.size()));
+  table.value(static_cast<uint64_t>(contents.maps.size()));
   for (const std::string& map : contents.maps) {
-    table.number(static_cast<uint64_t>(map.size()));
-    table.text(map.data(), map.size());
+    table.value(static_cast<uint64_t>(map.size()));
+    table.put(map.data(), map.size());
   }
   for (size_t i = 0; i < entries.size(); ++i) {
     const PackedEntry& entry = entries[i].entry;
-    table.number(static_cast<uint32_t>(entry.name.size()));
-    table.text(entry.name.data(), entry.name.size());
-    table.number(places.offsets[i]);
-    table.number(entry.size);
-    table.number(entry.seed);
+    table.value(static_cast<uint32_t>(entry.name.size()));
+    table.put(entry.name.data(), entry.name.size());
+    table.value(places.offsets[i]);
+    table.value(entry.size);
+    table.value(entry.seed);
   }
   const Digest of_table = digest(table.bytes.data(), table.bytes.size());
-  table.number(places.digests);
-  table.number(places.index - places.digests);
-  table.text(of_table.data(), of_table.size());
-  table.text(kTrailerMagic, 8);
-  table.number(places.index);
-  table.number(static_cast<uint32_t>(entries.size()));
-  table.number(kMagic);
-  table.number(kVersion);
+  table.value(places.digests);
+  table.value(places.index - places.digests);
+  table.value(of_table);
+  table.put(kTrailerMagic, 8);
+  table.value(places.index);
+  table.value(static_cast<uint32_t>(entries.size()));
+  table.value(kMagic);
+  table.value(kVersion);
   out.write(table.bytes.data(), table.bytes.size());
   out.make_read_only();
   out.commit();

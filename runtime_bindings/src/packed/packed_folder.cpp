@@ -3,9 +3,8 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
-#include <cstdio>
+#include <cstdlib>
 #include <cstring>
-#include <random>
 #include <thread>
 #include <tuple>
 #include <unordered_set>
@@ -18,6 +17,8 @@
 #include "cache/mapped_cache.h"
 #include "format/text_hash.h"
 #include "os/folders.h"
+#include "os/random.h"
+#include "os/system_text.h"
 #include "os/temporary_files.h"
 #include "os/text.h"
 #include "packed/packed_copy.h"
@@ -27,23 +28,30 @@ namespace {
 
 constexpr char kEnding[] = ".packed";
 constexpr char kMarkEnding[] = ".packed.used"; // beside a file: when it was used, and as what it was verified
-constexpr size_t kNameSize = 32 + 1 + 16 + 1 + 16 + 7; // of a file; see name_of
+constexpr size_t kNameSize = 32 + 1 + 16 + 1 + 16 + 1 + 16 + 7; // of a file, at most; see name_of
 constexpr char kLock[] = "building.lock";
 constexpr auto kPatience = std::chrono::seconds(60);
 constexpr auto kPause = std::chrono::milliseconds(5);
 
-/// The name of a file begins with what it is for.
+std::string short_text(const Digest& digest) {
+  return to_string(digest).substr(0, 16);
+}
+
+/// The name of a file begins with whose weights it has...
+std::string owner_of(const PackedPurpose& purpose) {
+  const std::string foundation = to_string(purpose.foundation);
+  return purpose.program ? format("{}-{}-", foundation, short_text(*purpose.program)) : foundation + "-";
+}
+
+/// ... and which code packed them.
 std::string prefix_of(const PackedPurpose& purpose) {
-  return to_string(purpose.foundation) + "-" + to_string(purpose.runtime).substr(0, 16) + "-";
+  return format("{}{}-", owner_of(purpose), short_text(purpose.runtime));
 }
 
 /// It ends with a random number, because ExecuTorch remembers in each process what it read from a path. So a file that
 /// replaces a damaged one is read.
 std::string name_of(const PackedPurpose& purpose) {
-  std::random_device random;
-  char digits[17];
-  std::snprintf(digits, sizeof digits, "%08x%08x", random(), random());
-  return prefix_of(purpose) + digits + kEnding;
+  return format("{}{}{}", prefix_of(purpose), random_digits(16), kEnding);
 }
 
 /// What a mark says about the file beside it: a file that has this status is the one that was verified.
@@ -90,7 +98,7 @@ std::vector<std::string> names_of(const std::string& folder, bool must_exist = f
   int failed = 0;
   std::vector<std::string> names = names_in(folder, failed);
   if (must_exist && failed != 0 && failed != ENOENT) {
-    throw Error(ErrorKind::FileAccess, folder, std::strerror(failed), failed);
+    throw_errno(folder, failed);
   }
   return names;
 }
@@ -115,9 +123,18 @@ bool remove_if_unused(const std::string& path) {
   return true;
 }
 
-bool in_use(const std::string& path) {
-  const File file = open_to_read(path);
-  return file.is_open() && lock_file(file.descriptor(), /*shared=*/false) == Locked::ByAnother;
+/// The files that processes have locked, as the system lists them: their numbers. Trying to lock a file would not do:
+/// an ExecuTorch that starts at that moment would neither load it nor, as root, leave it as it is.
+std::vector<uint64_t> locked_files() {
+  std::vector<uint64_t> inodes;
+  const std::string text = system_text("/proc/locks"); // "3: FLOCK  ADVISORY  READ  912 fe:00:2277861 0 EOF"
+  for (size_t at = text.find("FLOCK"); at != std::string::npos; at = text.find("FLOCK", at + 1)) {
+    const size_t inode = text.find(':', text.find(':', at) + 1);
+    if (inode != std::string::npos) {
+      inodes.push_back(std::strtoull(text.c_str() + inode + 1, nullptr, 10));
+    }
+  }
+  return inodes;
 }
 
 } // namespace
@@ -170,7 +187,9 @@ std::vector<std::string> PackedFolder::newest_first(const std::string& prefix) c
   return names;
 }
 
-std::shared_ptr<const PackedLease> PackedFolder::lease(const std::string& path) {
+/// A stock process of root keeps the file locked as long as it runs. It only reads, so a working copy is followed all
+/// the same.
+std::shared_ptr<const PackedLease> PackedFolder::lease(const std::string& path, bool to_follow) {
   const std::lock_guard<std::mutex> guard(mutex_);
   std::weak_ptr<const PackedLease>& known = leases_[path];
   std::shared_ptr<const PackedLease> found = known.lock();
@@ -181,9 +200,10 @@ std::shared_ptr<const PackedLease> PackedFolder::lease(const std::string& path) 
   try {
     File file = open_to_read(path);
     if (!file.is_open()) {
-      throw Error(ErrorKind::FileAccess, path, std::strerror(errno), errno);
+      throw_errno(path, errno);
     }
-    if (lock_file(file.descriptor(), /*shared=*/true) == Locked::ByAnother) {
+    const bool locked = lock_file(file.descriptor(), /*shared=*/true) != Locked::ByAnother;
+    if (!locked && !to_follow) {
       ++reasons_["another program has locked the file"];
       return nullptr;
     }
@@ -204,7 +224,9 @@ std::shared_ptr<const PackedLease> PackedFolder::lease(const std::string& path) 
       return found;
     }
     found = std::make_shared<PackedLease>(std::move(file), status.size, std::move(table));
-    known = found;
+    if (locked) { // so it may be used for loading
+      known = found;
+    }
     return found;
   } catch (const Error& error) {
     if (error.kind() == ErrorKind::FileAccess) {
@@ -227,7 +249,7 @@ PackedFolder::Building PackedFolder::begin_build() const {
   const std::string path = folder_ + kLock;
   File file(path, ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666));
   if (!file.is_open()) {
-    throw Error(ErrorKind::FileAccess, folder_, std::strerror(failed != 0 ? failed : errno), errno);
+    throw_errno(folder_, failed != 0 ? failed : errno);
   }
   const auto begin = std::chrono::steady_clock::now();
   while (lock_file(file.descriptor(), /*shared=*/false) == Locked::ByAnother) {
@@ -319,8 +341,10 @@ void PackedFolder::add(const PackedPurpose& purpose, const ScratchFile& packed, 
   ++builds_;
   older.reset(); // unless a program uses it, it goes
   older_map = Mapping(); // a map of an open file holds its lock, too
+  const std::string owner = owner_of(purpose);
   for (const std::string& name : names_of(folder_)) { // also those of other versions of XNNPACK
-    if (name.compare(0, 33, prefix_of(purpose), 0, 33) == 0 && ends_with(name, kEnding) && folder_ + name != path) {
+    if (name.size() == path.size() - folder_.size() && name.compare(0, owner.size(), owner) == 0 &&
+        ends_with(name, kEnding) && folder_ + name != path) {
       remove_if_unused(folder_ + name);
     }
   }
@@ -351,7 +375,7 @@ std::shared_ptr<PackedCopy> PackedFolder::copy_of(
 std::vector<std::shared_ptr<CommitFollower>> PackedFolder::copies_of(const MappedCache& cache) {
   std::vector<std::shared_ptr<CommitFollower>> copies;
   for (const std::string& name : newest_first(to_string(identity_of(cache)) + "-")) {
-    if (const auto found = lease(folder_ + name)) {
+    if (const auto found = lease(folder_ + name, /*to_follow=*/true)) {
       if (auto copy = copy_of(cache, found)) {
         copies.push_back(std::move(copy));
       }
@@ -398,6 +422,7 @@ std::vector<PackedFile> PackedFolder::verify() const {
 
 std::vector<PackedFile> PackedFolder::look(bool compare) const {
   std::vector<PackedFile> files;
+  const std::vector<uint64_t> locked = locked_files();
   for (const std::string& name : names_of(folder_, /*must_exist=*/true)) {
     struct stat status;
     PackedFile about;
@@ -425,7 +450,7 @@ std::vector<PackedFile> PackedFolder::look(bool compare) const {
     } catch (const Error& error) {
       about.problem = error.reason();
     }
-    about.in_use = in_use(about.path);
+    about.in_use = std::count(locked.begin(), locked.end(), static_cast<uint64_t>(status.st_ino)) != 0;
     files.push_back(std::move(about));
   }
   std::sort(files.begin(), files.end(), [](const PackedFile& a, const PackedFile& b) {

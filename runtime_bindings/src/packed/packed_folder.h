@@ -51,6 +51,7 @@ struct PackedPurpose {
   Digest foundation{}; // which weights
   Digest runtime{}; // which code packed them, for which processor
   bool changes = false; // whether it is the file of a working copy
+  std::optional<Digest> program{}; // whose weights alone it has; otherwise those of all programs on the foundation
 };
 
 /// What was packed, beside the bytes.
@@ -58,7 +59,7 @@ struct PackedMade {
   std::function<bool(std::string_view)> wanted; // whether an entry goes to the file, by its name
   std::set<Digest> covers; // the delegates that were packed
   std::map<std::string, std::string> maps; // those of entries, encoded, by the entry's name
-  PackedKeys keys; // from which entries with a map come; for the file of a working copy
+  PackedKeys keys; // from which entries with a map come; only these go to the file of a working copy
 };
 
 /// A digest that tells a working copy from every other one: which file it is, its keys and their sizes.
@@ -115,7 +116,8 @@ class PackedFolder final : public PackedStore, private ForkAware, public std::en
 
  private:
   std::vector<std::shared_ptr<CommitFollower>> copies_of(const MappedCache& cache) override;
-  std::shared_ptr<const PackedLease> lease(const std::string& path);
+  /// @param to_follow a working copy: then no lock is needed.
+  std::shared_ptr<const PackedLease> lease(const std::string& path, bool to_follow = false);
   std::vector<std::string> newest_first(const std::string& prefix) const;
   std::vector<PackedFile> look(bool compare) const;
   void make_room(uint64_t limit, std::vector<PackedFile>* removed) const;

@@ -2,14 +2,10 @@
 
 #include "format/digest.h"
 #include "os/text.h"
-#include "os/unaligned.h"
+#include "packed/coding.h"
 
 namespace blobstore::internal {
 namespace {
-
-[[noreturn]] void invalid(const std::string& path, const char* reason) {
-  throw_error_in(ErrorKind::InvalidFile, path, "not a file of packed weights: {}", reason);
-}
 
 size_t count_sources(const std::vector<std::string>& keys) {
   size_t count = 0;
@@ -22,12 +18,10 @@ size_t count_sources(const std::vector<std::string>& keys) {
 } // namespace
 
 std::string encode_keys(const PackedKeys& keys) {
-  std::string text;
+  Encoder encoder;
   const auto put = [&](const std::string& part) {
-    uint8_t size[4];
-    store(size, static_cast<uint32_t>(part.size()));
-    text.append(reinterpret_cast<const char*>(size), sizeof size);
-    text += part;
+    encoder.value(static_cast<uint32_t>(part.size()));
+    encoder.put(part.data(), part.size());
   };
   for (const auto& [entry, sources] : keys) {
     put(entry);
@@ -36,27 +30,23 @@ std::string encode_keys(const PackedKeys& keys) {
       put(source);
     }
   }
-  return text;
+  return std::move(encoder.bytes);
 }
 
 PackedKeys decode_keys(const std::string& path, const uint8_t* data, size_t size) {
   PackedKeys keys;
-  size_t at = 0;
-  const auto take = [&]() -> std::string {
-    if (size - at < 4 || load<uint32_t>(data + at) > size - at - 4) {
-      invalid(path, "its keys do not fit");
-    }
-    const auto length = load<uint32_t>(data + at);
-    at += 4 + size_t{length};
-    return std::string(reinterpret_cast<const char*>(data + at - length), length);
-  };
-  while (at < size) {
-    std::vector<std::string>& sources = keys[take()];
+  Decoder decoder(data, 0, size);
+  const auto take = [&] { return decoder.text(decoder.value<uint32_t>()); };
+  while (decoder.whole() && !decoder.at_end()) {
+    std::vector<std::string>& sources = keys[std::string(take())];
     const size_t count = take().size();
     sources.clear();
-    for (size_t i = 0; i < count; ++i) {
-      sources.push_back(take());
+    for (size_t i = 0; i < count && decoder.whole(); ++i) {
+      sources.emplace_back(take());
     }
+  }
+  if (!decoder.whole()) {
+    throw_error_in(ErrorKind::InvalidFile, path, "not a file of packed weights: its keys do not fit");
   }
   return keys;
 }

@@ -4,10 +4,10 @@
 #include <cstring>
 #include <map>
 #include <numeric>
-#include <random>
 #include <utility>
 
 #include "os/unaligned.h"
+#include "packed/coding.h"
 
 namespace blobstore::internal {
 namespace {
@@ -134,28 +134,43 @@ std::optional<PackedMap> PackedMap::learn(const std::vector<size_t>& sizes, cons
   return std::nullopt;
 }
 
-/// Try the map on other contents: weights with random bits, which are all different, and numbers that are scales, too.
-bool PackedMap::is_right(const std::vector<size_t>& sizes, const Pack& pack) const {
-  // NOLINTNEXTLINE(bugprone-random-generator-seed): the same everywhere, so that a map is found everywhere or nowhere
-  std::mt19937 random(1);
-  std::vector<std::vector<uint8_t>> contents(sizes.begin(), sizes.end());
-  std::uniform_real_distribution<float> numbers(0.5f, 2.0f);
-  for (size_t source = 0; source < contents.size(); ++source) {
-    for (size_t at = 0; at + 4 <= sizes[source]; at += 4) {
-      store(contents[source].data() + at, numbers(random) * (source == 0 && random() % 2 == 0 ? -1.0f : 1.0f));
-    }
+bool PackedMap::gives(const PackedSources& sources, const uint8_t* packed, size_t size) const {
+  std::vector<size_t> sizes;
+  for (const PackedSource& source : sources) {
+    sizes.push_back(source.size);
   }
-  const auto packed = pack(contents);
-  if (!packed || !fits(sizes, packed->size())) {
+  if (!fits(sizes, size)) {
     return false;
   }
+  std::vector<uint8_t> made(size);
+  apply(sources, made.data());
+  return std::memcmp(made.data(), packed, size) == 0;
+}
+
+/// 24 bits, as those of Knuth's MMIX.
+uint32_t TestNumbers::next() {
+  state_ = state_ * 6'364'136'223'846'793'005 + 1'442'695'040'888'963'407;
+  return static_cast<uint32_t>(state_ >> 40);
+}
+
+void TestNumbers::fill(std::vector<uint8_t>& bytes, bool negative) {
+  for (size_t at = 0; at + 4 <= bytes.size(); at += 4) {
+    const float number = 0.5f + 0x1.8p-24f * static_cast<float>(next()); // below 2, so that it is a scale, too
+    store(bytes.data() + at, negative && next() % 2 == 0 ? -number : number);
+  }
+}
+
+/// Try the map on other contents.
+bool PackedMap::is_right(const std::vector<size_t>& sizes, const Pack& pack) const {
+  TestNumbers numbers;
+  std::vector<std::vector<uint8_t>> contents(sizes.begin(), sizes.end());
   PackedSources sources;
-  for (const std::vector<uint8_t>& bytes : contents) {
+  for (std::vector<uint8_t>& bytes : contents) {
+    numbers.fill(bytes, sources.empty());
     sources.push_back({bytes.data(), bytes.size()});
   }
-  std::vector<uint8_t> made(packed->size());
-  apply(sources, made.data());
-  return made == *packed;
+  const auto packed = pack(contents);
+  return packed && gives(sources, packed->data(), packed->size());
 }
 
 /// Weights of float32, which are moved only.
@@ -409,74 +424,50 @@ bool PackedMap::has_scales() const {
 }
 
 std::string PackedMap::encode() const {
-  std::string text;
-  const auto put_number = [&](uint64_t value) {
-    for (int shift = 0; shift < 64; shift += 8) {
-      text += static_cast<char>(value >> shift);
-    }
-  };
-  put_number(size_);
-  put_number(nests_.size());
+  Encoder encoder;
+  encoder.value<uint64_t>(size_);
+  encoder.value<uint64_t>(nests_.size());
   for (const Nest& nest : nests_) {
-    put_number(static_cast<uint64_t>(nest.kind));
-    put_number(nest.source);
-    put_number(nest.to);
-    put_number(nest.from);
-    put_number(nest.terms);
-    put_number(nest.dims.size());
+    encoder.value(static_cast<uint64_t>(nest.kind));
+    encoder.value<uint64_t>(nest.source);
+    encoder.value(nest.to);
+    encoder.value(nest.from);
+    encoder.value(nest.terms);
+    encoder.value<uint64_t>(nest.dims.size());
     for (const Dim& dim : nest.dims) {
-      put_number(dim.count);
-      put_number(static_cast<uint64_t>(dim.to));
-      put_number(static_cast<uint64_t>(dim.from));
+      encoder.value(dim);
     }
   }
-  return text;
+  return std::move(encoder.bytes);
 }
 
 std::optional<PackedMap> PackedMap::decode(const uint8_t* data, size_t size) {
-  size_t at = 0;
-  bool whole = true;
-  const auto number = [&]() -> uint64_t {
-    if (size - at < 8) {
-      whole = false;
-      return 0;
-    }
-    uint64_t value = 0;
-    for (int i = 0; i < 8; ++i) {
-      value |= uint64_t{data[at + static_cast<size_t>(i)]} << 8 * i;
-    }
-    at += 8;
-    return value;
-  };
+  Decoder decoder(data, 0, size);
   PackedMap map;
-  map.size_ = number();
-  const uint64_t nests = number();
+  map.size_ = decoder.value<uint64_t>();
+  const auto nests = decoder.value<uint64_t>();
   if (nests > kMostNests) {
     return std::nullopt;
   }
-  for (uint64_t i = 0; whole && i < nests; ++i) {
+  for (uint64_t i = 0; decoder.whole() && i < nests; ++i) {
     Nest nest;
-    const uint64_t kind = number();
-    const uint64_t source = number();
+    const auto kind = decoder.value<uint64_t>();
+    const auto source = decoder.value<uint64_t>();
     nest.kind = static_cast<Kind>(kind);
     nest.source = static_cast<uint8_t>(source);
-    nest.to = number();
-    nest.from = number();
-    nest.terms = number();
-    const uint64_t dims = number();
+    nest.to = decoder.value<uint64_t>();
+    nest.from = decoder.value<uint64_t>();
+    nest.terms = decoder.value<uint64_t>();
+    const auto dims = decoder.value<uint64_t>();
     if (kind > static_cast<uint64_t>(Kind::MinusSum) || source >= kMostSources || dims > kMostDims) {
       return std::nullopt;
     }
     for (uint64_t j = 0; j < dims; ++j) {
-      Dim dim;
-      dim.count = number();
-      dim.to = static_cast<int64_t>(number());
-      dim.from = static_cast<int64_t>(number());
-      nest.dims.push_back(dim);
+      nest.dims.push_back(decoder.value<Dim>());
     }
     map.nests_.push_back(std::move(nest));
   }
-  return whole && at == size ? std::optional(std::move(map)) : std::nullopt;
+  return decoder.whole() && decoder.at_end() ? std::optional(std::move(map)) : std::nullopt;
 }
 
 bool PackedMap::fits(const std::vector<size_t>& sizes, size_t packed) const {

@@ -59,6 +59,8 @@ class PackedMap {
   size_t size() const { return size_; }
   /// Write the packed bytes. @param packed `size` bytes, all zero.
   void apply(const PackedSources& sources, uint8_t* packed) const;
+  /// Whether these packed bytes are made of these sources, as the map says.
+  bool gives(const PackedSources& sources, const uint8_t* packed, size_t size) const;
 
   std::string encode() const;
   /// @param text what `encode` returned, which may be damaged. @returns empty if it is no map.
@@ -75,6 +77,18 @@ class PackedMap {
 
   size_t size_ = 0;
   std::vector<Nest> nests_;
+};
+
+/// Floats to try a map on, with random bits, which are all different: the same in each process, so that a map is found
+/// everywhere or nowhere.
+class TestNumbers {
+ public:
+  /// @param negative whether half of them are.
+  void fill(std::vector<uint8_t>& bytes, bool negative);
+
+ private:
+  uint32_t next();
+  uint64_t state_ = 1;
 };
 
 } // namespace blobstore::internal

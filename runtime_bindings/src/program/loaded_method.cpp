@@ -66,8 +66,10 @@ void LoadedMethod::load() {
   if (!stock_path.empty()) {
     (void)of_backends.set_options(kXnnpack, et::Span<et::BackendOption>(options.data(), options.size()));
   }
+  const Packing* packing = Packing::current();
+  const et::NamedDataMap* blobs = packing != nullptr && packing->trial != nullptr ? packing->trial : &map;
   et::Result<et::Method> loaded =
-      program_->program().load_method(name_.c_str(), manager_.get(), nullptr, &map, &of_backends);
+      program_->program().load_method(name_.c_str(), manager_.get(), nullptr, blobs, &of_backends);
   if (!loaded.ok()) {
     throw_load_error(loaded.error(), misses);
   }
@@ -84,6 +86,7 @@ std::string LoadedMethod::find_stock_file() {
     return packing->stock_scratch->path();
   }
   stock_packed_ = packing->stock_file;
+  stock_copy_ = packing->stock_copy;
   return stock_packed_ != nullptr ? stock_packed_->path() : std::string();
 }
 
@@ -144,12 +147,12 @@ void LoadedMethod::find_inputs() {
   }
 }
 
-Error LoadedMethod::input_error(size_t index, const std::string& reason) const {
+void LoadedMethod::throw_input(size_t index, const std::string& reason) const {
   std::string which = format("input {}", index);
   if (!inputs_[index].name.empty()) {
     which += format(" ('{}')", inputs_[index].name);
   }
-  return Error(ErrorKind::Input, program_->path(), format("method '{}': {} {}", name_, which, reason));
+  throw_error_in(ErrorKind::Input, program_->path(), "method '{}': {} {}", name_, which, reason);
 }
 
 void LoadedMethod::check(const std::vector<et::EValue>& inputs) const {
@@ -165,13 +168,13 @@ void LoadedMethod::check(const std::vector<et::EValue>& inputs) const {
   }
   for (size_t i = 0; i < inputs.size(); ++i) {
     if (inputs_[i].tag != inputs[i].tag) {
-      throw input_error(i, format("is {}, not {}", name_of(inputs_[i].tag), name_of(inputs[i].tag)));
+      throw_input(i, format("is {}, not {}", name_of(inputs_[i].tag), name_of(inputs[i].tag)));
     }
     if (inputs[i].isTensor()) {
       const EtTensor& given = inputs[i].toTensor();
       if (static_cast<int8_t>(given.scalar_type()) != inputs_[i].layout.scalar_type) {
         const Layout found = plain_layout(static_cast<int8_t>(given.scalar_type()), given.sizes());
-        throw input_error(i, format("is {}, not {}", to_string(inputs_[i].layout), to_string(found)));
+        throw_input(i, format("is {}, not {}", to_string(inputs_[i].layout), to_string(found)));
       }
     }
   }
@@ -189,15 +192,15 @@ void LoadedMethod::set_tensor(size_t index, const EtTensor& given, bool in_place
         std::equal(sizes.begin(), sizes.end(), largest.begin(), [](int32_t a, int32_t b) { return a <= b; });
     if (!fits || et::resize_tensor(tensor, sizes) != EtError::Ok) {
       const Layout found = plain_layout(inputs_[index].layout.scalar_type, sizes);
-      throw input_error(index, format("is {}, not {}", to_string(inputs_[index].layout), to_string(found)));
+      throw_input(index, format("is {}, not {}", to_string(inputs_[index].layout), to_string(found)));
     }
   }
   const size_t size = tensor.nbytes();
   if (!same_order(given, tensor)) {
-    throw input_error(index, "has its dimensions in another order in memory than the method takes");
+    throw_input(index, "has its dimensions in another order in memory than the method takes");
   }
   if (size != 0 && given.const_data_ptr() == nullptr) {
-    throw input_error(index, "has no data");
+    throw_input(index, "has no data");
   }
   void* data = given.mutable_data_ptr();
   if (input.overlaid || !in_place || (delegated_ && size != 0 && !has_room_behind(data, size))) {
@@ -220,10 +223,10 @@ void LoadedMethod::set(const std::vector<et::EValue>& inputs, const std::vector<
       continue;
     }
     if (!value.isNone() && !value.isScalar()) {
-      throw input_error(i, format("is {}, which cannot be given", name_of(value.tag)));
+      throw_input(i, format("is {}, which cannot be given", name_of(value.tag)));
     }
     if (const EtError error = method_->set_input(value, i); error != EtError::Ok) {
-      throw input_error(i, "has another value than the program was exported with, which it cannot change");
+      throw_input(i, "has another value than the program was exported with, which it cannot change");
     }
   }
 }

@@ -58,7 +58,7 @@ class LoadedMethod final : public Method, public std::enable_shared_from_this<Lo
   executorch::extension::TensorPtr view_of(const executorch::aten::Tensor& tensor);
   bool own(const executorch::aten::Tensor& tensor) const;
   void check_views() const;
-  Error input_error(size_t index, const std::string& reason) const;
+  [[noreturn]] void throw_input(size_t index, const std::string& reason) const;
 
   void after_fork_in_child() override {
     renew(mutex_);
@@ -78,6 +78,7 @@ class LoadedMethod final : public Method, public std::enable_shared_from_this<Lo
   Arena allocator_;
   Arena temporary_;
   std::shared_ptr<const PackedLease> stock_packed_; // what XNNPACK's own delegates map
+  std::shared_ptr<PackedCopy> stock_copy_; // what keeps it up to date, if it belongs to a working copy
   std::unique_ptr<executorch::runtime::HierarchicalAllocator> planned_;
   std::unique_ptr<executorch::runtime::MemoryManager> manager_;
   std::optional<executorch::runtime::Method> method_;

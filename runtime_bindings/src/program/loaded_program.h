@@ -42,6 +42,7 @@ class LoadedProgram final : public Program, private ForkAware {
   executorch::runtime::MethodMeta method_meta(const std::string& method) const override;
   std::vector<std::string> backends(const std::string& method) const override;
   std::shared_ptr<Method> load_method(const std::string& name) override;
+  std::string packed_cache_path() const override;
 
   const executorch::runtime::Program& program() const { return *program_; }
   const ProgramImage& image() const { return image_; }
@@ -61,7 +62,8 @@ class LoadedProgram final : public Program, private ForkAware {
   std::shared_ptr<Method> load_packed(size_t method);
   PackedUse packed_use(size_t method) const;
   std::shared_ptr<Method> load_on_files(size_t method, const PackedUse& use, bool whole);
-  void pack_all(const PackedUse& use);
+  std::shared_ptr<Method> load_or_build(size_t method, PackedUse& use);
+  void pack_all(PackedUse& use);
   std::shared_ptr<Mapping> shared_arena(size_t index, size_t size);
   void after_fork_in_child() override { renew(mutex_); }
 

@@ -1,19 +1,34 @@
 // How a program loads its methods with packed weights, and packs them if no file has them.
 
 #include <optional>
+#include <set>
 #include <utility>
+#include <vector>
 
 #include <blobstore/delegate.h>
 #include <blobstore/reading.h>
 
+#include "cache/mapped_cache.h"
 #include "delegate/packing.h"
 #include "program/loaded_program.h"
+#include "program/stock_maps.h"
 
 namespace blobstore::internal {
 namespace {
 
-Digest id_of(const std::string& method) {
-  return digest(method.data(), method.size());
+constexpr char kChangedMeanwhile[] = "weights changed while they were packed";
+
+/// What a file of ExecuTorch's own delegates says of a method. It also says whose weights they are, because entries do
+/// not, and files can be renamed.
+Digest id_of(const PackedPurpose& purpose, const std::string& method) {
+  const std::string text =
+      to_string(purpose.foundation) + to_string(purpose.runtime) + to_string(*purpose.program) + method;
+  return digest(text.data(), text.size());
+}
+
+/// In place of that, if the weights of the method do not follow a working copy.
+Digest heap_id_of(const PackedPurpose& purpose, const std::string& method) {
+  return id_of(purpose, method + '\0' + "heap");
 }
 
 bool any_changed(const BlobCache& cache) {
@@ -32,6 +47,7 @@ struct LoadedProgram::PackedUse {
   std::optional<PackedPurpose> own; // of blobstore's delegates
   std::optional<PackedPurpose> stock; // of XNNPACK's own, whose names do not tell all contents: for this program only
   std::string fallback; // why there is none
+  uint64_t generation = 0; // that of the cache then
 };
 
 LoadedProgram::PackedUse LoadedProgram::packed_use(size_t method) const {
@@ -42,6 +58,7 @@ LoadedProgram::PackedUse LoadedProgram::packed_use(size_t method) const {
     return use;
   }
   const BlobCache::Reading reading(*cache_);
+  use.generation = cache_->generation();
   if (const auto foundation = foundation_of(*cache_)) {
     use.own = PackedPurpose{*foundation, *runtime, lowest(*cache_).mode() == BlobCache::Mode::Shared};
   } else {
@@ -50,15 +67,16 @@ LoadedProgram::PackedUse LoadedProgram::packed_use(size_t method) const {
   if (!uses(method, kXnnpack)) {
     return use;
   }
-  if (const auto contents = contents_of(*cache_); contents && !any_changed(*cache_)) {
+  const bool changes = lowest(*cache_).mode() == BlobCache::Mode::Shared;
+  if (changes && cache_->base() != nullptr) {
+    use.fallback = kNotInCopies; // such as those of an adapter
+  } else if (const auto contents = changes ? foundation_of(*cache_) : contents_of(*cache_);
+             contents && (changes || !any_changed(*cache_))) {
     std::call_once(hashed_, [&] {
       const auto [data, size] = file();
       digest_ = digest(data, size);
     });
-    Hasher hasher;
-    hasher.update(contents->data(), contents->size());
-    hasher.update(digest_.data(), digest_.size());
-    use.stock = PackedPurpose{hasher.digest(), *runtime};
+    use.stock = PackedPurpose{*contents, *runtime, changes, digest_};
   } else {
     use.fallback = kChangedBefore;
   }
@@ -74,10 +92,19 @@ std::shared_ptr<Method> LoadedProgram::load_on_files(size_t method, const Packed
   packing.must_cover = whole && use.own.has_value();
   packing.fallback = use.fallback;
   const bool has_stock = uses(method, kXnnpack);
-  const bool stock_covered = packing.stock_file != nullptr && packing.stock_file->covers(id_of(methods()[method]));
+  const auto covers = [&](const Digest& id) { return packing.stock_file->covers(id); };
+  bool stock_covered = packing.stock_file != nullptr && covers(id_of(*use.stock, methods()[method]));
+  const bool to_heap = packing.stock_file != nullptr && covers(heap_id_of(*use.stock, methods()[method]));
   const bool own_missing = use.own && packing.file == nullptr && uses(method, kBackendId);
-  if (whole && (own_missing || (use.stock && !stock_covered))) {
+  if (whole && (own_missing || (use.stock && !stock_covered && !to_heap))) {
     return nullptr;
+  }
+  if (stock_covered && use.stock->changes) {
+    packing.stock_copy = packed_->copy_of(static_cast<const MappedCache&>(*cache_), packing.stock_file);
+    stock_covered = packing.stock_copy != nullptr;
+  }
+  if (use.stock && use.stock->changes && !stock_covered) { // it would have the weights of one moment
+    packing.stock_file = nullptr;
   }
   std::optional<HeapGrowth> growth;
   if (has_stock && !stock_covered) {
@@ -93,7 +120,7 @@ std::shared_ptr<Method> LoadedProgram::load_on_files(size_t method, const Packed
     throw;
   }
   if (growth) {
-    packed_->note_fallback(use.fallback, growth->bytes());
+    packed_->note_fallback(use.fallback.empty() ? kNotInCopies : use.fallback, growth->bytes());
   } else if (has_stock) {
     packed_->note_hit();
   }
@@ -102,6 +129,17 @@ std::shared_ptr<Method> LoadedProgram::load_on_files(size_t method, const Packed
 
 std::shared_ptr<Method> LoadedProgram::load_packed(size_t method) {
   PackedUse use = packed_use(method);
+  std::shared_ptr<Method> loaded = load_or_build(method, use);
+  if (use.stock && !use.stock->changes && cache_->generation() != use.generation) {
+    loaded.reset(); // it may have packed weights of before, as the names of their entries do not tell contents
+    use.stock.reset();
+    use.fallback = kChangedMeanwhile;
+    loaded = load_on_files(method, use, /*whole=*/false);
+  }
+  return loaded;
+}
+
+std::shared_ptr<Method> LoadedProgram::load_or_build(size_t method, PackedUse& use) {
   if (std::shared_ptr<Method> loaded = load_on_files(method, use, /*whole=*/true)) {
     return loaded;
   }
@@ -117,14 +155,30 @@ std::shared_ptr<Method> LoadedProgram::load_packed(size_t method) {
   return load_on_files(method, use, /*whole=*/false);
 }
 
+std::string LoadedProgram::packed_cache_path() const {
+  for (size_t i = 0; packed_ != nullptr && i < methods().size(); ++i) {
+    if (uses(i, kXnnpack)) {
+      const PackedUse use = packed_use(i);
+      const auto file = use.stock ? packed_->find(*use.stock) : nullptr;
+      if (file != nullptr && file->covers(id_of(*use.stock, methods()[i])) &&
+          (!use.stock->changes || packed_->copy_of(static_cast<const MappedCache&>(*cache_), file) != nullptr)) {
+        return file->path();
+      }
+    }
+  }
+  return {};
+}
+
 /// Pack the weights of all methods into memory, and write them to files.
-void LoadedProgram::pack_all(const PackedUse& use) {
+void LoadedProgram::pack_all(PackedUse& use) {
   const ScratchFile own = packed_->scratch();
   const ScratchFile stock = packed_->scratch();
   Packing packing(packed_);
   packing.scratch = &own;
   packing.stock_scratch = use.stock ? &stock : nullptr;
-  std::set<Digest> stock_methods;
+  std::vector<size_t> in_file; // methods
+  std::vector<size_t> on_heap; // those whose weights would not follow the working copy
+  StockMaps maps(map_, stock, packed_, [&](size_t method) { make_method(method, State::Own); });
   std::vector<std::shared_ptr<Method>> together; // because ExecuTorch packs into a file only until all who use it go
   for (size_t i = 0; i < methods().size(); ++i) {
     if (!uses(i, kBackendId) && !uses(i, kXnnpack)) {
@@ -133,8 +187,8 @@ void LoadedProgram::pack_all(const PackedUse& use) {
     try {
       check_backends(i);
       together.push_back(make_method(i, State::Own));
-      if (uses(i, kXnnpack)) {
-        stock_methods.insert(id_of(methods()[i]));
+      if (use.stock && uses(i, kXnnpack)) {
+        (!use.stock->changes || maps.learn(i) ? in_file : on_heap).push_back(i);
       }
     } catch (const Error&) { // a method that cannot be loaded here has nothing to pack
     }
@@ -143,8 +197,19 @@ void LoadedProgram::pack_all(const PackedUse& use) {
     const auto wanted = [&](std::string_view name) { return packing.wants(name); };
     packed_->add(*use.own, own, {wanted, std::move(packing.covers), std::move(packing.maps), std::move(packing.keys)});
   }
-  if (use.stock && !stock_methods.empty()) {
-    packed_->add(*use.stock, stock, {[](std::string_view) { return true; }, std::move(stock_methods), {}, {}});
+  if (use.stock && cache_->generation() != use.generation) {
+    use.fallback = kChangedMeanwhile; // nobody could tell what is in the entries; the next load packs them
+  } else if (use.stock && in_file.size() + on_heap.size() != 0) {
+    const auto all = [](std::string_view) { return true; };
+    std::set<Digest> covers;
+    for (const size_t method : in_file) {
+      const std::string& name = methods()[method];
+      covers.insert(maps.ambiguous() ? heap_id_of(*use.stock, name) : id_of(*use.stock, name));
+    }
+    for (const size_t method : on_heap) {
+      covers.insert(heap_id_of(*use.stock, methods()[method]));
+    }
+    packed_->add(*use.stock, stock, {all, std::move(covers), std::move(maps.maps), std::move(maps.keys)});
   }
 }
 

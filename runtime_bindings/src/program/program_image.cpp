@@ -78,15 +78,19 @@ std::vector<bool> find_overlaid_inputs(const FlatBuffer& buffer, uint64_t plan, 
 
 } // namespace
 
+void ProgramImage::fail(const std::string& reason) const {
+  throw_error_in(ErrorKind::InvalidFile, path(), "{}", reason);
+}
+
 ProgramImage::ProgramImage(const std::string& path) : file_(path, false) {
   file_size_ = file_.size();
   uint8_t head[kHeaderAt + kHeaderSize] = {};
   if (file_size_ < sizeof head) {
-    throw fail(format("{} bytes are too few for a program", file_size_));
+    fail(format("{} bytes are too few for a program", file_size_));
   }
   file_.read(head, sizeof head, 0);
   if (std::memcmp(head + 4, "ET12", 4) != 0) {
-    throw fail("not a program: expected the identifier 'ET12' at byte 4");
+    fail("not a program: expected the identifier 'ET12' at byte 4");
   }
   has_header_ = std::memcmp(head + kHeaderAt, "eh00", 4) == 0;
   uint64_t size = file_size_;
@@ -94,7 +98,7 @@ ProgramImage::ProgramImage(const std::string& path) : file_(path, false) {
     std::memcpy(&size, head + kProgramSizeAt, 8);
     std::memcpy(&segment_base_, head + 24, 8);
     if (size > file_size_ || size < sizeof head || segment_base_ > file_size_) {
-      throw fail(format(
+      fail(format(
           "truncated: the program takes {} bytes and its segments begin at {}, the file has {}",
           size,
           segment_base_,
@@ -108,7 +112,7 @@ ProgramImage::ProgramImage(const std::string& path) : file_(path, false) {
   try {
     read_methods(FlatBuffer(bytes(), program_size_));
   } catch (const FormatError& error) {
-    throw fail(error.what());
+    fail(error.what());
   }
 }
 
@@ -275,7 +279,7 @@ void ProgramImage::bind(const BlobCache& cache) {
       constants_size_ = bound->constants_size;
     }
   } catch (const FormatError& error) {
-    throw fail(error.what());
+    fail(error.what());
   }
 }
 

@@ -79,7 +79,7 @@ class ProgramImage {
   const std::string* name(const FlatBuffer& buffer, uint64_t table, unsigned field);
   void check(const BlobCache& cache) const;
   const uint8_t* bytes() const { return reinterpret_cast<const uint8_t*>(program_.data()); }
-  Error fail(const std::string& reason) const { return Error(ErrorKind::InvalidFile, path(), reason); }
+  [[noreturn]] void fail(const std::string& reason) const;
 
   File file_;
   Mapping map_;

@@ -17,8 +17,8 @@ using executorch::aten::ScalarType;
 using executorch::extension::TensorPtr;
 using internal::format;
 
-Error refused(const std::string& reason) {
-  return Error(ErrorKind::Training, format("SGD: {}", reason));
+[[noreturn]] void refuse(const std::string& reason) {
+  internal::throw_error(ErrorKind::Training, "SGD: {}", reason);
 }
 
 void check(const SGDOptions& options) {
@@ -26,14 +26,14 @@ void check(const SGDOptions& options) {
       {"lr", options.lr}, {"momentum", options.momentum}, {"weight_decay", options.weight_decay}};
   for (const auto& [name, number] : numbers) {
     if (!(number >= 0) || !std::isfinite(number)) {
-      throw refused(format("{} must be a finite number that is not negative, not {}", name, std::to_string(number)));
+      refuse(format("{} must be a finite number that is not negative, not {}", name, std::to_string(number)));
     }
   }
   if (!std::isfinite(options.dampening)) {
-    throw refused("dampening must be a finite number");
+    refuse("dampening must be a finite number");
   }
   if (options.nesterov && (options.momentum == 0 || options.dampening != 0)) {
-    throw refused("nesterov needs a momentum and no dampening");
+    refuse("nesterov needs a momentum and no dampening");
   }
 }
 
@@ -86,11 +86,11 @@ void SGD::step(const StateDict& parameters, const StateDict& gradients) {
   for (const auto& [name, parameter] : parameters) {
     const auto gradient = gradients.find(name);
     if (gradient == gradients.end() || gradient->second->nbytes() != parameter->nbytes()) {
-      throw refused(format("parameter '{}' has no gradient of its shape", name));
+      refuse(format("parameter '{}' has no gradient of its shape", name));
     }
     const ScalarType type = parameter->scalar_type();
     if (gradient->second->scalar_type() != type || (type != ScalarType::Float && type != ScalarType::Double)) {
-      throw refused(format("parameter '{}' and its gradient must both be float, or both double", name));
+      refuse(format("parameter '{}' and its gradient must both be float, or both double", name));
     }
     Part part{parameter, gradient->second, nullptr, false};
     if (options_.momentum != 0) {
@@ -98,7 +98,7 @@ void SGD::step(const StateDict& parameters, const StateDict& gradients) {
       part.first = known == momentum_->memory.end();
       part.momentum = part.first ? &(made[name] = std::vector<uint8_t>(parameter->nbytes())) : &known->second;
       if (part.momentum->size() != parameter->nbytes()) {
-        throw refused(format("parameter '{}' had another shape or dtype in an earlier step", name));
+        refuse(format("parameter '{}' had another shape or dtype in an earlier step", name));
       }
     }
     parts.push_back(part);

@@ -41,7 +41,7 @@ Signature read_signature(Program& program, const Method& method) {
     }
   }
   if (!missing.empty()) {
-    throw not_for_training(program, method, format("it lacks {}; export it with _export_forward_backward", missing));
+    throw_not_for_training(program, method, format("it lacks {}; export it with _export_forward_backward", missing));
   }
   const Outputs gradients = read(program, kPrefixes[0], method);
   const Outputs parameters = read(program, kPrefixes[1], method);
@@ -68,7 +68,7 @@ Signature read_signature(Program& program, const Method& method) {
     found.buffers = fits ? static_cast<size_t>(first) - found.first_gradient : 0;
   }
   if (!fits) {
-    throw not_for_training(
+    throw_not_for_training(
         program,
         method,
         format(
@@ -80,15 +80,15 @@ Signature read_signature(Program& program, const Method& method) {
   }
   for (size_t i = found.first_gradient; i < total; ++i) {
     if (!is_tensor(meta, i)) {
-      throw not_for_training(program, method, "a gradient or a parameter is not a tensor");
+      throw_not_for_training(program, method, "a gradient or a parameter is not a tensor");
     }
   }
   return found;
 }
 
-Error not_for_training(const Program& program, const Method& method, const std::string& reason) {
-  return Error(
-      ErrorKind::Program, program.path(), format("method '{}' is not a training program: {}", method.name(), reason));
+void throw_not_for_training(const Program& program, const Method& method, const std::string& reason) {
+  throw_error_in(
+      ErrorKind::Program, program.path(), "method '{}' is not a training program: {}", method.name(), reason);
 }
 
 } // namespace blobstore::internal

@@ -24,6 +24,6 @@ struct Signature {
 Signature read_signature(Program& program, const Method& method);
 
 /// The error for a method that cannot be trained.
-Error not_for_training(const Program& program, const Method& method, const std::string& reason);
+[[noreturn]] void throw_not_for_training(const Program& program, const Method& method, const std::string& reason);
 
 } // namespace blobstore::internal

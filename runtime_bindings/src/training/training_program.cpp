@@ -107,7 +107,7 @@ struct TrainingProgram::Impl {
       const TensorPtr gradient = method->output_memory(signature.first_gradient + i);
       const auto& [parameter_name, parameter] = ordered_parameters[i];
       if (!same_layout(*parameter, *gradient)) {
-        throw internal::not_for_training(
+        internal::throw_not_for_training(
             *program,
             *method,
             format("the gradient of '{}' differs from it in shape, dtype or strides", parameter_name));

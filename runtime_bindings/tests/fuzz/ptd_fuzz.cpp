@@ -10,10 +10,9 @@
 
 #include "format/digest.h"
 #include "input.h"
+#include "mutate.h"
 
 using blobstore::BlobCache;
-
-extern "C" size_t LLVMFuzzerMutate(uint8_t* data, size_t size, size_t most);
 
 namespace {
 
@@ -111,9 +110,5 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
 }
 
 extern "C" size_t LLVMFuzzerCustomMutator(uint8_t* data, size_t size, size_t most, unsigned int seed) {
-  size = LLVMFuzzerMutate(data, size, most);
-  if (seed % 4 != 0) {
-    reseal(data, size);
-  }
-  return size;
+  return mutate_sealed(data, size, most, seed, &reseal);
 }

@@ -1,17 +1,18 @@
-"""Where the tensors of a graph come from, and what one run of XNNPACK's exporter has shown so far."""
+"""Where the tensors of a part of a graph come from, the keys of their blobs, and the records of the part."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import torch
+import xxhash
+from torch.export import ExportedProgram
 
 from blobstore.logical.records import Operation, Record, Source, Step
 from blobstore.lowering.tables import NameTable
 
-__all__ = ["Origin", "Run"]
+__all__ = ["Origin", "Origins", "blob_key"]
 
 
 @dataclass(frozen=True)
@@ -45,32 +46,28 @@ class Origin:
         return cls(name, tuple(p.sources[0] for p in present), tuple(p.tensors[0] for p in present), steps)
 
 
-@dataclass
-class Run:
-    """One run of XNNPACK's exporter.
+class Origins:
+    """The tensors of a part of a graph, and what is known of them.
+
+    Args:
+        table: the names of the program's tensors.
+        program: the part.
 
     Attributes:
-        table: the names of the program's tensors.
+        table: as passed.
         tensors: the program's tensors by their names there, before any pass replaces them.
-        combined: the origins of tensors that passes computed from several tensors, by their names in the program.
-        records: the record of each constant, by the constant's index.
-        keys: the key and the size in bytes of each constant, by its index.
         refused: tensors that cannot be changed, and why.
-        graph: the graph that XNNPACK is about to serialize.
     """
 
-    table: NameTable
-    tensors: dict[str, torch.Tensor]
-    combined: dict[str, Origin] = field(default_factory=dict)
-    records: dict[int, Record] = field(default_factory=dict)
-    keys: dict[int, tuple[str, int]] = field(default_factory=dict)
-    refused: dict[Source, str] = field(default_factory=dict)
-    graph: Any = None
+    def __init__(self, table: NameTable, program: ExportedProgram) -> None:
+        signature = program.graph_signature
+        self.table = table
+        self.tensors: dict[str, torch.Tensor] = {**program.constants, **program.state_dict}
+        self.refused: dict[Source, str] = {}
+        self.used = (*signature.inputs_to_parameters.values(), *signature.inputs_to_buffers.values())
 
     def origin(self, name: str) -> Origin | None:
         """The origin of a tensor of the graph; None if it is unknown."""
-        if name in self.combined:
-            return self.combined[name]
         if name not in self.tensors or name in self.table.refused:
             return None
         held = (self.tensors[name],)
@@ -84,26 +81,19 @@ class Run:
         for source in sources:
             self.refused.setdefault(source, reason)
 
-    def name_constant(self, constant: Any, index: int, key: str, record: Record | None) -> None:
-        """Give a constant of the graph its key, and note its record if it has one."""
-        constant.named_key = key
-        self.keys[index] = (key, constant.size)
-        if record is not None:
-            self.records[index] = replace(record, nbytes=constant.size)
-
-    def all_records(self, groups: Mapping[int, int], used: Iterable[str]) -> list[Record]:
-        """The records of all constants, and a refusal for each tensor that has none or cannot be changed everywhere.
+    def records_of(self, proved: Iterable[Record], missing: str) -> list[Record]:
+        """These records, and a refusal for each tensor that has none or cannot be changed everywhere.
 
         Args:
-            groups: the group of each constant, by its index.
-            used: names of the tensors that the graph was given.
+            proved: the record of each blob; of several with one key, the last stays.
+            missing: why tensors cannot be changed that no blob is made of.
         """
-        records = {record.key: replace(record, group=groups[index]) for index, record in self.records.items()}
+        records = {record.key: record for record in proved}
         covered = {source.name for record in records.values() for source in record.sources}
-        for name in used:
+        for name in self.used:
             source = self.table.sources.get(name)
             if source is not None and source.name not in covered:
-                self.refuse((source,), "it was combined with other tensors while lowering")
+                self.refuse((source,), missing)
         model = self.table.source_names()  # neither scales nor made-up names
         refusals = [
             Record("", 0, (source,), refusal=reason, auxiliary=source.name not in model)
@@ -111,3 +101,14 @@ class Run:
             if source.name
         ]
         return [*records.values(), *refusals]
+
+
+def blob_key(name: str, sources: tuple[Source, ...], steps: tuple[Step, ...]) -> str:
+    """The key of a blob: the name that users know, and a digest of everything that determines how it is laid out.
+
+    It does not depend on the backend, so backends that store a tensor in the same way share a blob.
+    """
+    made = repr([(source.name, int(source.scalar_type), source.sizes) for source in sources]) + repr(
+        [(int(step.operation), step.ints, step.floats, step.names) for step in steps]
+    )
+    return f"{name}@{xxhash.xxh3_64_hexdigest(made.encode())}"

@@ -1,0 +1,29 @@
+"""Names of a package that are imported when they are first used."""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False  # see blobstore/__init__.py
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+
+def lazily(package: str, home: Mapping[str, str], name: str) -> Any:
+    """What the `__getattr__` of a package returns; later uses find it in the package itself.
+
+    Args:
+        package: its name.
+        home: for each name, the module below the package that defines it.
+        name: the one that is looked up.
+
+    Raises:
+        AttributeError: the package has no such name.
+    """
+    import sys
+    from importlib import import_module
+
+    if name not in home:
+        raise AttributeError(f"module {package!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{package}.{home[name]}"), name)
+    setattr(sys.modules[package], name, value)
+    return value

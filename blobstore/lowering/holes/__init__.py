@@ -1,0 +1,129 @@
+"""Any backend whose payload contains constants as inner backend: they go to the data file, and leave holes.
+
+Nothing is known of the backend but its `preprocess`. `probes` makes other values for the constants, `encodings` lists
+the forms in which a constant may lie in a payload, and `search` finds them there and proves, by lowering again, that
+these places and nothing else follow the constants. At run time the delegate fills the holes before the backend sees
+the payload.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch.export import ExportedProgram
+
+from blobstore.errors import UnsupportedOperationError
+from blobstore.executorch import BackendDetails, CompileSpec, DataEntry, NamedDataStoreOutput, PreprocessResult
+from blobstore.formats.payload import Constant
+from blobstore.logical.records import Record
+from blobstore.lowering.holes.encodings import stored
+from blobstore.lowering.holes.probes import with_values
+from blobstore.lowering.holes.search import Payload, Search
+from blobstore.lowering.inner import Lowered
+from blobstore.lowering.names import scalar_type
+from blobstore.lowering.origins import Origin, Origins, blob_key
+from blobstore.lowering.tables import NameTable
+from blobstore.memory.dtypes import FLOATS
+
+__all__ = ["HolesLowering", "find_backend"]
+
+_NAMED_DATA = (
+    "its backend looks it up under a key of its own; to change it by name, the backend needs a lowering of its own"
+)
+
+
+class HolesLowering:
+    """Lowers through a backend that keeps constants in its payload.
+
+    Args:
+        backend_id: the backend's name in ExecuTorch.
+        comparable: returns, of a payload, what is equal whenever the constants are. To be given if a payload also has
+            parts that differ each time that the backend lowers, such as names with a counter in them.
+    """
+
+    def __init__(self, backend_id: str, comparable: Callable[[bytes], object] = bytes) -> None:
+        self.backend_id = backend_id
+        self._comparable = comparable
+
+    def preprocess(self, program: ExportedProgram, specs: list[CompileSpec], table: NameTable) -> Lowered:
+        """Lower a part of a graph; see `InnerLowering`.
+
+        Raises:
+            UnsupportedOperationError: the backend was not imported.
+        """
+        backend = find_backend(self.backend_id)
+        if backend is None:
+            raise UnsupportedOperationError(f"cannot wrap backend {self.backend_id!r}: its class was not imported")
+        origins = Origins(table, program)
+        floats = {name: origin for name, origin in _origins(origins).items() if _is_float(origin)}
+
+        def lower(values: Payload.Values) -> Payload:
+            return Payload(backend.preprocess(with_values(program, values), list(specs)))
+
+        search = Search(lower, {name: origin.tensors[0] for name, origin in floats.items()}, self._comparable)
+        payload = search.run()
+        constants: dict[str, Constant] = {}
+        records: list[Record] = []
+        blobs: list[tuple[str, bytes, str | None]] = []
+        for name, found in search.found.items():
+            origin = floats[name]
+            steps = (*origin.steps, *found.steps)
+            key = blob_key(origin.name, origin.sources, steps)
+            data = stored(origin.tensors[0], found.steps)
+            constants[key] = Constant(key, len(data), len(constants), (), packed=True, holes=found.places)
+            records.append(Record(key, len(data), origin.sources, steps, group=constants[key].group))
+            blobs.append((key, data, table.tag(origin.sources[0].name)))
+        for name, reason in search.refused.items():
+            origins.refuse(floats[name].sources, reason)
+        output, own = _named_data(payload.result, blobs, len(constants))
+        missing = _NAMED_DATA if own else f"it is not in the payload of {self.backend_id} as a tensor of floats"
+        result = PreprocessResult(
+            processed_bytes=payload.data,
+            debug_handle_map=payload.result.debug_handle_map,
+            data_store_output=output,
+            _delegate_info_meta=payload.result._delegate_info_meta,
+        )
+        return Lowered(result, [*constants.values(), *own], origins.records_of(records, missing))
+
+
+def find_backend(backend_id: str) -> type[BackendDetails] | None:
+    """The ahead-of-time half of a backend, which ExecuTorch finds in the same way: by the name of its class.
+
+    None if there is none that lowers part by part.
+    """
+    found = (c for c in BackendDetails.__subclasses__() if c.__name__ == backend_id)
+    return next((c for c in found if c.preprocess is not BackendDetails.preprocess), None)
+
+
+def _origins(origins: Origins) -> dict[str, Origin]:
+    found = {name: origins.origin(name) for name in origins.used}
+    return {name: origin for name, origin in found.items() if origin is not None}
+
+
+def _is_float(origin: Origin) -> bool:
+    """Whether a tensor is one of floats, and was not quantized from another."""
+    kind = scalar_type(origin.tensors[0].dtype)
+    return (
+        kind in FLOATS and (origin.done > 0 or kind == origin.sources[0].scalar_type) and origin.tensors[0].numel() > 0
+    )
+
+
+def _named_data(
+    result: PreprocessResult, blobs: list[tuple[str, bytes, str | None]], group: int
+) -> tuple[NamedDataStoreOutput, list[Constant]]:
+    """The backend's own named data with ours, and the constants that stand for the backend's own."""
+    given = result.data_store_output or NamedDataStoreOutput([], {}, {})
+    output = NamedDataStoreOutput(
+        list(given.buffers), dict(given.pte_data), {tag: dict(entries) for tag, entries in given.external_data.items()}
+    )
+    own = {
+        key: Constant(key, len(output.buffers[entry.buffer_index]), group + number, ())
+        for number, (key, entry) in enumerate(
+            entry for entries in (output.pte_data, *output.external_data.values()) for entry in entries.items()
+        )
+    }
+    for key, data, tag in blobs:
+        entries = output.pte_data if tag is None else output.external_data.setdefault(tag, {})
+        entries[key] = DataEntry(len(output.buffers), 16, None)
+        output.buffers.append(data)
+    return output, list(own.values())

@@ -1,0 +1,97 @@
+// Releases in an application that downloads itself: what to fetch, and one switch to what was fetched. Nothing here
+// uses the network. docs/releases.md describes releases; `blobstore publish` makes them.
+//
+//   // INDEX was fetched from https://models.example.com/assistant/latest/index.json
+//   auto todo = blobstore::missing(INDEX, "/data/app/model");
+//   while (!todo.fetches.empty()) {
+//     for (const auto& one : todo.fetches) {
+//       download("https://models.example.com/" + one.url, one.range, todo.folder + one.file);
+//     }
+//     todo = blobstore::missing(INDEX, "/data/app/model");
+//   }
+//   auto release = blobstore::commit(INDEX, "/data/app/model"); // release.path has the files
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <blobstore/export.h>
+
+namespace blobstore BLOBSTORE_API {
+
+/// What a release must be.
+struct ReleaseOptions {
+  /// The SHA-256 that the index must have, in lower case hexadecimal digits; empty for any. Whoever wants a signature
+  /// compares it with the bytes of the index before: this library has no cryptography for keys.
+  std::string sha256;
+  /// Accept a release that is older than the installed one.
+  bool allow_rollback = false;
+  /// The version of ExecuTorch that the application has; releases whose programs need a newer one are refused. Empty
+  /// accepts all.
+  std::string executorch = "1.5";
+};
+
+/// Bytes to fetch into one file.
+struct Fetch {
+  std::string url; // below the release folder, two folders above that of the index: files/SHA256
+  std::string range; // the value of the header `Range`, such as bytes=0-99; empty for all bytes
+  uint64_t size = 0; // the number of bytes
+  std::string sha256; // of the object: that of the fetched file if there is no range
+  std::string file; // the name in `Missing::folder`
+};
+
+/// What a folder lacks of a release.
+struct Missing {
+  std::string name; // of the release
+  std::string version;
+  std::string sha256; // of its index
+  bool current = false; // whether it is the current release already, whole, so that there is nothing to do
+  uint64_t release_bytes = 0; // size of all files of the release
+  uint64_t bytes = 0; // size of all that is to be fetched
+  std::string folder; // where the fetched files go; ends with a separator
+  std::vector<Fetch> fetches; // in any order
+};
+
+/// A release that is the current one of a folder.
+struct InstalledRelease {
+  std::string name;
+  std::string version;
+  std::string sha256; // of its index
+  std::string path; // the folder with its files, which are links
+  bool changed = false; // whether another release was the current one before
+  uint64_t release_bytes = 0; // size of all files of the release
+};
+
+/// Find what a folder lacks of a release. `blobstore pull --plain --plan` prints the same.
+///
+/// A server may ignore a range: a file with the whole object is taken, too. What is already in `Missing::folder` with
+/// the right size is not listed again. If tables are among the fetches, they tell which parts of other files are here
+/// already: fetch what is listed and call this again, until nothing is left; two calls are enough. Encoded forms, which
+/// need zstd, are never listed; the plain files are always published.
+///
+/// Blobs that are here and would be used are compared with their digests, so this reads them from the disk. It waits
+/// for other processes that pull into the folder. Any number of threads may call it. The current release stays.
+///
+/// @param index a file with the index of the release.
+/// @param directory the folder of the device; it is made if it is missing.
+/// @throws Error FileAccess: a file or the folder cannot be read or written. InvalidFile: the index or a table is
+///   malformed, or names something outside the folder. Integrity: a table has another digest. Release: the folder has
+///   releases of another name, releases are published in it, or the programs need a newer ExecuTorch. Trust: the index
+///   has another digest than `options.sha256`, or is older than the installed one.
+Missing missing(const std::string& index, const std::string& directory, const ReleaseOptions& options = {});
+
+/// Make a release the current one of a folder, from what was fetched.
+///
+/// All bytes are compared with their digests before anything refers to them. DIRECTORY/current, a link, leads to the
+/// old release or to the new one, whole, at every moment, also if the process is killed; then call it again. Files that
+/// a process has mapped stay in its memory. Afterwards the fetched files are gone, and those of older releases stay.
+///
+/// It reads and writes the files that are new, waits for the disk, and for other processes that pull into the folder.
+/// `blobstore pull --plain --commit` leaves the same files.
+///
+/// @throws Error Transfer: something was not fetched; `missing` lists it. Integrity: what was fetched is wrong; it was
+///   removed, so that `missing` lists it again. Otherwise as `missing`. In every case the old release stays current.
+InstalledRelease commit(const std::string& index, const std::string& directory, const ReleaseOptions& options = {});
+
+} // namespace blobstore

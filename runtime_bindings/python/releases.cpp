@@ -1,0 +1,91 @@
+// The library's own releases, beside those of the Python package: for tests that compare the two.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+
+#include <blobstore/releases.h>
+
+#include "convert.h"
+#include "interpreter.h"
+
+namespace blobstore::python {
+namespace {
+
+using namespace nb::literals;
+
+ReleaseOptions options_of(const std::string& sha256, bool allow_rollback, const std::string& executorch) {
+  ReleaseOptions options;
+  options.sha256 = sha256;
+  options.allow_rollback = allow_rollback;
+  options.executorch = executorch;
+  return options;
+}
+
+/// (name, version, sha256, current, release bytes, bytes, folder, [(url, range or None, size, sha256, file)])
+nb::tuple missing_of(
+    const nb::bytes& index,
+    const nb::bytes& directory,
+    const std::string& sha256,
+    bool allow_rollback,
+    const std::string& executorch) {
+  const std::string path = to_string(index);
+  const std::string folder = to_string(directory);
+  Missing found;
+  {
+    const WithoutInterpreter release;
+    found = missing(path, folder, options_of(sha256, allow_rollback, executorch));
+  }
+  nb::list fetches;
+  for (const Fetch& one : found.fetches) {
+    const nb::object range = one.range.empty() ? nb::none() : nb::object(nb::str(one.range.c_str()));
+    fetches.append(nb::make_tuple(one.url, range, one.size, one.sha256, one.file));
+  }
+  return nb::make_tuple(
+      found.name,
+      found.version,
+      found.sha256,
+      found.current,
+      found.release_bytes,
+      found.bytes,
+      to_bytes(found.folder),
+      fetches);
+}
+
+/// (name, version, sha256, path, changed, release bytes)
+nb::tuple commit_of(
+    const nb::bytes& index,
+    const nb::bytes& directory,
+    const std::string& sha256,
+    bool allow_rollback,
+    const std::string& executorch) {
+  const std::string path = to_string(index);
+  const std::string folder = to_string(directory);
+  InstalledRelease done;
+  {
+    const WithoutInterpreter release;
+    done = commit(path, folder, options_of(sha256, allow_rollback, executorch));
+  }
+  return nb::make_tuple(done.name, done.version, done.sha256, to_bytes(done.path), done.changed, done.release_bytes);
+}
+
+} // namespace
+
+void add_releases(nb::module_& module) {
+  module.def(
+      "missing",
+      &missing_of,
+      "index"_a,
+      "directory"_a,
+      "sha256"_a = "",
+      "allow_rollback"_a = false,
+      "executorch"_a = "1.5");
+  module.def(
+      "commit",
+      &commit_of,
+      "index"_a,
+      "directory"_a,
+      "sha256"_a = "",
+      "allow_rollback"_a = false,
+      "executorch"_a = "1.5");
+}
+
+} // namespace blobstore::python

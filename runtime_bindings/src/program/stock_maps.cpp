@@ -1,0 +1,255 @@
+#include "program/stock_maps.h"
+
+#include <algorithm>
+#include <string_view>
+#include <utility>
+
+#include <executorch/runtime/core/named_data_map.h>
+
+#include "delegate/inner_handle.h"
+#include "delegate/packing.h"
+#include "os/text.h"
+
+namespace blobstore::internal {
+
+namespace et = executorch::runtime;
+using EtError = et::Error;
+
+/// An entry, and what is packed together in it.
+struct StockMaps::Unit {
+  PackedEntry entry;
+  const Blob* weight;
+  const Blob* bias; // may be null
+};
+
+/// What one load packed.
+struct StockMaps::Packed {
+  explicit Packed(const std::string& folder) : scratch(folder) {}
+
+  void read() {
+    const uint64_t size = scratch.file().size();
+    if (size != 0) {
+      map = Mapping(scratch.file(), 0, size, Mapping::Kind::ReadOnly);
+      table = read_stock_table(scratch.path(), map.data(), size);
+    }
+  }
+
+  /// Null if it is not there in the same size and for the same kernel.
+  const uint8_t* find(const PackedEntry& like) const {
+    for (const PackedEntry& entry : table.entries) {
+      if (entry.name == like.name && entry.size == like.size && entry.seed == like.seed) {
+        return map.data() + entry.offset;
+      }
+    }
+    return nullptr;
+  }
+
+  bool has(const std::string& name) const {
+    return std::any_of(
+        table.entries.begin(), table.entries.end(), [&](const PackedEntry& entry) { return entry.name == name; });
+  }
+
+  ScratchFile scratch;
+  Mapping map;
+  PackedTable table;
+};
+
+/// Blobs, some with other bytes. Does not own these.
+class StockMaps::Substitutes final : public et::NamedDataMap {
+ public:
+  explicit Substitutes(const CacheDataMap& blobs) : blobs_(blobs) {}
+
+  std::map<std::string, ConstBytes, std::less<>> bytes;
+
+  et::Result<const et::TensorLayout> get_tensor_layout(std::string_view key) const override {
+    return blobs_.get_tensor_layout(key);
+  }
+  et::Result<et::FreeableBuffer> get_data(std::string_view key) const override {
+    const auto found = bytes.find(key);
+    return found == bytes.end() ? blobs_.get_data(key)
+                                : et::FreeableBuffer(found->second.data, found->second.size, nullptr);
+  }
+  EtError load_data_into(std::string_view key, void* buffer, size_t size) const override {
+    return blobs_.load_data_into(key, buffer, size);
+  }
+  et::Result<uint32_t> get_num_keys() const override { return blobs_.get_num_keys(); }
+  et::Result<const char*> get_key(uint32_t index) const override { return blobs_.get_key(index); }
+
+ private:
+  const CacheDataMap& blobs_;
+};
+
+StockMaps::StockMaps(
+    const CacheDataMap& blobs,
+    const ScratchFile& packed,
+    std::shared_ptr<PackedFolder> store,
+    std::function<void(size_t)> load)
+    : blobs_(blobs), packed_(packed), store_(std::move(store)), load_(std::move(load)) {}
+
+/// Those that can change. The name of an entry is the key of the weight, and behind it that of the bias if there is
+/// one.
+/// @param halves gets the names of which only the weight or only the bias is in the working copy.
+std::vector<StockMaps::Unit> StockMaps::units_in(const PackedTable& table, std::set<std::string>& halves) const {
+  const BlobCache& cache = *blobs_.cache();
+  std::vector<Unit> units;
+  for (const PackedEntry& entry : table.entries) {
+    const std::string_view name = entry.name;
+    if (const Blob* weight = cache.find(name)) {
+      units.push_back({entry, weight, nullptr});
+      continue;
+    }
+    bool half = false;
+    for (size_t end = 1; end < name.size(); ++end) {
+      const Blob* weight = cache.find(name.substr(0, end));
+      const Blob* bias = cache.find(name.substr(end));
+      half = half || weight != nullptr || bias != nullptr;
+      if (weight != nullptr && bias != nullptr) {
+        units.push_back({entry, weight, bias});
+        half = false;
+        break;
+      }
+    }
+    if (half) {
+      halves.insert(entry.name);
+    }
+  }
+  return units;
+}
+
+/// Load a method once more, which finds all that it packed: names whose entries are new then were packed for two
+/// kernels, and ExecuTorch keeps the last one only.
+std::set<std::string> StockMaps::packed_twice(size_t method) const {
+  const auto table = [&] {
+    const uint64_t size = packed_.file().size();
+    const Mapping map(packed_.file(), 0, size, Mapping::Kind::ReadOnly);
+    return size == 0 ? PackedTable() : read_stock_table(packed_.path(), map.data(), size);
+  };
+  const PackedTable before = table();
+  const PackedIndex known(before.entries);
+  load_(method);
+  std::set<std::string> twice;
+  for (const PackedEntry& entry : table().entries) {
+    const PackedEntry* same = known.find(entry.name);
+    if (same == nullptr || same->offset != entry.offset) {
+      twice.insert(entry.name);
+    }
+  }
+  return twice;
+}
+
+bool StockMaps::learn(size_t method) {
+  const std::set<std::string> twice = packed_twice(method);
+  const uint64_t size = packed_.file().size();
+  if (size == 0) {
+    return true;
+  }
+  const Mapping packed(packed_.file(), 0, size, Mapping::Kind::ReadOnly);
+  std::set<std::string> halves;
+  const std::vector<Unit> units = units_in(read_stock_table(packed_.path(), packed.data(), size), halves);
+  TestNumbers numbers;
+  std::vector<std::vector<uint8_t>> memory;
+  Substitutes substitutes(blobs_);
+  const auto substitute = [&](const Blob* blob) {
+    if (blob == nullptr) {
+      return PackedSource();
+    }
+    ConstBytes& bytes = substitutes.bytes[blob->key];
+    if (bytes.data == nullptr) {
+      numbers.fill(memory.emplace_back(blob->size), /*negative=*/true);
+      bytes = {memory.back().data(), blob->size};
+    }
+    return PackedSource{static_cast<const uint8_t*>(bytes.data), bytes.size};
+  };
+  std::vector<PackedSources> random;
+  for (const Unit& unit : units) {
+    random.push_back({substitute(unit.weight), substitute(unit.bias)});
+  }
+  const std::unique_ptr<Packed> made = pack(method, substitutes);
+  if (made == nullptr) {
+    return units.empty() && halves.empty();
+  }
+  bool all = std::none_of(halves.begin(), halves.end(), [&](const std::string& name) { return made->has(name); });
+  for (size_t i = 0; i < units.size(); ++i) {
+    const Unit& unit = units[i];
+    const std::string& name = unit.entry.name;
+    const uint8_t* bytes = made->find(unit.entry);
+    const std::string kind = format("{} {}", unit.entry.size, unit.entry.seed);
+    if (const auto before = kinds_.find(name); before != kinds_.end() && before->second != kind) {
+      ambiguous_ = true;
+      before->second.clear(); // that of no entry
+      maps.erase(name);
+      keys.erase(name);
+      all = false;
+      continue;
+    }
+    if (bytes == nullptr || maps.count(name) != 0) {
+      continue; // only of another method, or also of one
+    }
+    const PackedMap* map = twice.count(name) != 0 ? nullptr : map_of(method, unit, random[i], bytes);
+    const auto source_of = [](const Blob* blob) {
+      return blob != nullptr ? PackedSource{blob->data, blob->size} : PackedSource();
+    };
+    const PackedSources stored{source_of(unit.weight), source_of(unit.bias)};
+    if (map != nullptr && map->gives(stored, packed.data() + unit.entry.offset, unit.entry.size)) {
+      kinds_[name] = kind;
+      maps[name] = map->encode();
+      keys[name] = {unit.weight->key, unit.bias != nullptr ? unit.bias->key : std::string()};
+    } else {
+      all = false;
+    }
+  }
+  return all;
+}
+
+/// @returns null if XNNPACK does not take the numbers.
+std::unique_ptr<StockMaps::Packed> StockMaps::pack(size_t method, const Substitutes& substitutes) const {
+  auto packed = std::make_unique<Packed>(store_->folder());
+  Packing packing(store_);
+  packing.stock_scratch = &packed->scratch;
+  packing.trial = &substitutes;
+  try {
+    load_(method);
+  } catch (const Error&) {
+    return nullptr;
+  }
+  packed->read();
+  return packed;
+}
+
+/// @param random the sources of an entry, for which XNNPACK made the bytes `made`.
+const PackedMap* StockMaps::map_of(size_t method, const Unit& unit, const PackedSources& random, const uint8_t* made) {
+  if (unit.bias == unit.weight) { // they cannot be told apart
+    return nullptr;
+  }
+  const std::vector<size_t> sizes{random[0].size, random[1].size};
+  const auto pack_numbers = [&](const std::vector<std::vector<uint8_t>>& numbers) {
+    Substitutes substitutes(blobs_);
+    substitutes.bytes[unit.weight->key] = {numbers[0].data(), numbers[0].size()};
+    if (unit.bias != nullptr) {
+      substitutes.bytes[unit.bias->key] = {numbers[1].data(), numbers[1].size()};
+    }
+    const std::unique_ptr<Packed> packed = pack(method, substitutes);
+    const uint8_t* bytes = packed == nullptr ? nullptr : packed->find(unit.entry);
+    return bytes == nullptr ? std::nullopt : std::optional(std::vector<uint8_t>(bytes, bytes + unit.entry.size));
+  };
+  for (size_t way = 0;; ++way) {
+    const std::string name = format("{} {} {} {} {}", sizes[0], sizes[1], unit.entry.size, unit.entry.seed, way);
+    auto known = known_.find(name);
+    const bool learned = known == known_.end();
+    if (learned) {
+      known = known_.emplace(name, PackedMap::learn(sizes, pack_numbers)).first;
+    }
+    if (!known->second) {
+      return nullptr;
+    }
+    if (known->second->gives(random, made, unit.entry.size)) {
+      return &*known->second;
+    }
+    if (learned) { // what is learned is not what this load packs, so another attempt will not be either
+      known->second.reset();
+      return nullptr;
+    }
+  }
+}
+
+} // namespace blobstore::internal

@@ -1,0 +1,62 @@
+// Learning how the weights of XNNPACK's own delegates are packed, for the file of a working copy.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include <blobstore/data_map.h>
+
+#include "os/scratch_file.h"
+#include "packed/packed_folder.h"
+
+namespace blobstore::internal {
+
+/// Nothing is known of such a delegate but what it packs. So a method is loaded with numbers in place of weights. A map
+/// is used for an entry if, applied to random numbers, it gives what XNNPACK made of them in this very entry, and,
+/// applied to the weights, their packed bytes.
+class StockMaps {
+ public:
+  /// @param blobs those of the working copy. @param packed where its weights are packed.
+  /// @param load loads a method, by its number, and drops it.
+  StockMaps(
+      const CacheDataMap& blobs,
+      const ScratchFile& packed,
+      std::shared_ptr<PackedFolder> store,
+      std::function<void(size_t)> load);
+
+  /// Find the maps of a method that was packed.
+  /// @returns whether all of its packed weights that can change have one.
+  bool learn(size_t method);
+  /// Whether two methods pack a weight in different ways. ExecuTorch keeps the last one only, under the same name.
+  bool ambiguous() const { return ambiguous_; }
+
+  std::map<std::string, std::string> maps; // of entries, encoded
+  PackedKeys keys; // of their weights and biases
+
+ private:
+  struct Unit;
+  struct Packed;
+  class Substitutes;
+
+  std::vector<Unit> units_in(const PackedTable& table, std::set<std::string>& halves) const;
+  std::set<std::string> packed_twice(size_t method) const;
+  std::unique_ptr<Packed> pack(size_t method, const Substitutes& substitutes) const;
+  const PackedMap* map_of(size_t method, const Unit& unit, const PackedSources& random, const uint8_t* made);
+
+  const CacheDataMap& blobs_;
+  const ScratchFile& packed_;
+  const std::shared_ptr<PackedFolder> store_;
+  const std::function<void(size_t)> load_;
+  /// By the sizes and the seed of entries, and a number. Entries of equal sizes may be packed in several ways; the last
+  /// one is empty if no further way was found.
+  std::map<std::string, std::optional<PackedMap>> known_;
+  std::map<std::string, std::string> kinds_; // of entries with a map: their sizes and seeds
+  bool ambiguous_ = false;
+};
+
+} // namespace blobstore::internal

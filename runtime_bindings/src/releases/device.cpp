@@ -1,0 +1,332 @@
+#include "releases/device.h"
+
+#include <cerrno>
+#include <cstring>
+#include <functional>
+#include <string_view>
+
+#include <sys/stat.h>
+
+#include <blobstore/error.h>
+
+#include "format/file_kind.h"
+#include "format/ptd_bounds.h"
+#include "format/ptd_file.h"
+#include "format/sha256.h"
+#include "os/folders.h"
+#include "os/link_tree.h"
+#include "os/output_file.h"
+#include "os/paths.h"
+#include "os/text.h"
+
+namespace blobstore::internal {
+namespace {
+
+constexpr uint64_t kPieceOfOther = 1 << 23; // of files without blobs
+constexpr uint64_t kPieceOfPadding = 1 << 20;
+constexpr size_t kMostDigits = 20; // of 64 bits
+constexpr std::string_view kCurrent = "current";
+constexpr std::string_view kReleases = "releases/";
+
+/// The size of a regular file; empty if there is none.
+std::optional<uint64_t> size_of(const std::string& path) {
+  struct stat status;
+  if (lstat(path.c_str(), &status) != 0 || !S_ISREG(status.st_mode)) {
+    return std::nullopt;
+  }
+  return static_cast<uint64_t>(status.st_size);
+}
+
+std::optional<uint64_t> number(std::string_view digits) {
+  uint64_t value = 0;
+  for (const char c : digits) {
+    if (c < '0' || c > '9') {
+      return std::nullopt;
+    }
+    value = value * 10 + static_cast<uint64_t>(c - '0');
+  }
+  return digits.empty() || digits.size() > 16 ? std::nullopt : std::optional(value);
+}
+
+bool is_view(std::string_view name) {
+  return is_sha256(name.substr(0, 64)) && (name.size() == 64 || name.substr(64) == "-merged");
+}
+
+/// Call a function with the regions of a .ptd, by ascending offset: the blobs, what lies around them, and padding that
+/// is not zeros, as foreign writers may leave it.
+void each_region(const PtdFile& file, const std::function<void(uint64_t, uint64_t)>& use) {
+  const auto [data, size] = file.bytes();
+  std::vector<Range> extents = {{0, read_bounds(data, size).flatbuffer_end}};
+  for (const PtdSegment& segment : file.table().segments) {
+    extents.emplace_back(segment.start, segment.start + segment.size);
+  }
+  if (file.table().manifest) {
+    extents.emplace_back(file.table().manifest->start, size);
+  }
+  std::sort(extents.begin(), extents.end());
+  extents.erase(std::unique(extents.begin(), extents.end()), extents.end());
+  uint64_t end = 0;
+  const auto padding = [&, bytes = data](uint64_t stop) {
+    for (; end < stop; end += kPieceOfPadding) {
+      const uint64_t until = std::min(end + kPieceOfPadding, stop);
+      if (std::any_of(bytes + end, bytes + until, [](uint8_t byte) { return byte != 0; })) {
+        use(end, until);
+      }
+    }
+  };
+  for (const auto& [start, stop] : extents) {
+    if (start < stop) {
+      padding(start);
+      use(start, stop);
+      end = stop;
+    }
+  }
+  padding(size);
+}
+
+/// The parts of a file that is here.
+std::vector<ReleasePart> parts_in(const std::string& path, uint64_t size) {
+  std::vector<ReleasePart> parts;
+  const auto add = [&](uint64_t start, uint64_t stop) {
+    parts.push_back({start, stop - start, sha256_of({path, start, stop - start})});
+  };
+  if (size == 0) {
+    return parts;
+  }
+  try {
+    if (file_kind(path) == FileKind::Data) {
+      each_region(PtdFile(path), add);
+      return parts;
+    }
+  } catch (const Error& error) { // it is not what its name says
+    if (error.kind() != ErrorKind::InvalidFile && error.kind() != ErrorKind::Integrity) {
+      throw;
+    }
+    parts.clear();
+  }
+  for (uint64_t start = 0; start < size; start += kPieceOfOther) {
+    add(start, std::min(start + kPieceOfOther, size));
+  }
+  return parts;
+}
+
+void write_file(const std::string& path, const std::string& bytes) {
+  OutputFile output(path);
+  output.write(bytes.data(), bytes.size());
+  output.commit();
+}
+
+} // namespace
+
+FetchedFiles::FetchedFiles(const std::string& folder) {
+  int failed = 0;
+  for (const std::string& name : names_in(folder, failed)) {
+    Piece piece;
+    piece.path = folder + name;
+    const std::optional<uint64_t> size = size_of(piece.path);
+    if (!is_sha256(std::string_view(name).substr(0, 64)) || !size) {
+      continue;
+    }
+    piece.size = *size;
+    if (name.size() > 64) {
+      const std::string_view range = std::string_view(name).substr(65);
+      const size_t dash = std::min(range.find('-'), range.size() - 1);
+      const std::optional<uint64_t> start = number(range.substr(0, dash));
+      const std::optional<uint64_t> last = number(range.substr(dash + 1));
+      if (name[64] != '.' || !start || !last || *last < *start) {
+        continue;
+      }
+      piece.start = *start;
+      piece.stop = *last + 1;
+    }
+    pieces_[name.substr(0, 64)].push_back(std::move(piece));
+  }
+}
+
+std::string FetchedFiles::name(const ReleaseObject& object, uint64_t start, uint64_t stop) {
+  return start == 0 && stop == object.size ? object.sha256 : format("{}.{}-{}", object.sha256, start, stop - 1);
+}
+
+std::optional<LocalBytes> FetchedFiles::find(const ReleaseObject& object, uint64_t start, uint64_t stop) const {
+  const auto found = pieces_.find(object.sha256);
+  if (found == pieces_.end()) {
+    return std::nullopt;
+  }
+  for (const Piece& piece : found->second) {
+    const bool whole = piece.size == object.size;
+    const uint64_t first = whole ? 0 : piece.start;
+    const uint64_t end = whole ? object.size : piece.stop.value_or(object.size);
+    if (piece.size == end - first && first <= start && stop <= end) {
+      return LocalBytes{piece.path, start - first, stop - start};
+    }
+  }
+  return std::nullopt;
+}
+
+Device::Device(const std::string& directory) : folder_(absolute_folder(directory)) {
+  for (std::string* const place : {&files_, &indexes_, &releases_, &tables_, &incoming_}) {
+    *place = folder_;
+  }
+  files_ += "files/";
+  indexes_ += "indexes/";
+  releases_ += kReleases;
+  tables_ += "tables/";
+  incoming_ += "incoming/";
+  const auto make = [](const std::string& path) {
+    if (const int failed = make_folder(path); failed != 0) {
+      throw Error(ErrorKind::FileAccess, path, std::strerror(failed), failed);
+    }
+  };
+  make(folder_);
+  struct stat status;
+  if (lstat((folder_ + "signatures").c_str(), &status) == 0 && lstat(indexes_.c_str(), &status) != 0) {
+    throw_error_in(ErrorKind::Release, folder_, "releases are published in this folder; use another one");
+  }
+  lock_ = lock_folder(folder_);
+  for (const std::string& path : {files_, indexes_, releases_, tables_, incoming_, folder_ + "partial/"}) {
+    make(path);
+    remove_temporary(path);
+  }
+  remove_temporary(folder_);
+}
+
+std::string Device::view() const {
+  const std::string path = format("{}{}", folder_, kCurrent);
+  std::string target = link_target(path);
+  struct stat status;
+  if (target.empty() && lstat(path.c_str(), &status) != 0 && errno == ENOENT) {
+    return target;
+  }
+  if (target.substr(0, kReleases.size()) != kReleases || !is_view(target.substr(kReleases.size()))) {
+    throw_error_in(ErrorKind::InvalidFile, path, "expected a link to a release, found one to '{}'", target);
+  }
+  return target.substr(kReleases.size());
+}
+
+ReleaseIndex Device::index(const std::string& sha256) const {
+  const std::string path = format("{}{}.json", indexes_, sha256);
+  return read_index(read_small(path, kIndexLimit), path);
+}
+
+bool Device::has(const ReleaseObject& object) const {
+  return size_of(file(object.sha256)) == object.size;
+}
+
+bool Device::is_complete(const ReleaseIndex& index, const std::string& view) const {
+  struct stat status;
+  return std::all_of(index.files.begin(), index.files.end(), [&](const ReleaseFile& one) {
+    return has(one.object) && lstat(format("{}/{}", release(view), one.name).c_str(), &status) == 0;
+  });
+}
+
+/// The releases that are here, the newest first.
+std::vector<std::string> Device::views() const {
+  std::vector<std::string> found; // after the time, with leading zeros
+  int failed = 0;
+  for (const std::string& name : names_in(releases_, failed)) {
+    if (is_view(name)) {
+      try {
+        const std::string time = std::to_string(index(name.substr(0, 64)).published);
+        found.push_back(std::string(kMostDigits - time.size(), '0').append(time).append(name));
+      } catch (const Error&) { // it gives no blobs
+      }
+    }
+  }
+  std::sort(found.begin(), found.end());
+  std::reverse(found.begin(), found.end());
+  for (std::string& name : found) {
+    name.erase(0, kMostDigits);
+  }
+  return found;
+}
+
+std::map<std::string, LocalBytes>& Device::blobs() {
+  if (!blobs_) {
+    blobs_.emplace();
+    std::vector<std::string> seen;
+    for (const std::string& view : views()) {
+      std::vector<ReleaseFile> files = index(view.substr(0, 64)).files;
+      try {
+        const std::string path = format("{}{}.merged.json", indexes_, view.substr(0, 64));
+        for (ReleaseObject& one : read_merged(read_small(path, kIndexLimit), path)) {
+          files.push_back({std::string(), "data", std::move(one), std::nullopt});
+        }
+      } catch (const Error&) { // nothing was merged
+      }
+      for (const ReleaseFile& file : files) {
+        if (file.kind == "data" && has(file.object) &&
+            std::find(seen.begin(), seen.end(), file.object.sha256) == seen.end()) {
+          seen.push_back(file.object.sha256);
+          add_blobs(file);
+        }
+      }
+    }
+  }
+  return *blobs_;
+}
+
+void Device::add_blobs(const ReleaseFile& file) {
+  try {
+    for (ReleasePart& part : parts_of(file)) {
+      blobs_->emplace(std::move(part.sha256), LocalBytes{this->file(file.object.sha256), part.offset, part.size});
+    }
+  } catch (const Error&) { // what cannot be read is fetched
+  }
+}
+
+/// The parts of a file that is here, from the table that was published, or one that was made of its blobs.
+std::vector<ReleasePart> Device::parts_of(const ReleaseFile& file) const {
+  const std::string made = format("{}{}.json", tables_, file.object.sha256);
+  for (const std::string& path : {file.table ? this->file(file.table->sha256) : made, made}) {
+    try {
+      return read_table(read_small(path, kTableLimit), file.object, path);
+    } catch (const Error&) { // it is made again
+    }
+  }
+  std::vector<ReleasePart> parts = parts_in(this->file(file.object.sha256), file.object.size);
+  try {
+    write_file(made, table_text(file.object, parts));
+  } catch (const Error&) { // it is made again next time
+  }
+  return parts;
+}
+
+void Device::switch_to(const ReleaseIndex& index, const std::string& bytes, const std::string& sha256) const {
+  write_file(format("{}{}.json", indexes_, sha256), bytes);
+  std::vector<std::pair<std::string, std::string>> links;
+  for (const ReleaseFile& one : index.files) {
+    std::string up = "../../";
+    for (size_t at = one.name.find('/'); at != std::string::npos; at = one.name.find('/', at + 1)) {
+      up += "../";
+    }
+    links.emplace_back(one.name, format("{}files/{}", up, one.object.sha256));
+  }
+  make_link_tree(releases_, sha256, links);
+  replace_link(folder_, std::string(kCurrent), format("{}{}", kReleases, sha256));
+}
+
+void Device::remove_fetched() const {
+  int failed = 0;
+  for (const std::string& name : names_in(incoming_, failed)) {
+    remove_all(incoming_ + name);
+  }
+}
+
+std::string read_small(const std::string& path, uint64_t limit) {
+  const File file(path, /*writable=*/false);
+  const uint64_t size = file.size();
+  if (size > limit) {
+    throw_error_in(ErrorKind::InvalidFile, path, "it has more than {} bytes", limit);
+  }
+  std::string bytes(static_cast<size_t>(size), '\0');
+  file.read(bytes.data(), bytes.size(), 0);
+  return bytes;
+}
+
+std::string sha256_of(const LocalBytes& bytes) {
+  Sha256 hash;
+  read_pieces(bytes, [&](const uint8_t* data, size_t size) { hash.update(data, size); });
+  return hash.finish();
+}
+
+} // namespace blobstore::internal

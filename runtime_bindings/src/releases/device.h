@@ -1,0 +1,108 @@
+// The folder of a device, which blobstore/releases/installed.py describes, and the files that were fetched for it.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "os/file.h"
+#include "releases/index.h"
+
+namespace blobstore::internal {
+
+/// First byte, and first byte behind it.
+using Range = std::pair<uint64_t, uint64_t>;
+
+/// A range of a file that is here.
+struct LocalBytes {
+  std::string path;
+  uint64_t offset = 0;
+  uint64_t size = 0;
+  std::optional<bool> sound = std::nullopt; // whether it has its digest, once it was compared
+};
+
+/// Bytes of objects, as fetched files have them.
+class FetchedFiles {
+ public:
+  /// Look at the names in a folder; it ends with a separator.
+  explicit FetchedFiles(const std::string& folder);
+
+  /// The name of the file for a range of an object.
+  static std::string name(const ReleaseObject& object, uint64_t start, uint64_t stop);
+  /// The place of a range of an object; empty if no file has all of it. Files of a wrong size have nothing.
+  std::optional<LocalBytes> find(const ReleaseObject& object, uint64_t start, uint64_t stop) const;
+
+ private:
+  struct Piece {
+    std::string path;
+    uint64_t start = 0;
+    std::optional<uint64_t> stop; // empty for all of the object
+    uint64_t size = 0; // of the file
+  };
+  std::map<std::string, std::vector<Piece>> pieces_; // by SHA-256
+};
+
+/// The folder of a device, locked against other processes as long as this lives.
+class Device {
+ public:
+  /// Make the folder, wait for its lock, and remove what killed processes left. @throws Error FileAccess.
+  explicit Device(const std::string& directory);
+
+  const std::string& incoming() const { return incoming_; }
+  std::string file(const std::string& sha256) const { return files_ + sha256; }
+  std::string release(const std::string& view) const { return releases_ + view; }
+
+  /// What `current` leads to: the SHA-256 of an index, perhaps with a suffix; empty if there is no release.
+  /// @throws Error InvalidFile: it is no link to a release.
+  std::string view() const;
+  /// An index that is here. @throws Error FileAccess, InvalidFile.
+  ReleaseIndex index(const std::string& sha256) const;
+  bool has(const ReleaseObject& object) const;
+  /// Whether all files of a release are here under their names; their contents are not read.
+  bool is_complete(const ReleaseIndex& index, const std::string& view) const;
+  /// The blobs of all data files that are here, by SHA-256. The blobs of files without a table are read; that is kept.
+  std::map<std::string, LocalBytes>& blobs();
+
+  /// Make a release whose files are here the current one.
+  void switch_to(const ReleaseIndex& index, const std::string& bytes, const std::string& sha256) const;
+  void remove_fetched() const;
+
+ private:
+  std::vector<std::string> views() const;
+  std::vector<ReleasePart> parts_of(const ReleaseFile& file) const;
+  void add_blobs(const ReleaseFile& file);
+
+  std::string folder_; // each ends with a separator
+  std::string files_;
+  std::string indexes_;
+  std::string releases_;
+  std::string tables_;
+  std::string incoming_;
+  File lock_;
+  std::optional<std::map<std::string, LocalBytes>> blobs_;
+};
+
+/// A small file, whole. @throws Error FileAccess; InvalidFile: it has more bytes than `limit`.
+std::string read_small(const std::string& path, uint64_t limit);
+
+/// Call a function with a range of a file, in pieces. @throws Error FileAccess: also if the file is too short.
+template <typename Use>
+void read_pieces(const LocalBytes& bytes, const Use& use) {
+  const File file(bytes.path, /*writable=*/false);
+  std::vector<uint8_t> room(std::min<uint64_t>(bytes.size, 1 << 20));
+  for (uint64_t done = 0; done < bytes.size;) {
+    const size_t size = static_cast<size_t>(std::min<uint64_t>(room.size(), bytes.size - done));
+    file.read(room.data(), size, bytes.offset + done);
+    use(room.data(), size);
+    done += size;
+  }
+}
+
+/// The SHA-256 of a range of a file.
+std::string sha256_of(const LocalBytes& bytes);
+
+} // namespace blobstore::internal

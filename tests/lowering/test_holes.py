@@ -1,0 +1,287 @@
+"""Constants inside the payloads of made-up backends: which leave holes, and why others stay.
+
+The backends are functions from constants to bytes, so each test knows what its payload follows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Callable, Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from blobstore.formats.payload import MOST_HOLES
+from blobstore.lowering.holes.probes import other_values
+from blobstore.lowering.holes.search import Payload, Search
+
+Values = Mapping[str, Tensor]
+
+
+def raw(tensor: Tensor) -> bytes:
+    return bytes(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+
+
+def search(
+    tensors: dict[str, Tensor],
+    compile_: Callable[[dict[str, Tensor]], bytes],
+    comparable: Callable[[bytes], object] = bytes,
+    named_data: object = None,
+) -> tuple[Search, bytes]:
+    """Search in what a backend makes of constants, and check that the holes hold what they say."""
+    calls: list[int] = []
+
+    def lower(values: Values) -> Payload:
+        calls.append(len(values))
+        result = SimpleNamespace(processed_bytes=compile_({**tensors, **values}), data_store_output=named_data)
+        return Payload(result)
+
+    found = Search(lower, tensors, comparable)
+    payload = found.run()
+    assert found.found.keys() | found.refused.keys() <= tensors.keys()
+    assert not found.found.keys() & found.refused.keys()
+    assert len(calls) < 60
+    return found, payload.data
+
+
+def random(*sizes: int, seed: int = 0) -> Tensor:
+    return torch.randn(*sizes, generator=torch.Generator().manual_seed(seed))
+
+
+FORMS: dict[str, Callable[[Tensor], Tensor]] = {
+    "as it is": lambda t: t,
+    "transposed": lambda t: t.transpose(0, 1),
+    "half": lambda t: t.half(),
+    "bfloat16": lambda t: t.bfloat16(),
+    "half, transposed": lambda t: t.transpose(0, 1).half(),
+    "channels last": lambda t: t.permute(0, 2, 3, 1),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_forms(form: str) -> None:
+    """A constant is found in each form, and the payload is the backend's own (R1)."""
+    tensors = {"w": random(4, 6, 2, 3) if form == "channels last" else random(7, 5), "b": random(7, seed=1)}
+    made = [b"head" + raw(FORMS[form](tensors["w"])) + b"middle" + raw(tensors["b"]) + b"tail"]
+    found, payload = search(tensors, lambda v: b"head" + raw(FORMS[form](v["w"])) + b"middle" + raw(v["b"]) + b"tail")
+    assert payload == made[0]
+    assert found.found["w"].places == (4,)
+    assert found.found["b"].places == (payload.index(b"middle") + 6,)
+
+
+def test_what_was_folded_stays() -> None:
+    """A constant that was combined with another is not in the payload; the others are still found (R1)."""
+    tensors = {"w": random(8), "b": random(8, seed=1), "shift": random(8, seed=2)}
+    found, payload = search(tensors, lambda v: raw(v["w"]) + raw(v["b"] + v["shift"]))
+    assert payload == raw(tensors["w"]) + raw(tensors["b"] + tensors["shift"])
+    assert found.found.keys() == {"w"}
+    assert "combined it with other constants" in found.refused["b"]
+    assert "combined it with other constants" in found.refused["shift"]
+
+
+def test_what_the_rest_depends_on_stays() -> None:
+    """A constant with a checksum elsewhere in the payload stays; the others leave (R1)."""
+    tensors = {f"w{i}": random(16, seed=i) for i in range(5)}
+
+    def compile_(values: dict[str, Tensor]) -> bytes:
+        return b"".join(map(raw, values.values())) + hashlib.sha256(raw(values["w3"])).digest()
+
+    found, payload = search(tensors, compile_)
+    assert payload == compile_(tensors)
+    assert found.found.keys() == tensors.keys() - {"w3"}
+    assert "more of the payload changes" in found.refused["w3"]
+
+
+def test_everything_is_checked() -> None:
+    """If all depends on everything, nothing leaves, and the payload is the backend's own (R1)."""
+    tensors = {f"w{i}": random(16, seed=i) for i in range(40)}
+
+    def compile_(values: dict[str, Tensor]) -> bytes:
+        data = b"".join(map(raw, values.values()))
+        return data + hashlib.sha256(data).digest()
+
+    found, payload = search(tensors, compile_)
+    assert payload == compile_(tensors)
+    assert not found.found
+    assert found.refused.keys() == tensors.keys()
+
+
+def test_equal_constants_part() -> None:
+    """A backend stores equal constants once; in the holes they are apart, so that they can change apart (R1)."""
+    tensors = {"a": torch.zeros(8), "b": torch.zeros(8), "c": random(8), "d": random(8), "e": random(8, seed=2)}
+
+    def compile_(values: dict[str, Tensor]) -> bytes:
+        return b"/".join(dict.fromkeys(map(raw, values.values())))
+
+    found, payload = search(tensors, compile_)
+    assert found.found.keys() == tensors.keys()
+    assert payload == b"/".join(map(raw, tensors.values()))
+
+
+def test_values_that_a_backend_drops() -> None:
+    """Adding 0 and multiplying by 1 are dropped; the payload is the one for other numbers (R1)."""
+    tensors = {"gamma": torch.ones(8), "beta": torch.zeros(8), "w": random(8)}
+
+    def compile_(values: dict[str, Tensor]) -> bytes:
+        gamma = b"" if bool((values["gamma"] == 1).all()) else b"*" + raw(values["gamma"])
+        beta = b"" if not values["beta"].any() else b"+" + raw(values["beta"])
+        return raw(values["w"]) + gamma + beta
+
+    found, payload = search(tensors, compile_)
+    assert found.found.keys() == tensors.keys()
+    assert payload == raw(tensors["w"]) + b"*" + raw(tensors["gamma"]) + b"+" + raw(tensors["beta"])
+
+
+def test_a_value_that_is_dropped_and_cannot_leave() -> None:
+    """Then it has its own value in the payload, not another (R1)."""
+    tensors = {"gamma": torch.ones(8), "w": random(8)}
+
+    def compile_(values: dict[str, Tensor]) -> bytes:
+        gamma = b"" if bool((values["gamma"] == 1).all()) else b"*" + raw(values["gamma"] + 1)
+        return raw(values["w"]) + gamma
+
+    found, payload = search(tensors, compile_)
+    assert found.found.keys() == {"w"}
+    assert payload == raw(tensors["w"])
+
+
+@pytest.mark.parametrize("value", [-float("inf"), float("nan"), torch.finfo(torch.float32).min])
+def test_numbers_that_stay_the_same_when_they_are_changed(value: float) -> None:
+    """Two constants of the same odd numbers, beside such numbers that are none of them, leave apart (R1)."""
+    tensors = {"a": torch.full((4,), value), "b": torch.full((4,), value), "c": random(4)}
+    literal = raw(torch.full((9,), value))
+    found, payload = search(tensors, lambda v: literal + raw(v["a"]) + raw(v["b"]) + raw(v["c"]) + literal)
+    assert payload == literal + raw(tensors["a"]) + raw(tensors["b"]) + raw(tensors["c"]) + literal
+    assert {name: one.places for name, one in found.found.items()} == {"a": (36,), "b": (52,), "c": (68,)}
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_single_numbers_of_two_bytes(dtype: torch.dtype) -> None:
+    """They are told from the other data, in which their bytes occur by chance, and from each other (R1)."""
+    names = [f"w{i}" for i in range(20)]
+    tensors = {name: torch.full((1,), 1.0, dtype=dtype) for name in names}
+    noise = raw(torch.randint(0, 256, (1 << 18,), dtype=torch.uint8, generator=torch.Generator().manual_seed(3)))
+    found, payload = search(tensors, lambda v: noise + b"".join(raw(v[name]) for name in names) + noise)
+    assert payload == noise + raw(torch.ones(20, dtype=dtype)) + noise
+    for name, one in found.found.items():
+        assert one.places == (len(noise) + 2 * names.index(name),)
+    assert len(found.found) > len(names) // 2
+
+
+def test_no_more_lowerings_than_promised() -> None:
+    """What cannot be proved with so many stays, and its reason says so (R1); `search` counts the lowerings."""
+    tensors = {f"w{i}": random(16, seed=i) for i in range(96)}
+
+    def compile_(values: dict[str, Tensor]) -> bytes:
+        return b"".join(raw(t) + hashlib.sha256(raw(t)).digest() * (i % 4 == 1) for i, t in enumerate(values.values()))
+
+    found, payload = search(tensors, compile_)
+    assert payload == compile_(tensors)
+    reasons = set(found.refused.values())
+    assert any("too many lowerings" in reason for reason in reasons)
+    assert list(found.refused) == [name for name in tensors if name in found.refused], "in order, in every process"
+
+
+@pytest.mark.parametrize("times", [1, 2, MOST_HOLES, MOST_HOLES + 1])
+def test_several_places(times: int) -> None:
+    """A constant may lie in several places, but not in many: small files must not become large payloads (B5)."""
+    tensors = {"w": random(8), "b": random(8, seed=1)}
+    found, payload = search(tensors, lambda v: raw(v["w"]) * times + raw(v["b"]))
+    assert payload == raw(tensors["w"]) * times + raw(tensors["b"])
+    assert len(found.found["b"].places) == 1
+    if times <= MOST_HOLES:
+        assert found.found["w"].places == tuple(range(0, 32 * times, 32))
+    else:
+        assert "more than 8 times" in found.refused["w"]
+
+
+def test_overlapping_constants() -> None:
+    """A constant that is part of another does not leave twice (B5)."""
+    tensors = {"w": random(8), "part": random(8)[2:5].clone()}
+    found, payload = search(tensors, lambda v: raw(torch.cat([v["w"][:2], v["part"], v["w"][5:]])))
+    assert payload == raw(tensors["w"])
+    assert found.found.keys() == {"part"}
+
+
+def test_names_with_counters() -> None:
+    """What differs from lowering to lowering hides nothing if the backend's lowering says how to compare (R1)."""
+    tensors = {"w": random(8)}
+    counter = itertools.count(7)
+    found, _ = search(tensors, lambda v: raw(v["w"]) + b"Constant_%d" % next(counter))
+    assert "more of the payload changes" in found.refused["w"]
+    found, _ = search(tensors, lambda v: raw(v["w"]) + b"Constant_%d" % next(counter), lambda p: p[:32])
+    assert found.found.keys() == {"w"}
+
+
+def test_named_data_and_no_constants() -> None:
+    """Nothing is searched where constants are outside of the payload, or where there are none (R1)."""
+    found, payload = search({"w": random(8)}, lambda v: raw(v["w"]), named_data=SimpleNamespace(buffers=[b"x"]))
+    assert (found.found, found.refused, payload) == ({}, {}, raw(random(8)))
+    found, payload = search({}, lambda v: b"no constants")
+    assert (found.found, payload) == ({}, b"no constants")
+
+
+SOME = st.sampled_from(["as it is", "half", "folded", "checked", "twice", "merged", "if not zero"])
+
+
+@settings(max_examples=60)
+@given(kinds=st.lists(SOME, min_size=1, max_size=7), data=st.data())
+def test_all_kinds_together(kinds: list[str], data: Any) -> None:
+    """Whatever a backend does with its constants: what leaves can change, and everything else is as it was (R1)."""
+    values = st.sampled_from([torch.zeros(6), torch.ones(6), random(6), random(6, seed=9), random(6, seed=10)])
+    tensors = {f"{kind} {i}": data.draw(values).clone() for i, kind in enumerate(kinds)}
+
+    def compile_(constants: dict[str, Tensor]) -> bytes:
+        parts: list[bytes] = []
+        for name, value in constants.items():
+            kind = name.rstrip("0123456789 ")
+            own = raw(value)
+            match kind:
+                case "half":
+                    parts.append(raw(value.half()))
+                case "folded":
+                    parts.append(raw(value * 3 + 1))
+                case "checked":
+                    parts.extend([own, hashlib.sha256(own).digest()])
+                case "twice":
+                    parts.extend([own, b"again", own])
+                case "merged":
+                    parts.extend([own] if own not in parts else [b"see above"])
+                case "if not zero":
+                    parts.extend([b"+", own] if value.any() else [])
+                case _:
+                    parts.append(own)
+        return b"|".join(parts)
+
+    found, payload = search(tensors, compile_)
+    changed = {name: other_values(tensors[name], i + 5) for i, name in enumerate(found.found)}
+    expected = compile_({**tensors, **changed})
+    filled = bytearray(payload)
+    for name, located in found.found.items():
+        blob = raw(changed[name].half() if name.startswith("half") else changed[name])
+        for place in located.places:
+            filled[place : place + len(blob)] = blob
+    assert bytes(filled) == expected
+    assert all(not name.startswith(("folded", "checked")) for name in found.found)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
+def test_other_values(dtype: torch.dtype) -> None:
+    """They have the zeros and about the range of the constant, and differ from it and from each other (R1)."""
+    tensor = random(50).to(dtype)
+    tensor[:10] = 0
+    one, other = other_values(tensor, 1), other_values(tensor, 2)
+    assert one.dtype == dtype
+    assert one.shape == tensor.shape
+    assert not torch.equal(one, tensor)
+    assert not torch.equal(one, other)
+    assert (one == 0).sum() == (tensor == 0).sum()
+    assert one.abs().max() <= tensor.abs().max() * 1.11
+    for constant in (torch.zeros(50, dtype=dtype), torch.ones(50, dtype=dtype)):
+        assert other_values(constant, 1).unique().numel() > 5

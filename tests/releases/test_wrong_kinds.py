@@ -1,0 +1,96 @@
+"""Arguments of any type to releases lead to a result or a BlobStoreError."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import blobstore.releases
+from blobstore.releases import (
+    Collected,
+    Fetch,
+    Followed,
+    Patience,
+    Plan,
+    Published,
+    Pulled,
+    Pushed,
+    Release,
+    plan,
+    publish,
+    pull,
+)
+from tests.releases.models import inputs, weights
+from tests.releases.server import serving
+from tests.wrong_kinds import PublicCallable, check, public_callables
+
+RESULTS = {Collected, Fetch, Followed, Plan, Published, Pulled, Pushed}
+INTERNAL = {"wait"}  # of Patience, for the library
+CALLABLES = [
+    one
+    for one in public_callables(blobstore.releases, results=RESULTS)
+    if str(one) != "Release" and one.name not in INTERNAL
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A release folder with two versions, and a device with the first."""
+    folder = tmp_path_factory.mktemp("releases")
+    inputs(folder / "in", weights(layers=1, size=16))
+    publish(folder / "in", folder / "releases", name="a", version="1", encoded=False)
+    pull(folder / "releases/a/1", folder / "device")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def url(folder: Path) -> Iterator[str]:
+    with serving(folder / "releases") as server:
+        yield f"{server.url}/a/1/index.json"
+
+
+def makers(folder: Path, url: str, one: PublicCallable, tmp_path: Path) -> dict[str, Any]:
+    numbers = iter(range(10**9))
+
+    def planned() -> Path:
+        plan(folder / "releases/a/1", folder / "device")
+        return folder / "releases/a/1"
+
+    return {
+        "inputs": lambda: folder / "in",
+        "releases": lambda: folder / "releases",
+        "name": lambda: "a",
+        "version": lambda: f"{one.name}.{next(numbers)}",
+        "base": lambda: "1" if one.name == "compact" else None,
+        "executorch": lambda: "1.5",
+        "reference": lambda: folder / "releases/a/1",
+        "pull.reference": lambda: url,
+        "plan.reference": lambda: url,
+        "commit.reference": planned,
+        "push.reference": lambda: f"oci:{tmp_path / 'layout'}:1",
+        "push.release": lambda: folder / "releases/a/1",
+        "threads": lambda: 1,
+        "directory": lambda: folder / "device",
+        "commit.fetched": lambda: tmp_path,
+        "keep": lambda: 1,
+        "data": lambda: None,
+        "packed": lambda: None,
+        "patience": lambda: Patience(attempts=1),
+        "Release": lambda: Release.open(folder / "device"),
+        "Patience": Patience,
+        "pause": lambda: lambda seconds: None,
+    }
+
+
+@pytest.mark.parametrize("one", CALLABLES, ids=str)
+def test_every_wrong_kind_of_argument(
+    one: PublicCallable, folder: Path, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every public function and method, with every wrong type for each argument."""
+    here = tmp_path / "here"  # ".." is one of the values
+    here.mkdir()
+    monkeypatch.chdir(here)
+    check(one, makers(folder, url, one, tmp_path), here)
