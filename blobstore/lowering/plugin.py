@@ -227,6 +227,8 @@ def _add_records(output: NamedDataStoreOutput, table: NameTable, records: list[R
     What concerns the whole program, and not this delegate, is only in the records of the one delegate that `bears` it.
     """
     first = next(iter(output.external_data), None)
+    if first is None and bears and (table.outside or table.shared):
+        first = next(filter(None, map(table.tag, table.sources)), None)
     tag_of = {key: tag for tag, entries in output.external_data.items() for key in entries}
     files: dict[str | None, list[Record]] = {first: []} if bears else {}
     for record in [*records, *(_records_of_program(table, records) if bears else ())]:

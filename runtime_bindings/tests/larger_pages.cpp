@@ -71,12 +71,19 @@ EXPORTED void* mmap(void* hint, size_t size, int protection, int flags, int file
   if (fstat(file, &status) != 0) {
     return MAP_FAILED;
   }
-  void* whole = map(at, size, protection, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
   const size_t there = offset < status.st_size ? up(static_cast<size_t>(status.st_size - offset), 4096) : 0;
-  if (whole == MAP_FAILED || there == 0) {
-    return whole;
+  const size_t of_file = there < size ? there : size;
+  // each page is replaced by one call, as Linux does it: another thread may read what was there
+  if (of_file != 0 && map(at, of_file, protection, flags | MAP_FIXED, file, offset) == MAP_FAILED) {
+    return MAP_FAILED;
   }
-  return map(at, there < size ? there : size, protection, flags | MAP_FIXED, file, offset);
+  if (of_file != size) {
+    const int zeros = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED;
+    if (map(at + of_file, size - of_file, protection, zeros, -1, 0) == MAP_FAILED) {
+      return MAP_FAILED;
+    }
+  }
+  return reinterpret_cast<void*>(at);
 }
 
 EXPORTED void* mmap64(void* hint, size_t size, int protection, int flags, int file, off_t offset) noexcept {

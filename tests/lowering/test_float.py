@@ -135,6 +135,15 @@ def test_tensors_outside_the_delegate_in_the_same_commit(tmp_path: Path) -> None
     live.check()
 
 
+def test_the_delegate_keeps_all_of_its_weights_in_the_program(tmp_path: Path) -> None:
+    """What the program uses itself is known by its name in its data file all the same (U1)."""
+    live = Live.make(seeded(nets.MLP), inputs(3, 16), tmp_path, tag={"shift": "model"}.get)
+    assert "shift" in live.cache.tensors
+    with torch.no_grad():
+        live.cache.update({"shift": live.module.shift.neg_()})
+    live.check()
+
+
 def test_numpy_and_transactions(tmp_path: Path) -> None:
     """Updates take numpy arrays, also in a transaction (U1, B3)."""
     live = Live.make(seeded(nets.MLP), inputs(3, 16), tmp_path)

@@ -145,6 +145,7 @@ std::shared_ptr<Method> LoadedProgram::load_or_build(size_t method, PackedUse& u
   }
   try {
     const PackedFolder::Building building = packed_->begin_build();
+    use = packed_use(method); // waiting may have taken a while
     if (std::shared_ptr<Method> loaded = load_on_files(method, use, /*whole=*/true)) {
       return loaded; // another process has built it meanwhile
     }
