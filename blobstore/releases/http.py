@@ -32,7 +32,7 @@ try:
 except ImportError as error:
     raise MissingDependencyError("releases on servers need urllib3: pip install 'blobstore[releases]'") from error
 
-__all__ = ["Client"]
+__all__ = ["Client", "joined", "natural"]
 
 _BUSY = {408, 425, 429, 500, 502, 503, 504}
 _REDIRECTS = {301, 302, 303, 307, 308}
@@ -154,7 +154,7 @@ class Client:
     def _redirected(self, url: str, location: str | None) -> str:
         if not location:
             raise TransferError(f"{url}: a redirect that leads nowhere")
-        target = urllib.parse.urljoin(url, location)
+        target = joined(url, location)
         if url.startswith("https:") and not target.startswith("https:"):
             raise ReleaseError(f"{url}: redirects to {printable(target)}, away from HTTPS")
         check_url(target)
@@ -162,7 +162,9 @@ class Client:
 
     def _refuse(self, method: str, url: str, response: urllib3.BaseHTTPResponse) -> None:
         text = ""
-        with contextlib.suppress(HTTPError, OSError, ValueError, KeyError, IndexError, TypeError, RecursionError):
+        with contextlib.suppress(
+            HTTPError, OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError
+        ):
             found = json.loads(response.read(1 << 14, decode_content=False))["errors"][0]
             text = printable(f": {found.get('code')}: {found.get('message')}")[:300]
         message = f"{method} {url}: the server answers {response.status} {printable(response.reason or '')}{text}"
@@ -337,6 +339,23 @@ class Client:
             response.release_conn()
 
 
+def joined(url: str, location: str) -> str:
+    """The URL of a `Location` in an answer of `url`.
+
+    Raises:
+        TransferError: it is none.
+    """
+    try:
+        return urllib.parse.urljoin(url, location)
+    except ValueError as error:
+        raise TransferError(f"{url}: the server leads to {printable(location)!r}, which is no URL: {error}") from None
+
+
+def natural(text: str) -> int | None:
+    """The number of up to 18 digits that a server sent; None if it is something else."""
+    return int(text) if re.fullmatch(r"[0-9]{1,18}", text) else None
+
+
 def origin(url: str) -> str:
     """Scheme, host and port of a URL."""
     parts = urllib.parse.urlsplit(url)
@@ -352,8 +371,8 @@ def _reason(error: BaseException) -> str:
 def _retry_after(value: str | None) -> float | None:
     if value is None:
         return None
-    if value.strip().isdigit() and len(value) < 10:
-        return float(value)
+    if (seconds := natural(value.strip())) is not None:
+        return float(seconds)
     try:
         return max(0.0, parsedate_to_datetime(value).timestamp() - time.time())
     except (ValueError, TypeError, OverflowError):

@@ -29,7 +29,8 @@ from blobstore.disk.locks import Lock, exclusive
 from blobstore.disk.names import TEMPORARY, temporary_beside
 from blobstore.disk.recovery import recover
 from blobstore.disk.staging import Staging
-from blobstore.errors import BlobStoreError, FileAccessError, InvalidFileError, ReleaseError
+from blobstore.errors import BlobStoreError, FileAccessError, IntegrityError, InvalidFileError, ReleaseError
+from blobstore.memory.digest import sha256 as digest_of
 from blobstore.memory.mapped_file import named
 from blobstore.releases.contents import plain_table
 from blobstore.releases.index import (
@@ -45,7 +46,7 @@ from blobstore.releases.index import (
     parse_index,
     parse_table,
 )
-from blobstore.releases.sources import SIGNATURES, read_small
+from blobstore.releases.sources import INDEXES, SIGNATURES, read_small
 
 __all__ = ["CURRENT", "Collected", "Installed", "LocalBlob", "Merged"]
 
@@ -113,7 +114,7 @@ class Installed:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.files, self.partial, self.incoming = (folder / name for name in ("files", "partial", "incoming"))
-        self._releases, self._indexes, self._tables = (folder / name for name in ("releases", "indexes", "tables"))
+        self._releases, self._indexes, self._tables = (folder / name for name in ("releases", INDEXES, "tables"))
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -168,9 +169,27 @@ class Installed:
         view = self.view
         return None if view is None else view[:64]
 
+    def sound_index(self) -> str | None:
+        """As `current`, but None if that index is damaged, so that it is fetched again."""
+        sha256 = self.current
+        try:
+            if sha256 is not None:
+                self.index_bytes(sha256)
+        except BlobStoreError:
+            return None
+        return sha256
+
     def index_bytes(self, sha256: str) -> bytes:
-        """The bytes of an index that is here."""
-        return read_small(self._indexes / f"{sha256}.json", INDEX_LIMIT)
+        """The bytes of an index that is here.
+
+        Raises:
+            FileAccessError, IntegrityError: it cannot be read, or does not have the digest that is its name.
+        """
+        path = self._indexes / f"{sha256}.json"
+        data = read_small(path, INDEX_LIMIT)
+        if (found := digest_of(data)) != sha256:
+            raise IntegrityError(path, f"expected the SHA-256 that is its name, found {found}")
+        return data
 
     def index(self, sha256: str) -> Index:
         """An index that is here."""

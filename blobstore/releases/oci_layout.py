@@ -30,16 +30,17 @@ __all__ = ["LayoutSource", "LayoutTarget"]
 _REF_NAME = "org.opencontainers.image.ref.name"
 
 
-def _manifests(folder: Path) -> list[dict[str, Any]]:
-    """The descriptors in the folder's index.json."""
+def _read(folder: Path) -> dict[str, Any]:
+    """The folder's index.json, whose "manifests" are descriptors."""
     path = folder / "index.json"
     try:
-        found = json.loads(read_small(path, INDEX_LIMIT))["manifests"]
+        index: dict[str, Any] = json.loads(read_small(path, INDEX_LIMIT))
+        found = index["manifests"]
         if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
             raise ValueError
     except (ValueError, KeyError, TypeError, RecursionError):
         raise InvalidFileError(path, "this is not the index of an image layout of OCI") from None
-    return found
+    return index
 
 
 def _tag(descriptor: dict[str, Any]) -> Any:
@@ -71,7 +72,7 @@ class LayoutSource(Source):
     def _digest(self) -> str:
         if self._reference.pin:
             return self._reference.pin
-        for descriptor in _manifests(self._folder):
+        for descriptor in _read(self._folder)["manifests"]:
             if _tag(descriptor) == self._reference.tag:
                 found = re.fullmatch(r"sha256:([0-9a-f]{64})", str(descriptor.get("digest")))
                 if found is None:
@@ -148,13 +149,13 @@ class LayoutTarget:
             stored = store_bytes(self._blobs, data)
             with named(self._folder):
                 is_new = not (self._folder / "index.json").exists()
-            old = [] if is_new else _manifests(self._folder)
+            old: dict[str, Any] = {"schemaVersion": 2, "manifests": []} if is_new else _read(self._folder)
             new: dict[str, Any] = {"mediaType": MANIFEST_TYPE, "digest": f"sha256:{stored.sha256}", "size": stored.size}
             if self._reference.tag:
                 new["annotations"] = {_REF_NAME: self._reference.tag}
-            kept = [one for one in old if (one.get("digest"), _tag(one)) != (new["digest"], _tag(new))]
+            kept = [one for one in old["manifests"] if (one.get("digest"), _tag(one)) != (new["digest"], _tag(new))]
             kept = [one for one in kept if not self._reference.tag or _tag(one) != self._reference.tag]
-            index = {"schemaVersion": 2, "manifests": [*kept, new]}
+            index = {**old, "manifests": [*kept, new]}
             with Staging(force=True) as staging:
                 for name, value in (("oci-layout", {"imageLayoutVersion": "1.0.0"}), ("index.json", index)):
                     with staging.open(self._folder / name) as file:

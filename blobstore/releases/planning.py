@@ -116,14 +116,14 @@ def plan(
     """
     installed = Installed(as_path(directory))
     with open_source(reference, Patience() if patience is None else patience, 1) as source:
-        found = source.find(installed.current)
+        found = source.find(installed.sound_index())
         with installed.locked():
             data = found.index if found.index is not None else installed.index_bytes(found.sha256)
             signature = source.signature(found.sha256)
             if key is not None:
                 check_trust(source, data, signature, key)
             index = parse_index(data, source.name)
-            check_successor(installed, index, source, allow_rollback=allow_rollback)
+            check_successor(installed, index, found.sha256, source, allow_rollback=allow_rollback)
             check_executorch(index, executorch, source.name)
             current = nothing_new(installed, source, found.sha256, key, merge) is not None
             plain = plain or not source.remote

@@ -55,7 +55,7 @@ from blobstore.releases.index import (
 )
 from blobstore.releases.objects import ObjectWriter, store_bytes, store_file
 from blobstore.releases.overlay import entries_of, newest_entries
-from blobstore.releases.sources import FILES, INDEX, SIGNATURES, read_small, size_of
+from blobstore.releases.sources import FILES, INDEX, INDEXES, SIGNATURES, read_small, size_of
 from blobstore.releases.tables import NOTHING, BaseBlobs, make_table, travelling
 
 __all__ = ["LATEST", "Published", "compact", "publish", "published_index"]
@@ -103,6 +103,7 @@ class _Base:
 
     index: Index
     sets: dict[str, dict[str, PtdDataMap]] = field(default_factory=dict)  # of each data set: key → newest file with it
+    newest: dict[str, PtdDataMap] = field(default_factory=dict)  # of each data set: its last file
     digests: dict[str, dict[tuple[int, int], str]] = field(default_factory=dict)  # of each file: extent → SHA-256
     ways: dict[str, tuple[Way, Object]] = field(default_factory=dict)  # of blobs: how they travelled
 
@@ -191,15 +192,15 @@ class _entered:  # noqa: N801 - used like a function
     def __init__(self, root: Path, name: str, version: str) -> None:
         check_name(name, "name")
         check_name(version, "version")
-        if version == LATEST or name in {FILES, SIGNATURES}:
+        if version == LATEST or name in {FILES, SIGNATURES, INDEXES}:
             raise ReleaseError(
-                f"{name}:{version}: a release folder uses {LATEST!r}, {FILES!r} and {SIGNATURES!r} itself"
+                f"{name}:{version}: the names {LATEST!r}, {FILES!r}, {SIGNATURES!r} and {INDEXES!r} are taken for other folders"
             )
         self._root, self._index = root, root / name / version / INDEX
 
     def __enter__(self) -> None:
         with named(self._root):
-            pulled = (self._root / "indexes").exists()
+            pulled = (self._root / INDEXES).exists()
         if pulled:
             raise ReleaseError(f"{self._root}: releases are pulled into this folder; publish them in another one")
         with named(self._root):
@@ -307,6 +308,7 @@ class _Publisher:
                         for way in part.ways:
                             if not way.base:
                                 base.ways[part.sha256] = (way, table.objects[way.object])
+                base.newest[data.name] = data_map
             base.sets[data.name] = keys
         return base
 
@@ -355,24 +357,31 @@ class _Publisher:
 
     def _add_data(self, data_map: PtdDataMap, path: Path, name: str) -> None:
         files: list[str] = []
-        old = self._base.sets.get(name) if self._base is not None else None
         adapter = "blobstore.adapter.foundation" in data_map.metadata
+        old = self._continued(name) if not adapter else None
+        wanted = list(data_map)
+        described = True  # whether a file has the metadata already
         if self._base is not None and old is not None:
-            wanted = [key for key in data_map if not _in_base(key, data_map, old)]
-            for file_name in next(data.files for data in self._base.index.data if data.name == name):
+            keys = self._base.sets[name]
+            wanted = [key for key in data_map if not _in_base(key, data_map, keys)]
+            for file_name in old.files:
                 self._listed.append(self._base.index.file(file_name))
                 files.append(file_name)
-            self._removed += len(old.keys() - set(data_map))
-        else:
-            wanted = list(data_map)
+            self._removed += len(keys.keys() - set(data_map))
+            described = self._base.newest[name].metadata == data_map.metadata
         small = self._max is None or size_of(path) <= self._max
         if small and len(wanted) == len(data_map) and not files:
             stored = store_file(self._files, path, self._progress)
             files.append(self._list(name, "data", stored, name))
-        elif wanted or not files:
+        elif wanted or not files or not described:
             files += self._write_data(entries_of(data_map, wanted), data_map.metadata, name, len(files))
         self._sets.append(DataSet(name, tuple(files), adapter))
         self._keys[name] = set(data_map)
+
+    def _continued(self, name: str) -> DataSet | None:
+        """The data set of the base that further files are added to. Adapters are not: they are loaded by their path."""
+        sets = self._base.index.data if self._base is not None else ()
+        return next((data for data in sets if data.name == name and not data.adapter), None)
 
     def add_compacted(self) -> None:
         """Add what the base has, each data set in as few files as possible."""
@@ -402,9 +411,8 @@ class _Publisher:
                 write_ptd(cast(BinaryIO, file), group, metadata)
                 stored = file.finish()
             if self._max is not None and stored.size > self._max:
-                raise ReleaseError(
-                    f"{name}: the part from {group[0].key!r} on has {stored.size} bytes, {self._max} are allowed"
-                )
+                part = f"the part from {group[0].key!r} on" if group else "a file without blobs"
+                raise ReleaseError(f"{name}: {part} has {stored.size} bytes, {self._max} are allowed")
             names.append(self._list(self._free_name(name, older + len(names)), "data", stored, name))
         return names
 
@@ -540,7 +548,8 @@ class _Publisher:
         if self._base is not None:
             others.append(self._base.index.published)
         given = os.environ.get("SOURCE_DATE_EPOCH", "")
-        return max([int(given) if given.isascii() and given.isdigit() else int(time.time()), *(n + 1 for n in others)])
+        now = int(given) if re.fullmatch(r"[0-9]{1,11}", given) else int(time.time())
+        return max([now, *(n + 1 for n in others)])
 
     def _programs(self) -> Iterator[Program]:
         """Which program takes keys from which data sets."""
@@ -551,20 +560,21 @@ class _Publisher:
             yield Program(name, tuple(n for n, keys in self._keys.items() if n not in adapters and keys & taken))
 
     def _packs(self) -> Iterable[Pack]:
-        """Packs of small files that devices with the base do not have."""
-        have = {file.sha256 for file in self._base.index.files} if self._base else set()
-        small = [f for f in self._listed if f.size < _PACKED and f.sha256 not in have and f.table is None]
-        if self._base is not None:
-            listed = {file.name: file.sha256 for file in self._listed}
-            older = {file.name: file.sha256 for file in self._base.index.files}
-            for pack in self._base.index.packs:
-                if all(listed.get(name) == older[name] for name, _ in pack.files):
-                    yield pack
+        """Packs of small files: those of the base as long as half of each is needed, and one of all other files."""
+        small = {file.name: file for file in self._listed if file.size < _PACKED and file.table is None}
+        for pack in self._base.index.packs if self._base is not None else ():
+            assert self._base is not None  # noqa: S101 - it has packs
+            older = {name: self._base.index.file(name).sha256 for name, _ in pack.files}
+            same = [(name, at) for name, at in pack.files if name in small and small[name].sha256 == older[name]]
+            if 2 * sum(small[name].size for name, _ in same) >= pack.size:
+                yield Pack(pack.sha256, pack.size, tuple(same))
+                for name, _ in same:
+                    del small[name]
         if len(small) < _FEWEST:
             return
         places: list[tuple[str, int]] = []
         with ObjectWriter(self._files) as writer:
-            for file in small:
+            for file in small.values():
                 places.append((file.name, writer.size))
                 writer.write(read_small(self._files / file.sha256, _PACKED))
             stored = writer.finish()

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from blobstore.disk.progress import Progress, check_progress
-from blobstore.errors import ReleaseError, TrustError
+from blobstore.errors import BlobStoreError, ReleaseError, TrustError
 from blobstore.memory.mapped_file import as_path
 from blobstore.releases.assembly import make
 from blobstore.releases.index import DataSet, File, Index, parse_index
@@ -143,7 +143,7 @@ def install(
 ) -> Pulled:
     """As `pull`, from a source that is open."""
     installed = Installed(directory)
-    found = source.find(installed.current)
+    found = source.find(installed.sound_index())
     done = nothing_new(installed, source, found.sha256, key, merge)
     if done is not None:
         return done
@@ -157,7 +157,7 @@ def install(
             signature = source.signature(found.sha256)
             check_trust(source, data, signature, key)
         index = parse_index(data, source.name)
-        check_successor(installed, index, source, allow_rollback=allow_rollback)
+        check_successor(installed, index, found.sha256, source, allow_rollback=allow_rollback)
         check_executorch(index, executorch, source.name)
         wanted, covered = wanted_files(installed, index, merge=merge)
         new = _obtain(installed, source, index, wanted, plain=plain, threads=threads, progress=progress)
@@ -208,12 +208,20 @@ def check_trust(source: Source, data: bytes, signature: str | None, key: str | o
     check_signature(data, signature, key, source.name)
 
 
-def check_successor(installed: Installed, index: Index, source: Source, *, allow_rollback: bool) -> None:
-    """Refuse a release of another name, or an older one."""
+def check_successor(installed: Installed, index: Index, sha256: str, source: Source, *, allow_rollback: bool) -> None:
+    """Refuse a release of another name, or an older one; `index` has the digest `sha256`."""
     current = installed.current
     if current is None:
         return
-    old = installed.index(current)
+    try:
+        old = installed.index(current)
+    except BlobStoreError as error:
+        if allow_rollback or current == sha256:
+            return  # it is about to be mended
+        raise TrustError(
+            f"{source.name}: nobody can tell whether version {index.version} is newer than the installed one, because its "
+            f"index is damaged ({error}); pull that release again, or allow_rollback (--allow-rollback)"
+        ) from None
     if old.name != index.name:
         raise ReleaseError(
             f"{source.name}: this is a release of {index.name!r}, and {installed.folder} has releases of {old.name!r}; pull it "

@@ -6,6 +6,7 @@ import os
 import threading
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from blobstore.disk.progress import Progress, check_progress
@@ -97,11 +98,11 @@ def push(
                 if progress:
                     progress("pushing", min(done, total), total)
 
-        def put(one: tuple[Object, os.PathLike[str]]) -> int:
+        def put(one: tuple[Object, Path]) -> int:
             if target.has(one[0]):
                 count(one[0].size)
                 return 0
-            target.put(one[0], files / one[1], count)
+            target.put(one[0], one[1], count)
             return one[0].size
 
         pool = ThreadPoolExecutor(threads)

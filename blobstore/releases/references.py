@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 from blobstore.errors import ReleaseError
 from blobstore.memory.mapped_file import as_path
+from blobstore.text import printable
 
 __all__ = ["Reference", "is_loopback", "parse_reference"]
 
@@ -74,6 +75,10 @@ def parse_reference(text: str | os.PathLike[str]) -> Reference:
         repository, _, tag = name.partition(":")
         if not _REPOSITORY.fullmatch(repository) or (tag and not _TAG.fullmatch(tag)) or len(repository) > 255:
             raise ReleaseError(f"{full!r}: {name!r} is not the name and tag of a repository in a registry")
+        try:
+            _ = urlsplit(f"//{host}").port  # an address in brackets, and a port, may be none
+        except ValueError as error:
+            raise ReleaseError(f"{full!r}: {host!r} is not a host: {error}") from None
         return Reference("registry", full, host, repository, tag or ("" if pin else "latest"), pin)
     return Reference("folder", full, rest, pin=pin)
 
@@ -84,7 +89,7 @@ def check_url(url: str) -> None:
         parts = urlsplit(url)
         host, _ = parts.hostname, parts.port
     except ValueError as error:
-        raise ReleaseError(f"{url}: not a URL: {error}") from None
+        raise ReleaseError(f"{printable(url)}: not a URL: {error}") from None
     if parts.scheme not in {"http", "https"} or not host:
         raise ReleaseError(f"{url}: not a URL of a web server")
     if parts.username is not None or parts.password is not None:

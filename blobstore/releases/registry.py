@@ -15,7 +15,7 @@ from pathlib import Path
 from blobstore.errors import FileAccessError, IntegrityError, TransferError
 from blobstore.memory.digest import sha256
 from blobstore.memory.mapped_file import named
-from blobstore.releases.http import Client
+from blobstore.releases.http import Client, joined, natural
 from blobstore.releases.index import INDEX_LIMIT, Object
 from blobstore.releases.manifests import MANIFEST_LIMIT, MANIFEST_TYPE, Manifest, parse_manifest
 from blobstore.releases.references import Reference, is_loopback
@@ -196,7 +196,7 @@ class _Upload:
     def _follow(self, url: str, location: str | None) -> None:
         if not location:
             raise TransferError(f"{url}: the registry does not say where to upload to")
-        self._location = urllib.parse.urljoin(url, location)
+        self._location = joined(url, location)
 
     def _send(self, method: str, url: str | None, stop: int, accept: tuple[int, ...]) -> None:
         assert url is not None  # noqa: S101 - there is an upload
@@ -219,12 +219,8 @@ class _Upload:
         assert self._location is not None  # noqa: S101 - the caller checked
         with self._client.request("GET", self._location, accept=(200, 202, 204, 404)) as response:
             first, dash, last = response.headers.get("Range", "").removeprefix("bytes=").partition("-")
-            if response.status == 404 or not dash or first != "0" or not last.isdigit():
-                self._location = None
-                return
-            found = int(last) + 1
-            if found != self._at:  # in the middle of a chunk: what is there cannot be trusted
-                self._location = None
+            if response.status == 404 or not dash or first != "0" or natural(last) != self._at - 1:
+                self._location = None  # in the middle of a chunk: what is there cannot be trusted
                 return
             if (location := response.headers.get("Location")) is not None:
                 self._follow(self._location, location)

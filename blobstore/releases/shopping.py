@@ -122,7 +122,9 @@ class Shopping:
             )
         with contextlib.suppress(OSError):
             if self._installed.has(wanted):
-                return self._installed.path(wanted.sha256).read_bytes()
+                data = self._installed.path(wanted.sha256).read_bytes()
+                if hashlib.sha256(data).hexdigest() == wanted.sha256:
+                    return data
         for attempt in range(2):
             data = read_object(self._source, wanted)
             if hashlib.sha256(data).hexdigest() == wanted.sha256:

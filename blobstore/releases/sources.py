@@ -21,6 +21,7 @@ from blobstore.releases.index import INDEX_LIMIT, Object
 __all__ = [
     "FILES",
     "INDEX",
+    "INDEXES",
     "SIGNATURES",
     "Body",
     "FolderSource",
@@ -37,6 +38,9 @@ __all__ = [
 
 INDEX, FILES, SIGNATURES = "index.json", "files", "signatures"
 """In a release folder: NAME/VERSION/index.json, files/SHA256, and signatures/SHA256-of-an-index."""
+
+INDEXES = "indexes"
+"""In the folder of a device: indexes/SHA256.json. A folder with it is no release folder."""
 
 
 @dataclass(frozen=True)

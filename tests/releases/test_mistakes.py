@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from blobstore import save_file
-from blobstore.errors import BlobStoreError, InvalidFileError, ReleaseError, TransferError
+from blobstore import open_ptd, save_file
+from blobstore.errors import BlobStoreError, IntegrityError, InvalidFileError, ReleaseError, TransferError, TrustError
 from blobstore.native import native
-from blobstore.releases import Patience, Release, commit, compact, gc, plan, publish, pull
+from blobstore.releases import Patience, Release, commit, compact, gc, plan, publish, pull, push
 from blobstore.releases.index import parse_index
 from tests.releases.models import found, inputs, same, weights
 
@@ -190,3 +190,186 @@ def test_an_error_names_what_is_missing(releases: Path, tmp_path: Path) -> None:
         pull(releases / "a/2", tmp_path / "device")
     assert not isinstance(caught.value, TransferError)
     assert same(found(tmp_path / "device/current"), weights())
+
+
+def test_relative_paths(releases: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every function takes them, as users write them (F1)."""
+    monkeypatch.chdir(tmp_path)
+    tensors = weights(seed=1)
+    inputs(Path("in"), tensors)
+    publish("in", "releases", name="a", version="3", base="2")
+    compact("releases", name="a", version="4", base="3")
+    pushed = push("oci:layout:4", "releases/a/4")
+    assert push("oci:layout:4", Path("releases/a/4/index.json")).sent_bytes == 0 < pushed.sent_bytes
+    pull(f"oci:layout@sha256:{pushed.sha256}", "device")
+    assert same(found(Path("device/current")), tensors)
+    pull("releases/a/3", "other", merge=True)
+    Path("fetched").mkdir()
+    for one in plan("releases/a/4", "other").fetches:
+        Path("fetched", one.file).write_bytes(Path("releases/files", one.sha256).read_bytes())
+    commit("releases/a/4", "other", "fetched")
+    gc("other")
+    assert same(found(Path("other/current")), tensors)
+    with Release.open("device") as release:
+        assert set(release.cache) == set(tensors)
+
+
+@pytest.mark.parametrize("kind", ["data", "adapter"])
+@pytest.mark.parametrize("merge", [False, True])
+def test_metadata_that_changes_alone(tmp_path: Path, kind: str, merge: bool) -> None:
+    """The scale of an adapter, and the programs of a data file, are nowhere else (F1)."""
+    root, tensors = tmp_path / "releases", weights()
+    adapter = {"blobstore.adapter.foundation": "0" * 32} if kind == "adapter" else {}
+    for version, scale in (("1", "2"), ("2", "16"), ("3", "16")):
+        save_file(tensors, tmp_path / "m.ptd", metadata={"scale": scale, **adapter})
+        published = publish(
+            tmp_path / "m.ptd", root, name="a", version=version, base=str(int(version) - 1) if version > "1" else None
+        )
+        assert (published.new_bytes == 0) == (version == "3")
+    compact(root, name="a", version="4", base="3")
+    for version in ("2", "3", "4"):
+        device = tmp_path / version
+        pull(root / "a" / version, device, merge=merge)
+        files = sorted(path.name for path in (device / "current").iterdir())
+        assert files == (["m.1.ptd", "m.ptd"] if kind == "data" and version != "4" and not merge else ["m.ptd"])
+        with open_ptd(device / "current" / files[0]) as newest:
+            assert newest.metadata["scale"] == "16"
+        assert same(found(device / "current", *files), tensors)
+
+
+def test_an_adapter_is_never_in_two_files(tmp_path: Path) -> None:
+    """Applications load it by its path, which would be that of the older one (F1)."""
+    root, tensors = tmp_path / "releases", weights()
+    for version in ("1", "2"):
+        tensors["layer0.weight"] = tensors["layer0.weight"] + np.float32(1)
+        save_file(tensors, tmp_path / "lora.ptd", metadata={"blobstore.adapter.foundation": "0" * 32})
+        publish(tmp_path / "lora.ptd", root, name="a", version=version, base="1" if version == "2" else None)
+    pull(root / "a/1", tmp_path / "device")
+    assert pull(root / "a/2", tmp_path / "device").files == 1
+    assert same(found(tmp_path / "device/current", "lora.ptd"), tensors)
+
+
+def test_a_pack_outlives_a_change(tmp_path: Path) -> None:
+    """One of 1,000 small files that changes does not make each of them a request of its own (F2)."""
+    root, folder = tmp_path / "releases", tmp_path / "in"
+    folder.mkdir()
+    for i in range(1010):
+        (folder / f"{i}.txt").write_text(f"{i:040}")
+    publish(folder, root, name="a", version="1")
+    for version in range(2, 5):
+        for i in range(version * version * version * 10):
+            (folder / f"{i}.txt").write_text(f"{i:020}{version:020}")
+        publish(folder, root, name="a", version=str(version), base=str(version - 1))
+        release = root / f"a/{version}"
+        todo = plan(release, tmp_path / f"empty{version}")
+        assert len(todo.fetches) <= 3 and todo.bytes <= 2.1 * todo.release_bytes
+        assert push(f"oci:{tmp_path}/layout:{version}", release).layers <= 3
+        for device in (tmp_path / "device", tmp_path / f"device{version}"):
+            pull(release, device)
+            for file in folder.iterdir():
+                assert (device / "current" / file.name).read_bytes() == file.read_bytes()
+
+
+def test_small_files_that_come_one_by_one(tmp_path: Path) -> None:
+    """They end in packs, too (F2)."""
+    root, folder = tmp_path / "releases", tmp_path / "in"
+    folder.mkdir()
+    for i in range(40):
+        (folder / f"{i}.txt").write_text(f"{i:040}")
+        publish(folder, root, name="a", version=str(i), base=str(i - 1) if i else None)
+    assert len(plan(root / "a/39", tmp_path / "device").fetches) < 12
+
+
+def test_names_of_folders_that_are_taken(releases: Path, tmp_path: Path) -> None:
+    """A release with such a name would make the folder look like that of a device, where gc removes files (F4)."""
+    for name in ("indexes", "files", "signatures"):
+        for call in (
+            lambda name=name: publish(tmp_path / "in", releases, name=name, version="1"),
+            lambda name=name: compact(releases, name=name, version="2", base="1"),
+        ):
+            with pytest.raises(ReleaseError, match="taken"):
+                call()
+        assert not (releases / name / "1").exists()
+    publish(tmp_path / "in", releases, name="a", version="3")
+
+
+def spoilt(path: Path, how: str) -> None:
+    data = path.read_bytes()
+    path.write_bytes(data[:-9] if how == "cut" else data.replace(b"tokenizer/0.json", b"tokenizer/9.json"))
+
+
+@pytest.mark.parametrize("how", ["cut", "changed"])
+@pytest.mark.parametrize("kind", ["layout", "folder"])
+def test_a_damaged_index_of_a_device(releases: Path, tmp_path: Path, how: str, kind: str) -> None:
+    """It is never believed, pulling the same release mends it, and a newer one is not taken for an older one (F4)."""
+    device, layout = tmp_path / "device", f"oci:{tmp_path}/layout:"
+    pins = {version: push(layout + version, releases / "a" / version).sha256 for version in "12"}
+
+    def release(version: str) -> str | Path:
+        return f"{layout}{version}@sha256:{pins[version]}" if kind == "layout" else releases / "a" / version
+
+    pull(release("1"), device)
+    (index,) = (device / "indexes").glob("*.json")
+    whole = index.read_bytes()
+    spoilt(index, how)
+    for call in (pull, plan):
+        with pytest.raises(TrustError, match="index is damaged"):
+            call(release("2"), device)
+    with pytest.raises(TrustError, match="index is damaged"):
+        native.missing(os.fsencode(releases / "a/2/index.json"), os.fsencode(device))
+    with pytest.raises(IntegrityError):
+        gc(device)
+    assert not plan(release("1"), device).current
+    pull(release("1"), device)
+    assert index.read_bytes() == whole
+    names = {path.relative_to(device / "current").as_posix() for path in (device / "current").rglob("*.json")}
+    assert names == {f"tokenizer/{i}.json" for i in range(3)}
+    spoilt(index, how)
+    native.commit(os.fsencode(releases / "a/1/index.json"), os.fsencode(device))
+    assert index.read_bytes() == whole
+    spoilt(index, how)
+    pull(release("2"), device, allow_rollback=True)
+    assert {*found(device / "current")} == {*weights()}
+
+
+def test_a_damaged_table_of_a_device(releases: Path, tmp_path: Path) -> None:
+    """It is fetched again; a server is not blamed for it (F4)."""
+    compact(releases, name="a", version="3", base="2")
+    device = tmp_path / "device"
+    pull(releases / "a/2", device)
+    plan(releases / "a/3", device)
+    index = json.loads((releases / "a/3/index.json").read_text())
+    for file in index["files"]:
+        if "table" in file and (table := device / "files" / file["table"]["sha256"]).exists():
+            text = table.read_text()
+            table.write_text(text.replace('"sha256":"', '"sha256":"0')[: len(text)])
+    pull(releases / "a/3", device)
+    tensors = weights()
+    tensors["layer2.weight"] = tensors["layer2.weight"] + np.float32(1)
+    assert same(found(device / "current"), tensors)
+
+
+def test_other_fields_of_an_image_layout_stay(releases: Path, tmp_path: Path) -> None:
+    """Tools that share the layout may have written them (F3)."""
+    layout = tmp_path / "layout"
+    push(f"oci:{layout}:1", releases / "a/1")
+    index = json.loads((layout / "index.json").read_text())
+    own = {"mediaType": "application/vnd.oci.image.index.v1+json", "annotations": {"a": "b"}}
+    (layout / "index.json").write_text(json.dumps({**index, **own}))
+    push(f"oci:{layout}:2", releases / "a/2")
+    now = json.loads((layout / "index.json").read_text())
+    assert {key: now[key] for key in own} == own and now["schemaVersion"] == 2 and len(now["manifests"]) == 2
+
+
+@pytest.mark.parametrize("host", ["[::::]", "[1:2]", "localhost:99999", "[::1]:65536"])
+def test_hosts_that_are_none(tmp_path: Path, host: str) -> None:
+    for call in (lambda: pull(f"{host}/foo:1", tmp_path / "device"), lambda: push(f"{host}/foo:1", tmp_path)):
+        with pytest.raises(ReleaseError, match="not a host"):
+            call()
+
+
+@pytest.mark.parametrize("epoch", ["9" * 5000, "\u00b2", "soon", "-1"])
+def test_a_date_that_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, epoch: str) -> None:
+    """It is not used, and nothing breaks."""
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", epoch)
+    publish(inputs(tmp_path / "in", weights()), tmp_path / "releases", name="a", version="1")

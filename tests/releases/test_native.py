@@ -281,6 +281,15 @@ def test_a_damaged_blob_that_is_here_is_fetched(published: Path, tmp_path: Path)
     assert same(found(device / "current"), last_weights())
 
 
+def test_fetched_files_go_also_after_a_kill(published: Path, tmp_path: Path) -> None:
+    """A process that was killed when it had switched leaves ranges that nobody would remove (N1)."""
+    device = tmp_path / "device"
+    update(published / "2", device)
+    (device / "incoming" / f"{'0' * 64}.0-99").write_bytes(bytes(100))
+    assert not take(published / "2", device)[4]
+    assert list((device / "incoming").iterdir()) == []
+
+
 def test_what_is_refused(published: Path, tmp_path: Path) -> None:
     """Another name, another digest, an older release, a newer ExecuTorch; nothing changes (F4)."""
     device = tmp_path / "device"

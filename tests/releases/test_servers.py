@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from blobstore.errors import TransferError
+from blobstore.errors import ReleaseError, TransferError
 from blobstore.releases import Patience, publish, pull, push
 from tests.releases.models import NOW, found, inputs, same, weights
 from tests.releases.server import Server, serving
@@ -263,3 +263,53 @@ def test_a_hundred_processes_at_once(server: Server, tmp_path: Path) -> None:
     assert len(fetched) == len(set(fetched)) > 0
     assert len(server.log) == len(fetched) + 100
     assert same(found(tmp_path / "device/current"), weights())
+
+
+ANSWERS: dict[str, tuple[int, bytes, dict[str, str]]] = {
+    "a redirect to no URL": (302, b"", {"Location": "https://[::1"}),
+    "a redirect to text": (302, b"", {"Location": "http://[x]:y/"}),
+    "a date that is no digit": (503, b"", {"Retry-After": "\u00b2"}),
+    "a date without end": (503, b"", {"Retry-After": "9" * 400}),
+    "errors that are texts": (404, b'{"errors":["x"]}', {}),
+    "errors that are numbers": (404, b'{"errors":[1]}', {}),
+    "no errors": (404, b'{"errors":[]}', {}),
+    "an array": (404, b"[1]", {}),
+    "a challenge without a URL": (401, b"", {"WWW-Authenticate": 'Bearer realm="http://[::1"'}),
+}
+
+
+@pytest.mark.parametrize("answer", ANSWERS.values(), ids=ANSWERS)
+def test_answers_that_are_nonsense(server: Server, tmp_path: Path, answer: tuple[int, bytes, dict[str, str]]) -> None:
+    """Each is an error of this project (F4)."""
+
+    def nonsense(handler: Any, times: int) -> bool:
+        handler.answer(*answer)
+        return True
+
+    server.fault = nonsense
+    host = server.url.removeprefix("http://")
+    for reference in (f"{server.url}/a/1/index.json", f"{host}/team/a:1"):
+        with pytest.raises((TransferError, ReleaseError)):
+            pull(reference, tmp_path / "device", patience=NOW)
+
+
+@pytest.mark.parametrize("field", ["Location", "Range"])
+def test_uploads_with_nonsense(releases: Path, tmp_path: Path, field: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A registry that says nonsense of where an upload goes, or of how far it got, is refused or asked anew (F4)."""
+    monkeypatch.setattr("blobstore.releases.registry._CHUNK", 1000)
+    with serving(tmp_path) as registry:
+
+        def answer(handler: Any, times: int) -> bool:
+            handler.rfile.read(int(handler.headers.get("Content-Length", 0)))
+            place = "http://[::1" if field == "Location" else f"{registry.url}/v2/a/blobs/uploads/1"
+            if handler.command == "POST" or (handler.command == "PATCH" and times == 1):
+                handler.answer(202, headers={"Location": place})
+            elif handler.command == "GET":
+                handler.answer(204, headers={"Range": "0-\u00b2", "Location": place})
+            else:
+                handler.answer(404 if handler.command == "HEAD" else 503)
+            return True
+
+        registry.fault = answer
+        with pytest.raises(TransferError):
+            push(f"{registry.url.removeprefix('http://')}/a:1", releases / "a/1", patience=NOW, threads=1)

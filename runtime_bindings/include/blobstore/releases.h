@@ -85,7 +85,8 @@ Missing missing(const std::string& index, const std::string& directory, const Re
 ///
 /// All bytes are compared with their digests before anything refers to them. DIRECTORY/current, a link, leads to the
 /// old release or to the new one, whole, at every moment, also if the process is killed; then call it again. Files that
-/// a process has mapped stay in its memory. Afterwards the fetched files are gone, and those of older releases stay.
+/// a process has mapped stay in its memory. Afterwards the fetched files are gone, and those of older releases stay:
+/// `blobstore gc` removes them, for which there is nothing in C++.
 ///
 /// It reads and writes the files that are new, waits for the disk, and for other processes that pull into the folder.
 /// `blobstore pull --plain --commit` leaves the same files.

@@ -205,7 +205,11 @@ std::string Device::view() const {
 
 ReleaseIndex Device::index(const std::string& sha256) const {
   const std::string path = format("{}{}.json", indexes_, sha256);
-  return read_index(read_small(path, kIndexLimit), path);
+  const std::string bytes = read_small(path, kIndexLimit);
+  if (const std::string found = internal::sha256(bytes.data(), bytes.size()); found != sha256) {
+    throw_error_in(ErrorKind::Integrity, path, "expected the SHA-256 that is its name, found {}", found);
+  }
+  return read_index(bytes, path);
 }
 
 bool Device::has(const ReleaseObject& object) const {

@@ -59,7 +59,7 @@ class Device {
   /// What `current` leads to: the SHA-256 of an index, perhaps with a suffix; empty if there is no release.
   /// @throws Error InvalidFile: it is no link to a release.
   std::string view() const;
-  /// An index that is here. @throws Error FileAccess, InvalidFile.
+  /// An index that is here. @throws Error FileAccess, InvalidFile, Integrity.
   ReleaseIndex index(const std::string& sha256) const;
   bool has(const ReleaseObject& object) const;
   /// Whether all files of a release are here under their names; their contents are not read.

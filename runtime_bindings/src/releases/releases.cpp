@@ -72,7 +72,15 @@ class Delivery {
 };
 
 bool Delivery::is_current() const {
-  return device_->view() == sha256_ && device_->is_complete(index_, sha256_);
+  if (device_->view() != sha256_) {
+    return false;
+  }
+  try {
+    device_->index(sha256_);
+  } catch (const Error&) { // the index that is here is damaged
+    return false;
+  }
+  return device_->is_complete(index_, sha256_);
 }
 
 void Delivery::check_device(const std::string& where, const ReleaseOptions& options) const {
@@ -94,7 +102,21 @@ void Delivery::check_successor(const std::string& where, const ReleaseOptions& o
   if (view.empty()) {
     return;
   }
-  const ReleaseIndex old = device_->index(view.substr(0, 64));
+  ReleaseIndex old;
+  try {
+    old = device_->index(view.substr(0, 64));
+  } catch (const Error& error) {
+    if (options.allow_rollback || view.substr(0, 64) == sha256_) {
+      return; // it is about to be mended
+    }
+    throw_error_in(
+        ErrorKind::Trust,
+        where,
+        "nobody can tell whether version {} is newer than the installed one, because its index is damaged ({}); commit "
+        "that release again, or allow_rollback",
+        index_.version,
+        error.what());
+  }
   if (old.name != index_.name) {
     throw_error_in(
         ErrorKind::Release,
@@ -369,6 +391,7 @@ InstalledRelease Delivery::commit() {
       device_->view().substr(0, 64) != sha256_,
       index_.size()};
   if (is_current()) {
+    device_->remove_fetched(); // what a process left that was killed when it had switched
     return done;
   }
   std::vector<Wanted> files = wanted();
