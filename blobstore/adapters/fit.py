@@ -114,7 +114,7 @@ def _misfits(adapter: Adapter, foundation: FoundationInfo) -> list[BlobStoreErro
                 f"{adapter.path}: made for foundation {adapter.foundation}, but {name} is {foundation.fingerprint}"
             )
         )
-    sizes = {tensor.name: tensor.sizes for tensor in foundation.tensors}
+    sizes = {name: tensor.sizes for tensor in foundation.tensors for name in (tensor.name, *tensor.aliases)}
     for pair in adapter.pairs:
         names = library().weight_names(pair.module)
         weight = next((one for one in names if one in sizes), None)

@@ -31,6 +31,7 @@ class NamedTensor:
         scalar_type, sizes: its dtype and shape in the model.
         nbytes: its size in the file in bytes; if it is stored in several layouts, the sum.
         keys: the keys that it is stored under.
+        aliases: its other names, if the model uses it in several places, such as tied embeddings.
     """
 
     name: str
@@ -38,6 +39,7 @@ class NamedTensor:
     sizes: tuple[int, ...]
     nbytes: int
     keys: tuple[str, ...]
+    aliases: tuple[str, ...] = ()
 
 
 def library() -> Any:
@@ -86,8 +88,8 @@ def native_paths(paths: Paths) -> list[bytes]:
 def named_tensors(rows: Iterable[Any]) -> dict[str, NamedTensor]:
     """The native module's named tensors, by name."""
     return {
-        name: NamedTensor(name, ScalarType(kind), tuple(sizes), nbytes, tuple(keys))
-        for name, kind, sizes, nbytes, keys in rows
+        name: NamedTensor(name, ScalarType(kind), tuple(sizes), nbytes, tuple(keys), tuple(aliases))
+        for name, kind, sizes, nbytes, keys, aliases in rows
     }
 
 

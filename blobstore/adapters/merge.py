@@ -66,7 +66,8 @@ def merge_adapter(
 
     Each adapted weight `W` of shape (out, in) becomes `W + alpha * scale * (lora_b @ lora_a)`, computed in float32 (in
     float64 for float64 weights) and rounded once. To undo it, the previous bytes are kept in memory for weights that
-    already differed from the cache's file; all other weights are restored from the file.
+    already differed from the cache's file; all other weights are restored from the file. A weight that the model uses in
+    several places, such as tied embeddings, changes in all of them, although the adapter was trained for one.
 
     Other merges wait from the reading of the weights until the commit. An update of the same weights by another thread
     or process does not wait; the caller must prevent it.

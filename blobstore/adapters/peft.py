@@ -8,10 +8,12 @@ is kept in the metadata too, so that `export_peft` gives back what was imported.
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import math
 import os
 import re
+import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -24,10 +26,11 @@ from blobstore.adapters.adapter_file import Adapter, read_adapter, save_plain
 from blobstore.adapters.fit import inspect_adapters
 from blobstore.adapters.foundation import NamedTensor, check_texts, is_text
 from blobstore.adapters.lora_names import Pair
-from blobstore.adapters.peft_config import CONFIG_NAME, PeftConfig, read_config
+from blobstore.adapters.peft_config import CONFIG_NAME, MOST_ALPHA, PeftConfig, read_config
 from blobstore.adapters.peft_names import (
     PREFIX,
     Names,
+    are_heads,
     hf_name,
     is_rotated,
     params_head_dim,
@@ -61,6 +64,8 @@ MODEL_NAME = "adapter_model.safetensors"
 _RECORD = "blobstore.adapter.peft"
 """Metadata of an adapter that was imported: JSON, see `_Record`."""
 
+_MOST_EXPONENT = 1000  # of a factor, so that its reciprocal is a float too
+_WEIGHTS = (".linear.weight", ".base.weight", ".base_layer.weight", ".weight")
 _HALF = re.compile(r"(.+)\.lora_([AB])\.weight", re.DOTALL)
 _STRAY = {
     ".lora_embedding_": "an adapter of an embedding",
@@ -174,7 +179,8 @@ def import_peft(
 
     The numbers are those of PEFT. The scale, alpha / r, or alpha / sqrt(r) with `use_rslora`, is recorded; `load_adapter`
     makes up for another one in a program. If modules have scales of their own, their `lora_b` is multiplied by the
-    quotient, which must be a power of two, so that nothing is rounded.
+    quotient, which must be a power of two, so that no number of a tensor is rounded. Scales that differ only because
+    alpha / r was rounded count as one.
 
     Args:
         source: the folder that PEFT wrote.
@@ -257,9 +263,9 @@ class _Base:
         self.files = files
         self.modules: dict[str, NamedTensor] = {}
         for tensor in info.tensors:
-            for end in (".linear.weight", ".base.weight", ".base_layer.weight", ".weight"):
-                if tensor.name.endswith(end) and len(tensor.sizes) == 2:
-                    self.modules.setdefault(tensor.name.removesuffix(end), tensor)
+            for name, end in itertools.product((tensor.name, *tensor.aliases), _WEIGHTS):
+                if name.endswith(end) and len(tensor.sizes) == 2:
+                    self.modules.setdefault(name.removesuffix(end), tensor)
         self._rotary = [tensor for tensor in info.tensors if re.search(r"(^|\.)freqs_cos$", tensor.name)]
 
     def check_product(self, source: Path, module: str, pair: PeftPair, *, known: bool) -> None:
@@ -368,13 +374,31 @@ def _common_scale(pairs: Iterable[PeftPair], config: PeftConfig) -> tuple[float,
     common = Counter(scales.values()).most_common(1)[0][0]
     factors = {}
     for module, scale in scales.items():
-        factors[module] = 1.0 if scale == common else scale / common if common else 0.0
-        if abs(math.frexp(factors[module])[0]) != 0.5:
+        factors[module] = 1.0 if scale == common else _power_of_two(scale / common) if common else 0.0
+        if not factors[module]:
             raise AdapterError(
                 f"{config.path}: rank_pattern and alpha_pattern give module '{module}' the scale {scale!r}, others have "
                 f"{common!r}; an adapter's file has one scale, and the quotient is no power of two, so numbers would be rounded"
             )
     return common, factors
+
+
+def _same_scale(one: float, other: float) -> bool:
+    """Whether two scales are equal but for the rounding of alpha and of alpha / r.
+
+    Not every float is a quotient with every rank: no alpha divided by 3 is the 1.6 that 8 / 5 is. The nearest quotient is at
+    most one unit in the last place away, so two of them are at most two apart.
+    """
+    return math.isclose(one, other, rel_tol=4 * sys.float_info.epsilon)
+
+
+def _power_of_two(quotient: float) -> float:
+    """The power of two that a quotient of scales is, but for their rounding; 0 if it is none, or out of all bounds."""
+    mantissa, exponent = math.frexp(quotient)
+    for power in (0.5, 1.0):
+        if _same_scale(abs(mantissa), power) and abs(exponent) <= _MOST_EXPONENT:
+            return math.copysign(math.ldexp(power, exponent), quotient)
+    return 0.0
 
 
 def _times(tensor: Plain, factor: float, what: str) -> Plain:
@@ -449,8 +473,11 @@ class _Record:
 def _origin(a_key: str, b_key: str, rank: int, a_kind: str, b_kind: str, factor: float, head_dim: int) -> _Origin:
     if not (is_text(a_key) and is_text(b_key) and type(rank) is int and type(head_dim) is int):
         raise TypeError("the fields of a module have other types")
-    if rank <= 0 or head_dim < 0 or head_dim % 2 or abs(math.frexp(float(factor))[0]) != 0.5:
-        raise ValueError("the numbers of a module are impossible")
+    if rank <= 0 or head_dim < 0 or head_dim % 2:
+        raise ValueError(f"the rank {rank} or the size of a head {head_dim} of '{a_key}' is impossible")
+    number = type(factor) in (int, float) and 0 < abs(factor) <= 2**_MOST_EXPONENT  # not every int fits a float
+    if not number or _power_of_two(float(factor)) != factor:
+        raise ValueError(f"the factor of '{b_key}' must be a power of two, found {factor!r}")
     kinds = ScalarType[a_kind], ScalarType[b_kind]
     if not FLOATS.issuperset(kinds):
         raise ValueError("the dtypes of a module are no floats")
@@ -468,7 +495,8 @@ def export_peft(
 
     An adapter of `import_peft` becomes what was imported, to the bit: names, ranks, dtypes and configuration. If it was
     trained since, and uses room that was filled up with zeros, the ranks become those of the program, with
-    `rank_pattern` and `alpha_pattern` so that the scale stays.
+    `rank_pattern` and `alpha_pattern` so that the scale stays, up to one unit in the last place: not every scale is alpha
+    divided by a rank. The same if the file records another scale than it was imported with.
 
     Args:
         source: an adapter that records its scale.
@@ -481,8 +509,8 @@ def export_peft(
 
     Raises:
         FileAccessError, InvalidFileError, IntegrityError: a file cannot be opened, trusted or written.
-        AdapterError: the file records no scale, has tensors that belong to no pair, or is incomplete; or the order of the
-            rows of q and k is not known.
+        AdapterError: the file records no scale, or one that is too large for an alpha; it has tensors that belong to no
+            pair, or is incomplete; or the order of the rows of q and k is not known.
         UpdateError: a tensor is quantized, or has infinities or NaN.
         LayoutError: the rows of q or k are no heads of the size in `params`.
         UnsupportedDataError: `base_model` is not a str, or .safetensors has no name for a dtype.
@@ -504,7 +532,8 @@ def export_peft(
     if base_model is not None:
         config["base_model_name_or_path"] = base_model
     tensors: dict[str, Plain] = {}
-    added = False
+    used: dict[str, tuple[int, float]] = {}
+    added = grown = False
     for pair in adapter.pairs:
         origin = None if record is None else record.modules.get(pair.module)
         imported = pair.rank if record is None else 0 if origin is None else origin.rank
@@ -513,7 +542,7 @@ def export_peft(
             continue  # the program has room for a module that PEFT's adapter has not
         if origin is None:
             origin, added = _new_origin(adapter, pair, rank, head_dim), True
-        if (origin.head_dim and pair.out_features % origin.head_dim) or len(
+        if (origin.head_dim and not are_heads(pair.out_features, origin.head_dim)) or len(
             {*tensors, origin.a_key, origin.b_key}
         ) != len(tensors) + 2:
             raise InvalidFileError(adapter.path, f"the metadata {_RECORD} does not fit module '{pair.module}'")
@@ -524,10 +553,11 @@ def export_peft(
             b = (rows_as_hf(b[0], origin.head_dim), b[1])
         tensors[origin.a_key] = _narrowed((np.ascontiguousarray(a[0][:rank]), a[1]), origin.kinds[0])
         tensors[origin.b_key] = _narrowed(b, origin.kinds[1])
-        if record is None or rank != origin.rank or pair.module not in record.modules:
-            _note_rank(config, origin.a_key, rank, adapter.scale * origin.factor)
+        used[_module_of(origin.a_key)] = rank, adapter.scale * origin.factor
+        grown = grown or rank != origin.rank
     if not tensors:
         raise AdapterError(f"{adapter.path}: all its tensors are zero")
+    _note_ranks(adapter.path, config, used, always=record is None or added or grown)
     if added and record is not None:
         config |= {"target_modules": sorted({_module_of(key) for key in tensors})}
         config |= dict.fromkeys(("exclude_modules", "layers_to_transform", "layers_pattern"))
@@ -556,13 +586,13 @@ def _narrowed(tensor: Plain, kind: ScalarType) -> Plain:
 
 def _new_config(adapter: Adapter) -> dict[str, Any]:
     """A configuration for an adapter that PEFT did not write."""
-    rank = max(pair.rank for pair in adapter.pairs)
+    widest = max(adapter.pairs, key=lambda pair: pair.rank)
     modules = sorted(hf_name(_program_name(pair.module)) for pair in adapter.pairs)
     return {
         "peft_type": "LORA",
         "base_model_name_or_path": None,
-        "r": rank,
-        "lora_alpha": _tidy((adapter.scale or 0.0) * rank),
+        "r": widest.rank,
+        "lora_alpha": _alpha(adapter.path, widest.module, adapter.scale or 0.0, widest.rank, widest.rank),
         "target_modules": modules,
         "bias": "none",
         "inference_mode": True,
@@ -580,7 +610,7 @@ def _new_origin(adapter: Adapter, pair: Pair, rank: int, size_of_head: int | Non
                 "neighbouring elements; give the params.json of its export as params= (--params)"
             )
         head_dim = size_of_head
-        if head_dim and pair.out_features % head_dim:
+        if head_dim and not are_heads(pair.out_features, head_dim):
             raise LayoutError(
                 f"{adapter.path}: '{pair.b}' has {pair.out_features} rows, which are no heads of {head_dim}"
             )
@@ -592,14 +622,47 @@ def _program_name(module: str) -> str:
     return module.removeprefix(PREFIX)
 
 
-def _note_rank(config: dict[str, Any], key: str, rank: int, scale: float) -> None:
-    """Record the rank and the alpha of a module if the configuration says something else."""
-    module = "^" + re.sub(r"[^\w-]", lambda found: "\\" + found[0], _module_of(key))
-    alpha = _tidy(scale * (math.sqrt(rank) if config.get("use_rslora") else rank))
-    for name, usual, value in (("rank_pattern", "r", rank), ("alpha_pattern", "lora_alpha", alpha)):
-        pattern = config.get(name) or {}
-        if pattern or config.get(usual) != value:  # before the other entries: the first one that matches counts
-            config[name] = {module: value, **{key: one for key, one in pattern.items() if key != module}}
+def _note_ranks(path: Path, config: dict[str, Any], used: Mapping[str, tuple[int, float]], *, always: bool) -> None:
+    """Write the patterns of a configuration anew if it does not give each module of PEFT its scale, or always.
+
+    The first entry that matches counts, and PEFT sorts them when it saves an adapter again. So none of the older entries is
+    kept, and a new one matches one module only.
+
+    Args:
+        path: the adapter, for messages.
+        config: the configuration, which is changed.
+        used: for each module its rank and its scale.
+        always: write them also if the scales are right, because the ranks may not be.
+
+    Raises:
+        AdapterError: an alpha would be too large.
+    """
+    said = PeftConfig.of(config, path)
+    ranks: dict[str, int] = {}
+    alphas: dict[str, float] = {}
+    for module, (rank, scale) in used.items():
+        key = "^" + re.sub(r"[^\w-]", lambda found: "\\" + found[0], module)
+        alpha = said.alpha_of(module)
+        if not _same_scale(alpha / said.divisor(rank), scale):
+            alpha, always = _alpha(path, module, scale, rank, said.divisor(rank)), True
+        if rank != said.rank:
+            ranks[key] = rank
+        if alpha != said.alpha:
+            alphas[key] = alpha
+    if always:
+        for name, pattern in (("rank_pattern", ranks), ("alpha_pattern", alphas)):
+            if pattern or config.get(name):
+                config[name] = pattern
+
+
+def _alpha(path: Path, module: str, scale: float, rank: int, divisor: float) -> float | int:
+    alpha = scale * divisor
+    if abs(alpha) > MOST_ALPHA:
+        raise AdapterError(
+            f"{path}: module '{module}' with scale {scale!r} and rank {rank} needs an alpha of {alpha!r}, expected at most "
+            f"{MOST_ALPHA:g}"
+        )
+    return _tidy(alpha)
 
 
 def _module_of(key: str) -> str:
@@ -619,7 +682,8 @@ def _write(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Plain]
     layouts = {key: TensorLayout(kind, array.shape) for key, (array, kind) in tensors.items()}
     if unknown := [layout for layout in layouts.values() if layout.scalar_type not in SAFETENSORS.values()]:
         raise UnsupportedDataError(f"{adapter.path}: a .safetensors cannot name {unknown[0]}")
-    text = json.dumps(config, indent=2, sort_keys=True).encode()
+    # sorted as PEFT does, but for the patterns, where the first entry that matches counts
+    text = json.dumps(dict(sorted(config.items())), indent=2).encode()
     total = sum(layout.nbytes for layout in layouts.values())
     refuse_inputs([folder / MODEL_NAME, folder / CONFIG_NAME], [adapter.path])
     with folders([folder]), Staging() as staging:

@@ -19,9 +19,12 @@ from typing import Any
 from blobstore.errors import AdapterError, InvalidFileError
 from blobstore.memory.mapped_file import as_path, map_file
 
-__all__ = ["CONFIG_NAME", "FIELDS", "PeftConfig", "read_config"]
+__all__ = ["CONFIG_NAME", "FIELDS", "MOST_ALPHA", "PeftConfig", "check_flag", "read_config"]
 
 CONFIG_NAME = "adapter_config.json"
+MOST_ALPHA = 1e300
+"""Larger alphas, also negative ones, are refused: they leave no room to calculate with them."""
+
 _MOST = 1 << 24  # bytes; those of PEFT have about a kilobyte
 
 _HONOURED = {"peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "init_lora_weights"}
@@ -63,7 +66,7 @@ _INITIAL = {True, False, None, "gaussian", "eva", "orthogonal"}
 FIELDS = _HONOURED | _NO_EFFECT | _REFUSED.keys() | {"bias"}
 """All fields that are decided."""
 
-_LITERAL = re.compile(r"\^?(?:[\w-]|\\?\.)+\$?", re.ASCII)
+_LITERAL = re.compile(r"\^?(?:[\w.-]|\\\W)+\$?")
 
 
 @dataclass(frozen=True)
@@ -111,7 +114,7 @@ class PeftConfig:
             fields=fields,
             rank=_number(fields.get("r", 8), "r", path, whole=True),
             alpha=_number(fields.get("lora_alpha", 8), "lora_alpha", path),
-            rslora=_flag(fields.get("use_rslora", False), "use_rslora", path),
+            rslora=check_flag(fields.get("use_rslora", False), "use_rslora", path),
             ranks=frozenset(
                 [
                     _number(fields.get("r", 8), "r", path, whole=True),
@@ -134,8 +137,15 @@ class PeftConfig:
         if rank not in self.ranks:
             listed = ", ".join(map(str, sorted(self.ranks)))
             raise AdapterError(f"{self.path}: module '{module}' has rank {rank}, but r and rank_pattern have {listed}")
-        alpha = next((alpha for expression, alpha in self.alphas if expression.match(module)), self.alpha)
-        return alpha / (math.sqrt(rank) if self.rslora else rank)
+        return self.alpha_of(module) / self.divisor(rank)
+
+    def alpha_of(self, module: str) -> float:
+        """The alpha of a module: that of the first entry that matches, as PEFT takes it."""
+        return next((alpha for expression, alpha in self.alphas if expression.match(module)), self.alpha)
+
+    def divisor(self, rank: int) -> float:
+        """What an alpha is divided by to give a scale."""
+        return math.sqrt(rank) if self.rslora else rank
 
 
 def read_config(path: Path) -> PeftConfig:
@@ -186,7 +196,12 @@ def _check_field(name: str, value: Any, path: Path) -> None:
         raise AdapterError(f"{path}: {name} cannot be honoured: {reason}; merge the adapter into its base with PEFT")
 
 
-def _flag(value: Any, name: str, path: Path) -> bool:
+def check_flag(value: Any, name: str, path: str | os.PathLike[str]) -> bool:
+    """A value that must be true or false, and no number or text for it.
+
+    Raises:
+        InvalidFileError: it is something else.
+    """
     if not isinstance(value, bool):
         raise InvalidFileError(path, f"{name} must be true or false, found {value!r}")
     return value
@@ -196,7 +211,7 @@ def _number(value: Any, name: str, path: Path, *, whole: bool = False) -> Any:
     kind = "positive integer" if whole else "finite number"
     if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
         raise InvalidFileError(path, f"{name} must be a {kind}, found {value!r}")
-    if (whole and not 0 < value < 2**31) or abs(value) > 1e300 or math.isnan(value):
+    if (whole and not 0 < value < 2**31) or abs(value) > MOST_ALPHA or math.isnan(value):
         raise InvalidFileError(path, f"{name} must be a {kind}, found {value!r}")
     return value
 
@@ -214,7 +229,8 @@ def _pattern(
 def _expression(key: str, path: Path) -> re.Pattern[str]:
     """A key of alpha_pattern as PEFT matches it: as the end of a module's name, behind a dot or as all of it.
 
-    Only letters, digits, `_`, `-`, dots, and anchors are taken: an expression from a file could match for hours.
+    Only letters, digits, `_`, `-`, dots, other characters behind a backslash, and anchors are taken: an expression from a
+    file could match for hours.
     """
     if not _LITERAL.fullmatch(key):
         raise AdapterError(

@@ -19,11 +19,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from blobstore.adapters.peft_config import read_json
+from blobstore.adapters.peft_config import check_flag, read_json
 from blobstore.errors import AdapterError, InvalidFileError, KeyNotFoundError, LayoutError
 from blobstore.memory.mapped_file import as_path
 
-__all__ = ["PREFIX", "Names", "hf_name", "is_rotated", "params_head_dim", "rotary_head_dim"]
+__all__ = ["PREFIX", "Names", "are_heads", "hf_name", "is_rotated", "params_head_dim", "rotary_head_dim"]
 __all__ += ["rows_as_hf", "rows_as_llama"]
 
 PREFIX = "base_model.model."
@@ -121,7 +121,7 @@ def params_head_dim(params: Mapping[str, Any] | str | os.PathLike[str]) -> int:
     fields = params if isinstance(params, Mapping) else read_json(path)
     if not isinstance(fields, Mapping):
         raise InvalidFileError(path, "expected a JSON object")
-    if fields.get("use_hf_rope", False):
+    if check_flag(fields.get("use_hf_rope") or False, "use_hf_rope", path):
         return 0
     head = fields.get("head_dim")
     if head is None:
@@ -163,9 +163,14 @@ def rotary_head_dim(
             f"{source}: the rows of module '{module}' lie in another order if the program rotates neighbouring elements, and "
             f"{what} does not show whether it does; give the params.json of its export as params= (--params)"
         )
-    if size and rows % size:
+    if size and not are_heads(rows, size):
         raise LayoutError(f"{source}: module '{name}' has {rows} rows, which are no heads of {size}")
     return size
+
+
+def are_heads(rows: int, head_dim: int) -> bool:
+    """Whether rows can be reordered as heads of this size."""
+    return rows > 0 and rows % head_dim == 0
 
 
 def rows_as_llama(rows: npt.NDArray[Any], head_dim: int) -> npt.NDArray[Any]:

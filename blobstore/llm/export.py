@@ -140,12 +140,14 @@ class _Manager(LLMEdgeManager):  # type: ignore[misc]
         super().__init__(*args, **kwargs)
         self._file_of: Callable[[Any], str | None] = tag if callable(tag) else lambda node: tag
         self._names: dict[str, tuple[str, ...]] = {}
+        self._scales: set[float] = set()
 
     def _export(self, module: Any = None) -> Any:
         """Export the model or, the second time, the graph that was made of it, which is the one that is lowered."""
         program = super()._export(module)
         if module is None:
             self._names = checkpoint_names(self.model, LoRALinear)
+            self._scales = {one.alpha / one.rank for one in self.model.modules() if isinstance(one, LoRALinear)}
         else:
             restore_checkpoint_names(program, self._names)
         return program
@@ -164,7 +166,12 @@ class _Manager(LLMEdgeManager):  # type: ignore[misc]
         return super().to_executorch(passes, external_constants_tag or self._file_of, share_mutable_buffers)
 
     def save_to_pte(self, output_name: str) -> None:
-        """Write the program and its data files. All are complete, or, after an error, as they were before."""
+        """Write the program and its data files. All are complete, or, after an error, as they were before.
+
+        The adapter's file records what the program multiplies an adapter with, so that others can be scaled to it.
+        """
         path = _place(output_name, self.output_dir)
-        save_program(self.export_program, path, self.output_dir)
+        adapter, scales = self._file_of("lora_a_weight"), [repr(scale) for scale in self._scales]
+        metadata = {f"{adapter}.ptd": {"blobstore.adapter.scale": scales[0]}} if adapter and len(scales) == 1 else {}
+        save_program(self.export_program, path, self.output_dir, metadata=metadata)
         self._saved_pte_filename = str(path)

@@ -148,7 +148,11 @@ def save_programs(
 
 
 def save_program(
-    program: ExecutorchProgramManager, path: str | os.PathLike[str], directory: str | os.PathLike[str]
+    program: ExecutorchProgramManager,
+    path: str | os.PathLike[str],
+    directory: str | os.PathLike[str],
+    *,
+    metadata: Mapping[str, Mapping[str, str]] | None = None,
 ) -> DedupResult:
     """Save one freshly lowered program, with the data files that its weights were tagged for in a folder.
 
@@ -159,6 +163,7 @@ def save_program(
         path: of the program; it need not be in the folder. Later runs over the folder keep the weights of programs that
             are in it or below it.
         directory: the folder of the data files.
+        metadata: free text to keep with the data files, by the name of the file.
 
     Returns, raises:
         As `save_programs`.
@@ -166,7 +171,8 @@ def save_program(
     path, directory = as_path(path), as_path(directory)
     _check_managers({path.name: program})
     place = Path(os.path.relpath(os.path.realpath(path), os.path.realpath(directory)))
-    return _save({path.name: program}, {path.name: place}, directory, Options(keep_small=sys.maxsize))
+    options = Options(keep_small=sys.maxsize, metadata=metadata or {})
+    return _save({path.name: program}, {path.name: place}, directory, options)
 
 
 def _save(

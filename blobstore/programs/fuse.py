@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from blobstore.disk.kinds import Format, detect_format
 from blobstore.disk.progress import Progress
 from blobstore.disk.staging import Staging, refuse_inputs
-from blobstore.errors import KeyConflictError, KeyNotFoundError, MethodNotFoundError, UnsupportedDataError
+from blobstore.errors import (
+    InvalidFileError,
+    KeyConflictError,
+    KeyNotFoundError,
+    MethodNotFoundError,
+    UnsupportedDataError,
+)
+from blobstore.formats.delegate_keys import keys_of
 from blobstore.formats.keys import KEY_PREFIX
 from blobstore.formats.ptd.reader import PtdDataMap, open_ptd
 from blobstore.formats.pte.description import describe
@@ -49,7 +56,8 @@ class FuseResult:
         path: the file.
         methods: its methods, in order.
         left_out: methods that are equal to one of the same name in an earlier program, and are stored once.
-        missing: keys that programs take from data files that were not given.
+        missing: keys that programs take from data files that were not given, as far as the payloads of their delegates
+            can be read; see `fuse_programs`.
         bytes_before: of all inputs together.
         bytes_after: of the file.
         shared: bytes of blobs that were met again and are stored once.
@@ -80,8 +88,11 @@ def fuse_programs(
     programs take from the given data files becomes part of the program. Outputs are identical to the bit. With one
     program, its own duplicates are merged.
 
-    If two programs have a method of one name, and both methods are equal in every part, one of them is taken. If they
-    differ, `methods` must give one of them another name.
+    If two programs have a method of one name, and both methods are equal in every part, also in what their delegates look
+    up by key, one of them is taken. If they differ, `methods` must give one of them another name.
+
+    The keys that delegates look up are known for XNNPACK and for blobstore's own backend. Only the backend itself can read
+    other payloads: a data file that such a delegate needs is not missed here, and the program fails when it is loaded.
 
     Args:
         inputs: programs (`.pte`), and data files (`.ptd`) that they need.
@@ -89,7 +100,8 @@ def fuse_programs(
         methods: new names: maps `"program:method"` to a name, or to "" to leave the method out. `"program"` alone stands
             for its only method, or else for its method `forward`. A program is called by its path, its file name, or its
             file name without `.pte`. The methods that ExecuTorch's training adds to a method are renamed with it.
-        keep_external: allow programs to need data files that are not given.
+        keep_external: allow programs to need data files that are not given. None of the programs may have a key of these
+            files inside.
         force: replace a file of any format.
         dry_run: check everything, and write nothing.
         progress: called after every write.
@@ -97,8 +109,9 @@ def fuse_programs(
     Raises:
         FileAccessError, InvalidFileError: a file cannot be read or written, or is malformed.
         UnsupportedProgramError: two different methods have one name, or a program has fields of a later ExecuTorch.
-        KeyConflictError: two programs or data files have different bytes under one key.
-        KeyNotFoundError: a program needs a key that is in no data file, and `keep_external` is not set.
+        KeyConflictError: two programs or data files have different bytes or layouts under one key, or one program has a
+            key inside that must stay outside for another one.
+        KeyNotFoundError: a program needs a key that is neither in it nor in a data file, and `keep_external` is not set.
         LayoutError: a tensor in a data file is not what a program expects.
         MethodNotFoundError: `methods` names a program or a method that is not there.
         InvalidKeyError: a new name of a method is not possible.
@@ -110,21 +123,10 @@ def fuse_programs(
     refuse_inputs([target], paths)
     programs, data_maps = _read(paths)
     names = _names(programs, _renamed(methods))
-    names, left_out = _without_equal_methods(programs, names)
     blobs = _blobs(data_maps)
+    missing = _missing(programs, names, blobs, keep_external=keep_external)
+    names, left_out = _without_equal_methods(programs, names, blobs)
     parts = [_part(program, chosen, blobs) for program, chosen in zip(programs, names, strict=True) if chosen]
-    missing = dict.fromkeys(
-        one.key
-        for part in parts
-        for one in part.program.externals
-        if one.use.method in part.methods and one.key not in part.tensors
-    )
-    if missing and not keep_external:
-        more = f" and {len(missing) - 1} more keys" if len(missing) > 1 else ""
-        raise KeyNotFoundError(
-            f"{next(iter(missing))!r}{more} must come from a data file, and no such file was given with the programs; "
-            "to keep it outside, use keep_external (--keep-external)"
-        )
     fusion = Fusion(parts)
     with (
         Staging(progress, force=force, dry_run=dry_run) as staging,
@@ -208,8 +210,52 @@ def _find(programs: list[ProgramFile], what: str) -> tuple[int, str]:
     return number, method
 
 
+def _missing(
+    programs: list[ProgramFile], names: list[dict[str, str]], blobs: Mapping[str, Blob], *, keep_external: bool
+) -> list[str]:
+    """The keys that methods need and that are neither in their program nor in a data file, if that is allowed."""
+    missing: dict[str, ProgramFile] = {}
+    inside: dict[str, ProgramFile] = {}
+    for program, chosen in zip(programs, names, strict=True):
+        own = {blob.key: program for blob in program.named_data} if chosen else {}
+        needed = [one.key for one in program.externals if one.use.method in chosen]
+        needed += [key for key in _looked_up(program, chosen) if key not in own]
+        missing |= {key: program for key in needed if key not in blobs and key not in missing}
+        inside |= own
+    if missing and not keep_external:
+        key, program = next(iter(missing.items()))
+        more = f" and {len(missing) - 1} more keys" if len(missing) > 1 else ""
+        raise KeyNotFoundError(
+            f"{program.path}: {key!r}{more} must come from a data file, and no such file was given with the programs; "
+            "to keep it outside, use keep_external (--keep-external)"
+        )
+    for key, program in missing.items():
+        if key in inside:  # the runtime would take these bytes, whatever the data file has
+            raise KeyConflictError(
+                f"{program.path}: the key {key!r} must come from a data file that was not given, and cannot stay outside, "
+                f"because {inside[key].path} has bytes under this key; give the data file, too"
+            )
+    return list(missing)
+
+
+def _looked_up(program: ProgramFile, methods: Collection[str]) -> dict[str, None]:
+    """The keys that the delegates of some methods look up.
+
+    If a payload cannot be read, these may be all keys of the program's named data; those of data files remain unknown.
+    """
+    found: dict[str, None] = {}
+    for delegate in program.delegates:
+        if delegate.method in methods:
+            try:
+                keys = keys_of(delegate.backend, program.data[delegate.span.start : delegate.span.stop])
+            except InvalidFileError:  # damaged, or of a later version, which the runtime may know
+                keys = None
+            found |= dict.fromkeys((blob.key for blob in program.named_data) if keys is None else keys)
+    return found
+
+
 def _without_equal_methods(
-    programs: list[ProgramFile], names: list[dict[str, str]]
+    programs: list[ProgramFile], names: list[dict[str, str]], blobs: Mapping[str, Blob]
 ) -> tuple[list[dict[str, str]], list[FusedMethod]]:
     """Leave out each method that is equal to one of the same name before it."""
     first: dict[str, tuple[int, str]] = {}
@@ -227,10 +273,28 @@ def _without_equal_methods(
         for old, new in chosen.items():
             other, its = first.setdefault(new, (number, old))
             if other != number and describing(other, its) == describing(number, old):
+                _check_same_data(programs[number], old, programs[other], blobs)
                 left_out.append(FusedMethod(new, programs[number].path, old))
             else:
                 kept[-1][old] = new
     return kept, left_out
+
+
+def _check_same_data(program: ProgramFile, method: str, other: ProgramFile, blobs: Mapping[str, Blob]) -> None:
+    """Fail unless the delegates of a method find the same bytes as those of an equal method in another program."""
+    mine, its = _found_by_delegates(program, blobs), _found_by_delegates(other, blobs)
+    for key in _looked_up(program, [method]):
+        if key in mine and key in its and not same_bytes(mine[key], its[key]):
+            raise KeyConflictError(
+                f"{program.path}: the key {key!r} has other bytes than for {other.path}; programs with equal keys for "
+                "different weights cannot become one"
+            )
+
+
+def _found_by_delegates(program: ProgramFile, blobs: Mapping[str, Blob]) -> dict[str, memoryview]:
+    """What the delegates of a program find under each key."""
+    given = {key: blob.data for key, blob in blobs.items()}
+    return given | {blob.key: program.data[blob.span.start : blob.span.stop] for blob in program.named_data}
 
 
 def _methods_of(program: ProgramFile) -> dict[str, dict[str, list[str]]]:
@@ -253,7 +317,9 @@ def _blobs(data_maps: list[PtdDataMap]) -> dict[str, Blob]:
                 blob = Blob(data_map.get_data(key), data_map.get_tensor_layout(key), data_map.alignment(key))
                 known = blobs.setdefault(key, blob)
                 if known.layout != blob.layout or not same_bytes(known.data, blob.data):
-                    raise KeyConflictError(f"{data_map.name}: the key {key!r} has other bytes in another data file")
+                    raise KeyConflictError(
+                        f"{data_map.name}: the key {key!r} has other bytes or another layout in another data file"
+                    )
     return blobs
 
 
@@ -261,4 +327,9 @@ def _part(program: ProgramFile, methods: dict[str, str], blobs: Mapping[str, Blo
     """A program with what it takes from the data files."""
     taken = {one.key: blobs[one.key] for one in program.externals if one.use.method in methods and one.key in blobs}
     named = {key: blobs[key] for key in sorted(delegated_keys(program, blobs.keys()))}
+    for blob in program.named_data:
+        if blob.key in named and not same_bytes(program.data[blob.span.start : blob.span.stop], named[blob.key].data):
+            raise KeyConflictError(
+                f"{program.path}: the key {blob.key!r} has other bytes in a data file that was given"
+            )
     return Part(program, methods, tensors=taken, named_data=named)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import operator
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from blobstore.disk.progress import Progress, check_progress
 from blobstore.errors import UnsupportedDataError
@@ -23,6 +24,9 @@ class Options:
     Raises:
         InvalidTagError: `data_name` is not a plain file name.
         UnsupportedDataError: `keep_small`, `names` or `progress` has the wrong type.
+
+    Attributes:
+        metadata: free text to keep with data files, by the name of the file.
     """
 
     data_name: str = DATA_NAME
@@ -32,6 +36,7 @@ class Options:
     force: bool = False
     progress: Progress | None = None
     dry_run: bool = False
+    metadata: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_tag(self.data_name)

@@ -350,7 +350,7 @@ class _Run:
 
     def _metadata(self, tag: str, files: Mapping[str, Sequence[Entry]]) -> dict[str, str]:
         """The metadata of a data file. It lists the programs that take the file if other data files have some of its keys."""
-        old = dict(self.old[tag].metadata) if tag in self.old else {}
+        old = {**(self.old[tag].metadata if tag in self.old else {}), **self.options.metadata.get(tag, {})}
         keys = _keys(files[tag])
         elsewhere = set(
             itertools.chain(*self.neighbours.values(), *(_keys(files[other]) for other in files if other != tag))

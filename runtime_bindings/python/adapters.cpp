@@ -61,7 +61,12 @@ nb::list to_python(const std::vector<NamedTensor>& tensors) {
   for (const NamedTensor& one : tensors) {
     rows.append(
         nb::make_tuple(
-            one.name, static_cast<int>(one.scalar_type), to_tuple(one.sizes), one.nbytes, nb::cast(one.keys)));
+            one.name,
+            static_cast<int>(one.scalar_type),
+            to_tuple(one.sizes),
+            one.nbytes,
+            nb::cast(one.keys),
+            nb::cast(one.aliases)));
   }
   return rows;
 }

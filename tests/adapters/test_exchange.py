@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from blobstore import open_ptd, save_file
-from blobstore.adapters import bind_adapter, load_adapter, save_adapter
+from blobstore.adapters import bind_adapter, load_adapter, load_adapters, save_adapter
 from blobstore.errors import (
     AdapterError,
     ClosedError,
@@ -103,6 +103,28 @@ def test_another_scale(lora: Any) -> None:
     for bad in (0, float("nan"), "x"):
         with pytest.raises(AdapterError, match="program_scale"):
             load_adapter(cache, path, program_scale=bad)
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+def test_an_adapter_of_peft_is_not_taken_for_one_of_the_program(lora: Any, recorded: bool) -> None:
+    """Its scale is anything, so it counts, or the call is refused (L2)."""
+    imported = {"blobstore.adapter.peft": "{}"}
+    path = save(lora, 1, scale=2 * SCALE, metadata=imported)
+    if recorded:
+        bind_adapter(lora.adapter, lora.folder / "bound.ptd", foundation=lora.foundation, scale=SCALE)
+    cache, method = open_lora(lora, lora.folder / "bound.ptd" if recorded else None)
+    for call in (load_adapter,) if recorded else (load_adapter, lambda *given: load_adapters(given[0], [given[1]])):
+        with pytest.raises(
+            AdapterError, match=r"its scale is 3\.0, .* give the factor of the program as program_scale="
+        ):
+            call(cache, path)
+    assert cache.generation == 0
+    load_adapters(cache, [path], program_scale=None if recorded else SCALE)
+    module = with_adapter(make(LoraNet), adapter_of(1))
+    with torch.no_grad():
+        for layer in module.l:
+            layer.lora_b.weight *= 2
+        close(method(*X)[0], module(*X))
 
 
 # Two at once

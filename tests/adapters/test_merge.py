@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import threading
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
-from blobstore.adapters import merge_adapter, save_adapter
+from blobstore.adapters import import_peft, inspect_adapters, merge_adapter, read_adapter, save_adapter
 from blobstore.errors import (
     AdapterError,
     ClosedError,
@@ -24,6 +26,8 @@ from blobstore.runtime import BlobCache, Program, make_working_copy
 from tests.adapters.caches import X, bits, eager, merged, open_plain
 from tests.adapters.nets import RANK, SCALE, LoraNet, adapter_of, lower_plain, make, plain_of
 from tests.lowering.live import close, inputs
+
+SAFETENSORS = "adapter_model.safetensors"
 
 
 @pytest.mark.parametrize("alpha", [1.0, 0.5, -1.0])
@@ -159,6 +163,18 @@ def test_tied_weights_are_one(tmp_path: Path) -> None:
     assert cache.generation == 0
     before = method(*x)[0].clone()
     for adapter, given in zip(adapters, (None, {"second.weight": module.second.weight}), strict=True):
+        save_adapter(tmp_path / "a.ptd", adapter, foundation=tmp_path / "model.ptd", scale=1)
+        (fit,) = inspect_adapters(tmp_path / "model.ptd", [tmp_path / "a.ptd"]).adapters
+        assert fit.fits
+        module_name, folder = fit.pairs[0].module, tmp_path / "peft"
+        folder.mkdir(exist_ok=True)
+        (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 2, "lora_alpha": 2}))
+        names = {"lora_A": a, "lora_B": b}
+        save_file(
+            {f"base_model.model.{module_name}.{half}.weight": t for half, t in names.items()}, folder / SAFETENSORS
+        )
+        import_peft(folder, tmp_path / "imported.ptd", foundation=tmp_path / "model.ptd")
+        assert set(read_adapter(tmp_path / "imported.ptd").contents) == set(adapter)
         merged = merge_adapter(cache, adapter, weights=given)
         assert merged.weights == ("first.weight",)
         with torch.no_grad():

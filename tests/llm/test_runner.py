@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from blobstore.adapters import load_adapter, save_adapter
-from blobstore.errors import UpdateError
+from blobstore.adapters import load_adapter, load_adapters, save_adapter
+from blobstore.errors import AdapterError, UpdateError
 from blobstore.runtime import BlobCache, make_working_copy, serving
 from tests.llm import llama
 from tests.llm.llama import LORA_ALPHA, RANK, Llama
@@ -62,6 +62,13 @@ def test_an_adapter_is_exchanged_in_the_running_runner(live: Path, stock: Stock,
     assert llama.text(runner) == two
     cache.revert()
     assert llama.text(runner) == one
+    halves = {name: tensor / (2 if "lora_b" in name else 1) for name, tensor in Llama().adapter(1).items()}
+    save_adapter(tmp_path / "half.ptd", halves, foundation=live / "base.ptd", scale=2 * LORA_ALPHA / RANK)
+    with pytest.raises(AdapterError, match=r"its scale is 4\.0, that of the adapter in .* is 2\.0; give"):
+        load_adapter(cache, tmp_path / "half.ptd")
+    load_adapters(cache, [tmp_path / "half.ptd"])  # the export says what the program multiplies with
+    assert llama.text(runner) == two
+    cache.revert()
     cache.update(Llama().adapter(1))
     assert llama.text(runner) == two
 

@@ -48,6 +48,7 @@ struct NamedTensor {
   std::vector<int64_t> sizes; // in the model
   uint64_t nbytes = 0; // in the file; if it is stored in several layouts, the sum
   std::vector<std::string> keys; // that it is stored under
+  std::vector<std::string> aliases; // its other names, if the model uses it in several places
 };
 
 /// The two tensors of an adapted module; its weight, of shape (out, in), becomes `W + scale * (b @ a)`.

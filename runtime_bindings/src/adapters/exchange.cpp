@@ -16,6 +16,21 @@
 namespace blobstore::internal {
 namespace {
 
+constexpr char kImportedKey[] = "blobstore.adapter.peft"; // in the metadata of an adapter that PEFT trained
+
+/// @throws Error Adapter: nothing tells the factor of the programs, and the adapter need not have been trained with it.
+void check_known_scale(const BlobCache& cache, const KnownOfCache& known, const Adapter& adapter) {
+  if (known.scales.empty() && adapter.scale() && adapter.metadata().count(kImportedKey) != 0) {
+    throw_error_in(
+        ErrorKind::Adapter,
+        adapter.path(),
+        "its scale is {}, and no file of {} records that of the programs; give the factor of the program as "
+        "program_scale=",
+        number_text(*adapter.scale()),
+        cache.name());
+  }
+}
+
 /// The factor for `lora_b` that makes up for the scale in the program.
 double factor_for(
     const BlobCache& cache, const KnownOfCache& known, const Adapter& adapter, std::optional<double> program_scale) {
@@ -28,6 +43,7 @@ double factor_for(
     }
     return *adapter.scale() / *program_scale;
   }
+  check_known_scale(cache, known, adapter);
   std::string have;
   bool differs = false;
   for (const double scale : known.scales) {
@@ -133,6 +149,7 @@ double scale_of_programs(
     scales = {check_scale(*given, "program_scale")};
   } else if (scales.empty()) {
     for (const ScaledAdapter& one : adapters) {
+      check_known_scale(cache, known, *one.adapter);
       if (one.adapter->scale()) {
         scales.insert(*one.adapter->scale());
       }

@@ -79,7 +79,13 @@ std::vector<NamedTensor> named_tensors(const Index& index) {
       keys.push_back(record->key);
       claimed.insert(record->key);
     }
-    NamedTensor named{tensor->name(), tensor->scalar_type, tensor->sizes, 0, {}};
+    NamedTensor named{
+        tensor->name(),
+        tensor->scalar_type,
+        tensor->sizes,
+        0,
+        {},
+        {std::next(tensor->names.begin()), tensor->names.end()}};
     TextSet seen;
     for (const std::string_view key : keys) {
       const std::optional<SourceBlob> blob = seen.insert(key).second ? source.find(key) : std::nullopt;
@@ -103,7 +109,8 @@ std::vector<NamedTensor> named_tensors(const Index& index) {
            layout.scalar_type,
            std::vector<int64_t>(layout.sizes.begin(), layout.sizes.end()),
            blob.size,
-           {std::string(key)}});
+           {std::string(key)},
+           {}});
     }
   }
   return found;

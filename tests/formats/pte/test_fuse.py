@@ -13,7 +13,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from blobstore import dedup_programs
+from blobstore import dedup_programs, open_ptd
 from blobstore.disk.kinds import Format, detect_format
 from blobstore.errors import (
     BlobStoreError,
@@ -189,10 +189,12 @@ def test_data_files_of_executorch(tmp_path: Path, stock_run: Any, make: Any, del
         ):
             torch.testing.assert_close(left, right)
     assert not read_program(tmp_path / "one.pte").externals
+    with pytest.raises(KeyNotFoundError, match=r"model\.pte: .*must come from a data file.*--keep-external"):
+        fuse_programs(files[0], tmp_path / "two.pte")
+    result = fuse_programs(files[0], tmp_path / "two.pte", keep_external=True)
+    assert set(result.missing) == {key for file in files[1:] for key in open_ptd(file)}
+    assert fuse_programs(tmp_path / "one.pte", tmp_path / "three.pte").missing == ()
     if not delegated:
-        with pytest.raises(KeyNotFoundError, match="must come from a data file.*--keep-external"):
-            fuse_programs(files[0], tmp_path / "two.pte")
-        result = fuse_programs(files[0], tmp_path / "two.pte", keep_external=True)
         assert set(result.missing) == {one.key for one in read_program(files[0]).externals}
         assert read_program(tmp_path / "two.pte").externals
 
@@ -264,16 +266,37 @@ def test_methods_of_training_are_renamed_together(tmp_path: Path) -> None:
     assert read_program(tmp_path / "one.pte").methods == ["kept"]
 
 
-def test_one_key_for_different_weights_is_refused(tmp_path: Path) -> None:
-    """Delegates look keys up by text, so a key cannot be renamed."""
+@pytest.mark.parametrize("backend", [b"XnnpackBackend", b"UnknownBackend"])
+def test_one_key_for_different_weights_is_refused(tmp_path: Path, backend: bytes) -> None:
+    """Delegates look keys up by text, so a key cannot be renamed; nobody knows which ones those of other backends take."""
     one, other = models.decoder(), models.decoder()
     a, b = one.write(tmp_path, "a"), other.write(tmp_path, "b")
-    data = bytearray(b.read_bytes())
+    a.write_bytes(a.read_bytes().replace(b"XnnpackBackend", backend))
+    data = bytearray(a.read_bytes())
     blob = read_program(b).named_data[0]
+    b.write_bytes(data)
+    result = fuse_programs([a, b], tmp_path / "one.pte")
+    assert {method.method for method in result.left_out} == {"prefill", "decode"}
     data[blob.span.start] ^= 1
     b.write_bytes(data)
     with pytest.raises(KeyConflictError, match=rf"b\.pte: the key '{blob.key}' has other bytes than in \S*a\.pte"):
-        fuse_programs([a, b], tmp_path / "one.pte", methods={"b:prefill": "p", "b:decode": "d"})
+        fuse_programs([a, b], tmp_path / "two.pte", methods={"b:prefill": "p", "b:decode": "d"})
+    with pytest.raises(KeyConflictError, match=rf"b\.pte: the key '{blob.key}' has other bytes than for \S*a\.pte"):
+        fuse_programs([a, b], tmp_path / "two.pte")
+    assert not (tmp_path / "two.pte").exists()
+
+
+def test_payloads_that_cannot_be_read(tmp_path: Path) -> None:
+    """Of an unknown backend, or damaged: what their delegates look up is not missed, and nothing else is refused."""
+    path = models.adapters(delegated=True).write(tmp_path)
+    externals = {one.key for one in read_program(path).externals}
+    whole = path.read_bytes()
+    for old, new in (
+        (b"XnnpackBackend", b"UnknownBackend"),
+        (b"XH00", b"XH99"),
+    ):
+        path.write_bytes(whole.replace(old, new))
+        assert set(fuse_programs(path, tmp_path / "one.pte", keep_external=True).missing) == externals
 
 
 def test_inputs_and_outputs_that_are_refused(tmp_path: Path) -> None:

@@ -1,0 +1,308 @@
+"""Scales, ranks and their patterns on the way to PEFT and back. PEFT itself is the oracle (L2)."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import tempfile
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file as load_safetensors
+from safetensors.torch import save_file as save_safetensors
+from torch import Tensor, nn
+
+from blobstore import save_file
+from blobstore.adapters import bind_adapter, export_peft, import_peft, read_adapter, save_adapter
+from blobstore.errors import AdapterError, InvalidFileError, LayoutError
+from tests.models import quiet
+
+IN, OUT = 8, 6
+
+
+class Net(nn.Module):
+    """Modules whose names sort on both sides of the `^` that an entry of a pattern may start with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.ModuleDict({"DenseReluDense": nn.ModuleDict({"wi": nn.Linear(IN, OUT)})})
+        self.self_attn = nn.ModuleDict({"q_proj": nn.Linear(IN, OUT)})
+        self.cross = nn.ModuleDict({"q_proj": nn.Linear(IN, OUT), "wi": nn.Linear(IN, OUT)})
+
+
+WI, SELF_Q, CROSS_Q, CROSS_WI = "encoder.DenseReluDense.wi", "self_attn.q_proj", "cross.q_proj", "cross.wi"
+MODULES = [WI, SELF_Q, CROSS_Q, CROSS_WI]
+
+
+def foundation(folder: Path) -> Path:
+    save_file({f"{module}.weight": torch.ones(OUT, IN) for module in MODULES}, folder / "f.ptd")
+    return folder / "f.ptd"
+
+
+def pairs(ranks: Mapping[str, int], a: str = "lora_a", b: str = "lora_b") -> dict[str, Tensor]:
+    """Tensors without zeros."""
+    tensors = {}
+    for number, (module, rank) in enumerate(ranks.items(), 1):
+        tensors[f"{module}.{a}.weight"] = torch.full((rank, IN), number / 4)
+        tensors[f"{module}.{b}.weight"] = torch.full((OUT, rank), number / 8)
+    return tensors
+
+
+def write_peft(folder: Path, ranks: Mapping[str, int], **config: Any) -> Path:
+    """An adapter of PEFT, whose configuration has the given order."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = pairs({f"base_model.model.{module}": rank for module, rank in ranks.items()}, "lora_A", "lora_B")
+    save_safetensors(tensors, folder / "adapter_model.safetensors")
+    config = {"peft_type": "LORA", "target_modules": sorted(ranks), **config}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    return folder
+
+
+def config_of(folder: Path) -> Any:
+    return json.loads((folder / "adapter_config.json").read_text())
+
+
+@contextlib.contextmanager
+def peft() -> Iterator[Any]:
+    with quiet(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import peft
+
+        yield peft
+
+
+def peft_scales(folder: Path, *, again: Path | None = None) -> dict[str, float]:
+    """The scales of PEFT's own layers; a tensor that does not fit makes PEFT raise. Optionally, PEFT saves it again."""
+    with peft() as library:
+        model = library.PeftModel.from_pretrained(Net(), folder)
+        if again is not None:
+            model.save_pretrained(again)
+        layers = {name: layer for name, layer in model.named_modules() if hasattr(layer, "lora_A")}
+        return {name.removeprefix("base_model.model."): layer.scaling["default"] for name, layer in layers.items()}
+
+
+def trained(folder: Path, source: Path, ranks: Mapping[str, int], **options: Any) -> Path:
+    """What is left of an imported adapter after training with these ranks: its metadata and its scale."""
+    adapter = read_adapter(source)
+    options = {"scale": adapter.scale, "metadata": dict(adapter.metadata), **options}
+    save_adapter(folder / "trained.ptd", pairs(ranks), foundation=folder / "f.ptd", **options)
+    return folder / "trained.ptd"
+
+
+def test_entries_of_patterns_keep_their_order(tmp_path: Path) -> None:
+    """The first entry that matches counts, in PEFT and here; the fields themselves are sorted, as PEFT does."""
+    patterns = {"rank_pattern": {"self_attn.q_proj": 4, "q_proj": 2}, "alpha_pattern": {SELF_Q: 8, "q_proj": 8}}
+    source = write_peft(tmp_path / "peft", {SELF_Q: 4, CROSS_Q: 2}, r=2, lora_alpha=8, **patterns)
+    want = peft_scales(source)
+    assert want == {SELF_Q: 2.0, CROSS_Q: 4.0}
+    import_peft(source, tmp_path / "a.ptd", foundation=foundation(tmp_path))
+    export_peft(tmp_path / "a.ptd", tmp_path / "again")
+    assert peft_scales(tmp_path / "again") == want
+    config = config_of(tmp_path / "again")
+    assert list(config) == sorted(config)
+    for name, pattern in patterns.items():
+        assert list(config[name].items()) == list(pattern.items())
+
+
+@pytest.mark.parametrize(
+    ("r", "patterns"),
+    [
+        (4, {"rank_pattern": {"DenseReluDense.wi": 2}, "alpha_pattern": {"DenseReluDense.wi": 4}}),
+        (4, {"rank_pattern": {".*wi": 2}, "alpha_pattern": {"wi": 4}}),
+        (2, {"alpha_pattern": {r"DenseReluDense\.wi": 2, "wi": 8}}),
+        (2, {"alpha_pattern": {".DenseReluDense.wi$": 8}}),
+    ],
+)
+@pytest.mark.parametrize("grown", [[WI], MODULES], ids=["one", "all"])
+def test_ranks_that_grew_keep_the_scales(tmp_path: Path, r: int, patterns: Any, grown: list[str]) -> None:
+    """Older entries must not match first, also after PEFT saved the adapter again, which sorts them."""
+    alphas = patterns["alpha_pattern"]
+    ranks = {m: 2 if r == 4 and m.endswith("wi") and (m == WI or "wi" in alphas) else r for m in MODULES}
+    source = write_peft(tmp_path / "peft", ranks, r=r, lora_alpha=4, **patterns)
+    want = peft_scales(source)
+    import_peft(source, tmp_path / "a.ptd", foundation=foundation(tmp_path))
+    factors = {module: want[module] / (read_adapter(tmp_path / "a.ptd").scale or 0) for module in MODULES}
+    ranks |= dict.fromkeys(grown, 4)
+    export_peft(trained(tmp_path, tmp_path / "a.ptd", ranks), tmp_path / "out")
+    assert peft_scales(tmp_path / "out", again=tmp_path / "again") == want
+    assert peft_scales(tmp_path / "again") == want
+    for folder in ("out", "again"):
+        import_peft(tmp_path / folder, tmp_path / "b.ptd", foundation=tmp_path / "f.ptd")
+        adapter = read_adapter(tmp_path / "b.ptd")
+        for module in MODULES:
+            b = pairs(ranks)[f"{module}.lora_b.weight"] * (want[module] / factors[module])
+            assert torch.equal(torch.tensor(adapter.tensors[f"{module}.lora_b.weight"]) * adapter.scale, b)
+
+
+def test_another_scale_than_the_imported_one(tmp_path: Path) -> None:
+    """The scale of the file counts, and not the configuration that its metadata remembers."""
+    ranks = {SELF_Q: 2, CROSS_Q: 2}
+    source = write_peft(tmp_path / "peft", ranks, r=2, lora_alpha=3, alpha_pattern={"self_attn.q_proj": 6})
+    import_peft(source, tmp_path / "a.ptd", foundation=foundation(tmp_path))
+    old = read_adapter(tmp_path / "a.ptd").scale or 0
+    bind_adapter(tmp_path / "a.ptd", tmp_path / "b.ptd", foundation=tmp_path / "f.ptd", scale=old * 5)
+    export_peft(tmp_path / "b.ptd", tmp_path / "out")
+    assert peft_scales(tmp_path / "out") == {SELF_Q: 3.0 * 5, CROSS_Q: 1.5 * 5}
+
+
+ranks_of_modules = st.dictionaries(st.sampled_from(MODULES), st.integers(1, 40), min_size=1)
+scales = (
+    st.floats(-1e290, 1e290)
+    | st.floats(0.01, 100)
+    | st.builds(lambda one, other: one / other, st.integers(-99, 99), st.integers(1, 99))
+)
+
+
+@given(scale=scales, ranks=ranks_of_modules)
+@example(scale=8 / 5, ranks={WI: 5, SELF_Q: 3})
+@settings(max_examples=60)
+def test_any_scale_and_ranks_come_back(scale: float, ranks: dict[str, int]) -> None:
+    """What is exported can be imported: the same numbers, and the same scale but for one rounding."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        tensors = pairs(ranks)
+        save_adapter(folder / "a.ptd", tensors, foundation=foundation(folder), scale=scale)
+        export_peft(folder / "a.ptd", folder / "out")
+        import_peft(folder / "out", folder / "b.ptd", foundation=folder / "f.ptd")
+        back = read_adapter(folder / "b.ptd")
+        assert abs((back.scale or 0) - scale) <= math.ulp(scale)
+        assert back.tensors.keys() == tensors.keys()
+        assert all(torch.equal(torch.tensor(back.tensors[name]), tensor) for name, tensor in tensors.items())
+        export_peft(folder / "b.ptd", folder / "again")
+        assert config_of(folder / "again") == config_of(folder / "out")
+        again, out = (load_safetensors(folder / name / "adapter_model.safetensors") for name in ("again", "out"))
+        assert again.keys() == out.keys()
+        assert all(torch.equal(again[key], tensor) for key, tensor in out.items())
+
+
+@given(
+    alpha=st.integers(1, 99) | st.floats(0.01, 100),
+    rslora=st.booleans(),
+    power=st.integers(-3, 3),
+    old=st.integers(1, 20),
+    ranks=ranks_of_modules,
+)
+@settings(max_examples=60)
+def test_any_ranks_that_grew_come_back(alpha: float, rslora: bool, power: int, old: int, ranks: dict[str, int]) -> None:
+    """As above for an imported adapter, with modules whose scales differ by a power of two."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        ranks = {module: max(rank, old) for module, rank in ranks.items()}
+        config = {"r": old, "lora_alpha": alpha, "use_rslora": rslora, "alpha_pattern": {"q_proj": alpha * 2.0**power}}
+        source = write_peft(folder / "peft", dict.fromkeys(ranks, old), **config)
+        import_peft(source, folder / "a.ptd", foundation=foundation(folder))
+        export_peft(trained(folder, folder / "a.ptd", ranks), folder / "out")
+        import_peft(folder / "out", folder / "b.ptd", foundation=folder / "f.ptd")
+        scale, back = read_adapter(folder / "a.ptd").scale or 0, read_adapter(folder / "b.ptd")
+        # either scale may be the common one
+        moved = 2.0 ** round(math.log2((back.scale or 0) / scale))
+        assert abs((back.scale or 0) - scale * moved) <= math.ulp(scale * moved)
+        for key, tensor in pairs(ranks).items():
+            factor = moved if "lora_b" in key else 1
+            assert torch.equal(torch.tensor(back.tensors[key]) * factor, tensor)
+
+
+@pytest.mark.parametrize("scale", [1e308, -1e308, 1e300])
+def test_scales_that_no_alpha_has(tmp_path: Path, scale: float) -> None:
+    """JSON has no infinity; nothing is written."""
+    save_adapter(tmp_path / "a.ptd", pairs({SELF_Q: 3}), foundation=foundation(tmp_path), scale=scale)
+    with pytest.raises(AdapterError, match=r"a\.ptd: .* 'self_attn.q_proj' .* rank 3 .* an alpha of -?(inf|3e\+300)"):
+        export_peft(tmp_path / "a.ptd", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("module", ["a block", "é+(x)", "$", r"a\b", "[ab]"])
+def test_names_that_an_entry_escapes(tmp_path: Path, module: str) -> None:
+    """The two modules have other alphas, so at least one has an entry."""
+    tensors = pairs({f"net.{module}": 2, f"{module}.q": 3})
+    weights = {name.replace("lora_a", "base"): torch.ones(OUT, IN) for name in tensors if "lora_a" in name}
+    save_file(weights, tmp_path / "f.ptd")
+    save_adapter(tmp_path / "a.ptd", tensors, foundation=tmp_path / "f.ptd", scale=1.5)
+    export_peft(tmp_path / "a.ptd", tmp_path / "out")
+    assert len(config_of(tmp_path / "out")["alpha_pattern"]) == 1
+    import_peft(tmp_path / "out", tmp_path / "b.ptd", foundation=tmp_path / "f.ptd")
+    assert read_adapter(tmp_path / "b.ptd").scale == 1.5
+
+
+@pytest.mark.parametrize("key", ["a|b", "(a)", "a*", "[ab]", r"\d", "a\\", r"\wx", "a\n", "(?i)a", "", "a$b", r"\1"])
+def test_expressions_are_refused(tmp_path: Path, key: str) -> None:
+    """What is no name could match for hours."""
+    source = write_peft(tmp_path / "peft", {SELF_Q: 2}, r=2, lora_alpha=3, alpha_pattern={key: 6})
+    with pytest.raises(AdapterError, match="alpha_pattern has the expression"):
+        import_peft(source, tmp_path / "a.ptd", foundation=foundation(tmp_path))
+
+
+@pytest.mark.parametrize("alpha", [3.0000001, 5, -7, 1e-300])
+def test_scales_that_only_look_alike_are_refused(tmp_path: Path, alpha: float) -> None:
+    """Only the rounding of a division is overlooked."""
+    source = write_peft(tmp_path / "peft", {SELF_Q: 2, WI: 2}, r=2, lora_alpha=3, alpha_pattern={"wi": alpha})
+    with pytest.raises(AdapterError, match="quotient is no power of two"):
+        import_peft(source, tmp_path / "a.ptd", foundation=foundation(tmp_path))
+
+
+HUGE = "1" + "0" * 400
+
+
+@pytest.mark.parametrize(
+    ("rank", "factor", "head_dim"),
+    [
+        *(
+            (1, factor, 0)
+            for factor in (HUGE, f"-{HUGE}", "true", '"1"', "NaN", "Infinity", "-Infinity", "5e-324", "null")
+        ),
+        *((rank, 1, 0) for rank in (HUGE, f"-{HUGE}", "true", "1.0", "NaN", 2, "null")),
+        *((1, 1, head_dim) for head_dim in (HUGE, f"-{HUGE}", "true", "2.0", "NaN", -2, 16, "null")),
+    ],
+)
+@pytest.mark.parametrize("rows", [OUT, 0])
+def test_hostile_numbers_of_records(tmp_path: Path, rows: int, rank: Any, factor: Any, head_dim: Any) -> None:
+    """Numbers that are none, or that no float or size can hold, are errors of the library (B5)."""
+    record = f'{{"config":{{"peft_type":"LORA"}},"modules":{{"cross.q_proj":["a","b",{rank},"FLOAT","FLOAT",{factor},{head_dim}]}}}}'
+    tensors = {"cross.q_proj.lora_a.weight": torch.ones(1, IN), "cross.q_proj.lora_b.weight": torch.ones(rows, 1)}
+    metadata = {"blobstore.adapter.scale": "1.0", "blobstore.adapter.peft": record}
+    save_file(tensors, tmp_path / "a.ptd", metadata=metadata)
+    with pytest.raises(InvalidFileError, match=r"a\.ptd: .*(blobstore\.adapter\.peft|module 'cross\.q_proj')"):
+        export_peft(tmp_path / "a.ptd", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({"use_hf_rope": "false"}, "use_hf_rope must be true or false, found 'false'"),
+        ({"use_hf_rope": 1}, "use_hf_rope must be true or false, found 1"),
+        ({"head_dim": True}, "head_dim must be a positive even integer, found True"),
+        ({"head_dim": -2}, "found -2"),
+        ({"head_dim": 8.0}, r"found 8\.0"),
+        ({"dim": True, "n_heads": True}, "found True and True"),
+    ],
+)
+def test_malformed_params(tmp_path: Path, params: Any, message: str) -> None:
+    (tmp_path / "params.json").write_text(json.dumps(params))
+    save_adapter(tmp_path / "a.ptd", pairs({SELF_Q: 3}), foundation=foundation(tmp_path), scale=1)
+    with pytest.raises(InvalidFileError, match=rf"params\.json: .*{message}"):
+        export_peft(tmp_path / "a.ptd", tmp_path / "out", params=tmp_path / "params.json")
+
+
+def test_a_huge_size_of_heads(tmp_path: Path) -> None:
+    """No rows are no heads either, of any size."""
+    wq = "layers.0.attention.wq"
+    save_file({f"{wq}.weight": torch.ones(0, IN)}, tmp_path / "f.ptd")
+    tensors = {f"{wq}.lora_a.weight": torch.ones(1, IN), f"{wq}.lora_b.weight": torch.ones(0, 1)}
+    save_adapter(tmp_path / "a.ptd", tensors, foundation=tmp_path / "f.ptd", scale=1)
+    params = {"head_dim": 10**300}
+    with pytest.raises(LayoutError, match="has 0 rows, which are no heads of 1000"):
+        export_peft(tmp_path / "a.ptd", tmp_path / "out", params=params)
+    source = write_peft(tmp_path / "peft", {}, r=1)
+    name = "base_model.model.model.layers.0.self_attn.q_proj"
+    halves = {f"{name}.lora_A.weight": torch.ones(1, IN), f"{name}.lora_B.weight": torch.ones(0, 1)}
+    save_safetensors(halves, source / "adapter_model.safetensors")
+    with pytest.raises(LayoutError, match="has 0 rows, which are no heads of 1000"):
+        import_peft(source, tmp_path / "b.ptd", foundation=tmp_path / "f.ptd", params=params)
