@@ -67,6 +67,17 @@ nb::tuple commit_of(
   return nb::make_tuple(done.name, done.version, done.sha256, to_bytes(done.path), done.changed, done.release_bytes);
 }
 
+/// (releases, files, bytes, in use)
+nb::tuple gc_of(const nb::bytes& directory, uint64_t keep) {
+  const std::string folder = to_string(directory);
+  Collected done;
+  {
+    const WithoutInterpreter release;
+    done = gc(folder, keep);
+  }
+  return nb::make_tuple(done.releases, done.files, done.nbytes, done.in_use);
+}
+
 } // namespace
 
 void add_releases(nb::module_& module) {
@@ -86,6 +97,7 @@ void add_releases(nb::module_& module) {
       "sha256"_a = "",
       "allow_rollback"_a = false,
       "executorch"_a = "1.5");
+  module.def("collect_releases", &gc_of, "directory"_a, "keep"_a = 1);
 }
 
 } // namespace blobstore::python

@@ -130,6 +130,19 @@ void test_what_is_refused(const std::string& device) {
   }
 }
 
+/// The old release goes with its file, and what was fetched goes, too.
+void test_collecting(const std::string& device) {
+  CHECK(error_of([&] { blobstore::gc(device, 0); }) == ErrorKind::Release);
+  CHECK(error_of([&] { blobstore::gc("nothing"); }) == ErrorKind::Release);
+  write(device + "/incoming/left", "over");
+  CHECK(blobstore::gc(device, 2).releases == 0);
+  const blobstore::Collected done = blobstore::gc(device);
+  CHECK(done.releases == 1 && done.files == 2 && done.in_use == 0); // the old text, and its index
+  CHECK(done.nbytes == 3 + read("index1.json").size());
+  CHECK(read(device + "/current/b/c.txt") == "newer" && blobstore::gc(device).files == 0);
+  CHECK(std::fopen((device + "/incoming/left").c_str(), "rb") == nullptr);
+}
+
 } // namespace
 
 int main() {
@@ -137,5 +150,6 @@ int main() {
   test_sha256();
   test_two_releases("device");
   test_what_is_refused("device");
+  test_collecting("device");
   return 0;
 }

@@ -26,7 +26,7 @@ from blobstore.errors import (
     TrustError,
 )
 from blobstore.native import native
-from blobstore.releases import commit, compact, gc, plan, publish, pull
+from blobstore.releases import Release, commit, compact, gc, plan, publish, pull
 from blobstore.releases.index import check_file_name, parse_index, parse_table
 from tests.releases.models import found, inputs, same, weights
 from tests.releases.test_faults import HOSTILE
@@ -278,6 +278,55 @@ def test_a_damaged_blob_that_is_here_is_fetched(published: Path, tmp_path: Path)
     with pytest.raises(IntegrityError):
         take(published / "3", device)
     update(published / "3", device)
+    assert same(found(device / "current"), last_weights())
+
+
+@pytest.mark.parametrize("keep", [1, 2, 9])
+@pytest.mark.parametrize("merge", [False, True])
+def test_both_collect_the_same(published: Path, tmp_path: Path, keep: int, merge: bool) -> None:
+    """Also what Python merged, a release without its index, leftovers, and a release that a process has open (N1)."""
+    first = tmp_path / "first"
+    for version in ("1", "2", "4"):
+        pull(published / version, first, merge=merge)
+    plan(published / "3", first, allow_rollback=True)
+    (first / "partial" / f"{'1' * 64}.part").write_bytes(bytes(10))
+    (first / "files" / ("2" * 64)).write_bytes(bytes(20))
+    (first / "files" / "own").write_bytes(b"kept")
+    other = tmp_path / "other"
+    shutil.copytree(first, other, symlinks=True)
+    done = gc(first, keep=keep)
+    assert native.collect_releases(os.fsencode(other), keep) == (done.releases, done.files, done.nbytes, done.in_use)
+    assert done.releases == max(0, 3 - keep) and tree(first) == {
+        name: data for name, data in tree(other).items() if not name.startswith("incoming")
+    }
+    assert not list((other / "incoming").iterdir()) and (other / "files/own").exists()
+    assert native.collect_releases(os.fsencode(other), keep) == (0, 0, 0, 0)
+    assert not lacks(published / "4", other).fetches
+
+
+def test_what_is_not_collected(published: Path, tmp_path: Path) -> None:
+    """A release that a process has open, and anything if the current index is damaged (F4, N1)."""
+    device = tmp_path / "device"
+    for wrong, message in ((0, "at least one release"), (1, "no release is installed")):
+        with pytest.raises(ReleaseError, match=message):
+            native.collect_releases(os.fsencode(device), wrong)
+    assert not device.exists()
+    update(published / "1", device)
+    with Release.open(device):
+        update(published / "4", device)
+        before = tree(device / "releases")
+        assert native.collect_releases(os.fsencode(device))[3] == 1
+        assert tree(device / "releases") == before
+        for digest in {name.split("/")[0] for name in before}:
+            assert found(device / "releases" / digest)
+    index = device / "indexes" / f"{device.joinpath('current').readlink().name}.json"
+    whole, before = index.read_bytes(), tree(device)
+    index.write_bytes(whole[:-1])
+    with pytest.raises(IntegrityError):
+        native.collect_releases(os.fsencode(device))
+    index.write_bytes(whole)
+    assert tree(device) == before
+    assert native.collect_releases(os.fsencode(device))[0] == 1
     assert same(found(device / "current"), last_weights())
 
 

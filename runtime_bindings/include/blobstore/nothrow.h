@@ -134,6 +134,7 @@ Result<Missing> missing(
     const std::string& index, const std::string& directory, const ReleaseOptions& options = ReleaseOptions()) noexcept;
 Result<InstalledRelease> commit(
     const std::string& index, const std::string& directory, const ReleaseOptions& options = ReleaseOptions()) noexcept;
+Result<Collected> gc(const std::string& directory, uint64_t keep = 1) noexcept;
 
 } // namespace nothrow
 } // namespace blobstore

@@ -63,6 +63,14 @@ struct InstalledRelease {
   uint64_t release_bytes = 0; // size of all files of the release
 };
 
+/// What `gc` removed.
+struct Collected {
+  uint64_t releases = 0; // the number of releases
+  uint64_t files = 0; // the number of files
+  uint64_t nbytes = 0; // their size
+  uint64_t in_use = 0; // releases that stay only because a process has them open, as Python's `Release`
+};
+
 /// Find what a folder lacks of a release. `blobstore pull --plain --plan` prints the same.
 ///
 /// A server may ignore a range: a file with the whole object is taken, too. What is already in `Missing::folder` with
@@ -85,8 +93,8 @@ Missing missing(const std::string& index, const std::string& directory, const Re
 ///
 /// All bytes are compared with their digests before anything refers to them. DIRECTORY/current, a link, leads to the
 /// old release or to the new one, whole, at every moment, also if the process is killed; then call it again. Files that
-/// a process has mapped stay in its memory. Afterwards the fetched files are gone, and those of older releases stay:
-/// `blobstore gc` removes them, for which there is nothing in C++.
+/// a process has mapped stay in its memory. Afterwards the fetched files are gone, and those of older releases stay,
+/// until `gc` removes them.
 ///
 /// It reads and writes the files that are new, waits for the disk, and for other processes that pull into the folder.
 /// `blobstore pull --plain --commit` leaves the same files.
@@ -94,5 +102,16 @@ Missing missing(const std::string& index, const std::string& directory, const Re
 /// @throws Error Transfer: something was not fetched; `missing` lists it. Integrity: what was fetched is wrong; it was
 ///   removed, so that `missing` lists it again. Otherwise as `missing`. In every case the old release stays current.
 InstalledRelease commit(const std::string& index, const std::string& directory, const ReleaseOptions& options = {});
+
+/// Remove from a folder what its newest releases do not need: the files of older ones, and what was fetched and not
+/// committed. Files that a process has mapped stay in its memory. `blobstore gc` leaves the same files.
+///
+/// It waits for other processes that pull into the folder.
+///
+/// @param directory the folder of the device.
+/// @param keep how many releases stay, with the current one; at least 1.
+/// @throws Error Release: no release is installed there, or `keep` is 0. FileAccess: something cannot be removed.
+///   InvalidFile, Integrity: the index of a release that stays is damaged; nothing was removed then.
+Collected gc(const std::string& directory, uint64_t keep = 1);
 
 } // namespace blobstore

@@ -16,4 +16,8 @@ Result<InstalledRelease> commit(
   return attempt([&] { return blobstore::commit(index, directory, options); });
 }
 
+Result<Collected> gc(const std::string& directory, uint64_t keep) noexcept {
+  return attempt([&] { return blobstore::gc(directory, keep); });
+}
+
 } // namespace blobstore::nothrow

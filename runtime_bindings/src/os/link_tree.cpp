@@ -37,6 +37,12 @@ bool is_folder(const std::string& path) {
   return lstat(path.c_str(), &status) == 0 && S_ISDIR(status.st_mode);
 }
 
+File opened_folder(const std::string& path) {
+  File folder(path, open(path.c_str(), O_RDONLY | O_CLOEXEC | O_DIRECTORY));
+  check(folder.is_open() ? 0 : errno, path);
+  return folder;
+}
+
 /// Make links below a new folder, and bring all folders to the disk.
 void make_links(const std::string& root, const std::vector<std::pair<std::string, std::string>>& links) {
   check_call(mkdir(root.c_str(), 0777), root);
@@ -60,9 +66,16 @@ void make_links(const std::string& root, const std::vector<std::pair<std::string
 } // namespace
 
 File lock_folder(const std::string& path) {
-  File folder(path, open(path.c_str(), O_RDONLY | O_CLOEXEC | O_DIRECTORY));
-  check(folder.is_open() ? 0 : errno, path);
+  File folder = opened_folder(path);
   while (flock(folder.descriptor(), LOCK_EX) != 0 && errno == EINTR) {
+  }
+  return folder;
+}
+
+std::optional<File> try_lock_folder(const std::string& path) {
+  File folder = opened_folder(path);
+  if (flock(folder.descriptor(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
+    return std::nullopt;
   }
   return folder;
 }
@@ -116,6 +129,21 @@ void make_link_tree(
     throw;
   }
   remove_all(old);
+}
+
+std::vector<std::string> links_below(const std::string& folder) {
+  std::vector<std::string> found;
+  int failed = 0;
+  for (const std::string& name : names_in(folder, failed)) {
+    const std::string path = format("{}/{}", folder, name);
+    if (is_folder(path)) {
+      const std::vector<std::string> below = links_below(path);
+      found.insert(found.end(), below.begin(), below.end());
+    } else if (std::string target = link_target(path); !target.empty()) {
+      found.push_back(std::move(target));
+    }
+  }
+  return found;
 }
 
 void replace_link(const std::string& folder, const std::string& name, const std::string& target) {

@@ -1,6 +1,7 @@
 // Folders of links that appear whole, and locks on folders.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -12,6 +13,9 @@ namespace blobstore::internal {
 /// A lock on a folder against all processes, also those of the Python package; waits for it. The lock ends with the
 /// result. Where the file system has no locks, there is none. @throws Error FileAccess: the folder is missing.
 File lock_folder(const std::string& path);
+
+/// The same without waiting; empty if another process has a lock on the folder. @throws Error FileAccess.
+std::optional<File> try_lock_folder(const std::string& path);
 
 /// Remove a file, a link, or a folder with all that is in it. Links are not followed, and failures are ignored.
 void remove_all(const std::string& path);
@@ -26,6 +30,9 @@ void remove_temporary(const std::string& folder);
 /// @throws Error FileAccess: it was not made; for example, the file system takes two of the names for one.
 void make_link_tree(
     const std::string& folder, const std::string& name, const std::vector<std::pair<std::string, std::string>>& links);
+
+/// Where the links below a folder lead. Links are not followed, and what cannot be read is left out.
+std::vector<std::string> links_below(const std::string& folder);
 
 /// Make a link, or replace one, in a moment. It is on the disk when this returns.
 /// @throws Error FileAccess: the old link, if any, is in its place.

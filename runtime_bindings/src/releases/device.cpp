@@ -110,6 +110,30 @@ std::vector<ReleasePart> parts_in(const std::string& path, uint64_t size) {
   return parts;
 }
 
+/// @throws Error FileAccess: it is still there.
+void remove(const std::string& path) {
+  remove_all(path);
+  struct stat status;
+  if (lstat(path.c_str(), &status) == 0) {
+    throw_error_in(ErrorKind::FileAccess, path, "it cannot be removed");
+  }
+}
+
+/// Remove files that are named by a SHA-256, perhaps with an ending, but for some.
+void remove_others(const std::string& folder, const std::set<std::string>& wanted, Collected& done) {
+  int failed = 0;
+  for (const std::string& name : names_in(folder, failed)) {
+    const std::string digest = name.substr(0, name.find('.'));
+    if (!is_sha256(digest) || wanted.count(digest) > 0) {
+      continue;
+    }
+    const uint64_t size = size_of(folder + name).value_or(0);
+    remove(folder + name);
+    ++done.files;
+    done.nbytes += size;
+  }
+}
+
 void write_file(const std::string& path, const std::string& bytes) {
   OutputFile output(path);
   output.write(bytes.data(), bytes.size());
@@ -223,17 +247,18 @@ bool Device::is_complete(const ReleaseIndex& index, const std::string& view) con
   });
 }
 
-/// The releases that are here, the newest first.
+/// The releases that are here, the newest first, and last those whose index cannot be read.
 std::vector<std::string> Device::views() const {
   std::vector<std::string> found; // after the time, with leading zeros
   int failed = 0;
   for (const std::string& name : names_in(releases_, failed)) {
     if (is_view(name)) {
+      std::string time;
       try {
-        const std::string time = std::to_string(index(name.substr(0, 64)).published);
-        found.push_back(std::string(kMostDigits - time.size(), '0').append(time).append(name));
+        time = std::to_string(index(name.substr(0, 64)).published);
       } catch (const Error&) { // it gives no blobs
       }
+      found.push_back(std::string(kMostDigits - time.size(), '0').append(time).append(name));
     }
   }
   std::sort(found.begin(), found.end());
@@ -244,18 +269,29 @@ std::vector<std::string> Device::views() const {
   return found;
 }
 
+/// The data files that the Python package merged of a release.
+std::vector<ReleaseObject> Device::merged(const std::string& view) const {
+  try {
+    const std::string path = format("{}{}.merged.json", indexes_, view.substr(0, 64));
+    return read_merged(read_small(path, kIndexLimit), path);
+  } catch (const Error&) { // nothing was merged
+    return {};
+  }
+}
+
 std::map<std::string, LocalBytes>& Device::blobs() {
   if (!blobs_) {
     blobs_.emplace();
     std::vector<std::string> seen;
     for (const std::string& view : views()) {
-      std::vector<ReleaseFile> files = index(view.substr(0, 64)).files;
+      std::vector<ReleaseFile> files;
       try {
-        const std::string path = format("{}{}.merged.json", indexes_, view.substr(0, 64));
-        for (ReleaseObject& one : read_merged(read_small(path, kIndexLimit), path)) {
-          files.push_back({std::string(), "data", std::move(one), std::nullopt});
-        }
-      } catch (const Error&) { // nothing was merged
+        files = index(view.substr(0, 64)).files;
+      } catch (const Error&) {
+        continue;
+      }
+      for (ReleaseObject& one : merged(view)) {
+        files.push_back({std::string(), "data", std::move(one), std::nullopt});
       }
       for (const ReleaseFile& file : files) {
         if (file.kind == "data" && has(file.object) &&
@@ -314,6 +350,56 @@ void Device::remove_fetched() const {
   for (const std::string& name : names_in(incoming_, failed)) {
     remove_all(incoming_ + name);
   }
+}
+
+/// The digests of the objects that a release needs.
+std::set<std::string> Device::needed_by(const std::string& view) const {
+  std::set<std::string> found;
+  for (const std::string& target : links_below(release(view))) {
+    found.insert(target.substr(target.rfind('/') + 1));
+  }
+  for (ReleaseObject& one : merged(view)) {
+    found.insert(std::move(one.sha256));
+  }
+  for (const ReleaseFile& file : index(view.substr(0, 64)).files) {
+    if (file.table && found.count(file.object.sha256) > 0) {
+      found.insert(file.table->sha256);
+    }
+  }
+  return found;
+}
+
+Collected Device::gc(uint64_t keep) const {
+  Collected done;
+  std::set<std::string> needed;
+  std::set<std::string> indexes;
+  std::vector<std::pair<std::string, File>> gone; // with their locks
+  std::vector<std::string> ordered = {view()};
+  for (std::string& name : views()) {
+    if (name != ordered.front()) {
+      ordered.push_back(std::move(name));
+    }
+  }
+  for (size_t i = 0; i < ordered.size(); ++i) { // before anything is removed, because an index may be damaged
+    std::optional<File> lock = i < keep ? std::nullopt : try_lock_folder(release(ordered[i]));
+    if (lock) {
+      gone.emplace_back(release(ordered[i]), std::move(*lock));
+      continue;
+    }
+    needed.merge(needed_by(ordered[i]));
+    indexes.insert(ordered[i].substr(0, 64));
+    done.in_use += i < keep ? 0 : 1;
+  }
+  for (const auto& [path, lock] : gone) {
+    remove(path);
+    ++done.releases;
+  }
+  remove_others(files_, needed, done);
+  remove_others(tables_, needed, done);
+  remove_others(indexes_, indexes, done);
+  remove_others(folder_ + "partial/", {}, done);
+  remove_fetched();
+  return done;
 }
 
 std::string read_small(const std::string& path, uint64_t limit) {

@@ -5,9 +5,12 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
+
+#include <blobstore/releases.h>
 
 #include "os/file.h"
 #include "releases/index.h"
@@ -71,8 +74,14 @@ class Device {
   void switch_to(const ReleaseIndex& index, const std::string& bytes, const std::string& sha256) const;
   void remove_fetched() const;
 
+  /// Remove all but the newest releases, and what they do not need.
+  /// @param keep how many releases stay, with the current one, which is there.
+  Collected gc(uint64_t keep) const;
+
  private:
+  std::set<std::string> needed_by(const std::string& view) const;
   std::vector<std::string> views() const;
+  std::vector<ReleaseObject> merged(const std::string& view) const;
   std::vector<ReleasePart> parts_of(const ReleaseFile& file) const;
   void add_blobs(const ReleaseFile& file);
 

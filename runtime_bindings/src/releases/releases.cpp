@@ -7,8 +7,10 @@
 #include <blobstore/error.h>
 
 #include "format/sha256.h"
+#include "os/folders.h"
 #include "os/link_tree.h"
 #include "os/output_file.h"
+#include "os/paths.h"
 #include "os/text.h"
 #include "releases/device.h"
 #include "releases/index.h"
@@ -412,6 +414,17 @@ InstalledRelease Delivery::commit() {
   return done;
 }
 
+Collected collect(const std::string& directory, uint64_t keep) {
+  if (keep == 0) {
+    throw_error(ErrorKind::Release, "at least one release must be kept, not 0");
+  }
+  const std::string folder = absolute_folder(directory);
+  if (link_target(format("{}current", folder)).empty()) { // before the folder would be made
+    throw_error_in(ErrorKind::Release, folder, "no release is installed here");
+  }
+  return Device(directory).gc(keep);
+}
+
 } // namespace
 } // namespace internal
 
@@ -421,6 +434,10 @@ Missing missing(const std::string& index, const std::string& directory, const Re
 
 InstalledRelease commit(const std::string& index, const std::string& directory, const ReleaseOptions& options) {
   return internal::Delivery(index, directory, options).commit();
+}
+
+Collected gc(const std::string& directory, uint64_t keep) {
+  return internal::collect(directory, keep);
 }
 
 } // namespace blobstore
