@@ -9,7 +9,7 @@ import typer
 import typer.core
 
 from blobstore.cli import ERROR
-from blobstore.cli.output import out, print_error, print_json, print_table, say
+from blobstore.cli.output import counted, out, print_error, print_json, print_table, say
 from blobstore.errors import AdapterError, BlobStoreError
 from blobstore.memory.mapped_file import same_file
 from blobstore.tools.folders import files_of
@@ -26,7 +26,9 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tabl
 Foundation = Annotated[
     list[Path],
     typer.Option(
-        "--foundation", help="The data file (.ptd) of the foundation; repeat it for several that belong together."
+        "--foundation",
+        help="The data file (.ptd) of the foundation; repeat it for several that belong together.",
+        readable=False,
     ),
 ]
 
@@ -43,10 +45,13 @@ class WithDefault(typer.core.TyperGroup):
 def listed(
     foundation: Annotated[
         Path,
-        typer.Argument(help="The data file (.ptd) of the foundation; or a folder of several that belong together."),
+        typer.Argument(
+            help="The data file (.ptd) of the foundation; or a folder of several that belong together.", readable=False
+        ),
     ],
     files: Annotated[
-        list[Path], typer.Argument(metavar="ADAPTER", help="Data files (.ptd) of adapters, and folders of them.")
+        list[Path],
+        typer.Argument(metavar="ADAPTER", help="Data files (.ptd) of adapters, and folders of them.", readable=False),
     ],
     as_json: AsJson = False,
 ) -> None:
@@ -86,13 +91,15 @@ def listed(
 
 def _print_adapters(found: AdaptersInfo) -> None:
     base = found.foundation
-    say(f"{', '.join(map(str, base.paths))}: foundation {base.fingerprint}, {base.keys} keys, {base.nbytes:,} bytes")
+    say(
+        f"{', '.join(map(str, base.paths))}: foundation {base.fingerprint}, {counted(base.keys, 'key')}, {base.nbytes:,} bytes"
+    )
     columns = ("tensor", "dtype", "shape", "bytes", "rank")
     print_table("", columns[:-1], [_tensor_row(tensor) for tensor in base.tensors])
     for adapter in found.adapters:
         out.print()
         scale = "not recorded" if adapter.scale is None else f"{adapter.scale:g}"
-        say(f"{adapter.path}: adapter of {len(adapter.pairs)} modules, {adapter.nbytes:,} bytes, scale {scale}")
+        say(f"{adapter.path}: adapter of {counted(adapter.pairs, 'module')}, {adapter.nbytes:,} bytes, scale {scale}")
         ranks = {name: pair.rank for pair in adapter.pairs for name in (pair.a, pair.b)}
         rows = [(*_tensor_row(tensor), ranks.get(tensor.name, "")) for tensor in adapter.tensors]
         print_table("", columns, rows)
@@ -113,24 +120,29 @@ def _made_for(adapter: AdapterInfo, base: FoundationInfo) -> str:
 
 
 def from_peft(
-    source: Annotated[Path, typer.Argument(metavar="DIR", help="The folder that PEFT wrote.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="The adapter (.ptd) to write.")],
+    source: Annotated[Path, typer.Argument(metavar="DIR", help="The folder that PEFT wrote.", readable=False)],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The adapter (.ptd) to write.", readable=False)],
     foundation: Annotated[
         list[Path] | None,
         typer.Option(
             "--foundation",
             help="The data file (.ptd) of the foundation; repeat it for several that belong together. Needed without "
             "--program.",
+            readable=False,
         ),
     ] = None,
     like: Annotated[
         Path | None,
         typer.Option(
-            help="An adapter of the programs: its tensors and shapes; what is missing is filled up with zeros."
+            help="An adapter of the programs: its tensors and shapes; what is missing is filled up with zeros.",
+            readable=False,
         ),
     ] = None,
     params: Annotated[
-        Path | None, typer.Option(help="The params.json of a Llama's export, if the foundation has no rotary tables.")
+        Path | None,
+        typer.Option(
+            help="The params.json of a Llama's export, if the foundation has no rotary tables.", readable=False
+        ),
     ] = None,
     round_values: Annotated[
         bool, typer.Option("--round", help="Allow numbers to be rounded to the dtype of the programs.")
@@ -138,11 +150,15 @@ def from_peft(
     program: Annotated[
         Path | None,
         typer.Option(
-            help="A program (.pte) of ExecuTorch's own exporter, whose keys the adapter gets, instead of names."
+            help="A program (.pte) of ExecuTorch's own exporter, whose keys the adapter gets, instead of names.",
+            readable=False,
         ),
     ] = None,
     exported_with: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="The folder of the adapter that the --program was exported with.")
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="The folder of the adapter that the --program was exported with.", readable=False
+        ),
     ] = None,
 ) -> None:
     """Write an adapter of PEFT as a data file for the programs on a foundation.
@@ -165,11 +181,14 @@ def from_peft(
 
 
 def to_peft(
-    source: Annotated[Path, typer.Argument(metavar="ADAPTER", help="The adapter (.ptd).")],
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="The folder for PEFT's files.")],
+    source: Annotated[Path, typer.Argument(metavar="ADAPTER", help="The adapter (.ptd).", readable=False)],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="DIR", help="The folder for PEFT's files.", readable=False)
+    ],
     base_model: Annotated[str | None, typer.Option(help="The base model that the configuration names.")] = None,
     params: Annotated[
-        Path | None, typer.Option(help="The params.json of a Llama's export, for an adapter that was not imported.")
+        Path | None,
+        typer.Option(help="The params.json of a Llama's export, for an adapter that was not imported.", readable=False),
     ] = None,
 ) -> None:
     """Write an adapter as PEFT does: adapter_config.json and adapter_model.safetensors.
@@ -183,7 +202,7 @@ def to_peft(
 
 
 def combine(
-    output: Annotated[Path, typer.Option("--output", "-o", help="The adapter (.ptd) to write.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The adapter (.ptd) to write.", readable=False)],
     foundation: Foundation,
     adapters: Annotated[
         list[str] | None,
@@ -192,7 +211,7 @@ def combine(
         ),
     ] = None,
     like: Annotated[
-        Path | None, typer.Option(help="An adapter of the programs: its tensors, shapes and scale.")
+        Path | None, typer.Option(help="An adapter of the programs: its tensors, shapes and scale.", readable=False)
     ] = None,
 ) -> None:
     """Write several adapters as one, whose rank is the sum of theirs."""

@@ -17,7 +17,9 @@ from typing import Annotated, Any, ParamSpec, TypeVar
 import typer
 
 from blobstore.cli import ERROR, INTERRUPTED, PIPE_CLOSED, adapters, packed, releases
+from blobstore.cli.names import named_by, open_names
 from blobstore.cli.output import (
+    counted,
     err,
     on_terminal,
     out,
@@ -47,7 +49,7 @@ from blobstore.version import __version__
 __all__ = ["app"]
 
 NO = 1
-_LONGEST = 400  # characters of a difference in a table; pipes and --json have all of it
+_LONGEST = 120  # characters of a difference in a table; pipes and --json have all of it
 
 app = typer.Typer(
     name="blobstore",
@@ -70,7 +72,9 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tabl
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Say what would be written, and change nothing; the exit code is the same.")
 ]
-Files = Annotated[list[Path], typer.Argument(help=".pte, .ptd and .safetensors files, and folders of them.")]
+Files = Annotated[
+    list[Path], typer.Argument(help=".pte, .ptd and .safetensors files, and folders of them.", readable=False)
+]
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -121,12 +125,16 @@ def _main(
 @_with_exit_codes
 def dedup(
     inputs: Annotated[
-        list[Path], typer.Argument(help="Programs (.pte), data files (.ptd) that they need, and folders of both.")
+        list[Path],
+        typer.Argument(help="Programs (.pte), data files (.ptd) that they need, and folders of both.", readable=False),
     ],
     output: Annotated[
         Path,
         typer.Option(
-            "--output", "-o", help="Folder for the slim programs and the data file; an existing one is extended."
+            "--output",
+            "-o",
+            help="Folder for the slim programs and the data file; an existing one is extended.",
+            readable=False,
         ),
     ],
     data_name: Annotated[str, typer.Option(help="File name of the shared data.")] = DATA_NAME,
@@ -135,7 +143,10 @@ def dedup(
         typer.Option(metavar="BYTES", help="Leave blobs with fewer bytes (1024, 10kB, 1.5MiB) in their program."),
     ] = "0",
     names: Annotated[
-        Path | None, typer.Option(help="A .safetensors or .ptd: a moved tensor gets the name of the equal one in it.")
+        Path | None,
+        typer.Option(
+            help="A .safetensors or .ptd: a moved tensor gets the name of the equal one in it.", readable=False
+        ),
     ] = None,
     prune: Annotated[
         bool, typer.Option("--prune", help="Drop data that no program in the folder uses any more.")
@@ -155,13 +166,14 @@ def dedup(
     The structure of an input folder is kept.
     """
     small = _bytes("--keep-small", keep_small)
+    known = open_names(names)
     with progress_bar(hidden=as_json) as progress:
         result = dedup_programs(
             inputs,
             output,
             data_name=data_name,
             keep_small=small,
-            names=open_any(names) if names else None,
+            names=known,
             prune=prune,
             force=force,
             dry_run=dry_run,
@@ -173,6 +185,12 @@ def dedup(
         _print_dedup(result)
         if dry_run:
             out.print("Nothing was written: this was a dry run.")
+    if known is not None and not dry_run:
+        number = named_by(known, result)
+        if not number:
+            print_error(f"note: no moved tensor got a name from {names}: none equals exactly one of its tensors")
+        elif not as_json:
+            say(f"{counted(number, 'moved tensor')} got {'its name' if number == 1 else 'their names'} from {names}.")
 
 
 def _print_dedup(result: DedupResult) -> None:
@@ -189,11 +207,11 @@ def _print_dedup(result: DedupResult) -> None:
     if result.bytes_after > result.bytes_before:
         say("The metadata takes more than what is shared; --keep-small leaves small blobs alone.")
     if result.replaced_keys:
-        out.print(f"{len(result.replaced_keys)} keys of an earlier run were replaced.")
+        say(f"Replaced {counted(result.replaced_keys, 'key')} of an earlier run.")
     if result.pruned_keys:
-        out.print(f"{len(result.pruned_keys)} keys that no program in the folder uses were dropped.")
+        say(f"Dropped {counted(result.pruned_keys, 'key')} that no program in the folder uses.")
     if result.unused_keys:
-        out.print(f"{len(result.unused_keys)} keys are used by no program in the folder; --prune drops old ones.")
+        say(f"No program in the folder uses {counted(result.unused_keys, 'key')}; --prune drops old ones.")
     for program in result.programs:
         if program.inside:
             say(
@@ -204,7 +222,7 @@ def _print_dedup(result: DedupResult) -> None:
             out.print(
                 plain(
                     f"{program.path} also needs a data file that was not among the inputs, for {program.missing[0]!r}"
-                    + (f" and {len(program.missing) - 1} more keys." if len(program.missing) > 1 else ".")
+                    + (f" and {counted(len(program.missing) - 1, 'more key')}." if len(program.missing) > 1 else ".")
                 )
             )
 
@@ -212,8 +230,10 @@ def _print_dedup(result: DedupResult) -> None:
 @app.command()
 @_with_exit_codes
 def fuse(
-    inputs: Annotated[list[Path], typer.Argument(help="Programs (.pte), and data files (.ptd) that they need.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="The program to write.")],
+    inputs: Annotated[
+        list[Path], typer.Argument(help="Programs (.pte), and data files (.ptd) that they need.", readable=False)
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The program to write.", readable=False)],
     method: Annotated[
         list[str] | None,
         typer.Option(
@@ -260,7 +280,7 @@ def fuse(
     print_table(f"{result.path}", ("method", "program", "its name there", ""), rows)
     say(saving(result.bytes_before, result.bytes_after))
     if result.missing:
-        say(f"It needs data files for {len(result.missing)} keys, such as {result.missing[0]!r}.")
+        say(f"It needs data files for {counted(result.missing, 'key')}, such as {result.missing[0]!r}.")
     if dry_run:
         out.print("Nothing was written: this was a dry run.")
 
@@ -388,8 +408,8 @@ def _path_of(path: Path | BlobStoreError) -> object:
 @app.command()
 @_with_exit_codes
 def diff(
-    left: Annotated[Path, typer.Argument(help="The older file or folder.")],
-    right: Annotated[Path, typer.Argument(help="The newer file or folder.")],
+    left: Annotated[Path, typer.Argument(help="The older file or folder.", readable=False)],
+    right: Annotated[Path, typer.Argument(help="The newer file or folder.", readable=False)],
     as_json: AsJson = False,
 ) -> None:
     """Compare two files or folders: their blobs key by key, and everything else.
@@ -448,14 +468,19 @@ def _print_comparison(title: str, result: Comparison) -> None:
     other = [(item.what, _short(item.left), _short(item.right)) for item in result.differences]
     if other:
         print_table("Beside the blobs", ("what", "left", "right"), other)
-    say(f"{len(rows) + len(other)} differences; {result.same} keys with {result.same_bytes:,} bytes are the same.")
+    say(
+        f"{counted(len(rows) + len(other), 'difference')}; the same: {counted(result.same, 'key')} with "
+        f"{counted(result.same_bytes, 'byte')}."
+    )
 
 
 @app.command()
 @_with_exit_codes
 def convert(
-    source: Annotated[Path, typer.Argument(help="A .safetensors or a .ptd, or a folder of them.")],
-    target: Annotated[Path, typer.Argument(help="The file to write, in the other format; or a folder.")],
+    source: Annotated[Path, typer.Argument(help="A .safetensors or a .ptd, or a folder of them.", readable=False)],
+    target: Annotated[
+        Path, typer.Argument(help="The file to write, in the other format; or a folder.", readable=False)
+    ],
     force: Annotated[bool, typer.Option("--force", help="Replace files of any format.")] = False,
     dry_run: DryRun = False,
 ) -> None:
@@ -515,7 +540,9 @@ for _command in (releases.publish, releases.compact, releases.push, releases.pul
 @app.command()
 @_with_exit_codes
 def demo(
-    directory: Annotated[Path, typer.Argument(help="Where to write the programs.")] = Path("demo-output"),
+    directory: Annotated[Path, typer.Argument(help="Where to write the programs.", readable=False)] = Path(
+        "demo-output"
+    ),
     force: Annotated[
         bool, typer.Option("--force", help="Lower the models again, even if an earlier run left the programs.")
     ] = False,

@@ -7,7 +7,7 @@ import dataclasses
 import enum
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Sized
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,18 @@ from blobstore.disk.progress import Progress as Callback
 from blobstore.memory.layout import TensorLayout
 from blobstore.text import printable
 
-__all__ = ["err", "on_terminal", "out", "plain", "print_error", "print_json", "print_table", "progress_bar", "say"]
+__all__ = [
+    "counted",
+    "err",
+    "on_terminal",
+    "out",
+    "plain",
+    "print_error",
+    "print_json",
+    "print_table",
+    "progress_bar",
+    "say",
+]
 
 
 _WIDEST = 1 << 16
@@ -51,6 +62,12 @@ _MOST_ROWS = 1000
 def on_terminal() -> bool:
     """Whether people look at the output, and not a program."""
     return sys.stdout.isatty()
+
+
+def counted(what: Sized | int, noun: str) -> str:
+    """A number of things in words: "1 file", "2 files"."""
+    number = what if isinstance(what, int) else len(what)
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def print_error(error: object) -> None:

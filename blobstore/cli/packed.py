@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from blobstore.cli.output import on_terminal, print_json, print_table, say
+from blobstore.cli.output import counted, on_terminal, print_error, print_json, print_table, say
 from blobstore.errors import FileAccessError
 from blobstore.reporting.limits import parse_size
 from blobstore.text import size
@@ -20,21 +20,26 @@ if TYPE_CHECKING:
 __all__ = ["gc", "listed", "verify"]
 
 NO = 1
-Folder = Annotated[Path, typer.Argument(help="The folder of a packed store.")]
+Folder = Annotated[Path, typer.Argument(help="The folder of a packed store.", readable=False)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 
 
 def listed(folder: Folder, as_json: AsJson = False) -> None:
     """List the files of a packed store, the most recently used first, and what is wrong with their tables."""
-    _print(_open(folder).list(), as_json)
+    files = _open(folder).list()
+    _print(files, as_json)
+    if not files and not as_json:
+        print_error(_nothing_in(folder))
 
 
 def verify(folder: Folder, as_json: AsJson = False) -> None:
-    """Compare the files of a packed store with their digests. Exit code 1 if one is damaged.
+    """Compare the files of a packed store with their digests. Exit code 1 if one is damaged, 3 if there are none.
 
     Nothing is removed; a program that finds damage builds the file again, and `gc` removes damaged files.
     """
     files = _open(folder).verify()
+    if not files:
+        raise _nothing_in(folder)
     if as_json:
         print_json(files)
     else:
@@ -61,10 +66,20 @@ def gc(
             most = parse_size(limit)
         except ValueError as error:
             raise typer.BadParameter(str(error), param_hint="--limit") from None
-    removed = _open(folder, most).gc()
+    store = _open(folder, most)
+    empty = not store.list()
+    removed = store.gc()
     _print(removed, as_json)
-    if not as_json and on_terminal():
-        say(f"{len(removed)} files with {size(sum(file.nbytes for file in removed))} were removed.")
+    if as_json:
+        return
+    if empty and not removed:
+        print_error(_nothing_in(folder))
+    else:
+        say(f"Removed {counted(removed, 'file')} with {size(sum(file.nbytes for file in removed))}.")
+
+
+def _nothing_in(folder: Path) -> FileAccessError:
+    return FileAccessError(folder, "there are no packed weights in this folder")
 
 
 def _open(folder: Path, limit: int | None = None) -> PackedStore:
@@ -95,7 +110,7 @@ def _print(files: list[PackedFile], as_json: bool) -> None:
         )
         for file in files
     ]
-    print_table("", ("file", "size", "entries", "last used", "", "problem"), rows)
+    print_table("", ("file", "size", "entries", "last used", "state", "problem"), rows)
 
 
 def _age(seconds: float) -> str:

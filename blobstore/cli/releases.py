@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from blobstore.cli.output import print_json, progress_bar, say
+from blobstore.cli.output import counted, print_json, progress_bar, say
 from blobstore.reporting.limits import parse_size
 from blobstore.text import size
 
@@ -19,14 +19,17 @@ if TYPE_CHECKING:
 __all__ = ["compact", "gc", "publish", "pull", "push"]
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of lines.")]
-Releases = Annotated[Path, typer.Option("--output", "-o", help="The release folder; an existing one is extended.")]
+Releases = Annotated[
+    Path, typer.Option("--output", "-o", help="The release folder; an existing one is extended.", readable=False)
+]
 Name = Annotated[str, typer.Option(help="Name of the product.")]
 Version = Annotated[str, typer.Option(help="Version of the release; each is published once.")]
 MaxFile = Annotated[
     str | None, typer.Option(metavar="BYTES", help="Cut data files above this size (1GiB); others must not be larger.")
 ]
 Sign = Annotated[
-    Path | None, typer.Option(metavar="KEY", help="Sign the index with this private key (PEM, or cosign.key).")
+    Path | None,
+    typer.Option(metavar="KEY", help="Sign the index with this private key (PEM, or cosign.key).", readable=False),
 ]
 Plain = Annotated[bool, typer.Option("--plain", help="No forms with fewer bytes on the way.")]
 
@@ -39,7 +42,13 @@ def _nbytes(option: str, text: str | None) -> int | None:
 
 
 def publish(
-    inputs: Annotated[list[Path], typer.Argument(help="Files, and folders whose files keep their paths.")],
+    inputs: Annotated[
+        list[Path],
+        typer.Argument(
+            help="Files, and folders whose files keep their paths; names that begin with a dot are left out.",
+            readable=False,
+        ),
+    ],
     output: Releases,
     name: Name,
     version: Version,
@@ -63,6 +72,7 @@ def publish(
         sign=sign,
         plain=plain,
         as_json=as_json,
+        has_base=base is not None,
     )
 
 
@@ -87,6 +97,7 @@ def compact(
         sign=sign,
         plain=plain,
         as_json=as_json,
+        has_base=True,
     )
 
 
@@ -99,6 +110,7 @@ def _publish(
     sign: Path | None,
     plain: bool,
     as_json: bool,
+    has_base: bool,
 ) -> None:
     """Publish in one of the two ways, and say what came out."""
     limit = _nbytes("--max-file", max_file)
@@ -107,18 +119,26 @@ def _publish(
     if as_json:
         print_json(done)
         return
-    say(f"{done.path}: {done.files} files with {size(done.release_bytes)}, {size(done.new_bytes)} of them new")
-    say(f"Devices with the base fetch {size(done.travelling_bytes)} for the new files.")
+    say(
+        f"{done.path}: {counted(done.files, 'file')} with {size(done.release_bytes)}, {size(done.new_bytes)} of them new"
+    )
+    if has_base:
+        say(f"Devices with the base fetch {size(done.travelling_bytes)} for the new files.")
+    else:
+        say(f"A new device fetches {size(done.travelling_bytes + done.path.stat().st_size)}.")
     if done.removed_keys:
         say(
-            f"{done.removed_keys} keys are no longer in the inputs, but in older files; `blobstore compact` does not drop them."
+            f"Older files still have {counted(done.removed_keys, 'key')} that the inputs no longer have; "
+            "`blobstore compact` does not drop them."
         )
     say(f"Index: sha256:{done.sha256}" + (", signed" if done.signed else ""))
 
 
 def push(
     reference: Annotated[str, typer.Argument(metavar="REF", help="registry/name:tag, or oci:DIR:tag.")],
-    release: Annotated[Path, typer.Argument(help="The index of a release, or the folder that it is in.")],
+    release: Annotated[
+        Path, typer.Argument(help="The index of a release, or the folder that it is in.", readable=False)
+    ],
     as_json: AsJson = False,
 ) -> None:
     """Copy a release into a registry or an image layout of OCI; what is there already is not sent."""
@@ -129,7 +149,7 @@ def push(
     if as_json:
         print_json(done)
     else:
-        say(f"{done.reference}: {done.layers} objects; sent {size(done.sent_bytes)} of {size(done.bytes)}")
+        say(f"{done.reference}: {counted(done.layers, 'object')}; sent {size(done.sent_bytes)} of {size(done.bytes)}")
 
 
 def pull(
@@ -139,9 +159,10 @@ def pull(
             metavar="REF", help="registry/name:tag, https://host/…/index.json, oci:DIR:tag, or a path; with @sha256:…"
         ),
     ],
-    directory: Annotated[Path, typer.Argument(help="The folder of the device.")],
+    directory: Annotated[Path, typer.Argument(help="The folder of the device.", readable=False)],
     key: Annotated[
-        Path | None, typer.Option(metavar="PUB", help="The public key (PEM) that must have signed the release.")
+        Path | None,
+        typer.Option(metavar="PUB", help="The public key (PEM) that must have signed the release.", readable=False),
     ] = None,
     allow_rollback: Annotated[
         bool, typer.Option("--allow-rollback", help="Accept a release that is older than the installed one.")
@@ -159,7 +180,10 @@ def pull(
     fetched: Annotated[
         Path | None,
         typer.Option(
-            "--commit", metavar="FETCHED", help="Take the files of a plan from this folder; no network is used."
+            "--commit",
+            metavar="FETCHED",
+            help="Take the files of a plan from this folder; no network is used.",
+            readable=False,
         ),
     ] = None,
     as_json: AsJson = False,
@@ -228,11 +252,11 @@ def _say_plan(plan: Plan, directory: Path, as_json: bool) -> None:
     for one in plan.fetches:
         say(f"{one.file}: {one.size} bytes of sha256:{one.sha256}")
         say(f"  {one.url}" + (f"  Range: {one.range}" if one.range else ""))
-    say(f"{len(plan.fetches)} files with {size(plan.bytes)} for a release of {size(plan.release_bytes)}.")
+    say(f"{counted(plan.fetches, 'file')} with {size(plan.bytes)} for a release of {size(plan.release_bytes)}.")
 
 
 def gc(
-    directory: Annotated[Path, typer.Argument(help="The folder of a device.")],
+    directory: Annotated[Path, typer.Argument(help="The folder of a device.", readable=False)],
     keep: Annotated[int, typer.Option(help="How many releases stay, with the current one.")] = 1,
     as_json: AsJson = False,
 ) -> None:
@@ -243,6 +267,6 @@ def gc(
     if as_json:
         print_json(done)
         return
-    say(f"{done.releases} releases and {done.files} files with {size(done.nbytes)} were removed.")
+    say(f"Removed {counted(done.releases, 'release')} and {counted(done.files, 'file')} with {size(done.nbytes)}.")
     if done.in_use:
-        say(f"{done.in_use} older releases stay, because a process uses them.")
+        say(f"Kept {counted(done.in_use, 'older release')} that a process uses.")

@@ -11,10 +11,10 @@ from typing import Annotated
 import typer
 
 from blobstore.cli import ERROR
+from blobstore.cli.names import open_names
 from blobstore.cli.output import out, print_error, progress_bar
 from blobstore.disk.kinds import Format, check_replaceable
 from blobstore.errors import FileAccessError
-from blobstore.formats.opening import open_any
 from blobstore.reporting import making
 from blobstore.reporting.baseline import compare_reports
 from blobstore.reporting.cache import default_path, is_another_file
@@ -22,6 +22,7 @@ from blobstore.reporting.json_output import load_report, to_json
 from blobstore.reporting.limits import Limit
 from blobstore.reporting.regions import SUFFIXES
 from blobstore.reporting.terminal import print_changes, print_report
+from blobstore.text import size
 
 __all__ = ["report"]
 
@@ -34,9 +35,12 @@ def report(
         list[str], typer.Argument(help=".pte, .ptd, .safetensors and .gguf files, folders of them, or fsspec URLs.")
     ],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables (docs/report.md).")] = False,
-    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write a self-contained page.")] = None,
+    html: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Also write a self-contained page.", readable=False)
+    ] = None,
     baseline: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Output of an earlier --json: report what changed since.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Output of an earlier --json: report what changed since.", readable=False),
     ] = None,
     fail_over: Annotated[
         str | None,
@@ -52,13 +56,17 @@ def report(
     names: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="A .safetensors or .ptd: what equals one of its tensors is shown by its name."
+            metavar="FILE",
+            help="A .safetensors or .ptd: what equals one of its tensors is shown by its name.",
+            readable=False,
         ),
     ] = None,
     top: Annotated[int, typer.Option(min=1, help="How many findings to list.")] = 10,
     cache: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Where fingerprints are kept; by default in the user's cache folder."),
+        typer.Option(
+            metavar="FILE", help="Where fingerprints are kept; by default in the user's cache folder.", readable=False
+        ),
     ] = None,
     no_cache: Annotated[bool, typer.Option("--no-cache", help="Do not keep fingerprints.")] = False,
     force: Annotated[
@@ -73,13 +81,14 @@ def report(
     if html:
         check_replaceable(html, Format.HTML, force=force)  # before all the work
     old = load_report(baseline) if baseline else None
+    known = open_names(names)
     where = None if no_cache else cache or _usable(default_path())
     with progress_bar(hidden=as_json) as progress:
         found = making.report(
             paths,
             exact_only=exact,
             near=near,
-            names=open_any(names) if names else None,
+            names=known,
             cache=where,
             progress=progress,
         )
@@ -100,10 +109,17 @@ def report(
             print_error(f"{problem.path}: {problem.reason}")
     for note in found.notes:
         print_error(f"note: {note}")
+    if names and not any(region.tensor for file in found.files for region in file.regions):
+        print_error(f"note: nothing got a name from {names}: nothing without a name equals exactly one of its tensors")
     wasted = found.total_saves - (old.total_saves if old else 0)
     over = limit.exceeded(wasted, found.total_bytes) if limit else None
-    if over:
-        print_error(f"duplicates waste {over}{' more than in the baseline' if old else ''}")
+    if limit and over:
+        share = f" of {found.total_bytes:,} bytes" if limit.is_share else ""
+        print_error(
+            f"waste grew by {size(wasted)} ({wasted:,} bytes) since the baseline; the limit is {limit.text}{share}"
+            if old
+            else f"duplicates waste {over}"
+        )
     if not found.files and not found.problems:
         print_error(f"{', '.join(paths)}: no file to report on; folders are searched for {', '.join(SUFFIXES)}")
     if found.problems or not found.files:  # the report does not cover all paths

@@ -124,7 +124,8 @@ def fuse_programs(
     programs, data_maps = _read(paths)
     names = _names(programs, _renamed(methods))
     blobs = _blobs(data_maps)
-    missing = _missing(programs, names, blobs, keep_external=keep_external)
+    given = [data_map.path for data_map in data_maps]
+    missing = _missing(programs, names, blobs, given, keep_external=keep_external)
     names, left_out = _without_equal_methods(programs, names, blobs)
     parts = [_part(program, chosen, blobs) for program, chosen in zip(programs, names, strict=True) if chosen]
     fusion = Fusion(parts)
@@ -211,7 +212,12 @@ def _find(programs: list[ProgramFile], what: str) -> tuple[int, str]:
 
 
 def _missing(
-    programs: list[ProgramFile], names: list[dict[str, str]], blobs: Mapping[str, Blob], *, keep_external: bool
+    programs: list[ProgramFile],
+    names: list[dict[str, str]],
+    blobs: Mapping[str, Blob],
+    given: list[Path],
+    *,
+    keep_external: bool,
 ) -> list[str]:
     """The keys that methods need and that are neither in their program nor in a data file, if that is allowed."""
     missing: dict[str, ProgramFile] = {}
@@ -224,9 +230,14 @@ def _missing(
         inside |= own
     if missing and not keep_external:
         key, program = next(iter(missing.items()))
-        more = f" and {len(missing) - 1} more keys" if len(missing) > 1 else ""
+        more = f" and {len(missing) - 1} more key{'s' if len(missing) > 2 else ''}" if len(missing) > 1 else ""
+        where = (
+            f"none of the data files that were given has it: {', '.join(map(str, given))}"
+            if given
+            else "no data file was given with the programs"
+        )
         raise KeyNotFoundError(
-            f"{program.path}: {key!r}{more} must come from a data file, and no such file was given with the programs; "
+            f"{program.path}: {key!r}{more} must come from a data file, and {where}; "
             "to keep it outside, use keep_external (--keep-external)"
         )
     for key, program in missing.items():

@@ -124,7 +124,8 @@ def publish(
     """Publish files as a release.
 
     Args:
-        inputs: files, and folders whose files keep their paths. `.ptd` files are data sets.
+        inputs: files, and folders whose files keep their paths, without those whose names begin with a dot. `.ptd` files
+            are data sets. The release folder may lie below them; what is in it is left out.
         releases: the release folder; it is made if it is missing.
         name, version: of the release; a version is published once.
         base: the version that devices have, or NAME:VERSION of the same name: of a data file that it has too, only blobs
@@ -137,13 +138,15 @@ def publish(
 
     Raises:
         FileAccessError, InvalidFileError: a file cannot be read or written, or is malformed.
-        ReleaseError: a name is impossible or taken, there is no such base, or a file cannot be cut.
+        ReleaseError: a name is impossible or taken, there is no such base, a file cannot be cut, or an input lies in the
+            release folder.
     """
     check_progress(progress)
-    root = as_path(releases)
+    root, paths = as_path(releases), as_paths(inputs)
+    _check_outside(paths, root)
     with _entered(root, name, version) as _:
         made = _Publisher(root, name, version, base, max_file, executorch, encoded, progress)
-        for path, place in _expanded(as_paths(inputs), root):
+        for path, place in _expanded(paths, root):
             made.add(path, place)
         return made.finish(sign)
 
@@ -220,6 +223,14 @@ class _entered:  # noqa: N801 - used like a function
 
     def __exit__(self, *exception: object) -> None:
         self._lock.__exit__(None, None, None)
+
+
+def _check_outside(paths: Sequence[Path], root: Path) -> None:
+    """Refuse inputs in the release folder: its objects and indexes would become files of the release."""
+    output = Path(os.path.realpath(root))
+    for path in paths:
+        if Path(os.path.realpath(path)).is_relative_to(output):
+            raise ReleaseError(f"{path}: this is in the release folder {root}; publish files of another folder")
 
 
 def _expanded(paths: Sequence[Path], root: Path) -> Iterator[tuple[Path, str]]:

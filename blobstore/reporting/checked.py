@@ -21,8 +21,10 @@ def member(value: Any, name: str) -> Any:
     Raises:
         MalformedError: it is not an object, or has no such member.
     """
-    if not isinstance(value, dict) or name not in value:
+    if not isinstance(value, dict):
         raise MalformedError(f"expected an object with {name!r}, found {_shown(value)}")
+    if name not in value:
+        raise MalformedError(f"it lacks {name!r}")
     return value[name]
 
 

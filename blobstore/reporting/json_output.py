@@ -212,5 +212,7 @@ def load_report(path: str | os.PathLike[str]) -> Report:
         raise FileAccessError(path, error) from None
     except MalformedError as error:
         raise InvalidFileError(path, f"not a report of blobstore: {error}") from None
+    except UnicodeDecodeError:
+        raise InvalidFileError(path, "not a report of blobstore: not JSON") from None
     except (ValueError, RecursionError) as error:
-        raise InvalidFileError(path, f"not a report of blobstore, no JSON: {error}") from None
+        raise InvalidFileError(path, f"not a report of blobstore: not JSON ({error})") from None

@@ -61,7 +61,7 @@ class Difference:
 
     Attributes:
         what: the part of the file, such as "method forward: instructions" or "metadata".
-        left, right: the text of each side; for a list, its length and the first element that differs.
+        left, right: the text of each side; for a list of several entries, their number and the first that differs.
     """
 
     what: str
@@ -291,7 +291,7 @@ def _differences(left: Mapping[str, list[str]], right: Mapping[str, list[str]]) 
 def _side(lines: list[str] | None, at: int) -> str:
     if lines is None:
         return "not there"
-    if len(lines) == 1 and at == 0:
-        return lines[0]
-    shown = f"[{at}] {lines[at]}" if at < len(lines) else f"no [{at}]"
-    return f"{len(lines)}: {shown}"
+    if len(lines) < 2:
+        return lines[0] if lines else "none"
+    first = f", first difference: {lines[at]}" if at < len(lines) else ""
+    return f"{len(lines)} entries{first}"

@@ -131,6 +131,37 @@ float first(const BlobCache& cache, const char* key) {
   return value;
 }
 
+/// No two keys have one address, because backends take addresses for names; an empty blob has one, too.
+void test_empty_blobs() {
+  const Folder folder;
+  const std::optional<Layout> empty = Layout{6, {0, 4}, {0, 1}};
+  const std::optional<Layout> some = Layout{6, {8}, {0}};
+  const std::vector<float> values(8, 1);
+  const auto* bytes = reinterpret_cast<const uint8_t*>(values.data());
+  blobstore::internal::PtdWriter writer(false, [] {});
+  writer.add("a", empty, 16, bytes, 0);
+  writer.add("b", some, 16, bytes, 32);
+  writer.add("c", empty, 16, bytes, 0);
+  blobstore::internal::OutputFile file(folder / "empty.ptd");
+  writer.write(file);
+  file.commit();
+  blobstore::make_working_copy({folder / "empty.ptd"}, folder / "copy.ptd");
+  for (const auto mode : {BlobCache::Mode::Private, BlobCache::Mode::Copy, BlobCache::Mode::Shared}) {
+    const auto cache = BlobCache::open({folder / "copy.ptd"}, mode);
+    CHECK(cache->at("a").data != cache->at("b").data && cache->at("a").data != cache->at("c").data);
+    CHECK(cache->at("b").data != cache->at("c").data && cache->at("a").data != nullptr);
+    const std::vector<float> other(8, 2);
+    cache->update({{"a", other.data(), 0, nullptr}, {"b", other.data(), 32, nullptr}});
+    CHECK(first(*cache, "b") == 2 && cache->version("a") == 1);
+    cache->save(folder / "saved.ptd");
+    CHECK(first(*BlobCache::open({folder / "saved.ptd"}), "b") == 2);
+    if (mode != BlobCache::Mode::Shared) {
+      cache->revert();
+      CHECK(first(*cache, "b") == 1);
+    }
+  }
+}
+
 uint64_t size_of(const std::string& path) {
   struct stat status;
   CHECK(stat(path.c_str(), &status) == 0);
@@ -281,6 +312,7 @@ int main() {
   executorch::runtime::runtime_init();
   std::signal(SIGXFSZ, SIG_IGN);
   test_save_and_deltas();
+  test_empty_blobs();
   test_working_copy();
   test_state_dict();
   test_one_generation();

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from blobstore.formats.ptd.reader import open_ptd
 from blobstore.logical.records import STATE, Operation, Record, Records, Source, Step, records_key
 from blobstore.logical.updates import LogicalTensors
 from blobstore.memory.layout import ScalarType, TensorLayout
-from blobstore.runtime import BlobCache
+from blobstore.runtime import BlobCache, make_working_copy
 from blobstore.store import BlobStore
 
 
@@ -321,3 +322,27 @@ def test_the_integers_of_a_quantized_tensor_are_a_value_too(tmp_path: Path) -> N
         cache.revert()
     with pytest.raises(LayoutError, match=r"'w' is float\[2, 3\], the new one is half"):
         cache.update({"w": torch.ones(2, 3).half()})
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_scales_that_change_meanwhile(tmp_path: Path, shared: bool) -> None:
+    """Integers are never stored beside scales that they were not made with (U1, B3)."""
+    rows, columns = 512, 2048
+    steps = (Step(Operation.QUANTIZE_CHANNEL, (0, -127, 127, int(ScalarType.CHAR)), names=("scales",)),)
+    made = Record("w@1", rows * columns, (source("w", (rows, columns)),), steps)
+    path = write(tmp_path, made, scales=np.ones(rows, np.float32))
+    if shared:
+        make_working_copy(path, tmp_path / "live.ptd")
+    cache = BlobCache(tmp_path / "live.ptd", "shared") if shared else BlobCache(path)
+    cache.update({"w": (weight := np.full((rows, columns), 100, np.float32))})
+    late = 0
+    for number in range(40):
+        scales = np.full(rows, 1 + number % 2, np.float32)
+        thread = threading.Thread(target=cache.update, args=({"w": weight},))
+        thread.start()
+        cache.update_blobs({"scales": scales})
+        thread.join()
+        if cache.version("w@1") > cache.version("scales"):  # so they were made after it
+            late += 1
+            assert np.frombuffer(cache.get_data("w@1"), np.int8).max() == 100 // scales[0]
+    assert late > 0

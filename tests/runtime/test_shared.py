@@ -1,5 +1,6 @@
 """Several processes on one working copy: commits, kills at any point, replaced files (B3, B4)."""
 
+import contextlib
 import fcntl
 import multiprocessing
 import os
@@ -12,11 +13,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import xxhash
 
 from blobstore import errors, open_ptd, save_file
 from blobstore.runtime import BlobCache, make_working_copy
 from tests.runtime.blobs import foundation_arrays
 from tests.runtime.hooks import environment
+from tests.waiting import until
 
 SIZE = 200_000
 CRASH_POINTS = {
@@ -227,6 +230,105 @@ cache.update(weights(2))
     commits.write_bytes(data)
     with pytest.raises(errors.IntegrityError, match=r"copy\.ptd\.commits: .*neither the old nor the new weights"):
         BlobCache(copy, "shared")
+
+
+def test_a_volume_with_another_number(copy, hooks):
+    """Volumes may be mounted under another one, which must not lose the journal of a killed process (B4)."""
+    victim = run(
+        """
+from blobstore_runtime import _native
+cache = BlobCache(sys.argv[1], "shared")
+_native.crash_at(5)
+cache.update(weights(2))
+""",
+        copy,
+        hooks=hooks,
+    )
+    assert victim.wait() == -signal.SIGKILL
+    commits = copy.with_name("copy.ptd.commits")
+    data = bytearray(commits.read_bytes())
+    data[8] ^= 1
+    commits.write_bytes(data)
+    cache = BlobCache(copy, "shared")
+    assert (value(cache), cache.generation, cache.version("a")) == (2, 1, 1)
+
+
+def journal(copy, words, body=b""):
+    """Write a journal as a killed process would have left it."""
+    BlobCache(copy, "shared").close()
+    commits = copy.with_name("copy.ptd.commits")
+    data = bytearray(commits.read_bytes())[:4096].ljust(4096, b"\0")
+    made = b"".join(word.to_bytes(8, "little") for word in words) + body
+    data[48:56] = len(made).to_bytes(8, "little")
+    commits.write_bytes(data + made + xxhash.xxh3_128_digest(made))
+
+
+def test_a_journal_is_replayed(copy):
+    """The control of the test below."""
+    at = open_ptd(copy).byte_range("a")[0]
+    journal(copy, [7, 1, 1, 0, at, 4], np.float32(9).tobytes())
+    cache = BlobCache(copy, "shared")
+    assert (cache.generation, cache.version("a"), cache.numpy("a")[0]) == (7, 7, 9)
+
+
+@pytest.mark.parametrize(
+    ("words", "body"),
+    [
+        ([5, 0, 1 << 40], b""),
+        ([5, 0, (1 << 64) - 1], b""),
+        ([5, (1 << 63) + 1, 0], b""),
+        ([5, 1, 0, 0, 1 << 20], b""),
+        ([5, 1, 0, 1 << 30, 8], bytes(8)),
+        ([5, 1, 0, (1 << 64) - 4, 8], bytes(8)),
+        ([5, 2, 0, 0, 8, 8, (1 << 64) - 8], b""),
+        ([5, 1, 0, 0, 8], bytes(16)),
+        ([5, 1, 0, 0], b""),
+    ],
+)
+def test_a_hostile_journal_is_refused(copy, words, body):
+    """Its digest says nothing, as anyone can compute it; the weights stay as they are (B5)."""
+    before = copy.read_bytes()
+    journal(copy, words, body)
+    with pytest.raises(errors.IntegrityError, match="journal is damaged"):
+        BlobCache(copy, "shared")
+    assert copy.read_bytes() == before
+
+
+def test_a_working_copy_that_is_replaced_while_it_is_opened(copy, tmp_path):
+    """Otherwise one process would replace the locks of those that have the new file (B4)."""
+    make_working_copy(tmp_path / "original.ptd", tmp_path / "new.ptd")
+    with copy.open("rb") as old:
+        fcntl.flock(old, fcntl.LOCK_SH)  # as whoever replaces it
+        child = run(
+            """
+cache = BlobCache(sys.argv[1], "shared")
+print("open", flush=True)
+input()
+print(cache.generation, value(cache), flush=True)
+""",
+            copy,
+        )
+        until(lambda: opened(child.pid, copy) >= 2)  # it waits for the lock
+        os.replace(tmp_path / "new.ptd", copy)
+        other = BlobCache(copy, "shared")
+        other.update(weights(3))
+    assert child.stdout.readline() == "open\n"
+    third = BlobCache(copy, "shared")
+    other.update(weights(4))
+    assert (third.generation, value(third)) == (2, 4)
+    child.stdin.write("\n")
+    child.stdin.flush()
+    assert child.stdout.readline() == "2 4\n"
+    assert child.wait() == 0
+
+
+def opened(process, path):
+    """How many descriptors of a file a process has."""
+    count = 0
+    for link in Path(f"/proc/{process}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            count += link.readlink() == path
+    return count
 
 
 def test_replaced_working_copy(copy, tmp_path):

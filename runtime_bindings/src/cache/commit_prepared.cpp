@@ -1,5 +1,6 @@
 // A commit before anything changes: it is checked, and everything that can fail is done.
 
+#include <algorithm>
 #include <cstring>
 #include <unordered_map>
 
@@ -11,7 +12,7 @@
 
 namespace blobstore::internal {
 
-uint64_t MappedCache::update(const std::vector<Change>& given) {
+std::optional<uint64_t> MappedCache::update_if(const std::vector<Change>& given, const std::vector<Change>& unchanged) {
   check_writable();
   std::vector<std::vector<uint8_t>> copies;
   const std::vector<Change> changes = copy_own_bytes(given, copies);
@@ -25,9 +26,13 @@ uint64_t MappedCache::update(const std::vector<Change>& given) {
     if (packed() != nullptr) {
       copies_ = packed()->copies_of(*this); // they follow the cache as long as they live
     }
-    commit_to_all_processes(changes, slots, following);
-  } else {
+    if (!commit_to_all_processes(changes, unchanged, slots, following)) {
+      return std::nullopt;
+    }
+  } else if (have_bytes(unchanged)) {
     commit_to_this_process(changes, slots, following);
+  } else {
+    return std::nullopt;
   }
   commits_.fetch_add(1, std::memory_order_relaxed);
   return generation();
@@ -38,6 +43,14 @@ void MappedCache::check_writable() const {
   if (ThreadReadings::any(*this)) {
     throw_error_in(ErrorKind::Unsupported, name(), "this thread is reading the cache, so it cannot change it now");
   }
+}
+
+/// Whether blobs have these bytes; no commit happens meanwhile.
+bool MappedCache::have_bytes(const std::vector<Change>& expected) const {
+  return std::all_of(expected.begin(), expected.end(), [&](const Change& one) {
+    const Slot* slot = blobs_.find(one.key);
+    return slot == nullptr || one.size == 0 || std::memcmp(slot->data, one.data, one.size) == 0;
+  });
 }
 
 /// New bytes that are bytes of this very cache or its base, such as a view, would change while they are read.

@@ -10,6 +10,9 @@
 namespace blobstore::internal {
 namespace {
 
+/// Thrown where nothing was prepared yet: blobs that must be unchanged have other bytes.
+struct Outdated {};
+
 /// A manifest with the digests of a commit in it, so that a working copy always records the right ones.
 std::vector<uint8_t> updated_manifest(
     const Source& source, const std::vector<Slot*>& slots, const std::vector<Digest>& digests) {
@@ -67,8 +70,11 @@ void MappedCache::stamp(const std::vector<Slot*>& slots) {
 
 /// The working copy does it: `WorkingCopy::commit` writes a journal and marks it, and from then on the commit happens,
 /// even if this process is killed.
-void MappedCache::commit_to_all_processes(
-    const std::vector<Change>& changes, const std::vector<Slot*>& slots, Followers::List& following) {
+bool MappedCache::commit_to_all_processes(
+    const std::vector<Change>& changes,
+    const std::vector<Change>& unchanged,
+    const std::vector<Slot*>& slots,
+    Followers::List& following) {
   const Source& source = blobs_.sources()[0];
   std::vector<uint64_t> keys;
   std::vector<Digest> digests;
@@ -84,6 +90,9 @@ void MappedCache::commit_to_all_processes(
   std::vector<uint8_t> manifest;
   const auto make_patches = [&] {
     source.file.check_length(source.size);
+    if (!have_bytes(unchanged)) {
+      throw Outdated();
+    }
     // no other process can commit in between here, so it is certain which version this will be
     const StagedUpdate staged(*this, working_copy_->generation() + 1, changes);
     followers_.prepare(staged, 0, following);
@@ -105,6 +114,9 @@ void MappedCache::commit_to_all_processes(
   const auto apply_followers = [&] { Followers::apply(following); }; // before another process commits
   try {
     working_copy_->commit(keys, make_patches, write_patch, apply_followers);
+    return true;
+  } catch (const Outdated&) {
+    return false;
   } catch (...) {
     following.clear(); // while no other commit of this process can begin, as that reuses the version
     throw;

@@ -55,7 +55,10 @@ class MappedCache final : public BlobCache, private ForkAware {
   void close() override { closed_.store(true, std::memory_order_release); }
   bool closed() const override { return closed_.load(std::memory_order_acquire); }
 
-  uint64_t update(const std::vector<Change>& given) override;
+  uint64_t update(const std::vector<Change>& given) override { return *update_if(given, {}); }
+  /// As `update`, if other blobs of these files still have some bytes; otherwise nothing changes, and the result is
+  /// empty. What was computed with such bytes must not be committed beside others.
+  std::optional<uint64_t> update_if(const std::vector<Change>& given, const std::vector<Change>& unchanged);
   uint64_t revert() override;
   uint64_t revert(const std::vector<std::string>& keys) override;
   uint64_t save(const std::string& path, bool dirty_only) const override;
@@ -98,14 +101,18 @@ class MappedCache final : public BlobCache, private ForkAware {
       const std::unordered_set<const Slot*>& seen) const;
   [[noreturn]] void throw_shared(const Slot& slot, const std::string& other) const;
   std::vector<Prepared> prepare(const std::vector<Change>& changes, const std::vector<Slot*>& slots) const;
+  bool have_bytes(const std::vector<Change>& expected) const;
   std::unique_lock<FairLock> prepare_followers_and_lock(const StagedCommit& staged, Followers::List& prepared);
   std::unique_ptr<Reading> read_base() const;
 
   // commit_visible.cpp
   void commit_to_this_process(
       const std::vector<Change>& changes, const std::vector<Slot*>& slots, Followers::List& following);
-  void commit_to_all_processes(
-      const std::vector<Change>& changes, const std::vector<Slot*>& slots, Followers::List& following);
+  bool commit_to_all_processes(
+      const std::vector<Change>& changes,
+      const std::vector<Change>& unchanged,
+      const std::vector<Slot*>& slots,
+      Followers::List& following);
   void write(Slot& slot, Prepared&& prepared, const void* data);
   void stamp(const std::vector<Slot*>& slots);
 

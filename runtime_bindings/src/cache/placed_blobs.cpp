@@ -73,12 +73,14 @@ void PlacedBlobs::add_keys(size_t number) {
   }
 }
 
-/// Give a blob its address: the first key of a segment lies in the map of the file, every other one elsewhere.
+/// Give a blob its address: the first key of a segment lies in the map of the file, others and empty ones elsewhere.
 void PlacedBlobs::place(Slot& slot, const Source& source, const PtdSegment& segment, bool taken) {
   slot.first_of_segment = !taken;
   shares_segments_ = shares_segments_ || taken;
-  const bool maps_file = mode_ == Mode::Shared || (mode_ == Mode::Private && slot.size >= page_size());
-  if (!taken) {
+  const bool maps_file =
+      slot.size > 0 && (mode_ == Mode::Shared || (mode_ == Mode::Private && slot.size >= page_size()));
+  const bool in_place = slot.size > 0 && !taken; // an empty blob lies where the next one does
+  if (in_place) {
     slot.data = source.map.data() + segment.start;
   } else if (maps_file) {
     const auto kind = mode_ == Mode::Shared ? Mapping::Kind::Shared : Mapping::Kind::Private;
@@ -89,7 +91,7 @@ void PlacedBlobs::place(Slot& slot, const Source& source, const PtdSegment& segm
     slot.data = take_memory(slot.size, slot.alignment);
     std::memcpy(slot.data, source.map.data() + segment.start, slot.size);
   }
-  if (mode_ == Mode::Private && (!taken || maps_file)) {
+  if (mode_ == Mode::Private && (in_place || maps_file)) {
     slot.pages.emplace(slot.data, slot.size, source.file, segment.start);
   }
 }

@@ -163,6 +163,13 @@ uint64_t WorkingCopy::journal_start() const {
   return align_up(sizeof(Header) + 8 * header()->keys, kPage);
 }
 
+/// Whether the path still leads to this file: while the lock was waited for, another one may have replaced it.
+bool WorkingCopy::is_at_its_path() const {
+  const FileStatus mine = file_.status();
+  const FileStatus there = File(file_.path(), /*writable=*/true).status();
+  return mine.device == there.device && mine.inode == there.inode;
+}
+
 /// A tool may have copied the file with holes, which would need disk space when they are written through a map.
 void WorkingCopy::reserve_space() const {
   const FileStatus status = file_.status();
@@ -179,8 +186,9 @@ void WorkingCopy::find_state() {
   Mapping first(gate, 0, sizeof(Header), Mapping::Kind::Shared);
   const auto* found = reinterpret_cast<const Header*>(first.data());
   const FileStatus status = file_.status();
-  if (std::memcmp(found->magic, kMagic, 8) != 0 || found->device != status.device || found->inode != status.inode ||
-      found->size != status.size || found->keys > (gate.size() - sizeof(Header)) / 8) {
+  // volumes may get another device number when they are mounted, and a killed process left its journal before
+  if (std::memcmp(found->magic, kMagic, 8) != 0 || found->inode != status.inode || found->size != status.size ||
+      found->keys > (gate.size() - sizeof(Header)) / 8) {
     return; // it belongs to another file, which this one replaced
   }
   gate.reserve(0, sizeof(Header) + 8 * found->keys);
@@ -281,10 +289,13 @@ void WorkingCopy::recover() {
   if (std::memcmp(digest(journal.data(), size).data(), journal.data() + size, sizeof(Digest)) != 0) {
     throw damaged();
   }
-  replay(journal.data());
+  if (!replay(journal.data(), size)) {
+    throw damaged();
+  }
 }
 
-void WorkingCopy::replay(const uint8_t* data) {
+/// @returns false, before anything is written, if the journal is not for this file.
+bool WorkingCopy::replay(const uint8_t* data, uint64_t size) {
   const auto word = [&](uint64_t index) {
     uint64_t value;
     std::memcpy(&value, data + 8 * index, sizeof value);
@@ -292,7 +303,23 @@ void WorkingCopy::replay(const uint8_t* data) {
   };
   const uint64_t patches = word(1);
   const uint64_t keys = word(2);
+  const uint64_t words = size / 8 - 3;
+  if (keys > words || patches > (words - keys) / 2) {
+    return false;
+  }
   uint64_t at = 8 * (3 + keys + 2 * patches);
+  uint64_t left = size - at;
+  for (uint64_t i = 0; i < patches; ++i) {
+    const uint64_t offset = word(3 + keys + 2 * i);
+    const uint64_t length = word(3 + keys + 2 * i + 1);
+    if (length > left || offset > header()->size || length > header()->size - offset) {
+      return false;
+    }
+    left -= length;
+  }
+  if (left != 0) {
+    return false;
+  }
   for (uint64_t i = 0; i < patches; ++i) {
     const uint64_t offset = word(3 + keys + 2 * i);
     const uint64_t length = word(3 + keys + 2 * i + 1);
@@ -306,6 +333,7 @@ void WorkingCopy::replay(const uint8_t* data) {
   }
   header()->generation.store(word(0), std::memory_order_release);
   header()->pending.store(0, std::memory_order_release);
+  return true;
 }
 
 void WorkingCopy::after_fork_in_child() {

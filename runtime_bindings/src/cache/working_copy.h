@@ -25,7 +25,7 @@ struct Patch {
 ///
 ///     offset  bytes      what
 ///     0       8          "BLOBCMT1"
-///     8       24         device, inode and size of the working copy
+///     8       24         device, inode and size of the working copy; the device is not compared
 ///     32      8          number of keys
 ///     40      8          generation
 ///     48      8          bytes of a journal that must be replayed; 0 if there is none
@@ -58,11 +58,9 @@ class WorkingCopy {
   /// the number of keys.
   template <typename Read>
   void open(Read read) {
-    const Exclusive lock(*this);
-    reserve_space();
-    find_state();
-    recover();
-    bind(read(file_));
+    while (!open_if_current(read)) { // otherwise this process would replace the locks of those that have the new file
+      file_ = File(file_.path(), /*writable=*/true);
+    }
   }
 
   const File& file() const { return file_; }
@@ -155,12 +153,25 @@ class WorkingCopy {
   uint64_t journal_start() const;
   std::unique_ptr<Lease> lease();
   void keep(std::unique_ptr<Lease> lease) noexcept;
+  template <typename Read>
+  bool open_if_current(Read& read) {
+    const Exclusive lock(*this);
+    if (!is_at_its_path()) {
+      return false;
+    }
+    reserve_space();
+    find_state();
+    recover();
+    bind(read(file_));
+    return true;
+  }
+  bool is_at_its_path() const;
   void reserve_space() const;
   void find_state(); // maps the file beside, if it belongs to this working copy
   void bind(uint64_t keys);
   void create(uint64_t keys);
   void recover();
-  void replay(const uint8_t* journal);
+  bool replay(const uint8_t* journal, uint64_t size);
   void begin(const std::vector<uint64_t>& keys, const std::vector<Patch>& patches);
   void finish(const std::vector<uint64_t>& keys);
 

@@ -2,6 +2,7 @@
 
 #include <unordered_map>
 
+#include "cache/mapped_cache.h"
 #include "logical/numbers.h"
 #include "os/text.h"
 
@@ -14,6 +15,14 @@ const BlobCache& opened(const std::shared_ptr<BlobCache>& cache) {
   return *cache;
 }
 
+std::vector<Change> changes_of(const std::vector<NewBlob>& blobs) {
+  std::vector<Change> changes;
+  for (const NewBlob& blob : blobs) {
+    changes.push_back({blob.key, blob.bytes.data, blob.bytes.nbytes, blob.has_layout ? &blob.layout : nullptr});
+  }
+  return changes;
+}
+
 } // namespace
 
 CacheTensors::CacheTensors(std::shared_ptr<BlobCache> cache)
@@ -21,12 +30,14 @@ CacheTensors::CacheTensors(std::shared_ptr<BlobCache> cache)
 
 uint64_t CacheTensors::update(const std::vector<Given>& given, bool finite) const {
   cache_->check_open();
-  const std::vector<NewBlob> blobs = updates_.changes(given, finite);
-  std::vector<Change> changes;
-  for (const NewBlob& blob : blobs) {
-    changes.push_back({blob.key, blob.bytes.data, blob.bytes.nbytes, blob.has_layout ? &blob.layout : nullptr});
+  for (;;) { // again if somebody changed scales while numbers were quantized with them
+    std::vector<NewBlob> used;
+    const std::vector<NewBlob> blobs = updates_.changes(given, finite, used);
+    auto& cache = static_cast<MappedCache&>(*cache_); // there is no other kind
+    if (const auto generation = cache.update_if(changes_of(blobs), changes_of(used))) {
+      return *generation;
+    }
   }
-  return cache_->update(changes);
 }
 
 uint64_t CacheTensors::update_state_dict(const std::vector<Given>& given, bool strict, bool finite) const {

@@ -134,7 +134,7 @@ void Updates::check_names(const Names& names) const {
   }
 }
 
-std::vector<NewBlob> Updates::changes(const std::vector<Given>& given, bool finite) const {
+std::vector<NewBlob> Updates::changes(const std::vector<Given>& given, bool finite, std::vector<NewBlob>& used) const {
   Names names;
   for (const Given& one : given) {
     names.push_back(one.name);
@@ -171,7 +171,7 @@ std::vector<NewBlob> Updates::changes(const std::vector<Given>& given, bool fini
     }
     changed.push_back(direct_change(key, *one));
   }
-  for (NewBlob& made : resolve(logical, finite)) {
+  for (NewBlob& made : resolve(logical, finite, used)) {
     changed.push_back(std::move(made));
   }
   return changed;
@@ -201,7 +201,8 @@ NewBlob Updates::direct_change(std::string_view key, const Given& given) const {
   return out;
 }
 
-std::vector<NewBlob> Updates::resolve(const std::vector<const Given*>& given, bool finite) const {
+std::vector<NewBlob> Updates::resolve(
+    const std::vector<const Given*>& given, bool finite, std::vector<NewBlob>& used) const {
   struct Taken {
     const Given* given;
     TensorView value;
@@ -237,7 +238,11 @@ std::vector<NewBlob> Updates::resolve(const std::vector<const Given*>& given, bo
   TextMap<size_t> by_key;
   const Lookup lookup = [&](const std::string& key) {
     const auto found = by_key.find(key);
-    return found != by_key.end() ? made[found->second].bytes : blob_bytes(key);
+    if (found != by_key.end()) {
+      return made[found->second].bytes;
+    }
+    used.push_back({key, blob_bytes(key), std::nullopt, false});
+    return used.back().bytes;
   };
   for (const Record* record : records) {
     std::vector<const Tensor*> sources;

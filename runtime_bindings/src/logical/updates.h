@@ -61,8 +61,9 @@ class Updates {
   /// The blobs that change in an update. Values are read here; the result may refer to their memory.
   ///
   /// @param finite refuse infinities and NaN.
+  /// @param used gets copies of the blobs that values were computed with, such as scales.
   /// @throws Error as `LogicalTensors::update`, before anything changes.
-  std::vector<NewBlob> changes(const std::vector<Given>& given, bool finite) const;
+  std::vector<NewBlob> changes(const std::vector<Given>& given, bool finite, std::vector<NewBlob>& used) const;
   /// Check one value for a tensor as far as no other tensor is needed. @throws Error Layout, UnsupportedData.
   void check(const Given& given) const;
 
@@ -87,7 +88,7 @@ class Updates {
  private:
   bool knows(std::string_view name) const { return index_.find(name) != nullptr || source_.contains(name); }
   /// The blobs that are made of tensors.
-  std::vector<NewBlob> resolve(const std::vector<const Given*>& given, bool finite) const;
+  std::vector<NewBlob> resolve(const std::vector<const Given*>& given, bool finite, std::vector<NewBlob>& used) const;
   NewBlob direct_change(std::string_view key, const Given& given) const;
   TensorView take(const Tensor& tensor, const Given& given, bool finite) const;
   TensorView blob_bytes(const std::string& key) const;

@@ -15,7 +15,7 @@
 namespace blobstore::internal {
 
 ScratchFile::ScratchFile(const std::string& folder) {
-#if BLOBSTORE_LINUX && defined(MFD_CLOEXEC)
+#if BLOBSTORE_LINUX && defined(MFD_CLOEXEC) && (!defined(__ANDROID_API__) || __ANDROID_API__ >= 30)
   file_ = File("memory", memfd_create("blobstore", MFD_CLOEXEC));
   if (file_.is_open()) {
     path_ = format("/proc/self/fd/{}", file_.descriptor());
