@@ -20,6 +20,7 @@ from blobstore.memory.tensors import as_bytes, in_dim_order, to_numpy, to_torch
 
 __all__ = [
     "NativeLayout",
+    "NotATensorError",
     "as_count",
     "decode_text",
     "is_utf8",
@@ -157,11 +158,23 @@ def native_layout(layout: TensorLayout) -> NativeLayout:
     return int(layout.scalar_type), layout.sizes, layout.dim_order
 
 
+class NotATensorError(errors.InputError):
+    """An argument of a call is neither a tensor nor an array nor a plain value.
+
+    Attributes:
+        value: the argument; the native module does not say which one it was.
+    """
+
+    def __init__(self, value: object) -> None:
+        super().__init__(f"expected a tensor or an array, not a {type(value).__qualname__}")
+        self.value = value
+
+
 def _argument_bytes(value: Any, wanted: NativeLayout | None) -> tuple[memoryview, NativeLayout]:
     """The bytes of an argument of a call, in the dim order that the method takes. The native module calls it."""
-    data, layout = as_bytes(value)
-    if layout is None:
-        raise errors.InputError(f"expected a tensor or an array, not {type(value).__name__}")
+    data, layout = as_bytes(value) if hasattr(value, "dtype") else (None, None)
+    if data is None or layout is None:
+        raise NotATensorError(value)
     if wanted is not None and len(layout.sizes) == len(wanted[1]):
         data = in_dim_order(data, layout, wanted[2])
         layout = TensorLayout(layout.scalar_type, layout.sizes, wanted[2])

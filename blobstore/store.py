@@ -43,7 +43,7 @@ from blobstore.formats.ptd.writer import MAX_ALIGNMENT, Entry, write_ptd
 from blobstore.memory.buffers import same_bytes
 from blobstore.memory.digest import Digest, digest
 from blobstore.memory.layout import ScalarType, TensorLayout
-from blobstore.memory.mapped_file import Paths, as_path, as_paths, check_length
+from blobstore.memory.mapped_file import Paths, as_path, as_paths, check_length, named
 from blobstore.memory.tensors import FileSlice, as_bytes
 
 if TYPE_CHECKING:
@@ -365,7 +365,7 @@ class BlobStore:
         """Write one .ptd for each tag: all files or none. If the process is killed meanwhile, the next writer finishes it.
 
         Args:
-            directory: an existing folder.
+            directory: the folder. It is made if it is missing, and removed again if writing then fails.
             metadata: text to store in each file, under text keys.
             force: also replace files of other formats, files that blobs come from, or data files of programs.
 
@@ -379,12 +379,24 @@ class BlobStore:
         for entry in self.entries():
             tag = self.tag(entry.key)
             files.setdefault(DEFAULT_TAG if tag is None else tag, []).append(entry)
-        paths = {tag: as_path(directory) / file_name(tag) for tag in files}
+        folder = as_path(directory)
+        paths = {tag: folder / file_name(tag) for tag in files}
         if not force:
             refuse_inputs(paths.values(), self._sources)
-        with Staging(force=force) as staging:
-            for tag, path in paths.items():
-                stage_ptd(staging, path, files[tag], metadata)
+        with named(folder):
+            missing = [one for one in (folder, *folder.parents) if not one.exists()]
+        try:
+            if missing:
+                with named(folder):
+                    folder.mkdir(parents=True, exist_ok=True)
+            with Staging(force=force) as staging:
+                for tag, path in paths.items():
+                    stage_ptd(staging, path, files[tag], metadata)
+        except BaseException:
+            for one in missing:
+                with suppress(OSError):
+                    one.rmdir()
+            raise
         return paths
 
     def _address(self, view: memoryview) -> Digest:

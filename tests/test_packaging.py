@@ -47,6 +47,17 @@ def test_what_pypi_shows(folder: Path) -> None:
         assert (folder / name).is_file()
 
 
+def test_the_extras_are_listed() -> None:
+    """The page on installing has every extra that is not for work on blobstore itself, and what it says of them is so."""
+    extras = project(ROOT)["project"]["optional-dependencies"]
+    page = (ROOT / "docs" / "install.md").read_text(encoding="utf-8")
+    table = dict(re.findall(r"^\| `(\w+)` \| (.+) \|$", page, re.MULTILINE))
+    assert table.keys() == extras.keys() - {"test", "bench", "fuzz", "lint", "platforms", "docs", "dist"}
+    for name, text in table.items():
+        for included in re.findall(r"includes `(\w+)`", text):
+            assert f"blobstore[{included}]" in extras[name], name
+
+
 def test_both_packages_have_types_and_the_same_licence() -> None:
     assert (ROOT / "blobstore" / "py.typed").exists()
     assert (ROOT / "runtime_bindings" / "python" / "blobstore_runtime" / "py.typed").exists()

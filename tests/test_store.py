@@ -450,9 +450,29 @@ def test_bad_output_paths(tmp_path):
         store.write_ptd(tmp_path / "folder.ptd")
     with pytest.raises(FileAccessError, match="No such file"):
         store.write_ptd(tmp_path / "nowhere" / "x.ptd")
-    with pytest.raises(FileAccessError, match="No such file"):
-        store.write(tmp_path / "nowhere")
-    assert os.listdir(tmp_path) == ["folder.ptd"]
+    (tmp_path / "file").write_bytes(b"")
+    for place in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(FileAccessError, match="Not a directory"):
+            store.write(place)
+    assert sorted(os.listdir(tmp_path)) == ["file", "folder.ptd"]
+
+
+def test_write_makes_its_folder(tmp_path, monkeypatch):
+    """A missing folder is made, and gone again after an error; one that was there stays (B5)."""
+    memory = bytearray(b"changes")
+    store = BlobStore()
+    store.add("a", memory)
+    memory[0] = 0
+    (tmp_path / "there").mkdir()
+    for place in ("there", "there/new", "new/and/deep"):
+        with pytest.raises(DataChangedError):
+            store.write(tmp_path / place)
+    assert list(tmp_path.rglob("*")) == [tmp_path / "there"]
+    memory[0] = ord("c")
+    monkeypatch.chdir(tmp_path)
+    for place in ("out", "new/and/deep"):
+        assert store.write(place) == {"blobs": Path(place, "blobs.ptd")}
+        assert sizes_of(tmp_path / place / "blobs.ptd") == {"a": 7}
 
 
 def test_file_mode_follows_the_umask(tmp_path):

@@ -17,7 +17,6 @@ from typing import Annotated, Any, ParamSpec, TypeVar
 import typer
 
 from blobstore.cli import ERROR, INTERRUPTED, PIPE_CLOSED, adapters, packed, releases
-from blobstore.cli.names import named_by, open_names
 from blobstore.cli.output import (
     counted,
     err,
@@ -30,11 +29,14 @@ from blobstore.cli.output import (
     progress_bar,
     say,
 )
-from blobstore.cli.report import report
+from blobstore.cli.report import open_names, report
 from blobstore.disk.progress import Progress
 from blobstore.errors import BlobStoreError, InvalidFileError, UnsupportedDataError
+from blobstore.formats.data_map import NamedDataMap
 from blobstore.formats.opening import Format, detect_format, open_any
 from blobstore.formats.ptd.reader import open_ptd
+from blobstore.formats.pte.program import read_program
+from blobstore.memory.mapped_file import same_file
 from blobstore.programs import DATA_NAME, DedupResult, dedup_programs
 from blobstore.programs.fuse import fuse_programs
 from blobstore.reporting.limits import parse_size
@@ -179,21 +181,30 @@ def dedup(
             dry_run=dry_run,
             progress=progress,
         )
+    number = None if known is None or dry_run else _named_by(known, result)
     if as_json:
         print_json(result)
     else:
-        _print_dedup(result)
+        named = f"Named {counted(number, 'moved tensor')} after {names}." if number else ""
+        _print_dedup(result, named)
         if dry_run:
             out.print("Nothing was written: this was a dry run.")
-    if known is not None and not dry_run:
-        number = named_by(known, result)
-        if not number:
-            print_error(f"note: no moved tensor got a name from {names}: none equals exactly one of its tensors")
-        elif not as_json:
-            say(f"{counted(number, 'moved tensor')} got {'its name' if number == 1 else 'their names'} from {names}.")
+    if number == 0:
+        print_error(f"note: no moved tensor got a name from {names}: none equals exactly one of its tensors")
 
 
-def _print_dedup(result: DedupResult) -> None:
+def _named_by(names: NamedDataMap, result: DedupResult) -> int:
+    """How many tensors that left the programs of a run have names of this file."""
+    found: set[str] = set()
+    for program in result.programs:
+        taken = {one.key for one in read_program(program.path).externals}
+        if not same_file(program.source, program.path):  # with --force a program can replace itself
+            taken -= {one.key for one in read_program(program.source).externals}
+        found |= taken
+    return sum(key in names for key in found)
+
+
+def _print_dedup(result: DedupResult, named: str) -> None:
     rows: list[tuple[object, ...]] = [
         (p.path, "replaced" if p.path in result.replaced else "new", p.bytes_before, p.bytes_after, p.moved)
         for p in result.programs
@@ -203,6 +214,8 @@ def _print_dedup(result: DedupResult) -> None:
     rows += [(path, "data", "", data, "") for path in result.data_files]
     rows.append(("total (kept not counted)", "", result.bytes_before, result.bytes_after, ""))
     print_table("Deduplicated", ("file", "", "bytes before", "bytes after", "moved"), rows)
+    if named:
+        say(named)
     say(saving(result.bytes_before, result.bytes_after))
     if result.bytes_after > result.bytes_before:
         say("The metadata takes more than what is shared; --keep-small leaves small blobs alone.")

@@ -11,10 +11,12 @@ from typing import Annotated
 import typer
 
 from blobstore.cli import ERROR
-from blobstore.cli.names import open_names
 from blobstore.cli.output import out, print_error, progress_bar
 from blobstore.disk.kinds import Format, check_replaceable
-from blobstore.errors import FileAccessError
+from blobstore.errors import FileAccessError, UnsupportedDataError
+from blobstore.formats.data_map import NamedDataMap
+from blobstore.formats.opening import open_any
+from blobstore.formats.pte.data_map import PteDataMap
 from blobstore.reporting import making
 from blobstore.reporting.baseline import compare_reports
 from blobstore.reporting.cache import default_path, is_another_file
@@ -24,7 +26,7 @@ from blobstore.reporting.regions import SUFFIXES
 from blobstore.reporting.terminal import print_changes, print_report
 from blobstore.text import size
 
-__all__ = ["report"]
+__all__ = ["open_names", "report"]
 
 OVER = 1
 """The exit code if duplicates waste more than --fail-over allows."""
@@ -126,6 +128,20 @@ def report(
         raise typer.Exit(ERROR)
     if over:
         raise typer.Exit(OVER)
+
+
+def open_names(path: Path | None) -> NamedDataMap | None:
+    """Open the file of `--names`, if one is given.
+
+    Raises:
+        FileAccessError, InvalidFileError, UnsupportedDataError: as `open_any`; or it is a program, which has no names.
+    """
+    if path is None:
+        return None
+    found = open_any(path)
+    if isinstance(found, PteDataMap):
+        raise UnsupportedDataError(f"{path}: expected names from a .safetensors or a .ptd, found {Format.PTE.value}")
+    return found
 
 
 def _limit(text: str | None) -> Limit | None:

@@ -201,10 +201,11 @@ class LogicalTensors(Mapping[str, LogicalTensor]):
         what = type(value).__name__
         try:
             data, found = as_bytes(value)
-        except UnsupportedDataError:
+        except UnsupportedDataError as error:
+            reason = str(error)
             if name in self and not hasattr(value, "dtype"):
-                raise UnsupportedDataError(f"expected a torch tensor or a numpy array, found {what}") from None
-            raise
+                reason = f"expected a torch tensor or a numpy array, found {what}"
+            raise UnsupportedDataError(f"{self._blobs.name}: {name!r}: {reason}") from None
         return [(name, data, None if found is None else native_layout(found), what)]
 
     def _unknown(self, name: object) -> KeyNotFoundError:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from blobstore.errors import MissingDependencyError
+from blobstore.errors import MissingDependencyError, UnsupportedDataError
 
 if TYPE_CHECKING:
     from executorch.exir import ExecutorchProgramManager
@@ -46,8 +46,8 @@ def lower(
 
     Args:
         methods: for each method name a module, in evaluation mode, and its example inputs.
-        partitioners: returns new partitioners, and is called once for each method. Left out, everything that XNNPACK
-            takes is delegated to it; `list` delegates nothing.
+        partitioners: a function that returns new partitioners; it is called once for each method, before anything is
+            exported. Left out, everything that XNNPACK takes is delegated to it; `list` delegates nothing.
         config: fields of ExecuTorch's `ExecutorchBackendConfig`, such as `external_constants`.
 
     Returns:
@@ -55,17 +55,25 @@ def lower(
 
     Raises:
         MissingDependencyError: executorch is not installed.
+        UnsupportedDataError: `partitioners` is not a function, but a list or a partitioner.
     """
     with quiet(), torch.no_grad():
         try:
             from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
             from executorch.exir import ExecutorchBackendConfig, to_edge_transform_and_lower
+            from executorch.exir.backend.partitioner import Partitioner
         except ImportError as error:
             raise MissingDependencyError("lowering needs executorch: pip install 'blobstore[executorch]'") from error
 
+        make = partitioners if partitioners is not None else lambda: [XnnpackPartitioner()]
+        if not callable(make) or isinstance(make, Partitioner):  # a partitioner can be called, too, with a program
+            raise UnsupportedDataError(
+                "partitioners must be a function that returns new partitioners, found a "
+                f"{type(make).__qualname__}; write partitioners=lambda: [...]"
+            )
+        made = {name: list(make()) for name in methods}
         exported = {
             name: torch.export.export(module, inputs, strict=True) for name, (module, inputs) in methods.items()
         }
-        make = partitioners if partitioners is not None else lambda: [XnnpackPartitioner()]
-        edge = to_edge_transform_and_lower(exported, partitioner={name: list(make()) for name in exported})
+        edge = to_edge_transform_and_lower(exported, partitioner=made)
         return edge.to_executorch(ExecutorchBackendConfig(**config))

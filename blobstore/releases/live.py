@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from blobstore.disk.locks import Lock
-from blobstore.errors import ReleaseError
+from blobstore.errors import ClosedError, ReleaseError
 from blobstore.formats.ptd.reader import PtdDataMap, open_ptd
 from blobstore.memory.mapped_file import as_path, named
 from blobstore.releases.index import DataSet, Index
@@ -123,7 +123,7 @@ class Release:
     def __init__(self, directory: Path, names: Sequence[str] | None) -> None:
         self.directory = directory
         self._installed, self._names = Installed(directory), names
-        self._turn = threading.Lock()
+        self._turn, self._closed = threading.Lock(), False
         self._lock, view = _hold_current(self._installed)
         try:
             self._index = self._installed.index(view[:64])
@@ -176,9 +176,12 @@ class Release:
         committed, and the result says why; open the folder again then.
 
         Raises:
+            ClosedError: the release is closed.
             As `open`, and as `BlobCache.update_blobs`. The cache is unchanged then.
         """
         with self._turn:
+            if self._closed:
+                raise ClosedError(f"{self.directory}: the release is closed")
             lock, view = _hold_current(self._installed)
             try:
                 sha256 = view[:64]
@@ -226,6 +229,7 @@ class Release:
     def close(self) -> None:
         """Close the cache, and let `gc` remove the release once it is no longer current. Programs keep their weights."""
         with self._turn:
+            self._closed = True
             self.cache.close()
             self._lock.close()
 

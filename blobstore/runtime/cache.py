@@ -99,7 +99,8 @@ class BlobCache(NamedDataMap):
         mode: "private": unchanged pages belong to the page cache of the operating system, so all processes share them.
             A commit copies only the pages that it changes, and no other process sees it. "shared": one working copy
             (see `make_working_copy`) that any number of processes map, read and change together; a commit changes the
-            file. "copy": the files are read into memory, so later changes to the files have no effect.
+            file, so never open the original in this mode: its weights would be overwritten, and `revert` could not
+            restore them. "copy": the files are read into memory, so later changes to the files have no effect.
         base: a cache whose blobs can be found through this one, except for the keys that `paths` have. Its memory is
             shared, and its commits are visible here. Its blobs are changed through the base, not through this cache.
         packed: a `PackedStore` or its folder: where programs on this cache keep packed weights. By default where those of
@@ -163,6 +164,10 @@ class BlobCache(NamedDataMap):
     def __contains__(self, key: object) -> bool:
         self._check_open()
         return is_utf8(key) and bool(self._native.contains(key))
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise errors.ClosedError(f"{self.name}: the cache is closed")
 
     def _check_key(self, key: object) -> None:
         self._check_open()
@@ -346,7 +351,7 @@ class BlobCache(NamedDataMap):
         """
         self._check_open()
         check_by_name(blobs)
-        return self._commit([self._change(key, as_bytes(data)[0]) for key, data in blobs.items()])
+        return self._commit([self._change(key, self._bytes(key, data)[0]) for key, data in blobs.items()])
 
     def update_state_dict(self, tensors: Mapping[str, Any], *, strict: bool = True, finite: bool = False) -> int:
         """Change everything in a model's `state_dict()` that the programs on this cache use, in one commit.
@@ -452,7 +457,7 @@ class BlobCache(NamedDataMap):
     def _change(self, key: str, data: Any) -> _Change:
         """The change of one key; the data is put in the blob's dim order."""
         self._check_known(key)
-        view, layout = as_bytes(data)
+        view, layout = self._bytes(key, data)
         if layout is None:
             return _Change(key, view, None, False)
         own = self.get_tensor_layout(key)
@@ -463,6 +468,13 @@ class BlobCache(NamedDataMap):
         if (layout.scalar_type, layout.sizes) == (own.scalar_type, own.sizes):
             view, layout = in_dim_order(view, layout, own.dim_order), own
         return _Change(key, view, native_layout(layout), True)
+
+    def _bytes(self, key: str, data: Any) -> tuple[memoryview, TensorLayout | None]:
+        """As `as_bytes`, with the key in the message."""
+        try:
+            return as_bytes(data)
+        except errors.UnsupportedDataError as error:
+            raise errors.UnsupportedDataError(f"{self.name}: {key!r}: {error}") from None
 
     # Lifetime
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from blobstore import errors
 from blobstore.memory.layout import TensorLayout
 from blobstore.memory.mapped_file import Paths, as_path, as_paths
-from blobstore.native import NativeLayout, as_count, is_utf8, layout_of, native, native_path
+from blobstore.native import NativeLayout, NotATensorError, as_count, is_utf8, layout_of, native, native_path
 from blobstore.runtime.cache import BlobCache, check_cache
 from blobstore.runtime.packed import PackedStore, as_packed
 
@@ -62,11 +62,28 @@ class Method:
         self._run_first = native.call_first
 
     def __call__(self, *inputs: Any) -> list[Any]:
-        return self._run(*inputs)  # type: ignore[no-any-return]
+        try:
+            return self._run(*inputs)  # type: ignore[no-any-return]
+        except NotATensorError as error:
+            raise self._wrong_kind(inputs, error) from None
 
     def call_first(self, count: int, *inputs: Any) -> list[Any]:
         """Call the method, but copy and return only the first `count` outputs."""
-        return self._run_first(as_count(count, "the number of outputs"), *inputs)  # type: ignore[no-any-return]
+        number = as_count(count, "the number of outputs")
+        try:
+            return self._run_first(number, *inputs)  # type: ignore[no-any-return]
+        except NotATensorError as error:
+            raise self._wrong_kind(inputs, error) from None
+
+    def _wrong_kind(self, inputs: tuple[Any, ...], error: NotATensorError) -> errors.InputError:
+        """The error for an input that no method takes, such as a list; of other wrong kinds the native module says it."""
+        where, wanted = f"{self.path}: method {self.name!r}", self.inputs
+        index = next(i for i, value in enumerate(inputs) if value is error.value)
+        if index >= len(wanted):
+            return errors.InputError(f"{where}: input {index}: {error}")
+        kind = wanted[index].kind
+        expected = {"int": "an int", "none": "None", "str": "a string", "other": "a list"}.get(kind, f"a {kind}")
+        return errors.InputError(f"{where}: input {index} is {expected}, not a {type(error.value).__qualname__}")
 
     def output_memory(self, index: int) -> torch.Tensor:
         """A tensor over the memory that the method writes an output to. It is the same memory in every call.

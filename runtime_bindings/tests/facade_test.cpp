@@ -95,6 +95,18 @@ int main(int argc, char** argv) {
   print_scores(*method);
   CHECK(nothrow::revert(*cache).ok() && need(nothrow::dirty(*cache)).empty());
 
+  const std::string key = cache->blob(0).key;
+  CHECK(need(nothrow::version(*cache, key)) <= cache->generation());
+  CHECK(nothrow::version(*cache, "hiden").error().kind() == ErrorKind::KeyNotFound);
+  CHECK(!need(nothrow::differs_from_file(*cache, key)));
+  CHECK(nothrow::differs_from_file(*cache, "hiden").error().kind() == ErrorKind::KeyNotFound);
+  CHECK(nothrow::recorded_digest(*cache, key).ok() && nothrow::file_digest(*cache, key).ok());
+  CHECK(nothrow::file_digest(*cache, "hiden").error().kind() == ErrorKind::KeyNotFound);
+  CHECK(nothrow::check_files(*cache).ok());
+  CHECK(nothrow::needs(*program, "forward").ok() && nothrow::backends(*program, "forward").ok());
+  CHECK(nothrow::needs(*program, "backward").error().kind() == ErrorKind::MethodNotFound);
+  CHECK(nothrow::backends(*program, "backward").error().kind() == ErrorKind::MethodNotFound);
+
   CHECK(nothrow::training_program(program).error().kind() == ErrorKind::Program);
   const auto training = need(nothrow::training_program(need(nothrow::load_program(argv[1], cache))));
   CHECK(!nothrow::sgd({-1.0}).ok());
@@ -105,6 +117,7 @@ int main(int argc, char** argv) {
   CHECK(nothrow::lock(*training).ok());
   training->unlock();
   CHECK(need(nothrow::publish(*training, *tensors)) == cache->generation());
+  CHECK(need(nothrow::publish(*training, cache)) == cache->generation());
   print_scores(*method);
 
   CHECK(nothrow::save(*cache, argv[3]).error().kind() == ErrorKind::OutputPath);

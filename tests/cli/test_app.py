@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_type_hints
 
 import numpy as np
 import pytest
@@ -106,8 +107,59 @@ def test_dedup_with_names_and_a_missing_data_file(run, lowered, tmp_path):
     assert "out/external.pte" not in [line.strip() for line in text.splitlines() if "also needs" in line]
     with blobstore.open_ptd(tmp_path / "out" / "shared.ptd") as data_map:
         assert "first.weight" in data_map
+    assert "Named 5 moved tensors after names.safetensors." in text.splitlines()
     text = run("dedup", "external.pte", "-o", "other")
     assert "also needs a data file" in text.replace("\n", " ")
+
+
+def test_names_of_the_wrong_file(run, lowered, tmp_path):
+    """A program has no names; a file that names nothing is reported."""
+    model = lowered.mlp(delegated=False)
+    model.write(tmp_path, "m")
+    safetensors.numpy.save_file({"other": np.ones(3)}, tmp_path / "other.safetensors")
+    for command in (("dedup", "m.pte", "-o", "out"), ("report", "m.pte", "--no-cache")):
+        assert "m.pte: expected names from a" in run(*command, "--names", "m.pte", code=3)
+        assert not (tmp_path / "out").exists()
+    text = run("report", "m.pte", "--no-cache", "--names", "other.safetensors")
+    assert "note: nothing got a name from other.safetensors" in text
+    for option in ((), ("--json",)):
+        text = run("dedup", "m.pte", "-o", "out", "--names", "other.safetensors", *option)
+        assert "note: no moved tensor got a name from other.safetensors" in text
+    assert "note" not in run("dedup", "m.pte", "-o", "dry", "--names", "other.safetensors", "--dry-run")
+
+
+def test_a_program_replaced_by_force_gets_names(run, lowered, tmp_path):
+    """Its own earlier form cannot be read any more."""
+    model = lowered.mlp(delegated=False)
+    model.write(tmp_path, "m")
+    safetensors.torch.save_file(dict(model.methods["forward"][0].state_dict()), tmp_path / "names.safetensors")
+    text = run("dedup", "m.pte", "-o", ".", "--force", "--names", "names.safetensors")
+    assert "Named 5 moved tensors after names.safetensors." in text.splitlines()
+
+
+def test_one_is_singular(run, tmp_path):
+    """Numbers and nouns agree."""
+    blobstore.save_file({"a": np.ones(1, np.uint8)}, tmp_path / "a.ptd")
+    blobstore.save_file({"a": np.ones(1, np.uint8), "b": np.ones(2, np.uint8)}, tmp_path / "b.ptd")
+    assert "1 difference; the same: 1 key with 1 byte." in run("diff", "a.ptd", "b.ptd", code=1)
+
+
+def test_unreadable_files_are_errors_of_the_library():
+    """typer's own check would make them mistakes in the command line, with exit code 2."""
+
+    def commands(group):
+        yield from (one.callback for one in group.registered_commands)
+        for one in group.registered_groups:
+            yield from commands(one.typer_instance)
+
+    found = {
+        (command.__name__, name): info.readable
+        for command in commands(app)
+        for name, hint in get_type_hints(command, include_extras=True).items()
+        for info in getattr(hint, "__metadata__", ())
+        if "Path" in str(hint.__origin__)
+    }
+    assert len(found) > 30 and [place for place, checked in found.items() if checked] == []
 
 
 def test_dedup_refuses(run, lowered, tmp_path):
@@ -136,7 +188,7 @@ def test_dedup_reports_the_effect_on_an_earlier_run(run, lowered, tmp_path):
     assert (result["kept"], result["replaced"]) == (["out/b.pte"], ["out/a.pte"])
     assert len(result["unused_keys"]) > 2 and result["pruned_keys"] == []
     text = run("dedup", "a.pte", "-o", "out")
-    assert f"{len(result['unused_keys'])} keys are used by no program" in text and "replaced" in text
+    assert f"No program in the folder uses {len(result['unused_keys'])} keys" in text and "replaced" in text
     pruned = json.loads(run("dedup", "a.pte", "-o", "out", "--prune", "--json"))
     assert sorted(pruned["pruned_keys"]) == sorted(result["unused_keys"]) and pruned["unused_keys"] == []
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from blobstore import open_ptd
+from blobstore import open_ptd, save_file
 from blobstore.cli.app import app
 from blobstore.formats.pte import read_program
 from tests import models
@@ -63,7 +63,10 @@ def test_programs_with_data_files(run: Any, tmp_path: Path) -> None:
     """Without its data file, a program is refused unless it may need one."""
     models.mlp(external=True).write(tmp_path / "e")
     (ptd,) = (tmp_path / "e").glob("*.ptd")
-    run("e/model.pte", "-o", "one.pte", code=3)
+    save_file({"other": b"1"}, "m.ptd")
+    assert "and no data file was given with the programs; " in run("e/model.pte", "-o", "one.pte", code=3)
+    refused = run("e/model.pte", "m.ptd", "-o", "one.pte", code=3)
+    assert "and none of the data files that were given has it: m.ptd; " in refused
     assert f"It needs data files for {len(open_ptd(ptd))} keys" in run(
         "e/model.pte", "-o", "one.pte", "--keep-external"
     )

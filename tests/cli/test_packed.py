@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from blobstore.text import size
 from tests.cli.test_exit_codes import at, quiet, run
 
 pytest.importorskip("blobstore_runtime")
@@ -87,7 +88,8 @@ def test_gc(store: Path) -> None:
     assert [Path(row["path"]).name[:32] for row in json.loads(done.stdout)] == ["0" * 32]
     assert run("packed", "gc", store, "--limit", "1GB", "--json").stdout == "[]\n"
     done = run("packed", "gc", store, "--limit", "1kB")
-    assert done.returncode == 0 and len(done.stdout.splitlines()) == 1
+    row, removed = done.stdout.splitlines()
+    assert done.returncode == 0 and f"Removed 1 file with {size(int(row.split()[1]))}." == removed
     assert sorted(path.name for path in store.iterdir()) == ["building.lock", "notes.txt"]
 
 
@@ -103,7 +105,9 @@ def test_wrong_moves(command: str, tmp_path: Path) -> None:
     assert run("packed", command).returncode == 2
     assert run("packed").returncode == 2
     (tmp_path / "empty").mkdir()
-    assert run("packed", command, tmp_path / "empty").returncode == 0
+    done = run("packed", command, tmp_path / "empty")
+    assert (done.returncode, done.stdout) == (3 if command == "verify" else 0, "")
+    assert done.stderr == f"blobstore: {tmp_path}/empty: there are no packed weights in this folder\n"
 
 
 def test_a_wrong_limit(tmp_path: Path) -> None:

@@ -10,7 +10,10 @@ import pytest
 from typer.testing import CliRunner
 
 from blobstore.cli.app import app
+from blobstore.releases import pull
+from blobstore.text import size
 from tests.releases.models import found, inputs, same, weights
+from tests.releases.server import serving
 
 
 def run(*arguments: object, code: int = 0) -> str:
@@ -39,6 +42,29 @@ def test_from_files_to_a_device(tmp_path: Path, capfd: pytest.CaptureFixture[str
     run("pull", releases / "a/1", device, code=3)
     run("pull", releases / "a/1", device, "--allow-rollback")
     run("publish", tmp_path / "in", "-o", releases, "--name", "a", "--version", "4", "--max-file", "many", code=2)
+
+
+def test_what_devices_fetch(tmp_path: Path) -> None:
+    """Without a base it is what a new device fetches, from a server."""
+    releases = tmp_path / "releases"
+    publish = ("publish", inputs(tmp_path / "in", weights()), "-o", releases, "--name", "a", "--version")
+    said = run(*publish, "1")
+    with serving(releases) as server:
+        fetched = pull(f"{server.url}/a/1/index.json", tmp_path / "device").fetched_bytes
+    assert f"A new device fetches {size(fetched)}.\n" in said and "base" not in said
+    assert "Devices with the base fetch " in run(*publish, "2", "--base", "1")
+
+
+def test_one_is_singular(tmp_path: Path) -> None:
+    """Numbers and nouns agree."""
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/one").write_text("1")
+    for version in "12":
+        said = run("publish", tmp_path / "in", "-o", tmp_path / "r", "--name", "a", "--version", version)
+        assert ": 1 file with 1 B" in said
+        run("pull", tmp_path / "r/a" / version, tmp_path / "device")
+        (tmp_path / "in/one").write_text("2")
+    assert "Removed 1 release and 2 files with " in run("gc", tmp_path / "device")
 
 
 def test_a_plan_for_another_downloader(tmp_path: Path) -> None:

@@ -60,10 +60,6 @@ def _processes(folder: Path, names: dict[str, Any]) -> None:
     (folder / "_default_external_constant.ptd").rename(folder / "model.ptd")
 
 
-def _named_data_store(folder: Path, names: dict[str, Any]) -> None:
-    (folder / "out").mkdir()
-
-
 def _runtime(folder: Path, names: dict[str, Any]) -> None:
     """A program through XNNPACK with its weights in two files of equal contents."""
     model, x, manager = _live()
@@ -83,13 +79,6 @@ def _language_models(folder: Path, names: dict[str, Any]) -> None:
     page = (Path(__file__).parents[2] / "docs" / "language-models.md").read_text(encoding="utf-8")
     configuration = page.split('```yaml title="export.yaml"\n')[1].split("```")[0]
     (folder / "export.yaml").write_text(configuration, encoding="utf-8")
-
-
-def _backends(folder: Path, names: dict[str, Any]) -> None:
-    import blobstore.lowering
-    from blobstore.lowering.inner import Lowered
-
-    names.update(blobstore=blobstore, Lowered=Lowered)
 
 
 def _lowering(folder: Path, names: dict[str, Any]) -> None:
@@ -199,10 +188,8 @@ PAGES: dict[str, Callable[[Path, dict[str, Any]], None]] = {
     "docs/howto/ci.md": _ci,
     "docs/howto/fuse.md": _fuse,
     "docs/howto/dedup.md": _dedup,
-    "docs/howto/named-data-store.md": _named_data_store,
     "docs/howto/processes.md": _processes,
     "docs/language-models.md": _language_models,
-    "docs/backends.md": _backends,
     "docs/lowering.md": _lowering,
     "docs/packed.md": _runtime,
     "docs/runtime.md": _runtime,

@@ -177,7 +177,9 @@ def test_values_must_fit(tmp_path: Path) -> None:
     wrong: list[tuple[Any, type[Exception], str]] = [
         (torch.ones(3), LayoutError, r"'a' has shape \[2\], the new one has \[3\]"),
         (torch.ones(2).double(), LayoutError, r"'a' is float\[2\], the new one is double"),
-        ([1.0, 2.0], UnsupportedDataError, "found list"),
+        ([1.0, 2.0], UnsupportedDataError, "'a': expected a torch tensor or a numpy array, found list"),
+        (None, UnsupportedDataError, r"blobs\.ptd: 'a': expected a torch tensor or a numpy array, found NoneType"),
+        (torch.ones(2).to_sparse(), UnsupportedDataError, "'a': a tensor of layout"),
         (torch.tensor([1.0, float("nan")]), UpdateError, "'a' has values that are not finite"),
     ]
     for value, error, message in wrong:

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from blobstore.errors import MissingDependencyError
+from blobstore.errors import MissingDependencyError, UnsupportedDataError
 from blobstore.formats.pte.program import read_program
 from blobstore.lowering import lower, quiet
 from tests.lowering import nets
@@ -57,6 +57,15 @@ def test_each_method_gets_partitioners_of_its_own(stock_run: Any, tmp_path: Path
     assert len(made) == 2
     for name, (_, example) in methods.items():
         close(stock_run(path, example, method=name)[0], module(*example))
+
+
+def test_partitioners_that_are_no_function_are_refused_before_the_export(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ExecuTorch takes a list of partitioners; the message says what is taken here."""
+    monkeypatch.setattr(torch.export, "export", lambda *_, **__: pytest.fail("exported"))
+    for wrong in ([], plugin()(), plugin()()[0]):
+        found = rf"found a {type(wrong).__name__}; write partitioners=lambda: \[\.\.\.\]$"
+        with pytest.raises(UnsupportedDataError, match=f"must be a function that returns new partitioners, {found}"):
+            lower({"forward": (nn.Identity().eval(), inputs(1))}, partitioners=wrong)  # type: ignore[arg-type]
 
 
 def test_options_reach_executorch(tmp_path: Path) -> None:

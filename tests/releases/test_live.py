@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blobstore import save_file
-from blobstore.errors import ReleaseError
+from blobstore.errors import ClosedError, ReleaseError
 from blobstore.releases import Release, compact, gc, publish, pull
 from blobstore.runtime import BlobCache
 from tests.releases.models import Weights, inputs, same, weights
@@ -43,6 +43,18 @@ def test_a_delta_lies_over_its_foundation(tmp_path: Path) -> None:
         assert same(held(found.cache), with_layer(weights(), 2, 7))
         assert (found.path / "tokenizer/0.json").is_file()
     assert set((device / "files").iterdir()) == files
+
+
+def test_a_closed_release_follows_nothing(tmp_path: Path) -> None:
+    """Whether or not there is a newer one, the message names the release's folder."""
+    device = release(tmp_path, "1", weights())
+    with Release.open(device) as found:
+        pass
+    for version in ("2", "3"):
+        with pytest.raises(ClosedError, match="device: the release is closed$"):
+            found.follow()
+        release(tmp_path, version, with_layer(weights(), 2, 7))
+    found.close()
 
 
 def test_new_keys_and_layouts_need_one_merged_file(tmp_path: Path) -> None:

@@ -69,6 +69,27 @@ def test_a_release_folder_is_no_device(releases: Path, tmp_path: Path) -> None:
         publish(tmp_path / "in", tmp_path / "device", name="a", version="9")
 
 
+@pytest.mark.parametrize("given", ["", "files", "a/1/index.json", "../link", "new/folder"])
+def test_a_release_is_not_published_as_its_own_files(releases: Path, tmp_path: Path, given: str) -> None:
+    """The release folder, what is in it, and a link to it are refused before anything is made (F1)."""
+    (tmp_path / "link").symlink_to(releases)
+    before = sorted(releases.rglob("*"))
+    with pytest.raises(ReleaseError, match=r"this is in the release folder .*releases; publish files of another"):
+        publish([tmp_path / "in", releases / given], releases, name="b", version="1")
+    assert sorted(releases.rglob("*")) == before
+    with pytest.raises(ReleaseError, match="this is in the release folder"):
+        publish(tmp_path / "in", tmp_path / "in", name="b", version="1")
+    assert not (tmp_path / "in/files").exists()
+
+
+def test_a_release_folder_below_the_input_is_left_out(tmp_path: Path) -> None:
+    """Also the second time, when it has files; and so are names that begin with a dot (F1)."""
+    folder = inputs(tmp_path / "in", weights())
+    (folder / ".hidden").write_text("1")
+    counts = [publish(folder, folder / "out", name="a", version=str(version)).files for version in (1, 2)]
+    assert counts == [4, 4]
+
+
 def test_a_link_to_a_folder_is_not_left_out(tmp_path: Path) -> None:
     """A release without its files would be worse than an error (F1)."""
     inputs(tmp_path / "in", weights())

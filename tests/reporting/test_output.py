@@ -119,6 +119,16 @@ def test_something_else_is_not_taken_for_a_report(tmp_path: Path, text: str) -> 
     assert "old.json" in run(tmp_path, "--baseline", path, code=3).stderr
 
 
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [(b"{}", ": it lacks 'schema'"), (b"\x1c\0\0\0ET12\xff", ": not JSON"), (b"{", r": not JSON \(.*line 1.*\)")],
+)
+def test_what_a_baseline_is_instead(content: bytes, reason: str, tmp_path: Path) -> None:
+    (tmp_path / "old.json").write_bytes(content)
+    with pytest.raises(InvalidFileError, match=f"old.json: not a report of blobstore{reason}$"):
+        load_report(tmp_path / "old.json")
+
+
 def test_what_changed_since_the_baseline(tmp_path: Path) -> None:
     folder, old = tmp_path / "models", tmp_path / "old.json"
     folder.mkdir()
@@ -151,7 +161,10 @@ def test_what_changed_since_the_baseline(tmp_path: Path) -> None:
     # a limit bounds what was added to the baseline, not what was there before
     assert run(folder, "--baseline", old, "--fail-over", other.nbytes).exit_code == 0
     line = run(folder, "--baseline", old, "--fail-over", other.nbytes - 1, code=1).stderr
-    assert "more than in the baseline" in line
+    end = f"since the baseline; the limit is {other.nbytes - 1}\n"
+    assert line == f"blobstore: waste grew by {size(other.nbytes)} ({other.nbytes:,} bytes) {end}"
+    line = run(folder, "--baseline", old, "--fail-over", "1%", code=1).stderr
+    assert line.endswith(f"the limit is 1% of {plain['total_bytes']:,} bytes\n")
 
 
 @pytest.mark.parametrize(("limit", "code"), [("0", 1), ("11999", 1), ("12000", 0), ("1%", 1), ("60%", 0), ("1MB", 0)])

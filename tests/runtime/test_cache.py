@@ -192,13 +192,16 @@ def test_refused_updates_change_nothing(cache):
         ({"row": np.zeros((5, 2), np.float32)}, errors.LayoutError, r"float\[5, 2\]"),
         ({"row": bytes(39)}, errors.LayoutError, "'row' has 40 bytes, the new data has 39"),
         ({"opaque": np.zeros(25, np.float32)}, errors.LayoutError, "opaque"),
-        ({"row": object()}, errors.UnsupportedDataError, "object"),
+        ({"row": object()}, errors.UnsupportedDataError, r"\.ptd: 'row': cannot take bytes from .*object"),
         ({3: bytes(3)}, errors.KeyNotFoundError, "3"),
     ):
         with pytest.raises(error, match=match):
             cache.update({**good, **bad})
         with pytest.raises(error), cache.transaction() as pending:
             pending.update({**good, **bad})
+    for change in (cache.update_blobs, cache.transaction().__enter__().update):
+        with pytest.raises(errors.UnsupportedDataError, match=r"\.ptd: 'row': cannot take bytes"):
+            change({**good, "row": None})
     assert {key: bytes(data) for key, data in cache.items()} == before
     assert cache.generation == 0 and cache.dirty == ()
 
@@ -272,6 +275,10 @@ def test_closed(foundation):
     cache.close()
     for use in (
         lambda: cache.update({}),
+        lambda: cache.update_blobs({}),
+        lambda: cache.update_state_dict({}),
+        lambda: cache["row"],
+        lambda: list(cache),
         lambda: cache.revert(),
         lambda: cache.revert(["row"]),
         lambda: cache.numpy("row"),
@@ -284,7 +291,7 @@ def test_closed(foundation):
         lambda: cache.transaction().__enter__(),
         lambda: BlobCache(base=cache),
     ):
-        with pytest.raises(errors.ClosedError, match=r"foundation\.ptd: "):
+        with pytest.raises(errors.ClosedError, match=r"foundation\.ptd: the cache is closed$"):
             use()
 
 

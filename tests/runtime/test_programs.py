@@ -274,12 +274,15 @@ def test_wrong_inputs(mlp):
         ((x.reshape(-1),), r"not float\[48\]"),
         ((3,), "input 0 is a tensor, not an int"),
         ((None,), "input 0 is a tensor, not None"),
+        (([x],), f"{where}: input 0 is a tensor, not a list$"),
+        (("text",), f"{where}: input 0 is a tensor, not a str$"),
+        ((x, [x]), f"{where}: input 1: expected a tensor or an array, not a list$"),
         ((x.int().numpy(),), r"not int\[3, 16\]"),
     ):
         with pytest.raises(errors.InputError, match=match):
             forward(*bad)
-    with pytest.raises(errors.UnsupportedDataError):
-        forward("text")
+        with pytest.raises(errors.InputError, match=match):
+            forward.call_first(1, *bad)
     assert torch.equal(forward(x)[0], expected)
 
 

@@ -175,6 +175,18 @@ def test_no_changed_byte_goes_unnoticed(kind: str, lowered: Any, tmp_path: Path)
         assert not result.equal, f"byte {at}"
 
 
+def test_sides_are_in_words(tmp_path: Path) -> None:
+    """An empty list, one entry, several, and a list that the other one continues."""
+    files = [ptd(tmp_path / f"{n}.ptd", metadata={f"k{i}": "v" for i in range(n)}) for n in range(4)]
+
+    def sides(left: int, right: int) -> list[tuple[str, str]]:
+        return [(one.left, one.right) for one in compare_files(files[left], files[right]).differences]
+
+    assert sides(0, 1) == [("none", "k0: v")]
+    assert sides(1, 2) == [("k0: v", "2 entries, first difference: k1: v")]
+    assert sides(3, 2) == [("3 entries, first difference: k2: v", "2 entries")]
+
+
 def test_the_command_prints_what_differs_and_exits_with_1(program: bytes, tmp_path: Path) -> None:
     (tmp_path / "a.pte").write_bytes(program)
     (tmp_path / "b.pte").write_bytes(edited(program, EDITS["an operator"][1]))

@@ -1,8 +1,8 @@
 // The library for applications that are compiled without exceptions (-fno-exceptions, also with -fno-rtti).
 //
 // Each function does what the function or constructor of the same name does, see the other headers; it returns the
-// Error that that one throws. Functions that cannot throw are called directly. If memory runs out, the error has the
-// kind FileAccess and the number ENOMEM, and nothing was changed.
+// Error that that one throws. Functions that cannot throw are called directly, such as `BlobCache::find` in place of
+// `at`. If memory runs out, the error has the kind FileAccess and the number ENOMEM, and nothing was changed.
 //
 //   auto cache = blobstore::nothrow::open({"model.ptd"});
 //   if (!cache.ok()) {
@@ -55,6 +55,11 @@ Result<uint64_t> make_working_copy(const std::vector<std::string>& paths, const 
 Result<std::vector<std::string>> dirty(const BlobCache& cache) noexcept;
 Result<CacheStats> stats(const BlobCache& cache) noexcept;
 Result<bool> verify(const BlobCache& cache) noexcept;
+Result<uint64_t> version(const BlobCache& cache, std::string_view key) noexcept;
+Result<bool> differs_from_file(const BlobCache& cache, std::string_view key) noexcept;
+Result<std::optional<std::string>> recorded_digest(const BlobCache& cache, std::string_view key) noexcept;
+Result<std::optional<std::string>> file_digest(const BlobCache& cache, std::string_view key) noexcept;
+Result<void> check_files(const BlobCache& cache) noexcept;
 
 // Programs: <blobstore/program.h>
 
@@ -62,6 +67,8 @@ Result<std::shared_ptr<Program>> load_program(
     const std::string& path,
     std::shared_ptr<BlobCache> cache,
     const std::shared_ptr<PackedStore>& packed = nullptr) noexcept;
+Result<std::vector<std::string>> needs(const Program& program, const std::string& method) noexcept;
+Result<std::vector<std::string>> backends(const Program& program, const std::string& method) noexcept;
 Result<executorch::runtime::MethodMeta> method_meta(const Program& program, const std::string& method) noexcept;
 Result<std::shared_ptr<Method>> load_method(Program& program, const std::string& name) noexcept;
 Result<Outputs> execute(
@@ -94,6 +101,8 @@ Result<uint64_t> update_state_dict(
 
 Result<std::string> foundation_fingerprint(const std::vector<std::string>& paths) noexcept;
 Result<std::shared_ptr<const Adapter>> read_adapter(const std::string& path) noexcept;
+Result<executorch::extension::TensorPtr> tensor(const Adapter& adapter, std::string_view name) noexcept;
+Result<std::vector<Error>> problems(const Adapter& adapter) noexcept;
 Result<uint64_t> load_adapter(
     const LogicalTensors& tensors, const std::string& path, const AdapterOptions& options = AdapterOptions()) noexcept;
 Result<uint64_t> load_adapters(
@@ -127,6 +136,11 @@ Result<Outputs> step(
 Result<void> lock(TrainingProgram& training) noexcept;
 Result<uint64_t> publish(
     TrainingProgram& training, const LogicalTensors& target, bool strict = true, bool finite = false) noexcept;
+Result<uint64_t> publish(
+    TrainingProgram& training,
+    const std::shared_ptr<BlobCache>& target,
+    bool strict = true,
+    bool finite = false) noexcept;
 
 // Releases: <blobstore/releases.h>
 

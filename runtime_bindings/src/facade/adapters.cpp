@@ -48,4 +48,12 @@ Result<uint64_t> undo(MergedAdapter& adapter) noexcept {
   return attempt([&] { return adapter.undo(); });
 }
 
+Result<executorch::extension::TensorPtr> tensor(const Adapter& adapter, std::string_view name) noexcept {
+  return attempt([&] { return adapter.tensor(name); });
+}
+
+Result<std::vector<Error>> problems(const Adapter& adapter) noexcept {
+  return attempt([&] { return adapter.problems(); });
+}
+
 } // namespace blobstore::nothrow

@@ -54,4 +54,24 @@ Result<bool> verify(const BlobCache& cache) noexcept {
   return attempt([&] { return cache.verify(); });
 }
 
+Result<uint64_t> version(const BlobCache& cache, std::string_view key) noexcept {
+  return attempt([&] { return cache.version(key); });
+}
+
+Result<bool> differs_from_file(const BlobCache& cache, std::string_view key) noexcept {
+  return attempt([&] { return cache.differs_from_file(key); });
+}
+
+Result<std::optional<std::string>> recorded_digest(const BlobCache& cache, std::string_view key) noexcept {
+  return attempt([&] { return cache.recorded_digest(key); });
+}
+
+Result<std::optional<std::string>> file_digest(const BlobCache& cache, std::string_view key) noexcept {
+  return attempt([&] { return cache.file_digest(key); });
+}
+
+Result<void> check_files(const BlobCache& cache) noexcept {
+  return attempt([&] { cache.check_files(); });
+}
+
 } // namespace blobstore::nothrow

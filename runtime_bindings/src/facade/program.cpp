@@ -34,4 +34,12 @@ Result<std::vector<std::pair<std::string, TensorPtr>>> state_memory(Method& meth
   return attempt([&] { return method.state_memory(); });
 }
 
+Result<std::vector<std::string>> needs(const Program& program, const std::string& method) noexcept {
+  return attempt([&] { return program.needs(method); });
+}
+
+Result<std::vector<std::string>> backends(const Program& program, const std::string& method) noexcept {
+  return attempt([&] { return program.backends(method); });
+}
+
 } // namespace blobstore::nothrow

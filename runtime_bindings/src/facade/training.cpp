@@ -42,4 +42,9 @@ Result<uint64_t> publish(TrainingProgram& training, const LogicalTensors& target
   return attempt([&] { return training.publish(target, strict, finite); });
 }
 
+Result<uint64_t> publish(
+    TrainingProgram& training, const std::shared_ptr<BlobCache>& target, bool strict, bool finite) noexcept {
+  return attempt([&] { return training.publish(target, strict, finite); });
+}
+
 } // namespace blobstore::nothrow

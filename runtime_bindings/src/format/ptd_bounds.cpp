@@ -7,6 +7,16 @@
 #include "os/text.h"
 
 namespace blobstore::internal {
+namespace {
+
+/// Bytes of a file in a message, which a NUL would end.
+std::string visible(std::string_view bytes) {
+  std::string text(bytes);
+  std::replace_if(text.begin(), text.end(), [](char c) { return c < ' ' || c > '~'; }, '?');
+  return text;
+}
+
+} // namespace
 
 uint64_t load_u64(const uint8_t* at) {
   uint64_t value;
@@ -20,11 +30,11 @@ PtdBounds read_bounds(const uint8_t* data, uint64_t size) {
   }
   const std::string_view identifier(reinterpret_cast<const char*>(data) + 4, 4);
   if (identifier != "FT01") {
-    throw_format_error("not a .ptd: expected the identifier 'FT01', found '{}'", identifier);
+    throw_format_error("not a .ptd: expected the identifier 'FT01', found '{}'", visible(identifier));
   }
   const std::string_view magic(reinterpret_cast<const char*>(data) + kPtdFieldsStart, 4);
   if (magic != "FH01") {
-    throw_format_error("expected the header magic 'FH01', found '{}'", magic);
+    throw_format_error("expected the header magic 'FH01', found '{}'", visible(magic));
   }
   uint32_t length;
   std::memcpy(&length, data + 12, sizeof length);
