@@ -61,12 +61,11 @@ def lower(
         try:
             from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
             from executorch.exir import ExecutorchBackendConfig, to_edge_transform_and_lower
-            from executorch.exir.backend.partitioner import Partitioner
         except ImportError as error:
             raise MissingDependencyError("lowering needs executorch: pip install 'blobstore[executorch]'") from error
 
         make = partitioners if partitioners is not None else lambda: [XnnpackPartitioner()]
-        if not callable(make) or isinstance(make, Partitioner):  # a partitioner can be called, too, with a program
+        if not callable(make) or hasattr(make, "partition"):  # a partitioner can be called, too, with a program
             raise UnsupportedDataError(
                 "partitioners must be a function that returns new partitioners, found a "
                 f"{type(make).__qualname__}; write partitioners=lambda: [...]"
