@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from blobstore.disk.folders import folders
 from blobstore.disk.kinds import Format
 from blobstore.disk.progress import Progress
 from blobstore.disk.staging import Staging, refuse_inputs
@@ -43,7 +44,7 @@ from blobstore.formats.ptd.writer import MAX_ALIGNMENT, Entry, write_ptd
 from blobstore.memory.buffers import same_bytes
 from blobstore.memory.digest import Digest, digest
 from blobstore.memory.layout import ScalarType, TensorLayout
-from blobstore.memory.mapped_file import Paths, as_path, as_paths, check_length, named
+from blobstore.memory.mapped_file import Paths, as_path, as_paths, check_length
 from blobstore.memory.tensors import FileSlice, as_bytes
 
 if TYPE_CHECKING:
@@ -383,20 +384,9 @@ class BlobStore:
         paths = {tag: folder / file_name(tag) for tag in files}
         if not force:
             refuse_inputs(paths.values(), self._sources)
-        with named(folder):
-            missing = [one for one in (folder, *folder.parents) if not one.exists()]
-        try:
-            if missing:
-                with named(folder):
-                    folder.mkdir(parents=True, exist_ok=True)
-            with Staging(force=force) as staging:
-                for tag, path in paths.items():
-                    stage_ptd(staging, path, files[tag], metadata)
-        except BaseException:
-            for one in missing:
-                with suppress(OSError):
-                    one.rmdir()
-            raise
+        with folders([folder]), Staging(force=force) as staging:
+            for tag, path in paths.items():
+                stage_ptd(staging, path, files[tag], metadata)
         return paths
 
     def _address(self, view: memoryview) -> Digest:

@@ -38,6 +38,7 @@ from blobstore.adapters.peft_names import (
     rows_as_hf,
     rows_as_llama,
 )
+from blobstore.disk.folders import folders
 from blobstore.disk.kinds import Format
 from blobstore.disk.staging import Staging, refuse_inputs
 from blobstore.errors import (
@@ -53,7 +54,6 @@ from blobstore.formats.safetensors import SafetensorsDataMap, write_safetensors
 from blobstore.memory.dtypes import FLOATS, SAFETENSORS
 from blobstore.memory.layout import ScalarType, TensorLayout
 from blobstore.memory.mapped_file import Paths, as_path, as_paths
-from blobstore.programs.folder import folders
 
 if TYPE_CHECKING:
     from blobstore.logical.steps import Plain

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
 
 from blobstore.formats import payload
 from blobstore.formats.pte.flatbuffer import STRING, U32, U64, Buffer, TableType, Vector
@@ -27,8 +26,8 @@ _XNNPACK_GRAPH = TableType(
 _XNNPACK_HEADER = struct.Struct("<4x4s2xII")  # its magic, and where the flatbuffer begins and how long it is
 
 
-def keys_of(backend: str, data: memoryview) -> Iterable[str] | None:
-    """The keys that a delegate looks up in named data; None for an unknown backend.
+def keys_of(backend: str, data: memoryview) -> dict[str, int | None] | None:
+    """The keys that a delegate looks up in named data, with the sizes that it records; None for an unknown backend.
 
     Args:
         backend: its name.
@@ -38,7 +37,7 @@ def keys_of(backend: str, data: memoryview) -> Iterable[str] | None:
         InvalidFileError: it is not a payload of this backend.
     """
     if backend == "BlobStoreBackend":
-        return [constant.key for constant in payload.split(data)[2]]
+        return {constant.key: constant.nbytes for constant in payload.split(data)[2]}
     if backend != "XnnpackBackend":
         return None
     if len(data) >= _XNNPACK_HEADER.size:
@@ -47,4 +46,4 @@ def keys_of(backend: str, data: memoryview) -> Iterable[str] | None:
             data = data[start : start + size]
     graph = Buffer(data, "payload", start=8).root(_XNNPACK_GRAPH)
     keys = [constant.string("named_key") for constant in graph.tables("constant_data")]
-    return [key for key in keys if key]
+    return dict.fromkeys(key for key in keys if key)

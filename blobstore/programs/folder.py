@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
+from blobstore.disk.folders import folders
 from blobstore.disk.locks import exclusive
 from blobstore.disk.recovery import recover
 from blobstore.disk.staging import check_writable
 from blobstore.errors import FileAccessError
 from blobstore.memory.mapped_file import named
 
-__all__ = ["folders", "output_folder"]
+__all__ = ["output_folder"]
 
 
 @contextlib.contextmanager
@@ -33,26 +33,3 @@ def output_folder(directory: Path, *, dry_run: bool = False) -> Iterator[None]:
     with named(directory), folders([directory]), exclusive(directory):
         recover(directory)
         yield
-
-
-@contextlib.contextmanager
-def folders(directories: Iterable[Path]) -> Iterator[None]:
-    """Make folders. If an error is raised inside, those that were missing before are removed again."""
-    made: list[Path] = []
-    try:
-        for directory in directories:
-            try:
-                for folder in [*reversed(directory.parents), directory]:
-                    if not folder.exists():
-                        made.append(folder)
-                        folder.mkdir(exist_ok=True)
-                if not directory.is_dir():
-                    raise NotADirectoryError(20, os.strerror(20))
-            except OSError as error:
-                raise FileAccessError(directory, error) from None
-        yield
-    except BaseException:
-        for folder in reversed(made):
-            with contextlib.suppress(OSError):
-                folder.rmdir()
-        raise

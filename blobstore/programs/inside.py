@@ -17,11 +17,13 @@ def tensors_inside(program: ProgramFile, names: NamedDataMap | None) -> tuple[in
 
     Backends that look up their weights by key are left out.
     """
+    if names is None:
+        return 0, ()
     total, backends = 0, dict[str, None]()
     delegates = {d.span: d.backend for d in program.delegates if d.backend not in FLATBUFFERS}
-    for span, backend in delegates.items() if names is not None else ():
+    for span, backend in delegates.items():
         payload = bytes(program.data[span.start : span.stop])
-        for data in names.values() if names is not None else ():
+        for data in names.values():
             if len(data) >= _LEAST and _has(payload, data):
                 total += len(data)
                 backends[backend] = None

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from blobstore.disk.folders import folders
 from blobstore.disk.kinds import Format
 from blobstore.disk.staging import Staging, refuse_inputs
 from blobstore.errors import IntegrityError, KeyConflictError, OutputPathError
@@ -29,7 +30,6 @@ from blobstore.programs.deployed import (
     taken_from,
     users_of,
 )
-from blobstore.programs.folder import folders
 from blobstore.programs.inside import tensors_inside
 from blobstore.programs.options import Options
 from blobstore.programs.planning import Plan, names_by_content

@@ -9,6 +9,7 @@ import json
 import os
 from pathlib import Path
 
+from blobstore.disk.folders import folders
 from blobstore.disk.progress import Progress
 from blobstore.disk.staging import Staging, refuse_inputs
 from blobstore.errors import FileAccessError, OutputPathError, UnsupportedDataError
@@ -20,7 +21,6 @@ from blobstore.memory.dtypes import SAFETENSORS
 from blobstore.memory.layout import ScalarType, TensorLayout
 from blobstore.memory.mapped_file import as_path, map_file
 from blobstore.memory.tensors import in_dim_order
-from blobstore.programs.folder import folders
 from blobstore.store import BlobStore, stage_ptd
 from blobstore.tools.folders import files_of, nothing_here
 

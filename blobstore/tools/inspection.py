@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import functools
 import os
-import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from blobstore.errors import BlobStoreError, InvalidFileError, UnsupportedDataError
-from blobstore.formats import payload
 from blobstore.formats.data_map import NamedDataMap
+from blobstore.formats.delegate_keys import keys_of
 from blobstore.formats.opening import open_any
 from blobstore.formats.ptd.reader import PtdDataMap, open_ptd
 from blobstore.formats.pte.data_map import PteDataMap
@@ -20,9 +20,6 @@ from blobstore.formats.safetensors import SafetensorsDataMap
 from blobstore.memory.layout import TensorLayout
 
 __all__ = ["BlobInfo", "ExternalInfo", "FileInfo", "inspect_file"]
-
-_KEY = re.compile(rb"([\x10-\xff]\0\0\0)([!-~]{16,255})\0")
-"""A long text in a flatbuffer: its length, itself, and a NUL. Backends look up keys of at least 16 characters."""
 
 
 @dataclass(frozen=True)
@@ -155,7 +152,10 @@ def _externals(program: ProgramFile) -> list[ExternalInfo]:
     own = {blob.key for blob in program.named_data}
     for delegate in program.delegates:
         data = program.data[delegate.span.start : delegate.span.stop]
-        for key, nbytes in _looked_up(delegate.backend, data).items():
+        looked_up: dict[str, int | None] = {}
+        with suppress(InvalidFileError):  # damaged, or of a later version
+            looked_up = keys_of(delegate.backend, data) or {}
+        for key, nbytes in looked_up.items():
             if key not in own:
                 name = f"{delegate.method}/{delegate.index} {delegate.backend}"
                 takers.setdefault((key, "delegate"), {})[name] = None
@@ -178,19 +178,6 @@ def _externals(program: ProgramFile) -> list[ExternalInfo]:
         )
         for (key, kind), by in takers.items()
     ]
-
-
-def _looked_up(backend: str, data: memoryview) -> dict[str, int | None]:
-    """The keys in the payload of a delegate, with their sizes where it records them; empty for an unknown backend."""
-    if backend == "BlobStoreBackend":
-        try:
-            return {constant.key: constant.nbytes for constant in payload.split(data)[2]}
-        except InvalidFileError:
-            return {}
-    if backend != "XnnpackBackend":
-        return {}
-    found = (match for match in _KEY.finditer(data) if match[1][0] == len(match[2]))
-    return {match[2].decode(): None for match in found}
 
 
 @functools.lru_cache(maxsize=256)

@@ -40,3 +40,19 @@ def found(folder: Path, *names: str) -> Weights:
 
 def same(one: Weights, other: Weights) -> bool:
     return one.keys() == other.keys() and all(np.array_equal(one[key], other[key]) for key in one)
+
+
+def spoil(path: Path, damage: str) -> None:
+    """Damage a file in one of the ways that downloads go wrong."""
+    data = path.read_bytes()
+    middle = len(data) // 2
+    path.unlink()
+    if damage != "missing":
+        path.write_bytes(
+            {
+                "a bit": data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :],
+                "a byte less": data[:-1],
+                "a byte more": data + b"x",
+                "of something else": b"\x55" * len(data),
+            }[damage]
+        )

@@ -28,7 +28,7 @@ from blobstore.errors import (
 from blobstore.native import native
 from blobstore.releases import Release, commit, compact, gc, plan, publish, pull
 from blobstore.releases.index import check_file_name, parse_index, parse_table
-from tests.releases.models import found, inputs, same, weights
+from tests.releases.models import found, inputs, same, spoil, weights
 from tests.releases.test_faults import HOSTILE
 
 VERSIONS = ("1", "2", "3", "4")
@@ -221,18 +221,7 @@ def test_nothing_wrong_is_committed(published: Path, tmp_path: Path, damage: str
             again = lacks(release, device)
             download(published.parent, again)
             place = Path(os.fsdecode(again.folder), one.file)
-            data = place.read_bytes()
-            middle = len(data) // 2
-            place.write_bytes(
-                {
-                    "a bit": data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :],
-                    "a byte less": data[:-1],
-                    "a byte more": data + b"x",
-                    "of something else": b"\x55" * len(data),
-                }.get(damage, data)
-            )
-            if damage == "missing":
-                place.unlink()
+            spoil(place, damage)
             with pytest.raises((IntegrityError, TransferError)):
                 take(release, device)
             assert tree(device / "current") == before

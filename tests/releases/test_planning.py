@@ -19,7 +19,7 @@ from blobstore.releases import Plan, commit, compact, gc, plan, publish, pull
 from blobstore.releases.fetched import FetchedSource, fetched_name
 from blobstore.releases.index import Object
 from blobstore.releases.sources import Found
-from tests.releases.models import NOW, found, inputs, same, weights
+from tests.releases.models import NOW, found, inputs, same, spoil, weights
 from tests.releases.server import Server, serving
 from tests.releases.test_registry import keys
 
@@ -115,18 +115,7 @@ def test_nothing_wrong_is_committed(server: Server, tmp_path: Path, damage: str,
     for number, one in enumerate(todo.fetches, 1):
         device = tmp_path / str(number)
         fetched = download(installed(device), tmp_path / f"fetched{number}")
-        data = (fetched / one.file).read_bytes()
-        middle = len(data) // 2
-        (fetched / one.file).write_bytes(
-            {
-                "a bit": data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :],
-                "a byte less": data[:-1],
-                "a byte more": data + b"x",
-                "of something else": b"\x55" * len(data),
-            }.get(damage, data)
-        )
-        if damage == "missing":
-            (fetched / one.file).unlink()
+        spoil(fetched / one.file, damage)
         with pytest.raises((IntegrityError, InvalidFileError, TransferError)):
             commit(url, device, fetched)
         if version == "1":

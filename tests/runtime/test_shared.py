@@ -211,8 +211,8 @@ def test_commits_of_several_processes_are_counted(copy):
     assert cache.generation == 75
 
 
-def test_a_damaged_journal_is_an_error(copy, hooks):
-    """An interrupted commit that cannot be finished is reported (B5)."""
+def kill_in_a_commit(copy, hooks):
+    """Let a process be killed between two blobs of a commit."""
     victim = run(
         """
 from blobstore_runtime import _native
@@ -224,31 +224,27 @@ cache.update(weights(2))
         hooks=hooks,
     )
     assert victim.wait() == -signal.SIGKILL
-    commits = copy.with_name("copy.ptd.commits")
-    data = bytearray(commits.read_bytes())
-    data[4096 + 1000] ^= 1
-    commits.write_bytes(data)
+
+
+def flip(path, at):
+    """Change a bit of a file."""
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+
+
+def test_a_damaged_journal_is_an_error(copy, hooks):
+    """An interrupted commit that cannot be finished is reported (B5)."""
+    kill_in_a_commit(copy, hooks)
+    flip(copy.with_name("copy.ptd.commits"), 4096 + 1000)
     with pytest.raises(errors.IntegrityError, match=r"copy\.ptd\.commits: .*neither the old nor the new weights"):
         BlobCache(copy, "shared")
 
 
 def test_a_volume_with_another_number(copy, hooks):
     """Volumes may be mounted under another one, which must not lose the journal of a killed process (B4)."""
-    victim = run(
-        """
-from blobstore_runtime import _native
-cache = BlobCache(sys.argv[1], "shared")
-_native.crash_at(5)
-cache.update(weights(2))
-""",
-        copy,
-        hooks=hooks,
-    )
-    assert victim.wait() == -signal.SIGKILL
-    commits = copy.with_name("copy.ptd.commits")
-    data = bytearray(commits.read_bytes())
-    data[8] ^= 1
-    commits.write_bytes(data)
+    kill_in_a_commit(copy, hooks)
+    flip(copy.with_name("copy.ptd.commits"), 8)
     cache = BlobCache(copy, "shared")
     assert (value(cache), cache.generation, cache.version("a")) == (2, 1, 1)
 
