@@ -38,7 +38,7 @@ plots: $(VENV)/.runtime $(VENV)/.extra-bench ## draw how cost grows with keys, b
 native: $(VENV)/.runtime ## run the C++ tests here, also with larger pages and as on other systems
 	$(RUN) -W ignore -m runtime_bindings.tests.platforms here
 
-aarch64: $(VENV)/.runtime ## run the C++ tests for aarch64; needs g++-aarch64-linux-gnu and qemu-user-static
+aarch64: $(VENV)/.runtime ## run the C++ tests for aarch64; needs g++-aarch64-linux-gnu, clang, lld and qemu-user-static
 	$(RUN) -W ignore -m runtime_bindings.tests.platforms aarch64
 
 compile-platforms: $(VENV)/.runtime $(VENV)/.extra-platforms ## compile the C++ library for macOS and musl, see it refuse others
