@@ -66,7 +66,8 @@ def table(module: object, folder: Path) -> Iterator[tuple[str, bool]]:
     yield "|---|---|---|---|", True
     for row in module.rows(folder):  # type: ignore[attr-defined]
         work = re.sub(r"^ +", lambda match: "&nbsp;" * len(match[0]), row.work)
-        yield f"| {work} | {row.figure} | {row.bar} | {'met' if row.met else '**not met**'} |", row.met
+        verdict = ("met" if row.met else "**not met**") if row.bar else ""
+        yield f"| {work} | {row.figure} | {row.bar} | {verdict} |", row.met
 
 
 def put(page: Path, name: str, text: str) -> None:

@@ -38,7 +38,7 @@ def rows(folder: Path) -> Iterator[Row]:
         yield from int8(rng, sizes)
     yield int4(rng)
     for channels in (128, 256):
-        yield folded_convolution(rng, channels)
+        yield from folded_convolution(rng, channels)
     for sizes in ((384, 1536), (4096, 4096)):
         yield from folded_linear(rng, sizes)
     yield whole_model(folder)
@@ -63,14 +63,20 @@ def int4(rng: np.random.Generator) -> Row:
     return steps("a linear layer of 1536x384 to 4 bits", [weight], done, {"scales": groups.astype(np.uint16)})
 
 
-def folded_convolution(rng: np.random.Generator, channels: int) -> Row:
-    """A row for a convolution with a batch norm."""
-    weight = rng.standard_normal((channels, channels, 3, 3), np.float32)
-    return steps(
-        f"a convolution of {channels}x{channels}x3x3 with a folded batch norm",
-        [weight, *_norm(rng, channels)],
-        [Step(Operation.FOLD_CONV_WEIGHT, (0, 1), (1e-5,)), Step(Operation.CHANNELS_LAST)],
+def folded_convolution(rng: np.random.Generator, channels: int) -> Iterator[Row]:
+    """Rows for a convolution with a batch norm: again and again, and once after other work, when nothing of it is in the
+    processor's caches."""
+    given = [rng.standard_normal((channels, channels, 3, 3), np.float32), *_norm(rng, channels)]
+    done = [Step(Operation.FOLD_CONV_WEIGHT, (0, 1), (1e-5,)), Step(Operation.CHANNELS_LAST)]
+    yield steps(f"a convolution of {channels}x{channels}x3x3 with a folded batch norm", given, done)
+    record = Record("k@1", given[0].nbytes, (), tuple(done))
+    once = side_by_side(
+        lambda: store(record, [plain(array) for array in given], {}),
+        lambda: _store(done, given, {}),
+        rounds=31,
+        clock=time.thread_time,
     )
+    yield _without_bar(ratio_row("  once after other work", *once, at_least=0))
 
 
 def folded_linear(rng: np.random.Generator, sizes: tuple[int, int]) -> Iterator[Row]:
@@ -79,10 +85,12 @@ def folded_linear(rng: np.random.Generator, sizes: tuple[int, int]) -> Iterator[
     given = [rng.standard_normal(sizes, np.float32), *_norm(rng, sizes[0])]
     done = [Step(Operation.FOLD_LINEAR_WEIGHT, (0, 1), (1e-5,))]
     yield steps(f"a linear layer of {sizes[0]}x{sizes[1]} with a folded batch norm", given, done)
-    row = ratio_row(
-        "  copying its bytes instead", *repeated(given[0].copy, lambda: _store(done, given, {})), at_least=0
-    )
-    yield Row(row.work, row.figure, "", True)
+    copied = repeated(given[0].copy, lambda: _store(done, given, {}))
+    yield _without_bar(ratio_row("  copying its bytes instead", *copied, at_least=0))
+
+
+def _without_bar(row: Row) -> Row:
+    return Row(row.work, row.figure, "", True)
 
 
 def _norm(rng: np.random.Generator, channels: int) -> list[_Array]:
@@ -104,10 +112,10 @@ def steps(work: str, arrays: list[_Array], done: list[Step], scales: _Scales | N
 
 
 def repeated(ours: Callable[[], object], theirs: Callable[[], object]) -> tuple[float, float]:
-    """The median seconds of both on the processor. One call may be too short to be measured, so several are measured
-    together."""
+    """The median seconds of both on the processor, for a tenth of a second at a time. One call may be too short to be
+    measured, and the first ones fill the processor's caches again."""
     first = side_by_side(ours, theirs, rounds=1, clock=time.thread_time)
-    times = max(1, round(0.01 / max(first)))
+    times = max(1, round(0.1 / max(first)))
 
     def often(work: Callable[[], object]) -> None:
         for _ in range(times):

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.utils.fusion import fuse_conv_bn_weights, fuse_linear_bn_weights
 
@@ -129,6 +131,22 @@ def test_channels_last() -> None:
     expected = tensor.to(memory_format=torch.channels_last).permute(0, 2, 3, 1)
     assert expected.is_contiguous()
     assert made([tensor], Step(Operation.CHANNELS_LAST), nbytes=480) == bytes_of(expected)
+
+
+@given(st.integers(1, 3), st.integers(1, 35), st.integers(1, 5), st.integers(1, 5), st.booleans())
+def test_channels_last_of_any_shape(rows: int, channels: int, height: int, width: int, folds: bool) -> None:
+    """Vectors of the processor take several channels and positions at a time; a fold is done in the same pass."""
+    tensor = random(rows, channels, height, width)
+    last = Step(Operation.CHANNELS_LAST)
+    if folds:
+        zero, variance, gamma = torch.zeros(rows), random(rows, seed=1).abs() + 0.1, random(rows, seed=2)
+        expected, _ = fuse_conv_bn_weights(tensor, None, zero, variance, 1e-5, gamma, zero)
+        fold = Step(Operation.FOLD_CONV_WEIGHT, (0, 1), (1e-5,))
+        found = made([tensor, variance, gamma], fold, last, nbytes=tensor.nbytes)
+    else:
+        expected = tensor
+        found = made([tensor], last, nbytes=tensor.nbytes)
+    assert found == bytes_of(expected.detach().permute(0, 2, 3, 1))
 
 
 @pytest.mark.parametrize("groups", [1, 2])

@@ -42,9 +42,10 @@ BLOBSTORE_AVX2 uint64_t transpose_avx2(
   constexpr uint64_t kRows = 4;
   constexpr uint64_t kColumns = 8;
   const __m256 factors = _mm256_set1_ps(factor);
+  const bool one_is_left = rows % kRows == 1; // as for all kernels of odd width and height
   uint64_t left = 0;
   for (; rows >= kRows && left + kColumns <= columns; left += kColumns) {
-    for (uint64_t i = 0; i < rows; i += kRows) {
+    for (uint64_t i = 0; i < rows - one_is_left; i += kRows) {
       const uint64_t row = std::min(i, rows - kRows); // the last four rows may include some that were done
       const uint8_t* start = from + 4 * (left * stride + row);
       uint8_t* out = to + 4 * (row * columns + left);
@@ -61,6 +62,19 @@ BLOBSTORE_AVX2 uint64_t transpose_avx2(
       put_avx2<scales>(out + 4 * columns, _mm256_unpackhi_ps(even_low, odd_low), factors);
       put_avx2<scales>(out + 8 * columns, _mm256_unpacklo_ps(even_high, odd_high), factors);
       put_avx2<scales>(out + 12 * columns, _mm256_unpackhi_ps(even_high, odd_high), factors);
+    }
+    if (one_is_left) {
+      const uint8_t* last = from + 4 * (left * stride + rows - 1);
+      const __m256 in = _mm256_setr_ps(
+          float_at(last, 0),
+          float_at(last, stride),
+          float_at(last, 2 * stride),
+          float_at(last, 3 * stride),
+          float_at(last, 4 * stride),
+          float_at(last, 5 * stride),
+          float_at(last, 6 * stride),
+          float_at(last, 7 * stride));
+      put_avx2<scales>(to + 4 * ((rows - 1) * columns + left), in, factors);
     }
   }
   return left;
