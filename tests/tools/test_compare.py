@@ -93,6 +93,13 @@ def test_every_part_of_a_program_is_compared(name: str, program: bytes, tmp_path
     assert compare_files(tmp_path / "same.pte", tmp_path / "same.pte").equal
 
 
+def test_values_are_shown_without_what_holds_them(program: bytes, tmp_path: Path) -> None:
+    (tmp_path / "same.pte").write_bytes(edited(program, lambda plain: None))
+    (tmp_path / "edited.pte").write_bytes(edited(program, EDITS["a number"][1]))
+    [difference] = compare_files(tmp_path / "same.pte", tmp_path / "edited.pte").differences
+    assert difference.right.endswith("Int(int_val=12345)")
+
+
 def test_a_delegates_payload_is_compared(program: bytes, tmp_path: Path) -> None:
     flatbuffer, segments = split(program)
     plain = to_json(flatbuffer)

@@ -60,7 +60,7 @@ def _describe_method(plan: Table, delegates: list[str], contents: Mapping[int, s
     chains = plan.tables("chains")
     parts = {
         "operators": operators,
-        "values": [_text(value, contents) for value in plan.tables("values")],
+        "values": [_text(value.union("val") or value, contents) for value in plan.tables("values")],
         "inputs": [str(index) for index in plan.numbers("inputs")],
         "outputs": [str(index) for index in plan.numbers("outputs")],
         "delegates": delegates,
