@@ -80,6 +80,11 @@ def ratio_row(
     return Row(work, f"{text} ({show(ours)} against {show(theirs)})", bar, met)
 
 
+def without_bar(row: Row) -> Row:
+    """The same figure, which nothing is asked of."""
+    return Row(row.work, row.figure, "", True)
+
+
 def memory_row(work: str, nbytes: int, limit: int) -> Row:
     """A row for a growth of memory."""
     return Row(work, mib(nbytes), f"below {limit >> 20} MiB", nbytes < limit)

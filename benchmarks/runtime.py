@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.harness import MIB, Row, mib, ratio_row, side_by_side
+from benchmarks.harness import MIB, Row, mib, ratio_row, side_by_side, without_bar
 from benchmarks.sums import write_sum, write_weights
 from blobstore.lowering.export import lower, quiet
 from blobstore.runtime import BlobCache, Program
@@ -71,7 +71,7 @@ def _run(folder: Path) -> Iterator[Row]:
         work = f"run a {name} method, against the stock runtime"
         row = ratio_row(work, ours / repeat, theirs / repeat, at_most=bar or 1)
         # both run the same kernels, so if arithmetic dominates, the difference is noise of the machine
-        yield row if bar else Row(work, row.figure, "", True)
+        yield row if bar else without_bar(row)
 
 
 def _mlp(folder: Path, x: torch.Tensor) -> Path:
@@ -109,8 +109,7 @@ def _update(folder: Path) -> Iterator[Row]:
     work = "update 4 MiB of 256 MiB, each of 20 in a row, against loading the program with a new .ptd"
     yield ratio_row(work, ours / 20, theirs, at_least=50)
     single, theirs = side_by_side(update, lambda: _stock(pte, other), rounds=15)
-    row = ratio_row("  a single one, when a load has just swept the caches", single, theirs, at_least=1)
-    yield Row(row.work, row.figure, "", True)
+    yield without_bar(ratio_row("  a single one, when a load has just swept the caches", single, theirs, at_least=1))
     memcpy = lambda: np.copyto(target, new)  # noqa: E731
     memcpy_time = _median(memcpy)
     yield ratio_row("  repeated, against a memcpy of 4 MiB", _median(update), memcpy_time, at_most=2)

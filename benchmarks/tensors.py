@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.harness import Row, ratio_row, side_by_side
+from benchmarks.harness import Row, ratio_row, side_by_side, without_bar
 from benchmarks.lowered import plugin, save
 from blobstore.demo.models import load_encoder
 from blobstore.logical.records import Operation, Record, Records, Source, Step, records_key
@@ -69,14 +70,8 @@ def folded_convolution(rng: np.random.Generator, channels: int) -> Iterator[Row]
     given = [rng.standard_normal((channels, channels, 3, 3), np.float32), *_norm(rng, channels)]
     done = [Step(Operation.FOLD_CONV_WEIGHT, (0, 1), (1e-5,)), Step(Operation.CHANNELS_LAST)]
     yield steps(f"a convolution of {channels}x{channels}x3x3 with a folded batch norm", given, done)
-    record = Record("k@1", given[0].nbytes, (), tuple(done))
-    once = side_by_side(
-        lambda: store(record, [plain(array) for array in given], {}),
-        lambda: _store(done, given, {}),
-        rounds=31,
-        clock=time.thread_time,
-    )
-    yield _without_bar(ratio_row("  once after other work", *once, at_least=0))
+    once = side_by_side(*_sides(given, done), rounds=31, clock=time.thread_time)
+    yield without_bar(ratio_row("  once after other work", *once, at_least=0))
 
 
 def folded_linear(rng: np.random.Generator, sizes: tuple[int, int]) -> Iterator[Row]:
@@ -86,11 +81,7 @@ def folded_linear(rng: np.random.Generator, sizes: tuple[int, int]) -> Iterator[
     done = [Step(Operation.FOLD_LINEAR_WEIGHT, (0, 1), (1e-5,))]
     yield steps(f"a linear layer of {sizes[0]}x{sizes[1]} with a folded batch norm", given, done)
     copied = repeated(given[0].copy, lambda: _store(done, given, {}))
-    yield _without_bar(ratio_row("  copying its bytes instead", *copied, at_least=0))
-
-
-def _without_bar(row: Row) -> Row:
-    return Row(row.work, row.figure, "", True)
+    yield without_bar(ratio_row("  copying its bytes instead", *copied, at_least=0))
 
 
 def _norm(rng: np.random.Generator, channels: int) -> list[_Array]:
@@ -99,16 +90,24 @@ def _norm(rng: np.random.Generator, channels: int) -> list[_Array]:
 
 
 def steps(work: str, arrays: list[_Array], done: list[Step], scales: _Scales | None = None) -> Row:
-    """A row for steps that both sides must give the same result for."""
+    """A row for steps."""
+    return ratio_row(f"laying out {work}", *repeated(*_sides(arrays, done, scales)), at_least=3)
+
+
+def _sides(
+    arrays: list[_Array], done: list[Step], scales: _Scales | None = None
+) -> tuple[Callable[[], memoryview], Callable[[], _Array]]:
+    """Steps as the library and as numpy do them, with the same result."""
     known = scales or {}
-    expected = _store(done, arrays, known)
+    theirs = functools.partial(_store, done, arrays, known)
+    expected = theirs()
     record = Record("k@1", expected.nbytes, (), tuple(done))
 
     def ours() -> memoryview:
         return store(record, [plain(array) for array in arrays], known)
 
     assert bytes(ours()) == expected.tobytes()
-    return ratio_row(f"laying out {work}", *repeated(ours, lambda: _store(done, arrays, known)), at_least=3)
+    return ours, theirs
 
 
 def repeated(ours: Callable[[], object], theirs: Callable[[], object]) -> tuple[float, float]:
