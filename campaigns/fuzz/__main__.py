@@ -16,6 +16,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -64,6 +65,16 @@ JOBS = [
     Job("checkpoint"),
     Job("baseline"),
     Job("report"),
+    Job("index"),
+    Job("index", "releases_fuzz"),
+    Job("table"),
+    Job("table", "releases_fuzz"),
+    Job("encoded"),
+    Job("http"),
+    Job("journal"),
+    Job("commits", "commits_fuzz"),
+    Job("adapter"),
+    Job("peft"),
 ]
 
 
@@ -82,8 +93,9 @@ def main() -> None:
     cores = os.cpu_count() or 1
     seconds = max(1, int(options.seconds * min(cores, len(jobs)) / len(jobs)))
     start = time.monotonic()
-    with ThreadPoolExecutor(cores) as threads:
-        lines = list(threads.map(lambda job: _run(job, seconds), jobs))
+    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # noqa: S108 - for a folder of our own
+    with tempfile.TemporaryDirectory(prefix="fuzz-", dir=memory) as folder, ThreadPoolExecutor(cores) as threads:
+        lines = list(threads.map(lambda job: _run(job, seconds, folder), jobs))
     for line in lines:
         sys.stdout.write(line + "\n")
     sys.stdout.flush()
@@ -150,21 +162,23 @@ def _build() -> None:
     subprocess.run([str(part) for part in command], check=True, stdout=subprocess.DEVNULL, env=environment)
 
 
-def _run(job: Job, seconds: int) -> str:
+def _run(job: Job, seconds: int, folder: str) -> str:
     """Run one fuzzer and return a line about it."""
-    folder = FOUND / job.corpus
-    folder.mkdir(parents=True, exist_ok=True)
+    found = FOUND / job.corpus
+    found.mkdir(parents=True, exist_ok=True)
     command = (
         [NATIVE / "tests" / job.native] if job.native else [sys.executable, "-m", "campaigns.fuzz.coverage", job.corpus]
     )
     limits = ["-timeout=10", "-rss_limit_mb=2048", f"-malloc_limit_mb={300 if job.native else 2048}"]
     command += [f"-max_total_time={seconds}", f"-max_len={LONGEST}", *limits]
-    command += [f"-artifact_prefix={folder}/{'native' if job.native else 'python'}-", "-print_final_stats=1"]
+    command += [f"-artifact_prefix={found}/{'native' if job.native else 'python'}-", "-print_final_stats=1"]
     log = BUILD / f"{job.corpus}-{job.native or 'python'}.log"
     environment = {
         **os.environ,
         **OPTIONS,
         "BLOBSTORE_FUZZ_DATA": str(BUILD / "seeds" / "work" / "slim" / "shared.ptd"),
+        "BLOBSTORE_FUZZ_COPY": str(ROOT / "tests" / "data" / "golden-v1.ptd"),
+        "TMPDIR": folder,
     }
     with log.open("w") as output:
         process = subprocess.run(
@@ -175,8 +189,8 @@ def _run(job: Job, seconds: int) -> str:
     runs = re.search(r"stat::number_of_executed_units:\s*(\d+)", text) or re.search(r"Done (\d+) runs", text)
     covered = re.findall(r"cov: (\d+)", text)
     outcome = "" if process.returncode == 0 else f", ended with {process.returncode}: {log}"
-    if process.returncode and not list(folder.glob("*")):
-        (folder / "no-input").write_bytes(b"")
+    if process.returncode and not list(found.glob("*")):
+        (found / "no-input").write_bytes(b"")
         outcome = f", did not run: {text[-600:]}"
     count = int(runs[1]) if runs else 0
     return f"{job.name:22} {count:10,} inputs in {seconds} s, {covered[-1] if covered else '?'} branches{outcome}"

@@ -10,6 +10,8 @@ from typing import Any
 
 import xxhash
 
+from campaigns.fuzz.answers import ANSWER, KIND
+
 Mutate = Callable[[bytes, int], bytes]
 """libFuzzer's own mutation, called with bytes and the largest size of the result."""
 
@@ -97,9 +99,84 @@ def _places(tree: Any) -> Any:
             yield from _places(value)
 
 
+def answers(data: bytes, most: int, seed: int, mutate: Mutate) -> bytes:
+    """The answers of a server, one of them changed, repeated or left out; mostly with the length of its body."""
+    chance = random.Random(seed)
+    kind, mark, rest = data.partition(KIND)
+    pieces = rest.split(ANSWER)
+    if not mark or chance.random() < 0.1:
+        return mutate(data, most)
+    at = chance.randrange(len(pieces))
+    match chance.randrange(8):
+        case 0:
+            del pieces[at]
+        case 1:
+            pieces.insert(at, chance.choice(pieces))
+        case 2:
+            pieces.insert(at, chance.choice(_ODD_ANSWERS))
+        case _:
+            head, blank, body = pieces[at].partition(b"\r\n\r\n")
+            lines = head.split(b"\r\n")
+            match chance.randrange(5):
+                case 0:
+                    line = chance.randrange(len(lines))
+                    lines[line] = mutate(lines[line] or b"x", 200)
+                case 1:
+                    lines.insert(chance.randrange(1, len(lines) + 1), chance.choice(_ODD_HEADERS))
+                case 2 if len(lines) > 1:
+                    del lines[chance.randrange(1, len(lines))]
+                case 3:
+                    body = mutate(body or b"x", max(1, most // 2))
+                case _:
+                    body = structured(body, most, seed, mutate)
+            if chance.random() < 0.8:
+                lines = [
+                    b"Content-Length: %d" % len(body) if one.startswith(b"Content-Length") else one for one in lines
+                ]
+            pieces[at] = b"\r\n".join(lines) + blank + body
+    changed = kind + mark + ANSWER.join(pieces)
+    return changed if len(changed) <= most else mutate(data, most)
+
+
+_ODD_ANSWERS = (
+    b"HTTP/1.1 100 Continue\r\n\r\n",
+    b"HTTP/1.1 204 No Content\r\n\r\n",
+    b"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:{port}/elsewhere\r\nContent-Length: 0\r\n\r\n",
+    b"HTTP/1.1 307 Found\r\nLocation: //[::1\r\nContent-Length: 0\r\n\r\n",
+    b'HTTP/1.1 401 No\r\nWWW-Authenticate: Bearer realm="http://127.0.0.1:{port}/token"\r\nContent-Length: 0\r\n\r\n',
+    b'HTTP/1.1 401 No\r\nWWW-Authenticate: Basic realm="x"\r\nContent-Length: 0\r\n\r\n',
+    b'HTTP/1.1 200 OK\r\nContent-Length: 15\r\n\r\n{"token":"abcd"}',
+    b"HTTP/1.1 429 Slow\r\nRetry-After: 0\r\nContent-Length: 0\r\n\r\n",
+    b"HTTP/1.1 503 Slow\r\nRetry-After: Wed, 21 Oct 2099 07:28:00 GMT\r\n\r\n",
+    b'HTTP/1.1 404 No\r\nContent-Length: 44\r\n\r\n{"errors":[{"code":"UNKNOWN","message":"no"}]}',
+    b"HTTP/1.1 206 Partial\r\nContent-Range: bytes 0-9/10\r\nContent-Length: 10\r\n\r\n0123456789",
+)
+_ODD_HEADERS = (
+    b"Transfer-Encoding: chunked",
+    b"Transfer-Encoding: gzip, chunked",
+    b"Content-Encoding: gzip",
+    b"Content-Length: -1",
+    b"Content-Length: 1, 2",
+    b"Content-Length: 99999999999999999999",
+    b"Content-Range: bytes 0-18446744073709551616/*",
+    b"Connection: close",
+    b"Location: \xff\x00",
+    b" folded",
+    b"no colon",
+    b": no name",
+    b"X: " + b"y" * 9000,
+)
+
+
 MUTATORS: dict[str, Callable[[bytes, int, int, Mutate], bytes]] = {
     "ptd": sealed,
     "safetensors": with_header,
     "checkpoint": structured,
     "baseline": structured,
+    "index": structured,
+    "table": structured,
+    "http": answers,
+    "journal": structured,
+    "adapter": sealed,
+    "peft": structured,
 }

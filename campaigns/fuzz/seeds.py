@@ -15,17 +15,22 @@ from torch import nn
 import blobstore
 from blobstore import BlobStore, open_ptd, save_file
 from blobstore.adapters import save_adapter
+from blobstore.disk.journal import Journal, Move, identity
 from blobstore.formats.keys import KEY_PREFIX
 from blobstore.formats.payload import MAGIC as PAYLOAD_MAGIC
 from blobstore.formats.payload import split, wrap
 from blobstore.formats.pte import read_program
 from blobstore.logical.records import FILE_IDENTIFIER
 from blobstore.memory.layout import ScalarType, TensorLayout
+from blobstore.releases import publish, pull, push
+from blobstore.releases.encoding import encode
 from blobstore.reporting import report
 from blobstore.reporting.json_output import to_json
 from blobstore.runtime import BlobCache, Program
 from blobstore.tools.convert import convert
 from blobstore.training import TrainingProgram, lower_training
+from campaigns.fuzz import adapters, disk, releases
+from campaigns.fuzz.answers import ANSWER, KEPT, KIND
 from campaigns.lowered import lower_embedded, lower_network
 from tests import models
 from tests.formats.pte import oracle
@@ -57,6 +62,9 @@ def _make(folder: Path) -> Iterator[tuple[str, str, bytes]]:
     yield "safetensors", "types", (work / "types.safetensors").read_bytes()
     yield "report", "types.safetensors", (work / "types.safetensors").read_bytes()
     yield "checkpoint", "adam", _checkpoint_list(work)
+    yield from releases_of(work)
+    yield from interrupted(work)
+    yield from adapters_of(work)
     yield "baseline", "reports", json.dumps(to_json(report([work / "slim"]))).encode()
 
 
@@ -148,6 +156,84 @@ def _checkpoint_list(work: Path) -> bytes:
     with open_ptd(work / "checkpoint.ptd") as data_map:
         lists = [bytes(blob) for blob in data_map.values() if bytes(blob).startswith(b'{"format"')]
     return lists[0]
+
+
+def releases_of(work: Path) -> Iterator[tuple[str, str, bytes]]:
+    root, given = work / "www", work / "release"
+    (given / "tokenizer").mkdir(parents=True)
+    for name in ("1.json", "2.json", "empty"):
+        (given / "tokenizer" / name).write_text("" if name == "empty" else f"{{{name}}}" * 9)
+    tensors = releases.release_weights()
+    save_file(tensors, given / "weights.ptd")
+    publish([given], root, name="fuzz", version="1")
+    save_file({**tensors, "second": tensors["second"] + np.float32(1)}, given / "weights.ptd")
+    publish([given], root, name="fuzz", version="2", base="1")
+    for path in sorted(root.glob("fuzz/*/index.json")):
+        yield "index", path.parent.name, path.read_bytes()
+    tables = [data for data in (path.read_bytes() for path in sorted((root / "files").iterdir())) if data[:1] == b"{"]
+    for number, data in enumerate(data for data in tables if b"blobstore.table" in data):
+        yield "table", str(number), data
+    part = tensors["first"].tobytes()[: releases.ENCODED_SIZE]
+    for number, encoding in enumerate(releases.ENCODINGS):
+        other = memoryview(bytes(len(part))) if encoding.startswith("patch") else None
+        pieces = encode(memoryview(part), int(encoding.partition(":")[2] or 1), other)
+        yield "encoded", encoding.replace(":", "-"), bytes([number, *b"".join(map(bytes, pieces))])
+    _, published = releases.published()
+    with releases.recorded(lambda path: Path(f"{published}/www{path}").read_bytes()) as (host, answers):
+        pinned = pull(f"http://{host}/fuzz/1/index.json", work / "device", threads=1).sha256
+    web = f"http://{{host}}/fuzz/1/index.json@sha256:{pinned}".encode() + KIND
+    yield "http", "web", web + ANSWER.join(answers)
+    yield "http", "kept", web + ANSWER.join(KEPT + one for one in answers)
+    push(f"oci:{work / 'layout'}:1", published / "www/fuzz/1")
+    blobs = work / "layout" / "blobs" / "sha256"
+    manifest = json.loads((work / "layout" / "index.json").read_text())["manifests"][0]["digest"].partition(":")[2]
+    with releases.recorded(lambda path: (blobs / (path.partition(":")[2] or manifest)).read_bytes()) as (host, answers):
+        pull(f"{host}/fuzz:1", work / "other", threads=1)
+    challenge = 'WWW-Authenticate: Bearer realm="http://127.0.0.1:{port}/token",service="s",scope="pull"\r\n'
+    login = [releases.ok(b"", "401 Unauthorized", challenge), releases.ok(b'{"token":"abcd"}')]
+    yield "http", "registry", b"{host}/fuzz:1" + KIND + ANSWER.join([*login, *answers])
+
+
+def interrupted(work: Path) -> Iterator[tuple[str, str, bytes]]:
+    folder = work / "group"
+    stand_ins = disk.group(folder)
+    here = folder / "here"
+    moves = [
+        Move(
+            here / name,
+            next((here / name).parent.glob(f"*{number:024x}.tmp")),
+            (here / name).with_name(f".blobstore-{number + 8:024x}.tmp"),
+            identity(here / name),
+            identity((here / name).with_name(f".blobstore-{number:024x}.tmp")),
+        )
+        for number, name in enumerate(disk.GROUP)
+    ]
+    for name, count in (("group", 3), ("pair", 2)):
+        text = json.dumps(json.loads(Journal(moves[:count], [here, here / "sub"]).text(here)))
+        for mark, known in stand_ins.items():
+            text = text.replace(known, f'"{mark}"')
+        yield "journal", name, text.encode()
+    yield from disk.commit_seeds()
+
+
+def adapters_of(work: Path) -> Iterator[tuple[str, str, bytes]]:
+    _, base, own = adapters.foundation()
+    yield "adapter", "own", own.read_bytes()
+    save_adapter(work / "half.ptd", adapters.halves(-1), foundation=base, scale=2)
+    yield "adapter", "other", (work / "half.ptd").read_bytes()
+    config = {
+        "peft_type": "LORA",
+        "r": 1,
+        "lora_alpha": 2,
+        "target_modules": ["m"],
+        "bias": "none",
+        "use_rslora": False,
+    }
+    prefix = "base_model.model.m.lora_"
+    tensors = {f"{prefix}A.weight": ["F32", [1, 3]], f"{prefix}B.weight": ["F32", [2, 1]]}
+    yield "peft", "one", json.dumps({"config": config, "tensors": tensors}).encode()
+    patterns = {**config, "rank_pattern": {"m": 1}, "alpha_pattern": {"m": 4.0}}
+    yield "peft", "patterns", json.dumps({"config": patterns, "tensors": tensors}).encode()
 
 
 if __name__ == "__main__":

@@ -7,8 +7,6 @@ A target returns, or raises `BlobStoreError` for bytes that are refused. Every o
 from __future__ import annotations
 
 import io
-import os
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,25 +28,8 @@ from blobstore.reporting.baseline import compare_reports
 from blobstore.reporting.json_output import load_report
 from blobstore.runtime import BlobCache, PackedStore, Program
 from blobstore.testing import strategies  # noqa: F401 - imported here, so that no input waits for it
-
-
-class DisagreementError(Exception):
-    """Two readers of one format disagree about a file."""
-
-
-class _File:
-    """Bytes as a file in memory, which any reader can open by its path."""
-
-    def __init__(self, data: bytes, suffix: str = "") -> None:
-        self._descriptor = os.memfd_create(f"fuzz{suffix}")
-        os.write(self._descriptor, data) if data else None
-        self.path = Path(f"/proc/self/fd/{self._descriptor}")
-
-    def __enter__(self) -> Path:
-        return self.path
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self._descriptor)
+from campaigns.fuzz import adapters, disk, releases
+from campaigns.fuzz.answers import DisagreementError, MemoryFile, agree, answer, temporary_folder
 
 
 def _everything(data_map: NamedDataMap) -> dict[str, Any]:
@@ -59,42 +40,27 @@ def _everything(data_map: NamedDataMap) -> dict[str, Any]:
     }
 
 
-def _answer(read: Callable[[], Any]) -> Any:
-    """The result of a reader, or its error."""
-    try:
-        return read()
-    except BlobStoreError as error:
-        return error
-
-
-def _agree(one: Any, other: Any, what: str) -> None:
-    refused = isinstance(one, BlobStoreError), isinstance(other, BlobStoreError)
-    if refused == (True, True) or (refused == (False, False) and one == other):
-        return
-    raise DisagreementError(f"{what}: Python gives {one!r:.300}, C++ gives {other!r:.300}")
-
-
 def ptd(data: bytes) -> None:
     """A `.ptd`: Python and C++ accept the same files, read the same from them, and agree on whether they are damaged."""
-    with _File(data) as path:
+    with MemoryFile(data) as path:
 
         def python() -> Any:
             data_map = open_ptd(path)
-            return _everything(data_map), list(data_map), _answer(data_map.verify).__class__ is bool
+            return _everything(data_map), list(data_map), answer(data_map.verify).__class__ is bool
 
         def native() -> Any:
             cache = BlobCache(path, "copy")
-            return _everything(cache), list(cache), _answer(cache.verify).__class__ is bool
+            return _everything(cache), list(cache), answer(cache.verify).__class__ is bool
 
-        _agree(_answer(python), _answer(native), "a .ptd")
+        agree(answer(python), answer(native), "a .ptd")
         open_ptd(path)
 
 
 def pte(data: bytes) -> None:
     """A `.pte`: it is read, everything movable is moved, and the result is read again. C++ accepts it or refuses it."""
-    with _File(data) as path:
-        _answer(lambda: Program(path).method_names)
-        _answer(lambda: _everything(open_pte(path)))
+    with MemoryFile(data) as path:
+        answer(lambda: Program(path).method_names)
+        answer(lambda: _everything(open_pte(path)))
     program = ProgramFile("fuzz.pte", memoryview(data))
     moves = {item: item.key for item in program.movable()}
     file = io.BytesIO()
@@ -133,7 +99,7 @@ def payload(data: bytes) -> None:
 
 def packed(data: bytes) -> None:
     """A file of packed weights in a store, which says of a damaged one what is wrong and never raises."""
-    with tempfile.TemporaryDirectory() as folder:
+    with temporary_folder() as folder:
         Path(folder, "fuzz.packed").write_bytes(data)
         [file] = PackedStore(folder).verify()
         [listed] = PackedStore(folder).list()
@@ -155,10 +121,10 @@ def safetensors(data: bytes) -> None:
             return one
         return {key: (layout_of(layout), data) for key, (*layout, data) in tensors.items()}
 
-    one = _answer(python)
+    one = answer(python)
     if data[6:9] == b"\0\0{":  # which C++ takes for such a file
-        with _File(data) as path:
-            _agree(one, _answer(native), "a .safetensors")
+        with MemoryFile(data) as path:
+            agree(one, answer(native), "a .safetensors")
     SafetensorsDataMap("fuzz.safetensors", data=memoryview(data))
 
 
@@ -173,7 +139,7 @@ def checkpoint(data: bytes) -> None:
     store.add("w", torch.ones(2, 3))
     store.add("optimizer.0.w", torch.zeros(2, 3))
     store.add(KEY_PREFIX + xxhash.xxh3_128_hexdigest(data), data)
-    with _File(b"") as path:
+    with MemoryFile(b"") as path:
         with path.open("wb") as file:
             from blobstore.formats.ptd.writer import write_ptd
 
@@ -183,14 +149,14 @@ def checkpoint(data: bytes) -> None:
 
 def baseline(data: bytes) -> None:
     """An earlier report, compared with another."""
-    with _File(data) as path:
+    with MemoryFile(data) as path:
         old = load_report(path)
     compare_reports(old, report([]))
 
 
 def report_of(data: bytes) -> None:
     """A report on one file of any kind."""
-    with _File(data) as path:
+    with MemoryFile(data) as path:
         report([path])
 
 
@@ -204,7 +170,23 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
     "checkpoint": checkpoint,
     "baseline": baseline,
     "report": report_of,
+    "index": releases.index,
+    "table": releases.table,
+    "encoded": releases.encoded,
+    "http": releases.http,
+    "journal": disk.journal,
+    "commits": disk.commits,
+    "adapter": adapters.adapter,
+    "peft": adapters.peft,
 }
+
+PREPARATIONS: dict[str, Callable[[], Any]] = {
+    "table": releases.published,
+    "commits": disk.working_copy,
+    "adapter": adapters.foundation,
+    "peft": adapters.foundation,
+}
+"""What a target makes once and uses for all inputs."""
 
 
 def check(name: str, data: bytes) -> bool:

@@ -5,9 +5,12 @@ import subprocess
 import sys
 
 import numpy as np
+import pytest
 
 from blobstore import open_ptd, save_file
-from campaigns.fuzz import replay, targets
+from blobstore.errors import InvalidFileError, TransferError
+from campaigns.fuzz import disk, releases, replay, seeds, targets
+from campaigns.fuzz.answers import ANSWER, KIND
 from campaigns.fuzz.budget import MEGABYTES
 from campaigns.fuzz.mutators import MUTATORS, reseal
 
@@ -74,3 +77,67 @@ def test_mutations_of_json_are_json():
             or changed in (b"null", b"true")
             or changed.lstrip(b"-")[:1].isdigit()
         )
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """Inputs that need no lowering, by target and name."""
+    work = tmp_path_factory.mktemp("seeds")
+    parts = (seeds.releases_of(work), seeds.interrupted(work), seeds.adapters_of(work))
+    return {(target, name): data for part in parts for target, name, data in part}
+
+
+def test_what_the_library_makes_is_accepted(made):
+    """Indexes, tables, encoded parts, answers of servers, journals and adapters: each target gets to its end."""
+    assert len({target for target, _ in made}) == 8
+    refused = [one for one, data in made.items() if not targets.check(one[0], data)]
+    assert not refused
+
+
+def test_a_journal_counts_only_with_its_digest(made):
+    """A process that was killed in a commit left new weights; with another byte in the journal, nothing is written (B3)."""
+    _, copy = disk.working_copy()
+    for change, replayed in ((b"", True), (b"\xff", False)):
+        data = made["commits", "killed"]
+        copy.put(copy.adopt(data[: disk.PAGE] + change + data[disk.PAGE + len(change) :]))
+        assert disk.is_sealed(copy.beside.read_bytes()) is replayed
+        assert targets.check("commits", copy.beside.read_bytes()) is replayed
+
+
+def test_what_must_not_happen_is_a_finding(made, monkeypatch):
+    def outside(folder):
+        (folder.parent / "outside" / "sentinel").write_text("new")
+
+    def half(reference, device, **options):
+        (device / "current").mkdir(parents=True)
+        raise TransferError("half of it")
+
+    def refused(data, where):
+        raise InvalidFileError(where, "it is Tuesday")
+
+    wrong = {
+        "journal": (disk, "recover", outside, "a file outside was changed"),
+        "http": (releases, "pull", half, "left a release"),
+        "index": (releases, "parse_index", refused, "Python gives InvalidFileError"),
+    }
+    for target, (module, name, instead, reason) in wrong.items():
+        data = next(data for (of, _), data in made.items() if of == target)
+        with monkeypatch.context() as patch:
+            patch.setattr(module, name, instead)
+            assert reason in replay.replay(target, data)
+
+
+def test_a_server_with_other_bytes_installs_nothing(made):
+    """A flipped bit in any answer with a body: the whole release or none, and an error of the tree (F2)."""
+    kind, mark, rest = made["http", "web"].partition(KIND)
+    pieces = rest.split(ANSWER)
+    for number, piece in enumerate(pieces):
+        changed = [*pieces[:number], piece[:-1] + bytes([piece[-1] ^ 1]), *pieces[number + 1 :]]
+        assert not targets.check("http", kind + mark + ANSWER.join(changed))
+
+
+def test_mutations_of_answers_are_answers(made):
+    """One answer is changed, left out or put in; the others stay apart."""
+    data = made["http", "registry"]
+    kinds = {MUTATORS["http"](data, 1 << 15, seed, lambda part, most: part + b"!").count(ANSWER) for seed in range(100)}
+    assert {number - data.count(ANSWER) for number in kinds} == {-1, 0, 1}
