@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from blobstore.errors import ReleaseError, TransferError
+from blobstore.errors import BlobStoreError, ReleaseError, TransferError
 from blobstore.releases import Patience, publish, pull, push
 from tests.releases.models import NOW, found, inputs, same, weights
 from tests.releases.server import Server, serving
@@ -313,3 +313,66 @@ def test_uploads_with_nonsense(releases: Path, tmp_path: Path, field: str, monke
         registry.fault = answer
         with pytest.raises(TransferError):
             push(f"{registry.url.removeprefix('http://')}/a:1", releases / "a/1", patience=NOW, threads=1)
+
+
+@pytest.mark.parametrize("when", ["at first", "after a chunk", "after a failure"])
+def test_an_upload_stays_on_its_host(
+    releases: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """A registry that leads it to another host is refused, and that host gets neither bytes nor credentials (F4)."""
+    monkeypatch.setattr("blobstore.releases.registry._CHUNK", 1000)
+    with serving(tmp_path) as registry, serving(tmp_path) as other:
+        hosts = [one.url.removeprefix("http://") for one in (registry, other)]
+        config = {"auths": {host: {"auth": base64.b64encode(b"user:secret").decode()} for host in hosts}}
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
+
+        def answer(handler: Any, times: int) -> bool:
+            body = handler.rfile.read(int(handler.headers.get("Content-Length", 0)))
+            here = {"Location": "/v2/a/blobs/uploads/1"}  # relative, as the specification allows
+            there = {"Location": f"{other.url}/v2/a/blobs/uploads/1"}
+            if handler.command == "HEAD":
+                handler.answer(404)
+            elif handler.command == "POST":
+                handler.answer(202, headers=there if when == "at first" else here)
+            elif handler.command == "GET":
+                handler.answer(204, headers={"Range": "0-999", **there})
+            elif when == "after a chunk":
+                handler.answer(202, headers=there)
+            else:
+                first = handler.headers.get("Content-Range", "").startswith("0-")
+                handler.answer(202 if first and body else 503, headers=here)
+            return True
+
+        registry.fault = answer
+        other.fault = lambda handler, times: (
+            handler.answer(401, headers={"WWW-Authenticate": 'Basic realm="x"'}) or True
+        )
+        with pytest.raises(TransferError, match=rf"expected {registry.url}, found {other.url}"):
+            push(f"{hosts[0]}/a:1", releases / "a/1", patience=NOW, threads=1)
+        assert other.log == []
+
+
+@pytest.mark.parametrize("kind", ["registry", "registry, pinned", "layout", "layout, pinned"])
+def test_an_index_has_the_digest_of_its_manifest(releases: Path, tmp_path: Path, kind: str) -> None:
+    """What a pin rests on: another index, whole and valid, is refused, and so is a manifest other than the pinned one (F4)."""
+    layout = tmp_path / "layout"
+    done = push(f"oci:{layout}:1", releases / "a/1")
+    name = registry_of(tmp_path / "registry", layout)
+    manifest = json.loads((layout / "blobs/sha256" / done.sha256).read_text())
+    index = (releases / "a/1/index.json").read_bytes()
+    (digest,) = {one["digest"] for one in manifest["layers"] + [manifest["config"]] if one["size"] == len(index)}
+    changed = index.replace(b'"version": "1"', b'"version": "9"')
+    assert changed != index
+    assert len(changed) == len(index)
+    manifests = tmp_path / "registry/v2/team/a/manifests"
+    (manifests / f"sha256:{done.sha256}").write_bytes((manifests / "1").read_bytes())
+    (layout / "blobs/sha256" / digest[7:]).write_bytes(changed)
+    (tmp_path / "registry/v2/team/a/blobs" / digest).write_bytes(changed)
+    pin = f"@sha256:{done.sha256}" if "pinned" in kind else ""
+    with serving(tmp_path / "registry") as server:
+        host = server.url.removeprefix("http://")
+        place = f"oci:{layout}:1{pin}" if "layout" in kind else f"{host}/{name}{pin}"
+        with pytest.raises(BlobStoreError, match="digest|SHA-256"):
+            pull(place, tmp_path / "device", patience=NOW)
+        assert not (tmp_path / "device/current").exists()
