@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from blobstore.errors import FileAccessError, InvalidFileError
+from blobstore.errors import BlobStoreError, FileAccessError, InvalidFileError
 
 __all__ = [
     "PIECE",
@@ -150,10 +150,10 @@ def _opened(path: Path) -> Iterator[tuple[int, os.stat_result]]:
 
 @contextlib.contextmanager
 def named(path: Path) -> Iterator[None]:
-    """Turn every OSError inside into a FileAccessError that names the file that the caller asked for."""
+    """Turn every OSError of the system inside into a FileAccessError that names the file that the caller asked for."""
     try:
         yield
-    except FileAccessError:
+    except BlobStoreError:  # some are OSErrors, and say what they are about
         raise
     except OSError as error:
         raise FileAccessError(path, error) from None

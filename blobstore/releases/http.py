@@ -7,8 +7,11 @@ a body only with its length, and contents by their digests, which is up to the c
 from __future__ import annotations
 
 import contextlib
+import http.client
+import io
 import json
 import re
+import socket
 import threading
 import time
 import urllib.parse
@@ -32,13 +35,91 @@ try:
 except ImportError as error:
     raise MissingDependencyError("releases on servers need urllib3: pip install 'blobstore[releases]'") from error
 
-__all__ = ["Client", "joined", "natural"]
+__all__ = ["Client", "joined", "natural", "origin"]
 
 _BUSY = {408, 425, 429, 500, 502, 503, 504}
 _REDIRECTS = {301, 302, 303, 307, 308}
 _MOST_REDIRECTS = 5
 _READ = 1 << 18  # bytes that are read at once
 _ANSWER = 1 << 20  # bytes of an answer that is not a file
+_OVERHEAD = 1 << 17  # bytes of a head, or of the lines around the pieces of a body
+_CHALLENGE = 1 << 13  # bytes of a request to log in
+
+
+class _Watched(io.RawIOBase):
+    """The bytes that a server sends. All reads between two calls of `renew` have the time and the bytes of one.
+
+    Args:
+        raw: where they come from.
+        connection: its socket, whose time limit is that of a single read.
+    """
+
+    def __init__(self, raw: io.RawIOBase, connection: socket.socket) -> None:
+        super().__init__()
+        self._raw, self._connection = raw, connection
+        self.renew()
+
+    def renew(self) -> None:
+        """Begin to count anew."""
+        self._since, self._found = time.monotonic(), 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any, /) -> int | None:
+        limit = self._connection.gettimeout()
+        if self._found >= _OVERHEAD:
+            raise http.client.HTTPException(f"the server sends more than {_OVERHEAD} bytes that are not contents")
+        try:
+            if limit is not None:
+                left = self._since + limit - time.monotonic()
+                if left <= 0:
+                    raise TimeoutError(f"the server sends no contents for {limit:.3g} seconds")
+                self._connection.settimeout(left)
+            found = self._raw.readinto(buffer)
+        finally:
+            self._connection.settimeout(limit)
+        self._found += found or 0
+        return found
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
+
+
+class _Response(http.client.HTTPResponse):
+    """An answer whose head, with all that comes before it, has the time of one read; and so has each piece of its body,
+    with the lines around it.
+    """
+
+    def __init__(self, sock: socket.socket, *arguments: Any, **options: Any) -> None:
+        super().__init__(sock, *arguments, **options)
+        self._watched = _Watched(self.fp.detach(), sock)
+        self.fp = io.BufferedReader(self._watched)
+
+    def read(self, amt: int | None = None) -> bytes:
+        self._watched.renew()
+        return super().read(amt)
+
+    def read1(self, n: int = -1) -> bytes:
+        self._watched.renew()
+        return super().read1(n)
+
+
+class _Connection(urllib3.connection.HTTPConnection):
+    response_class = _Response
+
+
+class _SecureConnection(urllib3.connection.HTTPSConnection):
+    response_class = _Response
+
+
+class _Pool(urllib3.HTTPConnectionPool):
+    ConnectionCls = _Connection
+
+
+class _SecurePool(urllib3.HTTPSConnectionPool):
+    ConnectionCls = _SecureConnection
 
 
 class Client:
@@ -63,8 +144,8 @@ class Client:
             "timeout": urllib3.Timeout(connect=self.patience.connect, read=self.patience.read),
             "blocksize": _READ,
         }
-        self._pool = urllib3.PoolManager(**self._options)
-        self._proxies: dict[str, urllib3.ProxyManager] = {}
+        self._pool = _watched(urllib3.PoolManager(**self._options))
+        self._proxies: dict[str, urllib3.PoolManager] = {}
         self._lock = threading.Lock()
         self._headers: dict[str, str] = {}  # Authorization by origin
         self._credentials: dict[str, Credentials | None] = {}
@@ -89,6 +170,9 @@ class Client:
     ) -> Iterator[urllib3.BaseHTTPResponse]:
         """Send one request, follow redirects, and log in if the server asks for it. The answer's body is not read yet.
 
+        The host of `url` gets credentials, so it must be one that the user named. Where it redirects to gets none, also if
+        that redirects back.
+
         Args:
             method, url, headers, body: of the request. A body that is not bytes is sent once; after a redirect or a
                 request to log in, `InterruptedTransferError` is raised.
@@ -100,15 +184,15 @@ class Client:
             ReleaseError: it redirects to where HTTPS does not lead.
         """
         first = origin(url)
-        tried = 0
+        trusted, tried = True, 0
         for _ in range(_MOST_REDIRECTS + 3):
-            response = self._send(method, url, headers, body, trusted=origin(url) == first)
+            response = self._send(method, url, headers, body, trusted=trusted)
             try:
                 status = response.status
                 if status in accept:
                     yield response
                     return
-                if status == 401 and origin(url) == first and tried < 2:
+                if status == 401 and trusted and tried < 2:
                     tried += 1
                     self._log_in(url, response.headers.get_all("WWW-Authenticate", []), again=tried > 1)
                     if not isinstance(body, bytes | None):
@@ -116,6 +200,7 @@ class Client:
                     continue
                 if status in _REDIRECTS and method in {"GET", "HEAD"}:
                     url = self._redirected(url, response.headers.get("Location"))
+                    trusted = trusted and origin(url) == first
                     continue
                 self._refuse(method, url, response)
             finally:
@@ -148,17 +233,13 @@ class Client:
             return self._pool
         with self._lock:
             if proxy not in self._proxies:
-                self._proxies[proxy] = urllib3.ProxyManager(proxy, **self._options)
+                self._proxies[proxy] = _watched(urllib3.ProxyManager(proxy, **self._options))
             return self._proxies[proxy]
 
     def _redirected(self, url: str, location: str | None) -> str:
         if not location:
             raise TransferError(f"{url}: a redirect that leads nowhere")
-        target = joined(url, location)
-        if url.startswith("https:") and not target.startswith("https:"):
-            raise ReleaseError(f"{url}: redirects to {printable(target)}, away from HTTPS")
-        check_url(target)
-        return target
+        return joined(url, location)
 
     def _refuse(self, method: str, url: str, response: urllib3.BaseHTTPResponse) -> None:
         text = ""
@@ -284,10 +365,17 @@ class Client:
                 self._credentials[host] = credentials_for(host)
             credentials = self._credentials[host]
         for challenge in challenges:
+            if len(challenge) > _CHALLENGE:
+                raise TransferError(
+                    f"{url}: the server asks for credentials in {len(challenge)} bytes; expected at most {_CHALLENGE}"
+                )
             scheme, _, rest = challenge.partition(" ")
-            fields = {name.lower(): value for name, value in re.findall(r'(\w+)="([^"]*)"', rest)}
+            fields = {
+                name.strip().lower(): value.strip().removeprefix('"').removesuffix('"')
+                for name, _, value in (one.partition("=") for one in urllib.request.parse_http_list(rest))
+            }
             if scheme.lower() == "bearer" and fields.get("realm"):
-                value = f"Bearer {self._token(fields, credentials)}"
+                value = f"Bearer {self._token(url, fields, credentials)}"
             elif scheme.lower() == "basic" and credentials is not None and not again:
                 value = credentials.basic
             else:
@@ -300,11 +388,13 @@ class Client:
             f"{url}: the server {reason} of {host}" if credentials else f"{url}: the server {reason} for {host}"
         )
 
-    def _token(self, challenge: Mapping[str, str], credentials: Credentials | None) -> str:
-        """A token for one repository. Format: https://distribution.github.io/distribution/spec/auth/token/"""
-        realm = challenge["realm"]
+    def _token(self, url: str, challenge: Mapping[str, str], credentials: Credentials | None) -> str:
+        """A token for one repository, from the server that the one of `url` names; it may be another host.
+
+        Format: https://distribution.github.io/distribution/spec/auth/token/
+        """
+        realm = joined(url, challenge["realm"])
         asked = {name: challenge[name] for name in ("service", "scope") if name in challenge}
-        check_url(realm)
         if credentials is not None and credentials.identity:
             form = {
                 **asked,
@@ -340,15 +430,21 @@ class Client:
 
 
 def joined(url: str, location: str) -> str:
-    """The URL of a `Location` in an answer of `url`.
+    """The URL that an answer of `url` leads to. Every URL that a server sends goes through this function.
 
     Raises:
         TransferError: it is none.
+        ReleaseError: it leads away from HTTPS, also to this machine; or to where HTTPS would be needed.
     """
     try:
-        return urllib.parse.urljoin(url, location)
+        target = urllib.parse.urljoin(url, location)
+        urllib.parse.urlsplit(target)
     except ValueError as error:
         raise TransferError(f"{url}: the server leads to {printable(location)!r}, which is no URL: {error}") from None
+    if url.startswith("https:") and not target.startswith("https:"):
+        raise ReleaseError(f"{url}: the server leads to {printable(target)}, away from HTTPS")
+    check_url(target)
+    return target
 
 
 def natural(text: str) -> int | None:
@@ -359,7 +455,14 @@ def natural(text: str) -> int | None:
 def origin(url: str) -> str:
     """Scheme, host and port of a URL."""
     parts = urllib.parse.urlsplit(url)
-    return f"{parts.scheme}://{parts.netloc}".lower()
+    port = parts.port or {"http": 80, "https": 443}[parts.scheme]
+    return f"{parts.scheme}://{parts.hostname}:{port}"
+
+
+def _watched(manager: urllib3.PoolManager) -> urllib3.PoolManager:
+    """Connections that watch what comes before contents, and between them."""
+    manager.pool_classes_by_scheme = {"http": _Pool, "https": _SecurePool}
+    return manager
 
 
 def _reason(error: BaseException) -> str:

@@ -5,7 +5,7 @@
     releases/SHA256/…        a release: links with the names of its files
     current                  a link to the release that counts
     tables/SHA256.json       which blobs a file has, where a release is assembled from older ones
-    partial/SHA256           objects that are being fetched
+    partial/PLACE/SHA256     objects that are being fetched, apart for each place that they come from; made/SHA256 complete ones
     incoming/                what the application's own downloader fetched
 
 A release appears whole when the link `current` is renamed. Everything before that adds files that nothing names yet.
@@ -18,7 +18,7 @@ import errno
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,6 +53,7 @@ __all__ = ["CURRENT", "Collected", "Installed", "LocalBlob", "Merged"]
 CURRENT = "current"
 _VIEW = re.compile(r"^([0-9a-f]{64})(-merged)?$")
 _OBJECT = re.compile(r"^[0-9a-f]{64}$")
+_MADE = "made"
 
 
 class Merged(msgspec.Struct, frozen=True):
@@ -137,6 +138,86 @@ class Installed:
                         os.unlink(one.path)
             for place in (self.files, self._releases, self._indexes, self._tables):
                 recover(place)
+            yield
+
+    @contextlib.contextmanager
+    def fetching(self, source: str) -> Iterator[Path]:
+        """A folder for what is fetched from a source, which no other process uses; waits for one that fetches from there.
+
+        What a process that ended left of it is in there, whatever source it fetched from. Other sources are not waited
+        for, and the folder of the device is not locked, so a server that keeps this process waiting keeps nobody else.
+
+        Args:
+            source: the name of the source.
+        """
+        place = self.partial / digest_of(source.encode(errors="surrogateescape"))[:16]
+        lock = Lock()
+        try:
+            while not self._take(lock, place):
+                with contextlib.suppress(FileNotFoundError):
+                    lock.take(place, wait=True)
+                lock.close()  # who held it may have removed the folder
+                lock = Lock()
+            yield place
+        finally:
+            lock.close()
+
+    def _take(self, lock: Lock, place: Path) -> bool:
+        """Lock the folder of a source, made or taken over from a process that ended; False if another one has it."""
+        with self.locked(), named(place):
+            if not place.is_dir():
+                for one in self._abandoned():
+                    one.rename(place)
+                    break
+                else:
+                    place.mkdir()
+            if not lock.take(place):
+                return False
+            (place / _MADE).mkdir(exist_ok=True)
+            self.deliver(place)
+            return True
+
+    def _abandoned(self) -> Iterator[Path]:
+        """Folders of sources that no process fetches from. Each is locked until the next one is asked for."""
+        for one in sorted(self.partial.iterdir()):
+            if one.is_dir() and not one.is_symlink():
+                lock = Lock()
+                try:
+                    if lock.take(one):
+                        yield one
+                finally:
+                    lock.close()
+
+    @staticmethod
+    def made(place: Path) -> Path:
+        """Where objects are made, in the folder of a source."""
+        return place / _MADE
+
+    def deliver(self, place: Path) -> None:
+        """Give the objects that were made their place, where `gc` would find them. Call this in `locked`."""
+        with named(place):
+            recover(self.made(place))
+            found = [one for one in os.scandir(self.made(place)) if _OBJECT.fullmatch(one.name)]
+            for one in found:
+                os.replace(one.path, self.path(one.name))
+            if found:
+                sync_folder(self.files)
+
+    def finish(self, place: Path) -> None:
+        """Remove the folder of a source, unless something is in it. Call this in `locked`."""
+        with contextlib.suppress(OSError):
+            self.made(place).rmdir()
+            place.rmdir()
+
+    @contextlib.contextmanager
+    def holding(self, views: Iterable[str]) -> Iterator[None]:
+        """Keep releases whole that a pull takes blobs from: `gc` leaves them alone."""
+        with contextlib.ExitStack() as stack:
+            for view in views:
+                lock = Lock()
+                stack.callback(lock.close)
+                with contextlib.suppress(OSError):  # one that is gone has nothing to take
+                    lock.take(self.view_path(view), shared=True)
             yield
 
     # Releases
@@ -375,12 +456,6 @@ class Installed:
 
     # Cleaning up
 
-    def drop_partial(self) -> None:
-        """Remove what was fetched of objects that are not complete. Call this in `locked`."""
-        with named(self.partial):
-            for one in os.scandir(self.partial):
-                os.unlink(one.path)
-
     def gc(self, keep: int) -> Collected:
         """Remove what neither the newest releases nor a living process needs.
 
@@ -417,8 +492,11 @@ class Installed:
                 (self.files, needed),
                 (self._tables, needed),
                 (self._indexes, indexes),
-                (self.partial, set()),
+                (self.partial, set()),  # as earlier versions left it
+                *((found, set()) for place in self._abandoned() for found in (self.made(place), place)),
             ):
+                if not folder.is_dir():
+                    continue
                 with named(folder):
                     entries = list(os.scandir(folder))
                 for one in entries:
@@ -428,6 +506,9 @@ class Installed:
                         nbytes += one.stat(follow_symlinks=False).st_size
                         os.unlink(one.path)
                     files += 1
+            for place in self._abandoned():
+                recover(self.made(place))
+                self.finish(place)
             if self.incoming.is_dir():
                 shutil.rmtree(self.incoming, ignore_errors=True)
             return Collected(len(gone), files, nbytes, in_use)

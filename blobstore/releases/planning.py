@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -117,7 +118,7 @@ def plan(
     installed = Installed(as_path(directory))
     with open_source(reference, Patience() if patience is None else patience, 1) as source:
         found = source.find(installed.sound_index())
-        with installed.locked():
+        with installed.fetching(_text(reference)) as place:
             data = found.index if found.index is not None else installed.index_bytes(found.sha256)
             signature = source.signature(found.sha256)
             if key is not None:
@@ -127,12 +128,15 @@ def plan(
             check_executorch(index, executorch, source.name)
             current = nothing_new(installed, source, found.sha256, key, merge) is not None
             plain = plain or not source.remote
-            fetches = () if current else _fetches(installed, source, index, merge=merge, plain=plain)
+            fetches = () if current else _fetches(installed, source, place, index, merge=merge, plain=plain)
             record = _Record("blobstore.plan.1", _text(reference), found.sha256, data, signature, merge, plain)
-            with named(installed.incoming):
-                installed.incoming.mkdir(exist_ok=True)
-            with Staging(force=True) as staging, staging.open(installed.incoming / _PLAN) as file:
-                file.write(msgspec.json.encode(record))
+            with installed.locked():
+                installed.deliver(place)
+                installed.finish(place)
+                with named(installed.incoming):
+                    installed.incoming.mkdir(exist_ok=True)
+                with Staging(force=True) as staging, staging.open(installed.incoming / _PLAN) as file:
+                    file.write(msgspec.json.encode(record))
     return Plan(
         index.name,
         index.version,
@@ -178,7 +182,7 @@ def commit(
     found = Found(record.sha256, record.index)
     with (
         FetchedSource(as_path(fetched), _text(reference), found, record.signature) as source,
-        _nothing_kept_of_a_failure(installed),
+        _nothing_kept_of_a_failure(installed, source.name),
     ):
         done = install(
             source,
@@ -197,13 +201,13 @@ def commit(
 
 
 @contextlib.contextmanager
-def _nothing_kept_of_a_failure(installed: Installed) -> Iterator[None]:
+def _nothing_kept_of_a_failure(installed: Installed, source: str) -> Iterator[None]:
     """After a failure, the next plan lists all that is missing: what was copied may be wrong, and is not checked yet."""
     try:
         yield
     except BlobStoreError:
-        with contextlib.suppress(FileAccessError), installed.locked():
-            installed.drop_partial()
+        with contextlib.suppress(FileAccessError), installed.fetching(source) as place, named(place):
+            shutil.rmtree(place)
         raise
 
 
@@ -233,13 +237,15 @@ def _text(reference: str | os.PathLike[str]) -> str:
     return parse_reference(reference).text.encode(errors="backslashreplace").decode()
 
 
-def _fetches(installed: Installed, source: Source, index: Index, *, merge: bool, plain: bool) -> tuple[Fetch, ...]:
+def _fetches(
+    installed: Installed, source: Source, place: Path, index: Index, *, merge: bool, plain: bool
+) -> tuple[Fetch, ...]:
     """What to fetch; tables are stored, so that the commit finds them."""
     wanted, _ = wanted_files(installed, index, merge=merge)
-    shopping = Shopping(installed, source, plain=plain, verify=True)
+    shopping = Shopping(installed, source, place, plain=plain, verify=True)
     shopping.add(index, wanted)
     for data in shopping.tables.values():
-        store_bytes(installed.files, data)
+        store_bytes(installed.made(place), data)
     # as few files as possible: downloaders of a system resume long ones themselves
     transfer = Transfer(source, 1, None, longest=max((spool.wanted.size for spool in shopping.spools), default=0) + 1)
     for spool in shopping.spools:

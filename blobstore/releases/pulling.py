@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
@@ -70,7 +71,8 @@ def pull(
     """Make a release the current one of a folder, and fetch only what the folder lacks.
 
     `directory/current` leads to the old release or to the new one, whole, at every moment. If the process is killed, or
-    fails, the next call goes on where this one stopped. Other processes that pull into the folder wait.
+    fails, the next call goes on where this one stopped. Of several processes that pull into the folder from the same place, one
+    fetches and the others wait; no process waits for the server of another place.
 
     Args:
         reference: where the release is, such as `registry/name:tag`, `https://host/…/index.json`, `oci:DIR:tag`, or the path
@@ -147,24 +149,34 @@ def install(
     done = nothing_new(installed, source, found.sha256, key, merge)
     if done is not None:
         return done
-    with installed.locked():
-        done = nothing_new(installed, source, found.sha256, key, merge)  # another process may have been faster
-        if done is not None:
-            return done
+    with installed.fetching(source.name) as place:
         data = found.index if found.index is not None else installed.index_bytes(found.sha256)
-        signature = None
-        if key is not None:
-            signature = source.signature(found.sha256)
-            check_trust(source, data, signature, key)
-        index = parse_index(data, source.name)
-        check_successor(installed, index, found.sha256, source, allow_rollback=allow_rollback)
-        check_executorch(index, executorch, source.name)
-        wanted, covered = wanted_files(installed, index, merge=merge)
-        new = _obtain(installed, source, index, wanted, plain=plain, threads=threads, progress=progress)
-        merged = _merge(installed, index, covered, progress) if merge else {}
-        changed = installed.current != found.sha256
-        path = installed.switch(data, found.sha256, signature, merged)
-        return _result(index, found.sha256, path, changed, new, source)
+        signature = None if key is None else source.signature(found.sha256)
+        new = 0
+        while True:
+            # Whatever other processes did meanwhile counts: a release may be newer now, or an object collected.
+            with installed.locked():
+                installed.deliver(place)
+                done = nothing_new(installed, source, found.sha256, key, merge)
+                if done is not None:
+                    installed.finish(place)
+                    return done
+                if key is not None:
+                    check_trust(source, data, signature, key)
+                index = parse_index(data, source.name)
+                check_successor(installed, index, found.sha256, source, allow_rollback=allow_rollback)
+                check_executorch(index, executorch, source.name)
+                wanted, covered = wanted_files(installed, index, merge=merge)
+                if all(installed.has(file.object) for file in wanted):
+                    merged = _merge(installed, index, covered, progress) if merge else {}
+                    changed = installed.current != found.sha256
+                    path = installed.switch(data, found.sha256, signature, merged)
+                    installed.finish(place)
+                    return _result(index, found.sha256, path, changed, new, source)
+                held = contextlib.ExitStack()
+                held.enter_context(installed.holding(installed.views()))
+            with held:
+                new += _obtain(installed, source, place, index, wanted, plain=plain, threads=threads, progress=progress)
 
 
 def _result(index: Index, sha256: str, path: Path, changed: bool, new: int, source: Source) -> Pulled:
@@ -260,6 +272,7 @@ def wanted_files(
 def _obtain(
     installed: Installed,
     source: Source,
+    place: Path,
     index: Index,
     wanted: Sequence[File],
     *,
@@ -267,8 +280,8 @@ def _obtain(
     threads: int,
     progress: Progress | None,
 ) -> int:
-    """Fetch and make the files that are missing; their number."""
-    shopping = Shopping(installed, source, plain=plain)
+    """Fetch and make the files that are missing, in the folder of the source; their number."""
+    shopping = Shopping(installed, source, place, plain=plain)
     shopping.add(index, wanted)
     transfer = Transfer(source, threads, progress)
     for spool in shopping.spools:
@@ -276,10 +289,11 @@ def _obtain(
     transfer.start()
     pool = ThreadPoolExecutor(_MAKERS)
     try:
-        made = [pool.submit(make, recipe, installed.files, transfer) for recipe in shopping.recipes]
+        made = [pool.submit(make, recipe, installed.made(place), transfer) for recipe in shopping.recipes]
         done, _ = wait(made, return_when=FIRST_EXCEPTION)
         for one in done:
             one.result()
+        transfer.join()
     except BaseException as error:
         transfer.stop()
         for spool in shopping.spools:
@@ -287,9 +301,8 @@ def _obtain(
         raise
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
-        transfer.stop()
     for data in shopping.tables.values():
-        store_bytes(installed.files, data)
+        store_bytes(installed.made(place), data)
     shopping.discard()
     return len(shopping.recipes)
 

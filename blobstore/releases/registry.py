@@ -15,7 +15,7 @@ from pathlib import Path
 from blobstore.errors import FileAccessError, IntegrityError, TransferError
 from blobstore.memory.digest import sha256
 from blobstore.memory.mapped_file import named
-from blobstore.releases.http import Client, joined, natural
+from blobstore.releases.http import Client, joined, natural, origin
 from blobstore.releases.index import INDEX_LIMIT, Object
 from blobstore.releases.manifests import MANIFEST_LIMIT, MANIFEST_TYPE, Manifest, parse_manifest
 from blobstore.releases.references import Reference, is_loopback
@@ -196,7 +196,12 @@ class _Upload:
     def _follow(self, url: str, location: str | None) -> None:
         if not location:
             raise TransferError(f"{url}: the registry does not say where to upload to")
-        self._location = joined(url, location)
+        target = joined(url, location)
+        if origin(target) != origin(self._root):  # it would get the object, and credentials if it asks for them
+            raise TransferError(
+                f"{url}: the registry leads an upload to another host: expected {origin(self._root)}, found {origin(target)}"
+            )
+        self._location = target
 
     def _send(self, method: str, url: str | None, stop: int, accept: tuple[int, ...]) -> None:
         assert url is not None  # noqa: S101 - there is an upload

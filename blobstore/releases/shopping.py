@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 from collections.abc import Iterable, Mapping
 from functools import cached_property
+from pathlib import Path
 
 from blobstore.errors import InvalidFileError, MissingDependencyError
 from blobstore.releases.assembly import Recipe, Step
@@ -29,6 +30,7 @@ class Shopping:
     Args:
         installed: the folder of the device.
         source: where tables come from.
+        place: the folder for what is fetched; see `Installed.fetching`.
         plain: use no encoded forms.
         verify: compare blobs that are here with their digests before anything relies on them. Otherwise a wrong one is
             found when it is used, and fetched instead.
@@ -39,8 +41,8 @@ class Shopping:
         tables: the tables that were fetched, to be kept beside their files.
     """
 
-    def __init__(self, installed: Installed, source: Source, *, plain: bool, verify: bool = False) -> None:
-        self._installed, self._source, self._verify = installed, source, verify
+    def __init__(self, installed: Installed, source: Source, place: Path, *, plain: bool, verify: bool = False) -> None:
+        self._installed, self._source, self._verify, self._place = installed, source, verify, place
         self._checked: dict[str, LocalBlob | None] = {}
         self._plain = plain or not source.remote or not _can_decode()
         self.recipes: list[Recipe] = []
@@ -172,7 +174,7 @@ class Shopping:
     def spool(self, wanted: Object) -> Spool:
         """The spool of an object."""
         if wanted.sha256 not in self._spools:
-            self._spools[wanted.sha256] = Spool(self._installed.partial, wanted)
+            self._spools[wanted.sha256] = Spool(self._place, wanted)
         found = self._spools[wanted.sha256]
         if found.wanted != wanted:
             raise InvalidFileError(self._source.name, f"{wanted.sha256} occurs with two sizes")

@@ -59,22 +59,30 @@ class Transfer:
     def start(self) -> None:
         """Begin."""
         for _ in range(min(self._most, len(self._todo))):
-            thread = threading.Thread(target=self._work, daemon=True)
-            self._threads.append(thread)
-            thread.start()
+            self._begin()
 
-    def stop(self) -> None:
-        """Give up what was not begun, and wait for the threads."""
-        with self._lock:
-            self._stopped = True
-            self._todo.clear()
+    def join(self) -> None:
+        """Wait until all is there."""
         for thread in self._threads:
             thread.join()
 
+    def stop(self) -> None:
+        """Give up. A thread that waits for a server is not waited for; what comes is dropped."""
+        with self._lock:
+            self._stopped = True
+            self._todo.clear()
+
     def again(self, spool: Spool, start: int, stop: int) -> None:
-        """Fetch a range once more, now, because its bytes were wrong."""
+        """Fetch a range once more, because its bytes were wrong; who reads them from the spool waits."""
         spool.forget(start, stop)
-        self._fetch(spool, start, stop)
+        with self._lock:
+            self._todo.appendleft((spool, start, stop))
+        self._begin()
+
+    def _begin(self) -> None:
+        thread = threading.Thread(target=self._work, daemon=True)
+        self._threads.append(thread)
+        thread.start()
 
     def _work(self) -> None:
         while True:
@@ -128,6 +136,8 @@ class Transfer:
         at = noted = start
         try:
             for piece in pieces:
+                if self._stopped:
+                    raise TransferError(f"{self._source.name}: the transfer was stopped")
                 spool.write(at, piece)
                 at += len(piece)
                 if at - noted >= _NOTE:
@@ -137,8 +147,6 @@ class Transfer:
                     with self._lock:
                         self.done += len(piece)
                         self._progress("fetching", min(self.done, self.asked), self.asked)
-                if self._stopped:
-                    raise TransferError(f"{self._source.name}: the transfer was stopped")
         finally:
             spool.note(noted, at)
         if at < stop:

@@ -69,7 +69,7 @@ def serving(folder: Path) -> Iterator[Server]:
             else:
                 self.answer(200, state.body(self.path, times[self.path], data))
 
-        do_POST = do_GET  # noqa: N815 - the name that the base class looks up
+        do_HEAD = do_POST = do_PUT = do_PATCH = do_GET  # noqa: N815 - the names that the base class looks up
 
         def answer(self, status: int, data: bytes = b"", headers: dict[str, str] | None = None) -> None:
             self.send_response(status)

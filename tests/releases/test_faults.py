@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
@@ -9,10 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from urllib3 import HTTPHeaderDict
 
 from blobstore.errors import BlobStoreError, IntegrityError, InvalidFileError, ReleaseError, TransferError
 from blobstore.memory.digest import sha256
 from blobstore.releases import publish, pull
+from blobstore.releases.http import Client
+from blobstore.releases.index import Object
+from blobstore.releases.registry import _Upload
 from blobstore.releases.sources import Patience
 from tests.releases.models import NOW, found, inputs, same, weights
 from tests.releases.server import Server, serving
@@ -109,6 +114,44 @@ def test_a_range_that_was_not_asked_for_is_refused(server: Server, tmp_path: Pat
         go(server, tmp_path / "device")
 
 
+@pytest.mark.parametrize("wrong", ["bytes {later}-{end}/{size}", "bytes {start}-{stop}/{more}", "bytes */{size}", ""])
+def test_a_range_says_which_one_it_is(server: Server, tmp_path: Path, wrong: str) -> None:
+    """The right bytes, with another Content-Range: nothing tells that they are the right ones."""
+
+    def fault(handler: Any, times: int) -> bool:
+        if "/files/" not in handler.path or not handler.headers.get("Range"):
+            return False
+        data = (tmp_path / "releases" / handler.path[1:]).read_bytes()
+        start, stop = (int(one) for one in handler.headers["Range"].removeprefix("bytes=").split("-"))
+        values = {"start": start, "stop": stop, "later": start + 1, "end": stop + 1, "size": len(data)}
+        said = wrong.format(more=len(data) + 1, **values)
+        handler.answer(206, data[start : stop + 1], {"Content-Range": said} if said else {})
+        return True
+
+    go(server, tmp_path / "device")
+    tensors = weights()
+    tensors["layer1.weight"] = tensors["layer1.weight"] * 2
+    publish(inputs(tmp_path / "in", tensors), tmp_path / "releases", name="a", version="2", base="1")
+    server.fault = fault
+    with pytest.raises(TransferError, match=r"asked for bytes .* the server sends"):
+        pull(f"{server.url}/a/2/index.json", tmp_path / "device", patience=NOW)
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "GZIP", "br", "x", "identity, gzip"])
+def test_bodies_that_are_encoded_are_refused(server: Server, tmp_path: Path, encoding: str) -> None:
+    """They were asked for as they are; nothing is decoded."""
+
+    def fault(handler: Any, times: int) -> bool:
+        assert handler.headers["Accept-Encoding"] == "identity"
+        data = (tmp_path / "releases" / handler.path[1:]).read_bytes()
+        handler.answer(200, data, {"Content-Encoding": encoding})
+        return True
+
+    server.fault = fault
+    with pytest.raises(TransferError, match="the server encodes"):
+        go(server, tmp_path / "device")
+
+
 @pytest.mark.parametrize("status", [429, 503])
 def test_a_busy_server_is_asked_again_when_it_says(server: Server, tmp_path: Path, status: int) -> None:
     """Retry-After counts, up to a limit."""
@@ -156,6 +199,92 @@ def test_a_redirect_takes_no_credentials_along(server: Server, tmp_path: Path, m
             go(server, tmp_path / "nobody")
 
 
+@pytest.mark.parametrize("back", [False, True])
+def test_who_is_redirected_to_gets_no_credentials(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, back: bool
+) -> None:
+    """Also if it asks for those that Docker's config.json has for it, or sends back to the first host (F4)."""
+    with serving(tmp_path / "releases") as other:
+        config = {
+            "auths": {one.url.removeprefix("http://"): {"auth": "dXNlcjpzZWNyZXQ="} for one in (server, other)},
+        }
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
+
+        def asks(handler: Any, times: int) -> bool:
+            if not handler.headers.get("Authorization"):
+                handler.answer(401, headers={"WWW-Authenticate": 'Basic realm="here"'})
+                return True
+            return False
+
+        def elsewhere(handler: Any, times: int) -> bool:
+            if asks(handler, times):
+                return True
+            if "back" in handler.path:
+                return False
+            handler.answer(307, headers={"Location": other.url + handler.path})
+            return True
+
+        server.fault = elsewhere
+        other.fault = asks
+        if back:
+            target = f"{server.url}/back"
+            other.fault = lambda handler, times: handler.answer(307, headers={"Location": target}) or True
+        with pytest.raises(TransferError, match="the server answers 401"):
+            go(server, tmp_path / "device")
+        assert {sent for *_, sent in other.log} == {None}
+        assert all(sent is None for _, path, _, sent in server.log if path == "/back")
+
+
+PLACES = {
+    "https to http": ("https://a.example/x", "http://a.example/y"),
+    "https to this machine": ("https://a.example/x", "http://127.0.0.1/y"),
+    "this machine by https to itself": ("https://localhost/x", "http://localhost/y"),
+    "http to http elsewhere": ("http://localhost/x", "http://a.example/y"),
+    "a file": ("https://a.example/x", "file:///etc/passwd"),
+    "a password": ("https://a.example/x", "https://user:secret@a.example/y"),
+}
+
+
+@pytest.mark.parametrize("place", PLACES.values(), ids=PLACES)
+def test_nothing_leads_away_from_https(place: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither a redirect, nor where an upload goes, nor who gives tokens, nor a redirect by two hops (F4)."""
+    first, second = place
+    sent: list[str] = []
+
+    class Answer(contextlib.nullcontext):  # type: ignore[type-arg]
+        def __init__(self, status: int, headers: dict[str, str]) -> None:
+            super().__init__()
+            self.status, self.reason, self.headers = status, "", HTTPHeaderDict(headers)
+
+        def release_conn(self) -> None:
+            pass
+
+        close = release_conn
+
+    def answering(status: int, headers: dict[str, str]) -> None:
+        def send(self: Client, method: str, url: str, *rest: Any, **options: Any) -> Answer:
+            sent.append(url)
+            return Answer(status, headers)
+
+        monkeypatch.setattr(Client, "_send", send)
+
+    client = Client(NOW)
+    for status, headers in (
+        (307, {"Location": second}),
+        (401, {"WWW-Authenticate": f'Bearer realm="{second}",service="a"'}),
+    ):
+        answering(status, headers)
+        with pytest.raises(ReleaseError), client.request("GET", first):
+            pass
+    answering(202, {"Location": second})
+    upload = _Upload(client, first, Object("0" * 64, 1), -1, lambda count: None)
+    with pytest.raises(ReleaseError):
+        upload.go_on()
+    assert set(sent) <= {first, f"{first}/blobs/uploads/"}
+    client.close()
+
+
 @pytest.mark.parametrize("target", ["http://192.0.2.1/x", "ftp://127.0.0.1/x", "file:///etc/passwd"])
 def test_a_redirect_to_elsewhere_is_refused(server: Server, tmp_path: Path, target: str) -> None:
     """HTTPS, but on this machine."""
@@ -169,6 +298,65 @@ def test_a_redirect_to_elsewhere_is_refused(server: Server, tmp_path: Path, targ
 def test_redirects_in_a_circle_end(server: Server, tmp_path: Path) -> None:
     server.fault = lambda handler, times: handler.answer(302, headers={"Location": handler.path}) or True
     with pytest.raises(TransferError, match="redirects"):
+        go(server, tmp_path / "device")
+
+
+def chunked(first: bytes = b"") -> bytes:
+    return b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + first
+
+
+ENDLESS = {
+    "100 Continue": (b"", b"HTTP/1.1 100 Continue\r\n\r\n"),
+    "100 Continue with headers": (b"", b"HTTP/1.1 100 Continue\r\nX: y\r\n\r\n"),
+    "103 Early Hints": (b"", b"HTTP/1.1 103 Early Hints\r\nX: y\r\n\r\n"),
+    "a status": (b"", b"H"),
+    "headers": (b"HTTP/1.1 200 OK\r\n", b"X: y\r\n"),
+    "a header": (b"HTTP/1.1 200 OK\r\nX: ", b"y"),
+    "sizes of a piece": (chunked(), b"0"),
+    "extensions of a piece": (chunked(b"1;"), b"x"),
+    "trailers": (chunked(b"2\r\n{}\r\n0\r\n"), b"X: y\r\n"),
+    "a trailer": (chunked(b"2\r\n{}\r\n0\r\nX: "), b"y"),
+    "challenges": (b"HTTP/1.1 401 No\r\n", b"WWW-Authenticate: X " + b"a" * 60_000 + b"\r\n"),
+}
+
+
+@pytest.mark.parametrize("speed", ["at once", "byte by byte"])
+@pytest.mark.parametrize("endless", ENDLESS.values(), ids=ENDLESS)
+def test_what_comes_without_contents_ends(
+    server: Server, tmp_path: Path, endless: tuple[bytes, bytes], speed: str
+) -> None:
+    """Heads, and the lines around pieces of a body, have one budget of time and of bytes, however they come (F2)."""
+
+    def fault(handler: BaseHTTPRequestHandler, times: int) -> bool:
+        first, again = endless
+        handler.close_connection = True
+        handler.connection.settimeout(0.01)
+        with contextlib.suppress(OSError):
+            handler.wfile.write(first)
+            while True:
+                if speed == "at once":
+                    handler.connection.settimeout(60)
+                    handler.wfile.write(again * (1 + (1 << 16) // len(again)))
+                    continue
+                for i in range(len(again)):
+                    handler.wfile.write(again[i : i + 1])
+                    with contextlib.suppress(TimeoutError):
+                        if handler.connection.recv(1) == b"":  # the client went away
+                            return True
+        return True
+
+    server.fault = fault
+    patience = Patience(attempts=2, read=60 if speed == "at once" else 0.1, pause=lambda seconds: None)
+    with pytest.raises(TransferError):
+        pull(f"{server.url}/a/1/index.json", tmp_path / "device", patience=patience)
+    assert 1 <= len(server.log) <= 2
+
+
+@pytest.mark.parametrize("challenge", ["X " + "a" * 60_000, "Bearer " + "a" * 60_000 + '="', "Bearer " + ", " * 30_000])
+def test_a_long_challenge_is_refused(server: Server, tmp_path: Path, challenge: str) -> None:
+    """It is not even read (F2)."""
+    server.fault = lambda handler, times: handler.answer(401, headers={"WWW-Authenticate": challenge}) or True
+    with pytest.raises(TransferError, match=rf"credentials in {len(challenge)} bytes; expected at most 8192"):
         go(server, tmp_path / "device")
 
 

@@ -6,9 +6,11 @@ import base64
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import urllib.parse
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
@@ -17,10 +19,11 @@ from typing import Any
 
 import pytest
 
-from blobstore.errors import ReleaseError, TransferError
-from blobstore.releases import Patience, publish, pull, push
+from blobstore.errors import BlobStoreError, ReleaseError, TransferError, TrustError
+from blobstore.releases import Patience, gc, publish, pull, push
 from tests.releases.models import NOW, found, inputs, same, weights
 from tests.releases.server import Server, serving
+from tests.waiting import SECONDS, until
 
 
 @pytest.fixture
@@ -313,3 +316,157 @@ def test_uploads_with_nonsense(releases: Path, tmp_path: Path, field: str, monke
         registry.fault = answer
         with pytest.raises(TransferError):
             push(f"{registry.url.removeprefix('http://')}/a:1", releases / "a/1", patience=NOW, threads=1)
+
+
+@pytest.mark.parametrize("when", ["at first", "after a chunk", "after a failure"])
+def test_an_upload_stays_on_its_host(
+    releases: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """A registry that leads it to another host is refused, and that host gets neither bytes nor credentials (F4)."""
+    monkeypatch.setattr("blobstore.releases.registry._CHUNK", 1000)
+    with serving(tmp_path) as registry, serving(tmp_path) as other:
+        hosts = [one.url.removeprefix("http://") for one in (registry, other)]
+        config = {"auths": {host: {"auth": base64.b64encode(b"user:secret").decode()} for host in hosts}}
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
+
+        def answer(handler: Any, times: int) -> bool:
+            body = handler.rfile.read(int(handler.headers.get("Content-Length", 0)))
+            here = {"Location": "/v2/a/blobs/uploads/1"}  # relative, as the specification allows
+            there = {"Location": f"{other.url}/v2/a/blobs/uploads/1"}
+            if handler.command == "HEAD":
+                handler.answer(404)
+            elif handler.command == "POST":
+                handler.answer(202, headers=there if when == "at first" else here)
+            elif handler.command == "GET":
+                handler.answer(204, headers={"Range": "0-999", **there})
+            elif when == "after a chunk":
+                handler.answer(202, headers=there)
+            else:
+                first = handler.headers.get("Content-Range", "").startswith("0-")
+                handler.answer(202 if first and body else 503, headers=here)
+            return True
+
+        registry.fault = answer
+        other.fault = lambda handler, times: (
+            handler.answer(401, headers={"WWW-Authenticate": 'Basic realm="x"'}) or True
+        )
+        with pytest.raises(TransferError, match=rf"expected {registry.url}, found {other.url}"):
+            push(f"{hosts[0]}/a:1", releases / "a/1", patience=NOW, threads=1)
+        assert other.log == []
+
+
+@pytest.mark.parametrize("kind", ["registry", "registry, pinned", "layout", "layout, pinned"])
+def test_an_index_has_the_digest_of_its_manifest(releases: Path, tmp_path: Path, kind: str) -> None:
+    """What a pin rests on: another index, whole and valid, is refused, and so is a manifest other than the pinned one (F4)."""
+    layout = tmp_path / "layout"
+    done = push(f"oci:{layout}:1", releases / "a/1")
+    name = registry_of(tmp_path / "registry", layout)
+    manifest = json.loads((layout / "blobs/sha256" / done.sha256).read_text())
+    index = (releases / "a/1/index.json").read_bytes()
+    (digest,) = {one["digest"] for one in manifest["layers"] + [manifest["config"]] if one["size"] == len(index)}
+    changed = index.replace(b'"version": "1"', b'"version": "9"')
+    assert changed != index
+    assert len(changed) == len(index)
+    manifests = tmp_path / "registry/v2/team/a/manifests"
+    (manifests / f"sha256:{done.sha256}").write_bytes((manifests / "1").read_bytes())
+    (layout / "blobs/sha256" / digest[7:]).write_bytes(changed)
+    (tmp_path / "registry/v2/team/a/blobs" / digest).write_bytes(changed)
+    pin = f"@sha256:{done.sha256}" if "pinned" in kind else ""
+    with serving(tmp_path / "registry") as server:
+        host = server.url.removeprefix("http://")
+        place = f"oci:{layout}:1{pin}" if "layout" in kind else f"{host}/{name}{pin}"
+        with pytest.raises(BlobStoreError, match="digest|SHA-256"):
+            pull(place, tmp_path / "device", patience=NOW)
+        assert not (tmp_path / "device/current").exists()
+
+
+INTERRUPTED = """
+import signal, sys
+from blobstore.releases import pull
+signal.signal(signal.SIGINT, signal.default_int_handler)
+try:
+    pull(sys.argv[1], sys.argv[2], plain=True)
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+
+
+@pytest.mark.parametrize("where", ["index", "an object", "an object, again"])
+def test_nobody_waits_for_the_server_of_another(server: Server, releases: Path, tmp_path: Path, where: str) -> None:
+    """While a server keeps a pull waiting, another one into the folder goes on, gc too, and Ctrl-C ends the first (F2, F3)."""
+    waiting, released = threading.Event(), threading.Event()
+    largest = max((releases / "files").iterdir(), key=lambda path: path.stat().st_size)
+
+    def fault(handler: Any, times: int) -> bool:
+        if where == "an object, again" and handler.path.endswith(largest.name) and times == 1:
+            handler.answer(200, bytes(largest.stat().st_size))  # wrong, so it is asked for once more
+            return True
+        if handler.path.endswith("index.json" if where == "index" else largest.name):
+            waiting.set()
+            handler.connection.settimeout(60)
+            with contextlib.suppress(OSError):
+                handler.rfile.read(1)  # until the client goes away
+            released.set()
+            handler.close_connection = True
+            return True
+        return False
+
+    server.fault = fault
+    device = tmp_path / "device"
+    with subprocess.Popen(
+        [sys.executable, "-c", INTERRUPTED, f"{server.url}/a/1/index.json", str(device)],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parents[2],
+    ) as process:
+        try:
+            until(waiting.is_set)
+            assert pull(releases / "a/1", device).changed
+            assert same(found(device / "current"), weights())
+            assert gc(device).releases == 0
+            assert process.poll() is None
+            process.send_signal(signal.SIGINT)
+            assert process.communicate(timeout=SECONDS)[0] == "interrupted\n"
+            assert process.returncode == 0
+        finally:
+            process.kill()
+    until(released.is_set)
+    server.fault = lambda handler, times: False
+    assert not pull(f"{server.url}/a/1/index.json", device).changed
+    gc(device)
+    assert not list((device / "partial").rglob("*"))
+
+
+def test_what_is_collected_during_a_pull_is_fetched_again(server: Server, releases: Path, tmp_path: Path) -> None:
+    """Objects that were here when it began, and that nothing names (F3)."""
+    device, collected = tmp_path / "device", []
+    pull(releases / "a/1", device)
+    publish(inputs(tmp_path / "in", weights(seed=1), files=5), releases, name="a", version="2")
+
+    def fault(handler: Any, times: int) -> bool:
+        if "/files/" in handler.path and not collected:
+            collected.extend(path.unlink() or path.name for path in (device / "files").iterdir())
+        return False
+
+    server.fault = fault
+    assert pull(f"{server.url}/a/2/index.json", device, threads=1).version == "2"
+    assert len(collected) > 3  # the small files of the first release are in the second one, too
+    assert same(found(device / "current"), weights(seed=1))
+
+
+def test_what_became_current_during_a_pull_counts(server: Server, releases: Path, tmp_path: Path) -> None:
+    """A newer release that another pull brought meanwhile stays; gc takes nothing from either pull (F3, F4)."""
+    device, others = tmp_path / "device", []
+    publish(inputs(tmp_path / "in", weights(seed=1), files=5), releases, name="a", version="2")
+
+    def fault(handler: Any, times: int) -> bool:
+        if "/files/" in handler.path and not others:
+            others.append(pull(releases / "a/2", device).version)
+            gc(device)
+        return False
+
+    server.fault = fault
+    with pytest.raises(TrustError, match="version 1 is older than version 2"):
+        pull(f"{server.url}/a/1/index.json", device, threads=1)
+    assert same(found(device / "current"), weights(seed=1))
