@@ -138,7 +138,7 @@ class Fusion:
         """A program with numbers for the lists of the whole, and without bytes that move to segments."""
         program = part.program
         editor = Editor(program.root)
-        alignments = {item.group: program.alignment_of(item.group) for item in program.tensors}
+        alignments = {group: program.alignment_of(group) for group in {item.group for item in program.tensors}}
         for item in program.tensors:
             if not any(use.method in part.methods for use in item.uses):
                 continue
