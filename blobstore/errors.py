@@ -42,6 +42,7 @@ from __future__ import annotations
 import errno
 import os
 from pathlib import Path
+from typing import Any
 
 __all__ = [
     "AdapterError",
@@ -80,7 +81,20 @@ __all__ = [
 
 
 class BlobStoreError(Exception):
-    """Root of the tree."""
+    """Root of the tree. Every error can be pickled, so worker processes report it as it is."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # the inherited one calls the class with the arguments of the standard exception, not with those of its __init__
+        reduced: Any = super().__reduce__()
+        _, arguments, *state = reduced
+        return _unpickled, (type(self), arguments), *state
+
+
+def _unpickled(kind: type[BlobStoreError], arguments: tuple[Any, ...]) -> BlobStoreError:
+    """An error with the arguments of its standard exception, without a call of its own `__init__`."""
+    error = kind.__new__(kind, *arguments)
+    super(BlobStoreError, error).__init__(*arguments)
+    return error
 
 
 class InvalidFileError(BlobStoreError, ValueError):

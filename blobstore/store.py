@@ -43,6 +43,7 @@ from blobstore.formats.ptd.reader import open_ptd
 from blobstore.formats.ptd.writer import MAX_ALIGNMENT, Entry, write_ptd
 from blobstore.memory.buffers import same_bytes
 from blobstore.memory.digest import Digest, digest
+from blobstore.memory.distinct import Distinct
 from blobstore.memory.layout import ScalarType, TensorLayout
 from blobstore.memory.mapped_file import Paths, as_path, as_paths, check_length
 from blobstore.memory.tensors import FileSlice, as_bytes
@@ -121,7 +122,7 @@ class BlobStore:
         self._in_base: dict[str, int] = {}
         self._keys: dict[str, _Key] = {}
         self._blobs: list[tuple[memoryview, Digest]] = []
-        self._by_digest: dict[Digest, list[int]] = {}
+        self._by_contents = Distinct()
         self._by_memory: dict[tuple[int, int], int] = {}
 
     def add(
@@ -169,7 +170,7 @@ class BlobStore:
             self._check_base(key, view, layout)
             self._in_base[key] = len(view)
             return address
-        blob = self._find(view, address)
+        blob = self._by_contents.find(view, address)
         known = self._keys.get(key)
         if known is not None:
             self._check_same(key, known, blob, address, tag, layout)
@@ -177,11 +178,11 @@ class BlobStore:
             _check_alignment(key, alignment)
             self._keys[key] = _Key(known.blob, alignment, tag, layout)
             return address
-        if blob < 0:
+        if blob is None:
             blob = len(self._blobs)
             self._blobs.append((view, address))
             self._by_memory[_memory(view)] = blob
-            self._by_digest.setdefault(address, []).append(blob)
+            self._by_contents.add(view, address, blob)
         self._keys[key] = _Key(blob, alignment, tag, layout)
         if isinstance(data, FileSlice):
             self._sources.add(as_path(data.path))
@@ -211,10 +212,12 @@ class BlobStore:
                     )
         except BaseException:
             self._keys, self._in_base = keys, in_base
-            for view, address in self._blobs[blobs:]:
-                self._by_digest[address].pop()
+            for view, _ in self._blobs[blobs:]:
                 del self._by_memory[_memory(view)]
             del self._blobs[blobs:]
+            self._by_contents = Distinct()
+            for number, (view, address) in enumerate(self._blobs):
+                self._by_contents.add(view, address, number)
             raise
         if isinstance(other, BlobStore):
             self._sources |= other._sources
@@ -397,13 +400,6 @@ class BlobStore:
         blob = self._by_memory.get(_memory(view))
         return digest(view) if blob is None else self._blobs[blob][1]
 
-    def _find(self, view: memoryview, address: Digest) -> int:
-        """The blob with these bytes, or -1."""
-        for blob in self._by_digest.get(address, ()):
-            if same_bytes(view, self._blobs[blob][0]):
-                return blob
-        return -1
-
     def _check_base(self, key: str, view: memoryview, layout: TensorLayout | None) -> None:
         if self._base.get_tensor_layout(key) != layout:
             raise KeyConflictError(
@@ -413,7 +409,7 @@ class BlobStore:
             raise KeyConflictError(f"key {key!r} has other bytes in the base {self._base.name}")
 
     def _check_same(
-        self, key: str, known: _Key, blob: int, address: Digest, tag: str | None, layout: TensorLayout | None
+        self, key: str, known: _Key, blob: int | None, address: Digest, tag: str | None, layout: TensorLayout | None
     ) -> None:
         if blob != known.blob:
             raise KeyConflictError(

@@ -104,6 +104,20 @@ def overlapping_constants(path: Path) -> Path:
     return flat.program(path, segment, _1=("ref", flat.vector([plan])), _5=("ref", offsets))
 
 
+def many_constants(path: Path) -> Path:
+    """7,000 constants of four bytes each."""
+    flat, number = Flat(), 7000
+    sizes, order = flat.numbers([1], "<i4"), flat.numbers([0], "u1")
+    values = []
+    for i in range(1, number + 1):
+        tensor = flat.table(10, _0=("Int8", 6), _1=("Int32", 0), _2=("ref", sizes), _3=("ref", order), _5=("Uint32", i))
+        values.append(flat.table(2, _0=("Uint8", 5), _1=("ref", tensor)))
+    plan = flat.plan("forward", _2=("ref", flat.vector(values)))
+    offsets = flat.table(2, _0=("Uint32", 0), _1=("ref", flat.numbers([0, *range(0, 16 * number, 16)], "<u8")))
+    segment = np.arange(4 * number, dtype="<u4").tobytes()
+    return flat.program(path, segment, _1=("ref", flat.vector([plan])), _5=("ref", offsets))
+
+
 def one_value_many_times(path: Path) -> Path:
     """As many references to one value as fit: 1,500 in each of 150 methods."""
     flat = Flat()
@@ -133,7 +147,10 @@ def header_of_many_tensors(path: Path) -> Path:
 BOMBS: dict[str, Callable[[Path], Path]] = {
     made.__name__ + suffix: made
     for suffix, makers in (
-        (".pte", (keys_times_delegates, keys_times_methods, overlapping_constants, one_value_many_times)),
+        (
+            ".pte",
+            (keys_times_delegates, keys_times_methods, overlapping_constants, many_constants, one_value_many_times),
+        ),
         (".ptd", (keys_of_one_segment,)),
         (".safetensors", (header_of_many_tensors,)),
     )
@@ -173,7 +190,7 @@ def cost(command: Sequence[Any], folder: Path) -> tuple[subprocess.CompletedProc
     return done, float(seconds), int(peak)
 
 
-@pytest.mark.parametrize("command", ["report", "inspect", "diff", "verify", "convert", "dedup"])
+@pytest.mark.parametrize("command", ["report", "inspect", "diff", "verify", "convert", "dedup", "fuse"])
 @pytest.mark.parametrize("name", BOMBS)
 def test_a_small_file_costs_little(name: str, command: str, bombs: Path, tmp_path: Path) -> None:
     path = bombs / name
@@ -182,6 +199,7 @@ def test_a_small_file_costs_little(name: str, command: str, bombs: Path, tmp_pat
         "diff": [path],
         "convert": [tmp_path / ("x.ptd" if name.endswith("safetensors") else "x.safetensors")],
         "dedup": ["-o", tmp_path / "out"],
+        "fuse": ["-o", tmp_path / "out.pte"],
     }
     _, start, _ = cost(["--version"], tmp_path)
     done, seconds, peak = cost([command, path, *rest.get(command, [])], tmp_path)

@@ -35,8 +35,15 @@ _NAMES = {
     ScalarType.HALF: "float16",
     ScalarType.FLOAT: "float32",
     ScalarType.DOUBLE: "float64",
+    ScalarType.COMPLEX32: "complex32",
+    ScalarType.COMPLEX64: "complex64",
+    ScalarType.COMPLEX128: "complex128",
     ScalarType.BOOL: "bool",
     ScalarType.BFLOAT16: "bfloat16",
+    ScalarType.BITS1X8: "bits1x8",
+    ScalarType.BITS2X4: "bits2x4",
+    ScalarType.BITS4X2: "bits4x2",
+    ScalarType.BITS8: "bits8",
     ScalarType.BITS16: "bits16",
     ScalarType.FLOAT8E5M2: "float8_e5m2",
     ScalarType.FLOAT8E4M3FN: "float8_e4m3fn",
@@ -47,7 +54,14 @@ _NAMES = {
     ScalarType.UINT64: "uint64",
 }
 _SCALAR_TYPES = {name: scalar_type for scalar_type, name in _NAMES.items()}
-_ONLY_IN_TORCH = {ScalarType.BITS16}
+_ONLY_IN_TORCH = {
+    ScalarType.COMPLEX32,
+    ScalarType.BITS1X8,
+    ScalarType.BITS2X4,
+    ScalarType.BITS4X2,
+    ScalarType.BITS8,
+    ScalarType.BITS16,
+}
 _ONLY_IN_ML_DTYPES = {
     ScalarType.BFLOAT16,
     ScalarType.FLOAT8E5M2,
@@ -84,11 +98,12 @@ SAFETENSORS: Mapping[str, ScalarType] = {
     "I32": ScalarType.INT,
     "U32": ScalarType.UINT32,
     "F32": ScalarType.FLOAT,
+    "C64": ScalarType.COMPLEX64,
     "F64": ScalarType.DOUBLE,
     "I64": ScalarType.LONG,
     "U64": ScalarType.UINT64,
 }
-"""The dtypes of a .safetensors that a .ptd can hold too; the others are sub-byte or complex."""
+"""The dtypes of a .safetensors that a .ptd can hold too; the others are sub-byte."""
 
 
 def scalar_type_named(dtype: Any) -> ScalarType | None:
@@ -109,8 +124,8 @@ def native_dtype(scalar_type: ScalarType) -> np.dtype[Any] | None:
 
 
 def unsigned_dtype(scalar_type: ScalarType) -> np.dtype[Any]:
-    """The unsigned integer that is as wide as an element: it moves elements of any type, with numpy alone."""
-    return np.dtype(f"u{scalar_type.itemsize}")
+    """The unsigned integer that is as wide as an element, or void: it moves elements of any type, with numpy alone."""
+    return np.dtype(f"{'u' if scalar_type.itemsize <= 8 else 'V'}{scalar_type.itemsize}")
 
 
 def numpy_dtype(scalar_type: ScalarType) -> np.dtype[Any]:

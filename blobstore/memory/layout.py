@@ -27,7 +27,7 @@ MAX_NBYTES = 2**63 - 1
 
 
 class ScalarType(enum.IntEnum):
-    """The element types that a .ptd can name."""
+    """The element types that ExecuTorch knows, and so a .ptd can name."""
 
     BYTE = 0
     CHAR = 1
@@ -37,6 +37,9 @@ class ScalarType(enum.IntEnum):
     HALF = 5
     FLOAT = 6
     DOUBLE = 7
+    COMPLEX32 = 8
+    COMPLEX64 = 9
+    COMPLEX128 = 10
     BOOL = 11
     QINT8 = 12
     QUINT8 = 13
@@ -44,6 +47,10 @@ class ScalarType(enum.IntEnum):
     BFLOAT16 = 15
     QUINT4X2 = 16
     QUINT2X4 = 17
+    BITS1X8 = 18
+    BITS2X4 = 19
+    BITS4X2 = 20
+    BITS8 = 21
     BITS16 = 22
     FLOAT8E5M2 = 23
     FLOAT8E4M3FN = 24
@@ -55,7 +62,7 @@ class ScalarType(enum.IntEnum):
 
     @property
     def itemsize(self) -> int:
-        """Bytes of one element, as ExecuTorch counts them (the packed quantized types take one byte)."""
+        """Bytes of one element, as ExecuTorch counts them (the types that pack several numbers take one byte)."""
         return ITEMSIZE[self]
 
 
@@ -68,6 +75,9 @@ ITEMSIZE: dict[int, int] = {
     ScalarType.HALF: 2,
     ScalarType.FLOAT: 4,
     ScalarType.DOUBLE: 8,
+    ScalarType.COMPLEX32: 4,
+    ScalarType.COMPLEX64: 8,
+    ScalarType.COMPLEX128: 16,
     ScalarType.BOOL: 1,
     ScalarType.QINT8: 1,
     ScalarType.QUINT8: 1,
@@ -75,6 +85,10 @@ ITEMSIZE: dict[int, int] = {
     ScalarType.BFLOAT16: 2,
     ScalarType.QUINT4X2: 1,
     ScalarType.QUINT2X4: 1,
+    ScalarType.BITS1X8: 1,
+    ScalarType.BITS2X4: 1,
+    ScalarType.BITS4X2: 1,
+    ScalarType.BITS8: 1,
     ScalarType.BITS16: 2,
     ScalarType.FLOAT8E5M2: 1,
     ScalarType.FLOAT8E4M3FN: 1,

@@ -168,9 +168,7 @@ def _from_torch(tensor: torch.Tensor) -> tuple[memoryview, TensorLayout]:
         )
     if tensor.device.type != "cpu":
         raise UnsupportedDataError(f"the tensor is on device {tensor.device}; move it to the CPU first")
-    tensor = tensor.detach()
-    if tensor.is_neg():
-        tensor = tensor.resolve_neg()
+    tensor = tensor.detach().resolve_conj().resolve_neg()  # whose memory has the numbers themselves
     order: Sequence[int] | None
     if tensor.is_contiguous():
         order = range(tensor.dim())

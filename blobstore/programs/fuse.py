@@ -22,6 +22,7 @@ from blobstore.formats.delegate_keys import keys_of
 from blobstore.formats.keys import KEY_PREFIX
 from blobstore.formats.ptd.reader import PtdDataMap, open_ptd
 from blobstore.formats.pte.description import describe
+from blobstore.formats.pte.flatbuffer import Span
 from blobstore.formats.pte.fuse import Blob, Fusion, Part
 from blobstore.formats.pte.program import ProgramFile, read_program
 from blobstore.memory.buffers import same_bytes
@@ -156,7 +157,8 @@ def _read(paths: list[Path]) -> tuple[list[ProgramFile], list[PtdDataMap]]:
         else:
             raise UnsupportedDataError(f"{path}: this is {kind.value}; programs and their data files can be fused")
     if not programs:
-        raise UnsupportedDataError("there is no program to fuse")
+        given = "".join(f"{path}: " for path in paths[:1])
+        raise UnsupportedDataError(f"{given}there is no program to fuse")
     return programs, data_maps
 
 
@@ -255,14 +257,20 @@ def _looked_up(program: ProgramFile, methods: Collection[str]) -> dict[str, None
     If a payload cannot be read, these may be all keys of the program's named data; those of data files remain unknown.
     """
     found: dict[str, None] = {}
-    for delegate in program.delegates:
-        if delegate.method in methods:
-            try:
-                keys = keys_of(delegate.backend, program.data[delegate.span.start : delegate.span.stop])
-            except InvalidFileError:  # damaged, or of a later version, which the runtime may know
-                keys = None
-            found |= dict.fromkeys((blob.key for blob in program.named_data) if keys is None else keys)
+    for payload in {(one.backend, one.span): None for one in program.delegates if one.method in methods}:
+        keys = _keys_in(program, *payload)
+        if keys is None:
+            return dict.fromkeys([*found, *(blob.key for blob in program.named_data)])
+        found |= dict.fromkeys(keys)
     return found
+
+
+def _keys_in(program: ProgramFile, backend: str, payload: Span) -> Collection[str] | None:
+    """The keys that a delegate looks up; None if its payload cannot be read."""
+    try:
+        return keys_of(backend, program.data[payload.start : payload.stop])
+    except InvalidFileError:  # damaged, or of a later version, which the runtime may know
+        return None
 
 
 def _without_equal_methods(
@@ -271,6 +279,7 @@ def _without_equal_methods(
     """Leave out each method that is equal to one of the same name before it."""
     first: dict[str, tuple[int, str]] = {}
     described: dict[int, dict[str, dict[str, list[str]]]] = {}
+    equal: dict[tuple[int, int], list[str]] = {}
 
     def describing(number: int, method: str) -> dict[str, list[str]]:
         if number not in described:
@@ -284,17 +293,21 @@ def _without_equal_methods(
         for old, new in chosen.items():
             other, its = first.setdefault(new, (number, old))
             if other != number and describing(other, its) == describing(number, old):
-                _check_same_data(programs[number], old, programs[other], blobs)
+                equal.setdefault((number, other), []).append(old)
                 left_out.append(FusedMethod(new, programs[number].path, old))
             else:
                 kept[-1][old] = new
+    for (number, other), methods in equal.items():
+        _check_same_data(programs[number], methods, programs[other], blobs)
     return kept, left_out
 
 
-def _check_same_data(program: ProgramFile, method: str, other: ProgramFile, blobs: Mapping[str, Blob]) -> None:
-    """Fail unless the delegates of a method find the same bytes as those of an equal method in another program."""
+def _check_same_data(
+    program: ProgramFile, methods: Collection[str], other: ProgramFile, blobs: Mapping[str, Blob]
+) -> None:
+    """Fail unless the delegates of methods find the same bytes as those of equal methods in another program."""
     mine, its = _found_by_delegates(program, blobs), _found_by_delegates(other, blobs)
-    for key in _looked_up(program, [method]):
+    for key in _looked_up(program, methods):
         if key in mine and key in its and not same_bytes(mine[key], its[key]):
             raise KeyConflictError(
                 f"{program.path}: the key {key!r} has other bytes than for {other.path}; programs with equal keys for "
@@ -312,10 +325,9 @@ def _methods_of(program: ProgramFile) -> dict[str, dict[str, list[str]]]:
     """The description of each method, without its name."""
     found: dict[str, dict[str, list[str]]] = {name: {} for name in program.methods}
     for part, lines in describe(program).items():
-        for name in sorted(program.methods, key=len, reverse=True):
-            if part.startswith(f"method {name}: "):
-                found[name][part.removeprefix(f"method {name}: ")] = lines
-                break
+        method, _, what = part.removeprefix("method ").rpartition(": ")
+        if method in found:
+            found[method][what] = lines
     return found
 
 

@@ -9,7 +9,7 @@ from blobstore.disk.progress import Progress
 from blobstore.errors import KeyConflictError
 from blobstore.formats.data_map import NamedDataMap
 from blobstore.formats.pte.program import Movable, ProgramFile
-from blobstore.memory.digest import Digest
+from blobstore.memory.digest import Digest, digest
 from blobstore.memory.layout import TensorLayout
 from blobstore.programs.conflicts import ClashError
 from blobstore.store import BlobStore
@@ -25,7 +25,7 @@ def names_by_content(names: NamedDataMap | None) -> NamesByContent:
         return {}
     found: dict[Digest, list[str]] = {}
     for key in names:
-        found.setdefault(names.digest(key), []).append(key)
+        found.setdefault(digest(names.get_data(key)), []).append(key)  # a recorded one may be wrong
     return {address: (keys[0], names.get_tensor_layout(keys[0])) for address, keys in found.items() if len(keys) == 1}
 
 

@@ -8,7 +8,7 @@ from blobstore.formats.keys import KEY_PREFIX
 from blobstore.formats.ptd.reader import PtdDataMap
 from blobstore.formats.ptd.writer import Entry
 from blobstore.memory.buffers import same_bytes
-from blobstore.memory.digest import Digest
+from blobstore.memory.distinct import Distinct
 
 __all__ = ["entries_of", "laid_over", "newest", "newest_entries", "replaceable", "same_blob"]
 
@@ -47,17 +47,16 @@ def newest_entries(maps: Sequence[PtdDataMap]) -> list[Entry]:
         maps: the files, the oldest first.
     """
     home = newest(maps)
-    numbers: dict[Digest, list[int]] = {}
-    firsts: list[memoryview] = []
+    contents = Distinct()
+    count = 0
     found = []
     for data_map in maps:
         for entry in entries_of(data_map, [key for key in data_map if home[key] is data_map]):
-            same = numbers.setdefault(entry.digest, [])
-            number = next((n for n in same if same_bytes(firsts[n], entry.data)), None)
+            number = contents.find(entry.data, entry.digest)
             if number is None:
-                number = len(firsts)
-                firsts.append(entry.data)
-                same.append(number)
+                number = count
+                contents.add(entry.data, entry.digest, number)
+                count += 1
             found.append(Entry(entry.key, entry.data, entry.digest, number, entry.alignment, entry.layout))
     return found
 

@@ -33,7 +33,7 @@ __all__ = ["Cache", "default_path", "is_another_file"]
 
 Found = TypeVar("Found")
 
-_VERSION = 3
+_VERSION = 4
 _APPLICATION = 0x626C6F62
 """Marks the file as ours in its first bytes, so that no other file is ever dropped."""
 _TABLES = """
@@ -251,7 +251,8 @@ def _seal(key: Sequence[Any], body: str) -> str:
 def _plain(region: Region) -> list[Any]:
     layout = region.layout
     tensor = None if layout is None else [int(layout.scalar_type), layout.sizes, layout.dim_order]
-    return [region.kind.value, region.start, region.stop, region.keys, region.methods, tensor, region.dtype]
+    names = [region.keys, region.methods]
+    return [region.kind.value, region.start, region.stop, *names, tensor, region.dtype, region.recorded]
 
 
 def _regions(plain: Any) -> tuple[str, list[Region], int]:
@@ -260,12 +261,14 @@ def _regions(plain: Any) -> tuple[str, list[Region], int]:
 
 
 def _region(plain: Any) -> Region:
-    kind, start, stop, keys, methods, tensor, dtype = items(plain, 7)
+    kind, start, stop, keys, methods, tensor, dtype, recorded = items(plain, 8)
     layout = None
     if tensor is not None:
         scalar_type, sizes, order = items(tensor, 3)
         layout = TensorLayout(ScalarType(integer(scalar_type)), tuple(map(integer, items(sizes))), tuple(items(order)))
-    return Region(RegionKind(kind), integer(start), integer(stop), texts(keys), texts(methods), layout, text(dtype))
+    place = integer(start), integer(stop)
+    names = texts(keys), texts(methods)
+    return Region(RegionKind(kind), *place, *names, layout, text(dtype), recorded=text(recorded))
 
 
 def _fingerprints(plain: Any) -> list[Fingerprint]:

@@ -101,7 +101,10 @@ class Engine:
         return [found[path] for path in paths]
 
     def fingerprint(self, files: Sequence[Scanned], alike: bool) -> list[list[Fingerprint | None] | Problem]:
-        """For each file the fingerprint of each region, None for what is not a blob; or why it could not be read."""
+        """For each file the fingerprint of each region, None for what is not a blob.
+
+        Or why the file could not be read, or that it is damaged: then its bytes are no reason to drop those of another.
+        """
         results: list[list[Fingerprint | None] | Problem] = [[None] * len(file.regions) for file in files]
         tasks: list[tuple[int, list[int], int]] = []
         total = done = 0
@@ -132,7 +135,10 @@ class Engine:
                 self._cache.set_fingerprints(files[f].identity, start, stop, alike, result)
             done += nbytes
             self._progress("reading", done, total)
-        return results
+        return [
+            prints if isinstance(prints, Problem) else _damage(file, prints) or prints
+            for file, prints in zip(files, results, strict=True)
+        ]
 
     def prove(self, function: Callable[..., Any], tasks: Sequence[tuple[str, tuple[Any, ...]]]) -> list[Any]:
         """Call `function` for each (key, arguments), except where the cache has a result under the key.
@@ -198,6 +204,23 @@ def _store(
     if isinstance(of_file, list):
         for r, known in zip(batch, found, strict=True):
             of_file[r] = known
+
+
+def _damage(file: Scanned, prints: Sequence[Fingerprint | None]) -> Problem | None:
+    """What is damaged in a file that records digests; None if nothing is."""
+    damaged = [
+        (region, known.digest)
+        for region, known in zip(file.regions, prints, strict=True)
+        if known is not None and region.recorded not in {"", known.digest}
+    ]
+    if not damaged:
+        return None
+    region, found = damaged[0]
+    more = f", and {len(damaged) - 1} more" if len(damaged) > 1 else ""
+    return Problem(
+        file.path,
+        f"the bytes of {region.name!r} are damaged: expected xxh3-128 {region.recorded}, found {found}{more}",
+    )
 
 
 # What workers run. Errors come back as Problem, because exceptions do not survive the way between processes.

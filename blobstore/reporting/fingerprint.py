@@ -35,7 +35,9 @@ BANDS, BAND_SIZE = 32, 8
 _PROBES = 32
 _PORTION = 1 << 16
 _VARIED = 7  # different bytes of eight: what needs no better needle
-_MIX = np.random.Generator(np.random.PCG64(0)).integers(0, 1 << 63, 8).astype(np.uint64) * np.uint64(2) + np.uint64(1)
+_MOST_WORDS = 2 * BAND_SIZE  # of eight bytes in a band: elements have up to 16 bytes
+_MIX = np.random.Generator(np.random.PCG64(0)).integers(0, 1 << 63, _MOST_WORDS).astype(np.uint64)
+_MIX = _MIX * np.uint64(2) + np.uint64(1)
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -158,13 +160,14 @@ class _Pass:
 
     def repeats(self, data: Bytes, words: npt.NDArray[np.uint64]) -> bool:
         """Whether a piece is the blob's first element again and again; most are told by their first words."""
-        if 8 % self.width or len(data) % self.width:
+        if (8 % self.width and self.width % 8) or len(data) % self.width:
             return False
-        word = np.frombuffer(self.first * (8 // self.width), np.uint64)
         tail = self.first * (8 // self.width)
-        if not (words[:64] == word).all() or bytes(data[len(words) * 8 :]) != tail[: len(data) & 7]:
+        word = np.frombuffer(tail or self.first, np.uint64)  # several words if the element has more than eight bytes
+        rows = words.reshape(-1, len(word))
+        if not (rows[:64] == word).all() or bytes(data[len(words) * 8 :]) != tail[: len(data) & 7]:
             return False
-        return bool((words == word).all())
+        return bool((rows == word).all())
 
     def find_needle(self, chunk: memoryview, position: int) -> None:
         """Keep the eight bytes that vary most, of a few that are looked at."""

@@ -80,6 +80,8 @@ class Region:
         digest: xxh3-128 in hexadecimal; empty for what is not a blob.
         tensor: the name of these bytes in the checkpoint that `report` was given as `names`; empty if they have none
             there, or if `keys` holds a name already.
+        recorded: the digest that the file records for these bytes, until they were compared with it; empty afterwards,
+            and if it records none.
     """
 
     kind: RegionKind
@@ -91,6 +93,7 @@ class Region:
     dtype: str = ""
     digest: str = ""
     tensor: str = ""
+    recorded: str = ""
 
     @property
     def nbytes(self) -> int:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from blobstore.formats.data_map import NamedDataMap
+from blobstore.memory.digest import digest
 from blobstore.memory.layout import TensorLayout
 from blobstore.reporting.model import FileReport, Region
 
@@ -24,7 +25,7 @@ def name_tensors(files: Sequence[FileReport], names: NamedDataMap) -> list[FileR
     """
     known: dict[tuple[str, int], list[tuple[str, TensorLayout | None]]] = defaultdict(list)
     for key in names:
-        address = names.digest(key)
+        address = digest(names.get_data(key))  # a recorded one may be wrong
         known[address.xxh3_128.hex(), address.nbytes].append((key, names.get_tensor_layout(key)))
 
     def name(region: Region) -> str:

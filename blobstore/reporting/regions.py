@@ -70,6 +70,7 @@ class _Draft:
     methods: list[str]
     layout: TensorLayout | None = None
     dtype: str = ""
+    recorded: str = ""
 
 
 def _ptd(source: Source) -> tuple[list[Region], int]:
@@ -90,6 +91,8 @@ def _ptd(source: Source) -> tuple[list[Region], int]:
         if not draft.keys:
             draft.kind = RegionKind.TENSOR if layout is not None else _kind_of_opaque(key)
             draft.layout = layout
+            if data_map.has_digests and draft.kind.is_blob:
+                draft.recorded = data_map.digest(key).xxh3_128.hex()
         draft.keys.append(key)
     if data_map.manifest_extent is None:
         return _cover(source, drafts, data_map.head_size), ALIGNMENT
@@ -268,9 +271,9 @@ def _cover(source: Source, drafts: Iterable[_Draft], structure: int) -> list[Reg
                 home.keys += draft.keys
                 home.methods += draft.methods
             continue
-        layout = draft.layout if start >= position else None
+        layout, recorded = (draft.layout, draft.recorded) if start >= position else (None, "")
         start = max(start, position)
-        kept.append(_Draft(draft.kind, start, stop, [*draft.keys], [*draft.methods], layout, draft.dtype))
+        kept.append(_Draft(draft.kind, start, stop, [*draft.keys], [*draft.methods], layout, draft.dtype, recorded))
         starts.append(start)
         position = stop
     regions: list[Region] = []
@@ -285,7 +288,9 @@ def _cover(source: Source, drafts: Iterable[_Draft], structure: int) -> list[Reg
 
 def _region(draft: _Draft) -> Region:
     keys, methods = tuple(dict.fromkeys(draft.keys)), tuple(dict.fromkeys(draft.methods))
-    return Region(draft.kind, draft.start, draft.stop, keys, methods, draft.layout, draft.dtype)
+    return Region(
+        draft.kind, draft.start, draft.stop, keys, methods, draft.layout, draft.dtype, recorded=draft.recorded
+    )
 
 
 def _gap(source: Source, start: int, stop: int, structure: int) -> Sequence[Region]:

@@ -297,8 +297,8 @@ def test_diff(run, ptd, tmp_path):
 
 
 def test_convert_refuses(run, ptd, tmp_path, lowered):
-    safetensors.torch.save_file({"c": torch.zeros(1, dtype=torch.complex64)}, tmp_path / "c.safetensors")
-    assert "'c' has dtype C64" in run("convert", "c.safetensors", "c.ptd", code=3)
+    safetensors.torch.save_file({"c": torch.zeros(1, dtype=torch.float8_e8m0fnu)}, tmp_path / "c.safetensors")
+    assert "'c' has dtype F8_E8M0" in run("convert", "c.safetensors", "c.ptd", code=3)
     lowered.mlp().write(tmp_path, "m")
     assert "m.pte: a .pte program" in run("convert", "m.pte", "x.ptd", code=3)
     assert "one of the inputs" in run("convert", "m.ptd", "m.ptd", code=3)

@@ -41,7 +41,7 @@ def test_metadata_dtypes_and_ranges(tmp_path):
     with SafetensorsDataMap(path) as data_map:
         assert data_map.metadata == {"a": "b"}
         assert data_map.dtypes == {"c": "C64", "f": "F32"}
-        assert data_map.get_tensor_layout("c") is None
+        assert data_map.get_tensor_layout("c") == TensorLayout(ScalarType.COMPLEX64, (2,))
         assert data_map.get_tensor_layout("f") == TensorLayout(ScalarType.FLOAT, (3,))
         start, end = data_map.byte_range("f")
         assert path.read_bytes()[start:end] == torch.ones(3).numpy().tobytes()

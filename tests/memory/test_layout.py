@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -29,15 +32,18 @@ def test_strides_and_bytes_are_those_of_a_torch_tensor_permuted_alike(shape, dat
 
 
 def test_the_numbers_and_sizes_of_scalar_types_are_those_of_executorch():
-    """A file stores element types as ExecuTorch's numbers."""
-    from executorch.exir.scalar_type import ScalarType as Theirs
+    """A file stores element types as ExecuTorch's numbers: those of its exporter, and all that its runtime has."""
+    from executorch.exir.scalar_type import ScalarType as Exporter
 
-    theirs = {kind.name: int(kind) for kind in Theirs}
-    ours = {kind.name: int(kind) for kind in ScalarType}
-    assert set(ours) - set(theirs) == {"QUINT4X2", "QUINT2X4"}  # in its schema, but not in its exporter
-    assert {name: ours[name] for name in theirs if name in ours} == {
-        name: theirs[name] for name in theirs if name in ours
-    }
+    exporter = {kind.name.upper(): int(kind) for kind in Exporter}
+    assert {kind.name: int(kind) for kind in ScalarType if kind.name in exporter} == exporter
+    (package,) = importlib.util.find_spec("executorch").submodule_search_locations
+    header = Path(package, "include/executorch/runtime/core/portable_type/scalar_type.h").read_text()
+    runtime = {int(number): name for name, number in re.findall(r", *\\?\s*(\w+)\) /\* (\d+) \*/", header)}
+    assert sorted(runtime) == list(ScalarType)
+    halves = {"COMPLEXHALF": "COMPLEX32", "COMPLEXFLOAT": "COMPLEX64", "COMPLEXDOUBLE": "COMPLEX128"}
+    names = {number: name.upper().replace("8_E", "8E") for number, name in runtime.items()}
+    assert {number: halves.get(name, name) for number, name in names.items()} == {k: k.name for k in ScalarType}
 
 
 @pytest.mark.parametrize(

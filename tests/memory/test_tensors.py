@@ -79,7 +79,7 @@ def test_negated_big_endian_and_scalar_data():
     [
         (torch.ones(2, device="meta"), "device"),
         (torch.ones(2, 2).to_sparse(), "layout"),
-        (torch.ones(2, dtype=torch.complex64), "no counterpart"),
+        (torch.ones(2, dtype=torch.float8_e8m0fnu), "no counterpart"),
         (np.array(["a"]), "no counterpart"),
         (np.array([object()]), "no counterpart"),
         (5, "buffer protocol"),

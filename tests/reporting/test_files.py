@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,8 @@ import pytest
 
 import blobstore
 from blobstore.reporting import FindingKind, RegionKind, Report
+from blobstore.reporting.html import to_html
+from blobstore.reporting.json_output import to_json
 from tests.formats.ptd.test_format import DATA
 from tests.reporting.planted import Tensor, keys, write_ptd, write_safetensors
 from tests.reporting.test_planted import accounted, values
@@ -231,3 +234,32 @@ def test_folders_are_searched(tmp_path: Path) -> None:
 def test_no_files() -> None:
     report = report_of()
     assert report.total_bytes == report.total_saves == 0
+
+
+@pytest.mark.parametrize("cached", [False, True])
+@pytest.mark.parametrize("exact_only", [False, True])
+def test_a_damaged_file_is_reported_and_compared_with_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cached: bool, exact_only: bool
+) -> None:
+    """Its bytes are no reason to drop those of another file: the good one would go, and the damaged one stay (S1, B5)."""
+    damaged, good, third = (tmp_path / name for name in ("a.ptd", "b.ptd", "c.ptd"))
+    tensors = {"w": values(1, 1000), "same": values(2, 1000)}
+    for path in (damaged, good, third):
+        blobstore.save_file(tensors, path)
+    with blobstore.open_ptd(damaged) as data_map:
+        at = data_map.byte_range("w")[0]
+    data = bytearray(damaged.read_bytes())
+    data[at + 5] ^= 1
+    damaged.write_bytes(data)
+    options = {"exact_only": exact_only, "cache": tmp_path / "cache" if cached else None}
+    monkeypatch.setattr("blobstore.reporting.cache._SETTLED_NS", 0)
+    for _ in range(2 if cached else 1):
+        report = report_of(damaged, good, third, **options)
+        assert [file.path for file in report.files] == [str(good), str(third)]
+        (problem,) = report.problems
+        assert problem.path == str(damaged)
+        assert "the bytes of 'w' are damaged: expected xxh3-128 " in problem.reason
+        for finding in report.findings:
+            assert str(damaged) not in (finding.command or "")
+        for shown in (to_html(report), json.dumps(to_json(report))):
+            assert "the bytes of" in shown and "are damaged: expected xxh3-128" in shown

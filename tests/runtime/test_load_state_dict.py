@@ -119,7 +119,7 @@ def test_tensors_at_odd_places(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("dtype", "shape", "nbytes"), [("C64", [2], 16), ("F4", [4], 2), ("F32", [0, 2**31], 0), ("NEW", [1], 3)]
+    ("dtype", "shape", "nbytes"), [("F6_E2M3", [4], 3), ("F4", [4], 2), ("F32", [0, 2**31], 0), ("NEW", [1], 3)]
 )
 def test_dtypes_that_executorch_does_not_have(tmp_path, dtype, shape, nbytes):
     """N1: valid files for the Python reader, which has them as opaque bytes."""
@@ -176,7 +176,7 @@ def headers(draw):
         if name == "__metadata__":
             header[name] = draw(st.dictionaries(st.text(max_size=3), st.text(max_size=3), max_size=2) | _VALUES)
             continue
-        dtype = draw(st.sampled_from([*SAFETENSORS, "C64", "F4"]))
+        dtype = draw(st.sampled_from([*SAFETENSORS, "F4"]))
         shape = draw(st.lists(st.integers(0, 3), max_size=3))
         nbytes = layout_nbytes(SAFETENSORS.get(dtype, ScalarType.BYTE), shape)
         header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [position, position + nbytes]}

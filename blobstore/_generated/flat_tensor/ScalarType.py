@@ -11,6 +11,9 @@ class ScalarType(object):
     HALF = 5
     FLOAT = 6
     DOUBLE = 7
+    COMPLEX32 = 8
+    COMPLEX64 = 9
+    COMPLEX128 = 10
     BOOL = 11
     QINT8 = 12
     QUINT8 = 13
@@ -18,6 +21,10 @@ class ScalarType(object):
     BFLOAT16 = 15
     QUINT4X2 = 16
     QUINT2X4 = 17
+    BITS1X8 = 18
+    BITS2X4 = 19
+    BITS4X2 = 20
+    BITS8 = 21
     BITS16 = 22
     FLOAT8E5M2 = 23
     FLOAT8E4M3FN = 24

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from blobstore.formats.pte.flatbuffer import STRING, U8, Kind, Scalar, Span, Table, TableType, Union, Vector
@@ -41,9 +42,10 @@ def describe(program: ProgramFile) -> dict[str, list[str]]:
         "unused segments": [known.of(segment.span) for segment in program.segments if not segment.users],
     }
     payloads = iter(program.delegates)
+    named = Counter(program.methods)
     for number, plan in enumerate(program.root.tables("execution_plan")):
         name = program.methods[number]
-        method = f"method {name}" if program.methods.count(name) == 1 else f"method {name} ({number})"
+        method = f"method {name}" if named[name] == 1 else f"method {name} ({number})"
         delegates = [
             f"{delegate.string('id')}, payload {known.of(next(payloads).span)}, "
             + " ".join(_text(spec, contents) for spec in delegate.tables("compile_specs"))

@@ -29,8 +29,8 @@ from blobstore.formats.pte.header import HEADER_MAGIC, HEADER_OFFSET, HEADER_WIT
 from blobstore.formats.pte.parts import ExternalTensor
 from blobstore.formats.pte.program import ProgramFile
 from blobstore.formats.pte.schema import DataLocation, TensorDataLocation
-from blobstore.memory.buffers import same_bytes
-from blobstore.memory.digest import Digest, digest
+from blobstore.memory.digest import digest
+from blobstore.memory.distinct import Distinct
 from blobstore.memory.layout import TensorLayout
 from blobstore.memory.mapped_file import check_length
 
@@ -138,7 +138,7 @@ class Fusion:
         """A program with numbers for the lists of the whole, and without bytes that move to segments."""
         program = part.program
         editor = Editor(program.root)
-        alignments = {item.group: program.alignment_of(item.group) for item in program.tensors}
+        alignments = {group: program.alignment_of(group) for group in {item.group for item in program.tensors}}
         for item in program.tensors:
             if not any(use.method in part.methods for use in item.uses):
                 continue
@@ -308,9 +308,8 @@ class _Contents:
     def __init__(self) -> None:
         self.blobs: list[_Content] = []
         self.shared = 0
-        self._alike: dict[tuple[int, bytes, bytes], list[int]] = {}
-        self._digests: dict[int, Digest] = {}
-        self._known: dict[Digest, list[int]] = {}
+        self._alike: dict[tuple[int, bytes, bytes], int | None] = {}
+        self._known = Distinct()
 
     def __len__(self) -> int:
         return len(self.blobs)
@@ -322,29 +321,27 @@ class _Contents:
         """
         data = blob.data
         check_length(data)
-        alike = self._alike.setdefault((len(data), bytes(data[:_SAMPLE]), bytes(data[-_SAMPLE:])), [])
-        address = None
-        if alike:
-            if alike[0] not in self._digests:  # the others of them came after it, and have one
-                self._remember(alike[0], digest(self.blobs[alike[0]].runs[0][1]))
-            address = digest(data)
-            for index in self._known.get(address, ()):
-                known = self.blobs[index]
-                if same_bytes(known.runs[0][1], data):
-                    if blob.alignment > known.alignment:
-                        self.blobs[index] = _Content(known.nbytes, blob.alignment, known.runs)
-                    self.shared += len(data)
-                    return index
+        ends = len(data), bytes(data[:_SAMPLE]), bytes(data[-_SAMPLE:])
         index = len(self.blobs)
-        alike.append(index)
+        if ends not in self._alike:
+            self._alike[ends] = index
+        else:
+            first = self._alike[ends]
+            if first is not None:  # the others of them came after it, and are known
+                view = self.blobs[first].runs[0][1]
+                self._known.add(view, digest(view), first)
+                self._alike[ends] = None
+            address = digest(data)
+            same = self._known.find(data, address)
+            if same is not None:
+                known = self.blobs[same]
+                if blob.alignment > known.alignment:
+                    self.blobs[same] = _Content(known.nbytes, blob.alignment, known.runs)
+                self.shared += len(data)
+                return same
+            self._known.add(data, address, index)
         self.blobs.append(_Content(len(data), blob.alignment, [(0, data)]))
-        if address is not None:
-            self._remember(index, address)
         return index
-
-    def _remember(self, index: int, address: Digest) -> None:
-        self._digests[index] = address
-        self._known.setdefault(address, []).append(index)
 
     def add_group(self, group: _Contents) -> int:
         """Add a segment with all blobs of a group, and return its index; 0 if there are none."""

@@ -31,8 +31,8 @@ using StateDict = std::map<std::string, executorch::extension::TensorPtr>;
 /// private copy of its pages, never the file. Replace a file by renaming: if it is truncated while it is mapped, the
 /// system ends a process that reads a lost page.
 ///
-/// @throws Error FileAccess, InvalidFile, Integrity. UnsupportedData: ExecuTorch has no such tensors (complex numbers,
-///   parts of a byte, sizes or strides above 2**31-1, more than 16 dimensions).
+/// @throws Error FileAccess, InvalidFile, Integrity. UnsupportedData: ExecuTorch has no such tensors (parts of
+///   a byte, sizes or strides above 2**31-1, more than 16 dimensions).
 StateDict load_state_dict(const std::string& path);
 
 /// A tensor of a model, as updates take it.

@@ -15,14 +15,38 @@ struct Type {
   const char* name;
 };
 
-// The packed quantized types take one byte per element, as in ExecuTorch.
+// The types that pack several numbers take one byte per element, as in ExecuTorch.
 constexpr Type kTypes[] = {
-    {0, 1, "byte"},        {1, 1, "char"},          {2, 2, "short"},           {3, 4, "int"},
-    {4, 8, "long"},        {5, 2, "half"},          {6, 4, "float"},           {7, 8, "double"},
-    {11, 1, "bool"},       {12, 1, "qint8"},        {13, 1, "quint8"},         {14, 4, "qint32"},
-    {15, 2, "bfloat16"},   {16, 1, "quint4x2"},     {17, 1, "quint2x4"},       {22, 2, "bits16"},
-    {23, 1, "float8e5m2"}, {24, 1, "float8e4m3fn"}, {25, 1, "float8e5m2fnuz"}, {26, 1, "float8e4m3fnuz"},
-    {27, 2, "uint16"},     {28, 4, "uint32"},       {29, 8, "uint64"},
+    {0, 1, "byte"},
+    {1, 1, "char"},
+    {2, 2, "short"},
+    {3, 4, "int"},
+    {4, 8, "long"},
+    {5, 2, "half"},
+    {6, 4, "float"},
+    {7, 8, "double"},
+    {8, 4, "complex32"},
+    {9, 8, "complex64"},
+    {10, 16, "complex128"},
+    {11, 1, "bool"},
+    {12, 1, "qint8"},
+    {13, 1, "quint8"},
+    {14, 4, "qint32"},
+    {15, 2, "bfloat16"},
+    {16, 1, "quint4x2"},
+    {17, 1, "quint2x4"},
+    {18, 1, "bits1x8"},
+    {19, 1, "bits2x4"},
+    {20, 1, "bits4x2"},
+    {21, 1, "bits8"},
+    {22, 2, "bits16"},
+    {23, 1, "float8e5m2"},
+    {24, 1, "float8e4m3fn"},
+    {25, 1, "float8e5m2fnuz"},
+    {26, 1, "float8e4m3fnuz"},
+    {27, 2, "uint16"},
+    {28, 4, "uint32"},
+    {29, 8, "uint64"},
 };
 
 const Type* find(int8_t number) {

@@ -17,7 +17,7 @@ struct SafetensorsEntry {
   std::string key;
   std::string dtype; // as the file spells it
   std::vector<uint64_t> sizes;
-  std::optional<Layout> layout; // empty if a .ptd cannot describe the tensor: complex, sub-byte, or too large a size
+  std::optional<Layout> layout; // empty if a .ptd cannot describe the tensor: parts of a byte, or too large a size
   uint64_t start = 0; // in the file
   uint64_t end = 0;
 };

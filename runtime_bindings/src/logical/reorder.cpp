@@ -1,6 +1,7 @@
 #include "logical/reorder.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <numeric>
 
@@ -119,6 +120,8 @@ void gather(
       return gather_items<uint16_t>(from, to, dims);
     case 4:
       return gather_items<uint32_t>(from, to, dims);
+    case 16:
+      return gather_items<std::array<uint64_t, 2>>(from, to, dims);
     default:
       return gather_items<uint64_t>(from, to, dims);
   }

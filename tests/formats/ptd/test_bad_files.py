@@ -193,7 +193,7 @@ def test_the_builder_builds_good_files(tmp_path):
         (with_layout(sizes=[2, 4]), "'weight' is float.* of 32 bytes, but its segment has 24"),
         (with_layout(sizes=[2, 2]), "16 bytes"),
         (with_layout(scalar_type="DOUBLE"), "48 bytes"),
-        (with_layout(scalar_type=10), "unknown scalar type 10"),
+        (with_layout(scalar_type=30), "unknown scalar type 30"),
         (with_layout(scalar_type=-1), "unknown scalar type -1"),
         (with_layout(sizes=[-2, -3]), "size -2"),
         (with_layout(sizes=[2**31 - 1] * 6, dim_order=list(range(6))), "overflows"),
