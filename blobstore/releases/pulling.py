@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,6 +62,7 @@ def pull(
     merge: bool = False,
     plain: bool = False,
     executorch: str | None = None,
+    verify: bool = False,
     threads: int = _THREADS,
     patience: Patience | None = None,
     progress: Progress | None = None,
@@ -81,6 +81,8 @@ def pull(
         merge: leave one file of each data set, for runtimes that take one path.
         plain: use no encoded forms.
         executorch: the version of ExecuTorch that the device has; None for the one that is installed here, if there is one.
+        verify: compare every file that is here with its digest, also of a release that is the current one already, and
+            fetch damaged ones again. Otherwise only that is compared which something new is built on.
         threads: how many requests are sent at a time.
         patience: how long to try.
         progress: called with every step.
@@ -103,6 +105,7 @@ def pull(
             merge=merge,
             plain=plain,
             executorch=executorch,
+            verify=verify,
             threads=threads,
             progress=progress,
         )
@@ -138,17 +141,20 @@ def install(
     merge: bool,
     plain: bool,
     executorch: str | None,
+    verify: bool = False,
     threads: int,
     progress: Progress | None,
 ) -> Pulled:
     """As `pull`, from a source that is open."""
     installed = Installed(directory)
     found = source.find(installed.sound_index())
-    done = nothing_new(installed, source, found.sha256, key, merge)
+    done = nothing_new(installed, source, found.sha256, key, merge, verify=verify)
     if done is not None:
         return done
     with installed.locked():
-        done = nothing_new(installed, source, found.sha256, key, merge)  # another process may have been faster
+        done = nothing_new(
+            installed, source, found.sha256, key, merge, verify=verify
+        )  # another process may have been faster
         if done is not None:
             return done
         data = found.index if found.index is not None else installed.index_bytes(found.sha256)
@@ -160,7 +166,10 @@ def install(
         check_successor(installed, index, found.sha256, source, allow_rollback=allow_rollback)
         check_executorch(index, executorch, source.name)
         wanted, covered = wanted_files(installed, index, merge=merge)
-        new = _obtain(installed, source, index, wanted, plain=plain, threads=threads, progress=progress)
+        shopping = Shopping(installed, source, plain=plain)
+        shopping.add(index, wanted, verify=verify)
+        shopping.check_room(installed.files, _size_of_merged(index, covered))
+        new = _obtain(installed, source, shopping, threads=threads, progress=progress)
         merged = _merge(installed, index, covered, progress) if merge else {}
         changed = installed.current != found.sha256
         path = installed.switch(data, found.sha256, signature, merged)
@@ -183,11 +192,17 @@ def _result(index: Index, sha256: str, path: Path, changed: bool, new: int, sour
 
 
 def nothing_new(
-    installed: Installed, source: Source, sha256: str, key: str | os.PathLike[str] | None, merge: bool
+    installed: Installed,
+    source: Source,
+    sha256: str,
+    key: str | os.PathLike[str] | None,
+    merge: bool,
+    *,
+    verify: bool = False,
 ) -> Pulled | None:
     """The result if the release is the current one already, whole, and signed if it must be."""
     view = installed.view
-    if view is None or view[:64] != sha256 or not installed.complete(view):
+    if view is None or view[:64] != sha256 or not installed.complete(view, verify=verify):
         return None
     index = installed.index(sha256)
     single = all(len(data.files) == 1 for data in index.data)
@@ -245,7 +260,7 @@ def wanted_files(
             one
             for view in installed.views()
             for one in installed.merged(view[:64]).values()
-            if installed.has(one.object)
+            if installed.sound(one.object)
         ]
         for data in index.data:
             if len(data.files) > 1:
@@ -260,16 +275,12 @@ def wanted_files(
 def _obtain(
     installed: Installed,
     source: Source,
-    index: Index,
-    wanted: Sequence[File],
+    shopping: Shopping,
     *,
-    plain: bool,
     threads: int,
     progress: Progress | None,
 ) -> int:
     """Fetch and make the files that are missing; their number."""
-    shopping = Shopping(installed, source, plain=plain)
-    shopping.add(index, wanted)
     transfer = Transfer(source, threads, progress)
     for spool in shopping.spools:
         transfer.ask(spool, shopping.ranges.get(spool.wanted.sha256, ()))
@@ -292,6 +303,17 @@ def _obtain(
         store_bytes(installed.files, data)
     shopping.discard()
     return len(shopping.recipes)
+
+
+def _size_of_merged(index: Index, covered: dict[str, tuple[Merged | None, int]]) -> int:
+    """At most how many bytes the merged files have that are to be made."""
+    need = 0
+    for data in index.data:
+        if data.name in covered:
+            old, count = covered[data.name]
+            if count < len(data.files):
+                need += sum(index.file(name).size for name in data.files[count:]) + (old.size if old else 0)
+    return need
 
 
 def _merge(
