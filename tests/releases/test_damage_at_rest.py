@@ -85,12 +85,11 @@ def hostile(releases: Path, size: int, parts: list[Any]) -> tuple[Path, bytes]:
 
 def committed_by_cpp(release: Path, device: Path, table: bytes) -> Any:
     """The same in C++, with the table as fetched."""
-    native = pytest.importorskip("blobstore_runtime", reason="needs the native module") and __import__(
-        "blobstore.native", fromlist=["native"]
-    )
+    from blobstore.native import native
+
     (device / "incoming").mkdir(exist_ok=True)
     (device / "incoming" / hashlib.sha256(table).hexdigest()).write_bytes(table)
-    return native.native.commit(os.fsencode(release / "index.json"), os.fsencode(device))
+    return native.commit(os.fsencode(release / "index.json"), os.fsencode(device))
 
 
 @pytest.mark.parametrize("size", [(1 << 20) + 1, 1 << 40, (1 << 53) - 2])
