@@ -174,6 +174,9 @@ def pull(
     executorch: Annotated[
         str | None, typer.Option(metavar="VERSION", help="The ExecuTorch of the device; default: the installed one.")
     ] = None,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Compare every installed file with its digest; fetch damaged ones again.")
+    ] = False,
     only_plan: Annotated[
         bool, typer.Option("--plan", help="Print what another program must fetch: URL, range, size, sha256.")
     ] = False,
@@ -198,6 +201,8 @@ def pull(
         raise typer.BadParameter(
             "the plan has decided how; give it without --plan, --merge and --plain", param_hint="--commit"
         )
+    if verify and (only_plan or fetched is not None):
+        raise typer.BadParameter("it is for a pull of its own", param_hint="--verify")
     if only_plan:
         plan = releases.plan(
             reference,
@@ -230,6 +235,7 @@ def pull(
                 merge=merge,
                 plain=plain,
                 executorch=executorch,
+                verify=verify,
                 progress=progress,
             )
     if as_json:

@@ -130,8 +130,8 @@ def map_file(path: str | os.PathLike[str]) -> memoryview:
 
 
 @contextlib.contextmanager
-def _opened(path: Path) -> Iterator[tuple[int, os.stat_result]]:
-    """A descriptor of a regular file that is not empty, and its status; every OSError inside names the file."""
+def _opened(path: Path, *, empty: bool = False) -> Iterator[tuple[int, os.stat_result]]:
+    """A descriptor of a regular file that is not empty, unless it may be, and its status; every OSError inside names the file."""
     file = Descriptor()
     try:
         with named(path):
@@ -141,11 +141,22 @@ def _opened(path: Path) -> Iterator[tuple[int, os.stat_result]]:
                 raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
             if not stat.S_ISREG(status.st_mode):
                 raise OSError(errno.EINVAL, "not a regular file")
-            if status.st_size == 0:
+            if status.st_size == 0 and not empty:
                 raise InvalidFileError(path, "the file is empty")
             yield descriptor, status
     finally:
         file.close()
+
+
+@contextlib.contextmanager
+def open_regular(path: Path) -> Iterator[int]:
+    """A descriptor of a regular file, for reading. A pipe, a device or a socket is refused at once, not waited for.
+
+    Raises:
+        FileAccessError: it cannot be opened, or is no regular file; and for every OSError inside.
+    """
+    with _opened(path, empty=True) as (descriptor, _):
+        yield descriptor
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from blobstore.disk.journal import sync_folder
 from blobstore.errors import IntegrityError
-from blobstore.memory.mapped_file import PIECE, named
+from blobstore.memory.mapped_file import PIECE, named, open_regular
 from blobstore.releases.index import Object, Part, Way
 from blobstore.releases.installed import LocalBlob
 from blobstore.releases.objects import ObjectWriter
@@ -158,10 +158,10 @@ def _pieces(step: Step) -> Iterator[bytes | memoryview]:
         yield from decode(step.way.encoding, size, read)
         return
     local = step.local
-    with named(local.path), local.path.open("rb", buffering=0) as file:
+    with open_regular(local.path) as descriptor:
 
         def base(start: int, count: int) -> bytes:
-            piece = os.pread(file.fileno(), count, local.offset + start)
+            piece = os.pread(descriptor, count, local.offset + start)
             if len(piece) != count:
                 raise ValueError(f"{local.path} was truncated")
             return piece
@@ -170,8 +170,8 @@ def _pieces(step: Step) -> Iterator[bytes | memoryview]:
 
 
 def _local(blob: LocalBlob) -> Iterator[bytes]:
-    with named(blob.path), blob.path.open("rb", buffering=0) as file:
-        yield from pieces_of(file.fileno(), blob.offset, blob.offset + blob.size)
+    with open_regular(blob.path) as descriptor:
+        yield from pieces_of(descriptor, blob.offset, blob.offset + blob.size)
 
 
 def _take_whole(recipe: Recipe, files: Path, transfer: Transfer) -> None:

@@ -13,7 +13,7 @@ from blobstore.errors import InvalidFileError
 from blobstore.formats.opening import Format, detect_format
 from blobstore.formats.ptd.reader import PtdDataMap, open_ptd
 from blobstore.memory.mapped_file import PIECE, map_file, read_pieces
-from blobstore.releases.index import Part, Table
+from blobstore.releases.index import HOLE_LIMIT, Part, Table
 from blobstore.releases.sources import size_of
 
 __all__ = ["Region", "digest_of", "plain_table", "regions_of"]
@@ -101,10 +101,10 @@ def _regions_of_ptd(path: Path, file: PtdDataMap, keys: bool) -> list[Region]:
 
 
 def _not_zero(data: memoryview, start: int, stop: int) -> Iterator[Region]:
-    """The pieces of padding that are not zeros, as foreign writers may leave them."""
+    """The pieces of padding that are not zeros, or that are too many, as foreign writers may leave them."""
     for at in range(start, stop, PIECE):
         piece = data[at : min(at + PIECE, stop)]
-        if np.frombuffer(piece, np.uint8).any():
+        if stop - start > HOLE_LIMIT or np.frombuffer(piece, np.uint8).any():
             yield Region(at, piece)
 
 

@@ -20,6 +20,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from blobstore.errors import InvalidFileError, ReleaseError
 
 __all__ = [
+    "HOLE_LIMIT",
     "INDEX_LIMIT",
     "TABLE_LIMIT",
     "VERSION",
@@ -44,6 +45,8 @@ INDEX_LIMIT = 1 << 26
 """The largest index that is read, in bytes."""
 TABLE_LIMIT = 1 << 28
 """The largest table that is read, in bytes."""
+HOLE_LIMIT = 1 << 20
+"""The most zeros between two parts of a file, in bytes: padding. More of them are a part."""
 
 # `$` alone would also match before a line break at the end
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9._+-]{0,99}$(?!\n)"
@@ -207,7 +210,7 @@ class Part(Struct, frozen=True, array_like=True):
 
 
 class Table(Struct, frozen=True, omit_defaults=True):
-    """The parts of a file. What lies between them is zeros.
+    """The parts of a file. What lies between them is zeros, at most `HOLE_LIMIT` of them in one place.
 
     Attributes:
         format: the version of this format.
@@ -332,6 +335,7 @@ def parse_table(data: bytes, file: File, where: str) -> Table:
                 f"the part of {part.size} bytes at {part.offset} overlaps another one, or the end of the file at "
                 f"{table.size}",
             )
+        _check_hole(end, part.offset, where)
         end = part.offset + part.size
         for way in part.ways:
             kind = way.encoding.partition(":")[0]
@@ -348,7 +352,15 @@ def parse_table(data: bytes, file: File, where: str) -> Table:
                     where,
                     f"the part at {part.offset} cannot travel as {way.encoding!r}: it refers to bytes that are not there",
                 )
+    _check_hole(end, table.size, where)
     return table
+
+
+def _check_hole(start: int, stop: int, where: str) -> None:
+    if stop - start > HOLE_LIMIT:
+        raise InvalidFileError(
+            where, f"no part covers the {stop - start} bytes at {start}; at most {HOLE_LIMIT} may lie between parts"
+        )
 
 
 def encode(value: Index | Table) -> bytes:

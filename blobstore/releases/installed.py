@@ -15,9 +15,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import os
 import re
 import shutil
+import stat
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +33,7 @@ from blobstore.disk.recovery import recover
 from blobstore.disk.staging import Staging
 from blobstore.errors import BlobStoreError, FileAccessError, IntegrityError, InvalidFileError, ReleaseError
 from blobstore.memory.digest import sha256 as digest_of
-from blobstore.memory.mapped_file import named
+from blobstore.memory.mapped_file import named, open_regular
 from blobstore.releases.contents import plain_table
 from blobstore.releases.index import (
     INDEX_LIMIT,
@@ -46,7 +48,7 @@ from blobstore.releases.index import (
     parse_index,
     parse_table,
 )
-from blobstore.releases.sources import INDEXES, SIGNATURES, read_small
+from blobstore.releases.sources import INDEXES, SIGNATURES, pieces_of, read_small
 
 __all__ = ["CURRENT", "Collected", "Installed", "LocalBlob", "Merged"]
 
@@ -287,8 +289,8 @@ class Installed:
         try:
             data = read_small(self._indexes / f"{sha256}.merged.json", INDEX_LIMIT)
             return msgspec.json.decode(data, type=dict[str, Merged])
-        except (FileAccessError, msgspec.DecodeError):
-            return {}
+        except (FileAccessError, InvalidFileError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return {}  # it is made anew
 
     def keep_merged(self, sha256: str, merged: Mapping[str, Merged]) -> None:
         """Remember further data files that were merged of a release. Call this in `locked`."""
@@ -308,8 +310,8 @@ class Installed:
                         found.append((-1, one.name))
         return [name for _, name in sorted(found, reverse=True)]
 
-    def complete(self, view: str) -> bool:
-        """Whether all files of a release are here; their contents are not read."""
+    def complete(self, view: str, *, verify: bool = False) -> bool:
+        """Whether all files of a release are here; their contents are read only to `verify` them."""
         try:
             index = self.index(view[:64])
             merged = self.merged(view[:64]) if view.endswith("-merged") else {}
@@ -317,7 +319,8 @@ class Installed:
             return False
         links = self._links(index, merged)
         place = self.view_path(view)
-        return all(self.has(wanted) and os.path.lexists(place / name) for name, wanted in links.items())
+        here = self.sound if verify else self.has
+        return all(here(wanted) and os.path.lexists(place / name) for name, wanted in links.items())
 
     @staticmethod
     def _links(index: Index, merged: Mapping[str, Merged]) -> dict[str, Object]:
@@ -415,7 +418,20 @@ class Installed:
             status = os.lstat(self.path(wanted.sha256))
         except OSError:
             return False
-        return status.st_size == wanted.size
+        return stat.S_ISREG(status.st_mode) and status.st_size == wanted.size
+
+    def sound(self, wanted: Object) -> bool:
+        """Whether an object is here and has its digest; all of it is read."""
+        if not self.has(wanted):
+            return False
+        found = hashlib.sha256()
+        try:
+            with open_regular(self.path(wanted.sha256)) as descriptor:
+                for piece in pieces_of(descriptor, 0, wanted.size):
+                    found.update(piece)
+        except FileAccessError:
+            return False
+        return found.hexdigest() == wanted.sha256
 
     def blobs(self) -> dict[str, LocalBlob]:
         """The blobs of all data files that are here, by SHA-256."""

@@ -16,7 +16,7 @@ from blobstore.disk.names import temporary_beside
 from blobstore.disk.output import Output
 from blobstore.disk.progress import Progress
 from blobstore.errors import IntegrityError
-from blobstore.memory.mapped_file import named
+from blobstore.memory.mapped_file import PIECE, named, open_regular
 from blobstore.releases.index import Object
 
 __all__ = ["ObjectWriter", "store_bytes", "store_file"]
@@ -120,9 +120,9 @@ def store_file(folder: Path, path: Path, progress: Progress | None = None) -> Ob
     Raises:
         FileAccessError: the file cannot be read, or writing fails.
     """
-    with named(path), path.open("rb", buffering=0) as file:
-        total = os.fstat(file.fileno()).st_size
+    with open_regular(path) as descriptor:
+        total = os.fstat(descriptor).st_size
         with ObjectWriter(folder, f"storing {path.name}", total, progress) as writer:
-            while piece := file.read(1 << 20):
+            while piece := os.read(descriptor, PIECE):
                 writer.write(piece)
             return writer.finish()

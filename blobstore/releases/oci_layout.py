@@ -18,7 +18,7 @@ from blobstore.disk.recovery import recover
 from blobstore.disk.staging import Staging
 from blobstore.errors import FileAccessError, IntegrityError, InvalidFileError
 from blobstore.memory.digest import sha256
-from blobstore.memory.mapped_file import as_path, named
+from blobstore.memory.mapped_file import as_path, named, open_regular
 from blobstore.releases.index import INDEX_LIMIT, Object
 from blobstore.releases.manifests import MANIFEST_LIMIT, MANIFEST_TYPE, Manifest, parse_manifest
 from blobstore.releases.objects import store_bytes, store_file
@@ -105,11 +105,11 @@ class LayoutSource(Source):
     @contextmanager
     def open(self, wanted: Object, start: int, stop: int) -> Iterator[Body]:
         path = self._path(wanted.sha256)
-        with named(path), path.open("rb", buffering=0) as file:
-            if (found := os.fstat(file.fileno()).st_size) != wanted.size:
+        with open_regular(path) as descriptor:
+            if (found := os.fstat(descriptor).st_size) != wanted.size:
                 raise InvalidFileError(path, f"it has {found} bytes, the index says {wanted.size}")
             self._fetched += stop - start
-            yield Body(start, pieces_of(file.fileno(), start, stop))
+            yield Body(start, pieces_of(descriptor, start, stop))
 
 
 class LayoutTarget:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,6 +63,7 @@ def pull(
     merge: bool = False,
     plain: bool = False,
     executorch: str | None = None,
+    verify: bool = False,
     threads: int = _THREADS,
     patience: Patience | None = None,
     progress: Progress | None = None,
@@ -83,6 +83,8 @@ def pull(
         merge: leave one file of each data set, for runtimes that take one path.
         plain: use no encoded forms.
         executorch: the version of ExecuTorch that the device has; None for the one that is installed here, if there is one.
+        verify: compare every file that is here with its digest, also of a release that is the current one already, and
+            fetch damaged ones again. Otherwise only that is compared which something new is built on.
         threads: how many requests are sent at a time.
         patience: how long to try.
         progress: called with every step.
@@ -105,6 +107,7 @@ def pull(
             merge=merge,
             plain=plain,
             executorch=executorch,
+            verify=verify,
             threads=threads,
             progress=progress,
         )
@@ -140,24 +143,25 @@ def install(
     merge: bool,
     plain: bool,
     executorch: str | None,
+    verify: bool = False,
     threads: int,
     progress: Progress | None,
 ) -> Pulled:
     """As `pull`, from a source that is open."""
     installed = Installed(directory)
     found = source.find(installed.sound_index())
-    done = nothing_new(installed, source, found.sha256, key, merge)
+    done = nothing_new(installed, source, found.sha256, key, merge, verify=verify)
     if done is not None:
         return done
     with installed.fetching(source.name) as place:
         data = found.index if found.index is not None else installed.index_bytes(found.sha256)
         signature = None if key is None else source.signature(found.sha256)
-        new = 0
+        compared, new = False, 0
         while True:
             # Whatever other processes did meanwhile counts: a release may be newer now, or an object collected.
             with installed.locked():
                 installed.deliver(place)
-                done = nothing_new(installed, source, found.sha256, key, merge)
+                done = None if new else nothing_new(installed, source, found.sha256, key, merge, verify=verify)
                 if done is not None:
                     installed.finish(place)
                     return done
@@ -167,7 +171,7 @@ def install(
                 check_successor(installed, index, found.sha256, source, allow_rollback=allow_rollback)
                 check_executorch(index, executorch, source.name)
                 wanted, covered = wanted_files(installed, index, merge=merge)
-                if all(installed.has(file.object) for file in wanted):
+                if compared and all(installed.has(file.object) for file in wanted):
                     merged = _merge(installed, index, covered, progress) if merge else {}
                     changed = installed.current != found.sha256
                     path = installed.switch(data, found.sha256, signature, merged)
@@ -176,7 +180,11 @@ def install(
                 held = contextlib.ExitStack()
                 held.enter_context(installed.holding(installed.views()))
             with held:
-                new += _obtain(installed, source, place, index, wanted, plain=plain, threads=threads, progress=progress)
+                shopping = Shopping(installed, source, place, plain=plain)
+                shopping.add(index, wanted, verify=verify)
+                compared = True
+                shopping.check_room(installed.files, _size_of_merged(index, covered))
+                new += _obtain(installed, source, place, shopping, threads=threads, progress=progress)
 
 
 def _result(index: Index, sha256: str, path: Path, changed: bool, new: int, source: Source) -> Pulled:
@@ -195,11 +203,17 @@ def _result(index: Index, sha256: str, path: Path, changed: bool, new: int, sour
 
 
 def nothing_new(
-    installed: Installed, source: Source, sha256: str, key: str | os.PathLike[str] | None, merge: bool
+    installed: Installed,
+    source: Source,
+    sha256: str,
+    key: str | os.PathLike[str] | None,
+    merge: bool,
+    *,
+    verify: bool = False,
 ) -> Pulled | None:
     """The result if the release is the current one already, whole, and signed if it must be."""
     view = installed.view
-    if view is None or view[:64] != sha256 or not installed.complete(view):
+    if view is None or view[:64] != sha256 or not installed.complete(view, verify=verify):
         return None
     index = installed.index(sha256)
     single = all(len(data.files) == 1 for data in index.data)
@@ -257,7 +271,7 @@ def wanted_files(
             one
             for view in installed.views()
             for one in installed.merged(view[:64]).values()
-            if installed.has(one.object)
+            if installed.sound(one.object)
         ]
         for data in index.data:
             if len(data.files) > 1:
@@ -273,16 +287,12 @@ def _obtain(
     installed: Installed,
     source: Source,
     place: Path,
-    index: Index,
-    wanted: Sequence[File],
+    shopping: Shopping,
     *,
-    plain: bool,
     threads: int,
     progress: Progress | None,
 ) -> int:
     """Fetch and make the files that are missing, in the folder of the source; their number."""
-    shopping = Shopping(installed, source, place, plain=plain)
-    shopping.add(index, wanted)
     transfer = Transfer(source, threads, progress)
     for spool in shopping.spools:
         transfer.ask(spool, shopping.ranges.get(spool.wanted.sha256, ()))
@@ -305,6 +315,17 @@ def _obtain(
         store_bytes(installed.made(place), data)
     shopping.discard()
     return len(shopping.recipes)
+
+
+def _size_of_merged(index: Index, covered: dict[str, tuple[Merged | None, int]]) -> int:
+    """At most how many bytes the merged files have that are to be made."""
+    need = 0
+    for data in index.data:
+        if data.name in covered:
+            old, count = covered[data.name]
+            if count < len(data.files):
+                need += sum(index.file(name).size for name in data.files[count:]) + (old.size if old else 0)
+    return need
 
 
 def _merge(

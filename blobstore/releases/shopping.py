@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
+import os
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
 
-from blobstore.errors import InvalidFileError, MissingDependencyError
+from blobstore.errors import BlobStoreError, FileAccessError, InvalidFileError, MissingDependencyError
+from blobstore.memory.mapped_file import named, open_regular
 from blobstore.releases.assembly import Recipe, Step
 from blobstore.releases.index import TABLE_LIMIT, File, Index, Object, Part, Table, Way, parse_table
 from blobstore.releases.installed import Installed, LocalBlob
-from blobstore.releases.sources import Source, pieces_of
+from blobstore.releases.intervals import Intervals
+from blobstore.releases.sources import Source, pieces_of, read_small
 from blobstore.releases.spool import Spool
 from blobstore.releases.transfer import read_object
 
@@ -49,10 +53,27 @@ class Shopping:
         self.ranges: dict[str, list[tuple[int, int]]] = {}
         self.tables: dict[str, bytes] = {}
         self._spools: dict[str, Spool] = {}
+        self._sound: set[str] = set()
 
-    def add(self, index: Index, files: Iterable[File]) -> None:
-        """Plan how to get some files of a release."""
+    def add(self, index: Index, files: Iterable[File], *, verify: bool = False) -> None:
+        """Plan how to get those of some files of a release that are not here, or are damaged.
+
+        Args:
+            index: the release.
+            files: of it.
+            verify: compare all files that are here with their digests. Otherwise only those files of a data set are
+                compared to which others are added, because a program reads them together.
+        """
+        files = list(files)
         wanted = {file.sha256: file for file in files if not self._installed.has(file.object)}
+        lacking = {file.name for file in files if file.sha256 in wanted}
+        extended = {name for data in index.data if lacking & set(data.files) for name in data.files}
+        for file in files:
+            if (verify or file.name in extended) and file.sha256 not in wanted:
+                if file.sha256 not in self._sound and not self._installed.sound(file.object):
+                    wanted[file.sha256] = file
+                else:
+                    self._sound.add(file.sha256)
         packed = self._in_packs(index, wanted)
         for file in wanted.values():
             if file.sha256 not in packed:
@@ -122,9 +143,9 @@ class Shopping:
             raise InvalidFileError(
                 self._source.name, f"a table of {wanted.size} bytes; at most {TABLE_LIMIT} are possible"
             )
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(BlobStoreError):
             if self._installed.has(wanted):
-                data = self._installed.path(wanted.sha256).read_bytes()
+                data = read_small(self._installed.path(wanted.sha256), TABLE_LIMIT)
                 if hashlib.sha256(data).hexdigest() == wanted.sha256:
                     return data
         for attempt in range(2):
@@ -155,8 +176,8 @@ class Shopping:
             return None
         if self._verify and digest not in self._checked:
             found = hashlib.sha256()
-            with contextlib.suppress(OSError), local.path.open("rb", buffering=0) as file:
-                for piece in pieces_of(file.fileno(), local.offset, local.offset + local.size):
+            with contextlib.suppress(OSError), open_regular(local.path) as descriptor:
+                for piece in pieces_of(descriptor, local.offset, local.offset + local.size):
                     found.update(piece)
             self._checked[digest] = local if found.hexdigest() == digest else None
         return self._checked[digest] if self._verify else local
@@ -184,6 +205,35 @@ class Shopping:
     def spools(self) -> list[Spool]:
         """All spools."""
         return list(self._spools.values())
+
+    def check_room(self, folder: Path, further: int = 0) -> None:
+        """Compare what is to be written with the free space, before the first byte.
+
+        Args:
+            folder: where it goes.
+            further: bytes that are made of the files, beside them.
+
+        Raises:
+            FileAccessError: there is less.
+        """
+        need, largest = further, Object("0" * 64, 0)
+        for spool in self.spools:
+            for start, stop in Intervals(self.ranges.get(spool.wanted.sha256, ())):
+                need += sum(b - a for a, b in spool.missing(start, stop))
+        for recipe in self.recipes:
+            need += 0 if recipe.steps is None else recipe.wanted.size
+            largest = max(largest, recipe.wanted, key=lambda one: one.size)
+        with named(folder):
+            found = os.statvfs(folder)
+        free = found.f_bavail * found.f_frsize
+        if found.f_blocks and need > free:
+            raise FileAccessError(
+                folder / largest.sha256,
+                OSError(
+                    errno.ENOSPC,
+                    f"the release needs {need} bytes, {largest.size} of them for this file, and {free} are available",
+                ),
+            )
 
     def discard(self) -> None:
         """Remove what was fetched and is no longer needed."""

@@ -15,7 +15,7 @@ from typing import Any
 
 from blobstore.errors import FileAccessError, InvalidFileError, ReleaseError, TransferError, TrustError
 from blobstore.memory.digest import sha256
-from blobstore.memory.mapped_file import PIECE, named
+from blobstore.memory.mapped_file import PIECE, named, open_regular
 from blobstore.releases.index import INDEX_LIMIT, Object
 
 __all__ = [
@@ -202,11 +202,10 @@ def read_small(path: Path, limit: int) -> bytes:
         FileAccessError: it cannot be read.
         InvalidFileError: it has more than `limit` bytes.
     """
-    with named(path), path.open("rb") as file:
-        data = file.read(limit + 1)
-    if len(data) > limit:
-        raise InvalidFileError(path, f"it has more than {limit} bytes")
-    return data
+    with open_regular(path) as descriptor:
+        if os.fstat(descriptor).st_size > limit:
+            raise InvalidFileError(path, f"it has more than {limit} bytes")
+        return b"".join(pieces_of(descriptor, 0, limit))
 
 
 def size_of(path: Path) -> int:
@@ -259,11 +258,11 @@ class FolderSource(Source):
     @contextmanager
     def open(self, wanted: Object, start: int, stop: int) -> Iterator[Body]:
         path = self._path(wanted)
-        with named(path), path.open("rb", buffering=0) as file:
-            if (found := os.fstat(file.fileno()).st_size) != wanted.size:
+        with open_regular(path) as descriptor:
+            if (found := os.fstat(descriptor).st_size) != wanted.size:
                 raise InvalidFileError(path, f"it has {found} bytes, the index says {wanted.size}")
             self._fetched += stop - start
-            yield Body(start, pieces_of(file.fileno(), start, stop))
+            yield Body(start, pieces_of(descriptor, start, stop))
 
     def url(self, wanted: Object) -> str:
         return self._path(wanted).resolve().as_uri()

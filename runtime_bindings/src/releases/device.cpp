@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 
 #include <blobstore/error.h>
 
@@ -53,7 +54,7 @@ bool is_view(std::string_view name) {
 }
 
 /// Call a function with the regions of a .ptd, by ascending offset: the blobs, what lies around them, and padding that
-/// is not zeros, as foreign writers may leave it.
+/// is not zeros, or too many of them, as foreign writers may leave it.
 void each_region(const PtdFile& file, const std::function<void(uint64_t, uint64_t)>& use) {
   const auto [data, size] = file.bytes();
   std::vector<Range> extents = {{0, read_bounds(data, size).flatbuffer_end}};
@@ -67,9 +68,10 @@ void each_region(const PtdFile& file, const std::function<void(uint64_t, uint64_
   extents.erase(std::unique(extents.begin(), extents.end()), extents.end());
   uint64_t end = 0;
   const auto padding = [&, bytes = data](uint64_t stop) {
+    const bool is_hole = stop > end && stop - end > kHoleLimit;
     for (; end < stop; end += kPieceOfPadding) {
       const uint64_t until = std::min(end + kPieceOfPadding, stop);
-      if (std::any_of(bytes + end, bytes + until, [](uint8_t byte) { return byte != 0; })) {
+      if (is_hole || std::any_of(bytes + end, bytes + until, [](uint8_t byte) { return byte != 0; })) {
         use(end, until);
       }
     }
@@ -238,6 +240,33 @@ ReleaseIndex Device::index(const std::string& sha256) const {
 
 bool Device::has(const ReleaseObject& object) const {
   return size_of(file(object.sha256)) == object.size;
+}
+
+bool Device::has_sound(const ReleaseObject& object) const {
+  try {
+    return has(object) && sha256_of({file(object.sha256), 0, object.size}) == object.sha256;
+  } catch (const Error&) { // it is fetched
+    return false;
+  }
+}
+
+void Device::check_room(const ReleaseObject& largest, uint64_t needed) const {
+  struct statvfs found;
+  if (statvfs(files_.c_str(), &found) != 0 || found.f_blocks == 0) { // a file system that does not tell
+    return;
+  }
+  const uint64_t available = static_cast<uint64_t>(found.f_bavail) * found.f_frsize;
+  if (needed > available) {
+    throw Error(
+        ErrorKind::FileAccess,
+        file(largest.sha256),
+        format(
+            "the release needs {} bytes, {} of them for this file, and {} are available",
+            needed,
+            largest.size,
+            available),
+        ENOSPC);
+  }
 }
 
 bool Device::is_complete(const ReleaseIndex& index, const std::string& view) const {

@@ -65,6 +65,13 @@ class Device {
   /// An index that is here. @throws Error FileAccess, InvalidFile, Integrity.
   ReleaseIndex index(const std::string& sha256) const;
   bool has(const ReleaseObject& object) const;
+
+  /// Whether an object is here and has its digest; all of it is read.
+  bool has_sound(const ReleaseObject& object) const;
+
+  /// Compare what is to be written with the free space. @throws Error FileAccess: there is less; it names the largest
+  /// file.
+  void check_room(const ReleaseObject& largest, uint64_t needed) const;
   /// Whether all files of a release are here under their names; their contents are not read.
   bool is_complete(const ReleaseIndex& index, const std::string& view) const;
   /// The blobs of all data files that are here, by SHA-256. The blobs of files without a table are read; that is kept.

@@ -538,6 +538,12 @@ std::vector<ReleasePart> parse_table(const std::string& bytes, const ReleaseObje
     throw_format_error("this is the table of another file");
   }
   uint64_t end = 0;
+  const auto check_hole = [&](uint64_t stop) {
+    if (stop - end > kHoleLimit) {
+      throw_format_error(
+          "no part covers the {} bytes at {}; at most {} may lie between parts", stop - end, end, kHoleLimit);
+    }
+  };
   for (const ReleasePart& part : parts) {
     if (part.offset < end || part.offset + part.size > of.size) {
       throw_format_error(
@@ -546,8 +552,10 @@ std::vector<ReleasePart> parse_table(const std::string& bytes, const ReleaseObje
           part.offset,
           of.size);
     }
+    check_hole(part.offset);
     end = part.offset + part.size;
   }
+  check_hole(of.size);
   for (const auto& [offset, way] : ways) {
     if (!is_sound(way, objects)) {
       throw_format_error(

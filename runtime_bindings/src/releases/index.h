@@ -15,6 +15,7 @@ namespace blobstore::internal {
 
 constexpr uint64_t kIndexLimit = uint64_t{1} << 26; // bytes of the largest index
 constexpr uint64_t kTableLimit = uint64_t{1} << 28; // ... and table
+constexpr uint64_t kHoleLimit = uint64_t{1} << 20; // the most zeros between two parts of a file
 
 /// Immutable bytes, named by their SHA-256.
 struct ReleaseObject {

@@ -1,6 +1,7 @@
 #include <blobstore/releases.h>
 
 #include <algorithm>
+#include <limits>
 #include <string_view>
 #include <utility>
 
@@ -62,6 +63,7 @@ class Delivery {
   LocalBytes* local(const ReleasePart& part);
   bool has_sound(const ReleasePart& part);
   std::optional<LocalBytes> whole(const ReleaseFile& file) const;
+  void check_room(const std::vector<Wanted>& files) const;
   void make(const Wanted& wanted);
   void assemble(const Wanted& wanted);
   [[noreturn]] void lacks(const ReleaseFile& file) const;
@@ -137,12 +139,16 @@ void Delivery::check_successor(const std::string& where, const ReleaseOptions& o
   }
 }
 
-/// The files that are not here, each content once.
+/// The files that are not here, each content once; and data files that are damaged, if others are added to them.
 std::vector<Delivery::Wanted> Delivery::wanted() {
   std::vector<Wanted> found;
   Positions places;
+  const bool adds_data = std::any_of(index_.files.begin(), index_.files.end(), [&](const ReleaseFile& file) {
+    return file.kind == "data" && !device_->has(file.object);
+  });
   for (const ReleaseFile& file : index_.files) {
-    if (!device_->has(file.object)) {
+    const bool is_here = adds_data && file.kind == "data" ? device_->has_sound(file.object) : device_->has(file.object);
+    if (!is_here) {
       const auto [place, is_new] = places.emplace(file.object.sha256, found.size());
       if (is_new) {
         found.emplace_back();
@@ -312,6 +318,24 @@ std::optional<LocalBytes> Delivery::whole(const ReleaseFile& file) const {
   return found;
 }
 
+/// Compare what is to be written with the free space, before the first byte.
+void Delivery::check_room(const std::vector<Wanted>& files) const {
+  uint64_t needed = 0;
+  const ReleaseObject* largest = nullptr;
+  for (const Wanted& one : files) {
+    const ReleaseObject& object = one.file->object;
+    const std::optional<LocalBytes> all = whole(*one.file);
+    if (all && all->path == device_->incoming() + object.sha256) {
+      continue; // it only gets another name
+    }
+    needed += std::min(object.size, std::numeric_limits<uint64_t>::max() - needed);
+    largest = largest == nullptr || largest->size < object.size ? &object : largest;
+  }
+  if (largest != nullptr) {
+    device_->check_room(*largest, needed);
+  }
+}
+
 /// Make a file; it is in its place, complete and synced, when this returns.
 void Delivery::make(const Wanted& wanted) {
   const ReleaseObject& object = wanted.file->object;
@@ -397,6 +421,7 @@ InstalledRelease Delivery::commit() {
     return done;
   }
   std::vector<Wanted> files = wanted();
+  check_room(files);
   for (Wanted& one : files) {
     read_parts(one);
     make(one);
