@@ -125,6 +125,29 @@ int8_t type_of_format(const char* format, Py_ssize_t item_size) {
   }
 }
 
+/// Compare the shape of something that is no buffer, if it has one.
+/// @returns whether it has one. @throws Error Input: it does not fit.
+bool check_shape(size_t index, nb::handle value, const TensorInfo& expected) {
+  const nb::object shape = nb::steal(PyObject_GetAttrString(value.ptr(), "shape"));
+  if (!shape.is_valid()) {
+    PyErr_Clear();
+    return false;
+  }
+  const auto sizes = expected.sizes();
+  bool fits = PyObject_LengthHint(shape.ptr(), 0) == static_cast<Py_ssize_t>(sizes.size());
+  PyErr_Clear();
+  for (size_t i = 0; fits && i < sizes.size(); ++i) {
+    fits = shape[i].attr("__le__")(sizes[i]).is(nb::handle(Py_True));
+  }
+  if (!fits) {
+    throw Error(
+        ErrorKind::Input,
+        "input " + std::to_string(index) + " is " + blobstore::to_string(layout_of(expected)) + ", not of shape " +
+            nb::str(shape).c_str());
+  }
+  return true;
+}
+
 } // namespace
 
 Layout layout_of(const TensorInfo& info) {
@@ -280,19 +303,8 @@ void Arguments::take_other(size_t index, nb::handle value, bool real, const Tens
     return;
   }
   const nb::object wanted = expected != nullptr ? layout_object(layout_of(*expected)) : nb::none();
-  if (expected != nullptr && nb::hasattr(value, "shape")) { // checked before a huge tensor that does not fit is copied
-    const nb::object shape = value.attr("shape");
-    const auto sizes = expected->sizes();
-    bool fits = nb::len_hint(shape) == sizes.size();
-    for (size_t i = 0; fits && i < sizes.size(); ++i) {
-      fits = shape[i].attr("__le__")(sizes[i]).is(nb::handle(Py_True));
-    }
-    if (!fits) {
-      throw Error(
-          ErrorKind::Input,
-          "input " + std::to_string(index) + " is " + blobstore::to_string(layout_of(*expected)) + ", not of shape " +
-              nb::str(shape).c_str());
-    }
+  if (expected != nullptr) { // checked before a huge tensor that does not fit is copied
+    run_python([&] { return check_shape(index, value, *expected); });
   }
   const nb::tuple pair = nb::cast<nb::tuple>(run_python([&] { return helpers().as_bytes(value, wanted); }));
   const std::optional<Layout> layout = layout_from(pair[1]);

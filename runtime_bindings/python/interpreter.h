@@ -11,16 +11,49 @@
 
 namespace blobstore::python {
 
+/// Stops the unwinding that ends a thread, but no exception. It must not be a handler, `catch (...)`: the process
+/// aborts if a handler takes such an unwinding while the thread handles an exception, as it does where errors are
+/// translated.
+class UnwindingStop {
+ public:
+  UnwindingStop() = default;
+  ~UnwindingStop() {
+    if (!passed_ && std::uncaught_exceptions() == exceptions_) {
+      internal::wait_for_ever();
+    }
+  }
+  UnwindingStop(const UnwindingStop&) = delete;
+  UnwindingStop& operator=(const UnwindingStop&) = delete;
+
+  /// What could end the thread has returned.
+  void pass() { passed_ = true; }
+
+ private:
+  const int exceptions_ = std::uncaught_exceptions(); // the unwinding that ends a thread is not counted
+  bool passed_ = false;
+};
+
+/// Call a function that may run Python code, during which the lock may be released and taken again. Nothing in the
+/// function may be noexcept, except for functions in which no Python code runs.
+///
+/// Not inlined, because in a noexcept function nothing needs to be destroyed.
+template <typename Function>
+[[gnu::noinline]] auto run_python(Function function) -> decltype(function()) {
+  UnwindingStop stop;
+  auto result = function();
+  stop.pass();
+  return result;
+}
+
 /// Releases the lock while it lives. The thread must not use Python objects meanwhile.
 class WithoutInterpreter {
  public:
   WithoutInterpreter() : state_(PyEval_SaveThread()) {}
   ~WithoutInterpreter() {
-    try {
+    run_python([this] {
       PyEval_RestoreThread(state_);
-    } catch (...) {
-      internal::wait_for_ever();
-    }
+      return true;
+    });
   }
   WithoutInterpreter(const WithoutInterpreter&) = delete;
   WithoutInterpreter& operator=(const WithoutInterpreter&) = delete;
@@ -28,17 +61,5 @@ class WithoutInterpreter {
  private:
   PyThreadState* state_;
 };
-
-/// Call a function that may run Python code, during which the lock may be released and taken again.
-template <typename Function>
-auto run_python(Function function) -> decltype(function()) {
-  try {
-    return function();
-  } catch (const std::exception&) {
-    throw;
-  } catch (...) {
-    internal::wait_for_ever();
-  }
-}
 
 } // namespace blobstore::python

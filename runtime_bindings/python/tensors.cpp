@@ -49,13 +49,7 @@ class PythonSource final : public BlobSource {
     const nb::object name = nb::str(key.data(), key.size());
     const nb::object data = run_python([&] { return map_.attr("get_data")(name); }); // may find the file truncated
     if (!known.object.is_valid()) {
-      const nb::object layout = run_python([&] { return map_.attr("get_tensor_layout")(name); });
-      if (!layout.is_none()) {
-        known.layout = Layout{
-            static_cast<int8_t>(nb::cast<int>(nb::int_(layout.attr("scalar_type")))),
-            nb::cast<std::vector<int32_t>>(nb::list(layout.attr("sizes"))),
-            nb::cast<std::vector<uint8_t>>(nb::list(layout.attr("dim_order")))};
-      }
+      known.layout = run_python([&] { return layout_at(name); });
       const Py_buffer& buffer = buffers_.take(data);
       known.object = data;
       known.data = static_cast<const uint8_t*>(buffer.buf);
@@ -71,6 +65,17 @@ class PythonSource final : public BlobSource {
     size_t size = 0;
     std::optional<Layout> layout;
   };
+
+  std::optional<Layout> layout_at(const nb::object& key) const {
+    const nb::object layout = map_.attr("get_tensor_layout")(key);
+    if (layout.is_none()) {
+      return std::nullopt;
+    }
+    return Layout{
+        static_cast<int8_t>(nb::cast<int>(nb::int_(layout.attr("scalar_type")))),
+        nb::cast<std::vector<int32_t>>(nb::list(layout.attr("sizes"))),
+        nb::cast<std::vector<uint8_t>>(nb::list(layout.attr("dim_order")))};
+  }
 
   nb::object map_;
   std::string name_;
@@ -135,7 +140,8 @@ class Tensors {
  public:
   explicit Tensors(std::shared_ptr<BlobCache> cache) : cache_(std::make_shared<CacheTensors>(std::move(cache))) {}
   explicit Tensors(nb::object map)
-      : source_(std::make_shared<PythonSource>(std::move(map))), updates_(std::make_shared<Updates>(*source_)) {}
+      : source_(run_python([&] { return std::make_shared<PythonSource>(std::move(map)); })),
+        updates_(std::make_shared<Updates>(*source_)) {}
 
   const Updates& updates() const { return cache_ ? cache_->updates() : *updates_; }
   const Index& index() const { return updates().index(); }

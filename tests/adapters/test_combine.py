@@ -214,7 +214,7 @@ def test_what_is_refused(wide: Any, tmp_path: Path) -> None:
     ):
         with pytest.raises(error, match=message):
             load_adapters(cache, adapters, program_scale=SCALE)
-    with pytest.raises(AdapterError, match=r"may be any of 0\.7, 1\.5; give it as program_scale="):
+    with pytest.raises(AdapterError, match=r"may be any of 0\.7, 1\.5; give it as `program_scale`"):
         load_adapters(cache, [wide.paths[1], wide.paths[2]])
     with pytest.raises(AdapterError, match="other than 0"):
         load_adapters(cache, [wide.paths[1]], program_scale=0)

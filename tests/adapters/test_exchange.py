@@ -115,7 +115,7 @@ def test_an_adapter_of_peft_is_not_taken_for_one_of_the_program(lora: Any, recor
     cache, method = open_lora(lora, lora.folder / "bound.ptd" if recorded else None)
     for call in (load_adapter,) if recorded else (load_adapter, lambda *given: load_adapters(given[0], [given[1]])):
         with pytest.raises(
-            AdapterError, match=r"its scale is 3\.0, .* give the factor of the program as program_scale="
+            AdapterError, match=r"its scale is 3\.0, .* give the factor of the program as `program_scale`"
         ):
             call(cache, path)
     assert cache.generation == 0

@@ -293,6 +293,42 @@ def test_what_does_not_follow_is_refused(from_memory: bool, mode: Any, data: str
     close(ours(*TOKENS)[0], module(*TOKENS))
 
 
+@pytest.mark.parametrize("from_memory", [False, True])
+def test_an_update_by_name_changes_something_or_is_refused(from_memory: bool, lowered: Any, tmp_path: Path) -> None:
+    """What only ExecuTorch's own runtime has, in memory of its own, is never reported as changed (U1, B3)."""
+    pte = copy(lowered("ours"), tmp_path / "a")
+    cache = BlobCache(pte.parent / "model.ptd")
+    with serving(cache):
+        method = Stock(pte, pte.parent / "model.ptd", from_memory=from_memory)
+    module, state = new_weights()
+    outside = {name: tensor for name, tensor in state.items() if not name.startswith("linear.")}
+    delegated = {name: tensor for name, tensor in state.items() if name.startswith("linear.")}
+    ways: list[Callable[[], Any]] = [
+        *(lambda name=name: cache.update({name: outside[name]}) for name in outside),
+        lambda: cache.update(state),
+        lambda: cache.update_state_dict(outside, strict=False),
+    ]
+    for way in ways:
+        with pytest.raises(UpdateError, match=r"nothing was changed.*make_working_copy.*LoadMode::Mmap"):
+            way()
+    assert cache.generation == 0 and cache.dirty == ()
+    cache.update(delegated)
+    cache.update_state_dict(delegated, strict=False)
+    expected = seeded(Net)
+    expected.load_state_dict({**expected.state_dict(), **delegated})
+    close(method(*TOKENS), expected(*TOKENS))
+    ours = Program(pte, cache).method()
+    cache.update(state)  # somebody takes it from the cache now
+    close(ours(*TOKENS)[0], module(*TOKENS))
+    del ours
+    gc.collect()
+    with pytest.raises(UpdateError, match="nothing was changed"):
+        cache.update({"norm.bias": state["norm.bias"]})
+    del method
+    gc.collect()
+    cache.update({"norm.bias": state["norm.bias"]})  # for who comes later
+
+
 def test_a_program_that_is_all_delegates_may_be_served_in_any_mode(tmp_path: Path) -> None:
     """Delegates take their weights from the cache in every mode (U1)."""
     module = nn.Sequential(nn.Linear(8, 4)).eval()

@@ -16,7 +16,6 @@ from tests.lowering.live import inputs, lower_through, seeded
 BEGIN = """
 import sys, threading
 import numpy as np
-from blobstore import errors
 from blobstore.runtime import BlobCache, Program
 from tests.waiting import until_blocked
 
@@ -28,13 +27,6 @@ x = np.ones((2, 16), np.float32)
 turned = np.ones((16, 2), np.float32).T  # Python code copies it
 key, weight = "layers.0.weight", np.ones((24, 16), np.float32)
 deep = threading.Event()
-
-
-def refused():
-    try:
-        cache.update({key: weight[:1]})
-    except errors.LayoutError:
-        pass
 
 
 def read():
@@ -57,7 +49,6 @@ WORKS = {
     "running": "start(lambda: method(x), lambda: method(turned))",
     "running a delegate beside another": "start(lambda: method(x), lambda m=program.load_method(): m(x))",
     "committing": "start(lambda: cache.update({key: weight}), lambda: method(x))",
-    "being refused": "start(refused)",
     "reading": "start(read, lambda: cache.stats)",
     "loading": "start(program.load_method, lambda: Program(pte, cache).method()(x), lambda: BlobCache(ptd, mode))",
     "saving": "start(lambda: cache.save(ptd + '.saved'), cache.verify)",
@@ -68,6 +59,62 @@ waits = threading.Thread(target=lambda: cache.update({key: weight}), daemon=True
 waits.start()
 until_blocked(waits)  # it waits for a reader that never leaves
 """,
+}
+
+
+# Python code that the native module calls, as code that never returns: the interpreter ends while a thread is in it.
+CALLS_BACK = """
+import sys, threading
+import numpy as np
+from blobstore import native, open_ptd
+from blobstore.runtime import BlobCache, Program
+
+pte, ptd = sys.argv[1:]
+inside = threading.Event()
+
+
+def endless(*arguments):
+    inside.set()
+    while True:
+        pass
+
+
+def helpers(place):
+    found = [native._argument_bytes, native.to_numpy, native.to_torch, native._make_error]
+    found[place] = endless
+    native.native.set_helpers(*found)
+
+
+class Shaped:
+    shape = property(endless)
+    dtype = np.dtype(np.float32)
+
+
+class Map:
+    name = "a map"
+
+    def __init__(self, inner, **endless):
+        self.inner = inner
+        vars(self).update(endless)
+
+    def __iter__(self):
+        yield from self.inner
+        vars(self).get("more", tuple)()
+
+    def __getattr__(self, name):
+        return getattr(self.inner, name)
+
+
+def tensors(**endless):
+    native.native.Tensors(Map(open_ptd(ptd), **endless))
+"""
+CALLED = {
+    "an error is translated": "helpers(3); work = lambda: BlobCache(ptd)._native.layout('none')",
+    "an argument is converted": "helpers(0); work = lambda: Program(pte, BlobCache(ptd)).method()(x.T)",
+    "an argument says its shape": "work = lambda: Program(pte, BlobCache(ptd)).method()(Shaped())",
+    "a data map is listed": "work = lambda: tensors(more=endless)",
+    "a data map is read": "work = lambda: tensors(get_data=endless)",
+    "a data map says layouts": "work = lambda: tensors(get_tensor_layout=endless)",
 }
 
 
@@ -86,15 +133,27 @@ def test_the_interpreter_ends_while_daemon_threads_work(
     work: str, mode: str, files: tuple[Path, Path], tmp_path: Path
 ) -> None:
     """The exit status is the script's own, and nothing aborts. Two runs, as the threads are in different places."""
-    pte, ptd = files
-    script = BEGIN + textwrap.dedent(WORKS[work]) + "\nsys.exit(7)\n"
     for _ in range(2):
-        done = subprocess.run(
-            [sys.executable, "-W", "ignore", "-c", script, pte, ptd, mode],
-            capture_output=True,
-            text=True,
-            timeout=120,
-            cwd=Path(__file__).parents[2],
-            check=False,
-        )
-        assert done.returncode == 7, done.stderr
+        ends(BEGIN + textwrap.dedent(WORKS[work]), *files, mode)
+
+
+@pytest.mark.parametrize("where", CALLED)
+def test_the_interpreter_ends_while_a_daemon_thread_is_in_python_code_below_native_code(
+    where: str, files: tuple[Path, Path]
+) -> None:
+    """Ending the thread unwinds its stack, and native frames must neither forbid that nor take it for an exception."""
+    thread = "threading.Thread(target=work, daemon=True).start(); inside.wait()"
+    ends("\n".join([CALLS_BACK, "x = np.ones((16, 2), np.float32)", CALLED[where], thread]), *files)
+
+
+def ends(script: str, *arguments: object) -> None:
+    """Check that a process ends as its script says."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", script + "\nsys.exit(7)\n", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=Path(__file__).parents[2],
+        check=False,
+    )
+    assert done.returncode == 7, done.stderr

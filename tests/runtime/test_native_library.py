@@ -1,7 +1,9 @@
 """The library in the forms that a C++ application can take: static, shared, and inside of its own build (X2, N3)."""
 
 import re
+import shutil
 import subprocess
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -51,6 +53,36 @@ def test_an_application_links_the_library(how, prefix, tmp_path):
     assert found[0] == "2 keys\n" and re.fullmatch(r"\d+\n", found[1])
     needed = subprocess.run(["readelf", "-d", program], capture_output=True, text=True, check=True).stdout  # noqa: S607
     assert ("libblobstore_runtime.so.0.1" in needed) == (how == "shared")
+
+
+@pytest.mark.parametrize("compiler", ["c++", "clang++"])
+@pytest.mark.parametrize("how", ["added", "fetched"])
+def test_an_application_compiles_the_headers_with_its_own_warnings_as_errors(how, compiler):
+    """Every public header, in a project that takes the sources; nothing of the library is compiled for it (X2, N2)."""
+    if (reason := native_build.missing()) or (compiler == "clang++" and not shutil.which(compiler)):
+        pytest.skip(reason or "needs clang++")
+    source = ROOT / "tests" / "runtime" / "linking"
+    with native_build.folder(f"headers-{how}-{compiler}") as directory:
+        options = (f"-DHOW={how}", f"-DCMAKE_CXX_COMPILER={shutil.which(compiler)}")
+        native_build.build(source, directory, *options, target="headers")
+        text = (directory / "headers.cpp").read_text(encoding="utf-8")
+        assert text.splitlines() == [f"#include <blobstore/{path.name}>" for path in HEADERS]
+        assert [path for path in directory.rglob("*.o") if "src" in path.parts] == []
+
+
+def test_what_is_installed_knows_nothing_of_the_machine_that_built_it(prefix):
+    """No path to search libraries in, but for those beside the file itself (N4)."""
+    import blobstore_runtime
+
+    built = [path for path in prefix.rglob("*.so*") if not path.is_symlink()]
+    built += Path(blobstore_runtime.__file__).parent.glob("*.so")
+    assert len(built) >= 2
+    for path in built:
+        command = ["readelf", "-d", path]
+        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        found = re.findall(r"\((?:RUNPATH|RPATH)\).*\[(.*)\]", text)
+        paths = [part for line in found for part in line.split(":") if part]
+        assert [part for part in paths if not part.startswith("$ORIGIN")] == [], path
 
 
 @pytest.fixture(scope="module")

@@ -213,7 +213,7 @@ CombinedAdapter combine_adapters(const std::vector<AdapterShare>& shares, const 
     adapters.push_back({adapter, check_scale(share.strength, "strength")});
   }
   if (!scale || *scale == 0) {
-    throw_error(ErrorKind::Adapter, "there is no scale for the sum: give an adapter, or one of the programs as like=");
+    throw_error(ErrorKind::Adapter, "there is no scale for the sum: give an adapter, or one of the programs as `like`");
   }
   for (ScaledAdapter& one : adapters) {
     one.factor *= *one.adapter->scale() / *scale;

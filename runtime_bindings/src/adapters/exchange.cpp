@@ -25,7 +25,7 @@ void check_known_scale(const BlobCache& cache, const KnownOfCache& known, const 
         ErrorKind::Adapter,
         adapter.path(),
         "its scale is {}, and no file of {} records that of the programs; give the factor of the program as "
-        "program_scale=",
+        "`program_scale`",
         number_text(*adapter.scale()),
         cache.name());
   }
@@ -54,7 +54,7 @@ double factor_for(
     throw_error_in(
         ErrorKind::Adapter,
         adapter.path(),
-        "its scale is {}, that of the adapter in {} is {}; give the factor of the program as program_scale=",
+        "its scale is {}, that of the adapter in {} is {}; give the factor of the program as `program_scale`",
         number_text(*adapter.scale()),
         cache.name(),
         have);
@@ -166,7 +166,7 @@ double scale_of_programs(
     throw_error_in(
         ErrorKind::Adapter,
         cache.name(),
-        "the factor of the programs may be any of {}; give it as program_scale=, other than 0",
+        "the factor of the programs may be any of {}; give it as `program_scale`, other than 0",
         have);
   }
   return *scales.begin();

@@ -164,7 +164,7 @@ class Merge {
     }
     throw_error(
         ErrorKind::Update,
-        "an adapter cannot be merged into '{}' as it is: {}; give its float tensor by weights=",
+        "an adapter cannot be merged into '{}' as it is: {}; give its float tensor in `weights`",
         name,
         reason);
   }

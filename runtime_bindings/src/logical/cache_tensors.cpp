@@ -30,6 +30,11 @@ CacheTensors::CacheTensors(std::shared_ptr<BlobCache> cache)
 
 uint64_t CacheTensors::update(const std::vector<Given>& given, bool finite) const {
   cache_->check_open();
+  check_effect(given, /*every=*/false);
+  return commit(given, finite);
+}
+
+uint64_t CacheTensors::commit(const std::vector<Given>& given, bool finite) const {
   for (;;) { // again if somebody changed scales while numbers were quantized with them
     std::vector<NewBlob> used;
     const std::vector<NewBlob> blobs = updates_.changes(given, finite, used);
@@ -57,11 +62,27 @@ uint64_t CacheTensors::update_state_dict(const std::vector<Given>& given, bool s
   for (const std::string_view name : updates_.choose(entries, strict)) {
     chosen.push_back(*by_name.at(name));
   }
-  return update(chosen, finite);
+  check_effect(chosen, /*every=*/true);
+  return commit(chosen, finite);
+}
+
+void CacheTensors::check_effect(const std::vector<Given>& given, bool every) const {
+  std::vector<std::string_view> names;
+  for (const Given& one : given) {
+    names.push_back(one.name);
+  }
+  std::vector<std::string> problems;
+  const size_t found = reach_.without_effect(*cache_, updates_.index(), names, problems).size();
+  if (!every || found == names.size()) {
+    refuse(problems);
+  }
 }
 
 void CacheTensors::check_reach(const std::vector<Shaped>& tensors, bool whole) const {
-  const std::vector<std::string> problems = reach_.out_of_reach(*cache_, updates_.index(), tensors, whole);
+  refuse(reach_.out_of_reach(*cache_, updates_.index(), tensors, whole));
+}
+
+void CacheTensors::refuse(const std::vector<std::string>& problems) const {
   if (problems.empty()) {
     return;
   }

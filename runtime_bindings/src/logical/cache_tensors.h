@@ -24,6 +24,8 @@ class CacheTensors {
   const std::shared_ptr<BlobCache>& cache() const { return cache_; }
   const Updates& updates() const { return updates_; }
 
+  /// @throws Error Update: also if nothing that is loaded takes one of the tensors from here, and something from a
+  ///   copy of its own.
   uint64_t update(const std::vector<Given>& given, bool finite) const;
   uint64_t update_state_dict(const std::vector<Given>& given, bool strict, bool finite) const;
   /// @throws Error Update: loaded programs have weights that an update of these tensors does not reach.
@@ -31,6 +33,12 @@ class CacheTensors {
   void check_reach(const std::vector<Shaped>& tensors, bool whole) const;
 
  private:
+  /// @param every whether only an update without any effect is refused.
+  void check_effect(const std::vector<Given>& given, bool every) const;
+  uint64_t commit(const std::vector<Given>& given, bool finite) const;
+  /// @throws Error Update: there are problems.
+  void refuse(const std::vector<std::string>& problems) const;
+
   std::shared_ptr<BlobCache> cache_;
   CacheSource source_;
   Updates updates_;

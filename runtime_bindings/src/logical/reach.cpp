@@ -190,6 +190,45 @@ class LoadedWeights {
     find_constants(shapes, whole, problems);
   }
 
+  /// Weights that ExecuTorch's own runtime reads from memory that does not change with the cache.
+  void find_stale(const std::set<std::string_view>& given, std::vector<std::string>& problems) const {
+    Ordered<NameSet> found;
+    for (const auto& [key, method] : externals_) {
+      if (!follows_(key) && is_given(key, given)) {
+        found[method][key];
+      }
+    }
+    for (const auto& [method, keys] : found) {
+      problems.push_back(format(
+          "{}, which ExecuTorch's own runtime has loaded{}, {} {} from a map or a copy of its own: serve a shared "
+          "working copy (make_working_copy) and give its path as data_path; a Module also needs LoadMode::Mmap",
+          of(method),
+          parts_ == nullptr ? " into memory" : "",
+          parts_ == nullptr ? "may read" : "reads",
+          listed(keys)));
+    }
+  }
+
+  /// Which of the given tensors the program takes from the cache, and which from elsewhere.
+  void sort(
+      const std::set<std::string_view>& given,
+      std::set<std::string_view>& followed,
+      std::set<std::string_view>& stale) const {
+    for (const std::string_view name : given) {
+      if (in_delegates_.count(name) != 0 || own_.contains(std::string(name))) {
+        followed.insert(name);
+      }
+    }
+    for (const auto& external : externals_) {
+      std::set<std::string_view>& found = follows_(external.first) ? followed : stale;
+      for (const std::string_view name : names_of(external.first)) {
+        if (const auto at = given.find(name); at != given.end()) {
+          found.insert(*at);
+        }
+      }
+    }
+  }
+
  private:
   /// The keys of the tensors that the program itself takes from data files, each with a method that takes it.
   void find_externals() {
@@ -272,23 +311,9 @@ class LoadedWeights {
     return names;
   }
 
-  /// Weights that ExecuTorch's own runtime reads from a map that does not change with the cache.
-  void find_stale(const std::set<std::string_view>& given, std::vector<std::string>& problems) const {
-    Ordered<NameSet> found;
-    for (const auto& [key, method] : externals_) {
-      const Names names = names_of(key);
-      if (std::any_of(names.begin(), names.end(), [&](std::string_view name) { return given.count(name) != 0; }) &&
-          !follows_(key)) {
-        found[method][key];
-      }
-    }
-    for (const auto& [method, keys] : found) {
-      problems.push_back(format(
-          "{}, which ExecuTorch's own runtime has loaded, reads {} from its own map: serve a working copy "
-          "(make_working_copy(), mode='shared') and pass it as data_path",
-          of(method),
-          listed(keys)));
-    }
+  bool is_given(const std::string& key, const std::set<std::string_view>& given) const {
+    const Names names = names_of(key);
+    return std::any_of(names.begin(), names.end(), [&](std::string_view name) { return given.count(name) != 0; });
   }
 
   /// Weights of blobstore's delegates that the program contains.
@@ -443,6 +468,16 @@ bool is_shared_in(const BlobCache& cache, const std::set<uint64_t>& ids, const s
   return owner != nullptr && owner->mode() == BlobCache::Mode::Shared && ids.count(owner->id()) != 0;
 }
 
+std::vector<std::string> each_once(std::vector<std::string> problems) {
+  std::vector<std::string> found;
+  for (std::string& problem : problems) {
+    if (std::find(found.begin(), found.end(), problem) == found.end()) {
+      found.push_back(std::move(problem));
+    }
+  }
+  return found;
+}
+
 /// The delegates of one method of one program that ExecuTorch's own runtime has loaded.
 struct ServedMethod {
   std::vector<std::string> keys;
@@ -452,15 +487,13 @@ struct ServedMethod {
 
 } // namespace
 
-std::vector<std::string> Reach::out_of_reach(
-    const BlobCache& cache, const Index& index, const std::vector<Shaped>& tensors, bool whole) {
-  std::vector<std::string> problems;
+template <typename Visit>
+void Reach::for_each(const BlobCache& cache, const Index& index, Visit visit) {
   for (const std::shared_ptr<const LoadedProgram>& program : programs_on(cache)) {
     const std::shared_ptr<BlobCache>& own = program->cache();
     const std::shared_ptr<const Index> above = own.get() == &cache ? nullptr : index_of(own);
-    LoadedWeights(
-        program->path(), &program->parts(), *own, above ? *above : index, [](const std::string&) { return true; }, {})
-        .out_of_reach(tensors, whole, problems);
+    visit(LoadedWeights(
+        program->path(), &program->parts(), *own, above ? *above : index, [](const std::string&) { return true; }, {}));
   }
   std::map<std::tuple<std::string, std::string, uint64_t>, size_t> places;
   std::vector<std::pair<ServedDelegate, ServedMethod>> methods;
@@ -482,26 +515,45 @@ std::vector<std::string> Reach::out_of_reach(
     for (const uint64_t id : method.other) {
       method.same.erase(id);
     }
-    LoadedWeights(
+    visit(LoadedWeights(
         parts == nullptr ? format("a program with a method '{}'", about.method) : parts->path,
         parts.get(),
         cache,
         index,
         [&, &same = method.same](const std::string& key) { return is_shared_in(cache, same, key); },
-        method.keys)
-        .out_of_reach(tensors, whole, problems);
+        method.keys));
   }
-  {
-    const std::lock_guard<std::mutex> guard(mutex_);
-    served_ = std::move(files); // drops the programs that are gone
+  const std::lock_guard<std::mutex> guard(mutex_);
+  served_ = std::move(files); // drops the programs that are gone
+}
+
+std::vector<std::string> Reach::out_of_reach(
+    const BlobCache& cache, const Index& index, const std::vector<Shaped>& tensors, bool whole) {
+  std::vector<std::string> problems;
+  for_each(cache, index, [&](const LoadedWeights& weights) { weights.out_of_reach(tensors, whole, problems); });
+  return each_once(std::move(problems));
+}
+
+std::set<std::string_view> Reach::without_effect(
+    const BlobCache& cache,
+    const Index& index,
+    const std::vector<std::string_view>& names,
+    std::vector<std::string>& problems) {
+  if (served_delegates(cache).empty()) {
+    return {};
   }
-  std::vector<std::string> found; // each once
-  for (std::string& problem : problems) {
-    if (std::find(found.begin(), found.end(), problem) == found.end()) {
-      found.push_back(std::move(problem));
-    }
+  const std::set<std::string_view> given(names.begin(), names.end());
+  std::set<std::string_view> followed;
+  std::set<std::string_view> stale;
+  for_each(cache, index, [&](const LoadedWeights& weights) { weights.sort(given, followed, stale); });
+  for (const std::string_view name : followed) {
+    stale.erase(name);
   }
-  return found;
+  if (!stale.empty()) {
+    for_each(cache, index, [&](const LoadedWeights& weights) { weights.find_stale(stale, problems); });
+    problems = each_once(std::move(problems));
+  }
+  return stale;
 }
 
 std::shared_ptr<const ProgramParts> Reach::served(const std::string& path, uint64_t inode) {

@@ -11,6 +11,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -51,6 +52,17 @@ class Reach : private ForkAware {
   std::vector<std::string> out_of_reach(
       const BlobCache& cache, const Index& index, const std::vector<Shaped>& tensors, bool whole);
 
+  /// Those of the tensors that ExecuTorch's own runtime reads from memory of its own while nothing that is loaded takes
+  /// them from the cache: an update of these would have no effect.
+  ///
+  /// @param problems gets a clause as of `out_of_reach` for each method that reads them.
+  /// @throws as `out_of_reach`.
+  std::set<std::string_view> without_effect(
+      const BlobCache& cache,
+      const Index& index,
+      const std::vector<std::string_view>& names,
+      std::vector<std::string>& problems);
+
  private:
   /// The records of a cache above. It refers to the cache, which programs hold while it is used.
   struct Above {
@@ -59,6 +71,10 @@ class Reach : private ForkAware {
     CacheSource source;
     Index index;
   };
+  /// Call a function with the weights of each program that is loaded on the cache or on a cache above it.
+  template <typename Visit>
+  void for_each(const BlobCache& cache, const Index& index, Visit visit);
+
   using Files = std::map<std::pair<std::string, uint64_t>, std::shared_ptr<const ProgramParts>>; // by path and inode
 
   std::shared_ptr<const Index> index_of(const std::shared_ptr<BlobCache>& cache);
