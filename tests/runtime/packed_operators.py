@@ -55,6 +55,11 @@ ROWS = [(kind,) for kind in KINDS] + [
 ]
 
 
+def say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
 def model_of(row: tuple[str, ...]) -> Callable[[], nn.Module]:
     return lambda: nn.Sequential(*(KINDS[kind]() for kind in row))
 
@@ -86,7 +91,7 @@ def check(row: tuple[str, ...], folder: Path) -> None:
 
         def same(run: Any, module: nn.Module, way: str, mode: str = mode) -> None:
             torch.testing.assert_close(run(x)[0], module(x), rtol=1e-4, atol=1e-5)
-            print(*row, mode, way, sep=", ", flush=True)
+            say(", ".join((*row, mode, way)))
 
         cache = BlobCache(data, mode, packed=PackedStore(store))
         first = Program(folder / "model.pte", cache).method()
@@ -103,7 +108,7 @@ def check(row: tuple[str, ...], folder: Path) -> None:
         same(run, after, "loaded after the change")
         one = next(iter(dict(after.named_parameters())))
         half = seeded(model_of(row))
-        half.load_state_dict({**before.state_dict(), **{one: after.state_dict()[one]}})
+        half.load_state_dict({**before.state_dict(), one: after.state_dict()[one]})
         cache.update_state_dict(half.state_dict())
         same(run, half, "one changed")
         if mode == "shared":
@@ -117,4 +122,4 @@ if __name__ == "__main__":
     for each in ROWS[part::parts]:
         with tempfile.TemporaryDirectory() as made:
             check(each, Path(made))
-    print("done")
+    say("done")
