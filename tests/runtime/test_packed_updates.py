@@ -41,7 +41,7 @@ def _half(folder: Path) -> Any:
 
 
 ALL = {**KINDS, "float16": _half}
-IN_PLACE = ("linear", "batch norms", "convolutions", "float16", "dynamic int8")
+IN_PLACE = ("linear", "batch norms", "float16", "dynamic int8")  # not those with a ConvTranspose2d
 FLOAT = ("linear", "batch norms", "convolutions", "float16", "not packed")
 
 
