@@ -41,7 +41,7 @@ def _half(folder: Path) -> Any:
 
 
 ALL = {**KINDS, "float16": _half}
-IN_PLACE = ("linear", "batch norms", "convolutions", "float16", "dynamic int8")
+IN_PLACE = ("linear", "batch norms", "float16", "dynamic int8")  # not those with a ConvTranspose2d
 FLOAT = ("linear", "batch norms", "convolutions", "float16", "not packed")
 
 
@@ -119,7 +119,7 @@ def test_every_weight_of_every_kind_of_layer(kind: str, tmp_path: Path) -> None:
             lower_through({"forward": (module, example)}, tmp_path / str(seed))
             assert Running.open(tmp_path / str(seed), example)() == changed
     [file] = store.list()
-    assert (file.mapped == file.entries) == (kind in {*IN_PLACE, "not packed"}), file
+    assert (file.mapped == file.entries) == (kind in {*IN_PLACE, "not packed", "convolutions"}), file
     for running in (plain, packed):
         running.cache.revert()
     assert plain() == packed() == original

@@ -298,6 +298,7 @@ void Delegate::learn() {
   if (packing == nullptr || packing->scratch == nullptr || recipe_->path.empty()) {
     return;
   }
+  packing->again.merge(packed_again(*packing->scratch, [&] { make(identities_, nullptr, nullptr); }));
   std::vector<AlignedCopy> kept;
   std::vector<AlignedCopy> passing;
   learn_maps(

@@ -106,6 +106,9 @@ void learn_maps(
   const PackedIndex index(table.entries);
   std::map<std::string, Kind> kinds;
   for (PackedUnit& unit : units_of(recipe->payload.constants, names, weights, index)) {
+    if (packing.again.count(unit.entry->name) != 0) {
+      continue;
+    }
     Kind& kind = kinds[key_of(*recipe, unit)];
     kind.sizes = sizes_of(unit, recipe->payload.constants);
     kind.units.push_back(std::move(unit));

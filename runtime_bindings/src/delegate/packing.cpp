@@ -15,6 +15,8 @@ namespace {
 
 thread_local Packing* in_force = nullptr;
 
+constexpr char kRules[] = "2"; // of what is kept in a file; another number makes new files
+
 } // namespace
 
 std::optional<Digest> packing_runtime() {
@@ -30,7 +32,7 @@ std::optional<Digest> packing_runtime() {
   if (build.empty()) {
     return std::nullopt;
   }
-  const std::string text = build + '\0' + processor_kind();
+  const std::string text = build + '\0' + processor_kind() + '\0' + kRules;
   return digest(text.data(), text.size());
 }
 
@@ -65,6 +67,30 @@ std::optional<Digest> foundation_of(const BlobCache& cache) {
   return contents_of(foundation);
 }
 
+std::set<std::string> packed_again(const ScratchFile& packed, const std::function<void()>& load_again) {
+  const uint64_t before = packed.file().size();
+  if (before == 0) {
+    return {};
+  }
+  const Mapping first(packed.file(), 0, before, Mapping::Kind::ReadOnly);
+  const PackedTable table = read_stock_table(packed.path(), first.data(), before);
+  load_again();
+  const uint64_t after = packed.file().size();
+  if (after == before) {
+    return {};
+  }
+  const Mapping second(packed.file(), 0, after, Mapping::Kind::ReadOnly);
+  std::set<std::string> again;
+  for (uint64_t at = align_up(before, page_size()); at < after; at += page_size()) { // where ExecuTorch may pack to
+    for (const PackedEntry& entry : table.entries) {
+      if (entry.size <= after - at && std::memcmp(first.data() + entry.offset, second.data() + at, entry.size) == 0) {
+        again.insert(entry.name);
+      }
+    }
+  }
+  return again;
+}
+
 HeapGrowth::HeapGrowth() : before_(anonymous_memory()) {}
 
 std::optional<uint64_t> HeapGrowth::bytes() const {
@@ -89,6 +115,9 @@ Packing* Packing::current() {
 
 bool Packing::wants(std::string_view entry) const {
   const auto known = [&](std::string_view name) { return names.find(std::string(name)) != names.end(); };
+  if (again.count(std::string(entry)) != 0) {
+    return false;
+  }
   if (known(entry)) {
     return true;
   }

@@ -1,6 +1,7 @@
 // What delegates do about packed weights: which file they are looked up in, or how a file is built.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -51,6 +52,11 @@ class HeapGrowth {
   std::optional<uint64_t> before_;
 };
 
+/// Load once more what was packed to a file, and tell which entries are packed again although they are there. XNNPACK
+/// packs a deconvolution at every load and compares: if the entry differs, the next call reads an address that is none.
+/// So such an entry saves nothing, and a file that has it must never differ from the blobs.
+std::set<std::string> packed_again(const ScratchFile& packed, const std::function<void()>& load_again);
+
 /// What one load of a method does, or the building of a file. As long as it lives, it is in force on its thread.
 class Packing {
  public:
@@ -78,12 +84,14 @@ class Packing {
   const ScratchFile* scratch = nullptr; // if not null, delegates pack there
   std::set<Digest> covers; // the delegates that did
   std::unordered_set<std::string, TextHash> names; // of their weights, without those of adapters
+  std::set<std::string> again; // entries that every load packs: they are kept in no file
 
   std::map<std::string, std::optional<PackedMap>> learned; // by what decides how weights are packed
   std::map<std::string, std::string> maps; // of entries, proved and encoded
   PackedKeys keys; // of these entries, those that can be written in a working copy
 
-  /// Whether an entry of ExecuTorch belongs to `names`: one name, or that of a weight and that of its bias.
+  /// Whether an entry of ExecuTorch is kept: it belongs to `names` (one, or that of a weight and that of its bias), and
+  /// not to `again`.
   bool wants(std::string_view entry) const;
 
  private:

@@ -1,0 +1,20 @@
+"""Each kind of operator that takes packed weights, alone and beside those that XNNPACK packs at every load (K2, K3)."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.native_build import ROOT
+
+PARTS = 4
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_every_operator_follows_in_every_order(part: int) -> None:
+    """Loaded before and after a change, private and shared: outputs are the module's, and no process dies of it."""
+    command = [sys.executable, "-W", "ignore", "-m", "tests.runtime.packed_operators", str(part), str(PARTS)]
+    done = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True)
+    assert (done.returncode, done.stdout.splitlines()[-1:]) == (0, ["done"]), done.stdout[-500:] + done.stderr[-2000:]
