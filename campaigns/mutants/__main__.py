@@ -10,6 +10,7 @@ source, or a test that does not run.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import importlib
 import os
 import shutil
@@ -24,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from campaigns.mutants import native
-from campaigns.mutants.copies import FOLDER, ROOT, StaleGuardError, copy, environment, is_pytest, mutated, place
+from campaigns.mutants.copies import FOLDER, ROOT, StaleGuardError, copy, environment, is_pytest, mutated, place, write
 from campaigns.mutants.guard import Guard
 from campaigns.mutants.native_guards import GUARDS as NATIVE
 from campaigns.mutants.python_guards import GUARDS as PYTHON
@@ -45,6 +46,7 @@ HEAVY = (
     "typer",
     "rich.console",
 )
+_DIE_WITH_PARENT = 1
 _PASSED, _FAILED = 0, 1  # what pytest ends with; anything else means that tests did not run
 
 
@@ -132,7 +134,7 @@ def main() -> None:
         number, guard = waiting.pop(0)
         tree = native.TREE if guard.native else _tree(worker)
         if not guard.native:
-            copy(tree, {guard.file: mutated(guard)})
+            write(tree / guard.file, mutated(guard).encode())
         run = _run(guard.name, list(guard.tests), tree, number, build if guard.native else None, logs / f"{number}.log")
         run.log.parent.mkdir(exist_ok=True)
         return run
@@ -141,6 +143,8 @@ def main() -> None:
         nonlocal findings
         guard = next(guard for _, guard in chosen if guard.name == run.name)
         assert run.result is not None
+        if not guard.native:
+            write(run.tree / guard.file, (ROOT / guard.file).read_bytes())
         if run.result not in (_PASSED, _FAILED) and run.result >= 0:
             findings += 1
             _say(f"FINDING {guard.name}: the tests did not run, see {run.log}")
@@ -242,6 +246,7 @@ def _fork(run: Run) -> int:
     if child:
         return child
     os.setsid()
+    ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
     code = 70
     try:
         with run.log.open("w") as log:

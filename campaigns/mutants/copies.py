@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import compileall
 import os
 import subprocess
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from py_compile import PycInvalidationMode
 
 from campaigns.mutants.guard import Guard
 
@@ -45,14 +47,17 @@ def copy(target: Path, changed: Mapping[str, str]) -> None:
     A file that is already as it should be keeps its time, so that only what changed is compiled again.
     """
     wanted = sources()
+    known = set(wanted)
     for name in wanted:
         data = changed[name].encode() if name in changed else (ROOT / name).read_bytes()
         write(target / name, data)
         (target / name).chmod((ROOT / name).stat().st_mode)
     for folder in {Path(name).parts[0] for name in wanted}:
         for path in (target / folder).rglob("*"):
-            if path.is_file() and "__pycache__" not in path.parts and str(path.relative_to(target)) not in set(wanted):
+            if path.is_file() and "__pycache__" not in path.parts and str(path.relative_to(target)) not in known:
                 path.unlink()
+    # by the contents of the sources, because two mutants of one second may have one size
+    compileall.compile_dir(target / "blobstore", quiet=1, invalidation_mode=PycInvalidationMode.CHECKED_HASH)
 
 
 def write(path: Path, data: bytes) -> None:

@@ -690,7 +690,7 @@ GUARDS = (
         f"{_ADAPTERS}/foundation.cpp",
         "a.size != b.size || std::memcmp(a.data, b.data, a.size) != 0",
         "false",
-        ("tests/adapters/test_adapter_file.py",),
+        ("tests/adapters/test_fit.py",),
     ),
     Guard(
         "C++: adapter: a product of another shape",
