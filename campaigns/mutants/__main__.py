@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import gc
 import importlib
 import os
 import shutil
@@ -81,7 +82,8 @@ class Run:
         import pytest
 
         options = ["-q", "-p", "no:cacheprovider", "--no-header", *(["-x"] if self.stop_early else [])]
-        return int(pytest.main([*options, *self.ids]))
+        with tempfile.TemporaryDirectory(prefix="mutants-") as place:  # not where other runs clean up
+            return int(pytest.main([*options, f"--basetemp={place}/run", *self.ids]))
 
 
 def main() -> None:
@@ -117,6 +119,7 @@ def main() -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             importlib.import_module(name)
+    gc.freeze()  # less to copy at each fork
     logs = FOLDER / "logs"
     shutil.rmtree(logs, ignore_errors=True)
     logs.mkdir(parents=True)

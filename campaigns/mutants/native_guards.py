@@ -580,7 +580,7 @@ GUARDS = (
         f"{_FORMAT}/json.cpp",
         "depth_ > kMostDepth",
         "false",
-        (f"{_NATIVE}::test_what_is_no_index_at_all"),
+        (f"{_NATIVE}::test_what_is_no_index_at_all",),
     ),
     # Packed weights
     Guard(

@@ -76,6 +76,13 @@ def test_a_body_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
         read(made, 0, 100)
 
 
+def test_no_redirect_leads_from_this_machine_to_another_by_http(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, connections = client(monkeypatch, (302, {"Location": "http://one.test/x"}, b""), (200, {}, bytes(100)))
+    with pytest.raises(ReleaseError, match="HTTPS"), made.body("http://127.0.0.1:1/x", WANTED, 0, 100):
+        pass
+    assert len(connections.asked) == 1
+
+
 @pytest.mark.parametrize(
     "target", ["http://one.test/x", "http://127.0.0.1/x", "http://localhost:1/x", "//u:p@one.test/x"]
 )

@@ -16,7 +16,8 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from blobstore.errors import BlobStoreError, IntegrityError, InvalidFileError, ReleaseError, TrustError
 from blobstore.releases import plan, publish, pull, push
 from blobstore.releases.encoding import CHUNK, DecodeError, decode
-from blobstore.releases.index import File, Object, parse_table
+from blobstore.releases.index import TABLE_LIMIT, File, Object, parse_index, parse_table
+from blobstore.releases.installed import Installed
 from blobstore.releases.manifests import INDEX_LIMIT, parse_manifest
 from blobstore.releases.objects import ObjectWriter
 from blobstore.releases.oci_layout import LayoutTarget
@@ -201,6 +202,63 @@ def test_an_object_gets_its_name_only_with_its_bytes(tmp_path: Path) -> None:
 
 
 # Claims
+
+
+@pytest.mark.parametrize("url", ["http://one.test/a/1/index.json", "http://127.0.0.1.one.test/x", "http://10.0.0.1/x"])
+def test_other_machines_are_asked_by_https(url: str) -> None:
+    """Only this one needs no HTTPS (F4)."""
+    assert parse_reference("http://127.0.0.1:1/a/1/index.json").kind == "web"
+    with pytest.raises(ReleaseError, match="HTTPS"):
+        parse_reference(url)
+
+
+@pytest.mark.parametrize(
+    "target", ["../elsewhere", "releases/..", "releases/x", f"elsewhere/{'a' * 64}", f"{'a' * 64}"]
+)
+def test_where_current_leads(tmp_path: Path, target: str) -> None:
+    """Into the folder of releases, or it is not followed (S2)."""
+    (tmp_path / "current").symlink_to(f"releases/{'a' * 64}")
+    assert Installed(tmp_path).current == "a" * 64
+    (tmp_path / "current").unlink()
+    (tmp_path / "current").symlink_to(target)
+    with pytest.raises(InvalidFileError, match="expected a link to a release"):
+        Installed(tmp_path).view  # noqa: B018 - a property
+
+
+def index(*files: dict[str, Any], **more: Any) -> bytes:
+    fields = {"name": "a", "version": "1", "published": 0, "executorch": "1.5", "files": files, **more}
+    return json.dumps({"format": "blobstore.release.1", **fields}).encode()
+
+
+ONE = {"name": "one", "kind": "other", "sha256": "a" * 64, "size": 10}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        index(ONE, {**ONE, "name": "two", "size": 11}),
+        index({**ONE, "table": {"sha256": "b" * 64, "size": TABLE_LIMIT + 1}}),
+        index(ONE, packs=[{"sha256": "c" * 64, "size": 12, "files": [["one", 3]]}]),
+        index(ONE, packs=[{"sha256": "c" * 64, "size": 12, "files": [["two", 0]]}]),
+        index({**ONE, "name": "../one"}),
+        index({**ONE, "name": "/one"}),
+        index({**ONE, "name": "a/./one"}),
+        index({**ONE, "name": "a//one"}),
+        index({**ONE, "name": ".blobstore-x"}),
+        index({**ONE, "name": "a\none"}),
+        index({**ONE, "name": "a:one"}),
+        index(ONE, {**ONE, "name": "ONE"}),
+        index(ONE, {**ONE, "name": "one/two"}),
+        index({**ONE, "kind": "data"}, data=[{"name": "../evil", "files": ["one"]}]),
+    ],
+)
+def test_a_hostile_index(wrong: bytes) -> None:
+    """Names lead into the folder, and contents have one size and a place (S3)."""
+    pack = {"sha256": "c" * 64, "size": 12, "files": [["one", 2]]}
+    sound = index({**ONE, "table": {"sha256": "b" * 64, "size": TABLE_LIMIT}}, {**ONE, "name": "x/two"}, packs=[pack])
+    assert len(parse_index(sound, "it").files) == 2
+    with pytest.raises(InvalidFileError):
+        parse_index(wrong, "it")
 
 
 @pytest.mark.parametrize("reference", ["https://me:secret@host/a/1/index.json", "https://me@host/a/1/index.json"])
