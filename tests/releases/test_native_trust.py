@@ -102,9 +102,10 @@ def test_what_a_table_claims(published: Path, device: Path, tmp_path: Path, chan
         lambda index: index.update(published=1 << 53),
         lambda index: index["files"][0].update(sha256="G" * 64),
         lambda index: index["data"][0].update(name="../evil", files=["model.ptd"]),
+        lambda index: index["packs"][0]["files"][0].__setitem__(1, index["packs"][0]["size"]),
         lambda index: index["files"].extend({**index["files"][0], "name": f"{i}"} for i in range(100_000)),
     ],
-    ids=["number", "digest", "data set", "files"],
+    ids=["number", "digest", "data set", "pack", "files"],
 )
 def test_what_an_index_claims(published: Path, tmp_path: Path, change: Any) -> None:  # noqa: F811
     release = edited(published / "1", tmp_path / "release", change)
