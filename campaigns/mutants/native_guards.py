@@ -268,7 +268,7 @@ GUARDS = (
         f"{_OS}/temporary_files.cpp",
         "S_ISREG(status.st_mode) && status.st_uid == geteuid()",
         "true",
-        _SAVE,
+        ("tests/runtime/test_native_planted.py",),
     ),
     Guard(
         "C++: only temporary files of no living process are removed",
