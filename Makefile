@@ -6,7 +6,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-lowering test-others test-slow bench plots native aarch64 compile-platforms sanitize fuzz crash soak conformance dist site lint tidy format schema install clean
+.PHONY: help demo test test-lowering test-others test-slow bench plots native aarch64 compile-platforms sanitize fuzz crash soak mutants conformance dist site lint tidy format schema install clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-17s %s\n", $$1, $$2 }' Makefile
@@ -57,6 +57,9 @@ crash: $(VENV)/.runtime ## let every system call of what writes fail or be the l
 MINUTES ?= 10
 soak: $(VENV)/.runtime ## threads and processes on shared weights for MINUTES=10, every output checked
 	$(RUN) -W ignore -m campaigns.soak --minutes $(MINUTES) $(ARGUMENTS)
+
+mutants: $(VENV)/.runtime ## take guards out of the sources, one by one: the tests that are named for each must fail
+	$(RUN) -W ignore -m campaigns.mutants $(ARGUMENTS)
 
 conformance: $(VENV)/.runtime ## ExecuTorch's own tests on our parts, and the files of its versions in both directions
 	$(RUN) -W ignore -m campaigns.conformance $(ARGUMENTS)

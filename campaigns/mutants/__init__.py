@@ -1,0 +1,1 @@
+"""`make mutants`: guards are taken out one by one, and their tests must fail."""

@@ -1,0 +1,135 @@
+"""What a release claims is compared and bounded by the C++ library, too (F4, S1, S3)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from blobstore.errors import IntegrityError, InvalidFileError
+from tests.releases.test_native import content, lacks, published, take, tree, update  # noqa: F401 - a fixture
+
+
+def edited(release: Path, folder: Path, change: Callable[[Any], object]) -> Path:
+    """A copy of a release's index, with a change."""
+    folder.mkdir(exist_ok=True)
+    index = json.loads((release / "index.json").read_text())
+    change(index)
+    (folder / "index.json").write_text(json.dumps(index))
+    return folder
+
+
+def with_table(published: Path, device: Path, folder: Path, change: Callable[[Any, Any], object]) -> Path:  # noqa: F811
+    """Version 3, with a changed entry of its data file and a changed table of it; the table was fetched."""
+
+    def edit(index: Any) -> None:
+        [file] = (one for one in index["files"] if one["kind"] == "data")
+        table = json.loads((published.parent / "files" / file["table"]["sha256"]).read_text())
+        change(file, table)
+        data = json.dumps(table).encode()
+        file["table"] = {"sha256": hashlib.sha256(data).hexdigest(), "size": len(data)}
+        (device / "incoming" / file["table"]["sha256"]).write_bytes(data)
+
+    return edited(published / "3", folder, edit)
+
+
+@pytest.fixture
+def device(published: Path, tmp_path: Path) -> Path:  # noqa: F811
+    """It has version 2, and with that all blobs of version 3."""
+    update(published / "2", tmp_path / "device")
+    return tmp_path / "device"
+
+
+def test_a_file_has_its_digest_after_its_parts(published: Path, device: Path, tmp_path: Path) -> None:  # noqa: F811
+    """All parts are here and sound, but together they are another file than the index says (S1)."""
+
+    sound: list[str] = []
+
+    def change(file: Any, table: Any) -> None:
+        sound.append(file["sha256"])
+        file["sha256"] = table["sha256"] = "f" * 64
+
+    before = tree(device / "current")
+    wrong = with_table(published, device, tmp_path / "wrong", change)
+    for one in lacks(wrong, device).fetches:  # what is no blob
+        (device / "incoming" / one.file).write_bytes(content(published.parent, sound[0], one.range))
+    assert not lacks(wrong, device).fetches
+    with pytest.raises(IntegrityError, match="its parts give"):
+        take(wrong, device)
+    assert tree(device / "current") == before and not (device / "files" / ("f" * 64)).exists()
+
+
+def test_a_table_is_the_one_that_the_index_names(published: Path, device: Path, tmp_path: Path) -> None:  # noqa: F811
+    """Another one under its name is removed, to be fetched again (S1)."""
+    release = with_table(published, device, tmp_path / "release", lambda file, table: None)
+    [table] = (
+        one["table"]["sha256"] for one in json.loads((release / "index.json").read_text())["files"][:] if "table" in one
+    )
+    place = device / "incoming" / table
+    place.write_bytes(place.read_bytes().replace(b'"parts"', b' "parts"', 1)[: place.stat().st_size])
+    for call in (lacks, take):
+        data = place.read_bytes()
+        with pytest.raises(IntegrityError, match="is not the table"):
+            call(release, device)
+        assert not place.exists()
+        place.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda part: part.__setitem__(3, [["copy", -1, 0, 0, "e" * 64]] * 5),
+        lambda part: part.__setitem__(0, (1 << 53) - 1),
+        lambda part: part.__setitem__(2, "G" * 64),
+        lambda part: part.__setitem__(2, "A" * 64),
+    ],
+    ids=["forms", "place", "digits", "capitals"],
+)
+def test_what_a_table_claims(published: Path, device: Path, tmp_path: Path, change: Any) -> None:  # noqa: F811
+    release = with_table(published, device, tmp_path / "release", lambda file, table: change(table["parts"][-1]))
+    for call in (lacks, take):
+        with pytest.raises(InvalidFileError):
+            call(release, device)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda index: index.update(published=1 << 53),
+        lambda index: index["files"][0].update(sha256="G" * 64),
+        lambda index: index["data"][0].update(name="../evil", files=["model.ptd"]),
+        lambda index: index["packs"][0]["files"][0].__setitem__(1, index["packs"][0]["size"]),
+        lambda index: index["files"].extend({**index["files"][0], "name": f"{i}"} for i in range(100_000)),
+    ],
+    ids=["number", "digest", "data set", "pack", "files"],
+)
+def test_what_an_index_claims(published: Path, tmp_path: Path, change: Any) -> None:  # noqa: F811
+    release = edited(published / "1", tmp_path / "release", change)
+    with pytest.raises(InvalidFileError):
+        lacks(release, tmp_path / "device")
+
+
+def test_where_current_leads(published: Path, device: Path) -> None:  # noqa: F811
+    """A link to elsewhere is not followed (S2)."""
+    sound = str((device / "current").readlink())
+    for target in ("../elsewhere", "releases/..", "releases/x", f"{sound}/..", f"x{sound}"):
+        (device / "current").unlink()
+        (device / "current").symlink_to(target)
+        for call in (lacks, take):
+            with pytest.raises(InvalidFileError, match="expected a link to a release"):
+                call(published / "3", device)
+
+
+def test_a_link_is_no_file_of_a_device(published: Path, device: Path) -> None:  # noqa: F811
+    """Its length may be that of the file (S2)."""
+    index = json.loads((published / "2/index.json").read_text())
+    file = next(one for one in index["files"] if 0 < one["size"] < 1000)
+    place = device / "files" / file["sha256"]
+    place.unlink()
+    place.symlink_to("x" * file["size"])
+    assert place.lstat().st_size == file["size"]
+    assert not lacks(published / "2", device).current

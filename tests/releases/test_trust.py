@@ -1,0 +1,353 @@
+"""What a release is trusted by is compared, and what it claims is bounded (F4, S1, S2, S3)."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+
+from blobstore.errors import BlobStoreError, IntegrityError, InvalidFileError, ReleaseError, TrustError
+from blobstore.releases import plan, publish, pull, push
+from blobstore.releases.encoding import CHUNK, DecodeError, decode
+from blobstore.releases.index import TABLE_LIMIT, File, Object, parse_index, parse_table
+from blobstore.releases.installed import Installed
+from blobstore.releases.manifests import INDEX_LIMIT, parse_manifest
+from blobstore.releases.objects import ObjectWriter
+from blobstore.releases.oci_layout import LayoutTarget
+from blobstore.releases.planning import commit
+from blobstore.releases.references import parse_reference
+from blobstore.releases.registry import RegistrySource
+from blobstore.releases.sources import read_small
+from blobstore.releases.spool import Spool
+from blobstore.releases.trust import check_signature, sign
+from tests.releases.models import inputs, weights
+
+DATA = b"an index"
+
+
+def keys(folder: Path, curve: ec.EllipticCurve, name: str = "key") -> tuple[Path, Path, ec.EllipticCurvePrivateKey]:
+    """The files of a private and a public key, and the key."""
+    key = ec.generate_private_key(curve)
+    private, public = folder / name, folder / f"{name}.pub"
+    private.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    public.write_bytes(key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
+    return private, public, key
+
+
+@pytest.fixture
+def releases(tmp_path: Path) -> Path:
+    """Version 1, which is not signed."""
+    publish(inputs(tmp_path / "in", weights(layers=2)), tmp_path / "releases", name="a", version="1")
+    return tmp_path / "releases"
+
+
+@pytest.fixture
+def layout(releases: Path, tmp_path: Path) -> Path:
+    """The same in an image layout, under the tag 1."""
+    push(f"oci:{tmp_path}/layout:1", releases / "a/1")
+    return tmp_path / "layout"
+
+
+def digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+# Signatures
+
+
+def test_a_key_on_another_curve_signs_nothing(tmp_path: Path) -> None:
+    """A signature that is right, but on P-384, does not count, and none is made (F4)."""
+    private, public, key = keys(tmp_path, ec.SECP384R1())
+    with pytest.raises(ReleaseError, match="P-256"):
+        sign(DATA, private)
+    signature = base64.b64encode(key.sign(DATA, ec.ECDSA(hashes.SHA256()))).decode()
+    with pytest.raises(ReleaseError, match="P-256"):
+        check_signature(DATA, signature, public, "it")
+
+
+def test_a_signature_is_base64_and_of_these_bytes(tmp_path: Path) -> None:
+    """What a lenient decoder would skip is refused; so is another signature, and none (F4)."""
+    _, public, key = keys(tmp_path, ec.SECP256R1())
+    good = base64.b64encode(key.sign(DATA, ec.ECDSA(hashes.SHA256()))).decode()
+    check_signature(DATA, good, public, "it")
+    check_signature(DATA, f"{good}\n", public, "it")
+    other = base64.b64encode(key.sign(b"something else", ec.ECDSA(hashes.SHA256()))).decode()
+    for bad in (f"!{good}", f"{good[:8]} {good[8:]}", f"{good[:8]}\n{good[8:]}", good[:-4], other, "", None):
+        with pytest.raises(TrustError, match="is not signed"):
+            check_signature(DATA, bad, public, "it")
+
+
+def test_what_is_here_already_must_be_signed_too(releases: Path, tmp_path: Path) -> None:
+    """A release was taken without a key; with one, it is refused, and the folder stays as it is (F4)."""
+    private, public, _ = keys(tmp_path, ec.SECP256R1())
+    done = pull(releases / "a/1", tmp_path / "device")
+    with pytest.raises(TrustError, match="not signed"):
+        pull(releases / "a/1", tmp_path / "device", key=public)
+    with pytest.raises(TrustError, match="not signed"):
+        plan(releases / "a/1", tmp_path / "device", key=public)
+    with pytest.raises(TrustError, match="not signed"):
+        pull(releases / "a/1", tmp_path / "new", key=public)
+    assert not (tmp_path / "new/current").exists()
+    index = (releases / "a/1/index.json").read_bytes()
+    (releases / "signatures" / done.sha256).write_text(sign(index, private))  # later, as publishers may
+    assert pull(releases / "a/1", tmp_path / "device", key=public).sha256 == done.sha256
+
+
+def test_the_index_in_a_plan_has_its_digest(releases: Path, tmp_path: Path) -> None:
+    """A plan waits in a folder until its files are there (S1)."""
+    plan(releases / "a/1", tmp_path / "device")
+    [path] = [one for one in (tmp_path / "device/incoming").iterdir() if one.is_file()]
+    record = json.loads(path.read_text())
+    index = json.loads(base64.b64decode(record["index"]))
+    index["version"] = "2"
+    record["index"] = base64.b64encode(json.dumps(index).encode()).decode()
+    path.write_text(json.dumps(record))
+    with pytest.raises(InvalidFileError, match="SHA-256"):
+        commit(releases / "a/1", tmp_path / "device", releases / "files")
+
+
+# Digests
+
+
+class Answers:
+    """A registry's answers, in order."""
+
+    patience = None
+    fetched = requests = 0
+
+    def __init__(self, *answers: bytes) -> None:
+        self._answers = list(answers)
+
+    def get(self, url: str, limit: int, **rest: Any) -> bytes:
+        return self._answers.pop(0)
+
+
+def test_a_registry_gives_the_index_of_its_manifest(layout: Path) -> None:
+    """A pin is the digest of the manifest, so the index is compared with it (F4, S1)."""
+    manifest, index = manifest_of(layout)
+    data, sound = manifest.read_bytes(), index.read_bytes()
+    pinned = parse_reference(f"localhost:1/a@sha256:{digest(manifest)}")
+    assert RegistrySource(pinned, Answers(data, sound)).find(None).index == sound
+    with pytest.raises(IntegrityError, match="digest of the manifest"):
+        RegistrySource(pinned, Answers(data, sound + b" ")).find(None)
+    with pytest.raises(TrustError, match="expected the digest"):
+        RegistrySource(pinned, Answers(data + b" ", sound)).find(None)
+
+
+def manifest_of(layout: Path) -> tuple[Path, Path]:
+    """The files of the manifest, and of the index."""
+    blobs = layout / "blobs/sha256"
+    [one] = json.loads((layout / "index.json").read_text())["manifests"]
+    manifest = blobs / one["digest"].removeprefix("sha256:")
+    return manifest, blobs / json.loads(manifest.read_text())["config"]["digest"].removeprefix("sha256:")
+
+
+@pytest.mark.parametrize("pin", [False, True], ids=["tag", "pin"])
+@pytest.mark.parametrize("which", [0, 1], ids=["manifest", "index"])
+def test_an_image_layout_is_compared_with_its_digests(layout: Path, tmp_path: Path, which: int, pin: bool) -> None:
+    """The manifest with that of the tag or the pin, and the index with that of the manifest (F4, S1)."""
+    files = manifest_of(layout)
+    reference = f"oci:{layout}@sha256:{digest(files[0])}" if pin else f"oci:{layout}:1"
+    changed = files[which].read_bytes().replace(b'"a"', b'"b"', 1) + b" "
+    files[which].write_bytes(changed)
+    with pytest.raises((IntegrityError, TrustError), match=r"digest"):
+        pull(reference, tmp_path / "device")
+    assert not (tmp_path / "device/current").exists()
+
+
+def test_an_image_layout_takes_no_other_bytes(tmp_path: Path) -> None:
+    """What is pushed has the digest that the index says (S1)."""
+    (tmp_path / "file").write_bytes(b"other")
+    target = LayoutTarget(parse_reference(f"oci:{tmp_path}/layout:1"))
+    with pytest.raises(IntegrityError, match="digest"):
+        target.put(Object("a" * 64, 5), tmp_path / "file", lambda sent: None)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"digest": "sha256:../../../etc/passwd"},
+        {"digest": f"sha256:{'a' * 64}/.."},
+        {"digest": "a" * 64},
+        {"size": INDEX_LIMIT + 1},
+        {"size": 0},
+        {"size": True},
+        {"mediaType": "application/vnd.oci.image.config.v1+json"},
+    ],
+    ids=str,
+)
+def test_the_descriptor_of_an_index(layout: Path, change: dict[str, Any]) -> None:
+    """It becomes a path and a limit (S3)."""
+    manifest = json.loads(manifest_of(layout)[0].read_text())
+    parse_manifest(json.dumps(manifest).encode(), "it")
+    manifest["config"].update(change)
+    with pytest.raises(InvalidFileError):
+        parse_manifest(json.dumps(manifest).encode(), "it")
+
+
+def test_an_object_gets_its_name_only_with_its_bytes(tmp_path: Path) -> None:
+    """Others leave nothing (S1)."""
+    with ObjectWriter(tmp_path) as writer:
+        writer.write(b"other")
+        with pytest.raises(IntegrityError, match="SHA-256"):
+            writer.finish(Object("a" * 64, 5))
+    assert not list(tmp_path.iterdir())
+
+
+# Claims
+
+
+@pytest.mark.parametrize("url", ["http://one.test/a/1/index.json", "http://127.0.0.1.one.test/x", "http://10.0.0.1/x"])
+def test_other_machines_are_asked_by_https(url: str) -> None:
+    """Only this one needs no HTTPS (F4)."""
+    assert parse_reference("http://127.0.0.1:1/a/1/index.json").kind == "web"
+    with pytest.raises(ReleaseError, match="HTTPS"):
+        parse_reference(url)
+
+
+@pytest.mark.parametrize(
+    "target", ["../elsewhere", "releases/..", "releases/x", f"elsewhere/{'a' * 64}", f"{'a' * 64}"]
+)
+def test_where_current_leads(tmp_path: Path, target: str) -> None:
+    """Into the folder of releases, or it is not followed (S2)."""
+    (tmp_path / "current").symlink_to(f"releases/{'a' * 64}")
+    assert Installed(tmp_path).current == "a" * 64
+    (tmp_path / "current").unlink()
+    (tmp_path / "current").symlink_to(target)
+    with pytest.raises(InvalidFileError, match="expected a link to a release"):
+        Installed(tmp_path).view  # noqa: B018 - a property
+
+
+def index(*files: dict[str, Any], **more: Any) -> bytes:
+    fields = {"name": "a", "version": "1", "published": 0, "executorch": "1.5", "files": files, **more}
+    return json.dumps({"format": "blobstore.release.1", **fields}).encode()
+
+
+ONE = {"name": "one", "kind": "other", "sha256": "a" * 64, "size": 10}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        index(ONE, {**ONE, "name": "two", "size": 11}),
+        index({**ONE, "table": {"sha256": "b" * 64, "size": TABLE_LIMIT + 1}}),
+        index(ONE, packs=[{"sha256": "c" * 64, "size": 12, "files": [["one", 3]]}]),
+        index(ONE, packs=[{"sha256": "c" * 64, "size": 12, "files": [["two", 0]]}]),
+        index({**ONE, "name": "../one"}),
+        index({**ONE, "name": "/one"}),
+        index({**ONE, "name": "a/./one"}),
+        index({**ONE, "name": "a//one"}),
+        index({**ONE, "name": ".blobstore-x"}),
+        index({**ONE, "name": "a\none"}),
+        index({**ONE, "name": "a:one"}),
+        index(ONE, {**ONE, "name": "ONE"}),
+        index(ONE, {**ONE, "name": "one/two"}),
+        index({**ONE, "kind": "data"}, data=[{"name": "../evil", "files": ["one"]}]),
+    ],
+)
+def test_a_hostile_index(wrong: bytes) -> None:
+    """Names lead into the folder, and contents have one size and a place (S3)."""
+    pack = {"sha256": "c" * 64, "size": 12, "files": [["one", 2]]}
+    sound = index({**ONE, "table": {"sha256": "b" * 64, "size": TABLE_LIMIT}}, {**ONE, "name": "x/two"}, packs=[pack])
+    assert len(parse_index(sound, "it").files) == 2
+    with pytest.raises(InvalidFileError):
+        parse_index(wrong, "it")
+
+
+@pytest.mark.parametrize("reference", ["https://me:secret@host/a/1/index.json", "https://me@host/a/1/index.json"])
+def test_a_url_has_no_credentials(reference: str) -> None:
+    """They would be printed in messages."""
+    with pytest.raises(ReleaseError, match="credentials") as caught:
+        parse_reference(reference)
+    assert "secret" not in str(caught.value)
+
+
+def test_a_chunk_is_bounded_before_it_is_read() -> None:
+    """Its length is the server's word (S3)."""
+    asked = []
+
+    def read(count: int) -> bytes:
+        asked.append(count)
+        return b"\xff" * min(count, 4)
+
+    with pytest.raises(DecodeError, match="a chunk of"):
+        list(decode("zstd", CHUNK, read))
+    assert asked == [4]
+
+
+def table(*parts: Any, size: int = 100, objects: Any = ()) -> dict[str, Any]:
+    return {
+        "format": "blobstore.table.1",
+        "sha256": "a" * 64,
+        "size": size,
+        "parts": [[offset, count, "b" * 64, list(ways)] for offset, count, *ways in parts],
+        "objects": list(objects),
+    }
+
+
+PACK = {"sha256": "c" * 64, "size": 10}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        table((0, 60), (50, 10)),
+        table((50, 10), (0, 10)),
+        table((0, 50), (50, 51)),
+        table((0, 101)),
+        {**table((0, 10)), "sha256": "d" * 64},
+        {**table((0, 10)), "size": 99},
+        table((0, 10, ["zstd", 0, 0, 11]), objects=[PACK]),
+        table((0, 10, ["zstd", 0, 5, 6]), objects=[PACK]),
+        table((0, 10, ["zstd", 1, 0, 5]), objects=[PACK]),
+        table((0, 10, ["zstd", -1, 0, 5]), objects=[PACK]),
+        table((0, 10, ["zstd", 0, 0, 5, "e" * 64]), objects=[PACK]),
+        table((0, 10, ["patch:2", 0, 0, 5]), objects=[PACK]),
+        table((0, 10, ["copy", -1, 0, 0])),
+        table((0, 10, ["copy", 0, 0, 0, "e" * 64]), objects=[PACK]),
+    ],
+    ids=lambda wrong: json.dumps([wrong["parts"], wrong["size"], wrong["sha256"][0]]),
+)
+def test_a_hostile_table_is_refused(wrong: dict[str, Any]) -> None:
+    """Parts lie in their file, one behind the other, and their ways lie in objects (S3)."""
+    file = File("model.ptd", "data", "a" * 64, 100)
+    sound = table((0, 50, ["zstd", 0, 5, 5]), (50, 50, ["copy", -1, 0, 0, "e" * 64]), objects=[PACK])
+    parse_table(json.dumps(sound).encode(), file, "it")
+    with pytest.raises(InvalidFileError):
+        parse_table(json.dumps(wrong).encode(), file, "it")
+
+
+def test_a_small_file_is_small(tmp_path: Path) -> None:
+    """A record that grew is not read into memory (S3)."""
+    (tmp_path / "it").write_bytes(bytes(11))
+    assert len(read_small(tmp_path / "it", 11)) == 11
+    with pytest.raises(InvalidFileError, match="more than 10 bytes"):
+        read_small(tmp_path / "it", 10)
+
+
+def test_a_spool_believes_its_list_as_far_as_its_file_goes(tmp_path: Path) -> None:
+    """A power failure may leave a list without its bytes (F2)."""
+    wanted = Object("a" * 64, 100)
+    (tmp_path / wanted.sha256).write_bytes(bytes(50))
+    (tmp_path / f"{wanted.sha256}.ranges").write_text("0 20\n40 60\n90 100\n-5 10\n30 25\n")
+    assert Spool(tmp_path, wanted).missing(0, 100) == [(20, 100)]
+
+
+@pytest.mark.parametrize("ending", ["", ".ranges"])
+def test_what_is_fetched_goes_through_no_link(tmp_path: Path, ending: str) -> None:
+    """Another user may have put it there (S2)."""
+    victim = tmp_path / "victim"
+    victim.write_bytes(b"mine")
+    wanted = Object("a" * 64, 100)
+    (tmp_path / f"{wanted.sha256}{ending}").symlink_to(victim)
+    spool = Spool(tmp_path, wanted)
+    with pytest.raises(BlobStoreError):
+        spool.write(0, b"theirs") if not ending else spool.note(0, 10)
+    assert victim.read_bytes() == b"mine"
