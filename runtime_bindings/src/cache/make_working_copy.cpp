@@ -3,11 +3,13 @@
 
 #include <blobstore/cache.h>
 
+#include "cache/working_copy.h"
 #include "format/file_kind.h"
 #include "format/ptd_bounds.h"
 #include "format/ptd_file.h"
 #include "format/ptd_writer.h"
 #include "os/output_file.h"
+#include "os/random.h"
 #include "os/text.h"
 
 namespace blobstore {
@@ -102,8 +104,9 @@ uint64_t make_working_copy(const std::vector<std::string>& paths, const std::str
     merged.add(path);
   }
   OutputFile file(target);
-  const uint64_t size = merged.writer().write(file);
+  const uint64_t size = merged.writer().write(file, {{kWorkingCopyKey, random_digits(kWorkingCopyDigits)}});
   file.commit();
+  remove_earlier_state(target);
   return size;
 }
 

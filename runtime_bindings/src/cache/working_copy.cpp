@@ -1,22 +1,59 @@
 #include "cache/working_copy.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <cstring>
 #include <new>
+
+#include <unistd.h>
 
 #include <blobstore/error.h>
 
 #include "format/digest.h"
+#include "format/ptd_manifest.h"
+#include "format/ptd_reader.h"
 #include "os/fork.h"
 #include "os/text.h"
 
 namespace blobstore::internal {
 namespace {
 
-constexpr char kMagic[] = "BLOBCMT1";
+constexpr char kMagic[] = "BLOBCMT2";
 constexpr size_t kPage = 4096;
 
+int digit_of(char c) {
+  return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
+}
+
 } // namespace
+
+std::optional<std::array<uint8_t, 16>> working_copy_id(const std::string& digits) {
+  std::array<uint8_t, 16> id{};
+  if (digits.size() != kWorkingCopyDigits) {
+    return std::nullopt;
+  }
+  for (size_t i = 0; i < digits.size(); ++i) {
+    const int digit = digit_of(digits[i]);
+    if (digit < 0) {
+      return std::nullopt;
+    }
+    id[i / 2] = static_cast<uint8_t>(id[i / 2] << 4 | digit);
+  }
+  return id;
+}
+
+void remove_earlier_state(const std::string& path) {
+  WorkingCopy copy(File(path, /*writable=*/true));
+  const WorkingCopy::Exclusive lock(copy); // nobody opens the new file meanwhile, and makes a state of its own
+  if (!copy.is_at_its_path()) {
+    return; // somebody has replaced it, who does the same
+  }
+  copy.id_ = copy.read_id();
+  copy.find_state();
+  if (copy.state_.pages() == nullptr) {
+    unlink(copy.gate_path().c_str());
+  }
+}
 
 /// All leases of this process.
 class OpenLeases final : ForkAware {
@@ -170,6 +207,20 @@ bool WorkingCopy::is_at_its_path() const {
   return mine.device == there.device && mine.inode == there.inode;
 }
 
+std::array<uint8_t, 16> WorkingCopy::read_id() const {
+  const uint64_t size = file_.size();
+  const Mapping map(file_, 0, size, Mapping::Kind::ReadOnly);
+  if (const auto id = working_copy_id(metadata_unverified(map.data(), size, kWorkingCopyKey))) {
+    return *id;
+  }
+  read_ptd(file_.path(), map.data(), size); // says what is wrong with a damaged file
+  throw Error(
+      ErrorKind::Unsupported,
+      file_.path(),
+      "this is not a working copy, and processes that share a file change it for good; make_working_copy makes one of "
+      "it");
+}
+
 /// A tool may have copied the file with holes, which would need disk space when they are written through a map.
 void WorkingCopy::reserve_space() const {
   const FileStatus status = file_.status();
@@ -184,15 +235,37 @@ void WorkingCopy::find_state() {
     return;
   }
   Mapping first(gate, 0, sizeof(Header), Mapping::Kind::Shared);
-  const auto* found = reinterpret_cast<const Header*>(first.data());
+  const auto* there = reinterpret_cast<const Header*>(first.data());
   const FileStatus status = file_.status();
-  // volumes may get another device number when they are mounted, and a killed process left its journal before
-  if (std::memcmp(found->magic, kMagic, 8) != 0 || found->inode != status.inode || found->size != status.size ||
-      found->keys > (gate.size() - sizeof(Header)) / 8) {
+  if (std::memcmp(there->magic, kMagic, 8) != 0 || std::memcmp(there->id, id_.data(), id_.size()) != 0) {
     return; // it belongs to another file, which this one replaced
   }
-  gate.reserve(0, sizeof(Header) + 8 * found->keys);
-  state_ = Mapping(gate, 0, sizeof(Header) + 8 * found->keys, Mapping::Kind::Shared);
+  if (!gate.is_as_safe_as(file_)) {
+    throw Error(
+        ErrorKind::FileAccess,
+        gate.path(),
+        format(
+            "user {} owns it, or others may write to it, who must not write to {}; remove it",
+            gate.status().user,
+            file_.path()),
+        EPERM);
+  }
+  // volumes may get another device number when they are mounted, so only inodes are compared
+  if (there->inode != status.inode || there->size != status.size || there->keys > (gate.size() - sizeof(Header)) / 8) {
+    if (there->pending.load(std::memory_order_acquire) != 0) {
+      throw Error(
+          ErrorKind::Integrity,
+          file_.path(),
+          format(
+              "it was copied while a commit was under way, so that it holds neither the old nor the new weights, and "
+              "{} "
+              "is about the original; make the working copy again",
+              gate.path()));
+    }
+    return;
+  }
+  gate.reserve(0, sizeof(Header) + 8 * there->keys);
+  state_ = Mapping(gate, 0, sizeof(Header) + 8 * there->keys, Mapping::Kind::Shared);
   gate_ = std::move(gate);
 }
 
@@ -211,7 +284,7 @@ void WorkingCopy::create(uint64_t keys) {
   Mapping state(gate.file(), 0, size, Mapping::Kind::Shared);
   auto* header = reinterpret_cast<Header*>(state.data());
   std::memcpy(header->magic, kMagic, 8);
-  header->device = status.device;
+  std::memcpy(header->id, id_.data(), id_.size());
   header->inode = status.inode;
   header->size = status.size;
   header->keys = keys;

@@ -1,10 +1,13 @@
 // A .ptd that several processes map and change together.
 #pragma once
 
+#include <array>
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -12,6 +15,17 @@
 #include "os/file.h"
 
 namespace blobstore::internal {
+
+/// The key in a file's metadata that makes it a working copy. Its value is an id, 32 hexadecimal digits that no other
+/// working copy has.
+constexpr char kWorkingCopyKey[] = "blobstore.working_copy";
+constexpr size_t kWorkingCopyDigits = 32;
+
+/// The id as bytes; empty if a text is no id.
+std::optional<std::array<uint8_t, 16>> working_copy_id(const std::string& digits);
+
+/// Remove what an earlier file at this path left beside it, when a new working copy has appeared there.
+void remove_earlier_state(const std::string& path);
 
 /// Bytes that a commit writes to the file. Does not own them.
 struct Patch {
@@ -24,16 +38,21 @@ struct Patch {
 /// process maps:
 ///
 ///     offset  bytes      what
-///     0       8          "BLOBCMT1"
-///     8       24         device, inode and size of the working copy; the device is not compared
-///     32      8          number of keys
-///     40      8          generation
-///     48      8          bytes of a journal that must be replayed; 0 if there is none
-///     56      8          reserved
+///     0       8          "BLOBCMT2"
+///     8       16         the id of the working copy, as bytes
+///     24      8          its inode
+///     32      8          its size
+///     40      8          number of keys
+///     48      8          generation
+///     56      8          bytes of a journal that must be replayed; 0 if there is none
 ///     64      8 x keys   version of each key: the generation of its last change
 ///     next multiple of 4096: the journal: generation (8), number of patches (8), number of keys (8), the keys'
 ///             numbers (8 each), offset and size of each patch (16 each), the patches' bytes, and the xxh3-128 of all
 ///             that (16)
+///
+/// It counts only if it has the id of this copy, its inode and its size, and if its owner could write the copy anyway.
+/// A file of another life, whose inode was used again, is replaced. If the copy was copied together with a journal that
+/// must be replayed, nobody knows which bytes it has, and it cannot be opened.
 ///
 /// Two kernel locks (flock) keep processes apart. The kernel releases them when a process dies. The lock on the working
 /// copy itself is shared by readers and exclusive for a commit. The lock on the file beside it is a gate that readers
@@ -54,8 +73,8 @@ class WorkingCopy {
   explicit WorkingCopy(File file);
   ~WorkingCopy();
 
-  /// Finish a commit that a killed process left, then call `read` with the file under the exclusive lock; it returns
-  /// the number of keys.
+  /// Check that the file is a working copy, finish a commit that a killed process left, then call `read` with the file
+  /// under the exclusive lock; it returns the number of keys.
   template <typename Read>
   void open(Read read) {
     while (!open_if_current(read)) { // otherwise this process would replace the locks of those that have the new file
@@ -127,13 +146,12 @@ class WorkingCopy {
  private:
   struct Header {
     char magic[8];
-    uint64_t device;
+    uint8_t id[16];
     uint64_t inode;
     uint64_t size;
     uint64_t keys;
     std::atomic<uint64_t> generation;
     std::atomic<uint64_t> pending;
-    uint64_t reserved;
   };
 
   class Exclusive {
@@ -149,7 +167,9 @@ class WorkingCopy {
 
   Header* header() const { return reinterpret_cast<Header*>(state_.data()); }
   std::atomic<uint64_t>* versions() const { return reinterpret_cast<std::atomic<uint64_t>*>(header() + 1); }
-  std::string gate_path() const { return file_.path() + ".commits"; }
+  std::string gate_path() const { return gate_path_of(file_.path()); }
+  static std::string gate_path_of(const std::string& path) { return path + ".commits"; }
+  friend void remove_earlier_state(const std::string& path);
   uint64_t journal_start() const;
   std::unique_ptr<Lease> lease();
   void keep(std::unique_ptr<Lease> lease) noexcept;
@@ -159,6 +179,7 @@ class WorkingCopy {
     if (!is_at_its_path()) {
       return false;
     }
+    id_ = read_id();
     reserve_space();
     find_state();
     recover();
@@ -166,6 +187,7 @@ class WorkingCopy {
     return true;
   }
   bool is_at_its_path() const;
+  std::array<uint8_t, 16> read_id() const; // @throws Error Unsupported: it is no working copy
   void reserve_space() const;
   void find_state(); // maps the file beside, if it belongs to this working copy
   void bind(uint64_t keys);
@@ -176,6 +198,7 @@ class WorkingCopy {
   void finish(const std::vector<uint64_t>& keys);
 
   File file_;
+  std::array<uint8_t, 16> id_{};
   File gate_;
   Mapping state_;
   std::mutex mutex_; // guards spare_

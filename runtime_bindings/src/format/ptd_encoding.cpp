@@ -177,14 +177,23 @@ void encode_header(std::vector<uint8_t>& table, uint64_t segment_base, uint64_t 
 }
 
 std::vector<uint8_t> encode_manifest(
-    const Digest& head, const std::vector<Digest>& digests, const std::vector<uint32_t>& alignments) {
+    const Digest& head,
+    const std::vector<Digest>& digests,
+    const std::vector<uint32_t>& alignments,
+    const std::map<std::string, std::string>& metadata) {
   // own size, size of the table, and the positions of version, head, segments, alignments, metadata
   constexpr uint16_t kVtable[] = {14, 36, 32, 16, 12, 8, 4};
   constexpr size_t kTable = 24; // behind the root offset, the identifier, and the vtable, which ends there
   constexpr size_t kSegments = kTable + kVtable[1];
   const size_t alignments_at = kSegments + 4 + sizeof(Digest) * digests.size();
   const size_t metadata_at = alignments_at + 4 + 4 * alignments.size();
-  const size_t size = metadata_at + 4; // its length, 0
+  // behind the vector of references: the vtable of pairs, and each pair with its two strings
+  constexpr uint16_t kPairVtable[] = {8, 12, 4, 8};
+  const size_t pair_vtable = metadata_at + 4 + 4 * metadata.size();
+  size_t size = metadata.empty() ? metadata_at + 4 : pair_vtable + sizeof kPairVtable;
+  for (const auto& [key, value] : metadata) {
+    size += kPairVtable[1] + string_size(key) + string_size(value);
+  }
 
   Bytes out(size + sizeof(Digest) + 8 + kMagic.size());
   out.u32(0, kTable);
@@ -199,6 +208,27 @@ std::vector<uint8_t> encode_manifest(
   out.copy(kSegments + 4, digests.data(), sizeof(Digest) * digests.size());
   out.u32(alignments_at, alignments.size());
   out.copy(alignments_at + 4, alignments.data(), 4 * alignments.size());
+  out.u32(metadata_at, metadata.size());
+  if (!metadata.empty()) {
+    out.copy(pair_vtable, kPairVtable, sizeof kPairVtable);
+  }
+  size_t pair = pair_vtable + sizeof kPairVtable;
+  size_t reference = metadata_at + 4;
+  for (const auto& [key, value] : metadata) {
+    out.reference(reference, pair);
+    out.u32(pair, pair - pair_vtable);
+    size_t string = pair + kPairVtable[1];
+    size_t field = pair + 4;
+    for (const std::string* text : {&key, &value}) {
+      out.reference(field, string);
+      out.u32(string, text->size());
+      out.text(string + 4, *text);
+      string += string_size(*text);
+      field += 4;
+    }
+    pair = string;
+    reference += 4;
+  }
   const Digest sum = digest(out.data(), size);
   out.copy(size, sum.data(), sum.size());
   out.put(size + sizeof(Digest), static_cast<uint64_t>(size));

@@ -1,9 +1,12 @@
 // The flatbuffers of a .ptd as bytes: the table of contents and the manifest. They are byte for byte those of
-// blobstore/formats/ptd, so equal contents in equal order give equal files, whichever of the two wrote them.
+// blobstore/formats/ptd, so equal contents in equal order give equal files, whichever of the two wrote them. Metadata
+// may lie elsewhere in the manifest.
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -32,13 +35,16 @@ std::vector<uint8_t> encode_table(const std::vector<TableKey>& keys, const std::
 /// Write the header into an encoded table.
 void encode_header(std::vector<uint8_t>& table, uint64_t segment_base, uint64_t segment_data_size);
 
-/// The bytes behind the last segment: the manifest, without metadata, its digest, its length, and the magic that ends
-/// the file.
+/// The bytes behind the last segment: the manifest, its digest, its length, and the magic that ends the file.
 ///
 /// @param head the digest of everything before the segments.
 /// @param digests of the segments.
 /// @param alignments of the keys.
+/// @param metadata text of the application.
 std::vector<uint8_t> encode_manifest(
-    const Digest& head, const std::vector<Digest>& digests, const std::vector<uint32_t>& alignments);
+    const Digest& head,
+    const std::vector<Digest>& digests,
+    const std::vector<uint32_t>& alignments,
+    const std::map<std::string, std::string>& metadata);
 
 } // namespace blobstore::internal

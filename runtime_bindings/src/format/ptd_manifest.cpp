@@ -119,6 +119,24 @@ PtdManifest keyed_manifest(const PtdTable& table) {
   return {segment.start, segment.size - kDigestSize - kMagicSize};
 }
 
+std::string metadata_unverified(const uint8_t* data, uint64_t size, const std::string& key) {
+  if (size < kTail + kDigestSize || !ends_with(data, size, kMagic)) {
+    return std::string();
+  }
+  const uint64_t length = load_u64(data + size - kTail);
+  if (length > size - kTail - kDigestSize) {
+    return std::string();
+  }
+  try {
+    const FlatBuffer buffer(data + size - kTail - kDigestSize - length, length);
+    const auto metadata = read_metadata(buffer, buffer.root());
+    const auto text = metadata.find(key);
+    return text == metadata.end() ? std::string() : text->second;
+  } catch (const FormatError&) {
+    return std::string();
+  }
+}
+
 Digest read_manifest(PtdTable& table, PtdManifest& manifest, const uint8_t* data) {
   const uint8_t* body = data + manifest.start;
   if (std::memcmp(digest(body, manifest.size).data(), body + manifest.size, kDigestSize) != 0) {

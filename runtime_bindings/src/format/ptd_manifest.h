@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <string_view>
 
 #include "format/digest.h"
@@ -33,6 +34,11 @@ bool is_keyed_manifest(std::string_view key, const uint8_t* data, uint64_t size)
 std::optional<size_t> find_keyed_manifest(const PtdTable& table, const uint8_t* data, uint64_t size);
 /// The manifest in the last segment of such a file.
 PtdManifest keyed_manifest(const PtdTable& table);
+
+/// A text of the metadata, empty if there is none. Only the bounds are checked, and no digest: a commit to a working
+/// copy that a killed process left may have changed half of the digests, and the text decides whether it can be
+/// finished.
+std::string metadata_unverified(const uint8_t* data, uint64_t size, const std::string& key);
 
 /// Check the manifest, and copy to the table what it says about segments and keys.
 ///

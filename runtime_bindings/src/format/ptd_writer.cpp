@@ -102,7 +102,7 @@ uint32_t PtdWriter::find_or_add(const Blob& blob) {
   return number;
 }
 
-uint64_t PtdWriter::write(OutputFile& file) const {
+uint64_t PtdWriter::write(OutputFile& file, const std::map<std::string, std::string>& metadata) const {
   uint64_t base_alignment = kSegmentAlignment;
   std::vector<TableSegment> segments;
   std::vector<Digest> digests;
@@ -137,7 +137,7 @@ uint64_t PtdWriter::write(OutputFile& file) const {
     copy(file, blobs_[i], piece);
     position = segments[i].offset + blobs_[i].size;
   }
-  const std::vector<uint8_t> manifest = encode_manifest(hasher.digest(), digests, alignments);
+  const std::vector<uint8_t> manifest = encode_manifest(hasher.digest(), digests, alignments, metadata);
   file.write(manifest.data(), manifest.size());
   return base + end + manifest.size();
 }

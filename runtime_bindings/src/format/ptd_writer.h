@@ -6,6 +6,7 @@
 #include <functional>
 #include <map>
 #include <optional>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -40,10 +41,11 @@ class PtdWriter {
 
   /// Write everything to an empty file; does not commit it. The result depends on nothing but what was added.
   ///
+  /// @param metadata text for the manifest.
   /// @returns the size of the file in bytes.
   /// @throws Error DataChanged: bytes changed since they were added. InvalidAlignment: the common multiple of all
   ///   alignments is too large. FileAccess, Unsupported, or what `check_sources` throws.
-  uint64_t write(OutputFile& file) const;
+  uint64_t write(OutputFile& file, const std::map<std::string, std::string>& metadata = {}) const;
 
  private:
   struct Key {

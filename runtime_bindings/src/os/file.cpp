@@ -63,10 +63,29 @@ File& File::operator=(File&& other) noexcept {
 
 File File::open_if_there(std::string path) {
   const int descriptor = open(path.c_str(), O_RDWR | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW);
-  if (descriptor < 0 && errno != ENOENT && errno != ELOOP) {
+  // ENXIO is what a socket answers
+  if (descriptor < 0 && errno != ENOENT && errno != ELOOP && errno != ENXIO && errno != EISDIR) {
     throw_errno(path, errno);
   }
-  return File(std::move(path), descriptor);
+  File file(std::move(path), descriptor);
+  struct stat status;
+  if (file.is_open() && (fstat(descriptor, &status) != 0 || !S_ISREG(status.st_mode))) {
+    return File(file.path(), -1);
+  }
+  return file;
+}
+
+bool File::is_as_safe_as(const File& that) const {
+  constexpr uint32_t kGroup = 020;
+  constexpr uint32_t kOthers = 002;
+  const FileStatus mine = status();
+  const FileStatus other = that.status();
+  if ((other.mode & kOthers) != 0) {
+    return true;
+  }
+  const bool shared_group = (other.mode & kGroup) != 0 && mine.group == other.group;
+  const bool own = mine.user == 0 || mine.user == other.user || mine.user == geteuid();
+  return (own || shared_group) && (mine.mode & kOthers) == 0 && ((mine.mode & kGroup) == 0 || shared_group);
 }
 
 FileStatus File::status() const {
@@ -80,6 +99,8 @@ FileStatus File::status() const {
       static_cast<uint64_t>(status.st_size),
       static_cast<uint64_t>(status.st_blocks) * 512,
       static_cast<uint32_t>(status.st_mode & 0777),
+      static_cast<uint32_t>(status.st_uid),
+      static_cast<uint32_t>(status.st_gid),
 #ifdef __APPLE__
       nanoseconds(status.st_mtimespec),
       nanoseconds(status.st_ctimespec)};

@@ -34,6 +34,8 @@ struct FileStatus {
   uint64_t size;
   uint64_t stored; // bytes on the disk; if there are fewer than `size`, the file has holes
   uint32_t mode; // permissions
+  uint32_t user; // owner
+  uint32_t group;
   int64_t modified; // in nanoseconds since 1970: when bytes were last written
   int64_t changed; // ... or also a name, an owner or a permission; programs cannot set it
 };
@@ -48,7 +50,8 @@ class File {
   File(std::string path, bool writable);
   /// Take over a descriptor.
   File(std::string path, int descriptor) : path_(std::move(path)), descriptor_(descriptor) {}
-  /// Open a file for reading and writing. If there is none, or if the path is a link, the result is closed.
+  /// Open a file for reading and writing. If there is none, or if the path is a link or no regular file, the result is
+  /// closed.
   static File open_if_there(std::string path);
   ~File();
   File(File&& other) noexcept { *this = std::move(other); }
@@ -59,6 +62,8 @@ class File {
   bool is_open() const { return descriptor_ >= 0; }
   uint64_t size() const { return status().size; }
   FileStatus status() const;
+  /// Whether nobody can have written this file who could not have written that one, this user and root apart.
+  bool is_as_safe_as(const File& that) const;
   /// @throws Error FileAccess: the file ends before this byte; reading that far in a map would end the process.
   void check_length(uint64_t end) const;
   /// Reserve disk space for these bytes, so that writing to them through a map cannot fail. The file grows to hold

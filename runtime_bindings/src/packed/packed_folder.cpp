@@ -141,7 +141,9 @@ std::vector<uint64_t> locked_files() {
 
 Digest identity_of(const MappedCache& cache) {
   Hasher hasher;
-  const FileStatus status = cache.shared_file().status();
+  const std::string& id = cache.placed().sources()[0].table.metadata.at(kWorkingCopyKey);
+  hasher.update(id.data(), id.size());
+  const FileStatus status = cache.shared_file().status(); // a copy of the copy is another one
   hasher.update(&status.device, sizeof status.device);
   hasher.update(&status.inode, sizeof status.inode);
   for (const auto& slot : cache.placed().slots()) {
