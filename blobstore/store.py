@@ -37,7 +37,7 @@ from blobstore.errors import (
     UnsupportedDataError,
 )
 from blobstore.formats.data_map import MergedDataMap, NamedDataMap
-from blobstore.formats.keys import OF_PROGRAMS, suggest
+from blobstore.formats.keys import OF_PROGRAMS, WORKING_COPY, suggest
 from blobstore.formats.ptd.manifest import is_keyed_manifest
 from blobstore.formats.ptd.reader import open_ptd
 from blobstore.formats.ptd.writer import MAX_ALIGNMENT, Entry, write_ptd
@@ -480,7 +480,11 @@ def file_name(tag: str) -> str:
 
 
 def _check_metadata(metadata: Mapping[str, str] | None) -> Mapping[str, str]:
-    """The metadata of a file, {} for None; raises UnsupportedDataError if it does not map str to str."""
+    """The metadata of a new file, {} for None, without the mark of a working copy, which a file of its contents is not.
+
+    Raises:
+        UnsupportedDataError: it does not map str to str.
+    """
     if metadata is None:
         return {}
     if not isinstance(metadata, Mapping):
@@ -490,7 +494,7 @@ def _check_metadata(metadata: Mapping[str, str] | None) -> Mapping[str, str]:
             text.encode()
         except (AttributeError, UnicodeEncodeError):
             raise UnsupportedDataError(f"metadata must map str to str, got {text!r}") from None
-    return metadata
+    return {key: text for key, text in metadata.items() if key != WORKING_COPY}
 
 
 def _check_key(key: str) -> None:

@@ -118,7 +118,7 @@ class Journal:
         """
         file = Descriptor()
         try:
-            number = file.open(path, getattr(os, "O_NOFOLLOW", 0))
+            number = file.open(path, getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
             status = os.fstat(number)
             if not stat.S_ISREG(status.st_mode) or status.st_size > _LARGEST:
                 return None
@@ -136,7 +136,7 @@ class Journal:
             raise ValueError("unknown version")
         moves = []
         for file in found["files"]:
-            place = folder / file["place"]
+            place = folder / _path(file["place"])
             moves.append(
                 Move(
                     place,
@@ -146,7 +146,7 @@ class Journal:
                     _identity(file["after"]),
                 )
             )
-        folders = [folder / other for other in found["folders"]]
+        folders = [folder / _path(other) for other in found["folders"]]
         if not folders:
             raise ValueError("no folders")
         return cls(moves, folders)
@@ -185,6 +185,12 @@ class Journal:
 def _hidden(name: Any) -> str:
     if not TEMPORARY.fullmatch(name):
         raise ValueError(f"{name}: not the name of a temporary file")
+    return str(name)
+
+
+def _path(name: Any) -> str:
+    if b"\0" in os.fsencode(name):  # which raises a ValueError for what no file system can have
+        raise ValueError(f"{name!r}: not a path")
     return str(name)
 
 

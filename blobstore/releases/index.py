@@ -9,6 +9,7 @@ Both come from servers and are hostile until they are parsed here.
 
 from __future__ import annotations
 
+import json
 import re
 import unicodedata
 from functools import cached_property
@@ -231,10 +232,22 @@ _T = TypeVar("_T", Index, Table)
 
 def _parse(data: bytes, kind: type[_T], where: str) -> _T:
     try:
-        return msgspec.json.decode(data, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        text = data.decode()  # msgspec does not look into what it skips
+        parsed = msgspec.json.decode(text, type=kind)
+        json.loads(text, object_pairs_hook=_check_unique, parse_int=len, parse_float=len)
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
         what = "an index of a release" if kind is Index else "a table of a release"
         raise InvalidFileError(where, f"this is not {what}: {error}") from None
+    return parsed
+
+
+def _check_unique(pairs: list[tuple[str, object]]) -> None:
+    """Raise ValueError if an object has a key twice: readers would not agree on its value."""
+    seen: set[str] = set()
+    for key, _ in pairs:
+        if key in seen:
+            raise ValueError(f"the key {key!r} occurs twice in one object")
+        seen.add(key)
 
 
 def parse_index(data: bytes, where: str) -> Index:

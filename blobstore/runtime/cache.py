@@ -98,9 +98,8 @@ class BlobCache(NamedDataMap):
         paths: one file or several. Where several files have a key, its contents must be equal.
         mode: "private": unchanged pages belong to the page cache of the operating system, so all processes share them.
             A commit copies only the pages that it changes, and no other process sees it. "shared": one working copy
-            (see `make_working_copy`) that any number of processes map, read and change together; a commit changes the
-            file, so never open the original in this mode: its weights would be overwritten, and `revert` could not
-            restore them. "copy": the files are read into memory, so later changes to the files have no effect.
+            that any number of processes map, read and change together; a commit changes the file, so only what
+            `make_working_copy` wrote can be opened in this mode. "copy": the files are read into memory, so later changes to the files have no effect.
         base: a cache whose blobs can be found through this one, except for the keys that `paths` have. Its memory is
             shared, and its commits are visible here. Its blobs are changed through the base, not through this cache.
         packed: a `PackedStore` or its folder: where programs on this cache keep packed weights. By default where those of
@@ -116,7 +115,8 @@ class BlobCache(NamedDataMap):
     Raises:
         FileAccessError, InvalidFileError, IntegrityError: a file cannot be opened or trusted.
         KeyConflictError: two files have different contents under one key.
-        UnsupportedOperationError: the mode is unknown, or it is "shared" with several files.
+        UnsupportedOperationError: the mode is unknown, or it is "shared" with several files or with a file that is no
+            working copy.
         UnsupportedDataError: `base` is not a `BlobCache`, or `packed` is neither a store nor a path.
     """
 

@@ -587,7 +587,7 @@ GUARDS = (
     Guard(
         "journal: O_NOFOLLOW",
         "blobstore/disk/journal.py",
-        'file.open(path, getattr(os, "O_NOFOLLOW", 0))',
+        'file.open(path, getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))',
         "file.open(path)",
         _JOURNAL,
     ),

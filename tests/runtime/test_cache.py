@@ -367,10 +367,10 @@ def _digests(arrays):
     return ((key, (array.nbytes, xxhash.xxh3_128_digest(array.tobytes()))) for key, array in arrays.items())
 
 
-def test_an_earlier_file_as_a_working_copy(tmp_path):
-    """The manifest of the first format version is under a key; commits update it in place."""
+def test_a_working_copy_of_an_earlier_file(tmp_path):
+    """The manifest of the first format version is under a key; the working copy has the new form, kept up to date."""
     path = tmp_path / "x.ptd"
-    shutil.copy(DATA / "golden-v0.ptd", path)
+    make_working_copy(DATA / "golden-v0.ptd", path)
     cache = BlobCache(path, "shared")
     cache.update({"half": np.array(2.5, np.float16), "opaque": b"new bytes"})
     for reader in (cache, BlobCache(path, "shared"), BlobCache(path)):

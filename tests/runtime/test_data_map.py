@@ -11,7 +11,7 @@ import pytest
 from blobstore.errors import KeyNotFoundError, LayoutError
 from blobstore.formats.data_map import NamedDataMap
 from blobstore.memory.layout import ScalarType, TensorLayout
-from blobstore.runtime import BlobCache
+from blobstore.runtime import BlobCache, make_working_copy
 from blobstore.testing import NamedDataMapContract
 from tests.runtime.application import build
 
@@ -50,7 +50,8 @@ class TestCacheInMemory(NamedDataMapContract):
 
 class TestSharedCache(NamedDataMapContract):
     def plant(self, folder):
-        return BlobCache(plant_file(self.blobs, folder), "shared")
+        make_working_copy(plant_file(self.blobs, folder), folder / "copy.ptd")
+        return BlobCache(folder / "copy.ptd", "shared")
 
 
 class TestStackedCache(NamedDataMapContract):

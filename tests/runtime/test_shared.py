@@ -7,6 +7,7 @@ import os
 import random
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +16,8 @@ import numpy as np
 import pytest
 import xxhash
 
-from blobstore import errors, open_ptd, save_file
+from blobstore import BlobStore, convert, errors, open_ptd, save_file
+from blobstore.formats.ptd.writer import write_ptd
 from blobstore.runtime import BlobCache, make_working_copy
 from tests.runtime.blobs import foundation_arrays
 from tests.runtime.hooks import environment
@@ -352,9 +354,12 @@ def test_copied_working_copy(copy, tmp_path):
     assert (value(cache), value(second)) == (1, 4)
 
 
-def test_keys_that_share_bytes_in_a_plain_file(foundation, tmp_path):
-    """A commit that would make two such keys differ is refused."""
-    shutil.copy(foundation, tmp_path / "plain.ptd")
+def test_keys_that_share_bytes_in_a_file_of_somebody_else(foundation, tmp_path):
+    """A commit that would make two such keys differ is refused. `make_working_copy` writes no such file."""
+    with open_ptd(foundation) as data_map, (tmp_path / "plain.ptd").open("wb") as file:
+        store = BlobStore()
+        store.merge(data_map)
+        write_ptd(file, store.entries(), {"blobstore.working_copy": "0" * 32})
     cache = BlobCache(tmp_path / "plain.ptd", "shared")
     new = np.ones((64, 64), np.float32)
     with pytest.raises(errors.UnsupportedOperationError, match="'tied' and 'pages' share|'pages' and 'tied' share"):
@@ -580,3 +585,130 @@ def test_the_file_of_commits_is_replaced(copy, tmp_path):
     assert not (tmp_path / f"{copy.name}.commits").is_symlink()
     assert set(os.listdir(tmp_path)) == before
     assert (tmp_path / f"{copy.name}.commits").stat().st_mode & 0o777 == 0o600
+
+
+def commits_of_a_killed_process(path):
+    """What a process leaves that was killed in a commit which turns the first bytes of the blobs into 666."""
+    with open_ptd(path) as data_map:
+        mark = bytes.fromhex(data_map.metadata["blobstore.working_copy"])
+    status = path.stat()
+    blob = path.read_bytes().index(np.ones(64, np.float32).tobytes())
+    evil = np.full(64, 666, np.float32).tobytes()
+    made = struct.pack("<5Q", 1, 1, 0, blob, len(evil)) + evil
+    header = b"BLOBCMT2" + mark + struct.pack("<5Q", status.st_ino, status.st_size, 1, 0, len(made))
+    data = header.ljust(4096, b"\0") + made + xxhash.xxh3_128_digest(made)
+    return data + bytes(-len(data) % 4096)
+
+
+def values(path):
+    with BlobCache(path, "shared") as cache, cache.reading():
+        return set(cache.numpy("a").tolist())
+
+
+@pytest.fixture
+def ones(tmp_path):
+    save_file({"a": np.ones(SIZE, np.float32)}, tmp_path / "original.ptd")
+    make_working_copy(tmp_path / "original.ptd", tmp_path / "copy.ptd")
+    return tmp_path / "copy.ptd"
+
+
+def test_a_killed_commit_is_finished(ones):
+    """So the following tests leave what would count, if they did not change it (B3)."""
+    Path(f"{ones}.commits").write_bytes(commits_of_a_killed_process(ones))
+    Path(f"{ones}.commits").chmod(0o600)
+    assert values(ones) == {1.0, 666.0}
+
+
+@pytest.mark.parametrize("how", ["removed first", "replaced"])
+def test_the_commits_of_a_dead_working_copy_do_not_count(ones, how):
+    """Not even if the system gives its inode to the next one (S2)."""
+    commits = Path(f"{ones}.commits")
+    commits.write_bytes(commits_of_a_killed_process(ones))
+    dead = commits.read_bytes()
+    if how == "removed first":
+        ones.unlink()
+    make_working_copy(ones.with_name("original.ptd"), ones)
+    assert not commits.exists()
+    commits.write_bytes(dead[:24] + struct.pack("<Q", ones.stat().st_ino) + dead[32:])
+    commits.chmod(0o600)
+    assert values(ones) == {1.0}
+
+
+def test_every_working_copy_has_its_own_mark(ones):
+    """32 digits that nobody can guess; files that are made of one are no working copies (S2)."""
+    make_working_copy(ones, ones.with_name("second.ptd"))
+    convert(ones, ones.with_name("third.ptd"))
+    marks = []
+    for name in ("copy.ptd", "second.ptd", "third.ptd"):
+        with open_ptd(ones.with_name(name), verify=True) as data_map:
+            marks.append(data_map.metadata.get("blobstore.working_copy"))
+    assert marks[0] != marks[1] and [len(bytes.fromhex(mark)) for mark in marks[:2]] == [16, 16] and marks[2] is None
+
+
+@pytest.mark.parametrize("mark", [None, "", "0" * 31, "g" * 32, "A" * 32])
+def test_what_nobody_marked_is_not_opened(ones, mark, tmp_path):
+    """A deployed file would change for good (S2)."""
+    plain = tmp_path / "plain.ptd"
+    with open_ptd(ones) as data_map, plain.open("wb") as file:
+        store = BlobStore()
+        store.merge(data_map)
+        write_ptd(file, store.entries(), {} if mark is None else {"blobstore.working_copy": mark})
+    before = plain.read_bytes()
+    with pytest.raises(
+        errors.UnsupportedOperationError, match=r"plain\.ptd: this is not a working copy.*make_working_copy"
+    ):
+        BlobCache(plain, "shared")
+    assert plain.read_bytes() == before and not Path(f"{plain}.commits").exists()
+
+
+def test_a_copy_of_a_copy_in_the_middle_of_a_commit(ones, tmp_path):
+    """It holds neither the old nor the new weights, and its journal speaks of another file (B3)."""
+    Path(f"{ones}.commits").write_bytes(commits_of_a_killed_process(ones))
+    other = tmp_path / "other.ptd"
+    shutil.copy(ones, other)
+    shutil.copy(f"{ones}.commits", f"{other}.commits")
+    for path in (other, Path(f"{other}.commits")):
+        path.chmod(0o600)
+    before = other.read_bytes()
+    with pytest.raises(errors.IntegrityError, match=r"other\.ptd: it was copied while a commit was under way"):
+        BlobCache(other, "shared")
+    assert other.read_bytes() == before
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_the_commits_of_another_user_are_refused(ones):
+    """Who may not write the weights cannot write them through a journal (S2)."""
+    commits = Path(f"{ones}.commits")
+    commits.write_bytes(commits_of_a_killed_process(ones))
+    commits.chmod(0o600)
+    ones.chmod(0o600)
+    os.chown(commits, 65534, 65534)
+    before = ones.read_bytes()
+    with pytest.raises(errors.FileAccessError, match=r"copy\.ptd\.commits: user 65534 owns it"):
+        BlobCache(ones, "shared")
+    assert ones.read_bytes() == before
+
+
+@pytest.mark.parametrize("mode", [0o666, 0o620, 0o602])
+def test_commits_that_more_users_may_write_are_refused(ones, mode):
+    """... than may write the working copy (S2)."""
+    commits = Path(f"{ones}.commits")
+    commits.write_bytes(commits_of_a_killed_process(ones))
+    ones.chmod(0o600)
+    commits.chmod(mode)
+    before = ones.read_bytes()
+    with pytest.raises(errors.FileAccessError, match=r"copy\.ptd\.commits: .*others may write to it"):
+        BlobCache(ones, "shared")
+    assert ones.read_bytes() == before
+
+
+@pytest.mark.parametrize("what", ["pipe", "folder link", "link"])
+def test_what_is_no_file_of_commits_is_replaced(ones, what, tmp_path):
+    """Nobody can hold up a process with it (S2)."""
+    commits = Path(f"{ones}.commits")
+    if what == "pipe":
+        os.mkfifo(commits)
+    else:
+        commits.symlink_to(tmp_path if what == "folder link" else tmp_path / "elsewhere")
+    assert values(ones) == {1.0}
+    assert commits.is_file() and not commits.is_symlink() and not (tmp_path / "elsewhere").exists()

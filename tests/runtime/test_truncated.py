@@ -74,6 +74,8 @@ def test_mode_copy(work: str, path: Path) -> None:
 @pytest.mark.parametrize("work", ["verify", "save", "commit"])
 def test_truncated_working_copy(work: str, path: Path) -> None:
     """Every use is an error, and the file is not extended."""
+    make_working_copy(path, path.with_name("copy.ptd"))
+    path = path.with_name("copy.ptd")
     cache = BlobCache(path, "shared")
     os.truncate(path, 4096)
     with pytest.raises(errors.FileAccessError, match="truncated"):

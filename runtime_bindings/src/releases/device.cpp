@@ -7,6 +7,7 @@
 
 #include <sys/stat.h>
 #include <sys/statvfs.h>
+#include <unistd.h>
 
 #include <blobstore/error.h>
 
@@ -111,6 +112,8 @@ std::vector<ReleasePart> parts_in(const std::string& path, uint64_t size) {
   }
   return parts;
 }
+
+constexpr size_t kPlaceDigits = 16; // of the name of the folder for what is fetched from one source
 
 /// @throws Error FileAccess: it is still there.
 void remove(const std::string& path) {
@@ -427,6 +430,19 @@ Collected Device::gc(uint64_t keep) const {
   remove_others(tables_, needed, done);
   remove_others(indexes_, indexes, done);
   remove_others(folder_ + "partial/", {}, done);
+  int failed = 0;
+  for (const std::string& name : names_in(folder_ + "partial/", failed)) { // what pulls of the Python package left
+    const std::string place = format("{}partial/{}/", folder_, name);
+    if (name.size() != kPlaceDigits || name.find_first_not_of("0123456789abcdef") != std::string::npos) {
+      continue;
+    }
+    if (const std::optional<File> lock = try_lock_folder(place)) {
+      remove_others(place + "made/", {}, done);
+      remove_others(place, {}, done);
+      rmdir((place + "made").c_str());
+      rmdir(place.c_str());
+    }
+  }
   remove_fetched();
   return done;
 }
