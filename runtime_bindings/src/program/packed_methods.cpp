@@ -143,6 +143,7 @@ std::shared_ptr<Method> LoadedProgram::load_or_build(size_t method, PackedUse& u
   if (std::shared_ptr<Method> loaded = load_on_files(method, use, /*whole=*/true)) {
     return loaded;
   }
+  cache_->verify(); // entries are named by the digests that data files record, and packed from the bytes that they have
   try {
     const PackedFolder::Building building = packed_->begin_build();
     use = packed_use(method); // waiting may have taken a while
