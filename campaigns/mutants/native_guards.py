@@ -40,6 +40,9 @@ _SHARED = tuple(
         "test_copied_working_copy",
         "test_a_link_instead_of_the_file_of_commits_is_not_followed",
         "test_a_damaged_journal_is_an_error",
+        "test_the_commits_of_a_dead_working_copy_do_not_count",
+        "test_a_copy_of_a_copy_in_the_middle_of_a_commit",
+        "test_commits_that_more_users_may_write_are_refused",
     )
 )
 _PACKED = ("tests/runtime/test_packed_damage.py",)
@@ -316,25 +319,53 @@ GUARDS = (
     ),
     # Working copies and their journals
     Guard(
-        "C++: commits of another file",
+        "C++: commits of another life of the path",
         f"{_CACHE}/working_copy.cpp",
-        "found->inode != status.inode",
+        "std::memcmp(there->id, id_.data(), id_.size()) != 0",
+        "false",
+        _SHARED,
+    ),
+    Guard(
+        "C++: commits that another user wrote",
+        f"{_CACHE}/working_copy.cpp",
+        "!gate.is_as_safe_as(file_)",
+        "false",
+        _SHARED,
+    ),
+    Guard(
+        "C++: commits of the original of a copy",
+        f"{_CACHE}/working_copy.cpp",
+        "there->inode != status.inode",
         "false",
         _SHARED,
     ),
     Guard(
         "C++: commits of a file of another size",
         f"{_CACHE}/working_copy.cpp",
-        "found->size != status.size",
+        "there->size != status.size",
         "false",
         _SHARED,
     ),
     Guard(
         "C++: more keys than the file of commits has room for",
         f"{_CACHE}/working_copy.cpp",
-        "found->keys > (gate.size() - sizeof(Header)) / 8",
+        "there->keys > (gate.size() - sizeof(Header)) / 8",
         "false",
         _SHARED,
+    ),
+    Guard(
+        "C++: a journal that was copied with its file",
+        f"{_CACHE}/working_copy.cpp",
+        "there->pending.load(std::memory_order_acquire) != 0",
+        "false",
+        _SHARED,
+    ),
+    Guard(
+        "C++: packed weights are made of what was recorded",
+        "runtime_bindings/src/program/packed_methods.cpp",
+        "cache_->verify();",
+        ";",
+        ("tests/runtime/test_packed_sources.py",),
     ),
     Guard(
         "C++: a journal that is longer than its file",

@@ -257,7 +257,7 @@ GUARDS = (
     Guard(
         "401 after a redirect to another host",
         f"{_RELEASES}/http.py",
-        "if status == 401 and origin(url) == first and tried < 2:",
+        "if status == 401 and trusted and tried < 2:",
         "if status == 401 and tried < 2:",
         _CLIENT,
     ),
@@ -425,7 +425,7 @@ GUARDS = (
     Guard(
         "small files are bounded",
         f"{_RELEASES}/sources.py",
-        "if len(data) > limit:",
+        "if os.fstat(descriptor).st_size > limit:",
         "if False:",
         _TRUST,
     ),
@@ -932,10 +932,10 @@ GUARDS = (
     ),
     Guard(
         "store: equal digests are compared by bytes",
-        "blobstore/store.py",
-        "if same_bytes(view, self._blobs[blob][0]):",
+        "blobstore/memory/distinct.py",
+        "if same_bytes(first[0], data):",
         "if True:",
-        ("tests/test_store.py",),
+        ("tests/memory/test_distinct.py", "tests/test_store.py"),
     ),
     Guard(
         "store: a key with other bytes",

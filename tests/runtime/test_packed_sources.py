@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +10,22 @@ import torch
 from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
 from executorch.exir import to_edge_transform_and_lower
 
-from blobstore import dedup_programs, errors, open_ptd
+from blobstore import dedup_programs, errors, open_ptd, save_programs
+from blobstore.lowering import BlobStorePartitioner, lower
 from blobstore.runtime import BlobCache, PackedStore, Program, make_working_copy
 from tests.lowering import nets
-from tests.lowering.live import lower_through, seeded
+from tests.lowering.live import seeded
 
 X = torch.ones(2, 16)
 
 
 def blobstores(folder: Path) -> tuple[Path, Path]:
-    lower_through({"forward": (seeded(nets.MLP), (X,))}, folder)
+    program = lower(
+        {"forward": (seeded(nets.MLP), (X,))},
+        partitioners=lambda: [BlobStorePartitioner(XnnpackPartitioner())],
+        external_constants=lambda _: "model",
+    )
+    save_programs({"model": program}, folder)
     return folder / "model.pte", folder / "model.ptd"
 
 
@@ -60,7 +65,7 @@ def test_nothing_is_packed_of_damaged_weights(model: tuple[Path, Path], mode: An
 
     with pytest.raises(errors.IntegrityError, match=r"bad\.ptd: .*damaged"):
         Program(program, BlobCache(paths["bad"], mode, packed=packed)).method()
-    assert [name for name in os.listdir(packed) if name.endswith(".packed")] == []
+    assert list(packed.glob("*.packed")) == []
 
     right = Program(program, BlobCache(data)).method()(X)
     store = PackedStore(packed, verify=True)

@@ -103,9 +103,12 @@ uint64_t make_working_copy(const std::vector<std::string>& paths, const std::str
   for (const std::string& path : paths) {
     merged.add(path);
   }
-  OutputFile file(target);
-  const uint64_t size = merged.writer().write(file, {{kWorkingCopyKey, random_digits(kWorkingCopyDigits)}});
-  file.commit();
+  uint64_t size = 0;
+  {
+    OutputFile file(target);
+    size = merged.writer().write(file, {{kWorkingCopyKey, random_digits(kWorkingCopyDigits)}});
+    file.commit();
+  } // which unlocks the file
   remove_earlier_state(target);
   return size;
 }
