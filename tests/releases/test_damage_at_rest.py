@@ -122,7 +122,7 @@ def test_a_release_without_room_fails_before_it_writes(
     index = json.loads((releases / "a/1/index.json").read_text())
     assert error.value.path.name == next(file["sha256"] for file in index["files"] if file["name"] == "model.ptd")
     assert not list((tmp_path / "device/files").iterdir())
-    assert not list((tmp_path / "device/partial").iterdir())
+    assert not [path for path in (tmp_path / "device/partial").rglob("*") if path.is_file()]
 
 
 @pytest.mark.parametrize("content", [b"\xff", b'{"\xff":1}', b"[" * 100_000, b"", b"{", b'{"m.ptd":{}}', b"[]"])

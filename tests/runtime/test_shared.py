@@ -632,7 +632,7 @@ def test_every_working_copy_has_its_own_mark(ones):
     with open_ptd(ones) as data_map:
         store = BlobStore()
         store.merge(data_map)
-        store.write(ones.with_name("third.ptd"), metadata=data_map.metadata)
+        ones.with_name("third.ptd").write_bytes(store.to_bytes(metadata=data_map.metadata))
     marks = []
     for name in ("copy.ptd", "second.ptd", "third.ptd"):
         with open_ptd(ones.with_name(name), verify=True) as data_map:
