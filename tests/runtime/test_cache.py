@@ -378,7 +378,7 @@ def test_a_working_copy_of_an_earlier_file(tmp_path):
         assert reader.digest("opaque") == (9, xxhash.xxh3_128_digest(b"new bytes"))
     with open_ptd(path, verify=True) as data_map:
         assert data_map.digest("half") == (2, xxhash.xxh3_128_digest(np.array(2.5, np.float16).tobytes()))
-    assert path.read_bytes()[-8:] == b"BLOBEND1"
+    assert path.read_bytes()[-8:] == b"BLOBMAN1"
 
 
 @pytest.mark.parametrize("mode", ["private", "copy"])
