@@ -220,12 +220,12 @@ def test_another_program_on_the_same_copy(copy: Copy) -> None:
         return Running.open(copy.folder, example, packed, name="other", data="both.ptd", mode="shared")
 
     first, second, late = one(store), two(store), one(store)
-    assert (store.stats.builds, store.stats.fallbacks) == (2, 0)
+    assert (store.stats.builds, store.stats.fallbacks) == (2, 1)  # the second one has transposed convolutions
     for seed in range(2):
         first.cache.update(weights(seed))
         assert first() == late() == one(None)()
         assert second() == two(None)()
-    assert store.stats.repacked == 0
+    assert store.stats.repacked == 2
 
 
 def test_two_copies_never_meet(copy: Copy) -> None:

@@ -151,8 +151,10 @@ def test_table_as_the_generated_reader_sees_it(rows, segments, data):
 def test_scalar_types_are_executorch_s():
     from executorch.exir.schema import ScalarType as Theirs
 
+    # its schema of programs lacks complex numbers of half precision and bits, which its runtime has
+    ours = {member.name: member.value for member in ScalarType}
     theirs = {member.name.upper(): member.value for member in Theirs}
-    assert all(theirs[ours.name] == ours.value for ours in ScalarType)
+    assert {name: ours.get(name) for name in theirs} == theirs
 
 
 def test_dim_order_is_executorch_s():
