@@ -33,7 +33,7 @@ class Calls:
         self.synced.append((status.st_dev, status.st_ino))
         for folder in list(self._loose):
             if os.path.samestat(Path(folder).stat(), status):
-                del self._loose[folder]
+                self._loose.pop(folder, None)  # several threads sync
 
     def replace(self, source: Any, target: Any) -> None:
         source, target = Path(source), Path(target)

@@ -645,7 +645,9 @@ class Large(nn.Module):
 def skip_without_map(packed: Path) -> None:
     """Large layers are written in place only where XNNPACK's kernel for this processor has a compact map."""
     if not all(entry.map for entry in packed_files.read(packed_files.only(packed)).entries):
-        pytest.skip("XNNPACK's kernel for this processor packs a layer of 1024 x 1024 in an order without a compact map")
+        pytest.skip(
+            "XNNPACK's kernel for this processor packs a layer of 1024 x 1024 in an order without a compact map"
+        )
 
 
 def test_memory_of_an_update(tmp_path: Path) -> None:
