@@ -8,8 +8,8 @@ _RELEASES = "blobstore/releases"
 _FILES = "blobstore/formats"
 _CLIENT = ("tests/releases/test_client.py",)
 _TRUST = ("tests/releases/test_trust.py",)
-_ORDER = ("tests/disk/test_order.py",)
-_JOURNAL = ("tests/disk/test_journal.py", "tests/disk/test_planted.py")
+_ORDER = ("tests/test_sync_order.py",)
+_JOURNAL = ("tests/disk/test_journal.py", "tests/test_planted_files.py")
 _STAGING = ("tests/disk/test_staging.py", "tests/disk/test_journal.py")
 _PTD = tuple(
     f"tests/formats/ptd/test_bad_files.py::{test}"
@@ -574,7 +574,7 @@ GUARDS = (
         "blobstore/disk/staging.py",
         "if same_file(output, source):",
         "if False:",
-        ("tests/disk/test_planted.py",),
+        ("tests/test_planted_files.py",),
     ),
     Guard(
         "an output that another output is",
@@ -652,7 +652,7 @@ GUARDS = (
         "blobstore/disk/locks.py",
         'self.open(path, getattr(os, "O_NOFOLLOW", 0))',
         "self.open(path)",
-        ("tests/disk/test_locks.py", "tests/disk/test_planted.py"),
+        ("tests/disk/test_locks.py", "tests/test_planted_files.py"),
     ),
     Guard(
         "lock: held by another process",

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from blobstore import save_file
 from blobstore.adapters import merge_adapter
-from blobstore.runtime import BlobCache
+from blobstore.runtime import BlobCache, make_working_copy
 from tests.adapters.caches import bits
 
 DTYPES = {
@@ -47,7 +47,8 @@ def test_merge_then_undo(case: Any) -> None:
     weight = torch.randn(out, inner, generator=generator).to(dtype)
     weight[0, 0] = -0.0
     with tempfile.TemporaryDirectory() as folder:
-        save_file({"m.weight": weight, "other": torch.ones(3)}, Path(folder, "w.ptd"))
+        save_file({"m.weight": weight, "other": torch.ones(3)}, Path(folder, "model.ptd"))
+        make_working_copy(Path(folder, "model.ptd"), Path(folder, "w.ptd"))
         with BlobCache(Path(folder, "w.ptd"), case["mode"]) as cache:
             if case["dirty"]:
                 weight = torch.randn(out, inner, generator=generator).to(dtype)

@@ -82,7 +82,8 @@ def test_merge_needs_the_float_weights(tmp_path: Path) -> None:
     cache, method = quantized(module, example, tmp_path)
     before, small = bits(cache), {name: tensor / 5 for name, tensor in adapter_of(1).items()}
     with pytest.raises(
-        UpdateError, match=r"cannot be merged into 'l.0.weight' as it is: .*quantize.*; give .* weights="
+        UpdateError,
+        match=r"cannot be merged into 'l.0.weight' as it is: .*quantize channel; give its float tensor in `weights`$",
     ):
         merge_adapter(cache, small, scale=SCALE)
     assert bits(cache) == before

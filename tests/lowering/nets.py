@@ -22,6 +22,18 @@ class MLP(nn.Module):
         return self.layers[-1](x) + self.shift
 
 
+class Wide(nn.Module):
+    """Four layers of 4 MiB."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(4)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.layers(x)
+        return result
+
+
 class ConvNorm(nn.Module):
     """Batch normalizations behind convolutions and a linear layer."""
 

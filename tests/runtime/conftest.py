@@ -47,3 +47,16 @@ def mlp(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("mlp")
     lower_through({"forward": (seeded(nets.MLP), (torch.ones(2, 16),))}, folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A program of `nets.Wide`, with its weights beside it; packed they take 16 MiB."""
+    import torch
+
+    from tests.lowering import nets
+    from tests.lowering.live import lower_through, seeded
+
+    folder = tmp_path_factory.mktemp("large")
+    lower_through({"forward": (seeded(nets.Wide), (torch.ones(1, 1024),))}, folder)
+    return folder

@@ -24,7 +24,7 @@ from tests.lowering import nets
 from tests.lowering.live import inputs, lower_exported, lower_through, plugin, randomize, seeded
 from tests.lowering.test_quantized import pt2e
 from tests.runtime import packed_files
-from tests.runtime.packed_files import Running, anonymous, ones, read, run_child
+from tests.runtime.packed_files import Running, ones, read, run_child
 
 with quiet():
     from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
@@ -101,24 +101,6 @@ def test_outputs_are_those_without_a_store(kind: str, tmp_path: Path) -> None:
     later = PackedStore(tmp_path / "packed")
     assert Running.open(tmp_path / "model", example, later)() == original
     assert (later.stats.builds, later.stats.fallbacks) == (0, 0)
-
-
-class Large(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(4)))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = self.layers(x)
-        return result
-
-
-@pytest.fixture(scope="module")
-def large(tmp_path_factory: Any) -> Path:
-    """A program whose packed weights take 16 MiB."""
-    folder: Path = tmp_path_factory.mktemp("large")
-    lower_through({"forward": (seeded(Large), (torch.ones(1, 1024),))}, folder)
-    return folder
 
 
 def test_a_second_load_packs_nothing(large: Path, tmp_path: Path) -> None:
@@ -337,20 +319,6 @@ def test_a_failed_update_changes_nothing(mlp: Path, tmp_path: Path) -> None:
         running.cache.update({"layers.0.weight": torch.ones(24, 16), "layers.1.weight": torch.ones(3)})
     assert running() == before
     assert packed_files.only(store.folder).read_bytes() == content
-
-
-def test_a_revert_uses_the_file_again(large: Path, tmp_path: Path) -> None:
-    """What was packed for the update goes from the heap (K3)."""
-    Running.open(large, ones(1, 1024), PackedStore(tmp_path))
-    store = PackedStore(tmp_path)
-    running = Running.open(large, ones(1, 1024), store)
-    outputs, plain = running(), anonymous()
-    running.cache.update({name: torch.ones(1024, 1024) for name in (f"layers.{i}.weight" for i in range(4))})
-    assert running() != outputs
-    assert anonymous() - plain > 16 << 20
-    running.cache.revert()
-    assert running() == outputs
-    assert anonymous() - plain < 8 << 20
 
 
 def test_a_fork(mlp: Path, tmp_path: Path) -> None:

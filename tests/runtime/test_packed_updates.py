@@ -630,18 +630,6 @@ def test_forks_while_another_thread_updates_and_loads(mlp: Path, store: PackedSt
     )
 
 
-class Large(nn.Module):
-    """Layers of 4 MiB."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(4)))
-
-    def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = self.layers(x)
-        return result
-
-
 def skip_without_map(packed: Path) -> None:
     """Large layers are written in place only where XNNPACK's kernel for this processor has a compact map."""
     if not all(entry.map for entry in packed_files.read(packed_files.only(packed)).entries):
@@ -650,11 +638,10 @@ def skip_without_map(packed: Path) -> None:
         )
 
 
-def test_memory_of_an_update(tmp_path: Path) -> None:
+def test_memory_of_an_update(large: Path, tmp_path: Path) -> None:
     """One layer of several: its blob and its packed weights become memory of the process; a revert gives it back (N4)."""
-    lower_through({"forward": (seeded(Large), (torch.ones(1, 1024),))}, tmp_path / "model")
     store = PackedStore(tmp_path / "packed")
-    Running.open(tmp_path / "model", ones(1, 1024), store)
+    Running.open(large, ones(1, 1024), store)
     skip_without_map(tmp_path / "packed")
     run_script(
         textwrap.dedent("""
@@ -673,15 +660,35 @@ def test_memory_of_an_update(tmp_path: Path) -> None:
         assert anonymous() - before < 0.5 * layer, anonymous() - before
         assert (packed.stats.written, packed.stats.repacked) == (3, 0)
         """),
-        tmp_path / "model",
+        large,
         store,
     )
 
 
-def test_a_large_layer(tmp_path: Path) -> None:
+def test_a_revert_uses_the_file_again(large: Path, tmp_path: Path) -> None:
+    """What was packed for the update, in place or anew, goes from memory (K3, N4)."""
+    store = PackedStore(tmp_path / "packed")
+    Running.open(large, ones(1, 1024), store)  # in this process, as what builds a file leaves a larger heap
+    run_script(
+        textwrap.dedent("""
+        running = Running.open(folder, ones(1, 1024), packed)
+        original, before = running(), anonymous()
+        value = np.ones((1024, 1024), np.float32)
+        running.cache.update({f"layers.{i}.weight": value for i in range(4)})
+        assert running() != original
+        assert anonymous() - before > 16 << 20
+        running.cache.revert()
+        assert running() == original
+        assert anonymous() - before < 8 << 20
+        """),
+        large,
+        store,
+    )
+
+
+def test_a_large_layer(large: Path, tmp_path: Path) -> None:
     """Pages that are moved instead of copied: updates, reverts and both caches in turn (K3)."""
-    lower_through({"forward": (seeded(Large), (torch.ones(1, 1024),))}, tmp_path / "model")
-    both = Both(tmp_path / "model", PackedStore(tmp_path / "packed"), ones(1, 1024))
+    both = Both(large, PackedStore(tmp_path / "packed"), ones(1, 1024))
     skip_without_map(tmp_path / "packed")
     generator = torch.Generator().manual_seed(1)
     for _ in range(2):

@@ -18,7 +18,7 @@ BEGIN = """
 import os, sys, threading
 import numpy as np
 from blobstore import errors
-from blobstore.runtime import BlobCache, Program
+from blobstore.runtime import BlobCache, Program, make_working_copy
 from tests.waiting import until_blocked
 
 mode, path, pte, ptd = sys.argv[1:]
@@ -118,8 +118,7 @@ def test_calling_a_method_of_another_thread_inside_reading(finishes):
     """The other thread is in a call that waits for a commit, which waits for this thread's `reading()`."""
     finishes(
         """
-        import shutil
-        shutil.copy(ptd, path)  # the weights of the program
+        make_working_copy(ptd, path)  # the weights of the program
         cache = BlobCache(path, mode)
         program = Program(pte, cache)
         method = program.method()

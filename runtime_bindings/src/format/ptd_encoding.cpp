@@ -6,6 +6,7 @@
 #include <limits>
 #include <string>
 #include <unordered_map>
+#include <utility>
 
 #include <blobstore/error.h>
 
@@ -187,10 +188,10 @@ std::vector<uint8_t> encode_manifest(
   constexpr size_t kSegments = kTable + kVtable[1];
   const size_t alignments_at = kSegments + 4 + sizeof(Digest) * digests.size();
   const size_t metadata_at = alignments_at + 4 + 4 * alignments.size();
-  // behind the vector of references: the vtable of pairs, and each pair with its two strings
-  constexpr uint16_t kPairVtable[] = {8, 12, 4, 8};
-  const size_t pair_vtable = metadata_at + 4 + 4 * metadata.size();
-  size_t size = metadata.empty() ? metadata_at + 4 : pair_vtable + sizeof kPairVtable;
+  // behind the vector of references, as Python's builder writes them: from the last pair to the first, each with its
+  // two strings, and before the first pair the vtable of all
+  constexpr uint16_t kPairVtable[] = {8, 12, 8, 4};
+  size_t size = metadata_at + 4 + 4 * metadata.size() + (metadata.empty() ? 0 : sizeof kPairVtable);
   for (const auto& [key, value] : metadata) {
     size += kPairVtable[1] + string_size(key) + string_size(value);
   }
@@ -209,24 +210,26 @@ std::vector<uint8_t> encode_manifest(
   out.u32(alignments_at, alignments.size());
   out.copy(alignments_at + 4, alignments.data(), 4 * alignments.size());
   out.u32(metadata_at, metadata.size());
-  if (!metadata.empty()) {
-    out.copy(pair_vtable, kPairVtable, sizeof kPairVtable);
-  }
-  size_t pair = pair_vtable + sizeof kPairVtable;
+  size_t end = size; // from the end, where the first pair lies
+  size_t vtable = 0;
   size_t reference = metadata_at + 4;
   for (const auto& [key, value] : metadata) {
-    out.reference(reference, pair);
-    out.u32(pair, pair - pair_vtable);
-    size_t string = pair + kPairVtable[1];
-    size_t field = pair + 4;
-    for (const std::string* text : {&key, &value}) {
-      out.reference(field, string);
-      out.u32(string, text->size());
-      out.text(string + 4, *text);
-      string += string_size(*text);
-      field += 4;
+    const size_t key_at = end - string_size(key);
+    const size_t value_at = key_at - string_size(value);
+    const size_t pair = value_at - kPairVtable[1];
+    end = pair;
+    if (vtable == 0) {
+      end = vtable = pair - sizeof kPairVtable;
+      out.copy(vtable, kPairVtable, sizeof kPairVtable);
     }
-    pair = string;
+    out.reference(reference, pair);
+    out.u32(pair, static_cast<uint32_t>(pair - vtable)); // below zero if the vtable lies behind it
+    out.reference(pair + kPairVtable[3], value_at);
+    out.reference(pair + kPairVtable[2], key_at);
+    for (const auto& [at, text] : {std::pair(value_at, &value), std::pair(key_at, &key)}) {
+      out.u32(at, text->size());
+      out.text(at + 4, *text);
+    }
     reference += 4;
   }
   const Digest sum = digest(out.data(), size);
