@@ -181,10 +181,37 @@ def _argument_bytes(value: Any, wanted: NativeLayout | None) -> tuple[memoryview
     return data, native_layout(layout)
 
 
+def _other_shape(value: Any, wanted: NativeLayout) -> str | None:
+    """The shape of an argument of a call if it is larger than the method takes. The native module calls it."""
+    shape = getattr(value, "shape", None)
+    if shape is None:
+        return None
+    sizes = wanted[1]
+    if operator.length_hint(shape) == len(sizes) and all(
+        (size <= most) is True for size, most in zip(shape, sizes, strict=True)
+    ):
+        return None
+    return str(shape)
+
+
+def _list_map(data_map: Any) -> tuple[bytes, list[str]]:
+    """The name and the keys of a data map. The native module calls it."""
+    return data_map.name.encode("utf-8", "surrogateescape"), list(data_map)
+
+
+def _read_map(data_map: Any, key: str) -> tuple[memoryview, NativeLayout | None]:
+    """A blob of a data map and its layout. The native module calls it."""
+    data, layout = data_map.get_data(key), data_map.get_tensor_layout(key)
+    return data, None if layout is None else native_layout(layout)
+
+
 native: Any = _import_native()
 native.set_helpers(
     _argument_bytes,
     lambda view, layout: to_numpy(memoryview(view), layout_of(layout)),
     lambda view, layout: to_torch(memoryview(view), layout_of(layout)),
     _make_error,
+    _other_shape,
+    _list_map,
+    _read_map,
 )

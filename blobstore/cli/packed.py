@@ -44,7 +44,10 @@ def verify(folder: Folder, as_json: AsJson = False) -> None:
         print_json(files)
     else:
         for file in files:
-            say(f"{file.path}: " + (f"NOT OK: {file.problem}" if file.problem else "ok: table and all digests"))
+            ok = "ok: table and all digests"
+            if file.unchecked:
+                ok += f", with {file.unchecked} of {file.entries} entries not compared, as they are not up to date"
+            say(f"{file.path}: " + (f"NOT OK: {file.problem}" if file.problem else ok))
     if any(file.problem for file in files):
         raise typer.Exit(NO)
 

@@ -28,6 +28,8 @@ class PackedFile:
         used: when a load last used it, in seconds since 1970.
         in_use: whether a living process uses it; known on Linux only, elsewhere False.
         problem: why it cannot be used; empty if it can.
+        unchecked: entries of a working copy that `verify` could not compare: not up to date, or being written. The next
+            load of a program makes them anew.
     """
 
     path: Path
@@ -37,6 +39,7 @@ class PackedFile:
     used: int
     in_use: bool
     problem: str
+    unchecked: int
 
 
 @dataclass(frozen=True)
@@ -143,9 +146,9 @@ class PackedStore:
         return f"<PackedStore {self.folder}>"
 
 
-def _file(row: tuple[bytes, int, int, int, int, bool, bytes]) -> PackedFile:
-    path, nbytes, entries, mapped, used, in_use, problem = row
-    return PackedFile(Path(os.fsdecode(path)), nbytes, entries, mapped, used, in_use, decode_text(problem))
+def _file(row: tuple[bytes, int, int, int, int, bool, bytes, int]) -> PackedFile:
+    path, nbytes, entries, mapped, used, in_use, problem, unchecked = row
+    return PackedFile(Path(os.fsdecode(path)), nbytes, entries, mapped, used, in_use, decode_text(problem), unchecked)
 
 
 def as_packed(packed: PackedStore | str | os.PathLike[str] | None) -> PackedStore | None:

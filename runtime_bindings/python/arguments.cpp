@@ -63,19 +63,19 @@ PyObject* interned(const char* text) {
 }
 
 nb::object get(nb::handle object, PyObject* name) {
-  nb::object value = run_python([&] { return nb::steal(PyObject_GetAttr(object.ptr(), name)); });
-  if (!value.is_valid()) {
+  PyObject* const value = run_python([&] { return PyObject_GetAttr(object.ptr(), name); });
+  if (value == nullptr) {
     throw nb::python_error();
   }
-  return value;
+  return nb::steal(value);
 }
 
 nb::object call(nb::handle object, PyObject* name) {
-  nb::object value = run_python([&] { return nb::steal(PyObject_CallMethodNoArgs(object.ptr(), name)); });
-  if (!value.is_valid()) {
+  PyObject* const value = run_python([&] { return PyObject_CallMethodNoArgs(object.ptr(), name); });
+  if (value == nullptr) {
     throw nb::python_error();
   }
-  return value;
+  return nb::steal(value);
 }
 
 bool is_row_major(const TensorInfo& info) {
@@ -123,29 +123,6 @@ int8_t type_of_format(const char* format, Py_ssize_t item_size) {
     default:
       return -1;
   }
-}
-
-/// Compare the shape of something that is no buffer, if it has one.
-/// @returns whether it has one. @throws Error Input: it does not fit.
-bool check_shape(size_t index, nb::handle value, const TensorInfo& expected) {
-  const nb::object shape = nb::steal(PyObject_GetAttrString(value.ptr(), "shape"));
-  if (!shape.is_valid()) {
-    PyErr_Clear();
-    return false;
-  }
-  const auto sizes = expected.sizes();
-  bool fits = PyObject_LengthHint(shape.ptr(), 0) == static_cast<Py_ssize_t>(sizes.size());
-  PyErr_Clear();
-  for (size_t i = 0; fits && i < sizes.size(); ++i) {
-    fits = shape[i].attr("__le__")(sizes[i]).is(nb::handle(Py_True));
-  }
-  if (!fits) {
-    throw Error(
-        ErrorKind::Input,
-        "input " + std::to_string(index) + " is " + blobstore::to_string(layout_of(expected)) + ", not of shape " +
-            nb::str(shape).c_str());
-  }
-  return true;
 }
 
 } // namespace
@@ -304,9 +281,14 @@ void Arguments::take_other(size_t index, nb::handle value, bool real, const Tens
   }
   const nb::object wanted = expected != nullptr ? layout_object(layout_of(*expected)) : nb::none();
   if (expected != nullptr) { // checked before a huge tensor that does not fit is copied
-    run_python([&] { return check_shape(index, value, *expected); });
+    if (const nb::object shape = call_python(helpers().other_shape, value, wanted); !shape.is_none()) {
+      throw Error(
+          ErrorKind::Input,
+          "input " + std::to_string(index) + " is " + blobstore::to_string(layout_of(*expected)) + ", not of shape " +
+              nb::str(shape).c_str());
+    }
   }
-  const nb::tuple pair = nb::cast<nb::tuple>(run_python([&] { return helpers().as_bytes(value, wanted); }));
+  const nb::tuple pair = nb::cast<nb::tuple>(call_python(helpers().as_bytes, value, wanted));
   const std::optional<Layout> layout = layout_from(pair[1]);
   Py_buffer buffer;
   if (PyObject_GetBuffer(nb::handle(pair[0]).ptr(), &buffer, PyBUF_SIMPLE) != 0) {

@@ -28,6 +28,9 @@ struct Helpers {
   nb::object to_numpy; // (buffer, layout) -> array
   nb::object to_torch; // (buffer, layout) -> tensor
   nb::object make_error; // (kind, path, reason, number) -> exception
+  nb::object other_shape; // (object, layout) -> its shape as text if that does not fit the layout, or None
+  nb::object list_map; // (data map) -> (name, keys)
+  nb::object read_map; // (data map, key) -> (buffer, layout or None)
 };
 Helpers& helpers();
 

@@ -22,10 +22,12 @@ const char* name_of(ErrorKind kind) {
 } // namespace
 
 nb::object to_exception(const Error& error) {
-  return run_python([&] {
-    return helpers().make_error(
-        name_of(error.kind()), to_bytes(error.path()), to_bytes(error.reason()), error.number());
-  });
+  return call_python(
+      helpers().make_error,
+      nb::str(name_of(error.kind())),
+      to_bytes(error.path()),
+      to_bytes(error.reason()),
+      nb::int_(error.number()));
 }
 
 void translate(const std::exception_ptr& pointer, void*) {

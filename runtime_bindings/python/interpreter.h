@@ -33,8 +33,9 @@ class UnwindingStop {
   bool passed_ = false;
 };
 
-/// Call a function that may run Python code, during which the lock may be released and taken again. Nothing in the
-/// function may be noexcept, except for functions in which no Python code runs.
+/// Call a function that may run Python code, during which the lock may be released and taken again. While Python code
+/// runs, no function on the way to it may be noexcept, and none may hold a reference, which would be given back without
+/// the lock.
 ///
 /// Not inlined, because in a noexcept function nothing needs to be destroyed.
 template <typename Function>
@@ -43,6 +44,20 @@ template <typename Function>
   auto result = function();
   stop.pass();
   return result;
+}
+
+/// Call a function of Python. Where a thread ends in it, no frame above has been left, so that no reference is given
+/// back without the lock.
+/// @throws nb::python_error.
+template <typename... Arguments>
+nanobind::object call_python(nanobind::handle function, const Arguments&... arguments) {
+  PyObject* const all[] = {arguments.ptr()...};
+  PyObject* const made =
+      run_python([&] { return PyObject_Vectorcall(function.ptr(), all, sizeof...(arguments), nullptr); });
+  if (made == nullptr) {
+    throw nanobind::python_error();
+  }
+  return nanobind::steal(made);
 }
 
 /// Releases the lock while it lives. The thread must not use Python objects meanwhile.

@@ -98,13 +98,29 @@ NB_MODULE(_native, module) {
 
   module.def(
       "set_helpers",
-      [](nb::object as_bytes, nb::object to_numpy, nb::object to_torch, nb::object make_error) {
-        helpers() = {std::move(as_bytes), std::move(to_numpy), std::move(to_torch), std::move(make_error)};
+      [](nb::object as_bytes,
+         nb::object to_numpy,
+         nb::object to_torch,
+         nb::object make_error,
+         nb::object other_shape,
+         nb::object list_map,
+         nb::object read_map) {
+        helpers() = {
+            std::move(as_bytes),
+            std::move(to_numpy),
+            std::move(to_torch),
+            std::move(make_error),
+            std::move(other_shape),
+            std::move(list_map),
+            std::move(read_map)};
       },
       "as_bytes"_a,
       "to_numpy"_a,
       "to_torch"_a,
-      "make_error"_a);
+      "make_error"_a,
+      "other_shape"_a,
+      "list_map"_a,
+      "read_map"_a);
 #ifdef BLOBSTORE_TEST_HOOKS
   module.def(
       "crash_at", [](int point) { internal::crash_point.store(point); }, "point"_a, "Die at this point; 0 for none.");

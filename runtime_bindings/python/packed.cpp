@@ -18,7 +18,14 @@ nb::list to_python(const std::vector<PackedFile>& files) {
   for (const PackedFile& file : files) {
     rows.append(
         nb::make_tuple(
-            to_bytes(file.path), file.size, file.entries, file.mapped, file.used, file.in_use, to_bytes(file.problem)));
+            to_bytes(file.path),
+            file.size,
+            file.entries,
+            file.mapped,
+            file.used,
+            file.in_use,
+            to_bytes(file.problem),
+            file.unchecked));
   }
   return rows;
 }

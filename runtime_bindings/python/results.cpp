@@ -50,7 +50,7 @@ nb::object to_python(const executorch::extension::TensorPtr& tensor, bool torch)
     const size_t size = tensor->nbytes();
     nb::object bytes = nb::cast(nb::ndarray<nb::numpy, uint8_t>(data, {size}, owner));
     const nb::object layout = layout_object(layout_of(*tensor));
-    return run_python([&] { return (torch ? helpers().to_torch : helpers().to_numpy)(bytes, layout); });
+    return call_python(torch ? helpers().to_torch : helpers().to_numpy, bytes, layout);
   }
   const auto rank = static_cast<size_t>(tensor->dim());
   size_t sizes[executorch::runtime::kTensorDimensionLimit];

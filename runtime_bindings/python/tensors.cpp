@@ -26,12 +26,10 @@ using namespace internal;
 /// A data map of Python as a source of blobs. Used only while the interpreter is held.
 class PythonSource final : public BlobSource {
  public:
-  explicit PythonSource(nb::object map)
-      : map_(std::move(map)),
-        name_(to_string(nb::cast<nb::bytes>(map_.attr("name").attr("encode")("utf-8", "surrogateescape")))) {
-    for (const nb::handle key : map_) {
-      keys_.push_back(nb::cast<std::string>(key));
-    }
+  explicit PythonSource(nb::object map) : map_(std::move(map)) {
+    const nb::tuple listed = nb::cast<nb::tuple>(call_python(helpers().list_map, map_));
+    name_ = to_string(nb::cast<nb::bytes>(listed[0]));
+    keys_ = nb::cast<std::vector<std::string>>(listed[1]);
     for (const std::string& key : keys_) {
       known_.emplace(key, Known());
     }
@@ -47,11 +45,11 @@ class PythonSource final : public BlobSource {
     }
     Known& known = found->second;
     const nb::object name = nb::str(key.data(), key.size());
-    const nb::object data = run_python([&] { return map_.attr("get_data")(name); }); // may find the file truncated
+    const nb::tuple read = nb::cast<nb::tuple>(call_python(helpers().read_map, map_, name)); // finds a truncated file
     if (!known.object.is_valid()) {
-      known.layout = run_python([&] { return layout_at(name); });
-      const Py_buffer& buffer = buffers_.take(data);
-      known.object = data;
+      known.object = read[0];
+      known.layout = layout_from(read[1]);
+      const Py_buffer& buffer = buffers_.take(known.object);
       known.data = static_cast<const uint8_t*>(buffer.buf);
       known.size = static_cast<size_t>(buffer.len);
     }
@@ -65,17 +63,6 @@ class PythonSource final : public BlobSource {
     size_t size = 0;
     std::optional<Layout> layout;
   };
-
-  std::optional<Layout> layout_at(const nb::object& key) const {
-    const nb::object layout = map_.attr("get_tensor_layout")(key);
-    if (layout.is_none()) {
-      return std::nullopt;
-    }
-    return Layout{
-        static_cast<int8_t>(nb::cast<int>(nb::int_(layout.attr("scalar_type")))),
-        nb::cast<std::vector<int32_t>>(nb::list(layout.attr("sizes"))),
-        nb::cast<std::vector<uint8_t>>(nb::list(layout.attr("dim_order")))};
-  }
 
   nb::object map_;
   std::string name_;
@@ -140,8 +127,7 @@ class Tensors {
  public:
   explicit Tensors(std::shared_ptr<BlobCache> cache) : cache_(std::make_shared<CacheTensors>(std::move(cache))) {}
   explicit Tensors(nb::object map)
-      : source_(run_python([&] { return std::make_shared<PythonSource>(std::move(map)); })),
-        updates_(std::make_shared<Updates>(*source_)) {}
+      : source_(std::make_shared<PythonSource>(std::move(map))), updates_(std::make_shared<Updates>(*source_)) {}
 
   const Updates& updates() const { return cache_ ? cache_->updates() : *updates_; }
   const Index& index() const { return updates().index(); }

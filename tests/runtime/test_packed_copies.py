@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import signal
 import subprocess
@@ -12,7 +13,9 @@ from typing import Any
 
 import pytest
 
+from blobstore import open_ptd
 from blobstore.runtime import BlobCache, PackedStore, delegate_stats, make_working_copy
+from tests.cli.test_exit_codes import run
 from tests.lowering.live import randomize
 from tests.native_build import ROOT
 from tests.runtime import packed_files
@@ -178,20 +181,67 @@ def test_a_killed_commit_that_had_not_begun(copy: Copy, hooks: Path) -> None:
     assert running() == copy.expected() == original
 
 
-def test_verify_makes_damaged_entries_anew(copy: Copy) -> None:
+@pytest.mark.parametrize("commits", [0, 1])
+def test_damage_at_rest_is_found(commits: int, copy: Copy) -> None:
+    """In any entry, as it was packed or as a commit wrote it: `verify` names it, and the next load builds anew (K2)."""
     running = copy.start(copy.store())
+    for seed in range(commits):
+        running.cache.update(weights(seed))
     expected = running()
-    path = packed_files.only(copy.packed)
-    found = packed_files.read(path, changes=True)
-    data = bytearray(path.read_bytes())
-    for entry in found.entries:
-        if not entry.name.startswith("blobstore:"):
-            data[entry.offset] ^= 1
     del running
-    spoil(path, bytes(data))
-    store = copy.store(verify=True)
-    assert copy.start(store)() == expected
-    assert (store.stats.dropped, store.stats.builds) == (0, 0)
+    path = packed_files.only(copy.packed)
+    data = path.read_bytes()
+    assert [(file.problem, file.unchecked) for file in copy.store().verify()] == [("", 0)]
+    for entry in packed_files.read(path, changes=True).entries:
+        if entry.name.startswith("blobstore:"):
+            continue
+        damaged = bytearray(data)
+        damaged[entry.offset + entry.size // 2] ^= 1
+        spoil(path, bytes(damaged))
+        [file] = copy.store().verify()
+        assert file.problem.startswith(f"entry '{entry.name}' has the digest ")
+        store = copy.store()
+        assert copy.start(store)() == expected
+        assert (store.stats.dropped, store.stats.builds) == (1, 1)
+        for made in packed_files.files(copy.packed):
+            made.unlink()
+        path.write_bytes(data)
+
+
+def test_verify_says_what_it_could_not_compare(copy: Copy, hooks: Path) -> None:
+    """An entry that a killed process was writing, until the next load makes it anew (K2)."""
+    copy.start(copy.store())()
+    assert copy.elsewhere(KILLED.format(9), hooks=hooks) == -signal.SIGKILL
+    [file] = copy.store().verify()
+    assert (file.problem, file.unchecked) == ("", 1)
+    done = run("packed", "verify", copy.packed)
+    assert (done.returncode, "1 of 5 entries not compared" in done.stdout) == (0, True), done.stdout
+    assert json.loads(run("packed", "verify", copy.packed, "--json").stdout)[0]["unchecked"] == 1
+    assert copy.start(copy.store())() == copy.expected()
+    assert [(file.problem, file.unchecked) for file in copy.store().verify()] == [("", 0)]
+
+
+def test_what_was_packed_of_a_damaged_blob(copy: Copy) -> None:
+    """The file says what an entry was made of, and not what it should have been, so a blob that is whole again counts."""
+    copy.start(copy.store())()
+    assert copy.elsewhere("BlobCache(live, 'shared').update(weights(1))") == 0
+    expected = copy.expected()
+    live = copy.folder / "live.ptd"
+    with open_ptd(live) as data_map:
+        key = max(data_map, key=lambda key: len(data_map.get_data(key)))
+        place = data_map.byte_range(key)[0] + 3
+
+    def flip() -> None:
+        with live.open("r+b") as file:
+            file.seek(place)
+            [byte] = file.read(1)
+            file.seek(place)
+            file.write(bytes([byte ^ 1]))
+
+    flip()
+    assert copy.start(copy.store())() != expected  # what a process packs now
+    flip()
+    assert copy.start(copy.store())() == expected
 
 
 def test_damaged_keys_are_found(copy: Copy) -> None:

@@ -120,6 +120,25 @@ def test_a_damaged_file_of_another_user(model: Path, public: Path) -> None:
     assert path.read_bytes() == content
 
 
+@as_root
+@pytest.mark.parametrize(("user", "mode"), [(NOBODY, 0o444), (0, 0o646)])
+def test_a_file_that_anyone_may_have_planted(user: int, mode: int, model: Path, public: Path) -> None:
+    """In a folder where all users may make files, one of another user, or that others may write to, is not used (S2)."""
+    folder = public / "packed"
+    Running.open(model, INPUT, folder)
+    folder.chmod(0o1777)
+    path = packed_files.only(folder)
+    store = PackedStore(folder)
+    Running.open(model, INPUT, store)
+    assert (store.stats.hits, store.stats.builds) == (1, 0)
+    os.chown(path, user, user)
+    path.chmod(mode)
+    store = PackedStore(folder)
+    assert Running.open(model, INPUT, store)() == Running.open(model, INPUT)()
+    assert store.stats.builds == 1
+    assert any("another user" in reason for reason in store.stats.reasons)
+
+
 def test_a_folder_that_is_deleted_while_it_is_used(model: Path, tmp_path: Path) -> None:
     """What runs goes on; the next load builds a file again (K2)."""
     store = PackedStore(tmp_path / "packed")

@@ -45,14 +45,26 @@ class Alike(nn.Module):
         super().__init__()
         self.depthwise = nn.Conv2d(16, 16, 4, groups=16, bias=False)
         self.pointwise = nn.Conv2d(16, 16, 1, bias=False)
-        self.transposed = nn.ConvTranspose2d(16, 16, 1, bias=False)
         self.linear = nn.Linear(16, 16, bias=False)
         for number, parameter in enumerate(self.parameters(), 1):
             nn.init.constant_(parameter, 1 / number)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.transposed(self.pointwise(self.depthwise(x)))
+        x = self.pointwise(self.depthwise(x))
         return self.linear(x.mean((2, 3)))
+
+
+class Convolutions(nn.Module):
+    """Depthwise, grouped, and one-dimensional."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.depthwise = nn.Conv2d(4, 8, 3, groups=4)
+        self.grouped = nn.Conv2d(8, 6, 3, groups=2)
+        self.line = nn.Conv1d(6, 5, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.line(torch.relu(self.grouped(torch.relu(self.depthwise(x)))).flatten(2))
 
 
 @dataclass
@@ -171,7 +183,7 @@ def application() -> Path:
 MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "linear": (nets.MLP, (2, 16)),
     "batch norms": (nets.ConvNorm, (2, 3, 6, 6)),
-    "convolutions": (nets.Convolutions, (1, 4, 8, 8)),
+    "convolutions": (Convolutions, (1, 4, 8, 8)),
     "equal sizes": (Alike, (1, 16, 6, 6)),
 }
 
@@ -262,6 +274,49 @@ def test_a_weight_that_is_packed_in_two_ways(made: Any, folder: Path) -> None:
         running = model.start(store)
         assert values(running) == model.expected()
         assert (running.program.packed_cache_path, store.stats.hits, store.stats.fallbacks) == (None, 0, 1)
+
+
+class Transposed(nn.Module):
+    """An operator whose weights XNNPACK packs at every load, between others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before = nn.Conv2d(16, 16, 1)
+        self.transposed = nn.ConvTranspose2d(16, 16, 3, 2)
+        self.after = nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.after(self.transposed(self.before(x)).mean((2, 3)))
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_what_is_packed_at_every_load_is_in_no_file(shared: bool, made: Any, folder: Path) -> None:
+    """ExecuTorch compares it with the entry of that name, and the next call crashes if they differ (K2, K3)."""
+    model = made(seeded(Transposed), folder, 1, 16, 3, 3)
+    data, mode = (model.live, "shared") if shared else (folder / "slim" / "shared.ptd", "private")
+
+    def outputs(packed: PackedStore | None, *, changed: bool) -> list[float]:
+        cache = BlobCache(data, mode, packed=packed)
+        if changed and not shared:
+            cache.update(new)
+        method = Program(model.program, cache).method()
+        return np.asarray(method(*ones(1, 16, 3, 3))[0]).reshape(-1).tolist()
+
+    with BlobCache(data, mode) as cache:
+        generator = np.random.default_rng(0)
+        new = {key: generator.random(len(cache.get_data(key)) // 4, np.float32).tobytes() for key in cache}
+        deconvolution = max(cache, key=lambda key: len(cache.get_data(key)))
+    for changed in (False, True):
+        if changed and shared:
+            BlobCache(data, mode, packed=PackedStore(model.packed)).update(new)
+        expected = outputs(None, changed=changed)
+        for _ in range(2):
+            store = PackedStore(model.packed)
+            assert outputs(store, changed=changed) == expected
+        assert store.stats.builds == 0
+    names = {name for path in packed_files.files(model.packed) for name in packed_files.read(path, changes=shared).names}
+    assert all(not name.startswith(deconvolution) for name in names)
+    assert bool(names) != shared  # others are kept, but in a working copy all weights of a method follow, or none
 
 
 def test_a_bias_in_the_program(made: Any, folder: Path) -> None:

@@ -43,6 +43,9 @@ struct PackedFile {
   int64_t used = 0; // when a load last used it, in seconds since 1970
   bool in_use = false; // by a living process; known on Linux only
   std::string problem; // why it cannot be used; empty if it can
+  /// Entries of a working copy that `verify` could not compare: not up to date, or being written. The next load of a
+  /// program makes them anew.
+  uint64_t unchecked = 0;
 };
 
 /// What happened through one store object in this process. Counted or measured, never estimated.

@@ -279,7 +279,7 @@ void WorkingCopy::create(uint64_t keys) {
   TemporaryFile gate(gate_path()); // another process that opens the file now makes its own
   const FileStatus status = file_.status();
   const size_t size = sizeof(Header) + 8 * keys;
-  gate.file().set_mode(status.mode); // a process that may map the weights may join the commits
+  gate.file().set_mode(status.mode & 0777); // a process that may map the weights may join the commits
   gate.file().reserve(0, align_up(size, kPage));
   Mapping state(gate.file(), 0, size, Mapping::Kind::Shared);
   auto* header = reinterpret_cast<Header*>(state.data());

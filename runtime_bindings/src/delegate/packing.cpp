@@ -15,7 +15,7 @@ namespace {
 
 thread_local Packing* in_force = nullptr;
 
-constexpr char kRules[] = "2"; // of what is kept in a file; another number makes new files
+constexpr char kRules[] = "3"; // of what is kept in a file; another number makes new files
 
 } // namespace
 

@@ -78,12 +78,14 @@ File File::open_if_there(std::string path) {
 bool File::is_as_safe_as(const File& that) const {
   constexpr uint32_t kGroup = 020;
   constexpr uint32_t kOthers = 002;
+  constexpr uint32_t kSticky = 01000; // of a folder in which nobody replaces files of others
   const FileStatus mine = status();
   const FileStatus other = that.status();
-  if ((other.mode & kOthers) != 0) {
+  const bool sticky = (other.mode & kSticky) != 0;
+  if ((other.mode & kOthers) != 0 && !sticky) {
     return true;
   }
-  const bool shared_group = (other.mode & kGroup) != 0 && mine.group == other.group;
+  const bool shared_group = (other.mode & kGroup) != 0 && !sticky && mine.group == other.group;
   const bool own = mine.user == 0 || mine.user == other.user || mine.user == geteuid();
   return (own || shared_group) && (mine.mode & kOthers) == 0 && ((mine.mode & kGroup) == 0 || shared_group);
 }
@@ -98,7 +100,7 @@ FileStatus File::status() const {
       static_cast<uint64_t>(status.st_ino),
       static_cast<uint64_t>(status.st_size),
       static_cast<uint64_t>(status.st_blocks) * 512,
-      static_cast<uint32_t>(status.st_mode & 0777),
+      static_cast<uint32_t>(status.st_mode & 07777),
       static_cast<uint32_t>(status.st_uid),
       static_cast<uint32_t>(status.st_gid),
 #ifdef __APPLE__

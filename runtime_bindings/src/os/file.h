@@ -33,7 +33,7 @@ struct FileStatus {
   uint64_t inode;
   uint64_t size;
   uint64_t stored; // bytes on the disk; if there are fewer than `size`, the file has holes
-  uint32_t mode; // permissions
+  uint32_t mode; // permissions, and the bits above them
   uint32_t user; // owner
   uint32_t group;
   int64_t modified; // in nanoseconds since 1970: when bytes were last written
@@ -62,7 +62,8 @@ class File {
   bool is_open() const { return descriptor_ >= 0; }
   uint64_t size() const { return status().size; }
   FileStatus status() const;
-  /// Whether nobody can have written this file who could not have written that one, this user and root apart.
+  /// Whether nobody can have written this file who could not have written that one, or to that folder, this user and
+  /// root apart.
   bool is_as_safe_as(const File& that) const;
   /// @throws Error FileAccess: the file ends before this byte; reading that far in a map would end the process.
   void check_length(uint64_t end) const;

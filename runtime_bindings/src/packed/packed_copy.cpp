@@ -15,8 +15,8 @@ namespace {
 } // namespace
 
 PackedCopy::PackedCopy(
-    const MappedCache& cache, std::shared_ptr<PackedFolder> store, std::shared_ptr<const PackedLease> lease, bool all)
-    : cache_(cache), store_(std::move(store)), lease_(std::move(lease)), all_(all) {
+    const MappedCache& cache, std::shared_ptr<PackedFolder> store, std::shared_ptr<const PackedLease> lease)
+    : cache_(cache), store_(std::move(store)), lease_(std::move(lease)) {
   const std::string& path = lease_->path();
   const PackedEntry* of_keys = lease_->index().find(kPackedKeys);
   const PackedEntry* of_state = lease_->index().find(kPackedState);
@@ -29,7 +29,8 @@ PackedCopy::PackedCopy(
     invalid(path, "its state does not fit");
   }
   state_ = reinterpret_cast<State*>(map_.data() + of_state->offset);
-  auto* made_of = reinterpret_cast<Digest*>(state_ + 1);
+  static_assert(sizeof(State) == kStateHead);
+  auto* digests = reinterpret_cast<Digest*>(state_ + 1);
   for (const auto& [name, of_entry] : keys) {
     const PackedEntry* entry = lease_->index().find(name);
     if (entry == nullptr || entry->map == 0) {
@@ -38,7 +39,9 @@ PackedCopy::PackedCopy(
     Entry& mine = entries_.emplace_back();
     mine.map = &lease_->map_of(*entry);
     mine.packed = map_.data() + entry->offset;
-    mine.made_of = made_of;
+    mine.size = entry->size;
+    mine.digest = digests;
+    mine.made_of = digests + 1;
     std::vector<size_t> sizes;
     for (const std::string& key : of_entry) {
       const Blob* blob = key.empty() ? nullptr : cache_.find(key);
@@ -58,14 +61,15 @@ PackedCopy::PackedCopy(
       throw_error_in(
           ErrorKind::InvalidFile, path, "the map of '{}' does not fit an entry of {} bytes", name, entry->size);
     }
-    made_of += mine.blobs.size();
+    digests += digests_of(of_entry);
   }
 }
 
 struct PackedCopy::Follow final : Prepared {
-  explicit Follow(std::shared_ptr<PackedCopy> to) : copy(std::move(to)) {}
-  void apply() noexcept override { copy->catch_up(); }
+  explicit Follow(std::shared_ptr<PackedCopy> to) : copy(std::move(to)), followed(!copy->behind()) {}
+  void apply() noexcept override { copy->write(/*own_commit=*/followed); }
   std::shared_ptr<PackedCopy> copy;
+  const bool followed; // all that was committed before
 };
 
 std::unique_ptr<CommitFollower::Prepared> PackedCopy::prepare(const StagedCommit&) {
@@ -77,27 +81,34 @@ bool PackedCopy::behind() const {
       state_->generation.load(std::memory_order_acquire) != cache_.generation();
 }
 
-/// A process may be killed at any point: until an entry is whole, it says that it is made of nothing.
 void PackedCopy::catch_up() noexcept {
+  write(/*own_commit=*/false);
+}
+
+/// A process may be killed at any point: until an entry is whole, it has no digest and is made of nothing.
+/// @param own_commit whether all that is new was committed just now, in this process, which has hashed it.
+void PackedCopy::write(bool own_commit) noexcept {
   for (const Entry& entry : entries_) {
-    bool same = !all_;
+    bool same = true;
     for (size_t i = 0; same && i < entry.blobs.size(); ++i) {
       same = std::memcmp(&entry.made_of[i], cache_.digest_now(*entry.blobs[i]), sizeof(Digest)) == 0;
     }
     if (same) {
       continue;
     }
-    std::memset(entry.made_of, 0, entry.blobs.size() * sizeof(Digest));
-    std::atomic_signal_fence(std::memory_order_seq_cst); // in this order, as a kill sees it
+    std::memset(entry.digest, 0, (1 + entry.blobs.size()) * sizeof(Digest));
+    std::atomic_thread_fence(std::memory_order_seq_cst); // in this order, as a kill and other processes see it
     crash_here(CrashPoint::InPacked);
     entry.map->apply(entry.sources, entry.packed);
-    std::atomic_signal_fence(std::memory_order_seq_cst); // in this order, as a kill sees it
     for (size_t i = 0; i < entry.blobs.size(); ++i) {
-      std::memcpy(&entry.made_of[i], cache_.digest_now(*entry.blobs[i]), sizeof(Digest));
+      const Blob& blob = *entry.blobs[i];
+      entry.made_of[i] = own_commit ? *cache_.digest_now(blob) : blobstore::internal::digest(blob.data, blob.size);
     }
+    const Digest packed = blobstore::internal::digest(entry.packed, entry.size);
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+    *entry.digest = packed;
     store_->note_written();
   }
-  all_ = false;
   crash_here(CrashPoint::AfterPacked);
   state_->generation.store(cache_.generation(), std::memory_order_release);
   seen_.store(true, std::memory_order_release);

@@ -19,16 +19,13 @@ namespace blobstore::internal {
 /// process holds the exclusive lock: the process that commits writes them before it lets go of the lock. If it was
 /// killed, or had no store, the next process that reads does.
 ///
-/// The file says which contents each entry is made of, by the digests of the blobs, so nothing can get lost.
+/// The file says which contents each entry is made of, by the digests of the blobs as they were read, so nothing can
+/// get lost, and an entry that was made of a damaged blob is made anew.
 class PackedCopy final : public CommitFollower, public std::enable_shared_from_this<PackedCopy> {
  public:
-  /// @param cache in mode Shared, which must outlive this object. @param all whether to make all entries anew at first.
+  /// @param cache in mode Shared, which must outlive this object.
   /// @throws Error FileAccess: the file cannot be written to; InvalidFile: it does not fit the cache.
-  PackedCopy(
-      const MappedCache& cache,
-      std::shared_ptr<PackedFolder> store,
-      std::shared_ptr<const PackedLease> lease,
-      bool all);
+  PackedCopy(const MappedCache& cache, std::shared_ptr<PackedFolder> store, std::shared_ptr<const PackedLease> lease);
 
   std::unique_ptr<Prepared> prepare(const StagedCommit& commit) override;
   bool behind() const override;
@@ -40,13 +37,17 @@ class PackedCopy final : public CommitFollower, public std::enable_shared_from_t
     const PackedMap* map;
     uint8_t* packed;
     PackedSources sources;
+    uint64_t size; // of `packed`, in bytes
+    Digest* digest; // of these bytes; zero while they are written
     std::vector<const Blob*> blobs; // those of the sources that are there
-    Digest* made_of; // their digests
+    Digest* made_of; // the digests of what they were
   };
   struct State { // at the start of kPackedState; the digests follow
     std::atomic<uint64_t> generation; // of the working copy that all entries have
     uint64_t reserved;
   };
+
+  void write(bool own_commit) noexcept;
 
   const MappedCache& cache_;
   const std::shared_ptr<PackedFolder> store_;
@@ -54,8 +55,6 @@ class PackedCopy final : public CommitFollower, public std::enable_shared_from_t
   Mapping map_;
   State* state_ = nullptr;
   std::vector<Entry> entries_;
-  // Guarded by the exclusive lock of the working copy.
-  bool all_;
   std::atomic<bool> seen_{false}; // whether it has caught up in this process
 };
 

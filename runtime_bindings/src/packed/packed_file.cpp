@@ -1,5 +1,6 @@
 #include "packed/packed_file.h"
 
+#include <atomic>
 #include <cstring>
 #include <optional>
 #include <utility>
@@ -9,6 +10,7 @@
 #include "os/output_file.h"
 #include "os/text.h"
 #include "packed/coding.h"
+#include "packed/packed_keys.h"
 
 namespace blobstore::internal {
 namespace {
@@ -172,26 +174,68 @@ PackedTable read_packed_table(const std::string& path, const uint8_t* data, size
   return table;
 }
 
-uint64_t verify_packed(const std::string& path, const uint8_t* data, const PackedTable& table) {
-  uint64_t compared = 0;
-  const bool changes = PackedIndex(table.entries).find(kPackedState) != nullptr;
-  for (const PackedEntry& entry : table.entries) {
-    if (changes && entry.name != kPackedKeys) {
-      continue;
-    }
-    compared += entry.size;
+Verified verify_packed(const std::string& path, const uint8_t* data, const PackedTable& table) {
+  Verified verified;
+  const auto compare = [&](const PackedEntry& entry, const Digest& expected, const auto& written_meanwhile) {
     const Digest found = digest(data + entry.offset, entry.size);
-    if (found != entry.digest) {
+    if (written_meanwhile()) {
+      ++verified.unchecked;
+      return;
+    }
+    verified.bytes += entry.size;
+    if (found != expected) {
       throw_error_in(
           ErrorKind::Integrity,
           path,
           "entry '{}' has the digest {}, {} was recorded",
           entry.name,
           to_string(found),
-          to_string(entry.digest));
+          to_string(expected));
     }
+  };
+  const auto never = [] { return false; };
+  const PackedIndex index(table.entries);
+  const PackedEntry* state = index.find(kPackedState);
+  if (state == nullptr) {
+    for (const PackedEntry& entry : table.entries) {
+      compare(entry, entry.digest, never);
+    }
+    return verified;
   }
-  return compared;
+  const PackedEntry* of_keys = index.find(kPackedKeys);
+  if (of_keys == nullptr) {
+    invalid(path, "it lacks the keys of its entries");
+  }
+  compare(*of_keys, of_keys->digest, never);
+  const PackedKeys keys = decode_keys(path, data + of_keys->offset, of_keys->size);
+  if (state->size != state_size(keys) || keys.size() + 2 != table.entries.size()) {
+    invalid(path, "its state does not fit");
+  }
+  const uint8_t* at = data + state->offset + kStateHead;
+  for (const auto& [name, sources] : keys) {
+    const PackedEntry* entry = index.find(name);
+    if (entry == nullptr) {
+      invalid(path, "one of its keys belongs to no entry");
+    }
+    // who writes an entry sets its digest to zero first, and to that of the new bytes last
+    const auto now = [&] {
+      Digest recorded;
+      std::memcpy(recorded.data(), at, sizeof recorded);
+      std::atomic_thread_fence(std::memory_order_seq_cst);
+      return recorded;
+    };
+    const Digest before = now();
+    if (before == Digest{}) {
+      ++verified.unchecked;
+    } else {
+      compare(*entry, before, [&] {
+        std::atomic_thread_fence(std::memory_order_seq_cst);
+        return now() != before;
+      });
+    }
+    at += digests_of(sources) * sizeof(Digest);
+  }
+  return verified;
 }
 
 uint64_t packed_size(const PackedContents& contents) {

@@ -55,10 +55,15 @@ PackedTable read_stock_table(const std::string& path, const uint8_t* data, size_
 /// @throws Error InvalidFile, Integrity.
 PackedTable read_packed_table(const std::string& path, const uint8_t* data, size_t size);
 
-/// Compare all entries with their digests. Those of a working copy change, so of its file only whence they come is
-/// compared.
-/// @returns how many bytes were compared. @throws Error Integrity: names the entry.
-uint64_t verify_packed(const std::string& path, const uint8_t* data, const PackedTable& table);
+struct Verified {
+  uint64_t bytes = 0;
+  uint64_t unchecked = 0; // entries that are not up to date, or were written meanwhile
+};
+
+/// Compare all entries with their digests. Those of a working copy change, and so do their digests, which
+/// `kPackedState` has.
+/// @throws Error Integrity: names the entry; InvalidFile.
+Verified verify_packed(const std::string& path, const uint8_t* data, const PackedTable& table);
 
 /// An entry of a file that is being written, and its bytes, which belong to the caller.
 struct PackedBytes {

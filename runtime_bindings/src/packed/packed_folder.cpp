@@ -212,12 +212,16 @@ std::shared_ptr<const PackedLease> PackedFolder::lease(const std::string& path, 
     if (!is_at(file, path)) {
       return nullptr; // it was removed before it was locked
     }
+    if (!file.is_as_safe_as(File(folder_, ::open(folder_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)))) {
+      ++reasons_["the file belongs to another user, or others may write to it"];
+      return nullptr;
+    }
     const FileStatus status = file.status();
     const Mapping map(file, 0, status.size, Mapping::Kind::ReadOnly);
     PackedTable table = read_packed_table(path, map.data(), status.size);
     const std::string mark = mark_of(status);
     if (options_.verify || !is_marked(mark_path(path), mark)) {
-      verified_bytes_ += verify_packed(path, map.data(), table);
+      verified_bytes_ += verify_packed(path, map.data(), table).bytes;
       write_mark(mark_path(path), mark);
     } else {
       touch(mark_path(path));
@@ -363,7 +367,7 @@ std::shared_ptr<PackedCopy> PackedFolder::copy_of(
       return copy;
     }
     try {
-      copy = std::make_shared<PackedCopy>(cache, shared_from_this(), lease, options_.verify);
+      copy = std::make_shared<PackedCopy>(cache, shared_from_this(), lease);
     } catch (const Error& error) {
       ++reasons_["the file cannot follow its working copy: " + error.reason()];
       return nullptr;
@@ -447,7 +451,7 @@ std::vector<PackedFile> PackedFolder::look(bool compare) const {
         about.mapped += entry.map != 0 ? 1 : 0;
       }
       if (compare) {
-        verify_packed(about.path, map.data(), table);
+        about.unchecked = verify_packed(about.path, map.data(), table).unchecked;
       }
     } catch (const Error& error) {
       about.problem = error.reason();

@@ -5,18 +5,6 @@
 #include "packed/coding.h"
 
 namespace blobstore::internal {
-namespace {
-
-size_t count_sources(const std::vector<std::string>& keys) {
-  size_t count = 0;
-  for (const std::string& key : keys) {
-    count += key.empty() ? 0 : 1;
-  }
-  return count;
-}
-
-} // namespace
-
 std::string encode_keys(const PackedKeys& keys) {
   Encoder encoder;
   const auto put = [&](const std::string& part) {
@@ -51,12 +39,20 @@ PackedKeys decode_keys(const std::string& path, const uint8_t* data, size_t size
   return keys;
 }
 
-size_t state_size(const PackedKeys& keys) {
-  size_t sources = 0;
-  for (const auto& [entry, of_entry] : keys) {
-    sources += count_sources(of_entry);
+size_t digests_of(const std::vector<std::string>& sources) {
+  size_t count = 1;
+  for (const std::string& key : sources) {
+    count += key.empty() ? 0 : 1;
   }
-  return 16 + sources * sizeof(Digest);
+  return count;
+}
+
+size_t state_size(const PackedKeys& keys) {
+  size_t digests = 0;
+  for (const auto& [entry, sources] : keys) {
+    digests += digests_of(sources);
+  }
+  return kStateHead + digests * sizeof(Digest);
 }
 
 } // namespace blobstore::internal

@@ -16,8 +16,11 @@ using PackedKeys = std::map<std::string, std::vector<std::string>>;
 std::string encode_keys(const PackedKeys& keys);
 /// @throws Error InvalidFile.
 PackedKeys decode_keys(const std::string& path, const uint8_t* data, size_t size);
-/// The size of the entry `kPackedState`, in bytes: what the others are made of at the moment. Where it is all zero,
-/// none is up to date.
+/// The size of the entry `kPackedState`, in bytes: a generation, eight bytes that are zero, and for each other entry
+/// the digest of its bytes and those of the blobs that it is made of. An entry whose digest is zero is not up to date.
 size_t state_size(const PackedKeys& keys);
+/// Where the digests begin in that entry, and how many there are for one of the others.
+inline constexpr size_t kStateHead = 16;
+size_t digests_of(const std::vector<std::string>& sources);
 
 } // namespace blobstore::internal

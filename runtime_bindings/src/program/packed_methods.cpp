@@ -180,6 +180,7 @@ void LoadedProgram::pack_all(PackedUse& use) {
   packing.stock_scratch = use.stock ? &stock : nullptr;
   std::vector<size_t> in_file; // methods
   std::vector<size_t> on_heap; // those whose weights would not follow the working copy
+  std::set<std::string> again; // entries that a file cannot have
   StockMaps maps(map_, stock, packed_, [&](size_t method) { make_method(method, State::Own); });
   std::vector<std::shared_ptr<Method>> together; // because ExecuTorch packs into a file only until all who use it go
   for (size_t i = 0; i < methods().size(); ++i) {
@@ -190,7 +191,11 @@ void LoadedProgram::pack_all(PackedUse& use) {
       check_backends(i);
       together.push_back(make_method(i, State::Own));
       if (use.stock && uses(i, kXnnpack)) {
-        (!use.stock->changes || maps.learn(i) ? in_file : on_heap).push_back(i);
+        const bool follows = !use.stock->changes || maps.learn(i);
+        if (!use.stock->changes) {
+          again.merge(packed_again(stock, [&] { make_method(i, State::Own); }));
+        }
+        (follows ? in_file : on_heap).push_back(i);
       }
     } catch (const Error&) { // a method that cannot be loaded here has nothing to pack
     }
@@ -202,7 +207,7 @@ void LoadedProgram::pack_all(PackedUse& use) {
   if (use.stock && cache_->generation() != use.generation) {
     use.fallback = kChangedMeanwhile; // nobody could tell what is in the entries; the next load packs them
   } else if (use.stock && in_file.size() + on_heap.size() != 0) {
-    const auto all = [](std::string_view) { return true; };
+    const auto wanted = [&](std::string_view name) { return again.count(std::string(name)) == 0; };
     std::set<Digest> covers;
     for (const size_t method : in_file) {
       const std::string& name = methods()[method];
@@ -211,7 +216,7 @@ void LoadedProgram::pack_all(PackedUse& use) {
     for (const size_t method : on_heap) {
       covers.insert(heap_id_of(*use.stock, methods()[method]));
     }
-    packed_->add(*use.stock, stock, {all, std::move(covers), std::move(maps.maps), std::move(maps.keys)});
+    packed_->add(*use.stock, stock, {wanted, std::move(covers), std::move(maps.maps), std::move(maps.keys)});
   }
 }
 

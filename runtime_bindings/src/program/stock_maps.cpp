@@ -116,8 +116,8 @@ std::vector<StockMaps::Unit> StockMaps::units_in(const PackedTable& table, std::
   return units;
 }
 
-/// Load a method once more, which finds all that it packed: names whose entries are new then were packed for two
-/// kernels, and ExecuTorch keeps the last one only.
+/// Load a method once more, which finds what it packed, but for entries that every load packs. And names whose entries
+/// are new then were packed for two kernels: ExecuTorch keeps the last one only.
 std::set<std::string> StockMaps::packed_twice(size_t method) const {
   const auto table = [&] {
     const uint64_t size = packed_.file().size();
@@ -126,8 +126,7 @@ std::set<std::string> StockMaps::packed_twice(size_t method) const {
   };
   const PackedTable before = table();
   const PackedIndex known(before.entries);
-  load_(method);
-  std::set<std::string> twice;
+  std::set<std::string> twice = packed_again(packed_, [&] { load_(method); });
   for (const PackedEntry& entry : table().entries) {
     const PackedEntry* same = known.find(entry.name);
     if (same == nullptr || same->offset != entry.offset) {
