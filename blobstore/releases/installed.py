@@ -24,8 +24,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
-
 from blobstore.disk.journal import sync_folder
 from blobstore.disk.locks import Lock, exclusive
 from blobstore.disk.names import TEMPORARY, temporary_beside
@@ -43,8 +41,11 @@ from blobstore.releases.index import (
     Object,
     Sha256,
     Size,
+    Struct,
     Table,
+    decode_json,
     encode,
+    encode_json,
     parse_index,
     parse_table,
 )
@@ -58,7 +59,7 @@ _OBJECT = re.compile(r"^[0-9a-f]{64}$")
 _MADE = "made"
 
 
-class Merged(msgspec.Struct, frozen=True):
+class Merged(Struct, frozen=True):
     """A data file that was made here of the files of a data set.
 
     Attributes:
@@ -288,15 +289,15 @@ class Installed:
         """What was merged of a release, by the names of data sets."""
         try:
             data = read_small(self._indexes / f"{sha256}.merged.json", INDEX_LIMIT)
-            return msgspec.json.decode(data, type=dict[str, Merged])
-        except (FileAccessError, InvalidFileError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return decode_json(data, dict[str, Merged])
+        except (FileAccessError, InvalidFileError, ValueError):
             return {}  # it is made anew
 
     def keep_merged(self, sha256: str, merged: Mapping[str, Merged]) -> None:
         """Remember further data files that were merged of a release. Call this in `locked`."""
         known = {**self.merged(sha256), **merged}
         with Staging(force=True) as staging, staging.open(self._indexes / f"{sha256}.merged.json") as file:
-            file.write(msgspec.json.encode(known))
+            file.write(encode_json(known))
 
     def views(self) -> list[str]:
         """The releases that are here, the newest first."""
@@ -339,7 +340,7 @@ class Installed:
             if signature is not None:
                 records.append((".sig", signature.encode()))
             if merged:
-                records.append((".merged.json", msgspec.json.encode(dict(merged))))
+                records.append((".merged.json", encode_json(dict(merged))))
             for ending, data in records:
                 with staging.open(self._indexes / (sha256 + ending), len(data)) as file:
                     file.write(data)
