@@ -122,6 +122,7 @@ def plan(
             if key is not None:
                 check_trust(source, data, signature, key)
             index = parse_index(data, source.name)
+            source.check(index)
             check_successor(installed, index, found.sha256, source, allow_rollback=allow_rollback)
             check_executorch(index, executorch, source.name)
             current = nothing_new(installed, source, found.sha256, key, merge) is not None
@@ -182,6 +183,7 @@ def commit(
         FetchedSource(as_path(fetched), _text(reference), found, record.signature) as source,
         _nothing_kept_of_a_failure(installed, source.name),
     ):
+        source.reference = parse_reference(reference)
         done = install(
             source,
             installed.folder,

@@ -92,7 +92,8 @@ def pull(
     Raises:
         ReleaseError: this is not a reference, the folder has releases of another name or is one that releases are
             published in, or the programs need a newer ExecuTorch.
-        TrustError: the release is not signed by the key, not the pinned one, or older than the installed one.
+        TrustError: the release is not signed by the key, not the pinned one, not of the version that the reference says, or
+            older than the installed one.
         InvalidFileError, IntegrityError: the index, or what was fetched, is not what it must be.
         TransferError: a server cannot be reached, or refuses.
         FileAccessError: the folder cannot be written. In every case the old release stays the current one.
@@ -168,6 +169,7 @@ def install(
                 if key is not None:
                     check_trust(source, data, signature, key)
                 index = parse_index(data, source.name)
+                source.check(index)
                 check_successor(installed, index, found.sha256, source, allow_rollback=allow_rollback)
                 check_executorch(index, executorch, source.name)
                 wanted, covered = wanted_files(installed, index, merge=merge)
@@ -216,6 +218,7 @@ def nothing_new(
     if view is None or view[:64] != sha256 or not installed.complete(view, verify=verify):
         return None
     index = installed.index(sha256)
+    source.check(index)
     single = all(len(data.files) == 1 for data in index.data)
     if merge != view.endswith("-merged") and not (merge and single):
         return None

@@ -7,6 +7,8 @@ import hashlib
 import json
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,6 +18,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from blobstore.disk.locks import Lock
 from blobstore.errors import (
     BlobStoreError,
     FileAccessError,
@@ -511,3 +514,20 @@ def test_both_read_the_same_indexes(published: Path, data: st.DataObject) -> Non
             lacks(folder, folder / "device", executorch="")
     else:
         lacks(folder, folder / "device", executorch="")
+
+
+def test_a_long_wait_for_the_folder_is_not_silent(published: Path, tmp_path: Path) -> None:
+    """Whoever may read a folder can lock it; the process that waits says for which one, and goes on (S3)."""
+    update(published / "1", tmp_path / "device")
+    code = "import sys; from blobstore.native import native; native.gc(sys.argv[1].encode(), 1)"
+    holder = Lock()
+    assert holder.take(tmp_path / "device", shared=True)
+    with subprocess.Popen([sys.executable, "-c", code, tmp_path / "device"], stderr=subprocess.PIPE) as process:
+        try:
+            assert process.stderr is not None
+            line = process.stderr.readline().decode()
+            assert line == f"blobstore: {tmp_path}/device/: waiting for another process, which has locked it\n"
+            assert process.poll() is None
+        finally:
+            holder.close()
+        assert (process.wait(), process.stderr.read()) == (0, b"")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from blobstore.releases.sources import read_small
 from blobstore.releases.spool import Spool
 from blobstore.releases.trust import check_signature, sign
 from tests.releases.models import inputs, weights
+from tests.releases.server import serving
 
 DATA = b"an index"
 
@@ -351,3 +353,48 @@ def test_what_is_fetched_goes_through_no_link(tmp_path: Path, ending: str) -> No
     with pytest.raises(BlobStoreError):
         spool.write(0, b"theirs") if not ending else spool.note(0, 10)
     assert victim.read_bytes() == b"mine"
+
+
+# What a reference says
+
+
+@pytest.mark.parametrize("source", ["folder", "index", "web", "layout", "plan"])
+def test_a_release_is_the_version_that_the_reference_says(releases: Path, tmp_path: Path, source: str) -> None:
+    """A signed older release under the path or the tag of a newer one is refused, also if it is installed (F4)."""
+    private, public, _ = keys(tmp_path, ec.SECP256R1())
+    publish(tmp_path / "in", releases, name="a", version="2", sign=private)
+    for name in ("a/3.1", "b/2", "b/latest"):
+        shutil.copytree(releases / "a/2", releases / name)
+    if source == "layout":
+        push(f"oci:{tmp_path}/layout:2", releases / "a/2")
+        with pytest.raises(TrustError, match=r"expected 3\.1, found a 2"):
+            push(f"oci:{tmp_path}/layout:3.1", releases / "a/2")
+        entries = json.loads((tmp_path / "layout/index.json").read_text())
+        (tmp_path / "layout/index.json").write_text(json.dumps(entries).replace('name": "2"', 'name": "3.1"'))
+    with serving(releases) as server:
+        references = {
+            "folder": [str(releases / name) for name in ("a/3.1", "b/2", "b/latest", "a/2")],
+            "index": [str(releases / name / "index.json") for name in ("a/3.1", "b/2", "b/latest", "a/2")],
+            "plan": [str(releases / "a/3.1"), str(releases / "a/2")],
+            "web": [f"{server.url}/{name}/index.json" for name in ("a/3.1", "b/2", "b/latest", "a/latest")],
+            "layout": [f"oci:{tmp_path}/layout:3.1"],
+        }[source]
+        for installed in (False, True):
+            device = tmp_path / "device"
+            if installed:
+                pull(releases / "a/2", device, key=public)
+            for wrong in references[: len(references) - (source != "layout")]:
+                with pytest.raises(TrustError, match=r"expected (3\.1|a 3\.1|b 2|b), found a 2"):
+                    (plan if source == "plan" else pull)(wrong, device, key=public)
+                assert (device / "current").exists() == installed
+        if source != "layout":
+            assert pull(references[-1], device, key=public).version == "2"
+
+
+def test_a_tag_that_is_no_version(releases: Path, tmp_path: Path) -> None:
+    """It stands for whatever is there; and a version with a "+" has a tag without one (F1)."""
+    publish(tmp_path / "in", releases, name="a", version="2.0+cpu")
+    for tag in ("latest", "stable", "2.0-cpu", "v2.0_cpu"):
+        push(f"oci:{tmp_path}/tags:{tag}", releases / "a/2.0+cpu")
+        assert pull(f"oci:{tmp_path}/tags:{tag}", tmp_path / "device").version == "2.0+cpu"
+    assert parse_reference("https://host/x/a/2.0%2Bcpu/index.json").named == ("a", "2.0+cpu")
