@@ -519,7 +519,7 @@ def test_both_read_the_same_indexes(published: Path, data: st.DataObject) -> Non
 def test_a_long_wait_for_the_folder_is_not_silent(published: Path, tmp_path: Path) -> None:
     """Whoever may read a folder can lock it; the process that waits says for which one, and goes on (S3)."""
     update(published / "1", tmp_path / "device")
-    code = "import sys; from blobstore.native import native; native.gc(sys.argv[1].encode(), 1)"
+    code = "import sys; from blobstore.native import native; native.collect_releases(sys.argv[1].encode(), 1)"
     holder = Lock()
     assert holder.take(tmp_path / "device", shared=True)
     with subprocess.Popen([sys.executable, "-c", code, tmp_path / "device"], stderr=subprocess.PIPE) as process:
