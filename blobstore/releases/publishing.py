@@ -138,8 +138,8 @@ def publish(
 
     Raises:
         FileAccessError, InvalidFileError: a file cannot be read or written, or is malformed.
-        ReleaseError: a name is impossible or taken, there is no such base, a file cannot be cut, or an input lies in the
-            release folder.
+        ReleaseError: a name is impossible or taken, there is no such base, a file cannot be cut, an input lies in the release
+            folder, or a link leads out of a folder, an input or the release folder itself.
     """
     check_progress(progress)
     root, paths = as_path(releases), as_paths(inputs)
@@ -208,6 +208,8 @@ class _entered:  # noqa: N801 - used like a function
             raise ReleaseError(f"{self._root}: releases are pulled into this folder; publish them in another one")
         with named(self._root):
             (self._root / FILES).mkdir(parents=True, exist_ok=True)
+            for folder in (FILES, SIGNATURES, self._index.parent, self._index.parent.parent / LATEST):
+                _check_inside(self._root / folder, self._root)
         self._lock = exclusive(self._root)
         self._lock.__enter__()
         try:
@@ -231,6 +233,13 @@ def _check_outside(paths: Sequence[Path], root: Path) -> None:
     for path in paths:
         if Path(os.path.realpath(path)).is_relative_to(output):
             raise ReleaseError(f"{path}: this is in the release folder {root}; publish files of another folder")
+
+
+def _check_inside(path: Path, folder: Path) -> None:
+    """Raise ReleaseError if links lead from a path below a folder out of it."""
+    place = Path(os.path.realpath(path))
+    if not place.is_relative_to(os.path.realpath(folder)):
+        raise ReleaseError(f"{path}: this leads out of {folder}, to {place}; links out of a folder are not followed")
 
 
 def _expanded(paths: Sequence[Path], root: Path) -> Iterator[tuple[Path, str]]:
@@ -260,6 +269,7 @@ def _expanded(paths: Sequence[Path], root: Path) -> Iterator[tuple[Path, str]]:
                 if not one.startswith("."):
                     empty = False
                     file = Path(folder, one)
+                    _check_inside(file, path)
                     yield file, file.relative_to(path).as_posix()
         if empty:
             raise FileAccessError(path, "there are no files in this folder")
