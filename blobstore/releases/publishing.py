@@ -53,6 +53,7 @@ from blobstore.releases.index import (
     parse_index,
     parse_table,
 )
+from blobstore.releases.needs import check_time
 from blobstore.releases.objects import ObjectWriter, store_bytes, store_file
 from blobstore.releases.overlay import entries_of, newest_entries
 from blobstore.releases.sources import FILES, INDEX, INDEXES, SIGNATURES, read_small, size_of
@@ -570,7 +571,15 @@ class _Publisher:
             others.append(self._base.index.published)
         given = os.environ.get("SOURCE_DATE_EPOCH", "")
         now = int(given) if re.fullmatch(r"[0-9]{1,11}", given) else int(time.time())
-        return max([now, *(n + 1 for n in others)])
+        moment = max([now, *(n + 1 for n in others)])
+        try:
+            check_time(moment, f"{self._name}:{self._version}")
+        except ReleaseError as error:
+            raise ReleaseError(
+                f"{error}, and it must follow the newest release and its base. If one of these is from the future: remove "
+                f"{latest}, or publish without this base; devices refuse such releases"
+            ) from None
+        return moment
 
     def _programs(self) -> Iterator[Program]:
         """Which program takes keys from which data sets."""

@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -398,3 +399,68 @@ def test_a_tag_that_is_no_version(releases: Path, tmp_path: Path) -> None:
         push(f"oci:{tmp_path}/tags:{tag}", releases / "a/2.0+cpu")
         assert pull(f"oci:{tmp_path}/tags:{tag}", tmp_path / "device").version == "2.0+cpu"
     assert parse_reference("https://host/x/a/2.0%2Bcpu/index.json").named == ("a", "2.0+cpu")
+
+
+# The newest release
+
+
+def times(release: Path, published: int) -> Path:
+    """An index with another time."""
+    index = json.loads((release / "index.json").read_text())
+    index["published"] = published
+    (release / "index.json").write_text(json.dumps(index))
+    return release
+
+
+@pytest.mark.parametrize("lost", ["gone", "another"])
+def test_older_releases_are_refused_without_current(releases: Path, tmp_path: Path, lost: str) -> None:
+    """What was the newest is known beside the link that leads to it (F4)."""
+    publish(tmp_path / "in", releases, name="a", version="2")
+    device = tmp_path / "device"
+    pull(releases / "a/1", device)
+    old = (device / "current").readlink()
+    pull(releases / "a/2", device)
+    (device / "current").unlink()
+    if lost == "another":
+        (device / "current").symlink_to(old)
+    for call in (pull, plan) if lost == "gone" else ():
+        with pytest.raises(TrustError, match="older than version 2, which is or was"):
+            call(releases / "a/1", device)
+    publish(tmp_path / "in", releases, name="b", version="1")
+    with pytest.raises(ReleaseError, match="has releases of 'a'"):
+        pull(releases / "b/1", device)
+    assert pull(releases / "a/2", device).changed
+    (device / "current").unlink()
+    assert pull(releases / "a/1", device, allow_rollback=True).version == "1"
+    (device / "indexes/newest").write_text("a 2")
+    with pytest.raises(TrustError, match="nobody can tell"):
+        pull(releases / "a/2", device)
+
+
+@pytest.mark.parametrize("published", [(1 << 53) - 1, 4_102_444_801])
+def test_a_release_from_the_future_blocks_nobody(
+    releases: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, published: int
+) -> None:
+    """All others would be older: devices refuse it, and publishers are told how to go on (F4)."""
+    for release in ("a/1", "a/latest"):
+        times(releases / release, published)
+    for clock in (None, 0.0):  # and on a device whose clock is not set
+        if clock is not None:
+            monkeypatch.setattr(time, "time", lambda: 0.0)
+        for call in (pull, plan):
+            with pytest.raises(ReleaseError, match="ahead of this machine's clock"):
+                call(releases / "a/1", tmp_path / "device")
+        shutil.rmtree(releases / "b", ignore_errors=True)
+        monkeypatch.undo()
+        publish(tmp_path / "in", releases, name="b", version="1")
+        if clock is not None:
+            monkeypatch.setattr(time, "time", lambda: 0.0)
+        assert pull(releases / "b/1", tmp_path / f"device of {clock}").changed
+    monkeypatch.undo()
+    with pytest.raises(ReleaseError, match=r"remove .*latest/index\.json"):
+        publish(tmp_path / "in", releases, name="a", version="2")
+    (releases / "a/latest/index.json").unlink()
+    with pytest.raises(ReleaseError, match="without this base"):
+        publish(tmp_path / "in", releases, name="a", version="2", base="1")
+    publish(tmp_path / "in", releases, name="a", version="2")
+    assert pull(releases / "a/latest", tmp_path / "device").version == "2"
