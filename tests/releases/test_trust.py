@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import os
 import shutil
 import time
 from pathlib import Path
@@ -15,7 +16,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
-from blobstore.errors import BlobStoreError, IntegrityError, InvalidFileError, ReleaseError, TrustError
+from blobstore.errors import BlobStoreError, FileAccessError, IntegrityError, InvalidFileError, ReleaseError, TrustError
 from blobstore.releases import plan, publish, pull, push
 from blobstore.releases.encoding import CHUNK, DecodeError, decode
 from blobstore.releases.index import TABLE_LIMIT, File, Object, parse_index, parse_table
@@ -464,3 +465,16 @@ def test_a_release_from_the_future_blocks_nobody(
         publish(tmp_path / "in", releases, name="a", version="2", base="1")
     publish(tmp_path / "in", releases, name="a", version="2")
     assert pull(releases / "a/latest", tmp_path / "device").version == "2"
+
+
+@pytest.mark.parametrize("which", ["", ".ranges"])
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir], ids=["pipe", "folder"])
+def test_a_spool_is_of_regular_files(tmp_path: Path, which: str, make: Any) -> None:
+    """A pipe among what an earlier pull left is not waited for (S3)."""
+    wanted = Object("0" * 64, 10)
+    make(tmp_path / f"{wanted.sha256}{which}")
+    spool = Spool(tmp_path, wanted)
+    assert spool.present == 0
+    with pytest.raises(FileAccessError):
+        spool.write(0, b"0123456789")
+        spool.note(0, 10)
