@@ -273,6 +273,25 @@ def test_a_damaged_blob_that_is_here_is_fetched(published: Path, tmp_path: Path)
     assert same(found(device / "current"), last_weights())
 
 
+@pytest.mark.parametrize("when", ["before the list", "after the list"])
+@pytest.mark.parametrize("damage", ["a bit", "a byte less", "a byte more", "missing", "of something else"])
+def test_a_damaged_file_is_not_added_to(published: Path, tmp_path: Path, damage: str, when: str) -> None:
+    """Files are added to a data set whose older files were compared with their digests, and are fetched again (F4, S1)."""
+    device = tmp_path / "device"
+    update(published / "1", device)
+    path = (device / "current/model.ptd").resolve()
+    if when == "after the list":
+        for _ in range(2):
+            download(published.parent, lacks(published / "2", device))
+    spoil(path, damage)
+    with pytest.raises(TransferError, match=r"'model\.(1\.)?ptd'.* not fetched"):
+        take(published / "2", device)
+    assert "1" in (device / "current").resolve().parent.parent.joinpath("indexes/newest").read_text().split()
+    update(published / "2", device)
+    assert same(found(device / "current", "model.ptd", "model.1.ptd"), last_weights())
+    assert path.read_bytes() == (published.parent / "files" / path.name).read_bytes()
+
+
 @pytest.mark.parametrize("keep", [1, 2, 9])
 @pytest.mark.parametrize("merge", [False, True])
 def test_both_collect_the_same(published: Path, tmp_path: Path, keep: int, merge: bool) -> None:
