@@ -57,6 +57,23 @@ def test_a_journal_is_a_file_and_not_large(tmp_path: Path) -> None:
     assert Journal.read(folder) is None
 
 
+def test_a_journal_is_of_this_user_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What another user owns, or everybody may write to, renames nothing (S2)."""
+    left = move(tmp_path, "x")
+    place = tmp_path / journal_name()
+    place.write_bytes(Journal([left], [tmp_path]).text(tmp_path))
+    place.chmod(0o666)
+    assert Journal.read(place) is None
+    recover(tmp_path)
+    assert left.place.read_bytes() == b"old"
+    place.chmod(0o600)
+    user = os.geteuid()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "geteuid", lambda: user + 1)
+        assert Journal.read(place) is None
+    assert Journal.read(place) is not None
+
+
 @pytest.mark.parametrize("name", ["../victim", "victim", ".blobstore-x.tmp"])
 def test_a_journal_names_only_hidden_files(tmp_path: Path, name: str) -> None:
     """Others are neither renamed nor removed."""

@@ -55,7 +55,7 @@ def _run() -> int:
             return PIPE_CLOSED
         return left.code if isinstance(left.code, int) else 0
     except ImportError as error:
-        if error.name not in {"typer", "rich", "click"}:
+        if (error.name or "").partition(".")[0] not in {"typer", "rich", "click"}:
             raise
         sys.stderr.write("blobstore: the command line needs more packages: pip install 'blobstore[cli]'\n")
         return ERROR

@@ -111,7 +111,7 @@ class Journal:
 
     @classmethod
     def read(cls, path: Path) -> Journal | None:
-        """Read a copy; None if the file is not a journal.
+        """Read a copy; None if the file is not a journal, or not one of this user alone.
 
         Raises:
             OSError: the file cannot be read.
@@ -120,7 +120,7 @@ class Journal:
         try:
             number = file.open(path, getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
             status = os.fstat(number)
-            if not stat.S_ISREG(status.st_mode) or status.st_size > _LARGEST:
+            if not stat.S_ISREG(status.st_mode) or status.st_size > _LARGEST or not _is_own(status):
                 return None
             with open(number, "rb", closefd=False) as stream:
                 return cls._parse(stream.read(_LARGEST), path.parent)
@@ -180,6 +180,11 @@ class Journal:
             yield folder / name
         for move in self.moves:
             yield from (move.temporary, move.backup)
+
+
+def _is_own(status: os.stat_result) -> bool:
+    """Whether a file says what this user wrote: it is nobody else's, and not everybody may write to it."""
+    return status.st_uid == os.geteuid() and not status.st_mode & stat.S_IWOTH
 
 
 def _hidden(name: Any) -> str:

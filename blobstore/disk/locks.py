@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +18,9 @@ from blobstore.memory.mapped_file import Descriptor, named
 
 __all__ = ["HAS_LOCKS", "Lock", "exclusive", "lock_descriptor"]
 
+_log = logging.getLogger(__name__)
+_SILENCE = 1.0  # seconds of waiting after which the log says so
+
 HAS_LOCKS = fcntl is not None
 """Whether this system has locks that end with their process, so that files of a killed process can be recognized."""
 
@@ -24,7 +29,7 @@ class Lock(Descriptor):
     """A lock on a file or a folder; the system releases it when the process ends."""
 
     def take(self, path: Path, *, shared: bool = False, wait: bool = False) -> bool:
-        """Take the lock.
+        """Take the lock. If that takes a while, the log says which one it waits for.
 
         Returns:
             Whether no other process holds it; always true where the file system has no locks.
@@ -32,7 +37,24 @@ class Lock(Descriptor):
         Raises:
             OSError: the file cannot be opened.
         """
-        return lock_descriptor(self.open(path, getattr(os, "O_NOFOLLOW", 0)), shared=shared, wait=wait)
+        descriptor = self.open(path, getattr(os, "O_NOFOLLOW", 0))
+        taken = lock_descriptor(descriptor, shared=shared)
+        if taken or not wait:
+            return taken
+        with _said(path):
+            return lock_descriptor(descriptor, shared=shared, wait=True)
+
+
+@contextlib.contextmanager
+def _said(path: Path) -> Iterator[None]:
+    """Say in the log that the lock on a file is waited for, unless that ends soon: anyone who may read it can hold it."""
+    timer = threading.Timer(_SILENCE, _log.warning, ("%s: waiting for another process, which has locked it", path))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def lock_descriptor(descriptor: int, *, shared: bool = False, wait: bool = False) -> bool:

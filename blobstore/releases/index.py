@@ -15,10 +15,13 @@ import unicodedata
 from functools import cached_property
 from typing import Annotated, Any, Literal, TypeVar
 
-import msgspec
-from msgspec import UNSET, Meta, Struct, UnsetType
+from blobstore.errors import InvalidFileError, MissingDependencyError, ReleaseError
 
-from blobstore.errors import InvalidFileError, ReleaseError
+try:
+    import msgspec
+    from msgspec import UNSET, Meta, Struct, UnsetType
+except ImportError as error:
+    raise MissingDependencyError("releases need msgspec: pip install 'blobstore[releases]'") from error
 
 __all__ = [
     "HOLE_LIMIT",
@@ -32,11 +35,14 @@ __all__ = [
     "Pack",
     "Part",
     "Program",
+    "Struct",
     "Table",
     "Way",
     "check_file_name",
     "check_name",
+    "decode_json",
     "encode",
+    "encode_json",
     "parse_index",
     "parse_table",
     "schema",
@@ -228,17 +234,35 @@ class Table(Struct, frozen=True, omit_defaults=True):
 
 
 _T = TypeVar("_T", Index, Table)
+_Any = TypeVar("_Any")
 
 
-def _parse(data: bytes, kind: type[_T], where: str) -> _T:
+def decode_json(data: bytes, kind: type[_Any]) -> _Any:
+    """A value of JSON, which must have this type.
+
+    Raises:
+        ValueError: it is malformed, or has another type.
+    """
     try:
         text = data.decode()  # msgspec does not look into what it skips
         parsed = msgspec.json.decode(text, type=kind)
         json.loads(text, object_pairs_hook=_check_unique, parse_int=len, parse_float=len)
-    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+    except RecursionError as error:
+        raise ValueError(str(error)) from None
+    return parsed
+
+
+def encode_json(value: object) -> bytes:
+    """JSON that `decode_json` reads."""
+    return msgspec.json.encode(value)
+
+
+def _parse(data: bytes, kind: type[_T], where: str) -> _T:
+    try:
+        return decode_json(data, kind)
+    except ValueError as error:
         what = "an index of a release" if kind is Index else "a table of a release"
         raise InvalidFileError(where, f"this is not {what}: {error}") from None
-    return parsed
 
 
 def _check_unique(pairs: list[tuple[str, object]]) -> None:
@@ -378,7 +402,7 @@ def _check_hole(start: int, stop: int, where: str) -> None:
 
 def encode(value: Index | Table) -> bytes:
     """JSON, the same for equal values; an index is indented, for people."""
-    data = msgspec.json.encode(value)
+    data = encode_json(value)
     return msgspec.json.format(data, indent=1) + b"\n" if isinstance(value, Index) else data
 
 

@@ -2,6 +2,7 @@
 
     files/SHA256             objects: each file once, whatever releases have it
     indexes/SHA256.json      the index of each release that is here; .sig its signature, .merged.json what was merged
+    indexes/newest           name, version and time of the release that was made the current one last; older ones are refused
     releases/SHA256/…        a release: links with the names of its files
     current                  a link to the release that counts
     tables/SHA256.json       which blobs a file has, where a release is assembled from older ones
@@ -24,8 +25,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
-
 from blobstore.disk.journal import sync_folder
 from blobstore.disk.locks import Lock, exclusive
 from blobstore.disk.names import TEMPORARY, temporary_beside
@@ -43,22 +42,27 @@ from blobstore.releases.index import (
     Object,
     Sha256,
     Size,
+    Struct,
     Table,
+    decode_json,
     encode,
+    encode_json,
     parse_index,
     parse_table,
 )
 from blobstore.releases.sources import INDEXES, SIGNATURES, pieces_of, read_small
 
-__all__ = ["CURRENT", "Collected", "Installed", "LocalBlob", "Merged"]
+__all__ = ["CURRENT", "Collected", "Installed", "LocalBlob", "Mark", "Merged"]
 
 CURRENT = "current"
+_NEWEST = "newest"
+_MARK = re.compile(r"^(\S{1,100}) (\S{1,100}) ([0-9]{1,16})\n\Z")
 _VIEW = re.compile(r"^([0-9a-f]{64})(-merged)?$")
 _OBJECT = re.compile(r"^[0-9a-f]{64}$")
 _MADE = "made"
 
 
-class Merged(msgspec.Struct, frozen=True):
+class Merged(Struct, frozen=True):
     """A data file that was made here of the files of a data set.
 
     Attributes:
@@ -88,6 +92,19 @@ class LocalBlob:
     path: Path
     offset: int
     size: int
+
+
+@dataclass(frozen=True)
+class Mark:
+    """The release that was made the current one last, also if nothing leads to it any more.
+
+    Attributes:
+        name, version, published: as in its index.
+    """
+
+    name: str
+    version: str
+    published: int
 
 
 @dataclass(frozen=True)
@@ -278,6 +295,24 @@ class Installed:
         """An index that is here."""
         return parse_index(self.index_bytes(sha256), str(self._indexes / f"{sha256}.json"))
 
+    def mark(self) -> Mark | None:
+        """The release below which no other one counts: the current one, or a newer one that was; None if there was none.
+
+        Raises:
+            FileAccessError, IntegrityError, InvalidFileError: what tells it cannot be read, or is damaged.
+        """
+        found = []
+        path = self._indexes / _NEWEST
+        if os.path.lexists(path):
+            match = _MARK.match(read_small(path, 1 << 10).decode("ascii", "replace"))
+            if match is None:
+                raise InvalidFileError(path, "expected the name, the version and the time of a release")
+            found.append(Mark(match[1], match[2], int(match[3])))
+        if (current := self.current) is not None:
+            index = self.index(current)
+            found.append(Mark(index.name, index.version, index.published))
+        return max(found, key=lambda one: one.published, default=None)
+
     def signature(self, sha256: str) -> str | None:
         """The signature of an index that is here, None if it has none."""
         with contextlib.suppress(FileAccessError, UnicodeDecodeError):
@@ -288,15 +323,15 @@ class Installed:
         """What was merged of a release, by the names of data sets."""
         try:
             data = read_small(self._indexes / f"{sha256}.merged.json", INDEX_LIMIT)
-            return msgspec.json.decode(data, type=dict[str, Merged])
-        except (FileAccessError, InvalidFileError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return decode_json(data, dict[str, Merged])
+        except (FileAccessError, InvalidFileError, ValueError):
             return {}  # it is made anew
 
     def keep_merged(self, sha256: str, merged: Mapping[str, Merged]) -> None:
         """Remember further data files that were merged of a release. Call this in `locked`."""
         known = {**self.merged(sha256), **merged}
         with Staging(force=True) as staging, staging.open(self._indexes / f"{sha256}.merged.json") as file:
-            file.write(msgspec.json.encode(known))
+            file.write(encode_json(known))
 
     def views(self) -> list[str]:
         """The releases that are here, the newest first."""
@@ -339,7 +374,7 @@ class Installed:
             if signature is not None:
                 records.append((".sig", signature.encode()))
             if merged:
-                records.append((".merged.json", msgspec.json.encode(dict(merged))))
+                records.append((".merged.json", encode_json(dict(merged))))
             for ending, data in records:
                 with staging.open(self._indexes / (sha256 + ending), len(data)) as file:
                     file.write(data)
@@ -370,6 +405,8 @@ class Installed:
                 os.replace(new, place)
             sync_folder(self._releases)
         self._lead_to(view)
+        with Staging(force=True) as staging, staging.open(self._indexes / _NEWEST) as file:
+            file.write(f"{parsed.name} {parsed.version} {parsed.published}\n".encode())
         return place
 
     def _lead_to(self, view: str) -> None:

@@ -1,14 +1,19 @@
-"""What the programs of a release need of a device: a version of ExecuTorch."""
+"""What a release needs of a device: a version of ExecuTorch for its programs, and a clock that does not stand before it."""
 
 from __future__ import annotations
 
 import importlib.metadata
 import re
+import time
 
 from blobstore.errors import ReleaseError
 from blobstore.releases.index import VERSION, Index
 
-__all__ = ["check_executorch"]
+__all__ = ["check_executorch", "check_time"]
+
+_DAY = 86_400
+_CLOCK_IS_SET = 1_767_225_600  # 2026; there are no releases from before
+_LATEST = 4_102_444_800  # 2100
 
 
 def check_executorch(index: Index, has: str | None, where: str) -> None:
@@ -34,6 +39,23 @@ def check_executorch(index: Index, has: str | None, where: str) -> None:
         raise ReleaseError(
             f"{where}: the programs of {index.name} {index.version} need ExecuTorch {index.executorch}, this device has {has}; "
             "executorch (--executorch) names that of another device"
+        )
+
+
+def check_time(published: int, where: str) -> None:
+    """Refuse a release from the future: as all older ones are refused after it, it would be the last one.
+
+    It may be a day ahead of the clock. A clock from before 2026 is not set; then it may be of any time before 2100.
+
+    Raises:
+        ReleaseError: it is too far ahead.
+    """
+    clock = int(time.time())
+    latest = clock + _DAY if clock >= _CLOCK_IS_SET else _LATEST
+    if published > latest:
+        raise ReleaseError(
+            f"{where}: it was published at {published} seconds after 1970, {published - clock} seconds ahead of this machine's "
+            "clock; at most a day is accepted"
         )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from blobstore.errors import ReleaseError
-from blobstore.releases.references import parse_reference
+from blobstore.releases.references import Reference, parse_reference
 from blobstore.releases.sources import FolderSource, Patience, Source
 
 __all__ = ["check_effort", "open_source"]
@@ -27,6 +27,12 @@ def open_source(reference: str | os.PathLike[str], patience: Patience, connectio
     """
     found = parse_reference(reference)
     check_effort(patience, connections)
+    source = _opened(found, patience, connections)
+    source.reference = found
+    return source
+
+
+def _opened(found: Reference, patience: Patience, connections: int) -> Source:
     if found.kind == "folder":
         return FolderSource(found.place, found.pin)
     if found.kind == "layout":

@@ -15,15 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import msgspec
-
 from blobstore.disk.progress import Progress, check_progress
 from blobstore.disk.staging import Staging
 from blobstore.errors import BlobStoreError, FileAccessError, InvalidFileError, ReleaseError
 from blobstore.memory.digest import sha256
 from blobstore.memory.mapped_file import as_path, named
 from blobstore.releases.fetched import FetchedSource, fetched_name
-from blobstore.releases.index import INDEX_LIMIT, Index, Sha256, parse_index
+from blobstore.releases.index import INDEX_LIMIT, Index, Sha256, Struct, decode_json, encode_json, parse_index
 from blobstore.releases.installed import Installed
 from blobstore.releases.needs import check_executorch
 from blobstore.releases.objects import store_bytes
@@ -80,7 +78,7 @@ class Plan:
     fetches: tuple[Fetch, ...]
 
 
-class _Record(msgspec.Struct, frozen=True):
+class _Record(Struct, frozen=True):
     """A plan in the folder of a device; `index` is base64 in JSON."""
 
     format: Literal["blobstore.plan.1"]
@@ -124,6 +122,7 @@ def plan(
             if key is not None:
                 check_trust(source, data, signature, key)
             index = parse_index(data, source.name)
+            source.check(index)
             check_successor(installed, index, found.sha256, source, allow_rollback=allow_rollback)
             check_executorch(index, executorch, source.name)
             current = nothing_new(installed, source, found.sha256, key, merge) is not None
@@ -136,7 +135,7 @@ def plan(
                 with named(installed.incoming):
                     installed.incoming.mkdir(exist_ok=True)
                 with Staging(force=True) as staging, staging.open(installed.incoming / _PLAN) as file:
-                    file.write(msgspec.json.encode(record))
+                    file.write(encode_json(record))
     return Plan(
         index.name,
         index.version,
@@ -184,6 +183,7 @@ def commit(
         FetchedSource(as_path(fetched), _text(reference), found, record.signature) as source,
         _nothing_kept_of_a_failure(installed, source.name),
     ):
+        source.reference = parse_reference(reference)
         done = install(
             source,
             installed.folder,
@@ -220,8 +220,8 @@ def _read(place: Path, reference: str | os.PathLike[str], installed: Installed) 
             raise
         raise ReleaseError(f"{installed.folder}: there is no plan here; {advice}") from error
     try:
-        record = msgspec.json.decode(data, type=_Record)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        record = decode_json(data, _Record)
+    except ValueError as error:
         raise InvalidFileError(place, f"this is not a plan: {error}; {advice}") from None
     if sha256(record.index) != record.sha256:
         raise InvalidFileError(place, f"the index in it does not have the SHA-256 {record.sha256}; {advice}")

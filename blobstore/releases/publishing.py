@@ -53,6 +53,7 @@ from blobstore.releases.index import (
     parse_index,
     parse_table,
 )
+from blobstore.releases.needs import check_time
 from blobstore.releases.objects import ObjectWriter, store_bytes, store_file
 from blobstore.releases.overlay import entries_of, newest_entries
 from blobstore.releases.sources import FILES, INDEX, INDEXES, SIGNATURES, read_small, size_of
@@ -138,8 +139,8 @@ def publish(
 
     Raises:
         FileAccessError, InvalidFileError: a file cannot be read or written, or is malformed.
-        ReleaseError: a name is impossible or taken, there is no such base, a file cannot be cut, or an input lies in the
-            release folder.
+        ReleaseError: a name is impossible or taken, there is no such base, a file cannot be cut, an input lies in the release
+            folder, or a link leads out of a folder, an input or the release folder itself.
     """
     check_progress(progress)
     root, paths = as_path(releases), as_paths(inputs)
@@ -208,6 +209,8 @@ class _entered:  # noqa: N801 - used like a function
             raise ReleaseError(f"{self._root}: releases are pulled into this folder; publish them in another one")
         with named(self._root):
             (self._root / FILES).mkdir(parents=True, exist_ok=True)
+            for folder in (FILES, SIGNATURES, self._index.parent, self._index.parent.parent / LATEST):
+                _check_inside(self._root / folder, self._root)
         self._lock = exclusive(self._root)
         self._lock.__enter__()
         try:
@@ -231,6 +234,13 @@ def _check_outside(paths: Sequence[Path], root: Path) -> None:
     for path in paths:
         if Path(os.path.realpath(path)).is_relative_to(output):
             raise ReleaseError(f"{path}: this is in the release folder {root}; publish files of another folder")
+
+
+def _check_inside(path: Path, folder: Path) -> None:
+    """Raise ReleaseError if links lead from a path below a folder out of it."""
+    place = Path(os.path.realpath(path))
+    if not place.is_relative_to(os.path.realpath(folder)):
+        raise ReleaseError(f"{path}: this leads out of {folder}, to {place}; links out of a folder are not followed")
 
 
 def _expanded(paths: Sequence[Path], root: Path) -> Iterator[tuple[Path, str]]:
@@ -260,6 +270,7 @@ def _expanded(paths: Sequence[Path], root: Path) -> Iterator[tuple[Path, str]]:
                 if not one.startswith("."):
                     empty = False
                     file = Path(folder, one)
+                    _check_inside(file, path)
                     yield file, file.relative_to(path).as_posix()
         if empty:
             raise FileAccessError(path, "there are no files in this folder")
@@ -560,7 +571,15 @@ class _Publisher:
             others.append(self._base.index.published)
         given = os.environ.get("SOURCE_DATE_EPOCH", "")
         now = int(given) if re.fullmatch(r"[0-9]{1,11}", given) else int(time.time())
-        return max([now, *(n + 1 for n in others)])
+        moment = max([now, *(n + 1 for n in others)])
+        try:
+            check_time(moment, f"{self._name}:{self._version}")
+        except ReleaseError as error:
+            raise ReleaseError(
+                f"{error}, and it must follow the newest release and its base. If one of these is from the future: remove "
+                f"{latest}, or publish without this base; devices refuse such releases"
+            ) from None
+        return moment
 
     def _programs(self) -> Iterator[Program]:
         """Which program takes keys from which data sets."""

@@ -15,7 +15,7 @@ from blobstore.releases.assembly import make
 from blobstore.releases.index import DataSet, File, Index, parse_index
 from blobstore.releases.installed import Collected, Installed, Merged
 from blobstore.releases.merging import merge_files
-from blobstore.releases.needs import check_executorch
+from blobstore.releases.needs import check_executorch, check_time
 from blobstore.releases.objects import store_bytes
 from blobstore.releases.places import open_source
 from blobstore.releases.shopping import Shopping
@@ -91,8 +91,9 @@ def pull(
 
     Raises:
         ReleaseError: this is not a reference, the folder has releases of another name or is one that releases are
-            published in, or the programs need a newer ExecuTorch.
-        TrustError: the release is not signed by the key, not the pinned one, or older than the installed one.
+            published in, the programs need a newer ExecuTorch, or the release is more than a day ahead of the clock.
+        TrustError: the release is not signed by the key, not the pinned one, not of the version that the reference says, or
+            older than the installed one.
         InvalidFileError, IntegrityError: the index, or what was fetched, is not what it must be.
         TransferError: a server cannot be reached, or refuses.
         FileAccessError: the folder cannot be written. In every case the old release stays the current one.
@@ -168,6 +169,7 @@ def install(
                 if key is not None:
                     check_trust(source, data, signature, key)
                 index = parse_index(data, source.name)
+                source.check(index)
                 check_successor(installed, index, found.sha256, source, allow_rollback=allow_rollback)
                 check_executorch(index, executorch, source.name)
                 wanted, covered = wanted_files(installed, index, merge=merge)
@@ -216,6 +218,7 @@ def nothing_new(
     if view is None or view[:64] != sha256 or not installed.complete(view, verify=verify):
         return None
     index = installed.index(sha256)
+    source.check(index)
     single = all(len(data.files) == 1 for data in index.data)
     if merge != view.endswith("-merged") and not (merge and single):
         return None
@@ -235,19 +238,19 @@ def check_trust(source: Source, data: bytes, signature: str | None, key: str | o
 
 
 def check_successor(installed: Installed, index: Index, sha256: str, source: Source, *, allow_rollback: bool) -> None:
-    """Refuse a release of another name, or an older one; `index` has the digest `sha256`."""
-    current = installed.current
-    if current is None:
-        return
+    """Refuse a release of another name, an older one, or one from the future; `index` has the digest `sha256`."""
+    check_time(index.published, source.name)
     try:
-        old = installed.index(current)
+        old = installed.mark()
     except BlobStoreError as error:
-        if allow_rollback or current == sha256:
+        if allow_rollback or installed.current == sha256:
             return  # it is about to be mended
         raise TrustError(
-            f"{source.name}: nobody can tell whether version {index.version} is newer than the installed one, because its "
-            f"index is damaged ({error}); pull that release again, or allow_rollback (--allow-rollback)"
+            f"{source.name}: nobody can tell whether version {index.version} is newer than the installed one, because its mark "
+            f"or index is damaged ({error}); pull that release again, or allow_rollback (--allow-rollback)"
         ) from None
+    if old is None:
+        return
     if old.name != index.name:
         raise ReleaseError(
             f"{source.name}: this is a release of {index.name!r}, and {installed.folder} has releases of {old.name!r}; pull it "
@@ -255,7 +258,7 @@ def check_successor(installed: Installed, index: Index, sha256: str, source: Sou
         )
     if index.published < old.published and not allow_rollback:
         raise TrustError(
-            f"{source.name}: version {index.version} is older than version {old.version}, which is installed; allow_rollback "
+            f"{source.name}: version {index.version} is older than version {old.version}, which is or was installed; allow_rollback "
             "(--allow-rollback) accepts it"
         )
 

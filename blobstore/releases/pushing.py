@@ -16,7 +16,7 @@ from blobstore.memory.mapped_file import as_path
 from blobstore.releases.index import TABLE_LIMIT, File, Object, Table, parse_index, parse_table
 from blobstore.releases.manifests import layers_of, make_manifest
 from blobstore.releases.places import check_effort
-from blobstore.releases.references import parse_reference
+from blobstore.releases.references import check_named, parse_reference
 from blobstore.releases.sources import FILES, FolderSource, Patience, read_small
 
 if TYPE_CHECKING:
@@ -68,6 +68,7 @@ def push(
 
     Raises:
         ReleaseError: the reference is of something else.
+        TrustError: the tag says another version.
         FileAccessError, InvalidFileError: the release cannot be read, or is malformed.
         TransferError: the registry cannot be reached, or refuses.
     """
@@ -78,6 +79,7 @@ def push(
         found = source.find(None)
         data = found.index or b""
         index = parse_index(data, source.name)
+        check_named(parse_reference(reference), index.name, index.version)
         files = source.path.parent.parent.parent / FILES
 
         def table_of(file: File) -> Table:

@@ -6,18 +6,19 @@ import os
 import re
 from dataclasses import dataclass
 from typing import Literal
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
-from blobstore.errors import ReleaseError
+from blobstore.errors import ReleaseError, TrustError
 from blobstore.memory.mapped_file import as_path
 from blobstore.text import printable
 
-__all__ = ["Reference", "is_loopback", "parse_reference"]
+__all__ = ["Reference", "check_named", "is_loopback", "parse_reference"]
 
 _PIN = re.compile(r"@sha256:([0-9a-f]{64})\Z")
 _HOST = re.compile(r"^(localhost|[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)+|\[[0-9a-fA-F:]+\]|[A-Za-z0-9-]+(?=:))(:[0-9]{1,5})?$")
 _REPOSITORY = re.compile(r"^[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*(/[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*)*$")
 _TAG = re.compile(r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,127}$")
+_VERSION = re.compile(r"^v?[0-9]")
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,36 @@ class Reference:
     repository: str = ""
     tag: str = ""
     pin: str | None = None
+
+    @property
+    def named(self) -> tuple[str, str]:
+        """The name and the version of the release that this says, "" for what it does not say.
+
+        A tag, and a folder NAME/VERSION of an index, say a version if they begin with a digit, perhaps after a "v"; others,
+        such as "latest", stand for whatever is there.
+        """
+        name, version = "", self.tag
+        if self.kind == "web":
+            *_, name, version, _ = ("", "", *(unquote(part) for part in urlsplit(self.place).path.split("/")))
+        elif self.kind == "folder":
+            path = os.path.abspath(self.place)  # noqa: PTH100 - whatever the text is
+            folder = path if os.path.isdir(path) else os.path.dirname(path)  # noqa: PTH112, PTH120 - likewise
+            name, version = os.path.basename(os.path.dirname(folder)), os.path.basename(folder)  # noqa: PTH119, PTH120
+        is_version = bool(_VERSION.match(version))
+        return (name if is_version or version == "latest" else "", version if is_version else "")
+
+
+def check_named(reference: Reference, name: str, version: str) -> None:
+    """Raise TrustError if a reference says another version than that of the release that was found there, or another name.
+
+    A signature says who made a release, and not that it is the one that was asked for.
+    """
+    expected_name, expected = reference.named
+    # a tag has no "+"
+    same = re.sub(r"[+_]", "-", expected.removeprefix("v")) == re.sub(r"[+_]", "-", version.removeprefix("v"))
+    if (expected and not same) or expected_name not in {"", name}:
+        wanted = " ".join(filter(None, (expected_name, expected)))
+        raise TrustError(f"{printable(reference.text)}: expected {printable(wanted)}, found {name} {version}")
 
 
 def parse_reference(text: str | os.PathLike[str]) -> Reference:

@@ -16,7 +16,8 @@ from typing import Any
 from blobstore.errors import FileAccessError, InvalidFileError, ReleaseError, TransferError, TrustError
 from blobstore.memory.digest import sha256
 from blobstore.memory.mapped_file import PIECE, named, open_regular
-from blobstore.releases.index import INDEX_LIMIT, Object
+from blobstore.releases.index import INDEX_LIMIT, Index, Object
+from blobstore.releases.references import Reference, check_named
 
 __all__ = [
     "FILES",
@@ -140,6 +141,8 @@ class Source(ABC):
 
     name: str
     """As messages call it."""
+    reference: Reference | None = None
+    """What was asked for."""
     patience = Patience()
     """How long to try."""
     remote = True
@@ -178,6 +181,11 @@ class Source(ABC):
     @abstractmethod
     def url(self, wanted: Object) -> str:
         """Where another program gets an object from."""
+
+    def check(self, index: Index) -> None:
+        """Raise TrustError if this is not the release that was asked for."""
+        if self.reference is not None:
+            check_named(self.reference, index.name, index.version)
 
     def close(self) -> None:  # noqa: B027 - a folder has nothing to close
         """Give up connections."""

@@ -10,15 +10,19 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import stat
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from blobstore.memory.mapped_file import named
+from blobstore.memory.mapped_file import named, open_regular
 from blobstore.releases.index import Object
 from blobstore.releases.intervals import Intervals
 
 __all__ = ["Spool"]
+
+_LIST_LIMIT = 1 << 24
+"""Bytes of a list that are read; what further lines say is fetched again."""
 
 
 class Spool:
@@ -47,9 +51,9 @@ class Spool:
 
     def _read_list(self) -> Intervals:
         found = Intervals()
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError), open_regular(self._list) as descriptor:
             length = min(os.lstat(self.path).st_size, self.wanted.size)
-            for line in self._list.read_text(encoding="ascii").splitlines():
+            for line in os.read(descriptor, _LIST_LIMIT).decode("ascii").splitlines():
                 start, stop = map(int, line.split())
                 if 0 <= start < stop <= length:
                     found.add(start, stop)
@@ -58,8 +62,10 @@ class Spool:
     @contextlib.contextmanager
     def _opened(self, path: Path, flags: int) -> Iterator[int]:
         with named(path):
-            number = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+            number = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
             try:
+                if not stat.S_ISREG(os.fstat(number).st_mode):
+                    raise OSError(errno.EINVAL, "not a regular file")
                 yield number
             finally:
                 os.close(number)

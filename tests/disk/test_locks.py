@@ -2,8 +2,11 @@
 
 import subprocess
 import sys
+import threading
 
+from blobstore.disk import locks
 from blobstore.disk.locks import Lock, exclusive
+from tests.waiting import until
 
 HOLD = """
 import sys
@@ -50,3 +53,30 @@ def test_exclusive_keeps_others_out_and_is_released_after_an_error(tmp_path):
         except KeyError:
             pass
     assert Lock().take(tmp_path)
+
+
+def test_a_long_wait_is_not_silent(tmp_path, caplog, monkeypatch):
+    """The log names what is waited for, once; a lock that is free at once needs no word (S3)."""
+    monkeypatch.setattr(locks, "_SILENCE", 0.0)
+    with exclusive(tmp_path):
+        pass
+    assert not caplog.records
+    holder = Lock()
+    assert holder.take(tmp_path, shared=True)  # as anybody can who may read the folder
+    entered = threading.Event()
+
+    def enter():
+        with exclusive(tmp_path):
+            entered.set()
+
+    thread = threading.Thread(target=enter)
+    thread.start()
+    try:
+        until(lambda: caplog.records)
+        assert not entered.is_set()
+    finally:
+        holder.close()
+        thread.join()
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{tmp_path}: waiting for another process, which has locked it"
+    ]

@@ -100,6 +100,24 @@ def test_a_link_to_a_folder_is_not_left_out(tmp_path: Path) -> None:
         publish(tmp_path / "in", tmp_path / "releases", name="a", version="1")
 
 
+@pytest.mark.parametrize("link", ["in/linked.txt", "out/files", "out/a", "out/a/latest", "out/a/1", "out/signatures"])
+def test_links_out_of_a_folder_are_not_followed(tmp_path: Path, link: str) -> None:
+    """Neither to files that nobody meant to publish, nor to folders that nobody meant to write into (S2)."""
+    inputs(tmp_path / "in", weights(layers=1))
+    (tmp_path / "in/inside.txt").symlink_to("tokenizer/0.json")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere/secret").write_text("of somebody else")
+    place = tmp_path / link
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.symlink_to(tmp_path / ("elsewhere/secret" if link.startswith("in") else "elsewhere"))
+    with pytest.raises(ReleaseError, match="leads out of"):
+        publish(tmp_path / "in", tmp_path / "out", name="a", version="1")
+    assert [path.name for path in (tmp_path / "elsewhere").iterdir()] == ["secret"]
+    place.unlink()
+    publish(tmp_path / "in", tmp_path / "out", name="a", version="1")  # a link that stays inside is a file
+    assert "inside.txt" in (tmp_path / "out/a/1/index.json").read_text()
+
+
 def test_a_version_that_exists_is_refused_before_any_work(releases: Path, tmp_path: Path) -> None:
     """Nothing is stored (F1)."""
     before = sorted((releases / "files").iterdir())

@@ -7,6 +7,8 @@ import hashlib
 import json
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,6 +18,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from blobstore.disk.locks import Lock
 from blobstore.errors import (
     BlobStoreError,
     FileAccessError,
@@ -270,6 +273,25 @@ def test_a_damaged_blob_that_is_here_is_fetched(published: Path, tmp_path: Path)
     assert same(found(device / "current"), last_weights())
 
 
+@pytest.mark.parametrize("when", ["before the list", "after the list"])
+@pytest.mark.parametrize("damage", ["a bit", "a byte less", "a byte more", "missing", "of something else"])
+def test_a_damaged_file_is_not_added_to(published: Path, tmp_path: Path, damage: str, when: str) -> None:
+    """Files are added to a data set whose older files were compared with their digests, and are fetched again (F4, S1)."""
+    device = tmp_path / "device"
+    update(published / "1", device)
+    path = (device / "current/model.ptd").resolve()
+    if when == "after the list":
+        for _ in range(2):
+            download(published.parent, lacks(published / "2", device))
+    spoil(path, damage)
+    with pytest.raises(TransferError, match=r"'model\.(1\.)?ptd'.* not fetched"):
+        take(published / "2", device)
+    assert "1" in (device / "current").resolve().parent.parent.joinpath("indexes/newest").read_text().split()
+    update(published / "2", device)
+    assert same(found(device / "current", "model.ptd", "model.1.ptd"), last_weights())
+    assert path.read_bytes() == (published.parent / "files" / path.name).read_bytes()
+
+
 @pytest.mark.parametrize("keep", [1, 2, 9])
 @pytest.mark.parametrize("merge", [False, True])
 def test_both_collect_the_same(published: Path, tmp_path: Path, keep: int, merge: bool) -> None:
@@ -511,3 +533,20 @@ def test_both_read_the_same_indexes(published: Path, data: st.DataObject) -> Non
             lacks(folder, folder / "device", executorch="")
     else:
         lacks(folder, folder / "device", executorch="")
+
+
+def test_a_long_wait_for_the_folder_is_not_silent(published: Path, tmp_path: Path) -> None:
+    """Whoever may read a folder can lock it; the process that waits says for which one, and goes on (S3)."""
+    update(published / "1", tmp_path / "device")
+    code = "import sys; from blobstore.native import native; native.collect_releases(sys.argv[1].encode(), 1)"
+    holder = Lock()
+    assert holder.take(tmp_path / "device", shared=True)
+    with subprocess.Popen([sys.executable, "-c", code, tmp_path / "device"], stderr=subprocess.PIPE) as process:
+        try:
+            assert process.stderr is not None
+            line = process.stderr.readline().decode()
+            assert line == f"blobstore: {tmp_path}/device/: waiting for another process, which has locked it\n"
+            assert process.poll() is None
+        finally:
+            holder.close()
+        assert (process.wait(), process.stderr.read()) == (0, b"")

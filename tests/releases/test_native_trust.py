@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from blobstore.errors import IntegrityError, InvalidFileError
+from blobstore.errors import IntegrityError, InvalidFileError, ReleaseError, TrustError
+from blobstore.releases import pull
 from tests.releases.test_native import content, lacks, published, take, tree, update  # noqa: F401 - a fixture
 
 
@@ -133,3 +134,39 @@ def test_a_link_is_no_file_of_a_device(published: Path, device: Path) -> None:  
     place.symlink_to("x" * file["size"])
     assert place.lstat().st_size == file["size"]
     assert not lacks(published / "2", device).current
+
+
+@pytest.mark.parametrize("writer", ["C++", "Python"])
+def test_older_releases_are_refused_without_current(published: Path, tmp_path: Path, writer: str) -> None:  # noqa: F811
+    """Both keep what was the newest beside the link that leads to it, and read what the other one wrote (F4)."""
+    device = tmp_path / "device"
+    if writer == "C++":
+        update(published / "2", device)
+    else:
+        pull(published / "2", device)
+    (device / "current").unlink()
+    for call in (lacks, take):
+        with pytest.raises(TrustError, match="older than version 2, which is or was"):
+            call(published / "1", device)
+    with pytest.raises(TrustError, match="older than version 2, which is or was"):
+        pull(published / "1", device)
+    mark = device / "indexes/newest"
+    sound = mark.read_bytes()
+    for damage in (b"", b"a", b"a 2", b"a 2 ", b"a 2 \n", b" 2 3\n", b"a  3\n", b"a 2 3", b"a 2 -3\n", b"a 2 3 4\n"):
+        mark.write_bytes(damage)
+        with pytest.raises(TrustError, match="nobody can tell"):
+            lacks(published / "3", device)
+        with pytest.raises(TrustError, match="nobody can tell"):
+            pull(published / "3", device)
+    mark.write_bytes(sound)
+    pull(published / "1", device, allow_rollback=True)
+    assert mark.read_bytes().split()[1] == b"1"
+
+
+@pytest.mark.parametrize("time", [(1 << 53) - 1, 4_102_444_801])
+def test_a_release_from_the_future(published: Path, tmp_path: Path, time: int) -> None:  # noqa: F811
+    """It would be the last one (F4)."""
+    release = edited(published / "1", tmp_path / "release", lambda index: index.update(published=time))
+    for call in (lacks, take):
+        with pytest.raises(ReleaseError, match="ahead of this machine's clock"):
+            call(release, tmp_path / "device")

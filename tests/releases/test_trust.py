@@ -5,6 +5,9 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import os
+import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +16,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
-from blobstore.errors import BlobStoreError, IntegrityError, InvalidFileError, ReleaseError, TrustError
+from blobstore.errors import BlobStoreError, FileAccessError, IntegrityError, InvalidFileError, ReleaseError, TrustError
 from blobstore.releases import plan, publish, pull, push
 from blobstore.releases.encoding import CHUNK, DecodeError, decode
 from blobstore.releases.index import TABLE_LIMIT, File, Object, parse_index, parse_table
@@ -28,6 +31,7 @@ from blobstore.releases.sources import read_small
 from blobstore.releases.spool import Spool
 from blobstore.releases.trust import check_signature, sign
 from tests.releases.models import inputs, weights
+from tests.releases.server import serving
 
 DATA = b"an index"
 
@@ -351,3 +355,126 @@ def test_what_is_fetched_goes_through_no_link(tmp_path: Path, ending: str) -> No
     with pytest.raises(BlobStoreError):
         spool.write(0, b"theirs") if not ending else spool.note(0, 10)
     assert victim.read_bytes() == b"mine"
+
+
+# What a reference says
+
+
+@pytest.mark.parametrize("source", ["folder", "index", "web", "layout", "plan"])
+def test_a_release_is_the_version_that_the_reference_says(releases: Path, tmp_path: Path, source: str) -> None:
+    """A signed older release under the path or the tag of a newer one is refused, also if it is installed (F4)."""
+    private, public, _ = keys(tmp_path, ec.SECP256R1())
+    publish(tmp_path / "in", releases, name="a", version="2", sign=private)
+    for name in ("a/3.1", "b/2", "b/latest"):
+        shutil.copytree(releases / "a/2", releases / name)
+    if source == "layout":
+        push(f"oci:{tmp_path}/layout:2", releases / "a/2")
+        with pytest.raises(TrustError, match=r"expected 3\.1, found a 2"):
+            push(f"oci:{tmp_path}/layout:3.1", releases / "a/2")
+        entries = json.loads((tmp_path / "layout/index.json").read_text())
+        (tmp_path / "layout/index.json").write_text(json.dumps(entries).replace('name": "2"', 'name": "3.1"'))
+    with serving(releases) as server:
+        references = {
+            "folder": [str(releases / name) for name in ("a/3.1", "b/2", "b/latest", "a/2")],
+            "index": [str(releases / name / "index.json") for name in ("a/3.1", "b/2", "b/latest", "a/2")],
+            "plan": [str(releases / "a/3.1"), str(releases / "a/2")],
+            "web": [f"{server.url}/{name}/index.json" for name in ("a/3.1", "b/2", "b/latest", "a/latest")],
+            "layout": [f"oci:{tmp_path}/layout:3.1"],
+        }[source]
+        for installed in (False, True):
+            device = tmp_path / "device"
+            if installed:
+                pull(releases / "a/2", device, key=public)
+            for wrong in references[: len(references) - (source != "layout")]:
+                with pytest.raises(TrustError, match=r"expected (3\.1|a 3\.1|b 2|b), found a 2"):
+                    (plan if source == "plan" else pull)(wrong, device, key=public)
+                assert (device / "current").exists() == installed
+        if source != "layout":
+            assert pull(references[-1], device, key=public).version == "2"
+
+
+def test_a_tag_that_is_no_version(releases: Path, tmp_path: Path) -> None:
+    """It stands for whatever is there; and a version with a "+" has a tag without one (F1)."""
+    publish(tmp_path / "in", releases, name="a", version="2.0+cpu")
+    for tag in ("latest", "stable", "2.0-cpu", "v2.0_cpu"):
+        push(f"oci:{tmp_path}/tags:{tag}", releases / "a/2.0+cpu")
+        assert pull(f"oci:{tmp_path}/tags:{tag}", tmp_path / "device").version == "2.0+cpu"
+    assert parse_reference("https://host/x/a/2.0%2Bcpu/index.json").named == ("a", "2.0+cpu")
+
+
+# The newest release
+
+
+def times(release: Path, published: int) -> Path:
+    """An index with another time."""
+    index = json.loads((release / "index.json").read_text())
+    index["published"] = published
+    (release / "index.json").write_text(json.dumps(index))
+    return release
+
+
+@pytest.mark.parametrize("lost", ["gone", "another"])
+def test_older_releases_are_refused_without_current(releases: Path, tmp_path: Path, lost: str) -> None:
+    """What was the newest is known beside the link that leads to it (F4)."""
+    publish(tmp_path / "in", releases, name="a", version="2")
+    device = tmp_path / "device"
+    pull(releases / "a/1", device)
+    old = (device / "current").readlink()
+    pull(releases / "a/2", device)
+    (device / "current").unlink()
+    if lost == "another":
+        (device / "current").symlink_to(old)
+    for call in (pull, plan) if lost == "gone" else ():
+        with pytest.raises(TrustError, match="older than version 2, which is or was"):
+            call(releases / "a/1", device)
+    publish(tmp_path / "in", releases, name="b", version="1")
+    with pytest.raises(ReleaseError, match="has releases of 'a'"):
+        pull(releases / "b/1", device)
+    assert pull(releases / "a/2", device).changed
+    (device / "current").unlink()
+    assert pull(releases / "a/1", device, allow_rollback=True).version == "1"
+    (device / "indexes/newest").write_text("a 2")
+    with pytest.raises(TrustError, match="nobody can tell"):
+        pull(releases / "a/2", device)
+
+
+@pytest.mark.parametrize("published", [(1 << 53) - 1, 4_102_444_801])
+def test_a_release_from_the_future_blocks_nobody(
+    releases: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, published: int
+) -> None:
+    """All others would be older: devices refuse it, and publishers are told how to go on (F4)."""
+    for release in ("a/1", "a/latest"):
+        times(releases / release, published)
+    for clock in (None, 0.0):  # and on a device whose clock is not set
+        if clock is not None:
+            monkeypatch.setattr(time, "time", lambda: 0.0)
+        for call in (pull, plan):
+            with pytest.raises(ReleaseError, match="ahead of this machine's clock"):
+                call(releases / "a/1", tmp_path / "device")
+        shutil.rmtree(releases / "b", ignore_errors=True)
+        monkeypatch.undo()
+        publish(tmp_path / "in", releases, name="b", version="1")
+        if clock is not None:
+            monkeypatch.setattr(time, "time", lambda: 0.0)
+        assert pull(releases / "b/1", tmp_path / f"device of {clock}").changed
+    monkeypatch.undo()
+    with pytest.raises(ReleaseError, match=r"remove .*latest/index\.json"):
+        publish(tmp_path / "in", releases, name="a", version="2")
+    (releases / "a/latest/index.json").unlink()
+    with pytest.raises(ReleaseError, match="without this base"):
+        publish(tmp_path / "in", releases, name="a", version="2", base="1")
+    publish(tmp_path / "in", releases, name="a", version="2")
+    assert pull(releases / "a/latest", tmp_path / "device").version == "2"
+
+
+@pytest.mark.parametrize("which", ["", ".ranges"])
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir], ids=["pipe", "folder"])
+def test_a_spool_is_of_regular_files(tmp_path: Path, which: str, make: Any) -> None:
+    """A pipe among what an earlier pull left is not waited for (S3)."""
+    wanted = Object("0" * 64, 10)
+    make(tmp_path / f"{wanted.sha256}{which}")
+    spool = Spool(tmp_path, wanted)
+    assert spool.present == 0
+    with pytest.raises(FileAccessError):
+        spool.write(0, b"0123456789")
+        spool.note(0, 10)

@@ -2,9 +2,14 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
+#include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <mutex>
+#include <system_error>
+#include <thread>
 #include <vector>
 
 #include <fcntl.h>
@@ -24,6 +29,41 @@ namespace {
 int64_t nanoseconds(const timespec& time) {
   return static_cast<int64_t>(time.tv_sec) * 1'000'000'000 + time.tv_nsec;
 }
+
+/// While it lives, a lock is waited for; it says so on standard error, unless that ends soon. Anyone who may read a
+/// file can hold its lock.
+class WaitingNotice {
+ public:
+  explicit WaitingNotice(const std::string& path) {
+    try {
+      thread_ = std::thread([this, path] {
+        std::unique_lock<std::mutex> lock(mutex_);
+        if (!changed_.wait_for(lock, std::chrono::seconds(1), [this] { return ended_; })) {
+          std::fprintf(stderr, "blobstore: %s: waiting for another process, which has locked it\n", path.c_str());
+        }
+      });
+    } catch (const std::system_error&) { // there are too many threads; it waits without a word
+    }
+  }
+  ~WaitingNotice() {
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      ended_ = true;
+    }
+    changed_.notify_one();
+    if (thread_.joinable()) {
+      thread_.join();
+    }
+  }
+  WaitingNotice(const WaitingNotice&) = delete;
+  WaitingNotice& operator=(const WaitingNotice&) = delete;
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool ended_ = false;
+  std::thread thread_;
+};
 
 } // namespace
 
@@ -135,7 +175,14 @@ void File::set_mode(uint32_t mode) const {
 }
 
 void File::lock(bool exclusive) const {
-  if (uninterrupted([&] { return flock(descriptor_, exclusive ? LOCK_EX : LOCK_SH); }) != 0) {
+  const int operation = exclusive ? LOCK_EX : LOCK_SH;
+  const auto take = [&](int flags) { return uninterrupted([&] { return flock(descriptor_, operation | flags); }); };
+  int failed = take(LOCK_NB);
+  if (failed != 0 && errno == EWOULDBLOCK) {
+    const WaitingNotice notice(path_);
+    failed = take(0);
+  }
+  if (failed != 0) {
     throw Error(ErrorKind::FileAccess, path_, format("cannot lock: {}", std::strerror(errno)), errno);
   }
 }

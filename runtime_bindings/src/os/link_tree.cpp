@@ -67,7 +67,9 @@ void make_links(const std::string& root, const std::vector<std::pair<std::string
 
 File lock_folder(const std::string& path) {
   File folder = opened_folder(path);
-  while (flock(folder.descriptor(), LOCK_EX) != 0 && errno == EINTR) {
+  try {
+    folder.lock_exclusive();
+  } catch (const Error&) { // this file system has no locks
   }
   return folder;
 }

@@ -28,6 +28,8 @@ constexpr uint64_t kPieceOfOther = 1 << 23; // of files without blobs
 constexpr uint64_t kPieceOfPadding = 1 << 20;
 constexpr size_t kMostDigits = 20; // of 64 bits
 constexpr std::string_view kCurrent = "current";
+constexpr std::string_view kNewest = "newest"; // the mark, among the indexes
+constexpr uint64_t kMarkLimit = 1 << 10;
 constexpr std::string_view kReleases = "releases/";
 
 /// The size of a regular file; empty if there is none.
@@ -241,6 +243,31 @@ ReleaseIndex Device::index(const std::string& sha256) const {
   return read_index(bytes, path);
 }
 
+std::optional<ReleaseMark> Device::mark() const {
+  std::optional<ReleaseMark> found;
+  const std::string path = format("{}{}", indexes_, kNewest);
+  struct stat status;
+  if (lstat(path.c_str(), &status) == 0) {
+    const std::string text = read_small(path, kMarkLimit);
+    const size_t first = text.find(' ');
+    const size_t second = text.find(' ', std::min(first, text.size() - 1) + 1);
+    const bool complete = second < text.size() && text.back() == '\n';
+    const std::optional<uint64_t> time =
+        complete ? number(std::string_view(text).substr(second + 1, text.size() - second - 2)) : std::nullopt;
+    if (!time || first == 0 || second == first + 1) {
+      throw_error_in(ErrorKind::InvalidFile, path, "expected the name, the version and the time of a release");
+    }
+    found = ReleaseMark{text.substr(0, first), text.substr(first + 1, second - first - 1), *time};
+  }
+  if (const std::string current = view(); !current.empty()) {
+    ReleaseIndex index = this->index(current.substr(0, 64));
+    if (!found || found->published < index.published) {
+      found = ReleaseMark{std::move(index.name), std::move(index.version), index.published};
+    }
+  }
+  return found;
+}
+
 bool Device::has(const ReleaseObject& object) const {
   return size_of(file(object.sha256)) == object.size;
 }
@@ -375,6 +402,7 @@ void Device::switch_to(const ReleaseIndex& index, const std::string& bytes, cons
   }
   make_link_tree(releases_, sha256, links);
   replace_link(folder_, std::string(kCurrent), format("{}{}", kReleases, sha256));
+  write_file(format("{}{}", indexes_, kNewest), format("{} {} {}\n", index.name, index.version, index.published));
 }
 
 void Device::remove_fetched() const {

@@ -49,6 +49,13 @@ class FetchedFiles {
   std::map<std::string, std::vector<Piece>> pieces_; // by SHA-256
 };
 
+/// The release that was made the current one last, also if nothing leads to it any more.
+struct ReleaseMark {
+  std::string name;
+  std::string version;
+  uint64_t published = 0;
+};
+
 /// The folder of a device, locked against other processes as long as this lives.
 class Device {
  public:
@@ -62,6 +69,9 @@ class Device {
   /// What `current` leads to: the SHA-256 of an index, perhaps with a suffix; empty if there is no release.
   /// @throws Error InvalidFile: it is no link to a release.
   std::string view() const;
+  /// The release below which no other one counts: the current one, or a newer one that was; empty if there was none.
+  /// @throws Error FileAccess, InvalidFile, Integrity.
+  std::optional<ReleaseMark> mark() const;
   /// An index that is here. @throws Error FileAccess, InvalidFile, Integrity.
   ReleaseIndex index(const std::string& sha256) const;
   bool has(const ReleaseObject& object) const;

@@ -1,6 +1,7 @@
 #include <blobstore/releases.h>
 
 #include <algorithm>
+#include <ctime>
 #include <limits>
 #include <string_view>
 #include <utility>
@@ -23,6 +24,9 @@ namespace {
 // As in blobstore/releases/shopping.py and transfer.py, so that both ask for the same bytes
 constexpr double kWorth = 0.98; // a way that leaves more than this share of the bytes is not worth it
 constexpr uint64_t kTableShare = 50; // a table with more than this fraction of its file is not fetched for local blobs
+constexpr uint64_t kDay = 86'400; // in seconds, as the times below
+constexpr uint64_t kClockIsSet = 1'767'225'600; // 2026; there are no releases from before
+constexpr uint64_t kLatest = 4'102'444'800; // 2100
 constexpr uint64_t kGap = 1 << 14; // bytes between two ranges that cost less than another request
 
 /// A release on its way into a folder.
@@ -100,42 +104,52 @@ void Delivery::check_device(const std::string& where, const ReleaseOptions& opti
   }
 }
 
-/// Refuse a release of another name, or an older one.
+/// Refuse a release of another name, an older one, or one from the future, as blobstore/releases/needs.py does.
 void Delivery::check_successor(const std::string& where, const ReleaseOptions& options) const {
-  const std::string view = device_->view();
-  if (view.empty()) {
-    return;
+  const uint64_t clock = static_cast<uint64_t>(std::max<int64_t>(std::time(nullptr), 0));
+  if (index_.published > (clock >= kClockIsSet ? clock + kDay : kLatest)) {
+    throw_error_in(
+        ErrorKind::Release,
+        where,
+        "it was published at {} seconds after 1970, {} seconds ahead of this machine's clock; at most a day is "
+        "accepted",
+        index_.published,
+        index_.published - clock);
   }
-  ReleaseIndex old;
+  std::optional<ReleaseMark> old;
   try {
-    old = device_->index(view.substr(0, 64));
+    old = device_->mark();
   } catch (const Error& error) {
-    if (options.allow_rollback || view.substr(0, 64) == sha256_) {
+    if (options.allow_rollback || device_->view().substr(0, 64) == sha256_) {
       return; // it is about to be mended
     }
     throw_error_in(
         ErrorKind::Trust,
         where,
-        "nobody can tell whether version {} is newer than the installed one, because its index is damaged ({}); commit "
+        "nobody can tell whether version {} is newer than the installed one, because its mark or index is damaged "
+        "({}); commit "
         "that release again, or allow_rollback",
         index_.version,
         error.what());
   }
-  if (old.name != index_.name) {
+  if (!old) {
+    return;
+  }
+  if (old->name != index_.name) {
     throw_error_in(
         ErrorKind::Release,
         where,
         "this is a release of '{}', and the folder has releases of '{}'; use another folder",
         index_.name,
-        old.name);
+        old->name);
   }
-  if (index_.published < old.published && !options.allow_rollback) {
+  if (index_.published < old->published && !options.allow_rollback) {
     throw_error_in(
         ErrorKind::Trust,
         where,
-        "version {} is older than version {}, which is installed; allow_rollback accepts it",
+        "version {} is older than version {}, which is or was installed; allow_rollback accepts it",
         index_.version,
-        old.version);
+        old->version);
   }
 }
 
