@@ -60,14 +60,14 @@ GUARDS = (
     Guard(
         "C++: an older release",
         f"{_RELEASES}/releases.cpp",
-        "index_.published < old.published && !options.allow_rollback",
+        "index_.published < old->published && !options.allow_rollback",
         "false",
         (f"{_NATIVE}::test_plans_and_folders_are_equal", f"{_NATIVE}::test_what_is_refused"),
     ),
     Guard(
         "C++: a release of another name",
         f"{_RELEASES}/releases.cpp",
-        "old.name != index_.name",
+        "old->name != index_.name",
         "false",
         (f"{_NATIVE}::test_what_is_refused",),
     ),

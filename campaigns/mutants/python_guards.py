@@ -594,8 +594,8 @@ GUARDS = (
     Guard(
         "journal: only a regular file, of a bounded size",
         "blobstore/disk/journal.py",
-        "if not stat.S_ISREG(status.st_mode) or status.st_size > _LARGEST:",
-        "if False:",
+        "if not stat.S_ISREG(status.st_mode) or status.st_size > _LARGEST or not _is_own(status):",
+        "if not _is_own(status):",
         _JOURNAL,
     ),
     Guard(
