@@ -165,7 +165,8 @@ class BlobStore:
         check_length(view)
         if is_keyed_manifest(key, view):
             raise InvalidKeyError(f"key {key!r} is reserved for manifests if the blob begins as a manifest does")
-        address = self._address(view)
+        memory = _memory(view)
+        address = self._address(view, memory)
         if key in self._base_keys:
             self._check_base(key, view, layout)
             self._in_base[key] = len(view)
@@ -181,7 +182,7 @@ class BlobStore:
         if blob is None:
             blob = len(self._blobs)
             self._blobs.append((view, address))
-            self._by_memory[_memory(view)] = blob
+            self._by_memory[memory] = blob
             self._by_contents.add(view, address, blob)
         self._keys[key] = _Key(blob, alignment, tag, layout)
         if isinstance(data, FileSlice):
@@ -392,12 +393,12 @@ class BlobStore:
                 stage_ptd(staging, path, files[tag], metadata)
         return paths
 
-    def _address(self, view: memoryview) -> Digest:
+    def _address(self, view: memoryview, memory: tuple[int, int]) -> Digest:
         """The digest of a blob. Memory that the store has already is not read again.
 
         The store holds that memory, so nothing else can have been allocated there. If it changed, writing raises an error.
         """
-        blob = self._by_memory.get(_memory(view))
+        blob = self._by_memory.get(memory)
         return digest(view) if blob is None else self._blobs[blob][1]
 
     def _check_base(self, key: str, view: memoryview, layout: TensorLayout | None) -> None:
@@ -423,7 +424,7 @@ class BlobStore:
 
 def _memory(view: memoryview) -> tuple[int, int]:
     """The address and the length of a view."""
-    return (np.frombuffer(view, np.uint8).ctypes.data if len(view) else 0), len(view)
+    return (np.frombuffer(view, np.uint8).__array_interface__["data"][0] if len(view) else 0), len(view)
 
 
 def nbytes(entries: Iterable[Entry]) -> int:

@@ -13,6 +13,7 @@ import pytest
 import torch
 from hypothesis import settings
 
+from blobstore.memory import distinct
 from tests import models, native_build
 from tests.cpp.module_runner import ModuleRunner, build
 
@@ -83,3 +84,16 @@ def module_runner() -> ModuleRunner:
     if reason := native_build.missing():
         pytest.skip(reason)
     return build()
+
+
+@pytest.fixture
+def comparisons(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The size of every blob that is compared with another one of the same digest."""
+    compared: list[int] = []
+
+    def counted(one: memoryview, other: memoryview) -> bool:
+        compared.append(len(one))
+        return bytes(one) == bytes(other)
+
+    monkeypatch.setattr(distinct, "same_bytes", counted)
+    return compared

@@ -40,6 +40,9 @@ Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 PIECE = 1 << 20
 """How many bytes are read at a time; few enough to stay in the processor's cache."""
 
+_VIEWS = memoryview, np.ndarray
+"""What can stand between a view and what holds its memory."""
+
 
 class _Map(mmap.mmap):
     """A map of a whole file that knows its path, so that an error about any view of it can name the file.
@@ -222,7 +225,7 @@ def check_length(data: memoryview) -> None:
 def _owner(data: memoryview) -> object:
     """What holds the memory of a view."""
     owner: object = data
-    while isinstance(owner, memoryview | np.ndarray):
+    while isinstance(owner, _VIEWS):
         owner = owner.obj if isinstance(owner, memoryview) else owner.base
     return owner
 

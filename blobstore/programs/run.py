@@ -127,19 +127,17 @@ class _Job:
         own: the store of its namespace.
         moves: what leaves it, with its keys.
         externals: the keys of the tensors that it takes from data files already.
+        nbytes: bytes of the slim program, once it is written.
     """
 
     program: ProgramFile
     output: Path
     own: BlobStore
     moves: dict[Movable, str] = field(default_factory=dict)
+    nbytes: int = 0
 
     def __post_init__(self) -> None:
         self.externals = {external.key for external in self.program.externals}
-
-    def rewrite(self) -> Rewrite:
-        """The slim program."""
-        return Rewrite(self.program, self.moves)
 
 
 class _Run:
@@ -340,7 +338,8 @@ class _Run:
                 if tag in changed:
                     write_data(tag, early[tag])
             for job in self.jobs:
-                rewrite = job.rewrite()
+                rewrite = Rewrite(job.program, job.moves)
+                job.nbytes = rewrite.nbytes
                 with staging.open(job.output, rewrite.nbytes, kind=Format.PTE) as file:
                     rewrite.write(file)
             for tag in final:
@@ -383,7 +382,7 @@ class _Run:
             source=job.program.path,
             path=job.output,
             bytes_before=len(job.program.data),
-            bytes_after=job.rewrite().nbytes,
+            bytes_after=job.nbytes,
             moved=len(job.moves),
             moved_bytes=sum(len(item.data) for item in job.moves),
             missing=tuple(sorted(job.externals - {*job.own, *self.shared})),

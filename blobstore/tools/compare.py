@@ -137,7 +137,7 @@ def compare(left: NamedDataMap, right: NamedDataMap, *, progress: Progress | Non
         if not isinstance(side, NamedDataMap):
             raise UnsupportedDataError(f"expected an opened file (open_any), found a {type(side).__qualname__}")
     check_progress(progress)
-    total, done = sum(map(len, left.values())), 0
+    total, done = sum(map(len, left.values())) if progress else 0, 0
     new = {(right.digest(key), right.get_tensor_layout(key)): key for key in right if key not in left}
     changes: list[Change] = []
     renamed: set[str] = set()
@@ -148,7 +148,7 @@ def compare(left: NamedDataMap, right: NamedDataMap, *, progress: Progress | Non
         if progress:
             progress("comparing", done, total)
         if key in right:
-            change = _change(key, left, right)
+            change = _change(key, (data, layout), (right[key], right.get_tensor_layout(key)))
             if change is None:
                 same, same_size = same + 1, same_size + len(data)
             else:
@@ -160,18 +160,20 @@ def compare(left: NamedDataMap, right: NamedDataMap, *, progress: Progress | Non
             changes.append(Change(key, "renamed", layout, layout, len(data), len(data), other))
         else:
             changes.append(Change(key, "removed", layout, None, len(data), 0))
-    for key, data in right.items():
+    for key in right:
         if key not in left and key not in renamed:
-            changes.append(Change(key, "added", None, right.get_tensor_layout(key), 0, len(data)))
+            changes.append(Change(key, "added", None, right.get_tensor_layout(key), 0, len(right[key])))
     return Comparison(changes, same, same_size, _differences(_keys(left, right), _keys(right, left)))
 
 
-def _change(key: str, left: NamedDataMap, right: NamedDataMap) -> Change | None:
+def _change(
+    key: str, left: tuple[memoryview, TensorLayout | None], right: tuple[memoryview, TensorLayout | None]
+) -> Change | None:
     """The change of a key that both sides have; None if it is the same."""
-    sides = left.get_tensor_layout(key), right.get_tensor_layout(key), len(left[key]), len(right[key])
-    if not same_bytes(left[key], right[key]):
-        return Change(key, "bytes", *sides)
-    return None if sides[0] == sides[1] else Change(key, "layout", *sides)
+    (data, layout), (other, its) = left, right
+    if not same_bytes(data, other):
+        return Change(key, "bytes", layout, its, len(data), len(other))
+    return None if layout == its else Change(key, "layout", layout, its, len(data), len(other))
 
 
 def _keys(data_map: NamedDataMap, other: NamedDataMap) -> dict[str, list[str]]:
@@ -201,18 +203,18 @@ def compare_files(
         FileAccessError, InvalidFileError, UnsupportedDataError: as `open_any`.
         KeyConflictError: a program gives one name to two contents.
     """
+    one, two = map_file(left), map_file(right)
+    at = first_difference(one, two)
+    if at is None:
+        with open_any(left) as a:
+            return Comparison([], len(a), sum(map(len, a.values())), [])
     with open_any(left) as a, open_any(right) as b:
         found = compare(a, b, progress=progress)
         common = [key for key in a if key in b]
         differences = found.differences + _differences(_parts(a, common), _parts(b, common))
     if not found.changes and not differences:
-        one, two = map_file(left), map_file(right)
-        at = first_difference(one, two)
-        if at is not None:
-            sides = [
-                f"{len(data):,} bytes, from byte {at:,} on {bytes(data[at : at + 8]).hex()}" for data in (one, two)
-            ]
-            differences = [Difference("other bytes, such as the order of parts or padding", *sides)]
+        sides = [f"{len(data):,} bytes, from byte {at:,} on {bytes(data[at : at + 8]).hex()}" for data in (one, two)]
+        differences = [Difference("other bytes, such as the order of parts or padding", *sides)]
     return replace(found, differences=differences)
 
 

@@ -1,5 +1,7 @@
 """ExecuTorch reads everything that the store writes, in Python and in C++, and the store reads what ExecuTorch writes."""
 
+import importlib.resources
+import re
 import subprocess
 import tempfile
 from pathlib import Path
@@ -12,7 +14,7 @@ from executorch.exir._serialize.data_serializer import DataPayload
 from executorch.exir.scalar_type import ScalarType as EtScalarType
 from executorch.exir.tensor_layout import TensorLayout as EtLayout
 from executorch.extension.flat_tensor.serialize.serialize import FlatTensorSerializer
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from blobstore import BlobStore, MergedDataMap, ScalarType, TensorLayout, dedup_programs, open_ptd, save_file
@@ -43,9 +45,19 @@ def with_python(path):
     }
 
 
-def python_can_name(layout):
-    """ExecuTorch's Python reader looks up types by name, and spells two of them differently from its schema."""
-    return layout is None or layout.scalar_type.name in EtScalarType.__members__
+SCHEMA = importlib.resources.files("executorch.extension.flat_tensor.serialize").joinpath("scalar_type.fbs").read_text()
+READABLE = set(re.findall(r"^  (\w+) = \d+,$", SCHEMA, re.MULTILINE)) & EtScalarType.__members__.keys()
+"""ExecuTorch's Python reader looks up types by the names of its schema: complex ones have none there, and two names of
+its enum are spelled differently."""
+
+
+def python_can_read(layout):
+    return layout is None or layout.scalar_type.name in READABLE
+
+
+def python_can_write(layout):
+    """ExecuTorch's enum has no numbers for the packed bits."""
+    return layout is None or int(layout.scalar_type) in set(EtScalarType)
 
 
 def spelled(layout):
@@ -73,7 +85,7 @@ def test_what_we_write(reader, contents):
         for tag, path in paths.items():
             expected = {key: (data, spelled(layout)) for key, (data, layout) in files[tag].items()}
             assert with_cpp(reader, path, files[tag]) == list(expected.items())
-            if all(python_can_name(layout) for _, layout in files[tag].values()):
+            if all(python_can_read(layout) for _, layout in files[tag].values()):
                 found = {key: (data, spelled(layout)) for key, (data, layout) in with_python(path).items()}
                 assert found == expected
 
@@ -82,6 +94,8 @@ def test_what_we_write(reader, contents):
 @given(contents)
 def test_what_executorch_writes(contents):
     store = NamedDataStore()
+    contents = {key: one for key, one in contents.items() if python_can_write(one[0][1])}
+    assume(contents)
     for key, ((data, layout), alignment, _) in contents.items():
         theirs = layout and EtLayout(EtScalarType(int(layout.scalar_type)), list(layout.sizes), list(layout.dim_order))
         store.add_named_data(key, data, alignment, external_tag="x", tensor_layout=theirs)

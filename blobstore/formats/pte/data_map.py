@@ -50,7 +50,7 @@ class PteDataMap(NamedDataMap):
         for item in self.program.movable():
             key = item.key
             known = items.setdefault(key, item)
-            if known.layout != item.layout or not same_bytes(known.data, item.data):
+            if known is not item and (known.layout != item.layout or not same_bytes(known.data, item.data)):
                 raise KeyConflictError(f"{self.name}: the key {key!r} occurs twice with different contents")
         return items
 

@@ -115,8 +115,8 @@ def _text(table: Table, contents: Mapping[int, str]) -> str:
     """A table with all its fields, and a tensor with its bytes."""
     parts = [
         f"{field}={value}"
-        for field, kind in table.kind.fields.items()
-        if field not in _PLACES and (value := _value(table, field, kind, contents)) is not None
+        for field in table.shape.present
+        if field not in _PLACES and (value := _value(table, field, table.kind.fields[field], contents)) is not None
     ]
     if table.position in contents:
         parts.append(f"data={contents[table.position]}")
@@ -124,11 +124,9 @@ def _text(table: Table, contents: Mapping[int, str]) -> str:
 
 
 def _value(table: Table, field: str, kind: Kind, contents: Mapping[int, str]) -> str | None:
-    """A field as text; None if it is absent or has its default value."""
-    slot = table.slot(field)
-    if not slot:
-        return None
+    """A field as text; None if it has its default value."""
     if isinstance(kind, Scalar):
+        slot = table.slot(field)
         if not any(table.buffer.data[slot : slot + kind.width]):
             return None
         return repr(kind.format.unpack_from(table.buffer.data, slot)[0])

@@ -80,6 +80,7 @@ class TableType(Kind):
         self.name = name
         self.slots = {field: slot for slot, field in enumerate(fields)}
         self.fields = fields
+        self.names = {field: f"{name}.{field}" for field in fields}  # as messages call them
 
 
 K = TypeVar("K", bound=Kind)
@@ -102,8 +103,10 @@ class Buffer:
         self.data = data
         self.path = path
         self.start = start
+        self._end = len(data)
         self.renew()
         self._vtables: dict[int, tuple[int, ...]] = {}
+        self._shapes: dict[tuple[int, TableType], Shape] = {}
         self._strings: dict[int, str] = {}
 
     def fail(self, reason: str) -> NoReturn:
@@ -122,8 +125,8 @@ class Buffer:
 
     def check(self, start: int, nbytes: int, what: str) -> None:
         """Fail unless `nbytes` bytes at `start` lie among the objects."""
-        if start < self.start or nbytes > len(self.data) - start:
-            self.fail(f"{what} at {start} with {nbytes} bytes is outside {self.start}..{len(self.data)}")
+        if start < self.start or nbytes > self._end - start:
+            self.fail(f"{what} at {start} with {nbytes} bytes is outside {self.start}..{self._end}")
 
     def u32(self, position: int) -> int:
         """The number at `position`, which the caller must have checked."""
@@ -131,8 +134,9 @@ class Buffer:
 
     def target(self, slot: int, what: str) -> int:
         """The target of the reference at `slot` (checked by the caller); its first 4 bytes are checked."""
-        position = slot + self.u32(slot)
-        self.check(position, 4, what)
+        position: int = slot + _U32.unpack_from(self.data, slot)[0]
+        if not self.start <= position <= self._end - 4:
+            self.check(position, 4, what)
         return position
 
     def vtable(self, position: int) -> tuple[int, ...]:
@@ -150,11 +154,20 @@ class Buffer:
         self._vtables[position] = entries
         return entries
 
+    def shape(self, position: int, kind: TableType) -> Shape:
+        """The tables of a type that have the vtable at `position`."""
+        known = self._shapes.get((position, kind))
+        if known is None:
+            known = self._shapes[position, kind] = Shape(self.vtable(position), kind)
+        return known
+
     def vector(self, position: int, width: int, what: str) -> Span:
         """The elements of the vector at `position` (its length field is checked already), each `width` bytes."""
-        nbytes = self.u32(position) * width
-        self.check(position + 4, nbytes, what)
-        return Span(position + 4, position + 4 + nbytes)
+        start = position + 4
+        stop: int = start + _U32.unpack_from(self.data, position)[0] * width
+        if stop > self._end:
+            self.check(start, stop - start, what)
+        return Span(start, stop)
 
     def string(self, position: int, what: str) -> str:
         """The text at `position`."""
@@ -179,51 +192,86 @@ class Buffer:
         return Table(self, self.target(0, f"the root {kind.name}"), kind)
 
 
+class Shape:
+    """What a vtable says of the tables of a type. Most tables share theirs, so it is worked out once.
+
+    Attributes:
+        size: bytes of a table.
+        places: where each field lies in a table; 0 if it is absent, -1 if it would lie outside.
+        present: the fields that are there.
+        scalars: the numbers among them, with their places and how they are read.
+        unknown: whether there are fields that are unknown to the type.
+    """
+
+    __slots__ = ("places", "present", "scalars", "size", "unknown")
+
+    def __init__(self, vtable: tuple[int, ...], kind: TableType) -> None:
+        self.size = vtable[0]
+        self.places = dict.fromkeys(kind.fields, 0)
+        for (field, its), offset in zip(kind.fields.items(), vtable[1:], strict=False):
+            inside = not offset or 4 <= offset <= self.size - its.width
+            self.places[field] = offset if inside else -1
+        self.present = [field for field, place in self.places.items() if place]
+        self.scalars = {
+            field: (place, its.format.unpack_from)
+            for field, its in kind.fields.items()
+            if isinstance(its, Scalar) and (place := self.places[field]) > 0
+        }
+        self.unknown = any(vtable[1 + len(kind.fields) :])
+
+
 class Table:
     """A table of a known type at a position of a buffer."""
 
-    __slots__ = ("buffer", "kind", "position", "vtable", "vtable_position")
+    __slots__ = ("buffer", "kind", "position", "shape", "vtable_position")
 
     def __init__(self, buffer: Buffer, position: int, kind: TableType) -> None:
         buffer.check(position, 4, kind.name)
         self.buffer = buffer
         self.kind = kind
         self.position = position
-        self.vtable_position = position - int(_I32.unpack_from(buffer.data, position)[0])
-        self.vtable = buffer.vtable(self.vtable_position)
-        if self.vtable[0] < 4:
-            buffer.fail(f"{kind.name} at {position} claims a size of {self.vtable[0]} bytes")
-        buffer.check(position, self.vtable[0], kind.name)
-        buffer.spend(_TABLE_COST + self.vtable[0])
+        self.vtable_position: int = position - _I32.unpack_from(buffer.data, position)[0]
+        self.shape = buffer.shape(self.vtable_position, kind)
+        size = self.shape.size
+        if size < 4:
+            buffer.fail(f"{kind.name} at {position} claims a size of {size} bytes")
+        buffer.check(position, size, kind.name)
+        buffer.spend(_TABLE_COST + size)
 
     def slot(self, field: str) -> int:
         """The position of a field's bytes in the buffer; 0 if it is absent."""
-        index = self.kind.slots[field] + 1
-        offset = self.vtable[index] if index < len(self.vtable) else 0
-        if offset == 0:
-            return 0
-        if offset < 4 or offset + self.kind.fields[field].width > self.vtable[0]:
-            self.buffer.fail(f"{self._name(field)} at {self.position} lies outside its table")
-        return self.position + offset
+        offset = self.shape.places[field]
+        if offset < 0:
+            self.buffer.fail(f"{self.kind.names[field]} at {self.position} lies outside its table")
+        return self.position + offset if offset else 0
+
+    @property
+    def vtable(self) -> tuple[int, ...]:
+        """The size of the table, then the position of each field in it."""
+        return self.buffer.vtable(self.vtable_position)
 
     def has_unknown_fields(self) -> bool:
         """Whether the table has fields that are unknown to its type."""
-        return any(self.vtable[1 + len(self.kind.slots) :])
+        return self.shape.unknown
 
     def scalar(self, field: str) -> int:
         """A whole number; 0 if it is absent."""
-        slot = self.slot(field)
-        return int(self._kind(field, Scalar).format.unpack_from(self.buffer.data, slot)[0]) if slot else 0
+        read = self.shape.scalars.get(field)
+        if read is not None:
+            offset, unpack = read
+            return int(unpack(self.buffer.data, self.position + offset)[0])
+        self._kind(field, Scalar)
+        return self.slot(field)  # absent, or an error
 
     def target(self, field: str) -> int:
         """The position that a reference leads to; 0 if it is absent."""
         slot = self.slot(field)
-        return self.buffer.target(slot, self._name(field)) if slot else 0
+        return self.buffer.target(slot, self.kind.names[field]) if slot else 0
 
     def string(self, field: str) -> str | None:
         """Text; None if it is absent."""
         position = self.target(field)
-        return self.buffer.string(position, self._name(field)) if position else None
+        return self.buffer.string(position, self.kind.names[field]) if position else None
 
     def table(self, field: str) -> Table | None:
         """A table; None if it is absent."""
@@ -239,7 +287,7 @@ class Table:
         position = self.target(field)
         member = kind.members[tag - 1]
         if position == 0:
-            self.buffer.fail(f"{self._name(field)} at {self.position} must be a {member.name}, but is absent")
+            self.buffer.fail(f"{self.kind.names[field]} at {self.position} must be a {member.name}, but is absent")
         return Table(self.buffer, position, member)
 
     def span(self, field: str) -> Span | None:
@@ -247,7 +295,7 @@ class Table:
         position = self.target(field)
         if not position:
             return None
-        return self.buffer.vector(position, self._kind(field, Vector).of.width, self._name(field))
+        return self.buffer.vector(position, self._kind(field, Vector).of.width, self.kind.names[field])
 
     def numbers(self, field: str) -> tuple[int, ...]:
         """A vector of numbers; empty if it is absent."""
@@ -257,7 +305,7 @@ class Table:
         self.buffer.spend(span.size)
         item = self._kind(field, Vector).of
         if not isinstance(item, Scalar):
-            raise TypeError(f"{self._name(field)} does not hold numbers")
+            raise TypeError(f"{self.kind.names[field]} does not hold numbers")
         count = span.size // item.width
         return struct.unpack_from(f"<{count}{item.format.format[1:]}", self.buffer.data, span.start)
 
@@ -269,19 +317,16 @@ class Table:
         self.buffer.spend(span.size)
         item = self._kind(field, Vector).of
         if not isinstance(item, TableType):
-            raise TypeError(f"{self._name(field)} does not hold tables")
-        name = self._name(field)
+            raise TypeError(f"{self.kind.names[field]} does not hold tables")
+        name = self.kind.names[field]
         slots = range(span.start, span.stop, 4)
         return [Table(self.buffer, self.buffer.target(slot, name), item) for slot in slots]
 
     def _kind(self, field: str, kind: type[K]) -> K:
         found = self.kind.fields[field]
         if not isinstance(found, kind):
-            raise TypeError(f"{self._name(field)} is not a {kind.__name__}")
+            raise TypeError(f"{self.kind.names[field]} is not a {kind.__name__}")
         return found
-
-    def _name(self, field: str) -> str:
-        return f"{self.kind.name}.{field}"
 
 
 def walk(root: Table, reference: Callable[[int, int, bool], None] | None = None) -> set[str]:
@@ -318,7 +363,7 @@ class _Walk:
 
     def visit(self, table: Table) -> None:
         """Read a table later, unless it was met before."""
-        if self._is_new(table.position, table.position + table.vtable[0], table.kind):
+        if self._is_new(table.position, table.position + table.shape.size, table.kind):
             self.stack.append(table)
 
     def read(self, table: Table) -> None:
@@ -327,9 +372,9 @@ class _Walk:
         self._reference(table.position, table.vtable_position, True)
         if table.has_unknown_fields():
             self.unknown.add(table.kind.name)
-        for field, kind in table.kind.fields.items():
-            slot = table.slot(field)
-            if slot and not isinstance(kind, Scalar):
+        for field in table.shape.present:
+            if field not in table.shape.scalars:
+                slot, kind = table.slot(field), table.kind.fields[field]
                 target = self._buffer.target(slot, field)
                 self._reference(slot, target, False)
                 self._follow(table, field, kind, target)

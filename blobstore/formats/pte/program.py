@@ -29,7 +29,7 @@ from blobstore.formats.pte.parts import (
 )
 from blobstore.formats.pte.schema import PROGRAM, DataLocation, TensorDataLocation
 from blobstore.memory.digest import Digest, digest
-from blobstore.memory.layout import MAX_RANK, ScalarType, TensorLayout
+from blobstore.memory.layout import ITEMSIZE, MAX_RANK, ScalarType, TensorLayout
 from blobstore.memory.mapped_file import as_path, check_length, map_file
 
 __all__ = ["Movable", "ProgramFile", "content_key", "read_program"]
@@ -136,7 +136,7 @@ class ProgramFile:
         self._states: list[int] = []  # index into offsets of each mutable_data_segments entry
         self._read_offsets()
         self.methods: list[str] = []
-        self._layouts: dict[int, TensorLayout | None] = {}
+        self._layouts: dict[tuple[int, bytes, bytes], TensorLayout] = {}  # the same few occur again and again
         self.externals: list[ExternalTensor] = []
         self.delegates: list[DelegatePayload] = []
         self.tensors: list[TensorData] = []
@@ -255,28 +255,26 @@ class ProgramFile:
         """Add a tensor value to the external tensors, or to the uses of the stored bytes that it refers to."""
         extra = tensor.table("extra_tensor_info")
         external = extra is not None and extra.scalar("location") == TensorDataLocation.EXTERNAL
-        if not external and tensor.scalar("data_buffer_idx") == 0:
+        index = tensor.scalar("data_buffer_idx")
+        if not external and index == 0:
             return
         what = f"method {method!r}, value {value}"
         name = extra.string("fully_qualified_name") if extra is not None else None
-        layout = self._layouts.get(tensor.position)  # many values may refer to one tensor
-        if layout is None:
-            layout = self._layouts[tensor.position] = self._read_layout(tensor, what)
+        layout = self._read_layout(tensor, what)
         use = TensorUse(method, value, layout if tensor.scalar("storage_offset") == 0 else None, name, tensor)
         if external:
             if name is None:
                 raise self.fail(f"{what}: an external tensor has no name")
             self.externals.append(ExternalTensor(name, layout, tensor.slot("allocation_info") != 0, use))
             return
-        place, room = self._find_room(tensor, extra, what)
+        place, room = self._find_room(tensor, extra, index, what)
         span = self._take(use, place, room, what)
         before = spans.get(place, span)
         spans[place] = Span(span.start, max(before.stop, span.stop))
         uses.setdefault(place, []).append(use)
 
-    def _find_room(self, tensor: Table, extra: Table | None, what: str) -> tuple[_Place, Span]:
+    def _find_room(self, tensor: Table, extra: Table | None, index: int, what: str) -> tuple[_Place, Span]:
         """Where the bytes of a tensor begin, and the end of the segment or of the constant that they lie in."""
-        index = tensor.scalar("data_buffer_idx")
         group: int | None = None
         if tensor.slot("allocation_info"):  # mutable
             number = extra.scalar("mutable_data_segments_idx") if extra is not None else 0
@@ -316,20 +314,26 @@ class ProgramFile:
         return Span(room.start, room.start + nbytes)
 
     def _read_layout(self, tensor: Table, what: str) -> TensorLayout | None:
-        try:
-            scalar_type = ScalarType(tensor.scalar("scalar_type"))
-        except ValueError:
+        number = tensor.scalar("scalar_type")
+        if number not in ITEMSIZE:
             return None  # from a later ExecuTorch
+        written = []
         for name, width in (("sizes", 4), ("dim_order", 1)):
             span = tensor.span(name)
             if span is None:
                 raise self.fail(f"{what}: the tensor has no {name}")
             if span.size // width > MAX_RANK:
                 raise self.fail(f"{what}: {span.size // width} {name}, at most {MAX_RANK} are possible")
-        try:
-            return TensorLayout(scalar_type, tensor.numbers("sizes"), tensor.numbers("dim_order"))
-        except LayoutError as error:
-            raise self.fail(f"{what}: {error}") from None
+            written.append(bytes(self.data[span.start : span.stop]))
+        sizes, order = written
+        layout = self._layouts.get((number, sizes, order))
+        if layout is None:
+            try:
+                layout = TensorLayout(ScalarType(number), tensor.numbers("sizes"), tuple(order))
+            except LayoutError as error:
+                raise self.fail(f"{what}: {error}") from None
+            self._layouts[number, sizes, order] = layout
+        return layout
 
     def _read_delegate(self, method: str, index: int, delegate: Table, payloads: list[Span | None]) -> DelegatePayload:
         what = f"method {method!r}, delegate {index}"
