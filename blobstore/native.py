@@ -183,8 +183,9 @@ def _argument_bytes(value: Any, wanted: NativeLayout | None) -> tuple[memoryview
 
 def _other_shape(value: Any, wanted: NativeLayout) -> str | None:
     """The shape of an argument of a call if it is larger than the method takes. The native module calls it."""
-    shape = getattr(value, "shape", None)
-    if shape is None:
+    try:
+        shape = value.shape
+    except Exception:
         return None
     sizes = wanted[1]
     if operator.length_hint(shape) == len(sizes) and all(

@@ -141,10 +141,12 @@ def taken_by(program: ProgramFile, keys: Collection[str]) -> set[str]:
     return set(keys) - left | delegated_keys(program, left)
 
 
-def delegated_keys(program: ProgramFile, keys: Collection[str]) -> set[str]:
-    """Those of `keys` that the delegates of a program look up, as far as their payloads show it; see `taken_by`."""
+def delegated_keys(program: ProgramFile, keys: Collection[str], methods: Collection[str] | None = None) -> set[str]:
+    """Those of `keys` that the delegates of a program, or of some of its methods, look up; see `taken_by`."""
     left = set(keys)
     for delegate in program.delegates:
+        if methods is not None and delegate.method not in methods:
+            continue
         if delegate.backend not in FLATBUFFERS:
             return set(keys)
         if left:

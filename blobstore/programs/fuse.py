@@ -349,10 +349,11 @@ def _blobs(data_maps: list[PtdDataMap]) -> dict[str, Blob]:
 def _part(program: ProgramFile, methods: dict[str, str], blobs: Mapping[str, Blob]) -> Part:
     """A program with what it takes from the data files."""
     taken = {one.key: blobs[one.key] for one in program.externals if one.use.method in methods and one.key in blobs}
-    named = {key: blobs[key] for key in sorted(delegated_keys(program, blobs.keys()))}
+    named = {key: blobs[key] for key in sorted(delegated_keys(program, blobs.keys(), methods))}
+    unneeded = _looked_up(program, set(program.methods) - set(methods)).keys() - _looked_up(program, methods).keys()
     for blob in program.named_data:
         if blob.key in named and not same_bytes(program.data[blob.span.start : blob.span.stop], named[blob.key].data):
             raise KeyConflictError(
                 f"{program.path}: the key {blob.key!r} has other bytes in a data file that was given"
             )
-    return Part(program, methods, tensors=taken, named_data=named)
+    return Part(program, methods, tensors=taken, named_data=named, unneeded=unneeded)

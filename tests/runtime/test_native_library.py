@@ -95,7 +95,7 @@ def test_the_shared_library_is_not_much_larger_than_documented(shared_library, t
     """It is built for its size and stripped; docs/platforms.md has the number."""
     stripped = tmp_path / "stripped"
     subprocess.run(["strip", "-o", stripped, shared_library], check=True)  # noqa: S607
-    assert stripped.stat().st_size <= 716_800
+    assert stripped.stat().st_size <= 737_280
 
 
 def test_the_shared_library_exports_the_public_names_alone(shared_library):

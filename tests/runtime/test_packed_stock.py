@@ -314,7 +314,9 @@ def test_what_is_packed_at_every_load_is_in_no_file(shared: bool, made: Any, fol
             store = PackedStore(model.packed)
             assert outputs(store, changed=changed) == expected
         assert store.stats.builds == 0
-    names = {name for path in packed_files.files(model.packed) for name in packed_files.read(path, changes=shared).names}
+    names = {
+        name for path in packed_files.files(model.packed) for name in packed_files.read(path, changes=shared).names
+    }
     assert all(not name.startswith(deconvolution) for name in names)
     assert names  # others are kept
 

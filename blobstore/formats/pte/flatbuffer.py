@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import NamedTuple, NoReturn, TypeVar
 
 from blobstore.errors import InvalidFileError
 
 __all__ = ["BOOL", "F64", "I8", "I32", "I64", "STRING", "U8", "U32", "U64", "Buffer", "Kind", "Span", "Table"]
-__all__ += ["TableType", "Union", "Vector", "walk"]
+__all__ += ["TableType", "Union", "Vector", "reachable", "walk"]
 
 _U16, _U32, _I32, _U64 = (struct.Struct(f) for f in ("<H", "<I", "<i", "<Q"))
 
@@ -344,40 +344,83 @@ def walk(root: Table, reference: Callable[[int, int, bool], None] | None = None)
             object are fine), or is referred to too often.
     """
     found = _Walk(root.buffer, reference)
-    found.visit(root)
-    while found.stack:
-        found.read(found.stack.pop())
-    found.check_overlaps()
+    found.read_all([root])
     return found.unknown
 
 
-class _Walk:
-    """The objects that `walk` has met, and those that it still has to read."""
+def reachable(
+    roots: Sequence[Table], reference: Callable[[int, int, bool], None], without: Collection[int]
+) -> list[Span]:
+    """The objects that some tables of one buffer need, these tables among them, in the order of the buffer.
 
-    def __init__(self, buffer: Buffer, reference: Callable[[int, int, bool], None] | None) -> None:
+    Args:
+        roots: where to begin.
+        reference: called as (place, target, is_vtable) for every reference among the objects.
+        without: places of references that are not followed; the place of a reference to a vtable is that of its table.
+
+    Raises:
+        InvalidFileError: as by `walk`.
+    """
+    roots[0].buffer.renew()
+    found = _Walk(roots[0].buffer, reference, without)
+    return found.read_all(roots)
+
+
+class _Walk:
+    """The objects that were met, and those that are still to be read."""
+
+    def __init__(
+        self,
+        buffer: Buffer,
+        reference: Callable[[int, int, bool], None] | None,
+        without: Collection[int] = frozenset(),
+    ) -> None:
         self.unknown: set[str] = set()
-        self.stack: list[Table] = []
+        self._stack: list[Table] = []
         self._buffer = buffer
         self._reference = reference or (lambda place, target, to_vtable: None)
+        self._without = without
         self._objects: dict[int, tuple[int, object]] = {}
+        self._distinct: set[tuple[int, TableType]] = set()
+
+    def read_all(self, roots: Iterable[Table]) -> list[Span]:
+        """Read some tables and everything that they refer to; the places of all objects, in order."""
+        for root in roots:
+            self.visit(root)
+        while self._stack:
+            self.read(self._stack.pop())
+        return self._without_overlaps()
 
     def visit(self, table: Table) -> None:
         """Read a table later, unless it was met before."""
         if self._is_new(table.position, table.position + table.shape.size, table.kind):
-            self.stack.append(table)
+            self._stack.append(table)
 
     def read(self, table: Table) -> None:
         """Check a table and its vtable, and everything that its fields refer to directly."""
-        self._is_new(table.vtable_position, table.vtable_position + 2 + 2 * len(table.vtable), Table)
-        self._reference(table.position, table.vtable_position, True)
+        if table.position not in self._without:
+            self._is_new(table.vtable_position, table.vtable_position + 2 + 2 * len(table.vtable), Table)
+            self._reference(table.position, table.vtable_position, True)
+        self._check_fields(table)
         if table.has_unknown_fields():
             self.unknown.add(table.kind.name)
         for field in table.shape.present:
-            if field not in table.shape.scalars:
-                slot, kind = table.slot(field), table.kind.fields[field]
+            slot, kind = table.slot(field), table.kind.fields[field]
+            if field not in table.shape.scalars and slot not in self._without:
                 target = self._buffer.target(slot, field)
                 self._reference(slot, target, False)
                 self._follow(table, field, kind, target)
+
+    def _check_fields(self, table: Table) -> None:
+        """Fail if two fields of a table share bytes: a change of one would change the other."""
+        if (table.vtable_position, table.kind) in self._distinct:
+            return
+        self._distinct.add((table.vtable_position, table.kind))
+        end = 0
+        for slot, width in sorted((table.slot(field), kind.width) for field, kind in table.kind.fields.items()):
+            if slot and slot < end:
+                self._buffer.fail(f"two fields of the {table.kind.name} at {table.position} share bytes")
+            end = slot + width
 
     def _follow(self, table: Table, field: str, kind: Kind, target: int) -> None:
         if isinstance(kind, String):
@@ -393,7 +436,7 @@ class _Walk:
                 self.unknown.add(f"{table.kind.name}.{field}")
         elif isinstance(kind, Vector):
             span = self._buffer.vector(target, kind.of.width, field)
-            if self._is_new(target, span.stop, kind.of) and isinstance(kind.of, TableType):
+            if self._is_new(target, span.stop, (Vector, kind.of)) and isinstance(kind.of, TableType):
                 self._buffer.spend(span.size)
                 for element in range(span.start, span.stop, 4):
                     position = self._buffer.target(element, field)
@@ -404,14 +447,16 @@ class _Walk:
         known = self._objects.get(start)
         if known is None:
             self._objects[start] = (stop, kind)
-        elif known[1] is not kind:
+        elif known[1] != kind:
             self._buffer.fail(f"the object at {start} is used as two different things")
         return known is None
 
-    def check_overlaps(self) -> None:
-        """Fail if two objects share bytes."""
+    def _without_overlaps(self) -> list[Span]:
+        """All objects in order; fail if two share bytes."""
         end = 0
-        for start, (stop, _) in sorted(self._objects.items(), key=lambda item: item[0]):
+        spans = [Span(start, self._objects[start][0]) for start in sorted(self._objects)]
+        for start, stop in spans:
             if start < end:
                 self._buffer.fail(f"the object at {start} overlaps the one before, which ends at {end}")
             end = stop
+        return spans

@@ -1,32 +1,30 @@
 """One program with the methods of several, each blob once.
 
-The flatbuffers of the inputs are edited (`edit.py`) and laid one behind the other, as they are: references inside a
-flatbuffer are relative. Before them comes a new root with the lists of the whole: methods, segments, constants, named
-data. So everything that a method says stays what it was, but for numbers that count these lists:
-
-- the index of each constant, and of each initial state, into the one segment of constants, and of initial states;
-- the reference to each delegate's payload;
-- the names of methods that are renamed.
+What the methods refer to in the flatbuffers of the inputs is copied (`excerpt.py`), one part behind the other. Before
+comes a new root with the lists of the whole: methods, segments, constants, named data. Behind come the names of the
+methods, and the references to the payloads of delegates. So everything that a method says stays what it was, but for
+numbers that count these lists: the index of each constant, and of each initial state, into the one segment of constants,
+and of initial states, and the segment of each payload.
 
 Constants and payloads inside a flatbuffer, as old programs have them, move to segments. What programs take from data files
-becomes part of the program. Programs with fields that are unknown to this version are refused, because these may count
-something, too.
+becomes part of the program. Nothing else is in it: the same program comes out of it again. Programs with fields that are
+unknown to this version are refused, because these may count something, too.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import BinaryIO
 
 from blobstore.disk.output import write_view
 from blobstore.errors import InvalidKeyError, KeyConflictError, LayoutError, UnsupportedProgramError
-from blobstore.formats.alignment import SEGMENT_ALIGNMENT, TENSOR_ALIGNMENT, align_up
-from blobstore.formats.pte.edit import Editor
+from blobstore.formats.alignment import SEGMENT_ALIGNMENT, TENSOR_ALIGNMENT, align_up, alignment_of
+from blobstore.formats.pte.excerpt import Excerpt
 from blobstore.formats.pte.flatbuffer import Table
 from blobstore.formats.pte.header import HEADER_MAGIC, HEADER_OFFSET, HEADER_WITH_DATA_SIZE, IDENTIFIER
-from blobstore.formats.pte.parts import ExternalTensor
+from blobstore.formats.pte.parts import ExternalTensor, TensorData
 from blobstore.formats.pte.program import ProgramFile
 from blobstore.formats.pte.schema import DataLocation, TensorDataLocation
 from blobstore.memory.digest import digest
@@ -58,12 +56,14 @@ class Part:
         methods: the methods that are taken, in the order of the program, with their names in the new one.
         tensors: the tensors that it takes from data files, by key; those that are missing stay outside.
         named_data: the blobs that its delegates take from data files, by key.
+        unneeded: keys of its own named data that are not taken.
     """
 
     program: ProgramFile
     methods: Mapping[str, str]
     tensors: Mapping[str, Blob] = field(default_factory=dict)
     named_data: Mapping[str, Blob] = field(default_factory=dict)
+    unneeded: Collection[str] = frozenset()
 
 
 class Fusion:
@@ -88,23 +88,20 @@ class Fusion:
         self._segments = _Contents()
         self._constants, self._states = _Contents(), _Contents()
         self._named: dict[str, tuple[int, ProgramFile]] = {}
+        self._payloads: list[tuple[Excerpt, int, int]] = []  # slots of their references, and their segments
+        self._names: list[tuple[Excerpt, int, bytes]] = []  # slots of their references
         self._check()
-        editors = [self._edit(part) for part in parts]
+        excerpts = [self._excerpt(part) for part in parts]
         for part in parts:
             self._add_named_data(part)
-        self._front = self._front_of(editors)
+        self._flatbuffer = self._lay(excerpts)
         self.nbytes = self._place_segments()
         self.shared = sum(contents.shared for contents in (self._segments, self._constants, self._states))
 
     def write(self, file: BinaryIO) -> None:
         """Write the program at the current position of `file`, which must be its start."""
-        position = 0
-        for start, pieces in self._flatbuffers:
-            file.write(bytes(start - position))
-            position = start
-            for piece in pieces():
-                file.write(piece)
-                position += len(piece)
+        file.write(self._flatbuffer.data)
+        position = len(self._flatbuffer.data)
         for start, data in self._runs:
             file.write(bytes(start - position))
             write_view(file, data)
@@ -134,21 +131,21 @@ class Fusion:
 
     # The parts.
 
-    def _edit(self, part: Part) -> Editor:
-        """A program with numbers for the lists of the whole, and without bytes that move to segments."""
+    def _excerpt(self, part: Part) -> Excerpt:
+        """The methods of a program with numbers for the lists of the whole."""
         program = part.program
-        editor = Editor(program.root)
-        alignments = {group: program.alignment_of(group) for group in {item.group for item in program.tensors}}
+        plans = _plans(part)
+        excerpt = Excerpt([plan for plan, _ in plans])
         for item in program.tensors:
-            if not any(use.method in part.methods for use in item.uses):
+            uses = [use for use in item.uses if use.method in part.methods]
+            if not uses:
                 continue
             contents = self._states if item.kind == "state" else self._constants
-            blob = Blob(program.data[item.span.start : item.span.stop], None, alignments[item.group])
-            index = 1 + contents.add(blob)  # entry 0 stands for no data
-            for use in item.uses:
-                editor.write(use.table.slot("data_buffer_idx"), struct.pack("<I", index))
+            index = 1 + contents.add(_taken(program, item, item.nbytes_of(uses)))  # entry 0 stands for no data
+            for use in uses:
+                excerpt.write(use.table.slot("data_buffer_idx"), struct.pack("<I", index))
                 if item.kind == "state":
-                    _use_first_group(editor, use.table)
+                    _use_first_group(excerpt, use.table)
         internal: set[int] = set()
         for external in program.externals:
             blob_of_key = part.tensors.get(external.key)
@@ -156,27 +153,21 @@ class Fusion:
                 continue
             if external.use.table.position not in internal:
                 internal.add(external.use.table.position)
-                self._internalize(editor, program, external, blob_of_key)
-        payloads = iter(program.delegates)
-        for plan in program.root.tables("execution_plan"):
-            name = plan.string("name") or ""  # the reader has checked that it is there
-            for delegate in plan.tables("delegates"):
-                payload = next(payloads)
-                if name in part.methods:
-                    span = payload.span
-                    blob = Blob(program.data[span.start : span.stop], None, program.segment_alignment)
-                    editor.link(delegate.slot("processed"), _payload_reference(editor, self._segments.add(blob)))
-            if name in part.methods and part.methods[name] != name:
-                editor.link(plan.slot("name"), _text(editor, part.methods[name], program))
-        inline = [*program.inline, *(table.span("data") for table in program.root.tables("backend_delegate_data"))]
-        for inside in inline:
-            if inside and inside.size:
-                editor.write(inside.start - 4, bytes(4))
-                editor.cut(inside, inside.size % TENSOR_ALIGNMENT)  # what lies behind keeps its alignment
-        editor.finish()
-        return editor
+                self._internalize(excerpt, program, external, blob_of_key)
+        spans = {(one.method, one.index): one.span for one in program.delegates}
+        for plan, name in plans:
+            for number, delegate in enumerate(plan.tables("delegates")):
+                span = spans[name, number]
+                blob = Blob(program.data[span.start : span.stop], None, alignment_of(span.start))
+                slot = delegate.slot("processed")
+                excerpt.open(slot)
+                self._payloads.append((excerpt, slot, self._segments.add(blob)))
+            slot = plan.slot("name")
+            excerpt.open(slot)
+            self._names.append((excerpt, slot, _text(part.methods[name], program)))
+        return excerpt
 
-    def _internalize(self, editor: Editor, program: ProgramFile, external: ExternalTensor, blob: Blob) -> None:
+    def _internalize(self, excerpt: Excerpt, program: ProgramFile, external: ExternalTensor, blob: Blob) -> None:
         """Make a tensor of a data file one of the program."""
         use, tensor = external.use, external.use.table
         what = f"{program.path}: method {use.method!r}, value {use.value}, key {external.key!r}"
@@ -187,24 +178,23 @@ class Fusion:
         assert extra is not None  # noqa: S101 - an external tensor has one
         slot = tensor.slot("data_buffer_idx")
         if slot:
-            editor.write(slot, index)
-            editor.write(extra.slot("location"), bytes([TensorDataLocation.SEGMENT]))
-            _use_first_group(editor, tensor)
+            excerpt.write(slot, index)
+            excerpt.write(extra.slot("location"), bytes([TensorDataLocation.SEGMENT]))
+            _use_first_group(excerpt, tensor)
             return
         # The tensor has no room for an index: its reference to the ExtraTensorInfo becomes one. The name is lost with it.
         if extra.scalar("device_type") or extra.scalar("device_index"):
             raise UnsupportedProgramError(
                 program.path, f"{use.method!r}, value {use.value} is an external tensor of a device"
             )
-        slot = tensor.slot("extra_tensor_info")
-        editor.set_fields(tensor, {"extra_tensor_info": 0, "data_buffer_idx": slot - tensor.position})
-        editor.write(slot, index)
+        excerpt.turn_reference(tensor, "extra_tensor_info", "data_buffer_idx", index)
 
     def _add_named_data(self, part: Part) -> None:
         program = part.program
         inside = {
-            blob.key: Blob(program.data[blob.span.start : blob.span.stop], None, program.segment_alignment)
+            blob.key: Blob(program.data[blob.span.start : blob.span.stop], None, alignment_of(blob.span.start))
             for blob in program.named_data
+            if blob.key not in part.unneeded
         }
         for blobs in (inside, part.named_data):
             for key, blob in blobs.items():
@@ -218,79 +208,60 @@ class Fusion:
 
     # The whole.
 
-    def _front_of(self, editors: Sequence[Editor]) -> _Front:
-        """The new root and its lists, and the place of each part behind them."""
+    def _lay(self, excerpts: Sequence[Excerpt]) -> _Flatbuffer:
+        """The flatbuffer: a new root and its lists, the parts, the names and the references to payloads."""
         constants = self._segments.add_group(self._constants)
         states = self._segments.add_group(self._states)
         plans = [
-            (number, table.position)
-            for number, part in enumerate(self._parts)
-            for table in part.program.root.tables("execution_plan")
-            if table.string("name") in part.methods
+            (excerpt, plan.position)
+            for excerpt, part in zip(excerpts, self._parts, strict=True)
+            for plan, _ in _plans(part)
         ]
-        version = self._parts[0].program.root.scalar("version")
-        front = _Front()
-        front.root(version)
-        plan_slots = front.vector("execution_plan", len(plans))
-        front.vector("constant_buffer", 0)
-        front.vector("backend_delegate_data", 0)
-        self._segment_numbers = []
-        for slot in front.vector("segments", len(self._segments)):
-            front.refer(slot)
-            self._segment_numbers.append(front.segment())
-        front.refer(front.slots["constant_segment"])
-        front.group(constants, self._constants)
-        mutable = front.vector("mutable_data_segments", 1 if len(self._states) else 0)
-        for slot in mutable:
-            front.refer(slot)
-            front.group(states, self._states)
+        new = _Flatbuffer()
+        new.root(self._parts[0].program.root.scalar("version"))
+        plan_slots = new.vector("execution_plan", len(plans))
+        new.vector("constant_buffer", 0)
+        new.vector("backend_delegate_data", 0)
+        self._segment_numbers = [new.segment(slot) for slot in new.vector("segments", len(self._segments))]
+        new.group(new.slots["constant_segment"], constants, self._constants)
+        for slot in new.vector("mutable_data_segments", 1 if len(self._states) else 0):
+            new.group(slot, states, self._states)
         named = list(self._named.items())
-        for slot, (key, (index, _)) in zip(front.vector("named_data", len(named)), named, strict=True):
-            front.refer(slot)
-            front.named(key, index)
-        self._flatbuffers: list[tuple[int, Callable[[], Iterator[bytes | memoryview]]]] = [(0, front.pieces)]
-        position = len(front.data)
-        bases = []
-        for part, editor in zip(self._parts, editors, strict=True):
-            start = part.program.root.buffer.start
-            position += (start - position) % TENSOR_ALIGNMENT
-            bases.append(position - start)
-            self._flatbuffers.append((position, _without(start, editor)))
-            position += editor.size - start
-        if position > _MAX_FLATBUFFER:
+        for slot, (key, (index, _)) in zip(new.vector("named_data", len(named)), named, strict=True):
+            new.named(slot, key, index)
+        end = len(new.data)
+        for excerpt in excerpts:
+            end = excerpt.place(end)
+        end += sum(len(name) + 8 for _, _, name in self._names) + 12 * len(self._payloads)  # and padding
+        if end > _MAX_FLATBUFFER:
             raise UnsupportedProgramError(
-                self._parts[0].program.path,
-                f"the flatbuffer of all would have {position} bytes, above {_MAX_FLATBUFFER}",
+                self._parts[0].program.path, f"the flatbuffer of all would have {end} bytes, above {_MAX_FLATBUFFER}"
             )
-        for slot, (number, target) in zip(plan_slots, plans, strict=True):
-            front.link(slot, bases[number] + editors[number].moved(target))
-        self._program_size = position
-        return front
+        for excerpt in excerpts:
+            excerpt.copy_to(new.data)
+        for slot, (excerpt, position) in zip(plan_slots, plans, strict=True):
+            new.link(slot, excerpt.moved(position))
+        for excerpt, slot, name in self._names:
+            new.text(excerpt.moved(slot), name)
+        for excerpt, slot, segment in self._payloads:
+            new.payload(excerpt.moved(slot), segment)
+        return new
 
     def _place_segments(self) -> int:
         """Decide where every segment lies, write that into the front, and return the size of the file."""
-        front = self._front
-        base = align_up(self._program_size, max([SEGMENT_ALIGNMENT, *(one.alignment for one in self._segments.blobs)]))
-        cursor = 0
+        new = self._flatbuffer
+        needs = [max(blob.alignment, SEGMENT_ALIGNMENT) for blob in self._segments.blobs]
+        base = align_up(len(new.data), needs[0]) if needs else 0
+        cursor = base
         self._runs: list[tuple[int, memoryview]] = []
-        for numbers, blob in zip(self._segment_numbers, self._segments.blobs, strict=True):
-            cursor = align_up(cursor, max(blob.alignment, SEGMENT_ALIGNMENT))
-            struct.pack_into("<QQ", front.data, numbers, cursor, blob.nbytes)
-            self._runs += [(base + cursor + offset, data) for offset, data in blob.runs]
+        for numbers, blob, need in zip(self._segment_numbers, self._segments.blobs, needs, strict=True):
+            cursor = align_up(cursor, need)
+            struct.pack_into("<QQ", new.data, numbers, cursor - base, blob.nbytes)
+            self._runs += [(cursor + offset, data) for offset, data in blob.runs]
             cursor += blob.nbytes
-        if not len(self._segments):
-            base = 0
-        struct.pack_into(
-            "<4sIQQQ",
-            front.data,
-            HEADER_OFFSET,
-            HEADER_MAGIC,
-            HEADER_WITH_DATA_SIZE,
-            self._program_size,
-            base,
-            cursor,
-        )
-        return base + cursor if base else self._program_size
+        header = (HEADER_MAGIC, HEADER_WITH_DATA_SIZE, len(new.data), base, cursor - base)
+        struct.pack_into("<4sIQQQ", new.data, HEADER_OFFSET, *header)
+        return cursor or len(new.data)
 
 
 @dataclass(frozen=True)
@@ -350,21 +321,21 @@ class _Contents:
         places = group.places()
         size = max(places[-1] + group.blobs[-1].nbytes, 1)  # the runtime requires a segment with bytes
         runs = [(place, blob.runs[0][1]) for place, blob in zip(places, group.blobs, strict=True)]
-        self.blobs.append(_Content(size, max(blob.alignment for blob in group.blobs), runs))
+        self.blobs.append(_Content(size, SEGMENT_ALIGNMENT, runs))
         return len(self.blobs) - 1
 
     def places(self) -> list[int]:
         """The offset of each blob when they lie in one segment."""
         places, cursor = [], 0
         for blob in self.blobs:
-            cursor = align_up(cursor, max(blob.alignment, TENSOR_ALIGNMENT))
+            cursor = align_up(cursor, min(max(blob.alignment, TENSOR_ALIGNMENT), SEGMENT_ALIGNMENT))
             places.append(cursor)
             cursor += blob.nbytes
         return places
 
 
-class _Front:
-    """The first bytes of a program: its header, its root, and the tables of its lists, each before what it refers to."""
+class _Flatbuffer:
+    """The flatbuffer of a program: its header, its root, and the tables of its lists, each before what it refers to."""
 
     _PROGRAM = (
         "execution_plan",
@@ -383,11 +354,8 @@ class _Front:
         self._program = self._append(struct.pack("<10H", 20, 36, *range(4, 36, 4)))
         self._segment = self._append(struct.pack("<4H", 8, 24, 8, 16))
         self._pair = self._append(struct.pack("<4H", 8, 12, 4, 8))  # a number and a reference, or the other way round
+        self._place = self._append(struct.pack("<4H", 8, 12, 8, 4))  # where a payload lies, and in which segment
         self.slots: dict[str, int] = {}
-
-    def pieces(self) -> Iterator[bytes | memoryview]:
-        """The bytes, once they are complete."""
-        yield bytes(self.data)
 
     def root(self, version: int) -> None:
         """The Program table; its references are linked later."""
@@ -402,33 +370,38 @@ class _Front:
         self.link(self.slots[name], start)
         return [start + 4 + 4 * index for index in range(count)]
 
-    def refer(self, slot: int) -> None:
-        """Let a reference lead to the table that comes next."""
-        self._pending = slot
-
-    def segment(self) -> int:
+    def segment(self, slot: int) -> int:
         """A DataSegment; the place of its two numbers."""
         start = self._table(self._segment, 20, 8)
-        self.link(self._pending, start)
+        self.link(slot, start)
         return start + 8
 
-    def group(self, index: int, contents: _Contents) -> None:
+    def group(self, slot: int, index: int, contents: _Contents) -> None:
         """A SubsegmentOffsets with the place of each blob."""
         places = contents.places()
         start = self._table(self._pair, 8)
-        self.link(self._pending, start)
+        self.link(slot, start)
         struct.pack_into("<I", self.data, start + 4, index)
         self.data += bytes((4 - len(self.data)) % 8)
         self.link(start + 8, len(self.data))
         self.data += struct.pack(f"<I{len(places) + 1}Q", len(places) + 1, 0, *places)
 
-    def named(self, key: str, index: int) -> None:
+    def named(self, slot: int, key: str, index: int) -> None:
         """A NamedData with its key."""
         start = self._table(self._pair, 8)
-        self.link(self._pending, start)
+        self.link(slot, start)
         struct.pack_into("<I", self.data, start + 8, index)
-        text = key.encode()
-        self.link(start + 4, self._append(struct.pack("<I", len(text)) + text + b"\0", 4))
+        self.text(start + 4, key.encode())
+
+    def payload(self, slot: int, segment: int) -> None:
+        """A BackendDelegateDataReference to a segment."""
+        start = self._table(self._place, 8)
+        self.link(slot, start)
+        struct.pack_into("<Ib", self.data, start + 4, segment, DataLocation.SEGMENT)
+
+    def text(self, slot: int, text: bytes) -> None:
+        """A string."""
+        self.link(slot, self._append(struct.pack("<I", len(text)) + text + b"\0", 4))
 
     def link(self, slot: int, target: int) -> None:
         """Let the reference at `slot` lead to `target`, which lies behind it."""
@@ -447,36 +420,29 @@ class _Front:
         return start
 
 
-def _use_first_group(editor: Editor, tensor: Table) -> None:
+def _plans(part: Part) -> list[tuple[Table, str]]:
+    """The methods that are taken of a program, with their names there."""
+    plans = [(plan, plan.string("name") or "") for plan in part.program.root.tables("execution_plan")]
+    return [(plan, name) for plan, name in plans if name in part.methods]
+
+
+def _taken(program: ProgramFile, item: TensorData, nbytes: int) -> Blob:
+    """The first bytes of a constant or of an initial state. Their alignment is that of their place in the segment."""
+    start = item.span.start
+    place = start if item.group is None else program.offsets[item.group].values[item.index]
+    return Blob(program.data[start : start + nbytes], None, alignment_of(place))
+
+
+def _use_first_group(excerpt: Excerpt, tensor: Table) -> None:
     """All initial states lie in the first group."""
     extra = tensor.table("extra_tensor_info")
     slot = 0 if extra is None else extra.slot("mutable_data_segments_idx")
     if slot:
-        editor.write(slot, bytes(8))
+        excerpt.write(slot, bytes(8))
 
 
-def _payload_reference(editor: Editor, segment: int) -> int:
-    """A BackendDelegateDataReference to a segment."""
-    vtable = editor.vtable((12, 8, 4))
-    start = editor.append(b"")
-    return editor.append(struct.pack("<iIb3x", start - vtable, segment, DataLocation.SEGMENT))
-
-
-def _text(editor: Editor, text: str, program: ProgramFile) -> int:
+def _text(text: str, program: ProgramFile) -> bytes:
     try:
-        data = text.encode()
+        return text.encode()
     except UnicodeEncodeError:
         raise InvalidKeyError(f"{program.path}: the name {text!r} of a method is not valid Unicode") from None
-    return editor.append(struct.pack("<I", len(data)) + data + b"\0")
-
-
-def _without(start: int, editor: Editor) -> Callable[[], Iterator[bytes | memoryview]]:
-    """The pieces of a flatbuffer behind its header."""
-
-    def pieces() -> Iterator[bytes | memoryview]:
-        skip = start
-        for piece in editor.pieces():
-            yield piece[skip:] if skip < len(piece) else b""
-            skip = max(0, skip - len(piece))
-
-    return pieces

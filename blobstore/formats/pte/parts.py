@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -56,6 +57,10 @@ class TensorData:
     index: int
     span: Span
     uses: tuple[TensorUse, ...]
+
+    def nbytes_of(self, uses: Iterable[TensorUse]) -> int:
+        """Bytes that some of its uses need."""
+        return max((self.span.size if use.layout is None else use.layout.nbytes for use in uses), default=0)
 
 
 @dataclass(frozen=True, eq=False)

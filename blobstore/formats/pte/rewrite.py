@@ -209,7 +209,7 @@ class Rewrite:
             if index in items:
                 uses = [use for use in items[index].uses if use not in moved]
                 stays |= bool(uses)
-                nbytes = min(nbytes, items[index].span.size) if uses else 0
+                nbytes = min(nbytes, items[index].nbytes_of(uses))
             if nbytes:
                 kept[index] = Span(start, start + nbytes)
         return kept, stays

@@ -38,7 +38,9 @@ class WaitingNotice {
     try {
       thread_ = std::thread([this, path] {
         std::unique_lock<std::mutex> lock(mutex_);
-        if (!changed_.wait_for(lock, std::chrono::seconds(1), [this] { return ended_; })) {
+        const auto soon =
+            std::chrono::system_clock::now() + std::chrono::seconds(1); // glibc 2.28 has no other clock here
+        if (!changed_.wait_until(lock, soon, [this] { return ended_; })) {
           std::fprintf(stderr, "blobstore: %s: waiting for another process, which has locked it\n", path.c_str());
         }
       });

@@ -367,3 +367,38 @@ def test_two_methods_that_share_everything():
     data = oracle.join(oracle.from_json(program), segments)
     assert _use(data)
     assert [len(item.parts) for item in ProgramFile("x", memoryview(data)).movable()] == [2, 2, 2, 2, 2, 1, 1, 1]
+
+
+def test_two_fields_in_the_same_bytes(small):
+    """A change of one of them would change the other."""
+    flatbuffer = bytearray(small)
+    root = struct.unpack_from("<I", flatbuffer)[0]
+    vtable = root - struct.unpack_from("<i", flatbuffer, root)[0]
+    plans, segments = struct.unpack_from("<H", flatbuffer, vtable + 6)[0], vtable + 4 + 2 * 4
+    for place in (plans, plans - 2):
+        struct.pack_into("<H", flatbuffer, segments, place)
+        _refused(bytes(flatbuffer), "share bytes")
+
+
+def test_a_table_that_is_a_list():
+    """The list of operators of one method is an operator of the other."""
+    builder = Builder()
+    root = builder.table(2)
+    builder.point(0, root)
+    builder.drop(root, 0)
+    both = builder.put(struct.pack("<I", 2) + bytes(8))
+    builder.point(root + 8, both)
+    plans = [builder.table(7), builder.table(7)]
+    for place, plan in zip((both + 4, both + 8), plans, strict=True):
+        builder.point(place, plan)
+        for slot in range(6):
+            builder.drop(plan, slot)
+    one = builder.put(struct.pack("<I", 1) + bytes(4))
+    operator = builder.table(2)  # its distance to its vtable is the length of the list
+    for slot in range(2):
+        builder.drop(operator, slot)
+    builder.put(bytes(64))
+    builder.point(one + 4, operator)
+    for plan, target in zip(plans, (operator, one), strict=True):
+        builder.point(plan + 4 + 4 * 6, target)
+    _refused(bytes(builder.data), "used as two different things")

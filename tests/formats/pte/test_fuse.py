@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import struct
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,13 @@ def fused_in_memory(parts: list[Part]) -> ProgramFile:
     return ProgramFile("one.pte", memoryview(file.getvalue()))
 
 
+def check_again(path: Path) -> None:
+    """What `fuse` wrote comes out of it to the byte."""
+    again = path.with_suffix(".again.pte")
+    fuse_programs(path, again)
+    assert again.read_bytes() == path.read_bytes()
+
+
 def blobs_of(program: ProgramFile) -> list[tuple[str, bytes]]:
     """All constants, states, and blobs of delegates, each place once."""
     spans = {(item.kind, item.span) for item in program.tensors}
@@ -71,7 +79,7 @@ def blobs_of(program: ProgramFile) -> list[tuple[str, bytes]]:
 
 @pytest.mark.parametrize("name", CASES)
 def test_one_program(tmp_path: Path, stock_run: Any, name: str) -> None:
-    """It says the same as before, and has each blob once; ExecuTorch's own reader takes it."""
+    """It says the same as before, and has each blob once; ExecuTorch's own reader takes it; it stays as it is."""
     model = CASES[name]()
     path = model.write(tmp_path)
     result = fuse_programs(path, tmp_path / "one.pte")
@@ -87,9 +95,7 @@ def test_one_program(tmp_path: Path, stock_run: Any, name: str) -> None:
     oracle.deserialize((tmp_path / "one.pte").read_bytes())
     assert [one.name for one in result.methods] == before.methods
     assert result.bytes_after == (tmp_path / "one.pte").stat().st_size
-    again = tmp_path / "again.pte"
-    fuse_programs(tmp_path / "one.pte", again)
-    check_same(stock_run, model, again)
+    check_again(tmp_path / "one.pte")
 
 
 def test_all_programs(tmp_path: Path, stock_run: Any) -> None:
@@ -111,6 +117,7 @@ def test_all_programs(tmp_path: Path, stock_run: Any) -> None:
     assert len(set(blobs)) == len(blobs)
     assert result.shared > 0
     assert result.bytes_after < result.bytes_before
+    check_again(tmp_path / "one.pte")
     file = oracle.deserialize((tmp_path / "one.pte").read_bytes())
     assert sorted(plan.name for plan in file.program.execution_plan) == sorted(methods.values())
 
@@ -171,6 +178,7 @@ def test_weights_in_data_files_come_back(tmp_path: Path, stock_run: Any, name: s
     program = read_program(tmp_path / "one.pte")
     assert not program.externals
     assert sorted(blobs_of(program)) == sorted(set(blobs_of(read_program(path))))
+    check_again(tmp_path / "one.pte")
 
 
 @pytest.mark.parametrize("make", [models.mlp, models.decoder, models.adapters], ids=["mlp", "decoder", "adapters"])
@@ -194,6 +202,7 @@ def test_data_files_of_executorch(tmp_path: Path, stock_run: Any, make: Any, del
     result = fuse_programs(files[0], tmp_path / "two.pte", keep_external=True)
     assert set(result.missing) == {key for file in files[1:] for key in open_ptd(file)}
     assert fuse_programs(tmp_path / "one.pte", tmp_path / "three.pte").missing == ()
+    check_again(tmp_path / "one.pte")
     if not delegated:
         assert set(result.missing) == {one.key for one in read_program(files[0]).externals}
         assert read_program(tmp_path / "two.pte").externals
@@ -334,6 +343,7 @@ def test_old_programs(tmp_path: Path, stock_run: Any, name: str) -> None:
     fuse_programs(path, tmp_path / "one.pte")
     check_same(stock_run, model, tmp_path / "one.pte")
     assert (tmp_path / "one.pte").stat().st_size < 1.1 * path.stat().st_size + 2000
+    check_again(tmp_path / "one.pte")
 
 
 def test_payloads_inside_the_flatbuffer(tmp_path: Path, stock_run: Any) -> None:
@@ -405,3 +415,108 @@ def test_everything_that_a_program_can_say(tmp_path: Path) -> None:
         assert method_lines(fused, method) == method_lines(program, method)
     for old, new in names.items():
         assert method_lines(fused, new) == method_lines(other, old)
+    again = fused_in_memory([Part(fused, {method: method for method in fused.methods})])
+    assert again.data == fused.data
+
+
+def weights_of(model: models.Lowered, methods: Collection[str]) -> set[bytes]:
+    """All that a model has of these methods, but numbers that are too few to be found by their bytes."""
+    modules = [model.methods[method][0] for method in methods]
+    tensors = [tensor for module in modules for tensor in module.state_dict().values()]
+    return {tensor.numpy().tobytes() for tensor in tensors if tensor.nbytes >= 32 and tensor.unique().numel() > 4}
+
+
+@pytest.mark.parametrize("delegated", [False, True], ids=["portable", "delegated"])
+@pytest.mark.parametrize("inline", [False, True], ids=["in segments", "in the flatbuffer"])
+def test_methods_that_are_left_out(tmp_path: Path, stock_run: Any, delegated: bool, inline: bool) -> None:
+    """Nothing of them is in the file: neither weights nor names, keys nor descriptions."""
+    kept, gone = models.mlp(delegated=delegated, seed=0), models.mlp(delegated=delegated, seed=1)
+    for name, model in (("kept", kept), ("gone", gone)):
+        data = model.pte
+        if inline:
+            file = oracle.deserialize(data)
+            data = bytes(oracle._program.serialize_pte_binary(file, extract_delegate_segments=False))
+            data = data if delegated else oracle.with_inline_data(data)
+        (tmp_path / f"{name}.pte").write_bytes(data)
+    paths = [tmp_path / "gone.pte", tmp_path / "kept.pte"]
+    both, alone, left = tmp_path / "both.pte", tmp_path / "alone.pte", tmp_path / "left.pte"
+    fuse_programs(paths, both, methods={"gone": "another"})
+    fuse_programs(tmp_path / "kept.pte", alone)
+    fuse_programs(both, left, methods={"both:another": ""})
+    check_same(stock_run, kept, left)
+    check_again(left)
+    data = left.read_bytes()
+    weights = weights_of(gone, ["forward"]) - weights_of(kept, ["forward"])
+    assert len(weights) == 4
+    for blob in (*weights, b"another", *(one.key.encode() for one in read_program(tmp_path / "gone.pte").named_data)):
+        assert blob in both.read_bytes()
+        assert blob not in data
+    assert sorted(blobs_of(read_program(left))) == sorted(blobs_of(read_program(alone)))
+    assert len(data) <= len(both.read_bytes()) - sum(map(len, weights))
+
+
+def test_keys_of_methods_that_are_left_out() -> None:
+    """A blob stays if a method that is taken may look it up, and otherwise only if no method can."""
+    first, second, other = b"first blob" * 20, b"second blob" * 20, b"other blob" * 20
+    program = ProgramFile(
+        "a.pte",
+        memoryview(oracle.serialize([], [], named={"first": first, "second": second, "other": other})),
+    )
+    names = {method: method for method in program.methods}
+    fused = fused_in_memory([Part(program, names, unneeded={"second"})])
+    assert [one.key for one in fused.named_data] == ["first", "other"]
+    assert second not in bytes(fused.data)
+
+
+@pytest.mark.parametrize("kind", ["constant", "state"])
+def test_tensors_of_several_sizes_at_one_place(kind: str) -> None:
+    """A method that needs the beginning of some bytes does not keep those behind it."""
+    whole = bytes(range(1, 129))
+    state = kind == "state"
+    tensors = [oracle.tensor(1, [8], state=state), oracle.tensor(1, [32], state=state)]
+    two = oracle.deserialize(oracle.serialize(tensors, [whole], [whole]))
+    small, large = two.program.execution_plan[0], copy.deepcopy(two.program.execution_plan[0])
+    large.name = "large"
+    del small.values[1]
+    two.program.execution_plan.append(large)
+    data = oracle._program.serialize_pte_binary(two, extract_delegate_segments=True)
+    program = ProgramFile("a.pte", memoryview(bytes(data)))
+    for names, nbytes in ((["forward", "large"], 128), (["large"], 128), (["forward"], 32)):
+        fused = fused_in_memory([Part(program, {name: name for name in names})])
+        assert [item.span.size for item in fused.tensors if item.kind == kind] == [nbytes]
+        assert (whole[32:48] in bytes(fused.data)) == ("large" in names)
+
+
+@pytest.mark.parametrize("alignments", [(16, 4096, 64, 16), (4096, 128, 16, 1024)])
+def test_blobs_with_alignments(tmp_path: Path, alignments: tuple[int, ...]) -> None:
+    """They lie where they are aligned, and the file stays as it is."""
+    program = read_program(models.mlp(external=True).write(tmp_path))
+    (data_file,) = tmp_path.glob("*.ptd")
+    with open_ptd(data_file) as data_map:
+        tensors = {
+            one.key: Blob(data_map.get_data(one.key), one.layout, alignment)
+            for one, alignment in zip(program.externals, alignments, strict=False)
+        }
+        named = {
+            str(number): Blob(memoryview(bytes([number]) * 1000), None, alignment)
+            for number, alignment in enumerate(alignments, 1)
+        }
+        fused = fused_in_memory([Part(program, {"forward": "forward"}, tensors=tensors, named_data=named)])
+    for blob, alignment in zip(fused.named_data, alignments, strict=True):
+        assert blob.span.start % alignment == 0
+    again = fused_in_memory([Part(fused, {"forward": "forward"})])
+    assert again.data == fused.data
+
+
+def test_methods_that_share_their_weights(tmp_path: Path, stock_run: Any) -> None:
+    """What both methods use stays with the one that is taken."""
+    model = models.decoder()
+    path, left = model.write(tmp_path), tmp_path / "left.pte"
+    fuse_programs(path, left, methods={"model:prefill": ""})
+    for before, after in zip(
+        stock_run(model.pte, model.inputs("decode"), method="decode"),
+        stock_run(left, model.inputs("decode"), method="decode"),
+        strict=True,
+    ):
+        assert torch.equal(before, after)
+    check_again(left)
