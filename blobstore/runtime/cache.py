@@ -364,8 +364,7 @@ class BlobCache(NamedDataMap):
             tensors: maps each name to a tensor or array.
             strict: refuse if a tensor of the programs is not given or cannot be changed, or if a loaded program has
                 weights that the update does not reach: embedded, packed by another backend, or in ExecuTorch's own map
-                    (see
-                docs/runtime.md, "What an update reaches"). Without `strict`, such weights keep their values.
+                (see docs/runtime.md, "What an update reaches"). Without `strict`, such weights keep their values.
             finite: as in `update`.
 
         Returns, raises:

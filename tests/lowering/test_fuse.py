@@ -74,6 +74,9 @@ def test_an_equal_method_without_the_other_weights(tmp_path: Path) -> None:
     assert torch.equal(output(one), output(tmp_path / "m0.pte"))
     with pytest.raises(KeyConflictError):
         fuse_programs(paths, one, methods={"m5-both:forward": "tuned"}, force=True)
+    fuse_programs(paths, one, methods={"m5-both:forward": "", "m5-both:other": "second"}, force=True)
+    assert torch.equal(output(one), output(tmp_path / "m0.pte"))
+    assert torch.equal(output(one, "second"), output(one, "other"))
 
 
 def test_weights_of_one_program_in_a_data_file(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from typing import BinaryIO
 
 from blobstore.disk.output import write_view
 from blobstore.errors import InvalidKeyError, KeyConflictError, LayoutError, UnsupportedProgramError
-from blobstore.formats.alignment import SEGMENT_ALIGNMENT, TENSOR_ALIGNMENT, align_up, alignment_of
+from blobstore.formats.alignment import PAGE, SEGMENT_ALIGNMENT, TENSOR_ALIGNMENT, align_up, alignment_of
 from blobstore.formats.pte.excerpt import Excerpt
 from blobstore.formats.pte.flatbuffer import Table
 from blobstore.formats.pte.header import HEADER_MAGIC, HEADER_OFFSET, HEADER_WITH_DATA_SIZE, IDENTIFIER
@@ -154,11 +154,12 @@ class Fusion:
             if external.use.table.position not in internal:
                 internal.add(external.use.table.position)
                 self._internalize(excerpt, program, external, blob_of_key)
+        alignment = _alignment(program)
         spans = {(one.method, one.index): one.span for one in program.delegates}
         for plan, name in plans:
             for number, delegate in enumerate(plan.tables("delegates")):
                 span = spans[name, number]
-                blob = Blob(program.data[span.start : span.stop], None, alignment_of(span.start))
+                blob = Blob(program.data[span.start : span.stop], None, alignment)
                 slot = delegate.slot("processed")
                 excerpt.open(slot)
                 self._payloads.append((excerpt, slot, self._segments.add(blob)))
@@ -191,8 +192,9 @@ class Fusion:
 
     def _add_named_data(self, part: Part) -> None:
         program = part.program
+        alignment = _alignment(program)
         inside = {
-            blob.key: Blob(program.data[blob.span.start : blob.span.stop], None, alignment_of(blob.span.start))
+            blob.key: Blob(program.data[blob.span.start : blob.span.stop], None, alignment)
             for blob in program.named_data
             if blob.key not in part.unneeded
         }
@@ -250,7 +252,9 @@ class Fusion:
     def _place_segments(self) -> int:
         """Decide where every segment lies, write that into the front, and return the size of the file."""
         new = self._flatbuffer
-        needs = [max(blob.alignment, SEGMENT_ALIGNMENT) for blob in self._segments.blobs]
+        # If one must lie on a page, all do, because only then the file shows it; see `_alignment`.
+        pages = any(blob.alignment > SEGMENT_ALIGNMENT for blob in self._segments.blobs)
+        needs = [max(blob.alignment, PAGE if pages else SEGMENT_ALIGNMENT) for blob in self._segments.blobs]
         base = align_up(len(new.data), needs[0]) if needs else 0
         cursor = base
         self._runs: list[tuple[int, memoryview]] = []
@@ -424,6 +428,12 @@ def _plans(part: Part) -> list[tuple[Table, str]]:
     """The methods that are taken of a program, with their names there."""
     plans = [(plan, plan.string("name") or "") for plan in part.program.root.tables("execution_plan")]
     return [(plan, name) for plan, name in plans if name in part.methods]
+
+
+def _alignment(program: ProgramFile) -> int:
+    """The alignment of segments that a program was written with: one of them alone may be aligned to more by accident."""
+    filled = any(segment.span.size for segment in program.segments)
+    return PAGE if filled and program.segment_alignment >= PAGE else SEGMENT_ALIGNMENT
 
 
 def _taken(program: ProgramFile, item: TensorData, nbytes: int) -> Blob:

@@ -159,8 +159,7 @@ struct AdapterShare {
 ///   files record, or else that of the adapters, which must be the same then.
 /// @returns the new generation.
 /// @throws Error as `load_adapter`; Adapter: also if the ranks together exceed that of a program, if an adapter has
-/// tensors
-///   that belong to no pair, or if the scale of the program is not known. Nothing was changed.
+///   tensors that belong to no pair, or if the scale of the program is not known. Nothing was changed.
 uint64_t load_adapters(
     const LogicalTensors& tensors,
     const std::vector<AdapterShare>& adapters,
@@ -207,8 +206,7 @@ class MergedAdapter {
   ///
   /// @returns the new generation.
   /// @throws Error Adapter: the adapter was undone already, or the weights were changed since by an update or by
-  /// another
-  ///   merge that is not undone. Or what `BlobCache::update` throws. Nothing was changed.
+  ///   another merge that is not undone. Or what `BlobCache::update` throws. Nothing was changed.
   uint64_t undo();
 
  private:

@@ -147,10 +147,9 @@ class BlobCache : public std::enable_shared_from_this<BlobCache> {
   /// @param dirty_only only the blobs that were changed: a delta for `load`.
   /// @returns the size of the file in bytes.
   /// @throws Error Closed; OutputPath: the cache or its base maps the file, or a file of another kind or a data file
-  /// that
-  ///   was written together with programs is there; FileAccess: for example, the disk is full, or a file of this cache
-  ///   was truncated; InvalidKey, InvalidAlignment: a file of another writer has a key or an alignment that this one
-  ///   does not write; DataChanged: bytes changed while they were written, other than by a commit. After an error
+  ///   that was written together with programs is there; FileAccess: for example, the disk is full, or a file of this
+  ///   cache was truncated; InvalidKey, InvalidAlignment: a file of another writer has a key or an alignment that this
+  ///   one does not write; DataChanged: bytes changed while they were written, other than by a commit. After an error
   ///   `path` is as it was.
   virtual uint64_t save(const std::string& path, bool dirty_only = false) const = 0;
 

@@ -112,8 +112,7 @@ class Method {
   /// time. A fork waits for calls of other threads to end.
   ///
   /// @param inputs tensors in the dim order of the method, numbers, bools or None. The caller owns their memory and
-  /// must
-  ///   keep it until the call returns; the method does not refer to it afterwards.
+  ///   must keep it until the call returns; the method does not refer to it afterwards.
   /// @throws Error Input: the inputs do not fit. @throws Error Execution: the method failed.
   virtual Outputs execute(
       const std::vector<executorch::runtime::EValue>& inputs, const RunOptions& options = RunOptions()) = 0;

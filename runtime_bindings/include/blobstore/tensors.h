@@ -79,8 +79,7 @@ class LogicalTensors {
   /// @param finite refuse infinities and NaN.
   /// @returns the new generation.
   /// @throws Error KeyNotFound, Layout (another shape or dtype), Update (it cannot be changed, or not without others,
-  /// or
-  ///   is not finite), or what `BlobCache::update` throws. After an error nothing was changed.
+  ///   or is not finite), or what `BlobCache::update` throws. After an error nothing was changed.
   uint64_t update(const StateDict& tensors, bool finite = false) const;
   /// Change everything in a model's state dict that the programs on the cache use, in one commit. Other entries and the
   /// programs' own state are ignored.

@@ -216,3 +216,13 @@ def test_full_disk_leaves_the_old_file(tmp_path):
         signal.signal(signal.SIGXFSZ, handler)
     assert target.read_bytes() == oracle.one_of_everything()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model.pte", "slim.pte"]
+
+
+def test_a_tensor_at_the_beginning_of_one_that_leaves(slim):
+    """What only the larger one needed is not kept (B1)."""
+    whole = bytes(range(1, 129))
+    pte = oracle.serialize([oracle.tensor(1, [8]), oracle.tensor(1, [32])], [whole])
+    target, _, moves = slim(pte, lambda item: item.layout is not None and item.layout.sizes == (32,))
+    assert len(moves) == 1
+    assert whole[:32] in target.read_bytes()
+    assert whole[32:48] not in target.read_bytes()
