@@ -645,7 +645,7 @@ GUARDS = (
     Guard(
         "C++: packed: the digest of an entry",
         f"{_PACKED_SOURCES}/packed_file.cpp",
-        "found != entry.digest",
+        "found != recorded",
         "false",
         _PACKED,
     ),

@@ -861,7 +861,7 @@ GUARDS = (
     Guard(
         ".pte: a reference in the file",
         f"{_FILES}/pte/flatbuffer.py",
-        "if start < self.start or nbytes > len(self.data) - start:",
+        "if start < self.start or nbytes > self._end - start:",
         "if False:",
         _PTE,
     ),

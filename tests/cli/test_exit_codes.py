@@ -144,7 +144,7 @@ def test_a_terminal_without_box_characters(good: Path) -> None:
 
 def test_a_defect_is_not_an_answer(good: Path) -> None:
     """Python's own exit code for an exception, 1, would mean that the files differ."""
-    done = run("diff", good, good, setup="import blobstore.tools.compare\nblobstore.tools.compare.compare = None")
+    done = run("diff", good, good, setup="import blobstore.tools.compare\nblobstore.tools.compare.compare_files = None")
     assert done.returncode == 3
     assert "TypeError" in done.stderr
 

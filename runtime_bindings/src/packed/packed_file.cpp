@@ -176,21 +176,21 @@ PackedTable read_packed_table(const std::string& path, const uint8_t* data, size
 
 Verified verify_packed(const std::string& path, const uint8_t* data, const PackedTable& table) {
   Verified verified;
-  const auto compare = [&](const PackedEntry& entry, const Digest& expected, const auto& written_meanwhile) {
+  const auto compare = [&](const PackedEntry& entry, const Digest& recorded, const auto& written_meanwhile) {
     const Digest found = digest(data + entry.offset, entry.size);
     if (written_meanwhile()) {
       ++verified.unchecked;
       return;
     }
     verified.bytes += entry.size;
-    if (found != expected) {
+    if (found != recorded) {
       throw_error_in(
           ErrorKind::Integrity,
           path,
           "entry '{}' has the digest {}, {} was recorded",
           entry.name,
           to_string(found),
-          to_string(expected));
+          to_string(recorded));
     }
   };
   const auto never = [] { return false; };
@@ -219,10 +219,10 @@ Verified verify_packed(const std::string& path, const uint8_t* data, const Packe
     }
     // who writes an entry sets its digest to zero first, and to that of the new bytes last
     const auto now = [&] {
-      Digest recorded;
-      std::memcpy(recorded.data(), at, sizeof recorded);
+      Digest written;
+      std::memcpy(written.data(), at, sizeof written);
       std::atomic_thread_fence(std::memory_order_seq_cst);
-      return recorded;
+      return written;
     };
     const Digest before = now();
     if (before == Digest{}) {
