@@ -11,6 +11,8 @@ import bisect
 import struct
 from collections.abc import Sequence
 
+import numpy as np
+
 from blobstore.formats.alignment import TENSOR_ALIGNMENT
 from blobstore.formats.pte.flatbuffer import Span, Table, reachable
 
@@ -87,12 +89,21 @@ class Excerpt:
         for entries, place in self._vtables.items():
             new += bytes(place - len(new))
             new += struct.pack(f"<{len(entries) + 1}H", 2 * len(entries) + 2, *entries)
-        for place, target, to_vtable in self._references:
-            distance = self.moved(target) - self.moved(place)
-            struct.pack_into("<i", new, self.moved(place), -distance if to_vtable else distance)
+        self._link(new)
         for position, entries in self._entries.items():
             place = self.moved(position)
             struct.pack_into("<i", new, place, place - self._vtables[entries])
         for position, data in self._writes.items():
             place = self.moved(position)
             new[place : place + len(data)] = data
+
+    def _link(self, new: bytearray) -> None:
+        """Give all references their new distances; there may be a million."""
+        if not self._references:
+            return
+        starts, shifts = np.array(self._starts), np.array(self._places) - self._starts
+        references = np.array(self._references)
+        ends = references[:, :2]
+        place, target = (ends + shifts[np.searchsorted(starts, ends, "right") - 1]).T
+        distances = np.where(references[:, 2], place - target, target - place).astype("<i4")
+        np.frombuffer(new, np.uint8)[place[:, None] + np.arange(4)] = distances.view(np.uint8).reshape(-1, 4)
