@@ -122,6 +122,15 @@ void test_what_is_refused(const std::string& device) {
   options.sha256 = digest("something else");
   CHECK(error_of([&] { blobstore::commit("index2.json", device, options); }) == ErrorKind::Trust);
   options.sha256 = digest(read("index2.json"));
+  for (std::string blobstore::ReleaseOptions::* part :
+       {&blobstore::ReleaseOptions::name, &blobstore::ReleaseOptions::version}) {
+    blobstore::ReleaseOptions another = options; // a signed release under the URL of another one (F4)
+    another.*part = "other";
+    CHECK(error_of([&] { blobstore::commit("index2.json", device, another); }) == ErrorKind::Trust);
+    CHECK(error_of([&] { blobstore::missing("index2.json", device, another); }) == ErrorKind::Trust);
+  }
+  options.name = "a";
+  options.version = "2";
   CHECK(blobstore::commit("index2.json", device, options).changed);
   CHECK(error_of([&] { blobstore::missing("nothing.json", device); }) == ErrorKind::FileAccess);
   for (const char* bytes : {"", "{}", "[1", "{\"format\":\"blobstore.release.1\"}"}) {

@@ -117,6 +117,21 @@ def test_a_second_load_packs_nothing(large: Path, tmp_path: Path) -> None:
     assert second["stats"]["mapped_bytes"] == packed_files.only(tmp_path).stat().st_size > 16 << 20
 
 
+@pytest.mark.parametrize("writable", [False, True], ids=["private", "shared"])
+def test_ordinary_loads_print_no_errors(mlp: Path, tmp_path: Path, writable: bool, capfd: Any) -> None:
+    """ExecuTorch would append to the file, which it must not; it logs that as an error (K3)."""
+    data = mlp / "model.ptd"
+    if writable:
+        data = tmp_path / "live.ptd"
+        make_working_copy(mlp / "model.ptd", data)
+    for _ in range(3):
+        cache = BlobCache(data, "shared" if writable else "private", packed=tmp_path / "packed")
+        Program(mlp / "model.pte", cache).method()(*MLP_INPUT)
+    lines = capfd.readouterr().err.splitlines()
+    assert any("Loaded packed weight cache" in line for line in lines)  # what is no error is there
+    assert not [line for line in lines if line.startswith("E ")]
+
+
 def test_processes_share_pages_also_as_root(large: Path, tmp_path: Path) -> None:
     """ExecuTorch would let the first process lock the file for its life (K1)."""
     options = {"folder": large, "sizes": [1, 1024], "packed": tmp_path}

@@ -25,6 +25,10 @@ struct ReleaseOptions {
   /// The SHA-256 that the index must have, in lower case hexadecimal digits; empty for any. Whoever wants a signature
   /// compares it with the bytes of the index before: this library has no cryptography for keys.
   std::string sha256;
+  /// The name and the version that the index must say, as the URL does from which it was fetched; empty for any. A
+  /// signature alone does not tell a release from another one of the same publisher.
+  std::string name;
+  std::string version;
   /// Accept a release that is older than the installed one.
   bool allow_rollback = false;
   /// The version of ExecuTorch that the application has; releases whose programs need a newer one are refused. Empty
@@ -86,7 +90,7 @@ struct Collected {
 /// @throws Error FileAccess: a file or the folder cannot be read or written. InvalidFile: the index or a table is
 ///   malformed, or names something outside the folder. Integrity: a table has another digest. Release: the folder has
 ///   releases of another name, releases are published in it, or the programs need a newer ExecuTorch. Trust: the index
-///   has another digest than `options.sha256`, or is older than the installed one.
+///   has another digest, name or version than `options` say, or is older than the installed one.
 Missing missing(const std::string& index, const std::string& directory, const ReleaseOptions& options = {});
 
 /// Make a release the current one of a folder, from what was fetched.

@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <ctime>
 #include <limits>
+#include <string>
 #include <string_view>
+#include <tuple>
 #include <utility>
 
 #include <blobstore/error.h>
@@ -39,6 +41,7 @@ class Delivery {
           ErrorKind::Trust, index, "expected the digest sha256:{}, found sha256:{}", options.sha256, sha256_);
     }
     index_ = read_index(bytes_, index);
+    check_identity(index, options);
     device_.emplace(directory);
     check_device(index, options);
     check_successor(index, options);
@@ -57,6 +60,7 @@ class Delivery {
   };
 
   bool is_current() const;
+  void check_identity(const std::string& where, const ReleaseOptions& options) const;
   void check_device(const std::string& where, const ReleaseOptions& options) const;
   void check_successor(const std::string& where, const ReleaseOptions& options) const;
   std::vector<Wanted> wanted();
@@ -89,6 +93,15 @@ bool Delivery::is_current() const {
     return false;
   }
   return device_->is_complete(index_, sha256_);
+}
+
+void Delivery::check_identity(const std::string& where, const ReleaseOptions& options) const {
+  for (const auto& [part, expected, said] :
+       {std::tuple("name", options.name, index_.name), std::tuple("version", options.version, index_.version)}) {
+    if (!expected.empty() && said != expected) {
+      throw_error_in(ErrorKind::Trust, where, "expected the {} '{}', found '{}'", part, expected, said);
+    }
+  }
 }
 
 void Delivery::check_device(const std::string& where, const ReleaseOptions& options) const {

@@ -1,0 +1,47 @@
+// What ExecuTorch prints on standard error. An application in C++ registers a function of its own for that; the Python
+// module has an ExecuTorch of its own, so the function is this one.
+#include <string_view>
+
+#include <executorch/runtime/platform/platform.h>
+
+#include "convert.h"
+
+namespace blobstore::python {
+namespace {
+
+namespace et = executorch::runtime;
+
+pal_emit_log_message_method print = nullptr;
+
+/// ExecuTorch's cache of packed weights reads a file, and then tries to lock it for itself, to append to it. It must
+/// not: all processes share the file. It logs that as an error, at every load.
+bool is_expected(std::string_view file, std::string_view message) {
+  const bool is_lock = message.substr(0, 6) == "flock(" || message.substr(0, 5) == "open(";
+  const bool is_ours = message.find(".packed) failed (errno=") != std::string_view::npos ||
+      message.find("(/proc/self/fd/") != std::string_view::npos; // a file that is being built
+  return file == "XNNWeightsCache.cpp" && is_lock && is_ours;
+}
+
+void print_others(
+    et_timestamp_t time,
+    et_pal_log_level_t level,
+    const char* file,
+    const char* function,
+    size_t line,
+    const char* message,
+    size_t length) {
+  if (!is_expected(file, {message, length})) {
+    print(time, level, file, function, line, message, length);
+  }
+}
+
+} // namespace
+
+void leave_out_expected_lines() {
+  if (print == nullptr) {
+    print = et::get_pal_impl()->emit_log_message;
+    et::register_pal(et::PalImpl::create(print_others, __FILE__));
+  }
+}
+
+} // namespace blobstore::python
