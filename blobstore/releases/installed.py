@@ -404,9 +404,10 @@ class Installed:
             else:
                 os.replace(new, place)
             sync_folder(self._releases)
-        self._lead_to(view)
+        # before the switch, because what fails must leave the old release; it can then still be pulled again
         with Staging(force=True) as staging, staging.open(self._indexes / _NEWEST) as file:
             file.write(f"{parsed.name} {parsed.version} {parsed.published}\n".encode())
+        self._lead_to(view)
         return place
 
     def _lead_to(self, view: str) -> None:

@@ -256,7 +256,7 @@ def check_successor(installed: Installed, index: Index, sha256: str, source: Sou
             f"{source.name}: this is a release of {index.name!r}, and {installed.folder} has releases of {old.name!r}; pull it "
             "into another folder"
         )
-    if index.published < old.published and not allow_rollback:
+    if index.published < old.published and not allow_rollback and installed.current != sha256:
         raise TrustError(
             f"{source.name}: version {index.version} is older than version {old.version}, which is or was installed; allow_rollback "
             "(--allow-rollback) accepts it"

@@ -272,11 +272,11 @@ def _applies(fault: str, name: str) -> bool:
 
 
 def _rebind(path: Path) -> None:
-    """Update the device and inode in the commits file of a copied working copy, by which it recognizes the copy."""
+    """Update the inode in the commits file of a copied working copy, by which it recognizes the copy."""
     status = path.with_suffix("").stat()
     with path.open("r+b") as file:
-        file.seek(8)
-        file.write(status.st_dev.to_bytes(8, "little") + status.st_ino.to_bytes(8, "little"))
+        file.seek(24)  # behind the magic and the id
+        file.write(status.st_ino.to_bytes(8, "little"))
 
 
 def _short(state: Any) -> str:

@@ -107,6 +107,16 @@ def _working_copy(folder: Path) -> None:
     make_working_copy(folder / "in" / "foundation.ptd", folder / "out" / "model.ptd")
 
 
+def _blobs(folder: Path) -> State:
+    """As `files`, but of data files what is in them, because each working copy has an id of its own."""
+    state = files(folder)
+    for name in state:
+        if name.endswith(".ptd"):
+            with open_ptd(folder / name) as data:
+                state[name] = [(key, hashlib.sha256(data.get_data(key)).hexdigest()) for key in data]
+    return state
+
+
 # A group of files.
 
 
@@ -388,7 +398,7 @@ SCENARIOS = (
     Scenario("dedup, over another", _prepare_programs, _dedup, usable=_programs_run),
     Scenario("cache.save", _prepare_cache, _save_cache),
     Scenario("cache.save, dirty_only", _prepare_cache, _save_delta),
-    Scenario("make_working_copy", _prepare_cache, _working_copy),
+    Scenario("make_working_copy", _prepare_cache, _working_copy, _blobs),
     Scenario("training checkpoint", _prepare_training, _checkpoint, _checkpoint_loads),
     Scenario("shared cache, first opened", _prepare_unopened, _open, _shared_values),
     Scenario("shared commit", _prepare_shared, _commit, _shared_values, points=8),

@@ -613,7 +613,7 @@ struct Saboteur final : blobstore::CommitFollower {
   /// Let the working copy seem to have a damaged journal; see cache/working_copy.h.
   void mark(uint64_t pending) const {
     std::fstream file(path + ".commits", std::ios::in | std::ios::out | std::ios::binary);
-    file.seekp(48);
+    file.seekp(56);
     file.write(reinterpret_cast<const char*>(&pending), sizeof pending);
   }
   BlobCache& cache;

@@ -160,6 +160,14 @@ def test_older_releases_are_refused_without_current(published: Path, tmp_path: P
             pull(published / "3", device)
     mark.write_bytes(sound)
     pull(published / "1", device, allow_rollback=True)
+    mark.write_bytes(sound)  # the switch to version 2 failed, and version 1 stays as it is
+    assert lacks(published / "1", device).current
+    assert take(published / "1", device)[1] == "1"
+    assert not pull(published / "1", device).changed
+    with pytest.raises(TrustError, match="older than version 2, which is or was"):
+        pull(edited(published / "1", tmp_path / "another", lambda index: index.update(later=1)), device)
+    pull(published / "2", device)
+    pull(published / "1", device, allow_rollback=True)
     assert mark.read_bytes().split()[1] == b"1"
 
 

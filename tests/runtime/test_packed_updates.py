@@ -630,19 +630,10 @@ def test_forks_while_another_thread_updates_and_loads(mlp: Path, store: PackedSt
     )
 
 
-def skip_without_map(packed: Path) -> None:
-    """Large layers are written in place only where XNNPACK's kernel for this processor has a compact map."""
-    if not all(entry.map for entry in packed_files.read(packed_files.only(packed)).entries):
-        pytest.skip(
-            "XNNPACK's kernel for this processor packs a layer of 1024 x 1024 in an order without a compact map"
-        )
-
-
 def test_memory_of_an_update(large: Path, tmp_path: Path) -> None:
     """One layer of several: its blob and its packed weights become memory of the process; a revert gives it back (N4)."""
     store = PackedStore(tmp_path / "packed")
     Running.open(large, ones(1, 1024), store)
-    skip_without_map(tmp_path / "packed")
     run_script(
         textwrap.dedent("""
         running = Running.open(folder, ones(1, 1024), packed)
@@ -689,7 +680,6 @@ def test_a_revert_uses_the_file_again(large: Path, tmp_path: Path) -> None:
 def test_a_large_layer(large: Path, tmp_path: Path) -> None:
     """Pages that are moved instead of copied: updates, reverts and both caches in turn (K3)."""
     both = Both(large, PackedStore(tmp_path / "packed"), ones(1, 1024))
-    skip_without_map(tmp_path / "packed")
     generator = torch.Generator().manual_seed(1)
     for _ in range(2):
         for name in ("layers.0.weight", "layers.3.bias", "layers.3.weight", "layers.0.weight"):

@@ -80,12 +80,12 @@ File::File(std::string path, bool writable) : path_(std::move(path)) {
     throw_errno(path_, errno);
   }
   struct stat status;
-  if (fstat(descriptor_, &status) != 0 || !S_ISREG(status.st_mode)) {
-    const bool directory = S_ISDIR(status.st_mode);
+  const int failed = fstat(descriptor_, &status) == 0 ? 0 : errno;
+  if (failed != 0 || !S_ISREG(status.st_mode)) {
     close(descriptor_);
     descriptor_ = -1;
-    if (directory) {
-      throw_errno(path_, EISDIR);
+    if (failed != 0 || S_ISDIR(status.st_mode)) {
+      throw_errno(path_, failed != 0 ? failed : EISDIR);
     }
     throw Error(ErrorKind::FileAccess, path_, "not a regular file", EINVAL);
   }
@@ -111,7 +111,10 @@ File File::open_if_there(std::string path) {
   }
   File file(std::move(path), descriptor);
   struct stat status;
-  if (file.is_open() && (fstat(descriptor, &status) != 0 || !S_ISREG(status.st_mode))) {
+  if (file.is_open() && fstat(descriptor, &status) != 0) {
+    throw_errno(file.path(), errno);
+  }
+  if (file.is_open() && !S_ISREG(status.st_mode)) {
     return File(file.path(), -1);
   }
   return file;

@@ -15,6 +15,7 @@ namespace {
 constexpr size_t kMostDims = 6;
 constexpr size_t kMostSources = 8;
 constexpr size_t kMostNests = 4096; // a longer map would not be compact
+constexpr size_t kLongestGroup = 32; // nests that are repeated together
 constexpr uint64_t kTile = 16;
 
 constexpr uint64_t kPerSource = uint64_t{1} << 20; // numbers for each source beside the weight
@@ -61,65 +62,89 @@ struct PackedMap::Element {
   uint64_t from;
 };
 
+namespace {
+
+bool same(const PackedMap::Dim& a, const PackedMap::Dim& b) {
+  return a.count == b.count && a.to == b.to && a.from == b.from;
+}
+
+/// How far apart two elements or nests are, in packed bytes and in bytes of the source.
+template <typename Item>
+std::pair<int64_t, int64_t> step(const Item& a, const Item& b) {
+  return {static_cast<int64_t>(b.to - a.to), static_cast<int64_t>(b.from - a.from)};
+}
+
+/// Whether a group of `period` nests follows on another one, all at the same step.
+bool follows(const std::vector<PackedMap::Nest>& nests, size_t begin, size_t period) {
+  const auto all = step(nests[begin], nests[begin + period]);
+  for (size_t i = begin; i < begin + period; ++i) {
+    const PackedMap::Nest& next = nests[i + period];
+    if (step(nests[i], next) != all ||
+        !std::equal(nests[i].dims.begin(), nests[i].dims.end(), next.dims.begin(), next.dims.end(), same)) {
+      return false;
+    }
+  }
+  return true;
+}
+
+/// Join equal nests at equal steps, and equal groups of nests: a kernel that shuffles the words of a row repeats a
+/// group. Each nest of a group gets one more dimension.
+std::vector<PackedMap::Nest> joined(const std::vector<PackedMap::Nest>& nests) {
+  std::vector<PackedMap::Nest> out;
+  for (size_t begin = 0; begin < nests.size();) {
+    const size_t most = std::min(kLongestGroup, (nests.size() - begin) / 2);
+    size_t period = 1;
+    while (period <= most && !follows(nests, begin, period)) {
+      ++period;
+    }
+    if (period > most) {
+      out.push_back(nests[begin++]);
+      continue;
+    }
+    const auto by = step(nests[begin], nests[begin + period]);
+    size_t last = begin + period; // where the last group begins
+    while (last + 2 * period <= nests.size() && follows(nests, last, period) &&
+           step(nests[last], nests[last + period]) == by) {
+      last += period;
+    }
+    for (size_t i = begin; i < begin + period; ++i) {
+      out.push_back(nests[i]);
+      out.back().dims.push_back({(last - begin) / period + 1, by.first, by.second});
+    }
+    begin = last + period;
+  }
+  return out;
+}
+
+} // namespace
+
 /// Join elements to runs, equal runs to runs of runs, and so on.
 void PackedMap::add(const std::vector<Element>& elements, Kind kind, uint8_t source, uint64_t terms) {
-  std::vector<Nest> now;
-  const auto joined = [](const std::vector<Nest>& items) {
-    std::vector<Nest> out;
-    for (size_t i = 0; i < items.size();) {
-      size_t end = i + 1;
-      const auto same = [&](size_t at) {
-        return items[at].dims.size() == items[i].dims.size() &&
-            std::equal(
-                   items[at].dims.begin(), items[at].dims.end(), items[i].dims.begin(), [](const Dim& a, const Dim& b) {
-                     return a.count == b.count && a.to == b.to && a.from == b.from;
-                   });
-      };
-      const auto step = [&](size_t at) {
-        return std::pair(
-            static_cast<int64_t>(items[at].to - items[at - 1].to),
-            static_cast<int64_t>(items[at].from - items[at - 1].from));
-      };
-      if (end < items.size() && same(end)) {
-        const auto first = step(end);
-        while (end < items.size() && same(end) && step(end) == first) {
-          ++end;
-        }
-        out.push_back(items[i]);
-        out.back().dims.push_back({end - i, first.first, first.second});
-      } else {
-        out.push_back(items[i]);
-      }
-      i = end;
-    }
-    return out;
-  };
-  now.reserve(elements.size());
+  std::vector<Nest> nests;
+  nests.reserve(elements.size());
   // the first joining, without a nest for each element
-  for (size_t i = 0; i < elements.size();) {
-    size_t end = i + 1;
-    Nest run{kind, source, elements[i].to, elements[i].from, terms, {}};
+  for (size_t begin = 0; begin < elements.size();) {
+    size_t end = begin + 1;
+    Nest run{kind, source, elements[begin].to, elements[begin].from, terms, {}};
     if (end < elements.size()) {
-      const auto to = static_cast<int64_t>(elements[end].to - elements[i].to);
-      const auto from = static_cast<int64_t>(elements[end].from - elements[i].from);
-      while (end < elements.size() && static_cast<int64_t>(elements[end].to - elements[end - 1].to) == to &&
-             static_cast<int64_t>(elements[end].from - elements[end - 1].from) == from) {
+      const auto by = step(elements[begin], elements[end]);
+      while (end < elements.size() && step(elements[end - 1], elements[end]) == by) {
         ++end;
       }
-      run.dims.push_back({end - i, to, from});
+      run.dims.push_back({end - begin, by.first, by.second});
     }
-    now.push_back(std::move(run));
-    i = end;
+    nests.push_back(std::move(run));
+    begin = end;
   }
   for (size_t level = 1; level < kMostDims; ++level) {
-    std::vector<Nest> next = joined(now);
-    const bool done = next.size() == now.size();
-    now = std::move(next);
+    std::vector<Nest> next = joined(nests);
+    const bool done = next.size() == nests.size();
+    nests = std::move(next);
     if (done) {
       break;
     }
   }
-  nests_.insert(nests_.end(), now.begin(), now.end());
+  nests_.insert(nests_.end(), nests.begin(), nests.end());
 }
 
 std::optional<PackedMap> PackedMap::learn(const std::vector<size_t>& sizes, const Pack& pack) {

@@ -247,7 +247,7 @@ std::optional<ReleaseMark> Device::mark() const {
   std::optional<ReleaseMark> found;
   const std::string path = format("{}{}", indexes_, kNewest);
   struct stat status;
-  if (lstat(path.c_str(), &status) == 0) {
+  if (lstat(path.c_str(), &status) == 0 || errno != ENOENT) {
     const std::string text = read_small(path, kMarkLimit);
     const size_t first = text.find(' ');
     const size_t second = text.find(' ', std::min(first, text.size() - 1) + 1);
@@ -401,8 +401,9 @@ void Device::switch_to(const ReleaseIndex& index, const std::string& bytes, cons
     links.emplace_back(one.name, format("{}files/{}", up, one.object.sha256));
   }
   make_link_tree(releases_, sha256, links);
-  replace_link(folder_, std::string(kCurrent), format("{}{}", kReleases, sha256));
+  // before the switch, because what fails must leave the old release; it can then still be committed again
   write_file(format("{}{}", indexes_, kNewest), format("{} {} {}\n", index.name, index.version, index.published));
+  replace_link(folder_, std::string(kCurrent), format("{}{}", kReleases, sha256));
 }
 
 void Device::remove_fetched() const {

@@ -129,19 +129,19 @@ void Delivery::check_successor(const std::string& where, const ReleaseOptions& o
         index_.published,
         index_.published - clock);
   }
+  const bool accept_older = options.allow_rollback || device_->view().substr(0, 64) == sha256_;
   std::optional<ReleaseMark> old;
   try {
     old = device_->mark();
   } catch (const Error& error) {
-    if (options.allow_rollback || device_->view().substr(0, 64) == sha256_) {
+    if (accept_older) {
       return; // it is about to be mended
     }
     throw_error_in(
         ErrorKind::Trust,
         where,
         "nobody can tell whether version {} is newer than the installed one, because its mark or index is damaged "
-        "({}); commit "
-        "that release again, or allow_rollback",
+        "({}); commit that release again, or allow_rollback",
         index_.version,
         error.what());
   }
@@ -156,7 +156,7 @@ void Delivery::check_successor(const std::string& where, const ReleaseOptions& o
         index_.name,
         old->name);
   }
-  if (index_.published < old->published && !options.allow_rollback) {
+  if (index_.published < old->published && !accept_older) {
     throw_error_in(
         ErrorKind::Trust,
         where,
