@@ -65,7 +65,8 @@ UNREADABLE = ("missing.ptd", "text.txt", "fifo.pte", "dir.ptd")
 
 
 def test_a_file_that_cannot_be_read_is_3_everywhere(good: Path, bad: dict[str, Path], tmp_path: Path) -> None:
-    for path in (bad["missing.ptd"], bad["cut.ptd"], bad["text.txt"]):
+    """Also a pipe, which is not waited for."""
+    for path in (bad["missing.ptd"], bad["cut.ptd"], bad["text.txt"], bad["fifo.pte"]):
         for command in (
             ["inspect", path],
             ["diff", path, good],
@@ -74,6 +75,7 @@ def test_a_file_that_cannot_be_read_is_3_everywhere(good: Path, bad: dict[str, P
             ["dedup", path, "-o", tmp_path / "out"],
             ["report", path],
             ["adapters", path, good],
+            ["fuse", path, good, "-o", tmp_path / "fused"],
         ):
             done = run(*command)
             assert done.returncode == 3, (command, done)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -196,6 +197,23 @@ print(number)
 """
 
 
+COMPACTS = """
+import shutil, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from blobstore.releases import compact
+from tests.interruptions import KILLED, forked, killed_at_call
+template, place = map(Path, sys.argv[2:4])
+code, number = KILLED, 0
+while code == KILLED:
+    number += 1
+    folder = place / str(number)
+    shutil.copytree(template, folder)
+    code = forked(lambda: killed_at_call(number, lambda: compact(folder, name="a", version="3", base="2")))
+assert code == 0, code
+"""
+
+
 def test_a_kill_leaves_the_old_release_or_the_new_one(releases: Path, tmp_path: Path) -> None:
     """Before every call that changes a folder; the next pull goes on (F3)."""
     template, places = tmp_path / "template", tmp_path / "kills"
@@ -276,3 +294,31 @@ def test_a_folder_can_be_moved(releases: Path, tmp_path: Path) -> None:
     pull(releases / "assistant/1", tmp_path / "device")
     shutil.move(tmp_path / "device", tmp_path / "elsewhere")
     assert same(found(tmp_path / "elsewhere/current"), weights())
+
+
+def test_a_compact_that_was_killed_leaves_nothing_when_it_is_done_again(tmp_path: Path) -> None:
+    """Before every call that changes a folder; whole objects are those that it would make, and others go (F3, R2)."""
+    releases, places = tmp_path / "releases", tmp_path / "kills"
+    places.mkdir()
+    for version, base in (("1", None), ("2", "1")):
+        publish(inputs(tmp_path / "in", weights(version == "2")), releases, name="a", version=version, base=base)
+
+    def names(folder: Path) -> set[str]:
+        return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+    done = subprocess.run(
+        [sys.executable, "-c", COMPACTS, str(Path(__file__).parents[2]), str(releases), str(places)],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=Path(__file__).parents[2],
+    )
+    assert done.returncode == 0, done.stderr
+    whole, *killed = sorted((int(path.name) for path in places.iterdir()), reverse=True)
+    assert len(killed) > 10
+    for number in killed:
+        folder = places / str(number)
+        with contextlib.suppress(ReleaseError):  # it was published when it was killed
+            compact(folder, name="a", version="3", base="2")
+        assert names(folder) == names(places / str(whole))
+        assert (folder / "a/latest/index.json").read_bytes() == (folder / "a/3/index.json").read_bytes()
