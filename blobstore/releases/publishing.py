@@ -369,7 +369,7 @@ class _Publisher:
         except InvalidFileError:  # it is empty
             kind = Format.UNKNOWN
         if kind is Format.PTD:
-            self._add_data(open_ptd(path), path, name)
+            self._add_data(open_ptd(path, verify=True), path, name)
             return
         if self._max is not None and (found := size_of(path)) > self._max:
             raise ReleaseError(f"{path}: it has {found} bytes, {self._max} are allowed, and only data files can be cut")

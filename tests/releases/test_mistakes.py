@@ -412,3 +412,19 @@ def test_a_date_that_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ep
     """It is not used, and nothing breaks."""
     monkeypatch.setenv("SOURCE_DATE_EPOCH", epoch)
     publish(inputs(tmp_path / "in", weights()), tmp_path / "releases", name="a", version="1")
+
+
+@pytest.mark.parametrize("base", [None, "1"])
+def test_a_damaged_file_is_not_published(tmp_path: Path, base: str | None) -> None:
+    """Devices compare bytes with what the index says of them, which would be of the damaged ones (S1)."""
+    publish(inputs(tmp_path / "in", weights()), tmp_path / "releases", name="a", version="1")
+    before = {path for path in (tmp_path / "releases").rglob("*") if path.is_file()}
+    path = tmp_path / "in/model.ptd"
+    with open_ptd(path) as data:
+        start, _ = data.byte_range(next(iter(data)))
+    data = bytearray(path.read_bytes())
+    data[start] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(IntegrityError, match=r"model\.ptd"):
+        publish(tmp_path / "in", tmp_path / "releases", name="a", version="2", base=base)
+    assert {path for path in (tmp_path / "releases").rglob("*") if path.is_file()} == before

@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "os/crash_point.h"
+#include "os/fence.h"
 #include "os/text.h"
 
 namespace blobstore::internal {
@@ -97,7 +98,7 @@ void PackedCopy::write(bool own_commit) noexcept {
       continue;
     }
     std::memset(entry.digest, 0, (1 + entry.blobs.size()) * sizeof(Digest));
-    std::atomic_thread_fence(std::memory_order_seq_cst); // in this order, as a kill and other processes see it
+    full_fence();
     crash_here(CrashPoint::InPacked);
     entry.map->apply(entry.sources, entry.packed);
     for (size_t i = 0; i < entry.blobs.size(); ++i) {
@@ -105,7 +106,7 @@ void PackedCopy::write(bool own_commit) noexcept {
       entry.made_of[i] = own_commit ? *cache_.digest_now(blob) : blobstore::internal::digest(blob.data, blob.size);
     }
     const Digest packed = blobstore::internal::digest(entry.packed, entry.size);
-    std::atomic_thread_fence(std::memory_order_seq_cst);
+    full_fence();
     *entry.digest = packed;
     store_->note_written();
   }

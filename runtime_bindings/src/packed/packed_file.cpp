@@ -1,12 +1,12 @@
 #include "packed/packed_file.h"
 
-#include <atomic>
 #include <cstring>
 #include <optional>
 #include <utility>
 
 #include <blobstore/error.h>
 
+#include "os/fence.h"
 #include "os/output_file.h"
 #include "os/text.h"
 #include "packed/coding.h"
@@ -221,7 +221,7 @@ Verified verify_packed(const std::string& path, const uint8_t* data, const Packe
     const auto now = [&] {
       Digest written;
       std::memcpy(written.data(), at, sizeof written);
-      std::atomic_thread_fence(std::memory_order_seq_cst);
+      full_fence();
       return written;
     };
     const Digest before = now();
@@ -229,7 +229,7 @@ Verified verify_packed(const std::string& path, const uint8_t* data, const Packe
       ++verified.unchecked;
     } else {
       compare(*entry, before, [&] {
-        std::atomic_thread_fence(std::memory_order_seq_cst);
+        full_fence();
         return now() != before;
       });
     }
