@@ -50,9 +50,12 @@ KINDS: dict[str, Callable[[], nn.Module]] = {
     "transposed 3x3/2": lambda: nn.ConvTranspose2d(CHANNELS, CHANNELS, 3, 2, bias=False),
     "transposed grouped": lambda: nn.ConvTranspose2d(CHANNELS, CHANNELS, 2, 2, groups=2),
 }
-ROWS = [(kind,) for kind in KINDS] + [
-    pair for pair in combinations(KINDS, 2) if any(kind.startswith("transposed") for kind in pair)
-]
+HALF = "half"  # the first word of a row whose weights are float16
+ROWS = (
+    [(kind,) for kind in KINDS]
+    + [(HALF, kind) for kind in KINDS if kind != "folded"]  # batch norms are folded in float32 only
+    + [pair for pair in combinations(KINDS, 2) if any(kind.startswith("transposed") for kind in pair)]
+)
 
 
 def say(line: str) -> None:
@@ -61,7 +64,11 @@ def say(line: str) -> None:
 
 
 def model_of(row: tuple[str, ...]) -> Callable[[], nn.Module]:
-    return lambda: nn.Sequential(*(KINDS[kind]() for kind in row))
+    def make() -> nn.Module:
+        module = nn.Sequential(*(KINDS[kind]() for kind in row if kind != HALF))
+        return module.half() if HALF in row else module
+
+    return make
 
 
 def changed(row: tuple[str, ...]) -> nn.Module:
@@ -76,6 +83,9 @@ def changed(row: tuple[str, ...]) -> nn.Module:
 def check(row: tuple[str, ...], folder: Path) -> None:
     """Print a line for each way; end with an error if an output is not that of the module."""
     before, after, x = seeded(model_of(row)), changed(row), torch.rand(1, CHANNELS, 8, 8)
+    tolerance = {"rtol": 1e-4, "atol": 1e-5}
+    if HALF in row:
+        x, tolerance = x.half(), {"rtol": 2e-2, "atol": 5e-3}
     with quiet():
         program = lower(
             {"forward": (before, (x,))},
@@ -90,7 +100,7 @@ def check(row: tuple[str, ...], folder: Path) -> None:
             data = folder / "live.ptd"
 
         def same(run: Any, module: nn.Module, way: str, mode: str = mode) -> None:
-            torch.testing.assert_close(run(x)[0], module(x), rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(run(x)[0], module(x), **tolerance)
             say(", ".join((*row, mode, way)))
 
         cache = BlobCache(data, mode, packed=PackedStore(store))
