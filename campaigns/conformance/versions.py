@@ -98,7 +98,7 @@ def _give(python: Path, folder: Path) -> str:
     store.write_ptd(folder / "ours.ptd", metadata={"a": "b"})
     output = _call(python, "-W", "ignore", "-m", "campaigns.conformance.foreign", "read", folder)
     found = json.loads(output.splitlines()[-1])
-    wanted: dict[str, Any] = {"opaque": [hashlib.sha256(b"some bytes").hexdigest(), None]}
+    wanted: dict[str, Any] = {"opaque": [hashlib.sha256(b"some bytes").hexdigest(), [0, [10], [0]]]}
     for key, array in tensors.items():
         shape = [{"float32": 6, "int64": 4}[str(array.dtype)], list(array.shape), list(range(array.ndim))]
         wanted[key] = [hashlib.sha256(array.tobytes()).hexdigest(), shape]

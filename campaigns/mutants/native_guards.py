@@ -30,6 +30,7 @@ _PTD = (
         )
     ),
     "tests/runtime/test_both_readers.py::test_any_word_changed_and_sealed_again",
+    "tests/runtime/test_both_readers.py::test_the_same_reason_for_a_list_of_opaque_keys",
 )
 _SAFETENSORS = ("tests/runtime/test_load_state_dict.py",)
 _SHARED = tuple(
@@ -534,6 +535,27 @@ GUARDS = (
         f"{_FORMAT}/ptd_manifest.cpp",
         "digests.count != table.segments.size() || alignments.count != table.entries.size()",
         "false",
+        _PTD,
+    ),
+    Guard(
+        "C++: .ptd: an opaque key that is not there",
+        f"{_FORMAT}/ptd_manifest.cpp",
+        "at >= table.entries.size()",
+        "false",
+        _PTD,
+    ),
+    Guard(
+        "C++: .ptd: opaque keys ascend",
+        f"{_FORMAT}/ptd_manifest.cpp",
+        "at <= before",
+        "false",
+        _PTD,
+    ),
+    Guard(
+        "C++: .ptd: an opaque key has the layout of bytes",
+        f"{_FORMAT}/ptd_manifest.cpp",
+        "!entry.layout || entry.layout != stand_in(size)",
+        "!entry.layout",
         _PTD,
     ),
     Guard(

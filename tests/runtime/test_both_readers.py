@@ -9,14 +9,16 @@ import struct
 import pytest
 import xxhash
 
-from blobstore.errors import InvalidFileError
+from blobstore.errors import IntegrityError, InvalidFileError
 from blobstore.formats.ptd.reader import PtdDataMap
 from blobstore.runtime import BlobCache
 from tests.formats.ptd.test_bad_files import (
+    BAD_OPAQUE,
     ENTRY,
     SEGMENTS,
     foreign,  # noqa: F401 - a fixture
     with_manifest,
+    with_opaque,
 )
 from tests.formats.ptd.test_format import DATA, golden_store
 
@@ -89,12 +91,24 @@ def seed(request, tmp_path_factory):
         golden_store().write_ptd(folder / "x.ptd", metadata={"a": "b", "c": "d"})
         return (folder / "x.ptd").read_bytes()
     if request.param == "flatc":
-        other = {"key": "other", "segment_index": 1}
+        layout = {"scalar_type": "BYTE", "sizes": [10], "dim_order": [0]}
+        other = {"key": "other", "segment_index": 1, "tensor_layout": layout}
         table = {"version": 0, "segments": SEGMENTS, "named_data": [ENTRY, {**ENTRY, "key": "tied"}, other]}
-        return with_manifest(folder, table=table).read_bytes()
+        return with_manifest(folder, {"opaque": [2]}, table=table).read_bytes()
     if request.param == "earlier":
         return (DATA / "golden-v0.ptd").read_bytes()
     return request.getfixturevalue("foreign")
+
+
+@pytest.mark.parametrize(("opaque", "layout", "reason"), BAD_OPAQUE)
+def test_the_same_reason_for_a_list_of_opaque_keys(tmp_path, opaque, layout, reason):
+    """Both name the file, the key, what was expected and what was found."""
+    path = with_opaque(tmp_path, opaque, layout)
+    with pytest.raises(IntegrityError, match=reason) as ours:
+        PtdDataMap(path)
+    with pytest.raises(IntegrityError) as native:
+        BlobCache(path)
+    assert str(native.value) == str(ours.value)
 
 
 def structure(data):

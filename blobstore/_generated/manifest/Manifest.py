@@ -122,8 +122,35 @@ class Manifest(object):
         o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(12))
         return o == 0
 
+    # Manifest
+    def Opaque(self, j):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(14))
+        if o != 0:
+            a = self._tab.Vector(o)
+            return self._tab.Get(flatbuffers.number_types.Uint32Flags, a + flatbuffers.number_types.UOffsetTFlags.py_type(j * 4))
+        return 0
+
+    # Manifest
+    def OpaqueAsNumpy(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(14))
+        if o != 0:
+            return self._tab.GetVectorAsNumpy(flatbuffers.number_types.Uint32Flags, o)
+        return 0
+
+    # Manifest
+    def OpaqueLength(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(14))
+        if o != 0:
+            return self._tab.VectorLen(o)
+        return 0
+
+    # Manifest
+    def OpaqueIsNone(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(14))
+        return o == 0
+
 def ManifestStart(builder):
-    builder.StartObject(5)
+    builder.StartObject(6)
 
 def Start(builder):
     ManifestStart(builder)
@@ -175,6 +202,18 @@ def ManifestStartMetadataVector(builder, numElems):
 
 def StartMetadataVector(builder, numElems):
     return ManifestStartMetadataVector(builder, numElems)
+
+def ManifestAddOpaque(builder, opaque):
+    builder.PrependUOffsetTRelativeSlot(5, flatbuffers.number_types.UOffsetTFlags.py_type(opaque), 0)
+
+def AddOpaque(builder, opaque):
+    ManifestAddOpaque(builder, opaque)
+
+def ManifestStartOpaqueVector(builder, numElems):
+    return builder.StartVector(4, numElems, 4)
+
+def StartOpaqueVector(builder, numElems):
+    return ManifestStartOpaqueVector(builder, numElems)
 
 def ManifestEnd(builder):
     return builder.EndObject()

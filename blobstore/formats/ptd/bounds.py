@@ -13,6 +13,7 @@ from blobstore.formats.keys import KEY_PREFIX
 from blobstore.formats.ptd.columns import Columns, ColumnsError, Positions
 from blobstore.formats.ptd.header import Header
 from blobstore.formats.ptd.manifest import OLD_MAGIC, Manifest, ManifestError, find_manifest, is_keyed_manifest
+from blobstore.formats.ptd.opaque import hide_stand_ins
 from blobstore.memory.digest import digest
 from blobstore.memory.layout import MAX_RANK, ScalarType, TensorLayout
 
@@ -66,14 +67,18 @@ def read_contents(data: memoryview) -> Contents:
     if (index >= len(starts)).any():
         bad = int(np.argmax(index >= len(starts)))
         raise ColumnsError(f"key {keys[bad]!r} is in segment {index[bad]}, there are {len(starts)}")
-    layouts = _layouts(columns, keys, layout_at, (ends - starts)[index] if len(index) else index)
+    sizes = (ends - starts)[index] if len(index) else index
+    layouts = _layouts(columns, keys, layout_at, sizes)
 
     manifest, manifest_start = None, header.segment_end
     if (place := find_manifest(data, header)) is not None:
         manifest = Manifest.parse(place, len(starts), len(keys))
+        hide_stand_ins(manifest.opaque, keys, layouts, sizes)
     elif (at := _keyed_manifest(data, keys, index, starts, ends)) is not None:
         manifest_start = int(starts[-1])
-        manifest = Manifest.parse(data[manifest_start : -len(OLD_MAGIC)], len(starts), len(keys)).without_last(at)
+        manifest = Manifest.parse(data[manifest_start : -len(OLD_MAGIC)], len(starts), len(keys))
+        hide_stand_ins(manifest.opaque, keys, layouts, sizes)
+        manifest = manifest.without_last(at)
         del keys[at], layouts[at]
         index, starts, ends = np.delete(index, at), starts[:-1], ends[:-1]
     if manifest is not None:

@@ -60,12 +60,14 @@ class Manifest:
         segments: xxh3-128 of each segment, uint8 of shape (segments, 16).
         alignments: the alignment requested for each key in bytes, uint32 of shape (keys,).
         metadata: text of the application that wrote the file.
+        opaque: indices of the keys whose layout stands in for none, ascending, not checked; see `opaque.py`.
     """
 
     head: bytes
     segments: npt.NDArray[np.uint8]
     alignments: npt.NDArray[np.uint32]
     metadata: Mapping[str, str]
+    opaque: npt.NDArray[np.uint32]
 
     def pack(self) -> bytes:
         """The bytes that end the file, from the end of its last segment."""
@@ -82,6 +84,7 @@ class Manifest:
         for pair in reversed(pairs):
             builder.PrependUOffsetTRelative(pair)
         metadata = builder.EndVector()
+        opaque = builder.CreateNumpyVector(np.ascontiguousarray(self.opaque, "<u4")) if len(self.opaque) else None
         alignments = builder.CreateNumpyVector(np.ascontiguousarray(self.alignments, "<u4"))
         segments = _struct_vector(builder, self.segments)
         Fb.ManifestStart(builder)
@@ -93,6 +96,8 @@ class Manifest:
         Fb.ManifestAddSegments(builder, segments)
         Fb.ManifestAddAlignments(builder, alignments)
         Fb.ManifestAddMetadata(builder, metadata)
+        if opaque is not None:
+            Fb.ManifestAddOpaque(builder, opaque)
         builder.Finish(Fb.ManifestEnd(builder), file_identifier=FILE_IDENTIFIER)
         body = bytes(builder.Output())
         return b"".join((body, xxhash.xxh3_128_digest(body), len(body).to_bytes(8, "little"), MAGIC))
@@ -121,8 +126,8 @@ class Manifest:
 
     @classmethod
     def _parse(cls, columns: Columns, segments: int, keys: int) -> Manifest:
-        version, head, digests, alignments, metadata = columns.fields(
-            columns.root(), {0: 4, 1: _DIGEST, 2: 4, 3: 4, 4: 4}
+        version, head, digests, alignments, metadata, opaque = columns.fields(
+            columns.root(), {0: 4, 1: _DIGEST, 2: 4, 3: 4, 4: 4, 5: 4}
         )
         if version[0] and (found := int(columns.u32(version)[0])) > VERSION:
             raise ManifestError(f"the manifest has version {found}, this blobstore reads up to {VERSION}")
@@ -130,6 +135,7 @@ class Manifest:
             raise ManifestError("the manifest is malformed: it lacks the digest of the head")
         digest_at, digest_count = columns.vectors(digests, _DIGEST)
         alignment_at, alignment_count = columns.vectors(alignments, 4)
+        opaque_at, opaque_count = columns.vectors(opaque, 4)
         if digest_count[0] != segments or alignment_count[0] != keys:
             raise ManifestError(
                 f"the manifest is for {digest_count[0]} segments and {alignment_count[0]} keys, the file has "
@@ -140,11 +146,18 @@ class Manifest:
             segments=np.frombuffer(columns.raw(int(digest_at[0]), _DIGEST * segments), np.uint8).reshape(-1, _DIGEST),
             alignments=np.frombuffer(columns.raw(int(alignment_at[0]), 4 * keys), "<u4"),
             metadata=_metadata(columns, columns.fields(columns.tables(metadata), {0: 4, 1: 4})),
+            opaque=np.frombuffer(columns.raw(int(opaque_at[0]), 4 * int(opaque_count[0])), "<u4"),
         )
 
     def without_last(self, key: int) -> Manifest:
         """The manifest of the file without its last segment and without the key of this index."""
-        return replace(self, segments=self.segments[:-1], alignments=np.delete(self.alignments, key))
+        others = self.opaque[self.opaque != key]
+        return replace(
+            self,
+            segments=self.segments[:-1],
+            alignments=np.delete(self.alignments, key),
+            opaque=others - (others > key),
+        )
 
 
 def _metadata(columns: Columns, pairs: Sequence[Positions]) -> dict[str, str]:

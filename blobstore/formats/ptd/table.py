@@ -47,7 +47,7 @@ def encode_table(
     Args:
         keys: the keys, unique.
         segment_index: for each key, the index of its segment.
-        layouts: for each key, its layout; None for an opaque blob.
+        layouts: for each key, its layout; None for a key that gets none.
         offsets: where each segment starts, from the segment base, ascending.
         sizes: bytes of each segment.
     """

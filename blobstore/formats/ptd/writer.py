@@ -14,6 +14,7 @@ from blobstore.errors import DataChangedError, InvalidAlignmentError
 from blobstore.formats.alignment import SEGMENT_ALIGNMENT, align_up
 from blobstore.formats.ptd.header import FLATBUFFER_OFFSET, START, Header
 from blobstore.formats.ptd.manifest import MAGIC, Manifest
+from blobstore.formats.ptd.opaque import stand_ins
 from blobstore.formats.ptd.table import encode_table
 from blobstore.memory.digest import Digest
 from blobstore.memory.layout import TensorLayout
@@ -75,8 +76,8 @@ def write_ptd(file: BinaryIO, entries: Sequence[Entry], metadata: Mapping[str, s
         end = offsets[-1] + len(entry.data)
 
     sizes = [len(entry.data) for entry in blobs]
-    keys, layouts = [entry.key for entry in entries], [entry.layout for entry in entries]
-    table = encode_table(keys, index, layouts, offsets, sizes)
+    layouts = stand_ins([entry.layout for entry in entries], [len(entry.data) for entry in entries])
+    table = encode_table([entry.key for entry in entries], index, layouts, offsets, sizes)
     base = align_up(len(table), base_alignment)
     header = Header(FLATBUFFER_OFFSET, len(table) - FLATBUFFER_OFFSET, base, end).pack(MAGIC)
     head = b"".join((table[:START], header, table[START + len(header) :]))
@@ -92,7 +93,8 @@ def write_ptd(file: BinaryIO, entries: Sequence[Entry], metadata: Mapping[str, s
 
     digests = np.frombuffer(b"".join(entry.digest.xxh3_128 for entry in blobs), np.uint8).reshape(-1, 16)
     requested = np.array([entry.alignment for entry in entries], np.uint32)
-    manifest = Manifest(hasher.digest(), digests, requested, metadata).pack()
+    opaque = [i for i, entry in enumerate(entries) if entry.layout is None and layouts[i] is not None]
+    manifest = Manifest(hasher.digest(), digests, requested, metadata, np.array(opaque, np.uint32)).pack()
     file.write(manifest)
     return base + end + len(manifest)
 

@@ -28,7 +28,7 @@ constexpr uint16_t kVtables[][kVtableRoom / 2] = {
     {10, 16, 4, 8, 12}, // FlatTensor: version, segments, named_data
     {8, 24, 8, 16}, // DataSegment: offset, size
     {10, 16, 4, 8, 12}, // NamedData of a tensor: key, segment_index, tensor_layout
-    {10, 12, 4, 8, 0}, // NamedData of opaque bytes
+    {10, 12, 4, 8, 0}, // NamedData without a layout
     {10, 16, 12, 4, 8}, // TensorLayout: scalar_type, sizes, dim_order
 };
 enum Shape { kFlatTensor, kSegment, kTensor, kOpaque, kLayout };
@@ -181,13 +181,17 @@ std::vector<uint8_t> encode_manifest(
     const Digest& head,
     const std::vector<Digest>& digests,
     const std::vector<uint32_t>& alignments,
-    const std::map<std::string, std::string>& metadata) {
-  // own size, size of the table, and the positions of version, head, segments, alignments, metadata
-  constexpr uint16_t kVtable[] = {14, 36, 32, 16, 12, 8, 4};
+    const std::map<std::string, std::string>& metadata,
+    const std::vector<uint32_t>& opaque) {
+  // own size, size of the table, and the positions of version, head, segments, alignments, metadata, opaque
+  constexpr uint16_t kWithOpaque[] = {16, 40, 36, 20, 16, 12, 8, 4};
+  constexpr uint16_t kWithout[] = {14, 36, 32, 16, 12, 8, 4};
+  const uint16_t* fields = opaque.empty() ? kWithout : kWithOpaque;
   constexpr size_t kTable = 24; // behind the root offset, the identifier, and the vtable, which ends there
-  constexpr size_t kSegments = kTable + kVtable[1];
-  const size_t alignments_at = kSegments + 4 + sizeof(Digest) * digests.size();
-  const size_t metadata_at = alignments_at + 4 + 4 * alignments.size();
+  const size_t segments_at = kTable + fields[1];
+  const size_t alignments_at = segments_at + 4 + sizeof(Digest) * digests.size();
+  const size_t opaque_at = alignments_at + 4 + 4 * alignments.size();
+  const size_t metadata_at = opaque_at + (opaque.empty() ? 0 : 4 + 4 * opaque.size());
   // behind the vector of references, as Python's builder writes them: from the last pair to the first, each with its
   // two strings, and before the first pair the vtable of all
   constexpr uint16_t kPairVtable[] = {8, 12, 8, 4};
@@ -199,14 +203,19 @@ std::vector<uint8_t> encode_manifest(
   Bytes out(size + sizeof(Digest) + 8 + kMagic.size());
   out.u32(0, kTable);
   out.text(4, "BM01");
-  out.copy(kTable - sizeof kVtable, kVtable, sizeof kVtable);
-  out.u32(kTable, sizeof kVtable);
-  out.reference(kTable + kVtable[6], metadata_at);
-  out.reference(kTable + kVtable[5], alignments_at);
-  out.reference(kTable + kVtable[4], kSegments);
-  out.copy(kTable + kVtable[3], head.data(), head.size());
-  out.u32(kSegments, digests.size());
-  out.copy(kSegments + 4, digests.data(), sizeof(Digest) * digests.size());
+  out.copy(kTable - fields[0], fields, fields[0]);
+  out.u32(kTable, fields[0]);
+  if (!opaque.empty()) {
+    out.reference(kTable + kWithOpaque[7], opaque_at);
+    out.u32(opaque_at, opaque.size());
+    out.copy(opaque_at + 4, opaque.data(), 4 * opaque.size());
+  }
+  out.reference(kTable + fields[6], metadata_at);
+  out.reference(kTable + fields[5], alignments_at);
+  out.reference(kTable + fields[4], segments_at);
+  out.copy(kTable + fields[3], head.data(), head.size());
+  out.u32(segments_at, digests.size());
+  out.copy(segments_at + 4, digests.data(), sizeof(Digest) * digests.size());
   out.u32(alignments_at, alignments.size());
   out.copy(alignments_at + 4, alignments.data(), 4 * alignments.size());
   out.u32(metadata_at, metadata.size());

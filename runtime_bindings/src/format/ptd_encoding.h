@@ -20,7 +20,7 @@ namespace blobstore::internal {
 struct TableKey {
   std::string_view key;
   uint32_t segment = 0;
-  const std::optional<Layout>* layout = nullptr; // never null; empty for opaque bytes
+  const std::optional<Layout>* layout = nullptr; // never null; empty for a key that gets none
 };
 
 struct TableSegment {
@@ -41,10 +41,12 @@ void encode_header(std::vector<uint8_t>& table, uint64_t segment_base, uint64_t 
 /// @param digests of the segments.
 /// @param alignments of the keys.
 /// @param metadata text of the application.
+/// @param opaque the indices of the keys whose layout stands in for none, ascending.
 std::vector<uint8_t> encode_manifest(
     const Digest& head,
     const std::vector<Digest>& digests,
     const std::vector<uint32_t>& alignments,
-    const std::map<std::string, std::string>& metadata);
+    const std::map<std::string, std::string>& metadata,
+    const std::vector<uint32_t>& opaque);
 
 } // namespace blobstore::internal

@@ -1,6 +1,7 @@
 #include "format/ptd_manifest.h"
 
 #include <cstring>
+#include <limits>
 #include <map>
 #include <string>
 #include <string_view>
@@ -48,10 +49,43 @@ std::map<std::string, std::string> read_metadata(const FlatBuffer& buffer, uint6
   return metadata;
 }
 
+void hide_stand_ins(PtdTable& table, const FlatBuffer& buffer, uint64_t root) {
+  const FlatVector opaque = buffer.vector(root, 5, 4);
+  int64_t before = -1;
+  for (uint32_t i = 0; i < opaque.count; ++i) {
+    const uint32_t at = buffer.u32(opaque.start + 4ull * i);
+    if (at >= table.entries.size()) {
+      throw_format_error("it lists key {} as opaque, there are {}", at, table.entries.size());
+    }
+    if (at <= before) {
+      throw_format_error("the opaque keys do not ascend");
+    }
+    PtdEntry& entry = table.entries[at];
+    const uint64_t size = table.segments[entry.segment].size;
+    if (!entry.layout || entry.layout != stand_in(size)) {
+      throw_format_error(
+          "it lists '{}' as opaque: expected the layout byte[{}], found {}",
+          entry.key,
+          size,
+          entry.layout ? to_string(*entry.layout) : "none");
+    }
+    entry.layout.reset();
+    before = at;
+  }
+}
+
 } // namespace
 
 void throw_manifest_error(const std::string& reason) {
   throw ManifestError(reason);
+}
+
+std::optional<Layout> stand_in(uint64_t size) {
+  constexpr int8_t kByte = 0;
+  if (size > static_cast<uint64_t>(std::numeric_limits<int32_t>::max())) {
+    return std::nullopt;
+  }
+  return Layout{kByte, {static_cast<int32_t>(size)}, {0}};
 }
 
 std::optional<PtdManifest> find_manifest(const uint8_t* data, uint64_t size, const PtdBounds& bounds) {
@@ -166,6 +200,7 @@ Digest read_manifest(PtdTable& table, PtdManifest& manifest, const uint8_t* data
           table.entries.size());
     }
     table.metadata = read_metadata(buffer, root);
+    hide_stand_ins(table, buffer, root);
     for (uint32_t i = 0; i < alignments.count; ++i) {
       table.entries[i].alignment = buffer.u32(alignments.start + 4ull * i);
     }

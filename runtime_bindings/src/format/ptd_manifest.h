@@ -22,6 +22,10 @@ class ManifestError : public FormatError {
 
 [[noreturn]] void throw_manifest_error(const std::string& reason);
 
+/// The layout of a tensor of bytes, which opaque bytes have in a file: ExecuTorch's readers follow the layout of a key
+/// without looking whether it has one. Empty if they are more than one size can count.
+std::optional<Layout> stand_in(uint64_t size);
+
 /// The manifest behind the last segment; empty if the file has none there. `digests` is not set yet.
 /// @throws ManifestError.
 std::optional<PtdManifest> find_manifest(const uint8_t* data, uint64_t size, const PtdBounds& bounds);
@@ -40,7 +44,8 @@ PtdManifest keyed_manifest(const PtdTable& table);
 /// finished.
 std::string metadata_unverified(const uint8_t* data, uint64_t size, const std::string& key);
 
-/// Check the manifest, and copy to the table what it says about segments and keys.
+/// Check the manifest, and copy to the table what it says about segments and keys. Those that it lists as opaque lose
+/// the layout that stands in for none.
 ///
 /// @param manifest where it is; this function sets `digests`.
 /// @returns the digest of everything before the segments.

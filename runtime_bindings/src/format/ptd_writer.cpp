@@ -118,8 +118,18 @@ uint64_t PtdWriter::write(OutputFile& file, const std::map<std::string, std::str
   }
   std::vector<TableKey> keys;
   std::vector<uint32_t> alignments;
+  std::map<size_t, std::optional<Layout>> stand_ins; // by size
+  std::vector<uint32_t> opaque;
   for (const Key& key : keys_) {
-    keys.push_back({key.key, key.blob, key.layout});
+    const std::optional<Layout>* layout = key.layout;
+    if (!*layout) {
+      const size_t size = blobs_[key.blob].size;
+      layout = &stand_ins.try_emplace(size, stand_in(size)).first->second;
+      if (*layout) {
+        opaque.push_back(static_cast<uint32_t>(keys.size()));
+      }
+    }
+    keys.push_back({key.key, key.blob, layout});
     alignments.push_back(key.alignment);
   }
   std::vector<uint8_t> head = encode_table(keys, segments);
@@ -137,7 +147,7 @@ uint64_t PtdWriter::write(OutputFile& file, const std::map<std::string, std::str
     copy(file, blobs_[i], piece);
     position = segments[i].offset + blobs_[i].size;
   }
-  const std::vector<uint8_t> manifest = encode_manifest(hasher.digest(), digests, alignments, metadata);
+  const std::vector<uint8_t> manifest = encode_manifest(hasher.digest(), digests, alignments, metadata, opaque);
   file.write(manifest.data(), manifest.size());
   return base + end + manifest.size();
 }

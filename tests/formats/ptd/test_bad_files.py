@@ -13,7 +13,7 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from blobstore import BlobStore, open_ptd, save_file
+from blobstore import BlobStore, ScalarType, TensorLayout, open_ptd, save_file
 from blobstore.errors import BlobStoreError, FileAccessError, IntegrityError, InvalidFileError
 from schema import generate
 from tests.formats.ptd.test_format import DATA, SCHEMA, golden_store
@@ -311,6 +311,55 @@ def test_manifests_that_flatc_made(tmp_path):
 def test_manifests_that_contradict_the_file(tmp_path, changes, reason):
     with pytest.raises(InvalidFileError, match=rf"made\.ptd: .*{reason}"):
         read(with_manifest(tmp_path, changes))
+
+
+def with_opaque(folder, opaque, layout=None):
+    """A .ptd of three keys, a tensor and two of ten bytes, whose manifest lists the keys `opaque`.
+
+    Args:
+        layout: the layout of the last key instead of that of ten bytes; empty for none.
+    """
+    ten = {"scalar_type": "BYTE", "sizes": [10], "dim_order": [0]}
+    last = ten if layout is None else layout
+    entries = [
+        ENTRY,
+        {"key": "bytes", "segment_index": 1, "tensor_layout": ten},
+        {"key": "last", "segment_index": 1, **({"tensor_layout": last} if last else {})},
+    ]
+    return with_manifest(folder, {"opaque": opaque}, table=table(entries=entries))
+
+
+BAD_OPAQUE = [
+    ([3], None, "it lists key 3 as opaque, there are 3"),
+    ([1, 2**32 - 1], None, "it lists key 4294967295 as opaque, there are 3"),
+    ([2, 1], None, "the opaque keys do not ascend"),
+    ([1, 1], None, "the opaque keys do not ascend"),
+    ([1, 2, 1], None, "the opaque keys do not ascend"),
+    ([0], None, r"it lists 'weight' as opaque: expected the layout byte\[24\], found float\[2, 3\]"),
+    ([1, 2], {}, r"it lists 'last' as opaque: expected the layout byte\[10\], found none"),
+    ([2], {"scalar_type": "CHAR", "sizes": [10], "dim_order": [0]}, r"byte\[10\], found char\[10\]"),
+    ([2], {"scalar_type": "BYTE", "sizes": [2, 5], "dim_order": [0, 1]}, r"byte\[10\], found byte\[2, 5\]"),
+]
+"""Lists that contradict the file: the list, the layout of the last key, and the reason."""
+
+
+def test_opaque_keys_that_flatc_listed(tmp_path):
+    """A listed key has no layout, and another one keeps its layout; an empty list is none (R4)."""
+    bytes_ = TensorLayout(ScalarType.BYTE, (10,))
+    for opaque, layouts in (
+        ([1, 2], [None, None]),
+        ([2], [bytes_, None]),
+        ([], [bytes_, bytes_]),
+        (None, [bytes_] * 2),
+    ):
+        found = read(with_opaque(tmp_path, opaque))
+        assert [layout for _, layout in found.values()] == [TensorLayout(ScalarType.FLOAT, (2, 3)), *layouts]
+
+
+@pytest.mark.parametrize(("opaque", "layout", "reason"), BAD_OPAQUE)
+def test_lists_of_opaque_keys_that_contradict_the_file(tmp_path, opaque, layout, reason):
+    with pytest.raises(IntegrityError, match=rf"made\.ptd: the manifest is malformed: .*{reason}"):
+        read(with_opaque(tmp_path, opaque, layout))
 
 
 @pytest.mark.parametrize(

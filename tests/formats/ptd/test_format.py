@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 import blobstore
 from blobstore import BlobStore, ScalarType, TensorLayout, open_ptd
 from blobstore._generated.flat_tensor.FlatTensor import FlatTensor
+from blobstore.formats.ptd.opaque import stand_ins
 from blobstore.formats.ptd.table import encode_table
 from blobstore.testing import strategies
 from schema import generate
@@ -37,12 +38,44 @@ def golden_store() -> BlobStore:
 
 def test_golden_bytes(tmp_path):
     golden_store().write_ptd(tmp_path / "now.ptd", metadata={"made by": "a test", "a": ""})
-    assert (tmp_path / "now.ptd").read_bytes() == (DATA / "golden-v1.ptd").read_bytes()
+    assert (tmp_path / "now.ptd").read_bytes() == (DATA / "golden-v2.ptd").read_bytes()
 
 
-@pytest.mark.parametrize("version", [0, 1])
+def test_a_file_without_opaque_bytes_is_as_it_always_was(tmp_path):
+    """The list of opaque keys takes no byte where it would be empty (R4)."""
+    store = BlobStore()
+    for entry in golden_store().entries():
+        if entry.layout is not None:
+            store.add(entry.key, entry.data, alignment=entry.alignment, layout=entry.layout)
+    store.write_ptd(tmp_path / "tensors.ptd", metadata={"made by": "a test", "a": ""})
+    data = (tmp_path / "tensors.ptd").read_bytes()
+    assert xxhash.xxh3_128_hexdigest(data) == "084a375a201ee07c7bda94d7665ee216"  # written before there was this list
+
+
+def test_opaque_bytes_have_the_layout_of_bytes_as_long_as_a_size_can_count_them():
+    """A layout of the store stays as it is, and opaque bytes get one (R4)."""
+    tensor = TensorLayout(ScalarType.FLOAT, (2, 3))
+    sizes = [24, 0, 2**31 - 1, 2**31, 9]
+    layouts = stand_ins([tensor, None, None, None, None], sizes)
+    assert layouts == [tensor, *(TensorLayout(ScalarType.BYTE, (n,), (0,)) for n in (0, 2**31 - 1)), None, layouts[4]]
+    assert layouts[4] == TensorLayout(ScalarType.BYTE, (9,))
+
+
+def test_bytes_that_are_opaque_beside_the_same_as_a_tensor(tmp_path):
+    """What is opaque stays so, and a tensor of bytes stays a tensor (R4)."""
+    store = BlobStore()
+    store.add("tensor", np.arange(9, dtype=np.uint8))
+    store.add("opaque", bytes(range(9)))
+    store.write_ptd(tmp_path / "x.ptd")
+    with open_ptd(tmp_path / "x.ptd", verify=True) as data_map:
+        assert data_map.segment_of("tensor") == data_map.segment_of("opaque")
+        assert data_map.get_tensor_layout("tensor") == TensorLayout(ScalarType.BYTE, (9,))
+        assert data_map.get_tensor_layout("opaque") is None
+
+
+@pytest.mark.parametrize("version", [0, 1, 2])
 def test_golden_files_read_for_ever(version):
-    """In the first, the manifest has a key, and the keys are sorted."""
+    """In the first, the manifest has a key, and the keys are sorted. In the first two, opaque bytes have no layout."""
     with open_ptd(DATA / f"golden-v{version}.ptd", verify=True) as data_map:
         assert data_map.metadata == {"made by": "a test", "a": ""}
         expected = {entry.key: entry for entry in golden_store().entries()}
@@ -74,9 +107,9 @@ def test_an_earlier_file_is_rewritten_into_the_new_form(tmp_path):
 def test_flatc_decodes_the_golden_file(tmp_path):
     """The tables and the manifest, as the tool of the flatbuffers project reads them."""
     command = [generate.flatc(), "--json", "--strict-json", "--raw-binary", "--defaults-json", "-o", tmp_path]
-    command += ["-I", SCHEMA, SCHEMA / "flat_tensor.fbs", "--", DATA / "golden-v1.ptd"]
+    command += ["-I", SCHEMA, SCHEMA / "flat_tensor.fbs", "--", DATA / "golden-v2.ptd"]
     subprocess.run([str(part) for part in command], check=True)
-    table = json.loads((tmp_path / "golden-v1.json").read_text())
+    table = json.loads((tmp_path / "golden-v2.json").read_text())
     assert table["version"] == 0
     named = {entry["key"]: entry for entry in table["named_data"]}
     assert list(named) == ["linear.weight", "tied.weight", "conv.weight", "half", "opaque", "empty"]
@@ -87,10 +120,10 @@ def test_flatc_decodes_the_golden_file(tmp_path):
     }
     assert named["half"]["tensor_layout"] == {"scalar_type": "HALF", "sizes": [], "dim_order": []}
     assert named["linear.weight"]["segment_index"] == named["tied.weight"]["segment_index"]
-    assert "tensor_layout" not in named["opaque"]
+    assert named["opaque"]["tensor_layout"] == {"scalar_type": "BYTE", "sizes": [9], "dim_order": [0]}
     assert [segment["size"] for segment in table["segments"]] == [96, 6, 2, 9, 0]
 
-    data = (DATA / "golden-v1.ptd").read_bytes()
+    data = (DATA / "golden-v2.ptd").read_bytes()
     base, nbytes = struct.unpack_from("<2Q", data, 32)
     assert data[48:56] == data[-8:] == b"BLOBMAN1"
     length = int.from_bytes(data[-16:-8], "little")
@@ -105,6 +138,7 @@ def test_flatc_decodes_the_golden_file(tmp_path):
         xxhash.xxh3_128_digest(data[base + segment["offset"] :][: segment["size"]]) for segment in table["segments"]
     ]
     assert manifest["alignments"] == [16, 48, 1, 1, 256, 1]
+    assert manifest["opaque"] == [4]
     assert manifest["metadata"] == [{"key": "a", "value": ""}, {"key": "made by", "value": "a test"}]
 
 
@@ -197,3 +231,4 @@ def test_file_above_4_gib(tmp_path, stock_run):
         assert data_map.byte_range("b")[0] > 4 << 30
         assert data_map["b"] == b"beyond"
         assert len(data_map["a"]) == (4 << 30) + 12345
+        assert [data_map.get_tensor_layout(key) for key in "ab"] == [None, None]
