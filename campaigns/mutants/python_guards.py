@@ -181,7 +181,7 @@ GUARDS = (
     Guard(
         "an older release",
         f"{_RELEASES}/pulling.py",
-        "if index.published < old.published and not allow_rollback:",
+        "if index.published < old.published and not allow_rollback and installed.current != sha256:",
         "if False:",
         ("tests/releases/test_pull.py::test_older_and_other_releases_are_refused",),
     ),
