@@ -50,7 +50,7 @@ def test_a_saved_file(tmp_path: Path) -> None:
 
 
 def test_a_release(tmp_path: Path) -> None:
-    """A fetched file that only gets its name, the index, the links in two folders, `current`, and `newest` (F3)."""
+    """A fetched file that only gets its name, the index, the links in two folders, `newest`, and `current` (F3)."""
     (tmp_path / "in/sub").mkdir(parents=True)
     (tmp_path / "in/sub/notes").write_text("some text")
     done = publish(tmp_path / "in", tmp_path / "releases", name="r", version="1")
@@ -66,6 +66,6 @@ def test_a_release(tmp_path: Path) -> None:
         *("fsync", "rename", "fsync"),
         *("fsync", "rename", "fsync"),
         *("fsync", "fsync", "rename", "fsync"),
-        *("rename", "fsync"),
         *("fsync", "rename", "fsync"),
+        *("rename", "fsync"),
     ]
