@@ -127,7 +127,7 @@ class Program(Struct, frozen=True, omit_defaults=True):
     """
 
     name: FileName
-    data: tuple[FileName, ...] = ()
+    data: Annotated[tuple[FileName, ...], Meta(max_length=_MOST_FILES)] = ()
 
 
 class Pack(Struct, frozen=True, omit_defaults=True):
@@ -140,7 +140,7 @@ class Pack(Struct, frozen=True, omit_defaults=True):
 
     sha256: Sha256
     size: Size
-    files: tuple[tuple[FileName, Size], ...]
+    files: Annotated[tuple[tuple[FileName, Size], ...], Meta(max_length=_MOST_FILES)]
 
     @property
     def object(self) -> Object:
@@ -171,9 +171,9 @@ class Index(Struct, frozen=True, omit_defaults=True, dict=True):
     executorch: Annotated[str, Meta(pattern=VERSION)]
     files: Annotated[tuple[File, ...], Meta(max_length=_MOST_FILES)]
     base: Name | None = None
-    data: tuple[DataSet, ...] = ()
-    programs: tuple[Program, ...] = ()
-    packs: tuple[Pack, ...] = ()
+    data: Annotated[tuple[DataSet, ...], Meta(max_length=_MOST_FILES)] = ()
+    programs: Annotated[tuple[Program, ...], Meta(max_length=_MOST_FILES)] = ()
+    packs: Annotated[tuple[Pack, ...], Meta(max_length=_MOST_FILES)] = ()
 
     def file(self, name: str) -> File:
         """The file with a name that is in the index."""

@@ -24,6 +24,13 @@ def edited(release: Path, folder: Path, change: Callable[[Any], object]) -> Path
     return folder
 
 
+def list_programs(index: Any, number: int, sets: int) -> None:
+    """Take a file for a program that is listed so many times, each with so many data sets."""
+    file = next(file for file in index["files"] if file["kind"] == "other")
+    file["kind"] = "program"
+    index["programs"] = [{"name": file["name"], "data": [index["data"][0]["name"]] * sets}] * number
+
+
 def with_table(published: Path, device: Path, folder: Path, change: Callable[[Any, Any], object]) -> Path:  # noqa: F811
     """Version 3, with a changed entry of its data file and a changed table of it; the table was fetched."""
 
@@ -105,13 +112,18 @@ def test_what_a_table_claims(published: Path, device: Path, tmp_path: Path, chan
         lambda index: index["data"][0].update(name="../evil", files=["model.ptd"]),
         lambda index: index["packs"][0]["files"][0].__setitem__(1, index["packs"][0]["size"]),
         lambda index: index["files"].extend({**index["files"][0], "name": f"{i}"} for i in range(100_000)),
+        lambda index: index.update(packs=index["packs"] * 100_001),
+        lambda index: index["packs"][0].update(files=index["packs"][0]["files"][:1] * 100_001),
+        lambda index: list_programs(index, 100_001, 0),
+        lambda index: list_programs(index, 1, 100_001),
     ],
-    ids=["number", "digest", "data set", "pack", "files"],
+    ids=["number", "digest", "data set", "pack", "files", "packs", "files of a pack", "programs", "data of a program"],
 )
 def test_what_an_index_claims(published: Path, tmp_path: Path, change: Any) -> None:  # noqa: F811
     release = edited(published / "1", tmp_path / "release", change)
-    with pytest.raises(InvalidFileError):
-        lacks(release, tmp_path / "device")
+    for call in (lacks, pull):
+        with pytest.raises(InvalidFileError):
+            call(release, tmp_path / "device")
 
 
 def test_where_current_leads(published: Path, device: Path) -> None:  # noqa: F811

@@ -275,7 +275,7 @@ std::vector<std::string> read_names(Fields& fields, size_t least, size_t most) {
 }
 
 void read_sets(Fields& fields, Named& named) {
-  fields.array("the list of data sets", kMostNumber, [&](size_t) {
+  fields.array("the list of data sets", kMostFiles, [&](size_t) {
     auto& set = named.sets.emplace_back();
     fields.object("a data set", "name files ", [&](const std::string& key) {
       if (key == "name") {
@@ -293,13 +293,13 @@ void read_sets(Fields& fields, Named& named) {
 }
 
 void read_programs(Fields& fields, Named& named) {
-  fields.array("the list of programs", kMostNumber, [&](size_t) {
+  fields.array("the list of programs", kMostFiles, [&](size_t) {
     auto& program = named.programs.emplace_back();
     fields.object("a program", "name ", [&](const std::string& key) {
       if (key == "name") {
         program.first = fields.text("the name of a program", is_text);
       } else if (key == "data") {
-        program.second = read_names(fields, 0, kMostNumber);
+        program.second = read_names(fields, 0, kMostFiles);
       } else {
         return false;
       }
@@ -309,13 +309,13 @@ void read_programs(Fields& fields, Named& named) {
 }
 
 void read_packs(Fields& fields, Named& named) {
-  fields.array("the list of packs", kMostNumber, [&](size_t) {
+  fields.array("the list of packs", kMostFiles, [&](size_t) {
     auto& pack = named.packs.emplace_back();
     fields.object("a pack", "sha256 size files ", [&](const std::string& key) {
       if (key != "files") {
         return fields.content_field(key, pack.first);
       }
-      fields.array("the files of a pack", kMostNumber, [&](size_t) {
+      fields.array("the files of a pack", kMostFiles, [&](size_t) {
         auto& place = pack.second.emplace_back();
         fields.tuple("a file of a pack", 2, false, [&](size_t position) {
           if (position == 0) {
