@@ -31,7 +31,7 @@ constexpr uint16_t kVtables[][kVtableRoom / 2] = {
     {10, 12, 4, 8, 0}, // NamedData without a layout
     {10, 16, 12, 4, 8}, // TensorLayout: scalar_type, sizes, dim_order
 };
-enum Shape { kFlatTensor, kSegment, kTensor, kOpaque, kLayout };
+enum Shape { kFlatTensor, kSegment, kTensor, kWithoutLayout, kLayout };
 
 constexpr size_t vtable(Shape shape) {
   return kStart + kInserted + kVtableRoom * shape;
@@ -150,7 +150,7 @@ std::vector<uint8_t> encode_table(const std::vector<TableKey>& keys, const std::
   for (size_t i = 0; i < keys.size(); ++i) {
     const size_t at = key_tables + kKeyTable * i;
     out.reference(key_vector + 4 + 4 * i, at);
-    out.table(at, layouts[i] != 0 ? kTensor : kOpaque);
+    out.table(at, layouts[i] != 0 ? kTensor : kWithoutLayout);
     out.reference(at + 4, string);
     out.u32(at + 8, keys[i].segment);
     if (layouts[i] != 0) {
