@@ -28,6 +28,8 @@ _PTD = tuple(
         "test_any_bit_flipped",
     )
 )
+_SMALL = ("tests/formats/ptd/test_small_files.py::test_what_refers_to_one_thing_many_times",)
+_ALIGNED = ("tests/runtime/test_both_readers.py::test_numbers_that_are_not_aligned",)
 _PTE = tuple(
     f"tests/formats/pte/test_bad_files.py::{test}"
     for test in (
@@ -724,14 +726,14 @@ GUARDS = (
         f"{_FILES}/ptd/bounds.py",
         "if counts.sum() > columns.size:",
         "if False:",
-        _PTD,
+        _SMALL,
     ),
     Guard(
         ".ptd: many layouts with the same sizes",
         f"{_FILES}/ptd/bounds.py",
         "if (4 * rank + order_rank).sum() > columns.size:",
         "if False:",
-        _PTD,
+        _SMALL,
     ),
     Guard(
         ".ptd: a layout has the bytes of its segment",
@@ -787,7 +789,7 @@ GUARDS = (
         f"{_FILES}/ptd/manifest.py",
         "if sum(int(counts.sum()) for _, counts in vectors) > columns.size:",
         "if False:",
-        _PTD,
+        _SMALL,
     ),
     Guard(
         ".ptd: an opaque key that is not there",
@@ -857,7 +859,7 @@ GUARDS = (
         f"{_FILES}/ptd/columns.py",
         "if together < 0 or together & ((1 << shift) - 1):",
         "if False:",
-        _PTD,
+        _ALIGNED,
     ),
     Guard(
         ".pte: the program lies in the file",

@@ -40,7 +40,7 @@ def native(request, monkeypatch):
     monkeypatch.setattr(python_reader, "open_ptd", open_native)
 
 
-@pytest.mark.parametrize("version", [0, 1])
+@pytest.mark.parametrize("version", [0, 1, 2])
 def test_golden_files(version):
     """Files of each version of the format have the same contents for ever."""
     cache = BlobCache(DATA / f"golden-v{version}.ptd")

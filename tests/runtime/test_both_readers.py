@@ -6,10 +6,12 @@ are sealed again: their digests are recomputed, so that the structure itself mus
 import random
 import struct
 
+import numpy as np
 import pytest
 import xxhash
 
 from blobstore.errors import IntegrityError, InvalidFileError
+from blobstore.formats.ptd import table
 from blobstore.formats.ptd.reader import PtdDataMap
 from blobstore.runtime import BlobCache
 from tests.formats.ptd.test_bad_files import (
@@ -109,6 +111,35 @@ def test_the_same_reason_for_a_list_of_opaque_keys(tmp_path, opaque, layout, rea
     with pytest.raises(IntegrityError) as native:
         BlobCache(path)
     assert str(native.value) == str(ours.value)
+
+
+def test_numbers_that_are_not_aligned(tmp_path, monkeypatch):
+    """A table of contents in which only the places of numbers are wrong: no processor may have to read them (F1)."""
+    fields = {"names": ["vtable", "offset", "size"], "formats": ["<i4", "<u8", "<u8"], "itemsize": 24}
+    for places in ([0, 8, 16], [0, 6, 14]):
+        vtable, segment = (8, 24, *places[1:]), np.dtype({**fields, "offsets": places})
+        monkeypatch.setitem(table._VTABLES, "segment", vtable)
+        monkeypatch.setattr(table, "_SEGMENT", segment)
+        golden_store().write_ptd(tmp_path / "x.ptd", force=True)
+        for reader in (PtdDataMap, BlobCache):
+            if places[1] == 8:  # the control
+                assert list(reader(tmp_path / "x.ptd")) == list(golden_store())
+                continue
+            with pytest.raises(InvalidFileError):
+                reader(tmp_path / "x.ptd")
+
+
+def test_a_key_that_ends_behind_the_table_of_contents(tmp_path):
+    """In the zeros before the first blob, which are text, too (S1)."""
+    golden_store().write_ptd(tmp_path / "x.ptd")
+    data = bytearray((tmp_path / "x.ptd").read_bytes())
+    key = list(golden_store())[-1].encode()
+    at = data.index(struct.pack("<I", len(key)) + key)
+    end, base = struct.unpack_from("<Q", data, 24)[0] + 48, struct.unpack_from("<Q", data, 32)[0]
+    assert check(tmp_path / "y.ptd", seal(data))  # the control
+    assert end < base and not any(data[end:base])
+    struct.pack_into("<I", data, at, end + 1 - at - 4)
+    assert not check(tmp_path / "y.ptd", seal(data))
 
 
 def structure(data):

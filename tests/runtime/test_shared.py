@@ -266,6 +266,7 @@ def test_a_journal_is_replayed(copy):
     [
         ([5, 0, 1 << 40], b""),
         ([5, 0, (1 << 64) - 1], b""),
+        ([5, 0, 1 << 61], b""),
         ([5, (1 << 63) + 1, 0], b""),
         ([5, 1, 0, 0, 1 << 20], b""),
         ([5, 1, 0, 1 << 30, 8], bytes(8)),
@@ -282,6 +283,40 @@ def test_a_hostile_journal_is_refused(copy, words, body):
     with pytest.raises(errors.IntegrityError, match="journal is damaged"):
         BlobCache(copy, "shared")
     assert copy.read_bytes() == before
+
+
+def test_a_journal_that_names_keys_that_are_not_there(copy):
+    """Their versions would lie behind the file; the weights are whole (B5)."""
+    at = open_ptd(copy).byte_range("a")[0]
+    journal(copy, [7, 1, 2, 1 << 40, 0, at, 4], np.float32(9).tobytes())
+    cache = BlobCache(copy, "shared")
+    assert (cache.generation, cache.version("a"), cache.numpy("a")[0]) == (7, 7, 9)
+
+
+@pytest.mark.parametrize("nbytes", [1, 23, 1 << 20, 1 << 40, (1 << 64) - 16])
+def test_a_journal_that_its_file_does_not_hold(copy, nbytes):
+    """Nothing behind the end of the file is read (B5)."""
+    journal(copy, [5, 0, 0])
+    commits = copy.with_name("copy.ptd.commits")
+    data = bytearray(commits.read_bytes())
+    data[56:64] = nbytes.to_bytes(8, "little")
+    commits.write_bytes(data)
+    with pytest.raises(errors.IntegrityError, match="journal is damaged"):
+        BlobCache(copy, "shared")
+
+
+@pytest.mark.parametrize(
+    ("at", "number"), [(32, 1 << 40), (40, 1 << 40), (40, (1 << 64) - 1)], ids=["size", "keys", "all"]
+)
+def test_a_file_of_commits_that_contradicts_the_copy(copy, at, number):
+    """It does not count, and a new one replaces it (B5)."""
+    BlobCache(copy, "shared").update(weights(2))
+    commits = copy.with_name("copy.ptd.commits")
+    data = bytearray(commits.read_bytes())
+    data[at : at + 8] = number.to_bytes(8, "little")
+    commits.write_bytes(data)
+    cache = BlobCache(copy, "shared")
+    assert (cache.generation, value(cache)) == (0, 2)
 
 
 def test_a_working_copy_that_is_replaced_while_it_is_opened(copy, tmp_path):
