@@ -414,7 +414,11 @@ def test_a_hostile_index_is_refused(published: Path, tmp_path: Path, change: Any
     assert not (tmp_path / "device").exists()
 
 
-@pytest.mark.parametrize("data", [b"", b"{", b"[]", b"\xff" * 50, b"[" * 100_000, b"null", b'{"format": "\\ud800"}'])
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"{", b"[]", b"\xff" * 50, b"[" * 100_000, b"null", b'{"format": "\\ud800"}', b'{"x":' + b"[" * 5_000_000],
+    ids=["empty", "open", "list", "bytes", "deep", "null", "surrogate", "deep in a field"],
+)
 def test_what_is_no_index_at_all(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "index.json").write_bytes(data)
     with pytest.raises(InvalidFileError):

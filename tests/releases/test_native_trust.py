@@ -31,6 +31,12 @@ def list_programs(index: Any, number: int, sets: int) -> None:
     index["programs"] = [{"name": file["name"], "data": [index["data"][0]["name"]] * sets}] * number
 
 
+def add_file(index: Any, name: str, more: int = 0) -> None:
+    """A file with the digest of another one, and a name that is made of its name."""
+    file = next(file for file in index["files"] if file["kind"] == "other")
+    index["files"].append({**file, "name": name.format(file["name"].upper()), "size": file["size"] + more})
+
+
 def with_table(published: Path, device: Path, folder: Path, change: Callable[[Any, Any], object]) -> Path:  # noqa: F811
     """Version 3, with a changed entry of its data file and a changed table of it; the table was fetched."""
 
@@ -114,10 +120,26 @@ def test_what_a_table_claims(published: Path, device: Path, tmp_path: Path, chan
         lambda index: index["files"].extend({**index["files"][0], "name": f"{i}"} for i in range(100_000)),
         lambda index: index.update(packs=index["packs"] * 100_001),
         lambda index: index["packs"][0].update(files=index["packs"][0]["files"][:1] * 100_001),
+        lambda index: add_file(index, "{}"),
+        lambda index: add_file(index, "{}/x"),
+        lambda index: add_file(index, "new", more=1),
         lambda index: list_programs(index, 100_001, 0),
         lambda index: list_programs(index, 1, 100_001),
     ],
-    ids=["number", "digest", "data set", "pack", "files", "packs", "files of a pack", "programs", "data of a program"],
+    ids=[
+        "number",
+        "digest",
+        "data set",
+        "pack",
+        "files",
+        "packs",
+        "files of a pack",
+        "one name",
+        "a folder",
+        "two sizes",
+        "programs",
+        "data of a program",
+    ],
 )
 def test_what_an_index_claims(published: Path, tmp_path: Path, change: Any) -> None:  # noqa: F811
     release = edited(published / "1", tmp_path / "release", change)

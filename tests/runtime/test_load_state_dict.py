@@ -160,6 +160,12 @@ def check(path):
     return one != "refused"
 
 
+def test_sizes_whose_product_overflows(tmp_path):
+    """N1: modulo 2**64 they would be no bytes."""
+    header = {"w": {"dtype": "F32", "shape": [2**31, 2**31, 2], "data_offsets": [0, 0]}}
+    assert not check(safetensors_file(tmp_path / "x.safetensors", header))
+
+
 _NUMBERS = st.integers(-1, 40) | st.sampled_from([2**31 - 1, 2**31, 2**63 - 1, 2**63, 2**64, 10**30, 1.0, True, None])
 _VALUES = st.recursive(
     st.none() | st.booleans() | _NUMBERS | st.floats() | st.text(max_size=3),
