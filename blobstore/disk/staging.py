@@ -19,7 +19,7 @@ from blobstore.disk.names import journal_name, temporary_beside
 from blobstore.disk.output import Output
 from blobstore.disk.progress import Progress, check_progress
 from blobstore.disk.recovery import recover
-from blobstore.errors import OutputPathError
+from blobstore.errors import FileAccessError, OutputPathError
 from blobstore.memory.mapped_file import as_path, named, same_file
 
 __all__ = ["Staging", "check_writable", "refuse_inputs"]
@@ -48,6 +48,8 @@ class Staging:
         force: replace files of any format.
         folder: gets a copy of the journal like the folders of the files, so that `recover` on it finishes the group.
         dry_run: check the targets, accept what is written, and change nothing on the disk.
+        follow: whether the file that a link at a target leads to is replaced. If not, a link is a FileAccessError: in folders
+            that have the library's own records, nobody but another user has made it.
     """
 
     def __init__(
@@ -57,12 +59,13 @@ class Staging:
         force: bool = False,
         folder: Path | None = None,
         dry_run: bool = False,
+        follow: bool = True,
     ) -> None:
         self._staged: list[_Staged] = []
         self._journal: list[_Staged] = []  # its copies
         self._folders: dict[Path, None] = {}  # the last of the three attributes that `__del__` needs
         check_progress(progress)
-        self._progress, self._force, self._dry_run = progress, force, dry_run
+        self._progress, self._force, self._dry_run, self._follow = progress, force, dry_run, follow
         self._tried: set[Path] = set()  # the targets of a dry run
         if folder is not None and not dry_run:
             self._enter(Path(os.path.realpath(folder)))
@@ -90,6 +93,8 @@ class Staging:
             OutputPathError: the target is staged already, or a file of another format is there.
         """
         target = as_path(path)
+        if not self._follow and target.is_symlink():
+            raise FileAccessError(target, OSError(errno.ELOOP, "a link is in its place, which is not followed"))
         place = Path(os.path.realpath(target))
         if not again and (place in self._tried or any(place == staged.place for staged in self._staged)):
             raise OutputPathError(f"{target}: two outputs would have this path")

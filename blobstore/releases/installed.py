@@ -2,7 +2,7 @@
 
     files/SHA256             objects: each file once, whatever releases have it
     indexes/SHA256.json      the index of each release that is here; .sig its signature, .merged.json what was merged
-    indexes/newest           name, version and time of the release that was made the current one last; older ones are refused
+    indexes/newest           name, version and time of the release that was last switched to, or was about to be; older ones are refused
     releases/SHA256/…        a release: links with the names of its files
     current                  a link to the release that counts
     tables/SHA256.json       which blobs a file has, where a release is assembled from older ones
@@ -96,7 +96,7 @@ class LocalBlob:
 
 @dataclass(frozen=True)
 class Mark:
-    """The release that was made the current one last, also if nothing leads to it any more.
+    """The release that was last switched to, or was about to be when that failed, also if nothing leads to it.
 
     Attributes:
         name, version, published: as in its index.
@@ -296,7 +296,7 @@ class Installed:
         return parse_index(self.index_bytes(sha256), str(self._indexes / f"{sha256}.json"))
 
     def mark(self) -> Mark | None:
-        """The release below which no other one counts: the current one, or a newer one that was; None if there was none.
+        """The release below which no other one counts: the current one, or a newer one that was marked; None if there was none.
 
         Raises:
             FileAccessError, IntegrityError, InvalidFileError: what tells it cannot be read, or is damaged.
@@ -330,7 +330,10 @@ class Installed:
     def keep_merged(self, sha256: str, merged: Mapping[str, Merged]) -> None:
         """Remember further data files that were merged of a release. Call this in `locked`."""
         known = {**self.merged(sha256), **merged}
-        with Staging(force=True) as staging, staging.open(self._indexes / f"{sha256}.merged.json") as file:
+        with (
+            Staging(force=True, follow=False) as staging,
+            staging.open(self._indexes / f"{sha256}.merged.json") as file,
+        ):
             file.write(encode_json(known))
 
     def views(self) -> list[str]:
@@ -369,7 +372,7 @@ class Installed:
         """Make a release whose files are here the current one; its folder."""
         parsed = parse_index(index, str(self._indexes / f"{sha256}.json"))
         view = sha256 + ("-merged" if merged else "")
-        with Staging(force=True) as staging:
+        with Staging(force=True, follow=False) as staging:
             records = [(".json", index)]
             if signature is not None:
                 records.append((".sig", signature.encode()))
@@ -405,7 +408,7 @@ class Installed:
                 os.replace(new, place)
             sync_folder(self._releases)
         # before the switch, because what fails must leave the old release; it can then still be pulled again
-        with Staging(force=True) as staging, staging.open(self._indexes / _NEWEST) as file:
+        with Staging(force=True, follow=False) as staging, staging.open(self._indexes / _NEWEST) as file:
             file.write(f"{parsed.name} {parsed.version} {parsed.published}\n".encode())
         self._lead_to(view)
         return place
@@ -502,7 +505,7 @@ class Installed:
         table = plain_table(self.path(file.sha256), file.sha256)
         with (
             contextlib.suppress(FileAccessError),  # a folder that is read-only: it is made again next time
-            Staging(force=True) as staging,
+            Staging(force=True, follow=False) as staging,
             staging.open(places[-1]) as output,
         ):
             output.write(encode(table))

@@ -134,7 +134,7 @@ def plan(
                 installed.finish(place)
                 with named(installed.incoming):
                     installed.incoming.mkdir(exist_ok=True)
-                with Staging(force=True) as staging, staging.open(installed.incoming / _PLAN) as file:
+                with Staging(force=True, follow=False) as staging, staging.open(installed.incoming / _PLAN) as file:
                     file.write(encode_json(record))
     return Plan(
         index.name,

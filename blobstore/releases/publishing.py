@@ -541,7 +541,7 @@ class _Publisher:
         with named(self._root):
             for folder in (place.parent, place.parent.parent / LATEST, self._root / SIGNATURES):
                 folder.mkdir(parents=True, exist_ok=True)
-        with Staging(force=True) as staging:
+        with Staging(force=True, follow=False) as staging:
             written = [(self._root / SIGNATURES / digest, signature.encode())] if signature is not None else []
             for path, contents in [*written, (place, data), (place.parent.parent / LATEST / INDEX, data)]:
                 with staging.open(path, len(contents)) as file:

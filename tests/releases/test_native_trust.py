@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from blobstore.errors import IntegrityError, InvalidFileError, ReleaseError, TrustError
+from blobstore.errors import FileAccessError, IntegrityError, InvalidFileError, ReleaseError, TrustError
 from blobstore.releases import pull
-from tests.releases.test_native import content, lacks, published, take, tree, update  # noqa: F401 - a fixture
+from tests.releases.test_native import content, download, lacks, published, take, tree, update  # noqa: F401 - a fixture
 
 
 def edited(release: Path, folder: Path, change: Callable[[Any], object]) -> Path:
@@ -212,3 +212,26 @@ def test_a_release_from_the_future(published: Path, tmp_path: Path, time: int) -
     for call in (lacks, take):
         with pytest.raises(ReleaseError, match="ahead of this machine's clock"):
             call(release, tmp_path / "device")
+
+
+@pytest.mark.parametrize("record", ["newest", "{}.json", "{}.merged.json"])
+def test_records_are_not_written_through_links(published: Path, tmp_path: Path, record: str) -> None:  # noqa: F811
+    """Whoever may write to the folder would else choose which file of its owner is replaced (S2)."""
+    device, victim = tmp_path / "device", tmp_path / "victim"
+    victim.write_text("mine")
+    pull(published / "1", device)
+    place = device / "indexes" / record.format(hashlib.sha256((published / "2/index.json").read_bytes()).hexdigest())
+    place.unlink(missing_ok=True)
+    place.symlink_to(victim)
+    before = (device / "current").readlink()
+    merges = record.endswith(".merged.json")  # only Python does
+    with pytest.raises(FileAccessError, match="a link is in its place"):
+        pull(published / "2", device, merge=merges, allow_rollback=True)
+    while not merges and (todo := lacks(published / "2", device, allow_rollback=True)).fetches:
+        download(published.parent, todo)
+    if not merges:
+        with pytest.raises(FileAccessError, match="a link is in its place"):
+            take(published / "2", device, allow_rollback=True)
+    assert victim.read_text() == "mine" and (device / "current").readlink() == before
+    place.unlink()
+    assert pull(published / "2", device, merge=merges, allow_rollback=True).changed

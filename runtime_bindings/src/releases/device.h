@@ -49,7 +49,7 @@ class FetchedFiles {
   std::map<std::string, std::vector<Piece>> pieces_; // by SHA-256
 };
 
-/// The release that was made the current one last, also if nothing leads to it any more.
+/// The release that was last switched to, or was about to be when that failed, also if nothing leads to it.
 struct ReleaseMark {
   std::string name;
   std::string version;
@@ -69,7 +69,8 @@ class Device {
   /// What `current` leads to: the SHA-256 of an index, perhaps with a suffix; empty if there is no release.
   /// @throws Error InvalidFile: it is no link to a release.
   std::string view() const;
-  /// The release below which no other one counts: the current one, or a newer one that was; empty if there was none.
+  /// The release below which no other one counts: the current one, or a newer one that was marked; empty if there
+  /// was none.
   /// @throws Error FileAccess, InvalidFile, Integrity.
   std::optional<ReleaseMark> mark() const;
   /// An index that is here. @throws Error FileAccess, InvalidFile, Integrity.
