@@ -11,6 +11,7 @@ import re
 import shutil
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -24,6 +25,7 @@ from blobstore.native import native
 from blobstore.releases import Patience, plan, publish, pull
 from blobstore.releases.encoding import DecodeError, decode
 from blobstore.releases.index import File, Index, Object, encode, parse_index, parse_table
+from blobstore.releases.needs import check_time
 from campaigns.fuzz.answers import ANSWER, KEPT, KIND, agree, answer, insist, temporary_folder
 
 PATIENCE = Patience(attempts=2, first=0, longest=0, asked=0, connect=2, read=0.2, pause=lambda seconds: None)
@@ -37,6 +39,7 @@ def index(data: bytes) -> None:
 
         def python() -> Any:
             found = parse_index(data, "fuzz")
+            check_time(found.published, "fuzz")
             return found.name, found.version, hashlib.sha256(data).hexdigest(), sum(file.size for file in found.files)
 
         fetches: list[Any] = []
@@ -65,8 +68,9 @@ def table(data: bytes) -> None:
     """A table: Python and C++ accept the same ones, and ask for the same bytes of a device with some of the parts."""
     file = _file_of(data)
     with _device() as (root, device, other):
+        now = int(time.time())
         version = Index(
-            "blobstore.release.1", "fuzz", "2", 1 << 40, "1.0", (file, File("small", "other", file.sha256, file.size))
+            "blobstore.release.1", "fuzz", "2", now, "1.0", (file, File("small", "other", file.sha256, file.size))
         )
         place = root / "fuzz/2/index.json"
         place.parent.mkdir()
