@@ -180,6 +180,7 @@ def test_readers_see_whole_releases(tmp_path: Path) -> None:
                 seen.update(values)
                 if len(values) != 1:
                     torn.append(values)
+                stop.wait(0.0005)  # a thread that never waits keeps Python's lock from the one that pulls
 
         thread = threading.Thread(target=read)
         thread.start()
