@@ -133,7 +133,7 @@ void add_releases(nb::module_& module);
 void add_training(nb::module_& module);
 void add_tensors(nb::module_& module);
 
-/// From now on, what is no error is not printed as one.
+/// Keep ExecuTorch from logging, as an error at each load, that it cannot append to a file of packed weights.
 void leave_out_expected_lines();
 
 } // namespace blobstore::python

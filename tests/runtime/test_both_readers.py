@@ -125,7 +125,7 @@ def test_numbers_that_are_not_aligned(tmp_path, monkeypatch):
             if places[1] == 8:  # the control
                 assert list(reader(tmp_path / "x.ptd")) == list(golden_store())
                 continue
-            with pytest.raises(InvalidFileError):
+            with pytest.raises(InvalidFileError, match="an offset is negative or not aligned"):
                 reader(tmp_path / "x.ptd")
 
 
