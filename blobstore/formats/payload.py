@@ -145,7 +145,12 @@ def split(data: bytes | memoryview) -> tuple[bytes, str, list[Constant]]:
         _check_holes(table.Version(), table.Size(), table.Filled(), constants)
         if (inner := table.Inner()) is None:
             raise ValueError("it does not name the inner backend")
-        return data[: table.Size()], inner.decode(), constants
+        payload = data[: table.Size()]
+        if table.Size() > len(data) - 16 - length:
+            raise ValueError("the inner payload does not fit")
+        if bytes(table.Digest(i) for i in range(min(table.DigestLength(), 17))) != xxhash.xxh3_128_digest(payload):
+            raise ValueError("the inner payload has another digest than was recorded")
+        return payload, inner.decode(), constants
     except (IndexError, ValueError, TypeError, struct.error) as error:
         raise InvalidFileError("payload", f"not the payload of a BlobStoreBackend: {error}") from None
 

@@ -83,6 +83,9 @@ void test_threads(const std::string& path, BlobCache::Mode mode) {
   }
   threads.emplace_back([&] {
     const CacheDataMap map(cache);
+    const uint32_t keys = map.get_num_keys().get();
+    CHECK(map.get_key(keys - 1).ok());
+    CHECK(map.get_key(keys).error() == executorch::runtime::Error::InvalidArgument);
     while (!stop) {
       auto data = map.get_data("opaque");
       CHECK(data.ok() && data->size() > 0);

@@ -140,6 +140,7 @@ def fields(body: bytes) -> dict[str, tuple[int, int]]:
     return {
         "version": scalar(table, 0, 4),
         "size": scalar(table, 2, 8),
+        "digest": (table._tab.Vector(table._tab.Offset(4 + 2 * 4)), 8),
         "filled": scalar(table, 5, 8),
         "nbytes": scalar(constant, 1, 8),
         "hole": (holes, 8),
@@ -164,6 +165,7 @@ HOSTILE = {
     "very many holes": {"count": (1 << 32) - 1},
     "holes in version 1": {"version": 1},
     "another version": {"version": 3},
+    "another digest": {"digest": 0},
     "longer payload": {"size": 8},
     "huge payload": {"size": HUGE},
 }

@@ -266,8 +266,8 @@ def test_packed_weights_go_with_the_program(tmp_path: Path) -> None:
 def test_what_the_payload_says_is_packed(tmp_path: Path) -> None:
     """XNNPACK copies weights and biases, and reads slopes in place (U1)."""
     path = lower_through({"forward": (seeded(nets.PReLU), inputs(1, 3, 8, 8))}, tmp_path)
-    whole = path.read_bytes()
-    _, _, constants = payload.split(whole[: whole.rindex(payload.MAGIC) + len(payload.MAGIC)])
+    whole, delegate = path.read_bytes(), read_program(path).delegates[0]
+    _, _, constants = payload.split(whole[delegate.span.start : whole.rindex(payload.MAGIC) + len(payload.MAGIC)])
     packed = {constant.key.split("@")[0]: constant.packed for constant in constants}
     assert {name for name, it_is in packed.items() if not it_is} == {"slope.weight"}
     assert packed.keys() >= {"conv.weight", "conv.bias"}

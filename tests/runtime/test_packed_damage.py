@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import shutil
 import struct
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from blobstore.runtime import PackedStore
 from tests.lowering import nets
 from tests.lowering.live import lower_through, seeded
 from tests.runtime import packed_files
-from tests.runtime.packed_files import FOOTER, TRAILER, Running, ones, read, spoil
+from tests.runtime.packed_files import FOOTER, TRAILER, Entry, Running, ones, read, spoil
 
 INPUT = ones(2, 16)
 FEW = settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -227,6 +229,15 @@ def table_of(entries: list[tuple[bytes, int]], covers: int, cover: bytes, maps: 
     return b"".join(parts)
 
 
+def index_of(entries: Sequence[Entry]) -> bytes:
+    """What the file says of its entries."""
+    names = [entry.name.encode() for entry in entries]
+    return b"".join(
+        struct.pack("<I", len(name)) + name + struct.pack("<QQI", entry.offset, entry.size, entry.seed)
+        for name, entry in zip(names, entries, strict=True)
+    )
+
+
 def whole(head: bytes, table: bytes, index: bytes, count: int, start: int) -> bytes:
     """A file with digests that fit."""
     at = len(head) + len(table)
@@ -281,14 +292,8 @@ def test_hostile_maps(made: Made, data: st.DataObject) -> None:
     maps = [data.draw(st.one_of(st.just(one), st.builds(lambda: hostile_map(data)))) for one in made.parts.maps]
     about = [(entry.digest, entry.map) for entry in made.parts.entries]
     table = table_of(about, 1, made.parts.covers[0], maps, len(maps))
-    rows = [
-        struct.pack("<I", len(name := entry.name.encode()))
-        + name
-        + struct.pack("<QQI", entry.offset, entry.size, entry.seed)
-        for entry in made.parts.entries
-    ]
     head = made.good[: made.parts.digests]
-    spoil(path, whole(head, table, b"".join(rows), len(rows), len(head)))
+    spoil(path, whole(head, table, index_of(made.parts.entries), len(about), len(head)))
     store = PackedStore(made.packed)
     running = Running.open(made.model, INPUT, store)
     assert running() == made.outputs
@@ -296,6 +301,31 @@ def test_hostile_maps(made: Made, data: st.DataObject) -> None:
     running()
     running.cache.revert()
     assert running() == made.outputs
+
+
+@pytest.mark.parametrize(
+    ("case", "reason"),
+    [
+        ("an entry among the digests", "lies outside of the file"),
+        ("a map too many", "has a map that is not there"),
+        ("bytes that are no map", "one of its maps is not valid"),
+    ],
+)
+def test_a_table_that_leads_elsewhere(made: Made, case: str, reason: str) -> None:
+    """With digests that fit (K2)."""
+    path = made.heal()
+    entries, maps = list(made.parts.entries), list(made.parts.maps)
+    if case == "an entry among the digests":
+        entries[0] = replace(entries[0], offset=made.parts.digests, size=16)
+    elif case == "a map too many":
+        entries[0] = replace(entries[0], map=len(maps) + 1)
+    else:
+        maps[0] = b"\xff" * 16
+    table = table_of([(entry.digest, entry.map) for entry in entries], 1, made.parts.covers[0], maps, len(maps))
+    head = made.good[: made.parts.digests]
+    spoil(path, whole(head, table, index_of(entries), len(entries), len(head)))
+    assert reason in PackedStore(made.packed).list()[0].problem
+    made.check(dropped=True)
 
 
 def test_a_map_of_another_size(made: Made) -> None:

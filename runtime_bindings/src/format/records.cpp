@@ -22,11 +22,11 @@ enum StepField { kOperation = 0, kInts = 1, kFloats = 2, kNames = 3 };
 enum RecordField { kKey = 0, kNbytes = 1, kSources = 2, kSteps = 3, kGroup = 4, kRefusal = 5, kAuxiliary = 6 };
 enum RecordsField { kVersionField = 0, kInner = 1, kRecords = 2, kOutside = 3, kShared = 4, kTransient = 5 };
 
-/// Reads the parts of records within a budget, the size of the whole; each part takes at least its own size of it. A
-/// writer never refers to a part twice. In a file that does, a few bytes could stand for gigabytes.
+/// Reads the parts of records. A writer never refers to a part twice; where a file does, the flatbuffer's budget ends
+/// the reading, as a few bytes could stand for gigabytes.
 class Parser {
  public:
-  Parser(const uint8_t* data, size_t size) : buffer_(data, size), left_(size) {}
+  Parser(const uint8_t* data, size_t size) : buffer_(data, size) {}
 
   Records records() {
     const uint64_t root = buffer_.root();
@@ -50,15 +50,7 @@ class Parser {
   };
 
  private:
-  void take(uint64_t nbytes) {
-    if (nbytes > left_) {
-      throw_format_error("it refers to the same parts again and again");
-    }
-    left_ -= nbytes;
-  }
-
   Record record(uint64_t table) {
-    take(32);
     const uint32_t count = buffer_.vector(table, kSources, 4).count;
     if (count > kMostSources) {
       throw_format_error("a record has {} sources, at most {} are possible", count, kMostSources);
@@ -87,7 +79,6 @@ class Parser {
   }
 
   SourceTensor source(uint64_t table) {
-    take(24);
     SourceTensor out;
     out.name = text_in(table, kName);
     out.scalar_type = static_cast<int8_t>(buffer_.u8_field(table, kScalarType));
@@ -100,7 +91,6 @@ class Parser {
   }
 
   Step step(uint64_t table) {
-    take(16);
     Step out;
     const uint8_t operation = buffer_.u8_field(table, kOperation);
     if (operation < static_cast<uint8_t>(Operation::Reshape) || operation > static_cast<uint8_t>(Operation::NormBias)) {
@@ -117,7 +107,6 @@ class Parser {
   std::vector<Number> numbers(uint64_t table, unsigned field) {
     static_assert(sizeof(Number) == 8);
     const FlatVector vector = buffer_.vector(table, field, 8);
-    take(8ull * vector.count);
     std::vector<Number> out(vector.count);
     if (vector.count != 0) {
       std::memcpy(out.data(), buffer_.data() + vector.start, 8ull * vector.count);
@@ -137,7 +126,6 @@ class Parser {
   std::string text_in(uint64_t table, unsigned field) { return text(buffer_.vector(table, field, 1)); }
 
   std::string text(const FlatVector& vector) {
-    take(4 + static_cast<uint64_t>(vector.count));
     const std::string_view found(reinterpret_cast<const char*>(buffer_.data() + vector.start), vector.count);
     if (!is_utf8(found)) {
       throw_format_error("a text is not valid UTF-8");
@@ -146,7 +134,6 @@ class Parser {
   }
 
   FlatBuffer buffer_;
-  uint64_t left_;
 };
 
 } // namespace
