@@ -74,6 +74,7 @@ def test_updates(files: Path) -> None:
     methods = [Program(files / "toy.pte", cache).method() for _ in range(3)]
     one = torch.ones(SIZE)
     original = Scale(SIZE).weight
+    gc.collect()  # what other tests left
     handles = delegate_stats().handles
     for value in range(5):
         cache.update({"weight": weight(value)})
