@@ -106,6 +106,18 @@ def one_pair(count, key, value):
     return metadata
 
 
+def one_value(builder):
+    """Three keys of one value, which are longer than all bytes but within what a reader may look at."""
+    value, pairs = builder.CreateString("v" * 10_000), []
+    for text in "abc":
+        key = builder.CreateString(text)
+        Pair.Start(builder)
+        Pair.AddKey(builder, key)
+        Pair.AddValue(builder, value)
+        pairs.append(Pair.End(builder))
+    return references(builder, pairs)
+
+
 def one_entry(builder):
     return references(builder, [segment(builder, 0)]), repeated(
         builder, entry(builder, builder.CreateString("k")), MANY
@@ -164,6 +176,7 @@ BOMBS = {
     "one pair of short texts": (nothing, one_pair(MANY, "k", "v"), "metadata"),
     "one pair of empty texts": (nothing, one_pair(MANY, "", ""), "metadata"),
     "one pair with a long value": (nothing, one_pair(60_000, "k", "v" * LONG), "metadata"),
+    "one value of three keys": (nothing, one_value, "texts of the metadata together"),
     "one entry": (one_entry, None, "twice"),
     "one segment": (one_segment, None, None),
     "one long key": (long_key, None, "keys together"),
