@@ -48,8 +48,8 @@ class Staging:
         force: replace files of any format.
         folder: gets a copy of the journal like the folders of the files, so that `recover` on it finishes the group.
         dry_run: check the targets, accept what is written, and change nothing on the disk.
-        follow: whether the file that a link at a target leads to is replaced. If not, a link is a FileAccessError: in folders
-            that have the library's own records, nobody but another user has made it.
+        follow: whether the file that a link at a target leads to is replaced. If not, a link is a FileAccessError, as for the
+            library's own records: it never makes a link in their place.
     """
 
     def __init__(
@@ -95,7 +95,8 @@ class Staging:
         target = as_path(path)
         if not self._follow and target.is_symlink():
             raise FileAccessError(target, OSError(errno.ELOOP, "a link is in its place, which is not followed"))
-        place = Path(os.path.realpath(target))
+        # without following, a link that appears from now on is itself replaced
+        place = Path(os.path.realpath(target) if self._follow else target)
         if not again and (place in self._tried or any(place == staged.place for staged in self._staged)):
             raise OutputPathError(f"{target}: two outputs would have this path")
         check_replaceable(target, kind, force=self._force or kind is Format.UNKNOWN)

@@ -235,3 +235,25 @@ def test_records_are_not_written_through_links(published: Path, tmp_path: Path, 
     assert victim.read_text() == "mine" and (device / "current").readlink() == before
     place.unlink()
     assert pull(published / "2", device, merge=merges, allow_rollback=True).changed
+
+
+@pytest.mark.parametrize("dangling", [False, True])
+def test_objects_are_not_written_through_links(published: Path, tmp_path: Path, dangling: bool) -> None:  # noqa: F811
+    """Also where an object is made of parts that are here; Python replaces the link (S2)."""
+    device, victims = tmp_path / "device", tmp_path / "victims"
+    victims.mkdir()
+    pull(published / "2", device)
+    while (todo := lacks(published / "3", device)).fetches:
+        download(published.parent, todo)
+    for file in json.loads((published / "3/index.json").read_text())["files"]:
+        place, victim = device / "files" / file["sha256"], victims / file["sha256"]
+        if not place.exists():
+            if not dangling:
+                victim.write_text("mine")
+            place.symlink_to(victim)
+    before = {one.name: one.read_bytes() for one in victims.iterdir()}
+    with pytest.raises(FileAccessError, match="a link is in its place"):
+        take(published / "3", device)
+    assert {one.name: one.read_bytes() for one in victims.iterdir()} == before
+    assert pull(published / "3", device).changed
+    assert {one.name: one.read_bytes() for one in victims.iterdir()} == before

@@ -64,7 +64,8 @@ int sync_folder(const std::string& path) {
   return has_no_folder_sync(errno) ? 0 : errno;
 }
 
-OutputFile::OutputFile(std::string target) : target_(std::move(target)), place_(real_path(target_)) {
+OutputFile::OutputFile(std::string target, Links links)
+    : target_(std::move(target)), place_(links == Links::Follow ? real_path(target_) : target_) {
   remove_abandoned(folder_of(place_));
   backup_ = temporary_in(folder_of(place_));
   gathered_.reserve(kGathered);
@@ -83,9 +84,12 @@ OutputFile::~OutputFile() {
 
 void OutputFile::create() {
   struct stat old;
-  const bool replaces = stat(place_.c_str(), &old) == 0;
+  const bool replaces = lstat(place_.c_str(), &old) == 0;
   if (!replaces && errno != ENOENT) {
     refuse(errno);
+  }
+  if (replaces && S_ISLNK(old.st_mode)) {
+    throw Error(ErrorKind::FileAccess, target_, "a link is in its place, which is not followed", ELOOP);
   }
   const mode_t mode = replaces ? old.st_mode & 0777 : 0666;
   do { // another process may remove the file before it is locked

@@ -16,17 +16,20 @@ namespace blobstore::internal {
 /// moment the target is the old file or the new one, complete, even if the process is killed or the power fails.
 /// Without a commit, the destructor removes the new file, and the target is as it was.
 ///
-/// If the target is a link, the link stays and the file that it leads to is replaced. The new file takes the
-/// permissions of the file that it replaces, and its owner if this process may set that; where nothing is replaced, the
-/// umask applies. Errors name the target.
+/// If the target is a link that is followed, the link stays and the file that it leads to is replaced. The new file
+/// takes the permissions of the file that it replaces, and its owner if this process may set that; where nothing is
+/// replaced, the umask applies. Errors name the target.
 ///
 /// One thread may use an object at a time. Every function may wait for the disk.
 class OutputFile {
  public:
+  /// What happens to a link at the target. The library makes none in the place of its own records.
+  enum class Links { Follow, Refuse };
+
   /// Remove what killed processes left in the folder, and create the temporary file.
   ///
-  /// @throws Error FileAccess: the folder is missing or not writable, or the disk is full.
-  explicit OutputFile(std::string target);
+  /// @throws Error FileAccess: the folder is missing or not writable, the disk is full, or a link is refused.
+  explicit OutputFile(std::string target, Links links = Links::Follow);
   ~OutputFile();
   OutputFile(const OutputFile&) = delete;
   OutputFile& operator=(const OutputFile&) = delete;

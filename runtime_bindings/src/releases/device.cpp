@@ -141,13 +141,8 @@ void remove_others(const std::string& folder, const std::set<std::string>& wante
   }
 }
 
-/// Nobody but another user makes a link in the place of a record, so it is not followed.
 void write_file(const std::string& path, const std::string& bytes) {
-  struct stat status;
-  if (lstat(path.c_str(), &status) == 0 && S_ISLNK(status.st_mode)) {
-    throw Error(ErrorKind::FileAccess, path, "a link is in its place, which is not followed", ELOOP);
-  }
-  OutputFile output(path);
+  OutputFile output(path, OutputFile::Links::Refuse);
   output.write(bytes.data(), bytes.size());
   output.commit();
 }

@@ -384,7 +384,7 @@ void Delivery::make(const Wanted& wanted) {
   } else {
     lacks(*wanted.file);
   }
-  OutputFile output(place);
+  OutputFile output(place, OutputFile::Links::Refuse);
   Sha256 hash;
   uint64_t end = 0;
   const std::vector<uint8_t> zeros(1 << 16);
@@ -456,7 +456,7 @@ InstalledRelease Delivery::commit() {
   for (const Wanted& one : files) {
     if (one.parts && !device_->has(*one.file->table)) {
       const std::string bytes = read_small(device_->incoming() + one.file->table->sha256, kTableLimit);
-      OutputFile output(device_->file(one.file->table->sha256));
+      OutputFile output(device_->file(one.file->table->sha256), OutputFile::Links::Refuse);
       output.write(bytes.data(), bytes.size());
       output.commit();
     }
