@@ -16,6 +16,7 @@ from blobstore.errors import ClosedError, ReleaseError
 from blobstore.releases import Release, compact, gc, publish, pull
 from blobstore.runtime import BlobCache
 from tests.releases.models import Weights, inputs, same, weights
+from tests.waiting import give_way
 
 
 def release(place: Path, version: str, tensors: Weights, base: str | None = None, **options: Any) -> Path:
@@ -180,7 +181,7 @@ def test_readers_see_whole_releases(tmp_path: Path) -> None:
                 seen.update(values)
                 if len(values) != 1:
                     torn.append(values)
-                stop.wait(0.0005)  # a thread that never waits keeps Python's lock from the one that pulls
+                give_way()  # to the thread that pulls
 
         thread = threading.Thread(target=read)
         thread.start()
