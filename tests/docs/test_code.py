@@ -48,7 +48,6 @@ NOT_RUN = {
     "docs/platforms.md": 2,
     "docs/releases.md": 1,
     "docs/report.md": 1,
-    "docs/runtime.md": 1,
 }
 
 
