@@ -1,4 +1,4 @@
-"""Regenerate blobstore/_generated from the schemas in this folder: `make schema`.
+"""Regenerate blobstore/core/_generated from the schemas in this folder: `make schema`.
 
 The compiler is the `flatc` in the executorch wheel, so that every developer generates with the same version.
 """

@@ -13,7 +13,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-from blobstore.memory import distinct
+from blobstore.core.memory import distinct
 from tests import models, native_build
 from tests.cpp.module_runner import ModuleRunner, build
 

@@ -20,7 +20,7 @@ from blobstore.errors import MissingDependencyError
 from blobstore.lowering.export import quiet
 
 with quiet():
-    from blobstore import executorch
+    from blobstore.runtime import executorch
 
 PUBLIC = {"executorch.exir", "executorch.runtime", "executorch.backends.xnnpack.partition.xnnpack_partitioner"}
 
@@ -130,9 +130,9 @@ def test_a_module_that_is_gone_is_named(monkeypatch: pytest.MonkeyPatch) -> None
     """An import that fails is one of the differences."""
     gone = "executorch.backends.xnnpack._passes.decompose_batch_norm"
     monkeypatch.setitem(sys.modules, gone, None)  # type: ignore[arg-type]
-    monkeypatch.delitem(sys.modules, "blobstore.executorch")
+    monkeypatch.delitem(sys.modules, "blobstore.runtime.executorch")
     with pytest.raises(MissingDependencyError, match=rf"needs executorch 1\.5, found .*: no {gone}"):
-        importlib.import_module("blobstore.executorch")
+        importlib.import_module("blobstore.runtime.executorch")
 
 
 def test_without_executorch(monkeypatch: pytest.MonkeyPatch) -> None:

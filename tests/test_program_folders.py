@@ -12,9 +12,9 @@ import torch
 
 import blobstore
 from blobstore import BlobStore, open_ptd, save_file
+from blobstore.core.tools.convert import convert
 from blobstore.errors import InvalidFileError, KeyConflictError, OutputPathError, UnsupportedDataError
 from blobstore.programs import dedup_programs, save_programs
-from blobstore.tools.convert import convert
 from tests.test_programs import snapshot, with_named_data
 
 

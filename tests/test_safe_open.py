@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 import blobstore
 from blobstore import errors
-from blobstore.tensor_file import TensorFile
+from blobstore.core.tensor_file import TensorFile
 
 TENSORS = {
     "cube": torch.arange(24.0).reshape(2, 3, 4),

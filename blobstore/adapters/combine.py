@@ -11,10 +11,10 @@ import numpy as np
 from blobstore.adapters.adapter_file import check_scale, read_adapter, save_plain
 from blobstore.adapters.foundation import foundation_fingerprint, library
 from blobstore.adapters.on_cache import native_tensors_of
-from blobstore.disk.staging import refuse_inputs
-from blobstore.errors import AdapterError, UnsupportedDataError
-from blobstore.memory.layout import ScalarType
-from blobstore.memory.mapped_file import Paths, as_path, as_paths
+from blobstore.core.disk.staging import refuse_inputs
+from blobstore.core.errors import AdapterError, UnsupportedDataError
+from blobstore.core.memory.layout import ScalarType
+from blobstore.core.memory.mapped_file import Paths, as_path, as_paths
 
 if TYPE_CHECKING:
     from blobstore.runtime import BlobCache

@@ -38,10 +38,10 @@ from blobstore.adapters.peft_names import (
     rows_as_hf,
     rows_as_llama,
 )
-from blobstore.disk.folders import folders
-from blobstore.disk.kinds import Format
-from blobstore.disk.staging import Staging, refuse_inputs
-from blobstore.errors import (
+from blobstore.core.disk.folders import folders
+from blobstore.core.disk.kinds import Format
+from blobstore.core.disk.staging import Staging, refuse_inputs
+from blobstore.core.errors import (
     AdapterError,
     InvalidFileError,
     KeyNotFoundError,
@@ -49,11 +49,11 @@ from blobstore.errors import (
     UnsupportedDataError,
     UpdateError,
 )
-from blobstore.formats.ptd.reader import open_ptd
-from blobstore.formats.safetensors import SafetensorsDataMap, write_safetensors
-from blobstore.memory.dtypes import FLOATS, SAFETENSORS
-from blobstore.memory.layout import ScalarType, TensorLayout
-from blobstore.memory.mapped_file import Paths, as_path, as_paths
+from blobstore.core.formats.ptd.reader import open_ptd
+from blobstore.core.formats.safetensors import SafetensorsDataMap, write_safetensors
+from blobstore.core.memory.dtypes import FLOATS, SAFETENSORS
+from blobstore.core.memory.layout import ScalarType, TensorLayout
+from blobstore.core.memory.mapped_file import Paths, as_path, as_paths
 
 if TYPE_CHECKING:
     from blobstore.logical.steps import Plain

@@ -19,14 +19,14 @@ import numpy.typing as npt
 
 from blobstore.adapters.peft import PeftPair, read_peft
 from blobstore.adapters.peft_names import Names, llama_name, params_head_dim, rotary_head_dim, rows_as_llama
-from blobstore.disk.staging import refuse_inputs
-from blobstore.errors import AdapterError, LayoutError, UpdateError
-from blobstore.formats.alignment import TENSOR_ALIGNMENT
-from blobstore.formats.pte.program import ProgramFile, read_program
-from blobstore.memory.layout import ScalarType
-from blobstore.memory.mapped_file import as_path
-from blobstore.programs.deployed import mentioned
-from blobstore.store import BlobStore
+from blobstore.core.disk.staging import refuse_inputs
+from blobstore.core.errors import AdapterError, LayoutError, UpdateError
+from blobstore.core.formats.alignment import TENSOR_ALIGNMENT
+from blobstore.core.formats.pte.program import ProgramFile, read_program
+from blobstore.core.memory.layout import ScalarType
+from blobstore.core.memory.mapped_file import as_path
+from blobstore.core.programs.deployed import mentioned
+from blobstore.core.store import BlobStore
 
 if TYPE_CHECKING:
     from blobstore.logical.steps import Plain

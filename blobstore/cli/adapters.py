@@ -10,9 +10,9 @@ import typer.core
 
 from blobstore.cli import ERROR
 from blobstore.cli.output import counted, out, print_error, print_json, print_table, say
-from blobstore.errors import AdapterError, BlobStoreError
-from blobstore.memory.mapped_file import same_file
-from blobstore.tools.folders import files_of
+from blobstore.core.errors import AdapterError, BlobStoreError
+from blobstore.core.memory.mapped_file import same_file
+from blobstore.core.tools.folders import files_of
 
 if TYPE_CHECKING:
     from blobstore.adapters import AdapterInfo, AdaptersInfo, FoundationInfo, NamedTensor

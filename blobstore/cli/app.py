@@ -30,23 +30,23 @@ from blobstore.cli.output import (
     say,
 )
 from blobstore.cli.report import open_names, report
-from blobstore.disk.progress import Progress
-from blobstore.errors import BlobStoreError, InvalidFileError, UnsupportedDataError
-from blobstore.formats.data_map import NamedDataMap
-from blobstore.formats.opening import Format, detect_format, open_any
-from blobstore.formats.ptd.reader import open_ptd
-from blobstore.formats.pte.program import read_program
-from blobstore.memory.mapped_file import same_file
-from blobstore.programs import DATA_NAME, DedupResult, dedup_programs
-from blobstore.programs.fuse import fuse_programs
+from blobstore.core.disk.progress import Progress
+from blobstore.core.errors import BlobStoreError, InvalidFileError, UnsupportedDataError
+from blobstore.core.formats.data_map import NamedDataMap
+from blobstore.core.formats.opening import Format, detect_format, open_any
+from blobstore.core.formats.ptd.reader import open_ptd
+from blobstore.core.formats.pte.program import read_program
+from blobstore.core.memory.mapped_file import same_file
+from blobstore.core.programs import DATA_NAME, DedupResult, dedup_programs
+from blobstore.core.programs.fuse import fuse_programs
+from blobstore.core.text import saving
+from blobstore.core.tools.compare import Comparison, FolderComparison, compare_files, compare_folders
+from blobstore.core.tools.convert import convert as convert_file
+from blobstore.core.tools.convert import pairs as files_to_convert
+from blobstore.core.tools.folders import files_of
+from blobstore.core.tools.inspection import FileInfo, inspect_file
+from blobstore.core.version import __version__
 from blobstore.reporting.limits import parse_size
-from blobstore.text import saving
-from blobstore.tools.compare import Comparison, FolderComparison, compare_files, compare_folders
-from blobstore.tools.convert import convert as convert_file
-from blobstore.tools.convert import pairs as files_to_convert
-from blobstore.tools.folders import files_of
-from blobstore.tools.inspection import FileInfo, inspect_file
-from blobstore.version import __version__
 
 __all__ = ["app"]
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from blobstore.cli.output import counted, on_terminal, print_error, print_json, print_table, say
-from blobstore.errors import FileAccessError
+from blobstore.core.errors import FileAccessError
+from blobstore.core.text import size
 from blobstore.reporting.limits import parse_size
-from blobstore.text import size
 
 if TYPE_CHECKING:
     from blobstore.runtime import PackedFile, PackedStore

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from blobstore.cli.output import counted, print_json, progress_bar, say
+from blobstore.core.text import size
 from blobstore.reporting.limits import parse_size
-from blobstore.text import size
 
 if TYPE_CHECKING:
     from blobstore.releases import Plan, Published

@@ -12,11 +12,12 @@ import typer
 
 from blobstore.cli import ERROR
 from blobstore.cli.output import out, print_error, progress_bar
-from blobstore.disk.kinds import Format, check_replaceable
-from blobstore.errors import FileAccessError, UnsupportedDataError
-from blobstore.formats.data_map import NamedDataMap
-from blobstore.formats.opening import open_any
-from blobstore.formats.pte.data_map import PteDataMap
+from blobstore.core.disk.kinds import Format, check_replaceable
+from blobstore.core.errors import FileAccessError, UnsupportedDataError
+from blobstore.core.formats.data_map import NamedDataMap
+from blobstore.core.formats.opening import open_any
+from blobstore.core.formats.pte.data_map import PteDataMap
+from blobstore.core.text import size
 from blobstore.reporting import making
 from blobstore.reporting.baseline import compare_reports
 from blobstore.reporting.cache import default_path, is_another_file
@@ -24,7 +25,6 @@ from blobstore.reporting.json_output import load_report, to_json
 from blobstore.reporting.limits import Limit
 from blobstore.reporting.regions import SUFFIXES
 from blobstore.reporting.terminal import print_changes, print_report
-from blobstore.text import size
 
 __all__ = ["open_names", "report"]
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from rich.console import Console
 
+from blobstore.core.errors import BlobStoreError
 from blobstore.demo import run_demo
-from blobstore.errors import BlobStoreError
 
 if __name__ == "__main__":
     try:

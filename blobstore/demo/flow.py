@@ -19,11 +19,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from blobstore.core.disk.kinds import Format
+from blobstore.core.disk.staging import Staging
+from blobstore.core.errors import FileAccessError, InvalidFileError, MissingDependencyError, OutputPathError
+from blobstore.core.text import saving
 from blobstore.demo.live import LiveResult, print_live, run_live, table_box
-from blobstore.disk.kinds import Format
-from blobstore.disk.staging import Staging
-from blobstore.errors import FileAccessError, InvalidFileError, MissingDependencyError, OutputPathError
-from blobstore.text import saving
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -216,9 +216,9 @@ def _step(console: Console, what: str, start: float, size: int) -> None:
 
 def _deduplicate(programs: dict[str, Path], target: Path, console: Console, *, force: bool) -> dict[str, Path]:
     """Write slim programs, and return the data file of each by the name of the program."""
+    from blobstore.core.formats.safetensors import SafetensorsDataMap
+    from blobstore.core.programs import dedup_programs
     from blobstore.demo import models
-    from blobstore.formats.safetensors import SafetensorsDataMap
-    from blobstore.programs import dedup_programs
 
     # encoder tensors outside of delegates get the checkpoint's names as keys
     checkpoint = SafetensorsDataMap(models.encoder_directory() / "model.safetensors")

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from blobstore.adapters import merge_adapter, read_adapter, save_adapter
+from blobstore.core.errors import InvalidFileError
+from blobstore.core.text import size
 from blobstore.demo.starts import Start, measure_starts
-from blobstore.errors import InvalidFileError
-from blobstore.text import size
 
 if TYPE_CHECKING:
     from rich.box import Box

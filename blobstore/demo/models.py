@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from blobstore.errors import MissingDependencyError
+from blobstore.core.errors import MissingDependencyError
 from blobstore.lowering.export import lower, quiet
 
 if TYPE_CHECKING:

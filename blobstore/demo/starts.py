@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from blobstore.errors import BlobStoreError, FileAccessError
+from blobstore.core.errors import BlobStoreError, FileAccessError
 
 __all__ = ["Start", "measure_starts"]
 
@@ -68,8 +68,8 @@ def main() -> None:
     """Load the program, run it on zeros, and print what that took, and a digest of the outputs."""
     import numpy as np
 
-    from blobstore.memory.digest import sha256
-    from blobstore.memory.dtypes import numpy_dtype
+    from blobstore.core.memory.digest import sha256
+    from blobstore.core.memory.dtypes import numpy_dtype
     from blobstore.runtime import BlobCache, PackedStore, Program
 
     program, data, *folder = map(Path, sys.argv[1:])

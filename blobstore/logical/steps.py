@@ -14,13 +14,13 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from blobstore.errors import UnsupportedDataError
+from blobstore.core.errors import UnsupportedDataError
+from blobstore.core.memory.buffers import same_bytes
+from blobstore.core.memory.dtypes import NUMBERS, numpy_dtype, unsigned_dtype
+from blobstore.core.memory.layout import ScalarType, TensorLayout
+from blobstore.core.memory.tensors import as_bytes, to_numpy, to_torch
 from blobstore.logical.records import Record
-from blobstore.memory.buffers import same_bytes
-from blobstore.memory.dtypes import NUMBERS, numpy_dtype, unsigned_dtype
-from blobstore.memory.layout import ScalarType, TensorLayout
-from blobstore.memory.tensors import as_bytes, to_numpy, to_torch
-from blobstore.native import NativeLayout, native
+from blobstore.runtime.native import NativeLayout, native
 
 __all__ = [
     "DTYPES",

@@ -9,7 +9,7 @@ See docs/releases.md. Servers, signatures and encoded forms need the `releases` 
 
 from __future__ import annotations
 
-from blobstore.lazy import lazily
+from blobstore.core.lazy import lazily
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

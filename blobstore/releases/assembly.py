@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from blobstore.disk.journal import sync_folder
-from blobstore.errors import IntegrityError
-from blobstore.memory.mapped_file import PIECE, named, open_regular
+from blobstore.core.disk.journal import sync_folder
+from blobstore.core.errors import IntegrityError
+from blobstore.core.memory.mapped_file import PIECE, named, open_regular
 from blobstore.releases.index import Object, Part, Way
 from blobstore.releases.installed import LocalBlob
 from blobstore.releases.objects import ObjectWriter

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
-from blobstore.errors import InvalidFileError
-from blobstore.formats.opening import Format, detect_format
-from blobstore.formats.ptd.reader import PtdDataMap, open_ptd
-from blobstore.memory.mapped_file import PIECE, map_file, read_pieces
+from blobstore.core.errors import InvalidFileError
+from blobstore.core.formats.opening import Format, detect_format
+from blobstore.core.formats.ptd.reader import PtdDataMap, open_ptd
+from blobstore.core.memory.mapped_file import PIECE, map_file, read_pieces
 from blobstore.releases.index import HOLE_LIMIT, Part, Table
 from blobstore.releases.sources import size_of
 

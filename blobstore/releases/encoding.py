@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Iterator
 import numpy as np
 import numpy.typing as npt
 
-from blobstore.errors import MissingDependencyError
+from blobstore.core.errors import MissingDependencyError
 
 try:
     import zstandard

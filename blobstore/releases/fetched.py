@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from blobstore.errors import FileAccessError, InvalidFileError, TransferError
-from blobstore.memory.mapped_file import named
+from blobstore.core.errors import FileAccessError, InvalidFileError, TransferError
+from blobstore.core.memory.mapped_file import named
 from blobstore.releases.index import Object
 from blobstore.releases.sources import Body, Found, Source, pieces_of, size_of
 

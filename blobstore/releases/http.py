@@ -21,13 +21,13 @@ from contextlib import contextmanager
 from email.utils import parsedate_to_datetime
 from typing import Any
 
-from blobstore.errors import MissingDependencyError, ReleaseError, TransferError
+from blobstore.core.errors import MissingDependencyError, ReleaseError, TransferError
+from blobstore.core.text import printable
+from blobstore.core.version import __version__
 from blobstore.releases.credentials import Credentials, credentials_for
 from blobstore.releases.index import Object
 from blobstore.releases.references import check_url, is_loopback
 from blobstore.releases.sources import Body, InterruptedTransferError, Patience, SlowTransferError
-from blobstore.text import printable
-from blobstore.version import __version__
 
 try:
     import urllib3

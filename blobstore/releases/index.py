@@ -15,7 +15,7 @@ import unicodedata
 from functools import cached_property
 from typing import Annotated, Any, Literal, TypeVar
 
-from blobstore.errors import InvalidFileError, MissingDependencyError, ReleaseError
+from blobstore.core.errors import InvalidFileError, MissingDependencyError, ReleaseError
 
 try:
     import msgspec

@@ -25,14 +25,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from blobstore.disk.journal import sync_folder
-from blobstore.disk.locks import Lock, exclusive
-from blobstore.disk.names import TEMPORARY, temporary_beside
-from blobstore.disk.recovery import recover
-from blobstore.disk.staging import Staging
-from blobstore.errors import BlobStoreError, FileAccessError, IntegrityError, InvalidFileError, ReleaseError
-from blobstore.memory.digest import sha256 as digest_of
-from blobstore.memory.mapped_file import named, open_regular
+from blobstore.core.disk.journal import sync_folder
+from blobstore.core.disk.locks import Lock, exclusive
+from blobstore.core.disk.names import TEMPORARY, temporary_beside
+from blobstore.core.disk.recovery import recover
+from blobstore.core.disk.staging import Staging
+from blobstore.core.errors import BlobStoreError, FileAccessError, IntegrityError, InvalidFileError, ReleaseError
+from blobstore.core.memory.digest import sha256 as digest_of
+from blobstore.core.memory.mapped_file import named, open_regular
 from blobstore.releases.contents import plain_table
 from blobstore.releases.index import (
     INDEX_LIMIT,

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from blobstore.disk.locks import Lock
-from blobstore.errors import ClosedError, ReleaseError
-from blobstore.formats.ptd.reader import PtdDataMap, open_ptd
-from blobstore.memory.mapped_file import as_path, named
+from blobstore.core.disk.locks import Lock
+from blobstore.core.errors import ClosedError, ReleaseError
+from blobstore.core.formats.ptd.reader import PtdDataMap, open_ptd
+from blobstore.core.memory.mapped_file import as_path, named
 from blobstore.releases.index import DataSet, Index
 from blobstore.releases.installed import Installed, Merged
 from blobstore.releases.merging import merge_files

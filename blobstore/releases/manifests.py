@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from blobstore.errors import InvalidFileError, ReleaseError
-from blobstore.memory.digest import sha256
+from blobstore.core.errors import InvalidFileError, ReleaseError
+from blobstore.core.memory.digest import sha256
 from blobstore.releases.index import INDEX_LIMIT, File, Index, Object, Table
 
 __all__ = ["MANIFEST_LIMIT", "MANIFEST_TYPE", "Manifest", "layers_of", "make_manifest", "parse_manifest"]

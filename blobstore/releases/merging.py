@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from blobstore.disk.progress import Progress
-from blobstore.formats.ptd.reader import open_ptd
-from blobstore.formats.ptd.writer import write_ptd
+from blobstore.core.disk.progress import Progress
+from blobstore.core.formats.ptd.reader import open_ptd
+from blobstore.core.formats.ptd.writer import write_ptd
 from blobstore.releases.index import Object
 from blobstore.releases.objects import ObjectWriter
 from blobstore.releases.overlay import newest_entries

@@ -6,7 +6,7 @@ import importlib.metadata
 import re
 import time
 
-from blobstore.errors import ReleaseError
+from blobstore.core.errors import ReleaseError
 from blobstore.releases.index import VERSION, Index
 
 __all__ = ["check_executorch", "check_time"]

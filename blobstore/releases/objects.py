@@ -10,13 +10,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from blobstore.disk.journal import sync_folder
-from blobstore.disk.locks import lock_descriptor
-from blobstore.disk.names import temporary_beside
-from blobstore.disk.output import Output
-from blobstore.disk.progress import Progress
-from blobstore.errors import IntegrityError
-from blobstore.memory.mapped_file import PIECE, named, open_regular
+from blobstore.core.disk.journal import sync_folder
+from blobstore.core.disk.locks import lock_descriptor
+from blobstore.core.disk.names import temporary_beside
+from blobstore.core.disk.output import Output
+from blobstore.core.disk.progress import Progress
+from blobstore.core.errors import IntegrityError
+from blobstore.core.memory.mapped_file import PIECE, named, open_regular
 from blobstore.releases.index import Object
 
 __all__ = ["ObjectWriter", "store_bytes", "store_file"]

@@ -13,12 +13,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from blobstore.disk.locks import exclusive
-from blobstore.disk.recovery import recover
-from blobstore.disk.staging import Staging
-from blobstore.errors import FileAccessError, IntegrityError, InvalidFileError
-from blobstore.memory.digest import sha256
-from blobstore.memory.mapped_file import as_path, named, open_regular
+from blobstore.core.disk.locks import exclusive
+from blobstore.core.disk.recovery import recover
+from blobstore.core.disk.staging import Staging
+from blobstore.core.errors import FileAccessError, IntegrityError, InvalidFileError
+from blobstore.core.memory.digest import sha256
+from blobstore.core.memory.mapped_file import as_path, named, open_regular
 from blobstore.releases.index import INDEX_LIMIT, Object
 from blobstore.releases.manifests import MANIFEST_LIMIT, MANIFEST_TYPE, Manifest, parse_manifest
 from blobstore.releases.objects import store_bytes, store_file

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from blobstore.formats.keys import KEY_PREFIX
-from blobstore.formats.ptd.reader import PtdDataMap
-from blobstore.formats.ptd.writer import Entry
-from blobstore.memory.buffers import same_bytes
-from blobstore.memory.distinct import Distinct
+from blobstore.core.formats.keys import KEY_PREFIX
+from blobstore.core.formats.ptd.reader import PtdDataMap
+from blobstore.core.formats.ptd.writer import Entry
+from blobstore.core.memory.buffers import same_bytes
+from blobstore.core.memory.distinct import Distinct
 
 __all__ = ["entries_of", "laid_over", "newest", "newest_entries", "replaceable", "same_blob"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from blobstore.errors import ReleaseError
+from blobstore.core.errors import ReleaseError
 from blobstore.releases.references import Reference, parse_reference
 from blobstore.releases.sources import FolderSource, Patience, Source
 

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from blobstore.disk.progress import Progress, check_progress
-from blobstore.disk.staging import Staging
-from blobstore.errors import BlobStoreError, FileAccessError, InvalidFileError, ReleaseError
-from blobstore.memory.digest import sha256
-from blobstore.memory.mapped_file import as_path, named
+from blobstore.core.disk.progress import Progress, check_progress
+from blobstore.core.disk.staging import Staging
+from blobstore.core.errors import BlobStoreError, FileAccessError, InvalidFileError, ReleaseError
+from blobstore.core.memory.digest import sha256
+from blobstore.core.memory.mapped_file import as_path, named
 from blobstore.releases.fetched import FetchedSource, fetched_name
 from blobstore.releases.index import INDEX_LIMIT, Index, Sha256, Struct, decode_json, encode_json, parse_index
 from blobstore.releases.installed import Installed

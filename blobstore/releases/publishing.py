@@ -20,20 +20,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from blobstore.disk.locks import exclusive
-from blobstore.disk.progress import Progress, check_progress
-from blobstore.disk.recovery import recover
-from blobstore.disk.staging import Staging
-from blobstore.errors import FileAccessError, InvalidFileError, ReleaseError
-from blobstore.formats.alignment import align_up
-from blobstore.formats.opening import Format, detect_format
-from blobstore.formats.ptd.reader import PtdDataMap, open_ptd
-from blobstore.formats.ptd.writer import Entry, write_ptd
-from blobstore.formats.pte.program import read_program
-from blobstore.memory.buffers import same_bytes
-from blobstore.memory.digest import sha256
-from blobstore.memory.mapped_file import Paths, as_path, as_paths, named
-from blobstore.programs.deployed import taken_by
+from blobstore.core.disk.locks import exclusive
+from blobstore.core.disk.progress import Progress, check_progress
+from blobstore.core.disk.recovery import recover
+from blobstore.core.disk.staging import Staging
+from blobstore.core.errors import FileAccessError, InvalidFileError, ReleaseError
+from blobstore.core.formats.alignment import align_up
+from blobstore.core.formats.opening import Format, detect_format
+from blobstore.core.formats.ptd.reader import PtdDataMap, open_ptd
+from blobstore.core.formats.ptd.writer import Entry, write_ptd
+from blobstore.core.formats.pte.program import read_program
+from blobstore.core.memory.buffers import same_bytes
+from blobstore.core.memory.digest import sha256
+from blobstore.core.memory.mapped_file import Paths, as_path, as_paths, named
+from blobstore.core.programs.deployed import taken_by
 from blobstore.releases.contents import regions_of
 from blobstore.releases.index import (
     INDEX_LIMIT,

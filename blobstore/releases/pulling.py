@@ -8,9 +8,9 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 
-from blobstore.disk.progress import Progress, check_progress
-from blobstore.errors import BlobStoreError, ReleaseError, TrustError
-from blobstore.memory.mapped_file import as_path
+from blobstore.core.disk.progress import Progress, check_progress
+from blobstore.core.errors import BlobStoreError, ReleaseError, TrustError
+from blobstore.core.memory.mapped_file import as_path
 from blobstore.releases.assembly import make
 from blobstore.releases.index import DataSet, File, Index, parse_index
 from blobstore.releases.installed import Collected, Installed, Merged

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from blobstore.disk.progress import Progress, check_progress
-from blobstore.errors import ReleaseError
-from blobstore.memory.digest import sha256
-from blobstore.memory.mapped_file import as_path
+from blobstore.core.disk.progress import Progress, check_progress
+from blobstore.core.errors import ReleaseError
+from blobstore.core.memory.digest import sha256
+from blobstore.core.memory.mapped_file import as_path
 from blobstore.releases.index import TABLE_LIMIT, File, Object, Table, parse_index, parse_table
 from blobstore.releases.manifests import layers_of, make_manifest
 from blobstore.releases.places import check_effort

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Literal
 from urllib.parse import unquote, urlsplit
 
-from blobstore.errors import ReleaseError, TrustError
-from blobstore.memory.mapped_file import as_path
-from blobstore.text import printable
+from blobstore.core.errors import ReleaseError, TrustError
+from blobstore.core.memory.mapped_file import as_path
+from blobstore.core.text import printable
 
 __all__ = ["Reference", "check_named", "is_loopback", "parse_reference"]
 

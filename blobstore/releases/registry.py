@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
-from blobstore.errors import FileAccessError, IntegrityError, TransferError
-from blobstore.memory.digest import sha256
-from blobstore.memory.mapped_file import named
+from blobstore.core.errors import FileAccessError, IntegrityError, TransferError
+from blobstore.core.memory.digest import sha256
+from blobstore.core.memory.mapped_file import named
 from blobstore.releases.http import Client, joined, natural, origin
 from blobstore.releases.index import INDEX_LIMIT, Object
 from blobstore.releases.manifests import MANIFEST_LIMIT, MANIFEST_TYPE, Manifest, parse_manifest

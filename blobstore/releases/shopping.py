@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
 
-from blobstore.errors import BlobStoreError, FileAccessError, InvalidFileError, MissingDependencyError
-from blobstore.memory.mapped_file import named, open_regular
+from blobstore.core.errors import BlobStoreError, FileAccessError, InvalidFileError, MissingDependencyError
+from blobstore.core.memory.mapped_file import named, open_regular
 from blobstore.releases.assembly import Recipe, Step
 from blobstore.releases.index import TABLE_LIMIT, File, Index, Object, Part, Table, Way, parse_table
 from blobstore.releases.installed import Installed, LocalBlob

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from blobstore.errors import FileAccessError, InvalidFileError, ReleaseError, TransferError, TrustError
-from blobstore.memory.digest import sha256
-from blobstore.memory.mapped_file import PIECE, named, open_regular
+from blobstore.core.errors import FileAccessError, InvalidFileError, ReleaseError, TransferError, TrustError
+from blobstore.core.memory.digest import sha256
+from blobstore.core.memory.mapped_file import PIECE, named, open_regular
 from blobstore.releases.index import INDEX_LIMIT, Index, Object
 from blobstore.releases.references import Reference, check_named
 

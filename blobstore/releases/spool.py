@@ -15,7 +15,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from blobstore.memory.mapped_file import named, open_regular
+from blobstore.core.memory.mapped_file import named, open_regular
 from blobstore.releases.index import Object
 from blobstore.releases.intervals import Intervals
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from blobstore.disk.progress import Progress
-from blobstore.memory.mapped_file import check_length
+from blobstore.core.disk.progress import Progress
+from blobstore.core.memory.mapped_file import check_length
 from blobstore.releases.contents import Region, digest_of
 from blobstore.releases.encoding import best_width, encode
 from blobstore.releases.index import Object, Part, Table, Way

@@ -6,8 +6,8 @@ import threading
 from collections import deque
 from collections.abc import Iterable
 
-from blobstore.disk.progress import Progress
-from blobstore.errors import TransferError
+from blobstore.core.disk.progress import Progress
+from blobstore.core.errors import TransferError
 from blobstore.releases.index import Object
 from blobstore.releases.intervals import coalesced
 from blobstore.releases.sources import InterruptedTransferError, SlowTransferError, Source

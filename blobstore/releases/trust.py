@@ -15,8 +15,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from blobstore.errors import MissingDependencyError, ReleaseError, TrustError
-from blobstore.memory.mapped_file import as_path
+from blobstore.core.errors import MissingDependencyError, ReleaseError, TrustError
+from blobstore.core.memory.mapped_file import as_path
 from blobstore.releases.sources import read_small
 
 try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from urllib.parse import urljoin, urlsplit, urlunsplit
 
-from blobstore.memory.digest import sha256
+from blobstore.core.memory.digest import sha256
 from blobstore.releases.http import Client
 from blobstore.releases.index import INDEX_LIMIT, Object
 from blobstore.releases.sources import FILES, SIGNATURES, Body, Found, Source, check_pin

@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import count
 from pathlib import PurePath
 
-from blobstore.groups import Groups
+from blobstore.core.groups import Groups
 from blobstore.reporting.findings.building import DEPLOYED, convert_command, dedup_command
 from blobstore.reporting.model import FileReport, Finding, RegionKind
 from blobstore.reporting.source import is_url

@@ -14,11 +14,11 @@ from collections.abc import Sequence
 from importlib import resources
 from typing import Any
 
+from blobstore.core.text import printable, size
 from blobstore.reporting.commands import CONNECTING
 from blobstore.reporting.groups import Group, common_bytes, find_groups
 from blobstore.reporting.model import Finding, Folder, Region, RegionKind, Report
 from blobstore.reporting.words import COLORS, FINDINGS, REGIONS, branches, headline, short_paths
-from blobstore.text import printable, size
 
 __all__ = ["to_html"]
 

@@ -6,7 +6,7 @@ import re
 from fractions import Fraction
 from typing import NamedTuple
 
-from blobstore.text import size
+from blobstore.core.text import size
 
 __all__ = ["Limit", "parse_size"]
 

@@ -8,16 +8,16 @@ from concurrent.futures import Executor
 from dataclasses import replace
 from pathlib import Path
 
-from blobstore.disk.progress import check_progress
-from blobstore.errors import (
+from blobstore.core.disk.progress import check_progress
+from blobstore.core.errors import (
     BlobStoreError,
     FileAccessError,
     InputError,
     MissingDependencyError,
     UnsupportedDataError,
 )
-from blobstore.formats.data_map import NamedDataMap
-from blobstore.memory.mapped_file import Paths, as_path, listed
+from blobstore.core.formats.data_map import NamedDataMap
+from blobstore.core.memory.mapped_file import Paths, as_path, listed
 from blobstore.reporting.cache import Cache
 from blobstore.reporting.catalog import Catalog
 from blobstore.reporting.commands import unite

@@ -11,7 +11,7 @@ from functools import cached_property
 from itertools import takewhile
 from pathlib import Path
 
-from blobstore.memory.layout import TensorLayout
+from blobstore.core.memory.layout import TensorLayout
 
 __all__ = [
     "ALIGNMENT",
@@ -262,9 +262,9 @@ class Report:
             FileAccessError: the folder is missing or cannot be written, or the disk is full; nothing was changed.
             OutputPathError: a file of another format is there, and `force` is not set.
         """
-        from blobstore.disk.kinds import Format
-        from blobstore.disk.staging import Staging
-        from blobstore.memory.mapped_file import as_path
+        from blobstore.core.disk.kinds import Format
+        from blobstore.core.disk.staging import Staging
+        from blobstore.core.memory.mapped_file import as_path
         from blobstore.reporting.html import to_html
 
         target = as_path(path)

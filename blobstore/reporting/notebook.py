@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import html
 
+from blobstore.core.text import printable, size
 from blobstore.reporting.model import Report
 from blobstore.reporting.words import COLORS, FINDINGS, branches, headline, short_paths
-from blobstore.text import printable, size
 
 __all__ = ["summary"]
 

@@ -12,16 +12,16 @@ from pathlib import Path
 
 import numpy as np
 
-from blobstore.errors import InvalidFileError, LayoutError, MissingDependencyError
-from blobstore.formats.alignment import PAGE, SEGMENT_ALIGNMENT
-from blobstore.formats.keys import KEY_PREFIX
-from blobstore.formats.ptd.reader import PtdDataMap
-from blobstore.formats.ptd.writer import MAX_ALIGNMENT
-from blobstore.formats.pte.flatbuffer import Span
-from blobstore.formats.pte.parts import TensorData
-from blobstore.formats.pte.program import ProgramFile
-from blobstore.formats.safetensors import SafetensorsDataMap
-from blobstore.memory.layout import ScalarType, TensorLayout
+from blobstore.core.errors import InvalidFileError, LayoutError, MissingDependencyError
+from blobstore.core.formats.alignment import PAGE, SEGMENT_ALIGNMENT
+from blobstore.core.formats.keys import KEY_PREFIX
+from blobstore.core.formats.ptd.reader import PtdDataMap
+from blobstore.core.formats.ptd.writer import MAX_ALIGNMENT
+from blobstore.core.formats.pte.flatbuffer import Span
+from blobstore.core.formats.pte.parts import TensorData
+from blobstore.core.formats.pte.program import ProgramFile
+from blobstore.core.formats.safetensors import SafetensorsDataMap
+from blobstore.core.memory.layout import ScalarType, TensorLayout
 from blobstore.reporting.model import ALIGNMENT, Region, RegionKind
 from blobstore.reporting.source import CHUNK, Source, is_url
 

@@ -9,10 +9,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from blobstore.core.text import printable, size
 from blobstore.reporting.baseline import Changes
 from blobstore.reporting.model import Finding, FindingKind, Folder, RegionKind, Report
 from blobstore.reporting.words import COLORS, FINDINGS, branches, headline, short_paths
-from blobstore.text import printable, size
 
 __all__ = ["WIDTH", "print_changes", "print_report"]
 

@@ -6,9 +6,9 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 
+from blobstore.core.text import size
 from blobstore.reporting.model import FindingKind, Folder, RegionKind, Report
 from blobstore.reporting.source import is_url
-from blobstore.text import size
 
 __all__ = ["COLORS", "FINDINGS", "REGIONS", "branches", "headline", "short_paths"]
 

@@ -24,6 +24,7 @@ from blobstore.adapters import (
     set_adapter_strength,
     set_adapter_strengths,
 )
+from blobstore.core.memory.layout import ScalarType
 from blobstore.errors import (
     AdapterError,
     KeyNotFoundError,
@@ -33,7 +34,6 @@ from blobstore.errors import (
     UpdateError,
 )
 from blobstore.logical.steps import cast
-from blobstore.memory.layout import ScalarType
 from blobstore.runtime import BlobCache, Program
 from tests.adapters.caches import X, bits, open_lora
 from tests.adapters.nets import SCALE, LoraNet, adapter_of, lower_lora, make

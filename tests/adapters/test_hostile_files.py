@@ -19,9 +19,9 @@ from blobstore.adapters import (
     read_adapter,
     set_adapter_strength,
 )
+from blobstore.core.memory.layout import ScalarType
 from blobstore.errors import BlobStoreError
 from blobstore.logical.records import Operation, Record, Records, Source, Step, records_key
-from blobstore.memory.layout import ScalarType
 from blobstore.runtime import BlobCache
 from tests.adapters.caches import bits
 

@@ -65,7 +65,7 @@ def test_litter_is_found():
 def test_a_staged_file_is_not_found():
     code, output = crash(
         """
-        from blobstore.disk.staging import Staging
+        from blobstore.core.disk.staging import Staging
         with Staging() as staging, staging.open(path) as file:
             file.write(b"new")
         """,

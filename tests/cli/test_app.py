@@ -488,7 +488,7 @@ def test_in_a_pipe_every_key_is_one_row(run, tmp_path):
     names = [f"{'long.' * 60}{i}" for i in range(1500)] + [HOSTILE, "tab\tline\n"]
     blobstore.save_file({name: np.ones(1) for name in names}, tmp_path / "x.ptd")
     rows = [line.split("\t") for line in run("inspect", "x.ptd").splitlines()]
-    assert [row[0] for row in rows] == [blobstore.text.printable(name) for name in names]
+    assert [row[0] for row in rows] == [blobstore.core.text.printable(name) for name in names]
     assert all(len(row) == 7 and row[-1] == "x.ptd" for row in rows)
     assert rows[0][1:5] == ["tensor", "double[1]", "8", "1"]
 
@@ -576,7 +576,7 @@ def without(*packages, run):
 
 def test_import_is_light(tmp_path):
     done = without(
-        "torch", "executorch", "typer", "rich", run="import blobstore, blobstore.programs, blobstore.tools.compare"
+        "torch", "executorch", "typer", "rich", run="import blobstore, blobstore.programs, blobstore.core.tools.compare"
     )
     assert done.returncode == 0, done.stderr
     done = without(
@@ -589,7 +589,7 @@ def test_dedup_needs_neither_torch_nor_executorch(lowered, tmp_path):
     lowered.decoder().write(tmp_path, "decoder")
     code = f"""
 from blobstore.programs import dedup_programs
-from blobstore.tools.inspection import inspect_file
+from blobstore.core.tools.inspection import inspect_file
 result = dedup_programs([r'{tmp_path}/decoder.pte'], r'{tmp_path}/out')
 assert inspect_file(result.data_files[0]).blobs
 """
@@ -604,5 +604,5 @@ def test_missing_packages_are_named(tmp_path):
     blobstore.save_file({"w": np.zeros(2)}, tmp_path / "w.ptd")
     done = without("torch", run=f"import blobstore; blobstore.load_file(r'{tmp_path}/w.ptd')")
     assert "MissingDependencyError" in done.stderr and "blobstore[executorch]" in done.stderr
-    done = without("executorch", run="import blobstore; blobstore.BlobStore().to_named_data()")
+    done = without("executorch", run="from blobstore.lowering import to_named_data")
     assert "MissingDependencyError" in done.stderr

@@ -146,7 +146,12 @@ def test_a_terminal_without_box_characters(good: Path) -> None:
 
 def test_a_defect_is_not_an_answer(good: Path) -> None:
     """Python's own exit code for an exception, 1, would mean that the files differ."""
-    done = run("diff", good, good, setup="import blobstore.tools.compare\nblobstore.tools.compare.compare_files = None")
+    done = run(
+        "diff",
+        good,
+        good,
+        setup="import blobstore.core.tools.compare\nblobstore.core.tools.compare.compare_files = None",
+    )
     assert done.returncode == 3
     assert "TypeError" in done.stderr
 
@@ -191,7 +196,7 @@ def at(place: str, when: str = "interrupt()") -> str:
 IN_MAIN = "threading.current_thread() is threading.main_thread() and interrupt()"
 
 
-@pytest.mark.parametrize("place", ["os:fsync", "os:replace", "blobstore.disk.output:Output.write", "json:dumps"])
+@pytest.mark.parametrize("place", ["os:fsync", "os:replace", "blobstore.core.disk.output:Output.write", "json:dumps"])
 def test_ctrl_c_during_a_save_leaves_nothing(place: str, good: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()

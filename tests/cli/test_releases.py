@@ -10,8 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from blobstore.cli.app import app
+from blobstore.core.text import size
 from blobstore.releases import pull
-from blobstore.text import size
 from tests.releases.models import found, inputs, same, weights
 from tests.releases.server import serving
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from blobstore import open_ptd
-from blobstore.disk.recovery import ScratchFolder, recover
+from blobstore.core.disk.recovery import ScratchFolder, recover
 from blobstore.programs import dedup_programs
 from tests.disk.outputs import leftovers, save
 
@@ -94,7 +94,7 @@ def test_programs_run_after_a_kill_and_are_all_new_after_the_next_run(lowered, s
 def test_a_file_that_replaced_a_target_after_the_kill_stays(tmp_path):
     """Recovery finishes the other files of the group."""
     code = (
-        "import os, pathlib, sys; from blobstore.disk.staging import Staging\n"
+        "import os, pathlib, sys; from blobstore.core.disk.staging import Staging\n"
         "folder, replace = pathlib.Path(sys.argv[1]), os.replace\n"
         "os.replace = lambda source, target: os._exit(0) if target.name == 'b' else replace(source, target)\n"
         "with Staging() as staging:\n"
@@ -118,7 +118,7 @@ def test_a_file_that_replaced_a_target_after_the_kill_stays(tmp_path):
 def test_what_a_killed_process_left_is_removed_by_the_next_one(tmp_path):
     """Files that another process is writing stay."""
     code = (
-        "import sys, os, pathlib; from blobstore.disk.staging import Staging; from blobstore.disk.recovery import ScratchFolder\n"
+        "import sys, os, pathlib; from blobstore.core.disk.staging import Staging; from blobstore.core.disk.recovery import ScratchFolder\n"
         "folder = pathlib.Path(sys.argv[1])\n"
         "(folder / 'a').write_bytes(b'old')\n"
         "with Staging() as staging, staging.open(folder / 'a') as file, ScratchFolder(folder) as scratch:\n"

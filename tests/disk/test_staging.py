@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 import blobstore
-from blobstore.disk.recovery import ScratchFolder
-from blobstore.disk.staging import Staging
+from blobstore.core.disk.recovery import ScratchFolder
+from blobstore.core.disk.staging import Staging
+from blobstore.core.memory.mapped_file import Descriptor
 from blobstore.errors import FileAccessError, OutputPathError
-from blobstore.memory.mapped_file import Descriptor
 from blobstore.programs import dedup_programs
 from tests.disk.outputs import fail, files, group, leftovers, save
 

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from blobstore import save_file, save_programs
 from blobstore.adapters import merge_adapter
+from blobstore.core.files import load_file
+from blobstore.core.formats.opening import open_any
 from blobstore.errors import UpdateError
-from blobstore.files import load_file
-from blobstore.formats.opening import open_any
 from blobstore.lowering.export import lower
 from blobstore.runtime import BlobCache, Method, Program, make_working_copy, serving
 from tests.lowering.live import close, plugin, randomize, seeded, write

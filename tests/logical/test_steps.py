@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.utils.fusion import fuse_conv_bn_weights, fuse_linear_bn_weights
 
+from blobstore.core.memory.layout import ScalarType
 from blobstore.errors import LayoutError, UnsupportedDataError
 from blobstore.logical import steps
 from blobstore.logical.records import Operation, Record, Step
-from blobstore.memory.layout import ScalarType
 
 BITS = {ScalarType.FLOAT: torch.int32, ScalarType.HALF: torch.int16, ScalarType.BFLOAT16: torch.int16}
 FLOAT, CHAR = int(ScalarType.FLOAT), int(ScalarType.CHAR)

@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch import nn
 
+from blobstore.core.formats.pte.program import read_program
 from blobstore.errors import MissingDependencyError, UnsupportedDataError
-from blobstore.formats.pte.program import read_program
 from blobstore.lowering import lower, quiet
 from tests.lowering import nets
 from tests.lowering.live import close, inputs, plugin, seeded, write

@@ -17,8 +17,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from blobstore.core.formats.keys import KEY_PREFIX
 from blobstore.errors import LayoutError, MissingDependencyError, UnsupportedDataError, UpdateError
-from blobstore.formats.keys import KEY_PREFIX
 from blobstore.lowering.export import lower, quiet
 from blobstore.lowering.openvino import comparable, openvino_partitioner
 from blobstore.programs import save_programs

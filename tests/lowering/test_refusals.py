@@ -15,8 +15,12 @@ import torch
 import xxhash
 from torch import nn
 
-from blobstore._generated.payload import Constant as FbConstant
-from blobstore._generated.payload import Payload as FbPayload
+from blobstore.core._generated.payload import Constant as FbConstant
+from blobstore.core._generated.payload import Payload as FbPayload
+from blobstore.core.formats import payload
+from blobstore.core.formats.keys import KEY_PREFIX
+from blobstore.core.formats.ptd.reader import open_ptd
+from blobstore.core.store import BlobStore
 from blobstore.errors import (
     BlobStoreError,
     InvalidFileError,
@@ -29,13 +33,9 @@ from blobstore.errors import (
     UnsupportedOperationError,
     UpdateError,
 )
-from blobstore.formats import payload
-from blobstore.formats.keys import KEY_PREFIX
-from blobstore.formats.ptd.reader import open_ptd
 from blobstore.lowering import BlobStoreBackend, register_inner
 from blobstore.lowering.export import quiet
 from blobstore.runtime import BlobCache, Program
-from blobstore.store import BlobStore
 from tests.lowering import nets
 from tests.lowering.live import BlobStorePartitioner, Live, XnnpackPartitioner, inputs, lower_through, seeded, write
 

@@ -12,10 +12,10 @@ import torch
 from torch import nn
 
 from blobstore import save_file
+from blobstore.core.formats import payload
+from blobstore.core.formats.pte.program import read_program
 from blobstore.demo.models import Decoder, DecoderConfig
 from blobstore.errors import InvalidFileError, KeyConflictError
-from blobstore.formats import payload
-from blobstore.formats.pte.program import read_program
 from blobstore.lowering.export import lower, quiet
 from blobstore.programs import save_programs
 from blobstore.runtime import BlobCache, Program, delegate_stats

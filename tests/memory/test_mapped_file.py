@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from blobstore.core.memory.mapped_file import PrivateFile, as_path, as_paths, file_behind, map_file, same_file
 from blobstore.errors import FileAccessError, InvalidFileError
-from blobstore.memory.mapped_file import PrivateFile, as_path, as_paths, file_behind, map_file, same_file
 
 
 def test_a_map_outlives_the_name_of_its_file(tmp_path):

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from urllib3 import HTTPHeaderDict
 
+from blobstore.core.memory.digest import sha256
 from blobstore.errors import BlobStoreError, IntegrityError, InvalidFileError, ReleaseError, TransferError
-from blobstore.memory.digest import sha256
 from blobstore.releases import publish, pull
 from blobstore.releases.http import Client
 from blobstore.releases.index import Object

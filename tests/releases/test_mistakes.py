@@ -12,9 +12,9 @@ import pytest
 
 from blobstore import open_ptd, save_file
 from blobstore.errors import BlobStoreError, IntegrityError, InvalidFileError, ReleaseError, TransferError, TrustError
-from blobstore.native import native
 from blobstore.releases import Patience, Release, commit, compact, gc, plan, publish, pull, push
 from blobstore.releases.index import parse_index
+from blobstore.runtime.native import native
 from tests.releases.models import found, inputs, same, weights
 
 

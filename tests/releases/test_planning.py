@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from blobstore.core.memory.digest import sha256
 from blobstore.errors import BlobStoreError, IntegrityError, InvalidFileError, ReleaseError, TransferError, TrustError
-from blobstore.memory.digest import sha256
 from blobstore.releases import Plan, commit, compact, gc, plan, publish, pull
 from blobstore.releases.fetched import FetchedSource, fetched_name
 from blobstore.releases.index import Object

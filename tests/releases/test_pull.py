@@ -15,7 +15,7 @@ import jsonschema
 import numpy as np
 import pytest
 
-from blobstore.disk.locks import Lock
+from blobstore.core.disk.locks import Lock
 from blobstore.errors import FileAccessError, ReleaseError, TrustError
 from blobstore.releases import compact, gc, publish, pull
 from blobstore.releases.index import Index, schema

@@ -16,8 +16,9 @@ from rich.console import Console
 
 import blobstore
 from blobstore import BlobStore
+from blobstore.core.formats.opening import open_any
+from blobstore.core.text import size
 from blobstore.errors import OutputPathError, UnsupportedDataError
-from blobstore.formats.opening import open_any
 from blobstore.logical.records import records_key
 from blobstore.reporting import FindingKind, RegionKind, Report
 from blobstore.reporting.baseline import Changes, compare_reports
@@ -27,7 +28,6 @@ from blobstore.reporting.json_output import SCHEMA, from_json, to_json
 from blobstore.reporting.model import _ancestors
 from blobstore.reporting.terminal import print_changes, print_report
 from blobstore.reporting.words import COLORS, FINDINGS, branches
-from blobstore.text import size
 from tests.reporting.planted import Payload, Tensor, write_ptd, write_safetensors
 from tests.reporting.test_output import HOSTILE, run
 from tests.reporting.test_planted import accounted, values

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import xxhash
 
+from blobstore.core.formats.ptd import table
+from blobstore.core.formats.ptd.reader import PtdDataMap
 from blobstore.errors import IntegrityError, InvalidFileError
-from blobstore.formats.ptd import table
-from blobstore.formats.ptd.reader import PtdDataMap
 from blobstore.runtime import BlobCache
 from tests.formats.ptd.test_bad_files import (
     BAD_OPAQUE,

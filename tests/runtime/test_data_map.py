@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from blobstore.core.formats.data_map import NamedDataMap
+from blobstore.core.memory.layout import ScalarType, TensorLayout
 from blobstore.errors import KeyNotFoundError, LayoutError
-from blobstore.formats.data_map import NamedDataMap
-from blobstore.memory.layout import ScalarType, TensorLayout
 from blobstore.runtime import BlobCache, make_working_copy
 from blobstore.testing import NamedDataMapContract
 from tests.runtime.application import build

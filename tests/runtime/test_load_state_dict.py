@@ -13,12 +13,12 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from blobstore import BlobStore, save_file
+from blobstore.core.formats.keys import KEY_PREFIX
+from blobstore.core.formats.safetensors import SafetensorsDataMap
+from blobstore.core.memory.dtypes import SAFETENSORS
+from blobstore.core.memory.layout import ScalarType, TensorLayout, layout_nbytes
 from blobstore.errors import FileAccessError, IntegrityError, InvalidFileError, UnsupportedDataError
-from blobstore.formats.keys import KEY_PREFIX
-from blobstore.formats.safetensors import SafetensorsDataMap
-from blobstore.memory.dtypes import SAFETENSORS
-from blobstore.memory.layout import ScalarType, TensorLayout, layout_nbytes
-from blobstore.native import layout_of, native, native_path
+from blobstore.runtime.native import layout_of, native, native_path
 from blobstore.testing import strategies
 
 

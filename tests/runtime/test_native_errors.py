@@ -1,4 +1,4 @@
-"""The kinds of errors of the native library and the classes of blobstore/errors.py are one list."""
+"""The kinds of errors of the native library and the classes of blobstore/core/errors.py are one list."""
 
 import re
 

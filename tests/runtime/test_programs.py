@@ -147,8 +147,8 @@ def test_embedded_blobs_are_overridden(tmp_path, stock_run):
     """A blob of the cache takes precedence over an embedded one with the same key."""
     lowered = models.mlp(delegated=True)
     pte = lowered.write(tmp_path)
-    from blobstore.formats.pte import PteDataMap
-    from blobstore.formats.pte.program import read_program
+    from blobstore.core.formats.pte import PteDataMap
+    from blobstore.core.formats.pte.program import read_program
 
     embedded = PteDataMap(read_program(pte))
     keys = [key for key in embedded if len(embedded[key]) == 32 * 16 * 4]
@@ -451,7 +451,7 @@ cache.update({{"shift": np.zeros(16, np.float32)}})
 
 def test_native_errors_have_a_class_each():
     """Paths and reasons may have bytes that are not UTF-8."""
-    from blobstore.native import _ERRORS, _make_error
+    from blobstore.runtime.native import _ERRORS, _make_error
 
     for kind in ("invalid_file", "integrity", "file_access", *_ERRORS):
         error = _make_error(kind, b"file\xff", b"why \xff", 2)

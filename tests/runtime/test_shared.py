@@ -17,7 +17,7 @@ import pytest
 import xxhash
 
 from blobstore import BlobStore, errors, open_ptd, save_file
-from blobstore.formats.ptd.writer import write_ptd
+from blobstore.core.formats.ptd.writer import write_ptd
 from blobstore.runtime import BlobCache, make_working_copy
 from tests.runtime.blobs import foundation_arrays
 from tests.runtime.hooks import environment

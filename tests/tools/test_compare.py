@@ -15,9 +15,9 @@ from typer.testing import CliRunner
 
 from blobstore import BlobStore, save_file
 from blobstore.cli.app import app
+from blobstore.core.tools.compare import Comparison, compare_files
+from blobstore.core.tools.convert import convert
 from blobstore.errors import BlobStoreError
-from blobstore.tools.compare import Comparison, compare_files
-from blobstore.tools.convert import convert
 from tests.formats.pte.oracle import from_json, join, split, to_json
 
 Json = dict[str, Any]

@@ -510,7 +510,7 @@ def test_killed_while_saving(tmp_path: Path) -> None:
 _DYING = """
 import os, signal, sys, torch
 from pathlib import Path
-from blobstore.disk.output import Output
+from blobstore.core.disk.output import Output
 from blobstore.training import TrainingProgram
 path = Path(sys.argv[1]) / "checkpoint"
 training = TrainingProgram(Path(sys.argv[1]) / "train.pte")

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.fx import GraphModule, Node
 
-from blobstore.errors import UnsupportedDataError
+from blobstore.core.errors import UnsupportedDataError
 from blobstore.logical.records import Operation, Source, Step
 from blobstore.logical.steps import plain, same_tensors
 from blobstore.lowering.names import Fold

@@ -9,7 +9,7 @@
 
 namespace blobstore BLOBSTORE_API {
 
-/// What went wrong, in the distinctions that a handler makes. Each kind is one class of blobstore/errors.py; the native
+/// What went wrong, in the distinctions that a handler makes. Each kind is one class of blobstore/core/errors.py; the native
 /// module calls it by the same name in lower case (`invalid_file`), see python/errors.cpp.
 enum class ErrorKind {
   InvalidFile, // a file is not what it claims to be

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 import blobstore
 from blobstore import BlobStore, ScalarType, TensorLayout, open_ptd
-from blobstore._generated.flat_tensor.FlatTensor import FlatTensor
-from blobstore.formats.ptd.opaque import stand_ins
-from blobstore.formats.ptd.table import encode_table
+from blobstore.core._generated.flat_tensor.FlatTensor import FlatTensor
+from blobstore.core.formats.ptd.opaque import stand_ins
+from blobstore.core.formats.ptd.table import encode_table
 from blobstore.testing import strategies
 from schema import generate
 

@@ -10,10 +10,10 @@ import flatbuffers
 import pytest
 import xxhash
 
-from blobstore._generated.flat_tensor import DataSegment, FlatTensor, NamedData, TensorLayout
-from blobstore._generated.manifest import Manifest, Pair
+from blobstore.core._generated.flat_tensor import DataSegment, FlatTensor, NamedData, TensorLayout
+from blobstore.core._generated.manifest import Manifest, Pair
+from blobstore.core.formats.ptd.header import Header
 from blobstore.errors import InvalidFileError
-from blobstore.formats.ptd.header import Header
 from tests.collisions import colliding_texts
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is measured as Linux tells it")

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from blobstore.core.formats.pte import ProgramFile, Rewrite, open_pte, read_program
 from blobstore.errors import BlobStoreError, FileAccessError, InvalidFileError
-from blobstore.formats.pte import ProgramFile, Rewrite, open_pte, read_program
 from tests import models
 from tests.formats.pte import oracle
 

@@ -15,7 +15,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from blobstore import dedup_programs, open_ptd
-from blobstore.disk.kinds import Format, detect_format
+from blobstore.core.disk.kinds import Format, detect_format
+from blobstore.core.formats.pte import ProgramFile, read_program
+from blobstore.core.formats.pte.description import describe
+from blobstore.core.formats.pte.fuse import Blob, Fusion, Part, _Contents
+from blobstore.core.memory.layout import ScalarType, TensorLayout
+from blobstore.core.programs.fuse import fuse_programs
 from blobstore.errors import (
     BlobStoreError,
     InvalidFileError,
@@ -28,11 +33,6 @@ from blobstore.errors import (
     UnsupportedDataError,
     UnsupportedProgramError,
 )
-from blobstore.formats.pte import ProgramFile, read_program
-from blobstore.formats.pte.description import describe
-from blobstore.formats.pte.fuse import Blob, Fusion, Part, _Contents
-from blobstore.memory.layout import ScalarType, TensorLayout
-from blobstore.programs.fuse import fuse_programs
 from tests import models
 from tests.formats.pte import oracle, programs
 
@@ -158,7 +158,7 @@ def test_duplicates_inside_one_program_are_merged(tmp_path: Path, stock_run: Any
 
 def test_equal_digests_of_different_blobs(monkeypatch: pytest.MonkeyPatch) -> None:
     """A collision merges nothing, and neither does a common beginning and end (B5)."""
-    monkeypatch.setattr("blobstore.formats.pte.fuse.digest", lambda data: "the same for all")
+    monkeypatch.setattr("blobstore.core.formats.pte.fuse.digest", lambda data: "the same for all")
     contents = _Contents()
     blobs = [bytes(1000), bytes(500) + b"x" + bytes(499), bytes(999) + b"x", bytes(400) + b"x" + bytes(599), b"", b"y"]
     indices = [contents.add(Blob(memoryview(blob), None, 16)) for blob in (*blobs, *blobs)]

@@ -4,8 +4,8 @@ import copy
 
 import pytest
 
+from blobstore.core.formats.pte import ProgramFile
 from blobstore.errors import UnsupportedProgramError
-from blobstore.formats.pte import ProgramFile
 from tests import models
 from tests.formats.pte import oracle, programs
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from blobstore.core.formats.pte import ProgramFile, read_program
 from blobstore.errors import UnsupportedProgramError
-from blobstore.formats.pte import ProgramFile, read_program
 from tests import models
 from tests.formats.pte import oracle, programs
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import flatbuffers
 import pytest
 
-from blobstore.formats.pte.flatbuffer import Scalar, Union
-from blobstore.formats.pte.schema import TABLES, DataLocation, TensorDataLocation
+from blobstore.core.formats.pte.flatbuffer import Scalar, Union
+from blobstore.core.formats.pte.schema import TABLES, DataLocation, TensorDataLocation
 from tests.formats.pte.oracle import SCHEMA, flatc
 
 OURS = Path(__file__).parents[3] / "schema" / "program.fbs"
