@@ -12,7 +12,7 @@ help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-17s %s\n", $$1, $$2 }' Makefile
 
 demo: $(VENV)/.runtime ## lower two models, deduplicate them, run both forms and compare
-	$(VENV)/bin/blobstore demo demo-output
+	$(RUN) -m examples.demo demo-output
 
 # Two processes, for two cores, which take about as long: most tests that lower and train models, and all others.
 LOWERING := tests/lowering tests/logical tests/training tests/adapters tests/demo tests/docs tests/llm

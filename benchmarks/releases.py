@@ -186,7 +186,7 @@ def _adapter(folder: Path) -> Iterator[Row]:
 
 def _minilm() -> dict[str, np.ndarray]:
     """The trained weights of the demo's encoder."""
-    from blobstore.demo.models import encoder_directory
+    from examples.demo.models import encoder_directory
 
     return {key: np.array(value) for key, value in load_file(encoder_directory() / "model.safetensors").items()}
 

@@ -118,7 +118,9 @@ def test_all_differences_are_in_one_message(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize("name", ["BlobStorePartitioner", "BlobStoreBackend", "register_inner"])
 def test_the_check_comes_with_the_first_use(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What lowers cannot be imported on another version; the error is one of the library's, once more at each try."""
-    for module in [module for module in sys.modules if re.match(r"blobstore\.(lowering\.|executorch$)", module)]:
+    for module in [
+        module for module in sys.modules if re.match(r"blobstore\.(lowering\.|runtime\.executorch$)", module)
+    ]:
         monkeypatch.delitem(sys.modules, module)
     pretend_version(monkeypatch, "1.6.0")
     for _ in range(2):

@@ -302,7 +302,7 @@ def test_one_key_two_contents():
 
 def test_equal_digests_are_confirmed_by_bytes(monkeypatch):
     """A collision, accidental or made, never merges two blobs (R1)."""
-    from blobstore import store as module
+    from blobstore.core import store as module
     from blobstore.core.memory.digest import Digest
 
     monkeypatch.setattr(module, "digest", lambda data: Digest(len(data), bytes(16)))

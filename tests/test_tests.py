@@ -45,7 +45,7 @@ def test_examples_have_no_time_limit() -> None:
 @pytest.mark.parametrize("room", ["memory", "disk"])
 def test_each_module_of_a_low_room_has_tests_of_its_own(room: str) -> None:
     """A defect there would show in the tests of other rooms, far from its cause."""
-    modules = {path.stem for path in (ROOT / "blobstore" / room).glob("*.py")} - {"__init__"}
+    modules = {path.stem for path in (ROOT / "blobstore" / "core" / room).glob("*.py")} - {"__init__"}
     assert modules == {path.stem.removeprefix("test_") for path in (ROOT / "tests" / room).glob("test_*.py")}
 
 

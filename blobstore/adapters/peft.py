@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -51,12 +51,10 @@ from blobstore.core.errors import (
 )
 from blobstore.core.formats.ptd.reader import open_ptd
 from blobstore.core.formats.safetensors import SafetensorsDataMap, write_safetensors
+from blobstore.core.memory.arrays import DTYPES, Plain, raw, same_tensors
 from blobstore.core.memory.dtypes import FLOATS, SAFETENSORS
 from blobstore.core.memory.layout import ScalarType, TensorLayout
 from blobstore.core.memory.mapped_file import Paths, as_path, as_paths
-
-if TYPE_CHECKING:
-    from blobstore.logical.steps import Plain
 
 __all__ = ["MODEL_NAME", "PeftPair", "export_peft", "import_peft", "read_peft"]
 
@@ -154,7 +152,7 @@ def _read_pair(data_map: SafetensorsDataMap, config: PeftConfig, module: str, ke
 
 
 def _plain(data_map: SafetensorsDataMap, key: str) -> Plain:
-    from blobstore.logical.steps import DTYPES, check_finite  # here, because it imports the native module
+    from blobstore.logical.steps import check_finite  # here, because it imports the native module
 
     layout = data_map.get_tensor_layout(key)
     if layout is None or layout.scalar_type not in FLOATS:
@@ -350,7 +348,7 @@ class _Template:
         return complete
 
     def _as_stored(self, source: Path, key: str, name: str, tensor: Plain, round_values: bool) -> Plain:
-        from blobstore.logical.steps import cast, same_tensors
+        from blobstore.logical.steps import cast
 
         kind = self._kinds[name]
         made = cast(tensor, kind)
@@ -363,7 +361,6 @@ class _Template:
 
 
 def _zeros(sizes: tuple[int, ...], kind: ScalarType) -> Plain:
-    from blobstore.logical.steps import DTYPES
 
     return np.zeros(sizes, DTYPES[kind]), kind
 
@@ -407,7 +404,6 @@ def _times(tensor: Plain, factor: float, what: str) -> Plain:
     Raises:
         AdapterError: a number would become too large or too small.
     """
-    from blobstore.logical.steps import same_tensors
 
     if factor == 1:
         return tensor
@@ -578,7 +574,7 @@ def _used_rank(adapter: Adapter, pair: Pair, rank: int) -> int:
 
 def _narrowed(tensor: Plain, kind: ScalarType) -> Plain:
     """A tensor in the dtype that it was imported from, if no number needs more."""
-    from blobstore.logical.steps import cast, same_tensors
+    from blobstore.logical.steps import cast
 
     made = cast(tensor, kind)
     return made if same_tensors(cast(made, tensor[1]), tensor) else tensor
@@ -677,7 +673,6 @@ def _tidy(number: float) -> float | int:
 
 
 def _write(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Plain], adapter: Adapter) -> int:
-    from blobstore.logical.steps import raw
 
     layouts = {key: TensorLayout(kind, array.shape) for key, (array, kind) in tensors.items()}
     if unknown := [layout for layout in layouts.values() if layout.scalar_type not in SAFETENSORS.values()]:

@@ -10,13 +10,11 @@ from typing import Annotated
 
 import typer
 
-from blobstore.cli import ERROR
+from blobstore.cli import ERROR, exits
+from blobstore.cli.options import open_names
 from blobstore.cli.output import out, print_error, progress_bar
 from blobstore.core.disk.kinds import Format, check_replaceable
-from blobstore.core.errors import FileAccessError, UnsupportedDataError
-from blobstore.core.formats.data_map import NamedDataMap
-from blobstore.core.formats.opening import open_any
-from blobstore.core.formats.pte.data_map import PteDataMap
+from blobstore.core.errors import FileAccessError
 from blobstore.core.text import size
 from blobstore.reporting import making
 from blobstore.reporting.baseline import compare_reports
@@ -26,12 +24,16 @@ from blobstore.reporting.limits import Limit
 from blobstore.reporting.regions import SUFFIXES
 from blobstore.reporting.terminal import print_changes, print_report
 
-__all__ = ["open_names", "report"]
+__all__ = ["app"]
+
+app = typer.Typer()
 
 OVER = 1
 """The exit code if duplicates waste more than --fail-over allows."""
 
 
+@app.command()
+@exits.handled
 def report(
     paths: Annotated[
         list[str], typer.Argument(help=".pte, .ptd, .safetensors and .gguf files, folders of them, or fsspec URLs.")
@@ -128,20 +130,6 @@ def report(
         raise typer.Exit(ERROR)
     if over:
         raise typer.Exit(OVER)
-
-
-def open_names(path: Path | None) -> NamedDataMap | None:
-    """Open the file of `--names`, if one is given.
-
-    Raises:
-        FileAccessError, InvalidFileError, UnsupportedDataError: as `open_any`; or it is a program, which has no names.
-    """
-    if path is None:
-        return None
-    found = open_any(path)
-    if isinstance(found, PteDataMap):
-        raise UnsupportedDataError(f"{path}: expected names from a .safetensors or a .ptd, found {Format.PTE.value}")
-    return found
 
 
 def _limit(text: str | None) -> Limit | None:

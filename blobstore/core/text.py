@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
+from fractions import Fraction
 
-__all__ = ["printable", "quoted", "saving", "size"]
+__all__ = ["parse_size", "printable", "quoted", "saving", "size"]
 
 
 def printable(text: object) -> str:
@@ -35,3 +37,19 @@ def quoted(names: Iterable[str], *, most: int | None = None) -> str:
     every = list(names)
     shown = ", ".join(f"'{name}'" for name in every[:most])
     return shown if most is None or len(every) <= most else f"{shown} and {len(every) - most} others"
+
+
+_UNITS = {"": 1, "b": 1}
+_UNITS |= {f"{p}b": 1000**i for i, p in enumerate("kmgt", 1)} | {f"{p}ib": 1024**i for i, p in enumerate("kmgt", 1)}
+
+
+def parse_size(text: str) -> int:
+    """Read a number of bytes: "1048576", "10 MB" or "1.5GiB". A fraction of a byte is dropped.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    found = re.fullmatch(r"([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*([a-z]*)", text.strip().lower())
+    if found is None or found[2] not in _UNITS:
+        raise ValueError(f"{text!r} is not a number of bytes, like 1048576, 10MB or 1.5GiB")
+    return int(Fraction(found[1]) * _UNITS[found[2]])

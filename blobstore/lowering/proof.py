@@ -11,9 +11,10 @@ import numpy.typing as npt
 import torch
 
 from blobstore.core.errors import BlobStoreError
+from blobstore.core.memory.arrays import plain
 from blobstore.core.memory.buffers import same_bytes
 from blobstore.logical.records import Record, Step
-from blobstore.logical.steps import plain, store
+from blobstore.logical.steps import store
 
 __all__ = ["contradiction"]
 

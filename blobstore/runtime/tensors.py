@@ -10,9 +10,9 @@ import numpy as np
 
 from blobstore.core.errors import KeyNotFoundError, UnsupportedDataError, UpdateError
 from blobstore.core.formats.data_map import NamedDataMap
+from blobstore.core.memory.arrays import DTYPES, KINDS, Plain
 from blobstore.core.memory.layout import ScalarType
 from blobstore.core.memory.tensors import as_bytes, check_by_name, scalar_type_of
-from blobstore.logical.steps import DTYPES, KINDS, Plain
 from blobstore.runtime.native import NativeLayout, decode_text, is_utf8, native, native_layout
 
 __all__ = ["LogicalTensor", "LogicalTensors"]

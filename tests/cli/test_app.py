@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import get_type_hints
 
@@ -18,7 +19,7 @@ import torch
 from typer.testing import CliRunner
 
 import blobstore
-from blobstore.cli.app import app
+from blobstore.cli.app import COMMANDS, app
 
 HOSTILE = "layer [bold red]x[/] \x1b[31m\u202e.weight"
 
@@ -147,14 +148,10 @@ def test_one_is_singular(run, tmp_path):
 def test_unreadable_files_are_errors_of_the_library():
     """typer's own check would make them mistakes in the command line, with exit code 2."""
 
-    def commands(group):
-        yield from (one.callback for one in group.registered_commands)
-        for one in group.registered_groups:
-            yield from commands(one.typer_instance)
-
     found = {
         (command.__name__, name): info.readable
-        for command in commands(app)
+        for module in {module for module, _ in COMMANDS.values()}
+        for command in (one.callback for one in import_module(f"blobstore.cli.{module}").app.registered_commands)
         for name, hint in get_type_hints(command, include_extras=True).items()
         for info in getattr(hint, "__metadata__", ())
         if "Path" in str(hint.__origin__)
@@ -326,7 +323,7 @@ def test_output_that_cannot_be_printed(ptd, options):
 def test_help_and_version(run):
     assert run("--version").strip() == f"blobstore {blobstore.__version__}"
     text = run("--help")
-    for command in ("dedup", "inspect", "verify", "diff", "convert", "demo"):
+    for command in ("dedup", "inspect", "verify", "diff", "convert", "pull"):
         assert command in text
         assert "Usage" in run(command, "--help")
     assert "No such command" in run("nonsense", code=2)
@@ -558,11 +555,32 @@ def test_completion(run, shell, monkeypatch, tmp_path):
     assert "_BLOBSTORE_COMPLETE" in run("--show-completion", shell)
 
 
+def test_help_imports_no_command():
+    """Each command and the wing behind it is imported when it is run."""
+    code = (
+        "import sys; sys.argv = ['blobstore', '--help']; from blobstore.cli import main\n"
+        "try: main()\n"
+        "except SystemExit: print(*[name for name in sys.modules if name.startswith('blobstore')])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.splitlines()[-1].split())
+    assert {"blobstore.cli.app", "blobstore.core.text"} <= loaded
+    assert {name for name in loaded if re.match(r"blobstore\.(?!cli\b|core\b)", name)} == set()
+    assert {f"blobstore.cli.{module}" for module, _ in COMMANDS.values()} & loaded == set()
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_says_what_each_command_says(name, run):
+    """The sentence in the list is the first one of the command's own help."""
+    text = " ".join(run(name, "--help").split())
+    assert text.partition("] ")[0].startswith(f"Usage: blobstore {name}") and COMMANDS[name][1] in text
+
+
 def test_completion_of_commands():
-    env = {**os.environ, "_BLOBSTORE_COMPLETE": "complete_bash", "COMP_WORDS": "blobstore de", "COMP_CWORD": "1"}
+    env = {**os.environ, "_BLOBSTORE_COMPLETE": "complete_bash", "COMP_WORDS": "blobstore pu", "COMP_CWORD": "1"}
     code = "import sys; sys.argv = ['blobstore']; from blobstore.cli import main; main()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=env)
-    assert (done.stdout.split(), done.stderr) == (["dedup", "demo"], "")
+    assert (done.stdout.split(), done.stderr) == (["publish", "push", "pull"], "")
 
 
 # Without the optional packages

@@ -218,14 +218,14 @@ def test_ctrl_c_inside_a_finalizer(good: Path) -> None:
 class Late:
     def __del__(self):
         interrupt()
-import blobstore.cli.app as app
-real = app.inspect_file
+import blobstore.cli.files as files
+real = files.inspect_file
 def slow(path):
     late = Late()
     del late
     signal.pause()  # until the next signal: without one this would never end
     return real(path)
-app.inspect_file = slow
+files.inspect_file = slow
 """
     done = run("inspect", good, setup=setup, timeout=60)
     assert (done.returncode, done.stderr) == (130, "")

@@ -44,8 +44,6 @@ CASES = [
         ["blobstore_runtime"],
         ["packed list .", "packed verify .", "packed gc .", "adapters list w.ptd w.ptd"],
     ),
-    ("demo", ["transformers"], ["demo demo"]),
-    ("demo", ["executorch"], ["demo demo"]),
 ]
 # Each command in turn; the packages stay hidden
 RUN = """

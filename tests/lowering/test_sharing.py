@@ -14,11 +14,11 @@ from torch import nn
 from blobstore import save_file
 from blobstore.core.formats import payload
 from blobstore.core.formats.pte.program import read_program
-from blobstore.demo.models import Decoder, DecoderConfig
 from blobstore.errors import InvalidFileError, KeyConflictError
 from blobstore.lowering.export import lower, quiet
 from blobstore.programs import save_programs
 from blobstore.runtime import BlobCache, Program, delegate_stats
+from examples.demo.models import Decoder, DecoderConfig
 from tests.lowering import nets
 from tests.lowering.live import Live, close, inputs, lower_through, plugin, randomize, seeded, write
 from tests.waiting import until, until_blocked

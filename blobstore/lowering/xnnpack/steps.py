@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 
+from blobstore.core.memory.arrays import plain
 from blobstore.core.memory.layout import ScalarType
 from blobstore.logical.records import Operation, Record, Source, Step
-from blobstore.logical.steps import cast, plain
+from blobstore.logical.steps import cast
 from blobstore.lowering.names import Refusal, is_frozen, scalar_type
 from blobstore.lowering.origins import Origin, blob_key
 from blobstore.lowering.proof import contradiction

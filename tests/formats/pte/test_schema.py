@@ -71,7 +71,7 @@ def _code(fbs, folder):
     scalar_type = next(path.parent for path in folder.parents[2].rglob("ScalarType.py"))
     code = {}
     for path in {*folder.glob("*.py"), *scalar_type.glob("*.py")}:
-        text = re.sub(r"(blobstore\._generated\.\w+|executorch_flatbuffer)\.", "", path.read_text())
+        text = re.sub(r"(blobstore\.core\._generated\.\w+|executorch_flatbuffer)\.", "", path.read_text())
         code[path.stem] = re.sub(r"# namespace:.*", "", text)
     return code
 

@@ -1,6 +1,6 @@
 """What a packed store saves when an application starts again, measured in processes of their own.
 
-As a program, `python -m blobstore.demo.starts PROGRAM DATA [PACKED]`, it is one such process.
+As a program, `python starts.py PROGRAM DATA [PACKED]`, it is one such process.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def measure_starts(program: Path, data: Path, packed: Path) -> tuple[Start, Star
 
 
 def _start(*paths: Path) -> tuple[Start, Any]:
-    command = [sys.executable, "-m", "blobstore.demo.starts", *map(str, paths)]
+    command = [sys.executable, __file__, *map(str, paths)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - this module
     if done.returncode != 0:
         raise FileAccessError(paths[0], f"a process that loads it failed: {done.stderr[-1000:]}")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from blobstore.adapters import merge_adapter, read_adapter, save_adapter
 from blobstore.core.errors import InvalidFileError
 from blobstore.core.text import size
-from blobstore.demo.starts import Start, measure_starts
+from examples.demo.starts import Start, measure_starts
 
 if TYPE_CHECKING:
     from rich.box import Box
@@ -112,7 +112,7 @@ class _Comparison:
     """
 
     def __init__(self, directory: Path, length: int) -> None:
-        from blobstore.demo import models
+        from examples.demo import models
 
         self._directory = directory
         self._length = length

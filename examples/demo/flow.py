@@ -23,7 +23,7 @@ from blobstore.core.disk.kinds import Format
 from blobstore.core.disk.staging import Staging
 from blobstore.core.errors import FileAccessError, InvalidFileError, MissingDependencyError, OutputPathError
 from blobstore.core.text import saving
-from blobstore.demo.live import LiveResult, print_live, run_live, table_box
+from examples.demo.live import LiveResult, print_live, run_live, table_box
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -119,7 +119,7 @@ def run_demo(directory: Path, console: Console, *, force: bool = False) -> DemoR
             set.
     """
     _need("torch", "executorch", "transformers", "tokenizers")
-    from blobstore.demo import models
+    from examples.demo import models
 
     before, after = directory / "before", directory / "after"
     programs = _lower(before, console, force=force)
@@ -168,7 +168,7 @@ def _need(*packages: str) -> None:
 
 def _lower(directory: Path, console: Console, *, force: bool) -> dict[str, Path]:
     """The programs by name, lowered now or by an earlier run that was complete."""
-    from blobstore.demo import models
+    from examples.demo import models
 
     models.encoder_directory()  # raises if the weights are missing
     names = [f"{_ENCODER}-{length}" for length in models.ENCODER_LENGTHS] + [_DECODER]
@@ -218,7 +218,7 @@ def _deduplicate(programs: dict[str, Path], target: Path, console: Console, *, f
     """Write slim programs, and return the data file of each by the name of the program."""
     from blobstore.core.formats.safetensors import SafetensorsDataMap
     from blobstore.core.programs import dedup_programs
-    from blobstore.demo import models
+    from examples.demo import models
 
     # encoder tensors outside of delegates get the checkpoint's names as keys
     checkpoint = SafetensorsDataMap(models.encoder_directory() / "model.safetensors")
@@ -244,7 +244,7 @@ def _deduplicate(programs: dict[str, Path], target: Path, console: Console, *, f
 
 def _recipe() -> str:
     """A digest that changes with everything that the lowered programs depend on: the models' source and the tools."""
-    from blobstore.demo import models
+    from examples.demo import models
 
     versions = [f"{name} {metadata.version(name)}" for name in ("torch", "executorch", "transformers")]
     source = Path(models.__file__).read_bytes()
@@ -344,7 +344,7 @@ class _Both:
 
 def _compare_sentences(runs: dict[int, _Both]) -> list[dict[int, float]]:
     """The similarity of each pair at each input length."""
-    from blobstore.demo import models
+    from examples.demo import models
 
     tokenizer = models.load_tokenizer()
 
@@ -358,7 +358,7 @@ def _generate(run: _Both) -> list[int]:
     """Run the prompt, whose tokens are its bytes, and return the tokens with which the decoder continues."""
     import torch
 
-    from blobstore.demo import models
+    from examples.demo import models
 
     config = models.DecoderConfig()
     prompt = list(PROMPT.encode())

@@ -11,8 +11,8 @@ from rich.console import Console
 
 from blobstore import open_ptd
 from blobstore.adapters import inspect_adapters
-from blobstore.demo import flow, models, run_demo
 from blobstore.errors import InvalidFileError, MissingDependencyError
+from examples.demo import flow, models, run_demo
 
 
 @pytest.fixture(scope="module")
