@@ -159,6 +159,7 @@ def test_exported_names():
     assert all(hasattr(blobstore, name) for name in blobstore.__all__)
 
 
+@pytest.mark.long
 def test_a_staged_file_knows_its_position_and_has_what_was_written(tmp_path):
     """Also when so much is written that the disk is put to work beside it."""
     from blobstore.core.disk.staging import Staging

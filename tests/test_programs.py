@@ -142,6 +142,7 @@ def test_save_programs_writes_what_dedup_does(models, before, tmp_path):
 # Data files that are there already
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("delegated", [False, True])
 def test_several_of_our_data_files_load_together(module_runner, lowered, tmp_path, delegated):
     """The stock C++ Module refuses a key that two files share; these files share none, with and without tags (R5)."""
@@ -264,7 +265,7 @@ def test_one_delegate_key_with_two_contents_is_an_error(lowered, tmp_path):
 
 def test_contents_with_one_digest_get_keys_of_their_own(monkeypatch, stock_run, models, before, tmp_path):
     """Such contents have never been seen; with all digests made equal, nothing is mixed up (R1, B5)."""
-    from blobstore import store
+    from blobstore.core import store
     from blobstore.core.formats.ptd import writer
     from blobstore.core.formats.pte import program
     from blobstore.core.memory.digest import Digest

@@ -432,6 +432,7 @@ def test_output_between_the_inputs(lowered, tmp_path):
     assert sorted(os.listdir(tmp_path / "real")) == ["a.pte", "shared.ptd"]
 
 
+@pytest.mark.long
 def test_padding_takes_no_memory(tmp_path):
     store = BlobStore()
     store.add("a", b"1", alignment=1 << 28)

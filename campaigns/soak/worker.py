@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from blobstore.core import errors, open_ptd
+from blobstore import errors, open_ptd
 from blobstore.runtime import BlobCache, Method, Program
 from campaigns import network
 from campaigns.soak import measure

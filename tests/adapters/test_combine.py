@@ -39,6 +39,8 @@ from tests.adapters.caches import X, bits, open_lora
 from tests.adapters.nets import SCALE, LoraNet, adapter_of, lower_lora, make
 from tests.lowering.live import inputs
 
+pytestmark = pytest.mark.long
+
 ROOM = 6
 """The rank of the programs; those of the adapters are smaller."""
 SCALES = {1: 1.5, 2: 0.7, 3: 4.0}

@@ -5,6 +5,10 @@ import subprocess
 import sys
 import textwrap
 
+import pytest
+
+pytestmark = pytest.mark.long
+
 
 def crash(act):
     """Run the campaign on a scenario whose code writes the file `out/state`."""

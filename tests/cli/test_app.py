@@ -83,6 +83,7 @@ def flip(path, key):
         file.write(bytes([byte[0] ^ 1]))
 
 
+@pytest.mark.long
 def test_dedup(run, lowered, tmp_path, stock_run):
     model = lowered.mlp(delegated=True)
     for name in ("short", "long"):
@@ -99,6 +100,7 @@ def test_dedup(run, lowered, tmp_path, stock_run):
     assert [program["source"] for program in result["programs"]] == ["short.pte", "long.pte"]
 
 
+@pytest.mark.long
 def test_dedup_with_names_and_a_missing_data_file(run, lowered, tmp_path):
     model = lowered.mlp(external=True)
     model.write(tmp_path, "external")
@@ -170,6 +172,7 @@ def test_dedup_refuses(run, lowered, tmp_path):
     assert os.listdir(tmp_path) == ["m.pte"]
 
 
+@pytest.mark.long
 def test_dedup_reports_the_effect_on_an_earlier_run(run, lowered, tmp_path):
     for name, seed in (("a", 1), ("b", 2)):
         lowered.mlp(seed=seed).write(tmp_path, name)
@@ -190,6 +193,7 @@ def test_dedup_reports_the_effect_on_an_earlier_run(run, lowered, tmp_path):
     assert sorted(pruned["pruned_keys"]) == sorted(result["unused_keys"]) and pruned["unused_keys"] == []
 
 
+@pytest.mark.long
 def test_dedup_of_folders(run, lowered, tmp_path):
     for name in ("v1", "v2"):
         lowered.mlp().write(tmp_path / "models" / name, "model")
@@ -200,6 +204,7 @@ def test_dedup_of_folders(run, lowered, tmp_path):
         assert found == {"v1/model.pte", "v2/model.pte", "shared.ptd"}
 
 
+@pytest.mark.long
 def test_no_command_replaces_what_it_does_not_write(run, ptd, lowered, tmp_path):
     """Without --force, no file of another format and no input; empty files and files of its own format are replaced."""
     (tmp_path / "in").mkdir()
@@ -235,6 +240,7 @@ def test_no_command_replaces_what_it_does_not_write(run, ptd, lowered, tmp_path)
     run("report", "--no-cache", "m.ptd", "--html", "page")
 
 
+@pytest.mark.long
 def test_inspect(run, ptd, lowered, tmp_path):
     lowered.decoder().write(tmp_path, "decoder")
     safetensors.torch.save_file({"w": torch.zeros(2, 2)}, tmp_path / "w.safetensors")
@@ -428,6 +434,7 @@ def test_adapters_in_a_folder(run, tmp_path):
 # Dry runs and sizes
 
 
+@pytest.mark.long
 def test_a_dry_run_of_dedup_changes_nothing(run, lowered, tmp_path):
     """It prints what the run would print, and has its exit code."""
     for name, seed in (("a", 1), ("b", 2)):
@@ -463,6 +470,7 @@ def test_a_dry_run_of_convert_changes_nothing(run, zoo, tmp_path):
     assert state(tmp_path) == before
 
 
+@pytest.mark.long
 def test_sizes_with_units(run, lowered, tmp_path):
     """A number of bytes may have a unit, and anything else is an error of the command line."""
     lowered.mlp(delegated=True).write(tmp_path, "m")
@@ -490,6 +498,7 @@ def test_in_a_pipe_every_key_is_one_row(run, tmp_path):
     assert rows[0][1:5] == ["tensor", "double[1]", "8", "1"]
 
 
+@pytest.mark.long
 def test_tables_on_a_terminal(tmp_path, ptd):
     """They have headings and numbers with separators."""
     code, text = on_terminal(tmp_path, "inspect", "m.ptd")
@@ -517,6 +526,7 @@ def test_no_command_draws_in_a_pipe(run, ptd, zoo, lowered, tmp_path):
 # What programs take from data files
 
 
+@pytest.mark.long
 def test_inspect_lists_what_a_slim_program_takes(run, lowered, tmp_path):
     """Tensors with dtype and shape, keys of delegates with the bytes that the data file beside it has."""
     lowered.mlp(delegated=True).write(tmp_path, "m")
@@ -603,6 +613,7 @@ def test_import_is_light(tmp_path):
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.long
 def test_dedup_needs_neither_torch_nor_executorch(lowered, tmp_path):
     lowered.decoder().write(tmp_path, "decoder")
     code = f"""

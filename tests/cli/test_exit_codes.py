@@ -15,6 +15,8 @@ import pytest
 
 import blobstore
 
+pytestmark = pytest.mark.long
+
 SETUP = """
 import os, signal, sys, threading
 signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background, a shell makes a process ignore it

@@ -12,6 +12,8 @@ import pytest
 
 from blobstore import save_file
 
+pytestmark = pytest.mark.long
+
 RELEASES = [
     "publish w.ptd -o out --name a --version 2",
     "compact -o releases --name a --version 2 --base 1",

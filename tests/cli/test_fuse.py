@@ -31,6 +31,7 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     return call
 
 
+@pytest.mark.long
 def test_two_programs(run: Any, stock_run: Any) -> None:
     """The methods with their names, in a table and in JSON; the stock runtime runs both."""
     output = run("a.pte", "b.pte", "-o", "one.pte", "--method", "b=short")

@@ -12,6 +12,8 @@ import pytest
 from blobstore.core.text import size
 from tests.cli.test_exit_codes import at, quiet, run
 
+pytestmark = pytest.mark.long
+
 pytest.importorskip("blobstore_runtime")
 
 

@@ -14,6 +14,8 @@ from blobstore.adapters import inspect_adapters
 from blobstore.errors import InvalidFileError, MissingDependencyError
 from examples.demo import flow, models, run_demo
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory):

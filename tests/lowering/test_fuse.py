@@ -20,6 +20,8 @@ from tests import models
 from tests.lowering import nets
 from tests.lowering.live import inputs, lower_through, seeded
 
+pytestmark = pytest.mark.long
+
 X = inputs(3, 16)
 
 

@@ -19,6 +19,8 @@ from blobstore.lowering.export import lower, quiet
 from blobstore.runtime import BlobCache, Program
 from tests.lowering.live import Inputs, close, lower_through, plugin, randomize, seeded, write
 
+pytestmark = pytest.mark.long
+
 with quiet():
     from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
     from executorch.exir import ExecutorchBackendConfig, to_edge_transform_and_lower

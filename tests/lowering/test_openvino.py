@@ -25,6 +25,8 @@ from blobstore.programs import save_programs
 from blobstore.runtime import BlobCache, Program, delegate_stats, make_working_copy
 from tests.lowering.live import BlobStorePartitioner, XnnpackPartitioner, inputs, randomize, seeded
 
+pytestmark = pytest.mark.long
+
 with quiet():
     from executorch.backends.xnnpack.partition.config.gemm_configs import ConvolutionConfig
 

@@ -320,6 +320,7 @@ ENDLESS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("speed", ["at once", "byte by byte"])
 @pytest.mark.parametrize("endless", ENDLESS.values(), ids=ENDLESS)
 def test_what_comes_without_contents_ends(

@@ -539,6 +539,7 @@ def test_both_read_the_same_indexes(published: Path, data: st.DataObject) -> Non
         lacks(folder, folder / "device", executorch="")
 
 
+@pytest.mark.long
 def test_a_long_wait_for_the_folder_is_not_silent(published: Path, tmp_path: Path) -> None:
     """Whoever may read a folder can lock it; the process that waits says for which one, and goes on (S3)."""
     update(published / "1", tmp_path / "device")

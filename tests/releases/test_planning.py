@@ -97,6 +97,7 @@ def test_a_plan_is_not_more_than_a_pull(server: Server, tmp_path: Path) -> None:
     assert same(found(tmp_path / "device/current"), weights())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "damage", ["a bit", "a byte less", "a byte more", "missing", "of something else"], ids=lambda text: text
 )

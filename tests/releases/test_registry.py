@@ -89,6 +89,7 @@ def published(tmp_path: Path, **options: Path) -> Path:
     return tmp_path / "releases"
 
 
+@pytest.mark.long
 @needs_registry
 def test_push_and_pull(registry: str, tmp_path: Path) -> None:
     """What is there already is not sent, and not fetched (F1, F2)."""
@@ -123,6 +124,7 @@ def test_large_objects_are_uploaded_in_chunks(registry: str, tmp_path: Path, mon
     assert same(found(tmp_path / "device/current"), weights())
 
 
+@pytest.mark.long
 @needs_registry
 @pytest.mark.parametrize("lost", [1, 2, 4])
 @pytest.mark.parametrize("what", ["request", "answer"])

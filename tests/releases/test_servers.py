@@ -251,6 +251,7 @@ print(any(codes), os.read(results, 1000).count(b"1"))
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_hundred_processes_at_once(server: Server, tmp_path: Path) -> None:
     """Into one folder, which one of them fills: each range is fetched once (F2, F3)."""

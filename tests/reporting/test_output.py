@@ -271,6 +271,7 @@ def places_of(plain: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...
         yield from places_of(value, (*path, name))
 
 
+@pytest.mark.long
 def test_a_baseline_that_was_changed_anywhere_is_refused_or_harmless(folder: Path, tmp_path: Path) -> None:
     """Every value of a baseline replaced by every kind of value, and left out: an error of ours, or a report."""
     _, plain = baseline_of(folder, tmp_path)

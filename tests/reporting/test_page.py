@@ -23,7 +23,7 @@ from tests.waiting import until
 
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
 
-pytestmark = pytest.mark.skipif(not CHROMIUM and "CI" not in os.environ, reason="needs chromium")
+pytestmark = [pytest.mark.long, pytest.mark.skipif(not CHROMIUM and "CI" not in os.environ, reason="needs chromium")]
 
 QUIET = [
     "--headless",

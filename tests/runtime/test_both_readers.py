@@ -24,6 +24,8 @@ from tests.formats.ptd.test_bad_files import (
 )
 from tests.formats.ptd.test_format import DATA, golden_store
 
+pytestmark = pytest.mark.long
+
 WORDS = (0, 1, 4, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF)
 
 

@@ -15,6 +15,8 @@ from blobstore.runtime import BlobCache, make_working_copy
 from blobstore.testing import NamedDataMapContract
 from tests.runtime.application import build
 
+pytestmark = pytest.mark.long
+
 OK, INVALID_ARGUMENT, INVALID_TYPE, NOT_FOUND = 0, 0x12, 0x13, 0x20
 
 

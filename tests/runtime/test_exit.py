@@ -13,6 +13,8 @@ from blobstore.runtime import make_working_copy
 from tests.lowering import nets
 from tests.lowering.live import inputs, lower_through, seeded
 
+pytestmark = pytest.mark.long
+
 BEGIN = """
 import sys, threading
 import numpy as np

@@ -2,7 +2,8 @@
 
 import re
 
-from blobstore import errors, native
+from blobstore import errors
+from blobstore.runtime import native
 from tests.native_build import LIBRARY
 
 HEADER = LIBRARY / "include" / "blobstore" / "error.h"

@@ -31,6 +31,7 @@ def mlp(tmp_path):
     return lowered, *load(lowered, tmp_path)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "make",
     [
@@ -105,6 +106,7 @@ def test_updates_reach_all_methods_and_programs_at_once(mlp):
     assert all(torch.equal(run(x)[0], before) for run in (forward, other, second))
 
 
+@pytest.mark.long
 def test_weights_of_two_methods_are_one(tmp_path):
     """An update changes both methods (W1, U1)."""
     lowered = models.decoder(delegated=False, external=True)
@@ -220,6 +222,7 @@ class Typed(nn.Module):
         return x + x, y
 
 
+@pytest.mark.long
 def test_types_that_numpy_lacks(tmp_path):
     """bfloat16 works with torch and with ml_dtypes."""
     x = torch.arange(4, dtype=torch.bfloat16)
@@ -237,6 +240,7 @@ class Dynamic(nn.Module):
         return x * 2
 
 
+@pytest.mark.long
 def test_dynamic_shapes(tmp_path):
     """Sizes may vary up to their largest value."""
     from blobstore.lowering.export import quiet
@@ -286,6 +290,7 @@ def test_wrong_inputs(mlp):
     assert torch.equal(forward(x)[0], expected)
 
 
+@pytest.mark.long
 def test_missing_data_is_named(tmp_path):
     """Missing tensors are named when the program is loaded, missing blobs of delegates when the method is."""
     pte = models.mlp(external=True).write(tmp_path)
@@ -357,6 +362,7 @@ def test_files_that_are_not_programs(tmp_path):
         Program(tmp_path / "none.pte")
 
 
+@pytest.mark.long
 def test_any_byte_of_a_program_changed(tmp_path):
     """The result is an error or a loaded program, never a crash (B5). It runs in a process of its own, in case of a
     crash."""
@@ -413,6 +419,7 @@ def test_metadata(tmp_path):
     assert "decode" in repr(method) and "prefill" in repr(program)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("first", ["blobstore.runtime", "executorch.runtime"])
 def test_import_order(first, tmp_path):
     """There is one ExecuTorch library in the process, whichever package is imported first."""

@@ -50,6 +50,7 @@ def changed(data):
     return bytes(byte ^ 1 for byte in data)
 
 
+@pytest.mark.long
 @given(blobs=BLOBS, data=st.data(), mode=st.sampled_from(["private", "copy"]))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_the_bytes_are_those_of_the_python_writer(tmp_path, blobs, data, mode):
@@ -67,6 +68,7 @@ def test_the_bytes_are_those_of_the_python_writer(tmp_path, blobs, data, mode):
     assert leftovers(tmp_path) == []
 
 
+@pytest.mark.long
 @given(blobs=BLOBS)
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_working_copy_is_that_of_the_python_writer(tmp_path, blobs):
@@ -382,6 +384,7 @@ def test_files_of_an_interrupted_group_stay(tmp_path, foundation):
     assert leftovers(tmp_path) == []
 
 
+@pytest.mark.long
 def test_it_takes_little_memory(tmp_path):
     """N1: blobs are not copied into memory."""
     nbytes = 1 << 27

@@ -34,6 +34,8 @@ from tests.lowering.live import inputs
 from tests.training import nets as training_nets
 from tests.wrong_kinds import PublicCallable, check, public_callables
 
+pytestmark = pytest.mark.long
+
 RESULTS = {Adapter, AdapterInfo, AdaptersInfo, FoundationInfo, MergedAdapter, NamedTensor, Pair}
 RESULTS |= {
     LogicalTensor,

@@ -205,6 +205,7 @@ def test_dim_order_is_executorch_s():
             assert entry.layout.dim_order == theirs or tensor.is_contiguous()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("layout", [TensorLayout(ScalarType.INT, (2, 3), (1, 0)), None])
 def test_many_keys(tmp_path, layout):
     store = BlobStore()

@@ -62,6 +62,7 @@ class Rotary(torch.nn.Module):
         return x + torch.view_as_real(self.table).flatten()
 
 
+@pytest.mark.long
 def test_a_program_with_a_complex_constant_runs(tmp_path: Path) -> None:
     """ExecuTorch writes it into a data file, from where it goes on (B1, R4)."""
     x = torch.randn(8)

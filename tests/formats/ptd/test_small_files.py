@@ -208,6 +208,7 @@ def peak_memory():
     return int(line.split()[1]) * 1024
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("reader", [("blobstore", "open_ptd"), ("blobstore.runtime", "BlobCache")])
 @pytest.mark.parametrize("name", BOMBS)
 def test_what_refers_to_one_thing_many_times(tmp_path, name, reader):

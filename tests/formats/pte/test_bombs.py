@@ -8,6 +8,8 @@ import pytest
 
 from tests.formats.pte.bombs import BOMBS, check_cost
 
+pytestmark = pytest.mark.long
+
 
 @pytest.mark.parametrize("name", BOMBS)
 def test_small_programs_cost_little(name: str, tmp_path: Path) -> None:
