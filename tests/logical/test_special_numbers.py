@@ -58,9 +58,9 @@ SPECIAL = np.array(
 NUMBERS = np.concatenate([SPECIAL, np.random.default_rng(0).normal(0, 60, 1001).astype(np.float32)])
 
 
-def made(arrays: Sequence[npt.NDArray[Any]], nbytes: int, *done: Step, scales: Any = None) -> bytes:
+def made(given: Sequence[npt.NDArray[Any]], nbytes: int, *done: Step, scales: Any = None) -> bytes:
     known = {} if scales is None else {"scales": scales}
-    return bytes(steps.store(Record("k@1", nbytes, (), done), [arrays.plain(array) for array in arrays], known))
+    return bytes(steps.store(Record("k@1", nbytes, (), done), [arrays.plain(array) for array in given], known))
 
 
 def shifted(array: npt.NDArray[Any]) -> npt.NDArray[Any]:

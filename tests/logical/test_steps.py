@@ -236,24 +236,6 @@ def test_only_float32_is_folded() -> None:
 # -------------------------------------------------------------------------------------------------- tensors as a whole
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
-def test_tensors_for_updates(dtype: torch.dtype) -> None:
-    """bfloat16 becomes a torch tensor, everything else is an array."""
-    tensor = random(2, 3).to(dtype)
-    assert torch.equal(torch.as_tensor(arrays.tensor_of(arrays.plain(tensor))), tensor)
-
-
-def test_comparing_tensors() -> None:
-    """To the bit: 0 and -0 differ, NaN equals itself; type and shape count."""
-    one = arrays.plain(torch.tensor([0.0, float("nan")]))
-    assert arrays.same_tensors(one, arrays.plain(np.array([0.0, np.nan], np.float32)))
-    for other in (torch.tensor([-0.0, float("nan")]), torch.tensor([[0.0, float("nan")]]), torch.zeros(1)):
-        assert not arrays.same_tensors(one, arrays.plain(other))
-    assert not arrays.same_tensors(
-        arrays.plain(torch.zeros(2).bfloat16()), arrays.plain(torch.zeros(2).to(torch.int16))
-    )
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_finite(dtype: torch.dtype) -> None:
     """Infinities and NaN are found in every floating-point type; the largest number is finite."""
