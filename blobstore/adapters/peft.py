@@ -531,26 +531,17 @@ def export_peft(
     used: dict[str, tuple[int, float]] = {}
     added = grown = False
     for pair in adapter.pairs:
-        origin = None if record is None else record.modules.get(pair.module)
-        imported = pair.rank if record is None else 0 if origin is None else origin.rank
-        rank = _used_rank(adapter, pair, imported)
+        known = None if record is None else record.modules.get(pair.module)
+        rank = _used_rank(adapter, pair, pair.rank if record is None else 0 if known is None else known.rank)
         if rank == 0:
             continue  # the program has room for a module that PEFT's adapter has not
-        if origin is None:
-            origin, added = _new_origin(adapter, pair, rank, head_dim), True
-        if (origin.head_dim and not are_heads(pair.out_features, origin.head_dim)) or len(
-            {*tensors, origin.a_key, origin.b_key}
-        ) != len(tensors) + 2:
+        origin = known or _new_origin(adapter, pair, rank, head_dim)
+        halves_of_pair = _as_imported(adapter, pair, origin, rank)
+        if tensors.keys() & halves_of_pair.keys() or len(halves_of_pair) != 2:
             raise InvalidFileError(adapter.path, f"the metadata {_RECORD} does not fit module '{pair.module}'")
-        a, b = (adapter.value(name) for name in (pair.a, pair.b))
-        b = (np.ascontiguousarray(b[0][:, :rank]), b[1])
-        b = _times(b, 1 / origin.factor, f"{adapter.path}: '{pair.b}'")
-        if origin.head_dim:
-            b = (rows_as_hf(b[0], origin.head_dim), b[1])
-        tensors[origin.a_key] = _narrowed((np.ascontiguousarray(a[0][:rank]), a[1]), origin.kinds[0])
-        tensors[origin.b_key] = _narrowed(b, origin.kinds[1])
+        tensors |= halves_of_pair
         used[_module_of(origin.a_key)] = rank, adapter.scale * origin.factor
-        grown = grown or rank != origin.rank
+        added, grown = added or known is None, grown or rank != origin.rank
     if not tensors:
         raise AdapterError(f"{adapter.path}: all its tensors are zero")
     _note_ranks(adapter.path, config, used, always=record is None or added or grown)
@@ -558,6 +549,21 @@ def export_peft(
         config |= {"target_modules": sorted({_module_of(key) for key in tensors})}
         config |= dict.fromkeys(("exclude_modules", "layers_to_transform", "layers_pattern"))
     return _write(as_path(directory), config, tensors, adapter)
+
+
+def _as_imported(adapter: Adapter, pair: Pair, origin: _Origin, rank: int) -> dict[str, Plain]:
+    """The two tensors of a pair under PEFT's keys, in the rank, the dtypes and the order of rows that they came in."""
+    if origin.head_dim and not are_heads(pair.out_features, origin.head_dim):
+        raise InvalidFileError(adapter.path, f"the metadata {_RECORD} does not fit module '{pair.module}'")
+    a, b = (adapter.value(name) for name in (pair.a, pair.b))
+    b = (np.ascontiguousarray(b[0][:, :rank]), b[1])
+    b = _times(b, 1 / origin.factor, f"{adapter.path}: '{pair.b}'")
+    if origin.head_dim:
+        b = (rows_as_hf(b[0], origin.head_dim), b[1])
+    return {
+        origin.a_key: _narrowed((np.ascontiguousarray(a[0][:rank]), a[1]), origin.kinds[0]),
+        origin.b_key: _narrowed(b, origin.kinds[1]),
+    }
 
 
 def _used_rank(adapter: Adapter, pair: Pair, rank: int) -> int:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import re
 import unicodedata
+from collections.abc import Callable
 from functools import cached_property
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -289,31 +290,7 @@ def parse_index(data: bytes, where: str) -> Index:
     def fail(reason: str) -> InvalidFileError:
         return InvalidFileError(where, reason)
 
-    seen: dict[str, str] = {}
-    files: dict[str, File] = {}
-    for file in index.files:
-        try:
-            check_file_name(file.name)
-        except ReleaseError as error:
-            raise fail(str(error)) from None
-        folded = unicodedata.normalize("NFC", file.name).casefold()
-        if folded in seen:
-            raise fail(f"the file names {seen[folded]!r} and {file.name!r} are one on some file systems")
-        seen[folded] = file.name
-        files[file.name] = file
-        if file.travels is not UNSET and file.table is None:
-            raise fail(f"{file.name!r} has another form but no table")
-        if file.table is not None and file.table.size > TABLE_LIMIT:
-            raise fail(f"the table of {file.name!r} has {file.table.size} bytes, at most {TABLE_LIMIT} are possible")
-    for folded, name in seen.items():
-        parent = folded.rpartition("/")[0]
-        while parent:
-            if parent in seen:
-                raise fail(f"{seen[parent]!r} is a file, and the folder of {name!r}")
-            parent = parent.rpartition("/")[0]
-    sizes = {file.sha256: file.size for file in index.files}
-    if any(sizes[file.sha256] != file.size for file in index.files):
-        raise fail("two files have one digest and different sizes")
+    files = _check_files(index, fail)
     sets = _check_sets(index, files, fail)
     for program in index.programs:
         if program.name not in files or files[program.name].kind != "program":
@@ -328,7 +305,35 @@ def parse_index(data: bytes, where: str) -> Index:
     return index
 
 
-def _check_sets(index: Index, files: dict[str, File], fail: Any) -> set[str]:
+def _check_files(index: Index, fail: Callable[[str], InvalidFileError]) -> dict[str, File]:
+    """Check names, forms and sizes of the files, and return them by name."""
+    seen: dict[str, str] = {}
+    for file in index.files:
+        try:
+            check_file_name(file.name)
+        except ReleaseError as error:
+            raise fail(str(error)) from None
+        folded = unicodedata.normalize("NFC", file.name).casefold()
+        if folded in seen:
+            raise fail(f"the file names {seen[folded]!r} and {file.name!r} are one on some file systems")
+        seen[folded] = file.name
+        if file.travels is not UNSET and file.table is None:
+            raise fail(f"{file.name!r} has another form but no table")
+        if file.table is not None and file.table.size > TABLE_LIMIT:
+            raise fail(f"the table of {file.name!r} has {file.table.size} bytes, at most {TABLE_LIMIT} are possible")
+    for folded, name in seen.items():
+        parent = folded.rpartition("/")[0]
+        while parent:
+            if parent in seen:
+                raise fail(f"{seen[parent]!r} is a file, and the folder of {name!r}")
+            parent = parent.rpartition("/")[0]
+    sizes = {file.sha256: file.size for file in index.files}
+    if any(sizes[file.sha256] != file.size for file in index.files):
+        raise fail("two files have one digest and different sizes")
+    return {file.name: file for file in index.files}
+
+
+def _check_sets(index: Index, files: dict[str, File], fail: Callable[[str], InvalidFileError]) -> set[str]:
     sets: set[str] = set()
     placed: set[str] = set()
     for data in index.data:

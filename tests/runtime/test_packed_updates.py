@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -378,6 +379,17 @@ def test_equal_and_tied_weights(tmp_path: Path) -> None:
     assert packed() == outputs[0]
 
 
+def after_changes(folder: Path, name: str, store: PackedStore) -> Iterator[tuple[int, Any]]:
+    """The outputs on a data file as it is and after each of three changes, without the store, which packs the file."""
+    plain = Running.open(folder, INPUT, data=name)
+    Running.open(folder, INPUT, store, data=name)
+    for change in range(4):
+        plain.cache.revert()
+        if change:
+            plain.cache.update(weights(change))
+        yield change, plain()
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_closing_in_any_order(seed: int, mlp: Path, tmp_path: Path) -> None:
     """Programs and caches, changed or not, of two models, go and come in any order (K3)."""
@@ -389,15 +401,7 @@ def test_closing_in_any_order(seed: int, mlp: Path, tmp_path: Path) -> None:
     (tmp_path / "model.pte").write_bytes((mlp / "model.pte").read_bytes())
     store = PackedStore(tmp_path / "packed")
     names = ("model.ptd", "other.ptd")
-    plain = {name: Running.open(tmp_path, INPUT, data=name) for name in names}
-    expected = {}
-    for name in names:
-        for change in range(4):
-            plain[name].cache.revert()
-            Running.open(tmp_path, INPUT, store, data=name)
-            if change:
-                plain[name].cache.update(weights(change))
-            expected[name, change] = plain[name]()
+    expected = {(name, change): outputs for name in names for change, outputs in after_changes(tmp_path, name, store)}
     caches: list[list[Any]] = []  # cache, name, change
     programs: list[tuple[Any, list[Any]]] = []
     for _ in range(120):

@@ -100,8 +100,16 @@ class SafetensorsDataMap(NamedDataMap):
         (length,) = struct.unpack_from("<Q", data)
         if length > min(len(data) - 8, _MAX_HEADER):
             raise self._fail(f"the header should have {length} bytes, the file has {len(data)}")
+        header = self._header(data[8 : 8 + length])
+        self.metadata = header.pop("__metadata__", {})
+        self._check_texts(header)
+        for key, info in header.items():
+            self._add(key, info, 8 + length)
+        self._check_coverage(8 + length)
+
+    def _header(self, raw: memoryview) -> dict[str, Any]:
         try:
-            header = json.loads(str(data[8 : 8 + length], "utf-8"), object_pairs_hook=self._unique)
+            header = json.loads(str(raw, "utf-8"), object_pairs_hook=self._unique)
         except RecursionError:
             raise self._fail("the header is nested too deeply") from None
         except InvalidFileError:
@@ -110,7 +118,10 @@ class SafetensorsDataMap(NamedDataMap):
             raise self._fail(f"the header is not JSON: {error}") from None
         if not isinstance(header, dict):
             raise self._fail("the header is not a JSON object")
-        metadata = header.pop("__metadata__", {})
+        return header
+
+    def _check_texts(self, header: dict[str, Any]) -> None:
+        metadata: Any = self.metadata
         if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
             raise self._fail("__metadata__ must map str to str")
         for text in (*header, *metadata, *metadata.values()):
@@ -118,17 +129,15 @@ class SafetensorsDataMap(NamedDataMap):
                 text.encode()
             except UnicodeEncodeError as error:  # JSON can spell half of a surrogate pair
                 raise self._fail(f"{text!r} is not valid Unicode: {error.reason}") from None
-        self.metadata = metadata
-        base = 8 + length
-        for key, info in header.items():
-            self._add(key, info, base)
-        position = base
+
+    def _check_coverage(self, position: int) -> None:
+        """Check that the tensors follow each other without a gap, from this position to the end of the file."""
         for (start, end), key in sorted((extent, key) for key, extent in self._ranges.items()):
             if start != position:
                 raise self._fail(f"tensor {key!r} starts at byte {start}, expected {position}: a gap or an overlap")
             position = end
-        if position != len(data):
-            raise self._fail(f"the tensors end at byte {position}, the file has {len(data)} bytes")
+        if position != len(self._data):
+            raise self._fail(f"the tensors end at byte {position}, the file has {len(self._data)} bytes")
 
     def _unique(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)

@@ -52,10 +52,7 @@ class ExtendedHeader(NamedTuple):
         Raises:
             HeaderError: this is not a .pte, or its parts cannot lie in `data`.
         """
-        if len(data) < HEADER_OFFSET + 4:
-            raise HeaderError(f"{len(data)} bytes are too few for a program")
-        if data[4:8] != IDENTIFIER:
-            raise HeaderError(f"not a program: expected {IDENTIFIER!r} at byte 4, found {bytes(data[4:8])!r}")
+        _check_identifier(data)
         if data[HEADER_OFFSET : HEADER_OFFSET + 4] != HEADER_MAGIC:
             return cls(0, len(data), 0, len(data))
         if len(data) < HEADER_OFFSET + HEADER_WITH_DATA_SIZE:
@@ -74,3 +71,10 @@ class ExtendedHeader(NamedTuple):
         if data_size > len(data) - base:
             raise HeaderError(f"truncated: segments take {data_size} bytes from {base}, the file has {len(data)}")
         return cls(length, program_size, base, base + data_size)
+
+
+def _check_identifier(data: memoryview) -> None:
+    if len(data) < HEADER_OFFSET + 4:
+        raise HeaderError(f"{len(data)} bytes are too few for a program")
+    if data[4:8] != IDENTIFIER:
+        raise HeaderError(f"not a program: expected {IDENTIFIER!r} at byte 4, found {bytes(data[4:8])!r}")
