@@ -1,4 +1,4 @@
-// An application that has ExecuTorch only, and whose weights another process changes: docs/packed.md, "Stock
+// An application that has ExecuTorch only, and whose weights another process changes: docs/howto/packed.md, "Stock
 // applications".
 //
 //   follow PROGRAM.pte WORKING_COPY.ptd PACKED_CACHE_PATH

@@ -6,7 +6,7 @@
     python -m runtime_bindings.tests.platforms compile  other systems: their compilers take all sources, and those that
                                                         the library is not for are refused by one line
 
-docs/platforms.md says what that covers.
+docs/install.md says what that covers.
 """
 
 from __future__ import annotations
