@@ -23,7 +23,7 @@ from benchmarks.lowered import in_process, plugin
 from benchmarks.release_peers import REGISTRY, SKOPEO, STORES, registry
 from blobstore import load_file, save_file
 from blobstore.releases import Release, publish, pull
-from blobstore.releases.encoding import decode, encode
+from blobstore.releases.index.encoding import decode, encode
 
 TITLE = "Releases"
 

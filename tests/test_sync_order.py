@@ -13,7 +13,7 @@ import pytest
 from blobstore import BlobStore
 from blobstore.core.disk.staging import Staging
 from blobstore.releases import publish, pull
-from blobstore.releases.objects import store_bytes
+from blobstore.releases.index.objects import store_bytes
 
 
 class Calls:

@@ -24,7 +24,7 @@ from blobstore.core.memory.layout import ScalarType, TensorLayout
 from blobstore.core.tools.convert import convert
 from blobstore.logical.records import FILE_IDENTIFIER
 from blobstore.releases import publish, pull, push
-from blobstore.releases.encoding import encode
+from blobstore.releases.index.encoding import encode
 from blobstore.reporting import report
 from blobstore.reporting.json_output import to_json
 from blobstore.runtime import BlobCache, Program

@@ -13,7 +13,7 @@ import pytest
 from blobstore import open_ptd, save_file
 from blobstore.errors import BlobStoreError, IntegrityError, InvalidFileError, ReleaseError, TransferError, TrustError
 from blobstore.releases import Patience, Release, commit, compact, gc, plan, publish, pull, push
-from blobstore.releases.index import parse_index
+from blobstore.releases.index.index import parse_index
 from blobstore.runtime.native import native
 from tests.releases.models import found, inputs, same, weights
 

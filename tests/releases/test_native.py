@@ -29,7 +29,7 @@ from blobstore.errors import (
     TrustError,
 )
 from blobstore.releases import Release, commit, compact, gc, plan, publish, pull
-from blobstore.releases.index import check_file_name, parse_index, parse_table
+from blobstore.releases.index.index import check_file_name, parse_index, parse_table
 from blobstore.runtime.native import native
 from tests.releases.models import found, inputs, same, spoil, weights
 from tests.releases.test_faults import HOSTILE

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from blobstore.core.memory.digest import sha256
 from blobstore.errors import BlobStoreError, IntegrityError, InvalidFileError, ReleaseError, TransferError, TrustError
 from blobstore.releases import Plan, commit, compact, gc, plan, publish, pull
-from blobstore.releases.fetched import FetchedSource, fetched_name
-from blobstore.releases.index import Object
-from blobstore.releases.sources import Found
+from blobstore.releases.index.index import Object
+from blobstore.releases.sources.fetched import FetchedSource, fetched_name
+from blobstore.releases.sources.source import Found
 from tests.releases.models import NOW, found, inputs, same, spoil, weights
 from tests.releases.server import Server, serving
 from tests.releases.test_registry import keys

@@ -18,7 +18,7 @@ import pytest
 from blobstore.core.disk.locks import Lock
 from blobstore.errors import FileAccessError, ReleaseError, TrustError
 from blobstore.releases import compact, gc, publish, pull
-from blobstore.releases.index import Index, schema
+from blobstore.releases.index.index import Index, schema
 from tests.interruptions import forked
 from tests.releases.models import NOW, found, inputs, same, weights
 from tests.releases.server import serving

@@ -23,8 +23,8 @@ from cryptography.hazmat.primitives.serialization import (
 
 from blobstore.errors import InvalidFileError, ReleaseError, TransferError, TrustError
 from blobstore.releases import compact, publish, pull, push
-from blobstore.releases.registry import _Upload
-from blobstore.releases.sources import InterruptedTransferError
+from blobstore.releases.sources.registry import _Upload
+from blobstore.releases.sources.source import InterruptedTransferError
 from tests.releases.models import NOW, found, inputs, same, weights
 from tests.waiting import until
 
@@ -117,7 +117,7 @@ def test_push_and_pull(registry: str, tmp_path: Path) -> None:
 @needs_registry
 def test_large_objects_are_uploaded_in_chunks(registry: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A failed upload begins at the border of a chunk (F2)."""
-    monkeypatch.setattr("blobstore.releases.registry._CHUNK", 100_000)
+    monkeypatch.setattr("blobstore.releases.sources.registry._CHUNK", 100_000)
     releases = published(tmp_path)
     push(f"{registry}/a:1", releases / "a/1", patience=NOW)
     pull(f"{registry}/a:1", tmp_path / "device", plain=True)
@@ -132,7 +132,7 @@ def test_an_upload_goes_on(
     registry: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: int, what: str
 ) -> None:
     """Whether a chunk or its answer was lost, or those of the last request: no chunk is sent again that arrived (F2)."""
-    monkeypatch.setattr("blobstore.releases.registry._CHUNK", 150_000)
+    monkeypatch.setattr("blobstore.releases.sources.registry._CHUNK", 150_000)
     releases = published(tmp_path)
     sizes = [file["size"] for file in json.loads((releases / "a/1/index.json").read_text())["files"]]
     assert sum(size > 150_000 for size in sizes) == 1

@@ -7,7 +7,7 @@ import re
 import time
 
 from blobstore.core.errors import ReleaseError
-from blobstore.releases.index import VERSION, Index
+from blobstore.releases.index.index import VERSION, Index
 
 __all__ = ["check_executorch", "check_time"]
 

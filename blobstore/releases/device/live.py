@@ -18,11 +18,11 @@ from blobstore.core.disk.locks import Lock
 from blobstore.core.errors import ClosedError, ReleaseError
 from blobstore.core.formats.ptd.reader import PtdDataMap, open_ptd
 from blobstore.core.memory.mapped_file import as_path, named
-from blobstore.releases.index import DataSet, Index
-from blobstore.releases.installed import Installed, Merged
-from blobstore.releases.merging import merge_files
-from blobstore.releases.needs import check_executorch
-from blobstore.releases.overlay import laid_over, newest, replaceable, same_blob
+from blobstore.releases.device.installed import Installed, Merged
+from blobstore.releases.index.index import DataSet, Index
+from blobstore.releases.index.merging import merge_files
+from blobstore.releases.index.needs import check_executorch
+from blobstore.releases.index.overlay import laid_over, newest, replaceable, same_blob
 from blobstore.runtime.cache import BlobCache
 from blobstore.runtime.packed import PackedStore
 

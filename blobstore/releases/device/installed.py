@@ -33,8 +33,8 @@ from blobstore.core.disk.staging import Staging
 from blobstore.core.errors import BlobStoreError, FileAccessError, IntegrityError, InvalidFileError, ReleaseError
 from blobstore.core.memory.digest import sha256 as digest_of
 from blobstore.core.memory.mapped_file import named, open_regular
-from blobstore.releases.contents import plain_table
-from blobstore.releases.index import (
+from blobstore.releases.index.contents import plain_table
+from blobstore.releases.index.index import (
     INDEX_LIMIT,
     TABLE_LIMIT,
     File,
@@ -50,7 +50,7 @@ from blobstore.releases.index import (
     parse_index,
     parse_table,
 )
-from blobstore.releases.sources import INDEXES, SIGNATURES, pieces_of, read_small
+from blobstore.releases.sources.source import INDEXES, SIGNATURES, pieces_of, read_small
 
 __all__ = ["CURRENT", "Collected", "Installed", "LocalBlob", "Mark", "Merged"]
 

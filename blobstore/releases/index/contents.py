@@ -12,14 +12,23 @@ import numpy as np
 from blobstore.core.errors import InvalidFileError
 from blobstore.core.formats.opening import Format, detect_format
 from blobstore.core.formats.ptd.reader import PtdDataMap, open_ptd
-from blobstore.core.memory.mapped_file import PIECE, map_file, read_pieces
-from blobstore.releases.index import HOLE_LIMIT, Part, Table
-from blobstore.releases.sources import size_of
+from blobstore.core.memory.mapped_file import PIECE, map_file, named, read_pieces
+from blobstore.releases.index.index import HOLE_LIMIT, Part, Table
 
-__all__ = ["Region", "digest_of", "plain_table", "regions_of"]
+__all__ = ["Region", "digest_of", "plain_table", "regions_of", "size_of"]
 
 _PIECE_OF_OTHER = 1 << 23
 """Files without blobs are cut into regions of this size."""
+
+
+def size_of(path: Path) -> int:
+    """The size of a file in bytes.
+
+    Raises:
+        FileAccessError: it is not there, or cannot be reached.
+    """
+    with named(path):
+        return path.stat().st_size
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 
 from blobstore.core.errors import ReleaseError
-from blobstore.releases.references import Reference, parse_reference
-from blobstore.releases.sources import FolderSource, Patience, Source
+from blobstore.releases.index.references import Reference, parse_reference
+from blobstore.releases.sources.source import FolderSource, Patience, Source
 
 __all__ = ["check_effort", "open_source"]
 
@@ -17,7 +17,7 @@ def open_source(reference: str | os.PathLike[str], patience: Patience, connectio
     """Open a source; nothing is read yet.
 
     Args:
-        reference: see `blobstore.releases.references.parse_reference`.
+        reference: see `blobstore.releases.index.references.parse_reference`.
         patience: how long to try.
         connections: how many may be open at a time.
 
@@ -36,17 +36,17 @@ def _opened(found: Reference, patience: Patience, connections: int) -> Source:
     if found.kind == "folder":
         return FolderSource(found.place, found.pin)
     if found.kind == "layout":
-        from blobstore.releases.oci_layout import LayoutSource
+        from blobstore.releases.sources.oci_layout import LayoutSource
 
         return LayoutSource(found)
-    from blobstore.releases.http import Client
+    from blobstore.releases.sources.http import Client
 
     client = Client(patience, connections)
     if found.kind == "web":
-        from blobstore.releases.web import WebSource
+        from blobstore.releases.sources.web import WebSource
 
         return WebSource(found.place, found.pin, client)
-    from blobstore.releases.registry import RegistrySource
+    from blobstore.releases.sources.registry import RegistrySource
 
     return RegistrySource(found, client)
 

@@ -17,12 +17,12 @@ from pathlib import Path
 from blobstore.core.disk.journal import sync_folder
 from blobstore.core.errors import IntegrityError
 from blobstore.core.memory.mapped_file import PIECE, named, open_regular
-from blobstore.releases.index import Object, Part, Way
-from blobstore.releases.installed import LocalBlob
-from blobstore.releases.objects import ObjectWriter
-from blobstore.releases.sources import pieces_of
-from blobstore.releases.spool import Spool
-from blobstore.releases.transfer import Transfer
+from blobstore.releases.device.installed import LocalBlob
+from blobstore.releases.device.spool import Spool
+from blobstore.releases.device.transfer import Transfer
+from blobstore.releases.index.index import Object, Part, Way
+from blobstore.releases.index.objects import ObjectWriter
+from blobstore.releases.sources.source import pieces_of
 
 __all__ = ["Recipe", "Step", "make"]
 
@@ -152,7 +152,7 @@ def _pieces(step: Step) -> Iterator[bytes | memoryview]:
         while at < stop:
             yield read(PIECE)
         return
-    from blobstore.releases.encoding import decode
+    from blobstore.releases.index.encoding import decode
 
     if step.local is None:
         yield from decode(step.way.encoding, size, read)

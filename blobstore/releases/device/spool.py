@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from blobstore.core.memory.mapped_file import named, open_regular
-from blobstore.releases.index import Object
-from blobstore.releases.intervals import Intervals
+from blobstore.releases.index.index import Object
+from blobstore.releases.index.intervals import Intervals
 
 __all__ = ["Spool"]
 

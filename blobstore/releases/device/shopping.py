@@ -12,13 +12,13 @@ from pathlib import Path
 
 from blobstore.core.errors import BlobStoreError, FileAccessError, InvalidFileError, MissingDependencyError
 from blobstore.core.memory.mapped_file import named, open_regular
-from blobstore.releases.assembly import Recipe, Step
-from blobstore.releases.index import TABLE_LIMIT, File, Index, Object, Part, Table, Way, parse_table
-from blobstore.releases.installed import Installed, LocalBlob
-from blobstore.releases.intervals import Intervals
-from blobstore.releases.sources import Source, pieces_of, read_small
-from blobstore.releases.spool import Spool
-from blobstore.releases.transfer import read_object
+from blobstore.releases.device.assembly import Recipe, Step
+from blobstore.releases.device.installed import Installed, LocalBlob
+from blobstore.releases.device.spool import Spool
+from blobstore.releases.device.transfer import read_object
+from blobstore.releases.index.index import TABLE_LIMIT, File, Index, Object, Part, Table, Way, parse_table
+from blobstore.releases.index.intervals import Intervals
+from blobstore.releases.sources.source import Source, pieces_of, read_small
 
 __all__ = ["Shopping"]
 
@@ -243,7 +243,7 @@ class Shopping:
 
 def _can_decode() -> bool:
     try:
-        import blobstore.releases.encoding  # noqa: F401
+        import blobstore.releases.index.encoding  # noqa: F401
     except MissingDependencyError:
         return False
     return True

@@ -15,11 +15,11 @@ from pathlib import Path
 from blobstore.core.errors import FileAccessError, IntegrityError, TransferError
 from blobstore.core.memory.digest import sha256
 from blobstore.core.memory.mapped_file import named
-from blobstore.releases.http import Client, joined, natural, origin
-from blobstore.releases.index import INDEX_LIMIT, Object
-from blobstore.releases.manifests import MANIFEST_LIMIT, MANIFEST_TYPE, Manifest, parse_manifest
-from blobstore.releases.references import Reference, is_loopback
-from blobstore.releases.sources import Body, Found, InterruptedTransferError, Source, check_pin
+from blobstore.releases.index.index import INDEX_LIMIT, Object
+from blobstore.releases.index.manifests import MANIFEST_LIMIT, MANIFEST_TYPE, Manifest, parse_manifest
+from blobstore.releases.index.references import Reference, is_loopback
+from blobstore.releases.sources.http import Client, joined, natural, origin
+from blobstore.releases.sources.source import Body, Found, InterruptedTransferError, Source, check_pin
 
 __all__ = ["RegistrySource", "RegistryTarget"]
 

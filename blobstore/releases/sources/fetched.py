@@ -10,8 +10,9 @@ from pathlib import Path
 
 from blobstore.core.errors import FileAccessError, InvalidFileError, TransferError
 from blobstore.core.memory.mapped_file import named
-from blobstore.releases.index import Object
-from blobstore.releases.sources import Body, Found, Source, pieces_of, size_of
+from blobstore.releases.index.contents import size_of
+from blobstore.releases.index.index import Object
+from blobstore.releases.sources.source import Body, Found, Source, pieces_of
 
 __all__ = ["FetchedSource", "fetched_name"]
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from blobstore.core.errors import InvalidFileError, ReleaseError
 from blobstore.core.memory.digest import sha256
-from blobstore.releases.index import INDEX_LIMIT, File, Index, Object, Table
+from blobstore.releases.index.index import INDEX_LIMIT, File, Index, Object, Table
 
 __all__ = ["MANIFEST_LIMIT", "MANIFEST_TYPE", "Manifest", "layers_of", "make_manifest", "parse_manifest"]
 

@@ -8,10 +8,10 @@ from collections.abc import Iterable
 
 from blobstore.core.disk.progress import Progress
 from blobstore.core.errors import TransferError
-from blobstore.releases.index import Object
-from blobstore.releases.intervals import coalesced
-from blobstore.releases.sources import InterruptedTransferError, SlowTransferError, Source
-from blobstore.releases.spool import Spool
+from blobstore.releases.device.spool import Spool
+from blobstore.releases.index.index import Object
+from blobstore.releases.index.intervals import coalesced
+from blobstore.releases.sources.source import InterruptedTransferError, SlowTransferError, Source
 
 __all__ = ["Transfer", "read_object"]
 

@@ -189,7 +189,7 @@ class Way(Struct, frozen=True, array_like=True):
     """One form in which a part can travel.
 
     Attributes:
-        encoding: see `blobstore.releases.encoding`.
+        encoding: see `blobstore.releases.index.encoding`.
         object: which of the table's objects holds it; -1 if no bytes are needed.
         at, stored: where it lies there: first byte, and number of bytes.
         base: the SHA-256 of the blob that it is a patch against, or a copy of; "" for none.

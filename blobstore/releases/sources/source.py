@@ -15,9 +15,9 @@ from typing import Any
 
 from blobstore.core.errors import FileAccessError, InvalidFileError, ReleaseError, TransferError, TrustError
 from blobstore.core.memory.digest import sha256
-from blobstore.core.memory.mapped_file import PIECE, named, open_regular
-from blobstore.releases.index import INDEX_LIMIT, Index, Object
-from blobstore.releases.references import Reference, check_named
+from blobstore.core.memory.mapped_file import PIECE, open_regular
+from blobstore.releases.index.index import INDEX_LIMIT, Index, Object
+from blobstore.releases.index.references import Reference, check_named
 
 __all__ = [
     "FILES",
@@ -34,7 +34,6 @@ __all__ = [
     "check_pin",
     "pieces_of",
     "read_small",
-    "size_of",
 ]
 
 INDEX, FILES, SIGNATURES = "index.json", "files", "signatures"
@@ -214,16 +213,6 @@ def read_small(path: Path, limit: int) -> bytes:
         if os.fstat(descriptor).st_size > limit:
             raise InvalidFileError(path, f"it has more than {limit} bytes")
         return b"".join(pieces_of(descriptor, 0, limit))
-
-
-def size_of(path: Path) -> int:
-    """The size of a file in bytes.
-
-    Raises:
-        FileAccessError: it is not there, or cannot be reached.
-    """
-    with named(path):
-        return path.stat().st_size
 
 
 class FolderSource(Source):

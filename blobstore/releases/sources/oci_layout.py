@@ -19,11 +19,11 @@ from blobstore.core.disk.staging import Staging
 from blobstore.core.errors import FileAccessError, IntegrityError, InvalidFileError
 from blobstore.core.memory.digest import sha256
 from blobstore.core.memory.mapped_file import as_path, named, open_regular
-from blobstore.releases.index import INDEX_LIMIT, Object
-from blobstore.releases.manifests import MANIFEST_LIMIT, MANIFEST_TYPE, Manifest, parse_manifest
-from blobstore.releases.objects import store_bytes, store_file
-from blobstore.releases.references import Reference
-from blobstore.releases.sources import Body, Found, Source, check_pin, pieces_of, read_small
+from blobstore.releases.index.index import INDEX_LIMIT, Object
+from blobstore.releases.index.manifests import MANIFEST_LIMIT, MANIFEST_TYPE, Manifest, parse_manifest
+from blobstore.releases.index.objects import store_bytes, store_file
+from blobstore.releases.index.references import Reference
+from blobstore.releases.sources.source import Body, Found, Source, check_pin, pieces_of, read_small
 
 __all__ = ["LayoutSource", "LayoutTarget"]
 

@@ -24,10 +24,10 @@ from typing import Any
 from blobstore.core.errors import MissingDependencyError, ReleaseError, TransferError
 from blobstore.core.text import printable
 from blobstore.core.version import __version__
-from blobstore.releases.credentials import Credentials, credentials_for
-from blobstore.releases.index import Object
-from blobstore.releases.references import check_url, is_loopback
-from blobstore.releases.sources import Body, InterruptedTransferError, Patience, SlowTransferError
+from blobstore.releases.index.index import Object
+from blobstore.releases.index.references import check_url, is_loopback
+from blobstore.releases.sources.credentials import Credentials, credentials_for
+from blobstore.releases.sources.source import Body, InterruptedTransferError, Patience, SlowTransferError
 
 try:
     import urllib3

@@ -6,9 +6,9 @@ from contextlib import AbstractContextManager
 from urllib.parse import urljoin, urlsplit, urlunsplit
 
 from blobstore.core.memory.digest import sha256
-from blobstore.releases.http import Client
-from blobstore.releases.index import INDEX_LIMIT, Object
-from blobstore.releases.sources import FILES, SIGNATURES, Body, Found, Source, check_pin
+from blobstore.releases.index.index import INDEX_LIMIT, Object
+from blobstore.releases.sources.http import Client
+from blobstore.releases.sources.source import FILES, SIGNATURES, Body, Found, Source, check_pin
 
 __all__ = ["WebSource"]
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from blobstore.core.disk.progress import Progress
 from blobstore.core.memory.mapped_file import check_length
-from blobstore.releases.contents import Region, digest_of
-from blobstore.releases.encoding import best_width, encode
-from blobstore.releases.index import Object, Part, Table, Way
-from blobstore.releases.objects import ObjectWriter
+from blobstore.releases.index.contents import Region, digest_of
+from blobstore.releases.index.encoding import best_width, encode
+from blobstore.releases.index.index import Object, Part, Table, Way
+from blobstore.releases.index.objects import ObjectWriter
 
 __all__ = ["BaseBlobs", "make_table", "travelling"]
 

@@ -17,7 +17,7 @@ from blobstore.core.disk.output import Output
 from blobstore.core.disk.progress import Progress
 from blobstore.core.errors import IntegrityError
 from blobstore.core.memory.mapped_file import PIECE, named, open_regular
-from blobstore.releases.index import Object
+from blobstore.releases.index.index import Object
 
 __all__ = ["ObjectWriter", "store_bytes", "store_file"]
 

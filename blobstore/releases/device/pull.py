@@ -11,16 +11,16 @@ from pathlib import Path
 from blobstore.core.disk.progress import Progress, check_progress
 from blobstore.core.errors import BlobStoreError, ReleaseError, TrustError
 from blobstore.core.memory.mapped_file import as_path
-from blobstore.releases.assembly import make
-from blobstore.releases.index import DataSet, File, Index, parse_index
-from blobstore.releases.installed import Collected, Installed, Merged
-from blobstore.releases.merging import merge_files
-from blobstore.releases.needs import check_executorch, check_time
-from blobstore.releases.objects import store_bytes
-from blobstore.releases.places import open_source
-from blobstore.releases.shopping import Shopping
-from blobstore.releases.sources import Patience, Source
-from blobstore.releases.transfer import Transfer
+from blobstore.releases.device.assembly import make
+from blobstore.releases.device.installed import Collected, Installed, Merged
+from blobstore.releases.device.shopping import Shopping
+from blobstore.releases.device.transfer import Transfer
+from blobstore.releases.index.index import DataSet, File, Index, parse_index
+from blobstore.releases.index.merging import merge_files
+from blobstore.releases.index.needs import check_executorch, check_time
+from blobstore.releases.index.objects import store_bytes
+from blobstore.releases.sources.places import open_source
+from blobstore.releases.sources.source import Patience, Source
 
 __all__ = ["Pulled", "check_successor", "check_trust", "gc", "install", "nothing_new", "pull", "wanted_files"]
 
@@ -232,7 +232,7 @@ def nothing_new(
 
 def check_trust(source: Source, data: bytes, signature: str | None, key: str | os.PathLike[str]) -> None:
     """Raise TrustError unless an index is signed by a key."""
-    from blobstore.releases.trust import check_signature
+    from blobstore.releases.sources.trust import check_signature
 
     check_signature(data, signature, key, source.name)
 

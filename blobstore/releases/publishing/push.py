@@ -13,15 +13,15 @@ from blobstore.core.disk.progress import Progress, check_progress
 from blobstore.core.errors import ReleaseError
 from blobstore.core.memory.digest import sha256
 from blobstore.core.memory.mapped_file import as_path
-from blobstore.releases.index import TABLE_LIMIT, File, Object, Table, parse_index, parse_table
-from blobstore.releases.manifests import layers_of, make_manifest
-from blobstore.releases.places import check_effort
-from blobstore.releases.references import check_named, parse_reference
-from blobstore.releases.sources import FILES, FolderSource, Patience, read_small
+from blobstore.releases.index.index import TABLE_LIMIT, File, Object, Table, parse_index, parse_table
+from blobstore.releases.index.manifests import layers_of, make_manifest
+from blobstore.releases.index.references import check_named, parse_reference
+from blobstore.releases.sources.places import check_effort
+from blobstore.releases.sources.source import FILES, FolderSource, Patience, read_small
 
 if TYPE_CHECKING:
-    from blobstore.releases.oci_layout import LayoutTarget
-    from blobstore.releases.registry import RegistryTarget
+    from blobstore.releases.sources.oci_layout import LayoutTarget
+    from blobstore.releases.sources.registry import RegistryTarget
 
 __all__ = ["Pushed", "push"]
 
@@ -130,10 +130,10 @@ def _target(reference: str | os.PathLike[str], patience: Patience, connections: 
     if found.pin:
         raise ReleaseError(f"{found.text}: a digest follows from what is pushed; expected a tag")
     if found.kind == "layout":
-        from blobstore.releases.oci_layout import LayoutTarget
+        from blobstore.releases.sources.oci_layout import LayoutTarget
 
         return LayoutTarget(found)
-    from blobstore.releases.http import Client
-    from blobstore.releases.registry import RegistryTarget
+    from blobstore.releases.sources.http import Client
+    from blobstore.releases.sources.registry import RegistryTarget
 
     return RegistryTarget(found, Client(patience, connections))

@@ -17,7 +17,7 @@ from typing import Any
 
 from blobstore.core.errors import MissingDependencyError, ReleaseError, TrustError
 from blobstore.core.memory.mapped_file import as_path
-from blobstore.releases.sources import read_small
+from blobstore.releases.sources.source import read_small
 
 try:
     from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm

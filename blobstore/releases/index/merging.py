@@ -9,9 +9,9 @@ from typing import BinaryIO, cast
 from blobstore.core.disk.progress import Progress
 from blobstore.core.formats.ptd.reader import open_ptd
 from blobstore.core.formats.ptd.writer import write_ptd
-from blobstore.releases.index import Object
-from blobstore.releases.objects import ObjectWriter
-from blobstore.releases.overlay import newest_entries
+from blobstore.releases.index.index import Object
+from blobstore.releases.index.objects import ObjectWriter
+from blobstore.releases.index.overlay import newest_entries
 
 __all__ = ["merge_files"]
 

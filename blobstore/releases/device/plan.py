@@ -20,17 +20,17 @@ from blobstore.core.disk.staging import Staging
 from blobstore.core.errors import BlobStoreError, FileAccessError, InvalidFileError, ReleaseError
 from blobstore.core.memory.digest import sha256
 from blobstore.core.memory.mapped_file import as_path, named
-from blobstore.releases.fetched import FetchedSource, fetched_name
-from blobstore.releases.index import INDEX_LIMIT, Index, Sha256, Struct, decode_json, encode_json, parse_index
-from blobstore.releases.installed import Installed
-from blobstore.releases.needs import check_executorch
-from blobstore.releases.objects import store_bytes
-from blobstore.releases.places import open_source
-from blobstore.releases.pulling import Pulled, check_successor, check_trust, install, nothing_new, wanted_files
-from blobstore.releases.references import parse_reference
-from blobstore.releases.shopping import Shopping
-from blobstore.releases.sources import Found, Patience, Source, read_small
-from blobstore.releases.transfer import Transfer
+from blobstore.releases.device.installed import Installed
+from blobstore.releases.device.pull import Pulled, check_successor, check_trust, install, nothing_new, wanted_files
+from blobstore.releases.device.shopping import Shopping
+from blobstore.releases.device.transfer import Transfer
+from blobstore.releases.index.index import INDEX_LIMIT, Index, Sha256, Struct, decode_json, encode_json, parse_index
+from blobstore.releases.index.needs import check_executorch
+from blobstore.releases.index.objects import store_bytes
+from blobstore.releases.index.references import parse_reference
+from blobstore.releases.sources.fetched import FetchedSource, fetched_name
+from blobstore.releases.sources.places import open_source
+from blobstore.releases.sources.source import Found, Patience, Source, read_small
 
 __all__ = ["Fetch", "Plan", "commit", "plan"]
 

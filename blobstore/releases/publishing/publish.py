@@ -34,8 +34,8 @@ from blobstore.core.memory.buffers import same_bytes
 from blobstore.core.memory.digest import sha256
 from blobstore.core.memory.mapped_file import Paths, as_path, as_paths, named
 from blobstore.core.programs.deployed import taken_by
-from blobstore.releases.contents import regions_of
-from blobstore.releases.index import (
+from blobstore.releases.index.contents import regions_of, size_of
+from blobstore.releases.index.index import (
     INDEX_LIMIT,
     TABLE_LIMIT,
     VERSION,
@@ -53,11 +53,11 @@ from blobstore.releases.index import (
     parse_index,
     parse_table,
 )
-from blobstore.releases.needs import check_time
-from blobstore.releases.objects import ObjectWriter, store_bytes, store_file
-from blobstore.releases.overlay import entries_of, newest_entries
-from blobstore.releases.sources import FILES, INDEX, INDEXES, SIGNATURES, read_small, size_of
-from blobstore.releases.tables import NOTHING, BaseBlobs, make_table, travelling
+from blobstore.releases.index.needs import check_time
+from blobstore.releases.index.objects import ObjectWriter, store_bytes, store_file
+from blobstore.releases.index.overlay import entries_of, newest_entries
+from blobstore.releases.publishing.tables import NOTHING, BaseBlobs, make_table, travelling
+from blobstore.releases.sources.source import FILES, INDEX, INDEXES, SIGNATURES, read_small
 
 __all__ = ["LATEST", "Published", "compact", "publish", "published_index"]
 
@@ -535,7 +535,7 @@ class _Publisher:
         digest = sha256(data)
         signature = None
         if key is not None:
-            from blobstore.releases.trust import sign
+            from blobstore.releases.sources.trust import sign
 
             signature = sign(data, key)
         with named(self._root):
