@@ -21,9 +21,9 @@ from blobstore.reporting.baseline import Changes, compare_reports
 from blobstore.reporting.cache import default_path, is_another_file
 from blobstore.reporting.json_output import load_report, to_json
 from blobstore.reporting.limits import Limit
-from blobstore.reporting.model import Report
 from blobstore.reporting.regions import SUFFIXES
 from blobstore.reporting.terminal import print_changes, print_report
+from blobstore.reporting.view import Report
 
 __all__ = ["app"]
 

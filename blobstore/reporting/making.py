@@ -25,11 +25,12 @@ from blobstore.reporting.engine import Engine, Scanned, default_executor
 from blobstore.reporting.findings import constants, contained, dtypes, duplicates, layouts, leftovers, near
 from blobstore.reporting.findings.kept import Kept
 from blobstore.reporting.fingerprint import Fingerprint
-from blobstore.reporting.model import FileReport, Finding, Problem, Report
+from blobstore.reporting.model import FileReport, Finding, Problem
 from blobstore.reporting.named import name_tensors
 from blobstore.reporting.regions import SUFFIXES
 from blobstore.reporting.savings import count
 from blobstore.reporting.source import is_url
+from blobstore.reporting.view import Report
 
 __all__ = ["NEAR", "report"]
 
