@@ -21,11 +21,10 @@ from blobstore.core.errors import BlobStoreError, FileAccessError, InvalidFileEr
 from blobstore.core.memory.digest import sha256
 from blobstore.core.memory.mapped_file import as_path, named
 from blobstore.releases.device.installed import Installed
-from blobstore.releases.device.pull import Pulled, check_successor, check_trust, install, nothing_new, wanted_files
+from blobstore.releases.device.pull import Pulled, PullOptions, checked_index, install, nothing_new, wanted_files
 from blobstore.releases.device.shopping import Shopping
 from blobstore.releases.device.transfer import Transfer
-from blobstore.releases.index.index import INDEX_LIMIT, Index, Sha256, Struct, decode_json, encode_json, parse_index
-from blobstore.releases.index.needs import check_executorch
+from blobstore.releases.index.index import INDEX_LIMIT, Index, Sha256, Struct, decode_json, encode_json
 from blobstore.releases.index.objects import store_bytes
 from blobstore.releases.index.references import parse_reference
 from blobstore.releases.sources.fetched import FetchedSource, fetched_name
@@ -119,13 +118,9 @@ def plan(
         with installed.fetching(_text(reference)) as place:
             data = found.index if found.index is not None else installed.index_bytes(found.sha256)
             signature = source.signature(found.sha256)
-            if key is not None:
-                check_trust(source, data, signature, key)
-            index = parse_index(data, source.name)
-            source.check(index)
-            check_successor(installed, index, found.sha256, source, allow_rollback=allow_rollback)
-            check_executorch(index, executorch, source.name)
-            current = nothing_new(installed, source, found.sha256, key, merge) is not None
+            options = PullOptions(key, allow_rollback, merge, plain, executorch)
+            index = checked_index(installed, source, found.sha256, data, signature, options)
+            current = nothing_new(installed, source, found.sha256, options) is not None
             plain = plain or not source.remote
             fetches = () if current else _fetches(installed, source, place, index, merge=merge, plain=plain)
             record = _Record("blobstore.plan.1", _text(reference), found.sha256, data, signature, merge, plain)
@@ -184,17 +179,8 @@ def commit(
         _nothing_kept_of_a_failure(installed, source.name),
     ):
         source.reference = parse_reference(reference)
-        done = install(
-            source,
-            installed.folder,
-            key=key,
-            allow_rollback=allow_rollback,
-            merge=record.merge,
-            plain=record.plain,
-            executorch=executorch,
-            threads=1,
-            progress=progress,
-        )
+        options = PullOptions(key, allow_rollback, record.merge, record.plain, executorch)
+        done = install(source, installed.folder, options, 1, progress)
     with contextlib.suppress(OSError):
         place.unlink()
     return done

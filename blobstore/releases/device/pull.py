@@ -22,7 +22,7 @@ from blobstore.releases.index.objects import store_bytes
 from blobstore.releases.sources.places import open_source
 from blobstore.releases.sources.source import Patience, Source
 
-__all__ = ["Pulled", "check_successor", "check_trust", "gc", "install", "nothing_new", "pull", "wanted_files"]
+__all__ = ["PullOptions", "Pulled", "checked_index", "gc", "install", "nothing_new", "pull", "wanted_files"]
 
 _THREADS = 6
 _MAKERS = 2
@@ -52,6 +52,18 @@ class Pulled:
     new_files: int
     fetched_bytes: int
     requests: int
+
+
+@dataclass(frozen=True)
+class PullOptions:
+    """What the user demands of a release; `pull` describes each."""
+
+    key: str | os.PathLike[str] | None = None
+    allow_rollback: bool = False
+    merge: bool = False
+    plain: bool = False
+    executorch: str | None = None
+    verify: bool = False
 
 
 def pull(
@@ -100,18 +112,8 @@ def pull(
     """
     check_progress(progress)
     with open_source(reference, Patience() if patience is None else patience, threads) as source:
-        return install(
-            source,
-            as_path(directory),
-            key=key,
-            allow_rollback=allow_rollback,
-            merge=merge,
-            plain=plain,
-            executorch=executorch,
-            verify=verify,
-            threads=threads,
-            progress=progress,
-        )
+        options = PullOptions(key, allow_rollback, merge, plain, executorch, verify)
+        return install(source, as_path(directory), options, threads, progress)
 
 
 def gc(directory: str | os.PathLike[str], *, keep: int = 1) -> Collected:
@@ -135,46 +137,29 @@ def gc(directory: str | os.PathLike[str], *, keep: int = 1) -> Collected:
     return installed.gc(keep)
 
 
-def install(
-    source: Source,
-    directory: Path,
-    *,
-    key: str | os.PathLike[str] | None,
-    allow_rollback: bool,
-    merge: bool,
-    plain: bool,
-    executorch: str | None,
-    verify: bool = False,
-    threads: int,
-    progress: Progress | None,
-) -> Pulled:
+def install(source: Source, directory: Path, options: PullOptions, threads: int, progress: Progress | None) -> Pulled:
     """As `pull`, from a source that is open."""
     installed = Installed(directory)
     found = source.find(installed.sound_index())
-    done = nothing_new(installed, source, found.sha256, key, merge, verify=verify)
+    done = nothing_new(installed, source, found.sha256, options)
     if done is not None:
         return done
     with installed.fetching(source.name) as place:
         data = found.index if found.index is not None else installed.index_bytes(found.sha256)
-        signature = None if key is None else source.signature(found.sha256)
+        signature = None if options.key is None else source.signature(found.sha256)
         compared, new = False, 0
         while True:
             # Whatever other processes did meanwhile counts: a release may be newer now, or an object collected.
             with installed.locked():
                 installed.deliver(place)
-                done = None if new else nothing_new(installed, source, found.sha256, key, merge, verify=verify)
+                done = None if new else nothing_new(installed, source, found.sha256, options)
                 if done is not None:
                     installed.finish(place)
                     return done
-                if key is not None:
-                    check_trust(source, data, signature, key)
-                index = parse_index(data, source.name)
-                source.check(index)
-                check_successor(installed, index, found.sha256, source, allow_rollback=allow_rollback)
-                check_executorch(index, executorch, source.name)
-                wanted, covered = wanted_files(installed, index, merge=merge)
+                index = checked_index(installed, source, found.sha256, data, signature, options)
+                wanted, covered = wanted_files(installed, index, merge=options.merge)
                 if compared and all(installed.has(file.object) for file in wanted):
-                    merged = _merge(installed, index, covered, progress) if merge else {}
+                    merged = _merge(installed, index, covered, progress) if options.merge else {}
                     changed = installed.current != found.sha256
                     path = installed.switch(data, found.sha256, signature, merged)
                     installed.finish(place)
@@ -182,8 +167,8 @@ def install(
                 held = contextlib.ExitStack()
                 held.enter_context(installed.holding(installed.views()))
             with held:
-                shopping = Shopping(installed, source, place, plain=plain)
-                shopping.add(index, wanted, verify=verify)
+                shopping = Shopping(installed, source, place, plain=options.plain)
+                shopping.add(index, wanted, verify=options.verify)
                 compared = True
                 shopping.check_room(installed.files, _size_of_merged(index, covered))
                 new += _obtain(installed, source, place, shopping, threads=threads, progress=progress)
@@ -204,30 +189,35 @@ def _result(index: Index, sha256: str, path: Path, changed: bool, new: int, sour
     )
 
 
-def nothing_new(
-    installed: Installed,
-    source: Source,
-    sha256: str,
-    key: str | os.PathLike[str] | None,
-    merge: bool,
-    *,
-    verify: bool = False,
-) -> Pulled | None:
+def nothing_new(installed: Installed, source: Source, sha256: str, options: PullOptions) -> Pulled | None:
     """The result if the release is the current one already, whole, and signed if it must be."""
     view = installed.view
-    if view is None or view[:64] != sha256 or not installed.complete(view, verify=verify):
+    if view is None or view[:64] != sha256 or not installed.complete(view, verify=options.verify):
         return None
     index = installed.index(sha256)
     source.check(index)
     single = all(len(data.files) == 1 for data in index.data)
-    if merge != view.endswith("-merged") and not (merge and single):
+    if options.merge != view.endswith("-merged") and not (options.merge and single):
         return None
-    if key is not None:
+    if options.key is not None:
         try:
-            check_trust(source, installed.index_bytes(sha256), installed.signature(sha256), key)
+            check_trust(source, installed.index_bytes(sha256), installed.signature(sha256), options.key)
         except TrustError:  # it may have been signed since
             return None
     return _result(index, sha256, installed.view_path(view), False, 0, source)
+
+
+def checked_index(
+    installed: Installed, source: Source, sha256: str, data: bytes, signature: str | None, options: PullOptions
+) -> Index:
+    """The index with this digest, if the folder may switch to it: signed, well-formed, a successor, and for its ExecuTorch."""
+    if options.key is not None:
+        check_trust(source, data, signature, options.key)
+    index = parse_index(data, source.name)
+    source.check(index)
+    check_successor(installed, index, sha256, source, allow_rollback=options.allow_rollback)
+    check_executorch(index, options.executorch, source.name)
+    return index
 
 
 def check_trust(source: Source, data: bytes, signature: str | None, key: str | os.PathLike[str]) -> None:
