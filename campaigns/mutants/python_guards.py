@@ -160,7 +160,7 @@ GUARDS = (
         "a planned release is checked as one that is pulled",
         f"{_RELEASES}/device/plan.py",
         "index = checked_index(installed, source, found.sha256, data, signature, options)",
-        "index = parse_index(data, source.name)",
+        "index = checked_index(installed, source, found.sha256, data, signature, PullOptions())",
         _TRUST,
     ),
     Guard(
