@@ -111,9 +111,7 @@ class Transfer:
                     raise
                 progress = spool.present > before and not isinstance(error, SlowTransferError)
                 failures = 1 if progress else failures + 1
-                if failures >= self._patience.attempts:
-                    raise TransferError(f"{error}; given up after {failures} attempts") from None
-                self._patience.wait(failures, error.asked)
+                self._patience.wait(error, failures)
 
     def _read(self, spool: Spool, start: int, stop: int) -> None:
         with self._source.open(spool.wanted, start, stop) as body:
@@ -159,18 +157,12 @@ def read_object(source: Source, wanted: Object) -> bytes:
     Raises:
         TransferError: patience ended.
     """
-    failures = 0
-    while True:
-        try:
-            with source.open(wanted, 0, wanted.size) as body:
-                data = b"".join(body.pieces)
-            if len(data) != wanted.size:
-                raise InterruptedTransferError(
-                    f"{source.name}: {wanted.sha256} ended at byte {len(data)} of {wanted.size}"
-                )
-            return data
-        except InterruptedTransferError as error:
-            failures += 1
-            if failures >= source.patience.attempts:
-                raise TransferError(f"{error}; given up after {failures} attempts") from None
-            source.patience.wait(failures, error.asked)
+
+    def read() -> bytes:
+        with source.open(wanted, 0, wanted.size) as body:
+            data = b"".join(body.pieces)
+        if len(data) != wanted.size:
+            raise InterruptedTransferError(f"{source.name}: {wanted.sha256} ended at byte {len(data)} of {wanted.size}")
+        return data
+
+    return source.patience.retry(read)

@@ -16,7 +16,7 @@ import threading
 import time
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from email.utils import parsedate_to_datetime
 from typing import Any
@@ -253,18 +253,6 @@ class Client:
             raise InterruptedTransferError(message, _retry_after(response.headers.get("Retry-After")))
         raise TransferError(message)
 
-    def patiently(self, work: Callable[[], Any]) -> Any:
-        """Do something until it succeeds, or patience ends."""
-        failures = 0
-        while True:
-            try:
-                return work()
-            except InterruptedTransferError as error:
-                failures += 1
-                if failures >= self.patience.attempts:
-                    raise TransferError(f"{error}; given up after {failures} attempts") from None
-                self.patience.wait(failures, error.asked)
-
     def get(
         self,
         url: str,
@@ -295,7 +283,7 @@ class Client:
                     return None
                 return b"".join(self._pieces(url, response, None, limit))
 
-        found: bytes | None = self.patiently(work)
+        found: bytes | None = self.patience.retry(work)
         return found
 
     def _pieces(

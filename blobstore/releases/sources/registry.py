@@ -132,7 +132,7 @@ class RegistryTarget:
                 length = response.headers.get("Content-Length")
                 return response.status == 200 and length in {None, str(wanted.size)}
 
-        return bool(self._client.patiently(ask))
+        return bool(self._client.patience.retry(ask))
 
     def put(self, wanted: Object, path: Path, sent: Callable[[int], None]) -> None:
         """Upload an object.
@@ -148,7 +148,7 @@ class RegistryTarget:
         """
         with _readable(path, wanted) as descriptor:
             upload = _Upload(self._client, self._repository.root, wanted, descriptor, sent)
-            self._client.patiently(upload.go_on)
+            self._client.patience.retry(upload.go_on)
 
     def put_manifest(self, data: bytes) -> str:
         """Upload the manifest, under the tag if there is one; its SHA-256."""
@@ -162,7 +162,7 @@ class RegistryTarget:
             ):
                 pass
 
-        self._client.patiently(put)
+        self._client.patience.retry(put)
         return digest
 
     def close(self) -> None:

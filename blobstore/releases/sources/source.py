@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from blobstore.core.errors import FileAccessError, InvalidFileError, ReleaseError, TransferError, TrustError
 from blobstore.core.memory.digest import sha256
@@ -41,6 +41,9 @@ INDEX, FILES, SIGNATURES = "index.json", "files", "signatures"
 
 INDEXES = "indexes"
 """In the folder of a device: indexes/SHA256.json. A folder with it is no release folder."""
+
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -77,12 +80,29 @@ class Patience:
         if not sound:
             raise ReleaseError(f"Patience cannot have {name} {getattr(self, name)!r}")
 
-    def wait(self, failures: int, asked: float | None) -> None:
-        """Wait after some failures; a server may ask for a longer time.
+    def retry(self, work: Callable[[], Result]) -> Result:
+        """Do something until it succeeds.
 
         Raises:
-            TransferError: it asks for too long a time.
+            TransferError: it failed too often, or in a way that will not pass.
         """
+        failures = 0
+        while True:
+            try:
+                return work()
+            except InterruptedTransferError as error:
+                failures += 1
+                self.wait(error, failures)
+
+    def wait(self, error: InterruptedTransferError, failures: int) -> None:
+        """Wait before the next attempt, after this error and so many in all without any progress in between.
+
+        Raises:
+            TransferError: that were too many, or the server asks for too long a time.
+        """
+        if failures >= self.attempts:
+            raise TransferError(f"{error}; given up after {failures} attempts") from None
+        asked = error.asked
         if asked is not None and asked > self.asked:
             raise TransferError(f"the server asks to come back in {asked:.0f} seconds")
         seconds = min(self.longest, self.first * 2 ** min(failures - 1, 60)) * (0.5 + random.random())  # noqa: S311 - no secret
