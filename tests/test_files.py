@@ -103,7 +103,7 @@ def test_names_are_tied_where_that_is_asked_for(framework, tmp_path):
         assert loaded["c"].tolist() == [1, 1, 1, 1]
 
 
-@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="Linux tells what memory is whose")
+@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="needs the memory accounting of Linux")
 def test_loading_reads_nothing_and_takes_no_memory(tmp_path):
     """Also for names that share a blob: only what is written to takes memory of the process (D1)."""
 

@@ -335,7 +335,7 @@ def test_folders_keep_their_structure(lowered, check, tmp_path):
     (tmp_path / "models" / ".hidden").mkdir()
     (tmp_path / "models" / ".hidden" / "x.pte").write_text("none")
     for output in (tmp_path / "out", tmp_path / "models" / "out"):
-        for _ in range(2):  # an output folder between the inputs is none of them
+        for _ in range(2):  # an output folder between the inputs is not an input
             result = dedup_programs(tmp_path / "models", output)
             assert sorted(p.path for p in result.programs) == sorted(output / f"{name}.pte" for name in models)
             assert result.data_files == [output / "shared.ptd"] and "more" in keys(output / "shared.ptd")

@@ -169,7 +169,7 @@ def mapped() -> dict[str, int]:
     return {name.rstrip(":"): int(kilobytes) for name, kilobytes, _ in rows}
 
 
-@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="Linux tells what memory is whose")
+@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="needs the memory accounting of Linux")
 @pytest.mark.parametrize("framework", ["pt", "np"])
 def test_a_slice_reads_only_what_it_touches(tmp_path: Path, framework: str) -> None:
     rows = np.zeros((1024, 64 << 10), np.uint8)

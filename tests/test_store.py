@@ -371,8 +371,8 @@ def test_one_file_a_tag(tmp_path):
     store.write_ptd(tmp_path / "one.ptd", tag="foundation")
     assert (tmp_path / "one.ptd").read_bytes() != b""
     assert sizes_of(tmp_path / "one.ptd") == {"base": 10}
-    with pytest.raises(InvalidTagError, match="nobody"):
-        store.write_ptd(tmp_path / "one.ptd", tag="nobody")
+    with pytest.raises(InvalidTagError, match="unused"):
+        store.write_ptd(tmp_path / "one.ptd", tag="unused")
 
 
 def test_two_tags_that_name_one_file_are_refused(tmp_path):

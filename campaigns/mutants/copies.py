@@ -42,7 +42,7 @@ def sources() -> list[str]:
 
 
 def copy(target: Path, changed: Mapping[str, str]) -> None:
-    """Bring a copy of the project up to date: the files of the checkout, or what is given in their place.
+    """Bring a copy of the project up to date: the files of the checkout, or the given ones instead.
 
     A file that is already as it should be keeps its time, so that only what changed is compiled again.
     """

@@ -36,7 +36,7 @@ from blobstore.runtime import BlobCache, serving
 BEGINNING = "Once upon a time"
 STORIES = {
     "": "Once upon a time a small phone had one model, and the model was as it had been exported, for ever and ever.",
-    "castle": "Once upon a time there was a castle by the sea, and a queen who read all its books to the gulls.",
+    "castle": "Once upon a time there was a castle by the sea, and its queen read all her books to the gulls.",
     "forest": "Once upon a time two foxes lived in a forest, and they were friends with everybody except the owl.",
 }
 PARAMS = {

@@ -88,7 +88,7 @@ bool is_row_major(const TensorInfo& info) {
   return true;
 }
 
-/// The scalar type of a buffer's format, -1 if there is none.
+/// The scalar type of a buffer's format, or -1.
 int8_t type_of_format(const char* format, Py_ssize_t item_size) {
   if (format == nullptr) {
     return 0;

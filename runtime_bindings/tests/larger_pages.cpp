@@ -73,7 +73,7 @@ EXPORTED void* mmap(void* hint, size_t size, int protection, int flags, int file
   }
   const size_t there = offset < status.st_size ? up(static_cast<size_t>(status.st_size - offset), 4096) : 0;
   const size_t of_file = there < size ? there : size;
-  // each page is replaced by one call, as Linux does it: another thread may read what was there
+  // each page is replaced by one call, as Linux does it: another thread may read the old bytes
   if (of_file != 0 && map(at, of_file, protection, flags | MAP_FIXED, file, offset) == MAP_FAILED) {
     return MAP_FAILED;
   }

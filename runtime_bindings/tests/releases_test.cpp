@@ -111,7 +111,7 @@ void test_two_releases(const std::string& device) {
   write(todo.folder + todo.fetches[0].file, "newer");
   CHECK(read(device + "/current/b/c.txt") == "old");
   CHECK(blobstore::commit("index2.json", device).changed && read(device + "/current/b/c.txt") == "newer");
-  CHECK(read(done.path + "/b/c.txt") == "old"); // whoever has the old release open keeps it
+  CHECK(read(done.path + "/b/c.txt") == "old"); // a process that has the old release open keeps it
 }
 
 void test_what_is_refused(const std::string& device) {
@@ -139,7 +139,7 @@ void test_what_is_refused(const std::string& device) {
   }
 }
 
-/// The old release goes with its file, and what was fetched goes, too.
+/// The old release is removed with its file, and so is what was fetched.
 void test_collecting(const std::string& device) {
   CHECK(error_of([&] { blobstore::gc(device, 0); }) == ErrorKind::Release);
   CHECK(error_of([&] { blobstore::gc("nothing"); }) == ErrorKind::Release);

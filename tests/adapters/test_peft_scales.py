@@ -266,7 +266,7 @@ HUGE = "1" + "0" * 400
 )
 @pytest.mark.parametrize("rows", [OUT, 0])
 def test_hostile_numbers_of_records(tmp_path: Path, rows: int, rank: Any, factor: Any, head_dim: Any) -> None:
-    """Numbers that are none, or that no float or size can hold, are errors of the library (B5)."""
+    """NaN, and numbers that no float or size can hold, are errors of the library (B5)."""
     record = f'{{"config":{{"peft_type":"LORA"}},"modules":{{"cross.q_proj":["a","b",{rank},"FLOAT","FLOAT",{factor},{head_dim}]}}}}'
     tensors = {"cross.q_proj.lora_a.weight": torch.ones(1, IN), "cross.q_proj.lora_b.weight": torch.ones(rows, 1)}
     metadata = {"blobstore.adapter.scale": "1.0", "blobstore.adapter.peft": record}

@@ -417,7 +417,7 @@ def test_convert_of_a_folder(run, zoo, tmp_path):
 
 
 def test_adapters_in_a_folder(run, tmp_path):
-    """The foundation itself is not taken for an adapter, and a file that is none does not hide the others."""
+    """The foundation itself is not taken for an adapter, and a file of another kind does not hide the others."""
     foundation = tmp_path / "all" / "base.ptd"
     foundation.parent.mkdir()
     blobstore.save_file({"m.weight": np.ones((4, 3), np.float32)}, foundation)

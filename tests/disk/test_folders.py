@@ -13,7 +13,7 @@ def test_folders_stay_after_success(tmp_path):
 
 
 def test_an_error_removes_what_was_made(tmp_path):
-    """Folders that were there stay, and so does one that holds a file of somebody else."""
+    """Folders that were there stay, and so does one that holds another file."""
     (tmp_path / "old").mkdir()
     with pytest.raises(KeyError), folders([tmp_path / "old" / "new", tmp_path / "used" / "deep"]):
         (tmp_path / "used" / "other").touch()

@@ -323,7 +323,7 @@ def test_an_update_by_name_changes_something_or_is_refused(from_memory: bool, lo
     expected.load_state_dict({**expected.state_dict(), **delegated})
     close(method(*TOKENS), expected(*TOKENS))
     ours = Program(pte, cache).method()
-    cache.update(state)  # somebody takes it from the cache now
+    cache.update(state)  # a program takes it from the cache now
     close(ours(*TOKENS)[0], module(*TOKENS))
     del ours
     gc.collect()
@@ -331,7 +331,7 @@ def test_an_update_by_name_changes_something_or_is_refused(from_memory: bool, lo
         cache.update({"norm.bias": state["norm.bias"]})
     del method
     gc.collect()
-    cache.update({"norm.bias": state["norm.bias"]})  # for who comes later
+    cache.update({"norm.bias": state["norm.bias"]})  # for programs that are loaded later
 
 
 def test_a_program_that_is_all_delegates_may_be_served_in_any_mode(tmp_path: Path) -> None:

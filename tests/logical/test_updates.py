@@ -133,7 +133,7 @@ def test_unknown_names_are_errors_with_similar_ones(tmp_path: Path) -> None:
 
 
 def test_without_records(tmp_path: Path) -> None:
-    """The message says that there are none, or that keys are those of ExecuTorch's own lowering."""
+    """The message says that there are no names, or that keys are those of ExecuTorch's own lowering."""
     with pytest.raises(KeyNotFoundError, match="no key 'b', and no records of tensors"):
         tensors(tmp_path, a=torch.ones(2)).check_names(["b"])
     with pytest.raises(KeyNotFoundError, match="hashes of their contents.*BlobStorePartitioner"):

@@ -64,7 +64,7 @@ def test_equal_methods_with_other_weights(tmp_path: Path) -> None:
 
 
 def test_an_equal_method_without_the_other_weights(tmp_path: Path) -> None:
-    """It is left out, although a method that nobody wants has other weights under equal keys."""
+    """It is left out, although an unwanted method has other weights under equal keys."""
     portable = models.mlp().write(tmp_path, "portable")
     paths = []
     for name, seed in (("m0", 0), ("m5", 5)):

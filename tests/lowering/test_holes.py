@@ -153,7 +153,7 @@ def test_a_value_that_is_dropped_and_cannot_leave() -> None:
 
 @pytest.mark.parametrize("value", [-float("inf"), float("nan"), torch.finfo(torch.float32).min])
 def test_numbers_that_stay_the_same_when_they_are_changed(value: float) -> None:
-    """Two constants of the same odd numbers, beside such numbers that are none of them, leave apart (R1)."""
+    """Two constants of the same odd numbers leave separately, beside equal numbers that belong to neither (R1)."""
     tensors = {"a": torch.full((4,), value), "b": torch.full((4,), value), "c": random(4)}
     literal = raw(torch.full((9,), value))
     found, payload = search(tensors, lambda v: literal + raw(v["a"]) + raw(v["b"]) + raw(v["c"]) + literal)
@@ -220,7 +220,7 @@ def test_names_with_counters() -> None:
 
 
 def test_named_data_and_no_constants() -> None:
-    """Nothing is searched where constants are outside of the payload, or where there are none (R1)."""
+    """Nothing is searched if constants are outside of the payload, or do not exist (R1)."""
     found, payload = search({"w": random(8)}, lambda v: raw(v["w"]), named_data=SimpleNamespace(buffers=[b"x"]))
     assert (found.found, found.refused, payload) == ({}, {}, raw(random(8)))
     found, payload = search({}, lambda v: b"no constants")

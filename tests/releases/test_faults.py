@@ -116,7 +116,7 @@ def test_a_range_that_was_not_asked_for_is_refused(server: Server, tmp_path: Pat
 
 @pytest.mark.parametrize("wrong", ["bytes {later}-{end}/{size}", "bytes {start}-{stop}/{more}", "bytes */{size}", ""])
 def test_a_range_says_which_one_it_is(server: Server, tmp_path: Path, wrong: str) -> None:
-    """The right bytes, with another Content-Range: nothing tells that they are the right ones."""
+    """The right bytes, with another Content-Range, which makes them doubtful."""
 
     def fault(handler: Any, times: int) -> bool:
         if "/files/" not in handler.path or not handler.headers.get("Range"):
@@ -196,7 +196,7 @@ def test_a_redirect_takes_no_credentials_along(server: Server, tmp_path: Path, m
         assert other.log and {sent for *_, sent in other.log} == {None}
         (tmp_path / "docker/config.json").write_text("{}")
         with pytest.raises(TransferError, match=r"config\.json has none"):
-            go(server, tmp_path / "nobody")
+            go(server, tmp_path / "anonymous")
 
 
 @pytest.mark.parametrize("back", [False, True])

@@ -103,11 +103,11 @@ def test_a_link_to_a_folder_is_not_left_out(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("link", ["in/linked.txt", "out/files", "out/a", "out/a/latest", "out/a/1", "out/signatures"])
 def test_links_out_of_a_folder_are_not_followed(tmp_path: Path, link: str) -> None:
-    """Neither to files that nobody meant to publish, nor to folders that nobody meant to write into (S2)."""
+    """They lead neither to files that were not meant to be published, nor to folders that were not to be written (S2)."""
     inputs(tmp_path / "in", weights(layers=1))
     (tmp_path / "in/inside.txt").symlink_to("tokenizer/0.json")
     (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "elsewhere/secret").write_text("of somebody else")
+    (tmp_path / "elsewhere/secret").write_text("of another user")
     place = tmp_path / link
     place.parent.mkdir(parents=True, exist_ok=True)
     place.symlink_to(tmp_path / ("elsewhere/secret" if link.startswith("in") else "elsewhere"))

@@ -342,7 +342,7 @@ def test_what_is_not_collected(published: Path, tmp_path: Path) -> None:
 
 
 def test_fetched_files_go_also_after_a_kill(published: Path, tmp_path: Path) -> None:
-    """A process that was killed when it had switched leaves ranges that nobody would remove (N1)."""
+    """A process that was killed after its switch leaves ranges that no other step would remove (N1)."""
     device = tmp_path / "device"
     update(published / "2", device)
     (device / "incoming" / f"{'0' * 64}.0-99").write_bytes(bytes(100))

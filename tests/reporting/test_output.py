@@ -158,7 +158,7 @@ def test_what_changed_since_the_baseline(tmp_path: Path) -> None:
     assert "Since the baseline: " in text
     assert "no longer there: " in text
 
-    # a limit bounds what was added to the baseline, not what was there before
+    # a limit bounds what was added to the baseline, not the earlier findings
     assert run(folder, "--baseline", old, "--fail-over", other.nbytes).exit_code == 0
     line = run(folder, "--baseline", old, "--fail-over", other.nbytes - 1, code=1).stderr
     end = f"since the baseline; the limit is {other.nbytes - 1}\n"

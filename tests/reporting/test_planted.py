@@ -35,7 +35,7 @@ def values(seed: int, *sizes: int) -> np.ndarray:
 
 
 class Plan:
-    """Files to write, and what is to be found in them. No dataclass: hypothesis would print all bytes of one."""
+    """Files to write, and the findings expected in them. No dataclass: hypothesis would print all bytes of one."""
 
     def __init__(self) -> None:
         self.files: dict[str, list[Tensor]] = {}

@@ -122,7 +122,7 @@ def check(row: tuple[str, ...], folder: Path) -> None:
         cache.update_state_dict(half.state_dict())
         same(run, half, "one changed")
         if mode == "shared":
-            BlobCache(data, mode).update_state_dict(after.state_dict())  # by somebody without a store
+            BlobCache(data, mode).update_state_dict(after.state_dict())  # by a cache without a store
             late = Program(folder / "model.pte", BlobCache(data, mode), packed=PackedStore(store)).method()
             same(late, after, "changed without the store")
 

@@ -218,7 +218,7 @@ _INFO = b'{"dtype":"U8","shape":[2],"data_offsets":[0,2]%s}'
         (b"", True),
         (b',"more":[1,-1.5e+3,1e400,NaN,-Infinity,Infinity,true,false,null,"",{},[]]', True),
         (b',"more":-0', True),
-        (b',"more":"\\ud800"', True),  # half of a pair is valid where nobody uses it
+        (b',"more":"\\ud800"', True),  # half of a pair is valid where it is not used
         (b',"more":"\\ud83d\\ude00\\u00e9\\b\\f\\n\\r\\t\\/\\"\\\\"', True),
         (b',"more":%s' % (b"9" * 4300), True),
         (b',"more":%s' % (b"9" * 4301), False),

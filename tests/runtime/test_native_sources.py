@@ -49,14 +49,14 @@ def test_includes_go_down_the_list_of_rooms(path):
         assert ROOMS.index(name.split("/")[0]) >= ROOMS.index(here), f"{here} includes {name}, which is above it"
 
 
-# How Python spells an argument or a value, which who reads a message in C++ does not have
+# How Python spells an argument or a value, which a C++ developer does not know
 OF_PYTHON = re.compile(r"\b[a-z_]+=(?:$|[\s;,.)]|'\w+'|True|False|None)|\b(?:True|False)\b|pip install|mode='")
 # Programs are lowered and saved in Python only, so advice about that is in its words.
 AHEAD_OF_TIME = ("to_executorch()", "save_programs()")
 
 
 def test_messages_have_no_words_of_python():
-    """A message says the same to who calls from C++ (N1); names of arguments are equal in both."""
+    """Messages fit callers in C++, too (N1); arguments have the same names in both languages."""
     found = []
     for path in FILES:
         text = re.sub(r"^\s*(?://.*|#include.*)$", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE)

@@ -1,4 +1,4 @@
-"""Packed weights in files: what is in them, who uses them, and that outputs are those without them, to the bit (K1, K3)."""
+"""Packed weights in files: their contents, their users, and outputs that equal those without them, to the bit (K1, K3)."""
 
 from __future__ import annotations
 

@@ -122,7 +122,7 @@ def test_every_kind_of_layer(kind: str, tmp_path: Path) -> None:
 
 
 def test_another_process_with_a_store_and_no_program(copy: Copy) -> None:
-    """It writes into the file itself, so even a process that nobody tells computes with the new weights."""
+    """It writes into the file itself, so even a process that is not notified computes with the new weights."""
     store = copy.store()
     running = copy.start(store)
     path = packed_files.only(copy.packed)
@@ -156,7 +156,7 @@ def test_another_process_without_a_store(copy: Copy) -> None:
 
 @pytest.mark.long
 def test_the_counters_were_lost(copy: Copy) -> None:
-    """Commits that nobody counted are found by the digests of the blobs."""
+    """The digests of the blobs reveal commits that were not counted."""
     copy.start(copy.store())()
     for seed in range(3):
         copy.folder.joinpath("live.ptd.commits").unlink(missing_ok=True)

@@ -242,7 +242,7 @@ def test_nobody_else_runs_when_it_starts(user: int | None, made: Any, folder: Pa
 
 
 def test_what_cannot_follow_has_no_file(made: Any, folder: Path) -> None:
-    """Quantized weights have scales that nobody knows here. The reason is told, and a second load builds nothing."""
+    """Quantized weights have scales that are unknown here. The stats say so, and a second load builds nothing."""
     model = made(seeded(nets.Small), folder, 2, 3, 8, 8, quantized=True)
     expected = model.expected()
     for builds in (1, 0):
@@ -337,7 +337,7 @@ def test_a_bias_in_the_program(made: Any, folder: Path) -> None:
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_a_commit_while_the_first_load_packs(shared: bool, made: Any, folder: Path) -> None:
-    """A load that waits packs what is there then. A private cache's own changes are in no file; the next load builds (K2)."""
+    """A load that waits packs the weights that it finds then. A private cache's changes are in no file; the next load builds (K2)."""
     model = made(seeded(nets.MLP), folder, 2, 16)
     data = model.live if shared else folder / "slim" / "shared.ptd"
     model.packed.mkdir()

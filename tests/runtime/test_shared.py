@@ -327,7 +327,7 @@ def test_a_working_copy_that_is_replaced_while_it_is_opened(copy, tmp_path):
     """Otherwise one process would replace the locks of those that have the new file (B4)."""
     make_working_copy(tmp_path / "original.ptd", tmp_path / "new.ptd")
     with copy.open("rb") as old:
-        fcntl.flock(old, fcntl.LOCK_SH)  # as whoever replaces it
+        fcntl.flock(old, fcntl.LOCK_SH)  # as a process that replaces it does
         child = run(
             """
 cache = BlobCache(sys.argv[1], "shared")
@@ -668,7 +668,7 @@ def test_the_commits_of_a_dead_working_copy_do_not_count(ones, how):
 
 
 def test_every_working_copy_has_its_own_mark(ones):
-    """32 digits that nobody can guess; files that are made of one are no working copies (S2)."""
+    """32 digits that cannot be guessed; files derived from a working copy are not working copies (S2)."""
     make_working_copy(ones, ones.with_name("second.ptd"))
     with open_ptd(ones) as data_map:
         store = BlobStore()

@@ -76,10 +76,10 @@ class BlobCache : public std::enable_shared_from_this<BlobCache> {
 
   /// Open files and check whether they can be trusted. If several files hold a key, its contents must be equal in all.
   ///
-  /// @param base a cache whose blobs are found through this one too, unless a file here has the key. The memory of the
+  /// @param base a cache in which this one looks up keys that no file here has. The memory of the
   ///   base is shared, not copied, and its commits are seen here. The new cache holds the base.
-  /// @param packed where programs on this cache keep packed weights, see packed.h. By default that of the base, or
-  ///   nowhere.
+  /// @param packed where programs on this cache keep packed weights, see packed.h. By default, that of the base, if
+  /// any.
   /// @throws Error FileAccess, InvalidFile, Integrity, KeyConflict, Unsupported.
   static std::shared_ptr<BlobCache> open(
       const std::vector<std::string>& paths,
@@ -102,7 +102,7 @@ class BlobCache : public std::enable_shared_from_this<BlobCache> {
   /// The paths of the files as given, without those of the base.
   virtual std::vector<std::string> files() const = 0;
 
-  /// The blob under a key, nullptr if there is none. Valid as long as the cache.
+  /// The blob under a key, or nullptr. Valid as long as the cache.
   virtual const Blob* find(std::string_view key) const = 0;
   /// As `find`; @throws Error KeyNotFound, Closed.
   const Blob& at(std::string_view key) const;
@@ -120,15 +120,15 @@ class BlobCache : public std::enable_shared_from_this<BlobCache> {
   /// base and by other processes. @throws Error KeyNotFound.
   virtual uint64_t version(std::string_view key) const = 0;
 
-  /// Change blobs, all or none: no Reading sees part of a commit. Everything is checked, all memory is allocated and
-  /// all followers prepare before the first byte changes.
+  /// Change all of these blobs or none: no Reading sees part of a commit. Everything is checked, all memory is
+  /// allocated, and all followers prepare before the first byte changes.
   ///
   /// @returns the new generation.
   /// @throws Error KeyNotFound, KeyConflict (a key twice), Layout, Closed, Unsupported, or what a follower throws (the
   ///   delegate throws Program if its inner backend refuses the new bytes). After an error nothing was changed.
   virtual uint64_t update(const std::vector<Change>& changes) = 0;
   /// Commit the blobs that a .ptd holds. The file is first read into memory and compared with its digests, if it has
-  /// any; what was compared is what is committed, whatever happens to the file meanwhile.
+  /// any. Exactly these bytes are committed, even if the file changes meanwhile.
   /// @throws as `open` and `update`; after an error nothing was changed.
   uint64_t load(const std::string& path);
   /// Restore the bytes of the file, for all keys or for some. The work depends on what changed, not on the size of the
@@ -139,18 +139,18 @@ class BlobCache : public std::enable_shared_from_this<BlobCache> {
   virtual uint64_t revert(const std::vector<std::string>& keys) = 0;
 
   /// Write the blobs of this cache's files, all from one generation, to a .ptd. Blobs with equal bytes are stored once.
-  /// Commits wait while the blobs are copied to the file, but not while the file is brought to the disk.
+  /// Commits wait while the blobs are copied to the file, but not while the file is synced.
   ///
   /// At every moment `path` is the old file or the new one, complete, even if the process is killed or the power fails.
   /// If it is a link, the file that it leads to is replaced.
   ///
   /// @param dirty_only only the blobs that were changed: a delta for `load`.
   /// @returns the size of the file in bytes.
-  /// @throws Error Closed; OutputPath: the cache or its base maps the file, or a file of another kind or a data file
-  ///   that was written together with programs is there; FileAccess: for example, the disk is full, or a file of this
-  ///   cache was truncated; InvalidKey, InvalidAlignment: a file of another writer has a key or an alignment that this
-  ///   one does not write; DataChanged: bytes changed while they were written, other than by a commit. After an error
-  ///   `path` is as it was.
+  /// @throws Error Closed. OutputPath: the cache or its base maps the file, or `path` is a file of another kind, or a
+  ///   data file that was written together with programs. FileAccess: for example, the disk is full, or a file of this
+  ///   cache was truncated. InvalidKey, InvalidAlignment: another writer's file has a key or an alignment that this one
+  ///   does not write. DataChanged: something other than a commit changed bytes while they were written. After an error
+  ///   `path` is unchanged.
   virtual uint64_t save(const std::string& path, bool dirty_only = false) const = 0;
 
   /// Let a follower take part in every commit to this cache from now on, as long as it lives; see commit_follower.h.
@@ -158,17 +158,17 @@ class BlobCache : public std::enable_shared_from_this<BlobCache> {
   /// data was made; then no commit is missed. The cache keeps no ownership. Does not block.
   virtual void follow(std::weak_ptr<CommitFollower> follower) const = 0;
 
-  /// Keys of this cache's files whose bytes are not, or may not be, those of the file as it was opened.
+  /// Keys of this cache's files whose bytes differ, or may differ, from those of the file when it was opened.
   virtual std::vector<std::string> dirty() const = 0;
   virtual CacheStats stats() const = 0;
   /// The digest that a file records for a blob; empty if none is recorded, or if the blob ever changed, even if it was
   /// reverted.
   virtual std::optional<std::string> recorded_digest(std::string_view key) const = 0;
-  /// The digest of a blob's bytes as its file had them when it was opened, whatever changed since. Computed, once, if
-  /// the file records none. Empty if that is not possible: in a working copy that has changed. The caller holds a
-  /// Reading. @throws Error KeyNotFound; FileAccess: the file was truncated.
+  /// The digest of a blob's bytes as its file had them when it was opened, even if they changed since. It is computed
+  /// once, unless the file records it. Empty for a working copy that has changed. The caller holds a Reading.
+  /// @throws Error KeyNotFound; FileAccess: the file was truncated.
   virtual std::optional<std::string> file_digest(std::string_view key) const = 0;
-  /// Whether a blob's bytes are not, or may not be, those of its file. The caller holds a Reading.
+  /// Whether a blob's bytes differ, or may differ, from those of its file. The caller holds a Reading.
   /// @throws Error KeyNotFound.
   virtual bool differs_from_file(std::string_view key) const = 0;
   /// Check that the mapped files are still as long as when they were opened, because reading a lost page ends the
@@ -209,12 +209,12 @@ class BlobCache : public std::enable_shared_from_this<BlobCache> {
 /// there, even where two keys are equal, because the processes that share the file may change one and not the other.
 ///
 /// Reads all blobs, and waits for the disk. Writes as `BlobCache::save` does. The file has no metadata, so it does not
-/// say what its programs multiply adapters with: give that to `load_adapter` as program_scale.
+/// record what its programs multiply adapters with; pass that to `load_adapter` as program_scale.
 ///
 /// @returns the size of the file in bytes.
 /// @throws Error FileAccess, InvalidFile, Integrity: a file cannot be opened or trusted. KeyConflict: two files have
-///   different contents under one key. OutputPath and others, as `BlobCache::save`. After an error `target` is as it
-///   was.
+///   different contents under one key. OutputPath and others, as `BlobCache::save`. After an error `target` is
+///   unchanged.
 uint64_t make_working_copy(const std::vector<std::string>& paths, const std::string& target);
 
 } // namespace blobstore

@@ -10,8 +10,8 @@
 
 namespace blobstore BLOBSTORE_API {
 
-/// What a commit is about to change, while everything is still unchanged. The cache owns it. It is valid during
-/// `CommitFollower::prepare` only, except for the bytes.
+/// What a commit is about to change. The cache owns it. It is valid only during `CommitFollower::prepare`, except for
+/// the bytes.
 class StagedCommit {
  public:
   virtual ~StagedCommit() = default;
@@ -22,7 +22,8 @@ class StagedCommit {
   virtual uint64_t version() const = 0;
   /// Whether the key changes.
   virtual bool changes(std::string_view key) const = 0;
-  /// The new bytes of a key that changes, as many as its blob has. Valid until the commit has ended, not aligned.
+  /// The new bytes of a key that changes, as many as its blob has. They are valid until the commit has ended, and may
+  /// be unaligned.
   /// @throws Error FileAccess: they come from a file that was truncated.
   virtual const uint8_t* bytes(std::string_view key) const = 0;
   /// Whether the new bytes are those of the file.
@@ -32,13 +33,12 @@ class StagedCommit {
 /// An observer that derives data from blobs and replaces it together with them. Register it with `BlobCache::follow`.
 class CommitFollower {
  public:
-  /// What will take effect with the commit. The cache owns it. It destroys it after the commit, when no lock is held,
-  /// or, if the commit fails, before the next one can begin.
+  /// What will take effect with the commit. The cache owns it, and destroys it after the commit, when no lock is held;
+  /// if the commit fails, before the next one can begin.
   class Prepared {
    public:
     virtual ~Prepared() = default;
-    /// The bytes are the new ones and there is no Reading. Called by the committing thread. Must be short and must not
-    /// block.
+    /// Called by the committing thread, when the bytes are new and no Reading exists. Must be short and must not block.
     virtual void apply() noexcept = 0;
   };
 
@@ -51,10 +51,10 @@ class CommitFollower {
   /// @throws Error: the commit fails with it and changes nothing.
   virtual std::unique_ptr<Prepared> prepare(const StagedCommit& commit) = 0;
 
-  /// For what this follower shares with other processes: whether it is not that of the working copy's generation, as
-  /// another process committed that has no such follower, or that was killed. Asked when a Reading begins.
+  /// Whether the data that this follower shares with other processes is older than the working copy, because a process
+  /// without such a follower committed, or one that was killed. Called when a Reading begins.
   virtual bool behind() const { return false; }
-  /// Bring it up to date. Called while this process has the working copy's exclusive lock.
+  /// Bring that data up to date. Called while this process has the working copy's exclusive lock.
   virtual void catch_up() noexcept {}
 };
 

@@ -18,14 +18,14 @@ namespace blobstore BLOBSTORE_API {
 /// Such a delegate holds the payload of an inner backend, which packs weights when it is initialized. It takes part in
 /// the commits of its cache: while calls run on the old weights, it initializes the inner backend again from the new
 /// bytes, and weights that did not change are found already packed. The new handle replaces the old one when the bytes
-/// change, and the old one is destroyed after that. If the initialization fails, the commit fails. A change by another
-/// process is found by the next call.
+/// change, and the old one is destroyed after that. If the initialization fails, the commit fails. The next call
+/// notices a change by another process.
 ///
 /// After a fork the child may run and change its delegates. Each makes a new handle at its first call.
 ///
-/// Options of a load are passed to the inner backend, except for `packed_cache_path`; a path that XNNPACK has for the
-/// whole process has no effect either. Weights are packed under names that count versions in this process, and after
-/// the next launch these names would stand for other weights.
+/// Options of a load are passed to the inner backend. With a `packed_cache_path`, weights are named by content, so the
+/// file stays right after updates and later launches. A path that XNNPACK has for the whole process has no effect:
+/// other names count versions in this process, and would stand for other weights after the next launch.
 ///
 /// Delegates of this process share packed weights if they take the same blobs, in the same versions, from the same
 /// cache. Two caches never share packed weights, unless one is the base of the other.
@@ -51,7 +51,7 @@ class CacheScope {
 /// A living delegate that ExecuTorch's own runtime loaded in a `CacheScope`.
 struct ServedDelegate {
   std::string method;
-  std::string program; // the file that its program is mapped from; empty if there is none, or if this system cannot say
+  std::string program; // the file that its program is mapped from; empty if it is not mapped, or this system cannot say
   uint64_t inode = 0; // of that file
   std::vector<std::string> keys; // of the blobs that it takes from the cache
   std::vector<std::string> others; // of the blobs that it takes from elsewhere
@@ -61,7 +61,7 @@ struct ServedDelegate {
 /// The delegates on a cache, or on caches on top of it. Any thread may call it.
 std::vector<ServedDelegate> served_delegates(const BlobCache& cache);
 
-/// Why a delegate failed. ExecuTorch itself gives a number only.
+/// Why a delegate failed. ExecuTorch itself gives only a number.
 struct DelegateFailure {
   ErrorKind kind;
   std::string reason;

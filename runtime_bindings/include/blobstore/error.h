@@ -25,7 +25,7 @@ enum class ErrorKind {
   Input, // the inputs have a wrong number, shape or type
   MissingBackend,
   Execution, // a method failed while it ran
-  UnsupportedData, // this tensor, dtype or value is none that the function takes
+  UnsupportedData, // the function does not take this tensor, dtype or value
   Update, // an update by name that is refused, incomplete or not finite
   Adapter, // an adapter of another foundation, incomplete, or in conflict
   OutputPath, // an output would replace an input or a protected file

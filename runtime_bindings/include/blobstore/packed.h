@@ -1,4 +1,4 @@
-// Packed weights on disk: what XNNPACK makes of weights when it loads them, made once and mapped by every later load.
+// Packed weights on disk: the form that XNNPACK computes from weights, made once and mapped by every later load.
 //
 //   auto packed = blobstore::PackedStore::open("/data/app/packed");
 //   auto cache = blobstore::BlobCache::open({"model.ptd"}, blobstore::BlobCache::Mode::Private, nullptr, packed);
@@ -26,11 +26,11 @@ class PackedFolder;
 
 /// How a packed store is used.
 struct PackedOptions {
-  /// The size of all files together, in bytes. Where it would be exceeded, files that no living process uses go, the
+  /// The size of all files together, in bytes. To stay below it, files that no living process uses are removed, the
   /// least recently used first. A file that is larger by itself is not written.
   uint64_t limit = uint64_t{4} << 30;
-  /// Compare the file with its digests at every load. Otherwise only if it is new, or was changed since it was last
-  /// compared.
+  /// Compare the file with its digests at every load. By default, this happens only if it is new or has changed since
+  /// the last comparison.
   bool verify = false;
 };
 
@@ -52,34 +52,33 @@ struct PackedFile {
 struct PackedStats {
   uint64_t hits = 0; // delegates whose weights were all in a file
   uint64_t builds = 0; // files that were written
-  uint64_t fallbacks = 0; // delegates that packed weights to the heap
+  uint64_t fallbacks = 0; // delegates that packed weights on the heap
   std::vector<std::pair<std::string, uint64_t>> reasons; // why, and how often
   uint64_t written = 0; // packed weights that updates wrote in place
-  uint64_t repacked = 0; // delegates that an update packed anew, as a weight of theirs cannot be written in place
+  uint64_t repacked = 0; // delegates that an update packed again, because a weight cannot be written in place
   uint64_t dropped = 0; // files that were damaged
   uint64_t verified_bytes = 0; // that were compared with digests
   uint64_t mapped_bytes = 0; // size of the files that programs use now
-  std::optional<uint64_t> heap_bytes; // of anonymous memory, which the process got while delegates fell back
+  std::optional<uint64_t> heap_bytes; // anonymous memory that the process took while delegates fell back
 };
 
 /// A folder with files of packed weights, one for each foundation, the data files of a cache without a base. All
 /// programs on them use it: methods, input lengths, a base with adapters. Entries are named by content, so other
 /// weights, scales, or layouts have other entries.
 ///
-/// Give it where a cache is opened or a program is loaded. When the first method of a program is loaded that a file
-/// does not have, all of its methods are packed into memory, and written to a new file. Loads then map this file,
-/// read-only; they pack nothing, and processes share its pages. A file appears complete or not at all, and is
-/// read-only.
+/// Pass it to `BlobCache::open` or `Program::load`. If the file lacks weights of a method that is loaded, all methods
+/// of the program are packed into memory, and written to a new file. Later loads map this file; they pack nothing, and
+/// processes share its pages. A file appears complete or not at all, and is read-only.
 ///
-/// If no file can be used or written, weights are packed to the heap, as without a store. Programs load all the same,
+/// If no file can be used or written, weights are packed on the heap, as without a store. Programs load all the same,
 /// and `stats` has the reason.
 ///
-/// Any number of threads and processes may use a folder at a time. While one builds, others wait for it, for up to a
-/// minute; they do not wait for a process that died.
+/// Any number of threads and processes may use a folder. While one builds, others wait for it for up to a minute; they
+/// do not wait for a process that died.
 class PackedStore {
  public:
   /// The folder is made when the first file is written.
-  /// @throws Error FileAccess: the path is something else than a folder.
+  /// @throws Error FileAccess: the path exists and is not a folder.
   static std::shared_ptr<PackedStore> open(const std::string& folder, const PackedOptions& options = {});
   virtual ~PackedStore() = default;
   PackedStore(const PackedStore&) = delete;
@@ -101,7 +100,7 @@ class PackedStore {
   friend class internal::PackedFolder; // the only one
   friend class internal::MappedCache;
   PackedStore() = default;
-  /// What is packed of a shared working copy, by any program.
+  /// The packed weights of a shared working copy, of all programs.
   virtual std::vector<std::shared_ptr<CommitFollower>> copies_of(const internal::MappedCache& cache) = 0;
 };
 

@@ -37,10 +37,10 @@ class Outputs {
   const executorch::runtime::EValue& operator[](size_t index) && = delete; // the memory would be gone; use `tensor`
   const_iterator begin() const& { return values_.begin(); }
   const_iterator end() const& { return values_.end(); }
-  /// The tensor at an index, nullptr if there is none. It keeps its memory, also without this object.
+  /// The tensor at an index, or nullptr. It keeps its memory alive, even without this object.
   executorch::extension::TensorPtr tensor(size_t index) const;
 
-  /// Append a value. @param memory what it refers to; a tensor refers to the TensorPtr of itself.
+  /// Append a value. @param memory what it refers to; for a tensor, its own TensorPtr.
   void add(executorch::runtime::EValue value, std::shared_ptr<void> memory);
 
  private:
@@ -50,7 +50,7 @@ class Outputs {
 
 /// How a method runs.
 struct RunOptions {
-  /// Only so many of the first outputs are copied and returned.
+  /// How many of the outputs are copied and returned, from the first on.
   size_t results = SIZE_MAX;
   /// For each input, whether the method may use the memory of the tensor in place if its memory plan permits it. A
   /// method that changes this input then changes the caller's memory. Other inputs are copied first. Inputs beyond the
@@ -93,10 +93,10 @@ class Program : public std::enable_shared_from_this<Program> {
   ///
   /// @throws Error MethodNotFound, MissingBackend, KeyNotFound (a delegate's blob), Closed, Program.
   virtual std::shared_ptr<Method> load_method(const std::string& name) = 0;
-  /// What a process that has ExecuTorch only can give it as `packed_cache_path`, to share the packed weights of this
-  /// program: the file that XNNPACK's own delegates use, those of the stock partitioner. It has the weights of the
-  /// methods that were loaded with a packed store. Valid as long as the store keeps the file, so at least as long as
-  /// one of these methods lives. @returns empty if there is none.
+  /// The file that delegates of the stock partitioner use. A process without this library can pass it to ExecuTorch as
+  /// `packed_cache_path`, and then shares the packed weights of this program. The file has the weights of the methods
+  /// that were loaded with a packed store. It is valid as long as the store keeps it, which is at least as long as one
+  /// of these methods lives. @returns an empty string if no such method has a file.
   virtual std::string packed_cache_path() const = 0;
 };
 
@@ -109,7 +109,7 @@ class Method {
   virtual executorch::runtime::MethodMeta meta() const = 0;
   /// Run the method. The whole call sees one generation of the cache. Blocks while a commit changes bytes or waits for
   /// readers, and while another thread calls this method or one that shares its state; other methods run at the same
-  /// time. A fork waits for calls of other threads to end.
+  /// time. A fork waits until calls of other threads have ended.
   ///
   /// @param inputs tensors in the dim order of the method, numbers, bools or None. The caller owns their memory and
   ///   must keep it until the call returns; the method does not refer to it afterwards.
@@ -123,7 +123,7 @@ class Method {
   /// @throws Error Input: there is no such tensor. @throws Error Unsupported: the output has no memory planned by the
   /// method.
   virtual executorch::extension::TensorPtr output_memory(size_t index) = 0;
-  /// As `output_memory`, the named tensors that the method changes in its own memory, such as mutable buffers.
+  /// The named tensors that the method changes in its own memory, such as mutable buffers; see `output_memory`.
   virtual std::vector<std::pair<std::string, executorch::extension::TensorPtr>> state_memory() = 0;
 };
 

@@ -19,9 +19,9 @@ class ThreadReadings;
 /// be nested in a thread; a nested one never blocks. Keep it short, because commits wait for it. The thread that made
 /// it gets an error if it commits meanwhile. Another thread may destroy it. The cache must outlive it.
 ///
-/// After a fork, Readings of the forking thread go on in the child. One ends there if the process has no file
-/// descriptors left for the locks of a shared working copy. Such a Reading, like those of other threads, no longer
-/// holds off commits in the child. Functions that the child calls take their own Reading, so they see one generation or
+/// After a fork, Readings of the forking thread continue in the child, unless the process has no file descriptors left
+/// for the locks of a shared working copy. Readings that do not continue, and those of other threads, no longer hold
+/// off commits in the child. Functions that the child calls take their own Reading, so they see one generation or
 /// report the error.
 ///
 /// @throws Error FileAccess, Integrity: the lock of a shared working copy cannot be taken, or an interrupted commit

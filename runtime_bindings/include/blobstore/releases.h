@@ -52,7 +52,7 @@ struct Missing {
   std::string sha256; // of its index
   bool current = false; // whether it is the current release already, whole, so that there is nothing to do
   uint64_t release_bytes = 0; // size of all files of the release
-  uint64_t bytes = 0; // size of all that is to be fetched
+  uint64_t bytes = 0; // size of everything that is missing
   std::string folder; // where the fetched files go; ends with a separator
   std::vector<Fetch> fetches; // in any order
 };

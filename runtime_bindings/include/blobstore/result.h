@@ -21,7 +21,7 @@ class [[nodiscard]] Result<void> {
 
   bool ok() const { return !error_; }
   explicit operator bool() const { return ok(); }
-  /// The error: `kind()`, `what()`, `path()`, `number()`. Ends the process if there is none.
+  /// The error: `kind()`, `what()`, `path()`, `number()`. Ends the process if there is a value instead.
   const Error& error() const {
     if (ok()) {
       end_on_misuse(nullptr);
@@ -38,20 +38,20 @@ class [[nodiscard]] Result<void> {
   }
 
  private:
-  /// Ends the process with a message. @param error the error of a Result without value; null if there is none.
+  /// Ends the process with a message. @param error the error of a Result without value; null if it has a value.
   [[noreturn]] static void end_on_misuse(const Error* error) noexcept;
 
   std::optional<Error> error_;
 };
 
-/// A value, or why there is none. Owns both.
+/// A value, or the error that prevented it. Owns both.
 template <typename T>
 class [[nodiscard]] Result : public Result<void> {
  public:
   Result(T value) : value_(std::move(value)) {}
   Result(Error error) : Result<void>(std::move(error)) {}
 
-  /// The value. Ends the process if there is none; call `ok` first.
+  /// The value. Ends the process if there is an error instead; call `ok` first.
   T& get() & {
     check();
     return *value_;

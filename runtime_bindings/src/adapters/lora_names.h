@@ -16,7 +16,7 @@ namespace blobstore::internal {
 /// docs/format.md.
 bool is_lora(std::string_view name);
 
-/// The pairs among tensors, and why others are none.
+/// The pairs among tensors, and why other tensors do not make pairs.
 struct FoundPairs {
   std::vector<LoraPair> pairs; // in the order of their modules
   std::vector<Error> problems; // Adapter or Layout, for each module without a valid pair

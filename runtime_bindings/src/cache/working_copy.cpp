@@ -44,9 +44,9 @@ std::optional<std::array<uint8_t, 16>> working_copy_id(const std::string& digits
 
 void remove_earlier_state(const std::string& path) {
   WorkingCopy copy(File(path, /*writable=*/true));
-  const WorkingCopy::Exclusive lock(copy); // nobody opens the new file meanwhile, and makes a state of its own
+  const WorkingCopy::Exclusive lock(copy); // so that no process opens the new file and makes its own state meanwhile
   if (!copy.is_at_its_path()) {
-    return; // somebody has replaced it, who does the same
+    return; // another process has replaced it, and does the same
   }
   copy.id_ = copy.read_id();
   copy.find_state();

@@ -44,15 +44,15 @@ struct Patch {
 ///     32      8          its size
 ///     40      8          number of keys
 ///     48      8          generation
-///     56      8          bytes of a journal that must be replayed; 0 if there is none
+///     56      8          bytes of a journal that must be replayed, or 0
 ///     64      8 x keys   version of each key: the generation of its last change
 ///     next multiple of 4096: the journal: generation (8), number of patches (8), number of keys (8), the keys'
 ///             numbers (8 each), offset and size of each patch (16 each), the patches' bytes, and the xxh3-128 of all
 ///             that (16)
 ///
 /// It counts only if it has the id of this copy, its inode and its size, and if its owner could write the copy anyway.
-/// A file of another life, whose inode was used again, is replaced. If the copy was copied together with a journal that
-/// must be replayed, nobody knows which bytes it has, and it cannot be opened.
+/// A file of an earlier copy, whose inode was used again, is replaced. If the copy was copied together with a journal
+/// that must be replayed, its bytes are unknown, and it cannot be opened.
 ///
 /// Two kernel locks (flock) keep processes apart. The kernel releases them when a process dies. The lock on the working
 /// copy itself is shared by readers and exclusive for a commit. The lock on the file beside it is a gate that readers

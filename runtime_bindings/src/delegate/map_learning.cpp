@@ -138,7 +138,7 @@ void learn_maps(
       }
       if (known->second->gives(sources, packed.data() + unit.entry->offset, unit.entry->size)) {
         packing.maps[unit.entry->name] = encoded;
-        if (!known->second->has_scales()) { // XNNPACK is asked about scales, which nobody does for other processes
+        if (!known->second->has_scales()) { // only XNNPACK can check scales, and other processes do not ask it
           std::vector<std::string>& keys = packing.keys[unit.entry->name];
           keys.clear();
           for (const std::optional<size_t>& source : unit.sources) {

@@ -52,9 +52,9 @@ class HeapGrowth {
   std::optional<uint64_t> before_;
 };
 
-/// Load once more what was packed to a file, and tell which entries are packed again although they are there. XNNPACK
-/// packs a deconvolution at every load and compares: if the entry differs, the next call reads an address that is none.
-/// So such an entry saves nothing, and a file that has it must never differ from the blobs.
+/// Load what was packed to a file once more, and return the entries that are packed again although the file has them.
+/// XNNPACK packs a deconvolution at every load and compares: if the entry differs, the next call reads an invalid
+/// address. So such an entry saves nothing, and a file that has it must never differ from the blobs.
 std::set<std::string> packed_again(const ScratchFile& packed, const std::function<void()>& load_again);
 
 /// What one load of a method does, or the building of a file. As long as it lives, it is in force on its thread.

@@ -27,7 +27,7 @@ class BlobSource {
   virtual size_t size() const = 0;
   /// A key, in the order of the files. Valid as long as the source.
   virtual std::string_view key(size_t index) const = 0;
-  /// The blob under a key; empty if there is none.
+  /// The blob under a key, if any.
   virtual std::optional<SourceBlob> find(std::string_view key) const = 0;
   bool contains(std::string_view key) const { return find(key).has_value(); }
   /// While the result lives, no bytes change. Empty where they never do.

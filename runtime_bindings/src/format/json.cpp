@@ -105,7 +105,7 @@ uint32_t JsonReader::escape() {
   if (letter != 'u') {
     const size_t found = kLetters.find(letter);
     if (found == std::string_view::npos) {
-      fail("an escape in a string is none of JSON's");
+      fail("a string has an escape that JSON does not have");
     }
     return static_cast<uint8_t>(kMeanings[found]);
   }

@@ -39,7 +39,7 @@ std::optional<size_t> find_keyed_manifest(const PtdTable& table, const uint8_t* 
 /// The manifest in the last segment of such a file.
 PtdManifest keyed_manifest(const PtdTable& table);
 
-/// A text of the metadata, empty if there is none. Only the bounds are checked, and no digest: a commit to a working
+/// A text of the metadata, or an empty one. Only the bounds are checked, not the digest: a commit to a working
 /// copy that a killed process left may have changed half of the digests, and the text decides whether it can be
 /// finished.
 std::string metadata_unverified(const uint8_t* data, uint64_t size, const std::string& key);

@@ -8,7 +8,7 @@
 namespace blobstore::internal {
 
 /// A dense tensor in row-major order. `owner` keeps the bytes alive; it is empty if the caller does. The bytes need not
-/// be aligned, and `data` may be null if there are none.
+/// be aligned, and `data` may be null for an empty tensor.
 struct TensorView {
   int8_t scalar_type = 0; // as ExecuTorch numbers them
   std::vector<int64_t> sizes;

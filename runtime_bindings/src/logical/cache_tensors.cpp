@@ -35,7 +35,7 @@ uint64_t CacheTensors::update(const std::vector<Given>& given, bool finite) cons
 }
 
 uint64_t CacheTensors::commit(const std::vector<Given>& given, bool finite) const {
-  for (;;) { // again if somebody changed scales while numbers were quantized with them
+  for (;;) { // again if another commit changed scales while numbers were quantized with them
     std::vector<NewBlob> used;
     const std::vector<NewBlob> blobs = updates_.changes(given, finite, used);
     auto& cache = static_cast<MappedCache&>(*cache_); // there is no other kind

@@ -47,7 +47,7 @@ class Index {
   const BlobSource& source() const { return source_; }
   /// In the order in which they were seen.
   const std::vector<const Tensor*>& tensors() const { return tensors_; }
-  /// The tensor with a name or alias; nullptr if there is none.
+  /// The tensor with a name or alias, or nullptr.
   const Tensor* find(std::string_view name) const;
   /// All names of tensors, as they were seen.
   const std::vector<std::string_view>& names() const { return names_; }

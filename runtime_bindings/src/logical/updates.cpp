@@ -486,7 +486,7 @@ void Updates::check_stored(const std::string& origin) const {
   }
 }
 
-/// The tensor that a data file has under its own key; empty if there is none of its dtype.
+/// The tensor that a data file has under its own key, if its dtype is supported.
 std::optional<TensorView> Updates::stored(const SourceTensor& source) const {
   for (const std::string_view key : index_.tensor_of(source).own_keys) {
     const std::optional<SourceBlob> blob = source_.find(key);

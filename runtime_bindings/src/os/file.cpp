@@ -123,7 +123,7 @@ File File::open_if_there(std::string path) {
 bool File::is_as_safe_as(const File& that) const {
   constexpr uint32_t kGroup = 020;
   constexpr uint32_t kOthers = 002;
-  constexpr uint32_t kSticky = 01000; // of a folder in which nobody replaces files of others
+  constexpr uint32_t kSticky = 01000; // of a folder in which users cannot replace files of others
   const FileStatus mine = status();
   const FileStatus other = that.status();
   const bool sticky = (other.mode & kSticky) != 0;

@@ -50,8 +50,7 @@ class File {
   File(std::string path, bool writable);
   /// Take over a descriptor.
   File(std::string path, int descriptor) : path_(std::move(path)), descriptor_(descriptor) {}
-  /// Open a file for reading and writing. If there is none, or if the path is a link or no regular file, the result is
-  /// closed.
+  /// Open a file for reading and writing. If it is missing, a link or not a regular file, the result is closed.
   static File open_if_there(std::string path);
   ~File();
   File(File&& other) noexcept { *this = std::move(other); }
@@ -62,8 +61,8 @@ class File {
   bool is_open() const { return descriptor_ >= 0; }
   uint64_t size() const { return status().size; }
   FileStatus status() const;
-  /// Whether nobody can have written this file who could not have written that one, or to that folder, this user and
-  /// root apart.
+  /// Whether every user who can have written this file could also have written that one, or to that folder; this user
+  /// and root do not count.
   bool is_as_safe_as(const File& that) const;
   /// @throws Error FileAccess: the file ends before this byte; reading that far in a map would end the process.
   void check_length(uint64_t end) const;

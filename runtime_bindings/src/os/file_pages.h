@@ -63,7 +63,7 @@ class FilePages {
 
  private:
   uintptr_t end() const { return begin_ + size_; }
-  uintptr_t inner_begin() const; // of the own pages; equal to inner_end() if there are none
+  uintptr_t inner_begin() const; // of the own pages; equal to inner_end() without own pages
   uintptr_t inner_end() const;
   void give_back(uintptr_t begin, uintptr_t end);
 

@@ -10,8 +10,8 @@
 
 namespace blobstore::internal {
 
-/// A lock on a folder against all processes, also those of the Python package; waits for it. The lock ends with the
-/// result. Where the file system has no locks, there is none. @throws Error FileAccess: the folder is missing.
+/// Wait for a lock on a folder against all processes, including those of the Python package. The lock ends with the
+/// result. On a file system without locks, nothing is locked. @throws Error FileAccess: the folder is missing.
 File lock_folder(const std::string& path);
 
 /// The same without waiting; empty if another process has a lock on the folder. @throws Error FileAccess.
@@ -20,7 +20,7 @@ std::optional<File> try_lock_folder(const std::string& path);
 /// Remove a file, a link, or a folder with all that is in it. Links are not followed, and failures are ignored.
 void remove_all(const std::string& path);
 
-/// Remove temporary files, links and folders from a folder that this process has locked, so that nobody uses them.
+/// Remove temporary files, links and folders from a folder that this process has locked, so that no process uses them.
 void remove_temporary(const std::string& folder);
 
 /// Make a folder of links, or replace one. It is on the disk when this returns.

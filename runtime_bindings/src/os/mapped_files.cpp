@@ -20,7 +20,7 @@ struct Line {
   std::string path;
 };
 
-/// Call a function for each map of a file. Where there is no /proc, there are none.
+/// Call a function for each map of a file. Without /proc, no map is known.
 template <typename Function>
 void for_each_map(Function function) {
   const std::string maps = system_text("/proc/self/maps");

@@ -36,7 +36,7 @@ class OutputFile {
 
   /// @throws Error FileAccess: for example, the disk is full.
   void write(const void* data, size_t size);
-  /// Let nobody write to the file from the moment it appears. @throws Error FileAccess.
+  /// Make the file read-only from the moment it appears. @throws Error FileAccess.
   void make_read_only();
   /// Call once. @throws Error FileAccess: the target is as it was.
   void commit();

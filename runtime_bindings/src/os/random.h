@@ -1,4 +1,4 @@
-// Numbers that nobody can foresee.
+// Unpredictable numbers.
 #pragma once
 
 #include <cstddef>

@@ -5,7 +5,7 @@
 
 namespace blobstore::internal {
 
-/// The text of a file of the system, such as /proc/self/maps. Empty if there is none, or no right to read it.
+/// The text of a file of the system, such as /proc/self/maps. Empty if it is missing or may not be read.
 std::string system_text(const std::string& path);
 
 } // namespace blobstore::internal

@@ -217,7 +217,7 @@ Verified verify_packed(const std::string& path, const uint8_t* data, const Packe
     if (entry == nullptr) {
       invalid(path, "one of its keys belongs to no entry");
     }
-    // who writes an entry sets its digest to zero first, and to that of the new bytes last
+    // a writer of an entry sets its digest to zero first, and to that of the new bytes last
     const auto now = [&] {
       Digest written;
       std::memcpy(written.data(), at, sizeof written);

@@ -29,7 +29,7 @@ struct PackedEntry {
 class PackedIndex {
  public:
   explicit PackedIndex(const std::vector<PackedEntry>& entries);
-  /// The entry of a name, nullptr if there is none.
+  /// The entry of a name, or nullptr.
   const PackedEntry* find(std::string_view name) const;
 
  private:

@@ -499,7 +499,7 @@ std::vector<PackedFile> PackedFolder::gc() const {
   return removed;
 }
 
-/// Remove files that nobody uses, the least recently used first, until the others fit.
+/// Remove unused files, the least recently used first, until the others fit.
 void PackedFolder::make_room(uint64_t limit, std::vector<PackedFile>* removed) const {
   std::vector<PackedFile> files = look(/*compare=*/false);
   uint64_t total = 0;

@@ -79,7 +79,7 @@ class PackedFolder final : public PackedStore, private ForkAware, public std::en
   std::vector<PackedFile> verify() const override;
   std::vector<PackedFile> gc() const override;
 
-  /// The file to use, nullptr if there is none. Removes damaged ones. Failures are no errors: there is no file then.
+  /// The file to use, or nullptr, also after a failure. Removes damaged files.
   std::shared_ptr<const PackedLease> find(const PackedPurpose& purpose);
 
   /// The right to build, which one thread of one process has at a time.
@@ -94,7 +94,7 @@ class PackedFolder final : public PackedStore, private ForkAware, public std::en
     File lock_;
   };
   /// Wait for the right to build, and make the folder.
-  /// @throws Error FileAccess: the folder cannot be written to, or somebody else builds for more than a minute.
+  /// @throws Error FileAccess: the folder cannot be written to, or another process builds for more than a minute.
   Building begin_build() const;
   /// Memory to build in.
   ScratchFile scratch() const { return ScratchFile(folder_); }

@@ -43,7 +43,7 @@ bool can_be_numbered(const std::vector<size_t>& sizes) {
       std::all_of(sizes.begin() + 1, sizes.end(), [](size_t size) { return size % 4 == 0 && size / 4 <= kPerSource; });
 }
 
-/// What a word holds: its number, 0 for zero; empty if it is none.
+/// What a word holds: its number, 0 for zero; empty for anything else.
 std::optional<int64_t> number_of(const uint8_t* word) {
   const auto value = load<float>(word);
   const auto most = static_cast<float>(kMostWord);

@@ -23,10 +23,10 @@ bool has_inline_constants(const FlatBuffer& buffer, uint64_t program) {
 struct OldConstants {
   uint64_t constant_slot; // position of the reference to the list of constants
   uint64_t segments_slot; // position of the reference to the list of segments
-  uint64_t inline_slot; // position of the reference to constants in the flatbuffer, 0 if there is none
+  uint64_t inline_slot; // position of the reference to constants in the flatbuffer, or 0
   FlatVector offsets; // of the constants in their segment
   FlatVector segments;
-  const uint8_t* data = nullptr; // of their segment, null if there is none
+  const uint8_t* data = nullptr; // of their segment, or null
   uint64_t size = 0;
 
   /// Number of constants that stay; constant 0 stands for "no data".

@@ -41,7 +41,7 @@ class LoadedMethod final : public Method, public std::enable_shared_from_this<Lo
  private:
   struct Input { // a tensor
     executorch::aten::Tensor tensor;
-    void* planned; // where its memory was planned; null if there is none
+    void* planned; // where its memory was planned, or null
     bool overlaid; // other tensors lie there too, and may be views of it
     std::unique_ptr<uint8_t[]> copy; // during a call, if the caller's memory is not used and none was planned
   };

@@ -46,7 +46,7 @@ bool any_changed(const BlobCache& cache) {
 struct LoadedProgram::PackedUse {
   std::optional<PackedPurpose> own; // of blobstore's delegates
   std::optional<PackedPurpose> stock; // of XNNPACK's own, whose names do not tell all contents: for this program only
-  std::string fallback; // why there is none
+  std::string fallback; // why it has no file
   uint64_t generation = 0; // that of the cache then
 };
 
@@ -182,7 +182,7 @@ void LoadedProgram::pack_all(PackedUse& use) {
   std::vector<size_t> on_heap; // those whose weights would not follow the working copy
   std::set<std::string> again; // entries that a file cannot have
   StockMaps maps(map_, stock, packed_, [&](size_t method) { make_method(method, State::Own); });
-  std::vector<std::shared_ptr<Method>> together; // because ExecuTorch packs into a file only until all who use it go
+  std::vector<std::shared_ptr<Method>> together; // ExecuTorch packs into a file only while something uses it
   for (size_t i = 0; i < methods().size(); ++i) {
     if (!uses(i, kBackendId) && !uses(i, kXnnpack)) {
       continue;
@@ -205,7 +205,7 @@ void LoadedProgram::pack_all(PackedUse& use) {
     packed_->add(*use.own, own, {wanted, std::move(packing.covers), std::move(packing.maps), std::move(packing.keys)});
   }
   if (use.stock && cache_->generation() != use.generation) {
-    use.fallback = kChangedMeanwhile; // nobody could tell what is in the entries; the next load packs them
+    use.fallback = kChangedMeanwhile; // the contents of the entries are unknown; the next load packs them
   } else if (use.stock && in_file.size() + on_heap.size() != 0) {
     const auto wanted = [&](std::string_view name) { return again.count(std::string(name)) == 0; };
     std::set<Digest> covers;

@@ -32,7 +32,7 @@ constexpr std::string_view kNewest = "newest"; // the mark, among the indexes
 constexpr uint64_t kMarkLimit = 1 << 10;
 constexpr std::string_view kReleases = "releases/";
 
-/// The size of a regular file; empty if there is none.
+/// The size of a regular file, if it exists.
 std::optional<uint64_t> size_of(const std::string& path) {
   struct stat status;
   if (lstat(path.c_str(), &status) != 0 || !S_ISREG(status.st_mode)) {

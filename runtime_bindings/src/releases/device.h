@@ -80,8 +80,7 @@ class Device {
   /// Whether an object is here and has its digest; all of it is read.
   bool has_sound(const ReleaseObject& object) const;
 
-  /// Compare what is to be written with the free space. @throws Error FileAccess: there is less; it names the largest
-  /// file.
+  /// Check that the needed bytes fit on the disk. @throws Error FileAccess: they do not; it names the largest file.
   void check_room(const ReleaseObject& largest, uint64_t needed) const;
   /// Whether all files of a release are here under their names; their contents are not read.
   bool is_complete(const ReleaseIndex& index, const std::string& view) const;

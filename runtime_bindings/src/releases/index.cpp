@@ -35,7 +35,7 @@ bool is_name(std::string_view text) {
       });
 }
 
-/// The numbers of a version; empty if it is none.
+/// The numbers of a version; empty for other text.
 std::vector<unsigned> numbers_of(std::string_view version) {
   std::vector<unsigned> numbers;
   while (true) {

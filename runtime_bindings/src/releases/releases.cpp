@@ -208,7 +208,7 @@ void Delivery::read_parts(Wanted& wanted) {
   wanted.parts = read_table(bytes, file.object, place->path);
 }
 
-/// A blob that is here and should be the same as a part; nullptr if there is none.
+/// A blob that is here and should be the same as a part, or nullptr.
 LocalBytes* Delivery::local(const ReleasePart& part) {
   const auto found = device_->blobs().find(part.sha256);
   return found != device_->blobs().end() && found->second.size == part.size ? &found->second : nullptr;
@@ -345,7 +345,7 @@ std::optional<LocalBytes> Delivery::whole(const ReleaseFile& file) const {
   return found;
 }
 
-/// Compare what is to be written with the free space, before the first byte.
+/// Check that the files fit on the disk, before the first byte is written.
 void Delivery::check_room(const std::vector<Wanted>& files) const {
   uint64_t needed = 0;
   const ReleaseObject* largest = nullptr;

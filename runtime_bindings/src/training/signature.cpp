@@ -47,7 +47,7 @@ Signature read_signature(Program& program, const Method& method) {
   const Outputs parameters = read(program, kPrefixes[1], method);
   Signature found;
   bool fits = !gradients.empty() && gradients[0].isInt() && !parameters.empty() && parameters[0].isInt();
-  size_t count = 0; // of names, also of those that are none
+  size_t count = 0; // of names, including invalid ones
   const Outputs names = read(program, kPrefixes[2], method);
   for (const et::EValue& name : names) {
     ++count;

@@ -62,7 +62,7 @@ const Number* find_not_finite(const Tensor& tensor) {
   return found == end ? nullptr : found;
 }
 
-/// The first number of a loss that is infinite or NaN; empty if there is none.
+/// The first number of a loss that is infinite or NaN, if any.
 std::optional<double> not_finite(const et::EValue& loss) {
   const auto number = [](const auto* found) {
     return found == nullptr ? std::nullopt : std::optional<double>(static_cast<double>(*found));

@@ -348,7 +348,7 @@ BAD_OPAQUE = [
 
 
 def test_opaque_keys_that_flatc_listed(tmp_path):
-    """A listed key has no layout, and another one keeps its layout; an empty list is none (R4)."""
+    """A listed key has no layout, and another one keeps its layout; an empty list is as good as no list (R4)."""
     bytes_ = TensorLayout(ScalarType.BYTE, (10,))
     for opaque, layouts in (
         ([1, 2], [None, None]),

@@ -280,7 +280,7 @@ def test_methods_of_training_are_renamed_together(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("backend", [b"XnnpackBackend", b"UnknownBackend"])
 def test_one_key_for_different_weights_is_refused(tmp_path: Path, backend: bytes) -> None:
-    """Delegates look keys up by text, so a key cannot be renamed; nobody knows which ones those of other backends take."""
+    """Delegates look keys up by text, so a key cannot be renamed. Which keys other backends take is unknown."""
     one, other = models.decoder(), models.decoder()
     a, b = one.write(tmp_path, "a"), other.write(tmp_path, "b")
     a.write_bytes(a.read_bytes().replace(b"XnnpackBackend", backend))
