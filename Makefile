@@ -6,25 +6,22 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-lowering test-others test-slow bench plots native aarch64 compile-platforms sanitize fuzz crash soak mutants conformance dist site lint tidy format schema install clean
+.PHONY: help demo test test-all test-slow bench plots native aarch64 compile-platforms sanitize fuzz crash soak mutants conformance dist site lint tidy format schema install clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-17s %s\n", $$1, $$2 }' Makefile
 
 demo: $(VENV)/.runtime ## lower two models, deduplicate them, run both forms and compare
-	$(VENV)/bin/blobstore demo demo-output
+	$(RUN) -m examples.demo demo-output
 
-# Two processes, for two cores, which take about as long: most tests that lower and train models, and all others.
-LOWERING := tests/lowering tests/logical tests/training tests/adapters tests/demo tests/docs tests/llm
+# A module runs in one process, so its fixtures are made once; as many processes as there are cores.
+PYTEST := $(RUN) -m pytest --numprocesses=auto --dist=loadfile --no-loadscope-reorder
 
-test: $(VENV)/.runtime ## run the tests, without the slow ones
-	$(MAKE) --no-print-directory --jobs=2 --output-sync=target test-lowering test-others
+test: $(VENV)/.runtime ## run the short tests: less than five minutes on two cores
+	$(PYTEST) -m "not long and not slow" $(ARGUMENTS)
 
-test-lowering: $(VENV)/.runtime
-	$(RUN) -m pytest -m "not slow" $(LOWERING)
-
-test-others: $(VENV)/.runtime
-	$(RUN) -m pytest -m "not slow" $(addprefix --ignore=,$(LOWERING))
+test-all: $(VENV)/.runtime ## run the tests, without the slow ones
+	$(PYTEST) -m "not slow" $(ARGUMENTS)
 
 test-slow: $(VENV)/.runtime ## run the tests that take minutes or gigabytes
 	$(RUN) -m pytest -m slow

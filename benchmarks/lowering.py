@@ -94,7 +94,7 @@ def _reload(folder: Path) -> tuple[float, float]:
         from executorch.extension.flat_tensor.serialize.serialize import FlatTensorSerializer
         from executorch.runtime import Runtime
 
-        from blobstore.formats.ptd.reader import open_ptd
+        from blobstore.core.formats.ptd.reader import open_ptd
     contents = {key: bytes(data) for key, data in open_ptd(folder / "model.ptd").items()}
     x = torch.randn(1, _WIDTH)
 

@@ -21,9 +21,9 @@ from benchmarks.lowered import in_process, plugin, save
 from benchmarks.starting import Application, Start, in_turns, start
 from benchmarks.training import publish_all
 from blobstore import save_programs
-from blobstore.demo.models import load_encoder
 from blobstore.lowering.export import lower, quiet
 from blobstore.runtime import BlobCache, PackedStore, Program
+from examples.demo.models import load_encoder
 
 TITLE = "Packed weights on disk"
 _WIDTH = 1024  # a layer has 4 MiB

@@ -23,7 +23,7 @@ from benchmarks.lowered import in_process, plugin
 from benchmarks.release_peers import REGISTRY, SKOPEO, STORES, registry
 from blobstore import load_file, save_file
 from blobstore.releases import Release, publish, pull
-from blobstore.releases.encoding import decode, encode
+from blobstore.releases.index.encoding import decode, encode
 
 TITLE = "Releases"
 
@@ -186,7 +186,7 @@ def _adapter(folder: Path) -> Iterator[Row]:
 
 def _minilm() -> dict[str, np.ndarray]:
     """The trained weights of the demo's encoder."""
-    from blobstore.demo.models import encoder_directory
+    from examples.demo.models import encoder_directory
 
     return {key: np.array(value) for key, value in load_file(encoder_directory() / "model.safetensors").items()}
 

@@ -13,13 +13,14 @@ import torch
 
 from benchmarks.harness import Row, ratio_row, side_by_side, without_bar
 from benchmarks.lowered import plugin, save
-from blobstore.demo.models import load_encoder
+from blobstore.core.memory.arrays import plain
+from blobstore.core.memory.layout import ScalarType
+from blobstore.core.store import BlobStore
 from blobstore.logical.records import Operation, Record, Records, Source, Step, records_key
-from blobstore.logical.steps import plain, store
+from blobstore.logical.steps import store
 from blobstore.lowering.export import lower
-from blobstore.memory.layout import ScalarType
 from blobstore.runtime import BlobCache, Program
-from blobstore.store import BlobStore
+from examples.demo.models import load_encoder
 
 TITLE = "Weights by name"
 

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from benchmarks.harness import Row, flush, ratio_row, settle, show, side_by_side
 from benchmarks.lowered import plugin, save, save_plain
-from blobstore.formats.ptd.reader import open_ptd
+from blobstore.core.formats.ptd.reader import open_ptd
+from blobstore.core.memory.digest import digest
+from blobstore.core.memory.tensors import as_bytes
 from blobstore.lowering.export import lower, quiet
-from blobstore.memory.digest import digest
-from blobstore.memory.tensors import as_bytes
 from blobstore.runtime import BlobCache, Program
 from blobstore.training import TrainingProgram
 

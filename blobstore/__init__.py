@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-from blobstore.lazy import lazily
-from blobstore.version import __version__ as __version__
+from blobstore.core.lazy import lazily
+from blobstore.core.version import __version__ as __version__
 
 TYPE_CHECKING = False  # type checkers treat it as true; importing `typing` would take longer than everything else here
 if TYPE_CHECKING:
     from typing import Any
 
-    from blobstore.errors import BlobStoreError
-    from blobstore.files import load_file, save_file
-    from blobstore.formats.data_map import MergedDataMap, NamedDataMap
-    from blobstore.formats.opening import open_any
-    from blobstore.formats.ptd.reader import PtdDataMap, open_ptd
-    from blobstore.formats.pte import PteDataMap, open_pte
-    from blobstore.memory.digest import Digest
-    from blobstore.memory.layout import ScalarType, TensorLayout
-    from blobstore.memory.tensors import FileSlice
-    from blobstore.programs import dedup_programs, save_programs
-    from blobstore.programs.fuse import fuse_programs
+    from blobstore.core.errors import BlobStoreError
+    from blobstore.core.files import load_file, save_file
+    from blobstore.core.formats.data_map import MergedDataMap, NamedDataMap
+    from blobstore.core.formats.opening import open_any
+    from blobstore.core.formats.ptd.reader import PtdDataMap, open_ptd
+    from blobstore.core.formats.pte import PteDataMap, open_pte
+    from blobstore.core.memory.digest import Digest
+    from blobstore.core.memory.layout import ScalarType, TensorLayout
+    from blobstore.core.memory.tensors import FileSlice
+    from blobstore.core.programs import dedup_programs
+    from blobstore.core.programs.fuse import fuse_programs
+    from blobstore.core.store import BlobStore, StoreStats
+    from blobstore.core.tensor_file import safe_open
+    from blobstore.lowering.save import save_programs
     from blobstore.reporting import report
-    from blobstore.store import BlobStore, StoreStats
-    from blobstore.tensor_file import safe_open
 
 __all__ = [
     "BlobStore",
@@ -51,27 +52,27 @@ __all__ = [
 # Everything is imported when it is first used. So the command line can handle Ctrl-C before numpy is imported, and an
 # application does not wait for parts that it does not use.
 _HOME = {
-    "BlobStore": "store",
-    "BlobStoreError": "errors",
-    "Digest": "memory.digest",
-    "FileSlice": "memory.tensors",
-    "MergedDataMap": "formats.data_map",
-    "NamedDataMap": "formats.data_map",
-    "PtdDataMap": "formats.ptd.reader",
-    "PteDataMap": "formats.pte",
-    "ScalarType": "memory.layout",
-    "StoreStats": "store",
-    "TensorLayout": "memory.layout",
-    "dedup_programs": "programs",
-    "fuse_programs": "programs.fuse",
-    "load_file": "files",
-    "open_any": "formats.opening",
-    "open_ptd": "formats.ptd.reader",
-    "open_pte": "formats.pte",
+    "BlobStore": "core.store",
+    "BlobStoreError": "core.errors",
+    "Digest": "core.memory.digest",
+    "FileSlice": "core.memory.tensors",
+    "MergedDataMap": "core.formats.data_map",
+    "NamedDataMap": "core.formats.data_map",
+    "PtdDataMap": "core.formats.ptd.reader",
+    "PteDataMap": "core.formats.pte",
+    "ScalarType": "core.memory.layout",
+    "StoreStats": "core.store",
+    "TensorLayout": "core.memory.layout",
+    "dedup_programs": "core.programs",
+    "fuse_programs": "core.programs.fuse",
+    "load_file": "core.files",
+    "open_any": "core.formats.opening",
+    "open_ptd": "core.formats.ptd.reader",
+    "open_pte": "core.formats.pte",
     "report": "reporting",
-    "safe_open": "tensor_file",
-    "save_file": "files",
-    "save_programs": "programs",
+    "safe_open": "core.tensor_file",
+    "save_file": "core.files",
+    "save_programs": "lowering.save",
 }
 
 

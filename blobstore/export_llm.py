@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from blobstore.errors import BlobStoreError
+from blobstore.core.errors import BlobStoreError
 
 __all__ = ["main"]
 
@@ -26,8 +26,8 @@ def main() -> None:
 
 
 def _main() -> None:
-    from blobstore.executorch import export_llm as stock
     from blobstore.llm import export_llm
+    from blobstore.runtime.executorch import export_llm as stock
 
     failures: list[BlobStoreError] = []
 

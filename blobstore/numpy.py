@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from blobstore import files
-from blobstore.files import save, save_file
+from blobstore.core import files
+from blobstore.core.files import save, save_file
 
 if TYPE_CHECKING:
     import numpy as np
@@ -31,6 +31,6 @@ def load(data: bytes) -> dict[str, np.ndarray[Any, Any]]:
     """The tensors of a .ptd in memory as numpy arrays, which are copies.
 
     Raises:
-        As `blobstore.files.load`.
+        As `blobstore.core.files.load`.
     """
     return files.load(data, "np")

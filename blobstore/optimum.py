@@ -19,7 +19,7 @@ import sys
 import threading
 from typing import Any
 
-from blobstore.errors import MissingDependencyError
+from blobstore.core.errors import MissingDependencyError
 
 __all__ = ["RECIPE", "main", "register"]
 

@@ -6,9 +6,9 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from blobstore import files
-from blobstore.errors import CheckpointError, MissingDependencyError, UnsupportedDataError
-from blobstore.tensor_file import Device, TensorFile
+from blobstore.core import files
+from blobstore.core.errors import CheckpointError, MissingDependencyError, UnsupportedDataError
+from blobstore.core.tensor_file import Device, TensorFile
 
 if TYPE_CHECKING:
     import torch
@@ -66,7 +66,7 @@ def load(data: bytes) -> dict[str, torch.Tensor]:
     """The tensors of a .ptd in memory as torch tensors, which are copies.
 
     Raises:
-        As `blobstore.files.load`.
+        As `blobstore.core.files.load`.
     """
     return files.load(data, "pt")
 

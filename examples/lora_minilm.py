@@ -28,10 +28,10 @@ from torch.nn import functional
 
 import blobstore
 from blobstore.adapters import AdapterTags, load_adapter, read_adapter, save_adapter
-from blobstore.demo.models import encode, load_encoder, load_tokenizer
 from blobstore.lowering.export import lower, quiet
 from blobstore.runtime import BlobCache, Program
 from blobstore.training import TrainingProgram, lower_training
+from examples.demo.models import encode, load_encoder, load_tokenizer
 
 with quiet():
     from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner

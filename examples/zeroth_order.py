@@ -22,9 +22,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from blobstore.demo.models import encode, load_encoder, load_tokenizer
 from blobstore.lowering.export import lower, quiet
 from blobstore.runtime import BlobCache, Program
+from examples.demo.models import encode, load_encoder, load_tokenizer
 
 with quiet():
     from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner

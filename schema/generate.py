@@ -1,4 +1,4 @@
-"""Regenerate blobstore/_generated from the schemas in this folder: `make schema`.
+"""Regenerate blobstore/core/_generated from the schemas in this folder: `make schema`.
 
 The compiler is the `flatc` in the executorch wheel, so that every developer generates with the same version.
 """
@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 
 SCHEMA = Path(__file__).resolve().parent
-TARGET = SCHEMA.parent / "blobstore" / "_generated"
+TARGET = SCHEMA.parent / "blobstore" / "core" / "_generated"
 SOURCES = ("scalar_type.fbs", "flat_tensor.fbs", "manifest.fbs", "record.fbs", "payload.fbs")
 _PACKAGE = '"""Made by `make schema`; do not edit."""\n'
 
@@ -34,7 +34,7 @@ def generate(target: Path) -> None:
     with tempfile.TemporaryDirectory() as folder:
         command = [flatc(), "--python", "-o", folder, "-I", SCHEMA, *(SCHEMA / s for s in SOURCES)]
         subprocess.run([str(part) for part in command], check=True)  # noqa: S603 - our own schemas
-        shutil.copytree(Path(folder) / "blobstore" / "_generated", target)
+        shutil.copytree(Path(folder) / "blobstore" / "core" / "_generated", target)
     for package in (target, *(p for p in target.iterdir() if p.is_dir())):
         (package / "__init__.py").write_text(_PACKAGE)
 

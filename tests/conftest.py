@@ -13,18 +13,27 @@ import pytest
 import torch
 from hypothesis import settings
 
-from blobstore.memory import distinct
-from tests import models, native_build
+from blobstore.core.memory import distinct
+from tests import lowering_speed, models, native_build
 from tests.cpp.module_runner import ModuleRunner, build
 
 # No example has a time limit, because the machine may be busy. CI tries the same examples in every run.
 settings.register_profile("blobstore", deadline=None, derandomize="CI" in os.environ)
 settings.load_profile("blobstore")
 
-# Small models gain nothing from threads, which wait for each other as soon as the machine is busy: `make test` runs two
-# processes. Child processes read the variable.
+# Small models gain nothing from threads, which wait for each other as soon as the machine is busy: `make test` runs as many
+# processes as there are cores. Child processes read the variable.
 torch.set_num_threads(1)
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+lowering_speed.install()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Modules with long tests come first, so that no worker is left alone with one at the end."""
+    long = {item.path for item in items if item.get_closest_marker("long")}
+    items.sort(key=lambda item: item.path not in long)
 
 
 def pytest_collection_finish() -> None:

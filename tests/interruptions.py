@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from blobstore import BlobStore, BlobStoreError, dedup_programs
-from blobstore.disk.recovery import recover
-from blobstore.disk.staging import Staging
+from blobstore.core.disk.recovery import recover
+from blobstore.core.disk.staging import Staging
 
 KILLED = 77
 CALLS = ("link", "replace", "rename", "fsync", "unlink", "rmdir", "mkdir")

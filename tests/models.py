@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from blobstore.demo.models import Decoder, DecoderConfig
 from blobstore.lowering.export import lower, quiet
+from examples.demo.models import Decoder, DecoderConfig
 
 
 @dataclass(frozen=True)

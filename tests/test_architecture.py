@@ -1,4 +1,4 @@
-"""Imports go in one direction, which docs/architecture.md lists."""
+"""Imports and includes go in one direction, which docs/architecture.md lists."""
 
 from __future__ import annotations
 
@@ -110,3 +110,22 @@ def test_imports_inside_a_room_go_down_its_list(folder: str) -> None:
             if place in target.parents and target != place / "__init__.py" and part_of(target, place) != here:
                 there = part_of(target, place)
                 assert order[there] > order[here], f"{module}:{line}: {here} imports {there}, which is not below it"
+
+
+SOURCES = ROOT / "runtime_bindings" / "src"
+
+
+def test_includes_go_down_the_list() -> None:
+    """Every folder of the C++ library is a room of its own row."""
+    order = {
+        name: row
+        for row, line in enumerate(table("| C++ room | concept |"))
+        for name in re.findall(r"`([^`]+)/`", line.split("|")[1])
+    }
+    assert set(order) == {folder.name for folder in SOURCES.iterdir() if folder.is_dir()}
+    for source in SOURCES.rglob("*.[ch]*"):
+        here = source.relative_to(SOURCES).parts[0]
+        for path in re.findall(r'#include "([^"]+)"', source.read_text(encoding="utf-8")):
+            there = path.split("/")[0]
+            assert (SOURCES / path).is_file(), f"{source} includes {path}, which is not named from {SOURCES}"
+            assert there == here or order[there] > order[here], f"{source} includes {path}, which is above it"

@@ -20,7 +20,7 @@ from blobstore.errors import MissingDependencyError
 from blobstore.lowering.export import quiet
 
 with quiet():
-    from blobstore import executorch
+    from blobstore.runtime import executorch
 
 PUBLIC = {"executorch.exir", "executorch.runtime", "executorch.backends.xnnpack.partition.xnnpack_partitioner"}
 
@@ -118,7 +118,9 @@ def test_all_differences_are_in_one_message(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize("name", ["BlobStorePartitioner", "BlobStoreBackend", "register_inner"])
 def test_the_check_comes_with_the_first_use(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What lowers cannot be imported on another version; the error is one of the library's, once more at each try."""
-    for module in [module for module in sys.modules if re.match(r"blobstore\.(lowering\.|executorch$)", module)]:
+    for module in [
+        module for module in sys.modules if re.match(r"blobstore\.(lowering\.|runtime\.executorch$)", module)
+    ]:
         monkeypatch.delitem(sys.modules, module)
     pretend_version(monkeypatch, "1.6.0")
     for _ in range(2):
@@ -130,9 +132,9 @@ def test_a_module_that_is_gone_is_named(monkeypatch: pytest.MonkeyPatch) -> None
     """An import that fails is one of the differences."""
     gone = "executorch.backends.xnnpack._passes.decompose_batch_norm"
     monkeypatch.setitem(sys.modules, gone, None)  # type: ignore[arg-type]
-    monkeypatch.delitem(sys.modules, "blobstore.executorch")
+    monkeypatch.delitem(sys.modules, "blobstore.runtime.executorch")
     with pytest.raises(MissingDependencyError, match=rf"needs executorch 1\.5, found .*: no {gone}"):
-        importlib.import_module("blobstore.executorch")
+        importlib.import_module("blobstore.runtime.executorch")
 
 
 def test_without_executorch(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -159,9 +159,10 @@ def test_exported_names():
     assert all(hasattr(blobstore, name) for name in blobstore.__all__)
 
 
+@pytest.mark.long
 def test_a_staged_file_knows_its_position_and_has_what_was_written(tmp_path):
     """Also when so much is written that the disk is put to work beside it."""
-    from blobstore.disk.staging import Staging
+    from blobstore.core.disk.staging import Staging
 
     block = bytes(range(256)) * 4096 * 5
     with Staging() as staging, staging.open(tmp_path / "large") as file:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blobstore.groups import Groups
+from blobstore.core.groups import Groups
 
 JOINS = st.lists(st.lists(st.integers(0, 9), max_size=3), max_size=8)
 

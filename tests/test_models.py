@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+pytestmark = pytest.mark.long
+
 
 def _cases():
     for delegated in (False, True):

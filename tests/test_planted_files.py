@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from blobstore.disk import recovery
-from blobstore.disk.journal import Journal, Move, identity
-from blobstore.disk.locks import Lock
-from blobstore.disk.names import journal_name, temporary_beside
-from blobstore.disk.recovery import recover
-from blobstore.disk.staging import refuse_inputs
+from blobstore.core.disk import recovery
+from blobstore.core.disk.journal import Journal, Move, identity
+from blobstore.core.disk.locks import Lock
+from blobstore.core.disk.names import journal_name, temporary_beside
+from blobstore.core.disk.recovery import recover
+from blobstore.core.disk.staging import refuse_inputs
 from blobstore.errors import OutputPathError
 
 

@@ -12,9 +12,9 @@ import torch
 
 import blobstore
 from blobstore import BlobStore, open_ptd, save_file
+from blobstore.core.tools.convert import convert
 from blobstore.errors import InvalidFileError, KeyConflictError, OutputPathError, UnsupportedDataError
 from blobstore.programs import dedup_programs, save_programs
-from blobstore.tools.convert import convert
 from tests.test_programs import snapshot, with_named_data
 
 
@@ -42,6 +42,7 @@ def keys(path):
         return set(data_map)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("delegated", [False, True])
 @pytest.mark.parametrize("save", [False, True])
 def test_a_second_run_leaves_the_programs_of_the_first_their_weights(lowered, check, tmp_path, delegated, save):
@@ -76,6 +77,7 @@ def test_a_run_done_again_changes_no_byte(lowered, tmp_path):
         assert snapshot(tmp_path / "out") == both
 
 
+@pytest.mark.long
 def test_what_a_replaced_program_took_stays_until_it_is_pruned(lowered, check, tmp_path):
     """`prune` drops keys that no program takes (D1)."""
     old, new = lowered.mlp(delegated=True, seed=1), lowered.mlp(delegated=True, seed=2)
@@ -159,6 +161,7 @@ def test_a_blob_that_stays_in_the_program_leaves_the_data_file(lowered, stock_ru
     assert torch.equal(outputs[0], stock_run(tmp_path / "a.pte", model.inputs())[0])
 
 
+@pytest.mark.long
 def test_several_data_files_are_extended(lowered, module_runner, tmp_path):
     """One for each tag; the programs of both runs load with all of them (R5)."""
     models = {f"tuned{seed}": lowered.adapters(delegated=True, seed=seed) for seed in (1, 2)}
@@ -185,6 +188,7 @@ def with_tag(tag, seed):
     return _lowered(methods, partitioners=portable, external_constants=lambda node: tag)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("together", [True, False])
 def test_equal_names_in_other_data_files_are_no_conflict(stock_run, tmp_path, together):
     """A program does not take a key from another program's data file that has the same key (D1)."""
@@ -205,6 +209,7 @@ def test_equal_names_in_other_data_files_are_no_conflict(stock_run, tmp_path, to
         torch.testing.assert_close(found, model.eager())
 
 
+@pytest.mark.long
 def test_equal_names_do_not_hide_who_takes_a_data_file(stock_run, tmp_path):
     """A program on the same data file keeps its weights, although a third file also has all its keys (D1)."""
     models = {"enc": with_tag("enc", 1), "fast": with_tag("enc", 1), "dec": with_tag("dec", 2)}
@@ -237,6 +242,7 @@ def test_names_that_are_taken_otherwise_are_not_used(lowered, check, tmp_path):
         check(tmp_path / "out" / f"{name}.pte", model, tmp_path / "out" / "shared.ptd")
 
 
+@pytest.mark.long
 def test_records_stay_with_the_blobs_that_they_describe(lowered, tmp_path):
     """Updates by name need the records that lowering wrote, which no program looks up (U1)."""
     from tests.lowering.live import lower_through
@@ -302,6 +308,7 @@ def test_a_program_that_cannot_be_read_is_told(lowered, tmp_path):
     assert (tmp_path / "out" / "a.pte").read_bytes() == slim
 
 
+@pytest.mark.long
 def test_two_processes_at_once(lowered, check, tmp_path):
     """Each adds its program; neither works on files that the other is replacing (B5)."""
     models = {f"m{seed}": lowered.mlp(seed=seed) for seed in range(1, 5)}

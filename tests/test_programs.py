@@ -12,6 +12,7 @@ from executorch.exir._serialize.data_serializer import DataEntry
 
 import blobstore
 from blobstore import BlobStore, open_ptd
+from blobstore.core.formats.safetensors import SafetensorsDataMap
 from blobstore.errors import (
     FileAccessError,
     IntegrityError,
@@ -21,7 +22,6 @@ from blobstore.errors import (
     OutputPathError,
     UnsupportedDataError,
 )
-from blobstore.formats.safetensors import SafetensorsDataMap
 from blobstore.programs import dedup_programs, save_programs
 
 
@@ -142,6 +142,7 @@ def test_save_programs_writes_what_dedup_does(models, before, tmp_path):
 # Data files that are there already
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("delegated", [False, True])
 def test_several_of_our_data_files_load_together(module_runner, lowered, tmp_path, delegated):
     """The stock C++ Module refuses a key that two files share; these files share none, with and without tags (R5)."""
@@ -264,10 +265,10 @@ def test_one_delegate_key_with_two_contents_is_an_error(lowered, tmp_path):
 
 def test_contents_with_one_digest_get_keys_of_their_own(monkeypatch, stock_run, models, before, tmp_path):
     """Such contents have never been seen; with all digests made equal, nothing is mixed up (R1, B5)."""
-    from blobstore import store
-    from blobstore.formats.ptd import writer
-    from blobstore.formats.pte import program
-    from blobstore.memory.digest import Digest
+    from blobstore.core import store
+    from blobstore.core.formats.ptd import writer
+    from blobstore.core.formats.pte import program
+    from blobstore.core.memory.digest import Digest
 
     def fake(data):
         return Digest(len(data), bytes(16))
@@ -336,7 +337,7 @@ def test_damaged_inputs_leave_no_output(before, tmp_path):
 
 def test_failures_while_writing_leave_what_was_there(monkeypatch, before, models, tmp_path):
     """If the disk is full, all old files stay (B5)."""
-    from blobstore.formats.pte.rewrite import Rewrite
+    from blobstore.core.formats.pte.rewrite import Rewrite
 
     def full(self, file):
         file.write(b"the beginning")

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 import blobstore
 from blobstore import errors
-from blobstore.tensor_file import TensorFile
+from blobstore.core.tensor_file import TensorFile
 
 TENSORS = {
     "cube": torch.arange(24.0).reshape(2, 3, 4),
@@ -120,6 +120,7 @@ def test_slices_are_those_of_safetensors(slices: Any, key: str, index: Any) -> N
             assert same(ours[index], expected)
 
 
+@pytest.mark.long
 @given(key=st.sampled_from(["cube", "scalar", "empty", "long"]), index=indices)
 @settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_slices_of_arrays_are_those_of_numpy(files: Path, key: str, index: Any) -> None:
@@ -182,6 +183,7 @@ def test_a_slice_reads_only_what_it_touches(tmp_path: Path, framework: str) -> N
         assert mapped()["Rss"] - before["Rss"] < 16 << 10
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("framework", ["pt", "np"])
 def test_memory_is_private_and_outlives_file_and_handle(tmp_path: Path, framework: str) -> None:
     """R1: equal tensors have memory of their own; one name has one memory."""
@@ -310,6 +312,7 @@ def test_many_names_of_one_blob_take_no_file_descriptors(tmp_path: Path) -> None
     assert [array[0] for array in arrays] == [i + 1 for i in range(3000)]
 
 
+@pytest.mark.long
 def test_a_handle_that_nobody_closed_warns_of_nothing(files: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")

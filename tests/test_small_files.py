@@ -18,6 +18,8 @@ import pytest
 
 import blobstore
 
+pytestmark = pytest.mark.long
+
 SECONDS, MEMORY = 2, 300 << 20
 
 

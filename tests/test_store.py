@@ -302,8 +302,8 @@ def test_one_key_two_contents():
 
 def test_equal_digests_are_confirmed_by_bytes(monkeypatch):
     """A collision, accidental or made, never merges two blobs (R1)."""
-    from blobstore import store as module
-    from blobstore.memory.digest import Digest
+    from blobstore.core import store as module
+    from blobstore.core.memory.digest import Digest
 
     monkeypatch.setattr(module, "digest", lambda data: Digest(len(data), bytes(16)))
     store = BlobStore()
@@ -605,7 +605,9 @@ def test_named_data_of_executorch_both_ways(tmp_path):
     store = BlobStore()
     store.merge(output)
     assert (store.tag("w"), store.tag("opaque"), store.stats.blobs) == ("file", None, 2)
-    back = store.to_named_data()
+    from blobstore.lowering import to_named_data
+
+    back = to_named_data(store)
     assert sorted(back.buffers) == sorted(output.buffers)
     for theirs_files, ours_files in [
         (output.pte_data, back.pte_data),

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from blobstore import BlobStore
-from blobstore.disk.staging import Staging
+from blobstore.core.disk.staging import Staging
 from blobstore.releases import publish, pull
-from blobstore.releases.objects import store_bytes
+from blobstore.releases.index.objects import store_bytes
 
 
 class Calls:

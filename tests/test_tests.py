@@ -45,10 +45,11 @@ def test_examples_have_no_time_limit() -> None:
 @pytest.mark.parametrize("room", ["memory", "disk"])
 def test_each_module_of_a_low_room_has_tests_of_its_own(room: str) -> None:
     """A defect there would show in the tests of other rooms, far from its cause."""
-    modules = {path.stem for path in (ROOT / "blobstore" / room).glob("*.py")} - {"__init__"}
+    modules = {path.stem for path in (ROOT / "blobstore" / "core" / room).glob("*.py")} - {"__init__"}
     assert modules == {path.stem.removeprefix("test_") for path in (ROOT / "tests" / room).glob("test_*.py")}
 
 
+@pytest.mark.long
 def test_docstrings_of_tests_cite_requirements_and_no_issues() -> None:
     """They are read long after the work that led to them is done."""
     found = []
@@ -61,6 +62,7 @@ def test_docstrings_of_tests_cite_requirements_and_no_issues() -> None:
     assert found == []
 
 
+@pytest.mark.long
 def test_what_needs_the_native_package_is_skipped_visibly_without_it() -> None:
     """A run without it names the modules that it skipped, and why; it does not leave them out silently."""
     script = """

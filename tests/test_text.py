@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blobstore.text import printable, quoted, size
+from blobstore.core.text import printable, quoted, size
 
 
 def test_sizes_have_three_digits_and_units_of_a_thousand():

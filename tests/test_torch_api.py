@@ -240,10 +240,12 @@ def test_a_lazy_model(tmp_path: Path) -> None:
     assert torch.equal(lazy.weight, model.weight)
 
 
-@pytest.mark.parametrize("module", ["blobstore", "blobstore.torch", "blobstore.numpy", "blobstore.tensor_file"])
+@pytest.mark.parametrize("module", ["blobstore", "blobstore.torch", "blobstore.numpy", "blobstore.core.tensor_file"])
 def test_importing_needs_no_torch(module: str) -> None:
     """Nor does anything in blobstore take `blobstore/torch.py` or `blobstore/numpy.py` for the packages."""
-    code = f"import sys, {module}, blobstore.files; import numpy; assert 'torch' not in sys.modules; numpy.zeros(1)"
+    code = (
+        f"import sys, {module}, blobstore.core.files; import numpy; assert 'torch' not in sys.modules; numpy.zeros(1)"
+    )
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from blobstore import BlobStore, open_ptd, save_file
+from blobstore.core.memory.tensors import FileSlice, to_numpy
+from blobstore.core.tools.convert import convert
 from blobstore.errors import FileAccessError
-from blobstore.memory.tensors import FileSlice, to_numpy
 from blobstore.programs import dedup_programs
-from blobstore.tools.convert import convert
 
 TENSORS = {"a": np.arange(1 << 20, dtype=np.float32), "b": -np.arange(1 << 20, dtype=np.float32)}
 LOST = r"source\.ptd: .*truncated: it has 4096 bytes, \d+ are expected"

@@ -12,36 +12,36 @@ import pytest
 import torch
 
 import blobstore
-import blobstore.files
-import blobstore.formats.opening
-import blobstore.formats.safetensors
+import blobstore.core.files
+import blobstore.core.formats.opening
+import blobstore.core.formats.safetensors
+import blobstore.core.tensor_file
+import blobstore.core.tools.compare
+import blobstore.core.tools.convert
+import blobstore.core.tools.inspection
 import blobstore.numpy
 import blobstore.reporting
-import blobstore.tensor_file
 import blobstore.testing
-import blobstore.tools.compare
-import blobstore.tools.convert
-import blobstore.tools.inspection
 import blobstore.torch
-from blobstore.formats.safetensors import SafetensorsDataMap
+from blobstore.core.formats.safetensors import SafetensorsDataMap
 from tests.wrong_kinds import PublicCallable, check, public_callables
 
 RESULTS = [
     blobstore.NamedDataMap,  # abstract
     blobstore.StoreStats,
-    blobstore.tools.compare.Change,
-    blobstore.tools.compare.Comparison,
-    blobstore.tools.compare.Difference,
-    blobstore.tools.compare.FileComparison,
-    blobstore.tools.compare.FolderComparison,
-    blobstore.tools.inspection.BlobInfo,
-    blobstore.tools.inspection.ExternalInfo,
-    blobstore.tools.inspection.FileInfo,
+    blobstore.core.tools.compare.Change,
+    blobstore.core.tools.compare.Comparison,
+    blobstore.core.tools.compare.Difference,
+    blobstore.core.tools.compare.FileComparison,
+    blobstore.core.tools.compare.FolderComparison,
+    blobstore.core.tools.inspection.BlobInfo,
+    blobstore.core.tools.inspection.ExternalInfo,
+    blobstore.core.tools.inspection.FileInfo,
     *(value for value in vars(blobstore.reporting).values() if isinstance(value, type)),
     blobstore.testing.Blob,
     blobstore.testing.NamedDataMapContract,
     blobstore.Digest,
-    blobstore.tensor_file.TensorSlice,
+    blobstore.core.tensor_file.TensorSlice,
 ]
 
 TYPES = {"Device", "Framework"}  # what annotations say, nothing to call
@@ -50,18 +50,18 @@ CALLABLES = [
     one
     for one in public_callables(
         blobstore,
-        blobstore.tools.compare,
-        blobstore.tools.convert,
-        blobstore.formats.opening,
-        blobstore.tools.inspection,
+        blobstore.core.tools.compare,
+        blobstore.core.tools.convert,
+        blobstore.core.formats.opening,
+        blobstore.core.tools.inspection,
         blobstore.reporting,
-        blobstore.files,
-        blobstore.tensor_file,
+        blobstore.core.files,
+        blobstore.core.tensor_file,
         blobstore.torch,
         blobstore.numpy,
         results=RESULTS,
     )
-    if (one.owner not in RESULTS or one.owner is blobstore.tensor_file.TensorSlice) and one.name not in TYPES
+    if (one.owner not in RESULTS or one.owner is blobstore.core.tensor_file.TensorSlice) and one.name not in TYPES
 ]
 
 
@@ -71,7 +71,7 @@ def models(lowered: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models")
     (folder / "a.pte").write_bytes(lowered.counter().pte)
     blobstore.save_file({"w": np.arange(6.0), "b": b"opaque"}, folder / "a.ptd")
-    blobstore.tools.convert.convert(folder / "a.ptd", folder / "a.safetensors")
+    blobstore.core.tools.convert.convert(folder / "a.ptd", folder / "a.safetensors")
     return folder
 
 
@@ -98,7 +98,7 @@ def makers(models: Path, folder: Path, one: PublicCallable, manager: Any) -> dic
         "model": lambda: torch.nn.ParameterDict({"w": torch.zeros(6, dtype=torch.float64)}),
         "load_model.strict": lambda: False,
         "name": lambda: "w",
-        "load.data": lambda: blobstore.files.save({"w": np.zeros(3)}),
+        "load.data": lambda: blobstore.core.files.save({"w": np.zeros(3)}),
         "alignment": lambda: 16,
         "buffer": lambda: bytearray(64),
         "data": lambda: None if one.name == "PtdDataMap" else np.zeros(3),

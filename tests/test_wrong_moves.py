@@ -26,7 +26,9 @@ from blobstore import (
     save_file,
     save_programs,
 )
-from blobstore.disk.staging import Staging
+from blobstore.core.disk.staging import Staging
+from blobstore.core.formats.opening import detect_format, open_any
+from blobstore.core.tools.convert import convert
 from blobstore.errors import (
     BlobStoreError,
     FileAccessError,
@@ -38,8 +40,6 @@ from blobstore.errors import (
     OutputPathError,
     UnsupportedDataError,
 )
-from blobstore.formats.opening import detect_format, open_any
-from blobstore.tools.convert import convert
 
 
 @pytest.fixture
@@ -147,7 +147,9 @@ def as_nobody(code, tmp_path):
     """Run code in a process that is not root, with this temporary folder."""
     script = "import os\nos.setgid(65534)\nos.setuid(65534)\n" if os.geteuid() == 0 else ""
     # imported while it may read the packages
-    script = "import blobstore, blobstore.formats.opening, blobstore.programs, numpy\n" + script + textwrap.dedent(code)
+    script = (
+        "import blobstore, blobstore.core.formats.opening, blobstore.programs, numpy\n" + script + textwrap.dedent(code)
+    )
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), "TMPDIR": str(tmp_path)}
     return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=env, check=False)
 
@@ -167,7 +169,7 @@ def test_no_permission_for_real(ptd, lowered, tmp_path):
         store.add("k", b"x")
         for use in (
             lambda: blobstore.open_ptd(folder + "/secret.ptd"),
-            lambda: blobstore.formats.opening.open_any(folder + "/secret.ptd"),
+            lambda: blobstore.core.formats.opening.open_any(folder + "/secret.ptd"),
             lambda: store.add("s", blobstore.FileSlice(folder + "/secret.ptd")),
             lambda: store.write_ptd(folder + "/shut/x.ptd"),
             lambda: store.write(folder + "/shut"),
@@ -430,6 +432,7 @@ def test_output_between_the_inputs(lowered, tmp_path):
     assert sorted(os.listdir(tmp_path / "real")) == ["a.pte", "shared.ptd"]
 
 
+@pytest.mark.long
 def test_padding_takes_no_memory(tmp_path):
     store = BlobStore()
     store.add("a", b"1", alignment=1 << 28)

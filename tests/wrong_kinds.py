@@ -4,7 +4,7 @@ A call must succeed or raise a BlobStoreError. The callables are found by intros
 classes the public methods and the operators of mappings, calls and contexts. So a function that is added later is covered,
 or the test fails because one of its parameters has no good value:
 
-    CALLABLES = public_callables(blobstore.files)
+    CALLABLES = public_callables(blobstore.core.files)
 
     @pytest.mark.parametrize("one", CALLABLES, ids=str)
     def test_wrong_kinds(one, tmp_path, monkeypatch):

@@ -15,18 +15,18 @@ import numpy.typing as npt
 
 from blobstore.adapters.foundation import NamedTensor, foundation_fingerprint, is_text, library, named_tensors
 from blobstore.adapters.lora_names import Pair
-from blobstore.disk.staging import refuse_inputs
-from blobstore.errors import AdapterError, BlobStoreError, KeyNotFoundError, UnsupportedDataError
-from blobstore.formats.ptd.reader import PtdDataMap
-from blobstore.memory.dtypes import NUMBERS
-from blobstore.memory.layout import ScalarType, TensorLayout
-from blobstore.memory.mapped_file import Paths, as_path, as_paths
-from blobstore.memory.tensors import as_bytes, check_by_name, in_dim_order
-from blobstore.store import BlobStore
+from blobstore.core.disk.staging import refuse_inputs
+from blobstore.core.errors import AdapterError, BlobStoreError, KeyNotFoundError, UnsupportedDataError
+from blobstore.core.formats.ptd.reader import PtdDataMap
+from blobstore.core.memory.arrays import DTYPES, Plain, raw, tensor_of
+from blobstore.core.memory.dtypes import NUMBERS
+from blobstore.core.memory.layout import ScalarType, TensorLayout
+from blobstore.core.memory.mapped_file import Paths, as_path, as_paths
+from blobstore.core.memory.tensors import as_bytes, check_by_name, in_dim_order
+from blobstore.core.store import BlobStore
 
 if TYPE_CHECKING:
-    from blobstore.logical.steps import Plain
-    from blobstore.logical.updates import LogicalTensors
+    from blobstore.runtime.tensors import LogicalTensors
 
 __all__ = ["Adapter", "bind_adapter", "check_scale", "native_tensors", "raise_first", "read_adapter", "save_adapter"]
 __all__ += ["save_plain"]
@@ -66,7 +66,7 @@ class Adapter:
     @functools.cached_property
     def logical(self) -> LogicalTensors:
         """The tensors of its records, for a file that lowering wrote."""
-        from blobstore.logical.updates import LogicalTensors  # here, because it imports the native module
+        from blobstore.runtime.tensors import LogicalTensors  # here, because it imports the native module
 
         return LogicalTensors(self.blobs)
 
@@ -78,7 +78,6 @@ class Adapter:
         Raises:
             UpdateError: a tensor is quantized, so its original values are not in the file.
         """
-        from blobstore.logical.steps import tensor_of  # here, because it imports the native module
 
         return {name: tensor_of(self.value(name)) for name in self.contents}
 
@@ -91,7 +90,6 @@ class Adapter:
         """
         if not isinstance(name, str) or name not in self.contents:
             raise KeyNotFoundError(f"{self.path}: no tensor {name!r}")
-        from blobstore.logical.steps import DTYPES
 
         data, scalar_type, sizes = self._native.value(name)
         kind = ScalarType(scalar_type)
@@ -185,7 +183,6 @@ def save_plain(
     metadata: Mapping[str, str],
 ) -> int:
     """As `save_adapter`, for arrays with their scalar types."""
-    from blobstore.logical.steps import raw  # here, because it imports the native module
 
     store, rows = BlobStore(), []
     for key, (array, kind) in tensors.items():

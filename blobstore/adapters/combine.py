@@ -11,10 +11,11 @@ import numpy as np
 from blobstore.adapters.adapter_file import check_scale, read_adapter, save_plain
 from blobstore.adapters.foundation import foundation_fingerprint, library
 from blobstore.adapters.on_cache import native_tensors_of
-from blobstore.disk.staging import refuse_inputs
-from blobstore.errors import AdapterError, UnsupportedDataError
-from blobstore.memory.layout import ScalarType
-from blobstore.memory.mapped_file import Paths, as_path, as_paths
+from blobstore.core.disk.staging import refuse_inputs
+from blobstore.core.errors import AdapterError, UnsupportedDataError
+from blobstore.core.memory.arrays import DTYPES
+from blobstore.core.memory.layout import ScalarType
+from blobstore.core.memory.mapped_file import Paths, as_path, as_paths
 
 if TYPE_CHECKING:
     from blobstore.runtime import BlobCache
@@ -110,7 +111,6 @@ def combine_adapters(adapters: Shares, target: Path, *, foundation: Paths, like:
         UnsupportedDataError: `adapters` is something else.
         FileAccessError, InvalidFileError, IntegrityError: a file cannot be opened, trusted or written.
     """
-    from blobstore.logical.steps import DTYPES  # here, because it imports the native module
 
     rows, files = _rows(adapters), as_paths(foundation)
     paths = [as_path(path) for path, _ in rows]

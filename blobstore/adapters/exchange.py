@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from blobstore.adapters.adapter_file import check_scale
 from blobstore.adapters.foundation import library
 from blobstore.adapters.on_cache import native_tensors_of
-from blobstore.memory.mapped_file import as_path
+from blobstore.core.memory.mapped_file import as_path
 
 if TYPE_CHECKING:
     from blobstore.runtime import BlobCache

@@ -9,8 +9,8 @@ from pathlib import Path
 from blobstore.adapters.adapter_file import Adapter, read_adapter
 from blobstore.adapters.foundation import NamedTensor, library, named_tensors, native_paths
 from blobstore.adapters.lora_names import Pair
-from blobstore.errors import AdapterError, BlobStoreError, KeyNotFoundError, LayoutError
-from blobstore.memory.mapped_file import Paths, as_paths
+from blobstore.core.errors import AdapterError, BlobStoreError, KeyNotFoundError, LayoutError
+from blobstore.core.memory.mapped_file import Paths, as_paths
 
 __all__ = ["AdapterInfo", "AdaptersInfo", "FoundationInfo", "inspect_adapters"]
 

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from blobstore.errors import UnsupportedDataError
-from blobstore.memory.layout import ScalarType
-from blobstore.memory.mapped_file import Paths, as_paths
+from blobstore.core.errors import UnsupportedDataError
+from blobstore.core.memory.layout import ScalarType
+from blobstore.core.memory.mapped_file import Paths, as_paths
 
 __all__ = [
     "NamedTensor",
@@ -48,14 +48,16 @@ def library() -> Any:
     Raises:
         MissingDependencyError: the native package is not installed.
     """
-    from blobstore.native import native  # here, because the command line lists adapters only when it is asked to
+    from blobstore.runtime.native import (
+        native,  # here, because the command line lists adapters only when it is asked to
+    )
 
     return native
 
 
 def is_text(value: object) -> bool:
     """Whether a value is a name as the native module takes it."""
-    from blobstore.native import is_utf8
+    from blobstore.runtime.native import is_utf8
 
     return is_utf8(value)
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from blobstore.errors import InvalidTagError, UnsupportedDataError
-from blobstore.store import check_tag
+from blobstore.core.errors import InvalidTagError, UnsupportedDataError
+from blobstore.core.store import check_tag
 
 __all__ = ["AdapterTags", "Pair", "is_lora", "node_form"]
 

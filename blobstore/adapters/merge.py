@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from blobstore.adapters.adapter_file import check_scale, native_tensors
 from blobstore.adapters.foundation import check_texts, library
 from blobstore.adapters.on_cache import native_tensors_of
-from blobstore.errors import UnsupportedDataError
-from blobstore.memory.mapped_file import as_path
+from blobstore.core.errors import UnsupportedDataError
+from blobstore.core.memory.mapped_file import as_path
 
 if TYPE_CHECKING:
     from blobstore.runtime import BlobCache

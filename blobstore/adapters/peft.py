@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -38,10 +38,10 @@ from blobstore.adapters.peft_names import (
     rows_as_hf,
     rows_as_llama,
 )
-from blobstore.disk.folders import folders
-from blobstore.disk.kinds import Format
-from blobstore.disk.staging import Staging, refuse_inputs
-from blobstore.errors import (
+from blobstore.core.disk.folders import folders
+from blobstore.core.disk.kinds import Format
+from blobstore.core.disk.staging import Staging, refuse_inputs
+from blobstore.core.errors import (
     AdapterError,
     InvalidFileError,
     KeyNotFoundError,
@@ -49,14 +49,12 @@ from blobstore.errors import (
     UnsupportedDataError,
     UpdateError,
 )
-from blobstore.formats.ptd.reader import open_ptd
-from blobstore.formats.safetensors import SafetensorsDataMap, write_safetensors
-from blobstore.memory.dtypes import FLOATS, SAFETENSORS
-from blobstore.memory.layout import ScalarType, TensorLayout
-from blobstore.memory.mapped_file import Paths, as_path, as_paths
-
-if TYPE_CHECKING:
-    from blobstore.logical.steps import Plain
+from blobstore.core.formats.ptd.reader import open_ptd
+from blobstore.core.formats.safetensors import SafetensorsDataMap, write_safetensors
+from blobstore.core.memory.arrays import DTYPES, Plain, raw, same_tensors
+from blobstore.core.memory.dtypes import FLOATS, SAFETENSORS
+from blobstore.core.memory.layout import ScalarType, TensorLayout
+from blobstore.core.memory.mapped_file import Paths, as_path, as_paths
 
 __all__ = ["MODEL_NAME", "PeftPair", "export_peft", "import_peft", "read_peft"]
 
@@ -154,7 +152,7 @@ def _read_pair(data_map: SafetensorsDataMap, config: PeftConfig, module: str, ke
 
 
 def _plain(data_map: SafetensorsDataMap, key: str) -> Plain:
-    from blobstore.logical.steps import DTYPES, check_finite  # here, because it imports the native module
+    from blobstore.logical.steps import check_finite  # here, because it imports the native module
 
     layout = data_map.get_tensor_layout(key)
     if layout is None or layout.scalar_type not in FLOATS:
@@ -350,7 +348,7 @@ class _Template:
         return complete
 
     def _as_stored(self, source: Path, key: str, name: str, tensor: Plain, round_values: bool) -> Plain:
-        from blobstore.logical.steps import cast, same_tensors
+        from blobstore.logical.steps import cast
 
         kind = self._kinds[name]
         made = cast(tensor, kind)
@@ -363,7 +361,6 @@ class _Template:
 
 
 def _zeros(sizes: tuple[int, ...], kind: ScalarType) -> Plain:
-    from blobstore.logical.steps import DTYPES
 
     return np.zeros(sizes, DTYPES[kind]), kind
 
@@ -407,7 +404,6 @@ def _times(tensor: Plain, factor: float, what: str) -> Plain:
     Raises:
         AdapterError: a number would become too large or too small.
     """
-    from blobstore.logical.steps import same_tensors
 
     if factor == 1:
         return tensor
@@ -535,26 +531,17 @@ def export_peft(
     used: dict[str, tuple[int, float]] = {}
     added = grown = False
     for pair in adapter.pairs:
-        origin = None if record is None else record.modules.get(pair.module)
-        imported = pair.rank if record is None else 0 if origin is None else origin.rank
-        rank = _used_rank(adapter, pair, imported)
+        known = None if record is None else record.modules.get(pair.module)
+        rank = _used_rank(adapter, pair, pair.rank if record is None else 0 if known is None else known.rank)
         if rank == 0:
             continue  # the program has room for a module that PEFT's adapter has not
-        if origin is None:
-            origin, added = _new_origin(adapter, pair, rank, head_dim), True
-        if (origin.head_dim and not are_heads(pair.out_features, origin.head_dim)) or len(
-            {*tensors, origin.a_key, origin.b_key}
-        ) != len(tensors) + 2:
+        origin = known or _new_origin(adapter, pair, rank, head_dim)
+        halves_of_pair = _as_imported(adapter, pair, origin, rank)
+        if tensors.keys() & halves_of_pair.keys() or len(halves_of_pair) != 2:
             raise InvalidFileError(adapter.path, f"the metadata {_RECORD} does not fit module '{pair.module}'")
-        a, b = (adapter.value(name) for name in (pair.a, pair.b))
-        b = (np.ascontiguousarray(b[0][:, :rank]), b[1])
-        b = _times(b, 1 / origin.factor, f"{adapter.path}: '{pair.b}'")
-        if origin.head_dim:
-            b = (rows_as_hf(b[0], origin.head_dim), b[1])
-        tensors[origin.a_key] = _narrowed((np.ascontiguousarray(a[0][:rank]), a[1]), origin.kinds[0])
-        tensors[origin.b_key] = _narrowed(b, origin.kinds[1])
+        tensors |= halves_of_pair
         used[_module_of(origin.a_key)] = rank, adapter.scale * origin.factor
-        grown = grown or rank != origin.rank
+        added, grown = added or known is None, grown or rank != origin.rank
     if not tensors:
         raise AdapterError(f"{adapter.path}: all its tensors are zero")
     _note_ranks(adapter.path, config, used, always=record is None or added or grown)
@@ -562,6 +549,21 @@ def export_peft(
         config |= {"target_modules": sorted({_module_of(key) for key in tensors})}
         config |= dict.fromkeys(("exclude_modules", "layers_to_transform", "layers_pattern"))
     return _write(as_path(directory), config, tensors, adapter)
+
+
+def _as_imported(adapter: Adapter, pair: Pair, origin: _Origin, rank: int) -> dict[str, Plain]:
+    """The two tensors of a pair under PEFT's keys, in the rank, the dtypes and the order of rows that they came in."""
+    if origin.head_dim and not are_heads(pair.out_features, origin.head_dim):
+        raise InvalidFileError(adapter.path, f"the metadata {_RECORD} does not fit module '{pair.module}'")
+    a, b = (adapter.value(name) for name in (pair.a, pair.b))
+    b = (np.ascontiguousarray(b[0][:, :rank]), b[1])
+    b = _times(b, 1 / origin.factor, f"{adapter.path}: '{pair.b}'")
+    if origin.head_dim:
+        b = (rows_as_hf(b[0], origin.head_dim), b[1])
+    return {
+        origin.a_key: _narrowed((np.ascontiguousarray(a[0][:rank]), a[1]), origin.kinds[0]),
+        origin.b_key: _narrowed(b, origin.kinds[1]),
+    }
 
 
 def _used_rank(adapter: Adapter, pair: Pair, rank: int) -> int:
@@ -578,7 +580,7 @@ def _used_rank(adapter: Adapter, pair: Pair, rank: int) -> int:
 
 def _narrowed(tensor: Plain, kind: ScalarType) -> Plain:
     """A tensor in the dtype that it was imported from, if no number needs more."""
-    from blobstore.logical.steps import cast, same_tensors
+    from blobstore.logical.steps import cast
 
     made = cast(tensor, kind)
     return made if same_tensors(cast(made, tensor[1]), tensor) else tensor
@@ -677,7 +679,6 @@ def _tidy(number: float) -> float | int:
 
 
 def _write(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Plain], adapter: Adapter) -> int:
-    from blobstore.logical.steps import raw
 
     layouts = {key: TensorLayout(kind, array.shape) for key, (array, kind) in tensors.items()}
     if unknown := [layout for layout in layouts.values() if layout.scalar_type not in SAFETENSORS.values()]:

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from blobstore.errors import AdapterError, InvalidFileError
-from blobstore.memory.mapped_file import as_path, map_file
+from blobstore.core.errors import AdapterError, InvalidFileError
+from blobstore.core.memory.mapped_file import as_path, map_file
 
 __all__ = ["CONFIG_NAME", "FIELDS", "MOST_ALPHA", "PeftConfig", "check_flag", "read_config"]
 

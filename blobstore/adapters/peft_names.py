@@ -20,8 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from blobstore.adapters.peft_config import check_flag, read_json
-from blobstore.errors import AdapterError, InvalidFileError, KeyNotFoundError, LayoutError
-from blobstore.memory.mapped_file import as_path
+from blobstore.core.errors import AdapterError, InvalidFileError, KeyNotFoundError, LayoutError
+from blobstore.core.memory.mapped_file import as_path
 
 __all__ = ["PREFIX", "Names", "are_heads", "hf_name", "is_rotated", "params_head_dim", "rotary_head_dim"]
 __all__ += ["rows_as_hf", "rows_as_llama"]

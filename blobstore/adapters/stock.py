@@ -12,24 +12,22 @@ import hashlib
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from blobstore.adapters.peft import PeftPair, read_peft
 from blobstore.adapters.peft_names import Names, llama_name, params_head_dim, rotary_head_dim, rows_as_llama
-from blobstore.disk.staging import refuse_inputs
-from blobstore.errors import AdapterError, LayoutError, UpdateError
-from blobstore.formats.alignment import TENSOR_ALIGNMENT
-from blobstore.formats.pte.program import ProgramFile, read_program
-from blobstore.memory.layout import ScalarType
-from blobstore.memory.mapped_file import as_path
-from blobstore.programs.deployed import mentioned
-from blobstore.store import BlobStore
-
-if TYPE_CHECKING:
-    from blobstore.logical.steps import Plain
+from blobstore.core.disk.staging import refuse_inputs
+from blobstore.core.errors import AdapterError, LayoutError, UpdateError
+from blobstore.core.formats.alignment import TENSOR_ALIGNMENT
+from blobstore.core.formats.pte.program import ProgramFile, read_program
+from blobstore.core.memory.arrays import Plain, raw
+from blobstore.core.memory.layout import ScalarType
+from blobstore.core.memory.mapped_file import as_path
+from blobstore.core.programs.deployed import mentioned
+from blobstore.core.store import BlobStore
 
 __all__ = ["import_for_program"]
 
@@ -103,7 +101,7 @@ def _keys(
     program: ProgramFile, folder: Path, pairs: Iterable[PeftPair]
 ) -> dict[str, tuple[tuple[str, ScalarType], tuple[str, ScalarType]]]:
     """For each module the keys of its two tensors in the program, with the dtypes that they have there."""
-    from blobstore.logical.steps import cast, raw
+    from blobstore.logical.steps import cast
 
     digests: dict[str, list[tuple[str, ScalarType]]] = {}
     for pair in pairs:
@@ -169,7 +167,7 @@ def _tensors(
 
 
 def _bytes(tensor: Plain, kind: ScalarType, folder: Path, module: str) -> memoryview:
-    from blobstore.logical.steps import cast, check_finite, raw
+    from blobstore.logical.steps import cast, check_finite
 
     made = cast(tensor, kind)
     if not check_finite(made):

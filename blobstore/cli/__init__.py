@@ -36,14 +36,23 @@ def _run() -> int:
 
     signal.signal(signal.SIGALRM, signal.default_int_handler)
     sys.unraisablehook = lost
+    return _call() if _prepare_streams() else ERROR
+
+
+def _prepare_streams() -> bool:
+    """Make the standard streams usable; False if there is no standard output."""
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w")  # noqa: PTH123, SIM115 - for as long as the process lives
     if sys.stdout is None:
         sys.stderr.write("blobstore: cannot print: standard output is closed\n")
-        return ERROR
+        return False
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # spell out what the terminal cannot show
+    return True
+
+
+def _call() -> int:
     stdout = sys.stdout
     try:
         from blobstore.cli.app import app

@@ -8,21 +8,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 import typer.core
 
-from blobstore.cli import ERROR
+from blobstore.cli import ERROR, exits
+from blobstore.cli.options import AsJson
 from blobstore.cli.output import counted, out, print_error, print_json, print_table, say
-from blobstore.errors import AdapterError, BlobStoreError
-from blobstore.memory.mapped_file import same_file
-from blobstore.tools.folders import files_of
+from blobstore.core.errors import AdapterError, BlobStoreError
+from blobstore.core.memory.mapped_file import same_file
+from blobstore.core.tools.folders import files_of
 
 if TYPE_CHECKING:
     from blobstore.adapters import AdapterInfo, AdaptersInfo, FoundationInfo, NamedTensor
 
-__all__ = ["HELP", "WithDefault", "combine", "from_peft", "listed", "to_peft"]
+__all__ = ["app"]
 
-HELP = "List and check LoRA adapters, import and export those of PEFT, and combine several. `list` is the default."
-NO = 1
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 Foundation = Annotated[
     list[Path],
     typer.Option(
@@ -33,7 +31,7 @@ Foundation = Annotated[
 ]
 
 
-class WithDefault(typer.core.TyperGroup):
+class _WithDefault(typer.core.TyperGroup):
     """A group whose command `list` may be left out: `blobstore adapters foundation.ptd a.ptd`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -42,6 +40,17 @@ class WithDefault(typer.core.TyperGroup):
         return list(super().parse_args(ctx, args))
 
 
+app = typer.Typer(
+    name="adapters",
+    cls=_WithDefault,
+    help="List and check LoRA adapters, import and export those of PEFT, and combine several. `list` is the default.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+
+@app.command("list")
+@exits.handled
 def listed(
     foundation: Annotated[
         Path,
@@ -84,7 +93,7 @@ def listed(
     else:
         _print_adapters(listed)
     if not all(adapter.fits for adapter in listed.adapters):
-        code = code or NO
+        code = code or exits.NO
     if code:
         raise typer.Exit(code)
 
@@ -119,6 +128,8 @@ def _made_for(adapter: AdapterInfo, base: FoundationInfo) -> str:
     return "made for this foundation" if adapter.foundation == base.fingerprint else "made for another foundation"
 
 
+@app.command("import")
+@exits.handled
 def from_peft(
     source: Annotated[Path, typer.Argument(metavar="DIR", help="The folder that PEFT wrote.", readable=False)],
     output: Annotated[Path, typer.Option("--output", "-o", help="The adapter (.ptd) to write.", readable=False)],
@@ -180,6 +191,8 @@ def from_peft(
     say(f"{output}: {nbytes:,} bytes")
 
 
+@app.command("export")
+@exits.handled
 def to_peft(
     source: Annotated[Path, typer.Argument(metavar="ADAPTER", help="The adapter (.ptd).", readable=False)],
     output: Annotated[
@@ -201,6 +214,8 @@ def to_peft(
     say(f"{output}: {nbytes:,} bytes")
 
 
+@app.command()
+@exits.handled
 def combine(
     output: Annotated[Path, typer.Option("--output", "-o", help="The adapter (.ptd) to write.", readable=False)],
     foundation: Foundation,

@@ -16,9 +16,9 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColum
 from rich.table import Table
 from rich.text import Text
 
-from blobstore.disk.progress import Progress as Callback
-from blobstore.memory.layout import TensorLayout
-from blobstore.text import printable
+from blobstore.core.disk.progress import Progress as Callback
+from blobstore.core.memory.layout import TensorLayout
+from blobstore.core.text import printable
 
 __all__ = [
     "counted",

@@ -9,21 +9,28 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from blobstore.cli import exits
+from blobstore.cli.options import AsJson, nbytes
 from blobstore.cli.output import counted, on_terminal, print_error, print_json, print_table, say
-from blobstore.errors import FileAccessError
-from blobstore.reporting.limits import parse_size
-from blobstore.text import size
+from blobstore.core.errors import FileAccessError
+from blobstore.core.text import size
 
 if TYPE_CHECKING:
     from blobstore.runtime import PackedFile, PackedStore
 
-__all__ = ["gc", "listed", "verify"]
+__all__ = ["app"]
 
-NO = 1
+app = typer.Typer(
+    name="packed",
+    help="Look at, check, and clean up a folder of packed weights.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
 Folder = Annotated[Path, typer.Argument(help="The folder of a packed store.", readable=False)]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 
 
+@app.command("list")
+@exits.handled
 def listed(folder: Folder, as_json: AsJson = False) -> None:
     """List the files of a packed store, the most recently used first, and what is wrong with their tables."""
     files = _open(folder).list()
@@ -32,6 +39,8 @@ def listed(folder: Folder, as_json: AsJson = False) -> None:
         print_error(_nothing_in(folder))
 
 
+@app.command()
+@exits.handled
 def verify(folder: Folder, as_json: AsJson = False) -> None:
     """Compare the files of a packed store with their digests. Exit code 1 if one is damaged, 3 if there are none.
 
@@ -49,9 +58,11 @@ def verify(folder: Folder, as_json: AsJson = False) -> None:
                 ok += f", with {file.unchecked} of {file.entries} entries not compared, as they are not up to date"
             say(f"{file.path}: " + (f"NOT OK: {file.problem}" if file.problem else ok))
     if any(file.problem for file in files):
-        raise typer.Exit(NO)
+        raise typer.Exit(exits.NO)
 
 
+@app.command()
+@exits.handled
 def gc(
     folder: Folder,
     limit: Annotated[
@@ -63,13 +74,7 @@ def gc(
 
     Files that a living process uses stay.
     """
-    most = None
-    if limit is not None:
-        try:
-            most = parse_size(limit)
-        except ValueError as error:
-            raise typer.BadParameter(str(error), param_hint="--limit") from None
-    store = _open(folder, most)
+    store = _open(folder, None if limit is None else nbytes("--limit", limit))
     empty = not store.list()
     removed = store.gc()
     _print(removed, as_json)

@@ -9,16 +9,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from blobstore.cli import exits
+from blobstore.cli.options import AsJson, nbytes
 from blobstore.cli.output import counted, print_json, progress_bar, say
-from blobstore.reporting.limits import parse_size
-from blobstore.text import size
+from blobstore.core.text import size
 
 if TYPE_CHECKING:
     from blobstore.releases import Plan, Published
 
-__all__ = ["compact", "gc", "publish", "pull", "push"]
+__all__ = ["app"]
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of lines.")]
+app = typer.Typer()
+
 Releases = Annotated[
     Path, typer.Option("--output", "-o", help="The release folder; an existing one is extended.", readable=False)
 ]
@@ -34,13 +36,8 @@ Sign = Annotated[
 Plain = Annotated[bool, typer.Option("--plain", help="No forms with fewer bytes on the way.")]
 
 
-def _nbytes(option: str, text: str | None) -> int | None:
-    try:
-        return None if text is None else parse_size(text)
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint=option) from None
-
-
+@app.command()
+@exits.handled
 def publish(
     inputs: Annotated[
         list[Path],
@@ -76,6 +73,8 @@ def publish(
     )
 
 
+@app.command()
+@exits.handled
 def compact(
     output: Releases,
     name: Name,
@@ -113,7 +112,7 @@ def _publish(
     has_base: bool,
 ) -> None:
     """Publish in one of the two ways, and say what came out."""
-    limit = _nbytes("--max-file", max_file)
+    limit = None if max_file is None else nbytes("--max-file", max_file)
     with progress_bar(hidden=as_json) as progress:
         done = run(name=name, version=version, max_file=limit, sign=sign, encoded=not plain, progress=progress)
     if as_json:
@@ -134,6 +133,8 @@ def _publish(
     say(f"Index: sha256:{done.sha256}" + (", signed" if done.signed else ""))
 
 
+@app.command()
+@exits.handled
 def push(
     reference: Annotated[str, typer.Argument(metavar="REF", help="registry/name:tag, or oci:DIR:tag.")],
     release: Annotated[
@@ -152,6 +153,8 @@ def push(
         say(f"{done.reference}: {counted(done.layers, 'object')}; sent {size(done.sent_bytes)} of {size(done.bytes)}")
 
 
+@app.command()
+@exits.handled
 def pull(
     reference: Annotated[
         str,
@@ -261,6 +264,8 @@ def _say_plan(plan: Plan, directory: Path, as_json: bool) -> None:
     say(f"{counted(plan.fetches, 'file')} with {size(plan.bytes)} for a release of {size(plan.release_bytes)}.")
 
 
+@app.command()
+@exits.handled
 def gc(
     directory: Annotated[Path, typer.Argument(help="The folder of a device.", readable=False)],
     keep: Annotated[int, typer.Option(help="How many releases stay, with the current one.")] = 1,

@@ -10,28 +10,31 @@ from typing import Annotated
 
 import typer
 
-from blobstore.cli import ERROR
+from blobstore.cli import ERROR, exits
+from blobstore.cli.options import open_names
 from blobstore.cli.output import out, print_error, progress_bar
-from blobstore.disk.kinds import Format, check_replaceable
-from blobstore.errors import FileAccessError, UnsupportedDataError
-from blobstore.formats.data_map import NamedDataMap
-from blobstore.formats.opening import open_any
-from blobstore.formats.pte.data_map import PteDataMap
+from blobstore.core.disk.kinds import Format, check_replaceable
+from blobstore.core.errors import FileAccessError
+from blobstore.core.text import size
 from blobstore.reporting import making
-from blobstore.reporting.baseline import compare_reports
+from blobstore.reporting.baseline import Changes, compare_reports
 from blobstore.reporting.cache import default_path, is_another_file
 from blobstore.reporting.json_output import load_report, to_json
 from blobstore.reporting.limits import Limit
 from blobstore.reporting.regions import SUFFIXES
 from blobstore.reporting.terminal import print_changes, print_report
-from blobstore.text import size
+from blobstore.reporting.view import Report
 
-__all__ = ["open_names", "report"]
+__all__ = ["app"]
+
+app = typer.Typer()
 
 OVER = 1
 """The exit code if duplicates waste more than --fail-over allows."""
 
 
+@app.command()
+@exits.handled
 def report(
     paths: Annotated[
         list[str], typer.Argument(help=".pte, .ptd, .safetensors and .gguf files, folders of them, or fsspec URLs.")
@@ -97,32 +100,11 @@ def report(
     changes = compare_reports(old, found) if old else None
     if html:
         found.to_html(html, force=force)
-    if as_json:
-        json.dump(to_json(found, changes), sys.stdout, indent=1)
-        sys.stdout.write("\n")
-    else:
-        if found.files:
-            print_report(found, out, top=top)
-        if changes:
-            out.print()
-            print_changes(changes, out)
-    if as_json or not found.files:  # otherwise the report lists them
-        for problem in found.problems:
-            print_error(f"{problem.path}: {problem.reason}")
-    for note in found.notes:
-        print_error(f"note: {note}")
+    _print(found, changes, as_json=as_json, top=top)
     if names and not any(region.tensor for file in found.files for region in file.regions):
         print_error(f"note: nothing got a name from {names}: nothing without a name equals exactly one of its tensors")
-    wasted = found.total_saves - (old.total_saves if old else 0)
-    over = limit.exceeded(wasted, found.total_bytes) if limit else None
-    if limit and over:
-        share = f" of {found.total_bytes:,} bytes" if limit.is_share else ""
-        print_error(
-            f"waste grew by {size(wasted)} ({wasted:,} bytes) since the baseline; the limit is {limit.text}{share}"
-            if old
-            else f"duplicates waste {over}"
-        )
-    if not found.files and not found.problems:
+    over = limit is not None and _is_over(limit, found, old)
+    if not (found.files or found.problems):
         print_error(f"{', '.join(paths)}: no file to report on; folders are searched for {', '.join(SUFFIXES)}")
     if found.problems or not found.files:  # the report does not cover all paths
         raise typer.Exit(ERROR)
@@ -130,18 +112,35 @@ def report(
         raise typer.Exit(OVER)
 
 
-def open_names(path: Path | None) -> NamedDataMap | None:
-    """Open the file of `--names`, if one is given.
+def _print(found: Report, changes: Changes | None, *, as_json: bool, top: int) -> None:
+    if as_json:
+        json.dump(to_json(found, changes), sys.stdout, indent=1)
+        sys.stdout.write("\n")
+    elif found.files:
+        print_report(found, out, top=top)
+    if changes and not as_json:
+        out.print()
+        print_changes(changes, out)
+    if as_json or not found.files:  # otherwise the report lists them
+        for problem in found.problems:
+            print_error(f"{problem.path}: {problem.reason}")
+    for note in found.notes:
+        print_error(f"note: {note}")
 
-    Raises:
-        FileAccessError, InvalidFileError, UnsupportedDataError: as `open_any`; or it is a program, which has no names.
-    """
-    if path is None:
-        return None
-    found = open_any(path)
-    if isinstance(found, PteDataMap):
-        raise UnsupportedDataError(f"{path}: expected names from a .safetensors or a .ptd, found {Format.PTE.value}")
-    return found
+
+def _is_over(limit: Limit, found: Report, old: Report | None) -> bool:
+    """Whether the report, or what grew since an old one, is above the limit; if so, say it."""
+    wasted = found.total_saves - (old.total_saves if old else 0)
+    over = limit.exceeded(wasted, found.total_bytes)
+    if over is None:
+        return False
+    share = f" of {found.total_bytes:,} bytes" if limit.is_share else ""
+    print_error(
+        f"waste grew by {size(wasted)} ({wasted:,} bytes) since the baseline; the limit is {limit.text}{share}"
+        if old
+        else f"duplicates waste {over}"
+    )
+    return True
 
 
 def _limit(text: str | None) -> Limit | None:

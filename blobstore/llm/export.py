@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from blobstore.adapters import AdapterTags
-from blobstore.disk.kinds import Format
-from blobstore.disk.staging import Staging
-from blobstore.errors import UnsupportedDataError, UnsupportedOperationError
-from blobstore.executorch import LlmConfig, LLMEdgeManager, LoRALinear, export_llama_lib
+from blobstore.core.disk.kinds import Format
+from blobstore.core.disk.staging import Staging
+from blobstore.core.errors import UnsupportedDataError, UnsupportedOperationError
+from blobstore.core.store import check_tag
 from blobstore.llm.names import checkpoint_names, restore_checkpoint_names
 from blobstore.lowering import BlobStorePartitioner, restore_names
 from blobstore.lowering.names import Tag
-from blobstore.programs import save_program
-from blobstore.store import check_tag
+from blobstore.lowering.save import save_program
+from blobstore.runtime.executorch import LlmConfig, LLMEdgeManager, LoRALinear, export_llama_lib
 
 __all__ = ["export_llm"]
 

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 import flatbuffers
 import xxhash
 
-from blobstore._generated.record import Record as FbRecord
-from blobstore._generated.record import Records as FbRecords
-from blobstore._generated.record import Source as FbSource
-from blobstore._generated.record import Step as FbStep
-from blobstore.formats.keys import KEY_PREFIX
-from blobstore.memory.layout import ScalarType
+from blobstore.core._generated.record import Record as FbRecord
+from blobstore.core._generated.record import Records as FbRecords
+from blobstore.core._generated.record import Source as FbSource
+from blobstore.core._generated.record import Step as FbStep
+from blobstore.core.formats.keys import KEY_PREFIX
+from blobstore.core.memory.layout import ScalarType
 
 __all__ = [
     "FILE_IDENTIFIER",

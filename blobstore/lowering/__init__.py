@@ -8,16 +8,25 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from blobstore.errors import MissingDependencyError
+from blobstore.core.errors import MissingDependencyError
 
 if TYPE_CHECKING:
     from blobstore.lowering.export import lower, quiet
+    from blobstore.lowering.named_data import to_named_data
     from blobstore.lowering.plugin import BlobStoreBackend, BlobStorePartitioner, register_inner
     from blobstore.lowering.pt2e import restore_names
 
-__all__ = ["BlobStoreBackend", "BlobStorePartitioner", "lower", "quiet", "register_inner", "restore_names"]
+__all__ = [
+    "BlobStoreBackend",
+    "BlobStorePartitioner",
+    "lower",
+    "quiet",
+    "register_inner",
+    "restore_names",
+    "to_named_data",
+]
 
-_MODULES = {"lower": "export", "quiet": "export", "restore_names": "pt2e"}
+_MODULES = {"lower": "export", "quiet": "export", "restore_names": "pt2e", "to_named_data": "named_data"}
 
 
 def __getattr__(name: str) -> Any:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from blobstore.errors import MissingDependencyError, UnsupportedDataError
+from blobstore.core.errors import MissingDependencyError, UnsupportedDataError
 
 if TYPE_CHECKING:
     from executorch.exir import ExecutorchProgramManager

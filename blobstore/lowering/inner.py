@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
-    from blobstore.executorch import CompileSpec, PreprocessResult
-    from blobstore.formats.payload import Constant
+    from blobstore.core.formats.payload import Constant
     from blobstore.logical.records import Record
     from blobstore.lowering.tables import NameTable
+    from blobstore.runtime.executorch import CompileSpec, PreprocessResult
 
 __all__ = ["InnerLowering", "Lowered"]
 

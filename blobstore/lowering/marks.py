@@ -9,9 +9,9 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
+from blobstore.core.memory.layout import ScalarType
 from blobstore.logical.records import Operation, Source, Step
 from blobstore.lowering.names import Fold, identity
-from blobstore.memory.layout import ScalarType
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram

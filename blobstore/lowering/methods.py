@@ -15,8 +15,8 @@ import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
-from blobstore.errors import BlobStoreError, KeyConflictError
-from blobstore.groups import Groups
+from blobstore.core.errors import BlobStoreError, KeyConflictError
+from blobstore.core.groups import Groups
 from blobstore.logical.records import Source
 from blobstore.lowering.marks import add_aliases
 from blobstore.lowering.names import Fold, Refusal, identity, logical_name, same_bits

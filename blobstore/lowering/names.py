@@ -6,11 +6,11 @@ import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
-from blobstore.errors import InvalidTagError
+from blobstore.core.errors import InvalidTagError
+from blobstore.core.memory.dtypes import NUMBERS, scalar_type_named
+from blobstore.core.memory.layout import ScalarType
+from blobstore.core.store import check_tag
 from blobstore.logical.records import Source, Step
-from blobstore.memory.dtypes import NUMBERS, scalar_type_named
-from blobstore.memory.layout import ScalarType
-from blobstore.store import check_tag
 
 if TYPE_CHECKING:
     import torch

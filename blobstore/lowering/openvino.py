@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from blobstore.errors import MissingDependencyError, UnsupportedDataError
+from blobstore.core.errors import MissingDependencyError, UnsupportedDataError
 
 __all__ = ["BACKEND_ID", "comparable", "openvino_partitioner"]
 
@@ -41,7 +41,7 @@ def openvino_partitioner(device: str = "CPU", **options: Any) -> Any:
     if not isinstance(device, str) or not device:
         raise UnsupportedDataError(f"device must be the name of one, such as 'CPU', not {device!r}")
     try:
-        from blobstore.executorch import CompileSpec
+        from blobstore.runtime.executorch import CompileSpec
 
         partitioner = _import("partitioner").OpenvinoPartitioner
     except ImportError as error:

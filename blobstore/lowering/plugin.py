@@ -10,8 +10,16 @@ from typing import Any, final
 import torch
 from torch.export import ExportedProgram
 
-from blobstore.errors import KeyConflictError, UnsupportedDataError, UnsupportedOperationError
-from blobstore.executorch import (
+from blobstore.core.errors import KeyConflictError, UnsupportedDataError, UnsupportedOperationError
+from blobstore.core.formats.payload import wrap
+from blobstore.logical.records import STATE, Record, Records, records_key
+from blobstore.lowering import marks, methods, names, openvino, tables
+from blobstore.lowering.holes import HolesLowering, find_backend
+from blobstore.lowering.inner import InnerLowering
+from blobstore.lowering.names import Refusal, Tag
+from blobstore.lowering.tables import NameTable
+from blobstore.lowering.xnnpack import XnnpackLowering
+from blobstore.runtime.executorch import (
     BackendDetails,
     CompileSpec,
     DataEntry,
@@ -21,14 +29,6 @@ from blobstore.executorch import (
     PartitionResult,
     PreprocessResult,
 )
-from blobstore.formats.payload import wrap
-from blobstore.logical.records import STATE, Record, Records, records_key
-from blobstore.lowering import marks, methods, names, openvino, tables
-from blobstore.lowering.holes import HolesLowering, find_backend
-from blobstore.lowering.inner import InnerLowering
-from blobstore.lowering.names import Refusal, Tag
-from blobstore.lowering.tables import NameTable
-from blobstore.lowering.xnnpack import XnnpackLowering
 
 __all__ = ["BACKEND_ID", "BlobStoreBackend", "BlobStorePartitioner", "register_inner"]
 

@@ -10,10 +10,11 @@ from typing import Any
 import numpy.typing as npt
 import torch
 
-from blobstore.errors import BlobStoreError
+from blobstore.core.errors import BlobStoreError
+from blobstore.core.memory.arrays import plain
+from blobstore.core.memory.buffers import same_bytes
 from blobstore.logical.records import Record, Step
-from blobstore.logical.steps import plain, store
-from blobstore.memory.buffers import same_bytes
+from blobstore.logical.steps import store
 
 __all__ = ["contradiction"]
 

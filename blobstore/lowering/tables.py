@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING
 
 import xxhash
 
-from blobstore.errors import BlobStoreError
+from blobstore.core.errors import BlobStoreError
+from blobstore.core.memory.dtypes import FLOATS
+from blobstore.core.memory.layout import ScalarType
 from blobstore.logical.records import Source, is_propagated
 from blobstore.lowering.marks import aliases_of, marks, names_of_tensors
 from blobstore.lowering.names import (
@@ -28,8 +30,6 @@ from blobstore.lowering.names import (
     scalar_type,
     unwrapped,
 )
-from blobstore.memory.dtypes import FLOATS
-from blobstore.memory.layout import ScalarType
 
 if TYPE_CHECKING:
     import torch

@@ -9,19 +9,19 @@ See docs/releases.md. Servers, signatures and encoded forms need the `releases` 
 
 from __future__ import annotations
 
-from blobstore.lazy import lazily
+from blobstore.core.lazy import lazily
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from blobstore.releases.installed import Collected
-    from blobstore.releases.live import Followed, Release
-    from blobstore.releases.planning import Fetch, Plan, commit, plan
-    from blobstore.releases.publishing import Published, compact, publish
-    from blobstore.releases.pulling import Pulled, gc, pull
-    from blobstore.releases.pushing import Pushed, push
-    from blobstore.releases.sources import Patience
+    from blobstore.releases.device.installed import Collected
+    from blobstore.releases.device.live import Followed, Release
+    from blobstore.releases.device.plan import Fetch, Plan, commit, plan
+    from blobstore.releases.device.pull import Pulled, gc, pull
+    from blobstore.releases.publishing.publish import Published, compact, publish
+    from blobstore.releases.publishing.push import Pushed, push
+    from blobstore.releases.sources.source import Patience
 
 __all__ = [
     "Collected",
@@ -43,22 +43,22 @@ __all__ = [
 ]
 
 _HOME = {
-    "Collected": "installed",
-    "Fetch": "planning",
-    "Followed": "live",
-    "Patience": "sources",
-    "Plan": "planning",
-    "Published": "publishing",
-    "Pulled": "pulling",
-    "Pushed": "pushing",
-    "Release": "live",
-    "commit": "planning",
-    "compact": "publishing",
-    "gc": "pulling",
-    "plan": "planning",
-    "publish": "publishing",
-    "pull": "pulling",
-    "push": "pushing",
+    "Collected": "device.installed",
+    "Fetch": "device.plan",
+    "Followed": "device.live",
+    "Patience": "sources.source",
+    "Plan": "device.plan",
+    "Published": "publishing.publish",
+    "Pulled": "device.pull",
+    "Pushed": "publishing.push",
+    "Release": "device.live",
+    "commit": "device.plan",
+    "compact": "publishing.publish",
+    "gc": "device.pull",
+    "plan": "device.plan",
+    "publish": "publishing.publish",
+    "pull": "device.pull",
+    "push": "publishing.push",
 }
 
 

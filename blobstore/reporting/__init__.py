@@ -7,17 +7,9 @@ for finding in found.findings:
 """
 
 from blobstore.reporting.making import report
-from blobstore.reporting.model import (
-    Claim,
-    FileReport,
-    Finding,
-    FindingKind,
-    Folder,
-    Problem,
-    Region,
-    RegionKind,
-    Report,
-)
+from blobstore.reporting.model import Claim, FileReport, Finding, FindingKind, Problem, Region, RegionKind
+from blobstore.reporting.report_data import Folder
+from blobstore.reporting.view import Report
 
 __all__ = [
     "Claim",

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from blobstore.reporting.model import Finding, FindingKind, Report
+from blobstore.reporting.model import Finding, FindingKind
+from blobstore.reporting.report_data import ReportData
 
 __all__ = ["Changes", "compare_reports", "finding_identity"]
 
@@ -32,7 +33,7 @@ class Changes:
     gone: dict[FindingKind, tuple[int, int]]
 
 
-def finding_identity(report: Report, finding: Finding) -> tuple[object, ...]:
+def finding_identity(report: ReportData, finding: Finding) -> tuple[object, ...]:
     """What identifies a finding in two reports: its kind, and the contents and keys that it is about."""
     places = frozenset(
         (report.files[place[0]].path, report.region(place).keys[:1], report.region(place).digest)
@@ -41,7 +42,7 @@ def finding_identity(report: Report, finding: Finding) -> tuple[object, ...]:
     return finding.kind, places
 
 
-def compare_reports(old: Report, new: Report) -> Changes:
+def compare_reports(old: ReportData, new: ReportData) -> Changes:
     """What changed from one report to another."""
     before = {file.path: file.size for file in old.files}
     after = {file.path: file.size for file in new.files}

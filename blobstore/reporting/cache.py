@@ -21,9 +21,9 @@ from typing import Any, TypeVar
 
 import xxhash
 
-from blobstore.errors import FileAccessError, LayoutError
-from blobstore.memory.layout import ScalarType, TensorLayout
-from blobstore.memory.mapped_file import as_path
+from blobstore.core.errors import FileAccessError, LayoutError
+from blobstore.core.memory.layout import ScalarType, TensorLayout
+from blobstore.core.memory.mapped_file import as_path
 from blobstore.reporting.checked import MalformedError, hexadecimal, integer, items, text, texts
 from blobstore.reporting.fingerprint import Fingerprint
 from blobstore.reporting.model import Region, RegionKind

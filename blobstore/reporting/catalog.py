@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from blobstore.memory.layout import TensorLayout
+from blobstore.core.memory.layout import TensorLayout
 from blobstore.reporting.fingerprint import Fingerprint
 from blobstore.reporting.model import FileReport, Region, RegionKind
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 from pathlib import PurePath
 
-from blobstore.groups import Groups
+from blobstore.core.groups import Groups
 from blobstore.reporting.findings.building import DEPLOYED, convert_command, dedup_command
 from blobstore.reporting.model import FileReport, Finding, RegionKind
 from blobstore.reporting.source import is_url
@@ -29,55 +29,70 @@ def unite(files: Sequence[FileReport], findings: Sequence[Finding]) -> list[Find
     groups = Groups(range(len(files)))
     for finding in findings:
         if _is_dedup(finding) and finding.saves >= CONNECTING:
-            groups.join(f for f, _ in finding.places)
-    members: dict[int, list[int]] = {}
+            groups.join(_files(finding))
+    sets = _sets(files, findings, groups)
+    commands = _dedup_commands(files, findings, sets)
+    conversions = _convert_commands(files, findings)
+
+    def united(finding: Finding) -> Finding:
+        first = finding.places[0][0]
+        if _is_convert(finding):
+            return replace(finding, command=conversions.get(first))
+        if not _is_dedup(finding):
+            return finding
+        if len({groups.root(f) for f in _files(finding)}) > 1:
+            return replace(finding, command=None, advice="too little in common to share a data file for it")
+        if len({sets[f] for f in _files(finding)}) > 1:
+            advice = "not in one data file: a key has different bytes in these files; lower them with unique keys"
+            return replace(finding, command=None, advice=advice)
+        return replace(finding, command=commands.get(sets[first]))
+
+    return [united(finding) for finding in findings]
+
+
+def _sets(files: Sequence[FileReport], findings: Sequence[Finding], groups: Groups[int]) -> dict[int, tuple[int, ...]]:
+    """For each file, the files that its command takes; none if there is no command. What saves most comes first."""
+    members: dict[int, dict[int, None]] = {}
     for finding in findings:
-        if _is_dedup(finding) and len({groups.root(f) for f, _ in finding.places}) == 1:
-            for f, _ in finding.places:
-                found = members.setdefault(groups.root(f), [])
-                if f not in found:
-                    found.append(f)
+        if _is_dedup(finding) and len({groups.root(f) for f in _files(finding)}) == 1:
+            members.setdefault(groups.root(finding.places[0][0]), {}).update(dict.fromkeys(_files(finding)))
     weight = dict.fromkeys(members, 0)
     for finding in findings:
         if (root := groups.root(finding.places[0][0])) in weight:
             weight[root] += finding.saves
-    sets: dict[int, tuple[int, ...]] = {}  # by file: the files that its command takes, none if there is no command
+    sets: dict[int, tuple[int, ...]] = {}
     for root in sorted(members, key=lambda root: -weight[root]):
         together = tuple(sorted(members[root]))
         united = not _conflict([files[f] for f in together])
         for f in together:
             own = together if united else (f,)
             sets[f] = own if all(_can_be_rewritten(files[i]) for i in own) else ()
+    return sets
+
+
+def _dedup_commands(
+    files: Sequence[FileReport], findings: Sequence[Finding], sets: Mapping[int, tuple[int, ...]]
+) -> dict[tuple[int, ...], str]:
+    """The command of each set of files that a finding is in, each with an output folder of its own."""
     wanted = {
         sets.get(finding.places[0][0], ())
         for finding in findings
-        if _is_dedup(finding) and len({sets.get(f) for f, _ in finding.places}) == 1
+        if _is_dedup(finding) and len({sets.get(f) for f in _files(finding)}) == 1
     }
     taking = [one for one in dict.fromkeys(sets.values()) if one and one in wanted]
     directories = _free(["slim"] if len(taking) == 1 else [f"slim-{n}" for n in range(1, len(taking) + 1)])
-    commands = {
+    return {
         one: dedup_command([files[f].path for f in one], directory)
         for one, directory in zip(taking, directories, strict=True)
     }
+
+
+def _convert_commands(files: Sequence[FileReport], findings: Sequence[Finding]) -> dict[int, str]:
+    """The command of each checkpoint that can be converted."""
     checkpoints = list(dict.fromkeys(f.places[0][0] for f in findings if _is_convert(f)))
     checkpoints = [f for f in checkpoints if _can_be_converted(files[f])]
     targets = _free([PurePath(files[f].path).with_suffix(".ptd").name for f in checkpoints])
-    conversions = {f: convert_command(files[f].path, t) for f, t in zip(checkpoints, targets, strict=True)}
-
-    done = []
-    for finding in findings:
-        if _is_convert(finding):
-            done.append(replace(finding, command=conversions.get(finding.places[0][0])))
-        elif not _is_dedup(finding):
-            done.append(finding)
-        elif len({groups.root(f) for f, _ in finding.places}) > 1:
-            done.append(replace(finding, command=None, advice="too little in common to share a data file for it"))
-        elif len({sets[f] for f, _ in finding.places}) > 1:
-            advice = "not in one data file: a key has different bytes in these files; lower them with unique keys"
-            done.append(replace(finding, command=None, advice=advice))
-        else:
-            done.append(replace(finding, command=commands.get(sets[finding.places[0][0]])))
-    return done
+    return {f: convert_command(files[f].path, t) for f, t in zip(checkpoints, targets, strict=True)}
 
 
 def _free(names: Sequence[str]) -> list[str]:
@@ -98,6 +113,10 @@ def _can_be_rewritten(file: FileReport) -> bool:
 
 def _can_be_converted(file: FileReport) -> bool:
     return not is_url(file.path) and all(r.layout for r in file.regions if r.kind is RegionKind.TENSOR)
+
+
+def _files(finding: Finding) -> list[int]:
+    return [f for f, _ in finding.places]
 
 
 def _is_convert(finding: Finding) -> bool:

@@ -9,7 +9,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from typing import Any
 
-from blobstore.errors import BlobStoreError, InvalidFileError
+from blobstore.core.errors import BlobStoreError, InvalidFileError
 from blobstore.reporting.cache import Cache
 from blobstore.reporting.fingerprint import Fingerprint, Wanted, fingerprint
 from blobstore.reporting.model import FileReport, Problem, Region

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from blobstore.memory.layout import ScalarType
+from blobstore.core.memory.layout import ScalarType
 from blobstore.reporting.source import CHUNK, Source
 
 __all__ = ["MIN_BYTES", "Fingerprint", "Wanted", "fingerprint", "fold_for"]

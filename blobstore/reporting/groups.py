@@ -6,7 +6,8 @@ from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from blobstore.reporting.model import FindingKind, RegionKind, Report
+from blobstore.reporting.model import FindingKind, RegionKind
+from blobstore.reporting.report_data import ReportData
 
 __all__ = ["Group", "common_bytes", "find_groups"]
 
@@ -29,7 +30,7 @@ class Group:
     once: int
 
 
-def find_groups(report: Report) -> list[Group]:
+def find_groups(report: ReportData) -> list[Group]:
     """Every file in one group, alone if need be; groups with most copies come first.
 
     The largest file of a group stands for it, so a chain of files that each resemble the next is no group.
@@ -58,7 +59,7 @@ def find_groups(report: Report) -> list[Group]:
     return sorted(groups, key=lambda group: (group.once - group.bytes, group.files))
 
 
-def common_bytes(report: Report, sets: Sequence[Sequence[int]]) -> list[list[int]]:
+def common_bytes(report: ReportData, sets: Sequence[Sequence[int]]) -> list[list[int]]:
     """Bytes of the distinct contents that each two sets of files have in common; of one set with itself all it has."""
     contents = _contents(report, {f for files in sets for f in files})
     where: dict[_Content, set[int]] = defaultdict(set)
@@ -74,7 +75,7 @@ def common_bytes(report: Report, sets: Sequence[Sequence[int]]) -> list[list[int
     return common
 
 
-def _contents(report: Report, of: Collection[int] | None = None) -> list[dict[_Content, int]]:
+def _contents(report: ReportData, of: Collection[int] | None = None) -> list[dict[_Content, int]]:
     """How often each file (of those in `of`) has each content that tells something about its family.
 
     Payloads of delegates are opaque, and tensors of one value are equal without being related.

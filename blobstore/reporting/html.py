@@ -14,11 +14,12 @@ from collections.abc import Sequence
 from importlib import resources
 from typing import Any
 
+from blobstore.core.text import printable, size
 from blobstore.reporting.commands import CONNECTING
 from blobstore.reporting.groups import Group, common_bytes, find_groups
-from blobstore.reporting.model import Finding, Folder, Region, RegionKind, Report
+from blobstore.reporting.model import Finding, Region, RegionKind
+from blobstore.reporting.report_data import Folder, ReportData
 from blobstore.reporting.words import COLORS, FINDINGS, REGIONS, branches, headline, short_paths
-from blobstore.text import printable, size
 
 __all__ = ["to_html"]
 
@@ -31,7 +32,7 @@ _COMMANDS = 6
 _STEPS = 5
 
 
-def to_html(report: Report) -> str:
+def to_html(report: ReportData) -> str:
     """The page: about 30 KB, and the packed data of the report. What it draws is drawn by its own scripts."""
     names = [printable(name) for name in short_paths([file.path for file in report.files])]
     parts = {
@@ -73,7 +74,7 @@ def _ink(color: str) -> str:
 # ----------------------------------------------------------------------------------------- what the page says at once
 
 
-def _commands(report: Report) -> list[tuple[int, str]]:
+def _commands(report: ReportData) -> list[tuple[int, str]]:
     """What each command saves, the largest first."""
     sums: dict[str, int] = defaultdict(int)
     for finding in report.findings:
@@ -82,7 +83,7 @@ def _commands(report: Report) -> list[tuple[int, str]]:
     return sorted(((nbytes, command) for command, nbytes in sums.items() if nbytes), reverse=True)
 
 
-def _actions(report: Report) -> str:
+def _actions(report: ReportData) -> str:
     parts = []
     ordered = _commands(report)
     for number, (nbytes, command) in enumerate(ordered[:_COMMANDS], 1):
@@ -103,14 +104,14 @@ def _inputs(command: str) -> str:
     return f"in {number} files" if " dedup " in command and number > 1 else ""
 
 
-def _problems(report: Report) -> str:
+def _problems(report: ReportData) -> str:
     if not report.problems:
         return ""
     items = "".join(f"<li>{html.escape(printable(f'{p.path}: {p.reason}'))}</li>" for p in report.problems)
     return f'<div class="notice">Not read, and not in the numbers:<ul>{items}</ul></div>'
 
 
-def _legend(report: Report) -> str:
+def _legend(report: ReportData) -> str:
     items = [(kind.value, FINDINGS[kind], size(counted)) for kind, (_, _, counted) in report.by_kind.items() if counted]
     structure = sum(file.by_kind.get(RegionKind.STRUCTURE, 0) for file in report.files)
     if report.total_bytes:
@@ -161,7 +162,7 @@ def _folders(folders: Sequence[Folder]) -> str:
 # ------------------------------------------------------------------------------------------------ files in common
 
 
-def _groups(report: Report, names: Sequence[str]) -> str:
+def _groups(report: ReportData, names: Sequence[str]) -> str:
     """Families of files, and how much of each two is the same."""
     groups = find_groups(report)
     together = [group for group in groups if len(group.files) > 1]
@@ -197,7 +198,7 @@ def _groups(report: Report, names: Sequence[str]) -> str:
     )
 
 
-def _group(report: Report, names: Sequence[str], number: int, group: Group) -> str:
+def _group(report: ReportData, names: Sequence[str], number: int, group: Group) -> str:
     first, *others = group.files
     folders = list(dict.fromkeys(os.path.dirname(names[f]) for f in group.files))  # noqa: PTH120 - text stays text
     folders = [folder for folder in folders if folder]
@@ -265,7 +266,7 @@ def _matrix(labels: Sequence[str], common: Sequence[Sequence[int]]) -> str:
 # --------------------------------------------------------------------------------------------- what the scripts draw
 
 
-def _data(report: Report, names: Sequence[str]) -> dict[str, Any]:
+def _data(report: ReportData, names: Sequence[str]) -> dict[str, Any]:
     numbers = {command: number for number, (_, command) in enumerate(_commands(report)[:_COMMANDS], 1)}
     return {
         "words": {kind.value: text for kind, text in FINDINGS.items()},
@@ -296,7 +297,7 @@ def _name(region: Region) -> str:
     return printable(region.name if region.keys else REGIONS[region.kind])
 
 
-def _finding(report: Report, finding: Finding, names: Sequence[str], numbers: dict[str, int]) -> dict[str, Any]:
+def _finding(report: ReportData, finding: Finding, names: Sequence[str], numbers: dict[str, int]) -> dict[str, Any]:
     by_key: dict[str, dict[str, None]] = defaultdict(dict)
     for f, r in finding.places:
         by_key[_name(report.region((f, r)))][names[f]] = None

@@ -8,22 +8,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from blobstore.errors import FileAccessError, InvalidFileError, LayoutError
-from blobstore.memory.layout import ScalarType, TensorLayout
-from blobstore.memory.mapped_file import as_path
+from blobstore.core.errors import FileAccessError, InvalidFileError, LayoutError
+from blobstore.core.memory.layout import ScalarType, TensorLayout
+from blobstore.core.memory.mapped_file import as_path
 from blobstore.reporting.baseline import Changes
 from blobstore.reporting.checked import MalformedError, hexadecimal, integer, items, member, share, text, texts
-from blobstore.reporting.model import (
-    ALIGNMENT,
-    Claim,
-    FileReport,
-    Finding,
-    FindingKind,
-    Problem,
-    Region,
-    RegionKind,
-    Report,
-)
+from blobstore.reporting.model import ALIGNMENT, Claim, FileReport, Finding, FindingKind, Problem, Region, RegionKind
+from blobstore.reporting.view import Report
 
 __all__ = ["SCHEMA", "VERSION", "from_json", "load_report", "to_json"]
 

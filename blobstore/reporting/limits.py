@@ -1,29 +1,13 @@
-"""Numbers of bytes as people write them, and limits on what may be wasted."""
+"""Limits on what may be wasted."""
 
 from __future__ import annotations
 
 import re
-from fractions import Fraction
 from typing import NamedTuple
 
-from blobstore.text import size
+from blobstore.core.text import parse_size, size
 
-__all__ = ["Limit", "parse_size"]
-
-_UNITS = {"": 1, "b": 1}
-_UNITS |= {f"{p}b": 1000**i for i, p in enumerate("kmgt", 1)} | {f"{p}ib": 1024**i for i, p in enumerate("kmgt", 1)}
-
-
-def parse_size(text: str) -> int:
-    """Read a number of bytes: "1048576", "10 MB" or "1.5GiB". A fraction of a byte is dropped.
-
-    Raises:
-        ValueError: it is something else.
-    """
-    found = re.fullmatch(r"([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*([a-z]*)", text.strip().lower())
-    if found is None or found[2] not in _UNITS:
-        raise ValueError(f"{text!r} is not a number of bytes, like 1048576, 10MB or 1.5GiB")
-    return int(Fraction(found[1]) * _UNITS[found[2]])
+__all__ = ["Limit"]
 
 
 class Limit(NamedTuple):

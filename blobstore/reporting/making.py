@@ -8,16 +8,16 @@ from concurrent.futures import Executor
 from dataclasses import replace
 from pathlib import Path
 
-from blobstore.disk.progress import check_progress
-from blobstore.errors import (
+from blobstore.core.disk.progress import check_progress
+from blobstore.core.errors import (
     BlobStoreError,
     FileAccessError,
     InputError,
     MissingDependencyError,
     UnsupportedDataError,
 )
-from blobstore.formats.data_map import NamedDataMap
-from blobstore.memory.mapped_file import Paths, as_path, listed
+from blobstore.core.formats.data_map import NamedDataMap
+from blobstore.core.memory.mapped_file import Paths, as_path, listed
 from blobstore.reporting.cache import Cache
 from blobstore.reporting.catalog import Catalog
 from blobstore.reporting.commands import unite
@@ -25,11 +25,12 @@ from blobstore.reporting.engine import Engine, Scanned, default_executor
 from blobstore.reporting.findings import constants, contained, dtypes, duplicates, layouts, leftovers, near
 from blobstore.reporting.findings.kept import Kept
 from blobstore.reporting.fingerprint import Fingerprint
-from blobstore.reporting.model import FileReport, Finding, Problem, Report
+from blobstore.reporting.model import FileReport, Finding, Problem
 from blobstore.reporting.named import name_tensors
 from blobstore.reporting.regions import SUFFIXES
 from blobstore.reporting.savings import count
 from blobstore.reporting.source import is_url
+from blobstore.reporting.view import Report
 
 __all__ = ["NEAR", "report"]
 

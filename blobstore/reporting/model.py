@@ -1,17 +1,13 @@
-"""What a report says, as plain data that all renderers share. All sizes are in bytes."""
+"""What a report says of files, regions and findings. All sizes are in bytes."""
 
 from __future__ import annotations
 
 import enum
-import os
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import takewhile
-from pathlib import Path
 
-from blobstore.memory.layout import TensorLayout
+from blobstore.core.memory.layout import TensorLayout
 
 __all__ = [
     "ALIGNMENT",
@@ -19,11 +15,9 @@ __all__ = [
     "FileReport",
     "Finding",
     "FindingKind",
-    "Folder",
     "Problem",
     "Region",
     "RegionKind",
-    "Report",
 ]
 
 ALIGNMENT = 16
@@ -155,23 +149,6 @@ class FileReport:
 
 
 @dataclass(frozen=True)
-class Folder:
-    """A folder with all folders in it.
-
-    Attributes:
-        path: as it begins the paths of its files; empty for the current folder.
-        files: how many of the report's files it has.
-        bytes: of these files.
-        saves: bytes of them that can go, as in `Report.saves_of`.
-    """
-
-    path: str
-    files: int
-    bytes: int
-    saves: int
-
-
-@dataclass(frozen=True)
 class Problem:
     """A file that could not be read."""
 
@@ -219,139 +196,3 @@ class Finding:
     advice: str = ""
     share: float | None = None
     counted: int = 0
-
-
-@dataclass(frozen=True, repr=False)
-class Report:
-    """All files that could be read, and all that was found in them. A notebook shows it as a summary.
-
-    Attributes:
-        files: in the order in which they were asked for.
-        findings: by `FindingKind`, and the largest first within each.
-        problems: files that could not be read, and why.
-        notes: what did not go as requested, without making the report any less complete.
-    """
-
-    files: tuple[FileReport, ...]
-    findings: tuple[Finding, ...]
-    problems: tuple[Problem, ...] = field(default=())
-    notes: tuple[str, ...] = ()
-
-    def __repr__(self) -> str:
-        from blobstore.reporting.words import headline
-
-        unread = f"; {len(self.problems)} could not be read" if self.problems else ""
-        return f"<Report: {headline(self).removesuffix('.')}; {len(self.findings):,} findings{unread}>"
-
-    def _repr_html_(self) -> str:
-        from blobstore.reporting.notebook import summary
-
-        return summary(self)
-
-    def to_html(self, path: str | os.PathLike[str], *, force: bool = False) -> Path:
-        """Write the report as one page that needs nothing but a browser.
-
-        Args:
-            path: the file to write; an HTML page that is there is replaced.
-            force: also replace a file of another format.
-
-        Returns:
-            The path of the file.
-
-        Raises:
-            FileAccessError: the folder is missing or cannot be written, or the disk is full; nothing was changed.
-            OutputPathError: a file of another format is there, and `force` is not set.
-        """
-        from blobstore.disk.kinds import Format
-        from blobstore.disk.staging import Staging
-        from blobstore.memory.mapped_file import as_path
-        from blobstore.reporting.html import to_html
-
-        target = as_path(path)
-        text = to_html(self).encode()
-        with Staging(force=force) as staging, staging.open(target, kind=Format.HTML) as file:
-            file.write(text)
-        return target
-
-    @cached_property
-    def total_bytes(self) -> int:
-        """Bytes of all files."""
-        return sum(file.size for file in self.files)
-
-    @cached_property
-    def total_saves(self) -> int:
-        """Bytes that acting on all findings saves; what two findings claim counts once."""
-        return sum(finding.counted for finding in self.findings)
-
-    @cached_property
-    def command_saves(self) -> int:
-        """The part of it that commands save, without lowering anything again."""
-        return sum(finding.counted for finding in self.findings if finding.command)
-
-    @cached_property
-    def by_kind(self) -> dict[FindingKind, tuple[int, int, int]]:
-        """For each kind that occurs: how many findings, bytes they save, bytes that count towards the total."""
-        sums: dict[FindingKind, tuple[int, int, int]] = {}
-        for finding in self.findings:
-            number, saves, counted = sums.get(finding.kind, (0, 0, 0))
-            sums[finding.kind] = (number + 1, saves + finding.saves, counted + finding.counted)
-        return sums
-
-    @cached_property
-    def goes(self) -> dict[tuple[int, int], dict[FindingKind, int]]:
-        """For each region of which something can go: how many bytes, under the first kind of finding that claims them."""
-        from blobstore.reporting.savings import attribute
-
-        return attribute(self.findings)
-
-    @cached_property
-    def saves_of(self) -> tuple[int, ...]:
-        """For each file the bytes of it that can go; together they are `total_saves`."""
-        saves = [0] * len(self.files)
-        for (file, _), kinds in self.goes.items():
-            saves[file] += sum(kinds.values())
-        return tuple(saves)
-
-    @cached_property
-    def folders(self) -> tuple[Folder, ...]:
-        """The folders of the files and all folders between them and the one that holds all, in the order of their paths.
-
-        Each counts with the folders in it. The folder that holds all files is the first.
-        """
-        chains = [_ancestors(file.path) for file in self.files]
-        common = sum(1 for _ in takewhile(lambda names: len(set(names)) == 1, zip(*chains, strict=False)))
-        sums: dict[str, list[int]] = {}
-        for file, saves, chain in zip(self.files, self.saves_of, chains, strict=True):
-            for path in chain[max(common - 1, 0) :]:
-                of_folder = sums.setdefault(path, [0, 0, 0])
-                for i, value in enumerate((1, file.size, saves)):
-                    of_folder[i] += value
-        return tuple(Folder(path, *sums[path]) for path in sorted(sums, key=lambda path: path.split("/")))
-
-    def region(self, place: tuple[int, int]) -> Region:
-        """The region at a place of a finding."""
-        return self.files[place[0]].regions[place[1]]
-
-    def names(self, finding: Finding) -> Iterator[tuple[str, str]]:
-        """The path and the key of each place of a finding."""
-        for file, region in finding.places:
-            yield self.files[file].path, self.files[file].regions[region].name
-
-    def paths(self, finding: Finding) -> Sequence[str]:
-        """The files of a finding, each once."""
-        return list(dict.fromkeys(path for path, _ in self.names(finding)))
-
-
-def _ancestors(path: str) -> list[str]:
-    """The folders that a file is in, from the root, the current folder or the host of a URL down to its own."""
-    root, inside = "", path.replace(os.sep, "/")
-    if "://" in inside:
-        protocol, _, rest = inside.partition("://")
-        host, slash, inside = rest.partition("/")
-        root, inside = (f"{protocol}://{host}", inside) if slash else (f"{protocol}://", host)
-    elif inside.startswith("/"):
-        root, inside = "/", inside[1:]
-    found = [root]
-    for name in inside.split("/")[:-1]:
-        found.append(f"{found[-1].removesuffix('/')}/{name}" if found[-1] else name)
-    return found

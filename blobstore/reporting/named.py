@@ -7,9 +7,9 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 
-from blobstore.formats.data_map import NamedDataMap
-from blobstore.memory.digest import digest
-from blobstore.memory.layout import TensorLayout
+from blobstore.core.formats.data_map import NamedDataMap
+from blobstore.core.memory.digest import digest
+from blobstore.core.memory.layout import TensorLayout
 from blobstore.reporting.model import FileReport, Region
 
 __all__ = ["name_tensors"]

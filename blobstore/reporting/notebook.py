@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import html
 
-from blobstore.reporting.model import Report
+from blobstore.core.text import printable, size
+from blobstore.reporting.report_data import ReportData
 from blobstore.reporting.words import COLORS, FINDINGS, branches, headline, short_paths
-from blobstore.text import printable, size
 
 __all__ = ["summary"]
 
@@ -15,7 +15,7 @@ _CELL = 'style="text-align:left;padding:2px 12px 2px 0"'
 _NUMBER = 'style="text-align:right;padding:2px 12px 2px 0"'
 
 
-def summary(report: Report) -> str:
+def summary(report: ReportData) -> str:
     """The answer, a bar of all bytes, the kinds of findings, and the largest folders, or files if there is one folder."""
     parts = [f"<p><strong>{html.escape(headline(report))}</strong></p>"]
     if report.total_saves:
@@ -46,7 +46,7 @@ def summary(report: Report) -> str:
     return f"<div>{''.join(parts)}<p><code>.to_html(path)</code> writes the whole report as a page.</p></div>"
 
 
-def _bar(report: Report) -> str:
+def _bar(report: ReportData) -> str:
     cells = "".join(
         f'<span title="{FINDINGS[kind]}: {size(counted)}" style="display:inline-block;height:100%;'
         f'width:{counted / report.total_bytes:.2%};background:{COLORS[kind]}"></span>'

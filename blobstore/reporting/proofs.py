@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from blobstore.memory.buffers import same_bytes
+from blobstore.core.memory.buffers import same_bytes
 from blobstore.reporting.catalog import Spot
 from blobstore.reporting.source import CHUNK, open_source
 

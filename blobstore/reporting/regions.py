@@ -9,19 +9,20 @@ import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from blobstore.errors import InvalidFileError, LayoutError, MissingDependencyError
-from blobstore.formats.alignment import PAGE, SEGMENT_ALIGNMENT
-from blobstore.formats.keys import KEY_PREFIX
-from blobstore.formats.ptd.reader import PtdDataMap
-from blobstore.formats.ptd.writer import MAX_ALIGNMENT
-from blobstore.formats.pte.flatbuffer import Span
-from blobstore.formats.pte.parts import TensorData
-from blobstore.formats.pte.program import ProgramFile
-from blobstore.formats.safetensors import SafetensorsDataMap
-from blobstore.memory.layout import ScalarType, TensorLayout
+from blobstore.core.errors import InvalidFileError, LayoutError, MissingDependencyError
+from blobstore.core.formats.alignment import PAGE, SEGMENT_ALIGNMENT
+from blobstore.core.formats.keys import KEY_PREFIX
+from blobstore.core.formats.ptd.reader import PtdDataMap
+from blobstore.core.formats.ptd.writer import MAX_ALIGNMENT
+from blobstore.core.formats.pte.flatbuffer import Span
+from blobstore.core.formats.pte.parts import TensorData
+from blobstore.core.formats.pte.program import ProgramFile
+from blobstore.core.formats.safetensors import SafetensorsDataMap
+from blobstore.core.memory.layout import ScalarType, TensorLayout
 from blobstore.reporting.model import ALIGNMENT, Region, RegionKind
 from blobstore.reporting.source import CHUNK, Source, is_url
 
@@ -212,22 +213,8 @@ def _gguf(source: Source) -> list[Region]:
                 reader = GGUFReader(path)
         except (ValueError, KeyError, IndexError, TypeError, OverflowError, MemoryError) as error:
             raise InvalidFileError(source.path, f"not a well-formed .gguf: {error}") from None
-        drafts = []
         head = int(reader.data_offset)
-        for tensor in reader.tensors:
-            start, dtype = int(tensor.data_offset), tensor.tensor_type.name
-            stop = start + int(tensor.n_bytes)
-            if not head <= start <= stop <= source.size:
-                raise InvalidFileError(source.path, f"tensor {tensor.name!r} at {start}..{stop} is not within the file")
-            layout = None
-            if dtype in _GGML:
-                try:
-                    layout = TensorLayout(_GGML[dtype], tuple(int(n) for n in reversed(tensor.shape)))
-                except LayoutError as error:
-                    raise InvalidFileError(source.path, f"tensor {tensor.name!r}: {error}") from None
-            drafts.append(
-                _Draft(RegionKind.TENSOR, start, stop, [tensor.name], [], layout, dtype if layout is None else "")
-            )
+        drafts = [_gguf_tensor(source, head, tensor) for tensor in reader.tensors]
         if reader.tensors:
             last = reader.tensors[-1].field
             head = int(last.offset) + sum(int(part.nbytes) for part in last.parts)
@@ -249,6 +236,20 @@ def _gguf(source: Source) -> list[Region]:
             except InvalidFileError:
                 if done >= min(source.size, 1 << 30):
                     raise
+
+
+def _gguf_tensor(source: Source, data_offset: int, tensor: Any) -> _Draft:
+    start, dtype = int(tensor.data_offset), tensor.tensor_type.name
+    stop = start + int(tensor.n_bytes)
+    if not data_offset <= start <= stop <= source.size:
+        raise InvalidFileError(source.path, f"tensor {tensor.name!r} at {start}..{stop} is not within the file")
+    if dtype not in _GGML:
+        return _Draft(RegionKind.TENSOR, start, stop, [tensor.name], [], None, dtype)
+    try:
+        layout = TensorLayout(_GGML[dtype], tuple(int(n) for n in reversed(tensor.shape)))
+    except LayoutError as error:
+        raise InvalidFileError(source.path, f"tensor {tensor.name!r}: {error}") from None
+    return _Draft(RegionKind.TENSOR, start, stop, [tensor.name], [], layout, "")
 
 
 def _cover(source: Source, drafts: Iterable[_Draft], structure: int) -> list[Region]:

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from blobstore.errors import DataChangedError, FileAccessError, InvalidFileError, MissingDependencyError
-from blobstore.memory.mapped_file import map_file
+from blobstore.core.errors import DataChangedError, FileAccessError, InvalidFileError, MissingDependencyError
+from blobstore.core.memory.mapped_file import map_file
 
 __all__ = ["CHUNK", "Identity", "Source", "identify", "is_url", "open_source"]
 

@@ -9,10 +9,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from blobstore.core.text import printable, size
 from blobstore.reporting.baseline import Changes
-from blobstore.reporting.model import Finding, FindingKind, Folder, RegionKind, Report
+from blobstore.reporting.model import Finding, FindingKind, RegionKind
+from blobstore.reporting.report_data import Folder, ReportData
 from blobstore.reporting.words import COLORS, FINDINGS, branches, headline, short_paths
-from blobstore.text import printable, size
 
 __all__ = ["WIDTH", "print_changes", "print_report"]
 
@@ -32,7 +33,7 @@ _WIDE = 1000
 """Columns from which nothing is cut, and tables have no lines: a console of so many is a pipe or a file."""
 
 
-def print_report(report: Report, console: Console, *, top: int = 10) -> None:
+def print_report(report: ReportData, console: Console, *, top: int = 10) -> None:
     """Print a report.
 
     Args:
@@ -63,7 +64,7 @@ def _is_wide(console: Console) -> bool:
     return console.width >= _WIDE
 
 
-def _print_actions(report: Report, console: Console, width: int) -> None:
+def _print_actions(report: ReportData, console: Console, width: int) -> None:
     sums: dict[str, int] = {}
     for finding in report.findings:
         if finding.command and finding.counted:
@@ -91,7 +92,7 @@ def _table(title: str, columns: Sequence[tuple[str, str]], wide: bool) -> Table:
     return table
 
 
-def _kinds(report: Report, wide: bool) -> Table:
+def _kinds(report: ReportData, wide: bool) -> Table:
     columns = [("what", "left"), ("findings", "right"), ("saves alone", "right"), ("adds to total", "right")]
     table = _table("", columns, wide)
     for kind, (number, saves, counted) in report.by_kind.items():
@@ -102,7 +103,7 @@ def _kinds(report: Report, wide: bool) -> Table:
     return table
 
 
-def _largest(report: Report, names: Sequence[str], top: int, wide: bool) -> Table:
+def _largest(report: ReportData, names: Sequence[str], top: int, wide: bool) -> Table:
     """One row for all findings of a kind in the same files."""
     groups: dict[tuple[object, ...], list[Finding]] = {}
     for finding in report.findings:
@@ -126,7 +127,7 @@ def _largest(report: Report, names: Sequence[str], top: int, wide: bool) -> Tabl
     return table
 
 
-def _where(report: Report, group: Sequence[Finding], names: Sequence[str], wide: bool) -> Text:
+def _where(report: ReportData, group: Sequence[Finding], names: Sequence[str], wide: bool) -> Text:
     """The files in one line, the keys in another; in a pipe both in one."""
     first = group[0]
     files = list(dict.fromkeys(names[f] for f, _ in first.places))
@@ -166,7 +167,7 @@ def _folders(folders: Sequence[Folder], wide: bool) -> Table:
     return table
 
 
-def _files(report: Report, names: Sequence[str], wide: bool) -> Table:
+def _files(report: ReportData, names: Sequence[str], wide: bool) -> Table:
     columns = [("file", "left"), ("size", "right"), ("weights", "right"), ("payloads", "right")]
     columns += [("structure", "right"), ("padding", "right"), ("can go", "right")]
     table = _table("Files", columns, wide)

@@ -6,9 +6,10 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 
-from blobstore.reporting.model import FindingKind, Folder, RegionKind, Report
+from blobstore.core.text import size
+from blobstore.reporting.model import FindingKind, RegionKind
+from blobstore.reporting.report_data import Folder, ReportData
 from blobstore.reporting.source import is_url
-from blobstore.text import size
 
 __all__ = ["COLORS", "FINDINGS", "REGIONS", "branches", "headline", "short_paths"]
 
@@ -53,7 +54,7 @@ REGIONS = {
 }
 
 
-def headline(report: Report) -> str:
+def headline(report: ReportData) -> str:
     """The answer in a sentence."""
     total = f"{size(report.total_bytes)} in {len(report.files)} file{'s' * (len(report.files) != 1)}"
     if not report.total_saves:

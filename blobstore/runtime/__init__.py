@@ -10,10 +10,15 @@ ExecuTorch runs the programs; this package decides where their weights are store
 memory costs, which generation of the weights a call sees, and what threads, processes and forks may do.
 """
 
-from blobstore.runtime.cache import BlobCache, CacheStats, Transaction, make_working_copy
-from blobstore.runtime.delegates import DelegateStats, delegate_failure, delegate_stats, serving
-from blobstore.runtime.packed import PackedFile, PackedStats, PackedStore
-from blobstore.runtime.program import Method, Program, ValueInfo
+from typing import TYPE_CHECKING, Any
+
+from blobstore.core.lazy import lazily
+
+if TYPE_CHECKING:
+    from blobstore.runtime.cache import BlobCache, CacheStats, Transaction, make_working_copy
+    from blobstore.runtime.delegates import DelegateStats, delegate_failure, delegate_stats, serving
+    from blobstore.runtime.packed import PackedFile, PackedStats, PackedStore
+    from blobstore.runtime.program import Method, Program, ValueInfo
 
 __all__ = [
     "BlobCache",
@@ -31,3 +36,25 @@ __all__ = [
     "make_working_copy",
     "serving",
 ]
+
+# Everything is imported when it is first used: `executorch.py`, which lowering needs, works without the native package.
+_HOME = {
+    "BlobCache": "cache",
+    "CacheStats": "cache",
+    "DelegateStats": "delegates",
+    "Method": "program",
+    "PackedFile": "packed",
+    "PackedStats": "packed",
+    "PackedStore": "packed",
+    "Program": "program",
+    "Transaction": "cache",
+    "ValueInfo": "program",
+    "delegate_failure": "delegates",
+    "delegate_stats": "delegates",
+    "make_working_copy": "cache",
+    "serving": "delegates",
+}
+
+
+def __getattr__(name: str) -> Any:
+    return lazily(__name__, _HOME, name)

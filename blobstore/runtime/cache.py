@@ -12,16 +12,15 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
-from blobstore import errors
-from blobstore.disk.recovery import recover
-from blobstore.formats.data_map import NamedDataMap
-from blobstore.formats.ptd.reader import PtdDataMap
-from blobstore.logical.updates import Item, LogicalTensors
-from blobstore.memory.digest import Digest, digest
-from blobstore.memory.layout import ScalarType, TensorLayout
-from blobstore.memory.mapped_file import Paths, as_path, as_paths, check_length, map_file
-from blobstore.memory.tensors import as_bytes, check_by_name, in_dim_order, to_numpy, to_torch
-from blobstore.native import (
+from blobstore.core import errors
+from blobstore.core.disk.recovery import recover
+from blobstore.core.formats.data_map import NamedDataMap
+from blobstore.core.formats.ptd.reader import PtdDataMap
+from blobstore.core.memory.digest import Digest, digest
+from blobstore.core.memory.layout import ScalarType, TensorLayout
+from blobstore.core.memory.mapped_file import Paths, as_path, as_paths, check_length, map_file
+from blobstore.core.memory.tensors import as_bytes, check_by_name, in_dim_order, to_numpy, to_torch
+from blobstore.runtime.native import (
     NativeLayout,
     is_utf8,
     layout_of,
@@ -30,6 +29,7 @@ from blobstore.native import (
     native_path,
 )
 from blobstore.runtime.packed import PackedStore, as_packed
+from blobstore.runtime.tensors import Item, LogicalTensors
 
 if TYPE_CHECKING:
     import torch

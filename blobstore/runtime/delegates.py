@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from blobstore.native import decode_text, native
 from blobstore.runtime.cache import BlobCache, check_cache
+from blobstore.runtime.native import decode_text, native
 
 __all__ = ["DelegateStats", "delegate_failure", "delegate_stats", "serving"]
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from blobstore import errors
-from blobstore.memory.mapped_file import as_path
-from blobstore.native import as_count, decode_text, native, native_path
+from blobstore.core import errors
+from blobstore.core.memory.mapped_file import as_path
+from blobstore.runtime.native import as_count, decode_text, native, native_path
 
 __all__ = ["PackedFile", "PackedStats", "PackedStore", "as_packed"]
 

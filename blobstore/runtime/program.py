@@ -8,11 +8,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from blobstore import errors
-from blobstore.memory.layout import TensorLayout
-from blobstore.memory.mapped_file import Paths, as_path, as_paths
-from blobstore.native import NativeLayout, NotATensorError, as_count, is_utf8, layout_of, native, native_path
+from blobstore.core import errors
+from blobstore.core.memory.layout import TensorLayout
+from blobstore.core.memory.mapped_file import Paths, as_path, as_paths
 from blobstore.runtime.cache import BlobCache, check_cache
+from blobstore.runtime.native import NativeLayout, NotATensorError, as_count, is_utf8, layout_of, native, native_path
 from blobstore.runtime.packed import PackedStore, as_packed
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from blobstore.errors import ClosedError, KeyNotFoundError, LayoutError
-from blobstore.formats.data_map import NamedDataMap
-from blobstore.memory.layout import ScalarType, TensorLayout
+from blobstore.core.errors import ClosedError, KeyNotFoundError, LayoutError
+from blobstore.core.formats.data_map import NamedDataMap
+from blobstore.core.memory.layout import ScalarType, TensorLayout
 
 __all__ = ["Blob", "NamedDataMapContract"]
 

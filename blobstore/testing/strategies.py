@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from blobstore.memory.layout import ScalarType, TensorLayout
+from blobstore.core.memory.layout import ScalarType, TensorLayout
 
 __all__ = ["alignments", "keys", "layouts", "tags", "tensors"]
 

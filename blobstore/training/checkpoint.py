@@ -17,14 +17,14 @@ from typing import Any
 import xxhash
 from torch import Tensor
 
-from blobstore.errors import CheckpointError, IntegrityError, InvalidFileError, KeyConflictError
-from blobstore.formats.keys import KEY_PREFIX
-from blobstore.formats.ptd.reader import PtdDataMap, open_ptd
-from blobstore.memory.digest import digest
-from blobstore.memory.layout import ScalarType, TensorLayout
-from blobstore.memory.mapped_file import Paths, as_paths
-from blobstore.memory.tensors import as_bytes, to_torch
-from blobstore.store import BlobStore
+from blobstore.core.errors import CheckpointError, IntegrityError, InvalidFileError, KeyConflictError
+from blobstore.core.formats.keys import KEY_PREFIX
+from blobstore.core.formats.ptd.reader import PtdDataMap, open_ptd
+from blobstore.core.memory.digest import digest
+from blobstore.core.memory.layout import ScalarType, TensorLayout
+from blobstore.core.memory.mapped_file import Paths, as_paths
+from blobstore.core.memory.tensors import as_bytes, to_torch
+from blobstore.core.store import BlobStore
 from blobstore.training.json_values import text
 from blobstore.training.optimizers import OptimizerState
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.export.graph_signature import OutputKind
 
-from blobstore.errors import BlobStoreError, GradientError
+from blobstore.core.errors import BlobStoreError, GradientError
 from blobstore.runtime import BlobCache
 from blobstore.training.training_program import TrainingProgram
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from blobstore.errors import BlobStoreError, MissingDependencyError, UnsupportedDataError
+from blobstore.core.errors import BlobStoreError, MissingDependencyError, UnsupportedDataError
 from blobstore.lowering import names
 from blobstore.training import gradients
 
@@ -128,7 +128,7 @@ def _emit(
     """Turn the edge program into an ExecuTorch program, with each weight in the data file of its tag."""
     from executorch.exir import ExecutorchBackendConfig
 
-    from blobstore.executorch import InitializedMutableBufferPass
+    from blobstore.runtime.executorch import InitializedMutableBufferPass
 
     signature = edge.exported_program().graph_signature
     weights = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}

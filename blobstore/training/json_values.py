@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from blobstore.errors import UnsupportedDataError
+from blobstore.core.errors import UnsupportedDataError
 
 __all__ = ["decode", "encode", "text"]
 

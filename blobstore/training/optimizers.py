@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
-from blobstore.errors import CheckpointError, TrainingError, UnsupportedDataError, UnsupportedOperationError
+from blobstore.core.errors import CheckpointError, TrainingError, UnsupportedDataError, UnsupportedOperationError
 from blobstore.training.json_values import decode, encode, text
 
 __all__ = ["OptimizerState", "capture", "check", "restore"]

@@ -12,15 +12,15 @@ import torch
 import xxhash
 from torch import Tensor
 
-from blobstore.disk.staging import refuse_inputs
-from blobstore.errors import (
+from blobstore.core.disk.staging import refuse_inputs
+from blobstore.core.errors import (
     CheckpointError,
     NotFiniteLossError,
     TrainingError,
     UnsupportedOperationError,
 )
-from blobstore.memory.mapped_file import Paths, as_path
-from blobstore.memory.tensors import as_bytes
+from blobstore.core.memory.mapped_file import Paths, as_path
+from blobstore.core.memory.tensors import as_bytes
 from blobstore.runtime import BlobCache, Program
 from blobstore.runtime.cache import check_cache
 from blobstore.training import checkpoint, optimizers

@@ -7,7 +7,7 @@ import threading
 import weakref
 from types import TracebackType
 
-from blobstore.errors import TrainingError
+from blobstore.core.errors import TrainingError
 
 __all__ = ["Turns"]
 

@@ -13,10 +13,11 @@ from executorch.exir.scalar_type import ScalarType as EtScalarType
 from executorch.exir.tensor_layout import TensorLayout as EtLayout
 
 from blobstore import BlobStore
-from blobstore.formats.ptd.header import START
-from blobstore.formats.ptd.reader import PtdDataMap
-from blobstore.formats.ptd.writer import write_ptd
-from blobstore.memory.layout import ScalarType, TensorLayout
+from blobstore.core.formats.ptd.header import START
+from blobstore.core.formats.ptd.reader import PtdDataMap
+from blobstore.core.formats.ptd.writer import write_ptd
+from blobstore.core.memory.layout import ScalarType, TensorLayout
+from blobstore.lowering import to_named_data
 
 
 def _ours(layout: Any) -> TensorLayout | None:
@@ -46,7 +47,7 @@ class Store:
         self.store.merge(other)
 
     def get_named_data_store_output(self) -> NamedDataStoreOutput:
-        return self.store.to_named_data()
+        return to_named_data(self.store)
 
 
 class Serializer:

@@ -212,7 +212,7 @@ class _Campaign:
     def _look_and_repeat(self) -> tuple[Any, str, Any]:
         """The state that another process sees, why it is unusable (if it is), and the state after the same work again."""
 
-        from blobstore.disk.recovery import recover
+        from blobstore.core.disk.recovery import recover
 
         def look() -> Any:
             state = self.scenario.look(self.place)

@@ -19,9 +19,9 @@ from torch import nn
 
 import blobstore
 from blobstore import BlobStore, open_ptd, save_file
-from blobstore.errors import BlobStoreError
+from blobstore.core.errors import BlobStoreError
+from blobstore.core.tools.convert import convert
 from blobstore.runtime import BlobCache, PackedStore, Program, make_working_copy
-from blobstore.tools.convert import convert
 from blobstore.training import TrainingProgram, lower_training
 from campaigns import network
 from campaigns.lowered import lower_embedded
@@ -351,7 +351,7 @@ def _prepare_release(folder: Path) -> None:
 
 def _fetch_release(folder: Path) -> None:
     """What an application's own downloader did, for the C++ library."""
-    from blobstore.native import native
+    from blobstore.runtime.native import native
 
     _prepare_release(folder)
     for _ in range(2):
@@ -365,7 +365,7 @@ def _fetch_release(folder: Path) -> None:
 
 
 def _commit_release(folder: Path) -> None:
-    from blobstore.native import native
+    from blobstore.runtime.native import native
 
     native.commit(bytes(folder / "releases/a/3/index.json"), bytes(folder / "out"))
 

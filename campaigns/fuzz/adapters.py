@@ -22,7 +22,7 @@ from blobstore.adapters import (
     save_adapter,
     set_adapter_strength,
 )
-from blobstore.errors import BlobStoreError, InvalidFileError
+from blobstore.core.errors import BlobStoreError, InvalidFileError
 from blobstore.runtime import BlobCache
 from campaigns.fuzz.answers import MemoryFile, insist, temporary_folder
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from blobstore.errors import BlobStoreError
+from blobstore.core.errors import BlobStoreError
 
 KIND, ANSWER, KEPT = b"\n== answers ==\n", b"\n== answer ==\n", b"== kept ==\n"
 """In the bytes of a server: what ends the reference, divides answers, and begins one after which the connection stays."""

@@ -12,9 +12,9 @@ from typing import Any
 import xxhash
 
 from blobstore import open_ptd
-from blobstore.disk.journal import identity
-from blobstore.disk.recovery import recover
-from blobstore.errors import BlobStoreError
+from blobstore.core.disk.journal import identity
+from blobstore.core.disk.recovery import recover
+from blobstore.core.errors import BlobStoreError
 from blobstore.runtime import BlobCache, make_working_copy
 from campaigns.fuzz.answers import insist, temporary_folder, tree
 

@@ -20,12 +20,12 @@ from typing import Any
 import numpy as np
 
 from blobstore import save_file
-from blobstore.errors import BlobStoreError, ReleaseError
-from blobstore.native import native
+from blobstore.core.errors import BlobStoreError, ReleaseError
 from blobstore.releases import Patience, plan, publish, pull
-from blobstore.releases.encoding import DecodeError, decode
-from blobstore.releases.index import File, Index, Object, encode, parse_index, parse_table
-from blobstore.releases.needs import check_time
+from blobstore.releases.index.encoding import DecodeError, decode
+from blobstore.releases.index.index import File, Index, Object, encode, parse_index, parse_table
+from blobstore.releases.index.needs import check_time
+from blobstore.runtime.native import native
 from campaigns.fuzz.answers import ANSWER, KEPT, KIND, agree, answer, insist, temporary_folder
 
 PATIENCE = Patience(attempts=2, first=0, longest=0, asked=0, connect=2, read=0.2, pause=lambda seconds: None)

@@ -15,19 +15,19 @@ from torch import nn
 import blobstore
 from blobstore import BlobStore, open_ptd, save_file
 from blobstore.adapters import save_adapter
-from blobstore.disk.journal import Journal, Move, identity
-from blobstore.formats.keys import KEY_PREFIX
-from blobstore.formats.payload import MAGIC as PAYLOAD_MAGIC
-from blobstore.formats.payload import split, wrap
-from blobstore.formats.pte import read_program
+from blobstore.core.disk.journal import Journal, Move, identity
+from blobstore.core.formats.keys import KEY_PREFIX
+from blobstore.core.formats.payload import MAGIC as PAYLOAD_MAGIC
+from blobstore.core.formats.payload import split, wrap
+from blobstore.core.formats.pte import read_program
+from blobstore.core.memory.layout import ScalarType, TensorLayout
+from blobstore.core.tools.convert import convert
 from blobstore.logical.records import FILE_IDENTIFIER
-from blobstore.memory.layout import ScalarType, TensorLayout
 from blobstore.releases import publish, pull, push
-from blobstore.releases.encoding import encode
+from blobstore.releases.index.encoding import encode
 from blobstore.reporting import report
 from blobstore.reporting.json_output import to_json
 from blobstore.runtime import BlobCache, Program
-from blobstore.tools.convert import convert
 from blobstore.training import TrainingProgram, lower_training
 from campaigns.fuzz import adapters, disk, releases
 from campaigns.fuzz.answers import ANSWER, KEPT, KIND

@@ -12,21 +12,21 @@ from pathlib import Path
 from typing import Any
 
 from blobstore import BlobStore, open_ptd
-from blobstore.errors import BlobStoreError, UnsupportedDataError
-from blobstore.formats.data_map import NamedDataMap
-from blobstore.formats.keys import KEY_PREFIX
-from blobstore.formats.payload import split
-from blobstore.formats.pte import ProgramFile, Rewrite
-from blobstore.formats.pte.data_map import open_pte
-from blobstore.formats.safetensors import SafetensorsDataMap
+from blobstore.core.errors import BlobStoreError, UnsupportedDataError
+from blobstore.core.formats.data_map import NamedDataMap
+from blobstore.core.formats.keys import KEY_PREFIX
+from blobstore.core.formats.payload import split
+from blobstore.core.formats.pte import ProgramFile, Rewrite
+from blobstore.core.formats.pte.data_map import open_pte
+from blobstore.core.formats.safetensors import SafetensorsDataMap
 from blobstore.logical.records import records_key
-from blobstore.logical.updates import LogicalTensors
-from blobstore.native import layout_of, native_path
-from blobstore.native import native as native_module
 from blobstore.reporting import report
 from blobstore.reporting.baseline import compare_reports
 from blobstore.reporting.json_output import load_report
 from blobstore.runtime import BlobCache, PackedStore, Program
+from blobstore.runtime.native import layout_of, native_path
+from blobstore.runtime.native import native as native_module
+from blobstore.runtime.tensors import LogicalTensors
 from blobstore.testing import strategies  # noqa: F401 - imported here, so that no input waits for it
 from campaigns.fuzz import adapters, disk, releases
 from campaigns.fuzz.answers import DisagreementError, MemoryFile, agree, answer, temporary_folder
@@ -141,7 +141,7 @@ def checkpoint(data: bytes) -> None:
     store.add(KEY_PREFIX + xxhash.xxh3_128_hexdigest(data), data)
     with MemoryFile(b"") as path:
         with path.open("wb") as file:
-            from blobstore.formats.ptd.writer import write_ptd
+            from blobstore.core.formats.ptd.writer import write_ptd
 
             write_ptd(file, list(store.entries()), {})
         module.read(path, [])

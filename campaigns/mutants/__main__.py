@@ -98,33 +98,14 @@ def main() -> None:
     start = time.monotonic()
     numbered = [(number, guard) for number, guard in enumerate((*PYTHON, *NATIVE), 1)]
     assert len({guard.name for _, guard in numbered}) == len(numbered), "two guards have one name"
-    findings = 0
-    sound = []
-    for number, guard in numbered:
-        try:
-            place(guard)
-            sound.append((number, guard))
-        except StaleGuardError as error:
-            findings += 1
-            _say(f"FINDING {guard.name}: {error}")
-    chosen = [(n, g) for n, g in sound if options.only in g.name or options.only in g.file]
-    if options.changed:
-        changed = _changed(options.changed)
-        chosen = [(n, g) for n, g in chosen if changed & {g.file, *(test.partition("::")[0] for test in g.tests)}]
+    sound = _sound(numbered)
+    findings = len(numbered) - len(sound)
+    chosen = _chosen(sound, options.only, options.changed)
     if not chosen:
         _say(f"no guard to try, {findings} findings")
         sys.exit(1 if findings else 0)
     build = _build([entry for entry in sound if entry[1].native], chosen)
-    for name in HEAVY:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            importlib.import_module(name)
-    gc.freeze()  # less to copy at each fork
-    logs = FOLDER / "logs"
-    shutil.rmtree(logs, ignore_errors=True)
-    logs.mkdir(parents=True)
-    for worker in range(options.jobs):
-        copy(_tree(worker), {})
+    logs = _prepare(options.jobs)
     _say(f"{len(chosen)} mutants; ready after {time.monotonic() - start:.0f} s")
     if not options.no_baseline:
         findings += _baseline([guard for _, guard in chosen], build, logs, options.jobs)
@@ -166,6 +147,41 @@ def main() -> None:
         f"{counts['excused']} survived with a reason, {counts['survived']} without; {findings} findings"
     )
     sys.exit(1 if findings else 0)
+
+
+def _prepare(jobs: int) -> Path:
+    """Import what all runs need, copy the sources for each worker, and return the folder of the logs."""
+    for name in HEAVY:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            importlib.import_module(name)
+    gc.freeze()  # less to copy at each fork
+    logs = FOLDER / "logs"
+    shutil.rmtree(logs, ignore_errors=True)
+    logs.mkdir(parents=True)
+    for worker in range(jobs):
+        copy(_tree(worker), {})
+    return logs
+
+
+def _sound(numbered: list[tuple[int, Guard]]) -> list[tuple[int, Guard]]:
+    """The guards that are where the list says; the others are findings."""
+    sound = []
+    for number, guard in numbered:
+        try:
+            place(guard)
+            sound.append((number, guard))
+        except StaleGuardError as error:
+            _say(f"FINDING {guard.name}: {error}")
+    return sound
+
+
+def _chosen(sound: list[tuple[int, Guard]], only: str, changed: str | None) -> list[tuple[int, Guard]]:
+    chosen = [(n, g) for n, g in sound if only in g.name or only in g.file]
+    if changed:
+        files = _changed(changed)
+        chosen = [(n, g) for n, g in chosen if files & {g.file, *(test.partition("::")[0] for test in g.tests)}]
+    return chosen
 
 
 def _build(guards: list[tuple[int, Guard]], chosen: list[tuple[int, Guard]]) -> native.Build | None:

@@ -1,5 +1,5 @@
-// The Python module. It translates names and types only: the library does the work, and blobstore.native gives it the
-// shape that users see.
+// The Python module. It translates names and types only: the library does the work, and blobstore.runtime.native gives
+// it the shape that users see.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 

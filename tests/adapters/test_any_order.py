@@ -19,6 +19,8 @@ from blobstore.errors import AdapterError
 from blobstore.runtime import BlobCache, make_working_copy
 from tests.adapters.caches import bits
 
+pytestmark = pytest.mark.long
+
 SHAPES = {"m.lora_a": (2, 5), "m.lora_b": (7, 2)}
 WEIGHTS = ("m.weight", "v.weight")
 ADAPTERS = 3

@@ -24,6 +24,7 @@ from blobstore.adapters import (
     set_adapter_strength,
     set_adapter_strengths,
 )
+from blobstore.core.memory.layout import ScalarType
 from blobstore.errors import (
     AdapterError,
     KeyNotFoundError,
@@ -33,11 +34,12 @@ from blobstore.errors import (
     UpdateError,
 )
 from blobstore.logical.steps import cast
-from blobstore.memory.layout import ScalarType
 from blobstore.runtime import BlobCache, Program
 from tests.adapters.caches import X, bits, open_lora
 from tests.adapters.nets import SCALE, LoraNet, adapter_of, lower_lora, make
 from tests.lowering.live import inputs
+
+pytestmark = pytest.mark.long
 
 ROOM = 6
 """The rank of the programs; those of the adapters are smaller."""

@@ -19,9 +19,9 @@ from blobstore.adapters import (
     read_adapter,
     set_adapter_strength,
 )
+from blobstore.core.memory.layout import ScalarType
 from blobstore.errors import BlobStoreError
 from blobstore.logical.records import Operation, Record, Records, Source, Step, records_key
-from blobstore.memory.layout import ScalarType
 from blobstore.runtime import BlobCache
 from tests.adapters.caches import bits
 
@@ -96,6 +96,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return place
 
 
+@pytest.mark.long
 @given(files, st.booleans(), st.sampled_from(["1", "-1e308", "1e-320"]))
 @settings(max_examples=300)
 def test_hostile_records(folder: Path, described: Records, with_layouts: bool, scale: str) -> None:
@@ -123,6 +124,7 @@ def test_hostile_metadata(folder: Path, foundation: str, scale: str) -> None:
     use(folder / "hostile.ptd", folder)
 
 
+@pytest.mark.long
 @given(st.data())
 @settings(max_examples=150)
 def test_changed_bytes(folder: Path, lowered_once: Any, data: Any) -> None:

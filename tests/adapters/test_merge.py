@@ -30,6 +30,7 @@ from tests.lowering.live import close, inputs
 SAFETENSORS = "adapter_model.safetensors"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("alpha", [1.0, 0.5, -1.0])
 def test_merge_and_undo(plain: Any, alpha: float) -> None:
     """Undoing restores every byte, once (B3)."""
@@ -139,6 +140,7 @@ def test_merging_in_threads(plain: Any) -> None:
         close(method(*X)[0], module(*X))
 
 
+@pytest.mark.long
 def test_tied_weights_are_one(tmp_path: Path) -> None:
     """An adapter may name a tied weight by any of its names. Two names at once are refused, as one would overwrite the
     other."""

@@ -104,6 +104,7 @@ def saved(tmp_path: Path) -> Path:
     return tmp_path / "peft"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("hf_rope", [True, False], ids=["halves", "neighbours"])
 @pytest.mark.parametrize("told", ["by the tables", "by params"])
 def test_llama_computes_what_peft_does(tmp_path: Path, hf_rope: bool, told: str) -> None:
@@ -153,6 +154,7 @@ def test_an_unknown_order_of_rows_is_refused(tmp_path: Path, saved: Path) -> Non
         import_peft(saved, tmp_path / "a.ptd", foundation=foundation, like=lowered, params={"head_dim": 24})
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("delegated", [False, True], ids=["portable", "delegated"])
 def test_a_lowered_program_computes_what_peft_does(tmp_path: Path, delegated: bool) -> None:
     """Rank 2 and three of seven modules, in a program with rank 4 in all: the rest is zero (L2, L3)."""

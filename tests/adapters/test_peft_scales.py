@@ -96,6 +96,7 @@ def trained(folder: Path, source: Path, ranks: Mapping[str, int], **options: Any
     return folder / "trained.ptd"
 
 
+@pytest.mark.long
 def test_entries_of_patterns_keep_their_order(tmp_path: Path) -> None:
     """The first entry that matches counts, in PEFT and here; the fields themselves are sorted, as PEFT does."""
     patterns = {"rank_pattern": {"self_attn.q_proj": 4, "q_proj": 2}, "alpha_pattern": {SELF_Q: 8, "q_proj": 8}}
@@ -160,6 +161,7 @@ scales = (
 )
 
 
+@pytest.mark.long
 @given(scale=scales, ranks=ranks_of_modules)
 @example(scale=8 / 5, ranks={WI: 5, SELF_Q: 3})
 @settings(max_examples=60)
@@ -182,6 +184,7 @@ def test_any_scale_and_ranks_come_back(scale: float, ranks: dict[str, int]) -> N
         assert all(torch.equal(again[key], tensor) for key, tensor in out.items())
 
 
+@pytest.mark.long
 @given(
     alpha=st.integers(1, 99) | st.floats(0.01, 100),
     rslora=st.booleans(),

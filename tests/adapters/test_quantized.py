@@ -16,6 +16,8 @@ from tests.adapters.caches import bits
 from tests.adapters.nets import SCALE, LoraNet, PlainNet, adapter_of, make, with_adapter
 from tests.lowering.live import close, inputs, lower_exported
 
+pytestmark = pytest.mark.long
+
 
 def quantized(module: torch.nn.Module, example: Any, folder: Path) -> tuple[BlobCache, Any]:
     """A cache of the module, lowered with dynamic int8 quantization, and the method on it."""

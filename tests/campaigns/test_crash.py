@@ -5,6 +5,10 @@ import subprocess
 import sys
 import textwrap
 
+import pytest
+
+pytestmark = pytest.mark.long
+
 
 def crash(act):
     """Run the campaign on a scenario whose code writes the file `out/state`."""
@@ -65,7 +69,7 @@ def test_litter_is_found():
 def test_a_staged_file_is_not_found():
     code, output = crash(
         """
-        from blobstore.disk.staging import Staging
+        from blobstore.core.disk.staging import Staging
         with Staging() as staging, staging.open(path) as file:
             file.write(b"new")
         """,

@@ -15,6 +15,7 @@ from campaigns.fuzz.budget import MEGABYTES
 from campaigns.fuzz.mutators import MUTATORS, reseal
 
 
+@pytest.mark.long
 def test_earlier_findings():
     """Each file is read or refused, by Python and C++ alike, within two seconds and 300 MB."""
     process = subprocess.run(
@@ -23,6 +24,7 @@ def test_earlier_findings():
     assert process.returncode == 0, process.stdout + process.stderr
 
 
+@pytest.mark.long
 def test_replay_reports_every_kind_of_finding(monkeypatch):
     def hang(data):
         while True:
@@ -87,6 +89,7 @@ def made(tmp_path_factory):
     return {(target, name): data for part in parts for target, name, data in part}
 
 
+@pytest.mark.long
 def test_what_the_library_makes_is_accepted(made):
     """Indexes, tables, encoded parts, answers of servers, journals and adapters: each target gets to its end."""
     assert len({target for target, _ in made}) == 8

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import get_type_hints
 
@@ -18,7 +19,7 @@ import torch
 from typer.testing import CliRunner
 
 import blobstore
-from blobstore.cli.app import app
+from blobstore.cli.app import COMMANDS, app
 
 HOSTILE = "layer [bold red]x[/] \x1b[31m\u202e.weight"
 
@@ -82,6 +83,7 @@ def flip(path, key):
         file.write(bytes([byte[0] ^ 1]))
 
 
+@pytest.mark.long
 def test_dedup(run, lowered, tmp_path, stock_run):
     model = lowered.mlp(delegated=True)
     for name in ("short", "long"):
@@ -98,6 +100,7 @@ def test_dedup(run, lowered, tmp_path, stock_run):
     assert [program["source"] for program in result["programs"]] == ["short.pte", "long.pte"]
 
 
+@pytest.mark.long
 def test_dedup_with_names_and_a_missing_data_file(run, lowered, tmp_path):
     model = lowered.mlp(external=True)
     model.write(tmp_path, "external")
@@ -147,14 +150,10 @@ def test_one_is_singular(run, tmp_path):
 def test_unreadable_files_are_errors_of_the_library():
     """typer's own check would make them mistakes in the command line, with exit code 2."""
 
-    def commands(group):
-        yield from (one.callback for one in group.registered_commands)
-        for one in group.registered_groups:
-            yield from commands(one.typer_instance)
-
     found = {
         (command.__name__, name): info.readable
-        for command in commands(app)
+        for module in {module for module, _ in COMMANDS.values()}
+        for command in (one.callback for one in import_module(f"blobstore.cli.{module}").app.registered_commands)
         for name, hint in get_type_hints(command, include_extras=True).items()
         for info in getattr(hint, "__metadata__", ())
         if "Path" in str(hint.__origin__)
@@ -173,6 +172,7 @@ def test_dedup_refuses(run, lowered, tmp_path):
     assert os.listdir(tmp_path) == ["m.pte"]
 
 
+@pytest.mark.long
 def test_dedup_reports_the_effect_on_an_earlier_run(run, lowered, tmp_path):
     for name, seed in (("a", 1), ("b", 2)):
         lowered.mlp(seed=seed).write(tmp_path, name)
@@ -193,6 +193,7 @@ def test_dedup_reports_the_effect_on_an_earlier_run(run, lowered, tmp_path):
     assert sorted(pruned["pruned_keys"]) == sorted(result["unused_keys"]) and pruned["unused_keys"] == []
 
 
+@pytest.mark.long
 def test_dedup_of_folders(run, lowered, tmp_path):
     for name in ("v1", "v2"):
         lowered.mlp().write(tmp_path / "models" / name, "model")
@@ -203,6 +204,7 @@ def test_dedup_of_folders(run, lowered, tmp_path):
         assert found == {"v1/model.pte", "v2/model.pte", "shared.ptd"}
 
 
+@pytest.mark.long
 def test_no_command_replaces_what_it_does_not_write(run, ptd, lowered, tmp_path):
     """Without --force, no file of another format and no input; empty files and files of its own format are replaced."""
     (tmp_path / "in").mkdir()
@@ -238,6 +240,7 @@ def test_no_command_replaces_what_it_does_not_write(run, ptd, lowered, tmp_path)
     run("report", "--no-cache", "m.ptd", "--html", "page")
 
 
+@pytest.mark.long
 def test_inspect(run, ptd, lowered, tmp_path):
     lowered.decoder().write(tmp_path, "decoder")
     safetensors.torch.save_file({"w": torch.zeros(2, 2)}, tmp_path / "w.safetensors")
@@ -326,7 +329,7 @@ def test_output_that_cannot_be_printed(ptd, options):
 def test_help_and_version(run):
     assert run("--version").strip() == f"blobstore {blobstore.__version__}"
     text = run("--help")
-    for command in ("dedup", "inspect", "verify", "diff", "convert", "demo"):
+    for command in ("dedup", "inspect", "verify", "diff", "convert", "pull"):
         assert command in text
         assert "Usage" in run(command, "--help")
     assert "No such command" in run("nonsense", code=2)
@@ -431,6 +434,7 @@ def test_adapters_in_a_folder(run, tmp_path):
 # Dry runs and sizes
 
 
+@pytest.mark.long
 def test_a_dry_run_of_dedup_changes_nothing(run, lowered, tmp_path):
     """It prints what the run would print, and has its exit code."""
     for name, seed in (("a", 1), ("b", 2)):
@@ -466,6 +470,7 @@ def test_a_dry_run_of_convert_changes_nothing(run, zoo, tmp_path):
     assert state(tmp_path) == before
 
 
+@pytest.mark.long
 def test_sizes_with_units(run, lowered, tmp_path):
     """A number of bytes may have a unit, and anything else is an error of the command line."""
     lowered.mlp(delegated=True).write(tmp_path, "m")
@@ -488,11 +493,12 @@ def test_in_a_pipe_every_key_is_one_row(run, tmp_path):
     names = [f"{'long.' * 60}{i}" for i in range(1500)] + [HOSTILE, "tab\tline\n"]
     blobstore.save_file({name: np.ones(1) for name in names}, tmp_path / "x.ptd")
     rows = [line.split("\t") for line in run("inspect", "x.ptd").splitlines()]
-    assert [row[0] for row in rows] == [blobstore.text.printable(name) for name in names]
+    assert [row[0] for row in rows] == [blobstore.core.text.printable(name) for name in names]
     assert all(len(row) == 7 and row[-1] == "x.ptd" for row in rows)
     assert rows[0][1:5] == ["tensor", "double[1]", "8", "1"]
 
 
+@pytest.mark.long
 def test_tables_on_a_terminal(tmp_path, ptd):
     """They have headings and numbers with separators."""
     code, text = on_terminal(tmp_path, "inspect", "m.ptd")
@@ -520,6 +526,7 @@ def test_no_command_draws_in_a_pipe(run, ptd, zoo, lowered, tmp_path):
 # What programs take from data files
 
 
+@pytest.mark.long
 def test_inspect_lists_what_a_slim_program_takes(run, lowered, tmp_path):
     """Tensors with dtype and shape, keys of delegates with the bytes that the data file beside it has."""
     lowered.mlp(delegated=True).write(tmp_path, "m")
@@ -558,11 +565,32 @@ def test_completion(run, shell, monkeypatch, tmp_path):
     assert "_BLOBSTORE_COMPLETE" in run("--show-completion", shell)
 
 
+def test_help_imports_no_command():
+    """Each command and the wing behind it is imported when it is run."""
+    code = (
+        "import sys; sys.argv = ['blobstore', '--help']; from blobstore.cli import main\n"
+        "try: main()\n"
+        "except SystemExit: print(*[name for name in sys.modules if name.startswith('blobstore')])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.splitlines()[-1].split())
+    assert {"blobstore.cli.app", "blobstore.core.text"} <= loaded
+    assert {name for name in loaded if re.match(r"blobstore\.(?!cli\b|core\b)", name)} == set()
+    assert {f"blobstore.cli.{module}" for module, _ in COMMANDS.values()} & loaded == set()
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_says_what_each_command_says(name, run):
+    """The sentence in the list is the first one of the command's own help."""
+    text = " ".join(run(name, "--help").split())
+    assert text.partition("] ")[0].startswith(f"Usage: blobstore {name}") and COMMANDS[name][1] in text
+
+
 def test_completion_of_commands():
-    env = {**os.environ, "_BLOBSTORE_COMPLETE": "complete_bash", "COMP_WORDS": "blobstore de", "COMP_CWORD": "1"}
+    env = {**os.environ, "_BLOBSTORE_COMPLETE": "complete_bash", "COMP_WORDS": "blobstore pu", "COMP_CWORD": "1"}
     code = "import sys; sys.argv = ['blobstore']; from blobstore.cli import main; main()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=env)
-    assert (done.stdout.split(), done.stderr) == (["dedup", "demo"], "")
+    assert (done.stdout.split(), done.stderr) == (["publish", "push", "pull"], "")
 
 
 # Without the optional packages
@@ -576,7 +604,7 @@ def without(*packages, run):
 
 def test_import_is_light(tmp_path):
     done = without(
-        "torch", "executorch", "typer", "rich", run="import blobstore, blobstore.programs, blobstore.tools.compare"
+        "torch", "executorch", "typer", "rich", run="import blobstore, blobstore.programs, blobstore.core.tools.compare"
     )
     assert done.returncode == 0, done.stderr
     done = without(
@@ -585,11 +613,12 @@ def test_import_is_light(tmp_path):
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.long
 def test_dedup_needs_neither_torch_nor_executorch(lowered, tmp_path):
     lowered.decoder().write(tmp_path, "decoder")
     code = f"""
 from blobstore.programs import dedup_programs
-from blobstore.tools.inspection import inspect_file
+from blobstore.core.tools.inspection import inspect_file
 result = dedup_programs([r'{tmp_path}/decoder.pte'], r'{tmp_path}/out')
 assert inspect_file(result.data_files[0]).blobs
 """
@@ -604,5 +633,5 @@ def test_missing_packages_are_named(tmp_path):
     blobstore.save_file({"w": np.zeros(2)}, tmp_path / "w.ptd")
     done = without("torch", run=f"import blobstore; blobstore.load_file(r'{tmp_path}/w.ptd')")
     assert "MissingDependencyError" in done.stderr and "blobstore[executorch]" in done.stderr
-    done = without("executorch", run="import blobstore; blobstore.BlobStore().to_named_data()")
+    done = without("executorch", run="from blobstore.lowering import to_named_data")
     assert "MissingDependencyError" in done.stderr

@@ -15,6 +15,8 @@ import pytest
 
 import blobstore
 
+pytestmark = pytest.mark.long
+
 SETUP = """
 import os, signal, sys, threading
 signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background, a shell makes a process ignore it
@@ -146,7 +148,12 @@ def test_a_terminal_without_box_characters(good: Path) -> None:
 
 def test_a_defect_is_not_an_answer(good: Path) -> None:
     """Python's own exit code for an exception, 1, would mean that the files differ."""
-    done = run("diff", good, good, setup="import blobstore.tools.compare\nblobstore.tools.compare.compare_files = None")
+    done = run(
+        "diff",
+        good,
+        good,
+        setup="import blobstore.core.tools.compare\nblobstore.core.tools.compare.compare_files = None",
+    )
     assert done.returncode == 3
     assert "TypeError" in done.stderr
 
@@ -191,7 +198,7 @@ def at(place: str, when: str = "interrupt()") -> str:
 IN_MAIN = "threading.current_thread() is threading.main_thread() and interrupt()"
 
 
-@pytest.mark.parametrize("place", ["os:fsync", "os:replace", "blobstore.disk.output:Output.write", "json:dumps"])
+@pytest.mark.parametrize("place", ["os:fsync", "os:replace", "blobstore.core.disk.output:Output.write", "json:dumps"])
 def test_ctrl_c_during_a_save_leaves_nothing(place: str, good: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()
@@ -213,14 +220,14 @@ def test_ctrl_c_inside_a_finalizer(good: Path) -> None:
 class Late:
     def __del__(self):
         interrupt()
-import blobstore.cli.app as app
-real = app.inspect_file
+import blobstore.cli.files as files
+real = files.inspect_file
 def slow(path):
     late = Late()
     del late
     signal.pause()  # until the next signal: without one this would never end
     return real(path)
-app.inspect_file = slow
+files.inspect_file = slow
 """
     done = run("inspect", good, setup=setup, timeout=60)
     assert (done.returncode, done.stderr) == (130, "")

@@ -12,6 +12,8 @@ import pytest
 
 from blobstore import save_file
 
+pytestmark = pytest.mark.long
+
 RELEASES = [
     "publish w.ptd -o out --name a --version 2",
     "compact -o releases --name a --version 2 --base 1",
@@ -44,8 +46,6 @@ CASES = [
         ["blobstore_runtime"],
         ["packed list .", "packed verify .", "packed gc .", "adapters list w.ptd w.ptd"],
     ),
-    ("demo", ["transformers"], ["demo demo"]),
-    ("demo", ["executorch"], ["demo demo"]),
 ]
 # Each command in turn; the packages stay hidden
 RUN = """

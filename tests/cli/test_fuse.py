@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from blobstore import open_ptd, save_file
 from blobstore.cli.app import app
-from blobstore.formats.pte import read_program
+from blobstore.core.formats.pte import read_program
 from tests import models
 
 
@@ -31,6 +31,7 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     return call
 
 
+@pytest.mark.long
 def test_two_programs(run: Any, stock_run: Any) -> None:
     """The methods with their names, in a table and in JSON; the stock runtime runs both."""
     output = run("a.pte", "b.pte", "-o", "one.pte", "--method", "b=short")

@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
-from blobstore.text import size
+from blobstore.core.text import size
 from tests.cli.test_exit_codes import at, quiet, run
+
+pytestmark = pytest.mark.long
 
 pytest.importorskip("blobstore_runtime")
 

@@ -10,8 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from blobstore.cli.app import app
+from blobstore.core.text import size
 from blobstore.releases import pull
-from blobstore.text import size
 from tests.releases.models import found, inputs, same, weights
 from tests.releases.server import serving
 
@@ -22,6 +22,7 @@ def run(*arguments: object, code: int = 0) -> str:
     return done.output
 
 
+@pytest.mark.long
 def test_from_files_to_a_device(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """publish, push, pull, compact and gc, with --json and without."""
     releases, device = tmp_path / "releases", tmp_path / "device"

@@ -73,6 +73,7 @@ def reader(module_runner):
     return module_runner.executable.with_name("data_reader")
 
 
+@pytest.mark.long
 @settings(max_examples=60)
 @given(contents)
 def test_what_we_write(reader, contents):
@@ -91,6 +92,7 @@ def test_what_we_write(reader, contents):
                 assert found == expected
 
 
+@pytest.mark.long
 @settings(max_examples=60)
 @given(contents)
 def test_what_executorch_writes(contents):

@@ -9,6 +9,7 @@ NOT_FOUND = 0x20
 ACCESS_FAILED = 0x22
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("delegated", [False, True])
 def test_two_data_files(lowered, module_runner, tmp_path, delegated):
     model = lowered.adapters(delegated=delegated)
@@ -20,6 +21,7 @@ def test_two_data_files(lowered, module_runner, tmp_path, delegated):
     np.testing.assert_allclose(output, model.eager()[0].numpy(), atol=1e-6)
 
 
+@pytest.mark.long
 def test_named_method_and_integers(lowered, module_runner, tmp_path):
     model = lowered.decoder()
     program = model.write(tmp_path)
@@ -39,6 +41,7 @@ def test_agrees_with_the_python_runtime(lowered, module_runner, stock_run, tmp_p
     assert from_cpp.tobytes() == from_python.numpy().tobytes()
 
 
+@pytest.mark.long
 def test_missing_constant_is_reported(lowered, module_runner, tmp_path):
     model = lowered.adapters()
     program = model.write(tmp_path)

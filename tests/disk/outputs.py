@@ -5,7 +5,7 @@ import os
 import torch
 
 import blobstore
-from blobstore.disk.staging import Staging
+from blobstore.core.disk.staging import Staging
 
 
 def save(path, value=1.0):

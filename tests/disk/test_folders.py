@@ -2,7 +2,7 @@
 
 import pytest
 
-from blobstore.disk.folders import folders
+from blobstore.core.disk.folders import folders
 from blobstore.errors import FileAccessError
 
 

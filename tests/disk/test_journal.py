@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import blobstore
-from blobstore.disk.journal import Journal, Move, identity, sync_folder
-from blobstore.disk.names import journal_name, temporary_beside
+from blobstore.core.disk.journal import Journal, Move, identity, sync_folder
+from blobstore.core.disk.names import journal_name, temporary_beside
 
 
 def staged(folder, name, old=b"old", new=b"new"):

@@ -9,12 +9,12 @@ import torch
 
 import blobstore
 from blobstore import BlobStore, open_ptd
-from blobstore.disk.kinds import Format, by_name, check_replaceable, detect_format
-from blobstore.disk.staging import Staging
+from blobstore.core.disk.kinds import Format, by_name, check_replaceable, detect_format
+from blobstore.core.disk.staging import Staging
+from blobstore.core.formats.pte import read_program, write_slim
+from blobstore.core.tools.convert import convert
 from blobstore.errors import FileAccessError, InvalidFileError, OutputPathError
-from blobstore.formats.pte import read_program, write_slim
 from blobstore.programs import dedup_programs, save_programs
-from blobstore.tools.convert import convert
 from tests.disk.outputs import files, save
 
 

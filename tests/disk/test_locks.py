@@ -4,14 +4,14 @@ import subprocess
 import sys
 import threading
 
-from blobstore.disk import locks
-from blobstore.disk.locks import Lock, exclusive
+from blobstore.core.disk import locks
+from blobstore.core.disk.locks import Lock, exclusive
 from tests.waiting import until
 
 HOLD = """
 import sys
 from pathlib import Path
-from blobstore.disk.locks import Lock
+from blobstore.core.disk.locks import Lock
 lock = Lock()
 assert lock.take(Path(sys.argv[1]))
 print("locked", flush=True)

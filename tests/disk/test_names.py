@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from blobstore.disk.names import JOURNAL, TEMPORARY, journal_name, temporary_beside
+from blobstore.core.disk.names import JOURNAL, TEMPORARY, journal_name, temporary_beside
 
 
 def test_names_match_their_pattern_and_no_two_are_equal():

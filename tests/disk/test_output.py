@@ -6,10 +6,10 @@ import os
 
 import pytest
 
-from blobstore.disk.output import Output, write_view
-from blobstore.disk.staging import Staging
+from blobstore.core.disk.output import Output, write_view
+from blobstore.core.disk.staging import Staging
+from blobstore.core.memory.mapped_file import map_file
 from blobstore.errors import FileAccessError
-from blobstore.memory.mapped_file import map_file
 from tests.disk.outputs import fail, files
 
 
@@ -38,7 +38,7 @@ def test_an_existing_file_or_link_is_never_opened(tmp_path):
 def test_bytes_are_synced_while_more_are_written(tmp_path, monkeypatch):
     """The last sync then has little left to wait for."""
     synced = []
-    monkeypatch.setattr("blobstore.disk.output._SYNC", 1000)
+    monkeypatch.setattr("blobstore.core.disk.output._SYNC", 1000)
     monkeypatch.setattr("os.fdatasync", synced.append)
     with Output(tmp_path / "x", 0o600, "writing", 0, None) as output:
         output.write(bytes(999))
@@ -51,7 +51,7 @@ def test_bytes_are_synced_while_more_are_written(tmp_path, monkeypatch):
 def test_a_disk_failure_in_the_background_is_reported(tmp_path, monkeypatch):
     """The system reports the failure once, to the sync in the background; the last sync then succeeds."""
     (tmp_path / "w").write_bytes(b"old")
-    monkeypatch.setattr("blobstore.disk.output._SYNC", 1000)
+    monkeypatch.setattr("blobstore.core.disk.output._SYNC", 1000)
     fail(monkeypatch, "fdatasync", 1, errno.EIO)
     with (
         pytest.raises(FileAccessError, match=r"w: Input/output error"),

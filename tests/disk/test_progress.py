@@ -2,7 +2,7 @@
 
 import pytest
 
-from blobstore.disk.progress import check_progress
+from blobstore.core.disk.progress import check_progress
 from blobstore.errors import UnsupportedDataError
 
 

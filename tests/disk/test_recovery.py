@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from blobstore import open_ptd
-from blobstore.disk.recovery import ScratchFolder, recover
+from blobstore.core.disk.recovery import ScratchFolder, recover
 from blobstore.programs import dedup_programs
 from tests.disk.outputs import leftovers, save
 
@@ -22,6 +22,7 @@ def job(name, folder):
     return json.loads(process.stdout)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["group", "group_elsewhere"])
 def test_a_killed_group_is_finished_by_the_next_one(name, tmp_path):
     """From any of its folders; nothing is left behind."""
@@ -32,6 +33,7 @@ def test_a_killed_group_is_finished_by_the_next_one(name, tmp_path):
         assert (end, left) == (after, [])
 
 
+@pytest.mark.long
 def test_a_group_that_is_killed_while_an_error_undoes_it(tmp_path):
     """It ends all old or all new."""
     seen = job("group_undone", tmp_path)
@@ -39,6 +41,7 @@ def test_a_group_that_is_killed_while_an_error_undoes_it(tmp_path):
     assert all(after == end in ("old", "new") and left == [] for _, after, end, left in seen)
 
 
+@pytest.mark.long
 def test_a_recovery_that_is_killed_is_done_again(tmp_path):
     """However often; in the end the group is new."""
     found = job("recovery", tmp_path)
@@ -46,6 +49,7 @@ def test_a_recovery_that_is_killed_is_done_again(tmp_path):
     assert all(kills > 1 and (state, left) == ("new", []) for kills, state, left in found)
 
 
+@pytest.mark.long
 def test_data_files_of_several_tags_are_one_group(tmp_path):
     """After the next write they are all old or all new."""
     seen = job("tags", tmp_path)
@@ -53,6 +57,7 @@ def test_data_files_of_several_tags_are_one_group(tmp_path):
     assert all(after in ("old", "new") and left == [] for _, after, left in seen)
 
 
+@pytest.mark.long
 def test_programs_run_after_a_kill_and_are_all_new_after_the_next_run(lowered, stock_run, tmp_path):
     """A name gets new bytes, and keys of old programs are pruned: each program computes its old or its new outputs."""
     (tmp_path / "seen").mkdir()
@@ -94,7 +99,7 @@ def test_programs_run_after_a_kill_and_are_all_new_after_the_next_run(lowered, s
 def test_a_file_that_replaced_a_target_after_the_kill_stays(tmp_path):
     """Recovery finishes the other files of the group."""
     code = (
-        "import os, pathlib, sys; from blobstore.disk.staging import Staging\n"
+        "import os, pathlib, sys; from blobstore.core.disk.staging import Staging\n"
         "folder, replace = pathlib.Path(sys.argv[1]), os.replace\n"
         "os.replace = lambda source, target: os._exit(0) if target.name == 'b' else replace(source, target)\n"
         "with Staging() as staging:\n"
@@ -118,7 +123,7 @@ def test_a_file_that_replaced_a_target_after_the_kill_stays(tmp_path):
 def test_what_a_killed_process_left_is_removed_by_the_next_one(tmp_path):
     """Files that another process is writing stay."""
     code = (
-        "import sys, os, pathlib; from blobstore.disk.staging import Staging; from blobstore.disk.recovery import ScratchFolder\n"
+        "import sys, os, pathlib; from blobstore.core.disk.staging import Staging; from blobstore.core.disk.recovery import ScratchFolder\n"
         "folder = pathlib.Path(sys.argv[1])\n"
         "(folder / 'a').write_bytes(b'old')\n"
         "with Staging() as staging, staging.open(folder / 'a') as file, ScratchFolder(folder) as scratch:\n"

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 import blobstore
-from blobstore.disk.recovery import ScratchFolder
-from blobstore.disk.staging import Staging
+from blobstore.core.disk.recovery import ScratchFolder
+from blobstore.core.disk.staging import Staging
+from blobstore.core.memory.mapped_file import Descriptor
 from blobstore.errors import FileAccessError, OutputPathError
-from blobstore.memory.mapped_file import Descriptor
 from blobstore.programs import dedup_programs
 from tests.disk.outputs import fail, files, group, leftovers, save
 
@@ -248,6 +248,7 @@ def raise_at(number, run):
     return lines >= number  # it came where Python cannot raise it, such as in a finalizer
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("job", ["group", "save"])
 def test_an_exception_at_any_line_leaves_old_or_new_and_nothing_else(tmp_path, job, quiet):
     """Neither temporary files nor open descriptors are left."""
@@ -275,6 +276,7 @@ def test_an_exception_at_any_line_leaves_old_or_new_and_nothing_else(tmp_path, j
     assert number > 50
 
 
+@pytest.mark.long
 def test_an_exception_at_any_line_of_a_dedup(lowered, tmp_path, quiet):
     """At a sample of its lines, and at all of the last ones, where files are renamed."""
     program = lowered.mlp(seed=1).write(tmp_path, "a")

@@ -123,6 +123,7 @@ def run_python(block: Block, names: dict[str, Any], where: str) -> None:
         check_output(printed.getvalue(), block.output, where)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("page", pages())
 def test_page(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every block runs, in order, and what the page prints is what comes out."""

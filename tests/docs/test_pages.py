@@ -23,7 +23,7 @@ PLACE = "\0"  # what a program puts in
 def messages() -> frozenset[str]:
     """Every string of the sources, in Python as one text with places for what is put in."""
     found = set()
-    for path in (ROOT / "blobstore").rglob("*.py"):
+    for path in (*(ROOT / "blobstore").rglob("*.py"), *(ROOT / "examples").rglob("*.py")):
         if "_generated" not in path.parts:
             found |= {text(node) for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))}
     for path in (ROOT / "runtime_bindings").rglob("*.[ch]*"):

@@ -11,10 +11,10 @@ import pytest
 
 import blobstore
 from blobstore import errors
-from blobstore.formats.keys import near, suggest
-from blobstore.formats.pte.program import content_key
-from blobstore.memory.digest import digest
-from blobstore.memory.layout import ScalarType, TensorLayout
+from blobstore.core.formats.keys import near, suggest
+from blobstore.core.formats.pte.program import content_key
+from blobstore.core.memory.digest import digest
+from blobstore.core.memory.layout import ScalarType, TensorLayout
 from blobstore.runtime import BlobCache
 
 NAMES = ["encoder.layers.0.weight", "encoder.layers.1.weight", "encoder.layers.0.bias", "head.weight"]

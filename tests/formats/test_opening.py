@@ -5,9 +5,9 @@ import pytest
 import safetensors.numpy
 
 from blobstore import BlobStore, PtdDataMap, PteDataMap
+from blobstore.core.formats.opening import open_any
+from blobstore.core.formats.safetensors import SafetensorsDataMap
 from blobstore.errors import FileAccessError, InvalidFileError, UnsupportedDataError
-from blobstore.formats.opening import open_any
-from blobstore.formats.safetensors import SafetensorsDataMap
 
 
 def test_the_contents_choose_the_reader(lowered, tmp_path):

@@ -16,9 +16,9 @@ import pytest
 
 import blobstore
 from blobstore import MergedDataMap, PtdDataMap, errors, open_ptd, open_pte
-from blobstore.formats.safetensors import SafetensorsDataMap
+from blobstore.core.formats.safetensors import SafetensorsDataMap
+from blobstore.core.tools.convert import convert
 from blobstore.runtime import BlobCache
-from blobstore.tools.convert import convert
 
 LARGE = np.zeros(1 << 20)
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 from safetensors.torch import save, save_file
 
+from blobstore.core.formats.safetensors import SafetensorsDataMap
+from blobstore.core.memory.layout import ScalarType, TensorLayout
+from blobstore.core.tools.convert import convert
 from blobstore.errors import BlobStoreError, InvalidFileError, UnsupportedDataError
-from blobstore.formats.safetensors import SafetensorsDataMap
-from blobstore.memory.layout import ScalarType, TensorLayout
 from blobstore.testing import Blob, NamedDataMapContract
-from blobstore.tools.convert import convert
 
 _DTYPE = {ScalarType.FLOAT: torch.float32, ScalarType.CHAR: torch.int8, ScalarType.BFLOAT16: torch.bfloat16}
 

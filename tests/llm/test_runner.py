@@ -17,6 +17,8 @@ from blobstore.runtime import BlobCache, make_working_copy, serving
 from tests.llm import llama
 from tests.llm.llama import LORA_ALPHA, RANK, Llama
 
+pytestmark = pytest.mark.long
+
 Stock = Callable[..., str]
 
 
@@ -50,6 +52,7 @@ def test_texts_of_stock_exports(stock: Stock) -> None:
     assert stock("b", "two") == eager(1, 1)
 
 
+@pytest.mark.long
 def test_an_adapter_is_exchanged_in_the_running_runner(live: Path, stock: Stock, tmp_path: Path) -> None:
     """By a file that is bound to the foundation, by tensors, and back; each text is that of a stock export (L3, D2, U1)."""
     one, two = stock("a", "one"), eager(0, 1)

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
+from blobstore.core.memory.layout import ScalarType
+from blobstore.core.store import BlobStore
 from blobstore.logical.records import STATE, Operation, Record, Records, Source, Step, records_key
-from blobstore.memory.layout import ScalarType
-from blobstore.store import BlobStore
 
 __all__ = ["write", "write_shapes"]
 

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from blobstore import save_file, save_programs
 from blobstore.adapters import merge_adapter
+from blobstore.core.files import load_file
+from blobstore.core.formats.opening import open_any
 from blobstore.errors import UpdateError
-from blobstore.files import load_file
-from blobstore.formats.opening import open_any
 from blobstore.lowering.export import lower
 from blobstore.runtime import BlobCache, Method, Program, make_working_copy, serving
 from tests.lowering.live import close, plugin, randomize, seeded, write
@@ -107,6 +107,7 @@ def refused(cache: BlobCache, state: dict[str, Tensor], method: Method, *words: 
     assert torch.equal(method(*TOKENS)[0], before)
 
 
+@pytest.mark.long
 def test_everything_in_data_files_is_reached(lowered: Any, tmp_path: Path) -> None:
     """Delegates and kernels compute with the new weights (U1)."""
     pte = copy(lowered("ours"), tmp_path / "a")
@@ -118,6 +119,7 @@ def test_everything_in_data_files_is_reached(lowered: Any, tmp_path: Path) -> No
         close(method(*TOKENS)[0], module(*TOKENS))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("way", "words"),
     [
@@ -151,6 +153,7 @@ def test_what_strict_refuses_may_be_left_behind(lowered: Any, tmp_path: Path) ->
     close(method(*TOKENS)[0], module(*TOKENS))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("other", ["inside", "stock", "portable"])
 def test_one_of_several_programs_is_out_of_reach(other: str, lowered: Any, tmp_path: Path) -> None:
     """Even one on a cache above, and one of which only a method is left (U1, B3)."""
@@ -198,6 +201,7 @@ class Tied(nn.Module):
         return self.head(torch.tanh(self.embed(tokens)))
 
 
+@pytest.mark.long
 def test_a_weight_of_which_only_the_delegate_follows(tmp_path: Path) -> None:
     """The kernel has its own copy in the program (U1)."""
     module = seeded(Tied)
@@ -208,6 +212,7 @@ def test_a_weight_of_which_only_the_delegate_follows(tmp_path: Path) -> None:
     refused(cache, randomize(module, 1), method, f"method 'forward' of {pte}", "'embed.weight'", "external_constants")
 
 
+@pytest.mark.long
 def test_a_merged_adapter_is_in_all_programs_or_in_none(lowered: Any, tmp_path: Path) -> None:
     """Merging is an update of the merged tensors (D2, B3)."""
     pte, second = copy(lowered("ours"), tmp_path / "a"), copy(lowered("portable"), tmp_path / "b")

@@ -12,12 +12,13 @@ import flatbuffers
 import numpy as np
 import pytest
 
-from blobstore._generated.record import Record as FbRecord
-from blobstore._generated.record import Records as FbRecords
-from blobstore._generated.record import Source as FbSource
-from blobstore._generated.record import Step as FbStep
+from blobstore.core._generated.record import Record as FbRecord
+from blobstore.core._generated.record import Records as FbRecords
+from blobstore.core._generated.record import Source as FbSource
+from blobstore.core._generated.record import Step as FbStep
+from blobstore.core.formats.data_map import NamedDataMap
+from blobstore.core.memory.layout import ScalarType
 from blobstore.errors import InvalidFileError
-from blobstore.formats.data_map import NamedDataMap
 from blobstore.logical.records import (
     FILE_IDENTIFIER,
     Operation,
@@ -28,8 +29,7 @@ from blobstore.logical.records import (
     is_propagated,
     records_key,
 )
-from blobstore.logical.updates import LogicalTensors
-from blobstore.memory.layout import ScalarType
+from blobstore.runtime.tensors import LogicalTensors
 
 WEIGHT = Source("layer.weight", ScalarType.FLOAT, (4, 3), ("head.weight", "größe"))
 SCALES = Source("layer.weight.scale", ScalarType.BFLOAT16, (4,))

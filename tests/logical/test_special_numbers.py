@@ -13,11 +13,12 @@ import numpy.typing as npt
 import pytest
 import torch
 
+from blobstore.core.memory import arrays
+from blobstore.core.memory.layout import ScalarType
 from blobstore.errors import BlobStoreError, LayoutError, UnsupportedDataError
 from blobstore.logical import steps
 from blobstore.logical.records import Operation, Record, Step
-from blobstore.memory.layout import ScalarType
-from blobstore.native import native
+from blobstore.runtime.native import native
 
 INT, CHAR, BYTE, SHORT = (int(ScalarType[name]) for name in ("INT", "CHAR", "BYTE", "SHORT"))
 SPECIAL = np.array(
@@ -57,9 +58,9 @@ SPECIAL = np.array(
 NUMBERS = np.concatenate([SPECIAL, np.random.default_rng(0).normal(0, 60, 1001).astype(np.float32)])
 
 
-def made(arrays: Sequence[npt.NDArray[Any]], nbytes: int, *done: Step, scales: Any = None) -> bytes:
+def made(given: Sequence[npt.NDArray[Any]], nbytes: int, *done: Step, scales: Any = None) -> bytes:
     known = {} if scales is None else {"scales": scales}
-    return bytes(steps.store(Record("k@1", nbytes, (), done), [steps.plain(array) for array in arrays], known))
+    return bytes(steps.store(Record("k@1", nbytes, (), done), [arrays.plain(array) for array in given], known))
 
 
 def shifted(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -165,7 +166,7 @@ def test_casts_of_special_numbers(kind: ScalarType) -> None:
     }
     for target, dtype in dtypes.items():
         tensor = torch.from_numpy(NUMBERS.copy()).to(dtypes[kind])
-        array = steps.cast(steps.plain(tensor), target)[0].copy()
+        array = steps.cast(arrays.plain(tensor), target)[0].copy()
         found = torch.from_numpy(array).view(dtype) if target is ScalarType.BFLOAT16 else torch.from_numpy(array)
         expected = tensor.to(dtype)
         nan = torch.isnan(expected)
@@ -176,9 +177,9 @@ def test_casts_of_special_numbers(kind: ScalarType) -> None:
 
 @pytest.mark.parametrize("kind", [ScalarType.BYTE, ScalarType.CHAR, ScalarType.INT, ScalarType.LONG, ScalarType.BOOL])
 def test_casts_of_integers(kind: ScalarType) -> None:
-    array = np.array([0, 1, 2, 100, 127]).astype(steps.DTYPES[kind])
+    array = np.array([0, 1, 2, 100, 127]).astype(arrays.DTYPES[kind])
     for target in (ScalarType.FLOAT, ScalarType.DOUBLE, ScalarType.LONG, ScalarType.HALF):
-        assert np.array_equal(steps.cast((array, kind), target)[0], array.astype(steps.DTYPES[target]))
+        assert np.array_equal(steps.cast((array, kind), target)[0], array.astype(arrays.DTYPES[target]))
 
 
 def test_empty_tensors() -> None:

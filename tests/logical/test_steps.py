@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.utils.fusion import fuse_conv_bn_weights, fuse_linear_bn_weights
 
+from blobstore.core.memory import arrays
+from blobstore.core.memory.layout import ScalarType
 from blobstore.errors import LayoutError, UnsupportedDataError
 from blobstore.logical import steps
 from blobstore.logical.records import Operation, Record, Step
-from blobstore.memory.layout import ScalarType
 
 BITS = {ScalarType.FLOAT: torch.int32, ScalarType.HALF: torch.int16, ScalarType.BFLOAT16: torch.int16}
 FLOAT, CHAR = int(ScalarType.FLOAT), int(ScalarType.CHAR)
@@ -30,8 +31,8 @@ def random(*sizes: int, seed: int = 0) -> Tensor:
 def made(tensors: Sequence[Tensor], *done: Step, nbytes: int, scales: Tensor | None = None) -> bytes:
     """The blob that these steps make of these tensors."""
     record = Record("k@1", nbytes, (), done)
-    known = {} if scales is None else {"scales": steps.plain(scales)[0]}
-    return steps.store(record, [steps.plain(tensor) for tensor in tensors], known).tobytes()
+    known = {} if scales is None else {"scales": arrays.plain(scales)[0]}
+    return steps.store(record, [arrays.plain(tensor) for tensor in tensors], known).tobytes()
 
 
 def bytes_of(tensor: Tensor) -> bytes:
@@ -44,7 +45,7 @@ def bytes_of(tensor: Tensor) -> bytes:
 def check_cast(tensor: Tensor, target: ScalarType, dtype: torch.dtype) -> None:
     """NaN stays NaN, with any bits; everything else is the same number."""
     expected = tensor.to(dtype)
-    array, kind = steps.cast(steps.plain(tensor), target)
+    array, kind = steps.cast(arrays.plain(tensor), target)
     assert kind is target
     found = torch.from_numpy(array.copy())
     found = found.view(dtype) if dtype is torch.bfloat16 else found
@@ -175,7 +176,7 @@ def test_packing_four_bits(width: int) -> None:
 def test_nothing_to_do_copies_nothing() -> None:
     """Without steps the blob is the memory of the tensor."""
     tensor = random(2, 3)
-    array = steps.store(Record("k", 24, (), ()), [steps.plain(tensor)])
+    array = steps.store(Record("k", 24, (), ()), [arrays.plain(tensor)])
     assert np.shares_memory(np.frombuffer(array, np.uint8), tensor.numpy())
 
 
@@ -235,26 +236,10 @@ def test_only_float32_is_folded() -> None:
 # -------------------------------------------------------------------------------------------------- tensors as a whole
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
-def test_tensors_for_updates(dtype: torch.dtype) -> None:
-    """bfloat16 becomes a torch tensor, everything else is an array."""
-    tensor = random(2, 3).to(dtype)
-    assert torch.equal(torch.as_tensor(steps.tensor_of(steps.plain(tensor))), tensor)
-
-
-def test_comparing_tensors() -> None:
-    """To the bit: 0 and -0 differ, NaN equals itself; type and shape count."""
-    one = steps.plain(torch.tensor([0.0, float("nan")]))
-    assert steps.same_tensors(one, steps.plain(np.array([0.0, np.nan], np.float32)))
-    for other in (torch.tensor([-0.0, float("nan")]), torch.tensor([[0.0, float("nan")]]), torch.zeros(1)):
-        assert not steps.same_tensors(one, steps.plain(other))
-    assert not steps.same_tensors(steps.plain(torch.zeros(2).bfloat16()), steps.plain(torch.zeros(2).to(torch.int16)))
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_finite(dtype: torch.dtype) -> None:
     """Infinities and NaN are found in every floating-point type; the largest number is finite."""
-    assert steps.check_finite(steps.plain(torch.tensor([0.0, torch.finfo(dtype).max], dtype=dtype)))
+    assert steps.check_finite(arrays.plain(torch.tensor([0.0, torch.finfo(dtype).max], dtype=dtype)))
     for value in ("inf", "-inf", "nan"):
-        assert not steps.check_finite(steps.plain(torch.tensor([0.0, float(value)], dtype=dtype)))
-    assert steps.check_finite(steps.plain(torch.tensor([1])))
+        assert not steps.check_finite(arrays.plain(torch.tensor([0.0, float(value)], dtype=dtype)))
+    assert steps.check_finite(arrays.plain(torch.tensor([1])))

@@ -10,6 +10,9 @@ import numpy as np
 import pytest
 import torch
 
+from blobstore.core.formats.ptd.reader import open_ptd
+from blobstore.core.memory.layout import ScalarType, TensorLayout
+from blobstore.core.store import BlobStore
 from blobstore.errors import (
     InvalidFileError,
     KeyConflictError,
@@ -18,12 +21,9 @@ from blobstore.errors import (
     UnsupportedDataError,
     UpdateError,
 )
-from blobstore.formats.ptd.reader import open_ptd
 from blobstore.logical.records import STATE, Operation, Record, Records, Source, Step, records_key
-from blobstore.logical.updates import LogicalTensors
-from blobstore.memory.layout import ScalarType, TensorLayout
 from blobstore.runtime import BlobCache, make_working_copy
-from blobstore.store import BlobStore
+from blobstore.runtime.tensors import LogicalTensors
 
 
 def write(folder: Path, *parts: Record | Records, **blobs: object) -> Path:

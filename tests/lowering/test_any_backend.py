@@ -17,13 +17,12 @@ from torch import nn
 from typer.testing import CliRunner
 
 from blobstore import save_file
-from blobstore._generated.payload import Payload as FbPayload
 from blobstore.cli.app import app
+from blobstore.core._generated.payload import Payload as FbPayload
+from blobstore.core.formats import payload
+from blobstore.core.formats.payload import Constant, split, wrap
+from blobstore.core.formats.ptd.reader import open_ptd
 from blobstore.errors import BlobStoreError, InvalidFileError, LayoutError, UnsupportedOperationError, UpdateError
-from blobstore.executorch import DataEntry
-from blobstore.formats import payload
-from blobstore.formats.payload import Constant, split, wrap
-from blobstore.formats.ptd.reader import open_ptd
 from blobstore.lowering import plugin
 from blobstore.lowering.export import lower, quiet
 from blobstore.lowering.holes import HolesLowering
@@ -31,6 +30,7 @@ from blobstore.lowering.inner import Lowered
 from blobstore.programs import dedup_programs, save_programs
 from blobstore.reporting import FindingKind, report
 from blobstore.runtime import BlobCache, Program, delegate_stats
+from blobstore.runtime.executorch import DataEntry
 from tests.lowering.live import BlobStorePartitioner, lower_through, write
 from tests.lowering.toy import Scale, toy
 
@@ -224,7 +224,7 @@ def test_damaged_payloads(files: Path, tmp_path: Path) -> None:
 
 def test_data_of_another_size(files: Path, tmp_path: Path) -> None:
     """A blob that does not fit its hole is an error, before the backend sees anything (B5)."""
-    from blobstore.store import BlobStore
+    from blobstore.core.store import BlobStore
 
     store = BlobStore()
     data = open_ptd(files / "model.ptd")

@@ -15,6 +15,8 @@ from tests.lowering import nets
 from tests.lowering.live import close, lower_through, seeded, write
 from tests.runtime.application import build
 
+pytestmark = pytest.mark.long
+
 with quiet():
     from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
 

@@ -22,6 +22,7 @@ def zeroth_order(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return module
 
 
+@pytest.mark.long
 def test_digits(zeroth_order: ModuleType, tmp_path: Path) -> None:
     """Zeroth-order tuning of a small classifier gives the same weights in the program and in the module (U2)."""
     torch.manual_seed(0)

@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch import nn
 
+from blobstore.core.formats.pte.program import read_program
 from blobstore.errors import MissingDependencyError, UnsupportedDataError
-from blobstore.formats.pte.program import read_program
 from blobstore.lowering import lower, quiet
 from tests.lowering import nets
 from tests.lowering.live import close, inputs, plugin, seeded, write
@@ -24,6 +24,7 @@ def backends(path: Path) -> list[tuple[str, str]]:
     return [(delegate.method, delegate.backend) for delegate in read_program(path).delegates]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
@@ -43,6 +44,7 @@ def test_the_partitioners_choose_the_backend(
         close(stock_run(path, example)[0], module(*example))
 
 
+@pytest.mark.long
 def test_each_method_gets_partitioners_of_its_own(stock_run: Any, tmp_path: Path) -> None:
     """Partitioners keep state, so the function that makes them is called once for each method (W1)."""
     made: list[list[Any]] = []

@@ -16,6 +16,8 @@ from tests.lowering.live import close, inputs, lower_exported, seeded
 from tests.lowering.test_quantized import pt2e, put
 from tests.waiting import until
 
+pytestmark = pytest.mark.long
+
 
 class Parts(nn.Module):
     """Three delegates, with kernels in between."""

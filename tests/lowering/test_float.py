@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from blobstore.formats.data_map import NamedDataMap
-from blobstore.formats.keys import KEY_PREFIX
-from blobstore.formats.ptd.reader import open_ptd
+from blobstore.core.formats.data_map import NamedDataMap
+from blobstore.core.formats.keys import KEY_PREFIX
+from blobstore.core.formats.ptd.reader import open_ptd
 from blobstore.runtime import BlobCache, Program, delegate_stats
 from tests.lowering import nets
 from tests.lowering.live import Live, inputs, lower_through, randomize, seeded

@@ -11,14 +11,16 @@ import pytest
 import torch
 
 from blobstore import BlobStore, fuse_programs, open_ptd
+from blobstore.core.formats.keys import KEY_PREFIX
+from blobstore.core.formats.pte.program import read_program
+from blobstore.core.memory.layout import ScalarType, TensorLayout
 from blobstore.errors import KeyConflictError, KeyNotFoundError
-from blobstore.formats.keys import KEY_PREFIX
-from blobstore.formats.pte.program import read_program
-from blobstore.memory.layout import ScalarType, TensorLayout
 from blobstore.runtime import BlobCache, Program
 from tests import models
 from tests.lowering import nets
 from tests.lowering.live import inputs, lower_through, seeded
+
+pytestmark = pytest.mark.long
 
 X = inputs(3, 16)
 

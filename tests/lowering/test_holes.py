@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from blobstore.formats.payload import MOST_HOLES
+from blobstore.core.formats.payload import MOST_HOLES
 from blobstore.lowering.holes.probes import other_values
 from blobstore.lowering.holes.search import Payload, Search
 
@@ -230,6 +230,29 @@ def test_named_data_and_no_constants() -> None:
 SOME = st.sampled_from(["as it is", "half", "folded", "checked", "twice", "merged", "if not zero"])
 
 
+def compiled(constants: dict[str, Tensor]) -> bytes:
+    """What a backend makes of constants that say in their names what it does with them."""
+    parts: list[bytes] = []
+    for name, value in constants.items():
+        own = raw(value)
+        match name.rstrip("0123456789 "):
+            case "half":
+                parts.append(raw(value.half()))
+            case "folded":
+                parts.append(raw(value * 3 + 1))
+            case "checked":
+                parts.extend([own, hashlib.sha256(own).digest()])
+            case "twice":
+                parts.extend([own, b"again", own])
+            case "merged":
+                parts.extend([own] if own not in parts else [b"see above"])
+            case "if not zero":
+                parts.extend([b"+", own] if value.any() else [])
+            case _:
+                parts.append(own)
+    return b"|".join(parts)
+
+
 @settings(max_examples=60)
 @given(kinds=st.lists(SOME, min_size=1, max_size=7), data=st.data())
 def test_all_kinds_together(kinds: list[str], data: Any) -> None:
@@ -237,31 +260,9 @@ def test_all_kinds_together(kinds: list[str], data: Any) -> None:
     values = st.sampled_from([torch.zeros(6), torch.ones(6), random(6), random(6, seed=9), random(6, seed=10)])
     tensors = {f"{kind} {i}": data.draw(values).clone() for i, kind in enumerate(kinds)}
 
-    def compile_(constants: dict[str, Tensor]) -> bytes:
-        parts: list[bytes] = []
-        for name, value in constants.items():
-            kind = name.rstrip("0123456789 ")
-            own = raw(value)
-            match kind:
-                case "half":
-                    parts.append(raw(value.half()))
-                case "folded":
-                    parts.append(raw(value * 3 + 1))
-                case "checked":
-                    parts.extend([own, hashlib.sha256(own).digest()])
-                case "twice":
-                    parts.extend([own, b"again", own])
-                case "merged":
-                    parts.extend([own] if own not in parts else [b"see above"])
-                case "if not zero":
-                    parts.extend([b"+", own] if value.any() else [])
-                case _:
-                    parts.append(own)
-        return b"|".join(parts)
-
-    found, payload = search(tensors, compile_)
+    found, payload = search(tensors, compiled)
     changed = {name: other_values(tensors[name], i + 5) for i, name in enumerate(found.found)}
-    expected = compile_({**tensors, **changed})
+    expected = compiled({**tensors, **changed})
     filled = bytearray(payload)
     for name, located in found.found.items():
         blob = raw(changed[name].half() if name.startswith("half") else changed[name])

@@ -13,11 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from blobstore import save_programs
+from blobstore.core.formats.keys import KEY_PREFIX
 from blobstore.errors import KeyConflictError, KeyNotFoundError, UpdateError
-from blobstore.formats.keys import KEY_PREFIX
 from blobstore.lowering.export import lower, quiet
 from blobstore.runtime import BlobCache, Program
 from tests.lowering.live import Inputs, close, lower_through, plugin, randomize, seeded, write
+
+pytestmark = pytest.mark.long
 
 with quiet():
     from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from blobstore.demo.models import encode, load_encoder, load_tokenizer
 from blobstore.runtime import BlobCache, Program, delegate_stats
+from examples.demo.models import encode, load_encoder, load_tokenizer
 from tests.lowering.live import close, lower_through
 
 pytestmark = pytest.mark.slow

@@ -48,6 +48,7 @@ def fresh(module: Stateful) -> Stateful:
     return copy
 
 
+@pytest.mark.long
 def test_state_is_no_weight(tmp_path: Path) -> None:
     """A whole state dict is accepted and state in it skipped; state by name is refused with the reason (U1)."""
     module = seeded(Stateful)
@@ -111,6 +112,7 @@ class Outside(nn.Module):
         return (self.linear(self.table(tokens)).cumsum(-1) + self.shift).cumsum(-1) * self.rotation
 
 
+@pytest.mark.long
 def test_what_a_state_dict_lacks_is_named_wherever_it_is(tmp_path: Path) -> None:
     """A strict update needs what kernels read and what delegates have, but no buffer that is not persistent (U1)."""
     live = Live.make(seeded(Outside), (torch.arange(5),), tmp_path)
@@ -198,6 +200,7 @@ MAKERS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("strict", [True, False])
 @pytest.mark.parametrize("kind", MAKERS)
 def test_tied_tensors_under_each_name(kind: str, strict: bool, tmp_path: Path) -> None:

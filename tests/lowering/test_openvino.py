@@ -17,13 +17,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from blobstore.core.formats.keys import KEY_PREFIX
 from blobstore.errors import LayoutError, MissingDependencyError, UnsupportedDataError, UpdateError
-from blobstore.formats.keys import KEY_PREFIX
 from blobstore.lowering.export import lower, quiet
 from blobstore.lowering.openvino import comparable, openvino_partitioner
 from blobstore.programs import save_programs
 from blobstore.runtime import BlobCache, Program, delegate_stats, make_working_copy
 from tests.lowering.live import BlobStorePartitioner, XnnpackPartitioner, inputs, randomize, seeded
+
+pytestmark = pytest.mark.long
 
 with quiet():
     from executorch.backends.xnnpack.partition.config.gemm_configs import ConvolutionConfig

@@ -15,6 +15,8 @@ from blobstore.runtime import BlobCache, Program, make_working_copy
 from tests.lowering import nets
 from tests.lowering.live import Live, close, inputs, seeded
 
+pytestmark = pytest.mark.long
+
 BEGIN = """
 import os, sys, threading
 import numpy as np

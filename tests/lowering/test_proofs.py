@@ -27,6 +27,8 @@ from tests.lowering.live import (
     write,
 )
 
+pytestmark = pytest.mark.long
+
 with quiet():
     from executorch.exir import ExecutorchBackendConfig, to_edge_transform_and_lower
 

@@ -17,6 +17,8 @@ from blobstore.runtime import BlobCache, Program
 from tests.lowering import nets
 from tests.lowering.live import Inputs, close, inputs, lower_exported, randomize, seeded
 
+pytestmark = pytest.mark.long
+
 with quiet():
     from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import (
         XNNPACKQuantizer,

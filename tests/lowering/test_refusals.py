@@ -15,8 +15,12 @@ import torch
 import xxhash
 from torch import nn
 
-from blobstore._generated.payload import Constant as FbConstant
-from blobstore._generated.payload import Payload as FbPayload
+from blobstore.core._generated.payload import Constant as FbConstant
+from blobstore.core._generated.payload import Payload as FbPayload
+from blobstore.core.formats import payload
+from blobstore.core.formats.keys import KEY_PREFIX
+from blobstore.core.formats.ptd.reader import open_ptd
+from blobstore.core.store import BlobStore
 from blobstore.errors import (
     BlobStoreError,
     InvalidFileError,
@@ -29,13 +33,9 @@ from blobstore.errors import (
     UnsupportedOperationError,
     UpdateError,
 )
-from blobstore.formats import payload
-from blobstore.formats.keys import KEY_PREFIX
-from blobstore.formats.ptd.reader import open_ptd
 from blobstore.lowering import BlobStoreBackend, register_inner
 from blobstore.lowering.export import quiet
 from blobstore.runtime import BlobCache, Program
-from blobstore.store import BlobStore
 from tests.lowering import nets
 from tests.lowering.live import BlobStorePartitioner, Live, XnnpackPartitioner, inputs, lower_through, seeded, write
 
@@ -83,6 +83,7 @@ def test_not_finite(live: Live, name: str, value: float) -> None:
     assert not live.run().isfinite().all()
 
 
+@pytest.mark.long
 def test_incomplete_group(tmp_path: Path) -> None:
     """A blob that is made of several tensors needs all of them (U1)."""
     live = Live.make(seeded(nets.ConvNorm), inputs(2, 3, 6, 6), tmp_path)
@@ -107,6 +108,7 @@ def test_incomplete_state_dict(live: Live) -> None:
     live.check()
 
 
+@pytest.mark.long
 def test_constants_inside_the_program(tmp_path: Path) -> None:
     """A strict update refuses them, and the message says how to move them out (U1)."""
     live = Live.make(seeded(nets.MLP), inputs(3, 16), tmp_path, external_constants=False)
@@ -116,6 +118,7 @@ def test_constants_inside_the_program(tmp_path: Path) -> None:
     live.check()
 
 
+@pytest.mark.long
 def test_stock_keys(tmp_path: Path) -> None:
     """The message explains that keys of ExecuTorch's own lowering are hashes (U1)."""
     from blobstore.lowering.export import lower
@@ -128,6 +131,7 @@ def test_stock_keys(tmp_path: Path) -> None:
         cache.update({"layers.0.weight": module.layers[0].weight})
 
 
+@pytest.mark.long
 def test_missing_data(tmp_path: Path) -> None:
     """A missing blob or file is an error that names the key (B3)."""
     path = lower_through({"forward": (seeded(nets.MLP), inputs(3, 16))}, tmp_path, external_constants=False)
@@ -145,6 +149,7 @@ def test_missing_data(tmp_path: Path) -> None:
         cache.update({"layers.1.weight": torch.zeros(24, 24)})
 
 
+@pytest.mark.long
 def test_data_of_another_program(tmp_path: Path) -> None:
     """Blobs of other sizes are errors, before XNNPACK reads them (B5)."""
 
@@ -174,6 +179,7 @@ def test_data_of_another_program(tmp_path: Path) -> None:
         Program(path, BlobCache(tmp_path / "short.ptd")).method()
 
 
+@pytest.mark.long
 def test_without_records(tmp_path: Path) -> None:
     """A file without records cannot be updated by name, but its programs run (B3)."""
     path = lower_through({"forward": (seeded(nets.MLP), inputs(3, 16))}, tmp_path)
@@ -230,6 +236,7 @@ def test_small_payloads_cost_little(count: int) -> None:
         tracemalloc.stop()
 
 
+@pytest.mark.long
 def test_damaged_payloads(tmp_path: Path) -> None:
     """A damaged payload is an error of the library, or runs (B5)."""
     path = lower_through({"forward": (seeded(nets.MLP), inputs(3, 16))}, tmp_path)
@@ -250,6 +257,7 @@ def test_damaged_payloads(tmp_path: Path) -> None:
     assert Program(path, cache).method()(*inputs(3, 16))[0].isfinite().all()
 
 
+@pytest.mark.long
 def test_missing_inner_backend(tmp_path: Path) -> None:
     """The message names the backend (B5)."""
     path = lower_through({"forward": (seeded(nets.MLP), inputs(3, 16))}, tmp_path)
@@ -311,6 +319,7 @@ def test_what_no_partitioner_partitioned_is_not_lowered() -> None:
         BlobStoreBackend.preprocess(program, [CompileSpec("blobstore.table", bytes(16))])
 
 
+@pytest.mark.long
 def test_backends_that_cannot_be_wrapped() -> None:
     """The message lists those that can (W2)."""
 
@@ -330,6 +339,7 @@ def test_backends_that_cannot_be_wrapped() -> None:
         )
 
 
+@pytest.mark.long
 def test_tag_functions_are_checked(tmp_path: Path) -> None:
     """Their results are checked when the graph is partitioned (W2)."""
     with pytest.raises(InvalidTagError):

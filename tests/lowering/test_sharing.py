@@ -12,13 +12,13 @@ import torch
 from torch import nn
 
 from blobstore import save_file
-from blobstore.demo.models import Decoder, DecoderConfig
+from blobstore.core.formats import payload
+from blobstore.core.formats.pte.program import read_program
 from blobstore.errors import InvalidFileError, KeyConflictError
-from blobstore.formats import payload
-from blobstore.formats.pte.program import read_program
 from blobstore.lowering.export import lower, quiet
 from blobstore.programs import save_programs
 from blobstore.runtime import BlobCache, Program, delegate_stats
+from examples.demo.models import Decoder, DecoderConfig
 from tests.lowering import nets
 from tests.lowering.live import Live, close, inputs, lower_through, plugin, randomize, seeded, write
 from tests.waiting import until, until_blocked
@@ -33,6 +33,7 @@ def check_decoder(module: Decoder, program: Program, method: str, tokens: int) -
             close(found, expected)
 
 
+@pytest.mark.long
 def test_prefill_and_decode_with_tied_embeddings(tmp_path: Path) -> None:
     """One blob in the file, one packed copy, one update for both methods (W1, U1)."""
     module = Decoder(TINY)
@@ -85,6 +86,7 @@ def test_either_name_of_a_tied_tensor(tmp_path: Path) -> None:
         live.check()
 
 
+@pytest.mark.long
 def test_two_models_with_the_same_names(tmp_path: Path) -> None:
     """Each computes with its own weights (U1)."""
     first = Live.make(seeded(nets.MLP, 1), inputs(3, 16), tmp_path / "first")
@@ -111,6 +113,7 @@ def test_two_caches_on_one_file(tmp_path: Path) -> None:
     assert torch.equal(untouched(*live.inputs)[0], before)
 
 
+@pytest.mark.long
 def test_programs_of_one_cache_share(tmp_path: Path) -> None:
     """Two input lengths of one model as two programs, merged with save_programs (W1, D1)."""
     module = seeded(nets.MLP)
@@ -131,6 +134,7 @@ def test_programs_of_one_cache_share(tmp_path: Path) -> None:
     close(short.method()(*inputs(2, 16))[0], module(*inputs(2, 16)))
 
 
+@pytest.mark.long
 def test_two_models_do_not_merge_under_one_name(tmp_path: Path) -> None:
     """Different weights under one key are an error (R1)."""
     programs = {
@@ -153,6 +157,7 @@ class Adapted(nn.Module):
         return torch.relu(self.base(x)) + self.lora_b(self.lora_a(x))
 
 
+@pytest.mark.long
 def test_stacked_caches_share_what_they_do_not_override(tmp_path: Path) -> None:
     """Adapters have packed weights of their own, the foundation has one copy (D2)."""
 
@@ -185,6 +190,7 @@ def test_stacked_caches_share_what_they_do_not_override(tmp_path: Path) -> None:
     close(second(*example)[0], modules[1](*example))
 
 
+@pytest.mark.long
 def test_the_payload_is_stock_compatible(tmp_path: Path) -> None:
     """Under its own name, XNNPACK runs the inner payload (W2)."""
     module, example = seeded(nets.ConvNorm), inputs(2, 3, 6, 6)
@@ -228,6 +234,7 @@ def test_payload_round_trip(monkeypatch: pytest.MonkeyPatch) -> None:
     assert read_program is not None
 
 
+@pytest.mark.long
 def test_embedded_weights(tmp_path: Path) -> None:
     """Without a tag the weights stay in the program; a data file with their keys overrides them (D3)."""
     module, example = seeded(nets.ConvNorm), inputs(2, 3, 6, 6)
@@ -263,6 +270,7 @@ def test_packed_weights_go_with_the_program(tmp_path: Path) -> None:
         gc.enable()
 
 
+@pytest.mark.long
 def test_what_the_payload_says_is_packed(tmp_path: Path) -> None:
     """XNNPACK copies weights and biases, and reads slopes in place (U1)."""
     path = lower_through({"forward": (seeded(nets.PReLU), inputs(1, 3, 8, 8))}, tmp_path)

@@ -6,6 +6,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
+import pytest
 import torch
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -15,6 +16,8 @@ from torch import Tensor
 from blobstore.runtime import BlobCache, Program
 from tests.lowering import nets
 from tests.lowering.live import close, inputs, lower_through, seeded
+
+pytestmark = pytest.mark.long
 
 _EXAMPLE = inputs(2, 3, 6, 6)
 _GROUPS = (

@@ -12,6 +12,8 @@ from blobstore.runtime import BlobCache, Program, delegate_failure, delegate_sta
 from tests.lowering import nets
 from tests.lowering.live import close, inputs, lower_through, randomize, seeded
 
+pytestmark = pytest.mark.long
+
 
 def load(path: Path, data: Path | None = None) -> Any:
     from executorch.runtime import Runtime, Verification

@@ -5,12 +5,15 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
+import pytest
 import torch
 from torch import Tensor, nn
 
 from blobstore.runtime import BlobCache, Program
 from tests.lowering.live import inputs, lower_through, seeded
 from tests.waiting import until
+
+pytestmark = pytest.mark.long
 
 
 class Levels(nn.Module):

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from blobstore.core.memory.buffers import first_difference, same_bytes
+from blobstore.core.memory.mapped_file import map_file
 from blobstore.errors import FileAccessError
-from blobstore.memory.buffers import first_difference, same_bytes
-from blobstore.memory.mapped_file import map_file
 
 CHUNK = 1 << 20  # bytes that are compared at a time
 

@@ -7,7 +7,7 @@ import hashlib
 import numpy as np
 import pytest
 
-from blobstore.memory.digest import Digest, digest, sha256
+from blobstore.core.memory.digest import Digest, digest, sha256
 
 
 @pytest.mark.parametrize(

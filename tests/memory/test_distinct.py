@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blobstore.memory.digest import Digest, digest
-from blobstore.memory.distinct import Distinct
+from blobstore.core.memory.digest import Digest, digest
+from blobstore.core.memory.distinct import Distinct
 
 SAID = [Digest(4, bytes(16)), Digest(4, bytes([1] * 16))]
 

@@ -9,8 +9,7 @@ import pytest
 import safetensors.numpy
 import torch
 
-from blobstore.errors import MissingDependencyError, UnsupportedDataError
-from blobstore.memory.dtypes import (
+from blobstore.core.memory.dtypes import (
     FLOATS,
     SAFETENSORS,
     dtype_name,
@@ -20,7 +19,8 @@ from blobstore.memory.dtypes import (
     torch_dtype,
     unsigned_dtype,
 )
-from blobstore.memory.layout import ScalarType
+from blobstore.core.memory.layout import ScalarType
+from blobstore.errors import MissingDependencyError, UnsupportedDataError
 
 NAMED = [kind for kind in ScalarType if dtype_name(kind) is not None]
 

@@ -13,8 +13,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from blobstore.core.memory.layout import MAX_NBYTES, MAX_RANK, ScalarType, TensorLayout
 from blobstore.errors import LayoutError
-from blobstore.memory.layout import MAX_NBYTES, MAX_RANK, ScalarType, TensorLayout
 
 shapes = st.lists(st.integers(1, 5), max_size=5).map(tuple)
 

@@ -8,9 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from blobstore.core.memory.layout import ScalarType, TensorLayout
+from blobstore.core.memory.tensors import FileSlice, as_bytes, in_dim_order, to_numpy, to_torch
 from blobstore.errors import FileAccessError, InvalidFileError, LayoutError, UnsupportedDataError
-from blobstore.memory.layout import ScalarType, TensorLayout
-from blobstore.memory.tensors import FileSlice, as_bytes, in_dim_order, to_numpy, to_torch
 
 DTYPES = [
     torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.float32, torch.float64,

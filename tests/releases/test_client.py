@@ -9,9 +9,9 @@ import pytest
 import urllib3
 
 from blobstore.errors import BlobStoreError, ReleaseError, TransferError
-from blobstore.releases.http import Client
-from blobstore.releases.index import Object
-from blobstore.releases.sources import InterruptedTransferError, Patience
+from blobstore.releases.index.index import Object
+from blobstore.releases.sources.http import Client
+from blobstore.releases.sources.source import InterruptedTransferError, Patience
 
 WANTED = Object("a" * 64, 100)
 URL = "https://one.test/files/a"

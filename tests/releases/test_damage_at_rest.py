@@ -85,7 +85,7 @@ def hostile(releases: Path, size: int, parts: list[Any]) -> tuple[Path, bytes]:
 
 def committed_by_cpp(release: Path, device: Path, table: bytes) -> Any:
     """The same in C++, with the table as fetched."""
-    from blobstore.native import native
+    from blobstore.runtime.native import native
 
     (device / "incoming").mkdir(exist_ok=True)
     (device / "incoming" / hashlib.sha256(table).hexdigest()).write_bytes(table)

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blobstore.releases.encoding import CHUNK, DecodeError, best_width, decode, encode
-from blobstore.releases.intervals import Intervals, coalesced
+from blobstore.releases.index.encoding import CHUNK, DecodeError, best_width, decode, encode
+from blobstore.releases.index.intervals import Intervals, coalesced
 
 widths = st.sampled_from([1, 2, 4, 8])
 

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 from urllib3 import HTTPHeaderDict
 
+from blobstore.core.memory.digest import sha256
 from blobstore.errors import BlobStoreError, IntegrityError, InvalidFileError, ReleaseError, TransferError
-from blobstore.memory.digest import sha256
 from blobstore.releases import publish, pull
-from blobstore.releases.http import Client
-from blobstore.releases.index import Object
-from blobstore.releases.registry import _Upload
-from blobstore.releases.sources import Patience
+from blobstore.releases.index.index import Object
+from blobstore.releases.sources.http import Client
+from blobstore.releases.sources.registry import _Upload
+from blobstore.releases.sources.source import Patience
 from tests.releases.models import NOW, found, inputs, same, weights
 from tests.releases.server import Server, serving
 
@@ -320,6 +320,7 @@ ENDLESS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("speed", ["at once", "byte by byte"])
 @pytest.mark.parametrize("endless", ENDLESS.values(), ids=ENDLESS)
 def test_what_comes_without_contents_ends(

@@ -107,6 +107,7 @@ def test_newer_releases_are_taken(tmp_path: Path, merge: bool) -> None:
         assert same(held(found.cache), with_layer(weights(), 0, 0))
 
 
+@pytest.mark.long
 def test_more_than_blobs_must_be_opened_again(tmp_path: Path) -> None:
     """It says why, and nothing changes until then; other files are named (D2)."""
     device = release(tmp_path, "1", weights())
@@ -166,6 +167,7 @@ def test_gc_leaves_an_open_release(tmp_path: Path) -> None:
     found.close()
 
 
+@pytest.mark.long
 def test_readers_see_whole_releases(tmp_path: Path) -> None:
     """While releases come, everything that is read at once is of one release (D2)."""
     device = release(tmp_path, "0", {key: np.zeros((128, 128), np.float32) for key in weights()})
@@ -196,6 +198,7 @@ def test_readers_see_whole_releases(tmp_path: Path) -> None:
     assert torn == [] and len(seen) > 1
 
 
+@pytest.mark.long
 @settings(max_examples=30)
 @given(st.lists(st.dictionaries(st.sampled_from("abcd"), st.integers(0, 3), min_size=1), min_size=1, max_size=4))
 def test_the_newest_counts(tmp_path_factory: pytest.TempPathFactory, files: list[dict[str, int]]) -> None:

@@ -9,7 +9,7 @@ import pytest
 import xxhash
 
 from blobstore import errors, open_ptd, save_file
-from blobstore.releases.merging import merge_files
+from blobstore.releases.index.merging import merge_files
 
 
 def test_one_digest_for_many_blobs(tmp_path: Path, comparisons: list[int]) -> None:

@@ -12,9 +12,10 @@ import pytest
 
 from blobstore import open_ptd, save_file
 from blobstore.errors import BlobStoreError, IntegrityError, InvalidFileError, ReleaseError, TransferError, TrustError
-from blobstore.native import native
 from blobstore.releases import Patience, Release, commit, compact, gc, plan, publish, pull, push
-from blobstore.releases.index import parse_index
+from blobstore.releases.index.index import parse_index
+from blobstore.releases.sources.source import InterruptedTransferError
+from blobstore.runtime.native import native
 from tests.releases.models import found, inputs, same, weights
 
 
@@ -168,7 +169,7 @@ def test_programs_need_their_executorch(releases: Path, tmp_path: Path, lowered:
 def test_patience_of_any_length(failures: int) -> None:
     """The time to wait is bounded, however often a request failed."""
     waited: list[float] = []
-    Patience(attempts=10_000, pause=waited.append).wait(failures, None)
+    Patience(attempts=10_000, pause=waited.append).wait(InterruptedTransferError("busy"), failures)
     assert 0 < waited[0] <= 45
 
 
@@ -196,6 +197,7 @@ def test_keys_that_are_removed_and_come_back(tmp_path: Path) -> None:
     assert same(found(tmp_path / "device/current"), tensors)
 
 
+@pytest.mark.long
 def test_two_hundred_data_files(tmp_path: Path) -> None:
     """Published, changed, pulled and collected; few requests and few open files are needed (F2)."""
     root, device = tmp_path / "releases", tmp_path / "device"
@@ -210,6 +212,7 @@ def test_two_hundred_data_files(tmp_path: Path) -> None:
         assert found(device / "current", *names)["w"][0] == i * (2 if i % 10 == 0 else 1)
 
 
+@pytest.mark.long
 def test_looking_up_files_takes_no_longer_with_more_of_them() -> None:
     """An index may have 100,000; the lookup of each is one step."""
     file = {"kind": "other", "sha256": "0" * 64, "size": 1}
@@ -288,6 +291,7 @@ def test_an_adapter_is_never_in_two_files(tmp_path: Path) -> None:
     assert same(found(tmp_path / "device/current", "lora.ptd"), tensors)
 
 
+@pytest.mark.long
 def test_a_pack_outlives_a_change(tmp_path: Path) -> None:
     """One of 1,000 small files that changes does not make each of them a request of its own (F2)."""
     root, folder = tmp_path / "releases", tmp_path / "in"
@@ -309,6 +313,7 @@ def test_a_pack_outlives_a_change(tmp_path: Path) -> None:
                 assert (device / "current" / file.name).read_bytes() == file.read_bytes()
 
 
+@pytest.mark.long
 def test_small_files_that_come_one_by_one(tmp_path: Path) -> None:
     """They end in packs, too (F2)."""
     root, folder = tmp_path / "releases", tmp_path / "in"

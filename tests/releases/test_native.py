@@ -18,7 +18,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from blobstore.disk.locks import Lock
+from blobstore.core.disk.locks import Lock
 from blobstore.errors import (
     BlobStoreError,
     FileAccessError,
@@ -28,9 +28,9 @@ from blobstore.errors import (
     TransferError,
     TrustError,
 )
-from blobstore.native import native
 from blobstore.releases import Release, commit, compact, gc, plan, publish, pull
-from blobstore.releases.index import check_file_name, parse_index, parse_table
+from blobstore.releases.index.index import check_file_name, parse_index, parse_table
+from blobstore.runtime.native import native
 from tests.releases.models import found, inputs, same, spoil, weights
 from tests.releases.test_faults import HOSTILE
 
@@ -539,10 +539,11 @@ def test_both_read_the_same_indexes(published: Path, data: st.DataObject) -> Non
         lacks(folder, folder / "device", executorch="")
 
 
+@pytest.mark.long
 def test_a_long_wait_for_the_folder_is_not_silent(published: Path, tmp_path: Path) -> None:
     """Whoever may read a folder can lock it; the process that waits says for which one, and goes on (S3)."""
     update(published / "1", tmp_path / "device")
-    code = "import sys; from blobstore.native import native; native.collect_releases(sys.argv[1].encode(), 1)"
+    code = "import sys; from blobstore.runtime.native import native; native.collect_releases(sys.argv[1].encode(), 1)"
     holder = Lock()
     assert holder.take(tmp_path / "device", shared=True)
     with subprocess.Popen([sys.executable, "-c", code, tmp_path / "device"], stderr=subprocess.PIPE) as process:

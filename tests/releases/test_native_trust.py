@@ -58,6 +58,7 @@ def device(published: Path, tmp_path: Path) -> Path:  # noqa: F811
     return tmp_path / "device"
 
 
+@pytest.mark.long
 def test_a_file_has_its_digest_after_its_parts(published: Path, device: Path, tmp_path: Path) -> None:  # noqa: F811
     """All parts are here and sound, but together they are another file than the index says (S1)."""
 
@@ -110,6 +111,7 @@ def test_what_a_table_claims(published: Path, device: Path, tmp_path: Path, chan
             call(release, device)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "change",
     [

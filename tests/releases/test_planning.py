@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from blobstore.core.memory.digest import sha256
 from blobstore.errors import BlobStoreError, IntegrityError, InvalidFileError, ReleaseError, TransferError, TrustError
-from blobstore.memory.digest import sha256
 from blobstore.releases import Plan, commit, compact, gc, plan, publish, pull
-from blobstore.releases.fetched import FetchedSource, fetched_name
-from blobstore.releases.index import Object
-from blobstore.releases.sources import Found
+from blobstore.releases.index.index import Object
+from blobstore.releases.sources.fetched import FetchedSource, fetched_name
+from blobstore.releases.sources.source import Found
 from tests.releases.models import NOW, found, inputs, same, spoil, weights
 from tests.releases.server import Server, serving
 from tests.releases.test_registry import keys
@@ -97,6 +97,7 @@ def test_a_plan_is_not_more_than_a_pull(server: Server, tmp_path: Path) -> None:
     assert same(found(tmp_path / "device/current"), weights())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "damage", ["a bit", "a byte less", "a byte more", "missing", "of something else"], ids=lambda text: text
 )

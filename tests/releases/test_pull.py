@@ -15,10 +15,10 @@ import jsonschema
 import numpy as np
 import pytest
 
-from blobstore.disk.locks import Lock
+from blobstore.core.disk.locks import Lock
 from blobstore.errors import FileAccessError, ReleaseError, TrustError
 from blobstore.releases import compact, gc, publish, pull
-from blobstore.releases.index import Index, schema
+from blobstore.releases.index.index import Index, schema
 from tests.interruptions import forked
 from tests.releases.models import NOW, found, inputs, same, weights
 from tests.releases.server import serving
@@ -214,6 +214,7 @@ assert code == 0, code
 """
 
 
+@pytest.mark.long
 def test_a_kill_leaves_the_old_release_or_the_new_one(releases: Path, tmp_path: Path) -> None:
     """Before every call that changes a folder; the next pull goes on (F3)."""
     template, places = tmp_path / "template", tmp_path / "kills"
@@ -241,6 +242,7 @@ def test_a_kill_leaves_the_old_release_or_the_new_one(releases: Path, tmp_path: 
     assert seen == {("model.ptd",), ("model.1.ptd", "model.ptd")}
 
 
+@pytest.mark.long
 def test_many_pulls_at_once(releases: Path, tmp_path: Path) -> None:
     """Into one folder and into many; one of those into the same folder fetches (F2, F3)."""
     with serving(releases) as server:
@@ -296,6 +298,7 @@ def test_a_folder_can_be_moved(releases: Path, tmp_path: Path) -> None:
     assert same(found(tmp_path / "elsewhere/current"), weights())
 
 
+@pytest.mark.long
 def test_a_compact_that_was_killed_leaves_nothing_when_it_is_done_again(tmp_path: Path) -> None:
     """Before every call that changes a folder; whole objects are those that it would make, and others go (F3, R2)."""
     releases, places = tmp_path / "releases", tmp_path / "kills"

@@ -23,8 +23,8 @@ from cryptography.hazmat.primitives.serialization import (
 
 from blobstore.errors import InvalidFileError, ReleaseError, TransferError, TrustError
 from blobstore.releases import compact, publish, pull, push
-from blobstore.releases.registry import _Upload
-from blobstore.releases.sources import InterruptedTransferError
+from blobstore.releases.sources.registry import _Upload
+from blobstore.releases.sources.source import InterruptedTransferError
 from tests.releases.models import NOW, found, inputs, same, weights
 from tests.waiting import until
 
@@ -89,6 +89,7 @@ def published(tmp_path: Path, **options: Path) -> Path:
     return tmp_path / "releases"
 
 
+@pytest.mark.long
 @needs_registry
 def test_push_and_pull(registry: str, tmp_path: Path) -> None:
     """What is there already is not sent, and not fetched (F1, F2)."""
@@ -116,13 +117,14 @@ def test_push_and_pull(registry: str, tmp_path: Path) -> None:
 @needs_registry
 def test_large_objects_are_uploaded_in_chunks(registry: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A failed upload begins at the border of a chunk (F2)."""
-    monkeypatch.setattr("blobstore.releases.registry._CHUNK", 100_000)
+    monkeypatch.setattr("blobstore.releases.sources.registry._CHUNK", 100_000)
     releases = published(tmp_path)
     push(f"{registry}/a:1", releases / "a/1", patience=NOW)
     pull(f"{registry}/a:1", tmp_path / "device", plain=True)
     assert same(found(tmp_path / "device/current"), weights())
 
 
+@pytest.mark.long
 @needs_registry
 @pytest.mark.parametrize("lost", [1, 2, 4])
 @pytest.mark.parametrize("what", ["request", "answer"])
@@ -130,7 +132,7 @@ def test_an_upload_goes_on(
     registry: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: int, what: str
 ) -> None:
     """Whether a chunk or its answer was lost, or those of the last request: no chunk is sent again that arrived (F2)."""
-    monkeypatch.setattr("blobstore.releases.registry._CHUNK", 150_000)
+    monkeypatch.setattr("blobstore.releases.sources.registry._CHUNK", 150_000)
     releases = published(tmp_path)
     sizes = [file["size"] for file in json.loads((releases / "a/1/index.json").read_text())["files"]]
     assert sum(size > 150_000 for size in sizes) == 1

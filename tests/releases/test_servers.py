@@ -228,7 +228,7 @@ def test_a_server_that_trickles_is_left(server: Server, tmp_path: Path) -> None:
 
 PROCESSES = """
 import os, sys
-import blobstore.releases.assembly, blobstore.releases.encoding, blobstore.releases.web
+import blobstore.releases.device.assembly, blobstore.releases.index.encoding, blobstore.releases.sources.web
 from blobstore.releases import pull
 ready, go = os.pipe()
 results, result = os.pipe()
@@ -251,6 +251,7 @@ print(any(codes), os.read(results, 1000).count(b"1"))
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_hundred_processes_at_once(server: Server, tmp_path: Path) -> None:
     """Into one folder, which one of them fills: each range is fetched once (F2, F3)."""
@@ -299,7 +300,7 @@ def test_answers_that_are_nonsense(server: Server, tmp_path: Path, answer: tuple
 @pytest.mark.parametrize("field", ["Location", "Range"])
 def test_uploads_with_nonsense(releases: Path, tmp_path: Path, field: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A registry that says nonsense of where an upload goes, or of how far it got, is refused or asked anew (F4)."""
-    monkeypatch.setattr("blobstore.releases.registry._CHUNK", 1000)
+    monkeypatch.setattr("blobstore.releases.sources.registry._CHUNK", 1000)
     with serving(tmp_path) as registry:
 
         def answer(handler: Any, times: int) -> bool:
@@ -323,7 +324,7 @@ def test_an_upload_stays_on_its_host(
     releases: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
     """A registry that leads it to another host is refused, and that host gets neither bytes nor credentials (F4)."""
-    monkeypatch.setattr("blobstore.releases.registry._CHUNK", 1000)
+    monkeypatch.setattr("blobstore.releases.sources.registry._CHUNK", 1000)
     with serving(tmp_path) as registry, serving(tmp_path) as other:
         hosts = [one.url.removeprefix("http://") for one in (registry, other)]
         config = {"auths": {host: {"auth": base64.b64encode(b"user:secret").decode()} for host in hosts}}

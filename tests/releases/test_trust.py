@@ -18,18 +18,18 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 from blobstore.errors import BlobStoreError, FileAccessError, IntegrityError, InvalidFileError, ReleaseError, TrustError
 from blobstore.releases import plan, publish, pull, push
-from blobstore.releases.encoding import CHUNK, DecodeError, decode
-from blobstore.releases.index import TABLE_LIMIT, File, Object, parse_index, parse_table
-from blobstore.releases.installed import Installed
-from blobstore.releases.manifests import INDEX_LIMIT, parse_manifest
-from blobstore.releases.objects import ObjectWriter
-from blobstore.releases.oci_layout import LayoutTarget
-from blobstore.releases.planning import commit
-from blobstore.releases.references import parse_reference
-from blobstore.releases.registry import RegistrySource
-from blobstore.releases.sources import read_small
-from blobstore.releases.spool import Spool
-from blobstore.releases.trust import check_signature, sign
+from blobstore.releases.device.installed import Installed
+from blobstore.releases.device.plan import commit
+from blobstore.releases.device.spool import Spool
+from blobstore.releases.index.encoding import CHUNK, DecodeError, decode
+from blobstore.releases.index.index import TABLE_LIMIT, File, Object, parse_index, parse_table
+from blobstore.releases.index.manifests import INDEX_LIMIT, parse_manifest
+from blobstore.releases.index.objects import ObjectWriter
+from blobstore.releases.index.references import parse_reference
+from blobstore.releases.sources.oci_layout import LayoutTarget
+from blobstore.releases.sources.registry import RegistrySource
+from blobstore.releases.sources.source import read_small
+from blobstore.releases.sources.trust import check_signature, sign
 from tests.releases.models import inputs, weights
 from tests.releases.server import serving
 

@@ -27,6 +27,8 @@ from tests.releases.models import inputs, weights
 from tests.releases.server import serving
 from tests.wrong_kinds import PublicCallable, check, public_callables
 
+pytestmark = pytest.mark.long
+
 RESULTS = {Collected, Fetch, Followed, Plan, Published, Pulled, Pushed}
 INTERNAL = {"wait"}  # of Patience, for the library
 CALLABLES = [

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import blobstore
-from blobstore.formats.opening import open_any
+from blobstore.core.formats.opening import open_any
 from blobstore.reporting import Report
 from tests.reporting.zoo import write_zoo
 

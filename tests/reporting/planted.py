@@ -13,7 +13,7 @@ import flatbuffers
 import numpy as np
 from safetensors.numpy import save
 
-from blobstore._generated.flat_tensor import DataSegment, FlatTensor, NamedData, TensorLayout
+from blobstore.core._generated.flat_tensor import DataSegment, FlatTensor, NamedData, TensorLayout
 from blobstore.reporting import Finding, Report
 
 SCALAR_TYPES = {"uint8": 0, "int8": 1, "int16": 2, "int32": 3, "int64": 4, "float16": 5, "float32": 6, "float64": 7}

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_the_report_of_the_demo_is_what_the_demo_saves(tmp_path: Path) -> None:
-    from blobstore.demo import run_demo
+    from examples.demo import run_demo
 
     with (tmp_path / "log").open("w") as log:
         result = run_demo(tmp_path / "demo", Console(file=log))

@@ -78,6 +78,7 @@ def cluster() -> Iterator[object]:
         yield client
 
 
+@pytest.mark.long
 def test_a_real_cluster_finds_what_threads_find(zoo: Path, cluster: object) -> None:
     with cluster.get_executor() as executor:  # type: ignore[attr-defined]
         on_cluster = blobstore.report([zoo], executor=executor)
@@ -346,6 +347,7 @@ def test_a_cache_that_cannot_be_used_is_a_note(zoo: Path, tmp_path: Path, monkey
         assert (found.files, found.findings) == (expected.files, expected.findings)
 
 
+@pytest.mark.long
 def test_what_a_full_disk_left_of_a_cache_is_a_cache(
     zoo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

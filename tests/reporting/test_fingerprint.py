@@ -16,6 +16,7 @@ def test_every_half_is_narrowed_to_itself() -> None:
     assert np.array_equal(narrow.view(np.uint16), halves.view(np.uint16))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["half", "bfloat16"])
 def test_a_float_is_narrowed_only_if_it_comes_back(name: str) -> None:
     bits = np.random.default_rng(0).integers(0, 1 << 32, 20_000, dtype=np.uint64).astype(np.uint32)

@@ -17,6 +17,7 @@ from typer.testing import CliRunner, Result
 
 import blobstore
 from blobstore.cli.app import app
+from blobstore.core.text import size
 from blobstore.errors import InvalidFileError
 from blobstore.reporting.baseline import compare_reports
 from blobstore.reporting.json_output import SCHEMA, from_json, load_report, to_json
@@ -24,7 +25,6 @@ from blobstore.reporting.limits import Limit
 from blobstore.reporting.model import FindingKind, RegionKind
 from blobstore.reporting.terminal import print_report
 from blobstore.reporting.words import COLORS, FINDINGS, REGIONS
-from blobstore.text import size
 from tests.reporting.planted import Payload, Tensor, write_ptd, write_safetensors
 from tests.reporting.test_planted import values
 
@@ -271,6 +271,7 @@ def places_of(plain: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...
         yield from places_of(value, (*path, name))
 
 
+@pytest.mark.long
 def test_a_baseline_that_was_changed_anywhere_is_refused_or_harmless(folder: Path, tmp_path: Path) -> None:
     """Every value of a baseline replaced by every kind of value, and left out: an error of ours, or a report."""
     _, plain = baseline_of(folder, tmp_path)

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 import blobstore
+from blobstore.core.text import size
 from blobstore.reporting import FindingKind, Report
 from blobstore.reporting.html import to_html
 from blobstore.reporting.words import COLORS
-from blobstore.text import size
 from tests.reporting.planted import Payload, Tensor, write_ptd, write_safetensors
 from tests.reporting.test_output import HOSTILE
 from tests.reporting.test_planted import values
@@ -23,7 +23,7 @@ from tests.waiting import until
 
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
 
-pytestmark = pytest.mark.skipif(not CHROMIUM and "CI" not in os.environ, reason="needs chromium")
+pytestmark = [pytest.mark.long, pytest.mark.skipif(not CHROMIUM and "CI" not in os.environ, reason="needs chromium")]
 
 QUIET = [
     "--headless",

@@ -113,6 +113,7 @@ def _plant(plan: Plan, draw: st.DrawFn, kind: str, name: str, base: np.ndarray, 
         plan.expect("contained", places, nbytes)
 
 
+@pytest.mark.long
 @settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 @given(plans())
 def test_what_was_planted_is_found_and_nothing_else(plan: Plan) -> None:

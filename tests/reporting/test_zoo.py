@@ -16,8 +16,9 @@ from rich.console import Console
 
 import blobstore
 from blobstore import BlobStore
+from blobstore.core.formats.opening import open_any
+from blobstore.core.text import size
 from blobstore.errors import OutputPathError, UnsupportedDataError
-from blobstore.formats.opening import open_any
 from blobstore.logical.records import records_key
 from blobstore.reporting import FindingKind, RegionKind, Report
 from blobstore.reporting.baseline import Changes, compare_reports
@@ -27,7 +28,6 @@ from blobstore.reporting.json_output import SCHEMA, from_json, to_json
 from blobstore.reporting.model import _ancestors
 from blobstore.reporting.terminal import print_changes, print_report
 from blobstore.reporting.words import COLORS, FINDINGS, branches
-from blobstore.text import size
 from tests.reporting.planted import Payload, Tensor, write_ptd, write_safetensors
 from tests.reporting.test_output import HOSTILE, run
 from tests.reporting.test_planted import accounted, values
@@ -42,6 +42,7 @@ def printed(report: Report, width: int = 100) -> str:
 # ------------------------------------------------------------------------------------------------------ folders
 
 
+@pytest.mark.long
 def test_folders_add_up_as_their_files_do(zoo_report: Report, zoo_folder: Path) -> None:
     """Against the sizes that the file system gives."""
     accounted(zoo_report)
@@ -57,6 +58,7 @@ def test_folders_add_up_as_their_files_do(zoo_report: Report, zoo_folder: Path) 
     assert folders[str(zoo_folder)].saves == zoo_report.total_saves == sum(zoo_report.saves_of)
 
 
+@pytest.mark.long
 def test_folders_are_in_json_and_in_the_terminal(zoo_report: Report) -> None:
     plain = json.loads(json.dumps(to_json(zoo_report)))
     pytest.importorskip("jsonschema").validate(plain, json.loads(SCHEMA.read_text()))
@@ -130,6 +132,7 @@ def test_a_key_that_is_a_name_keeps_it_and_equal_tensors_name_nothing(tmp_path: 
     assert [region.name for region in report.files[0].regions if region.kind.is_blob] == ["flat"]
 
 
+@pytest.mark.long
 def test_names_on_the_command_line(zoo_folder: Path, tmp_path: Path) -> None:
     family, checkpoint = zoo_folder / "vision" / "mobile", zoo_folder / "checkpoints" / "vision-mobile.safetensors"
     assert "backbone." not in run(family, "--no-cache").stdout
@@ -139,6 +142,7 @@ def test_names_on_the_command_line(zoo_folder: Path, tmp_path: Path) -> None:
     assert "missing.safetensors" in run(family, "--names", tmp_path / "missing.safetensors", code=3).stderr
 
 
+@pytest.mark.long
 def test_names_do_not_make_another_report_of_it(zoo_folder: Path) -> None:
     """What was found without names is the same finding with them, in a baseline."""
     family, checkpoint = zoo_folder / "vision" / "mobile", zoo_folder / "checkpoints" / "vision-mobile.safetensors"
@@ -234,6 +238,7 @@ def test_a_notebook_shows_a_summary(zoo_report: Report, tmp_path: Path) -> None:
     assert html.escape("<b>bold.ptd") in text and "<b>" not in text
 
 
+@pytest.mark.long
 def test_to_html_writes_the_page_and_replaces_pages_only(zoo_report: Report, tmp_path: Path) -> None:
     path = tmp_path / "zoo.html"
     assert zoo_report.to_html(path) == path

@@ -28,6 +28,8 @@ from tests.formats.ptd.test_bad_files import (  # noqa: F401 - collected again h
 )
 from tests.formats.ptd.test_format import DATA, golden_store
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(autouse=True, params=["private", "copy"])
 def native(request, monkeypatch):

@@ -8,6 +8,8 @@ import pytest
 
 from tests.formats.pte.bombs import BOMBS, check_cost
 
+pytestmark = pytest.mark.long
+
 PREPARE = """
 import numpy as np
 from blobstore import save_file

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import xxhash
 
+from blobstore.core.formats.ptd import table
+from blobstore.core.formats.ptd.reader import PtdDataMap
 from blobstore.errors import IntegrityError, InvalidFileError
-from blobstore.formats.ptd import table
-from blobstore.formats.ptd.reader import PtdDataMap
 from blobstore.runtime import BlobCache
 from tests.formats.ptd.test_bad_files import (
     BAD_OPAQUE,
@@ -23,6 +23,8 @@ from tests.formats.ptd.test_bad_files import (
     with_opaque,
 )
 from tests.formats.ptd.test_format import DATA, golden_store
+
+pytestmark = pytest.mark.long
 
 WORDS = (0, 1, 4, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF)
 

@@ -15,6 +15,8 @@ from blobstore.runtime import BlobCache, Program
 from tests import models
 from tests.runtime.application import ROOT, build
 
+pytestmark = pytest.mark.long
+
 SOURCE = ROOT / "examples" / "cpp"
 
 

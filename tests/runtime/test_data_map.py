@@ -8,12 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from blobstore.core.formats.data_map import NamedDataMap
+from blobstore.core.memory.layout import ScalarType, TensorLayout
 from blobstore.errors import KeyNotFoundError, LayoutError
-from blobstore.formats.data_map import NamedDataMap
-from blobstore.memory.layout import ScalarType, TensorLayout
 from blobstore.runtime import BlobCache, make_working_copy
 from blobstore.testing import NamedDataMapContract
 from tests.runtime.application import build
+
+pytestmark = pytest.mark.long
 
 OK, INVALID_ARGUMENT, INVALID_TYPE, NOT_FOUND = 0, 0x12, 0x13, 0x20
 

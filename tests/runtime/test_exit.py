@@ -13,6 +13,8 @@ from blobstore.runtime import make_working_copy
 from tests.lowering import nets
 from tests.lowering.live import inputs, lower_through, seeded
 
+pytestmark = pytest.mark.long
+
 BEGIN = """
 import sys, threading
 import numpy as np
@@ -66,7 +68,7 @@ until_blocked(waits)  # it waits for a reader that never leaves
 CALLS_BACK = """
 import sys, threading
 import numpy as np
-from blobstore import native, open_ptd
+from blobstore.runtime import native, open_ptd
 from blobstore.runtime import BlobCache, Program
 
 pte, ptd = sys.argv[1:]

@@ -13,12 +13,12 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from blobstore import BlobStore, save_file
+from blobstore.core.formats.keys import KEY_PREFIX
+from blobstore.core.formats.safetensors import SafetensorsDataMap
+from blobstore.core.memory.dtypes import SAFETENSORS
+from blobstore.core.memory.layout import ScalarType, TensorLayout, layout_nbytes
 from blobstore.errors import FileAccessError, IntegrityError, InvalidFileError, UnsupportedDataError
-from blobstore.formats.keys import KEY_PREFIX
-from blobstore.formats.safetensors import SafetensorsDataMap
-from blobstore.memory.dtypes import SAFETENSORS
-from blobstore.memory.layout import ScalarType, TensorLayout, layout_nbytes
-from blobstore.native import layout_of, native, native_path
+from blobstore.runtime.native import layout_of, native, native_path
 from blobstore.testing import strategies
 
 
@@ -38,6 +38,7 @@ def safetensors_file(path, header, data=b""):
 # .ptd
 
 
+@pytest.mark.long
 @given(blobs=st.dictionaries(strategies.keys, strategies.tensors(), max_size=8))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_the_tensors_of_a_ptd(tmp_path, blobs):
@@ -195,6 +196,7 @@ def headers(draw):
     return header, bytes(position + draw(st.sampled_from([0, 0, 0, 1])))
 
 
+@pytest.mark.long
 @given(made=headers(), ascii_only=st.booleans(), blanks=st.integers(0, 3))
 @example(made=({}, b""), ascii_only=True, blanks=0)
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=300)
@@ -310,6 +312,7 @@ def test_fields(tmp_path, info, accepted):
     assert check(safetensors_file(tmp_path / "x.safetensors", header, b"ab")) == accepted
 
 
+@pytest.mark.long
 def test_changed_bytes(tmp_path):
     """N1: truncations, single bytes, and pieces of JSON in other places."""
     path = tmp_path / "x.safetensors"

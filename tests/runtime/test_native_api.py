@@ -14,6 +14,8 @@ from blobstore.training import TrainingProgram
 from tests import native_build
 from tests.runtime import native_programs
 
+pytestmark = pytest.mark.long
+
 
 def built(*targets: str) -> Path:
     """Build targets of the native tests; the folder of the tests."""

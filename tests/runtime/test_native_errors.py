@@ -1,8 +1,9 @@
-"""The kinds of errors of the native library and the classes of blobstore/errors.py are one list."""
+"""The kinds of errors of the native library and the classes of blobstore/core/errors.py are one list."""
 
 import re
 
-from blobstore import errors, native
+from blobstore import errors
+from blobstore.runtime import native
 from tests.native_build import LIBRARY
 
 HEADER = LIBRARY / "include" / "blobstore" / "error.h"

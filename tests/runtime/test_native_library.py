@@ -40,6 +40,7 @@ def build(prefix, how):
         return directory / "build" / "linking"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", ["static", "shared", "fetched"])
 def test_an_application_links_the_library(how, prefix, tmp_path):
     """It opens a file, asks for a type and catches an error (X2); only the shared form needs a library at run time."""

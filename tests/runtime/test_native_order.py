@@ -18,7 +18,7 @@ from campaigns.crash.__main__ import LIBRARY, _build
 
 CALLS = """
 import ctypes, os, sys
-from blobstore.native import native
+from blobstore.runtime.native import native
 from blobstore.runtime import BlobCache
 folder = sys.argv[1]
 faults = ctypes.CDLL(None)

@@ -11,6 +11,8 @@ import pytest
 from tests.native_build import LIBRARY, missing
 from tests.runtime.application import install_library
 
+pytestmark = pytest.mark.long
+
 SOURCES = LIBRARY / "src"
 # Includes go down this list, never up.
 ROOMS = (

@@ -26,6 +26,8 @@ from tests.lowering.test_quantized import pt2e
 from tests.runtime import packed_files
 from tests.runtime.packed_files import Running, ones, read, run_child
 
+pytestmark = pytest.mark.long
+
 with quiet():
     from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
     from torchao.quantization import Int8DynamicActivationIntxWeightConfig, quantize_

@@ -69,6 +69,7 @@ def copy(mlp: Path, tmp_path: Path) -> Copy:
     return Copy(mlp, tmp_path)
 
 
+@pytest.mark.long
 def test_a_commit_packs_nothing(copy: Copy) -> None:
     """Programs on two caches follow it, and one that is loaded afterwards has it, too."""
     store = copy.store()
@@ -99,6 +100,7 @@ def test_one_tensor_in_turn(copy: Copy) -> None:
         assert running() == plain()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_layer(kind: str, tmp_path: Path) -> None:
     """What cannot be written in place is packed anew; outputs are those without a store, to the bit."""
@@ -137,6 +139,7 @@ def test_another_process_with_a_store_and_no_program(copy: Copy) -> None:
     assert store.stats.written == written  # it was done
 
 
+@pytest.mark.long
 def test_another_process_without_a_store(copy: Copy) -> None:
     """The next process that reads catches up."""
     store = copy.store()
@@ -151,6 +154,7 @@ def test_another_process_without_a_store(copy: Copy) -> None:
     assert store.stats.repacked == 0
 
 
+@pytest.mark.long
 def test_the_counters_were_lost(copy: Copy) -> None:
     """The digests of the blobs reveal commits that were not counted."""
     copy.start(copy.store())()
@@ -208,6 +212,7 @@ def test_damage_at_rest_is_found(commits: int, copy: Copy) -> None:
         path.write_bytes(data)
 
 
+@pytest.mark.long
 def test_verify_says_what_it_could_not_compare(copy: Copy, hooks: Path) -> None:
     """An entry that a killed process was writing, until the next load makes it anew (K2)."""
     copy.start(copy.store())()
@@ -256,6 +261,7 @@ def test_damaged_keys_are_found(copy: Copy) -> None:
     assert (store.stats.dropped, store.stats.builds) == (1, 1)
 
 
+@pytest.mark.long
 def test_another_program_on_the_same_copy(copy: Copy) -> None:
     """It makes a new file with the entries of both; programs that run go on in the old one."""
     store = copy.store()

@@ -21,6 +21,8 @@ from tests.lowering.live import lower_through, seeded
 from tests.runtime import packed_files
 from tests.runtime.packed_files import FOOTER, TRAILER, Entry, Running, ones, read, spoil
 
+pytestmark = pytest.mark.long
+
 INPUT = ones(2, 16)
 FEW = settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 

@@ -9,6 +9,8 @@ import pytest
 
 from tests.native_build import ROOT
 
+pytestmark = pytest.mark.long
+
 PARTS = 4
 
 

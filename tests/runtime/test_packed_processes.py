@@ -21,6 +21,8 @@ from tests.runtime import packed_files
 from tests.runtime.packed_files import Running, ones, read, run_child
 from tests.waiting import until
 
+pytestmark = pytest.mark.long
+
 INPUT = ones(2, 16)
 NOBODY = 65534
 SYSTEM = ("/usr/bin/env",)  # finds commands

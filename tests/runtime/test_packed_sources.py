@@ -16,6 +16,8 @@ from blobstore.runtime import BlobCache, PackedStore, Program, make_working_copy
 from tests.lowering import nets
 from tests.lowering.live import seeded
 
+pytestmark = pytest.mark.long
+
 X = torch.ones(2, 16)
 
 

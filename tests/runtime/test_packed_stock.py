@@ -31,6 +31,8 @@ from tests.runtime import packed_files
 from tests.runtime.application import build
 from tests.runtime.packed_files import Running, ones
 
+pytestmark = pytest.mark.long
+
 with quiet():
     from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
 

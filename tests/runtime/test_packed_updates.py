@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,7 @@ def weights(seed: int) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in randomize(seeded(nets.MLP), seed).items() if name != "shift"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ALL)
 def test_every_weight_of_every_kind_of_layer(kind: str, tmp_path: Path) -> None:
     """Outputs are those without a store, and those of a program lowered anew. What can be, is written in place (K3)."""
@@ -161,6 +163,7 @@ def test_a_wrong_shape_in_the_transaction_changes_nothing(mlp: Path, store: Pack
         assert (both.check(), store.stats.written) == (before, written)
 
 
+@pytest.mark.long
 def test_a_follower_that_refuses_changes_nothing(tmp_path: Path) -> None:
     """A program is prepared to write in place, another one on the same cache cannot take the weights (B3, K3)."""
     _, example = KINDS["static int8"](tmp_path / "int8")
@@ -192,6 +195,7 @@ def test_a_follower_that_refuses_changes_nothing(tmp_path: Path) -> None:
     assert store.stats.written == 3
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("scale", [-1.0, 0.0, float("nan"), float("inf")])
 def test_scales_that_cannot_be_packed_are_refused(scale: float, tmp_path: Path) -> None:
     """As without a store, although nothing would be packed (B3, K3)."""
@@ -251,6 +255,7 @@ def test_a_program_that_is_loaded_when_the_cache_has_changed(manifest: bool, mlp
     assert store.stats.fallbacks == 0 if manifest else store.stats.fallbacks <= 2
 
 
+@pytest.mark.long
 def test_two_programs_and_two_methods(tmp_path: Path) -> None:
     """All that run on one cache follow it, and an entry that they share is written once (K3)."""
     module, length = seeded(nets.MLP), {"prefill": 5, "decode": 1}
@@ -282,6 +287,7 @@ def test_two_programs_and_two_methods(tmp_path: Path) -> None:
     assert [run() for run in packed] == [original[i] for i in (0, 3)]
 
 
+@pytest.mark.long
 def test_adapters_above_a_base_that_is_updated(tmp_path: Path) -> None:
     """The base is written in place for all adapters on it; adapters are packed as before (K3)."""
     folder, example = tmp_path / "lora", inputs(3, 16)
@@ -347,6 +353,7 @@ class Tied(nn.Module):
         return result
 
 
+@pytest.mark.long
 def test_equal_and_tied_weights(tmp_path: Path) -> None:
     """A write reaches all layers of a tied weight, and none that has equal numbers only (K3)."""
     module, example = seeded(Tied), inputs(2, 12)
@@ -372,6 +379,17 @@ def test_equal_and_tied_weights(tmp_path: Path) -> None:
     assert packed() == outputs[0]
 
 
+def after_changes(folder: Path, name: str, store: PackedStore) -> Iterator[tuple[int, Any]]:
+    """The outputs on a data file as it is and after each of three changes, without the store, which packs the file."""
+    plain = Running.open(folder, INPUT, data=name)
+    Running.open(folder, INPUT, store, data=name)
+    for change in range(4):
+        plain.cache.revert()
+        if change:
+            plain.cache.update(weights(change))
+        yield change, plain()
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_closing_in_any_order(seed: int, mlp: Path, tmp_path: Path) -> None:
     """Programs and caches, changed or not, of two models, go and come in any order (K3)."""
@@ -383,15 +401,7 @@ def test_closing_in_any_order(seed: int, mlp: Path, tmp_path: Path) -> None:
     (tmp_path / "model.pte").write_bytes((mlp / "model.pte").read_bytes())
     store = PackedStore(tmp_path / "packed")
     names = ("model.ptd", "other.ptd")
-    plain = {name: Running.open(tmp_path, INPUT, data=name) for name in names}
-    expected = {}
-    for name in names:
-        for change in range(4):
-            plain[name].cache.revert()
-            Running.open(tmp_path, INPUT, store, data=name)
-            if change:
-                plain[name].cache.update(weights(change))
-            expected[name, change] = plain[name]()
+    expected = {(name, change): outputs for name in names for change, outputs in after_changes(tmp_path, name, store)}
     caches: list[list[Any]] = []  # cache, name, change
     programs: list[tuple[Any, list[Any]]] = []
     for _ in range(120):
@@ -419,6 +429,7 @@ def test_closing_in_any_order(seed: int, mlp: Path, tmp_path: Path) -> None:
     assert store.stats.written > 0
 
 
+@pytest.mark.long
 def test_threads_that_run_while_another_updates(tmp_path: Path) -> None:
     """Each output is of one generation (B3, K3)."""
     module = seeded(Levels)
@@ -590,6 +601,7 @@ def test_a_fork_while_a_commit_waits(commit: str, mlp: Path, store: PackedStore)
     )
 
 
+@pytest.mark.long
 def test_forks_while_another_thread_updates_and_loads(mlp: Path, store: PackedStore) -> None:
     """Nothing hangs, and children compute with weights of one generation (B4, K3)."""
     run_script(

@@ -31,6 +31,7 @@ def mlp(tmp_path):
     return lowered, *load(lowered, tmp_path)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "make",
     [
@@ -105,6 +106,7 @@ def test_updates_reach_all_methods_and_programs_at_once(mlp):
     assert all(torch.equal(run(x)[0], before) for run in (forward, other, second))
 
 
+@pytest.mark.long
 def test_weights_of_two_methods_are_one(tmp_path):
     """An update changes both methods (W1, U1)."""
     lowered = models.decoder(delegated=False, external=True)
@@ -147,8 +149,8 @@ def test_embedded_blobs_are_overridden(tmp_path, stock_run):
     """A blob of the cache takes precedence over an embedded one with the same key."""
     lowered = models.mlp(delegated=True)
     pte = lowered.write(tmp_path)
-    from blobstore.formats.pte import PteDataMap
-    from blobstore.formats.pte.program import read_program
+    from blobstore.core.formats.pte import PteDataMap
+    from blobstore.core.formats.pte.program import read_program
 
     embedded = PteDataMap(read_program(pte))
     keys = [key for key in embedded if len(embedded[key]) == 32 * 16 * 4]
@@ -220,6 +222,7 @@ class Typed(nn.Module):
         return x + x, y
 
 
+@pytest.mark.long
 def test_types_that_numpy_lacks(tmp_path):
     """bfloat16 works with torch and with ml_dtypes."""
     x = torch.arange(4, dtype=torch.bfloat16)
@@ -237,6 +240,7 @@ class Dynamic(nn.Module):
         return x * 2
 
 
+@pytest.mark.long
 def test_dynamic_shapes(tmp_path):
     """Sizes may vary up to their largest value."""
     from blobstore.lowering.export import quiet
@@ -286,6 +290,7 @@ def test_wrong_inputs(mlp):
     assert torch.equal(forward(x)[0], expected)
 
 
+@pytest.mark.long
 def test_missing_data_is_named(tmp_path):
     """Missing tensors are named when the program is loaded, missing blobs of delegates when the method is."""
     pte = models.mlp(external=True).write(tmp_path)
@@ -357,6 +362,7 @@ def test_files_that_are_not_programs(tmp_path):
         Program(tmp_path / "none.pte")
 
 
+@pytest.mark.long
 def test_any_byte_of_a_program_changed(tmp_path):
     """The result is an error or a loaded program, never a crash (B5). It runs in a process of its own, in case of a
     crash."""
@@ -413,6 +419,7 @@ def test_metadata(tmp_path):
     assert "decode" in repr(method) and "prefill" in repr(program)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("first", ["blobstore.runtime", "executorch.runtime"])
 def test_import_order(first, tmp_path):
     """There is one ExecuTorch library in the process, whichever package is imported first."""
@@ -451,7 +458,7 @@ cache.update({{"shift": np.zeros(16, np.float32)}})
 
 def test_native_errors_have_a_class_each():
     """Paths and reasons may have bytes that are not UTF-8."""
-    from blobstore.native import _ERRORS, _make_error
+    from blobstore.runtime.native import _ERRORS, _make_error
 
     for kind in ("invalid_file", "integrity", "file_access", *_ERRORS):
         error = _make_error(kind, b"file\xff", b"why \xff", 2)

@@ -16,8 +16,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from blobstore import BlobStore, open_ptd, save_file
-from blobstore.disk.locks import Lock
-from blobstore.disk.names import journal_name, temporary_beside
+from blobstore.core.disk.locks import Lock
+from blobstore.core.disk.names import journal_name, temporary_beside
+from blobstore.core.formats.keys import OF_PROGRAMS
+from blobstore.core.formats.ptd.writer import Entry, write_ptd
+from blobstore.core.memory.digest import digest
+from blobstore.core.memory.layout import ScalarType, TensorLayout
 from blobstore.errors import (
     DataChangedError,
     FileAccessError,
@@ -27,10 +31,6 @@ from blobstore.errors import (
     KeyConflictError,
     OutputPathError,
 )
-from blobstore.formats.keys import OF_PROGRAMS
-from blobstore.formats.ptd.writer import Entry, write_ptd
-from blobstore.memory.digest import digest
-from blobstore.memory.layout import ScalarType, TensorLayout
 from blobstore.runtime import BlobCache, make_working_copy
 from blobstore.testing import strategies
 from tests.disk.outputs import files, leftovers
@@ -50,6 +50,7 @@ def changed(data):
     return bytes(byte ^ 1 for byte in data)
 
 
+@pytest.mark.long
 @given(blobs=BLOBS, data=st.data(), mode=st.sampled_from(["private", "copy"]))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_the_bytes_are_those_of_the_python_writer(tmp_path, blobs, data, mode):
@@ -67,6 +68,7 @@ def test_the_bytes_are_those_of_the_python_writer(tmp_path, blobs, data, mode):
     assert leftovers(tmp_path) == []
 
 
+@pytest.mark.long
 @given(blobs=BLOBS)
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_working_copy_is_that_of_the_python_writer(tmp_path, blobs):
@@ -365,7 +367,7 @@ def test_abandoned_temporary_files_are_removed(tmp_path, write):
 
 _NATIVE = """
 import sys
-from blobstore.native import native, native_path
+from blobstore.runtime.native import native, native_path
 native.make_working_copy([native_path(sys.argv[1])], native_path(sys.argv[2]))
 """
 
@@ -382,6 +384,7 @@ def test_files_of_an_interrupted_group_stay(tmp_path, foundation):
     assert leftovers(tmp_path) == []
 
 
+@pytest.mark.long
 def test_it_takes_little_memory(tmp_path):
     """N1: blobs are not copied into memory."""
     nbytes = 1 << 27

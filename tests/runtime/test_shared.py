@@ -17,7 +17,7 @@ import pytest
 import xxhash
 
 from blobstore import BlobStore, errors, open_ptd, save_file
-from blobstore.formats.ptd.writer import write_ptd
+from blobstore.core.formats.ptd.writer import write_ptd
 from blobstore.runtime import BlobCache, make_working_copy
 from tests.runtime.blobs import foundation_arrays
 from tests.runtime.hooks import environment
@@ -113,6 +113,7 @@ for line in sys.stdin:
     assert value(cache) == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("point", CRASH_POINTS)
 @pytest.mark.parametrize("survivor", ["already open", "opened later"])
 def test_killed_in_a_commit(copy, hooks, point, survivor):
@@ -144,6 +145,7 @@ cache.update(weights(2))
     assert value(cache) == 7 and value(BlobCache(copy, "shared")) == 7
 
 
+@pytest.mark.long
 def test_killed_at_random_moments(copy):
     """Three processes commit and are killed; a fourth only ever sees whole generations (B3)."""
     cache = BlobCache(copy, "shared")
@@ -198,6 +200,7 @@ def commit_many(path, first, count):
         cache.update(weights(n))
 
 
+@pytest.mark.long
 def test_commits_of_several_processes_are_counted(copy):
     """Each commit makes one generation (B4)."""
     context = multiprocessing.get_context("spawn")
@@ -319,6 +322,7 @@ def test_a_file_of_commits_that_contradicts_the_copy(copy, at, number):
     assert (cache.generation, value(cache)) == (0, 2)
 
 
+@pytest.mark.long
 def test_a_working_copy_that_is_replaced_while_it_is_opened(copy, tmp_path):
     """Otherwise one process would replace the locks of those that have the new file (B4)."""
     make_working_copy(tmp_path / "original.ptd", tmp_path / "new.ptd")
@@ -471,6 +475,7 @@ def outcome(path):
     return out
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("opened_before", [False, True])
 @pytest.mark.parametrize("pages", [0, 3])
 def test_a_full_disk_is_an_error(small_disk, opened_before, pages):
@@ -545,6 +550,7 @@ def commits(path):
     return False
 
 
+@pytest.mark.long
 def test_a_child_keeps_no_lock_of_a_commit_of_its_parent(copy, hooks):
     """A process forks while its commit waits for a reader, continues, and is killed in the middle. The child lives on
     without its locks: other processes find the commit and finish it (B3)."""

@@ -50,6 +50,7 @@ def total(n):
     return (1 + 7 + 49) * n
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", ["private", "copy", "shared"])
 def test_no_call_sees_a_mixture(three, mode, tmp_path):
     """Every call computes with the weights of one generation (B3)."""
@@ -227,6 +228,7 @@ def test_fork(three, mode, tmp_path):
     assert set(method(x)[0]) == {total(6)}
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_fork_while_other_threads_commit_and_execute(three):
     """The child has whole weights and can call and commit."""
@@ -247,6 +249,7 @@ def test_fork_while_other_threads_commit_and_execute(three):
         assert [in_child(child) for _ in range(20)] == [0] * 20
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_fork_while_another_thread_has_the_thread_pool(tmp_path):
     """A fork waits for the calls that hold ExecuTorch's thread pool, which the child could never use otherwise (B4)."""

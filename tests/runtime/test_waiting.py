@@ -97,6 +97,7 @@ def finishes(request, files, tmp_path):
     return run
 
 
+@pytest.mark.long
 def test_saving_while_others_commit(finishes, tmp_path):
     """Saving reads one generation and queries the cache meanwhile."""
     finishes(

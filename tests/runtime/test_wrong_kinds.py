@@ -10,12 +10,11 @@ import pytest
 import torch
 
 import blobstore.adapters
-import blobstore.logical.updates
 import blobstore.runtime
+import blobstore.runtime.tensors
 import blobstore.training
 from blobstore import runtime
 from blobstore.adapters import Adapter, AdapterInfo, AdaptersInfo, FoundationInfo, MergedAdapter, NamedTensor, Pair
-from blobstore.logical.updates import LogicalTensor, LogicalTensors
 from blobstore.runtime import (
     BlobCache,
     CacheStats,
@@ -28,11 +27,14 @@ from blobstore.runtime import (
     Transaction,
     ValueInfo,
 )
+from blobstore.runtime.tensors import LogicalTensor, LogicalTensors
 from blobstore.training import TrainingProgram
 from tests.adapters import nets as adapter_nets
 from tests.lowering.live import inputs
 from tests.training import nets as training_nets
 from tests.wrong_kinds import PublicCallable, check, public_callables
+
+pytestmark = pytest.mark.long
 
 RESULTS = {Adapter, AdapterInfo, AdaptersInfo, FoundationInfo, MergedAdapter, NamedTensor, Pair}
 RESULTS |= {
@@ -46,7 +48,7 @@ RESULTS |= {
     Transaction,
     ValueInfo,
 }
-MODULES = (blobstore.runtime, blobstore.training, blobstore.adapters, blobstore.logical.updates)
+MODULES = (blobstore.runtime, blobstore.training, blobstore.adapters, blobstore.runtime.tensors)
 INTERNAL = {
     "check_names",
     "check_reach",

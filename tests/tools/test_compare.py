@@ -15,9 +15,9 @@ from typer.testing import CliRunner
 
 from blobstore import BlobStore, save_file
 from blobstore.cli.app import app
+from blobstore.core.tools.compare import Comparison, compare_files
+from blobstore.core.tools.convert import convert
 from blobstore.errors import BlobStoreError
-from blobstore.tools.compare import Comparison, compare_files
-from blobstore.tools.convert import convert
 from tests.formats.pte.oracle import from_json, join, split, to_json
 
 Json = dict[str, Any]
@@ -163,6 +163,7 @@ def test_shapes_that_a_data_file_cannot_name_are_compared(tmp_path: Path) -> Non
     assert whats(compare_files(tmp_path / "a.safetensors", tmp_path / "b.safetensors")) == {"dtypes"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["ptd", "pte"])
 def test_no_changed_byte_goes_unnoticed(kind: str, lowered: Any, tmp_path: Path) -> None:
     """If any byte changes, the file is unreadable or different (B5)."""

@@ -12,8 +12,8 @@ import safetensors.torch
 import torch
 
 import blobstore
+from blobstore.core.tools.convert import convert
 from blobstore.errors import UnsupportedDataError
-from blobstore.tools.convert import convert
 
 
 def test_there_and_back(tmp_path):

@@ -4,9 +4,9 @@ import numpy as np
 import safetensors.numpy
 
 from blobstore import BlobStore
-from blobstore.memory.digest import digest
-from blobstore.memory.layout import ScalarType, TensorLayout
-from blobstore.tools.inspection import inspect_file
+from blobstore.core.memory.digest import digest
+from blobstore.core.memory.layout import ScalarType, TensorLayout
+from blobstore.core.tools.inspection import inspect_file
 
 
 def test_a_data_file_lists_keys_layouts_alignments_digests_and_sharing(tmp_path):

@@ -54,6 +54,7 @@ def run(training: TrainingProgram, optimizer: Any, joint: nets.Joint, steps: int
     return [training.step(optimizer, *joint.batches[turn % len(joint.batches)])[0].item() for turn in range(steps)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("make", [nets.xor, nets.norm, nets.lora], ids=["xor", "buffers", "lora"])
 def test_a_resumed_run_has_the_same_losses(make: Callable[[], nets.Joint], optimizer: str, tmp_path: Path) -> None:
@@ -87,6 +88,7 @@ _values = st.recursive(
 )
 
 
+@pytest.mark.long
 @given(
     kind=st.sampled_from(sorted(OPTIMIZERS)),
     steps=st.integers(0, 3),
@@ -130,6 +132,7 @@ def test_the_state_of_an_optimizer_is_restored(
                 assert back == value
 
 
+@pytest.mark.long
 def test_contents_of_the_file(tmp_path: Path) -> None:
     """Without an optimizer the file has the parameters, the buffers, and one opaque blob."""
     joint = nets.norm()
@@ -145,6 +148,7 @@ def test_contents_of_the_file(tmp_path: Path) -> None:
     assert all(torch.equal(cache.torch(key), tensor) for key, tensor in tensors.items())
 
 
+@pytest.mark.long
 def test_stock_executorch_trains_on(tmp_path: Path) -> None:
     """ExecuTorch's own training starts a program with external weights from the checkpoint (T2)."""
     with quiet():
@@ -167,6 +171,7 @@ def test_stock_executorch_trains_on(tmp_path: Path) -> None:
         theirs.step(stock.named_gradients())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("base", [False, True])
 def test_stock_executorch_infers(base: bool, tmp_path: Path, stock_run: Any, module_runner: Any) -> None:
     """ExecuTorch uses the checkpoint as the data file of an inference program; a delta needs its base too (T2, D1)."""
@@ -234,6 +239,7 @@ def test_a_checkpoint_while_others_train(tmp_path: Path) -> None:
     assert steps > 50
 
 
+@pytest.mark.long
 def test_a_delta_has_only_what_changed(tmp_path: Path) -> None:
     """Tensors that a base has with the same bytes are not written again (D2)."""
     joint = nets.xor(external=True)
@@ -293,6 +299,7 @@ def test_a_delta_without_its_base(tmp_path: Path) -> None:
     assert same(state(training, optimizer), before)
 
 
+@pytest.mark.long
 def test_frozen_weights_must_be_the_same(tmp_path: Path) -> None:
     """A checkpoint is refused after the frozen weights have changed."""
     joint = nets.lora()
@@ -482,6 +489,7 @@ while True:
 """
 
 
+@pytest.mark.long
 def test_killed_while_saving(tmp_path: Path) -> None:
     """Whenever the process is killed, the file is the old one or the new one, and a run continues from it (B3)."""
     joint = nets.xor()
@@ -510,7 +518,7 @@ def test_killed_while_saving(tmp_path: Path) -> None:
 _DYING = """
 import os, signal, sys, torch
 from pathlib import Path
-from blobstore.disk.output import Output
+from blobstore.core.disk.output import Output
 from blobstore.training import TrainingProgram
 path = Path(sys.argv[1]) / "checkpoint"
 training = TrainingProgram(Path(sys.argv[1]) / "train.pte")
@@ -540,6 +548,7 @@ assert (Path(sys.argv[1]) / "again").read_bytes() == path.read_bytes()
 """
 
 
+@pytest.mark.long
 def test_killed_at_each_point_of_saving(tmp_path: Path) -> None:
     """The old file is there until it is replaced, then the new one (B3)."""
     nets.xor().write(tmp_path)
@@ -621,6 +630,7 @@ training.step(optimizer, *batch)
 """
 
 
+@pytest.mark.long
 def test_after_fork(tmp_path: Path) -> None:
     """A child has its own run; a child that was forked in the middle of a step gets an error."""
     nets.xor().write(tmp_path)
@@ -659,12 +669,14 @@ assert set(codes) == {0}, codes
 """
 
 
+@pytest.mark.long
 def test_a_method_in_a_call_of_another_thread_at_a_fork(tmp_path: Path) -> None:
     """The method is not loaded again in the child, which would reset parameters that tensors refer to (T2)."""
     nets.convolutions().write(tmp_path)
     subprocess.run([sys.executable, "-W", "ignore", "-c", _FORKING_IN_A_CALL, str(tmp_path)], check=True, timeout=120)
 
 
+@pytest.mark.long
 def test_inference_from_a_checkpoint(tmp_path: Path) -> None:
     """A checkpoint is a data file for any program (T2)."""
     joint = nets.xor()

@@ -18,6 +18,8 @@ from blobstore.runtime import BlobCache
 from blobstore.training import TrainingProgram
 from tests.lowering.live import close
 
+pytestmark = pytest.mark.long
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 

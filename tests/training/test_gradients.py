@@ -11,7 +11,7 @@ from blobstore.errors import BlobStoreError, GradientError, UnsupportedDataError
 from blobstore.training import lower_training
 
 # a warning of ExecuTorch about the gradient of an input, which is not used
-pytestmark = pytest.mark.filterwarnings("ignore:Function aten.convolution_backward.out:UserWarning")
+pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore:Function aten.convolution_backward.out:UserWarning")]
 
 
 class Convolution(nn.Module):

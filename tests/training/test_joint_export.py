@@ -19,6 +19,8 @@ from blobstore.training import TrainingProgram, lower_training
 from tests.lowering.live import close, plugin, write
 from tests.training import nets
 
+pytestmark = pytest.mark.long
+
 with quiet():
     from executorch.extension.pybindings.portable_lib import _load_for_executorch
     from executorch.extension.training import TrainingModule

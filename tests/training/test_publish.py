@@ -60,6 +60,7 @@ def delegated(model: nn.Module, x: torch.Tensor, folder: Path) -> tuple[BlobCach
     return once(f"delegated {model}", folder, lambda: lower_through(methods, folder))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("make", [nets.xor, nets.convolutions, nets.lora], ids=["xor", "convolutions", "lora"])
 @pytest.mark.parametrize("kind", [portable, delegated])
 def test_the_next_call_uses_the_trained_weights(make: Any, kind: Any, tmp_path: Path) -> None:
@@ -82,6 +83,7 @@ def test_the_next_call_uses_the_trained_weights(make: Any, kind: Any, tmp_path: 
     close(method(x)[0], nets.Scores(joint.model)(x))
 
 
+@pytest.mark.long
 def test_int8(tmp_path: Path) -> None:
     """An int8 program quantizes what is published (X1, T2)."""
     joint = nets.convolutions()
@@ -101,6 +103,7 @@ def test_int8(tmp_path: Path) -> None:
         close(method(x)[0], eager(x), 0.004)  # one quantization step: XNNPACK's int8 mean rounds ties differently
 
 
+@pytest.mark.long
 def test_normalization_that_was_folded(tmp_path: Path) -> None:
     """Its parameters are trained, its statistics are buffers; the delegate stores neither separately (T2)."""
     joint = nets.norm()
@@ -115,6 +118,7 @@ def test_normalization_that_was_folded(tmp_path: Path) -> None:
         close(method(x)[0], nets.Scores(model)(x))
 
 
+@pytest.mark.long
 def test_to_the_cache_that_it_runs_on(tmp_path: Path) -> None:
     """Without an argument the program's own cache is changed."""
     joint = nets.lora()
@@ -131,6 +135,7 @@ def test_to_the_cache_that_it_runs_on(tmp_path: Path) -> None:
         assert torch.equal(again.named_parameters()[name], tensor)
 
 
+@pytest.mark.long
 def test_parameters_that_the_cache_lacks(tmp_path: Path) -> None:
     """They are named in the error; without `strict` they are ignored."""
     joint = nets.xor()
@@ -162,6 +167,7 @@ def portable_second(folder: Path) -> tuple[BlobCache, Program]:
     return portable(Second(), torch.ones(4, 10), folder)
 
 
+@pytest.mark.long
 def test_weights_of_another_shape(tmp_path: Path) -> None:
     """The error names the weight, and nothing changes (B3)."""
 
@@ -179,6 +185,7 @@ def test_weights_of_another_shape(tmp_path: Path) -> None:
         assert (cache.generation, cache.dirty) == (0, ())
 
 
+@pytest.mark.long
 def test_finite_only(tmp_path: Path) -> None:
     """`finite` refuses NaN, and nothing changes (B3)."""
     joint = nets.xor()
@@ -237,6 +244,7 @@ class Indexed(nets.XOR):
         return torch.sigmoid(self.first(x)) @ self.second.weight[self.order].t() + self.second.bias
 
 
+@pytest.mark.long
 def test_embedded_constants_without_strict(tmp_path: Path) -> None:
     """A strict publish refuses embedded constants; without `strict` they keep their values."""
     joint = nets.xor()
@@ -264,6 +272,7 @@ def test_nothing_to_publish_to(tmp_path: Path) -> None:
     assert cache.generation == 0
 
 
+@pytest.mark.long
 def test_state_of_the_program_that_serves(tmp_path: Path) -> None:
     """A program that serves in train() keeps its own statistics."""
     joint = nets.norm()
@@ -284,6 +293,7 @@ class FrozenNorm(nets.Norm):
         self.norm.running_var.copy_(torch.linspace(0.5, 2, 4))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("together", [True, False], ids=["one cache", "two caches"])
 def test_normalization_of_fixed_statistics_that_was_folded(together: bool, tmp_path: Path) -> None:
     """The delegate combined the trained tensors with statistics, which are read from the training program's files."""

@@ -49,6 +49,7 @@ def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize(
     "make",
@@ -110,6 +111,7 @@ def test_executorchs_own_sgd(options: dict[str, Any], tmp_path: Path) -> None:
         torch.testing.assert_close(loss, eager_step(eager, theirs, joint.batches[0]), **CLOSE)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("external", [False, True])
 def test_tensors_are_the_runtimes_memory(external: bool, tmp_path: Path) -> None:
     """They are valid before the first step and always the same, and the program reads what is written to them."""
@@ -198,6 +200,7 @@ def test_two_trainings_on_one_cache_are_independent(tmp_path: Path) -> None:
     assert not first.program.cache.dirty
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("make", [nets.convolutions, nets.norm], ids=["convolutions", "buffers"])
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_a_loss_that_is_not_finite(make: Callable[[], nets.Joint], bad: float, tmp_path: Path) -> None:
@@ -284,6 +287,7 @@ def test_contradictory_metadata(method: str, value: int, tmp_path: Path) -> None
         TrainingProgram(tmp_path / "train.pte")
 
 
+@pytest.mark.long
 def test_outputs_without_planned_memory(tmp_path: Path) -> None:
     """The runtime cannot share memory that ExecuTorch did not plan."""
     with quiet():
@@ -297,6 +301,7 @@ def test_outputs_without_planned_memory(tmp_path: Path) -> None:
         TrainingProgram(tmp_path / "train.pte")
 
 
+@pytest.mark.long
 def test_missing_external_weights(tmp_path: Path) -> None:
     """They are named when the program is loaded."""
     pte = nets.xor(external=True).write(tmp_path)
@@ -404,6 +409,7 @@ def test_lbfgs_runs_the_program_in_a_closure(tmp_path: Path) -> None:
         training.save(tmp_path / "lbfgs.ptd", ours)
 
 
+@pytest.mark.long
 def test_buffers_without_names_are_not_forgotten(tmp_path: Path) -> None:
     """They cannot be saved or restored, and the errors say so."""
     batches = nets.norm().batches

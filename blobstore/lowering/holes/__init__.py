@@ -12,9 +12,9 @@ from collections.abc import Callable
 
 from torch.export import ExportedProgram
 
-from blobstore.errors import UnsupportedOperationError
-from blobstore.executorch import BackendDetails, CompileSpec, DataEntry, NamedDataStoreOutput, PreprocessResult
-from blobstore.formats.payload import Constant
+from blobstore.core.errors import UnsupportedOperationError
+from blobstore.core.formats.payload import Constant
+from blobstore.core.memory.dtypes import FLOATS
 from blobstore.logical.records import Record
 from blobstore.lowering.holes.encodings import stored
 from blobstore.lowering.holes.probes import with_values
@@ -23,7 +23,7 @@ from blobstore.lowering.inner import Lowered
 from blobstore.lowering.names import scalar_type
 from blobstore.lowering.origins import Origin, Origins, blob_key
 from blobstore.lowering.tables import NameTable
-from blobstore.memory.dtypes import FLOATS
+from blobstore.runtime.executorch import BackendDetails, CompileSpec, DataEntry, NamedDataStoreOutput, PreprocessResult
 
 __all__ = ["HolesLowering", "find_backend"]
 

@@ -6,10 +6,11 @@ from collections.abc import Iterator
 
 import torch
 
+from blobstore.core.memory.arrays import plain
+from blobstore.core.memory.layout import ScalarType
 from blobstore.logical.records import Operation, Record, Step
-from blobstore.logical.steps import plain, store
+from blobstore.logical.steps import store
 from blobstore.lowering.names import scalar_type
-from blobstore.memory.layout import ScalarType
 
 __all__ = ["encodings", "stored"]
 

@@ -11,11 +11,11 @@ from typing import Any, TypeAlias
 import torch
 import xxhash
 
-from blobstore.formats.payload import MOST_HOLES
+from blobstore.core.formats.payload import MOST_HOLES
+from blobstore.core.memory.digest import Digest, digest
 from blobstore.logical.records import Step
 from blobstore.lowering.holes.encodings import encodings, stored
 from blobstore.lowering.holes.probes import other_values
-from blobstore.memory.digest import Digest, digest
 
 __all__ = ["Found", "Payload", "Search"]
 

@@ -16,7 +16,7 @@ from typing import Any
 from torch import nn
 from torch.fx import GraphModule
 
-from blobstore.errors import UnsupportedDataError
+from blobstore.core.errors import UnsupportedDataError
 from blobstore.lowering.marks import mark
 from blobstore.lowering.names import is_frozen
 from blobstore.lowering.pt2e.batch_norm import OwnTensors, explain_layers

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 from torch.fx import GraphModule, Node
 
-from blobstore.errors import UnsupportedDataError
+from blobstore.core.errors import UnsupportedDataError
+from blobstore.core.memory.arrays import plain, same_tensors
 from blobstore.logical.records import Operation, Source, Step
-from blobstore.logical.steps import plain, same_tensors
 from blobstore.lowering.names import Fold
 from blobstore.lowering.pt2e.frozen import float_tensor, float_tensors, gives
 

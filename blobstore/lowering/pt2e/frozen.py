@@ -11,8 +11,8 @@ import torch
 from torch import nn
 from torch.fx import GraphModule, Node
 
+from blobstore.core.memory.arrays import plain, raw
 from blobstore.logical.records import Operation, Record, Step
-from blobstore.logical.steps import plain, raw
 from blobstore.lowering.names import QUANTIZED, scalar_type
 from blobstore.lowering.proof import contradiction
 

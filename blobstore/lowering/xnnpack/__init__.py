@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from torch.export import ExportedProgram
 
-from blobstore.executorch import CompileSpec, XnnpackBackend
 from blobstore.lowering.inner import Lowered
 from blobstore.lowering.tables import NameTable
 from blobstore.lowering.xnnpack.graph import (
@@ -21,6 +20,7 @@ from blobstore.lowering.xnnpack.graph import (
 )
 from blobstore.lowering.xnnpack.run import Run
 from blobstore.lowering.xnnpack.watch import watched
+from blobstore.runtime.executorch import CompileSpec, XnnpackBackend
 
 __all__ = ["XnnpackLowering"]
 

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch.export import ExportedProgram
 
-from blobstore.executorch import get_param_tensor, get_tensor_name
 from blobstore.logical.records import Operation, Step
 from blobstore.lowering.origins import Origin
 from blobstore.lowering.xnnpack.run import Run
+from blobstore.runtime.executorch import get_param_tensor, get_tensor_name
 
 __all__ = ["record_fold", "record_replacement"]
 

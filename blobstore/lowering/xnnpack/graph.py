@@ -7,9 +7,9 @@ from typing import Any
 
 import xxhash
 
-from blobstore.errors import InvalidKeyError
-from blobstore.formats.payload import VERSION_SIZE, Constant, find_places
-from blobstore.groups import Groups
+from blobstore.core.errors import InvalidKeyError
+from blobstore.core.formats.payload import VERSION_SIZE, Constant, find_places
+from blobstore.core.groups import Groups
 
 __all__ = ["constants_of_payload", "groups_of_constants", "packed_constants", "uses_of_constants"]
 

@@ -8,13 +8,14 @@ from typing import Any
 
 import torch
 
+from blobstore.core.memory.arrays import plain
+from blobstore.core.memory.layout import ScalarType
 from blobstore.logical.records import Operation, Record, Source, Step
-from blobstore.logical.steps import cast, plain
+from blobstore.logical.steps import cast
 from blobstore.lowering.names import Refusal, is_frozen, scalar_type
 from blobstore.lowering.origins import Origin, blob_key
 from blobstore.lowering.proof import contradiction
 from blobstore.lowering.xnnpack.run import Run
-from blobstore.memory.layout import ScalarType
 
 __all__ = ["Layout", "prove_constant", "prove_scales"]
 

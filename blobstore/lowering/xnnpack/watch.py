@@ -12,7 +12,13 @@ from typing import Any, TypeAlias
 
 import torch
 
-from blobstore.executorch import (
+from blobstore.core.memory.layout import ScalarType
+from blobstore.logical.records import Record, Source
+from blobstore.lowering.names import Refusal
+from blobstore.lowering.xnnpack.batch_norm import record_fold, record_replacement
+from blobstore.lowering.xnnpack.run import Run
+from blobstore.lowering.xnnpack.steps import Layout, prove_constant, prove_scales
+from blobstore.runtime.executorch import (
     DecomposeBatchNorm,
     FuseBatchNormPass,
     NodeVisitor,
@@ -20,12 +26,6 @@ from blobstore.executorch import (
     get_tensor_name,
     xnnpack_preprocess,
 )
-from blobstore.logical.records import Record, Source
-from blobstore.lowering.names import Refusal
-from blobstore.lowering.xnnpack.batch_norm import record_fold, record_replacement
-from blobstore.lowering.xnnpack.run import Run
-from blobstore.lowering.xnnpack.steps import Layout, prove_constant, prove_scales
-from blobstore.memory.layout import ScalarType
 
 __all__ = ["watched"]
 

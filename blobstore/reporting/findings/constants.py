@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from blobstore.memory.dtypes import native_dtype
+from blobstore.core.memory.dtypes import native_dtype
 from blobstore.reporting.catalog import Catalog, Content
 from blobstore.reporting.findings.building import make, whole
 from blobstore.reporting.model import Finding, FindingKind

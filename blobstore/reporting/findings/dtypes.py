@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from blobstore.memory.layout import ScalarType
+from blobstore.core.memory.layout import ScalarType
 from blobstore.reporting.catalog import Catalog, Content
 from blobstore.reporting.findings.building import make, whole
 from blobstore.reporting.findings.kept import Kept

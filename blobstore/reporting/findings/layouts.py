@@ -27,18 +27,7 @@ def relate(catalog: Catalog, engine: Engine) -> list[Relation]:
     An order-free fingerprint suggests, a comparison of all elements decides. At least one of the two has to be known
     as a tensor, for its shape.
     """
-    groups: dict[tuple[int, int, tuple[int, int]], list[Content]] = defaultdict(list)
-    widths = {content.nbytes: set[int]() for content in catalog.contents}
-    for content in catalog.contents:
-        if content.width:
-            widths[content.nbytes].add(content.width)
-    for content in catalog.contents:
-        if content.print.fold is not None and not content.is_payload:
-            for width in {content.width} if content.width else widths[content.nbytes]:
-                if width in {1, 2, 4, 8}:
-                    fold = fold_for(content.print.fold, width)
-                    groups[content.nbytes, width, fold].append(content)
-    tried = [_Group(members, width) for (_, width, _), members in groups.items() if len(members) > 1]
+    tried = _groups(catalog)
     relations: list[Relation] = []
     seen: set[frozenset[Content]] = set()
     for number in range(_MAX_TRIES):
@@ -54,6 +43,21 @@ def relate(catalog: Catalog, engine: Engine) -> list[Relation]:
                 for group in tried:
                     group.related |= {tensor, other} & group.members
     return relations
+
+
+def _groups(catalog: Catalog) -> list[_Group]:
+    """Contents of one size and one fingerprint, for each width that their elements may have."""
+    groups: dict[tuple[int, int, tuple[int, int]], list[Content]] = defaultdict(list)
+    widths = {content.nbytes: set[int]() for content in catalog.contents}
+    for content in catalog.contents:
+        if content.width:
+            widths[content.nbytes].add(content.width)
+    for content in catalog.contents:
+        if content.print.fold is not None and not content.is_payload:
+            for width in {content.width} if content.width else widths[content.nbytes]:
+                if width in {1, 2, 4, 8}:
+                    groups[content.nbytes, width, fold_for(content.print.fold, width)].append(content)
+    return [_Group(members, width) for (_, width, _), members in groups.items() if len(members) > 1]
 
 
 class _Group:

@@ -1,7 +1,7 @@
 // Reading a flatbuffer whose bytes are not trusted: every step is checked, nothing outside the buffer is read, and the
 // work is bounded. References may lead to one object again and again, so a small buffer can stand for gigabytes. Every
 // reference that is followed and every vector is charged to a budget proportional to the size of the buffer, as in
-// blobstore/formats/pte. Format: https://flatbuffers.dev/internals/
+// blobstore/core/formats/pte. Format: https://flatbuffers.dev/internals/
 #pragma once
 
 #include <cstddef>

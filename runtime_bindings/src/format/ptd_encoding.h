@@ -1,6 +1,6 @@
 // The flatbuffers of a .ptd as bytes: the table of contents and the manifest. They are byte for byte those of
-// blobstore/formats/ptd, so equal contents in equal order give equal files, whichever of the two wrote them. Metadata
-// may lie elsewhere in the manifest.
+// blobstore/core/formats/ptd, so equal contents in equal order give equal files, whichever of the two wrote them.
+// Metadata may lie elsewhere in the manifest.
 #pragma once
 
 #include <cstdint>

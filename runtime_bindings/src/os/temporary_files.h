@@ -1,6 +1,6 @@
 // Temporary files beside the files that they will replace: their names, their locks, and what killed processes left.
 //
-// Names and locks are those of blobstore/disk, so the Python package and this library clean up after each other: a
+// Names and locks are those of blobstore/core/disk, so the Python package and this library clean up after each other: a
 // temporary file that no process has locked was left by a killed one.
 #pragma once
 

@@ -1,4 +1,5 @@
-// The folder of a device, which blobstore/releases/installed.py describes, and the files that were fetched for it.
+// The folder of a device, which blobstore/releases/device/installed.py describes, and the files that were fetched for
+// it.
 #pragma once
 
 #include <algorithm>

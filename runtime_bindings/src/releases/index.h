@@ -1,4 +1,4 @@
-// The index of a release and the tables of its files, which blobstore/releases/index.py describes. Both come from
+// The index of a release and the tables of its files, which blobstore/releases/index/index.py describes. Both come from
 // servers and are hostile until they were read here; the two readers refuse the same ones.
 #pragma once
 

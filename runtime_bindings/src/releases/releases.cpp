@@ -23,7 +23,7 @@ namespace blobstore {
 namespace internal {
 namespace {
 
-// As in blobstore/releases/shopping.py and transfer.py, so that both ask for the same bytes
+// As in blobstore/releases/device/shopping.py and transfer.py, so that both ask for the same bytes
 constexpr double kWorth = 0.98; // a way that leaves more than this share of the bytes is not worth it
 constexpr uint64_t kTableShare = 50; // a table with more than this fraction of its file is not fetched for local blobs
 constexpr uint64_t kDay = 86'400; // in seconds, as the times below
@@ -117,7 +117,7 @@ void Delivery::check_device(const std::string& where, const ReleaseOptions& opti
   }
 }
 
-/// Refuse a release of another name, an older one, or one from the future, as blobstore/releases/needs.py does.
+/// Refuse a release of another name, an older one, or one from the future, as blobstore/releases/index/needs.py does.
 void Delivery::check_successor(const std::string& where, const ReleaseOptions& options) const {
   const uint64_t clock = static_cast<uint64_t>(std::max<int64_t>(std::time(nullptr), 0));
   if (index_.published > (clock >= kClockIsSet ? clock + kDay : kLatest)) {

@@ -49,6 +49,7 @@ def read(path):
         return {key: (bytes(data_map[key]), data_map.get_tensor_layout(key)) for key in data_map}
 
 
+@pytest.mark.long
 def test_truncated_at_any_byte(tmp_path, good, foreign):
     path = tmp_path / "cut.ptd"
     for whole in (good, foreign, (DATA / "golden-v0.ptd").read_bytes()):
@@ -59,6 +60,7 @@ def test_truncated_at_any_byte(tmp_path, good, foreign):
                 read(path)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("earlier", [False, True])
 def test_any_bit_flipped(tmp_path, good, earlier):
     good = (DATA / "golden-v0.ptd").read_bytes() if earlier else good
@@ -74,6 +76,7 @@ def test_any_bit_flipped(tmp_path, good, earlier):
     assert read(path)
 
 
+@pytest.mark.long
 def test_any_bit_flipped_without_a_manifest(tmp_path, foreign):
     """Damage to the bytes of a blob cannot be detected here, but nothing worse may happen."""
     path = tmp_path / "flip.ptd"
@@ -89,6 +92,7 @@ def test_any_bit_flipped_without_a_manifest(tmp_path, foreign):
             os.pwrite(file.fileno(), foreign[at : at + 1], at)
 
 
+@pytest.mark.long
 @settings(max_examples=400)
 @given(at=st.integers(0, 10**6), value=st.integers(0, 2**32 - 1) | st.integers(0, 200), which=st.booleans())
 def test_any_word_replaced(tmp_path_factory, good, foreign, at, value, which):

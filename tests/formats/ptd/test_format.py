@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 import blobstore
 from blobstore import BlobStore, ScalarType, TensorLayout, open_ptd
-from blobstore._generated.flat_tensor.FlatTensor import FlatTensor
-from blobstore.formats.ptd.opaque import stand_ins
-from blobstore.formats.ptd.table import encode_table
+from blobstore.core._generated.flat_tensor.FlatTensor import FlatTensor
+from blobstore.core.formats.ptd.opaque import stand_ins
+from blobstore.core.formats.ptd.table import encode_table
 from blobstore.testing import strategies
 from schema import generate
 
@@ -205,6 +205,7 @@ def test_dim_order_is_executorch_s():
             assert entry.layout.dim_order == theirs or tensor.is_contiguous()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("layout", [TensorLayout(ScalarType.INT, (2, 3), (1, 0)), None])
 def test_many_keys(tmp_path, layout):
     store = BlobStore()

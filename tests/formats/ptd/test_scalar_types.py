@@ -10,15 +10,15 @@ import torch
 from executorch.exir import ExecutorchBackendConfig, to_edge_transform_and_lower
 
 from blobstore import BlobStore, dedup_programs, errors, open_any, open_ptd
-from blobstore.memory.dtypes import SAFETENSORS
-from blobstore.memory.layout import ScalarType, TensorLayout
-from blobstore.memory.tensors import as_bytes, in_dim_order
+from blobstore.core.memory.dtypes import SAFETENSORS
+from blobstore.core.memory.layout import ScalarType, TensorLayout
+from blobstore.core.memory.tensors import as_bytes, in_dim_order
+from blobstore.core.tools.compare import compare_files
+from blobstore.core.tools.convert import convert
+from blobstore.core.tools.inspection import inspect_file
 from blobstore.reporting import report
 from blobstore.reporting.model import FindingKind
 from blobstore.runtime import BlobCache, Program, make_working_copy
-from blobstore.tools.compare import compare_files
-from blobstore.tools.convert import convert
-from blobstore.tools.inspection import inspect_file
 
 SIZES, CHANNELS_LAST = (2, 3, 8, 8), (0, 2, 3, 1)
 
@@ -62,6 +62,7 @@ class Rotary(torch.nn.Module):
         return x + torch.view_as_real(self.table).flatten()
 
 
+@pytest.mark.long
 def test_a_program_with_a_complex_constant_runs(tmp_path: Path) -> None:
     """ExecuTorch writes it into a data file, from where it goes on (B1, R4)."""
     x = torch.randn(8)

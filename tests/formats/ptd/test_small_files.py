@@ -10,10 +10,10 @@ import flatbuffers
 import pytest
 import xxhash
 
-from blobstore._generated.flat_tensor import DataSegment, FlatTensor, NamedData, TensorLayout
-from blobstore._generated.manifest import Manifest, Pair
+from blobstore.core._generated.flat_tensor import DataSegment, FlatTensor, NamedData, TensorLayout
+from blobstore.core._generated.manifest import Manifest, Pair
+from blobstore.core.formats.ptd.header import Header
 from blobstore.errors import InvalidFileError
-from blobstore.formats.ptd.header import Header
 from tests.collisions import colliding_texts
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is measured as Linux tells it")
@@ -208,6 +208,7 @@ def peak_memory():
     return int(line.split()[1]) * 1024
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("reader", [("blobstore", "open_ptd"), ("blobstore.runtime", "BlobCache")])
 @pytest.mark.parametrize("name", BOMBS)
 def test_what_refers_to_one_thing_many_times(tmp_path, name, reader):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from blobstore.formats.pte import Movable, read_program, write_slim
+from blobstore.core.formats.pte import Movable, read_program, write_slim
 from tests.formats.pte.oracle import SCHEMA, write_ptd
 
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from blobstore.core.formats.pte import ProgramFile, Rewrite, open_pte, read_program
 from blobstore.errors import BlobStoreError, FileAccessError, InvalidFileError
-from blobstore.formats.pte import ProgramFile, Rewrite, open_pte, read_program
 from tests import models
 from tests.formats.pte import oracle
 
@@ -64,6 +64,7 @@ def test_truncated_anywhere(small):
             ProgramFile("bad.pte", memoryview(small[:length]))
 
 
+@pytest.mark.long
 def test_old_program_truncated_anywhere():
     """No header records the length, so some truncated programs are accepted, but none does harm."""
     old = oracle.with_inline_data(models.channels_last().pte)
@@ -71,6 +72,7 @@ def test_old_program_truncated_anywhere():
         _use(old[:length])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("inline", [False, True])
 def test_every_bit_flipped(small, inline):
     data = bytearray(oracle.with_inline_data(models.channels_last().pte) if inline else small)
@@ -84,6 +86,7 @@ def test_every_bit_flipped(small, inline):
     assert taken < flatbuffer * 8
 
 
+@pytest.mark.long
 @settings(max_examples=300)
 @given(st.data())
 def test_anything_at_random_places(data):

@@ -2,9 +2,9 @@
 
 import pytest
 
+from blobstore.core.formats.pte import content_key, open_pte
+from blobstore.core.memory.layout import TensorLayout
 from blobstore.errors import KeyConflictError
-from blobstore.formats.pte import content_key, open_pte
-from blobstore.memory.layout import TensorLayout
 from blobstore.testing.contract import NamedDataMapContract
 from tests.formats.pte import oracle
 

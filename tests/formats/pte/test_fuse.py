@@ -15,7 +15,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from blobstore import dedup_programs, open_ptd
-from blobstore.disk.kinds import Format, detect_format
+from blobstore.core.disk.kinds import Format, detect_format
+from blobstore.core.formats.pte import ProgramFile, read_program
+from blobstore.core.formats.pte.description import describe
+from blobstore.core.formats.pte.fuse import Blob, Fusion, Part, _Contents
+from blobstore.core.memory.layout import ScalarType, TensorLayout
+from blobstore.core.programs.fuse import fuse_programs
 from blobstore.errors import (
     BlobStoreError,
     InvalidFileError,
@@ -28,11 +33,6 @@ from blobstore.errors import (
     UnsupportedDataError,
     UnsupportedProgramError,
 )
-from blobstore.formats.pte import ProgramFile, read_program
-from blobstore.formats.pte.description import describe
-from blobstore.formats.pte.fuse import Blob, Fusion, Part, _Contents
-from blobstore.memory.layout import ScalarType, TensorLayout
-from blobstore.programs.fuse import fuse_programs
 from tests import models
 from tests.formats.pte import oracle, programs
 
@@ -77,6 +77,7 @@ def blobs_of(program: ProgramFile) -> list[tuple[str, bytes]]:
     return [(kind, bytes(program.data[span.start : span.stop])) for kind, span in spans if span.size]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", CASES)
 def test_one_program(tmp_path: Path, stock_run: Any, name: str) -> None:
     """It says the same as before, and has each blob once; ExecuTorch's own reader takes it; it stays as it is."""
@@ -98,6 +99,7 @@ def test_one_program(tmp_path: Path, stock_run: Any, name: str) -> None:
     check_again(tmp_path / "one.pte")
 
 
+@pytest.mark.long
 def test_all_programs(tmp_path: Path, stock_run: Any) -> None:
     """Portable and delegated, with states, conditions and several methods, in one file."""
     paths, methods, lowered = [], {}, {}
@@ -158,7 +160,7 @@ def test_duplicates_inside_one_program_are_merged(tmp_path: Path, stock_run: Any
 
 def test_equal_digests_of_different_blobs(monkeypatch: pytest.MonkeyPatch) -> None:
     """A collision merges nothing, and neither does a common beginning and end (B5)."""
-    monkeypatch.setattr("blobstore.formats.pte.fuse.digest", lambda data: "the same for all")
+    monkeypatch.setattr("blobstore.core.formats.pte.fuse.digest", lambda data: "the same for all")
     contents = _Contents()
     blobs = [bytes(1000), bytes(500) + b"x" + bytes(499), bytes(999) + b"x", bytes(400) + b"x" + bytes(599), b"", b"y"]
     indices = [contents.add(Blob(memoryview(blob), None, 16)) for blob in (*blobs, *blobs)]
@@ -181,6 +183,7 @@ def test_weights_in_data_files_come_back(tmp_path: Path, stock_run: Any, name: s
     check_again(tmp_path / "one.pte")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("make", [models.mlp, models.decoder, models.adapters], ids=["mlp", "decoder", "adapters"])
 @pytest.mark.parametrize("delegated", [False, True])
 def test_data_files_of_executorch(tmp_path: Path, stock_run: Any, make: Any, delegated: bool) -> None:
@@ -295,6 +298,7 @@ def test_one_key_for_different_weights_is_refused(tmp_path: Path, backend: bytes
     assert not (tmp_path / "two.pte").exists()
 
 
+@pytest.mark.long
 def test_payloads_that_cannot_be_read(tmp_path: Path) -> None:
     """Of an unknown backend, or damaged: what their delegates look up is not missed, and nothing else is refused."""
     path = models.adapters(delegated=True).write(tmp_path)
@@ -334,6 +338,7 @@ def test_inputs_and_outputs_that_are_refused(tmp_path: Path) -> None:
         Fusion([Part(program, {"forward": "forward"}, tensors={external.key: wrong})])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["portable", "channels-last", "two layouts of one buffer", "control flow"])
 def test_old_programs(tmp_path: Path, stock_run: Any, name: str) -> None:
     """Constants and payloads inside the flatbuffer move to segments, so that ExecuTorch 1.5 loads them."""
@@ -387,6 +392,7 @@ def _fuse_hostile(data: bytes) -> None:
     assert ProgramFile("one.pte", memoryview(file.getvalue())).methods == ["forward", *names.values()]
 
 
+@pytest.mark.long
 @settings(suppress_health_check=[HealthCheck.too_slow], max_examples=200)
 @given(data=st.data())
 def test_damaged_programs(data: st.DataObject) -> None:
@@ -426,6 +432,7 @@ def weights_of(model: models.Lowered, methods: Collection[str]) -> set[bytes]:
     return {tensor.numpy().tobytes() for tensor in tensors if tensor.nbytes >= 32 and tensor.unique().numel() > 4}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("delegated", [False, True], ids=["portable", "delegated"])
 @pytest.mark.parametrize("inline", [False, True], ids=["in segments", "in the flatbuffer"])
 def test_methods_that_are_left_out(tmp_path: Path, stock_run: Any, delegated: bool, inline: bool) -> None:

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from blobstore.core.formats.pte import ProgramFile, read_program
 from blobstore.errors import UnsupportedProgramError
-from blobstore.formats.pte import ProgramFile, read_program
 from tests import models
 from tests.formats.pte import oracle, programs
 
@@ -31,6 +31,7 @@ def _check_runs(model, target, ptd, stock_run):
         assert all(left.equal(right) for left, right in zip(before, after, strict=True))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", CASES)
 def test_constants_leave_the_flatbuffer(slim, stock_run, name):
     model = CASES[name]()

@@ -9,8 +9,8 @@ from pathlib import Path
 import flatbuffers
 import pytest
 
-from blobstore.formats.pte.flatbuffer import Scalar, Union
-from blobstore.formats.pte.schema import TABLES, DataLocation, TensorDataLocation
+from blobstore.core.formats.pte.flatbuffer import Scalar, Union
+from blobstore.core.formats.pte.schema import TABLES, DataLocation, TensorDataLocation
 from tests.formats.pte.oracle import SCHEMA, flatc
 
 OURS = Path(__file__).parents[3] / "schema" / "program.fbs"
@@ -71,7 +71,7 @@ def _code(fbs, folder):
     scalar_type = next(path.parent for path in folder.parents[2].rglob("ScalarType.py"))
     code = {}
     for path in {*folder.glob("*.py"), *scalar_type.glob("*.py")}:
-        text = re.sub(r"(blobstore\._generated\.\w+|executorch_flatbuffer)\.", "", path.read_text())
+        text = re.sub(r"(blobstore\.core\._generated\.\w+|executorch_flatbuffer)\.", "", path.read_text())
         code[path.stem] = re.sub(r"# namespace:.*", "", text)
     return code
 

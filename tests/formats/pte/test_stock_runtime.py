@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from blobstore.formats.pte import ProgramFile, read_program
-from blobstore.memory.layout import ScalarType, TensorLayout
+from blobstore.core.formats.pte import ProgramFile, read_program
+from blobstore.core.memory.layout import ScalarType, TensorLayout
 from tests import models
 from tests.formats.pte import oracle, programs
 

@@ -7,6 +7,9 @@ import signal
 
 import pytest
 
+from blobstore.core.formats.pte import ProgramFile, Rewrite, content_key, read_program, write_slim
+from blobstore.core.memory.digest import digest
+from blobstore.core.memory.layout import ScalarType, TensorLayout
 from blobstore.errors import (
     FileAccessError,
     InvalidKeyError,
@@ -14,9 +17,6 @@ from blobstore.errors import (
     OutputPathError,
     UnsupportedProgramError,
 )
-from blobstore.formats.pte import ProgramFile, Rewrite, content_key, read_program, write_slim
-from blobstore.memory.digest import digest
-from blobstore.memory.layout import ScalarType, TensorLayout
 from tests.formats.pte import oracle
 
 

@@ -1,0 +1,265 @@
+"""The commands on files of every format: `inspect`, `verify`, `diff` and `convert`."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import typer
+
+from blobstore.cli import ERROR, exits
+from blobstore.cli.options import AsJson, DryRun
+from blobstore.cli.output import (
+    counted,
+    on_terminal,
+    print_error,
+    print_json,
+    print_table,
+    progress_bar,
+    say,
+)
+from blobstore.core.disk.progress import Progress
+from blobstore.core.errors import BlobStoreError, InvalidFileError, UnsupportedDataError
+from blobstore.core.formats.opening import Format, detect_format, open_any
+from blobstore.core.formats.ptd.reader import open_ptd
+from blobstore.core.tools.compare import Comparison, FolderComparison, compare_files, compare_folders
+from blobstore.core.tools.convert import convert as convert_file
+from blobstore.core.tools.convert import pairs as files_to_convert
+from blobstore.core.tools.folders import files_of
+from blobstore.core.tools.inspection import FileInfo, inspect_file
+
+__all__ = ["app"]
+
+_LONGEST = 120  # characters of a difference in a table; pipes and --json have all of it
+
+app = typer.Typer()
+
+Files = Annotated[
+    list[Path], typer.Argument(help=".pte, .ptd and .safetensors files, and folders of them.", readable=False)
+]
+R = TypeVar("R")
+
+
+@app.command()
+@exits.handled
+def inspect(files: Files, as_json: AsJson = False) -> None:
+    """List what files hold, and which keys programs take from data files.
+
+    Exit code 3 if a file cannot be read; the others are listed anyway. In a pipe every key is one row: key, kind, dtype
+    and shape, bytes, alignment, first key with the same bytes, file. Metadata and other facts are in --json.
+    """
+    found: list[Any] = []
+    code = 0
+    for path in _each_file(files):
+        try:
+            found.append(_readable(path, inspect_file))
+        except BlobStoreError as error:
+            print_error(error)
+            found.append({"path": str(_path_of(path)), "error": str(error)})
+            code = ERROR
+    if as_json:
+        print_json(found)
+    else:
+        _print_files([file for file in found if isinstance(file, FileInfo)])
+    if code:
+        raise typer.Exit(code)
+
+
+def _each_file(paths: Sequence[Path]) -> Iterator[Path | BlobStoreError]:
+    """The files of paths, each once; for a folder that has none, the error."""
+    seen: set[str] = set()
+    for path in paths:
+        try:
+            found = files_of(path)
+        except BlobStoreError as error:
+            yield error
+            continue
+        for file in found:
+            real = os.path.realpath(file)
+            if real not in seen:
+                seen.add(real)
+                yield file
+
+
+def _print_files(files: list[FileInfo]) -> None:
+    for file in files:
+        rows: list[tuple[object, ...]] = [
+            (b.key, b.kind, b.layout or "opaque", b.nbytes, b.alignment, b.shared) for b in file.blobs
+        ]
+        if not on_terminal():
+            rows += [(e.key, e.kind, e.layout or "opaque", _known(e.nbytes), "", "") for e in file.externals]
+            print_table("", (), [(*row, file.path) for row in rows])
+            continue
+        say(f"{file.path}: {file.format}, {file.size:,} bytes")
+        for fact, value in file.facts.items():
+            say(f"  {fact}: {value}")
+        if rows or not file.externals:
+            print_table("", ("key", "kind", "layout", "bytes", "align", "same as"), rows)
+        if file.externals:
+            columns = ("key", "kind", "layout", "bytes", "taken by", "found in")
+            taken = [
+                (e.key, e.kind, e.layout or "opaque", _known(e.nbytes), ", ".join(e.taken_by), e.found_in)
+                for e in file.externals
+            ]
+            print_table("Taken from data files", columns, taken)
+
+
+def _known(nbytes: int | None) -> int | str:
+    return "?" if nbytes is None else nbytes
+
+
+@app.command()
+@exits.handled
+def verify(files: Files, as_json: AsJson = False) -> None:
+    """Check the structure of files, and the digests of those that have them.
+
+    Exit code 1 if a file is damaged, 3 if one cannot be read at all; the others are checked anyway.
+    """
+    with progress_bar(hidden=as_json) as progress:
+        checked = [_check(path, progress) for path in _each_file(files)]
+    rows = [row for row, _ in checked]
+    if as_json:
+        print_json(rows)
+    else:
+        for row in rows:
+            what = "structure and all digests" if row["digests"] else "structure; the file has no digests"
+            say(f"{row['path']}: " + (f"ok: {what}" if row["ok"] else f"NOT OK: {row['reason']}"))
+    code = max(code for _, code in checked)
+    if code:
+        raise typer.Exit(code)
+
+
+def _check(path: Path | BlobStoreError, progress: Progress) -> tuple[dict[str, Any], int]:
+    """What `verify` says of a file, and its exit code."""
+    row: dict[str, Any] = {"path": str(_path_of(path)), "ok": True, "digests": False, "reason": None}
+    try:
+        row["digests"] = _readable(path, functools.partial(_verified, progress=progress))
+    except InvalidFileError as error:
+        return {**row, "ok": False, "reason": error.reason}, exits.NO
+    except BlobStoreError as error:
+        return {**row, "ok": False, "reason": str(error).removeprefix(f"{row['path']}: ")}, ERROR
+    return row, 0
+
+
+def _verified(path: Path, *, progress: Progress) -> bool:
+    """Read a file completely; whether it has digests."""
+    if detect_format(path) is Format.PTD:
+        with open_ptd(path) as data_map:
+            return data_map.verify(progress=progress)
+    len(open_any(path))
+    return False
+
+
+def _readable(path: Path | BlobStoreError, read: Callable[[Path], R]) -> R:
+    if isinstance(path, BlobStoreError):
+        raise path
+    return read(path)
+
+
+def _path_of(path: Path | BlobStoreError) -> object:
+    return getattr(path, "filename", path)
+
+
+@app.command()
+@exits.handled
+def diff(
+    left: Annotated[Path, typer.Argument(help="The older file or folder.", readable=False)],
+    right: Annotated[Path, typer.Argument(help="The newer file or folder.", readable=False)],
+    as_json: AsJson = False,
+) -> None:
+    """Compare two files or folders: their blobs key by key, and everything else.
+
+    Exit code 0 if they are equal, 1 if not. Of two folders, the files with the same path are compared; exit code 3 if
+    one of them cannot be compared, and the others are compared anyway.
+    """
+    folders = [os.path.isdir(path) for path in (left, right)]  # noqa: PTH112 - raises nothing for a name that is too long
+    if folders[0] != folders[1]:
+        one, other = (left, right) if folders[0] else (right, left)
+        raise UnsupportedDataError(f"{one} is a folder and {other} is not; compare two files or two folders")
+    result: Comparison | FolderComparison
+    with progress_bar(hidden=as_json) as progress:
+        result = (compare_folders if folders[0] else compare_files)(left, right, progress=progress)
+    if as_json:
+        print_json(result)
+    elif isinstance(result, Comparison):
+        _print_comparison(f"{left} -> {right}", result)
+    else:
+        _print_folders(left, right, result)
+    errors = [file.error for file in result.files if file.error] if isinstance(result, FolderComparison) else []
+    for error in errors:
+        print_error(error)
+    if not result.equal:
+        raise typer.Exit(ERROR if errors else exits.NO)
+
+
+def _print_folders(left: Path, right: Path, result: FolderComparison) -> None:
+    for file in result.files:
+        if file.kind == "changed" and file.comparison is not None:
+            say(f"{left / file.path} -> {right / file.path}:")
+            _print_comparison("", file.comparison)
+        elif file.kind in ("added", "removed"):
+            say(f"only in {left if file.kind == 'removed' else right}: {file.path}")
+    counts = {kind: sum(file.kind == kind for file in result.files) for kind in ("changed", "removed", "added", "same")}
+    say(
+        f"Files: {counts['changed']} changed, {counts['removed']} only in {left}, {counts['added']} only in {right}, "
+        f"{counts['same']} the same."
+    )
+
+
+def _print_comparison(title: str, result: Comparison) -> None:
+    rows = [
+        (
+            change.key if change.other is None else f"{change.key} -> {change.other}",
+            change.kind,
+            "" if change.kind == "added" else change.left or "opaque",
+            "" if change.kind == "removed" else change.right or "opaque",
+            change.left_bytes,
+            change.right_bytes,
+        )
+        for change in result.changes
+    ]
+    if rows:
+        print_table(title, ("key", "what", "left", "right", "left bytes", "right bytes"), rows)
+    other = [(item.what, _short(item.left), _short(item.right)) for item in result.differences]
+    if other:
+        print_table("Beside the blobs", ("what", "left", "right"), other)
+    say(
+        f"{counted(len(rows) + len(other), 'difference')}; the same: {counted(result.same, 'key')} with "
+        f"{counted(result.same_bytes, 'byte')}."
+    )
+
+
+@app.command()
+@exits.handled
+def convert(
+    source: Annotated[Path, typer.Argument(help="A .safetensors or a .ptd, or a folder of them.", readable=False)],
+    target: Annotated[
+        Path, typer.Argument(help="The file to write, in the other format; or a folder.", readable=False)
+    ],
+    force: Annotated[bool, typer.Option("--force", help="Replace files of any format.")] = False,
+    dry_run: DryRun = False,
+) -> None:
+    """Convert .safetensors to .ptd, and .ptd to .safetensors.
+
+    The structure of a folder is kept. Exit code 3 if a file cannot be converted; the others are converted anyway.
+    """
+    code = 0
+    whole = os.path.isdir(source)  # noqa: PTH112 - raises nothing for a name that is too long
+    with progress_bar() as progress:
+        for one, output in files_to_convert(source, target):
+            try:
+                nbytes = convert_file(one, output, progress=progress, force=force, parents=whole, dry_run=dry_run)
+            except BlobStoreError as error:
+                print_error(error)
+                code = ERROR
+            else:
+                say(f"{output}: {'would have ' if dry_run else ''}{nbytes:,} bytes")
+    if code:
+        raise typer.Exit(code)
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _LONGEST or not on_terminal() else f"{text[: _LONGEST - 1]}…"

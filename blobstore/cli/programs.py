@@ -1,0 +1,206 @@
+"""The commands that write programs: `dedup` and `fuse`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from blobstore.cli import exits
+from blobstore.cli.options import AsJson, DryRun, nbytes, open_names
+from blobstore.cli.output import (
+    counted,
+    out,
+    plain,
+    print_error,
+    print_json,
+    print_table,
+    progress_bar,
+    say,
+)
+from blobstore.core.formats.data_map import NamedDataMap
+from blobstore.core.formats.pte.program import read_program
+from blobstore.core.memory.mapped_file import same_file
+from blobstore.core.programs import DATA_NAME, DedupResult, dedup_programs
+from blobstore.core.programs.fuse import fuse_programs
+from blobstore.core.text import saving
+
+__all__ = ["app"]
+
+app = typer.Typer()
+
+
+@app.command()
+@exits.handled
+def dedup(
+    inputs: Annotated[
+        list[Path],
+        typer.Argument(help="Programs (.pte), data files (.ptd) that they need, and folders of both.", readable=False),
+    ],
+    output: Annotated[
+        Path,
+        typer.Option(
+            "--output",
+            "-o",
+            help="Folder for the slim programs and the data file; an existing one is extended.",
+            readable=False,
+        ),
+    ],
+    data_name: Annotated[str, typer.Option(help="File name of the shared data.")] = DATA_NAME,
+    keep_small: Annotated[
+        str,
+        typer.Option(metavar="BYTES", help="Leave blobs with fewer bytes (1024, 10kB, 1.5MiB) in their program."),
+    ] = "0",
+    names: Annotated[
+        Path | None,
+        typer.Option(
+            help="A .safetensors or .ptd: a moved tensor gets the name of the equal one in it.", readable=False
+        ),
+    ] = None,
+    prune: Annotated[
+        bool, typer.Option("--prune", help="Drop data that no program in the folder uses any more.")
+    ] = False,
+    force: Annotated[
+        bool,
+        typer.Option(
+            "--force", help="Replace inputs and files of other formats; extend data files written by something else."
+        ),
+    ] = False,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
+) -> None:
+    """Move the weights of programs into one shared data file, each distinct blob once.
+
+    Programs of an earlier run stay in the folder and keep the data that they use; one with the same name is replaced.
+    The structure of an input folder is kept.
+    """
+    small = nbytes("--keep-small", keep_small)
+    known = open_names(names)
+    with progress_bar(hidden=as_json) as progress:
+        result = dedup_programs(
+            inputs,
+            output,
+            data_name=data_name,
+            keep_small=small,
+            names=known,
+            prune=prune,
+            force=force,
+            dry_run=dry_run,
+            progress=progress,
+        )
+    number = None if known is None or dry_run else _named_by(known, result)
+    if as_json:
+        print_json(result)
+    else:
+        named = f"Named {counted(number, 'moved tensor')} after {names}." if number else ""
+        _print_dedup(result, named)
+        if dry_run:
+            out.print("Nothing was written: this was a dry run.")
+    if number == 0:
+        print_error(f"note: no moved tensor got a name from {names}: none equals exactly one of its tensors")
+
+
+def _named_by(names: NamedDataMap, result: DedupResult) -> int:
+    """How many tensors that left the programs of a run have names of this file."""
+    found: set[str] = set()
+    for program in result.programs:
+        taken = {one.key for one in read_program(program.path).externals}
+        if not same_file(program.source, program.path):  # with --force a program can replace itself
+            taken -= {one.key for one in read_program(program.source).externals}
+        found |= taken
+    return sum(key in names for key in found)
+
+
+def _print_dedup(result: DedupResult, named: str) -> None:
+    rows: list[tuple[object, ...]] = [
+        (p.path, "replaced" if p.path in result.replaced else "new", p.bytes_before, p.bytes_after, p.moved)
+        for p in result.programs
+    ]
+    rows += [(path, "kept", "", path.stat().st_size, "") for path in result.kept]
+    data = result.bytes_after - sum(program.bytes_after for program in result.programs)
+    rows += [(path, "data", "", data, "") for path in result.data_files]
+    rows.append(("total (kept not counted)", "", result.bytes_before, result.bytes_after, ""))
+    print_table("Deduplicated", ("file", "", "bytes before", "bytes after", "moved"), rows)
+    if named:
+        say(named)
+    say(saving(result.bytes_before, result.bytes_after))
+    if result.bytes_after > result.bytes_before:
+        say("The metadata takes more than what is shared; --keep-small leaves small blobs alone.")
+    if result.replaced_keys:
+        say(f"Replaced {counted(result.replaced_keys, 'key')} of an earlier run.")
+    if result.pruned_keys:
+        say(f"Dropped {counted(result.pruned_keys, 'key')} that no program in the folder uses.")
+    if result.unused_keys:
+        say(f"No program in the folder uses {counted(result.unused_keys, 'key')}; --prune drops old ones.")
+    for program in result.programs:
+        if program.inside:
+            say(
+                f"{program.path} has {program.inside:,} bytes of these tensors inside payloads of "
+                f"{', '.join(program.inside_of)}; lowering through BlobStorePartitioner would share them."
+            )
+        if program.missing:
+            out.print(
+                plain(
+                    f"{program.path} also needs a data file that was not among the inputs, for {program.missing[0]!r}"
+                    + (f" and {counted(len(program.missing) - 1, 'more key')}." if len(program.missing) > 1 else ".")
+                )
+            )
+
+
+@app.command()
+@exits.handled
+def fuse(
+    inputs: Annotated[
+        list[Path], typer.Argument(help="Programs (.pte), and data files (.ptd) that they need.", readable=False)
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The program to write.", readable=False)],
+    method: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PROGRAM[:METHOD]=NAME",
+            help="Give a method of a program another name; without a name, leave it out. Without METHOD: its only one, or "
+            "'forward'.",
+        ),
+    ] = None,
+    keep_external: Annotated[
+        bool, typer.Option("--keep-external", help="Allow programs to need data files that are not given.")
+    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace a file of any format.")] = False,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
+) -> None:
+    """Make one program of several, each blob once, for clients that take one path.
+
+    It has the methods of all, with identical outputs, and needs no data file. Equal methods of one name become one; of
+    different ones, --method must give one another name.
+    """
+    methods = {}
+    for one in method or []:
+        what, equals, name = one.rpartition("=")
+        if not equals or not what:
+            raise typer.BadParameter(
+                f"expected PROGRAM=NAME or PROGRAM:METHOD=NAME, got {one!r}", param_hint="--method"
+            )
+        methods[what] = name
+    with progress_bar(hidden=as_json) as progress:
+        result = fuse_programs(
+            inputs,
+            output,
+            methods=methods,
+            keep_external=keep_external,
+            force=force,
+            dry_run=dry_run,
+            progress=progress,
+        )
+    if as_json:
+        print_json(result)
+        return
+    rows = [(one.name, one.program, one.method, "") for one in result.methods]
+    rows += [(one.name, one.program, one.method, "equal, stored once") for one in result.left_out]
+    print_table(f"{result.path}", ("method", "program", "its name there", ""), rows)
+    say(saving(result.bytes_before, result.bytes_after))
+    if result.missing:
+        say(f"It needs data files for {counted(result.missing, 'key')}, such as {result.missing[0]!r}.")
+    if dry_run:
+        out.print("Nothing was written: this was a dry run.")

@@ -1,0 +1,1 @@
+"""What reads, writes, compares and deduplicates files. It knows none of the wings that stand around it."""

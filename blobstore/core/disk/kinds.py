@@ -1,0 +1,79 @@
+"""Telling files apart by their first bytes, not by their names."""
+
+from __future__ import annotations
+
+import enum
+import os
+import stat
+from pathlib import Path
+
+from blobstore.core.errors import FileAccessError, InvalidFileError, OutputPathError
+from blobstore.core.memory.mapped_file import as_path, map_file
+
+__all__ = ["Format", "by_name", "check_replaceable", "detect_format"]
+
+
+class Format(enum.Enum):
+    """The format of a file; the value is its name in messages."""
+
+    PTE = "a .pte program"
+    PTD = "a .ptd data file"
+    SAFETENSORS = "a .safetensors file"
+    HTML = "an HTML page"
+    UNKNOWN = "a file of an unknown format"
+
+
+def detect_format(path: str | os.PathLike[str]) -> Format:
+    """The format that a file claims to have, by its first bytes or else by its name; a reader checks the rest.
+
+    Raises:
+        FileAccessError: the file cannot be read.
+        InvalidFileError: it is empty.
+    """
+    kind = _by_content(path)
+    return by_name(path) if kind is Format.UNKNOWN else kind
+
+
+def by_name(path: str | os.PathLike[str]) -> Format:
+    """The format that the ending of a file name stands for."""
+    formats = {".pte": Format.PTE, ".ptd": Format.PTD, ".safetensors": Format.SAFETENSORS, ".html": Format.HTML}
+    return formats.get(as_path(path).suffix, Format.UNKNOWN)
+
+
+def check_replaceable(path: Path, kind: Format, *, force: bool = False) -> None:
+    """Refuse to replace a file by one of another format. An empty file may always be replaced.
+
+    Raises:
+        OutputPathError: the file at `path` has another format, and `force` is not set.
+        FileAccessError: there is something other than a regular file at `path`, or the file cannot be read.
+    """
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise FileAccessError(path, error) from None
+    if force and stat.S_ISREG(status.st_mode):
+        return
+    try:
+        found = _by_content(path)
+    except InvalidFileError:
+        return
+    if found is not kind:
+        raise OutputPathError(
+            f"{path}: this is {found.value} and would be replaced by {kind.value}; remove it, or use force (--force)"
+        )
+
+
+def _by_content(path: str | os.PathLike[str]) -> Format:
+    head = bytes(map_file(path)[:64])
+    if head[4:8] == b"FT01":
+        return Format.PTD
+    if head[4:6] == b"ET":
+        return Format.PTE
+    # A .safetensors has no magic. It starts with the length of a JSON object and the brace of that object.
+    if head[8:9] == b"{" and head[6:8] == b"\0\0":
+        return Format.SAFETENSORS
+    if head.lstrip().lower().startswith((b"<!doctype html", b"<html")):
+        return Format.HTML
+    return Format.UNKNOWN

@@ -1,0 +1,82 @@
+"""Locks on files and folders, held against other processes."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+try:
+    import fcntl
+except ImportError:  # Windows has no locks that end with their process, so nothing is recovered there
+    fcntl = None  # type: ignore[assignment]
+
+from blobstore.core.memory.mapped_file import Descriptor, named
+
+__all__ = ["HAS_LOCKS", "Lock", "exclusive", "lock_descriptor"]
+
+_log = logging.getLogger(__name__)
+_SILENCE = 1.0  # seconds of waiting after which the log says so
+
+HAS_LOCKS = fcntl is not None
+"""Whether this system has locks that end with their process, so that files of a killed process can be recognized."""
+
+
+class Lock(Descriptor):
+    """A lock on a file or a folder; the system releases it when the process ends."""
+
+    def take(self, path: Path, *, shared: bool = False, wait: bool = False) -> bool:
+        """Take the lock. If that takes a while, the log says which one it waits for.
+
+        Returns:
+            Whether no other process holds it; always true where the file system has no locks.
+
+        Raises:
+            OSError: the file cannot be opened.
+        """
+        descriptor = self.open(path, getattr(os, "O_NOFOLLOW", 0))
+        taken = lock_descriptor(descriptor, shared=shared)
+        if taken or not wait:
+            return taken
+        with _said(path):
+            return lock_descriptor(descriptor, shared=shared, wait=True)
+
+
+@contextlib.contextmanager
+def _said(path: Path) -> Iterator[None]:
+    """Say in the log that the lock on a file is waited for, unless that ends soon: anyone who may read it can hold it."""
+    timer = threading.Timer(_SILENCE, _log.warning, ("%s: waiting for another process, which has locked it", path))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def lock_descriptor(descriptor: int, *, shared: bool = False, wait: bool = False) -> bool:
+    """Lock an open file; False if another process has locked it."""
+    if fcntl is None:
+        return True
+    try:
+        fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True  # this file system has no locks
+    return True
+
+
+@contextlib.contextmanager
+def exclusive(directory: Path) -> Iterator[None]:
+    """Keep other processes that call this out of a folder; waits until the one that is in it leaves."""
+    lock = Lock()
+    try:
+        with named(directory), contextlib.suppress(PermissionError):
+            lock.take(Path(os.path.realpath(directory)), wait=True)
+        yield
+    finally:
+        lock.close()

@@ -1,0 +1,138 @@
+"""A new file whose bytes go to the disk while more are written."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import io
+import os
+import threading
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from blobstore.core.disk.progress import Progress
+from blobstore.core.memory.mapped_file import check_length, file_behind, read_pieces
+
+__all__ = ["Output", "write_view"]
+
+_SYNC = 1 << 26  # after this many bytes a sync starts in the background
+_LARGE = 1 << 20  # shorter runs are gathered
+_IMPOSSIBLE = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EBADF, errno.EPERM, errno.ETXTBSY}
+"""The system cannot copy between these two files."""
+
+
+class Output(io.FileIO):
+    """A new file, synced in the background as it grows, so that little is left to wait for at the end.
+
+    The descriptor belongs to this object from the moment it exists, so an exception never leaks it.
+
+    Args:
+        path: the file; nothing may exist there.
+        mode: its permissions, before the umask.
+        what: the name of the work that progress reports.
+        total: about how many bytes will be written.
+        progress: called after every write.
+
+    Raises:
+        OSError: the file exists, or cannot be created.
+    """
+
+    _syncing: threading.Thread | None = None
+
+    def __init__(self, path: Path, mode: int, what: str, total: int, progress: Progress | None) -> None:
+        self._what, self._total, self._progress = what, total, progress
+        self._done = self._synced = 0
+        self._failure: OSError | None = None
+        # "x" is O_CREAT | O_EXCL, which does not follow a link either
+        super().__init__(path, "x", opener=functools.partial(os.open, mode=mode))
+
+    def write(self, data: Any, /) -> int:
+        written = super().write(data)
+        self._written(written)
+        return written
+
+    def copy(self, descriptor: int, offset: int, nbytes: int) -> bool:
+        """Let the system copy a part of another file.
+
+        Args:
+            descriptor: of the file.
+            offset: where the part begins there.
+            nbytes: its size.
+
+        Returns:
+            False if the system cannot do it, before anything was written.
+
+        Raises:
+            OSError: the disk failed, or the other file is too short.
+        """
+        copy = getattr(os, "copy_file_range", None)
+        if copy is None:
+            return False
+        done = 0
+        while done < nbytes:
+            try:
+                count = copy(descriptor, self.fileno(), min(nbytes - done, _SYNC), offset + done)
+            except OSError as error:
+                if done == 0 and error.errno in _IMPOSSIBLE:
+                    return False
+                raise
+            if count == 0:
+                raise OSError(errno.EIO, "a file that is copied was truncated")
+            done += count
+            self._written(count)
+        return True
+
+    def _written(self, nbytes: int) -> None:
+        self._done += nbytes
+        if self._done - self._synced >= _SYNC and not (self._syncing and self._syncing.is_alive()):
+            self._synced = self._done
+            self._syncing = threading.Thread(target=self._sync)
+            with contextlib.suppress(RuntimeError):  # no more threads can be started: `sync` does all of it
+                self._syncing.start()
+        if self._progress:
+            self._progress(self._what, min(self._done, self._total), self._total)
+
+    def sync(self) -> None:
+        """Wait until everything written is on the disk.
+
+        Raises:
+            OSError: the disk failed, now or during a sync in the background.
+        """
+        self._wait()
+        if self._failure:  # the system reports a failure only once
+            raise self._failure
+        os.fsync(self.fileno())
+
+    def close(self) -> None:
+        self._wait()
+        super().close()
+
+    def _sync(self) -> None:
+        try:
+            getattr(os, "fdatasync", os.fsync)(self.fileno())
+        except OSError as error:
+            self._failure = error
+
+    def _wait(self) -> None:
+        if self._syncing and self._syncing.is_alive():
+            self._syncing.join()
+
+
+def write_view(file: BinaryIO, data: memoryview) -> None:
+    """Write memory to a file of a `Staging`, or to any other. Large parts of a mapped file do not pass through this process.
+
+    Raises:
+        FileAccessError: the memory is that of a file that was truncated.
+        OSError: the file cannot be written.
+    """
+    raw = getattr(file, "raw", None)
+    if isinstance(raw, Output) and len(data) >= _LARGE:
+        check_length(data)
+        with file_behind(data) as place:
+            if place is not None:
+                file.flush()
+                if raw.copy(*place, len(data)):
+                    return
+    for piece in read_pieces(data):
+        file.write(piece)

@@ -1,0 +1,105 @@
+"""`save_file`, `load_file`, `save`, `load`: tensors by name in a .ptd or in its bytes, with the API of safetensors."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from blobstore.core.errors import UnsupportedDataError
+from blobstore.core.formats.ptd.reader import PtdDataMap
+from blobstore.core.memory.tensors import bytes_of, to_numpy, to_torch
+from blobstore.core.store import BlobStore
+from blobstore.core.tensor_file import Device, Framework, TensorFile, framework_name
+
+__all__ = ["load", "load_file", "save", "save_file"]
+
+
+def save_file(
+    tensors: Mapping[str, Any],
+    filename: str | os.PathLike[str],
+    metadata: Mapping[str, str] | None = None,
+    *,
+    force: bool = False,
+) -> None:
+    """Save tensors by name. Equal tensors, including tied ones, are stored once.
+
+    Args:
+        tensors: torch tensors on the CPU or numpy arrays; other buffers become opaque blobs.
+        filename: the .ptd; one that exists is replaced when the new one is complete.
+        metadata: text to store in the file, under text keys.
+        force: replace a file of any format.
+
+    Raises:
+        As `BlobStore.add` and `BlobStore.write_ptd`.
+    """
+    _store(tensors).write_ptd(filename, metadata=metadata, force=force)
+
+
+def save(tensors: Mapping[str, Any], metadata: Mapping[str, str] | None = None) -> bytes:
+    """The bytes of the file that `save_file` would write.
+
+    Args:
+        tensors, metadata: as for `save_file`.
+
+    Raises:
+        As `BlobStore.add` and `BlobStore.to_bytes`.
+    """
+    return _store(tensors).to_bytes(metadata=metadata)
+
+
+def _store(tensors: Mapping[str, Any]) -> BlobStore:
+    if not isinstance(tensors, Mapping):
+        raise UnsupportedDataError(f"expected tensors by name, found a {type(tensors).__qualname__}")
+    store = BlobStore()
+    for key, tensor in tensors.items():
+        store.add(key, tensor)
+    return store
+
+
+def load_file(
+    filename: str | os.PathLike[str], framework: Framework = "pt", device: Device = "cpu", *, tied: bool = False
+) -> dict[str, Any]:
+    """Load all tensors of a .ptd by name; opaque blobs are returned as uint8. A .safetensors and a .pte work, too.
+
+    The tensors are views of private maps of the file, which they keep alive. Nothing is read before it is used, and
+    writing to a tensor changes neither the file nor another process. Each name has its own memory, even if the file
+    stores equal tensors once, so tensors can be trained independently. With `tied`, names that share a blob share memory,
+    on the CPU.
+
+    Args:
+        filename: the file.
+        framework: "pt" for torch tensors, "np" for numpy arrays.
+        device: where torch tensors are put. On any device other than the CPU they are copies; numpy takes only "cpu".
+        tied: whether writing to a tensor also writes to all others that share its blob.
+
+    Raises:
+        FileAccessError, InvalidFileError: as `open_ptd`; or tens of thousands of names share blobs, and the system allows
+            no more maps.
+        MissingDependencyError: torch is not installed, or numpy needs ml_dtypes for bfloat16 or float8.
+        UnsupportedDataError: the framework or the device is unknown, or the framework lacks a dtype of the file.
+    """
+    with TensorFile(filename, framework, device) as file:
+        return file.get_tensors(tied=tied)
+
+
+def load(data: bytes, framework: Framework = "pt") -> dict[str, Any]:
+    """Load all tensors of a .ptd whose bytes are in memory; opaque blobs are returned as uint8.
+
+    Each tensor is a copy, which belongs to the caller.
+
+    Args:
+        data: what `save` returned, or a file's contents: anything with the buffer protocol.
+        framework: "pt" for torch tensors, "np" for numpy arrays.
+
+    Raises:
+        InvalidFileError: the bytes are not a .ptd. IntegrityError: they are damaged.
+        MissingDependencyError, UnsupportedDataError: as `load_file`; or `data` has no buffer.
+    """
+    known = framework_name(framework)
+    convert: Any = to_torch if known == "pt" else to_numpy
+    with PtdDataMap("<bytes>", data=bytes_of(data)) as data_map:
+        data_map.verify()
+        return {
+            key: convert(memoryview(bytearray(view)), data_map.get_tensor_layout(key)) for key, view in data_map.items()
+        }

@@ -1,0 +1,49 @@
+"""The keys of named data that delegates look up when they are loaded, as their payloads list them."""
+
+from __future__ import annotations
+
+import struct
+
+from blobstore.core.formats import payload
+from blobstore.core.formats.pte.flatbuffer import STRING, U32, U64, Buffer, TableType, Vector
+
+__all__ = ["keys_of"]
+
+# The flatbuffer in a payload of XNNPACK (xnnpack/serialization/schema.fbs in ExecuTorch), as far as it is read here.
+_XNNPACK_CONSTANT = TableType("ConstantDataOffset", offset=U64, size=U64, named_key=STRING)
+_XNNPACK_GRAPH = TableType(
+    "XNNGraph",
+    version=STRING,
+    xnodes=Vector(TableType("XNode")),
+    xvalues=Vector(TableType("XValue")),
+    num_externs=U32,
+    input_ids=Vector(U32),
+    output_ids=Vector(U32),
+    constant_buffer=Vector(TableType("Buffer")),
+    mem_buffer_sizes=Vector(U32),
+    constant_data=Vector(_XNNPACK_CONSTANT),
+)
+_XNNPACK_HEADER = struct.Struct("<4x4s2xII")  # its magic, and where the flatbuffer begins and how long it is
+
+
+def keys_of(backend: str, data: memoryview) -> dict[str, int | None] | None:
+    """The keys that a delegate looks up in named data, with the sizes that it records; None for an unknown backend.
+
+    Args:
+        backend: its name.
+        data: its payload.
+
+    Raises:
+        InvalidFileError: it is not a payload of this backend.
+    """
+    if backend == "BlobStoreBackend":
+        return {constant.key: constant.nbytes for constant in payload.split(data)[2]}
+    if backend != "XnnpackBackend":
+        return None
+    if len(data) >= _XNNPACK_HEADER.size:
+        magic, start, size = _XNNPACK_HEADER.unpack_from(data)
+        if magic == b"XH00":  # without this header, the flatbuffer is everything
+            data = data[start : start + size]
+    graph = Buffer(data, "payload", start=8).root(_XNNPACK_GRAPH)
+    keys = [constant.string("named_key") for constant in graph.tables("constant_data")]
+    return dict.fromkeys(key for key in keys if key)

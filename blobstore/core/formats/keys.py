@@ -1,0 +1,62 @@
+"""Keys: which are blobstore's own, and which near ones a message about an unknown key names."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Collection
+
+__all__ = ["KEY_PREFIX", "OF_PROGRAMS", "WORKING_COPY", "is_content_key", "near", "suggest"]
+
+KEY_PREFIX = "metadata.blobstore."
+"""Keys with this prefix belong to blobstore: records about blobs, lists of checkpoints. Tensors of users have other keys."""
+
+OF_PROGRAMS = {"blobstore.programs": "1"}
+"""Metadata of the data files that are written together with programs, so that their keys belong to programs."""
+
+WORKING_COPY = "blobstore.working_copy"
+"""The metadata that marks a working copy, which processes change together. Only `make_working_copy` writes it."""
+
+_CONTENT_KEY = re.compile(r"tensor\.[0-9a-f]{32}\.")
+
+_MOST = 5000
+"""Of more keys only those that contain the name are looked at: comparing texts takes microseconds each."""
+
+
+def is_content_key(key: str) -> bool:
+    """Whether a key is one of those that `blobstore.core.formats.pte.content_key` makes: of contents, and no name."""
+    return _CONTENT_KEY.match(key) is not None
+
+
+def near(name: object, known: Collection[str]) -> list[str]:
+    """At most three of the names that are known, the most similar first."""
+    if not isinstance(name, str) or not name:
+        return []
+    plain = name.casefold()
+    found = [key for key in known if key != name and _differ_in_front(key.casefold(), plain)][:3]
+    if not found and len(known) <= _MOST:
+        found = difflib.get_close_matches(name, known, cutoff=0.75)
+    return found
+
+
+def suggest(name: object, keys: Collection[str]) -> str:
+    """The end of a message about an unknown key: near ones; that the keys are contents; or nothing.
+
+    Args:
+        name: what was asked for.
+        keys: what there is.
+    """
+    if found := near(name, keys):
+        return f"; did you mean {' or '.join(map(repr, found))}?"
+    named = [key for key in keys if not key.startswith(KEY_PREFIX)]
+    if named and all(map(is_content_key, named)):
+        return (
+            "; the keys of this file are contents, not names: deduplicate the programs with "
+            "`blobstore dedup --names model.safetensors` to have the names of a checkpoint"
+        )
+    return ""
+
+
+def _differ_in_front(one: str, other: str) -> bool:
+    """Whether two names are equal but for capital letters, or for the modules in front."""
+    return one == other or one.endswith(f".{other}") or other.endswith(f".{one}")

@@ -1,0 +1,198 @@
+"""The description behind an inner backend's payload, read by the delegate that wraps it (docs/lowering.md).
+
+    inner payload | zeros up to a multiple of 16 | flatbuffer | its length, 8 bytes | magic, 8 bytes
+
+`schema/payload.fbs` is the flatbuffer. The inner payload comes first, and unchanged if it has no holes, so that the inner
+backend alone can run it, too. Holes are where blobs lay in it; the delegate fills them before the inner backend sees it.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import flatbuffers
+import numpy as np
+import xxhash
+
+from blobstore.core._generated.payload import Constant as FbConstant
+from blobstore.core._generated.payload import Payload as FbPayload
+from blobstore.core.errors import InvalidFileError
+
+__all__ = ["MAGIC", "VERSION_SIZE", "Constant", "find_places", "split", "wrap"]
+
+MAGIC = b"BSDELEG1"
+FILE_IDENTIFIER = b"BD01"
+VERSION = 1
+VERSION_WITH_HOLES = 2
+
+MOST_HOLES = 8
+"""Of one constant, so that a small program does not become a large payload."""
+
+VERSION_SIZE = 16
+"""The number of bytes at the end of a key that the delegate replaces."""
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A blob that the inner backend requests.
+
+    Attributes:
+        key: its key.
+        nbytes: its size.
+        group: constants with the same number are packed together.
+        places: where the last bytes of the key lie in the inner payload.
+        packed: whether the inner backend has its own copy once it is initialized. If this is unknown it is False, and the
+            blob stays in memory as long as the inner backend's handle.
+        packing: a digest of what decides, besides their bytes, how the constants of the group are packed; empty if that is
+            unknown.
+        holes: where the blob lies, whole, in the inner payload; it is cut out there.
+    """
+
+    key: str
+    nbytes: int
+    group: int
+    places: tuple[int, ...]
+    packed: bool = False
+    packing: bytes = b""
+    holes: tuple[int, ...] = ()
+
+
+def wrap(payload: bytes, inner: str, constants: Sequence[Constant]) -> bytes:
+    """The payload of the delegate.
+
+    Args:
+        payload: what the inner backend gets, with the blobs in the holes.
+        inner: the inner backend.
+        constants: the blobs that it requests, and those in the holes.
+
+    Raises:
+        ValueError: holes overlap or leave the payload, or it also has keys, or one of them twice.
+    """
+    filled, payload = len(payload), b"".join(_between_holes(payload, constants))
+    version = VERSION if len(payload) == filled else VERSION_WITH_HOLES
+    _check_holes(version, len(payload), filled if version == VERSION_WITH_HOLES else 0, constants)
+    builder = flatbuffers.Builder(1024)
+    tables = []
+    for constant in constants:
+        key = builder.CreateString(constant.key)
+        FbConstant.StartPlacesVector(builder, len(constant.places))
+        for place in reversed(constant.places):
+            builder.PrependUint64(place)
+        places = builder.EndVector()
+        holes = builder.CreateNumpyVector(np.array(constant.holes, "<u8")) if constant.holes else None
+        packing = builder.CreateByteVector(constant.packing) if constant.packing else None
+        FbConstant.Start(builder)
+        FbConstant.AddKey(builder, key)
+        FbConstant.AddNbytes(builder, constant.nbytes)
+        FbConstant.AddGroup(builder, constant.group)
+        FbConstant.AddPlaces(builder, places)
+        FbConstant.AddPacked(builder, constant.packed)
+        if packing is not None:
+            FbConstant.AddPacking(builder, packing)
+        if holes is not None:
+            FbConstant.AddHoles(builder, holes)
+        tables.append(FbConstant.End(builder))
+    FbPayload.StartConstantsVector(builder, len(tables))
+    for table in reversed(tables):
+        builder.PrependUOffsetTRelative(table)
+    vector = builder.EndVector()
+    name = builder.CreateString(inner)
+    digest = builder.CreateByteVector(xxhash.xxh3_128_digest(payload))
+    FbPayload.Start(builder)
+    FbPayload.AddVersion(builder, version)
+    FbPayload.AddInner(builder, name)
+    FbPayload.AddSize(builder, len(payload))
+    FbPayload.AddConstants(builder, vector)
+    FbPayload.AddDigest(builder, digest)
+    if version == VERSION_WITH_HOLES:
+        FbPayload.AddFilled(builder, filled)
+    builder.Finish(FbPayload.End(builder), file_identifier=FILE_IDENTIFIER)
+    body = bytes(builder.Output())
+    return b"".join([payload, bytes(-len(payload) % 16), body, struct.pack("<Q", len(body)), MAGIC])
+
+
+def split(data: bytes | memoryview) -> tuple[bytes, str, list[Constant]]:
+    """The inner payload without what was cut out, the inner backend and the constants in a result of `wrap`.
+
+    Raises:
+        InvalidFileError: the bytes are not a result of `wrap`.
+    """
+    data = bytes(data)
+    try:
+        if data[-8:] != MAGIC:
+            raise ValueError("its magic is missing")
+        (length,) = struct.unpack("<Q", data[-16:-8])
+        body = data[len(data) - 16 - length : -16]
+        if len(body) != length or body[4:8] != FILE_IDENTIFIER:
+            raise ValueError("its description is missing")
+        table = FbPayload.Payload.GetRootAs(body, 0)
+        if table.Version() not in {VERSION, VERSION_WITH_HOLES}:
+            raise ValueError(f"its version is {table.Version()}, not {VERSION} or {VERSION_WITH_HOLES}")
+        constants, left = [], length
+        for i in range(table.ConstantsLength()):
+            one = table.Constants(i)
+            key, count, hole_count = one.Key() or b"", one.PlacesLength(), one.HolesLength()
+            left -= 24 + len(key) + 8 * (count + hole_count) + one.PackingLength()  # the least that it takes
+            if left < 0:
+                raise ValueError("its tables refer to the same bytes again and again")
+            places = tuple(one.Places(j) for j in range(count))
+            packing = bytes(one.Packing(j) for j in range(one.PackingLength()))
+            holes = tuple(one.Holes(j) for j in range(hole_count))
+            constants.append(Constant(key.decode(), one.Nbytes(), one.Group(), places, one.Packed(), packing, holes))
+        _check_holes(table.Version(), table.Size(), table.Filled(), constants)
+        if (inner := table.Inner()) is None:
+            raise ValueError("it does not name the inner backend")
+        payload = data[: table.Size()]
+        if table.Size() > len(data) - 16 - length:
+            raise ValueError("the inner payload does not fit")
+        if bytes(table.Digest(i) for i in range(min(table.DigestLength(), 17))) != xxhash.xxh3_128_digest(payload):
+            raise ValueError("the inner payload has another digest than was recorded")
+        return payload, inner.decode(), constants
+    except (IndexError, ValueError, TypeError, struct.error) as error:
+        raise InvalidFileError("payload", f"not the payload of a BlobStoreBackend: {error}") from None
+
+
+def _holes(constants: Sequence[Constant]) -> list[tuple[int, int]]:
+    """Where each hole begins and ends, in order."""
+    return sorted((hole, hole + constant.nbytes) for constant in constants for hole in constant.holes)
+
+
+def _between_holes(payload: bytes, constants: Sequence[Constant]) -> Iterator[bytes]:
+    at = 0
+    for start, stop in _holes(constants):
+        if start < at or stop > len(payload):
+            raise ValueError(f"a hole from {start} to {stop} overlaps another or leaves the payload")
+        yield payload[at:start]
+        at = stop
+    yield payload[at:]
+
+
+def _check_holes(version: int, size: int, filled: int, constants: Sequence[Constant]) -> None:
+    holes = _holes(constants)
+    if version == VERSION:
+        if holes or filled:
+            raise ValueError(f"version {VERSION} has no holes")
+        return
+    at = 0
+    for start, stop in holes:
+        if start < at or stop == start or stop > filled:
+            raise ValueError("holes are empty, overlap or leave the payload")
+        at = stop
+    if size + sum(stop - start for start, stop in holes) != filled:
+        raise ValueError("the inner payload and its holes do not have the size that was recorded")
+    if len({constant.key for constant in constants}) < len(constants):
+        raise ValueError("a key occurs twice")
+    if any(constant.places for constant in constants):
+        raise ValueError("a payload with holes has keys in it, which would move when the holes are filled")
+    if any(len(constant.holes) > MOST_HOLES for constant in constants):
+        raise ValueError(f"a constant has more than {MOST_HOLES} holes")
+
+
+def find_places(payload: bytes, key: str) -> tuple[int, ...]:
+    """Where the version at the end of a key lies, for every flatbuffer string of a payload that is this key."""
+    raw = key.encode()
+    text = struct.pack("<I", len(raw)) + raw + b"\0"
+    return tuple(match.start() + 4 + len(raw) - VERSION_SIZE for match in re.finditer(re.escape(text), payload))

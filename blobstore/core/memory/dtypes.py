@@ -1,0 +1,163 @@
+"""What the scalar types are called elsewhere: in torch, in numpy, and in `.safetensors` files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from blobstore.core.errors import MissingDependencyError, UnsupportedDataError
+from blobstore.core.memory.layout import ScalarType
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = [
+    "FLOATS",
+    "NUMBERS",
+    "SAFETENSORS",
+    "dtype_name",
+    "native_dtype",
+    "numpy_dtype",
+    "scalar_type_named",
+    "torch_dtype",
+    "unsigned_dtype",
+]
+
+# torch, numpy and the ml_dtypes package use the same names; ml_dtypes adds bfloat16 and float8 to numpy.
+_NAMES = {
+    ScalarType.BYTE: "uint8",
+    ScalarType.CHAR: "int8",
+    ScalarType.SHORT: "int16",
+    ScalarType.INT: "int32",
+    ScalarType.LONG: "int64",
+    ScalarType.HALF: "float16",
+    ScalarType.FLOAT: "float32",
+    ScalarType.DOUBLE: "float64",
+    ScalarType.COMPLEX32: "complex32",
+    ScalarType.COMPLEX64: "complex64",
+    ScalarType.COMPLEX128: "complex128",
+    ScalarType.BOOL: "bool",
+    ScalarType.BFLOAT16: "bfloat16",
+    ScalarType.BITS1X8: "bits1x8",
+    ScalarType.BITS2X4: "bits2x4",
+    ScalarType.BITS4X2: "bits4x2",
+    ScalarType.BITS8: "bits8",
+    ScalarType.BITS16: "bits16",
+    ScalarType.FLOAT8E5M2: "float8_e5m2",
+    ScalarType.FLOAT8E4M3FN: "float8_e4m3fn",
+    ScalarType.FLOAT8E5M2FNUZ: "float8_e5m2fnuz",
+    ScalarType.FLOAT8E4M3FNUZ: "float8_e4m3fnuz",
+    ScalarType.UINT16: "uint16",
+    ScalarType.UINT32: "uint32",
+    ScalarType.UINT64: "uint64",
+}
+_SCALAR_TYPES = {name: scalar_type for scalar_type, name in _NAMES.items()}
+_ONLY_IN_TORCH = {
+    ScalarType.COMPLEX32,
+    ScalarType.BITS1X8,
+    ScalarType.BITS2X4,
+    ScalarType.BITS4X2,
+    ScalarType.BITS8,
+    ScalarType.BITS16,
+}
+_ONLY_IN_ML_DTYPES = {
+    ScalarType.BFLOAT16,
+    ScalarType.FLOAT8E5M2,
+    ScalarType.FLOAT8E4M3FN,
+    ScalarType.FLOAT8E5M2FNUZ,
+    ScalarType.FLOAT8E4M3FNUZ,
+}
+
+FLOATS = frozenset({ScalarType.HALF, ScalarType.BFLOAT16, ScalarType.FLOAT, ScalarType.DOUBLE})
+"""The floating-point types of weights."""
+
+NUMBERS = FLOATS | {
+    ScalarType.BYTE,
+    ScalarType.CHAR,
+    ScalarType.SHORT,
+    ScalarType.INT,
+    ScalarType.LONG,
+    ScalarType.BOOL,
+}
+"""The types that updates and adapters compute with."""
+
+SAFETENSORS: Mapping[str, ScalarType] = {
+    "BOOL": ScalarType.BOOL,
+    "U8": ScalarType.BYTE,
+    "I8": ScalarType.CHAR,
+    "F8_E5M2": ScalarType.FLOAT8E5M2,
+    "F8_E4M3": ScalarType.FLOAT8E4M3FN,
+    "F8_E5M2FNUZ": ScalarType.FLOAT8E5M2FNUZ,
+    "F8_E4M3FNUZ": ScalarType.FLOAT8E4M3FNUZ,
+    "I16": ScalarType.SHORT,
+    "U16": ScalarType.UINT16,
+    "F16": ScalarType.HALF,
+    "BF16": ScalarType.BFLOAT16,
+    "I32": ScalarType.INT,
+    "U32": ScalarType.UINT32,
+    "F32": ScalarType.FLOAT,
+    "C64": ScalarType.COMPLEX64,
+    "F64": ScalarType.DOUBLE,
+    "I64": ScalarType.LONG,
+    "U64": ScalarType.UINT64,
+}
+"""The dtypes of a .safetensors that a .ptd can hold too; the others are sub-byte."""
+
+
+def scalar_type_named(dtype: Any) -> ScalarType | None:
+    """The scalar type of a torch or numpy dtype, or of its name; None if a .ptd cannot name it."""
+    return _SCALAR_TYPES.get(str(dtype).removeprefix("torch."))
+
+
+def dtype_name(scalar_type: ScalarType) -> str | None:
+    """What torch and numpy call a scalar type; None if neither has it."""
+    return _NAMES.get(scalar_type)
+
+
+def native_dtype(scalar_type: ScalarType) -> np.dtype[Any] | None:
+    """numpy's own dtype for a scalar type; None if numpy has none without other packages."""
+    if scalar_type not in _NAMES or scalar_type in _ONLY_IN_TORCH | _ONLY_IN_ML_DTYPES:
+        return None
+    return np.dtype(_NAMES[scalar_type])
+
+
+def unsigned_dtype(scalar_type: ScalarType) -> np.dtype[Any]:
+    """The unsigned integer that is as wide as an element, or void: it moves elements of any type, with numpy alone."""
+    return np.dtype(f"{'u' if scalar_type.itemsize <= 8 else 'V'}{scalar_type.itemsize}")
+
+
+def numpy_dtype(scalar_type: ScalarType) -> np.dtype[Any]:
+    """The dtype for a scalar type, of numpy or of the `ml_dtypes` package.
+
+    Raises:
+        MissingDependencyError: the dtype needs ml_dtypes, which is not installed.
+        UnsupportedDataError: neither package has it.
+    """
+    native = native_dtype(scalar_type)
+    if native is not None:
+        return native
+    if scalar_type not in _ONLY_IN_ML_DTYPES:
+        raise UnsupportedDataError(f"numpy has no dtype for {scalar_type.name}")
+    name = _NAMES[scalar_type]
+    try:
+        import ml_dtypes
+    except ImportError:
+        raise MissingDependencyError(f"numpy needs the ml_dtypes package for {name}: pip install ml_dtypes") from None
+    dtype: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
+    return dtype
+
+
+def torch_dtype(scalar_type: ScalarType) -> torch.dtype:
+    """torch's dtype for a scalar type.
+
+    Raises:
+        UnsupportedDataError: torch has none.
+    """
+    import torch
+
+    dtype = getattr(torch, _NAMES.get(scalar_type, ""), None)
+    if not isinstance(dtype, torch.dtype):
+        raise UnsupportedDataError(f"torch has no dtype for {scalar_type.name}")
+    return dtype

@@ -1,0 +1,189 @@
+"""Tensor layouts: scalar type, sizes, dim order, and the bytes they take.
+
+The numbers of the scalar types are those of ExecuTorch (`schema/scalar_type.fbs`). `dim_order` is ExecuTorch's: the
+dimensions from the outermost to the innermost in memory, so (0, 1, 2, 3) is contiguous and (0, 2, 3, 1) is
+channels-last.
+"""
+
+from __future__ import annotations
+
+import enum
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from blobstore.core.errors import LayoutError
+
+__all__ = ["MAX_NBYTES", "MAX_RANK", "ScalarType", "TensorLayout"]
+
+MAX_RANK = 64
+"""The most dimensions that torch and numpy give a tensor (ExecuTorch itself runs up to 16)."""
+
+MAX_SIZE = 2**31 - 1
+"""A .ptd stores sizes as int32."""
+
+MAX_NBYTES = 2**63 - 1
+"""The largest file, and so the largest blob."""
+
+
+class ScalarType(enum.IntEnum):
+    """The element types that ExecuTorch knows, and so a .ptd can name."""
+
+    BYTE = 0
+    CHAR = 1
+    SHORT = 2
+    INT = 3
+    LONG = 4
+    HALF = 5
+    FLOAT = 6
+    DOUBLE = 7
+    COMPLEX32 = 8
+    COMPLEX64 = 9
+    COMPLEX128 = 10
+    BOOL = 11
+    QINT8 = 12
+    QUINT8 = 13
+    QINT32 = 14
+    BFLOAT16 = 15
+    QUINT4X2 = 16
+    QUINT2X4 = 17
+    BITS1X8 = 18
+    BITS2X4 = 19
+    BITS4X2 = 20
+    BITS8 = 21
+    BITS16 = 22
+    FLOAT8E5M2 = 23
+    FLOAT8E4M3FN = 24
+    FLOAT8E5M2FNUZ = 25
+    FLOAT8E4M3FNUZ = 26
+    UINT16 = 27
+    UINT32 = 28
+    UINT64 = 29
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one element, as ExecuTorch counts them (the types that pack several numbers take one byte)."""
+        return ITEMSIZE[self]
+
+
+ITEMSIZE: dict[int, int] = {
+    ScalarType.BYTE: 1,
+    ScalarType.CHAR: 1,
+    ScalarType.SHORT: 2,
+    ScalarType.INT: 4,
+    ScalarType.LONG: 8,
+    ScalarType.HALF: 2,
+    ScalarType.FLOAT: 4,
+    ScalarType.DOUBLE: 8,
+    ScalarType.COMPLEX32: 4,
+    ScalarType.COMPLEX64: 8,
+    ScalarType.COMPLEX128: 16,
+    ScalarType.BOOL: 1,
+    ScalarType.QINT8: 1,
+    ScalarType.QUINT8: 1,
+    ScalarType.QINT32: 4,
+    ScalarType.BFLOAT16: 2,
+    ScalarType.QUINT4X2: 1,
+    ScalarType.QUINT2X4: 1,
+    ScalarType.BITS1X8: 1,
+    ScalarType.BITS2X4: 1,
+    ScalarType.BITS4X2: 1,
+    ScalarType.BITS8: 1,
+    ScalarType.BITS16: 2,
+    ScalarType.FLOAT8E5M2: 1,
+    ScalarType.FLOAT8E4M3FN: 1,
+    ScalarType.FLOAT8E5M2FNUZ: 1,
+    ScalarType.FLOAT8E4M3FNUZ: 1,
+    ScalarType.UINT16: 2,
+    ScalarType.UINT32: 4,
+    ScalarType.UINT64: 8,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorLayout:
+    """How the bytes of a blob form a tensor.
+
+    Attributes:
+        scalar_type: the element type.
+        sizes: extent of each dimension; empty for a scalar.
+        dim_order: the dimensions from outermost to innermost in memory; left out, it is contiguous.
+
+    Raises:
+        LayoutError: a size is not an integer, is negative or above 2**31-1, dim_order is not a permutation, or the tensor
+            would take more than 2**63-1 bytes.
+    """
+
+    scalar_type: ScalarType
+    sizes: tuple[int, ...]
+    dim_order: tuple[int, ...] = None  # type: ignore[assignment]  # filled in below
+
+    def __post_init__(self) -> None:
+        try:
+            object.__setattr__(self, "sizes", tuple(map(operator.index, self.sizes)))
+            order = range(len(self.sizes)) if self.dim_order is None else self.dim_order
+            object.__setattr__(self, "dim_order", tuple(map(operator.index, order)))
+        except (TypeError, ValueError) as error:  # ValueError: memory that was released
+            raise LayoutError(f"sizes {self.sizes!r} and dim_order {self.dim_order!r} must be integers") from error
+        try:
+            object.__setattr__(self, "scalar_type", ScalarType(self.scalar_type))
+        except ValueError:
+            raise LayoutError(f"scalar type {self.scalar_type!r} is not one that a .ptd can name") from None
+        if problem := layout_problem(self.scalar_type, self.sizes, self.dim_order):
+            raise LayoutError(f"impossible tensor layout {self}: {problem}")
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole tensor, without padding."""
+        return layout_nbytes(self.scalar_type, self.sizes)
+
+    @property
+    def is_contiguous(self) -> bool:
+        """Whether the dimensions lie in memory in their own order."""
+        return self.dim_order == tuple(range(len(self.sizes)))
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """Stride of each dimension, in elements."""
+        strides = [0] * len(self.sizes)
+        step = 1
+        for dim in reversed(self.dim_order):
+            strides[dim] = step
+            step *= max(self.sizes[dim], 1)
+        return tuple(strides)
+
+    def __repr__(self) -> str:
+        name = getattr(self.scalar_type, "name", self.scalar_type)
+        order = "" if self.is_contiguous else f", {self.dim_order}"
+        return f"TensorLayout({name}, {self.sizes}{order})"
+
+    def __str__(self) -> str:
+        name = getattr(self.scalar_type, "name", self.scalar_type)
+        order = "" if self.dim_order == tuple(range(len(self.sizes))) else f" dim_order={list(self.dim_order)}"
+        return f"{str(name).lower()}{list(self.sizes)}{order}"
+
+
+def layout_nbytes(scalar_type: int, sizes: Sequence[int]) -> int:
+    """Bytes that a tensor of these sizes takes, computed without overflow."""
+    nbytes = ITEMSIZE[scalar_type]
+    for size in sizes:
+        nbytes *= size
+    return nbytes
+
+
+def layout_problem(scalar_type: int, sizes: Sequence[int], dim_order: Sequence[int]) -> str | None:
+    """Why a layout is impossible, or None."""
+    if scalar_type not in ITEMSIZE:
+        return f"unknown scalar type {scalar_type}"
+    if len(sizes) > MAX_RANK:
+        return f"{len(sizes)} dimensions, at most {MAX_RANK} are possible"
+    for size in sizes:
+        if not 0 <= size <= MAX_SIZE:
+            return f"size {size} is outside 0..{MAX_SIZE}"
+    if len(dim_order) != len(sizes):
+        return f"dim_order has {len(dim_order)} entries for {len(sizes)} sizes"
+    if sorted(dim_order) != list(range(len(sizes))):
+        return f"dim_order {list(dim_order)} is not a permutation of 0..{len(sizes) - 1}"
+    if layout_nbytes(scalar_type, sizes) > MAX_NBYTES:
+        return "its size in bytes overflows"
+    return None

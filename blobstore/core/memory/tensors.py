@@ -1,0 +1,270 @@
+"""Tensors, arrays and buffers as bytes and a layout, and back, without a copy wherever the memory allows it."""
+
+from __future__ import annotations
+
+import operator
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from blobstore.core.errors import (
+    BlobStoreError,
+    InvalidFileError,
+    LayoutError,
+    MissingDependencyError,
+    UnsupportedDataError,
+)
+from blobstore.core.memory.dtypes import numpy_dtype, scalar_type_named, torch_dtype, unsigned_dtype
+from blobstore.core.memory.layout import ScalarType, TensorLayout
+from blobstore.core.memory.mapped_file import map_file
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = [
+    "FileSlice",
+    "as_bytes",
+    "bytes_of",
+    "check_by_name",
+    "in_dim_order",
+    "scalar_type_of",
+    "to_numpy",
+    "to_torch",
+]
+
+
+@dataclass(frozen=True)
+class FileSlice:
+    """The bytes `offset` to `offset + nbytes` of a file, mapped when they are needed and never copied.
+
+    Attributes:
+        path: the file; it must not be truncated while a store refers to it.
+        offset: where the bytes start.
+        nbytes: how many bytes; by default all up to the end of the file.
+    """
+
+    path: str | os.PathLike[str]
+    offset: int = 0
+    nbytes: int | None = None
+
+    def view(self) -> memoryview:
+        """The bytes, read-only; the view owns the map.
+
+        Raises:
+            FileAccessError: the file cannot be opened.
+            InvalidFileError: the file is shorter than the slice.
+            UnsupportedDataError: offset or nbytes is not an integer.
+        """
+        whole = map_file(self.path)
+        try:
+            offset = operator.index(self.offset)
+            nbytes = len(whole) - offset if self.nbytes is None else operator.index(self.nbytes)
+        except TypeError:
+            raise UnsupportedDataError(f"{self} has an offset or a size that is not an integer") from None
+        if offset < 0 or nbytes < 0 or offset + nbytes > len(whole):
+            raise InvalidFileError(self.path, f"{nbytes} bytes at {offset} are not in a file of {len(whole)} bytes")
+        return whole[offset : offset + nbytes]
+
+
+def scalar_type_of(data: Any) -> ScalarType | None:
+    """The element type of a torch tensor or a numpy array; None if a .ptd cannot name it."""
+    return scalar_type_named(getattr(data, "dtype", "")) if hasattr(data, "shape") else None
+
+
+def as_bytes(data: Any, layout: TensorLayout | None = None) -> tuple[memoryview, TensorLayout | None]:
+    """The bytes of `data`, and how they form a tensor.
+
+    Args:
+        data: a torch tensor on the CPU, a numpy array, a `FileSlice`, or anything with the buffer protocol. Dense
+            memory with its dimensions in any order is used as it is and described by `dim_order`. Memory with other
+            strides is made contiguous; only then is tensor data copied.
+        layout: for bytes, how they form a tensor (None: opaque); for a tensor or an array, the layout it must have.
+
+    Returns:
+        A one-dimensional view of format "B" that keeps the memory alive, and the layout or None.
+
+    Raises:
+        UnsupportedDataError: no bytes can be taken from this type, dtype, device or storage.
+        LayoutError: `layout` is not the layout of the tensor, or its size in bytes is not that of the data.
+    """
+    if layout is not None and not isinstance(layout, TensorLayout):
+        raise LayoutError(f"expected a TensorLayout, found {layout!r}")
+    torch_module = sys.modules.get("torch")
+    if torch_module is not None and isinstance(data, torch_module.Tensor):
+        try:
+            view, found = _from_torch(data)
+        except BlobStoreError:
+            raise
+        except Exception as error:  # from code of a subclass, such as fake and nested tensors
+            raise UnsupportedDataError(f"a {type(data).__name__} gives no access to its memory: {error}") from error
+    elif isinstance(data, np.ndarray | np.generic):
+        view, found = _from_numpy(np.asarray(data))
+    else:
+        view, found = bytes_of(data), None
+    if found is None:
+        if layout is not None and layout.nbytes != len(view):
+            raise LayoutError(f"{layout} takes {layout.nbytes} bytes, the data has {len(view)}")
+        return view, layout
+    if layout is not None and layout != found:
+        raise LayoutError(f"the tensor is {found}, not {layout}")
+    return view, found
+
+
+def bytes_of(data: Any) -> memoryview:
+    """The bytes of anything with the buffer protocol.
+
+    Raises:
+        UnsupportedDataError: the object has no buffer, or one that is not contiguous.
+    """
+    if isinstance(data, FileSlice):
+        return data.view()
+    try:
+        view = memoryview(data)
+    except ValueError as error:  # released or closed
+        raise UnsupportedDataError(f"cannot take bytes from a {type(data).__qualname__}: {error}") from None
+    except TypeError:
+        raise UnsupportedDataError(
+            f"cannot take bytes from {type(data).__module__}.{type(data).__qualname__}: expected a torch tensor, a "
+            "numpy array, a FileSlice, or an object with the buffer protocol"
+        ) from None
+    if not view.c_contiguous:
+        raise UnsupportedDataError("cannot take bytes from a buffer that is not C-contiguous")
+    if view.nbytes == 0:  # cast() refuses a shape with a zero in it
+        return memoryview(b"")
+    return view if view.format == "B" and view.ndim == 1 else view.cast("B")
+
+
+def _from_numpy(array: np.ndarray) -> tuple[memoryview, TensorLayout]:
+    scalar_type = scalar_type_named(array.dtype.name)
+    if scalar_type is None:
+        raise UnsupportedDataError(f"numpy dtype {array.dtype} has no counterpart in a .ptd")
+    if array.dtype.byteorder == ">":
+        array = array.astype(array.dtype.newbyteorder("<"))
+    itemsize = array.dtype.itemsize
+    order = _dense_order(array.shape, [stride // itemsize for stride in array.strides])
+    if order is None or any(stride % itemsize for stride in array.strides):
+        array, order = np.ascontiguousarray(array), tuple(range(array.ndim))
+    layout = TensorLayout(scalar_type, array.shape, order)
+    if array.size == 0:
+        return memoryview(b""), layout
+    flat = array.transpose(order).reshape(-1)  # a view: in this order the memory is contiguous
+    return flat.view(np.uint8).data, layout
+
+
+def _from_torch(tensor: torch.Tensor) -> tuple[memoryview, TensorLayout]:
+    import torch
+
+    scalar_type = scalar_type_named(tensor.dtype)
+    if scalar_type is None:
+        reason = "; add its int_repr() and its scales as tensors of their own" if tensor.is_quantized else ""
+        raise UnsupportedDataError(f"dtype {tensor.dtype} has no counterpart in a .ptd{reason}")
+    if tensor.layout is not torch.strided:
+        raise UnsupportedDataError(
+            f"a tensor of layout {tensor.layout} is not one run of bytes; convert it with to_dense()"
+        )
+    if tensor.device.type != "cpu":
+        raise UnsupportedDataError(f"the tensor is on device {tensor.device}; move it to the CPU first")
+    tensor = tensor.detach().resolve_conj().resolve_neg()  # whose memory has the numbers themselves
+    order: Sequence[int] | None
+    if tensor.is_contiguous():
+        order = range(tensor.dim())
+    else:
+        order = _dense_order(tensor.shape, tensor.stride())
+        if order is None:
+            tensor, order = tensor.contiguous(), range(tensor.dim())
+    layout = TensorLayout(scalar_type, tuple(tensor.shape), tuple(order))
+    count = tensor.numel()
+    if count == 0:
+        return memoryview(b""), layout
+    return tensor.as_strided((count,), (1,)).view(torch.uint8).numpy().data, layout
+
+
+def _dense_order(sizes: Sequence[int], strides: Sequence[int]) -> tuple[int, ...] | None:
+    """The dim order in which strided memory is one run without gaps; None if there is no such order.
+
+    The stride of a dimension of size 1 means nothing, so such a dimension goes where its number puts it.
+    """
+    if 0 in sizes:
+        return tuple(range(len(sizes)))
+    wide = sorted((d for d in range(len(sizes)) if sizes[d] != 1), key=lambda d: -strides[d])
+    step = 1
+    for dim in reversed(wide):
+        if strides[dim] != step:
+            return None
+        step *= sizes[dim]
+    if wide == sorted(wide):
+        return tuple(range(len(sizes)))
+    # channels-last of (N, 3, 1, W) is still (0, 2, 3, 1): equal strides keep their numbers' order, as in ExecuTorch
+    return tuple(sorted(range(len(sizes)), key=lambda d: -strides[d]))
+
+
+def to_numpy(data: memoryview, layout: TensorLayout | None) -> np.ndarray:
+    """A numpy array over the bytes, in the tensor's own shape; nothing is copied.
+
+    An opaque blob (layout None) becomes an array of uint8. The array is read-only if `data` is. For a dtype that numpy
+    lacks, the extension dtype of the `ml_dtypes` package is used.
+
+    Raises:
+        MissingDependencyError: the dtype needs ml_dtypes, which is not installed.
+        UnsupportedDataError: neither package has the scalar type.
+    """
+    if layout is None:
+        return np.frombuffer(data, np.uint8) if len(data) else np.empty(0, np.uint8)
+    return _shaped(data, layout, numpy_dtype(layout.scalar_type))
+
+
+def _shaped(data: memoryview, layout: TensorLayout, dtype: np.dtype[Any]) -> np.ndarray:
+    """The elements in the tensor's own shape, as a view of the bytes."""
+    flat = np.frombuffer(data, dtype) if len(data) else np.empty(0, dtype)
+    outer_first = flat.reshape([layout.sizes[dim] for dim in layout.dim_order])
+    return outer_first.transpose(np.argsort(layout.dim_order)) if layout.sizes else outer_first
+
+
+def in_dim_order(data: memoryview, layout: TensorLayout, dim_order: Sequence[int] | None = None) -> memoryview:
+    """The bytes of a tensor with its dimensions in another order in memory; a copy only where the order differs.
+
+    Args:
+        data: the bytes of the tensor, of any scalar type.
+        layout: how they are a tensor now.
+        dim_order: the new order, from the outermost dimension to the innermost; left out, contiguous.
+    """
+    order = tuple(range(len(layout.sizes)) if dim_order is None else dim_order)
+    if order == layout.dim_order:
+        return data
+    array = _shaped(data, layout, unsigned_dtype(layout.scalar_type))
+    return np.ascontiguousarray(array.transpose(order)).reshape(-1).view(np.uint8).data
+
+
+def to_torch(data: memoryview, layout: TensorLayout | None) -> torch.Tensor:
+    """A torch tensor over the bytes, in the tensor's own shape and strides; nothing is copied.
+
+    An opaque blob (layout None) becomes a tensor of uint8. The tensor keeps the memory alive. `data` must be writable,
+    because torch has no read-only tensors.
+
+    Raises:
+        MissingDependencyError: torch is not installed.
+        UnsupportedDataError: torch has no dtype for the scalar type, or `data` is read-only.
+    """
+    try:
+        import torch
+    except ImportError:
+        raise MissingDependencyError("tensors need torch: pip install 'blobstore[executorch]'") from None
+    if data.readonly and len(data):
+        raise UnsupportedDataError("torch has no read-only tensors; copy the data or map it writable")
+    if layout is None:
+        return torch.frombuffer(data, dtype=torch.uint8) if len(data) else torch.empty(0, dtype=torch.uint8)
+    dtype = torch_dtype(layout.scalar_type)
+    if not len(data):
+        return torch.empty(layout.sizes, dtype=dtype)
+    flat = torch.frombuffer(data, dtype=torch.uint8).view(dtype)
+    return flat.as_strided(layout.sizes, layout.strides)
+
+
+def check_by_name(tensors: object) -> None:
+    """Raise UnsupportedDataError if an argument is not a mapping of tensors by name."""
+    if not isinstance(tensors, Mapping):
+        raise UnsupportedDataError(f"expected tensors by name, found a {type(tensors).__qualname__}")

@@ -1,0 +1,99 @@
+"""The main job: several programs that contain the same weights become slim programs and one shared data file.
+
+`inputs` finds the files, `deployed` what an earlier run left in the folder; `run` is one run over the folder, in which
+`planning` decides what leaves the programs.
+"""
+
+from __future__ import annotations
+
+import os
+
+from blobstore.core.disk.progress import Progress
+from blobstore.core.errors import UnsupportedDataError
+from blobstore.core.formats.data_map import NamedDataMap
+from blobstore.core.formats.opening import Format, detect_format
+from blobstore.core.formats.ptd.reader import open_ptd
+from blobstore.core.formats.pte.program import read_program
+from blobstore.core.memory.mapped_file import Paths, as_path, as_paths
+from blobstore.core.programs.folder import output_folder
+from blobstore.core.programs.inputs import expand, output_places
+from blobstore.core.programs.options import DATA_NAME, Options
+from blobstore.core.programs.results import DedupResult, ProgramResult
+from blobstore.core.programs.run import DataInput, ProgramInput, run
+
+__all__ = ["DATA_NAME", "DedupResult", "ProgramResult", "dedup_programs"]
+
+
+def dedup_programs(
+    inputs: Paths,
+    directory: str | os.PathLike[str],
+    *,
+    data_name: str = DATA_NAME,
+    keep_small: int = 0,
+    names: NamedDataMap | None = None,
+    prune: bool = False,
+    force: bool = False,
+    dry_run: bool = False,
+    progress: Progress | None = None,
+) -> DedupResult:
+    """Move the weights of programs to one data file, each distinct blob once.
+
+    The stock runtime loads `directory/A.pte` with `directory/shared.ptd` as its data file, and computes what the original
+    program computes.
+
+    The folder is a set of programs with their data files, and another run extends it. A program with the same name is
+    replaced; the other programs in the folder and below it keep every key that they take. All files are the old ones or
+    the new ones; the next run finishes one that was killed between two renames. A process that has an old file open
+    keeps that file. Other processes that write programs into the folder wait.
+
+    Args:
+        inputs: one or several files and folders: `.pte` files, and `.ptd` files that some of them need, whose contents
+            go to the shared file. A folder stands for all such files in it and below it, except those in `directory`.
+        directory: where the outputs go; made if it is missing. A program keeps its file name, and one from a folder its
+            place below that folder. Programs that would get the same place keep as many of their parent folders as needed.
+        data_name: the file name of the shared data.
+        keep_small: tensors and blobs with fewer bytes than this stay in their program. A blob in a data file takes a
+            multiple of 128 bytes, and a key.
+        names: tensors by name, from a checkpoint. A moved tensor that equals exactly one of them, to the byte, gets its
+            name as key. All others get keys made of their contents.
+        prune: drop the keys of earlier runs that no program in the folder takes any more.
+        force: replace inputs, files of another format, and programs that cannot be read; and extend a data file of
+            unknown origin.
+        dry_run: check and compute everything, and write nothing. What a killed run left in the folder stays, too.
+        progress: called with every step.
+
+    Returns:
+        What the run did; of a dry run what it would do.
+
+    Raises:
+        FileAccessError, InvalidFileError, IntegrityError: an input or a file of an earlier run cannot be read, is
+            malformed or damaged; or an output cannot be written.
+        UnsupportedDataError: an input is neither a program nor a data file, or `keep_small`, `names` or `progress` has
+            the wrong type.
+        UnsupportedProgramError: a program contains something that the rewrite would lose.
+        KeyConflictError: two inputs, or an input and a program in the folder, have different contents under a key that
+            delegates look up.
+        OutputPathError: an output would replace an input, a file of another format, or a data file that was not written
+            together with programs.
+        InvalidTagError: `data_name` is not a file name.
+        In every case the directory is as it was before.
+    """
+    options = Options(data_name, keep_small, names, prune, force, progress, dry_run)
+    directory = as_path(directory)
+    sources = as_paths(inputs)
+    with output_folder(directory, dry_run=dry_run):
+        found = expand(sources, directory)
+        kinds = [detect_format(path) for path, _ in found]
+        for (path, _), kind in zip(found, kinds, strict=True):
+            if kind not in {Format.PTE, Format.PTD}:
+                raise UnsupportedDataError(f"{path}: expected a .pte or a .ptd, found {kind.value}")
+        programs = [one for one, kind in zip(found, kinds, strict=True) if kind is Format.PTE]
+        data = [path for (path, _), kind in zip(found, kinds, strict=True) if kind is Format.PTD]
+        places = output_places(programs)
+        return run(
+            [ProgramInput(read_program(path), place) for (path, _), place in zip(programs, places, strict=True)],
+            [DataInput(open_ptd(path, verify=True), options.data_name) for path in data],
+            directory,
+            [path for path, _ in found],
+            options,
+        )

@@ -1,0 +1,47 @@
+"""A key with two contents, explained in terms of programs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from blobstore.core.errors import KeyConflictError
+from blobstore.core.formats.pte.program import ProgramFile
+from blobstore.core.programs.deployed import taken_by
+
+__all__ = ["ClashError"]
+
+
+class ClashError(KeyConflictError):
+    """A program or a data file of this run has other bytes for a key than the store.
+
+    Args:
+        key: the key.
+        source: the program or the data file.
+        error: the error of the store.
+        delegate: whether a delegate of the program looks up the key, so that it cannot have another one.
+    """
+
+    def __init__(self, key: str, source: Path, error: KeyConflictError, *, delegate: bool) -> None:
+        super().__init__(f"{source}: {error}")
+        self.key, self.source, self.error, self.delegate = key, source, error, delegate
+
+    def explained(self, takers: Mapping[str, Path], programs: Sequence[ProgramFile]) -> KeyConflictError:
+        """The error for the user, who thinks in programs.
+
+        Args:
+            takers: for each key that programs take which are in the folder and stay, one of them.
+            programs: the programs of this run.
+        """
+        why = ", its delegate looks for this key" if self.delegate else ""
+        if self.key not in takers:
+            return KeyConflictError(
+                f"{self}{why}; so these files cannot share a data file: tensors of different programs with the same name "
+                "need separate data files, so lower these programs with different tags"
+            )
+        users = [program.path for program in programs if taken_by(program, [self.key])]
+        who = self.source if self.delegate or not users else f"{users[0]}, which takes it from {self.source}"
+        return KeyConflictError(
+            f"{who}: {self.error}{why}; but {takers[self.key]}, which is in the folder, takes the bytes that are there. "
+            "Replace that program, too, or write to another folder"
+        )

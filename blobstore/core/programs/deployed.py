@@ -1,0 +1,211 @@
+"""What earlier runs left in a folder: programs, their data files, and which program takes which key."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import json
+import os
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from blobstore.core.disk.kinds import Format, check_replaceable, detect_format
+from blobstore.core.errors import BlobStoreError, FileAccessError, InvalidFileError, OutputPathError
+from blobstore.core.formats.keys import KEY_PREFIX, OF_PROGRAMS
+from blobstore.core.formats.ptd.reader import PtdDataMap, open_ptd
+from blobstore.core.formats.pte.program import ProgramFile, read_program
+
+__all__ = [
+    "FLATBUFFERS",
+    "USERS",
+    "delegated_keys",
+    "describing",
+    "mentioned",
+    "old_data",
+    "old_programs",
+    "other_data",
+    "place_of",
+    "taken_by",
+    "taken_from",
+    "tree",
+    "users_of",
+]
+
+USERS = "blobstore.programs.names"
+"""Metadata of a data file if other data files in the folder have some of its keys: JSON, the paths of the programs that
+were written to take this file. The keys alone do not show which file a program takes."""
+
+FLATBUFFERS = {"XnnpackBackend", "BlobStoreBackend"}
+"""Backends whose payloads contain the keys that they look up as text."""
+
+
+def old_programs(directory: Path, replaced: Collection[Path]) -> list[ProgramFile]:
+    """The programs in a folder and below it, without those that will be replaced.
+
+    Raises:
+        FileAccessError, InvalidFileError: a folder or a program cannot be read, so the keys that it takes are unknown.
+    """
+    if not directory.exists():
+        return []
+    gone = {os.path.realpath(path) for path in replaced}
+    found: list[ProgramFile] = []
+    for path in tree(directory, (".pte",)):
+        if os.path.realpath(path) not in gone and _is(path, Format.PTE):
+            found.append(read_program(path))
+    return found
+
+
+def old_data(paths: Iterable[Path], *, force: bool) -> list[PtdDataMap]:
+    """The data files among `paths` that exist already.
+
+    Args:
+        paths: files that will be written.
+        force: take data files of unknown origin, too, and ignore malformed ones.
+
+    Raises:
+        OutputPathError: one is a file of another format, or was not written together with programs.
+        FileAccessError, InvalidFileError: one cannot be read.
+    """
+    found: list[PtdDataMap] = []
+    for path in paths:
+        check_replaceable(path, Format.PTD, force=force)
+        if _is(path, Format.PTD):
+            try:
+                data_map = open_ptd(path)
+            except InvalidFileError:
+                if force:
+                    continue
+                raise
+            if not force and not OF_PROGRAMS.items() <= data_map.metadata.items():
+                raise OutputPathError(
+                    f"{path}: this data file is of unknown origin, because it was not written together with programs; choose "
+                    "another name, or use force (--force) to add to it"
+                )
+            found.append(data_map)
+    return found
+
+
+def other_data(directory: Path, paths: Collection[Path]) -> list[PtdDataMap]:
+    """The data files in a folder that were written together with programs, without `paths` and unreadable ones."""
+    found = []
+    for path in sorted(directory.glob("*.ptd")):
+        if path not in paths:
+            with contextlib.suppress(BlobStoreError):
+                data_map = open_ptd(path)
+                if OF_PROGRAMS.items() <= data_map.metadata.items():
+                    found.append(data_map)
+    return found
+
+
+def _is(path: Path, kind: Format) -> bool:
+    """Whether a file exists and has this format."""
+    try:
+        return detect_format(path) is kind
+    except InvalidFileError:  # the file is empty
+        return False
+    except FileAccessError as error:
+        if error.errno != errno.ENOENT:
+            raise
+        return False
+
+
+def tree(directory: Path, endings: tuple[str, ...]) -> list[Path]:
+    """The files in a folder and below it with these endings, in order, without hidden ones and those behind folder links.
+
+    Raises:
+        FileAccessError: a folder cannot be read.
+    """
+
+    def fail(error: OSError) -> None:
+        raise FileAccessError(error.filename or directory, error)
+
+    found: list[Path] = []
+    for folder, folders, names in os.walk(directory, onerror=fail):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        found += [Path(folder, name) for name in sorted(names) if name.endswith(endings) and not name.startswith(".")]
+    return found
+
+
+def taken_by(program: ProgramFile, keys: Collection[str]) -> set[str]:
+    """Those of `keys` that a program looks up in its data files.
+
+    The keys of tensors are in the program. The keys of delegates are in payloads that only their backends understand.
+    Payloads of known backends contain the keys as text; a delegate of any other backend may take every key.
+    """
+    tensors = {external.key for external in program.externals}
+    left = set(keys) - tensors
+    return set(keys) - left | delegated_keys(program, left)
+
+
+def delegated_keys(program: ProgramFile, keys: Collection[str], methods: Collection[str] | None = None) -> set[str]:
+    """Those of `keys` that the delegates of a program, or of some of its methods, look up; see `taken_by`."""
+    left = set(keys)
+    for delegate in program.delegates:
+        if methods is not None and delegate.method not in methods:
+            continue
+        if delegate.backend not in FLATBUFFERS:
+            return set(keys)
+        if left:
+            left -= mentioned(program.data[delegate.span.start : delegate.span.stop], left)
+    return set(keys) - left
+
+
+def taken_from(program: ProgramFile, files: Mapping[str, PtdDataMap], directory: Path) -> dict[str, set[str]]:
+    """The keys that a program in a folder takes from each of the data files there, by file name.
+
+    If several files have a key, the program may take it from any of them. But if the files that list the program among
+    their users have all keys that it takes, it takes them from these.
+    """
+    keys = taken_by(program, set(itertools.chain(*files.values())))
+    place = place_of(program.path, directory)
+    listed = [name for name, data_map in files.items() if place in users_of(data_map.metadata)]
+    homes = listed if keys <= set(itertools.chain(*(files[name] for name in listed))) else files
+    return {name: keys & set(files[name]) for name in homes}
+
+
+def users_of(metadata: Mapping[str, str]) -> set[str]:
+    """The programs that a data file lists as its users; empty if it has no valid list."""
+    try:
+        found = json.loads(metadata.get(USERS, "[]"))
+    except (ValueError, RecursionError):
+        return set()
+    return {name for name in found if isinstance(name, str)} if isinstance(found, list) else set()
+
+
+def place_of(path: Path, directory: Path) -> str:
+    """The path of a program below a folder, as the data files of the folder list it."""
+    return path.relative_to(directory).as_posix()
+
+
+def describing(data_map: PtdDataMap, taken: Collection[str]) -> set[str]:
+    """The keys of records that describe a key in `taken`, or no key at all. Programs do not look up records by key."""
+    keys = set(data_map)
+    found = set()
+    for key in keys:
+        if key.startswith(KEY_PREFIX):
+            about = mentioned(data_map.get_data(key), keys)
+            if not about or about.intersection(taken):
+                found.add(key)
+    return found
+
+
+def mentioned(data: memoryview, keys: Collection[str]) -> set[str]:
+    """Those of `keys` that occur in the data as text of a flatbuffer: the length in four bytes, the text, and a NUL."""
+    texts = {key.encode(): key for key in keys}
+    longest = max(map(len, texts), default=0)
+    wanted = np.zeros(longest + 2, bool)
+    wanted[[len(text) for text in texts]] = True
+    found: set[str] = set()
+    for shift in range(4):
+        words: npt.NDArray[np.uint32] = np.frombuffer(data[shift : shift + (len(data) - shift) // 4 * 4], "<u4")
+        (short,) = np.nonzero(words <= longest)
+        for at in short[wanted[words[short]]].tolist():
+            start = shift + 4 * at + 4
+            text = bytes(data[start : start + int(words[at]) + 1])
+            if text[-1:] == b"\0" and (key := texts.get(text[:-1])) is not None:
+                found.add(key)
+    return found

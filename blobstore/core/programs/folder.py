@@ -1,0 +1,35 @@
+"""The folder that a run writes to."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from blobstore.core.disk.folders import folders
+from blobstore.core.disk.locks import exclusive
+from blobstore.core.disk.recovery import recover
+from blobstore.core.disk.staging import check_writable
+from blobstore.core.errors import FileAccessError
+from blobstore.core.memory.mapped_file import named
+
+__all__ = ["output_folder"]
+
+
+@contextlib.contextmanager
+def output_folder(directory: Path, *, dry_run: bool = False) -> Iterator[None]:
+    """Make a folder, keep other writers of programs out of it, and finish what a killed writer left.
+
+    If an error is raised inside, a folder that was missing before is removed again. A dry run only checks that all this
+    is possible, and keeps nobody out.
+    """
+    if dry_run:
+        try:
+            check_writable(directory)
+        except OSError as error:
+            raise FileAccessError(directory, error) from None
+        yield
+        return
+    with named(directory), folders([directory]), exclusive(directory):
+        recover(directory)
+        yield

@@ -1,0 +1,58 @@
+"""The input files of a run, and the places of their outputs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from blobstore.core.errors import FileAccessError
+from blobstore.core.programs.deployed import tree
+
+__all__ = ["expand", "output_places"]
+
+
+def expand(paths: Sequence[Path], directory: Path) -> list[tuple[Path, Path]]:
+    """The input files, each once, with its place below the folder that was given; a single file's place is its name.
+
+    Args:
+        paths: files and folders.
+        directory: where the outputs go; files in it are not taken, unless it is one of `paths` itself.
+
+    Raises:
+        FileAccessError: a folder cannot be read, or has no programs and no data files.
+    """
+    output = os.path.realpath(directory)
+    found: dict[str, tuple[Path, Path]] = {}
+    for path in paths:
+        if os.path.isdir(path):  # noqa: PTH112 - Path.is_dir raises an error for a name that is too long
+            inside = [(file, file.relative_to(path)) for file in tree(path, (".pte", ".ptd"))]
+            new = [
+                (file, place)
+                for file, place in inside
+                if output == os.path.realpath(path) or not Path(os.path.realpath(file)).is_relative_to(output)
+            ]
+            if not new:
+                raise FileAccessError(path, "there is neither a .pte nor a .ptd in this folder")
+        else:
+            new = [(path, Path(path.name))]
+        for file, place in new:
+            found.setdefault(os.path.realpath(file), (file, place))
+    return list(found.values())
+
+
+def output_places(inputs: Sequence[tuple[Path, Path]]) -> list[Path]:
+    """The place of each program below the output folder; where two would be the same, with more parent folders.
+
+    Args:
+        inputs: programs with their places, as `expand` returns them.
+    """
+    depths = [len(place.parts) for _, place in inputs]
+    full = [Path(os.path.abspath(path)).parts[1:] for path, _ in inputs]  # noqa: PTH100 - links stay as they are
+    while True:
+        outputs = [Path(*parts[-depth:]) for parts, depth in zip(full, depths, strict=True)]
+        same = [i for i, output in enumerate(outputs) if outputs.count(output) > 1 and depths[i] < len(full[i])]
+        if not same:
+            return outputs
+        for i in same:
+            depths[i] += 1

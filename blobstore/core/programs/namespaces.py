@@ -1,0 +1,37 @@
+"""Which freshly lowered programs can share keys."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from blobstore.core.formats.ptd.reader import PtdDataMap
+from blobstore.core.groups import Groups
+from blobstore.core.memory.digest import Digest
+from blobstore.core.memory.layout import TensorLayout
+
+__all__ = ["namespaces"]
+
+
+def namespaces(data: Mapping[str, Sequence[PtdDataMap]]) -> dict[str, int]:
+    """The number of each program's namespace. In one namespace a key has one content, in one file.
+
+    All programs have the same namespace, unless a key of several programs is in different files or has different
+    contents. Then programs share a namespace if they have a file in common.
+
+    Args:
+        data: the data files of each program.
+    """
+    known: dict[str, tuple[str, Digest, TensorLayout | None]] = {}
+    found = (
+        (key, (data_map.path.name, data_map.digest(key), data_map.get_tensor_layout(key)))
+        for maps in data.values()
+        for data_map in maps
+        for key in data_map
+    )
+    if all(known.setdefault(key, what) == what for key, what in found):
+        return dict.fromkeys(data, 0)
+    groups = Groups(data)
+    first: dict[str, str] = {}
+    for name, maps in data.items():
+        groups.join([name, *(first.setdefault(data_map.path.name, name) for data_map in maps)])
+    return {name: number for number, group in enumerate(groups.members()) for name in group}

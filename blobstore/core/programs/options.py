@@ -1,0 +1,51 @@
+"""The options that `dedup_programs` and `save_programs` share."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from blobstore.core.disk.progress import Progress, check_progress
+from blobstore.core.errors import UnsupportedDataError
+from blobstore.core.formats.data_map import NamedDataMap
+from blobstore.core.store import check_tag
+
+__all__ = ["DATA_NAME", "Options"]
+
+DATA_NAME = "shared.ptd"
+"""The default file name of the shared data."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a run works; `dedup_programs` describes each option.
+
+    Raises:
+        InvalidTagError: `data_name` is not a plain file name.
+        UnsupportedDataError: `keep_small`, `names` or `progress` has the wrong type.
+
+    Attributes:
+        metadata: free text to keep with data files, by the name of the file.
+    """
+
+    data_name: str = DATA_NAME
+    keep_small: int = 0
+    names: NamedDataMap | None = None
+    prune: bool = False
+    force: bool = False
+    progress: Progress | None = None
+    dry_run: bool = False
+    metadata: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_tag(self.data_name)
+        try:
+            operator.index(self.keep_small)
+        except TypeError:
+            raise UnsupportedDataError(f"keep_small must be an integer, got {self.keep_small!r}") from None
+        if self.names is not None and not isinstance(self.names, NamedDataMap):
+            raise UnsupportedDataError(
+                f"names must be an opened file (open_any), got a {type(self.names).__qualname__}"
+            )
+        check_progress(self.progress)

@@ -1,0 +1,110 @@
+"""What leaves the programs of a run, and under which key."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+from blobstore.core.disk.progress import Progress
+from blobstore.core.errors import KeyConflictError
+from blobstore.core.formats.data_map import NamedDataMap
+from blobstore.core.formats.pte.program import Movable, ProgramFile
+from blobstore.core.memory.digest import Digest, digest
+from blobstore.core.memory.layout import TensorLayout
+from blobstore.core.programs.conflicts import ClashError
+from blobstore.core.store import BlobStore
+
+__all__ = ["Plan", "names_by_content"]
+
+NamesByContent = Mapping[Digest, tuple[str, TensorLayout | None]]
+
+
+def names_by_content(names: NamedDataMap | None) -> NamesByContent:
+    """The name and the layout of each tensor of a checkpoint by content, if only one tensor has the content."""
+    if names is None:
+        return {}
+    found: dict[Digest, list[str]] = {}
+    for key in names:
+        found.setdefault(digest(names.get_data(key)), []).append(key)  # a recorded one may be wrong
+    return {address: (keys[0], names.get_tensor_layout(keys[0])) for address, keys in found.items() if len(keys) == 1}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What leaves the programs of a run, and under which key.
+
+    Attributes:
+        shared: the store for what leaves, unless the program's own store has the key.
+        data_name: the file name for what goes to `shared`.
+        keep_small: what has fewer bytes stays in its program.
+        by_content: names to use as keys.
+        reserved: keys that no tensor may get, because delegates look them up or because they are `inside`.
+        inside: keys that other programs of the folder have in themselves, so that no data file may have them.
+        progress: called with every step.
+    """
+
+    shared: BlobStore
+    data_name: str
+    keep_small: int
+    by_content: NamesByContent
+    reserved: Collection[str]
+    inside: Collection[str]
+    progress: Progress | None
+
+    def moves(self, program: ProgramFile, own: BlobStore) -> dict[Movable, str]:
+        """Put what leaves a program into a store.
+
+        Args:
+            program: the program.
+            own: the store of its namespace.
+
+        Returns:
+            The key of each item that leaves.
+
+        Raises:
+            ClashError: a delegate looks up a key that has other bytes in the store.
+        """
+        items = list(program.movable())
+        total, done = sum(len(item.data) for item in items), 0
+        moves: dict[Movable, str] = {}
+        for item in items:
+            # a blob that is in a data file must not stay: the runtime refuses a key that it finds in two places
+            elsewhere = item.kind == "named_data" and (item.name in own or item.name in self.shared)
+            if len(item.data) >= self.keep_small or elsewhere:
+                key = self._add(item, own)
+                if key is not None:
+                    moves[item] = key
+            done += len(item.data)
+            if self.progress:
+                self.progress(f"reading {program.path.name}", done, total)
+        return moves
+
+    def _add(self, item: Movable, own: BlobStore) -> str | None:
+        """Add an item to a store and return its key; None if it must stay in its program."""
+        for key in _candidates(item, self.by_content):
+            if key in (self.inside if item.kind == "named_data" else self.reserved):
+                continue
+            store = own if key in own else self.shared
+            try:
+                tag = store.tag(key) if key in store else self.data_name
+                store.add(key, item.data, alignment=item.alignment, layout=item.layout, tag=tag)
+            except KeyConflictError as error:
+                if item.kind == "named_data":
+                    raise ClashError(key, item.program.path, error, delegate=True) from None
+            else:
+                return key
+        return None
+
+
+def _candidates(item: Movable, by_content: NamesByContent) -> Iterable[str]:
+    """The keys to try, best first."""
+    if item.name is not None:
+        # the program looks up this name, so there is no other candidate; if the name is taken, the item stays
+        yield item.name
+        return
+    name, layout = by_content.get(item.digest, (None, None))
+    if name is not None and layout == item.layout:
+        yield name
+    yield item.key
+    for number in range(2, 100):  # two contents with one digest have never been seen, but each would get a key
+        yield f"{item.key}.{number}"

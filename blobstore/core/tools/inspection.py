@@ -1,0 +1,190 @@
+"""Listing what a file holds."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from blobstore.core.errors import BlobStoreError, InvalidFileError, UnsupportedDataError
+from blobstore.core.formats.data_map import NamedDataMap
+from blobstore.core.formats.delegate_keys import keys_of
+from blobstore.core.formats.opening import open_any
+from blobstore.core.formats.ptd.reader import PtdDataMap, open_ptd
+from blobstore.core.formats.pte.data_map import PteDataMap
+from blobstore.core.formats.pte.program import ProgramFile
+from blobstore.core.formats.safetensors import SafetensorsDataMap
+from blobstore.core.memory.layout import TensorLayout
+
+__all__ = ["BlobInfo", "ExternalInfo", "FileInfo", "inspect_file"]
+
+
+@dataclass(frozen=True)
+class BlobInfo:
+    """One key.
+
+    Attributes:
+        key: the key; for a constant of a program that has no name, one made of its content.
+        kind: "tensor" or "blob"; in a program "constant", "state" or "named data".
+        layout: None for opaque bytes.
+        nbytes: bytes of the blob.
+        alignment: in bytes; 1 if the file does not record it.
+        digest: its xxh3-128 in hexadecimal.
+        shared: the first key with the same bytes; empty if this is the first.
+    """
+
+    key: str
+    kind: str
+    layout: TensorLayout | None
+    nbytes: int
+    alignment: int
+    digest: str
+    shared: str
+
+
+@dataclass(frozen=True)
+class ExternalInfo:
+    """A key that a program takes from a data file.
+
+    Attributes:
+        key: the key.
+        kind: "external" for a tensor of the program, "delegate" for what a delegate looks up.
+        taken_by: the methods and delegates that take it.
+        layout: of a tensor; None for what a delegate looks up.
+        nbytes: its size; None if neither the program nor a data file beside it has it.
+        found_in: the name of a data file beside the program that has the key; empty if there is none.
+    """
+
+    key: str
+    kind: str
+    taken_by: tuple[str, ...]
+    layout: TensorLayout | None
+    nbytes: int | None
+    found_in: str
+
+
+@dataclass(frozen=True)
+class FileInfo:
+    """One file.
+
+    Attributes:
+        path: the file.
+        format: "pte", "ptd" or "safetensors".
+        size: bytes of the file.
+        facts: other facts about the file, by name.
+        blobs: its blobs, in the order of the file.
+        externals: of a program, the keys that it takes from data files, as far as its payloads can be read.
+    """
+
+    path: Path
+    format: str
+    size: int
+    facts: dict[str, str]
+    blobs: list[BlobInfo]
+    externals: list[ExternalInfo] = field(default_factory=list)
+
+
+def inspect_file(path: str | os.PathLike[str]) -> FileInfo:
+    """List a .pte, .ptd or .safetensors.
+
+    Raises:
+        FileAccessError, InvalidFileError, UnsupportedDataError: as `open_any`.
+    """
+    with open_any(path) as data_map:
+        facts: dict[str, str] = {}
+        kinds: dict[str, str] = {}
+        externals: list[ExternalInfo] = []
+        if isinstance(data_map, PtdDataMap):
+            file_format = "ptd"
+            facts["digests"] = "yes" if data_map.has_digests else "no"
+            facts |= {f"metadata {key}": value for key, value in data_map.metadata.items()}
+        elif isinstance(data_map, PteDataMap):
+            file_format = "pte"
+            facts, kinds = _program_facts(data_map)
+            externals = _externals(data_map.program)
+        elif isinstance(data_map, SafetensorsDataMap):
+            file_format = "safetensors"
+            facts |= {f"metadata {key}": value for key, value in data_map.metadata.items()}
+        else:
+            raise UnsupportedDataError(f"{os.fspath(path)}: a file of this format cannot be listed")
+        size = Path(path).stat().st_size
+        return FileInfo(Path(path), file_format, size, facts, _blobs(data_map, kinds), externals)
+
+
+def _blobs(data_map: NamedDataMap, kinds: dict[str, str]) -> list[BlobInfo]:
+    first: dict[object, str] = {}
+    blobs = []
+    for key, data in data_map.items():
+        address = data_map.digest(key)
+        layout = data_map.get_tensor_layout(key)
+        shared = first.setdefault(address, key)
+        kind = kinds.get(key, "blob" if layout is None else "tensor")
+        alignment = data_map.alignment(key)
+        digest = address.xxh3_128.hex()
+        blobs.append(BlobInfo(key, kind, layout, len(data), alignment, digest, "" if shared == key else shared))
+    return blobs
+
+
+def _program_facts(data_map: PteDataMap) -> tuple[dict[str, str], dict[str, str]]:
+    program = data_map.program
+    facts = {"methods": ", ".join(program.methods), "flatbuffer": f"{program.program_size:,} bytes"}
+    for delegate in program.delegates:
+        name = f"delegate {delegate.method}/{delegate.index}"
+        facts[name] = f"{delegate.backend}, payload of {delegate.span.size:,} bytes"
+    if program.externals:
+        facts["external tensors"] = str(len({external.key for external in program.externals}))
+    kinds = {item.key: item.kind.replace("_", " ") for item in program.movable()}
+    return facts, kinds
+
+
+def _externals(program: ProgramFile) -> list[ExternalInfo]:
+    """The keys that a program takes from data files."""
+    takers: dict[tuple[str, str], dict[str, None]] = {}
+    layouts: dict[str, TensorLayout | None] = {}
+    sizes: dict[str, int | None] = {}
+    for external in program.externals:
+        takers.setdefault((external.key, "external"), {})[external.use.method] = None
+        layouts[external.key] = external.layout
+        sizes[external.key] = None if external.layout is None else external.layout.nbytes
+    own = {blob.key for blob in program.named_data}
+    for delegate in program.delegates:
+        data = program.data[delegate.span.start : delegate.span.stop]
+        looked_up: dict[str, int | None] = {}
+        with suppress(InvalidFileError):  # damaged, or of a later version
+            looked_up = keys_of(delegate.backend, data) or {}
+        for key, nbytes in looked_up.items():
+            if key not in own:
+                name = f"{delegate.method}/{delegate.index} {delegate.backend}"
+                takers.setdefault((key, "delegate"), {})[name] = None
+                sizes.setdefault(key, nbytes)
+    beside: dict[str, tuple[int, str]] = {}
+    for path in sorted(program.path.parent.glob("*.ptd")) if takers else ():
+        if beside.keys() >= {key for key, _ in takers}:
+            break
+        status = path.stat()
+        for key, nbytes in _sizes_in(path, status.st_size, status.st_mtime_ns).items():
+            beside.setdefault(key, (nbytes, path.name))
+    return [
+        ExternalInfo(
+            key,
+            kind,
+            tuple(by),
+            layouts.get(key),
+            sizes[key] if sizes[key] is not None else beside.get(key, (None, ""))[0],
+            beside.get(key, (0, ""))[1],
+        )
+        for (key, kind), by in takers.items()
+    ]
+
+
+@functools.lru_cache(maxsize=256)
+def _sizes_in(path: Path, size: int, modified: int) -> Mapping[str, int]:
+    """The sizes of the blobs in a data file by key; empty if it cannot be read. The last two arguments identify it."""
+    try:
+        with open_ptd(path) as data_map:
+            return {key: len(data) for key, data in data_map.items()}
+    except BlobStoreError:
+        return {}

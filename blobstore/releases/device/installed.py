@@ -1,0 +1,571 @@
+"""The folder of a device: the files of its releases, and which release is the current one.
+
+    files/SHA256             objects: each file once, whatever releases have it
+    indexes/SHA256.json      the index of each release that is here; .sig its signature, .merged.json what was merged
+    indexes/newest           name, version and time of the release that was last switched to, or was about to be; older ones are refused
+    releases/SHA256/…        a release: links with the names of its files
+    current                  a link to the release that counts
+    tables/SHA256.json       which blobs a file has, where a release is assembled from older ones
+    partial/PLACE/SHA256     objects that are being fetched, apart for each place that they come from; made/SHA256 complete ones
+    incoming/                what the application's own downloader fetched
+
+A release appears whole when the link `current` is renamed. Everything before that adds files that nothing names yet.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import re
+import shutil
+import stat
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from blobstore.core.disk.journal import sync_folder
+from blobstore.core.disk.locks import Lock, exclusive
+from blobstore.core.disk.names import TEMPORARY, temporary_beside
+from blobstore.core.disk.recovery import recover
+from blobstore.core.disk.staging import Staging
+from blobstore.core.errors import BlobStoreError, FileAccessError, IntegrityError, InvalidFileError, ReleaseError
+from blobstore.core.memory.digest import sha256 as digest_of
+from blobstore.core.memory.mapped_file import named, open_regular
+from blobstore.releases.index.contents import plain_table
+from blobstore.releases.index.index import (
+    INDEX_LIMIT,
+    TABLE_LIMIT,
+    File,
+    Index,
+    Object,
+    Sha256,
+    Size,
+    Struct,
+    Table,
+    decode_json,
+    encode,
+    encode_json,
+    parse_index,
+    parse_table,
+)
+from blobstore.releases.sources.source import INDEXES, SIGNATURES, pieces_of, read_small
+
+__all__ = ["CURRENT", "Collected", "Installed", "LocalBlob", "Mark", "Merged"]
+
+CURRENT = "current"
+_NEWEST = "newest"
+_MARK = re.compile(r"^(\S{1,100}) (\S{1,100}) ([0-9]{1,16})\n\Z")
+_VIEW = re.compile(r"^([0-9a-f]{64})(-merged)?$")
+_OBJECT = re.compile(r"^[0-9a-f]{64}$")
+_MADE = "made"
+
+
+class Merged(Struct, frozen=True):
+    """A data file that was made here of the files of a data set.
+
+    Attributes:
+        sha256, size: of it.
+        covers: SHA-256 of the files that it replaces, the oldest first.
+    """
+
+    sha256: Sha256
+    size: Size
+    covers: tuple[Sha256, ...]
+
+    @property
+    def object(self) -> Object:
+        """The contents."""
+        return Object(self.sha256, self.size)
+
+
+@dataclass(frozen=True)
+class LocalBlob:
+    """A blob in a file that is here.
+
+    Attributes:
+        path: the file.
+        offset, size: where it lies, in bytes.
+    """
+
+    path: Path
+    offset: int
+    size: int
+
+
+@dataclass(frozen=True)
+class Mark:
+    """The release that was last switched to, or was about to be when that failed, also if nothing leads to it.
+
+    Attributes:
+        name, version, published: as in its index.
+    """
+
+    name: str
+    version: str
+    published: int
+
+
+@dataclass(frozen=True)
+class Collected:
+    """What `gc` removed.
+
+    Attributes:
+        releases: the number of releases.
+        files: the number of files.
+        nbytes: their size.
+        in_use: releases that stay only because a process uses them.
+    """
+
+    releases: int
+    files: int
+    nbytes: int
+    in_use: int
+
+
+class Installed:
+    """The folder of a device.
+
+    Args:
+        folder: where it is.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.files, self.partial, self.incoming = (folder / name for name in ("files", "partial", "incoming"))
+        self._releases, self._indexes, self._tables = (folder / name for name in ("releases", INDEXES, "tables"))
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Make the folder if it is missing, keep other processes out, and clean up after killed ones.
+
+        Raises:
+            ReleaseError: releases are published in this folder; `gc` would remove their files.
+        """
+        with named(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            publishes = (self.folder / SIGNATURES).exists() and not self._indexes.exists()
+        if publishes:
+            raise ReleaseError(f"{self.folder}: releases are published in this folder; pull them into another one")
+        with exclusive(self.folder):
+            with named(self.folder):
+                for place in (self.files, self.partial, self._releases, self._indexes, self._tables):
+                    place.mkdir(exist_ok=True)
+                for one in os.scandir(self.folder):
+                    if one.is_symlink() and TEMPORARY.fullmatch(one.name):
+                        os.unlink(one.path)
+            for place in (self.files, self._releases, self._indexes, self._tables):
+                recover(place)
+            yield
+
+    @contextlib.contextmanager
+    def fetching(self, source: str) -> Iterator[Path]:
+        """A folder for what is fetched from a source, which no other process uses; waits for one that fetches from there.
+
+        What a process that ended left of it is in there, whatever source it fetched from. Other sources are not waited
+        for, and the folder of the device is not locked, so a server that keeps this process waiting keeps nobody else.
+
+        Args:
+            source: the name of the source.
+        """
+        place = self.partial / digest_of(source.encode(errors="surrogateescape"))[:16]
+        lock = Lock()
+        try:
+            while not self._take(lock, place):
+                with contextlib.suppress(FileNotFoundError):
+                    lock.take(place, wait=True)
+                lock.close()  # who held it may have removed the folder
+                lock = Lock()
+            yield place
+        finally:
+            lock.close()
+
+    def _take(self, lock: Lock, place: Path) -> bool:
+        """Lock the folder of a source, made or taken over from a process that ended; False if another one has it."""
+        with self.locked(), named(place):
+            if not place.is_dir():
+                for one in self._abandoned():
+                    one.rename(place)
+                    break
+                else:
+                    place.mkdir()
+            if not lock.take(place):
+                return False
+            (place / _MADE).mkdir(exist_ok=True)
+            self.deliver(place)
+            return True
+
+    def _abandoned(self) -> Iterator[Path]:
+        """Folders of sources that no process fetches from. Each is locked until the next one is asked for."""
+        for one in sorted(self.partial.iterdir()):
+            if one.is_dir() and not one.is_symlink():
+                lock = Lock()
+                try:
+                    if lock.take(one):
+                        yield one
+                finally:
+                    lock.close()
+
+    @staticmethod
+    def made(place: Path) -> Path:
+        """Where objects are made, in the folder of a source."""
+        return place / _MADE
+
+    def deliver(self, place: Path) -> None:
+        """Give the objects that were made their place, where `gc` would find them. Call this in `locked`."""
+        with named(place):
+            recover(self.made(place))
+            found = [one for one in os.scandir(self.made(place)) if _OBJECT.fullmatch(one.name)]
+            for one in found:
+                os.replace(one.path, self.path(one.name))
+            if found:
+                sync_folder(self.files)
+
+    def finish(self, place: Path) -> None:
+        """Remove the folder of a source, unless something is in it. Call this in `locked`."""
+        with contextlib.suppress(OSError):
+            self.made(place).rmdir()
+            place.rmdir()
+
+    @contextlib.contextmanager
+    def holding(self, views: Iterable[str]) -> Iterator[None]:
+        """Keep releases whole that a pull takes blobs from: `gc` leaves them alone."""
+        with contextlib.ExitStack() as stack:
+            for view in views:
+                lock = Lock()
+                stack.callback(lock.close)
+                with contextlib.suppress(OSError):  # one that is gone has nothing to take
+                    lock.take(self.view_path(view), shared=True)
+            yield
+
+    # Releases
+
+    @property
+    def view(self) -> str | None:
+        """The name of the current release below `releases`; None if there is none."""
+        try:
+            target = str((self.folder / CURRENT).readlink())
+        except OSError as error:
+            if error.errno in {errno.ENOENT, errno.ENOTDIR}:
+                return None
+            if error.errno == errno.EINVAL:
+                raise InvalidFileError(
+                    self.folder / CURRENT, "expected a link to a release, found something else"
+                ) from None
+            raise FileAccessError(self.folder / CURRENT, error) from None
+        name = Path(target).name
+        if not _VIEW.fullmatch(name) or target != f"releases/{name}":
+            raise InvalidFileError(self.folder / CURRENT, f"expected a link to a release, found one to {target!r}")
+        return name
+
+    def view_path(self, view: str) -> Path:
+        """The folder of a release."""
+        return self._releases / view
+
+    @property
+    def current(self) -> str | None:
+        """The SHA-256 of the current index; None if there is none."""
+        view = self.view
+        return None if view is None else view[:64]
+
+    def sound_index(self) -> str | None:
+        """As `current`, but None if that index is damaged, so that it is fetched again."""
+        sha256 = self.current
+        try:
+            if sha256 is not None:
+                self.index_bytes(sha256)
+        except BlobStoreError:
+            return None
+        return sha256
+
+    def index_bytes(self, sha256: str) -> bytes:
+        """The bytes of an index that is here.
+
+        Raises:
+            FileAccessError, IntegrityError: it cannot be read, or does not have the digest that is its name.
+        """
+        path = self._indexes / f"{sha256}.json"
+        data = read_small(path, INDEX_LIMIT)
+        if (found := digest_of(data)) != sha256:
+            raise IntegrityError(path, f"expected the SHA-256 that is its name, found {found}")
+        return data
+
+    def index(self, sha256: str) -> Index:
+        """An index that is here."""
+        return parse_index(self.index_bytes(sha256), str(self._indexes / f"{sha256}.json"))
+
+    def mark(self) -> Mark | None:
+        """The release below which no other one counts: the current one, or a newer one that was marked; None if there was none.
+
+        Raises:
+            FileAccessError, IntegrityError, InvalidFileError: what tells it cannot be read, or is damaged.
+        """
+        found = []
+        path = self._indexes / _NEWEST
+        if os.path.lexists(path):
+            match = _MARK.match(read_small(path, 1 << 10).decode("ascii", "replace"))
+            if match is None:
+                raise InvalidFileError(path, "expected the name, the version and the time of a release")
+            found.append(Mark(match[1], match[2], int(match[3])))
+        if (current := self.current) is not None:
+            index = self.index(current)
+            found.append(Mark(index.name, index.version, index.published))
+        return max(found, key=lambda one: one.published, default=None)
+
+    def signature(self, sha256: str) -> str | None:
+        """The signature of an index that is here, None if it has none."""
+        with contextlib.suppress(FileAccessError, UnicodeDecodeError):
+            return read_small(self._indexes / f"{sha256}.sig", 1 << 16).decode("ascii")
+        return None
+
+    def merged(self, sha256: str) -> dict[str, Merged]:
+        """What was merged of a release, by the names of data sets."""
+        try:
+            data = read_small(self._indexes / f"{sha256}.merged.json", INDEX_LIMIT)
+            return decode_json(data, dict[str, Merged])
+        except (FileAccessError, InvalidFileError, ValueError):
+            return {}  # it is made anew
+
+    def keep_merged(self, sha256: str, merged: Mapping[str, Merged]) -> None:
+        """Remember further data files that were merged of a release. Call this in `locked`."""
+        known = {**self.merged(sha256), **merged}
+        with (
+            Staging(force=True, follow=False) as staging,
+            staging.open(self._indexes / f"{sha256}.merged.json") as file,
+        ):
+            file.write(encode_json(known))
+
+    def views(self) -> list[str]:
+        """The releases that are here, the newest first."""
+        found: list[tuple[int, str]] = []
+        with contextlib.suppress(OSError):
+            for one in os.scandir(self._releases):
+                if _VIEW.fullmatch(one.name):
+                    try:
+                        found.append((self.index(one.name[:64]).published, one.name))
+                    except BlobStoreError:
+                        found.append((-1, one.name))
+        return [name for _, name in sorted(found, reverse=True)]
+
+    def complete(self, view: str, *, verify: bool = False) -> bool:
+        """Whether all files of a release are here; their contents are read only to `verify` them."""
+        try:
+            index = self.index(view[:64])
+            merged = self.merged(view[:64]) if view.endswith("-merged") else {}
+        except BlobStoreError:
+            return False
+        links = self._links(index, merged)
+        place = self.view_path(view)
+        here = self.sound if verify else self.has
+        return all(here(wanted) and os.path.lexists(place / name) for name, wanted in links.items())
+
+    @staticmethod
+    def _links(index: Index, merged: Mapping[str, Merged]) -> dict[str, Object]:
+        """The names in a release, and the objects that they lead to."""
+        hidden = {name for data in index.data if data.name in merged for name in data.files}
+        links = {file.name: file.object for file in index.files if file.name not in hidden}
+        links.update({name: one.object for name, one in merged.items()})
+        return links
+
+    def switch(self, index: bytes, sha256: str, signature: str | None, merged: Mapping[str, Merged]) -> Path:
+        """Make a release whose files are here the current one; its folder."""
+        parsed = parse_index(index, str(self._indexes / f"{sha256}.json"))
+        view = sha256 + ("-merged" if merged else "")
+        with Staging(force=True, follow=False) as staging:
+            records = [(".json", index)]
+            if signature is not None:
+                records.append((".sig", signature.encode()))
+            if merged:
+                records.append((".merged.json", encode_json(dict(merged))))
+            for ending, data in records:
+                with staging.open(self._indexes / (sha256 + ending), len(data)) as file:
+                    file.write(data)
+        place = self.view_path(view)
+        with named(place):
+            new = temporary_beside(place)
+            new.mkdir()
+            folders = [new]
+            for name, wanted in self._links(parsed, merged).items():
+                link = new / name
+                for folder in reversed(link.relative_to(new).parents[:-1]):
+                    if not (new / folder).is_dir():
+                        (new / folder).mkdir()
+                        folders.append(new / folder)
+                up = "../" * (2 + name.count("/"))
+                link.symlink_to(f"{up}files/{wanted.sha256}")
+            for folder in folders:
+                sync_folder(folder)
+            if place.is_dir():
+                if self._same(place, new):
+                    shutil.rmtree(new)
+                else:  # a release that a fault left incomplete
+                    old = temporary_beside(place)
+                    os.replace(place, old)
+                    os.replace(new, place)
+                    shutil.rmtree(old, ignore_errors=True)
+            else:
+                os.replace(new, place)
+            sync_folder(self._releases)
+        # before the switch, because what fails must leave the old release; it can then still be pulled again
+        with Staging(force=True, follow=False) as staging, staging.open(self._indexes / _NEWEST) as file:
+            file.write(f"{parsed.name} {parsed.version} {parsed.published}\n".encode())
+        self._lead_to(view)
+        return place
+
+    def _lead_to(self, view: str) -> None:
+        """Let `current` lead to a release; if that fails, it leads where it led before."""
+        current, old = self.folder / CURRENT, self.view
+        link, back = temporary_beside(current), temporary_beside(current)
+        try:
+            with named(current):
+                if old is not None:  # made now, because a full disk may have no room for it later
+                    back.symlink_to(f"releases/{old}")
+                link.symlink_to(f"releases/{view}")
+                os.replace(link, current)
+                try:
+                    sync_folder(self.folder)
+                except BaseException:
+                    if old is not None:
+                        os.replace(back, current)
+                    else:
+                        current.unlink()
+                    raise
+        finally:
+            for one in (link, back):
+                with contextlib.suppress(OSError):
+                    one.unlink(missing_ok=True)
+
+    @staticmethod
+    def _same(one: Path, other: Path) -> bool:
+        def links(folder: Path) -> dict[str, str]:
+            return {
+                path.relative_to(folder).as_posix(): str(path.readlink())
+                for path in folder.rglob("*")
+                if path.is_symlink()
+            }
+
+        return links(one) == links(other)
+
+    # Objects and blobs
+
+    def path(self, sha256: str) -> Path:
+        """Where an object is."""
+        return self.files / sha256
+
+    def has(self, wanted: Object) -> bool:
+        """Whether an object is here. Objects were compared with their digests before they got their names."""
+        try:
+            status = os.lstat(self.path(wanted.sha256))
+        except OSError:
+            return False
+        return stat.S_ISREG(status.st_mode) and status.st_size == wanted.size
+
+    def sound(self, wanted: Object) -> bool:
+        """Whether an object is here and has its digest; all of it is read."""
+        if not self.has(wanted):
+            return False
+        found = hashlib.sha256()
+        try:
+            with open_regular(self.path(wanted.sha256)) as descriptor:
+                for piece in pieces_of(descriptor, 0, wanted.size):
+                    found.update(piece)
+        except FileAccessError:
+            return False
+        return found.hexdigest() == wanted.sha256
+
+    def blobs(self) -> dict[str, LocalBlob]:
+        """The blobs of all data files that are here, by SHA-256."""
+        found: dict[str, LocalBlob] = {}
+        seen: set[str] = set()
+        for view in self.views():
+            try:
+                index = self.index(view[:64])
+            except BlobStoreError:
+                continue
+            files = [file for file in index.files if file.kind == "data"]
+            files += [File(name, "data", one.sha256, one.size) for name, one in self.merged(view[:64]).items()]
+            for file in files:
+                if file.sha256 in seen or not self.has(file.object):
+                    continue
+                seen.add(file.sha256)
+                with contextlib.suppress(BlobStoreError):
+                    for part in self.table(file).parts:
+                        found.setdefault(part.sha256, LocalBlob(self.path(file.sha256), part.offset, part.size))
+        return found
+
+    def table(self, file: File) -> Table:
+        """The table of a file that is here, made of its blobs unless the one that was published is here."""
+        places = [self._tables / f"{file.sha256}.json"]
+        if file.table is not None:
+            places.insert(0, self.path(file.table.sha256))
+        for place in places:
+            with contextlib.suppress(BlobStoreError):
+                return parse_table(read_small(place, TABLE_LIMIT), file, str(place))
+        table = plain_table(self.path(file.sha256), file.sha256)
+        with (
+            contextlib.suppress(FileAccessError),  # a folder that is read-only: it is made again next time
+            Staging(force=True, follow=False) as staging,
+            staging.open(places[-1]) as output,
+        ):
+            output.write(encode(table))
+        return table
+
+    # Cleaning up
+
+    def gc(self, keep: int) -> Collected:
+        """Remove what neither the newest releases nor a living process needs.
+
+        Args:
+            keep: how many releases stay, with the current one.
+        """
+        with self.locked():
+            current = self.view
+            ordered = ([current] if current else []) + [view for view in self.views() if view != current]
+            kept, gone, in_use = set(ordered[:keep]), [], 0
+            for view in ordered[keep:]:
+                lock = Lock()
+                try:
+                    with named(self.view_path(view)):
+                        free = lock.take(self.view_path(view))
+                        if free:
+                            shutil.rmtree(self.view_path(view))
+                            gone.append(view)
+                        else:
+                            kept.add(view)
+                            in_use += 1
+                finally:
+                    lock.close()
+            needed: set[str] = set()
+            for view in kept:
+                index = self.index(view[:64])
+                merged = self.merged(view[:64]) if view.endswith("-merged") else {}
+                needed |= {wanted.sha256 for wanted in self._links(index, merged).values()}
+                needed |= {one.sha256 for one in self.merged(view[:64]).values()}
+                needed |= {f.table.sha256 for f in index.files if f.table is not None and f.sha256 in needed}
+            indexes = {view[:64] for view in kept}
+            files = nbytes = 0
+            for folder, wanted in (
+                (self.files, needed),
+                (self._tables, needed),
+                (self._indexes, indexes),
+                (self.partial, set()),  # as earlier versions left it
+                *((found, set()) for place in self._abandoned() for found in (self.made(place), place)),
+            ):
+                if not folder.is_dir():
+                    continue
+                with named(folder):
+                    entries = list(os.scandir(folder))
+                for one in entries:
+                    if one.name.split(".")[0] in wanted or not _OBJECT.fullmatch(one.name.split(".")[0]):
+                        continue
+                    with named(Path(one.path)):
+                        nbytes += one.stat(follow_symlinks=False).st_size
+                        os.unlink(one.path)
+                    files += 1
+            for place in self._abandoned():
+                recover(self.made(place))
+                self.finish(place)
+            if self.incoming.is_dir():
+                shutil.rmtree(self.incoming, ignore_errors=True)
+            return Collected(len(gone), files, nbytes, in_use)

@@ -1,0 +1,281 @@
+"""A release in a running program: a cache on its data files, and newer releases taken into it without loading again.
+
+A cache opens only files that agree. So of a data set the cache maps the files that do, which is the foundation and files
+that only add keys, and blobs that newer files replace are committed to it: memory is needed for these alone. Where this is
+not possible, because a newer file has new keys beside replaced ones, or another layout, one merged file is made.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from blobstore.core.disk.locks import Lock
+from blobstore.core.errors import ClosedError, ReleaseError
+from blobstore.core.formats.ptd.reader import PtdDataMap, open_ptd
+from blobstore.core.memory.mapped_file import as_path, named
+from blobstore.releases.device.installed import Installed, Merged
+from blobstore.releases.index.index import DataSet, Index
+from blobstore.releases.index.merging import merge_files
+from blobstore.releases.index.needs import check_executorch
+from blobstore.releases.index.overlay import laid_over, newest, replaceable, same_blob
+from blobstore.runtime.cache import BlobCache
+from blobstore.runtime.packed import PackedStore
+
+__all__ = ["Followed", "Release"]
+
+
+@dataclass(frozen=True)
+class Followed:
+    """What `Release.follow` did.
+
+    Attributes:
+        version, sha256: of the release that is current in the folder.
+        taken: whether the cache has its blobs: it had them already, or they were committed.
+        keys: the keys whose blobs were committed.
+        reasons: why it was not taken, so that it must be opened: programs that changed, keys, layouts.
+        files: files other than programs and data that are new, changed or gone, such as tokenizers. Nothing reads
+            them again by itself.
+        generation: of the cache.
+    """
+
+    version: str
+    sha256: str
+    taken: bool
+    keys: tuple[str, ...]
+    reasons: tuple[str, ...]
+    files: tuple[str, ...]
+    generation: int
+
+
+class _Data:
+    """The data sets of one release: for each key the file that counts."""
+
+    def __init__(self, installed: Installed, index: Index, sha256: str, names: Sequence[str] | None) -> None:
+        self._installed, self._index, self._sha256 = installed, index, sha256
+        known = {data.name: data for data in index.data}
+        for name in names or ():
+            if name not in known:
+                raise ReleaseError(
+                    f"{installed.folder}: {index.name} {index.version} has no data set {name!r}; it has {sorted(known)}"
+                )
+        self.sets = [known[name] for name in names] if names is not None else [d for d in index.data if not d.adapter]
+        self.names = [data.name for data in self.sets]
+        merged = installed.merged(sha256)
+        self.maps = {data.name: self._open(data, merged.get(data.name)) for data in self.sets}
+        self.home: dict[str, PtdDataMap] = {}
+        for name, maps in self.maps.items():
+            for key, data_map in newest(maps).items():
+                if key in self.home and not same_blob(self.home[key], data_map, key):
+                    raise ReleaseError(
+                        f"{installed.folder}: the key {key!r} of data set {name!r} has other contents in another data set; "
+                        "open only one of them, with `data`"
+                    )
+                self.home[key] = data_map
+
+    def _open(self, data: DataSet, merged: Merged | None) -> list[PtdDataMap]:
+        if merged is not None and self._installed.has(merged.object):
+            return [open_ptd(self._installed.path(merged.sha256))]
+        return [open_ptd(self._installed.path(self._index.file(name).sha256)) for name in data.files]
+
+    def cache(self, packed: PackedStore | str | os.PathLike[str] | None) -> BlobCache:
+        """A cache with all blobs."""
+        paths: list[Path] = []
+        changed: dict[str, memoryview] = {}
+        for data in self.sets:
+            found = laid_over(self.maps[data.name])
+            if found is None:
+                self._merge(data)
+                found = self.maps[data.name], {}
+            paths += [data_map.path for data_map in found[0]]
+            changed.update({key: data_map.get_data(key) for key, data_map in found[1].items()})
+        cache = BlobCache(paths, packed=packed)
+        if changed:
+            cache.update_blobs(changed)
+        return cache
+
+    def _merge(self, data: DataSet) -> None:
+        with self._installed.locked():
+            made = merge_files(self._installed.files, [data_map.path for data_map in self.maps[data.name]])
+            digests = tuple(self._index.file(name).sha256 for name in data.files)
+            self._installed.keep_merged(self._sha256, {data.name: Merged(made.sha256, made.size, digests)})
+        self.maps[data.name] = [open_ptd(self._installed.path(made.sha256))]
+        self.home.update(newest(self.maps[data.name]))
+
+
+class Release:
+    """The current release of a folder in a running program. `Release.open` makes one.
+
+    While it is open, `gc` leaves the files of the release in their place. Its methods may be called from any thread.
+
+    Attributes:
+        directory: the folder of the device.
+        name, version, sha256: of the release; the digest is that of its index.
+        path: the folder with its files: programs, tokenizers.
+        cache: a `BlobCache` on its data files, in mode "private". It belongs to the caller, too: programs run on it, and
+            it can be changed. `BlobCache.revert` restores the files that it was opened on, not the release.
+    """
+
+    def __init__(self, directory: Path, names: Sequence[str] | None) -> None:
+        self.directory = directory
+        self._installed, self._names = Installed(directory), names
+        self._turn, self._closed = threading.Lock(), False
+        self._lock, view = _hold_current(self._installed)
+        try:
+            self._index = self._installed.index(view[:64])
+            check_executorch(self._index, None, str(directory))
+            self._data = _Data(self._installed, self._index, view[:64], names)
+        except BaseException:
+            self._lock.close()
+            raise
+        self._enter(view)
+        self.cache: BlobCache
+
+    def _enter(self, view: str) -> None:
+        self.name, self.version, self.sha256 = self._index.name, self._index.version, view[:64]
+        self.path = self._installed.view_path(view)
+
+    @classmethod
+    def open(
+        cls,
+        directory: str | os.PathLike[str],
+        *,
+        data: Iterable[str] | None = None,
+        packed: PackedStore | str | os.PathLike[str] | None = None,
+    ) -> Release:
+        """Open the current release of a folder.
+
+        Args:
+            directory: the folder of the device.
+            data: names of the data sets for the cache; by default all but adapters.
+            packed: as in `BlobCache`.
+
+        Raises:
+            ReleaseError: no release is installed, it has no such data set, two data sets have different contents under one
+                key, or its programs need a newer ExecuTorch.
+            FileAccessError, InvalidFileError, IntegrityError: files cannot be opened or trusted; or a merged file is needed,
+                and the folder cannot be written.
+        """
+        release = cls(as_path(directory), None if data is None else _names(data))
+        try:
+            release.cache = release._data.cache(packed)
+        except BaseException:
+            release._lock.close()
+            raise
+        return release
+
+    def follow(self) -> Followed:
+        """Take the blobs of a newer release into the cache, in one commit, if another one was pulled into the folder.
+
+        Programs on the cache go on: each call has all old weights or all new ones. Only blobs that differ between the two
+        releases are committed, so other changes that were made to the cache stay. If more than blobs changed, nothing is
+        committed, and the result says why; open the folder again then.
+
+        Raises:
+            ClosedError: the release is closed.
+            As `open`, and as `BlobCache.update_blobs`. The cache is unchanged then.
+        """
+        with self._turn:
+            if self._closed:
+                raise ClosedError(f"{self.directory}: the release is closed")
+            lock, view = _hold_current(self._installed)
+            try:
+                sha256 = view[:64]
+                if sha256 == self.sha256:
+                    return Followed(self.version, sha256, True, (), (), (), self.cache.generation)
+                index = self._installed.index(sha256)
+                files = _differing(self._index, index, "other")
+                reasons = [f"the program {name!r} changed" for name in _differing(self._index, index, "program")]
+                keys: tuple[str, ...] = ()
+                if not reasons:
+                    keys, reasons, data = self._compare(index, sha256)
+                if reasons:
+                    return Followed(index.version, sha256, False, (), tuple(reasons), files, self.cache.generation)
+                if keys:
+                    self.cache.update_blobs({key: data.home[key].get_data(key) for key in keys})
+                self._index, self._data = index, data
+                self._lock, lock = lock, self._lock
+                self._enter(view)
+                return Followed(index.version, sha256, True, keys, (), files, self.cache.generation)
+            finally:
+                lock.close()
+
+    def _compare(self, index: Index, sha256: str) -> tuple[tuple[str, ...], list[str], _Data]:
+        """The keys whose blobs differ, what else differs, and the new data."""
+        names = {data.name for data in index.data}
+        if gone := [name for name in self._data.names if name not in names]:
+            return (), [f"the data set {name!r} is gone" for name in gone], self._data
+        new = _Data(self._installed, index, sha256, self._names)
+        if more := [name for name in new.names if name not in self._data.names]:
+            return (), [f"the data set {name!r} is new" for name in more], new
+        old_home, home = self._data.home, new.home
+        reasons = [f"the key {key!r} is gone" for key in old_home.keys() - home.keys()]
+        reasons += [f"the key {key!r} is new" for key in home.keys() - old_home.keys()]
+        keys = []
+        for key, data_map in home.items():
+            old = old_home.get(key)
+            if old is None or old.path == data_map.path or same_blob(old, data_map, key):
+                continue
+            if replaceable(old, data_map, key):
+                keys.append(key)
+            else:
+                reasons.append(f"the key {key!r} has another layout, or describes other blobs")
+        return tuple(keys), sorted(reasons), new
+
+    def close(self) -> None:
+        """Close the cache, and let `gc` remove the release once it is no longer current. Programs keep their weights."""
+        with self._turn:
+            self._closed = True
+            self.cache.close()
+            self._lock.close()
+
+    def __enter__(self) -> Release:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Release {self.name} {self.version} in {self.directory}: {self.cache!r}>"
+
+
+def _names(data: Any) -> list[str]:
+    """The argument of a caller, as names of data sets."""
+    names: list[Any]
+    try:
+        names = [data] if isinstance(data, str | bytes) else list(data)
+    except (TypeError, ValueError):
+        names = [data]
+    if isinstance(data, str) or not all(isinstance(name, str) for name in names):
+        raise ReleaseError(f"expected names of data sets, not {data!r}")
+    return names
+
+
+def _hold_current(installed: Installed) -> tuple[Lock, str]:
+    """The current release, locked against `gc`."""
+    while True:
+        view = installed.view
+        if view is None:
+            raise ReleaseError(f"{installed.folder}: no release is installed here")
+        lock = Lock()
+        try:
+            with named(installed.view_path(view)):
+                lock.take(installed.view_path(view), shared=True, wait=True)
+        except BaseException:
+            lock.close()
+            if installed.view == view:
+                raise
+            continue  # a newer one came, and gc removed this one
+        if installed.view == view:
+            return lock, view
+        lock.close()
+
+
+def _differing(old: Index, new: Index, kind: str) -> tuple[str, ...]:
+    """The names of files of one kind that are new, changed or gone."""
+    one, other = ({file.name: file.sha256 for file in index.files if file.kind == kind} for index in (old, new))
+    return tuple(sorted(name for name in one.keys() | other.keys() if one.get(name) != other.get(name)))

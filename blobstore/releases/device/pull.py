@@ -1,0 +1,339 @@
+"""Pulling a release: find what is missing, fetch it, check it, switch."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from pathlib import Path
+
+from blobstore.core.disk.progress import Progress, check_progress
+from blobstore.core.errors import BlobStoreError, ReleaseError, TrustError
+from blobstore.core.memory.mapped_file import as_path
+from blobstore.releases.device.assembly import make
+from blobstore.releases.device.installed import Collected, Installed, Merged
+from blobstore.releases.device.shopping import Shopping
+from blobstore.releases.device.transfer import Transfer
+from blobstore.releases.index.index import DataSet, File, Index, parse_index
+from blobstore.releases.index.merging import merge_files
+from blobstore.releases.index.needs import check_executorch, check_time
+from blobstore.releases.index.objects import store_bytes
+from blobstore.releases.sources.places import open_source
+from blobstore.releases.sources.source import Patience, Source
+
+__all__ = ["PullOptions", "Pulled", "checked_index", "gc", "install", "nothing_new", "pull", "wanted_files"]
+
+_THREADS = 6
+_MAKERS = 2
+
+
+@dataclass(frozen=True)
+class Pulled:
+    """What `pull` did.
+
+    Attributes:
+        name, version, sha256: of the release; the digest is that of its index.
+        path: the folder with its files.
+        changed: whether another release was the current one before.
+        files, release_bytes: number and size of all files of the release.
+        new_files: the number of files that were missing.
+        fetched_bytes: bytes that were fetched, index and tables included.
+        requests: the number of requests; 0 from a folder.
+    """
+
+    name: str
+    version: str
+    sha256: str
+    path: Path
+    changed: bool
+    files: int
+    release_bytes: int
+    new_files: int
+    fetched_bytes: int
+    requests: int
+
+
+@dataclass(frozen=True)
+class PullOptions:
+    """What the user demands of a release; `pull` describes each."""
+
+    key: str | os.PathLike[str] | None = None
+    allow_rollback: bool = False
+    merge: bool = False
+    plain: bool = False
+    executorch: str | None = None
+    verify: bool = False
+
+
+def pull(
+    reference: str | os.PathLike[str],
+    directory: str | os.PathLike[str],
+    *,
+    key: str | os.PathLike[str] | None = None,
+    allow_rollback: bool = False,
+    merge: bool = False,
+    plain: bool = False,
+    executorch: str | None = None,
+    verify: bool = False,
+    threads: int = _THREADS,
+    patience: Patience | None = None,
+    progress: Progress | None = None,
+) -> Pulled:
+    """Make a release the current one of a folder, and fetch only what the folder lacks.
+
+    `directory/current` leads to the old release or to the new one, whole, at every moment. If the process is killed, or
+    fails, the next call goes on where this one stopped. Of several processes that pull into the folder from the same place, one
+    fetches and the others wait; no process waits for the server of another place.
+
+    Args:
+        reference: where the release is, such as `registry/name:tag`, `https://host/…/index.json`, `oci:DIR:tag`, or the path
+            of an index.
+        directory: the folder of the device; it is made if it is missing.
+        key: the file of a public key, whose signature the release must have.
+        allow_rollback: accept a release that is older than the installed one.
+        merge: leave one file of each data set, for runtimes that take one path.
+        plain: use no encoded forms.
+        executorch: the version of ExecuTorch that the device has; None for the one that is installed here, if there is one.
+        verify: compare every file that is here with its digest, also of a release that is the current one already, and
+            fetch damaged ones again. Otherwise only that is compared which something new is built on.
+        threads: how many requests are sent at a time.
+        patience: how long to try.
+        progress: called with every step.
+
+    Raises:
+        ReleaseError: this is not a reference, the folder has releases of another name or is one that releases are
+            published in, the programs need a newer ExecuTorch, or the release is more than a day ahead of the clock.
+        TrustError: the release is not signed by the key, not the pinned one, not of the version that the reference says, or
+            older than the installed one.
+        InvalidFileError, IntegrityError: the index, or what was fetched, is not what it must be.
+        TransferError: a server cannot be reached, or refuses.
+        FileAccessError: the folder cannot be written. In every case the old release stays the current one.
+    """
+    check_progress(progress)
+    with open_source(reference, Patience() if patience is None else patience, threads) as source:
+        options = PullOptions(key, allow_rollback, merge, plain, executorch, verify)
+        return install(source, as_path(directory), options, threads, progress)
+
+
+def gc(directory: str | os.PathLike[str], *, keep: int = 1) -> Collected:
+    """Remove from a folder what neither its newest releases nor a living process needs.
+
+    Files that a process has mapped stay in its memory. A release that a process has open as a `Release` stays whole.
+
+    Args:
+        directory: the folder of the device.
+        keep: how many releases stay, with the current one; at least 1.
+
+    Raises:
+        ReleaseError: it has no release, or `keep` is below 1.
+        FileAccessError: something cannot be removed.
+    """
+    installed = Installed(as_path(directory))
+    if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
+        raise ReleaseError(f"at least one release must be kept, not {keep!r}")
+    if installed.view is None:
+        raise ReleaseError(f"{installed.folder}: no release is installed here")
+    return installed.gc(keep)
+
+
+def install(source: Source, directory: Path, options: PullOptions, threads: int, progress: Progress | None) -> Pulled:
+    """As `pull`, from a source that is open."""
+    installed = Installed(directory)
+    found = source.find(installed.sound_index())
+    done = nothing_new(installed, source, found.sha256, options)
+    if done is not None:
+        return done
+    with installed.fetching(source.name) as place:
+        data = found.index if found.index is not None else installed.index_bytes(found.sha256)
+        signature = None if options.key is None else source.signature(found.sha256)
+        compared, new = False, 0
+        while True:
+            # Whatever other processes did meanwhile counts: a release may be newer now, or an object collected.
+            with installed.locked():
+                installed.deliver(place)
+                done = None if new else nothing_new(installed, source, found.sha256, options)
+                if done is not None:
+                    installed.finish(place)
+                    return done
+                index = checked_index(installed, source, found.sha256, data, signature, options)
+                wanted, covered = wanted_files(installed, index, merge=options.merge)
+                if compared and all(installed.has(file.object) for file in wanted):
+                    merged = _merge(installed, index, covered, progress) if options.merge else {}
+                    changed = installed.current != found.sha256
+                    path = installed.switch(data, found.sha256, signature, merged)
+                    installed.finish(place)
+                    return _result(index, found.sha256, path, changed, new, source)
+                held = contextlib.ExitStack()
+                held.enter_context(installed.holding(installed.views()))
+            with held:
+                shopping = Shopping(installed, source, place, plain=options.plain)
+                shopping.add(index, wanted, verify=options.verify)
+                compared = True
+                shopping.check_room(installed.files, _size_of_merged(index, covered))
+                new += _obtain(installed, source, place, shopping, threads=threads, progress=progress)
+
+
+def _result(index: Index, sha256: str, path: Path, changed: bool, new: int, source: Source) -> Pulled:
+    return Pulled(
+        index.name,
+        index.version,
+        sha256,
+        path,
+        changed,
+        len(index.files),
+        sum(file.size for file in index.files),
+        new,
+        source.fetched,
+        source.requests,
+    )
+
+
+def nothing_new(installed: Installed, source: Source, sha256: str, options: PullOptions) -> Pulled | None:
+    """The result if the release is the current one already, whole, and signed if it must be."""
+    view = installed.view
+    if view is None or view[:64] != sha256 or not installed.complete(view, verify=options.verify):
+        return None
+    index = installed.index(sha256)
+    source.check(index)
+    single = all(len(data.files) == 1 for data in index.data)
+    if options.merge != view.endswith("-merged") and not (options.merge and single):
+        return None
+    if options.key is not None:
+        try:
+            check_trust(source, installed.index_bytes(sha256), installed.signature(sha256), options.key)
+        except TrustError:  # it may have been signed since
+            return None
+    return _result(index, sha256, installed.view_path(view), False, 0, source)
+
+
+def checked_index(
+    installed: Installed, source: Source, sha256: str, data: bytes, signature: str | None, options: PullOptions
+) -> Index:
+    """The index with this digest, if the folder may switch to it: signed, well-formed, a successor, and for its ExecuTorch."""
+    if options.key is not None:
+        check_trust(source, data, signature, options.key)
+    index = parse_index(data, source.name)
+    source.check(index)
+    check_successor(installed, index, sha256, source, allow_rollback=options.allow_rollback)
+    check_executorch(index, options.executorch, source.name)
+    return index
+
+
+def check_trust(source: Source, data: bytes, signature: str | None, key: str | os.PathLike[str]) -> None:
+    """Raise TrustError unless an index is signed by a key."""
+    from blobstore.releases.sources.trust import check_signature
+
+    check_signature(data, signature, key, source.name)
+
+
+def check_successor(installed: Installed, index: Index, sha256: str, source: Source, *, allow_rollback: bool) -> None:
+    """Refuse a release of another name, an older one, or one from the future; `index` has the digest `sha256`."""
+    check_time(index.published, source.name)
+    try:
+        old = installed.mark()
+    except BlobStoreError as error:
+        if allow_rollback or installed.current == sha256:
+            return  # it is about to be mended
+        raise TrustError(
+            f"{source.name}: nobody can tell whether version {index.version} is newer than the installed one, because its mark "
+            f"or index is damaged ({error}); pull that release again, or allow_rollback (--allow-rollback)"
+        ) from None
+    if old is None:
+        return
+    if old.name != index.name:
+        raise ReleaseError(
+            f"{source.name}: this is a release of {index.name!r}, and {installed.folder} has releases of {old.name!r}; pull it "
+            "into another folder"
+        )
+    if index.published < old.published and not allow_rollback and installed.current != sha256:
+        raise TrustError(
+            f"{source.name}: version {index.version} is older than version {old.version}, which is or was installed; allow_rollback "
+            "(--allow-rollback) accepts it"
+        )
+
+
+def wanted_files(
+    installed: Installed, index: Index, *, merge: bool
+) -> tuple[list[File], dict[str, tuple[Merged | None, int]]]:
+    """The files that must be here; and for each data set to merge, what was merged already, and how many files it covers."""
+    covered: dict[str, tuple[Merged | None, int]] = {}
+    skipped: set[str] = set()
+    if merge:
+        known = [
+            one
+            for view in installed.views()
+            for one in installed.merged(view[:64]).values()
+            if installed.sound(one.object)
+        ]
+        for data in index.data:
+            if len(data.files) > 1:
+                digests = tuple(index.file(name).sha256 for name in data.files)
+                fitting = [one for one in known if digests[: len(one.covers)] == one.covers]
+                best = max(fitting, key=lambda one: len(one.covers), default=None)
+                covered[data.name] = (best, len(best.covers) if best else 0)
+                skipped.update(data.files[: covered[data.name][1]])
+    return [file for file in index.files if file.name not in skipped], covered
+
+
+def _obtain(
+    installed: Installed,
+    source: Source,
+    place: Path,
+    shopping: Shopping,
+    *,
+    threads: int,
+    progress: Progress | None,
+) -> int:
+    """Fetch and make the files that are missing, in the folder of the source; their number."""
+    transfer = Transfer(source, threads, progress)
+    for spool in shopping.spools:
+        transfer.ask(spool, shopping.ranges.get(spool.wanted.sha256, ()))
+    transfer.start()
+    pool = ThreadPoolExecutor(_MAKERS)
+    try:
+        made = [pool.submit(make, recipe, installed.made(place), transfer) for recipe in shopping.recipes]
+        done, _ = wait(made, return_when=FIRST_EXCEPTION)
+        for one in done:
+            one.result()
+        transfer.join()
+    except BaseException as error:
+        transfer.stop()
+        for spool in shopping.spools:
+            spool.fail(error)
+        raise
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+    for data in shopping.tables.values():
+        store_bytes(installed.made(place), data)
+    shopping.discard()
+    return len(shopping.recipes)
+
+
+def _size_of_merged(index: Index, covered: dict[str, tuple[Merged | None, int]]) -> int:
+    """At most how many bytes the merged files have that are to be made."""
+    need = 0
+    for data in index.data:
+        if data.name in covered:
+            old, count = covered[data.name]
+            if count < len(data.files):
+                need += sum(index.file(name).size for name in data.files[count:]) + (old.size if old else 0)
+    return need
+
+
+def _merge(
+    installed: Installed, index: Index, covered: dict[str, tuple[Merged | None, int]], progress: Progress | None
+) -> dict[str, Merged]:
+    """Make one file of each data set that has several."""
+
+    def merged(data: DataSet) -> Merged:
+        old, count = covered[data.name]
+        digests = tuple(index.file(name).sha256 for name in data.files)
+        if old is not None and count == len(digests):
+            return old
+        parts = [installed.path(old.sha256)] if old is not None else []
+        parts += [installed.path(digest) for digest in digests[count:]]
+        made = merge_files(installed.files, parts, progress)
+        return Merged(made.sha256, made.size, digests)
+
+    return {data.name: merged(data) for data in index.data if data.name in covered}

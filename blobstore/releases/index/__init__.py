@@ -1,0 +1,1 @@
+"""What a release is: its index, the forms of its contents, and references to it."""

@@ -1,0 +1,107 @@
+"""Several data files as one map of keys, where the newest file with a key counts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from blobstore.core.formats.keys import KEY_PREFIX
+from blobstore.core.formats.ptd.reader import PtdDataMap
+from blobstore.core.formats.ptd.writer import Entry
+from blobstore.core.memory.buffers import same_bytes
+from blobstore.core.memory.distinct import Distinct
+
+__all__ = ["entries_of", "laid_over", "newest", "newest_entries", "replaceable", "same_blob"]
+
+
+def newest(maps: Iterable[PtdDataMap]) -> dict[str, PtdDataMap]:
+    """For each key the file that counts.
+
+    Args:
+        maps: the files, the oldest first.
+    """
+    found: dict[str, PtdDataMap] = {}
+    for data_map in maps:
+        found.update(dict.fromkeys(data_map, data_map))
+    return found
+
+
+def entries_of(data_map: PtdDataMap, keys: Iterable[str]) -> list[Entry]:
+    """Some keys of a file, for a writer."""
+    return [
+        Entry(
+            key,
+            data_map.get_data(key),
+            data_map.digest(key),
+            data_map.segment_of(key),
+            data_map.alignment(key),
+            data_map.get_tensor_layout(key),
+        )
+        for key in keys
+    ]
+
+
+def newest_entries(maps: Sequence[PtdDataMap]) -> list[Entry]:
+    """All keys of several files, in the order of the files; equal contents become one blob.
+
+    Args:
+        maps: the files, the oldest first.
+    """
+    home = newest(maps)
+    contents = Distinct()
+    count = 0
+    found = []
+    for data_map in maps:
+        for entry in entries_of(data_map, [key for key in data_map if home[key] is data_map]):
+            number = contents.find(entry.data, entry.digest)
+            if number is None:
+                number = count
+                contents.add(entry.data, entry.digest, number)
+                count += 1
+            found.append(Entry(entry.key, entry.data, entry.digest, number, entry.alignment, entry.layout))
+    return found
+
+
+def same_blob(one: PtdDataMap, other: PtdDataMap, key: str) -> bool:
+    """Whether two files have the same bytes and layout under a key."""
+    return (
+        one.digest(key) == other.digest(key)
+        and one.get_tensor_layout(key) == other.get_tensor_layout(key)
+        and same_bytes(one.get_data(key), other.get_data(key))
+    )
+
+
+def replaceable(old: PtdDataMap, new: PtdDataMap, key: str) -> bool:
+    """Whether the blob of a key can take the place of another one in a cache: its size and layout are the same, and it
+    is not one of the records that describe other blobs."""
+    return (
+        not key.startswith(KEY_PREFIX)
+        and len(old.get_data(key)) == len(new.get_data(key))
+        and old.get_tensor_layout(key) == new.get_tensor_layout(key)
+    )
+
+
+def laid_over(maps: Sequence[PtdDataMap]) -> tuple[list[PtdDataMap], dict[str, PtdDataMap]] | None:
+    """How a cache, which opens only files that agree, gets the contents of several files.
+
+    Args:
+        maps: the files, the oldest first.
+
+    Returns:
+        The files to open, and for each key whose blob must be replaced afterwards the file that has it. None if that does
+        not give all keys, or a blob cannot be replaced.
+    """
+    owner: dict[str, PtdDataMap] = {}
+    opened = []
+    for data_map in maps:
+        if all(key not in owner or same_blob(owner[key], data_map, key) for key in data_map):
+            opened.append(data_map)
+            for key in data_map:
+                owner.setdefault(key, data_map)
+    home = newest(maps)
+    changed = {
+        key: data_map
+        for key, data_map in home.items()
+        if key in owner and owner[key] is not data_map and not same_blob(owner[key], data_map, key)
+    }
+    possible = len(owner) == len(home) and all(replaceable(owner[key], new, key) for key, new in changed.items())
+    return (opened, changed) if possible else None

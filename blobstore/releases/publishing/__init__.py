@@ -1,0 +1,1 @@
+"""Publishing releases into a folder, and pushing them to a registry."""

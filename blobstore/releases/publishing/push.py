@@ -1,0 +1,139 @@
+"""Pushing a release from a release folder into a registry or an image layout."""
+
+from __future__ import annotations
+
+import os
+import threading
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from blobstore.core.disk.progress import Progress, check_progress
+from blobstore.core.errors import ReleaseError
+from blobstore.core.memory.digest import sha256
+from blobstore.core.memory.mapped_file import as_path
+from blobstore.releases.index.index import TABLE_LIMIT, File, Object, Table, parse_index, parse_table
+from blobstore.releases.index.manifests import layers_of, make_manifest
+from blobstore.releases.index.references import check_named, parse_reference
+from blobstore.releases.sources.places import check_effort
+from blobstore.releases.sources.source import FILES, FolderSource, Patience, read_small
+
+if TYPE_CHECKING:
+    from blobstore.releases.sources.oci_layout import LayoutTarget
+    from blobstore.releases.sources.registry import RegistryTarget
+
+__all__ = ["Pushed", "push"]
+
+_THREADS = 4
+
+
+@dataclass(frozen=True)
+class Pushed:
+    """What `push` did.
+
+    Attributes:
+        reference: the release, pinned by the digest of its manifest.
+        sha256: that digest.
+        layers: the number of objects of the release.
+        bytes: their size.
+        sent_bytes: the size of those that were not there before.
+    """
+
+    reference: str
+    sha256: str
+    layers: int
+    bytes: int
+    sent_bytes: int
+
+
+def push(
+    reference: str | os.PathLike[str],
+    release: str | os.PathLike[str],
+    *,
+    threads: int = _THREADS,
+    patience: Patience | None = None,
+    progress: Progress | None = None,
+) -> Pushed:
+    """Copy a release to `registry/name:tag` or `oci:DIR:tag`; what is there already is not sent.
+
+    The manifest comes last, so nobody sees a release with a part missing.
+
+    Args:
+        reference: where to.
+        release: its index, or the folder that the index is in.
+        threads: how many objects are sent at a time.
+        patience: how long to try.
+        progress: called with every step.
+
+    Raises:
+        ReleaseError: the reference is of something else.
+        TrustError: the tag says another version.
+        FileAccessError, InvalidFileError: the release cannot be read, or is malformed.
+        TransferError: the registry cannot be reached, or refuses.
+    """
+    check_progress(progress)
+    target = _target(reference, Patience() if patience is None else patience, threads)
+    try:
+        source = FolderSource(str(as_path(release)), None)
+        found = source.find(None)
+        data = found.index or b""
+        index = parse_index(data, source.name)
+        check_named(parse_reference(reference), index.name, index.version)
+        files = source.path.parent.parent.parent / FILES
+
+        def table_of(file: File) -> Table:
+            assert file.table is not None  # noqa: S101 - it is asked for files with one
+            path = files / file.table.sha256
+            return parse_table(read_small(path, TABLE_LIMIT), file, str(path))
+
+        layers = layers_of(index, table_of)
+        wanted = [(layer.object, files / layer.object.sha256) for layer in layers]
+        wanted.append((Object(sha256(data), len(data)), source.path))
+        total, done, sent = sum(one.size for one, _ in wanted), 0, 0
+        lock = threading.Lock()
+
+        def count(nbytes: int) -> None:
+            nonlocal done
+            with lock:
+                done += nbytes
+                if progress:
+                    progress("pushing", min(done, total), total)
+
+        def put(one: tuple[Object, Path]) -> int:
+            if target.has(one[0]):
+                count(one[0].size)
+                return 0
+            target.put(one[0], one[1], count)
+            return one[0].size
+
+        pool = ThreadPoolExecutor(threads)
+        try:
+            work = [pool.submit(put, one) for one in wanted]
+            ended, _ = wait(work, return_when=FIRST_EXCEPTION)
+            sent = sum(one.result() for one in ended)
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+        digest = target.put_manifest(make_manifest(index, data, source.signature(found.sha256), layers))
+        return Pushed(f"{target.name}@sha256:{digest}", digest, len(layers), total, sent)
+    finally:
+        target.close()
+
+
+def _target(reference: str | os.PathLike[str], patience: Patience, connections: int) -> LayoutTarget | RegistryTarget:
+    found = parse_reference(reference)
+    check_effort(patience, connections)
+    if found.kind not in {"registry", "layout"}:
+        raise ReleaseError(
+            f"{found.text}: expected registry/name:tag or oci:DIR:tag; a release folder is copied to web servers"
+        )
+    if found.pin:
+        raise ReleaseError(f"{found.text}: a digest follows from what is pushed; expected a tag")
+    if found.kind == "layout":
+        from blobstore.releases.sources.oci_layout import LayoutTarget
+
+        return LayoutTarget(found)
+    from blobstore.releases.sources.http import Client
+    from blobstore.releases.sources.registry import RegistryTarget
+
+    return RegistryTarget(found, Client(patience, connections))

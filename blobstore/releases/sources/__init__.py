@@ -1,0 +1,1 @@
+"""Where releases are: servers, registries, image layouts and folders, and who signed what they give."""

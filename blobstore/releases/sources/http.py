@@ -1,0 +1,470 @@
+"""Requests to servers that may fail, lie, redirect, or ask for a password.
+
+A server is believed in nothing that is not checked: a range is accepted only with the Content-Range that was asked for,
+a body only with its length, and contents by their digests, which is up to the caller.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import io
+import json
+import re
+import socket
+import threading
+import time
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from email.utils import parsedate_to_datetime
+from typing import Any
+
+from blobstore.core.errors import MissingDependencyError, ReleaseError, TransferError
+from blobstore.core.text import printable
+from blobstore.core.version import __version__
+from blobstore.releases.index.index import Object
+from blobstore.releases.index.references import check_url, is_loopback
+from blobstore.releases.sources.credentials import Credentials, credentials_for
+from blobstore.releases.sources.source import Body, InterruptedTransferError, Patience, SlowTransferError
+
+try:
+    import urllib3
+    from urllib3.exceptions import HTTPError
+except ImportError as error:
+    raise MissingDependencyError("releases on servers need urllib3: pip install 'blobstore[releases]'") from error
+
+__all__ = ["Client", "joined", "natural", "origin"]
+
+_BUSY = {408, 425, 429, 500, 502, 503, 504}
+_REDIRECTS = {301, 302, 303, 307, 308}
+_MOST_REDIRECTS = 5
+_READ = 1 << 18  # bytes that are read at once
+_ANSWER = 1 << 20  # bytes of an answer that is not a file
+_OVERHEAD = 1 << 17  # bytes of a head, or of the lines around the pieces of a body
+_CHALLENGE = 1 << 13  # bytes of a request to log in
+
+
+class _Watched(io.RawIOBase):
+    """The bytes that a server sends. All reads between two calls of `renew` have the time and the bytes of one.
+
+    Args:
+        raw: where they come from.
+        connection: its socket, whose time limit is that of a single read.
+    """
+
+    def __init__(self, raw: io.RawIOBase, connection: socket.socket) -> None:
+        super().__init__()
+        self._raw, self._connection = raw, connection
+        self.renew()
+
+    def renew(self) -> None:
+        """Begin to count anew."""
+        self._since, self._found = time.monotonic(), 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any, /) -> int | None:
+        limit = self._connection.gettimeout()
+        if self._found >= _OVERHEAD:
+            raise http.client.HTTPException(f"the server sends more than {_OVERHEAD} bytes that are not contents")
+        try:
+            if limit is not None:
+                left = self._since + limit - time.monotonic()
+                if left <= 0:
+                    raise TimeoutError(f"the server sends no contents for {limit:.3g} seconds")
+                self._connection.settimeout(left)
+            found = self._raw.readinto(buffer)
+        finally:
+            self._connection.settimeout(limit)
+        self._found += found or 0
+        return found
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
+
+
+class _Response(http.client.HTTPResponse):
+    """An answer whose head, with all that comes before it, has the time of one read; and so has each piece of its body,
+    with the lines around it.
+    """
+
+    def __init__(self, sock: socket.socket, *arguments: Any, **options: Any) -> None:
+        super().__init__(sock, *arguments, **options)
+        self._watched = _Watched(self.fp.detach(), sock)
+        self.fp = io.BufferedReader(self._watched)
+
+    def read(self, amt: int | None = None) -> bytes:
+        self._watched.renew()
+        return super().read(amt)
+
+    def read1(self, n: int = -1) -> bytes:
+        self._watched.renew()
+        return super().read1(n)
+
+
+class _Connection(urllib3.connection.HTTPConnection):
+    response_class = _Response
+
+
+class _SecureConnection(urllib3.connection.HTTPSConnection):
+    response_class = _Response
+
+
+class _Pool(urllib3.HTTPConnectionPool):
+    ConnectionCls = _Connection
+
+
+class _SecurePool(urllib3.HTTPSConnectionPool):
+    ConnectionCls = _SecureConnection
+
+
+class Client:
+    """Connections to servers; it may be used by several threads.
+
+    Args:
+        patience: how long to try.
+        connections: how many to keep open to one host.
+
+    Attributes:
+        fetched: bytes of all bodies so far.
+        requests: the number of requests so far.
+    """
+
+    def __init__(self, patience: Patience | None = None, connections: int = 8) -> None:
+        self.patience = patience or Patience()
+        self.fetched = self.requests = 0
+        self._options: dict[str, Any] = {
+            "maxsize": connections,
+            "block": False,
+            "retries": False,
+            "timeout": urllib3.Timeout(connect=self.patience.connect, read=self.patience.read),
+            "blocksize": _READ,
+        }
+        self._pool = _watched(urllib3.PoolManager(**self._options))
+        self._proxies: dict[str, urllib3.PoolManager] = {}
+        self._lock = threading.Lock()
+        self._headers: dict[str, str] = {}  # Authorization by origin
+        self._credentials: dict[str, Credentials | None] = {}
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._pool.clear()
+        for proxy in self._proxies.values():
+            proxy.clear()
+
+    # Requests
+
+    @contextmanager
+    def request(
+        self,
+        method: str,
+        url: str,
+        *,
+        headers: Mapping[str, str] | None = None,
+        body: Any = None,
+        accept: tuple[int, ...] = (200,),
+    ) -> Iterator[urllib3.BaseHTTPResponse]:
+        """Send one request, follow redirects, and log in if the server asks for it. The answer's body is not read yet.
+
+        The host of `url` gets credentials, so it must be one that the user named. Where it redirects to gets none, also if
+        that redirects back.
+
+        Args:
+            method, url, headers, body: of the request. A body that is not bytes is sent once; after a redirect or a
+                request to log in, `InterruptedTransferError` is raised.
+            accept: the statuses that are an answer.
+
+        Raises:
+            InterruptedTransferError: trying again may help.
+            TransferError: the server answers with another status.
+            ReleaseError: it redirects to where HTTPS does not lead.
+        """
+        first = origin(url)
+        trusted, tried = True, 0
+        for _ in range(_MOST_REDIRECTS + 3):
+            response = self._send(method, url, headers, body, trusted=trusted)
+            try:
+                status = response.status
+                if status in accept:
+                    yield response
+                    return
+                if status == 401 and trusted and tried < 2:
+                    tried += 1
+                    self._log_in(url, response.headers.get_all("WWW-Authenticate", []), again=tried > 1)
+                    if not isinstance(body, bytes | None):
+                        raise InterruptedTransferError(f"{url}: the server asks for credentials again")
+                    continue
+                if status in _REDIRECTS and method in {"GET", "HEAD"}:
+                    url = self._redirected(url, response.headers.get("Location"))
+                    trusted = trusted and origin(url) == first
+                    continue
+                self._refuse(method, url, response)
+            finally:
+                response.close()
+                response.release_conn()
+        raise TransferError(f"{url}: more than {_MOST_REDIRECTS} redirects")
+
+    def _send(
+        self, method: str, url: str, headers: Mapping[str, str] | None, body: Any, *, trusted: bool
+    ) -> urllib3.BaseHTTPResponse:
+        check_url(url)
+        sent = {"User-Agent": f"blobstore/{__version__}", "Accept-Encoding": "identity", **(headers or {})}
+        with self._lock:
+            self.requests += 1
+            if trusted and (value := self._headers.get(origin(url))) is not None:
+                sent["Authorization"] = value
+        try:
+            return self._manager(url).request(
+                method, url, headers=sent, body=body, redirect=False, preload_content=False, decode_content=False
+            )
+        except (HTTPError, OSError) as error:
+            raise InterruptedTransferError(f"{url}: {_reason(error)}") from None
+
+    def _manager(self, url: str) -> urllib3.PoolManager:
+        """The connections to use: through a proxy if the environment names one, as other programs do."""
+        parts = urllib.parse.urlsplit(url)
+        host = parts.hostname or ""
+        proxy = urllib.request.getproxies().get(parts.scheme)
+        if proxy is None or is_loopback(host) or urllib.request.proxy_bypass(host):
+            return self._pool
+        with self._lock:
+            if proxy not in self._proxies:
+                self._proxies[proxy] = _watched(urllib3.ProxyManager(proxy, **self._options))
+            return self._proxies[proxy]
+
+    def _redirected(self, url: str, location: str | None) -> str:
+        if not location:
+            raise TransferError(f"{url}: a redirect that leads nowhere")
+        return joined(url, location)
+
+    def _refuse(self, method: str, url: str, response: urllib3.BaseHTTPResponse) -> None:
+        text = ""
+        with contextlib.suppress(
+            HTTPError, OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError
+        ):
+            found = json.loads(response.read(1 << 14, decode_content=False))["errors"][0]
+            text = printable(f": {found.get('code')}: {found.get('message')}")[:300]
+        message = f"{method} {url}: the server answers {response.status} {printable(response.reason or '')}{text}"
+        if response.status in _BUSY:
+            raise InterruptedTransferError(message, _retry_after(response.headers.get("Retry-After")))
+        raise TransferError(message)
+
+    def get(
+        self,
+        url: str,
+        limit: int,
+        *,
+        headers: Mapping[str, str] | None = None,
+        missing: bool = False,
+        method: str = "GET",
+        body: bytes | None = None,
+    ) -> bytes | None:
+        """A small answer, whole.
+
+        Args:
+            url: what to get.
+            limit: the most bytes that it may have.
+            headers: to send.
+            missing: return None if the server does not have it.
+            method, body: for another kind of request.
+
+        Raises:
+            TransferError: patience ended, or the answer is longer.
+        """
+
+        def work() -> bytes | None:
+            accept = (200, 404) if missing else (200,)
+            with self.request(method, url, headers=headers, body=body, accept=accept) as response:
+                if response.status == 404:
+                    return None
+                return b"".join(self._pieces(url, response, None, limit))
+
+        found: bytes | None = self.patience.retry(work)
+        return found
+
+    def _pieces(
+        self, url: str, response: urllib3.BaseHTTPResponse, expected: int | None, limit: int | None = None
+    ) -> Iterator[bytes]:
+        """The body of an answer, with exactly the expected number of bytes, or at most the limit."""
+        if response.headers.get("Content-Encoding", "identity").lower() != "identity":
+            raise TransferError(f"{url}: the server encodes what it was asked to send as it is")
+        length = response.headers.get("Content-Length")
+        if expected is not None and length is not None and length != str(expected):
+            raise InterruptedTransferError(
+                f"{url}: expected {expected} bytes, the server announces {printable(length)}"
+            )
+        most = expected if expected is not None else limit
+        assert most is not None  # noqa: S101 - one of the two is given
+        found = counted = 0
+        since = time.monotonic()
+        while True:
+            try:
+                piece = response.read1(min(_READ, most - found + 1), decode_content=False)
+            except (HTTPError, OSError) as error:
+                raise InterruptedTransferError(f"{url}: {_reason(error)} after {found} bytes") from None
+            if not piece:
+                break
+            with self._lock:
+                self.fetched += len(piece)
+            found += len(piece)
+            if found > most:
+                raise TransferError(f"{url}: the server sends more than {most} bytes")
+            if (passed := time.monotonic() - since) >= self.patience.read:
+                if found - counted < self.patience.slowest * passed:
+                    raise SlowTransferError(
+                        f"{url}: the server sent {found - counted} bytes in {passed:.0f} seconds, which is too slow"
+                    )
+                counted, since = found, time.monotonic()
+            yield piece
+        if expected is not None and found != expected:
+            raise InterruptedTransferError(f"{url}: the connection ended after {found} of {expected} bytes")
+
+    @contextmanager
+    def body(self, url: str, wanted: Object, start: int, stop: int) -> Iterator[Body]:
+        """Read a range of an object; the whole object if the server has no ranges.
+
+        Raises:
+            As `Source.open`.
+        """
+        whole = (start, stop) == (0, wanted.size)
+        headers = None if whole else {"Range": f"bytes={start}-{stop - 1}"}
+        with self.request("GET", url, headers=headers, accept=(200,) if whole else (200, 206)) as response:
+            if response.status == 206:
+                found = response.headers.get("Content-Range", "")
+                if not re.fullmatch(rf"bytes {start}-{stop - 1}/({wanted.size}|\*)", found):
+                    raise InterruptedTransferError(
+                        f"{url}: asked for bytes {start}-{stop - 1}/{wanted.size}, the server sends {printable(found)!r}"
+                    )
+                yield Body(start, self._pieces(url, response, stop - start))
+            else:
+                yield Body(0, self._pieces(url, response, wanted.size))
+
+    # Logging in
+
+    def _log_in(self, url: str, challenges: list[str], *, again: bool) -> None:
+        """Answer a challenge: the next request to this origin has a header for it."""
+        place, host = origin(url), urllib.parse.urlsplit(url).netloc
+        with self._lock:
+            if host not in self._credentials:
+                self._credentials[host] = credentials_for(host)
+            credentials = self._credentials[host]
+        for challenge in challenges:
+            if len(challenge) > _CHALLENGE:
+                raise TransferError(
+                    f"{url}: the server asks for credentials in {len(challenge)} bytes; expected at most {_CHALLENGE}"
+                )
+            scheme, _, rest = challenge.partition(" ")
+            fields = {
+                name.strip().lower(): value.strip().removeprefix('"').removesuffix('"')
+                for name, _, value in (one.partition("=") for one in urllib.request.parse_http_list(rest))
+            }
+            if scheme.lower() == "bearer" and fields.get("realm"):
+                value = f"Bearer {self._token(url, fields, credentials)}"
+            elif scheme.lower() == "basic" and credentials is not None and not again:
+                value = credentials.basic
+            else:
+                continue
+            with self._lock:
+                self._headers[place] = value
+            return
+        reason = "refuses the credentials" if credentials else "asks for credentials, and Docker's config.json has none"
+        raise TransferError(
+            f"{url}: the server {reason} of {host}" if credentials else f"{url}: the server {reason} for {host}"
+        )
+
+    def _token(self, url: str, challenge: Mapping[str, str], credentials: Credentials | None) -> str:
+        """A token for one repository, from the server that the one of `url` names; it may be another host.
+
+        Format: https://distribution.github.io/distribution/spec/auth/token/
+        """
+        realm = joined(url, challenge["realm"])
+        asked = {name: challenge[name] for name in ("service", "scope") if name in challenge}
+        if credentials is not None and credentials.identity:
+            form = {
+                **asked,
+                "grant_type": "refresh_token",
+                "refresh_token": credentials.identity,
+                "client_id": "blobstore",
+            }
+            headers = {"Content-Type": "application/x-www-form-urlencoded"}
+            answer = self._unauthorized("POST", realm, headers, urllib.parse.urlencode(form).encode())
+        else:
+            headers = {"Authorization": credentials.basic} if credentials is not None else {}
+            joint = "&" if "?" in realm else "?"
+            answer = self._unauthorized("GET", realm + joint + urllib.parse.urlencode(asked), headers, None)
+        try:
+            found = json.loads(answer)
+            token = found.get("token") or found["access_token"]
+            if not isinstance(token, str) or not token.isascii() or not token.isprintable():
+                raise ValueError
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            raise TransferError(f"{realm}: this answer has no token") from None
+        return token
+
+    def _unauthorized(self, method: str, url: str, headers: Mapping[str, str], body: bytes | None) -> bytes:
+        """An answer of a server of tokens. It is never redirected: the request has a password."""
+        response = self._send(method, url, headers, body, trusted=False)
+        try:
+            if response.status != 200:
+                self._refuse(method, url, response)
+            return b"".join(self._pieces(url, response, None, _ANSWER))
+        finally:
+            response.close()
+            response.release_conn()
+
+
+def joined(url: str, location: str) -> str:
+    """The URL that an answer of `url` leads to. Every URL that a server sends goes through this function.
+
+    Raises:
+        TransferError: it is none.
+        ReleaseError: it leads away from HTTPS, also to this machine; or to where HTTPS would be needed.
+    """
+    try:
+        target = urllib.parse.urljoin(url, location)
+        urllib.parse.urlsplit(target)
+    except ValueError as error:
+        raise TransferError(f"{url}: the server leads to {printable(location)!r}, which is no URL: {error}") from None
+    if url.startswith("https:") and not target.startswith("https:"):
+        raise ReleaseError(f"{url}: the server leads to {printable(target)}, away from HTTPS")
+    check_url(target)
+    return target
+
+
+def natural(text: str) -> int | None:
+    """The number of up to 18 digits that a server sent; None if it is something else."""
+    return int(text) if re.fullmatch(r"[0-9]{1,18}", text) else None
+
+
+def origin(url: str) -> str:
+    """Scheme, host and port of a URL."""
+    parts = urllib.parse.urlsplit(url)
+    port = parts.port or {"http": 80, "https": 443}[parts.scheme]
+    return f"{parts.scheme}://{parts.hostname}:{port}"
+
+
+def _watched(manager: urllib3.PoolManager) -> urllib3.PoolManager:
+    """Connections that watch what comes before contents, and between them."""
+    manager.pool_classes_by_scheme = {"http": _Pool, "https": _SecurePool}
+    return manager
+
+
+def _reason(error: BaseException) -> str:
+    """What went wrong, without the connection's address in memory."""
+    text = printable(str(error) or type(error).__name__)
+    return re.sub(r"<[^>]* object at 0x[0-9a-f]+>:? ?|^[\w.]+\(host=[^)]*\): ", "", text)
+
+
+def _retry_after(value: str | None) -> float | None:
+    if value is None:
+        return None
+    if (seconds := natural(value.strip())) is not None:
+        return float(seconds)
+    try:
+        return max(0.0, parsedate_to_datetime(value).timestamp() - time.time())
+    except (ValueError, TypeError, OverflowError):
+        return None

@@ -1,0 +1,62 @@
+"""Releases on a static web server: a release folder that was copied there, by any tool."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from urllib.parse import urljoin, urlsplit, urlunsplit
+
+from blobstore.core.memory.digest import sha256
+from blobstore.releases.index.index import INDEX_LIMIT, Object
+from blobstore.releases.sources.http import Client
+from blobstore.releases.sources.source import FILES, SIGNATURES, Body, Found, Source, check_pin
+
+__all__ = ["WebSource"]
+
+
+class WebSource(Source):
+    """A release on a web server.
+
+    Args:
+        url: of the index: `…/NAME/VERSION/index.json`.
+        pin: the SHA-256 that the index must have.
+        client: sends the requests.
+    """
+
+    def __init__(self, url: str, pin: str | None, client: Client) -> None:
+        self.name, self._pin, self._client = url, pin, client
+        self.patience = client.patience
+        parts = urlsplit(url)
+        self._query = parts.query  # a signed URL; its query counts for all files
+        self._base = urlunsplit(parts._replace(query="", fragment=""))
+
+    @property
+    def fetched(self) -> int:
+        return self._client.fetched
+
+    @property
+    def requests(self) -> int:
+        return self._client.requests
+
+    def _at(self, *path: str) -> str:
+        url = urljoin(self._base, "/".join(("../..", *path)))
+        return f"{url}?{self._query}" if self._query else url
+
+    def find(self, known: str | None) -> Found:
+        index = self._client.get(self.name, INDEX_LIMIT)
+        assert index is not None  # noqa: S101 - a missing one is an error
+        found = sha256(index)
+        check_pin(self._pin, found, self.name)
+        return Found(found, index)
+
+    def signature(self, index_sha256: str) -> str | None:
+        found = self._client.get(self._at(SIGNATURES, index_sha256), 1 << 16, missing=True)
+        return None if found is None else found.decode("ascii", "replace")
+
+    def url(self, wanted: Object) -> str:
+        return self._at(FILES, wanted.sha256)
+
+    def open(self, wanted: Object, start: int, stop: int) -> AbstractContextManager[Body]:
+        return self._client.body(self.url(wanted), wanted, start, stop)
+
+    def close(self) -> None:
+        self._client.close()

@@ -1,0 +1,56 @@
+"""A report that shows itself: in a notebook, and as a page."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from blobstore.core.disk.kinds import Format
+from blobstore.core.disk.staging import Staging
+from blobstore.core.memory.mapped_file import as_path
+from blobstore.reporting.html import to_html
+from blobstore.reporting.notebook import summary
+from blobstore.reporting.report_data import ReportData
+from blobstore.reporting.words import headline
+
+__all__ = ["Report"]
+
+
+@dataclass(frozen=True, repr=False)
+class Report(ReportData):
+    """All files that could be read, and all that was found in them. A notebook shows it as a summary.
+
+    Attributes:
+        files: in the order in which they were asked for.
+        findings: by `FindingKind`, and the largest first within each.
+        problems: files that could not be read, and why.
+        notes: what did not go as requested, without making the report any less complete.
+    """
+
+    def __repr__(self) -> str:
+        unread = f"; {len(self.problems)} could not be read" if self.problems else ""
+        return f"<Report: {headline(self).removesuffix('.')}; {len(self.findings):,} findings{unread}>"
+
+    def _repr_html_(self) -> str:
+        return summary(self)
+
+    def to_html(self, path: str | os.PathLike[str], *, force: bool = False) -> Path:
+        """Write the report as one page that needs nothing but a browser.
+
+        Args:
+            path: the file to write; an HTML page that is there is replaced.
+            force: also replace a file of another format.
+
+        Returns:
+            The path of the file.
+
+        Raises:
+            FileAccessError: the folder is missing or cannot be written, or the disk is full; nothing was changed.
+            OutputPathError: a file of another format is there, and `force` is not set.
+        """
+        target = as_path(path)
+        text = to_html(self).encode()
+        with Staging(force=force) as staging, staging.open(target, kind=Format.HTML) as file:
+            file.write(text)
+        return target
