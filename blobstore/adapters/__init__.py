@@ -6,7 +6,7 @@
     cache = BlobCache("adapter.ptd", base=BlobCache("foundation.ptd"))
     load_adapter(cache, "b.ptd")  # the next call uses it
     set_adapter_strength(cache, 0.5)  # half of it; 0 turns it off
-    load_adapters(cache, ["b.ptd", ("c.ptd", 0.5)])  # the sum of two; [] is none
+    load_adapters(cache, ["b.ptd", ("c.ptd", 0.5)])  # the sum of two; [] for no adapter
 
     merged = merge_adapter(plain_cache, "b.ptd")  # into the weights of a program without an adapter
     merged.undo()  # exactly the bytes from before

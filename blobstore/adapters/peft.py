@@ -281,7 +281,7 @@ class _Base:
 
     @functools.cached_property
     def head_dim(self) -> int | None:
-        """What the tables of the rotary embedding say, as `params_head_dim`; None if there are none.
+        """What the tables of the rotary embedding say, as `params_head_dim`; None without tables.
 
         Hugging Face's have the cosines of all elements of a head, twice the same half. Llama's have one for each two
         neighbours. The first row is that of position 0, where all are 1, so later ones are compared.
@@ -390,7 +390,7 @@ def _same_scale(one: float, other: float) -> bool:
 
 
 def _power_of_two(quotient: float) -> float:
-    """The power of two that a quotient of scales is, but for their rounding; 0 if it is none, or out of all bounds."""
+    """The power of two that a quotient of scales equals, up to rounding; 0 for any other quotient."""
     mantissa, exponent = math.frexp(quotient)
     for power in (0.5, 1.0):
         if _same_scale(abs(mantissa), power) and abs(exponent) <= _MOST_EXPONENT:

@@ -68,7 +68,7 @@ class Names:
         it has the number of a layer, it may stand behind names of modules that the exporter wrapped around the model.
 
         Raises:
-            KeyNotFoundError: there is none.
+            KeyNotFoundError: no tensor fits.
             AdapterError: there are several.
         """
         forms = list(dict.fromkeys([name, PREFIX + name, name.removeprefix("model."), llama_name(name)]))
@@ -95,7 +95,7 @@ def llama_name(name: str) -> str:
 
 
 def hf_name(name: str) -> str:
-    """What Hugging Face's model calls a module with a name of Llama's checkpoints; the same name if it is none."""
+    """What Hugging Face's model calls a module with a name of Llama's checkpoints. Other names stay the same."""
     if name == "output":
         return "lm_head"
     match = _IN_LAYER.fullmatch(name)

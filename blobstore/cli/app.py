@@ -26,7 +26,7 @@ COMMANDS = {
     "compact": ("releases", "Publish a release again with one file for each data set, after a few deltas."),
     "push": (
         "releases",
-        "Copy a release into a registry or an image layout of OCI; what is there already is not sent.",
+        "Copy a release into a registry or an image layout of OCI; files that it already has are not sent.",
     ),
     "pull": ("releases", "Make a release the current one of a folder, and fetch only what the folder lacks."),
     "gc": (

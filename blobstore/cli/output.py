@@ -35,7 +35,7 @@ __all__ = [
 
 
 _WIDEST = 1 << 16
-"""Columns where nobody looks: a pipe or a file breaks no lines."""
+"""The width of lines in a pipe or a file: they never break."""
 
 
 class _Console(Console):

@@ -42,7 +42,7 @@ def listed(folder: Folder, as_json: AsJson = False) -> None:
 @app.command()
 @exits.handled
 def verify(folder: Folder, as_json: AsJson = False) -> None:
-    """Compare the files of a packed store with their digests. Exit code 1 if one is damaged, 3 if there are none.
+    """Compare the files of a packed store with their digests. Exit code 1 if one is damaged, 3 without files.
 
     Nothing is removed; a program that finds damage builds the file again, and `gc` removes damaged files.
     """

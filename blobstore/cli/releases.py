@@ -142,7 +142,7 @@ def push(
     ],
     as_json: AsJson = False,
 ) -> None:
-    """Copy a release into a registry or an image layout of OCI; what is there already is not sent."""
+    """Copy a release into a registry or an image layout of OCI; files that it already has are not sent."""
     from blobstore.releases import push as run
 
     with progress_bar(hidden=as_json) as progress:

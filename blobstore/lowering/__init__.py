@@ -1,4 +1,4 @@
-"""Lowering so that weights can be changed by name while a program runs; see docs/lowering.md.
+"""Lowering so that weights can be changed by name while a program runs; see docs/howto/lowering.md.
 
 Importing this package needs neither torch nor executorch. Both are imported when one of its names is first used.
 """

@@ -114,7 +114,7 @@ def check_constants(programs: Mapping[str, ExportedProgram], origin: str) -> Non
                 raise KeyConflictError(
                     f"{origin}: methods '{other}' and '{method}' have different tensors with the name '{name}', but a "
                     "data file can hold only one of them: export the methods from modules that use different names "
-                    "(docs/lowering.md)"
+                    "(docs/howto/lowering.md)"
                 )
 
 

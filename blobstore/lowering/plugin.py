@@ -43,7 +43,7 @@ def register_inner(inner: InnerLowering) -> None:
     """Let `BlobStorePartitioner` wrap partitioners of another backend.
 
     Args:
-        inner: see `InnerLowering`, and docs/lowering.md for what it must do. It replaces an earlier one of its backend.
+        inner: see `InnerLowering`, and docs/backends.md for what it must do. It replaces an earlier one of its backend.
 
     Raises:
         UnsupportedDataError: `inner` has no `backend_id` that is a string, or no `preprocess()`.

@@ -141,7 +141,7 @@ class Cache:
             )
 
     def proof(self, key: str) -> Any:
-        """The result under a key, in a list of one; None if there is none."""
+        """The result under a key, in a list of one, or None."""
         return self._look_up("SELECT body FROM proofs WHERE key = ?", (key,), (key,), lambda result: [result])
 
     def set_proof(self, key: str, result: Any) -> None:

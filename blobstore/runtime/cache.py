@@ -304,18 +304,17 @@ class BlobCache(NamedDataMap):
 
     @functools.cached_property
     def tensors(self) -> LogicalTensors:
-        """The tensors that can be updated by name, the blobs that each is stored in, and which cannot be updated and
-        why."""
+        """The tensors of the model by name: the blobs that each is stored in, or why it cannot be updated."""
         return LogicalTensors(self)
 
     def update(self, blobs: Mapping[str, Any], *, finite: bool = False) -> int:
         """Change tensors or blobs in one commit: either all of them or none. No running method sees a part of it.
 
-        A name is a key or, if the data files have records of it (see docs/lowering.md), a tensor of the model. A tensor
+        A name is a key or, if the data files have records of it (see docs/howto/lowering.md), a tensor of the model. A tensor
         of the model is given in the model's own shape and dtype, and is stored in the layout that the delegates use.
 
-        The data is read in place during the call. A tensor or array must have the layout of the blob, except that dense
-        memory in another dim order is put in order; of bytes only the length is checked.
+        The data is read in place during the call. A tensor or array must have the layout of the blob, but its dense memory
+        may have another dim order. Of bytes, only the length is checked.
 
         Args:
             blobs: maps each name to a tensor, an array, or, for a key, an object with the buffer protocol.
@@ -325,15 +324,14 @@ class BlobCache(NamedDataMap):
             The new generation.
 
         Raises:
-            KeyNotFoundError: a name is not in this cache's files. Nothing was changed; the same holds for all errors
-                below.
+            KeyNotFoundError: a name is not in this cache's files. Like the errors below, it changes nothing.
             LayoutError: the new data has another shape, type or size.
-            UpdateError: a tensor cannot be changed, or only together with others; or it is not finite.
+            UpdateError: a tensor cannot be changed, can be changed only together with others, or is not finite.
             UnsupportedDataError: an object does not provide bytes.
             ProgramError: a delegate of a loaded method cannot pack the new weights. Delegates pack before anything
                 changes.
-            UnsupportedOperationError: this thread is in `reading()`; or, in mode "shared", two keys that the file
-                stores once would get different bytes.
+            UnsupportedOperationError: this thread is in `reading()`; or, in mode "shared", two keys that share their bytes
+                in the file would get different bytes.
         """
         self._check_open()
         return self.tensors.update(blobs, finite=finite)
@@ -341,7 +339,7 @@ class BlobCache(NamedDataMap):
     def update_blobs(self, blobs: Mapping[str, Any]) -> int:
         """Like `update`, but every name is a key, and its value is the bytes as they are stored.
 
-        Use it to restore bytes that were read from this cache, or from another on the same files.
+        Use it to restore bytes that were read from this cache, or from another cache on the same files.
 
         Args:
             blobs: maps each key to an object with the buffer protocol, of the blob's size.
@@ -354,7 +352,7 @@ class BlobCache(NamedDataMap):
         return self._commit([self._change(key, self._bytes(key, data)[0]) for key, data in blobs.items()])
 
     def update_state_dict(self, tensors: Mapping[str, Any], *, strict: bool = True, finite: bool = False) -> int:
-        """Change everything in a model's `state_dict()` that the programs on this cache use, in one commit.
+        """Commit every tensor of a model's `state_dict()` that the programs on this cache use, all at once.
 
         Entries that no program uses are ignored, such as the counters of batch normalization. So is state that the
         programs change themselves, such as key/value caches. Tied tensors may be given under any of their names; if
@@ -362,9 +360,9 @@ class BlobCache(NamedDataMap):
 
         Args:
             tensors: maps each name to a tensor or array.
-            strict: refuse if a tensor of the programs is not given or cannot be changed, or if a loaded program has
-                weights that the update does not reach: embedded, packed by another backend, or in ExecuTorch's own map
-                (see docs/runtime.md, "What an update reaches"). Without `strict`, such weights keep their values.
+            strict: refuse if a tensor of the programs is missing or cannot be changed, or if the update does not reach some
+                weights of a loaded program, because they are embedded, packed by another backend, or in ExecuTorch's own
+                map (see docs/runtime.md, "What an update reaches"). Without `strict`, such weights keep their values.
             finite: as in `update`.
 
         Returns, raises:

@@ -118,7 +118,7 @@ class LogicalTensors(Mapping[str, LogicalTensor]):
 
         Raises:
             KeyNotFoundError, UpdateError: as for `check_names`.
-            LayoutError, UnsupportedDataError: the tensor has another shape, or is none.
+            LayoutError, UnsupportedDataError: the tensor has another shape, or is not a tensor.
         """
         self.check_names([name])
         items = self._items(name, value)

@@ -277,7 +277,7 @@ class TrainingProgram:
             )
 
     def _frozen(self) -> str:
-        """A digest of the external weights that are not trained; empty if there are none."""
+        """A digest of the external weights that are not trained; empty without such weights."""
         keys = sorted(set(self.program.external_keys(self.method)) - set(self._parameters) - set(self._buffers))
         state = xxhash.xxh3_128()
         for key in keys:

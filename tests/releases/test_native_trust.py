@@ -190,9 +190,9 @@ def test_older_releases_are_refused_without_current(published: Path, tmp_path: P
     sound = mark.read_bytes()
     for damage in (b"", b"a", b"a 2", b"a 2 ", b"a 2 \n", b" 2 3\n", b"a  3\n", b"a 2 3", b"a 2 -3\n", b"a 2 3 4\n"):
         mark.write_bytes(damage)
-        with pytest.raises(TrustError, match="nobody can tell"):
+        with pytest.raises(TrustError, match="it is unknown whether"):
             lacks(published / "3", device)
-        with pytest.raises(TrustError, match="nobody can tell"):
+        with pytest.raises(TrustError, match="it is unknown whether"):
             pull(published / "3", device)
     mark.write_bytes(sound)
     pull(published / "1", device, allow_rollback=True)

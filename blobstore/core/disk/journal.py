@@ -183,7 +183,7 @@ class Journal:
 
 
 def _is_own(status: os.stat_result) -> bool:
-    """Whether a file says what this user wrote: it is nobody else's, and not everybody may write to it."""
+    """Whether a file is this user's own, and others may not write to it."""
     return status.st_uid == os.geteuid() and not status.st_mode & stat.S_IWOTH
 
 

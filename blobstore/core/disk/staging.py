@@ -189,7 +189,7 @@ class Staging:
             copy = _Staged(path.parent, path)
             self._journal.append(copy)
             file = io.BufferedWriter(copy.make("", 0, None))
-            with contextlib.suppress(OSError):  # whatever the umask is; nobody else may say what is renamed
+            with contextlib.suppress(OSError):  # whatever the umask is: no other user may say what is renamed
                 copy.temporary.chmod(0o600)
             file.write(journal.text(path.parent))
             file.detach()

@@ -89,7 +89,7 @@ class HolesLowering:
 def find_backend(backend_id: str) -> type[BackendDetails] | None:
     """The ahead-of-time half of a backend, which ExecuTorch finds in the same way: by the name of its class.
 
-    None if there is none that lowers part by part.
+    None unless it lowers part by part.
     """
     found = (c for c in BackendDetails.__subclasses__() if c.__name__ == backend_id)
     return next((c for c in found if c.preprocess is not BackendDetails.preprocess), None)

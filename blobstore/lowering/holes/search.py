@@ -232,7 +232,7 @@ def _overlap(holes: Mapping[int, int]) -> bool:
 
 def _different_seeds(tensors: Mapping[str, torch.Tensor]) -> dict[str, tuple[int, int]]:
     """The seeds of two series of other values for each constant. Of all these and the own values, no two are equal in
-    the shortest form; constants for which there are none are left out."""
+    the shortest form; constants without such values are left out."""
     known = {_shortest(tensor) for tensor in tensors.values()}
     found = {}
     for name, tensor in tensors.items():

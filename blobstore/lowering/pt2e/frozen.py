@@ -82,7 +82,7 @@ def rename_frozen(module: GraphModule, node: Node, name: str) -> None:
 
 
 def float_tensor(module: nn.Module, name: str) -> torch.Tensor | None:
-    """A floating-point tensor of a module by name; None if there is none."""
+    """A floating-point tensor of a module by name, or None."""
     path, _, last = name.rpartition(".")
     try:
         tensor = getattr(module.get_submodule(path), last)

@@ -243,7 +243,7 @@ class Installed:
 
     @property
     def view(self) -> str | None:
-        """The name of the current release below `releases`; None if there is none."""
+        """The name of the current release below `releases`, or None."""
         try:
             target = str((self.folder / CURRENT).readlink())
         except OSError as error:
@@ -265,7 +265,7 @@ class Installed:
 
     @property
     def current(self) -> str | None:
-        """The SHA-256 of the current index; None if there is none."""
+        """The SHA-256 of the current index, or None."""
         view = self.view
         return None if view is None else view[:64]
 

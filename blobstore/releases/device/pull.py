@@ -236,7 +236,7 @@ def check_successor(installed: Installed, index: Index, sha256: str, source: Sou
         if allow_rollback or installed.current == sha256:
             return  # it is about to be mended
         raise TrustError(
-            f"{source.name}: nobody can tell whether version {index.version} is newer than the installed one, because its mark "
+            f"{source.name}: it is unknown whether version {index.version} is newer than the installed one, because its mark "
             f"or index is damaged ({error}); pull that release again, or allow_rollback (--allow-rollback)"
         ) from None
     if old is None:
@@ -311,7 +311,7 @@ def _obtain(
 
 
 def _size_of_merged(index: Index, covered: dict[str, tuple[Merged | None, int]]) -> int:
-    """At most how many bytes the merged files have that are to be made."""
+    """The largest size, in bytes, of the merged files that will be made."""
     need = 0
     for data in index.data:
         if data.name in covered:

@@ -207,7 +207,7 @@ class Shopping:
         return list(self._spools.values())
 
     def check_room(self, folder: Path, further: int = 0) -> None:
-        """Compare what is to be written with the free space, before the first byte.
+        """Check that the files fit on the disk, before the first byte is written.
 
         Args:
             folder: where it goes.

@@ -1,4 +1,4 @@
-"""Objects that are being fetched: a file with holes, and beside it the list of what is there.
+"""Objects that are being fetched: a file with holes, and beside it the list of the ranges that it has.
 
 The list has a line for each range that was written. It is not synced, so after a power failure it may promise bytes that
 are not there; therefore nothing of a spool is used before its digest was compared. After a kill it is right, and the next
@@ -121,7 +121,7 @@ class Spool:
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def fail(self, error: BaseException) -> None:
-        """Wake up all who wait; they get this error."""
+        """Raise this error in all threads that wait."""
         with self._changed:
             self._error = self._error or error
             self._changed.notify_all()

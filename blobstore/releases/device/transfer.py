@@ -20,7 +20,7 @@ _GAP = 1 << 14
 _LONGEST = 1 << 25
 """Bytes of one request; what several of them fetch at once is more than what one connection gives on most networks."""
 _NOTE = 1 << 22
-"""After this many bytes of a request, the list of what is there gets a line."""
+"""After this many bytes of a request, the list of fetched ranges gets a line."""
 
 
 class Transfer:
@@ -73,7 +73,7 @@ class Transfer:
             self._todo.clear()
 
     def again(self, spool: Spool, start: int, stop: int) -> None:
-        """Fetch a range once more, because its bytes were wrong; who reads them from the spool waits."""
+        """Fetch a range once more, because its bytes were wrong; readers of the spool wait for it."""
         spool.forget(start, stop)
         with self._lock:
             self._todo.appendleft((spool, start, stop))

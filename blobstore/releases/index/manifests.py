@@ -66,7 +66,7 @@ def layers_of(index: Index, table_of: Callable[[File], Table]) -> list[Layer]:
         every = list(dict.fromkeys(_layers(index, table_of, packed)))
     unique: dict[str, Layer] = {}
     for layer in every:
-        if layer.object.size:  # nobody fetches an empty file
+        if layer.object.size:  # an empty file is not fetched
             unique.setdefault(layer.object.sha256, layer)
     if len(unique) > _MOST_LAYERS:
         raise ReleaseError(

@@ -80,7 +80,7 @@ def parse_reference(text: str | os.PathLike[str]) -> Reference:
     path of an index, or of the folder that holds `index.json`. Each can end in `@sha256:…`.
 
     Raises:
-        ReleaseError: it is none of these; or it is a URL without HTTPS, and not of this machine.
+        ReleaseError: it has another form, or it is a URL without HTTPS that leads to another machine.
     """
     full = str(as_path(text)) if isinstance(text, os.PathLike) else text
     try:

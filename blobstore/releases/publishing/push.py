@@ -55,9 +55,9 @@ def push(
     patience: Patience | None = None,
     progress: Progress | None = None,
 ) -> Pushed:
-    """Copy a release to `registry/name:tag` or `oci:DIR:tag`; what is there already is not sent.
+    """Copy a release to `registry/name:tag` or `oci:DIR:tag`; files that the target already has are not sent.
 
-    The manifest comes last, so nobody sees a release with a part missing.
+    The manifest comes last, so a release never appears with a part missing.
 
     Args:
         reference: where to.

@@ -421,7 +421,7 @@ def joined(url: str, location: str) -> str:
     """The URL that an answer of `url` leads to. Every URL that a server sends goes through this function.
 
     Raises:
-        TransferError: it is none.
+        TransferError: it is not a URL.
         ReleaseError: it leads away from HTTPS, also to this machine; or to where HTTPS would be needed.
     """
     try:

@@ -225,7 +225,7 @@ class _Upload:
         with self._client.request("GET", self._location, accept=(200, 202, 204, 404)) as response:
             first, dash, last = response.headers.get("Range", "").removeprefix("bytes=").partition("-")
             if response.status == 404 or not dash or first != "0" or natural(last) != self._at - 1:
-                self._location = None  # in the middle of a chunk: what is there cannot be trusted
+                self._location = None  # in the middle of a chunk: the bytes so far cannot be trusted
                 return
             if (location := response.headers.get("Location")) is not None:
                 self._follow(self._location, location)

@@ -479,7 +479,7 @@ void Updates::check_stored(const std::string& origin) const {
       throw_error(
           ErrorKind::KeyConflict,
           "{}: a method that is delegated and one that is not have different tensors with the name {}: export the "
-          "methods from modules that use different names (docs/lowering.md)",
+          "methods from modules that use different names (docs/howto/lowering.md)",
           origin,
           quoted(source_names(*record)));
     }

@@ -140,7 +140,7 @@ void Delivery::check_successor(const std::string& where, const ReleaseOptions& o
     throw_error_in(
         ErrorKind::Trust,
         where,
-        "nobody can tell whether version {} is newer than the installed one, because its mark or index is damaged "
+        "it is unknown whether version {} is newer than the installed one, because its mark or index is damaged "
         "({}); commit that release again, or allow_rollback",
         index_.version,
         error.what());

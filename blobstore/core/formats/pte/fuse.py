@@ -319,7 +319,7 @@ class _Contents:
         return index
 
     def add_group(self, group: _Contents) -> int:
-        """Add a segment with all blobs of a group, and return its index; 0 if there are none."""
+        """Add a segment with all blobs of a group, and return its index; 0 for an empty group."""
         if not len(group):
             return 0
         places = group.places()
