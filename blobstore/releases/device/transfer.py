@@ -11,7 +11,7 @@ from blobstore.core.errors import TransferError
 from blobstore.releases.device.spool import Spool
 from blobstore.releases.index.index import Object
 from blobstore.releases.index.intervals import coalesced
-from blobstore.releases.sources.source import InterruptedTransferError, SlowTransferError, Source
+from blobstore.releases.sources.source import InterruptedTransferError, SlowTransferError, Source, retry
 
 __all__ = ["Transfer", "read_object"]
 
@@ -165,4 +165,4 @@ def read_object(source: Source, wanted: Object) -> bytes:
             raise InterruptedTransferError(f"{source.name}: {wanted.sha256} ended at byte {len(data)} of {wanted.size}")
         return data
 
-    return source.patience.retry(read)
+    return retry(source.patience, read)

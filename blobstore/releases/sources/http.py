@@ -27,7 +27,7 @@ from blobstore.core.version import __version__
 from blobstore.releases.index.index import Object
 from blobstore.releases.index.references import check_url, is_loopback
 from blobstore.releases.sources.credentials import Credentials, credentials_for
-from blobstore.releases.sources.source import Body, InterruptedTransferError, Patience, SlowTransferError
+from blobstore.releases.sources.source import Body, InterruptedTransferError, Patience, SlowTransferError, retry
 
 try:
     import urllib3
@@ -283,7 +283,7 @@ class Client:
                     return None
                 return b"".join(self._pieces(url, response, None, limit))
 
-        found: bytes | None = self.patience.retry(work)
+        found: bytes | None = retry(self.patience, work)
         return found
 
     def _pieces(

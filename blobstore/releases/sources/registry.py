@@ -19,7 +19,7 @@ from blobstore.releases.index.index import INDEX_LIMIT, Object
 from blobstore.releases.index.manifests import MANIFEST_LIMIT, MANIFEST_TYPE, Manifest, parse_manifest
 from blobstore.releases.index.references import Reference, is_loopback
 from blobstore.releases.sources.http import Client, joined, natural, origin
-from blobstore.releases.sources.source import Body, Found, InterruptedTransferError, Source, check_pin
+from blobstore.releases.sources.source import Body, Found, InterruptedTransferError, Source, check_pin, retry
 
 __all__ = ["RegistrySource", "RegistryTarget"]
 
@@ -132,7 +132,7 @@ class RegistryTarget:
                 length = response.headers.get("Content-Length")
                 return response.status == 200 and length in {None, str(wanted.size)}
 
-        return bool(self._client.patience.retry(ask))
+        return bool(retry(self._client.patience, ask))
 
     def put(self, wanted: Object, path: Path, sent: Callable[[int], None]) -> None:
         """Upload an object.
@@ -148,7 +148,7 @@ class RegistryTarget:
         """
         with _readable(path, wanted) as descriptor:
             upload = _Upload(self._client, self._repository.root, wanted, descriptor, sent)
-            self._client.patience.retry(upload.go_on)
+            retry(self._client.patience, upload.go_on)
 
     def put_manifest(self, data: bytes) -> str:
         """Upload the manifest, under the tag if there is one; its SHA-256."""
@@ -162,7 +162,7 @@ class RegistryTarget:
             ):
                 pass
 
-        self._client.patience.retry(put)
+        retry(self._client.patience, put)
         return digest
 
     def close(self) -> None:

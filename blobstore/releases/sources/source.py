@@ -34,6 +34,7 @@ __all__ = [
     "check_pin",
     "pieces_of",
     "read_small",
+    "retry",
 ]
 
 INDEX, FILES, SIGNATURES = "index.json", "files", "signatures"
@@ -80,20 +81,6 @@ class Patience:
         if not sound:
             raise ReleaseError(f"Patience cannot have {name} {getattr(self, name)!r}")
 
-    def retry(self, work: Callable[[], Result]) -> Result:
-        """Do something until it succeeds.
-
-        Raises:
-            TransferError: it failed too often, or in a way that will not pass.
-        """
-        failures = 0
-        while True:
-            try:
-                return work()
-            except InterruptedTransferError as error:
-                failures += 1
-                self.wait(error, failures)
-
     def wait(self, error: InterruptedTransferError, failures: int) -> None:
         """Wait before the next attempt, after this error and so many in all without any progress in between.
 
@@ -123,6 +110,21 @@ class InterruptedTransferError(TransferError):
     def __init__(self, message: str, asked: float | None = None) -> None:
         super().__init__(message)
         self.asked = asked
+
+
+def retry(patience: Patience, work: Callable[[], Result]) -> Result:
+    """Do something until it succeeds.
+
+    Raises:
+        TransferError: it failed too often, or in a way that will not pass.
+    """
+    failures = 0
+    while True:
+        try:
+            return work()
+        except InterruptedTransferError as error:
+            failures += 1
+            patience.wait(error, failures)
 
 
 class SlowTransferError(InterruptedTransferError):
