@@ -25,7 +25,7 @@ from blobstore.reporting.baseline import Changes, compare_reports
 from blobstore.reporting.groups import common_bytes, find_groups
 from blobstore.reporting.html import to_html
 from blobstore.reporting.json_output import SCHEMA, from_json, to_json
-from blobstore.reporting.model import _ancestors
+from blobstore.reporting.report_data import _ancestors
 from blobstore.reporting.terminal import print_changes, print_report
 from blobstore.reporting.words import COLORS, FINDINGS, branches
 from tests.reporting.planted import Payload, Tensor, write_ptd, write_safetensors

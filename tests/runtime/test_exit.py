@@ -68,7 +68,8 @@ until_blocked(waits)  # it waits for a reader that never leaves
 CALLS_BACK = """
 import sys, threading
 import numpy as np
-from blobstore.runtime import native, open_ptd
+from blobstore import open_ptd
+from blobstore.runtime import native
 from blobstore.runtime import BlobCache, Program
 
 pte, ptd = sys.argv[1:]
