@@ -15,7 +15,7 @@ demo: $(VENV)/.runtime ## lower two models, deduplicate them, run both forms and
 	$(RUN) -m examples.demo demo-output
 
 # A module runs in one process, so its fixtures are made once; as many processes as there are cores.
-PYTEST := $(RUN) -m pytest --numprocesses=auto --dist=loadfile --no-loadscope-reorder
+PYTEST := $(RUN) -m pytest --numprocesses=logical --dist=loadfile --no-loadscope-reorder
 
 test: $(VENV)/.runtime ## run the short tests: less than five minutes on two cores
 	$(PYTEST) -m "not long and not slow" $(ARGUMENTS)
