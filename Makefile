@@ -6,7 +6,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-all test-slow bench plots native aarch64 compile-platforms sanitize fuzz crash soak mutants conformance dist site lint tidy format schema install clean
+.PHONY: help demo test test-all test-slow bench plots native aarch64 compile-platforms sanitize fuzz crash soak mutants conformance dist site lint tidy format install clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-17s %s\n", $$1, $$2 }' Makefile
@@ -83,9 +83,6 @@ format: $(VENV)/.installed ## fix style
 	$(RUN) -m ruff check --fix .
 	$(RUN) -m ruff format .
 	@echo clang-format; $(VENV)/bin/clang-format -i $(NATIVE)
-
-schema: $(VENV)/.installed ## regenerate the code of schema/*.fbs
-	$(RUN) schema/generate.py
 
 install: $(VENV)/.runtime ## make .venv, and nothing else
 

@@ -7,17 +7,13 @@ their weights have the same records.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-import flatbuffers
 import xxhash
 
-from blobstore.core._generated.record import Record as FbRecord
-from blobstore.core._generated.record import Records as FbRecords
-from blobstore.core._generated.record import Source as FbSource
-from blobstore.core._generated.record import Step as FbStep
+from blobstore.core.formats.flatbuffer import BOOL, F64, I8, I64, STRING, U8, U32, U64, TableType, Vector
 from blobstore.core.formats.keys import KEY_PREFIX
+from blobstore.core.formats.table_builder import TableBuilder
 from blobstore.core.memory.layout import ScalarType
 
 __all__ = [
@@ -37,6 +33,29 @@ VERSION = 0
 
 STATE = "it is not a weight but state, which the program keeps in its own memory and changes itself"
 """The refusal of a buffer that a method changes, such as a key/value cache."""
+
+
+SOURCE = TableType("Source", name=STRING, aliases=Vector(STRING), scalar_type=I8, sizes=Vector(I64))
+STEP = TableType("Step", operation=U8, ints=Vector(I64), floats=Vector(F64), names=Vector(STRING))
+RECORD = TableType(
+    "Record",
+    key=STRING,
+    nbytes=U64,
+    sources=Vector(SOURCE),
+    steps=Vector(STEP),
+    group=U32,
+    refusal=STRING,
+    auxiliary=BOOL,
+)
+RECORDS = TableType(
+    "Records",
+    version=U32,
+    inner=STRING,
+    records=Vector(RECORD),
+    outside=Vector(SOURCE),
+    shared=Vector(STRING),
+    transient=Vector(STRING),
+)
 
 
 class Operation(enum.IntEnum):
@@ -128,22 +147,22 @@ class Records:
 
     def pack(self) -> bytes:
         """The bytes of the blob."""
-        builder = flatbuffers.Builder(1024)
-        tables = [_pack_record(builder, record) for record in self.records]
-        records = _vector(builder, FbRecords.StartRecordsVector, tables)
-        outside = _vector(builder, FbRecords.StartOutsideVector, [_pack_source(builder, s) for s in self.outside])
-        shared = _texts(builder, FbRecords.StartSharedVector, self.shared)
-        transient = _texts(builder, FbRecords.StartTransientVector, self.transient)
+        builder = TableBuilder(1024)
+        records = builder.references([_write_record(builder, record) for record in self.records])
+        outside = builder.references([_write_source(builder, source) for source in self.outside])
+        shared = builder.texts(self.shared)
+        transient = builder.texts(self.transient)
         inner = builder.CreateString(self.inner)
-        FbRecords.Start(builder)
-        FbRecords.AddVersion(builder, VERSION)
-        FbRecords.AddInner(builder, inner)
-        FbRecords.AddRecords(builder, records)
-        FbRecords.AddOutside(builder, outside)
-        FbRecords.AddShared(builder, shared)
-        FbRecords.AddTransient(builder, transient)
-        builder.Finish(FbRecords.End(builder), file_identifier=FILE_IDENTIFIER)
-        return bytes(builder.Output())
+        table = builder.table(
+            RECORDS,
+            version=VERSION,
+            inner=inner,
+            records=records,
+            outside=outside,
+            shared=shared,
+            transient=transient,
+        )
+        return builder.finish(table, FILE_IDENTIFIER)
 
 
 def records_key(data: bytes) -> str:
@@ -151,63 +170,33 @@ def records_key(data: bytes) -> str:
     return KEY_PREFIX + xxhash.xxh3_128_hexdigest(data)
 
 
-def _pack_record(builder: flatbuffers.Builder, record: Record) -> int:
-    sources = _vector(builder, FbRecord.StartSourcesVector, [_pack_source(builder, s) for s in record.sources])
-    steps = _vector(builder, FbRecord.StartStepsVector, [_pack_step(builder, step) for step in record.steps])
+def _write_record(builder: TableBuilder, record: Record) -> int:
+    sources = builder.references([_write_source(builder, source) for source in record.sources])
+    steps = builder.references([_write_step(builder, step) for step in record.steps])
     key, refusal = builder.CreateString(record.key), builder.CreateString(record.refusal)
-    FbRecord.Start(builder)
-    FbRecord.AddKey(builder, key)
-    FbRecord.AddNbytes(builder, record.nbytes)
-    FbRecord.AddSources(builder, sources)
-    FbRecord.AddSteps(builder, steps)
-    FbRecord.AddGroup(builder, record.group)
-    FbRecord.AddRefusal(builder, refusal)
-    FbRecord.AddAuxiliary(builder, record.auxiliary)
-    end: int = FbRecord.End(builder)
-    return end
+    return builder.table(
+        RECORD,
+        key=key,
+        nbytes=record.nbytes,
+        sources=sources,
+        steps=steps,
+        group=record.group,
+        refusal=refusal,
+        auxiliary=record.auxiliary,
+    )
 
 
-def _pack_source(builder: flatbuffers.Builder, source: Source) -> int:
+def _write_source(builder: TableBuilder, source: Source) -> int:
     name = builder.CreateString(source.name)
-    aliases = _texts(builder, FbSource.StartAliasesVector, source.aliases)
-    sizes = _numbers(builder, FbSource.StartSizesVector, builder.PrependInt64, source.sizes)
-    FbSource.Start(builder)
-    FbSource.AddName(builder, name)
-    FbSource.AddAliases(builder, aliases)
-    FbSource.AddScalarType(builder, int(source.scalar_type))
-    FbSource.AddSizes(builder, sizes)
-    end: int = FbSource.End(builder)
-    return end
+    aliases = builder.texts(source.aliases)
+    sizes = builder.numbers(I64, source.sizes)
+    return builder.table(SOURCE, name=name, aliases=aliases, scalar_type=int(source.scalar_type), sizes=sizes)
 
 
-def _pack_step(builder: flatbuffers.Builder, step: Step) -> int:
-    names = _texts(builder, FbStep.StartNamesVector, step.names)
-    ints = _numbers(builder, FbStep.StartIntsVector, builder.PrependInt64, step.ints)
-    floats = _numbers(builder, FbStep.StartFloatsVector, builder.PrependFloat64, step.floats)
-    FbStep.Start(builder)
-    FbStep.AddOperation(builder, int(step.operation))
-    FbStep.AddInts(builder, ints)
-    FbStep.AddFloats(builder, floats)
-    FbStep.AddNames(builder, names)
-    end: int = FbStep.End(builder)
-    return end
-
-
-def _texts(builder: flatbuffers.Builder, start: object, texts: Sequence[str]) -> int:
-    return _vector(builder, start, [builder.CreateString(text) for text in texts])
-
-
-def _vector(builder: flatbuffers.Builder, start: object, offsets: Sequence[int]) -> int:
-    return _numbers(builder, start, builder.PrependUOffsetTRelative, offsets)
-
-
-def _numbers(builder: flatbuffers.Builder, start: object, prepend: object, numbers: Iterable[float]) -> int:
-    values = list(numbers)
-    start(builder, len(values))  # type: ignore[operator]
-    for value in reversed(values):
-        prepend(value)  # type: ignore[operator]
-    end: int = builder.EndVector()
-    return end
+def _write_step(builder: TableBuilder, step: Step) -> int:
+    names = builder.texts(step.names)
+    ints, floats = builder.numbers(I64, step.ints), builder.numbers(F64, step.floats)
+    return builder.table(STEP, operation=int(step.operation), ints=ints, floats=floats, names=names)
 
 
 def is_propagated(name: str) -> bool:

@@ -15,10 +15,10 @@ import numpy as np
 
 from blobstore.core.errors import InvalidFileError, LayoutError, MissingDependencyError
 from blobstore.core.formats.alignment import PAGE, SEGMENT_ALIGNMENT
+from blobstore.core.formats.flatbuffer import Span
 from blobstore.core.formats.keys import KEY_PREFIX
 from blobstore.core.formats.ptd.reader import PtdDataMap
 from blobstore.core.formats.ptd.writer import MAX_ALIGNMENT
-from blobstore.core.formats.pte.flatbuffer import Span
 from blobstore.core.formats.pte.parts import TensorData
 from blobstore.core.formats.pte.program import ProgramFile
 from blobstore.core.formats.safetensors import SafetensorsDataMap

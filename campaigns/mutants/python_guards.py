@@ -884,14 +884,14 @@ GUARDS = (
     ),
     Guard(
         ".pte: a reference in the file",
-        f"{_FILES}/pte/flatbuffer.py",
+        f"{_FILES}/flatbuffer.py",
         "if start < self.start or nbytes > self._end - start:",
         "if False:",
         _PTE,
     ),
     Guard(
         ".pte: a small file that refers to the same bytes again and again",
-        f"{_FILES}/pte/flatbuffer.py",
+        f"{_FILES}/flatbuffer.py",
         "if self._budget < 0:",
         "if False:",
         _PTE,

@@ -11,11 +11,11 @@ from typing import Any
 import flatbuffers
 import numpy as np
 import pytest
+from tests.schemas.record import Record as FbRecord
+from tests.schemas.record import Records as FbRecords
+from tests.schemas.record import Source as FbSource
+from tests.schemas.record import Step as FbStep
 
-from blobstore.core._generated.record import Record as FbRecord
-from blobstore.core._generated.record import Records as FbRecords
-from blobstore.core._generated.record import Source as FbSource
-from blobstore.core._generated.record import Step as FbStep
 from blobstore.core.formats.data_map import NamedDataMap
 from blobstore.core.memory.layout import ScalarType
 from blobstore.errors import InvalidFileError

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.schemas.payload import Payload as FbPayload
 from torch import nn
 from typer.testing import CliRunner
 
 from blobstore import save_file
 from blobstore.cli.app import app
-from blobstore.core._generated.payload import Payload as FbPayload
 from blobstore.core.formats import payload
 from blobstore.core.formats.payload import Constant, split, wrap
 from blobstore.core.formats.ptd.reader import open_ptd

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 import torch
 import xxhash
+from tests.schemas.payload import Constant as FbConstant
+from tests.schemas.payload import Payload as FbPayload
 from torch import nn
 
-from blobstore.core._generated.payload import Constant as FbConstant
-from blobstore.core._generated.payload import Payload as FbPayload
 from blobstore.core.formats import payload
 from blobstore.core.formats.keys import KEY_PREFIX
 from blobstore.core.formats.ptd.reader import open_ptd

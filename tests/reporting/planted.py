@@ -12,8 +12,8 @@ from typing import Any
 import flatbuffers
 import numpy as np
 from safetensors.numpy import save
+from tests.schemas.flat_tensor import DataSegment, FlatTensor, NamedData, TensorLayout
 
-from blobstore.core._generated.flat_tensor import DataSegment, FlatTensor, NamedData, TensorLayout
 from blobstore.reporting import Finding, Report
 
 SCALAR_TYPES = {"uint8": 0, "int8": 1, "int16": 2, "int32": 3, "int64": 4, "float16": 5, "float32": 6, "float64": 7}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 
 from blobstore.core.formats import payload
-from blobstore.core.formats.pte.flatbuffer import STRING, U32, U64, Buffer, TableType, Vector
+from blobstore.core.formats.flatbuffer import STRING, U32, U64, Buffer, TableType, Vector
 
 __all__ = ["keys_of"]
 

@@ -13,13 +13,11 @@ import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import flatbuffers
-import numpy as np
 import xxhash
 
-from blobstore.core._generated.payload import Constant as FbConstant
-from blobstore.core._generated.payload import Payload as FbPayload
 from blobstore.core.errors import InvalidFileError
+from blobstore.core.formats.flatbuffer import BOOL, STRING, U8, U32, U64, Buffer, Table, TableType, Vector
+from blobstore.core.formats.table_builder import TableBuilder
 
 __all__ = ["MAGIC", "VERSION_SIZE", "Constant", "find_places", "split", "wrap"]
 
@@ -30,6 +28,20 @@ VERSION_WITH_HOLES = 2
 
 MOST_HOLES = 8
 """Of one constant, so that a small program does not become a large payload."""
+
+CONSTANT = TableType(
+    "Constant",
+    key=STRING,
+    nbytes=U64,
+    group=U32,
+    places=Vector(U64),
+    packed=BOOL,
+    packing=Vector(U8),
+    holes=Vector(U64),
+)
+PAYLOAD = TableType(
+    "Payload", version=U32, inner=STRING, size=U64, constants=Vector(CONSTANT), digest=Vector(U8), filled=U64
+)
 
 VERSION_SIZE = 16
 """The number of bytes at the end of a key that the delegate replaces."""
@@ -74,43 +86,20 @@ def wrap(payload: bytes, inner: str, constants: Sequence[Constant]) -> bytes:
     filled, payload = len(payload), b"".join(_between_holes(payload, constants))
     version = VERSION if len(payload) == filled else VERSION_WITH_HOLES
     _check_holes(version, len(payload), filled if version == VERSION_WITH_HOLES else 0, constants)
-    builder = flatbuffers.Builder(1024)
-    tables = []
-    for constant in constants:
-        key = builder.CreateString(constant.key)
-        FbConstant.StartPlacesVector(builder, len(constant.places))
-        for place in reversed(constant.places):
-            builder.PrependUint64(place)
-        places = builder.EndVector()
-        holes = builder.CreateNumpyVector(np.array(constant.holes, "<u8")) if constant.holes else None
-        packing = builder.CreateByteVector(constant.packing) if constant.packing else None
-        FbConstant.Start(builder)
-        FbConstant.AddKey(builder, key)
-        FbConstant.AddNbytes(builder, constant.nbytes)
-        FbConstant.AddGroup(builder, constant.group)
-        FbConstant.AddPlaces(builder, places)
-        FbConstant.AddPacked(builder, constant.packed)
-        if packing is not None:
-            FbConstant.AddPacking(builder, packing)
-        if holes is not None:
-            FbConstant.AddHoles(builder, holes)
-        tables.append(FbConstant.End(builder))
-    FbPayload.StartConstantsVector(builder, len(tables))
-    for table in reversed(tables):
-        builder.PrependUOffsetTRelative(table)
-    vector = builder.EndVector()
+    builder = TableBuilder(1024)
+    tables = builder.references([_write(builder, constant) for constant in constants])
     name = builder.CreateString(inner)
-    digest = builder.CreateByteVector(xxhash.xxh3_128_digest(payload))
-    FbPayload.Start(builder)
-    FbPayload.AddVersion(builder, version)
-    FbPayload.AddInner(builder, name)
-    FbPayload.AddSize(builder, len(payload))
-    FbPayload.AddConstants(builder, vector)
-    FbPayload.AddDigest(builder, digest)
-    if version == VERSION_WITH_HOLES:
-        FbPayload.AddFilled(builder, filled)
-    builder.Finish(FbPayload.End(builder), file_identifier=FILE_IDENTIFIER)
-    body = bytes(builder.Output())
+    digest = builder.numbers(U8, list(xxhash.xxh3_128_digest(payload)))
+    table = builder.table(
+        PAYLOAD,
+        version=version,
+        inner=name,
+        size=len(payload),
+        constants=tables,
+        digest=digest,
+        filled=filled if version == VERSION_WITH_HOLES else None,
+    )
+    body = builder.finish(table, FILE_IDENTIFIER)
     return b"".join([payload, bytes(-len(payload) % 16), body, struct.pack("<Q", len(body)), MAGIC])
 
 
@@ -128,31 +117,52 @@ def split(data: bytes | memoryview) -> tuple[bytes, str, list[Constant]]:
         body = data[len(data) - 16 - length : -16]
         if len(body) != length or body[4:8] != FILE_IDENTIFIER:
             raise ValueError("its description is missing")
-        table = FbPayload.Payload.GetRootAs(body, 0)
-        if table.Version() not in {VERSION, VERSION_WITH_HOLES}:
-            raise ValueError(f"its version is {table.Version()}, not {VERSION} or {VERSION_WITH_HOLES}")
-        constants, left = [], length
-        for i in range(table.ConstantsLength()):
-            one = table.Constants(i)
-            key, count, hole_count = one.Key() or b"", one.PlacesLength(), one.HolesLength()
-            left -= 24 + len(key) + 8 * (count + hole_count) + one.PackingLength()  # the least that it takes
-            if left < 0:
-                raise ValueError("its tables refer to the same bytes again and again")
-            places = tuple(one.Places(j) for j in range(count))
-            packing = bytes(one.Packing(j) for j in range(one.PackingLength()))
-            holes = tuple(one.Holes(j) for j in range(hole_count))
-            constants.append(Constant(key.decode(), one.Nbytes(), one.Group(), places, one.Packed(), packing, holes))
-        _check_holes(table.Version(), table.Size(), table.Filled(), constants)
-        if (inner := table.Inner()) is None:
+        table = Buffer(memoryview(body), "payload", start=8).root(PAYLOAD)
+        version, size = table.scalar("version"), table.scalar("size")
+        if version not in {VERSION, VERSION_WITH_HOLES}:
+            raise ValueError(f"its version is {version}, not {VERSION} or {VERSION_WITH_HOLES}")
+        constants = [_read(constant) for constant in table.tables("constants")]
+        _check_holes(version, size, table.scalar("filled"), constants)
+        if (inner := table.string("inner")) is None:
             raise ValueError("it does not name the inner backend")
-        payload = data[: table.Size()]
-        if table.Size() > len(data) - 16 - length:
+        if size > len(data) - 16 - length:
             raise ValueError("the inner payload does not fit")
-        if bytes(table.Digest(i) for i in range(min(table.DigestLength(), 17))) != xxhash.xxh3_128_digest(payload):
+        payload = data[:size]
+        if bytes(table.numbers("digest")) != xxhash.xxh3_128_digest(payload):
             raise ValueError("the inner payload has another digest than was recorded")
-        return payload, inner.decode(), constants
-    except (IndexError, ValueError, TypeError, struct.error) as error:
-        raise InvalidFileError("payload", f"not the payload of a BlobStoreBackend: {error}") from None
+        return payload, inner, constants
+    except (InvalidFileError, ValueError, struct.error) as error:
+        reason = error.reason if isinstance(error, InvalidFileError) else error
+        raise InvalidFileError("payload", f"not the payload of a BlobStoreBackend: {reason}") from None
+
+
+def _write(builder: TableBuilder, constant: Constant) -> int:
+    key = builder.CreateString(constant.key)
+    places = builder.numbers(U64, constant.places)
+    holes = builder.numbers(U64, constant.holes) if constant.holes else None
+    packing = builder.numbers(U8, list(constant.packing)) if constant.packing else None
+    return builder.table(
+        CONSTANT,
+        key=key,
+        nbytes=constant.nbytes,
+        group=constant.group,
+        places=places,
+        packed=constant.packed,
+        packing=packing,
+        holes=holes,
+    )
+
+
+def _read(table: Table) -> Constant:
+    return Constant(
+        table.string("key") or "",
+        table.scalar("nbytes"),
+        table.scalar("group"),
+        table.numbers("places"),
+        bool(table.scalar("packed")),
+        bytes(table.numbers("packing")),
+        table.numbers("holes"),
+    )
 
 
 def _holes(constants: Sequence[Constant]) -> list[tuple[int, int]]:

@@ -19,10 +19,10 @@ from blobstore.core.errors import (
     UnsupportedDataError,
 )
 from blobstore.core.formats.delegate_keys import keys_of
+from blobstore.core.formats.flatbuffer import Span
 from blobstore.core.formats.keys import KEY_PREFIX
 from blobstore.core.formats.ptd.reader import PtdDataMap, open_ptd
 from blobstore.core.formats.pte.description import describe
-from blobstore.core.formats.pte.flatbuffer import Span
 from blobstore.core.formats.pte.fuse import Blob, Fusion, Part
 from blobstore.core.formats.pte.program import ProgramFile, read_program
 from blobstore.core.memory.buffers import same_bytes

@@ -4,7 +4,6 @@ import json
 import os
 import resource
 import struct
-import subprocess
 import tracemalloc
 
 import numpy as np
@@ -15,8 +14,9 @@ from hypothesis import strategies as st
 
 from blobstore import BlobStore, ScalarType, TensorLayout, open_ptd, save_file
 from blobstore.errors import BlobStoreError, FileAccessError, IntegrityError, InvalidFileError
-from schema import generate
-from tests.formats.ptd.test_format import DATA, SCHEMA, golden_store
+from tests.formats.ptd.test_format import DATA, golden_store
+from tests.schemas import SCHEMA
+from tests.schemas import flatc as run_flatc
 
 HEADER = struct.Struct("<4sIQQQQ")
 
@@ -130,8 +130,7 @@ def flatc(folder, schema, contents):
     made = folder / "flatc"
     made.mkdir(exist_ok=True)
     (made / "contents.json").write_text(json.dumps(contents))
-    command = [generate.flatc(), "--binary", "-o", made, "-I", SCHEMA, SCHEMA / schema, made / "contents.json"]
-    subprocess.run([str(part) for part in command], check=True)
+    run_flatc("--binary", "-o", made, "-I", SCHEMA, SCHEMA / schema, made / "contents.json")
     (made / "contents.json").unlink()
     (binary,) = made.iterdir()
     flatbuffer = binary.read_bytes()

@@ -9,9 +9,9 @@ from pathlib import Path
 import flatbuffers
 import pytest
 import xxhash
+from tests.schemas.flat_tensor import DataSegment, FlatTensor, NamedData, TensorLayout
+from tests.schemas.manifest import Manifest, Pair
 
-from blobstore.core._generated.flat_tensor import DataSegment, FlatTensor, NamedData, TensorLayout
-from blobstore.core._generated.manifest import Manifest, Pair
 from blobstore.core.formats.ptd.header import Header
 from blobstore.errors import InvalidFileError
 from tests.collisions import colliding_texts

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from blobstore.core.formats.pte import Movable, read_program, write_slim
-from tests.formats.pte.oracle import SCHEMA, write_ptd
+from tests.formats.pte.oracle import write_ptd
+from tests.schemas import EXECUTORCH_SCHEMA
 
 
 @pytest.fixture
@@ -55,7 +56,7 @@ def check_same_outputs(slim, stock_run):
 def later_executorch(tmp_path_factory) -> Path:
     """ExecuTorch's schema as it may be in a later version: new fields in every table, a new kind of value."""
     folder = tmp_path_factory.mktemp("later")
-    text = SCHEMA.read_text()
+    text = EXECUTORCH_SCHEMA.read_text()
     text = re.sub(r"^(table \w+ \{[^}]*)\}", r"\1  future_text: string;\n  future_number: ulong;\n}", text, flags=re.M)
     text = text.replace("  OptionalTensorList,\n}", "  OptionalTensorList,\n  FutureValue,\n}")
     text = text.replace("union KernelTypes", "table FutureValue {\n  data_buffer_idx: uint;\n}\n\nunion KernelTypes")

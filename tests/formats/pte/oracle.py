@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import functools
 import json
-import subprocess
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from blobstore.lowering.export import quiet
+from tests.schemas import EXECUTORCH_SCHEMA, flatc
 
 with quiet():
-    import executorch
     from executorch.exir import schema
     from executorch.exir._serialize import _program
     from executorch.exir._serialize._flatbuffer_program import _program_to_flatbuffer
@@ -22,15 +21,6 @@ with quiet():
     from executorch.exir.scalar_type import ScalarType
     from executorch.exir.tensor_layout import TensorLayout
     from executorch.extension.flat_tensor.serialize.serialize import FlatTensorSerializer
-
-_PACKAGE = Path(next(iter(executorch.__path__)))
-FLATC = _PACKAGE / "data" / "bin" / "flatc"
-SCHEMA = _PACKAGE / "schema" / "program.fbs"
-
-
-def flatc(*arguments: Any) -> None:
-    """Run the schema compiler of the executorch wheel."""
-    subprocess.run([str(FLATC), *map(str, arguments)], check=True, capture_output=True)
 
 
 def write_ptd(path: Path, entries: Iterable[tuple[str, bytes, Any]]) -> Path:
@@ -86,21 +76,23 @@ def join(flatbuffer: bytes, segments: bytes, tail: bytes = b"") -> bytes:
     return program + bytes(base - size) + segments
 
 
-def to_json(flatbuffer: bytes, fbs: Path = SCHEMA) -> dict[str, Any]:
+def to_json(flatbuffer: bytes, fbs: Path = EXECUTORCH_SCHEMA) -> dict[str, Any]:
     """Decode with flatc."""
     with tempfile.TemporaryDirectory() as folder:
         binary = Path(folder) / "program.bin"
         binary.write_bytes(flatbuffer)
-        flatc("--json", "--strict-json", "--raw-binary", "-o", folder, "-I", SCHEMA.parent, fbs, "--", binary)
+        flatc(
+            "--json", "--strict-json", "--raw-binary", "-o", folder, "-I", EXECUTORCH_SCHEMA.parent, fbs, "--", binary
+        )
         return json.loads((Path(folder) / "program.json").read_text())
 
 
-def from_json(program: dict[str, Any], fbs: Path = SCHEMA) -> bytes:
+def from_json(program: dict[str, Any], fbs: Path = EXECUTORCH_SCHEMA) -> bytes:
     """Encode with flatc."""
     with tempfile.TemporaryDirectory() as folder:
         text = Path(folder) / "program.json"
         text.write_text(json.dumps(program))
-        flatc("--binary", "-o", folder, "-I", SCHEMA.parent, fbs, text)
+        flatc("--binary", "-o", folder, "-I", EXECUTORCH_SCHEMA.parent, fbs, text)
         return next(path for path in Path(folder).iterdir() if path.suffix != ".json").read_bytes()
 
 

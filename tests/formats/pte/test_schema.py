@@ -1,19 +1,21 @@
-"""The tables of the reader are those of ExecuTorch."""
+"""The types of tables that are read and written are those of the schemas, and ET12 is ExecuTorch's."""
 
 import importlib
 import pkgutil
 import re
 import sys
-from pathlib import Path
 
 import flatbuffers
 import pytest
 
-from blobstore.core.formats.pte.flatbuffer import Scalar, Union
+from blobstore.core.formats.flatbuffer import Scalar, Struct, Union
+from blobstore.core.formats.payload import CONSTANT, PAYLOAD
+from blobstore.core.formats.ptd.manifest import MANIFEST, PAIR
 from blobstore.core.formats.pte.schema import TABLES, DataLocation, TensorDataLocation
-from tests.formats.pte.oracle import SCHEMA, flatc
+from blobstore.logical.records import RECORD, RECORDS, SOURCE, STEP
+from tests.schemas import EXECUTORCH_SCHEMA, SCHEMA, flatc
 
-OURS = Path(__file__).parents[3] / "schema" / "program.fbs"
+OURS = SCHEMA / "program.fbs"
 
 
 class Recorder:
@@ -26,22 +28,31 @@ class Recorder:
         return record
 
 
-def _generate(fbs, folder):
+def _generate(fbs, folder, table="ExecutionPlan"):
     flatc("--python", "--gen-all", "-o", folder, "-I", fbs.parent, fbs)
-    return next(path.parent for path in folder.rglob("ExecutionPlan.py"))
+    return next(path.parent for path in folder.rglob(f"{table}.py"))
 
 
-@pytest.mark.parametrize("fbs", [OURS, SCHEMA], ids=["ours", "executorch"])
-def test_slots_are_those_of_generated_code(fbs, tmp_path, monkeypatch):
-    folder = _generate(fbs, tmp_path)
+SCHEMAS = [
+    (OURS, TABLES),
+    (EXECUTORCH_SCHEMA, TABLES),
+    (SCHEMA / "manifest.fbs", [PAIR, MANIFEST]),
+    (SCHEMA / "payload.fbs", [CONSTANT, PAYLOAD]),
+    (SCHEMA / "record.fbs", [SOURCE, STEP, RECORD, RECORDS]),
+]
+
+
+@pytest.mark.parametrize(("fbs", "tables"), SCHEMAS, ids=["program", "executorch", "manifest", "payload", "record"])
+def test_slots_are_those_of_generated_code(fbs, tables, tmp_path, monkeypatch):
+    folder = _generate(fbs, tmp_path, tables[0].name)
     monkeypatch.syspath_prepend(str(folder))
     names = {module.name for module in pkgutil.iter_modules([str(folder)])}
     code = {}
-    for table in TABLES:
+    for table in tables:
         monkeypatch.delitem(sys.modules, table.name, raising=False)
         code[table.name] = importlib.import_module(table.name)
     try:
-        for table in TABLES:
+        for table in tables:
             assert table.name in names
             module = code[table.name]
             camel = {name.lower(): name for name in dir(module) if name.startswith(f"{table.name}Add")}
@@ -56,6 +67,8 @@ def test_slots_are_those_of_generated_code(fbs, tmp_path, monkeypatch):
                     number = call.removeprefix("Prepend").removesuffix("Slot") + "Flags"
                     assert getattr(flatbuffers.number_types, number).bytewidth == kind.width
                     assert default in (0, 0.0, False)
+                elif isinstance(kind, Struct):
+                    assert call == "PrependStructSlot"
                 else:
                     assert call == "PrependUOffsetTRelativeSlot"
                 if isinstance(kind, Union):
@@ -71,13 +84,13 @@ def _code(fbs, folder):
     scalar_type = next(path.parent for path in folder.parents[2].rglob("ScalarType.py"))
     code = {}
     for path in {*folder.glob("*.py"), *scalar_type.glob("*.py")}:
-        text = re.sub(r"(blobstore\.core\._generated\.\w+|executorch_flatbuffer)\.", "", path.read_text())
+        text = re.sub(r"(blobstore_schema\.\w+|executorch_flatbuffer)\.", "", path.read_text())
         code[path.stem] = re.sub(r"# namespace:.*", "", text)
     return code
 
 
 def test_our_schema_is_executorchs(tmp_path):
-    ours, theirs = _code(OURS, tmp_path / "ours" / "x"), _code(SCHEMA, tmp_path / "theirs" / "x")
+    ours, theirs = _code(OURS, tmp_path / "ours" / "x"), _code(EXECUTORCH_SCHEMA, tmp_path / "theirs" / "x")
     for code in (ours, theirs):
         code.pop("__init__")
     lines = ours["ScalarType"].splitlines()  # also of the types that only its exporter and its runtime have
@@ -89,8 +102,8 @@ def test_our_schema_is_executorchs(tmp_path):
 
 
 def test_schemas_conform_both_ways():
-    flatc("--conform", SCHEMA, OURS)
-    flatc("--conform", OURS, SCHEMA)
+    flatc("--conform", EXECUTORCH_SCHEMA, OURS)
+    flatc("--conform", OURS, EXECUTORCH_SCHEMA)
 
 
 @pytest.mark.parametrize("enum", [DataLocation, TensorDataLocation])
@@ -101,7 +114,7 @@ def test_enums_are_executorchs(enum):
 
 @pytest.mark.parametrize(("field", "name"), [("val", "KernelTypes"), ("instr_args", "InstructionArguments")])
 def test_unions_have_executorchs_members_in_its_order(field, name, tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(str(_generate(SCHEMA, tmp_path)))
+    monkeypatch.syspath_prepend(str(_generate(EXECUTORCH_SCHEMA, tmp_path)))
     theirs = getattr(importlib.import_module(name), name)
     sys.modules.pop(name)
     (union,) = [table.fields[field] for table in TABLES if isinstance(table.fields.get(field), Union)]

@@ -15,16 +15,15 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import flatbuffers
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from blobstore.core._generated.manifest import Manifest as Fb
-from blobstore.core._generated.manifest import Pair
+from blobstore.core.formats.flatbuffer import STRING, U32, Struct, TableType, Vector
 from blobstore.core.formats.keys import KEY_PREFIX
 from blobstore.core.formats.ptd.columns import Columns, ColumnsError, Positions
 from blobstore.core.formats.ptd.header import MARK, Header
+from blobstore.core.formats.table_builder import TableBuilder
 
 __all__ = [
     "FILE_IDENTIFIER",
@@ -43,7 +42,17 @@ OLD_MAGIC = b"BLOBEND1"
 """The end of an earlier file, whose manifest has a key."""
 
 VERSION = 0
-_DIGEST = 16
+DIGEST = Struct(16)
+PAIR = TableType("Pair", key=STRING, value=STRING)
+MANIFEST = TableType(
+    "Manifest",
+    version=U32,
+    head=DIGEST,
+    segments=Vector(DIGEST),
+    alignments=Vector(U32),
+    metadata=Vector(PAIR),
+    opaque=Vector(U32),
+)
 _TAIL = 8 + len(MAGIC)  # the length and the magic
 
 
@@ -71,35 +80,26 @@ class Manifest:
 
     def pack(self) -> bytes:
         """The bytes that end the file, from the end of its last segment."""
-        builder = flatbuffers.Builder(256 + self.segments.nbytes + self.alignments.nbytes)
+        builder = TableBuilder(256 + self.segments.nbytes + self.alignments.nbytes)
         builder.ForceDefaults(True)
         pairs = []
         for key, value in sorted(self.metadata.items()):
             key_at, value_at = builder.CreateString(key), builder.CreateString(value)
-            Pair.PairStart(builder)
-            Pair.PairAddKey(builder, key_at)
-            Pair.PairAddValue(builder, value_at)
-            pairs.append(Pair.PairEnd(builder))
-        Fb.ManifestStartMetadataVector(builder, len(pairs))
-        for pair in reversed(pairs):
-            builder.PrependUOffsetTRelative(pair)
-        metadata = builder.EndVector()
-        opaque = builder.CreateNumpyVector(np.ascontiguousarray(self.opaque, "<u4")) if len(self.opaque) else None
-        alignments = builder.CreateNumpyVector(np.ascontiguousarray(self.alignments, "<u4"))
-        segments = _struct_vector(builder, self.segments)
-        Fb.ManifestStart(builder)
-        Fb.ManifestAddVersion(builder, VERSION)
-        builder.Prep(1, _DIGEST)
-        for byte in reversed(self.head):
-            builder.PrependByte(byte)
-        Fb.ManifestAddHead(builder, builder.Offset())
-        Fb.ManifestAddSegments(builder, segments)
-        Fb.ManifestAddAlignments(builder, alignments)
-        Fb.ManifestAddMetadata(builder, metadata)
-        if opaque is not None:
-            Fb.ManifestAddOpaque(builder, opaque)
-        builder.Finish(Fb.ManifestEnd(builder), file_identifier=FILE_IDENTIFIER)
-        body = bytes(builder.Output())
+            pairs.append(builder.table(PAIR, key=key_at, value=value_at))
+        metadata = builder.references(pairs)
+        opaque = builder.numbers(U32, self.opaque) if len(self.opaque) else None
+        alignments = builder.numbers(U32, self.alignments)
+        segments = builder.structs(DIGEST, len(self.segments), self.segments.tobytes())
+        table = builder.table(
+            MANIFEST,
+            version=VERSION,
+            head=self.head,
+            segments=segments,
+            alignments=alignments,
+            metadata=metadata,
+            opaque=opaque,
+        )
+        body = builder.finish(table, FILE_IDENTIFIER)
         return b"".join((body, xxhash.xxh3_128_digest(body), len(body).to_bytes(8, "little"), MAGIC))
 
     @classmethod
@@ -114,8 +114,8 @@ class Manifest:
         Raises:
             ManifestError: it is damaged, has a later version, or belongs to another file.
         """
-        body = data[:-_DIGEST]
-        if xxhash.xxh3_128_digest(body) != data[-_DIGEST:]:
+        body = data[: -DIGEST.width]
+        if xxhash.xxh3_128_digest(body) != data[-DIGEST.width :]:
             raise ManifestError("the manifest is damaged: its digest differs")
         if body[4:8] != FILE_IDENTIFIER:
             raise ManifestError(f"the manifest is malformed: its identifier is {bytes(body[4:8])!r}")
@@ -127,13 +127,13 @@ class Manifest:
     @classmethod
     def _parse(cls, columns: Columns, segments: int, keys: int) -> Manifest:
         version, head, digests, alignments, metadata, opaque = columns.fields(
-            columns.root(), {0: 4, 1: _DIGEST, 2: 4, 3: 4, 4: 4, 5: 4}
+            columns.root(), {0: 4, 1: DIGEST.width, 2: 4, 3: 4, 4: 4, 5: 4}
         )
         if version[0] and (found := int(columns.u32(version)[0])) > VERSION:
             raise ManifestError(f"the manifest has version {found}, this blobstore reads up to {VERSION}")
         if not head[0]:
             raise ManifestError("the manifest is malformed: it lacks the digest of the head")
-        digest_at, digest_count = columns.vectors(digests, _DIGEST)
+        digest_at, digest_count = columns.vectors(digests, DIGEST.width)
         alignment_at, alignment_count = columns.vectors(alignments, 4)
         opaque_at, opaque_count = columns.vectors(opaque, 4)
         if digest_count[0] != segments or alignment_count[0] != keys:
@@ -142,8 +142,10 @@ class Manifest:
                 f"{segments} and {keys}"
             )
         return cls(
-            head=columns.raw(int(head[0]), _DIGEST),
-            segments=np.frombuffer(columns.raw(int(digest_at[0]), _DIGEST * segments), np.uint8).reshape(-1, _DIGEST),
+            head=columns.raw(int(head[0]), DIGEST.width),
+            segments=np.frombuffer(columns.raw(int(digest_at[0]), DIGEST.width * segments), np.uint8).reshape(
+                -1, DIGEST.width
+            ),
             alignments=np.frombuffer(columns.raw(int(alignment_at[0]), 4 * keys), "<u4"),
             metadata=_metadata(columns, columns.fields(columns.tables(metadata), {0: 4, 1: 4})),
             opaque=np.frombuffer(columns.raw(int(opaque_at[0]), 4 * int(opaque_count[0])), "<u4"),
@@ -186,22 +188,12 @@ def find_manifest(data: memoryview, header: Header) -> memoryview | None:
     if not ended:
         raise ManifestError("the file was cut, or is damaged at its end: the magic of its manifest is missing")
     length = int.from_bytes(data[-_TAIL : -len(MAGIC)], "little")
-    if start + length + _DIGEST + _TAIL != len(data):
+    if start + length + DIGEST.width + _TAIL != len(data):
         raise ManifestError(
             f"a manifest of {length} bytes does not fit between the segments, which end at byte {start}, and the end "
             f"of the file at {len(data)}"
         )
     return data[start:-_TAIL]
-
-
-def _struct_vector(builder: flatbuffers.Builder, digests: npt.NDArray[np.uint8]) -> int:
-    """A vector of Digest structs in one step; flatbuffers would write it byte by byte."""
-    raw = digests.tobytes()
-    builder.StartVector(_DIGEST, len(digests), 1)
-    builder.head = builder.head - len(raw)
-    builder.Bytes[builder.head : builder.head + len(raw)] = raw
-    offset: int = builder.EndVector()
-    return offset
 
 
 def is_keyed_manifest(key: str, data: memoryview) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
-from blobstore.core.formats.pte.flatbuffer import STRING, U8, Kind, Scalar, Span, Table, TableType, Union, Vector
+from blobstore.core.formats.flatbuffer import STRING, U8, Kind, Scalar, Span, Table, TableType, Union, Vector
 from blobstore.core.formats.pte.program import ProgramFile
 from blobstore.core.memory.digest import digest
 

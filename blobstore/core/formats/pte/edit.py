@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from blobstore.core.errors import UnsupportedProgramError
-from blobstore.core.formats.pte.flatbuffer import Buffer, Span, Table, walk
+from blobstore.core.formats.flatbuffer import Buffer, Span, Table, walk
 
 __all__ = ["Editor"]
 

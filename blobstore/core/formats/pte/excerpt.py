@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from blobstore.core.formats.alignment import TENSOR_ALIGNMENT
-from blobstore.core.formats.pte.flatbuffer import Span, Table, reachable
+from blobstore.core.formats.flatbuffer import Span, Table, reachable
 
 __all__ = ["Excerpt"]
 

@@ -21,8 +21,8 @@ from typing import BinaryIO
 from blobstore.core.disk.output import write_view
 from blobstore.core.errors import InvalidKeyError, KeyConflictError, LayoutError, UnsupportedProgramError
 from blobstore.core.formats.alignment import PAGE, SEGMENT_ALIGNMENT, TENSOR_ALIGNMENT, align_up, alignment_of
+from blobstore.core.formats.flatbuffer import Table
 from blobstore.core.formats.pte.excerpt import Excerpt
-from blobstore.core.formats.pte.flatbuffer import Table
 from blobstore.core.formats.pte.header import HEADER_MAGIC, HEADER_OFFSET, HEADER_WITH_DATA_SIZE, IDENTIFIER
 from blobstore.core.formats.pte.parts import ExternalTensor, TensorData
 from blobstore.core.formats.pte.program import ProgramFile

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from blobstore.core.formats.pte.flatbuffer import Span, Table
+from blobstore.core.formats.flatbuffer import Span, Table
 from blobstore.core.memory.layout import TensorLayout
 
 __all__ = [

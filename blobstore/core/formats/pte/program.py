@@ -16,7 +16,7 @@ from typing import Literal
 
 from blobstore.core.errors import InvalidFileError, LayoutError
 from blobstore.core.formats.alignment import SEGMENT_ALIGNMENT, TENSOR_ALIGNMENT, alignment_of
-from blobstore.core.formats.pte.flatbuffer import Buffer, Span, Table, walk
+from blobstore.core.formats.flatbuffer import Buffer, Span, Table, walk
 from blobstore.core.formats.pte.header import HEADER_OFFSET, ExtendedHeader, HeaderError
 from blobstore.core.formats.pte.parts import (
     DelegatePayload,

@@ -27,8 +27,8 @@ from blobstore.core.disk.kinds import Format
 from blobstore.core.disk.staging import Staging, refuse_inputs
 from blobstore.core.errors import InvalidKeyError, KeyConflictError, UnsupportedProgramError
 from blobstore.core.formats.alignment import SEGMENT_ALIGNMENT, TENSOR_ALIGNMENT, align_up, alignment_of
+from blobstore.core.formats.flatbuffer import Span, Table
 from blobstore.core.formats.pte.edit import Editor
-from blobstore.core.formats.pte.flatbuffer import Span, Table
 from blobstore.core.formats.pte.header import HEADER_OFFSET, HEADER_WITH_DATA_SIZE
 from blobstore.core.formats.pte.parts import NamedBlob, Offsets, Segment, TensorData, TensorUse
 from blobstore.core.formats.pte.program import Movable, ProgramFile

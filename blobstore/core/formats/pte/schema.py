@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 
-from blobstore.core.formats.pte.flatbuffer import (
+from blobstore.core.formats.flatbuffer import (
     BOOL,
     F64,
     I8,

@@ -18,8 +18,23 @@ from typing import NamedTuple, NoReturn, TypeVar
 
 from blobstore.core.errors import InvalidFileError
 
-__all__ = ["BOOL", "F64", "I8", "I32", "I64", "STRING", "U8", "U32", "U64", "Buffer", "Kind", "Span", "Table"]
-__all__ += ["TableType", "Union", "Vector", "reachable", "walk"]
+__all__ = [
+    "BOOL",
+    "F64",
+    "I8",
+    "I32",
+    "I64",
+    "STRING",
+    "U8",
+    "U32",
+    "U64",
+    "Buffer",
+    "Kind",
+    "Scalar",
+    "Span",
+    "Struct",
+]
+__all__ += ["Table", "TableType", "Union", "Vector", "reachable", "walk"]
 
 _U16, _U32, _I32, _U64 = (struct.Struct(f) for f in ("<H", "<I", "<i", "<Q"))
 
@@ -50,6 +65,7 @@ class Scalar(Kind):
     """A number, `format` as in the struct module. All defaults in ET12 are 0."""
 
     def __init__(self, format_: str) -> None:
+        self.code = format_
         self.format = struct.Struct("<" + format_)
         self.width = self.format.size
 
@@ -58,10 +74,17 @@ class String(Kind):
     """UTF-8 text."""
 
 
-class Vector(Kind):
-    """A list of numbers or of tables."""
+class Struct(Kind):
+    """Bytes inside the table itself, such as a digest."""
 
-    def __init__(self, of: Scalar | TableType) -> None:
+    def __init__(self, nbytes: int) -> None:
+        self.width = nbytes
+
+
+class Vector(Kind):
+    """A list of numbers, of structs, of texts or of tables."""
+
+    def __init__(self, of: Scalar | Struct | String | TableType) -> None:
         self.of = of
 
 

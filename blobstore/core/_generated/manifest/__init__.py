@@ -1,1 +1,0 @@
-"""Made by `make schema`; do not edit."""
