@@ -18,10 +18,10 @@ demo: $(VENV)/.runtime ## lower two models, deduplicate them, run both forms and
 PYTEST := $(RUN) -m pytest --numprocesses=logical --dist=loadfile --no-loadscope-reorder
 
 test: $(VENV)/.runtime ## run the short tests: less than five minutes on two cores
-	$(PYTEST) -m "not long and not slow" $(ARGUMENTS)
+	$(PYTEST) -m "not long and not native and not slow" $(ARGUMENTS)
 
-test-all: $(VENV)/.runtime ## run the tests, without the slow ones
-	$(PYTEST) -m "not slow" $(ARGUMENTS)
+test-all: $(VENV)/.runtime ## run the tests, without the native and the slow ones
+	$(PYTEST) -m "not native and not slow" $(ARGUMENTS)
 
 test-slow: $(VENV)/.runtime ## run the tests that take minutes or gigabytes
 	$(RUN) -m pytest -m slow
@@ -32,8 +32,9 @@ bench: $(VENV)/.runtime ## measure against ExecuTorch and safetensors
 plots: $(VENV)/.runtime $(VENV)/.extra-bench ## draw how cost grows with keys, bytes, methods and programs
 	$(RUN) -W ignore -m benchmarks.scaling $(ARGUMENTS)
 
-native: $(VENV)/.runtime ## run the C++ tests here, also with larger pages and as on other systems
+native: $(VENV)/.runtime ## run the C++ tests here, also with larger pages and as on other systems; link the library in all forms
 	$(RUN) -W ignore -m runtime_bindings.tests.platforms here
+	$(RUN) -m pytest -m native tests/runtime
 
 aarch64: $(VENV)/.runtime ## run the C++ tests for aarch64; needs g++-aarch64-linux-gnu, clang, lld and qemu-user-static
 	$(RUN) -W ignore -m runtime_bindings.tests.platforms aarch64

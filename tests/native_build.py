@@ -90,8 +90,8 @@ def build_with_hooks(directory: Path, target: str = "all") -> None:
     """
     command = [sys.executable, "-m", "nanobind", "--cmake_dir"]
     nanobind = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
-    options = ("-DBLOBSTORE_PYTHON=ON", "-DBLOBSTORE_TEST_HOOKS=ON", f"-Dnanobind_DIR={nanobind}")
-    build_tests(directory, *options, "-DCMAKE_CXX_FLAGS_RELEASE=-O1", target=target)
+    options = ("-DBLOBSTORE_PYTHON=ON", "-DBLOBSTORE_INSTALL=ON", "-DBLOBSTORE_TEST_HOOKS=ON")
+    build_tests(directory, *options, f"-Dnanobind_DIR={nanobind}", "-DCMAKE_CXX_FLAGS_RELEASE=-O1", target=target)
 
 
 def ctest(directory: Path, options: dict[str, str] | None = None) -> bool:

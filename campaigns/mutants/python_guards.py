@@ -773,7 +773,7 @@ GUARDS = (
     Guard(
         ".ptd: the digest of the manifest",
         f"{_FILES}/ptd/manifest.py",
-        "if xxhash.xxh3_128_digest(body) != data[-_DIGEST:]:",
+        "if xxhash.xxh3_128_digest(body) != data[-DIGEST.width :]:",
         "if False:",
         _PTD,
     ),

@@ -15,10 +15,10 @@ from tests.native_build import LIBRARY
 
 
 def build() -> Path:
-    """Build the package `blobstore_runtime` with hooks.
+    """Build the package `blobstore_runtime` and the C++ library with hooks, and install both.
 
     Returns:
-        The folder that it is in, for PYTHONPATH.
+        The folder that the package is in, for PYTHONPATH; it is the prefix of the library, too.
     """
     with native_build.folder("native-tests") as directory:
         native_build.build_with_hooks(directory, target="_native")

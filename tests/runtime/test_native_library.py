@@ -40,7 +40,7 @@ def build(prefix, how):
         return directory / "build" / "linking"
 
 
-@pytest.mark.long
+@pytest.mark.native
 @pytest.mark.parametrize("how", ["static", "shared", "fetched"])
 def test_an_application_links_the_library(how, prefix, tmp_path):
     """It opens a file, asks for a type and catches an error (X2); only the shared form needs a library at run time."""
@@ -71,6 +71,7 @@ def test_an_application_compiles_the_headers_with_its_own_warnings_as_errors(how
         assert [path for path in directory.rglob("*.o") if "src" in path.parts] == []
 
 
+@pytest.mark.native
 def test_what_is_installed_knows_nothing_of_the_machine_that_built_it(prefix):
     """No path to search libraries in, but for those beside the file itself (N4)."""
     import blobstore_runtime
@@ -92,6 +93,7 @@ def shared_library(prefix):
     return library
 
 
+@pytest.mark.native
 def test_the_shared_library_is_not_much_larger_than_documented(shared_library, tmp_path):
     """It is built for its size and stripped; docs/platforms.md has the number."""
     stripped = tmp_path / "stripped"
@@ -99,6 +101,7 @@ def test_the_shared_library_is_not_much_larger_than_documented(shared_library, t
     assert stripped.stat().st_size <= 737_280
 
 
+@pytest.mark.native
 def test_the_shared_library_exports_the_public_names_alone(shared_library):
     command = ["nm", "-DC", "--defined-only", shared_library]
     lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()

@@ -129,6 +129,7 @@ def test_the_wheel_has_no_hooks_of_tests(hooks):
     assert b"crash_at" in built.read_bytes()
 
 
+@pytest.mark.native
 def test_the_installed_library_has_no_hooks_of_tests():
     if reason := missing():
         pytest.skip(reason)
