@@ -119,9 +119,13 @@ def combine_adapters(adapters: Shares, target: Path, *, foundation: Paths, like:
         raise AdapterError("there is no adapter to combine; for one that changes nothing, give like=")
     expected = foundation_fingerprint(files)
     for path in paths:
-        found = read_adapter(path).foundation
-        if found != expected:
-            made = "records no foundation; bind_adapter() adds it" if found is None else f"made for foundation {found}"
+        recorded = read_adapter(path).foundation
+        if recorded != expected:
+            made = (
+                "records no foundation; bind_adapter() adds it"
+                if recorded is None
+                else f"made for foundation {recorded}"
+            )
             raise AdapterError(f"{path}: {made}, but {' + '.join(map(str, files))} is {expected}")
     scale, made_tensors = library().combine_adapters(rows, None if like is None else os.fsencode(as_path(like)))
     tensors = {

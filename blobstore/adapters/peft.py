@@ -218,7 +218,7 @@ def import_peft(
         raise KeyNotFoundError(f"{folder}: names has '{min(unknown)}', but {MODEL_NAME} has no such module")
     base = _Base(files)
     template = None if like is None else _Template(read_adapter(like))
-    found = Names(
+    modules_of_program = Names(
         base.modules if template is None else template.pairs, base.name if template is None else template.name
     )
     scale, factors = _common_scale(pairs, config)
@@ -229,7 +229,7 @@ def import_peft(
 
     tensors: dict[str, Plain] = {}
     for pair in pairs:
-        module = given[pair.module] if pair.module in given else found.find(pair.module)
+        module = given[pair.module] if pair.module in given else modules_of_program.find(pair.module)
         if module in record.modules:
             raise AdapterError(
                 f"{folder}: two modules of PEFT are module '{module}' of the program, one is '{pair.module}'"
@@ -286,7 +286,7 @@ class _Base:
         Hugging Face's have the cosines of all elements of a head, twice the same half. Llama's have one for each two
         neighbours. The first row is that of position 0, where all are 1, so later ones are compared.
         """
-        found = set()
+        dimensions = set()
         for tensor in self._rotary:
             for path in self.files:
                 data_map = open_ptd(path)
@@ -296,8 +296,8 @@ class _Base:
                         continue
                     half = table.shape[1] // 2
                     twice = table.shape[1] % 2 == 0 and np.array_equal(table[:, :half], table[:, half:])
-                    found.add(0 if twice else 2 * table.shape[1])
-        return found.pop() if len(found) == 1 else None
+                    dimensions.add(0 if twice else 2 * table.shape[1])
+        return dimensions.pop() if len(dimensions) == 1 else None
 
 
 class _Template:
@@ -459,8 +459,8 @@ class _Record:
         if text is None:
             return None
         try:
-            found = json.loads(text)
-            config, modules = PeftConfig.of(found["config"], adapter.path), found["modules"]
+            record = json.loads(text)
+            config, modules = PeftConfig.of(record["config"], adapter.path), record["modules"]
             return cls(dict(config.fields), {str(module): _origin(*fields) for module, fields in modules.items()})
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError, AdapterError) as error:
             raise InvalidFileError(adapter.path, f"the metadata {_RECORD} is malformed: {error}") from None
@@ -643,7 +643,7 @@ def _note_ranks(path: Path, config: dict[str, Any], used: Mapping[str, tuple[int
     ranks: dict[str, int] = {}
     alphas: dict[str, float] = {}
     for module, (rank, scale) in used.items():
-        key = "^" + re.sub(r"[^\w-]", lambda found: "\\" + found[0], module)
+        key = "^" + re.sub(r"[^\w-]", lambda match: "\\" + match[0], module)
         alpha = said.alpha_of(module)
         if not _same_scale(alpha / said.divisor(rank), scale):
             alpha, always = _alpha(path, module, scale, rank, said.divisor(rank)), True

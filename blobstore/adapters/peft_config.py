@@ -220,10 +220,10 @@ def _pattern(
     fields: Mapping[str, Any], name: str, path: Path, key_of: Callable[[str], Any], *, whole: bool = False
 ) -> list[tuple[Any, Any]]:
     """The entries of rank_pattern or alpha_pattern."""
-    found = fields.get(name) or {}
-    if not isinstance(found, dict):
-        raise InvalidFileError(path, f"{name} must map names of modules to numbers, found {found!r}")
-    return [(key_of(key), _number(value, f"{name}[{key!r}]", path, whole=whole)) for key, value in found.items()]
+    pattern = fields.get(name) or {}
+    if not isinstance(pattern, dict):
+        raise InvalidFileError(path, f"{name} must map names of modules to numbers, found {pattern!r}")
+    return [(key_of(key), _number(value, f"{name}[{key!r}]", path, whole=whole)) for key, value in pattern.items()]
 
 
 def _expression(key: str, path: Path) -> re.Pattern[str]:

@@ -81,10 +81,10 @@ def import_for_program(
         raise AdapterError(f"{old_config.path}: lora_alpha is 0, so no adapter has an effect on the program")
     _, pairs = read_peft(folder)
     rooms = {pair.module: pair for pair in old_pairs}
-    found = Names(rooms, str(old_folder))
+    rooms_by_name = Names(rooms, str(old_folder))
     by_room: dict[str, PeftPair] = {}
     for pair in pairs:
-        room = found.find(pair.module)
+        room = rooms_by_name.find(pair.module)
         if room in by_room:
             raise AdapterError(f"{folder}: two modules are '{room}'")
         by_room[room] = pair

@@ -82,12 +82,12 @@ def listed(
     code, listed = 0, inspect_adapters(base, [])
     for path in dict.fromkeys(given):
         try:
-            found = inspect_adapters(base, path)
+            info = inspect_adapters(base, path)
         except BlobStoreError as error:
             print_error(error)
             code = ERROR
         else:
-            listed = AdaptersInfo(found.foundation, (*listed.adapters, *found.adapters))
+            listed = AdaptersInfo(info.foundation, (*listed.adapters, *info.adapters))
     if as_json:
         print_json(listed)
     else:
@@ -98,14 +98,14 @@ def listed(
         raise typer.Exit(code)
 
 
-def _print_adapters(found: AdaptersInfo) -> None:
-    base = found.foundation
+def _print_adapters(info: AdaptersInfo) -> None:
+    base = info.foundation
     say(
         f"{', '.join(map(str, base.paths))}: foundation {base.fingerprint}, {counted(base.keys, 'key')}, {base.nbytes:,} bytes"
     )
     columns = ("tensor", "dtype", "shape", "bytes", "rank")
     print_table("", columns[:-1], [_tensor_row(tensor) for tensor in base.tensors])
-    for adapter in found.adapters:
+    for adapter in info.adapters:
         out.print()
         scale = "not recorded" if adapter.scale is None else f"{adapter.scale:g}"
         say(f"{adapter.path}: adapter of {counted(adapter.pairs, 'module')}, {adapter.nbytes:,} bytes, scale {scale}")

@@ -51,19 +51,19 @@ def inspect(files: Files, as_json: AsJson = False) -> None:
     Exit code 3 if a file cannot be read; the others are listed anyway. In a pipe every key is one row: key, kind, dtype
     and shape, bytes, alignment, first key with the same bytes, file. Metadata and other facts are in --json.
     """
-    found: list[Any] = []
+    infos: list[Any] = []
     code = 0
     for path in _each_file(files):
         try:
-            found.append(_readable(path, inspect_file))
+            infos.append(_readable(path, inspect_file))
         except BlobStoreError as error:
             print_error(error)
-            found.append({"path": str(_path_of(path)), "error": str(error)})
+            infos.append({"path": str(_path_of(path)), "error": str(error)})
             code = ERROR
     if as_json:
-        print_json(found)
+        print_json(infos)
     else:
-        _print_files([file for file in found if isinstance(file, FileInfo)])
+        _print_files([file for file in infos if isinstance(file, FileInfo)])
     if code:
         raise typer.Exit(code)
 
@@ -73,11 +73,11 @@ def _each_file(paths: Sequence[Path]) -> Iterator[Path | BlobStoreError]:
     seen: set[str] = set()
     for path in paths:
         try:
-            found = files_of(path)
+            files = files_of(path)
         except BlobStoreError as error:
             yield error
             continue
-        for file in found:
+        for file in files:
             real = os.path.realpath(file)
             if real not in seen:
                 seen.add(real)

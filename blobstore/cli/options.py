@@ -38,7 +38,7 @@ def open_names(path: Path | None) -> NamedDataMap | None:
     """
     if path is None:
         return None
-    found = open_any(path)
-    if isinstance(found, PteDataMap):
+    data_map = open_any(path)
+    if isinstance(data_map, PteDataMap):
         raise UnsupportedDataError(f"{path}: expected names from a .safetensors or a .ptd, found {Format.PTE.value}")
-    return found
+    return data_map

@@ -103,13 +103,13 @@ def dedup(
 
 def _named_by(names: NamedDataMap, result: DedupResult) -> int:
     """How many tensors that left the programs of a run have names of this file."""
-    found: set[str] = set()
+    keys: set[str] = set()
     for program in result.programs:
         taken = {one.key for one in read_program(program.path).externals}
         if not same_file(program.source, program.path):  # with --force a program can replace itself
             taken -= {one.key for one in read_program(program.source).externals}
-        found |= taken
-    return sum(key in names for key in found)
+        keys |= taken
+    return sum(key in names for key in keys)
 
 
 def _print_dedup(result: DedupResult, named: str) -> None:

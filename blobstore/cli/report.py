@@ -89,7 +89,7 @@ def report(
     known = open_names(names)
     where = None if no_cache else cache or _usable(default_path())
     with progress_bar(hidden=as_json) as progress:
-        found = making.report(
+        made = making.report(
             paths,
             exact_only=exact,
             near=near,
@@ -97,44 +97,44 @@ def report(
             cache=where,
             progress=progress,
         )
-    changes = compare_reports(old, found) if old else None
+    changes = compare_reports(old, made) if old else None
     if html:
-        found.to_html(html, force=force)
-    _print(found, changes, as_json=as_json, top=top)
-    if names and not any(region.tensor for file in found.files for region in file.regions):
+        made.to_html(html, force=force)
+    _print(made, changes, as_json=as_json, top=top)
+    if names and not any(region.tensor for file in made.files for region in file.regions):
         print_error(f"note: nothing got a name from {names}: nothing without a name equals exactly one of its tensors")
-    over = limit is not None and _is_over(limit, found, old)
-    if not (found.files or found.problems):
+    over = limit is not None and _is_over(limit, made, old)
+    if not (made.files or made.problems):
         print_error(f"{', '.join(paths)}: no file to report on; folders are searched for {', '.join(SUFFIXES)}")
-    if found.problems or not found.files:  # the report does not cover all paths
+    if made.problems or not made.files:  # the report does not cover all paths
         raise typer.Exit(ERROR)
     if over:
         raise typer.Exit(OVER)
 
 
-def _print(found: Report, changes: Changes | None, *, as_json: bool, top: int) -> None:
+def _print(report: Report, changes: Changes | None, *, as_json: bool, top: int) -> None:
     if as_json:
-        json.dump(to_json(found, changes), sys.stdout, indent=1)
+        json.dump(to_json(report, changes), sys.stdout, indent=1)
         sys.stdout.write("\n")
-    elif found.files:
-        print_report(found, out, top=top)
+    elif report.files:
+        print_report(report, out, top=top)
     if changes and not as_json:
         out.print()
         print_changes(changes, out)
-    if as_json or not found.files:  # otherwise the report lists them
-        for problem in found.problems:
+    if as_json or not report.files:  # otherwise the report lists them
+        for problem in report.problems:
             print_error(f"{problem.path}: {problem.reason}")
-    for note in found.notes:
+    for note in report.notes:
         print_error(f"note: {note}")
 
 
-def _is_over(limit: Limit, found: Report, old: Report | None) -> bool:
+def _is_over(limit: Limit, report: Report, old: Report | None) -> bool:
     """Whether the report, or what grew since an old one, is above the limit; if so, say it."""
-    wasted = found.total_saves - (old.total_saves if old else 0)
-    over = limit.exceeded(wasted, found.total_bytes)
+    wasted = report.total_saves - (old.total_saves if old else 0)
+    over = limit.exceeded(wasted, report.total_bytes)
     if over is None:
         return False
-    share = f" of {found.total_bytes:,} bytes" if limit.is_share else ""
+    share = f" of {report.total_bytes:,} bytes" if limit.is_share else ""
     print_error(
         f"waste grew by {size(wasted)} ({wasted:,} bytes) since the baseline; the limit is {limit.text}{share}"
         if old

@@ -36,7 +36,7 @@ class Groups(Generic[Item]):
 
     def members(self) -> list[list[Item]]:
         """The groups, each with its items, all in the order in which they were first mentioned."""
-        found: dict[Item, list[Item]] = {}
+        groups: dict[Item, list[Item]] = {}
         for item in self._parent:
-            found.setdefault(self.root(item), []).append(item)
-        return list(found.values())
+            groups.setdefault(self.root(item), []).append(item)
+        return list(groups.values())

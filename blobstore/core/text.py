@@ -49,7 +49,7 @@ def parse_size(text: str) -> int:
     Raises:
         ValueError: it is something else.
     """
-    found = re.fullmatch(r"([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*([a-z]*)", text.strip().lower())
-    if found is None or found[2] not in _UNITS:
+    match = re.fullmatch(r"([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*([a-z]*)", text.strip().lower())
+    if match is None or match[2] not in _UNITS:
         raise ValueError(f"{text!r} is not a number of bytes, like 1048576, 10MB or 1.5GiB")
-    return int(Fraction(found[1]) * _UNITS[found[2]])
+    return int(Fraction(match[1]) * _UNITS[match[2]])

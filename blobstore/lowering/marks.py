@@ -27,38 +27,38 @@ _ALIASES = "blobstore.aliases"
 names of a tied tensor but one from the state dict."""
 
 
-def mark(node: Node, name: str, found: Fold | str | None) -> None:
+def mark(node: Node, name: str, origin: Fold | str | None) -> None:
     """Note at an operator what one of its tensors is.
 
     Args:
         node: uses the tensor.
         name: of the tensor in the graph.
-        found: None for the model's own tensor; otherwise what it was folded of, or why it cannot be changed.
+        origin: None for the model's own tensor; otherwise what it was folded of, or why it cannot be changed.
     """
     custom = node.meta.get("custom") or {}
     noted = json.loads(custom.get(_MARK, "{}"))
-    if isinstance(found, Fold):
-        sources = [[source.name, int(source.scalar_type), source.sizes] for source in found.sources]
-        step = [int(found.step.operation), found.step.ints, found.step.floats]
-        noted[name] = {"name": found.name, "sources": sources, "step": step}
+    if isinstance(origin, Fold):
+        sources = [[source.name, int(source.scalar_type), source.sizes] for source in origin.sources]
+        step = [int(origin.step.operation), origin.step.ints, origin.step.floats]
+        noted[name] = {"name": origin.name, "sources": sources, "step": step}
     else:
-        noted[name] = found
+        noted[name] = origin
     node.meta["custom"] = {**custom, _MARK: json.dumps(noted)}
 
 
 def marks(nodes: Iterable[Node]) -> dict[str, Fold | str | None]:
     """What `mark` noted, by the name of the tensor in the graph."""
-    found: dict[str, Fold | str | None] = {}
+    by_name: dict[str, Fold | str | None] = {}
     for node in nodes:
         for name, value in json.loads((node.meta.get("custom") or {}).get(_MARK, "{}")).items():
             if isinstance(value, dict):
                 sources = [Source(source, ScalarType(kind), tuple(sizes)) for source, kind, sizes in value["sources"]]
                 operation, ints, floats = value["step"]
                 step = Step(Operation(operation), tuple(ints), tuple(floats))
-                found[name] = Fold(value["name"], tuple(sources), step)
+                by_name[name] = Fold(value["name"], tuple(sources), step)
             else:
-                found[name] = value
-    return found
+                by_name[name] = value
+    return by_name
 
 
 def mark_aliases(program: ExportedProgram) -> None:

@@ -99,7 +99,7 @@ def check_constants(programs: Mapping[str, ExportedProgram], origin: str) -> Non
     Raises:
         KeyConflictError: two methods have such tensors.
     """
-    found: dict[str, tuple[str, torch.Tensor]] = {}
+    by_name: dict[str, tuple[str, torch.Tensor]] = {}
     for method, program in programs.items():
         targets = {
             spec.arg.name: spec.target for spec in program.graph_signature.input_specs if spec.kind in _CONSTANTS
@@ -109,7 +109,7 @@ def check_constants(programs: Mapping[str, ExportedProgram], origin: str) -> Non
             tensor = None if name is None else _tensor(program, name)
             if name is None or tensor is None:
                 continue
-            other, known = found.setdefault(name, (method, tensor))
+            other, known = by_name.setdefault(name, (method, tensor))
             if identity(known) != identity(tensor) and not same_bits(known, tensor):
                 raise KeyConflictError(
                     f"{origin}: methods '{other}' and '{method}' have different tensors with the name '{name}', but a "
@@ -121,7 +121,7 @@ def check_constants(programs: Mapping[str, ExportedProgram], origin: str) -> Non
 def _parameters(method: str, program: ExportedProgram, table: NameTable) -> Iterable[_Parameter]:
     """The parameters of a program, without the buffers that the program changes itself."""
     changed = set(program.graph_signature.buffers_to_mutate.values())
-    found: dict[str, _Parameter] = {}
+    by_name: dict[str, _Parameter] = {}
     for spec in program.graph_signature.input_specs:
         name = spec.target
         if spec.kind not in _CONSTANTS or name is None or name in changed:
@@ -130,14 +130,14 @@ def _parameters(method: str, program: ExportedProgram, table: NameTable) -> Iter
         if tensor is None:
             continue
         own = logical_name(name)
-        parameter = found.setdefault(own, _Parameter(method, own, [own], known=False))
+        parameter = by_name.setdefault(own, _Parameter(method, own, [own], known=False))
         parameter.tensors[name] = tensor
         if (source := table.sources.get(name)) is not None:
             parameter.known = True
             parameter.names = list(dict.fromkeys((*parameter.names, *source.aliases)))
         if (whole := _tensor(program, own)) is not None:
             parameter.tensors[own] = whole  # the float weight of a quantized one
-    return found.values()
+    return by_name.values()
 
 
 def _tensor(program: ExportedProgram, name: str) -> torch.Tensor | None:

@@ -102,8 +102,8 @@ def unwrapped(name: str) -> Unwrapped | None:
 
 def logical_name(name: str) -> str:
     """The name of the parameter that a tensor of a program belongs to: itself, or one that was quantized."""
-    found = unwrapped(name)
-    return name.removesuffix(QUANTIZED) if found is None else found.parameter
+    wrapped = unwrapped(name)
+    return name.removesuffix(QUANTIZED) if wrapped is None else wrapped.parameter
 
 
 def scalar_type(dtype: torch.dtype) -> ScalarType | None:
@@ -161,7 +161,7 @@ def chooser(tag: Tag) -> Callable[[str], str | None]:
     ] = {}  # of a function that returns `model` and `model.ptd`, all weights get the form that came first
 
     def choose(name: str) -> str | None:
-        found = check(tag(name))
-        return None if found is None else forms.setdefault(found.removesuffix(".ptd"), found)
+        file = check(tag(name))
+        return None if file is None else forms.setdefault(file.removesuffix(".ptd"), file)
 
     return choose

@@ -100,21 +100,21 @@ class BlobStorePartitioner(Partitioner):  # type: ignore[misc]
                 delegates to, and no such backend was imported.
         """
         result = self.inner.partition(exported_program)
-        found: dict[str, NameTable] = {}
+        tables_of: dict[str, NameTable] = {}
         for tag, spec in result.partition_tags.items():
             inner = spec.backend_id
             if inner not in _inners and find_backend(inner) is not None:
                 register_inner(HolesLowering(inner))
             if inner not in _inners:
                 raise UnsupportedOperationError(f"cannot wrap backend {inner!r}; known backends: {sorted(_inners)}")
-            if inner not in found:
+            if inner not in tables_of:
                 table = tables.table_of(result.tagged_exported_program, inner, self.tag)
-                found[inner] = replace(table, exported=self._exported)
-                tables.keep(found[inner])
-            table_spec = CompileSpec(_TABLE_SPEC, found[inner].digest)
+                tables_of[inner] = replace(table, exported=self._exported)
+                tables.keep(tables_of[inner])
+            table_spec = CompileSpec(_TABLE_SPEC, tables_of[inner].digest)
             table_spec.program = weakref.ref(result.tagged_exported_program)  # for `preprocess_multimethod`
             specs = [*spec.compile_specs, table_spec]
-            if tag == (found[inner].bearer or next(iter(result.partition_tags))):
+            if tag == (tables_of[inner].bearer or next(iter(result.partition_tags))):
                 specs.append(CompileSpec(_BEARER_SPEC, b""))
             result.partition_tags[tag] = DelegationSpec(BACKEND_ID, specs)
         return result
@@ -155,12 +155,12 @@ class BlobStoreBackend(BackendDetails):  # type: ignore[misc]
         cls, edge_programs: dict[str, list[ExportedProgram]], compile_specs: dict[str, list[list[CompileSpec]]]
     ) -> dict[str, list[PreprocessResult]]:
         """Called by ExecuTorch with the parts of all methods that are lowered together."""
-        found = {method: [_table_spec(specs) for specs in parts] for method, parts in compile_specs.items()}
+        by_method = {method: [_table_spec(specs) for specs in parts] for method, parts in compile_specs.items()}
         qualified = methods.qualify(
-            {method: specs[0].program() for method, specs in found.items()},
-            {method: tables.find(bytes(specs[0].value)) for method, specs in found.items()},
+            {method: specs[0].program() for method, specs in by_method.items()},
+            {method: tables.find(bytes(specs[0].value)) for method, specs in by_method.items()},
         )
-        for spec in (spec for specs in found.values() for spec in specs):
+        for spec in (spec for specs in by_method.values() for spec in specs):
             vars(spec).pop("program", None)  # specs stay with the lowered module, which can be pickled
         results: dict[str, list[PreprocessResult]] = {}
         for method, parts in edge_programs.items():
@@ -181,13 +181,13 @@ def _table_spec(specs: list[CompileSpec]) -> CompileSpec:
 
 def _check_keys(results: dict[str, list[PreprocessResult]]) -> None:
     """Check that no two methods need different contents under one key; otherwise raise KeyConflictError."""
-    found: dict[str, tuple[str, bytes]] = {}
+    by_key: dict[str, tuple[str, bytes]] = {}
     for method, parts in results.items():
         for output in (part.data_store_output for part in parts):
             for entries in (output.pte_data, *output.external_data.values()):
                 for key, entry in entries.items():
                     data = output.buffers[entry.buffer_index]
-                    other, known = found.setdefault(key, (method, data))
+                    other, known = by_key.setdefault(key, (method, data))
                     if other != method and known != data:
                         raise KeyConflictError(
                             f"methods '{other}' and '{method}' store different bytes under the key '{key}': they "

@@ -121,25 +121,27 @@ def table_of(program: ExportedProgram, inner: str, tag: Tag) -> NameTable:
         InvalidTagError: the tag, or what it returns for a tensor, is not a plain file name.
     """
     choose = chooser(tag)
-    found = _Reading(program)
-    partitions = {name: placeholder.meta.get("delegation_tag") for name, placeholder in found.placeholders.items()}
+    reading = _Reading(program)
+    partitions = {name: placeholder.meta.get("delegation_tag") for name, placeholder in reading.placeholders.items()}
     return NameTable(
         inner,
-        found.sources,
-        {name: choose(name) for name in found.sources},
+        reading.sources,
+        {name: choose(name) for name in reading.sources},
         choose,
-        found.folds,
-        found.refused,
-        outside=tuple(source for name, source in found.sources.items() if partitions[name] is None),
+        reading.folds,
+        reading.refused,
+        outside=tuple(source for name, source in reading.sources.items() if partitions[name] is None),
         shared=tuple(
             source.name
-            for name, source in found.sources.items()
+            for name, source in reading.sources.items()
             if partitions[name]
-            and any(_is_used_outside(found.placeholders[n]) for n in (name, *source.aliases) if n in found.placeholders)
+            and any(
+                _is_used_outside(reading.placeholders[n]) for n in (name, *source.aliases) if n in reading.placeholders
+            )
         ),
         bearer=_bearer(partitions, choose),
-        state=tuple(found.state),
-        transient=frozenset(found.transient),
+        state=tuple(reading.state),
+        transient=frozenset(reading.transient),
     )
 
 
@@ -213,11 +215,11 @@ class _Reading:
         self, name: str, placeholder: Node, tensor: torch.Tensor, kind: ScalarType, aliases: tuple[str, ...]
     ) -> None:
         logical = name.removesuffix(QUANTIZED)
-        if (found := unwrapped(name)) is not None and self._program.state_dict.keys() >= found.parts:
-            if found.part != 0:
+        if (wrapped := unwrapped(name)) is not None and self._program.state_dict.keys() >= wrapped.parts:
+            if wrapped.part != 0:
                 return  # scales and zero points, which come with the integers
             if kind is ScalarType.CHAR:
-                logical = found.parameter
+                logical = wrapped.parameter
         if logical != name:
             kind = _kind_of_float(self._program.state_dict.get(logical))
         source = self.sources[name] = Source(logical, kind, tuple(tensor.shape), aliases)

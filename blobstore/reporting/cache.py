@@ -115,24 +115,24 @@ class Cache:
         if identity is None or not identity.lasts:
             return None
         for enough in [True] if alike else [False, True]:
-            found = self._look_up(
+            remembered = self._look_up(
                 "SELECT fingerprints.body FROM fingerprints JOIN files USING (path) WHERE path = ? AND size = ? "
                 "AND mtime_ns = ? AND ctime_ns = ? AND inode = ? AND start = ? AND stop = ? AND alike = ?",
                 (*identity[:5], start, stop, enough),
                 (*identity[:5], start, stop, enough),
                 _fingerprints,
             )
-            if found is not None:
-                return found
+            if remembered is not None:
+                return remembered
         return None
 
     def set_fingerprints(
-        self, identity: Identity | None, start: int, stop: int, alike: bool, found: Sequence[Fingerprint]
+        self, identity: Identity | None, start: int, stop: int, alike: bool, fingerprints: Sequence[Fingerprint]
     ) -> None:
         """Store those of a range, if the file itself is known as it is now."""
         if identity is None or not identity.lasts or self._base is None:
             return
-        body = _sealed((*identity[:5], start, stop, alike), [astuple(item) for item in found])
+        body = _sealed((*identity[:5], start, stop, alike), [astuple(item) for item in fingerprints])
         with self._working() as base:
             base.execute(
                 "REPLACE INTO fingerprints SELECT path, ?, ?, ?, ? FROM files "
@@ -235,10 +235,10 @@ def _sealed(key: Sequence[Any], value: Any) -> str:
 
 
 def _unsealed(key: Sequence[Any], row: Any) -> Any:
-    found = text(row)
-    if found[:_SEAL] != _seal(key, found[_SEAL:]):
+    sealed = text(row)
+    if sealed[:_SEAL] != _seal(key, sealed[_SEAL:]):
         raise MalformedError("its digest differs")
-    return json.loads(found[_SEAL:])
+    return json.loads(sealed[_SEAL:])
 
 
 _SEAL = 32
@@ -272,9 +272,11 @@ def _region(plain: Any) -> Region:
 
 
 def _fingerprints(plain: Any) -> list[Fingerprint]:
-    found = []
+    fingerprints = []
     for item in items(plain):
         digest, fold, repeats, narrow, bands, needle = items(item, 6)
         pairs = [None if pair is None else (items(pair, 2)[0], items(pair, 2)[1]) for pair in (fold, needle)]
-        found.append(Fingerprint(hexadecimal(digest, 32), pairs[0], text(repeats), narrow, text(bands), pairs[1]))
-    return found
+        fingerprints.append(
+            Fingerprint(hexadecimal(digest, 32), pairs[0], text(repeats), narrow, text(bands), pairs[1])
+        )
+    return fingerprints

@@ -67,10 +67,10 @@ def texts(value: Any) -> tuple[str, ...]:
 
 def hexadecimal(value: Any, *lengths: int) -> str:
     """Digits of a digest or the like, as many as one of `lengths`."""
-    found = text(value)
-    if len(found) not in lengths or found.strip("0123456789abcdef"):
+    digits = text(value)
+    if len(digits) not in lengths or digits.strip("0123456789abcdef"):
         raise MalformedError(f"expected {' or '.join(map(str, lengths))} hexadecimal digits, found {_shown(value)}")
-    return found
+    return digits
 
 
 def _shown(value: Any) -> str:

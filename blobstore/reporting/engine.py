@@ -85,20 +85,20 @@ class Engine:
 
     def scan(self, paths: Sequence[str]) -> list[Scanned | Problem]:
         """The structure of each file, or why it cannot be read."""
-        found: dict[str, Scanned | Problem] = {}
+        by_path: dict[str, Scanned | Problem] = {}
         missing = []
         for path in dict.fromkeys(paths):
             identity = identify(path)
             known = self._cache.regions(identity)
             if known is not None and identity is not None:
-                found[path] = Scanned(path, identity, known[0], identity.size, tuple(known[1]), known[2])
+                by_path[path] = Scanned(path, identity, known[0], identity.size, tuple(known[1]), known[2])
             else:
                 missing.append(path)
         for (path,), result in self._run(_scan, [(path,) for path in missing]):
-            found[path] = result
+            by_path[path] = result
             if isinstance(result, Scanned):
                 self._cache.set_regions(result.identity, result.format, result.regions, result.alignment)
-        return [found[path] for path in paths]
+        return [by_path[path] for path in paths]
 
     def fingerprint(self, files: Sequence[Scanned], alike: bool) -> list[list[Fingerprint | None] | Problem]:
         """For each file the fingerprint of each region, None for what is not a blob.
@@ -198,11 +198,11 @@ def _wanted(region: Region, alike: bool) -> Wanted:
 
 
 def _store(
-    results: list[list[Fingerprint | None] | Problem], f: int, batch: Sequence[int], found: Sequence[Fingerprint]
+    results: list[list[Fingerprint | None] | Problem], f: int, batch: Sequence[int], fingerprints: Sequence[Fingerprint]
 ) -> None:
     of_file = results[f]
     if isinstance(of_file, list):
-        for r, known in zip(batch, found, strict=True):
+        for r, known in zip(batch, fingerprints, strict=True):
             of_file[r] = known
 
 
@@ -241,9 +241,9 @@ def _fingerprint(path: str, identity: Identity | None, wanted: Sequence[Wanted])
         with open_source(path) as source:
             if source.identity != identity:
                 return Problem(path, "the file changed while it was read")
-            found = [fingerprint(source, item) for item in wanted]
+            fingerprints = [fingerprint(source, item) for item in wanted]
             source.check_unchanged()
-            return found
+            return fingerprints
     except (BlobStoreError, OSError) as error:
         return Problem(path, _reason(path, error))
 

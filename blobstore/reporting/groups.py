@@ -81,11 +81,11 @@ def _contents(report: ReportData, of: Collection[int] | None = None) -> list[dic
     Payloads of delegates are opaque, and tensors of one value are equal without being related.
     """
     constant = {place for f in report.findings if f.kind is FindingKind.CONSTANT for place in f.places}
-    found: list[dict[_Content, int]] = []
+    contents: list[dict[_Content, int]] = []
     for f, file in enumerate(report.files):
         counts: dict[_Content, int] = defaultdict(int)
         for r, region in enumerate(file.regions if of is None or f in of else ()):
             if region.kind.is_blob and region.kind is not RegionKind.PAYLOAD and (f, r) not in constant:
                 counts[region.digest, region.nbytes] += 1
-        found.append(counts)
-    return found
+        contents.append(counts)
+    return contents

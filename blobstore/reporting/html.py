@@ -327,8 +327,8 @@ def _finding(report: ReportData, finding: Finding, names: Sequence[str], numbers
 _HASH = re.compile(r"[0-9a-f]{32,}")
 
 
-def _ends(found: re.Match[str]) -> str:
-    return f"{found[0][:10]}…{found[0][-6:]}"
+def _ends(match: re.Match[str]) -> str:
+    return f"{match[0][:10]}…{match[0][-6:]}"
 
 
 def _command(finding: Finding, numbers: dict[str, int]) -> str:

@@ -87,11 +87,11 @@ def report(
         files: list[FileReport] = []
         prints: list[Sequence[Fingerprint | None]] = []
         scanned: list[Scanned] = []
-        for found in engine.scan(asked):
-            if isinstance(found, Problem):
-                problems.append(found)
+        for result in engine.scan(asked):
+            if isinstance(result, Problem):
+                problems.append(result)
             else:
-                scanned.append(found)
+                scanned.append(result)
         for file, of_file in zip(scanned, engine.fingerprint(scanned, not exact_only), strict=True):
             if isinstance(of_file, Problem):
                 problems.append(of_file)
@@ -162,11 +162,11 @@ def _expand(
 def _local(path: str) -> list[str]:
     if not os.path.isdir(path):  # noqa: PTH112
         return [path]
-    found = []
+    files = []
     for folder, folders, names in os.walk(path, onerror=_raise):
         folders.sort()
-        found += [os.path.join(folder, name) for name in sorted(names) if name.endswith(SUFFIXES)]  # noqa: PTH118
-    return found
+        files += [os.path.join(folder, name) for name in sorted(names) if name.endswith(SUFFIXES)]  # noqa: PTH118
+    return files
 
 
 def _raise(error: OSError) -> None:

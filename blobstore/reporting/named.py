@@ -31,10 +31,10 @@ def name_tensors(files: Sequence[FileReport], names: NamedDataMap) -> list[FileR
     def name(region: Region) -> str:
         if not region.digest or not all(_CONTENT.fullmatch(key) for key in region.keys):
             return ""
-        found = known.get((region.digest, region.nbytes), [])
-        if len(found) > 1:
-            found = [entry for entry in found if entry[1] == region.layout]
-        return found[0][0] if len(found) == 1 else ""
+        entries = known.get((region.digest, region.nbytes), [])
+        if len(entries) > 1:
+            entries = [entry for entry in entries if entry[1] == region.layout]
+        return entries[0][0] if len(entries) == 1 else ""
 
     named = []
     for file in files:

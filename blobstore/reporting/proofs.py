@@ -31,14 +31,14 @@ _MAX_HITS = 64
 
 def count_differences(left: Spot, right: Spot, width: int, limit: int) -> int | None:
     """How many elements of `width` bytes differ between two blobs of one size; None if more than `limit`."""
-    found = 0
+    count = 0
     with open_source(left.path) as a, open_source(right.path) as b:
         pieces = zip(a.chunks(left.start, left.stop), b.chunks(right.start, right.stop), strict=True)
         for one, two in pieces:
-            found += int(np.count_nonzero(_elements(one, width) != _elements(two, width)))
-            if found > limit:
+            count += int(np.count_nonzero(_elements(one, width) != _elements(two, width)))
+            if count > limit:
                 return None
-    return found
+    return count
 
 
 def _elements(data: memoryview, width: int) -> Array:

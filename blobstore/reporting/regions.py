@@ -296,15 +296,15 @@ def _region(draft: _Draft) -> Region:
 
 def _gap(source: Source, start: int, stop: int, structure: int) -> Sequence[Region]:
     """The regions of bytes that nothing claims."""
-    found = []
+    regions = []
     if start < min(stop, structure):
-        found.append(Region(RegionKind.STRUCTURE, start, min(stop, structure)))
+        regions.append(Region(RegionKind.STRUCTURE, start, min(stop, structure)))
         start = min(stop, structure)
     if start < stop:
         local = not is_url(source.path)
         zeros = (not local and stop - start <= _ASSUMED_PADDING) or _all_zero(source.chunks, start, stop)
-        found.append(Region(RegionKind.PADDING if zeros else RegionKind.UNREFERENCED, start, stop))
-    return found
+        regions.append(Region(RegionKind.PADDING if zeros else RegionKind.UNREFERENCED, start, stop))
+    return regions
 
 
 def _all_zero(chunks: Callable[[int, int, int], Iterable[memoryview]], start: int, stop: int) -> bool:

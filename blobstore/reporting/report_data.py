@@ -123,7 +123,7 @@ def _ancestors(path: str) -> list[str]:
         root, inside = (f"{protocol}://{host}", inside) if slash else (f"{protocol}://", host)
     elif inside.startswith("/"):
         root, inside = "/", inside[1:]
-    found = [root]
+    ancestors = [root]
     for name in inside.split("/")[:-1]:
-        found.append(f"{found[-1].removesuffix('/')}/{name}" if found[-1] else name)
-    return found
+        ancestors.append(f"{ancestors[-1].removesuffix('/')}/{name}" if ancestors[-1] else name)
+    return ancestors

@@ -33,13 +33,13 @@ def count(findings: Iterable[Finding]) -> list[Finding]:
 def attribute(findings: Iterable[Finding]) -> dict[tuple[int, int], dict[FindingKind, int]]:
     """For each region, the bytes that can go by the kind of finding that they count for; findings as `count` orders them."""
     covered = _Covered()
-    found: dict[tuple[int, int], dict[FindingKind, int]] = {}
+    attributed: dict[tuple[int, int], dict[FindingKind, int]] = {}
     for finding in findings:
         for claim in finding.claims:
             if nbytes := covered.add(claim):
-                kinds = found.setdefault((claim.file, claim.region), {})
+                kinds = attributed.setdefault((claim.file, claim.region), {})
                 kinds[finding.kind] = kinds.get(finding.kind, 0) + nbytes
-    return found
+    return attributed
 
 
 class _Covered:

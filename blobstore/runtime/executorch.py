@@ -190,14 +190,14 @@ def __getattr__(name: str) -> Any:
     if name not in _LANGUAGE_MODELS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        found = {key: _imported(place) for key, place in _LANGUAGE_MODELS.items()}
+        imported = {key: _imported(place) for key, place in _LANGUAGE_MODELS.items()}
     except ImportError as error:
         raise MissingDependencyError(
             f"exporting language models needs more packages ({error}): pip install 'blobstore[llm]'"
         ) from error
     _refuse(_version(), list(_differences(_PARAMETERS_OF_LANGUAGE_MODELS, exact=True)))
-    globals().update(found)
-    return found[name]
+    globals().update(imported)
+    return imported[name]
 
 
 def _imported(place: str) -> Any:

@@ -173,10 +173,10 @@ class Program:
             KeyNotFoundError: a delegate needs a blob that neither the cache nor the program has.
             ProgramError: ExecuTorch cannot load the method.
         """
-        found = self._methods.get(self._checked(name))
-        if found is None:
-            found = self._methods.setdefault(name, self.load_method(name))
-        return found
+        method = self._methods.get(self._checked(name))
+        if method is None:
+            method = self._methods.setdefault(name, self.load_method(name))
+        return method
 
     def load_method(self, name: str = "forward") -> Method:
         """Like `method`, but loads a new one each time, so that several threads can run it at once."""

@@ -135,15 +135,15 @@ def read(path: str | os.PathLike[str], bases: Sequence[PtdDataMap]) -> Checkpoin
     """
     with open_ptd(path) as file:
         contents = _find_list(file)
-        found = {key: _take(file, bases, key, listed, contents) for key, listed in contents.tensors.items()}
+        tensors = {key: _take(file, bases, key, listed, contents) for key, listed in contents.tensors.items()}
         try:
             saved = contents.optimizer
-            optimizer = None if saved is None else OptimizerState.decode(saved, found)
+            optimizer = None if saved is None else OptimizerState.decode(saved, tensors)
         except _MALFORMED as error:
             raise _malformed(file, error) from None
     return Checkpoint(
-        {name: found[name] for name in contents.parameters},
-        {name: found[name] for name in contents.buffers},
+        {name: tensors[name] for name in contents.parameters},
+        {name: tensors[name] for name in contents.buffers},
         optimizer,
         contents.frozen,
     )

@@ -143,19 +143,19 @@ def _split_outputs(
 def operators(nodes: Iterable[torch.fx.Node]) -> list[torch._ops.OpOverload]:
     """The operators that nodes of a graph call, each once, those of backward passes first."""
     targets = dict.fromkeys(node.target for node in nodes if node.op == "call_function")
-    found = [target for target in targets if isinstance(target, torch._ops.OpOverload)]
-    return sorted(found, key=lambda operator: "backward" not in str(operator))
+    overloads = [target for target in targets if isinstance(target, torch._ops.OpOverload)]
+    return sorted(overloads, key=lambda operator: "backward" not in str(operator))
 
 
 def _ancestors(node: torch.fx.Node) -> set[torch.fx.Node]:
     """A node and all nodes that it depends on."""
-    found, left = {node}, [node]
+    ancestors, left = {node}, [node]
     while left:
         for one in left.pop().all_input_nodes:
-            if one not in found:
-                found.add(one)
+            if one not in ancestors:
+                ancestors.add(one)
                 left.append(one)
-    return found
+    return ancestors
 
 
 def _some(texts: Iterable[str]) -> str:

@@ -106,10 +106,10 @@ def _check_loss(exported: ExportedProgram, name: str) -> None:
     (outputs,) = exported.graph.output_node().args
     loss = outputs[0].meta.get("val") if outputs and isinstance(outputs[0], torch.fx.Node) else None
     if not isinstance(loss, Tensor) or math.prod(loss.shape) != 1 or not loss.dtype.is_floating_point:
-        found = (
+        value = (
             "none" if loss is None else f"{loss.dtype} {list(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
         )
-        raise UnsupportedDataError(f"the first output of {name} must be its loss, a single float; found {found}")
+        raise UnsupportedDataError(f"the first output of {name} must be its loss, a single float; found {value}")
 
 
 def _check_normalization(joint: ExportedProgram, name: str) -> None:

@@ -219,7 +219,7 @@ GUARDS = (
     Guard(
         "a part has its digest",
         f"{_RELEASES}/device/assembly.py",
-        "if (size, found.hexdigest()) != (step.part.size, step.part.sha256):",
+        "if (size, hasher.hexdigest()) != (step.part.size, step.part.sha256):",
         "if False:",
         (
             "tests/releases/test_faults.py::test_a_flipped_bit_is_fetched_again",
@@ -229,7 +229,7 @@ GUARDS = (
     Guard(
         "a whole file has its digest",
         f"{_RELEASES}/device/assembly.py",
-        "if found.hexdigest() == wanted.sha256:",
+        "if hasher.hexdigest() == wanted.sha256:",
         "if True:",
         (
             "tests/releases/test_faults.py::test_a_server_that_always_lies_is_refused",
@@ -281,7 +281,7 @@ GUARDS = (
     Guard(
         "Content-Range",
         f"{_RELEASES}/sources/http.py",
-        r'if not re.fullmatch(rf"bytes {start}-{stop - 1}/({wanted.size}|\*)", found):',
+        r'if not re.fullmatch(rf"bytes {start}-{stop - 1}/({wanted.size}|\*)", content_range):',
         "if False:",
         _CLIENT,
     ),
@@ -302,14 +302,14 @@ GUARDS = (
     Guard(
         "an answer without end",
         f"{_RELEASES}/sources/http.py",
-        "if found > most:",
+        "if received > most:",
         "if False:",
         _CLIENT,
     ),
     Guard(
         "an answer that ends too early",
         f"{_RELEASES}/sources/http.py",
-        "if expected is not None and found != expected:",
+        "if expected is not None and received != expected:",
         "if False:",
         _CLIENT,
     ),
@@ -568,7 +568,7 @@ GUARDS = (
     Guard(
         "a file of another format is not replaced",
         "blobstore/core/disk/kinds.py",
-        "if found is not kind:",
+        "if old is not kind:",
         "if False:",
         ("tests/disk/test_kinds.py",),
     ),
@@ -922,7 +922,7 @@ GUARDS = (
     Guard(
         ".safetensors: a name occurs twice",
         f"{_FILES}/safetensors.py",
-        "if len(found) != len(pairs):",
+        "if len(fields) != len(pairs):",
         "if False:",
         _SAFETENSORS,
     ),

@@ -131,11 +131,11 @@ class Journal:
 
     @classmethod
     def _parse(cls, text: bytes, folder: Path) -> Journal:
-        found = json.loads(text)
-        if found["blobstore.journal"] != 1:
+        content = json.loads(text)
+        if content["blobstore.journal"] != 1:
             raise ValueError("unknown version")
         moves = []
-        for file in found["files"]:
+        for file in content["files"]:
             place = folder / _path(file["place"])
             moves.append(
                 Move(
@@ -146,7 +146,7 @@ class Journal:
                     _identity(file["after"]),
                 )
             )
-        folders = [folder / _path(other) for other in found["folders"]]
+        folders = [folder / _path(other) for other in content["folders"]]
         if not folders:
             raise ValueError("no folders")
         return cls(moves, folders)
@@ -199,10 +199,10 @@ def _path(name: Any) -> str:
     return str(name)
 
 
-def _identity(found: Any) -> Identity | None:
-    if found is None:
+def _identity(numbers: Any) -> Identity | None:
+    if numbers is None:
         return None
-    inode, size, changed = map(int, found)
+    inode, size, changed = map(int, numbers)
     return inode, size, changed
 
 

@@ -56,12 +56,12 @@ def check_replaceable(path: Path, kind: Format, *, force: bool = False) -> None:
     if force and stat.S_ISREG(status.st_mode):
         return
     try:
-        found = _by_content(path)
+        old = _by_content(path)
     except InvalidFileError:
         return
-    if found is not kind:
+    if old is not kind:
         raise OutputPathError(
-            f"{path}: this is {found.value} and would be replaced by {kind.value}; remove it, or use force (--force)"
+            f"{path}: this is {old.value} and would be replaced by {kind.value}; remove it, or use force (--force)"
         )
 
 

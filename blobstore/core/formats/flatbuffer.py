@@ -346,10 +346,10 @@ class Table:
         return [Table(self.buffer, self.buffer.target(slot, name), item) for slot in slots]
 
     def _kind(self, field: str, kind: type[K]) -> K:
-        found = self.kind.fields[field]
-        if not isinstance(found, kind):
+        of_field = self.kind.fields[field]
+        if not isinstance(of_field, kind):
             raise TypeError(f"{self.kind.names[field]} is not a {kind.__name__}")
-        return found
+        return of_field
 
 
 def walk(root: Table, reference: Callable[[int, int, bool], None] | None = None) -> set[str]:
@@ -366,9 +366,9 @@ def walk(root: Table, reference: Callable[[int, int, bool], None] | None = None)
         InvalidFileError: an object is out of bounds, is not valid text, overlaps another one (several references to one
             object are fine), or is referred to too often.
     """
-    found = _Walk(root.buffer, reference)
-    found.read_all([root])
-    return found.unknown
+    objects = _Walk(root.buffer, reference)
+    objects.read_all([root])
+    return objects.unknown
 
 
 def reachable(
@@ -385,8 +385,8 @@ def reachable(
         InvalidFileError: as by `walk`.
     """
     roots[0].buffer.renew()
-    found = _Walk(roots[0].buffer, reference, without)
-    return found.read_all(roots)
+    objects = _Walk(roots[0].buffer, reference, without)
+    return objects.read_all(roots)
 
 
 class _Walk:

@@ -33,10 +33,10 @@ def near(name: object, known: Collection[str]) -> list[str]:
     if not isinstance(name, str) or not name:
         return []
     plain = name.casefold()
-    found = [key for key in known if key != name and _differ_in_front(key.casefold(), plain)][:3]
-    if not found and len(known) <= _MOST:
-        found = difflib.get_close_matches(name, known, cutoff=0.75)
-    return found
+    similar = [key for key in known if key != name and _differ_in_front(key.casefold(), plain)][:3]
+    if not similar and len(known) <= _MOST:
+        similar = difflib.get_close_matches(name, known, cutoff=0.75)
+    return similar
 
 
 def suggest(name: object, keys: Collection[str]) -> str:
@@ -46,8 +46,8 @@ def suggest(name: object, keys: Collection[str]) -> str:
         name: what was asked for.
         keys: what there is.
     """
-    if found := near(name, keys):
-        return f"; did you mean {' or '.join(map(repr, found))}?"
+    if similar := near(name, keys):
+        return f"; did you mean {' or '.join(map(repr, similar))}?"
     named = [key for key in keys if not key.startswith(KEY_PREFIX)]
     if named and all(map(is_content_key, named)):
         return (

@@ -52,9 +52,9 @@ def _reopen(kind: type, opener: Callable[[str], Any], path: str, identity: _Iden
     except InvalidFileError as error:  # it was valid when the reader was pickled
         raise _changed(path, kind, identity, str(error)) from None
     reduced: Any = reader.__reduce__()
-    found: _Identity = reduced[1][-1]
-    if found != identity:
-        raise _changed(path, kind, identity, _told(found))
+    reopened: _Identity = reduced[1][-1]
+    if reopened != identity:
+        raise _changed(path, kind, identity, _told(reopened))
     return reader
 
 

@@ -140,11 +140,11 @@ class SafetensorsDataMap(NamedDataMap):
             raise self._fail(f"the tensors end at byte {position}, the file has {len(self._data)} bytes")
 
     def _unique(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) != len(pairs):
+        fields = dict(pairs)
+        if len(fields) != len(pairs):
             counts = Counter(key for key, _ in pairs)
             raise self._fail(f"key {next(key for key, count in counts.items() if count > 1)!r} occurs twice")
-        return found
+        return fields
 
     def _add(self, key: str, info: Any, base: int) -> None:
         try:

@@ -96,22 +96,22 @@ def as_bytes(data: Any, layout: TensorLayout | None = None) -> tuple[memoryview,
     torch_module = sys.modules.get("torch")
     if torch_module is not None and isinstance(data, torch_module.Tensor):
         try:
-            view, found = _from_torch(data)
+            view, of_tensor = _from_torch(data)
         except BlobStoreError:
             raise
         except Exception as error:  # from code of a subclass, such as fake and nested tensors
             raise UnsupportedDataError(f"a {type(data).__name__} gives no access to its memory: {error}") from error
     elif isinstance(data, np.ndarray | np.generic):
-        view, found = _from_numpy(np.asarray(data))
+        view, of_tensor = _from_numpy(np.asarray(data))
     else:
-        view, found = bytes_of(data), None
-    if found is None:
+        view, of_tensor = bytes_of(data), None
+    if of_tensor is None:
         if layout is not None and layout.nbytes != len(view):
             raise LayoutError(f"{layout} takes {layout.nbytes} bytes, the data has {len(view)}")
         return view, layout
-    if layout is not None and layout != found:
-        raise LayoutError(f"the tensor is {found}, not {layout}")
-    return view, found
+    if layout is not None and layout != of_tensor:
+        raise LayoutError(f"the tensor is {of_tensor}, not {layout}")
+    return view, of_tensor
 
 
 def bytes_of(data: Any) -> memoryview:

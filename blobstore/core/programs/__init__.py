@@ -82,18 +82,18 @@ def dedup_programs(
     directory = as_path(directory)
     sources = as_paths(inputs)
     with output_folder(directory, dry_run=dry_run):
-        found = expand(sources, directory)
-        kinds = [detect_format(path) for path, _ in found]
-        for (path, _), kind in zip(found, kinds, strict=True):
+        files = expand(sources, directory)
+        kinds = [detect_format(path) for path, _ in files]
+        for (path, _), kind in zip(files, kinds, strict=True):
             if kind not in {Format.PTE, Format.PTD}:
                 raise UnsupportedDataError(f"{path}: expected a .pte or a .ptd, found {kind.value}")
-        programs = [one for one, kind in zip(found, kinds, strict=True) if kind is Format.PTE]
-        data = [path for (path, _), kind in zip(found, kinds, strict=True) if kind is Format.PTD]
+        programs = [one for one, kind in zip(files, kinds, strict=True) if kind is Format.PTE]
+        data = [path for (path, _), kind in zip(files, kinds, strict=True) if kind is Format.PTD]
         places = output_places(programs)
         return run(
             [ProgramInput(read_program(path), place) for (path, _), place in zip(programs, places, strict=True)],
             [DataInput(open_ptd(path, verify=True), options.data_name) for path in data],
             directory,
-            [path for path, _ in found],
+            [path for path, _ in files],
             options,
         )

@@ -52,11 +52,11 @@ def old_programs(directory: Path, replaced: Collection[Path]) -> list[ProgramFil
     if not directory.exists():
         return []
     gone = {os.path.realpath(path) for path in replaced}
-    found: list[ProgramFile] = []
+    programs: list[ProgramFile] = []
     for path in tree(directory, (".pte",)):
         if os.path.realpath(path) not in gone and _is(path, Format.PTE):
-            found.append(read_program(path))
-    return found
+            programs.append(read_program(path))
+    return programs
 
 
 def old_data(paths: Iterable[Path], *, force: bool) -> list[PtdDataMap]:
@@ -70,7 +70,7 @@ def old_data(paths: Iterable[Path], *, force: bool) -> list[PtdDataMap]:
         OutputPathError: one is a file of another format, or was not written together with programs.
         FileAccessError, InvalidFileError: one cannot be read.
     """
-    found: list[PtdDataMap] = []
+    data_maps: list[PtdDataMap] = []
     for path in paths:
         check_replaceable(path, Format.PTD, force=force)
         if _is(path, Format.PTD):
@@ -85,20 +85,20 @@ def old_data(paths: Iterable[Path], *, force: bool) -> list[PtdDataMap]:
                     f"{path}: this data file is of unknown origin, because it was not written together with programs; choose "
                     "another name, or use force (--force) to add to it"
                 )
-            found.append(data_map)
-    return found
+            data_maps.append(data_map)
+    return data_maps
 
 
 def other_data(directory: Path, paths: Collection[Path]) -> list[PtdDataMap]:
     """The data files in a folder that were written together with programs, without `paths` and unreadable ones."""
-    found = []
+    data_maps = []
     for path in sorted(directory.glob("*.ptd")):
         if path not in paths:
             with contextlib.suppress(BlobStoreError):
                 data_map = open_ptd(path)
                 if OF_PROGRAMS.items() <= data_map.metadata.items():
-                    found.append(data_map)
-    return found
+                    data_maps.append(data_map)
+    return data_maps
 
 
 def _is(path: Path, kind: Format) -> bool:
@@ -123,11 +123,11 @@ def tree(directory: Path, endings: tuple[str, ...]) -> list[Path]:
     def fail(error: OSError) -> None:
         raise FileAccessError(error.filename or directory, error)
 
-    found: list[Path] = []
+    files: list[Path] = []
     for folder, folders, names in os.walk(directory, onerror=fail):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        found += [Path(folder, name) for name in sorted(names) if name.endswith(endings) and not name.startswith(".")]
-    return found
+        files += [Path(folder, name) for name in sorted(names) if name.endswith(endings) and not name.startswith(".")]
+    return files
 
 
 def taken_by(program: ProgramFile, keys: Collection[str]) -> set[str]:
@@ -170,10 +170,10 @@ def taken_from(program: ProgramFile, files: Mapping[str, PtdDataMap], directory:
 def users_of(metadata: Mapping[str, str]) -> set[str]:
     """The programs that a data file lists as its users; empty if it has no valid list."""
     try:
-        found = json.loads(metadata.get(USERS, "[]"))
+        names = json.loads(metadata.get(USERS, "[]"))
     except (ValueError, RecursionError):
         return set()
-    return {name for name in found if isinstance(name, str)} if isinstance(found, list) else set()
+    return {name for name in names if isinstance(name, str)} if isinstance(names, list) else set()
 
 
 def place_of(path: Path, directory: Path) -> str:
@@ -184,13 +184,13 @@ def place_of(path: Path, directory: Path) -> str:
 def describing(data_map: PtdDataMap, taken: Collection[str]) -> set[str]:
     """The keys of records that describe a key in `taken`, or no key at all. Programs do not look up records by key."""
     keys = set(data_map)
-    found = set()
+    records = set()
     for key in keys:
         if key.startswith(KEY_PREFIX):
             about = mentioned(data_map.get_data(key), keys)
             if not about or about.intersection(taken):
-                found.add(key)
-    return found
+                records.add(key)
+    return records
 
 
 def mentioned(data: memoryview, keys: Collection[str]) -> set[str]:

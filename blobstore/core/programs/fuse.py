@@ -193,20 +193,20 @@ def _names(programs: list[ProgramFile], renamed: Mapping[str, str]) -> list[dict
 
 def _find(programs: list[ProgramFile], what: str) -> tuple[int, str]:
     """The program and the method that are called so."""
-    found = []
+    matches = []
     for number, program in enumerate(programs):
         for called in {str(program.path), program.path.name, program.path.stem}:
             if what == called:
                 several = len(program.methods) > 1
-                found.append((number, "forward" if several else program.methods[0]))
+                matches.append((number, "forward" if several else program.methods[0]))
             elif what.startswith(f"{called}:"):
-                found.append((number, what[len(called) + 1 :]))
-    if len({number for number, _ in found}) > 1:
+                matches.append((number, what[len(called) + 1 :]))
+    if len({number for number, _ in matches}) > 1:
         raise MethodNotFoundError(f"{what!r} may be a method of several programs; call them by their paths")
-    if not found:
+    if not matches:
         listed = ", ".join(str(program.path) for program in programs)
         raise MethodNotFoundError(f"{what!r} names none of the programs {listed}")
-    number, method = next(((n, m) for n, m in found if m in programs[n].methods), found[0])
+    number, method = next(((n, m) for n, m in matches if m in programs[n].methods), matches[0])
     if method not in programs[number].methods:
         listed = ", ".join(map(repr, programs[number].methods))
         raise MethodNotFoundError(f"{programs[number].path} has no method {method!r}, but {listed}")
@@ -256,13 +256,13 @@ def _looked_up(program: ProgramFile, methods: Collection[str]) -> dict[str, None
 
     If a payload cannot be read, these may be all keys of the program's named data; those of data files remain unknown.
     """
-    found: dict[str, None] = {}
+    wanted: dict[str, None] = {}
     for payload in {(one.backend, one.span): None for one in program.delegates if one.method in methods}:
         keys = _keys_in(program, *payload)
         if keys is None:
-            return dict.fromkeys([*found, *(blob.key for blob in program.named_data)])
-        found |= dict.fromkeys(keys)
-    return found
+            return dict.fromkeys([*wanted, *(blob.key for blob in program.named_data)])
+        wanted |= dict.fromkeys(keys)
+    return wanted
 
 
 def _keys_in(program: ProgramFile, backend: str, payload: Span) -> Collection[str] | None:
@@ -323,12 +323,12 @@ def _found_by_delegates(program: ProgramFile, blobs: Mapping[str, Blob]) -> dict
 
 def _methods_of(program: ProgramFile) -> dict[str, dict[str, list[str]]]:
     """The description of each method, without its name."""
-    found: dict[str, dict[str, list[str]]] = {name: {} for name in program.methods}
+    by_method: dict[str, dict[str, list[str]]] = {name: {} for name in program.methods}
     for part, lines in describe(program).items():
         method, _, what = part.removeprefix("method ").rpartition(": ")
-        if method in found:
-            found[method][what] = lines
-    return found
+        if method in by_method:
+            by_method[method][what] = lines
+    return by_method
 
 
 def _blobs(data_maps: list[PtdDataMap]) -> dict[str, Blob]:

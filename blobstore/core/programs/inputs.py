@@ -23,7 +23,7 @@ def expand(paths: Sequence[Path], directory: Path) -> list[tuple[Path, Path]]:
         FileAccessError: a folder cannot be read, or has no programs and no data files.
     """
     output = os.path.realpath(directory)
-    found: dict[str, tuple[Path, Path]] = {}
+    files: dict[str, tuple[Path, Path]] = {}
     for path in paths:
         if os.path.isdir(path):  # noqa: PTH112 - Path.is_dir raises an error for a name that is too long
             inside = [(file, file.relative_to(path)) for file in tree(path, (".pte", ".ptd"))]
@@ -37,8 +37,8 @@ def expand(paths: Sequence[Path], directory: Path) -> list[tuple[Path, Path]]:
         else:
             new = [(path, Path(path.name))]
         for file, place in new:
-            found.setdefault(os.path.realpath(file), (file, place))
-    return list(found.values())
+            files.setdefault(os.path.realpath(file), (file, place))
+    return list(files.values())
 
 
 def output_places(inputs: Sequence[tuple[Path, Path]]) -> list[Path]:

@@ -23,10 +23,10 @@ def names_by_content(names: NamedDataMap | None) -> NamesByContent:
     """The name and the layout of each tensor of a checkpoint by content, if only one tensor has the content."""
     if names is None:
         return {}
-    found: dict[Digest, list[str]] = {}
+    keys_of: dict[Digest, list[str]] = {}
     for key in names:
-        found.setdefault(digest(names.get_data(key)), []).append(key)  # a recorded one may be wrong
-    return {address: (keys[0], names.get_tensor_layout(keys[0])) for address, keys in found.items() if len(keys) == 1}
+        keys_of.setdefault(digest(names.get_data(key)), []).append(key)  # a recorded one may be wrong
+    return {address: (keys[0], names.get_tensor_layout(keys[0])) for address, keys in keys_of.items() if len(keys) == 1}
 
 
 @dataclass(frozen=True)

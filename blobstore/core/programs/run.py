@@ -370,10 +370,10 @@ class _Run:
         data_map = self.old.get(tag)
         if data_map is None or not data_map.has_digests or data_map.metadata != metadata:
             return False
-        found = [
+        stored = [
             (key, data_map.digest(key), data_map.get_tensor_layout(key), data_map.alignment(key)) for key in data_map
         ]
-        return found == [(entry.key, entry.digest, entry.layout, entry.alignment) for entry in entries]
+        return stored == [(entry.key, entry.digest, entry.layout, entry.alignment) for entry in entries]
 
     def result(self, job: _Job) -> ProgramResult:
         """What the run did to a program."""

@@ -209,13 +209,13 @@ def compare_files(
         with open_any(left) as a:
             return Comparison([], len(a), sum(map(len, a.values())), [])
     with open_any(left) as a, open_any(right) as b:
-        found = compare(a, b, progress=progress)
+        comparison = compare(a, b, progress=progress)
         common = [key for key in a if key in b]
-        differences = found.differences + _differences(_parts(a, common), _parts(b, common))
-    if not found.changes and not differences:
+        differences = comparison.differences + _differences(_parts(a, common), _parts(b, common))
+    if not comparison.changes and not differences:
         sides = [f"{len(data):,} bytes, from byte {at:,} on {bytes(data[at : at + 8]).hex()}" for data in (one, two)]
         differences = [Difference("other bytes, such as the order of parts or padding", *sides)]
-    return replace(found, differences=differences)
+    return replace(comparison, differences=differences)
 
 
 def compare_folders(
@@ -242,11 +242,11 @@ def compare_folders(
             files.append(FileComparison(path, "removed" if path in only_left else "added"))
             continue
         try:
-            found = compare_files(left / path, right / path, progress=progress)
+            comparison = compare_files(left / path, right / path, progress=progress)
         except BlobStoreError as error:
             files.append(FileComparison(path, "error", error=str(error)))
         else:
-            files.append(FileComparison(path, "same" if found.equal else "changed", found))
+            files.append(FileComparison(path, "same" if comparison.equal else "changed", comparison))
     return FolderComparison(files)
 
 
@@ -279,15 +279,15 @@ def _pairs(metadata: Mapping[str, str]) -> list[str]:
 
 def _differences(left: Mapping[str, list[str]], right: Mapping[str, list[str]]) -> list[Difference]:
     """The subjects in which the two sides differ."""
-    found = []
+    differences = []
     for what in dict.fromkeys([*left, *right]):
         one, two = left.get(what), right.get(what)
         if one != two:
             at = next((i for i, (a, b) in enumerate(zip(one or (), two or (), strict=False)) if a != b), None)
             if at is None:
                 at = min(len(one or ()), len(two or ()))
-            found.append(Difference(what, _side(one, at), _side(two, at)))
-    return found
+            differences.append(Difference(what, _side(one, at), _side(two, at)))
+    return differences
 
 
 def _side(lines: list[str] | None, at: int) -> str:

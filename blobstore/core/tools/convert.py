@@ -59,9 +59,9 @@ def pairs(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> lis
         inside = [file for file in inside if not Path(os.path.realpath(file)).is_relative_to(output)]
     if not inside:
         raise FileAccessError(source, nothing_here(tuple(_OTHER)))
-    found = [(file, target / file.relative_to(source).with_suffix(_OTHER[file.suffix])) for file in inside]
-    refuse_inputs([output for _, output in found], inside)
-    return found
+    conversions = [(file, target / file.relative_to(source).with_suffix(_OTHER[file.suffix])) for file in inside]
+    refuse_inputs([output for _, output in conversions], inside)
+    return conversions
 
 
 def convert(

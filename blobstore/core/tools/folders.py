@@ -23,10 +23,10 @@ def files_of(path: Path, suffixes: tuple[str, ...] = SUFFIXES) -> list[Path]:
     """
     if not os.path.isdir(path):  # noqa: PTH112 - Path.is_dir raises an error for a name that is too long
         return [path]
-    found = tree(path, suffixes)
-    if not found:
+    files = tree(path, suffixes)
+    if not files:
         raise FileAccessError(path, nothing_here(suffixes))
-    return found
+    return files
 
 
 def nothing_here(suffixes: Sequence[str]) -> str:

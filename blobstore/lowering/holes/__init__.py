@@ -65,12 +65,12 @@ class HolesLowering:
         constants: dict[str, Constant] = {}
         records: list[Record] = []
         blobs: list[tuple[str, bytes, str | None]] = []
-        for name, found in search.found.items():
+        for name, place in search.found.items():
             origin = floats[name]
-            steps = (*origin.steps, *found.steps)
+            steps = (*origin.steps, *place.steps)
             key = blob_key(origin.name, origin.sources, steps)
-            data = stored(origin.tensors[0], found.steps)
-            constants[key] = Constant(key, len(data), len(constants), (), packed=True, holes=found.places)
+            data = stored(origin.tensors[0], place.steps)
+            constants[key] = Constant(key, len(data), len(constants), (), packed=True, holes=place.places)
             records.append(Record(key, len(data), origin.sources, steps, group=constants[key].group))
             blobs.append((key, data, table.tag(origin.sources[0].name)))
         for name, reason in search.refused.items():
@@ -91,13 +91,13 @@ def find_backend(backend_id: str) -> type[BackendDetails] | None:
 
     None unless it lowers part by part.
     """
-    found = (c for c in BackendDetails.__subclasses__() if c.__name__ == backend_id)
-    return next((c for c in found if c.preprocess is not BackendDetails.preprocess), None)
+    backends = (c for c in BackendDetails.__subclasses__() if c.__name__ == backend_id)
+    return next((c for c in backends if c.preprocess is not BackendDetails.preprocess), None)
 
 
 def _origins(origins: Origins) -> dict[str, Origin]:
-    found = {name: origins.origin(name) for name in origins.used}
-    return {name: origin for name, origin in found.items() if origin is not None}
+    by_name = {name: origins.origin(name) for name in origins.used}
+    return {name: origin for name, origin in by_name.items() if origin is not None}
 
 
 def _is_float(origin: Origin) -> bool:

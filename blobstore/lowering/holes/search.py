@@ -188,24 +188,24 @@ class Search:
         if probed is None or len(names) < len(self._tensors):
             probed = self._lower(others)
         payload = self._lower(own)
-        found = {name: located for name in names if (located := self._locate(name, probed)) is not None}
-        if len(found) < len(names):
+        by_name = {name: located for name in names if (located := self._locate(name, probed)) is not None}
+        if len(by_name) < len(names):
             return None
         holes: dict[int, int] = {}
-        for name, located in found.items():
+        for name, located in by_name.items():
             data = stored(own.get(name, self._tensors[name]), located.steps)
             places = tuple(place for place in located.places if payload.data[place : place + len(data)] == data)
             if not places or len(places) > MOST_HOLES:
                 return None
             if len(places) < len(located.places) and len(data) > _SMALL:
                 return None  # of so many bytes, none are equal by chance
-            found[name] = Found(located.steps, places)
+            by_name[name] = Found(located.steps, places)
             holes.update(dict.fromkeys(places, len(data)))
-        if _overlap(holes) or sum(len(located.places) for located in found.values()) != len(holes):
+        if _overlap(holes) or sum(len(located.places) for located in by_name.values()) != len(holes):
             return None
         if self._rest(probed, holes) != self._rest(payload, holes):
             return None
-        return found, payload
+        return by_name, payload
 
     def _others(self, names: Iterable[str], series: int) -> dict[str, torch.Tensor]:
         return {name: self._other(name, series) for name in names}
@@ -234,7 +234,7 @@ def _different_seeds(tensors: Mapping[str, torch.Tensor]) -> dict[str, tuple[int
     """The seeds of two series of other values for each constant. Of all these and the own values, no two are equal in
     the shortest form; constants without such values are left out."""
     known = {_shortest(tensor) for tensor in tensors.values()}
-    found = {}
+    seeds_of = {}
     for name, tensor in tensors.items():
         seeds: list[int] = []
         for number in range(_MOST_SERIES):
@@ -243,9 +243,9 @@ def _different_seeds(tensors: Mapping[str, torch.Tensor]) -> dict[str, tuple[int
                 known.add(form)
                 seeds.append(seed)
             if len(seeds) == 2:
-                found[name] = (seeds[0], seeds[1])
+                seeds_of[name] = (seeds[0], seeds[1])
                 break
-    return found
+    return seeds_of
 
 
 def _shortest(tensor: torch.Tensor) -> Digest:

@@ -57,11 +57,11 @@ def restore_names(module: GraphModule, model: nn.Module | Mapping[str, Any] | No
             names[node] = name
             rename_frozen(module, node, name)
             restored.append(name)
-    found = explain_layers(module, names, own)
+    by_node = explain_layers(module, names, own)
     for node, name in names.items():
         tensor = float_tensor(module, name)
         if tensor is not None:
-            explained = found.get(node, own.reason(name, tensor))
+            explained = by_node.get(node, own.reason(name, tensor))
             for user in node.users:
                 mark(user, str(node.target), explained)
     if isinstance(model, nn.Module):

@@ -87,15 +87,15 @@ def explain_layers(module: GraphModule, names: Mapping[Node, str], own: OwnTenso
     """What the weights and biases of layers are: None for the model's own, a fold, or why that cannot be known."""
     kept = {str(node.target).rpartition(".")[0] for node in names if str(node.target).endswith(".running_var")}
     vanished = [norm for norm in own.norms if norm.name not in kept]
-    found: dict[Node, Fold | str | None] = {}
+    by_node: dict[Node, Fold | str | None] = {}
     for layer in module.graph.nodes:
         operator = str(layer.target).removeprefix("aten.").partition(".")[0]
         if layer.op != "call_function" or operator not in {*_LAYERS, "linear"}:
             continue
         weight, bias = (_attribute(layer.args[i]) if len(layer.args) > i else None for i in (1, 2))
         if weight is not None:
-            found |= _Layer(module, names, weight, bias, own).explained(vanished, _LAYERS.get(operator))
-    return found
+            by_node |= _Layer(module, names, weight, bias, own).explained(vanished, _LAYERS.get(operator))
+    return by_node
 
 
 def _attribute(argument: Any) -> Node | None:
@@ -137,19 +137,19 @@ class _Layer:
         for norm in norms:
             for epsilon in norm.epsilons:
                 choices += self.folded(norm, epsilon, axis)
-        found: dict[Node, Fold | str | None] = {}
+        by_node: dict[Node, Fold | str | None] = {}
         for part, node in enumerate((self._weight, self._bias)):
             if node is None:
                 continue
             if len(choices) == 1:
-                found[node] = choices[0][part]
+                by_node[node] = choices[0][part]
             elif choices:
-                found[node] = "its numbers do not show which normalization was folded into it, if any"
+                by_node[node] = "its numbers do not show which normalization was folded into it, if any"
             else:
-                found[node] = self.reason(node) or (
+                by_node[node] = self.reason(node) or (
                     "its layer was changed, or combined with other tensors, before it was exported"
                 )
-        return found
+        return by_node
 
     def folded(self, norm: _Norm, epsilon: float, axis: int | None) -> Iterator[tuple[Fold, Fold]]:
         """The folds that give the weight and the bias, if folding this normalization does."""
@@ -185,8 +185,8 @@ class _Layer:
         return gives([self._own.tensors[name] for name in names], step, tensor)
 
     def _sources(self, names: list[str]) -> tuple[Source, ...]:
-        found = []
+        sources = []
         for name in names:
             array, kind = plain(self._own.tensors[name])
-            found.append(Source(name, kind, tuple(array.shape)))
-        return tuple(found)
+            sources.append(Source(name, kind, tuple(array.shape)))
+        return tuple(sources)

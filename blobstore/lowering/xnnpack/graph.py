@@ -114,7 +114,7 @@ def constants_of_payload(
     texts: dict[int, set[str]] = {}
     for index, (key, _) in keys.items():
         texts.setdefault(joined.root(first[key][0]), set()).update(uses.get(index, ()))
-    packing = {root: xxhash.xxh3_128_digest(repr(sorted(found)).encode()) for root, found in texts.items()}
+    packing = {root: xxhash.xxh3_128_digest(repr(sorted(described)).encode()) for root, described in texts.items()}
     constants = []
     for key, (group, nbytes) in first.items():
         root = joined.root(group)
@@ -132,6 +132,6 @@ def _constants_of_values(graph: Any) -> dict[int, list[int]]:
     """The indices of the constants behind each value of a graph, its bytes and its scales, by the value's id."""
     of_value: dict[int, list[int]] = {}
     for union, tensor in _values(graph):
-        found = [tensor.constant_buffer_idx, getattr(getattr(union, "quant_params", None), "scale_buffer_idx", 0)]
-        of_value[tensor.id_out] = [index for index in found if index and index > 0]
+        indices = [tensor.constant_buffer_idx, getattr(getattr(union, "quant_params", None), "scale_buffer_idx", 0)]
+        of_value[tensor.id_out] = [index for index in indices if index and index > 0]
     return of_value

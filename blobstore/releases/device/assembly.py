@@ -119,19 +119,19 @@ def _pad(writer: ObjectWriter, end: int) -> None:
 
 
 def _write_step(writer: ObjectWriter, number: int, step: Step) -> None:
-    found = hashlib.sha256()
+    hasher = hashlib.sha256()
     size = 0
     try:
         for piece in _pieces(step):
-            found.update(piece)
+            hasher.update(piece)
             size += len(piece)
             writer.write(piece)
     except ValueError as error:  # DecodeError, without importing what decodes
         if isinstance(error, IntegrityError):
             raise
         raise _WrongError(number, str(error)) from None
-    if (size, found.hexdigest()) != (step.part.size, step.part.sha256):
-        raise _WrongError(number, f"expected the SHA-256 {step.part.sha256}, found {found.hexdigest()}")
+    if (size, hasher.hexdigest()) != (step.part.size, step.part.sha256):
+        raise _WrongError(number, f"expected the SHA-256 {step.part.sha256}, found {hasher.hexdigest()}")
 
 
 def _pieces(step: Step) -> Iterator[bytes | memoryview]:
@@ -179,17 +179,17 @@ def _take_whole(recipe: Recipe, files: Path, transfer: Transfer) -> None:
     spool, wanted = recipe.plain, recipe.wanted
     for attempt in range(2):
         syncing: threading.Thread | None = None
-        found = hashlib.sha256()
+        hasher = hashlib.sha256()
         synced = 0
         for at in range(0, wanted.size, PIECE):
-            found.update(spool.read(at, min(PIECE, wanted.size - at)))
+            hasher.update(spool.read(at, min(PIECE, wanted.size - at)))
             if at - synced >= _SYNC and not (syncing and syncing.is_alive()):
                 synced = at
                 syncing = threading.Thread(target=spool.sync_early, daemon=True)
                 syncing.start()
         if syncing is not None:
             syncing.join()
-        if found.hexdigest() == wanted.sha256:
+        if hasher.hexdigest() == wanted.sha256:
             spool.sync()
             spool.take(files / wanted.sha256)
             with named(files):
@@ -200,5 +200,5 @@ def _take_whole(recipe: Recipe, files: Path, transfer: Transfer) -> None:
     spool.discard()
     raise IntegrityError(
         files / wanted.sha256,
-        f"what was fetched is wrong, twice: expected the SHA-256 {wanted.sha256}, found {found.hexdigest()}",
+        f"what was fetched is wrong, twice: expected the SHA-256 {wanted.sha256}, found {hasher.hexdigest()}",
     )

@@ -216,10 +216,10 @@ class Installed:
         """Give the objects that were made their place, where `gc` would find them. Call this in `locked`."""
         with named(place):
             recover(self.made(place))
-            found = [one for one in os.scandir(self.made(place)) if _OBJECT.fullmatch(one.name)]
-            for one in found:
+            objects = [one for one in os.scandir(self.made(place)) if _OBJECT.fullmatch(one.name)]
+            for one in objects:
                 os.replace(one.path, self.path(one.name))
-            if found:
+            if objects:
                 sync_folder(self.files)
 
     def finish(self, place: Path) -> None:
@@ -301,17 +301,17 @@ class Installed:
         Raises:
             FileAccessError, IntegrityError, InvalidFileError: what tells it cannot be read, or is damaged.
         """
-        found = []
+        marks = []
         path = self._indexes / _NEWEST
         if os.path.lexists(path):
             match = _MARK.match(read_small(path, 1 << 10).decode("ascii", "replace"))
             if match is None:
                 raise InvalidFileError(path, "expected the name, the version and the time of a release")
-            found.append(Mark(match[1], match[2], int(match[3])))
+            marks.append(Mark(match[1], match[2], int(match[3])))
         if (current := self.current) is not None:
             index = self.index(current)
-            found.append(Mark(index.name, index.version, index.published))
-        return max(found, key=lambda one: one.published, default=None)
+            marks.append(Mark(index.name, index.version, index.published))
+        return max(marks, key=lambda one: one.published, default=None)
 
     def signature(self, sha256: str) -> str | None:
         """The signature of an index that is here, None if it has none."""
@@ -338,15 +338,15 @@ class Installed:
 
     def views(self) -> list[str]:
         """The releases that are here, the newest first."""
-        found: list[tuple[int, str]] = []
+        views: list[tuple[int, str]] = []
         with contextlib.suppress(OSError):
             for one in os.scandir(self._releases):
                 if _VIEW.fullmatch(one.name):
                     try:
-                        found.append((self.index(one.name[:64]).published, one.name))
+                        views.append((self.index(one.name[:64]).published, one.name))
                     except BlobStoreError:
-                        found.append((-1, one.name))
-        return [name for _, name in sorted(found, reverse=True)]
+                        views.append((-1, one.name))
+        return [name for _, name in sorted(views, reverse=True)]
 
     def complete(self, view: str, *, verify: bool = False) -> bool:
         """Whether all files of a release are here; their contents are read only to `verify` them."""
@@ -465,18 +465,18 @@ class Installed:
         """Whether an object is here and has its digest; all of it is read."""
         if not self.has(wanted):
             return False
-        found = hashlib.sha256()
+        hasher = hashlib.sha256()
         try:
             with open_regular(self.path(wanted.sha256)) as descriptor:
                 for piece in pieces_of(descriptor, 0, wanted.size):
-                    found.update(piece)
+                    hasher.update(piece)
         except FileAccessError:
             return False
-        return found.hexdigest() == wanted.sha256
+        return hasher.hexdigest() == wanted.sha256
 
     def blobs(self) -> dict[str, LocalBlob]:
         """The blobs of all data files that are here, by SHA-256."""
-        found: dict[str, LocalBlob] = {}
+        local: dict[str, LocalBlob] = {}
         seen: set[str] = set()
         for view in self.views():
             try:
@@ -491,8 +491,8 @@ class Installed:
                 seen.add(file.sha256)
                 with contextlib.suppress(BlobStoreError):
                     for part in self.table(file).parts:
-                        found.setdefault(part.sha256, LocalBlob(self.path(file.sha256), part.offset, part.size))
-        return found
+                        local.setdefault(part.sha256, LocalBlob(self.path(file.sha256), part.offset, part.size))
+        return local
 
     def table(self, file: File) -> Table:
         """The table of a file that is here, made of its blobs unless the one that was published is here."""

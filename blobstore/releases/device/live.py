@@ -87,12 +87,12 @@ class _Data:
         paths: list[Path] = []
         changed: dict[str, memoryview] = {}
         for data in self.sets:
-            found = laid_over(self.maps[data.name])
-            if found is None:
+            laid = laid_over(self.maps[data.name])
+            if laid is None:
                 self._merge(data)
-                found = self.maps[data.name], {}
-            paths += [data_map.path for data_map in found[0]]
-            changed.update({key: data_map.get_data(key) for key, data_map in found[1].items()})
+                laid = self.maps[data.name], {}
+            paths += [data_map.path for data_map in laid[0]]
+            changed.update({key: data_map.get_data(key) for key, data_map in laid[1].items()})
         cache = BlobCache(paths, packed=packed)
         if changed:
             cache.update_blobs(changed)

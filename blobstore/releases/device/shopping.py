@@ -175,11 +175,11 @@ class Shopping:
         if local is None or local.size != size:
             return None
         if self._verify and digest not in self._checked:
-            found = hashlib.sha256()
+            hasher = hashlib.sha256()
             with contextlib.suppress(OSError), open_regular(local.path) as descriptor:
                 for piece in pieces_of(descriptor, local.offset, local.offset + local.size):
-                    found.update(piece)
-            self._checked[digest] = local if found.hexdigest() == digest else None
+                    hasher.update(piece)
+            self._checked[digest] = local if hasher.hexdigest() == digest else None
         return self._checked[digest] if self._verify else local
 
     def _step(self, part: Part, way: Way, table: Table) -> Step | None:
@@ -196,10 +196,10 @@ class Shopping:
         """The spool of an object."""
         if wanted.sha256 not in self._spools:
             self._spools[wanted.sha256] = Spool(self._place, wanted)
-        found = self._spools[wanted.sha256]
-        if found.wanted != wanted:
+        open_spool = self._spools[wanted.sha256]
+        if open_spool.wanted != wanted:
             raise InvalidFileError(self._source.name, f"{wanted.sha256} occurs with two sizes")
-        return found
+        return open_spool
 
     @property
     def spools(self) -> list[Spool]:
@@ -224,9 +224,9 @@ class Shopping:
             need += 0 if recipe.steps is None else recipe.wanted.size
             largest = max(largest, recipe.wanted, key=lambda one: one.size)
         with named(folder):
-            found = os.statvfs(folder)
-        free = found.f_bavail * found.f_frsize
-        if found.f_blocks and need > free:
+            disk = os.statvfs(folder)
+        free = disk.f_bavail * disk.f_frsize
+        if disk.f_blocks and need > free:
             raise FileAccessError(
                 folder / largest.sha256,
                 OSError(

@@ -50,14 +50,14 @@ class Spool:
         self._there = self._read_list()
 
     def _read_list(self) -> Intervals:
-        found = Intervals()
+        intervals = Intervals()
         with contextlib.suppress(OSError, ValueError), open_regular(self._list) as descriptor:
             length = min(os.lstat(self.path).st_size, self.wanted.size)
             for line in os.read(descriptor, _LIST_LIMIT).decode("ascii").splitlines():
                 start, stop = map(int, line.split())
                 if 0 <= start < stop <= length:
-                    found.add(start, stop)
-        return found
+                    intervals.add(start, stop)
+        return intervals
 
     @contextlib.contextmanager
     def _opened(self, path: Path, flags: int) -> Iterator[int]:

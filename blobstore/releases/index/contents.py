@@ -54,10 +54,10 @@ def digest_of(data: memoryview) -> str:
     Raises:
         FileAccessError: the file was truncated.
     """
-    found = hashlib.sha256()
+    hasher = hashlib.sha256()
     for piece in read_pieces(data):
-        found.update(piece)
-    return found.hexdigest()
+        hasher.update(piece)
+    return hasher.hexdigest()
 
 
 def regions_of(path: Path, *, keys: bool = True) -> list[Region]:
@@ -97,16 +97,16 @@ def _regions_of_ptd(path: Path, file: PtdDataMap, keys: bool) -> list[Region]:
     extents = [(0, file.head_size), *file.extents]
     if file.manifest_extent is not None:
         extents.append(file.manifest_extent)
-    found: list[Region] = []
+    regions: list[Region] = []
     end = 0
     for start, stop in sorted({extent for extent in extents if extent[0] < extent[1]}):
-        found += _not_zero(data, end, start)
+        regions += _not_zero(data, end, start)
         width = widths.get((start, stop))
         tried = (1, 2, 4) if width is None or width not in {1, 2, 4, 8} else (1,) if width == 1 else (1, width)
-        found.append(Region(start, data[start:stop], tried, tuple(taken.get((start, stop), ()))))
+        regions.append(Region(start, data[start:stop], tried, tuple(taken.get((start, stop), ()))))
         end = stop
-    found += _not_zero(data, end, len(data))
-    return found
+    regions += _not_zero(data, end, len(data))
+    return regions
 
 
 def _not_zero(data: memoryview, start: int, stop: int) -> Iterator[Region]:

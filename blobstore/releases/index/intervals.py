@@ -41,16 +41,16 @@ class Intervals:
 
     def missing(self, start: int, stop: int) -> list[tuple[int, int]]:
         """The ranges between `start` and `stop` that are not in the set."""
-        found = []
+        gaps = []
         for old_start, old_stop in self._from(start):
             if old_start >= stop:
                 break
             if old_start > start:
-                found.append((start, old_start))
+                gaps.append((start, old_start))
             start = old_stop
         if start < stop:
-            found.append((start, stop))
-        return found
+            gaps.append((start, stop))
+        return gaps
 
     def end_from(self, start: int) -> int:
         """The first byte from `start` on that is not in the set."""

@@ -86,8 +86,8 @@ def _layers(index: Index, table_of: Callable[[File], Table], without: frozenset[
 
 
 def _descriptor(media_type: str, of: Object, **annotations: str) -> dict[str, Any]:
-    found: dict[str, Any] = {"mediaType": media_type, "digest": f"sha256:{of.sha256}", "size": of.size}
-    return {**found, "annotations": annotations} if annotations else found
+    descriptor: dict[str, Any] = {"mediaType": media_type, "digest": f"sha256:{of.sha256}", "size": of.size}
+    return {**descriptor, "annotations": annotations} if annotations else descriptor
 
 
 def make_manifest(index: Index, data: bytes, signature: str | None, layers: list[Layer]) -> bytes:
@@ -132,10 +132,10 @@ def parse_manifest(data: bytes, where: str) -> Manifest:
         InvalidFileError: it is malformed, or that of something else.
     """
     try:
-        found = json.loads(data)
-        config = found["config"]
+        content = json.loads(data)
+        config = content["config"]
         kind, digest, size = config["mediaType"], config["digest"], config["size"]
-        signature = (found.get("annotations") or {}).get(_SIGNATURE)
+        signature = (content.get("annotations") or {}).get(_SIGNATURE)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise InvalidFileError(where, "this is not a manifest of OCI with a config") from None
     if kind != _CONFIG:

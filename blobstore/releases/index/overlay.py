@@ -19,10 +19,10 @@ def newest(maps: Iterable[PtdDataMap]) -> dict[str, PtdDataMap]:
     Args:
         maps: the files, the oldest first.
     """
-    found: dict[str, PtdDataMap] = {}
+    by_key: dict[str, PtdDataMap] = {}
     for data_map in maps:
-        found.update(dict.fromkeys(data_map, data_map))
-    return found
+        by_key.update(dict.fromkeys(data_map, data_map))
+    return by_key
 
 
 def entries_of(data_map: PtdDataMap, keys: Iterable[str]) -> list[Entry]:
@@ -49,7 +49,7 @@ def newest_entries(maps: Sequence[PtdDataMap]) -> list[Entry]:
     home = newest(maps)
     contents = Distinct()
     count = 0
-    found = []
+    entries = []
     for data_map in maps:
         for entry in entries_of(data_map, [key for key in data_map if home[key] is data_map]):
             number = contents.find(entry.data, entry.digest)
@@ -57,8 +57,8 @@ def newest_entries(maps: Sequence[PtdDataMap]) -> list[Entry]:
                 number = count
                 contents.add(entry.data, entry.digest, number)
                 count += 1
-            found.append(Entry(entry.key, entry.data, entry.digest, number, entry.alignment, entry.layout))
-    return found
+            entries.append(Entry(entry.key, entry.data, entry.digest, number, entry.alignment, entry.layout))
+    return entries
 
 
 def same_blob(one: PtdDataMap, other: PtdDataMap, key: str) -> bool:

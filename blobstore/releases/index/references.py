@@ -89,8 +89,8 @@ def parse_reference(text: str | os.PathLike[str]) -> Reference:
         sound = False
     if not sound:
         raise ReleaseError(f"{full!r} is not a reference to a release")
-    found = _PIN.search(full)
-    pin, rest = (found[1], full[: found.start()]) if found else (None, full)
+    match = _PIN.search(full)
+    pin, rest = (match[1], full[: match.start()]) if match else (None, full)
     if rest.startswith(("http://", "https://")):
         check_url(rest)
         return Reference("web", full, rest, pin=pin)

@@ -354,7 +354,7 @@ class _Publisher:
             digest = base.digests[data_map.path.name].get(data_map.byte_range(key))
             return None if digest is None else (digest, data)
 
-        digests = frozenset(digest for found in base.digests.values() for digest in found.values())
+        digests = frozenset(digest for of_file in base.digests.values() for digest in of_file.values())
         return BaseBlobs(digests, find, base.ways)
 
     # Adding files
@@ -484,7 +484,7 @@ class _Publisher:
         else:
             if stored.size >= _PACKED or kind == "data":
                 regions = regions_of(self._files / stored.sha256)
-                found = make_table(
+                made = make_table(
                     self._files,
                     stored,
                     regions,
@@ -492,10 +492,10 @@ class _Publisher:
                     encoded=self._encoded,
                     progress=self._progress,
                 )
-                travels = travelling(found)
+                travels = travelling(made)
                 if kind == "data" or travels < stored.size:
-                    table = store_bytes(self._files, encode(found))
-                self._fetched += sum(min([p.size, *(w.stored for w in p.ways)]) for p in found.parts) + (
+                    table = store_bytes(self._files, encode(made))
+                self._fetched += sum(min([p.size, *(w.stored for w in p.ways)]) for p in made.parts) + (
                     table.size if table else 0
                 )
             else:

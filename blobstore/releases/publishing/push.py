@@ -121,19 +121,19 @@ def push(
 
 
 def _target(reference: str | os.PathLike[str], patience: Patience, connections: int) -> LayoutTarget | RegistryTarget:
-    found = parse_reference(reference)
+    parsed = parse_reference(reference)
     check_effort(patience, connections)
-    if found.kind not in {"registry", "layout"}:
+    if parsed.kind not in {"registry", "layout"}:
         raise ReleaseError(
-            f"{found.text}: expected registry/name:tag or oci:DIR:tag; a release folder is copied to web servers"
+            f"{parsed.text}: expected registry/name:tag or oci:DIR:tag; a release folder is copied to web servers"
         )
-    if found.pin:
-        raise ReleaseError(f"{found.text}: a digest follows from what is pushed; expected a tag")
-    if found.kind == "layout":
+    if parsed.pin:
+        raise ReleaseError(f"{parsed.text}: a digest follows from what is pushed; expected a tag")
+    if parsed.kind == "layout":
         from blobstore.releases.sources.oci_layout import LayoutTarget
 
-        return LayoutTarget(found)
+        return LayoutTarget(parsed)
     from blobstore.releases.sources.http import Client
     from blobstore.releases.sources.registry import RegistryTarget
 
-    return RegistryTarget(found, Client(patience, connections))
+    return RegistryTarget(parsed, Client(patience, connections))

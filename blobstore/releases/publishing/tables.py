@@ -78,10 +78,10 @@ def make_table(
         new = [row for row in rows if row[0].offset not in copied]
         for choose in (_patch, _planes):
             with ObjectWriter(files) as writer:
-                found = _write_ways(writer, new, base, choose, progress)
-                saved = sum(len(region.data) - way.stored for region, way in found)
-                if found and saved > (1 - _WORTH) * sum(len(region.data) for region, _ in new):
-                    for region, way in found:
+                written = _write_ways(writer, new, base, choose, progress)
+                saved = sum(len(region.data) - way.stored for region, way in written)
+                if written and saved > (1 - _WORTH) * sum(len(region.data) for region, _ in new):
+                    for region, way in written:
                         numbered = Way(way.encoding, len(objects), way.at, way.stored, way.base)
                         ways.setdefault(region.offset, []).append(numbered)
                     objects.append(writer.finish())
@@ -101,11 +101,11 @@ def _planes(region: Region, base: BaseBlobs) -> _Choice | None:
 
 def _patch(region: Region, base: BaseBlobs) -> _Choice | None:
     for key in region.keys:
-        found = base.find(key, len(region.data))
-        if found is not None:
-            width, share = best_width(region.data, region.widths, found[1])
+        base_blob = base.find(key, len(region.data))
+        if base_blob is not None:
+            width, share = best_width(region.data, region.widths, base_blob[1])
             if share < _WORTH:
-                return f"patch:{width}", width, found[1], found[0]
+                return f"patch:{width}", width, base_blob[1], base_blob[0]
     return None
 
 
@@ -117,7 +117,7 @@ def _write_ways(
     progress: Progress | None,
 ) -> list[tuple[Region, Way]]:
     """Encode those regions that become smaller, one behind the other."""
-    found: list[tuple[Region, Way]] = []
+    written: list[tuple[Region, Way]] = []
     seen: dict[tuple[str, str], Way] = {}
     rows = list(rows)
     total, done = sum(len(region.data) for region, _ in rows), 0
@@ -134,10 +134,10 @@ def _write_ways(
                     writer.write(piece)
                 way = seen[sha256, encoding] = Way(encoding, 0, at, writer.size - at, other_digest)
             if way.stored < len(region.data):
-                found.append((region, way))
+                written.append((region, way))
         if progress:
             progress("encoding", done, total)
-    return found
+    return written
 
 
 def travelling(table: Table) -> int:

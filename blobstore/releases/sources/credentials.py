@@ -60,12 +60,16 @@ def credentials_for(host: str) -> Credentials | None:
     helpers = config.get("credHelpers")
     helper = helpers.get(host) if isinstance(helpers, dict) else None
     helper = helper or config.get("credsStore")
-    if isinstance(helper, str) and _HELPER.fullmatch(helper) and (found := _from_helper(helper, host)) is not None:
-        return found
+    if (
+        isinstance(helper, str)
+        and _HELPER.fullmatch(helper)
+        and (credentials := _from_helper(helper, host)) is not None
+    ):
+        return credentials
     auths = config.get("auths")
     for name, entry in auths.items() if isinstance(auths, dict) else ():
-        if _host_of(name) == host and isinstance(entry, dict) and (found := _from_entry(entry)) is not None:
-            return found
+        if _host_of(name) == host and isinstance(entry, dict) and (credentials := _from_entry(entry)) is not None:
+            return credentials
     return None
 
 
@@ -98,8 +102,8 @@ def _from_helper(helper: str, host: str) -> Credentials | None:
             timeout=30,
             check=True,
         )
-        found = json.loads(done.stdout)
-        user, secret = found["Username"], found["Secret"]
+        answer = json.loads(done.stdout)
+        user, secret = answer["Username"], answer["Secret"]
     except (OSError, subprocess.SubprocessError, ValueError, KeyError, TypeError):
         return None
     if not isinstance(user, str) or not isinstance(secret, str):

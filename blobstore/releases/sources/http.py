@@ -76,11 +76,11 @@ class _Watched(io.RawIOBase):
                 if left <= 0:
                     raise TimeoutError(f"the server sends no contents for {limit:.3g} seconds")
                 self._connection.settimeout(left)
-            found = self._raw.readinto(buffer)
+            count = self._raw.readinto(buffer)
         finally:
             self._connection.settimeout(limit)
-        self._found += found or 0
-        return found
+        self._found += count or 0
+        return count
 
     def close(self) -> None:
         self._raw.close()
@@ -246,8 +246,8 @@ class Client:
         with contextlib.suppress(
             HTTPError, OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError
         ):
-            found = json.loads(response.read(1 << 14, decode_content=False))["errors"][0]
-            text = printable(f": {found.get('code')}: {found.get('message')}")[:300]
+            problem = json.loads(response.read(1 << 14, decode_content=False))["errors"][0]
+            text = printable(f": {problem.get('code')}: {problem.get('message')}")[:300]
         message = f"{method} {url}: the server answers {response.status} {printable(response.reason or '')}{text}"
         if response.status in _BUSY:
             raise InterruptedTransferError(message, _retry_after(response.headers.get("Retry-After")))
@@ -299,29 +299,29 @@ class Client:
             )
         most = expected if expected is not None else limit
         assert most is not None  # noqa: S101 - one of the two is given
-        found = counted = 0
+        received = counted = 0
         since = time.monotonic()
         while True:
             try:
-                piece = response.read1(min(_READ, most - found + 1), decode_content=False)
+                piece = response.read1(min(_READ, most - received + 1), decode_content=False)
             except (HTTPError, OSError) as error:
-                raise InterruptedTransferError(f"{url}: {_reason(error)} after {found} bytes") from None
+                raise InterruptedTransferError(f"{url}: {_reason(error)} after {received} bytes") from None
             if not piece:
                 break
             with self._lock:
                 self.fetched += len(piece)
-            found += len(piece)
-            if found > most:
+            received += len(piece)
+            if received > most:
                 raise TransferError(f"{url}: the server sends more than {most} bytes")
             if (passed := time.monotonic() - since) >= self.patience.read:
-                if found - counted < self.patience.slowest * passed:
+                if received - counted < self.patience.slowest * passed:
                     raise SlowTransferError(
-                        f"{url}: the server sent {found - counted} bytes in {passed:.0f} seconds, which is too slow"
+                        f"{url}: the server sent {received - counted} bytes in {passed:.0f} seconds, which is too slow"
                     )
-                counted, since = found, time.monotonic()
+                counted, since = received, time.monotonic()
             yield piece
-        if expected is not None and found != expected:
-            raise InterruptedTransferError(f"{url}: the connection ended after {found} of {expected} bytes")
+        if expected is not None and received != expected:
+            raise InterruptedTransferError(f"{url}: the connection ended after {received} of {expected} bytes")
 
     @contextmanager
     def body(self, url: str, wanted: Object, start: int, stop: int) -> Iterator[Body]:
@@ -334,10 +334,10 @@ class Client:
         headers = None if whole else {"Range": f"bytes={start}-{stop - 1}"}
         with self.request("GET", url, headers=headers, accept=(200,) if whole else (200, 206)) as response:
             if response.status == 206:
-                found = response.headers.get("Content-Range", "")
-                if not re.fullmatch(rf"bytes {start}-{stop - 1}/({wanted.size}|\*)", found):
+                content_range = response.headers.get("Content-Range", "")
+                if not re.fullmatch(rf"bytes {start}-{stop - 1}/({wanted.size}|\*)", content_range):
                     raise InterruptedTransferError(
-                        f"{url}: asked for bytes {start}-{stop - 1}/{wanted.size}, the server sends {printable(found)!r}"
+                        f"{url}: asked for bytes {start}-{stop - 1}/{wanted.size}, the server sends {printable(content_range)!r}"
                     )
                 yield Body(start, self._pieces(url, response, stop - start))
             else:
@@ -397,8 +397,8 @@ class Client:
             joint = "&" if "?" in realm else "?"
             answer = self._unauthorized("GET", realm + joint + urllib.parse.urlencode(asked), headers, None)
         try:
-            found = json.loads(answer)
-            token = found.get("token") or found["access_token"]
+            content = json.loads(answer)
+            token = content.get("token") or content["access_token"]
             if not isinstance(token, str) or not token.isascii() or not token.isprintable():
                 raise ValueError
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):

@@ -35,8 +35,8 @@ def _read(folder: Path) -> dict[str, Any]:
     path = folder / "index.json"
     try:
         index: dict[str, Any] = json.loads(read_small(path, INDEX_LIMIT))
-        found = index["manifests"]
-        if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
+        manifests = index["manifests"]
+        if not isinstance(manifests, list) or not all(isinstance(one, dict) for one in manifests):
             raise ValueError
     except (ValueError, KeyError, TypeError, RecursionError):
         raise InvalidFileError(path, "this is not the index of an image layout of OCI") from None
@@ -74,12 +74,12 @@ class LayoutSource(Source):
             return self._reference.pin
         for descriptor in _read(self._folder)["manifests"]:
             if _tag(descriptor) == self._reference.tag:
-                found = re.fullmatch(r"sha256:([0-9a-f]{64})", str(descriptor.get("digest")))
-                if found is None:
+                match = re.fullmatch(r"sha256:([0-9a-f]{64})", str(descriptor.get("digest")))
+                if match is None:
                     raise InvalidFileError(
                         self._folder / "index.json", f"the digest of {self._reference.tag!r} is malformed"
                     )
-                return found[1]
+                return match[1]
         raise FileAccessError(self._folder, f"the image layout has no tag {self._reference.tag!r}")
 
     def find(self, known: str | None) -> Found:
@@ -106,8 +106,8 @@ class LayoutSource(Source):
     def open(self, wanted: Object, start: int, stop: int) -> Iterator[Body]:
         path = self._path(wanted.sha256)
         with open_regular(path) as descriptor:
-            if (found := os.fstat(descriptor).st_size) != wanted.size:
-                raise InvalidFileError(path, f"it has {found} bytes, the index says {wanted.size}")
+            if (size := os.fstat(descriptor).st_size) != wanted.size:
+                raise InvalidFileError(path, f"it has {size} bytes, the index says {wanted.size}")
             self._fetched += stop - start
             yield Body(start, pieces_of(descriptor, start, stop))
 

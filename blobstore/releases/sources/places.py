@@ -25,30 +25,30 @@ def open_source(reference: str | os.PathLike[str], patience: Patience, connectio
         ReleaseError: this is not a reference.
         MissingDependencyError: it needs a package that is not installed.
     """
-    found = parse_reference(reference)
+    parsed = parse_reference(reference)
     check_effort(patience, connections)
-    source = _opened(found, patience, connections)
-    source.reference = found
+    source = _opened(parsed, patience, connections)
+    source.reference = parsed
     return source
 
 
-def _opened(found: Reference, patience: Patience, connections: int) -> Source:
-    if found.kind == "folder":
-        return FolderSource(found.place, found.pin)
-    if found.kind == "layout":
+def _opened(reference: Reference, patience: Patience, connections: int) -> Source:
+    if reference.kind == "folder":
+        return FolderSource(reference.place, reference.pin)
+    if reference.kind == "layout":
         from blobstore.releases.sources.oci_layout import LayoutSource
 
-        return LayoutSource(found)
+        return LayoutSource(reference)
     from blobstore.releases.sources.http import Client
 
     client = Client(patience, connections)
-    if found.kind == "web":
+    if reference.kind == "web":
         from blobstore.releases.sources.web import WebSource
 
-        return WebSource(found.place, found.pin, client)
+        return WebSource(reference.place, reference.pin, client)
     from blobstore.releases.sources.registry import RegistrySource
 
-    return RegistrySource(found, client)
+    return RegistrySource(reference, client)
 
 
 def check_effort(patience: Patience, connections: int) -> None:

@@ -234,6 +234,6 @@ class _Upload:
 @contextmanager
 def _readable(path: Path, wanted: Object) -> Iterator[int]:
     with named(path), path.open("rb", buffering=0) as file:
-        if (found := os.fstat(file.fileno()).st_size) != wanted.size:
-            raise FileAccessError(path, f"it has {found} bytes, the index says {wanted.size}")
+        if (size := os.fstat(file.fileno()).st_size) != wanted.size:
+            raise FileAccessError(path, f"it has {size} bytes, the index says {wanted.size}")
         yield file.fileno()

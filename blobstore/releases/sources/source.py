@@ -260,10 +260,10 @@ class FolderSource(Source):
 
     def find(self, known: str | None) -> Found:
         index = read_small(self.path, INDEX_LIMIT)
-        found = sha256(index)
+        digest = sha256(index)
         self._fetched += len(index)
-        check_pin(self._pin, found, self.name)
-        return Found(found, index)
+        check_pin(self._pin, digest, self.name)
+        return Found(digest, index)
 
     def signature(self, index_sha256: str) -> str | None:
         try:
@@ -278,8 +278,8 @@ class FolderSource(Source):
     def open(self, wanted: Object, start: int, stop: int) -> Iterator[Body]:
         path = self._path(wanted)
         with open_regular(path) as descriptor:
-            if (found := os.fstat(descriptor).st_size) != wanted.size:
-                raise InvalidFileError(path, f"it has {found} bytes, the index says {wanted.size}")
+            if (size := os.fstat(descriptor).st_size) != wanted.size:
+                raise InvalidFileError(path, f"it has {size} bytes, the index says {wanted.size}")
             self._fetched += stop - start
             yield Body(start, pieces_of(descriptor, start, stop))
 

@@ -63,8 +63,8 @@ def _private_key(path: Path) -> Any:
     text = read_small(path, 1 << 16)
     password = os.environ.get(_PASSWORD, "").encode()
     try:
-        if (found := _COSIGN.search(text)) is not None:
-            return load_der_private_key(_decrypted(base64.b64decode(found[1]), password), None)
+        if (match := _COSIGN.search(text)) is not None:
+            return load_der_private_key(_decrypted(base64.b64decode(match[1]), password), None)
         encrypted = b"ENCRYPTED PRIVATE KEY" in text
         return load_pem_private_key(text, password if encrypted else None)
     except (ValueError, TypeError, KeyError, binascii.Error, UnsupportedAlgorithm, MemoryError) as error:
@@ -80,15 +80,15 @@ def _decrypted(box: bytes, password: bytes) -> bytes:
         raise MissingDependencyError(
             "an encrypted cosign.key needs PyNaCl: pip install 'blobstore[releases]'"
         ) from error
-    found = json.loads(box)
-    kdf, cipher = found["kdf"], found["cipher"]
+    content = json.loads(box)
+    kdf, cipher = content["kdf"], content["cipher"]
     if kdf["name"] != "scrypt" or cipher["name"] != "nacl/secretbox":
         raise ValueError(f"unknown encryption {kdf['name']!r} and {cipher['name']!r}")
     numbers = kdf["params"]
     secret = Scrypt(base64.b64decode(kdf["salt"]), 32, numbers["N"], numbers["r"], numbers["p"]).derive(password)
     try:
         return bytes(
-            SecretBox(secret).decrypt(base64.b64decode(found["ciphertext"]), base64.b64decode(cipher["nonce"]))
+            SecretBox(secret).decrypt(base64.b64decode(content["ciphertext"]), base64.b64decode(cipher["nonce"]))
         )
     except CryptoError:
         raise ValueError("the password is wrong") from None

@@ -44,13 +44,13 @@ class WebSource(Source):
     def find(self, known: str | None) -> Found:
         index = self._client.get(self.name, INDEX_LIMIT)
         assert index is not None  # noqa: S101 - a missing one is an error
-        found = sha256(index)
-        check_pin(self._pin, found, self.name)
-        return Found(found, index)
+        digest = sha256(index)
+        check_pin(self._pin, digest, self.name)
+        return Found(digest, index)
 
     def signature(self, index_sha256: str) -> str | None:
-        found = self._client.get(self._at(SIGNATURES, index_sha256), 1 << 16, missing=True)
-        return None if found is None else found.decode("ascii", "replace")
+        signature = self._client.get(self._at(SIGNATURES, index_sha256), 1 << 16, missing=True)
+        return None if signature is None else signature.decode("ascii", "replace")
 
     def url(self, wanted: Object) -> str:
         return self._at(FILES, wanted.sha256)

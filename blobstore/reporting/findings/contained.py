@@ -39,8 +39,8 @@ def find(catalog: Catalog, engine: Engine) -> list[Finding]:
                 searched.append((payload, tensors))
     hits: dict[Content, dict[int, set[int]]] = {}
     tensors_of = dict(searched)
-    for (payload, _), found in zip(searched, engine.prove(search_payload, tasks), strict=True):
-        for i, start in found or ():
+    for (payload, _), matches in zip(searched, engine.prove(search_payload, tasks), strict=True):
+        for i, start in matches or ():
             hits.setdefault(payload, {}).setdefault(i, set()).add(start)
     findings = [_equal(catalog, content) for content in known if _is_payload_too(catalog, content)]
     for payload, starts in hits.items():

@@ -93,17 +93,17 @@ def _keyed_manifest(
 ) -> int | None:
     """In an earlier file, the index of the key that its manifest has; None if no key leads to a manifest."""
     records = [i for i, key in enumerate(keys) if key.startswith(KEY_PREFIX)]
-    found = [i for i in records if is_keyed_manifest(keys[i], data[starts[index[i]] : ends[index[i]]])]
-    if not found:
+    manifests = [i for i in records if is_keyed_manifest(keys[i], data[starts[index[i]] : ends[index[i]]])]
+    if not manifests:
         if data[-len(OLD_MAGIC) :] == OLD_MAGIC:
             raise ManifestError("the file ends like one with a manifest, but its key is damaged")
         return None
     last = len(starts) - 1
-    if len(found) > 1 or np.flatnonzero(index == last).tolist() != found:
+    if len(manifests) > 1 or np.flatnonzero(index == last).tolist() != manifests:
         raise ManifestError("a manifest that has a key must be alone in the last segment")
     if ends[last] != len(data) or data[-len(OLD_MAGIC) :] != OLD_MAGIC:
         raise ManifestError(f"the manifest ends at byte {ends[last]} of {len(data)}, or its magic is missing")
-    return found[0]
+    return manifests[0]
 
 
 def _segments(
@@ -152,7 +152,7 @@ def _layouts(
     columns: Columns, keys: Sequence[str], layout_at: Positions, sizes: Positions
 ) -> list[TensorLayout | None]:
     """The layout of each entry, None for opaque blobs; each agrees with the `sizes` of the entries' segments."""
-    found: list[TensorLayout | None] = [None] * len(keys)
+    of_entries: list[TensorLayout | None] = [None] * len(keys)
     present = np.flatnonzero(layout_at)
     tables, table_of = np.unique(columns.follow(layout_at[present]), return_inverse=True)
 
@@ -172,8 +172,8 @@ def _layouts(
             f"{sizes[present[i]]}"
         )
     for entry, table in zip(present.tolist(), table_of.tolist(), strict=True):
-        found[entry] = layouts[table]
-    return found
+        of_entries[entry] = layouts[table]
+    return of_entries
 
 
 def _read_layouts(columns: Columns, tables: Positions, key_of: Callable[[int], str]) -> list[TensorLayout]:
