@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import blobstore
 from blobstore import errors
@@ -16,11 +18,17 @@ from blobstore.core.formats.pte.program import content_key
 from blobstore.core.memory.digest import digest
 from blobstore.core.memory.layout import ScalarType, TensorLayout
 from blobstore.runtime import BlobCache
+from blobstore.runtime.native import native
 
 NAMES = ["encoder.layers.0.weight", "encoder.layers.1.weight", "encoder.layers.0.bias", "head.weight"]
 CONTENT = content_key(digest(b"1234"), TensorLayout(ScalarType.FLOAT, (1,)))
 
 
+LANGUAGES = pytest.mark.parametrize("near", [near, native.near_names], ids=["Python", "C++"])
+Near = Callable[[str, list[str]], list[str]]
+
+
+@LANGUAGES
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
@@ -31,22 +39,49 @@ CONTENT = content_key(digest(b"1234"), TensorLayout(ScalarType.FLOAT, (1,)))
         ("head.weights", "head.weight"),
     ],
 )
-def test_the_nearest_name_comes_first(name: str, expected: str) -> None:
+def test_the_nearest_name_comes_first(near: Near, name: str, expected: str) -> None:
     assert near(name, NAMES)[0] == expected
     assert len(near(name, NAMES)) <= 3
 
 
+@LANGUAGES
+@given(st.data())
+def test_a_typo_in_a_name_of_many(near: Near, data: st.DataObject) -> None:
+    """A character too many, too few, or wrong, or two that changed places (U1)."""
+    name = data.draw(st.lists(st.sampled_from("abcdefgh._0123456789"), min_size=6, unique=True).map("".join))
+    at = data.draw(st.integers(0, len(name) - 2))
+    typo = data.draw(
+        st.sampled_from(
+            [
+                name[:at] + name[at + 1 :],
+                name[:at] + "X" + name[at:],
+                name[:at] + "X" + name[at + 1 :],
+                name[:at] + name[at + 1] + name[at] + name[at + 2 :],
+            ]
+        )
+    )
+    if typo != name:
+        assert name in near(typo, ["tokenizer", name, "UPPER.CASE.NAMES"])
+
+
+@LANGUAGES
+@pytest.mark.parametrize("name", ["tokenizer", "", "q", "encoder"])
+def test_no_name_is_near(near: Near, name: str) -> None:
+    assert not near(name, NAMES)
+
+
 @pytest.mark.parametrize("name", ["tokenizer", "", "\ud800", 3, None])
 def test_nothing_is_near(name: Any) -> None:
-    assert near(name, NAMES) == []
+    assert not near(name, NAMES)
     assert suggest(name, NAMES) == ""
     assert suggest(name, []) == ""
 
 
-def test_among_very_many_only_what_contains_the_name() -> None:
+@LANGUAGES
+def test_among_very_many_only_what_contains_the_name(near: Near) -> None:
     many = [f"layers.{i}.weight" for i in range(100_000)]
-    assert near("model.layers.777.weight", many) == ["layers.777.weight"]
-    assert near("layers.777.weihgt", many) == []
+    assert list(near("model.layers.777.weight", many)) == ["layers.777.weight"]
+    assert not near("layers.777.weihgt", many)
 
 
 @pytest.fixture

@@ -1,8 +1,7 @@
 #include "logical/similar_names.h"
 
 #include <algorithm>
-#include <map>
-#include <unordered_map>
+#include <numeric>
 #include <utility>
 
 #include "format/records.h"
@@ -13,25 +12,7 @@ namespace {
 
 constexpr size_t kMostCompared = 5000; // comparing texts takes microseconds each
 constexpr size_t kMostNear = 3;
-constexpr double kNear = 0.75;
-
-using Characters = std::u32string;
-
-/// The characters of UTF-8.
-Characters characters(std::string_view text) {
-  Characters out;
-  for (size_t i = 0; i < text.size();) {
-    const auto first = static_cast<unsigned char>(text[i]);
-    const size_t length = first < 0x80 ? 1 : first < 0xe0 ? 2 : first < 0xf0 ? 3 : 4;
-    char32_t one = length == 1 ? first : first & (0xff >> (length + 1));
-    for (size_t k = 1; k < length && i + k < text.size(); ++k) {
-      one = one << 6 | (static_cast<unsigned char>(text[i + k]) & 0x3f);
-    }
-    out += one;
-    i += length;
-  }
-  return out;
-}
+constexpr size_t kShareOfTypos = 4; // one in so many characters
 
 std::string lower(std::string_view text) {
   std::string out(text);
@@ -51,114 +32,26 @@ bool differ_in_front(std::string_view one, std::string_view other) {
   return one == other || ends_with_module(one, other) || ends_with_module(other, one);
 }
 
-/// A text that others are compared with.
-class Compared {
- public:
-  explicit Compared(std::string_view text) : text_(characters(text)) {
-    for (size_t i = 0; i < text_.size(); ++i) {
-      places_[text_[i]].push_back(i);
-      ++counts_[text_[i]];
-    }
-    if (text_.size() >= 200) { // then frequent characters do not begin a match
-      const size_t most = text_.size() / 100 + 1;
-      for (auto place = places_.begin(); place != places_.end();) {
-        place = place->second.size() > most ? places_.erase(place) : std::next(place);
+/// How many characters must be inserted, removed, replaced or swapped with their neighbours to make one text of the
+/// other: the optimal string alignment distance. In bytes of UTF-8.
+size_t distance(std::string_view one, std::string_view other) {
+  std::vector<size_t> before;
+  std::vector<size_t> above(other.size() + 1);
+  std::iota(above.begin(), above.end(), size_t{0});
+  for (size_t i = 0; i < one.size(); ++i) {
+    std::vector<size_t> row{i + 1};
+    for (size_t j = 0; j < other.size(); ++j) {
+      const size_t replaced = above[j] + (one[i] == other[j] ? 0 : 1);
+      row.push_back(std::min({row[j] + 1, above[j + 1] + 1, replaced}));
+      if (i > 0 && j > 0 && one[i] == other[j - 1] && one[i - 1] == other[j]) {
+        row.back() = std::min(row.back(), before[j - 1] + 1);
       }
     }
+    before = std::move(above);
+    above = std::move(row);
   }
-
-  double ratio(const Characters& other) const { return of(matching(other), other); }
-
-  /// Two limits of `ratio` that take less time.
-  double limit(const Characters& other) const { return of(std::min(text_.size(), other.size()), other); }
-  double tighter_limit(const Characters& other) const {
-    std::unordered_map<char32_t, size_t> left = counts_;
-    size_t common = 0;
-    for (const char32_t one : other) {
-      size_t& count = left[one];
-      if (count > 0) {
-        --count;
-        ++common;
-      }
-    }
-    return of(common, other);
-  }
-
- private:
-  double of(size_t common, const Characters& other) const {
-    const size_t length = text_.size() + other.size();
-    return length == 0 ? 1.0 : 2.0 * static_cast<double>(common) / static_cast<double>(length);
-  }
-
-  struct Match {
-    size_t other;
-    size_t own;
-    size_t size;
-  };
-
-  /// The longest run that both have in these parts; of several the first in `other`, and then in the own text.
-  Match longest(const Characters& other, size_t begin, size_t end, size_t own_begin, size_t own_end) const {
-    Match best{begin, own_begin, 0};
-    std::unordered_map<size_t, size_t> ending; // length of the run that ends at a place of the own text
-    for (size_t i = begin; i < end; ++i) {
-      std::unordered_map<size_t, size_t> next;
-      const auto places = places_.find(other[i]);
-      if (places != places_.end()) {
-        for (const size_t j : places->second) {
-          if (j < own_begin) {
-            continue;
-          }
-          if (j >= own_end) {
-            break;
-          }
-          const auto before = j == 0 ? ending.end() : ending.find(j - 1);
-          const size_t length = next[j] = (before == ending.end() ? 0 : before->second) + 1;
-          if (length > best.size) {
-            best = {i + 1 - length, j + 1 - length, length};
-          }
-        }
-      }
-      ending = std::move(next);
-    }
-    while (best.other > begin && best.own > own_begin && other[best.other - 1] == text_[best.own - 1]) {
-      best = {best.other - 1, best.own - 1, best.size + 1};
-    }
-    while (best.other + best.size < end && best.own + best.size < own_end &&
-           other[best.other + best.size] == text_[best.own + best.size]) {
-      ++best.size;
-    }
-    return best;
-  }
-
-  /// The number of characters in runs that both have, in the same order.
-  size_t matching(const Characters& other) const {
-    struct Part {
-      size_t begin, end, own_begin, own_end;
-    };
-    size_t total = 0;
-    std::vector<Part> parts{{0, other.size(), 0, text_.size()}};
-    while (!parts.empty()) {
-      const Part part = parts.back();
-      parts.pop_back();
-      const Match match = longest(other, part.begin, part.end, part.own_begin, part.own_end);
-      if (match.size == 0) {
-        continue;
-      }
-      total += match.size;
-      if (part.begin < match.other && part.own_begin < match.own) {
-        parts.push_back({part.begin, match.other, part.own_begin, match.own});
-      }
-      if (match.other + match.size < part.end && match.own + match.size < part.own_end) {
-        parts.push_back({match.other + match.size, part.end, match.own + match.size, part.own_end});
-      }
-    }
-    return total;
-  }
-
-  Characters text_;
-  std::unordered_map<char32_t, std::vector<size_t>> places_;
-  std::unordered_map<char32_t, size_t> counts_;
-};
+  return above.back();
+}
 
 bool is_hex(std::string_view text) {
   return std::all_of(text.begin(), text.end(), [](char c) { return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f'); });
@@ -182,40 +75,39 @@ std::string some(const Names& names, const char* last) {
 }
 
 Names near(std::string_view name, const Names& known) {
-  Names found;
+  Names nearest;
   if (name.empty()) {
-    return found;
+    return nearest;
   }
   const std::string plain = lower(name);
   for (const std::string_view key : known) {
-    if (key != name && differ_in_front(lower(key), plain) && found.size() < kMostNear) {
-      found.push_back(key);
+    if (key != name && differ_in_front(lower(key), plain) && nearest.size() < kMostNear) {
+      nearest.push_back(key);
     }
   }
-  if (!found.empty() || known.size() > kMostCompared) {
-    return found;
+  if (!nearest.empty() || known.size() > kMostCompared) {
+    return nearest;
   }
-  const Compared compared(name);
-  std::vector<std::pair<double, std::string_view>> similar;
+  std::vector<std::pair<size_t, std::string_view>> similar;
   for (const std::string_view key : known) {
-    const Characters text = characters(key);
-    if (compared.limit(text) >= kNear && compared.tighter_limit(text) >= kNear) {
-      if (const double ratio = compared.ratio(text); ratio >= kNear) {
-        similar.emplace_back(ratio, key);
+    const size_t most = std::max(name.size(), key.size()) / kShareOfTypos;
+    if (std::max(name.size(), key.size()) - std::min(name.size(), key.size()) <= most) {
+      if (const size_t typos = distance(name, key); typos <= most) {
+        similar.emplace_back(typos, key);
       }
     }
   }
-  std::sort(similar.rbegin(), similar.rend());
+  std::sort(similar.begin(), similar.end());
   for (size_t i = 0; i < similar.size() && i < kMostNear; ++i) {
-    found.push_back(similar[i].second);
+    nearest.push_back(similar[i].second);
   }
-  return found;
+  return nearest;
 }
 
 std::string suggest(std::string_view name, const Names& known) {
   std::string text;
-  for (const std::string_view found : near(name, known)) {
-    text += format("{}{}'", text.empty() ? "; did you mean '" : " or '", found);
+  for (const std::string_view key : near(name, known)) {
+    text += format("{}{}'", text.empty() ? "; did you mean '" : " or '", key);
   }
   if (!text.empty()) {
     return text + "?";
@@ -246,10 +138,6 @@ bool is_hash_key(std::string_view key) {
     key.remove_prefix(kFront.size());
   }
   return key.size() == 64 && is_hex(key);
-}
-
-double similarity(std::string_view one, std::string_view other) {
-  return Compared(other).ratio(characters(one));
 }
 
 } // namespace blobstore::internal

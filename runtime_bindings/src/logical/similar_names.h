@@ -26,8 +26,4 @@ bool is_content_key(std::string_view key);
 /// Whether a key is 64 digits of a hash, as ExecuTorch's own lowering makes them, perhaps behind "scale_".
 bool is_hash_key(std::string_view key);
 
-/// How similar two texts are, from 0 to 1: as SequenceMatcher of Python's difflib says, so that messages of both
-/// languages name the same.
-double similarity(std::string_view one, std::string_view other);
-
 } // namespace blobstore::internal
