@@ -491,7 +491,7 @@ GUARDS = (
     Guard(
         "a fetched file is synced before it has its name",
         f"{_RELEASES}/device/assembly.py",
-        "            spool.sync()\n",
+        "            early.finish()\n",
         "",
         _ORDER,
     ),

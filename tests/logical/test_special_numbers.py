@@ -16,7 +16,6 @@ from blobstore.core.memory.layout import ScalarType
 from blobstore.errors import BlobStoreError, LayoutError, UnsupportedDataError
 from blobstore.logical import steps
 from blobstore.logical.records import Operation, Record, Step
-from blobstore.runtime.native import native
 
 INT, CHAR, BYTE, SHORT = (int(ScalarType[name]) for name in ("INT", "CHAR", "BYTE", "SHORT"))
 SPECIAL = np.array(

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 try:
@@ -14,9 +14,10 @@ try:
 except ImportError:  # Windows has no locks that end with their process, so nothing is recovered there
     fcntl = None  # type: ignore[assignment]
 
+from blobstore.core.disk.names import temporary_beside
 from blobstore.core.memory.mapped_file import Descriptor, named
 
-__all__ = ["HAS_LOCKS", "Lock", "exclusive", "lock_descriptor"]
+__all__ = ["HAS_LOCKS", "Lock", "create_locked", "exclusive"]
 
 _log = logging.getLogger(__name__)
 _SILENCE = 1.0  # seconds of waiting after which the log says so
@@ -38,11 +39,11 @@ class Lock(Descriptor):
             OSError: the file cannot be opened.
         """
         descriptor = self.open(path, getattr(os, "O_NOFOLLOW", 0))
-        taken = lock_descriptor(descriptor, shared=shared)
+        taken = _lock(descriptor, shared=shared)
         if taken or not wait:
             return taken
         with _said(path):
-            return lock_descriptor(descriptor, shared=shared, wait=True)
+            return _lock(descriptor, shared=shared, wait=True)
 
 
 @contextlib.contextmanager
@@ -57,7 +58,7 @@ def _said(path: Path) -> Iterator[None]:
         timer.cancel()
 
 
-def lock_descriptor(descriptor: int, *, shared: bool = False, wait: bool = False) -> bool:
+def _lock(descriptor: int, *, shared: bool = False, wait: bool = False) -> bool:
     """Lock an open file; False if another process has locked it."""
     if fcntl is None:
         return True
@@ -68,6 +69,21 @@ def lock_descriptor(descriptor: int, *, shared: bool = False, wait: bool = False
     except OSError:
         return True  # this file system has no locks
     return True
+
+
+def create_locked(target: Path, create: Callable[[Path], int | None]) -> None:
+    """Make a file or a folder with a temporary name beside `target`, and lock it, so that `recover` leaves it alone.
+
+    Args:
+        target: what has the folder.
+        create: makes it under the name that it is given, and returns a descriptor of it; None if it is gone again. It is
+            called once more if `recover` in another process removed what it made before that was locked here.
+    """
+    while True:
+        path = temporary_beside(target)
+        descriptor = create(path)
+        if descriptor is not None and _lock(descriptor) and os.path.lexists(path):
+            return
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""A new file whose bytes go to the disk while more are written."""
+"""Files whose bytes go to the disk while more are written."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ import functools
 import io
 import os
 import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from blobstore.core.disk.progress import Progress
 from blobstore.core.memory.mapped_file import check_length, file_behind, read_pieces
 
-__all__ = ["Output", "write_view"]
+__all__ = ["EarlySync", "Output", "write_view"]
 
 _SYNC = 1 << 26  # after this many bytes a sync starts in the background
 _LARGE = 1 << 20  # shorter runs are gathered
@@ -22,8 +24,55 @@ _IMPOSSIBLE = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.
 """The system cannot copy between these two files."""
 
 
+class EarlySync:
+    """Syncs a file in the background as it grows, so that little is left to wait for at the end.
+
+    Args:
+        descriptor: opens the file for one sync.
+    """
+
+    _thread: threading.Thread | None = None
+
+    def __init__(self, descriptor: Callable[[], AbstractContextManager[int]]) -> None:
+        self._descriptor = descriptor
+        self._synced = 0
+        self._failure: OSError | None = None
+
+    def written(self, nbytes: int) -> None:
+        """Call this when the file has so many bytes."""
+        if nbytes - self._synced >= _SYNC and not (self._thread and self._thread.is_alive()):
+            self._synced = nbytes
+            self._thread = threading.Thread(target=self._sync, daemon=True)
+            with contextlib.suppress(RuntimeError):  # no more threads can be started: `finish` does all of it
+                self._thread.start()
+
+    def finish(self) -> None:
+        """Wait until everything written is on the disk.
+
+        Raises:
+            OSError: the disk failed, now or before.
+        """
+        self.wait()
+        if self._failure:  # the system reports a failure only once
+            raise self._failure
+        with self._descriptor() as number:
+            os.fsync(number)
+
+    def wait(self) -> None:
+        """Wait for a sync that goes on; the file may be closed then."""
+        if self._thread and self._thread.is_alive():
+            self._thread.join()
+
+    def _sync(self) -> None:
+        try:
+            with self._descriptor() as number:
+                getattr(os, "fdatasync", os.fsync)(number)
+        except OSError as error:
+            self._failure = error
+
+
 class Output(io.FileIO):
-    """A new file, synced in the background as it grows, so that little is left to wait for at the end.
+    """A new file, synced in the background as it grows.
 
     The descriptor belongs to this object from the moment it exists, so an exception never leaks it.
 
@@ -38,14 +87,14 @@ class Output(io.FileIO):
         OSError: the file exists, or cannot be created.
     """
 
-    _syncing: threading.Thread | None = None
+    _early: EarlySync | None = None
 
     def __init__(self, path: Path, mode: int, what: str, total: int, progress: Progress | None) -> None:
         self._what, self._total, self._progress = what, total, progress
-        self._done = self._synced = 0
-        self._failure: OSError | None = None
+        self._done = 0
         # "x" is O_CREAT | O_EXCL, which does not follow a link either
         super().__init__(path, "x", opener=functools.partial(os.open, mode=mode))
+        self._early = EarlySync(lambda: contextlib.nullcontext(self.fileno()))
 
     def write(self, data: Any, /) -> int:
         written = super().write(data)
@@ -85,11 +134,8 @@ class Output(io.FileIO):
 
     def _written(self, nbytes: int) -> None:
         self._done += nbytes
-        if self._done - self._synced >= _SYNC and not (self._syncing and self._syncing.is_alive()):
-            self._synced = self._done
-            self._syncing = threading.Thread(target=self._sync)
-            with contextlib.suppress(RuntimeError):  # no more threads can be started: `sync` does all of it
-                self._syncing.start()
+        if self._early is not None:
+            self._early.written(self._done)
         if self._progress:
             self._progress(self._what, min(self._done, self._total), self._total)
 
@@ -99,24 +145,13 @@ class Output(io.FileIO):
         Raises:
             OSError: the disk failed, now or during a sync in the background.
         """
-        self._wait()
-        if self._failure:  # the system reports a failure only once
-            raise self._failure
-        os.fsync(self.fileno())
+        if self._early is not None:
+            self._early.finish()
 
     def close(self) -> None:
-        self._wait()
+        if self._early is not None:
+            self._early.wait()
         super().close()
-
-    def _sync(self) -> None:
-        try:
-            getattr(os, "fdatasync", os.fsync)(self.fileno())
-        except OSError as error:
-            self._failure = error
-
-    def _wait(self) -> None:
-        if self._syncing and self._syncing.is_alive():
-            self._syncing.join()
 
 
 def write_view(file: BinaryIO, data: memoryview) -> None:

@@ -10,8 +10,8 @@ from pathlib import Path
 from types import TracebackType
 
 from blobstore.core.disk.journal import Journal
-from blobstore.core.disk.locks import HAS_LOCKS, Lock
-from blobstore.core.disk.names import JOURNAL, TEMPORARY, temporary_beside
+from blobstore.core.disk.locks import HAS_LOCKS, Lock, create_locked
+from blobstore.core.disk.names import JOURNAL, TEMPORARY
 from blobstore.core.memory.mapped_file import named
 
 __all__ = ["ScratchFolder", "recover"]
@@ -76,18 +76,21 @@ class ScratchFolder:
     """
 
     def __init__(self, directory: Path) -> None:
-        self.path = temporary_beside(directory / "folder")
+        self._directory, self.path = directory, directory / "folder"
         self._lock = Lock()
 
     def __enter__(self) -> Path:
-        recover(self.path.parent)
-        while True:
-            self.path.mkdir(0o700)
-            with contextlib.suppress(FileNotFoundError):
-                if self._lock.take(self.path) and os.path.lexists(self.path):
-                    return self.path
-            self._lock.close()  # `recover` in another process removed the folder before it was locked
-            self.path = temporary_beside(self.path)
+        recover(self._directory)
+        create_locked(self.path, self._create)
+        return self.path
+
+    def _create(self, path: Path) -> int | None:
+        self._lock.close()
+        self.path = path
+        path.mkdir(0o700)
+        with contextlib.suppress(FileNotFoundError):
+            return self._lock.open(path, getattr(os, "O_NOFOLLOW", 0))
+        return None
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, cast
 
 from blobstore.core.disk.journal import Identity, Journal, Move, identity, sync_folder
 from blobstore.core.disk.kinds import Format, check_replaceable
-from blobstore.core.disk.locks import HAS_LOCKS, Lock, lock_descriptor
+from blobstore.core.disk.locks import HAS_LOCKS, Lock, create_locked
 from blobstore.core.disk.names import journal_name, temporary_beside
 from blobstore.core.disk.output import Output
 from blobstore.core.disk.progress import Progress, check_progress
@@ -226,14 +226,16 @@ class _Staged:
         """Create the temporary file and lock it."""
         old = _status(self.place)
         mode = 0o666 if old is None else stat.S_IMODE(old.st_mode) & 0o777
-        self._output = Output(self.temporary, mode, what, total, progress)
-        # `recover` in another process may remove the file before it is locked here.
-        while not (lock_descriptor(self._output.fileno()) and os.path.lexists(self.temporary)):
-            self._output.close()
-            with contextlib.suppress(OSError):
-                self.temporary.unlink(missing_ok=True)
-            self.temporary = temporary_beside(self.place)
-            self._output = Output(self.temporary, mode, what, total, progress)
+
+        def create(path: Path) -> int:
+            if self._output is not None:
+                self._output.close()
+            self.temporary = path  # known before it exists, so that no exception leaves it behind
+            self._output = Output(path, mode, what, total, progress)
+            return self._output.fileno()
+
+        create_locked(self.place, create)
+        assert self._output is not None  # noqa: S101 - it was created
         if old is not None:
             _take_over(self._output.fileno(), old, mode)
         return self._output

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,8 +24,6 @@ from blobstore.releases.index.objects import ObjectWriter
 from blobstore.releases.sources.source import pieces_of
 
 __all__ = ["Recipe", "Step", "make"]
-
-_SYNC = 1 << 26
 
 
 @dataclass(frozen=True)
@@ -178,19 +175,13 @@ def _take_whole(recipe: Recipe, files: Path, transfer: Transfer) -> None:
     """Hash the spool as it fills, and give it its place."""
     spool, wanted = recipe.plain, recipe.wanted
     for attempt in range(2):
-        syncing: threading.Thread | None = None
-        hasher = hashlib.sha256()
-        synced = 0
+        hasher, early = hashlib.sha256(), spool.early_sync()
         for at in range(0, wanted.size, PIECE):
             hasher.update(spool.read(at, min(PIECE, wanted.size - at)))
-            if at - synced >= _SYNC and not (syncing and syncing.is_alive()):
-                synced = at
-                syncing = threading.Thread(target=spool.sync_early, daemon=True)
-                syncing.start()
-        if syncing is not None:
-            syncing.join()
+            early.written(at)
+        early.wait()
         if hasher.hexdigest() == wanted.sha256:
-            spool.sync()
+            early.finish()
             spool.take(files / wanted.sha256)
             with named(files):
                 sync_folder(files)

@@ -15,6 +15,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+from blobstore.core.disk.output import EarlySync
 from blobstore.core.memory.mapped_file import named, open_regular
 from blobstore.releases.index.index import Object
 from blobstore.releases.index.intervals import Intervals
@@ -45,7 +46,6 @@ class Spool:
         self._list = folder / f"{wanted.sha256}.ranges"
         self._changed = threading.Condition()
         self._error: BaseException | None = None
-        self._failure: OSError | None = None
         self.whole = threading.Lock()
         self._there = self._read_list()
 
@@ -134,21 +134,9 @@ class Spool:
         with self._opened(self._list, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as number:
             os.write(number, left.encode())
 
-    def sync(self) -> None:
-        """Wait until the bytes are on the disk."""
-        if self._failure is not None:  # the system reports a failure only once
-            with named(self.path):
-                raise self._failure
-        with self._opened(self.path, os.O_RDWR | os.O_CREAT) as number:
-            os.fsync(number)
-
-    def sync_early(self) -> None:
-        """Bring what was written so far to the disk, in a thread of its own; a failure is raised by `sync`."""
-        try:
-            with self._opened(self.path, os.O_RDWR) as number:
-                getattr(os, "fdatasync", os.fsync)(number)
-        except OSError as error:
-            self._failure = error
+    def early_sync(self) -> EarlySync:
+        """Brings the file to the disk while it fills."""
+        return EarlySync(lambda: self._opened(self.path, os.O_RDWR | os.O_CREAT))
 
     def take(self, place: Path) -> None:
         """Rename the file, which is complete and synced."""

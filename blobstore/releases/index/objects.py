@@ -11,8 +11,7 @@ from types import TracebackType
 from typing import Any
 
 from blobstore.core.disk.journal import sync_folder
-from blobstore.core.disk.locks import lock_descriptor
-from blobstore.core.disk.names import temporary_beside
+from blobstore.core.disk.locks import create_locked
 from blobstore.core.disk.output import Output
 from blobstore.core.disk.progress import Progress
 from blobstore.core.errors import IntegrityError
@@ -43,15 +42,16 @@ class ObjectWriter(io.RawIOBase):
         self._folder, self._hash, self.size = folder, hashlib.sha256(), 0
         self._temporary: Path | None = None
         self._output: Output | None = None
-        while self._output is None:
-            self._temporary = temporary_beside(folder / "object")
-            with named(folder):
-                output = Output(self._temporary, 0o666, what, total, progress)
-            # `recover` in another process may remove the file before it is locked here
-            if lock_descriptor(output.fileno()) and os.path.lexists(self._temporary):
-                self._output = output
-            else:
-                output.close()
+
+        def create(path: Path) -> int:
+            if self._output is not None:
+                self._output.close()
+            self._temporary = path
+            self._output = Output(path, 0o666, what, total, progress)
+            return self._output.fileno()
+
+        with named(folder):
+            create_locked(folder / "object", create)
 
     def writable(self) -> bool:
         return True
