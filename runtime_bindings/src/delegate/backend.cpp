@@ -11,7 +11,7 @@
 #include "delegate/delegate.h"
 #include "delegate/failure.h"
 #include "delegate/inner_handle.h"
-#include "delegate/packing.h"
+#include "delegate/load_scope.h"
 
 namespace blobstore::internal {
 namespace {
@@ -21,6 +21,7 @@ using EtError = et::Error;
 
 thread_local std::shared_ptr<const BlobCache> scoped_cache;
 thread_local bool scope_served = false;
+thread_local const LoadScope* load = nullptr;
 thread_local std::optional<DelegateFailure> last_failure;
 
 EtError report(EtError code, ErrorKind kind, const char* reason) noexcept {
@@ -62,7 +63,7 @@ class BlobStoreBackend final : public et::BackendInterface {
       et::ArrayRef<et::CompileSpec> specs) const override {
     Delegate* delegate = nullptr;
     const EtError error = guard(ErrorKind::Program, [&] {
-      delegate = new Delegate(scoped_cache, scope_served, context, *processed, specs);
+      delegate = new Delegate(scoped_cache, scope_served, load, context, *processed, specs);
       processed->Free();
       return EtError::Ok;
     });
@@ -81,6 +82,15 @@ class BlobStoreBackend final : public et::BackendInterface {
 };
 
 } // namespace
+
+LoadScope::LoadScope(const LoadPlan& given, LoadResult& filled) : plan(given), result(filled), before_(load) {
+  load = this;
+}
+
+LoadScope::~LoadScope() {
+  load = before_;
+}
+
 } // namespace blobstore::internal
 
 namespace blobstore {

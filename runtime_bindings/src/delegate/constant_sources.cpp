@@ -5,10 +5,10 @@
 #include <unordered_set>
 #include <utility>
 
-#include "delegate/packing.h"
 #include "format/digest.h"
 #include "os/file.h"
 #include "os/text.h"
+#include "packed/load_plan.h"
 
 namespace blobstore::internal {
 

@@ -21,6 +21,7 @@ using EtError = et::Error;
 
 namespace {
 
+constexpr char kStockLoad[] = "ExecuTorch's own runtime loaded the method";
 constexpr uint64_t kMuch = 16u << 20; // bytes of packed weights that are worth giving back to the system
 
 std::atomic<uint64_t> live_delegates{0};
@@ -45,6 +46,20 @@ bool are_scales(const uint8_t* bytes, size_t size) {
     }
   }
   return true;
+}
+
+/// A digest of a delegate and of all weights that it packs; empty if the contents of some are unknown.
+std::optional<Digest> id_of(
+    const DelegatePayload& payload, const BlobNames& names, const std::vector<size_t>& weights) {
+  Hasher hasher;
+  hasher.update(payload.digest.data(), payload.digest.size());
+  for (const size_t i : weights) {
+    if (!names[i]->is_of_content()) {
+      return std::nullopt;
+    }
+    hasher.update(names[i]->text().data(), names[i]->text().size());
+  }
+  return hasher.digest();
 }
 
 } // namespace
@@ -107,6 +122,7 @@ Delegate::OwnLink::~OwnLink() {
 Delegate::Delegate(
     std::shared_ptr<const BlobCache> cache,
     bool served,
+    const LoadScope* load,
     et::BackendInitContext& context,
     const et::FreeableBuffer& processed,
     et::ArrayRef<et::CompileSpec> specs)
@@ -126,13 +142,13 @@ Delegate::Delegate(
     const MaybeReading reading(cache_.get());
     generation_ = cache_ ? cache_->generation() : 0;
     identities_ = sources_.identify();
-    const PackedChoice packed = choose_packed();
+    const PackedChoice packed = choose_packed(load);
     std::optional<HeapGrowth> growth;
     if (!packed.fallback.empty()) {
       growth.emplace();
     }
     inner_ = make(identities_, nullptr, context.event_tracer());
-    learn();
+    learn(load);
     packed_store_ = packed.store;
     if (growth) {
       packed.store->note_fallback(packed.fallback, growth->bytes());
@@ -151,95 +167,100 @@ Delegate::Delegate(
 }
 
 /// Decide where packed weights are looked up, or packed to; under a Reading.
-Delegate::PackedChoice Delegate::choose_packed() {
-  Packing* packing = Packing::current();
+Delegate::PackedChoice Delegate::choose_packed(const LoadScope* load) {
+  const LoadPlan* plan = load != nullptr ? &load->plan : nullptr;
   std::shared_ptr<PackedFolder> store;
-  if (packing != nullptr) {
-    store = packing->store;
+  if (plan != nullptr) {
+    store = plan->store;
   } else if (cache_ != nullptr) {
     store = std::static_pointer_cast<PackedFolder>(cache_->packed());
   }
   const std::vector<size_t> weights = sources_.of_foundation();
-  const bool trial = packing != nullptr && packing->trial != nullptr;
+  const bool trial = plan != nullptr && plan->trial != nullptr;
   if (store == nullptr || recipe_->payload.inner != kXnnpack || !recipe_->own_path.empty() || weights.empty() ||
       trial) {
     return {};
   }
   recipe_->named_by_content = true;
-  const bool building = packing != nullptr && packing->scratch != nullptr;
-  std::vector<bool> in_files(recipe_->payload.constants.size());
-  for (const size_t i : weights) {
-    in_files[i] = true;
-  }
-  const BlobCache& foundation = lowest(*cache_);
-  const bool changes = foundation.mode() == BlobCache::Mode::Shared; // the file does
-  if (!building || changes) { // what the file has, also of weights that have changed since
-    sources_.set_written_through(in_files);
-  }
-  const BlobNames names = sources_.names(*recipe_, identities_, nullptr);
-  if (!building) {
-    sources_.set_written_through({});
-  }
-  bool known = true;
-  Hasher hasher;
-  hasher.update(recipe_->payload.digest.data(), recipe_->payload.digest.size());
-  for (const size_t i : weights) {
-    known = known && names[i]->is_of_content();
-    hasher.update(names[i]->text().data(), names[i]->text().size());
-  }
-  const Digest id = hasher.digest();
+  const bool building = plan != nullptr && plan->scratch != nullptr;
+  const bool changes = lowest(*cache_).mode() == BlobCache::Mode::Shared; // the file does
+  const BlobNames names = names_in_file(weights, building, changes);
+  const std::optional<Digest> id = id_of(recipe_->payload, names, weights);
   if (building) {
-    if (known) {
-      recipe_->path = packing->scratch->path();
-      packing->covers.insert(id);
+    if (id) {
+      recipe_->path = plan->scratch->path();
+      load->result.covers.insert(*id);
       for (const size_t i : weights) {
-        packing->names.insert(entry_name(recipe_->payload.constants[i], *names[i]));
+        load->result.names.insert(entry_name(recipe_->payload.constants[i], *names[i]));
       }
     }
     return {};
   }
-  std::string fallback = packing != nullptr ? packing->fallback : "ExecuTorch's own runtime loaded the method";
-  if (packing != nullptr) {
-    recipe_->packed = packing->file;
-  } else {
-    const std::optional<Digest> runtime = packing_runtime();
-    const std::optional<Digest> contents = foundation_of(*cache_);
-    recipe_->packed = runtime && contents ? store->find({*contents, *runtime, changes}) : nullptr;
-  }
-  const bool covered = known && recipe_->packed != nullptr && recipe_->packed->covers(id);
+  recipe_->packed = find_file(plan, *store, changes);
+  const bool covered = id && recipe_->packed != nullptr && recipe_->packed->covers(*id);
   const std::vector<size_t> changed = sources_.changed_since_file(weights);
-  if (packing != nullptr && packing->must_cover && known && !covered && (changes || changed.empty())) {
-    packing->refused = true;
+  if (plan != nullptr && plan->must_cover && id && !covered && (changes || changed.empty())) {
+    load->result.refused = true;
     throw Failure{EtError::NotFound, ErrorKind::Program, "its packed weights are in no file"};
   }
-  if (recipe_->packed != nullptr && changes) {
-    recipe_->copy = store->copy_of(static_cast<const MappedCache&>(foundation), recipe_->packed);
-    if (recipe_->copy == nullptr) {
-      recipe_->packed = nullptr;
-    } else {
-      recipe_->path = recipe_->packed->path();
-      write_through(names, weights);
-    }
-  } else if (recipe_->packed != nullptr) {
-    recipe_->path = recipe_->packed->path();
-    recipe_->pages = PackedPages::of(foundation.shared_from_this(), store, recipe_->packed);
-  }
-  if (recipe_->pages != nullptr) {
-    recipe_->path = recipe_->pages->path();
+  use_file(store, changes);
+  if (recipe_->pages != nullptr || recipe_->copy != nullptr) {
     write_through(names, weights);
   }
   const std::vector<size_t>& needed = changes ? weights : changed;
   const bool lost = std::any_of(needed.begin(), needed.end(), [&](size_t i) { return !sources_.written_through(i); });
-  if (changes && known && lost) {
-    fallback = kNotInCopies;
-  } else if (!known || lost) {
-    fallback = kChangedBefore;
-  } else if (covered) {
-    fallback.clear();
-  } else if (fallback.empty()) {
-    fallback = "it is no part of a method that was packed";
+  if (!id || lost) {
+    return {std::move(store), changes && id ? kNotInCopies : kChangedBefore};
   }
-  return {std::move(store), std::move(fallback)};
+  if (covered) {
+    return {std::move(store), ""};
+  }
+  const std::string reason = plan != nullptr ? plan->fallback : kStockLoad;
+  return {std::move(store), reason.empty() ? "it is no part of a method that was packed" : reason};
+}
+
+/// The names of the constants, as a file has them: also of weights that have changed since it was opened.
+BlobNames Delegate::names_in_file(const std::vector<size_t>& weights, bool building, bool changes) {
+  if (!building || changes) {
+    std::vector<bool> in_files(recipe_->payload.constants.size());
+    for (const size_t i : weights) {
+      in_files[i] = true;
+    }
+    sources_.set_written_through(std::move(in_files));
+  }
+  BlobNames names = sources_.names(*recipe_, identities_, nullptr);
+  if (!building) {
+    sources_.set_written_through({});
+  }
+  return names;
+}
+
+/// The file that has the packed weights of the foundation; may be null.
+std::shared_ptr<const PackedLease> Delegate::find_file(const LoadPlan* plan, PackedFolder& store, bool changes) const {
+  if (plan != nullptr) {
+    return plan->file;
+  }
+  const std::optional<Digest> runtime = packing_runtime();
+  const std::optional<Digest> contents = foundation_of(*cache_);
+  return runtime && contents ? store.find({*contents, *runtime, changes}) : nullptr;
+}
+
+/// Give the file that was found, if any, to the inner backend.
+void Delegate::use_file(const std::shared_ptr<PackedFolder>& store, bool changes) {
+  if (recipe_->packed == nullptr) {
+    return;
+  }
+  const BlobCache& foundation = lowest(*cache_);
+  if (changes) {
+    recipe_->copy = store->copy_of(static_cast<const MappedCache&>(foundation), recipe_->packed);
+    if (recipe_->copy == nullptr) {
+      recipe_->packed = nullptr;
+      return;
+    }
+  } else {
+    recipe_->pages = PackedPages::of(foundation.shared_from_this(), store, recipe_->packed);
+  }
+  recipe_->path = recipe_->pages != nullptr ? recipe_->pages->path() : recipe_->packed->path();
 }
 
 /// Let the packed weights follow the cache where the file has proved maps for all that is packed together.
@@ -272,9 +293,7 @@ void Delegate::write_through(const BlobNames& names, const std::vector<size_t>& 
     if (others.count(constants[*unit.sources[0]].group) != 0) {
       continue;
     }
-    std::vector<std::string> keys;
     for (const std::optional<size_t>& source : unit.sources) {
-      keys.push_back(source ? constants[*source].key : std::string());
       if (source) {
         through[*source] = true;
       }
@@ -285,7 +304,7 @@ void Delegate::write_through(const BlobNames& names, const std::vector<size_t>& 
       }
     }
     if (recipe_->pages != nullptr) {
-      recipe_->pages->manage(*unit.entry, keys);
+      recipe_->pages->manage(*unit.entry, keys_of(unit, constants));
       written_.push_back(unit.entry);
     }
   }
@@ -293,16 +312,16 @@ void Delegate::write_through(const BlobNames& names, const std::vector<size_t>& 
 }
 
 /// Learn how the weights were packed that are being packed for a file.
-void Delegate::learn() {
-  Packing* packing = Packing::current();
-  if (packing == nullptr || packing->scratch == nullptr || recipe_->path.empty()) {
+void Delegate::learn(const LoadScope* load) const {
+  if (load == nullptr || load->plan.scratch == nullptr || recipe_->path.empty()) {
     return;
   }
-  packing->again.merge(packed_again(*packing->scratch, [&] { make(identities_, nullptr, nullptr); }));
+  load->result.again.merge(packed_again(*load->plan.scratch, [&] { make(identities_, nullptr, nullptr); }));
   std::vector<AlignedCopy> kept;
   std::vector<AlignedCopy> passing;
   learn_maps(
-      *packing,
+      load->plan,
+      load->result,
       recipe_,
       sources_.names(*recipe_, identities_, nullptr),
       sources_.choose_bytes(nullptr, kept, passing),

@@ -15,8 +15,8 @@
 #include "delegate/constant_sources.h"
 #include "delegate/inner_handle.h"
 #include "delegate/inner_recipe.h"
+#include "delegate/load_scope.h"
 #include "delegate/packed_units.h"
-#include "delegate/packing.h"
 #include "delegate/served.h"
 #include "os/fork.h"
 
@@ -25,10 +25,12 @@ namespace blobstore::internal {
 class Delegate final : private ForkAware {
  public:
   /// @param cache where blobs are looked up first; may be null. @param served whether `served_delegates` lists it.
+  /// @param load may be null: ExecuTorch's own runtime loads the method.
   /// @throws Failure, Error, std::bad_alloc.
   Delegate(
       std::shared_ptr<const BlobCache> cache,
       bool served,
+      const LoadScope* load,
       executorch::runtime::BackendInitContext& context,
       const executorch::runtime::FreeableBuffer& processed,
       executorch::runtime::ArrayRef<executorch::runtime::CompileSpec> specs);
@@ -60,8 +62,11 @@ class Delegate final : private ForkAware {
     std::shared_ptr<PackedFolder> store; // to report to; null for none
     std::string fallback; // why weights are packed to the heap; empty if all are in a file
   };
-  PackedChoice choose_packed();
-  void learn();
+  PackedChoice choose_packed(const LoadScope* load);
+  BlobNames names_in_file(const std::vector<size_t>& weights, bool building, bool changes);
+  std::shared_ptr<const PackedLease> find_file(const LoadPlan* plan, PackedFolder& store, bool changes) const;
+  void use_file(const std::shared_ptr<PackedFolder>& store, bool changes);
+  void learn(const LoadScope* load) const;
   void write_through(const BlobNames& names, const std::vector<size_t>& weights);
   std::unique_ptr<InnerHandle> make(
       const std::vector<Identity>& identities,

@@ -8,9 +8,9 @@
 
 #include <executorch/runtime/platform/log.h>
 
-#include "delegate/packing.h"
 #include "format/flatbuffer.h"
 #include "os/text.h"
+#include "packed/load_plan.h"
 
 namespace blobstore::internal {
 

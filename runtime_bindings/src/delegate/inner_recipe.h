@@ -11,9 +11,9 @@
 
 #include "delegate/delegate_payload.h"
 #include "delegate/failure.h"
-#include "delegate/packed_pages.h"
 #include "packed/packed_copy.h"
 #include "packed/packed_folder.h"
+#include "packed/packed_pages.h"
 
 namespace blobstore::internal {
 

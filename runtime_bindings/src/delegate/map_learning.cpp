@@ -41,19 +41,42 @@ std::optional<std::vector<uint8_t>> bytes_of(const Kind& kind, const PackedTable
   return std::nullopt;
 }
 
+/// The stored bytes of an entry's sources.
+PackedSources bytes_of(const PackedUnit& unit, const std::vector<InnerConstant>& constants) {
+  PackedSources sources;
+  for (const std::optional<size_t>& source : unit.sources) {
+    const ConstBytes view = source ? constants[*source].view : ConstBytes();
+    sources.push_back({static_cast<const uint8_t*>(view.data), view.size});
+  }
+  return sources;
+}
+
 /// Packs numbers for one kind after the other.
 class Laboratory {
  public:
   Laboratory(
-      const Packing& packing,
+      const PackedFolder& store,
       std::shared_ptr<const InnerRecipe> recipe,
       const BlobNames& names,
       const std::vector<InnerConstant>& constants)
-      : packing_(packing), recipe_(std::move(recipe)), names_(names), constants_(constants) {}
+      : store_(store), recipe_(std::move(recipe)), names_(names), constants_(constants) {}
 
+  /// The map of a kind, which was learned before or is learned now; empty if none was found.
+  const std::optional<PackedMap>& learn(const std::string& key, Kind& kind, LoadResult& result) {
+    const auto before = result.learned.find(key);
+    if (before != result.learned.end()) {
+      return before->second;
+    }
+    for (size_t i = 0; i < kind.sizes.size(); ++i) {
+      kind.names.push_back(BlobName::of_content("numbers" + key + '\0' + std::to_string(i)));
+    }
+    return result.learned[key] = PackedMap::learn(kind.sizes, [&](const auto& numbers) { return pack(kind, numbers); });
+  }
+
+ private:
   /// What XNNPACK makes of a kind's numbers; empty if it does not take them.
   std::optional<std::vector<uint8_t>> pack(Kind& kind, const std::vector<std::vector<uint8_t>>& numbers) {
-    const ScratchFile scratch = packing_.store->scratch();
+    const ScratchFile scratch = store_.scratch();
     auto recipe = std::make_shared<InnerRecipe>(*recipe_);
     recipe->path = scratch.path();
     recipe->pages = nullptr;
@@ -81,8 +104,7 @@ class Laboratory {
     return bytes_of(kind, read_stock_table(scratch.path(), map.data(), size), map);
   }
 
- private:
-  const Packing& packing_;
+  const PackedFolder& store_;
   std::shared_ptr<const InnerRecipe> recipe_;
   const BlobNames& names_;
   const std::vector<InnerConstant>& constants_;
@@ -91,59 +113,35 @@ class Laboratory {
 } // namespace
 
 void learn_maps(
-    Packing& packing,
+    const LoadPlan& plan,
+    LoadResult& result,
     const std::shared_ptr<const InnerRecipe>& recipe,
     const BlobNames& names,
     const std::vector<InnerConstant>& constants,
     const std::vector<size_t>& weights) {
-  const File& file = packing.scratch->file();
-  const uint64_t size = file.size();
+  const uint64_t size = plan.scratch->file().size();
   if (size == 0) {
     return;
   }
-  const Mapping packed(file, 0, size, Mapping::Kind::ReadOnly);
-  const PackedTable table = read_stock_table(packing.scratch->path(), packed.data(), size);
+  const Mapping packed(plan.scratch->file(), 0, size, Mapping::Kind::ReadOnly);
+  const PackedTable table = read_stock_table(plan.scratch->path(), packed.data(), size);
   const PackedIndex index(table.entries);
   std::map<std::string, Kind> kinds;
   for (PackedUnit& unit : units_of(recipe->payload.constants, names, weights, index)) {
-    if (packing.again.count(unit.entry->name) != 0) {
-      continue;
+    if (result.again.count(unit.entry->name) == 0) {
+      Kind& kind = kinds[key_of(*recipe, unit)];
+      kind.sizes = sizes_of(unit, recipe->payload.constants);
+      kind.units.push_back(std::move(unit));
     }
-    Kind& kind = kinds[key_of(*recipe, unit)];
-    kind.sizes = sizes_of(unit, recipe->payload.constants);
-    kind.units.push_back(std::move(unit));
   }
-  Laboratory laboratory(packing, recipe, names, constants);
-  for (auto& entry : kinds) {
-    const std::string& key = entry.first;
-    Kind& kind = entry.second;
-    auto known = packing.learned.find(key);
-    if (known == packing.learned.end()) {
-      for (size_t i = 0; i < kind.sizes.size(); ++i) {
-        kind.names.push_back(BlobName::of_content("numbers" + key + '\0' + std::to_string(i)));
-      }
-      std::optional<PackedMap> map =
-          PackedMap::learn(kind.sizes, [&](const auto& numbers) { return laboratory.pack(kind, numbers); });
-      known = packing.learned.emplace(key, std::move(map)).first;
-    }
-    if (!known->second) {
-      continue;
-    }
-    const std::string encoded = known->second->encode();
+  Laboratory laboratory(*plan.store, recipe, names, constants);
+  for (auto& [key, kind] : kinds) {
+    const std::optional<PackedMap>& map = laboratory.learn(key, kind, result);
     for (const PackedUnit& unit : kind.units) {
-      PackedSources sources;
-      for (const std::optional<size_t>& source : unit.sources) {
-        const ConstBytes view = source ? constants[*source].view : ConstBytes();
-        sources.push_back({static_cast<const uint8_t*>(view.data), view.size});
-      }
-      if (known->second->gives(sources, packed.data() + unit.entry->offset, unit.entry->size)) {
-        packing.maps[unit.entry->name] = encoded;
-        if (!known->second->has_scales()) { // only XNNPACK can check scales, and other processes do not ask it
-          std::vector<std::string>& keys = packing.keys[unit.entry->name];
-          keys.clear();
-          for (const std::optional<size_t>& source : unit.sources) {
-            keys.push_back(source ? recipe->payload.constants[*source].key : std::string());
-          }
+      if (map && map->gives(bytes_of(unit, constants), packed.data() + unit.entry->offset, unit.entry->size)) {
+        result.maps[unit.entry->name] = map->encode();
+        if (!map->has_scales()) { // only XNNPACK can check scales, and other processes do not ask it
+          result.keys[unit.entry->name] = keys_of(unit, recipe->payload.constants);
         }
       }
     }

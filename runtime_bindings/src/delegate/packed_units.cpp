@@ -47,4 +47,12 @@ std::vector<size_t> sizes_of(const PackedUnit& unit, const std::vector<DelegateC
   return sizes;
 }
 
+std::vector<std::string> keys_of(const PackedUnit& unit, const std::vector<DelegateConstant>& constants) {
+  std::vector<std::string> keys;
+  for (const std::optional<size_t>& source : unit.sources) {
+    keys.push_back(source ? constants[*source].key : std::string());
+  }
+  return keys;
+}
+
 } // namespace blobstore::internal

@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "delegate/blob_names.h"
@@ -31,5 +32,8 @@ std::vector<PackedUnit> units_of(
 
 /// The sizes of the sources of a unit; 0 for one that is missing.
 std::vector<size_t> sizes_of(const PackedUnit& unit, const std::vector<DelegateConstant>& constants);
+
+/// The keys of the sources of a unit; empty for one that is missing.
+std::vector<std::string> keys_of(const PackedUnit& unit, const std::vector<DelegateConstant>& constants);
 
 } // namespace blobstore::internal

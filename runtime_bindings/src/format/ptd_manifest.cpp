@@ -14,7 +14,7 @@ namespace {
 
 constexpr size_t kMark = kPtdFieldsStart + kPtdFieldsSize; // where a file with a manifest repeats its magic
 constexpr char kManifestIdentifier[] = "BM01";
-constexpr char kMagic[] = "BLOBMAN1";
+constexpr char kManifestMagic[] = "BLOBMAN1";
 constexpr char kOldMagic[] = "BLOBEND1"; // of an earlier version, whose manifest has a key
 constexpr size_t kMagicSize = 8;
 constexpr size_t kTail = 8 + kMagicSize; // the length of the manifest, and the magic
@@ -90,8 +90,8 @@ std::optional<Layout> stand_in(uint64_t size) {
 
 std::optional<PtdManifest> find_manifest(const uint8_t* data, uint64_t size, const PtdBounds& bounds) {
   const uint64_t start = bounds.segment_end();
-  const bool marked = size >= kMark + kMagicSize && std::memcmp(data + kMark, kMagic, kMagicSize) == 0;
-  const bool ended = size - start >= kTail && ends_with(data, size, kMagic);
+  const bool marked = size >= kMark + kMagicSize && std::memcmp(data + kMark, kManifestMagic, kMagicSize) == 0;
+  const bool ended = size - start >= kTail && ends_with(data, size, kManifestMagic);
   if (!marked && !ended) {
     return std::nullopt;
   }
@@ -154,7 +154,7 @@ PtdManifest keyed_manifest(const PtdTable& table) {
 }
 
 std::string metadata_unverified(const uint8_t* data, uint64_t size, const std::string& key) {
-  if (size < kTail + kDigestSize || !ends_with(data, size, kMagic)) {
+  if (size < kTail + kDigestSize || !ends_with(data, size, kManifestMagic)) {
     return std::string();
   }
   const uint64_t length = load_u64(data + size - kTail);

@@ -11,7 +11,7 @@
 #include <blobstore/reading.h>
 
 #include "delegate/inner_recipe.h"
-#include "delegate/packing.h"
+#include "delegate/load_scope.h"
 #include "os/text.h"
 #include "program/values.h"
 
@@ -30,10 +30,23 @@ Layout plain_layout(int8_t scalar_type, const executorch::aten::ArrayRef<executo
   return {scalar_type, {sizes.begin(), sizes.end()}, {}};
 }
 
+/// Where XNNPACK's own delegates look up packed weights, or pack them to; empty for the heap.
+std::string path_of_stock_file(const LoadPlan& plan) {
+  if (plan.stock_scratch != nullptr) {
+    return plan.stock_scratch->path();
+  }
+  return plan.stock_file != nullptr ? plan.stock_file->path() : std::string();
+}
+
 } // namespace
 
 LoadedMethod::LoadedMethod(
-    std::shared_ptr<LoadedProgram> program, size_t number, Arenas arenas, std::shared_ptr<std::mutex> state)
+    std::shared_ptr<LoadedProgram> program,
+    size_t number,
+    Arenas arenas,
+    std::shared_ptr<std::mutex> state,
+    const LoadPlan& plan,
+    LoadResult& result)
     : program_(std::move(program)),
       number_(number),
       name_(program_->methods()[number]),
@@ -41,6 +54,8 @@ LoadedMethod::LoadedMethod(
       inputs_(input_infos(meta_)),
       outputs_(output_infos(meta_)),
       arenas_(std::move(arenas)),
+      stock_packed_(plan.stock_file),
+      stock_copy_(plan.stock_copy),
       shared_state_(std::move(state)) {
   for (size_t i = 0; i < arenas_.size(); ++i) {
     spans_.emplace_back(arenas_[i]->data(), static_cast<size_t>(meta_.memory_planned_buffer_size(i).get()));
@@ -48,46 +63,32 @@ LoadedMethod::LoadedMethod(
   planned_ = std::make_unique<et::HierarchicalAllocator>(et::Span<et::Span<uint8_t>>(spans_.data(), spans_.size()));
   manager_ = std::make_unique<et::MemoryManager>(&allocator_, planned_.get(), &temporary_);
   delegated_ = !program_->image().backends(number).empty();
-  load();
+  load(plan, result);
   find_inputs();
   enter();
 }
 
-void LoadedMethod::load() {
+void LoadedMethod::load(const LoadPlan& plan, LoadResult& result) {
   const CacheDataMap& map = program_->map();
   const BlobCache::Reading reading(*map.cache()); // so that all delegates pack bytes of one generation
   const CacheScope scope(map.cache(), /*served=*/false);
   CacheDataMap::Misses misses;
   (void)take_delegate_failure();
   const BackendWork work;
-  const std::string stock_path = find_stock_file();
+  const std::string stock_path = path_of_stock_file(plan);
   std::array<et::BackendOption, 2> options{packed_path_option(stock_path), weight_cache_option()};
   et::LoadBackendOptionsMap of_backends;
   if (!stock_path.empty()) {
     (void)of_backends.set_options(kXnnpack, et::Span<et::BackendOption>(options.data(), options.size()));
   }
-  const Packing* packing = Packing::current();
-  const et::NamedDataMap* blobs = packing != nullptr && packing->trial != nullptr ? packing->trial : &map;
+  const et::NamedDataMap* blobs = plan.trial != nullptr ? plan.trial : &map;
+  const LoadScope in_force(plan, result);
   et::Result<et::Method> loaded =
       program_->program().load_method(name_.c_str(), manager_.get(), nullptr, blobs, &of_backends);
   if (!loaded.ok()) {
     throw_load_error(loaded.error(), misses);
   }
   method_.emplace(std::move(loaded.get()));
-}
-
-/// Where XNNPACK's own delegates look up packed weights, or pack them to; empty for the heap.
-std::string LoadedMethod::find_stock_file() {
-  const Packing* packing = Packing::current();
-  if (packing == nullptr) {
-    return {};
-  }
-  if (packing->stock_scratch != nullptr) {
-    return packing->stock_scratch->path();
-  }
-  stock_packed_ = packing->stock_file;
-  stock_copy_ = packing->stock_copy;
-  return stock_packed_ != nullptr ? stock_packed_->path() : std::string();
 }
 
 /// ExecuTorch gives a number only; what is known besides says more.

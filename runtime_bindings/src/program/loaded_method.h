@@ -25,7 +25,13 @@ namespace blobstore::internal {
 
 class LoadedMethod final : public Method, public std::enable_shared_from_this<LoadedMethod>, private ForkAware {
  public:
-  LoadedMethod(std::shared_ptr<LoadedProgram> program, size_t number, Arenas arenas, std::shared_ptr<std::mutex> state);
+  LoadedMethod(
+      std::shared_ptr<LoadedProgram> program,
+      size_t number,
+      Arenas arenas,
+      std::shared_ptr<std::mutex> state,
+      const LoadPlan& plan,
+      LoadResult& result);
   ~LoadedMethod() override {
     leave();
     const BackendWork work;
@@ -46,8 +52,7 @@ class LoadedMethod final : public Method, public std::enable_shared_from_this<Lo
     std::unique_ptr<uint8_t[]> copy; // during a call, if the caller's memory is not used and none was planned
   };
 
-  void load();
-  std::string find_stock_file();
+  void load(const LoadPlan& plan, LoadResult& result);
   [[noreturn]] void throw_load_error(executorch::runtime::Error error, const CacheDataMap::Misses& misses) const;
   std::string missing_operators() const;
   void find_inputs();

@@ -116,11 +116,15 @@ std::shared_ptr<Method> LoadedProgram::load_method(const std::string& name) {
   cache_->check_open();
   const size_t at = number(name);
   check_backends(at);
-  return packed_ != nullptr ? load_packed(at) : make_method(at);
+  if (packed_ != nullptr) {
+    return load_packed(at);
+  }
+  LoadResult nothing;
+  return make_method(at, State::Shared, LoadPlan(), nothing);
 }
 
 /// @param kept whether the method's state lies where that of the other methods does.
-std::shared_ptr<Method> LoadedProgram::make_method(size_t at, State kept) {
+std::shared_ptr<Method> LoadedProgram::make_method(size_t at, State kept, const LoadPlan& plan, LoadResult& result) {
   const et::MethodMeta about = method_meta(methods()[at]);
   Arenas arenas;
   std::shared_ptr<std::mutex> state;
@@ -136,7 +140,7 @@ std::shared_ptr<Method> LoadedProgram::make_method(size_t at, State kept) {
     }
   }
   auto self = std::static_pointer_cast<LoadedProgram>(shared_from_this());
-  return std::make_shared<LoadedMethod>(std::move(self), at, std::move(arenas), std::move(state));
+  return std::make_shared<LoadedMethod>(std::move(self), at, std::move(arenas), std::move(state), plan, result);
 }
 
 bool LoadedProgram::uses(size_t method, const char* backend) const {

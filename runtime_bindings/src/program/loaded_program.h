@@ -16,7 +16,7 @@
 #include "format/digest.h"
 #include "os/file.h"
 #include "os/fork.h"
-#include "packed/packed_folder.h"
+#include "packed/load_plan.h"
 #include "program/image_loader.h"
 #include "program/program_image.h"
 #include "program/program_parts.h"
@@ -55,7 +55,7 @@ class LoadedProgram final : public Program, private ForkAware {
   void check_backends(size_t method) const;
   bool uses(size_t method, const char* backend) const;
   enum class State { Shared, Own };
-  std::shared_ptr<Method> make_method(size_t method, State state = State::Shared);
+  std::shared_ptr<Method> make_method(size_t method, State state, const LoadPlan& plan, LoadResult& result);
 
   // packed_methods.cpp
   struct PackedUse;

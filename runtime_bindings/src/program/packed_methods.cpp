@@ -9,9 +9,9 @@
 #include <blobstore/reading.h>
 
 #include "cache/mapped_cache.h"
-#include "delegate/packing.h"
+#include "packed/load_plan.h"
+#include "packed/stock_maps.h"
 #include "program/loaded_program.h"
-#include "program/stock_maps.h"
 
 namespace blobstore::internal {
 namespace {
@@ -86,35 +86,37 @@ LoadedProgram::PackedUse LoadedProgram::packed_use(size_t method) const {
 /// Load a method on the files that are there.
 /// @param whole whether to return nullptr if some of its weights are in none.
 std::shared_ptr<Method> LoadedProgram::load_on_files(size_t method, const PackedUse& use, bool whole) {
-  Packing packing(packed_);
-  packing.file = use.own ? packed_->find(*use.own) : nullptr;
-  packing.stock_file = use.stock ? packed_->find(*use.stock) : nullptr;
-  packing.must_cover = whole && use.own.has_value();
-  packing.fallback = use.fallback;
+  LoadPlan plan;
+  plan.store = packed_;
+  plan.file = use.own ? packed_->find(*use.own) : nullptr;
+  plan.stock_file = use.stock ? packed_->find(*use.stock) : nullptr;
+  plan.must_cover = whole && use.own.has_value();
+  plan.fallback = use.fallback;
   const bool has_stock = uses(method, kXnnpack);
-  const auto covers = [&](const Digest& id) { return packing.stock_file->covers(id); };
-  bool stock_covered = packing.stock_file != nullptr && covers(id_of(*use.stock, methods()[method]));
-  const bool to_heap = packing.stock_file != nullptr && covers(heap_id_of(*use.stock, methods()[method]));
-  const bool own_missing = use.own && packing.file == nullptr && uses(method, kBackendId);
+  const auto covers = [&](const Digest& id) { return plan.stock_file->covers(id); };
+  bool stock_covered = plan.stock_file != nullptr && covers(id_of(*use.stock, methods()[method]));
+  const bool to_heap = plan.stock_file != nullptr && covers(heap_id_of(*use.stock, methods()[method]));
+  const bool own_missing = use.own && plan.file == nullptr && uses(method, kBackendId);
   if (whole && (own_missing || (use.stock && !stock_covered && !to_heap))) {
     return nullptr;
   }
   if (stock_covered && use.stock->changes) {
-    packing.stock_copy = packed_->copy_of(static_cast<const MappedCache&>(*cache_), packing.stock_file);
-    stock_covered = packing.stock_copy != nullptr;
+    plan.stock_copy = packed_->copy_of(static_cast<const MappedCache&>(*cache_), plan.stock_file);
+    stock_covered = plan.stock_copy != nullptr;
   }
   if (use.stock && use.stock->changes && !stock_covered) { // it would have the weights of one moment
-    packing.stock_file = nullptr;
+    plan.stock_file = nullptr;
   }
   std::optional<HeapGrowth> growth;
   if (has_stock && !stock_covered) {
     growth.emplace();
   }
+  LoadResult result;
   std::shared_ptr<Method> loaded;
   try {
-    loaded = make_method(method);
+    loaded = make_method(method, State::Shared, plan, result);
   } catch (const Error&) {
-    if (packing.refused) {
+    if (result.refused) {
       return nullptr;
     }
     throw;
@@ -175,13 +177,16 @@ std::string LoadedProgram::packed_cache_path() const {
 void LoadedProgram::pack_all(PackedUse& use) {
   const ScratchFile own = packed_->scratch();
   const ScratchFile stock = packed_->scratch();
-  Packing packing(packed_);
-  packing.scratch = &own;
-  packing.stock_scratch = use.stock ? &stock : nullptr;
+  LoadPlan plan;
+  plan.store = packed_;
+  plan.scratch = &own;
+  plan.stock_scratch = use.stock ? &stock : nullptr;
+  LoadResult result;
+  const auto load = [&](size_t method, const LoadPlan& with) { return make_method(method, State::Own, with, result); };
   std::vector<size_t> in_file; // methods
   std::vector<size_t> on_heap; // those whose weights would not follow the working copy
   std::set<std::string> again; // entries that a file cannot have
-  StockMaps maps(map_, stock, packed_, [&](size_t method) { make_method(method, State::Own); });
+  StockMaps maps(map_, stock, plan, load);
   std::vector<std::shared_ptr<Method>> together; // ExecuTorch packs into a file only while something uses it
   for (size_t i = 0; i < methods().size(); ++i) {
     if (!uses(i, kBackendId) && !uses(i, kXnnpack)) {
@@ -189,20 +194,20 @@ void LoadedProgram::pack_all(PackedUse& use) {
     }
     try {
       check_backends(i);
-      together.push_back(make_method(i, State::Own));
+      together.push_back(load(i, plan));
       if (use.stock && uses(i, kXnnpack)) {
         const bool follows = !use.stock->changes || maps.learn(i);
         if (!use.stock->changes) {
-          again.merge(packed_again(stock, [&] { make_method(i, State::Own); }));
+          again.merge(packed_again(stock, [&] { load(i, plan); }));
         }
         (follows ? in_file : on_heap).push_back(i);
       }
     } catch (const Error&) { // a method that cannot be loaded here has nothing to pack
     }
   }
-  if (use.own && !packing.covers.empty()) {
-    const auto wanted = [&](std::string_view name) { return packing.wants(name); };
-    packed_->add(*use.own, own, {wanted, std::move(packing.covers), std::move(packing.maps), std::move(packing.keys)});
+  if (use.own && !result.covers.empty()) {
+    const auto wanted = [&](std::string_view name) { return result.wants(name); };
+    packed_->add(*use.own, own, {wanted, std::move(result.covers), std::move(result.maps), std::move(result.keys)});
   }
   if (use.stock && cache_->generation() != use.generation) {
     use.fallback = kChangedMeanwhile; // the contents of the entries are unknown; the next load packs them

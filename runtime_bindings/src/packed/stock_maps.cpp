@@ -1,4 +1,4 @@
-#include "program/stock_maps.h"
+#include "packed/stock_maps.h"
 
 #include <algorithm>
 #include <string_view>
@@ -6,8 +6,6 @@
 
 #include <executorch/runtime/core/named_data_map.h>
 
-#include "delegate/inner_handle.h"
-#include "delegate/packing.h"
 #include "os/text.h"
 
 namespace blobstore::internal {
@@ -59,7 +57,7 @@ class StockMaps::Substitutes final : public et::NamedDataMap {
  public:
   explicit Substitutes(const CacheDataMap& blobs) : blobs_(blobs) {}
 
-  std::map<std::string, ConstBytes, std::less<>> bytes;
+  std::map<std::string, PackedSource, std::less<>> bytes;
 
   et::Result<const et::TensorLayout> get_tensor_layout(std::string_view key) const override {
     return blobs_.get_tensor_layout(key);
@@ -79,12 +77,8 @@ class StockMaps::Substitutes final : public et::NamedDataMap {
   const CacheDataMap& blobs_;
 };
 
-StockMaps::StockMaps(
-    const CacheDataMap& blobs,
-    const ScratchFile& packed,
-    std::shared_ptr<PackedFolder> store,
-    std::function<void(size_t)> load)
-    : blobs_(blobs), packed_(packed), store_(std::move(store)), load_(std::move(load)) {}
+StockMaps::StockMaps(const CacheDataMap& blobs, const ScratchFile& packed, const LoadPlan& plan, Load load)
+    : blobs_(blobs), packed_(packed), plan_(plan), load_(std::move(load)) {}
 
 /// Those that can change. The name of an entry is the key of the weight, and behind it that of the bias if there is
 /// one.
@@ -126,7 +120,7 @@ std::set<std::string> StockMaps::packed_twice(size_t method) const {
   };
   const PackedTable before = table();
   const PackedIndex known(before.entries);
-  std::set<std::string> twice = packed_again(packed_, [&] { load_(method); });
+  std::set<std::string> twice = packed_again(packed_, [&] { load_(method, plan_); });
   for (const PackedEntry& entry : table().entries) {
     const PackedEntry* same = known.find(entry.name);
     if (same == nullptr || same->offset != entry.offset) {
@@ -152,12 +146,12 @@ bool StockMaps::learn(size_t method) {
     if (blob == nullptr) {
       return PackedSource();
     }
-    ConstBytes& bytes = substitutes.bytes[blob->key];
+    PackedSource& bytes = substitutes.bytes[blob->key];
     if (bytes.data == nullptr) {
       numbers.fill(memory.emplace_back(blob->size), /*negative=*/true);
       bytes = {memory.back().data(), blob->size};
     }
-    return PackedSource{static_cast<const uint8_t*>(bytes.data), bytes.size};
+    return bytes;
   };
   std::vector<PackedSources> random;
   for (const Unit& unit : units) {
@@ -202,12 +196,13 @@ bool StockMaps::learn(size_t method) {
 
 /// @returns null if XNNPACK does not take the numbers.
 std::unique_ptr<StockMaps::Packed> StockMaps::pack(size_t method, const Substitutes& substitutes) const {
-  auto packed = std::make_unique<Packed>(store_->folder());
-  Packing packing(store_);
-  packing.stock_scratch = &packed->scratch;
-  packing.trial = &substitutes;
+  auto packed = std::make_unique<Packed>(plan_.store->folder());
+  LoadPlan trial;
+  trial.store = plan_.store;
+  trial.stock_scratch = &packed->scratch;
+  trial.trial = &substitutes;
   try {
-    load_(method);
+    load_(method, trial);
   } catch (const Error&) {
     return nullptr;
   }

@@ -1,4 +1,4 @@
-#include "delegate/packing.h"
+#include "packed/load_plan.h"
 
 #include <cstring>
 #include <utility>
@@ -12,8 +12,6 @@
 
 namespace blobstore::internal {
 namespace {
-
-thread_local Packing* in_force = nullptr;
 
 constexpr char kRules[] = "3"; // of what is kept in a file; another number makes new files
 
@@ -101,28 +99,16 @@ std::optional<uint64_t> HeapGrowth::bytes() const {
   return *now > *before_ ? *now - *before_ : 0;
 }
 
-Packing::Packing(std::shared_ptr<PackedFolder> folder) : store(std::move(folder)), before_(in_force) {
-  in_force = this;
-}
-
-Packing::~Packing() {
-  in_force = before_;
-}
-
-Packing* Packing::current() {
-  return in_force;
-}
-
-bool Packing::wants(std::string_view entry) const {
-  const auto known = [&](std::string_view name) { return names.find(std::string(name)) != names.end(); };
+bool LoadResult::wants(std::string_view entry) const {
+  const auto has = [&](std::string_view name) { return names.find(std::string(name)) != names.end(); };
   if (again.count(std::string(entry)) != 0) {
     return false;
   }
-  if (known(entry)) {
+  if (has(entry)) {
     return true;
   }
   for (size_t end = 1; end < entry.size(); ++end) {
-    if (known(entry.substr(0, end)) && known(entry.substr(end))) {
+    if (has(entry.substr(0, end)) && has(entry.substr(end))) {
       return true;
     }
   }

@@ -11,8 +11,7 @@
 
 #include <blobstore/data_map.h>
 
-#include "os/scratch_file.h"
-#include "packed/packed_folder.h"
+#include "packed/load_plan.h"
 
 namespace blobstore::internal {
 
@@ -21,13 +20,13 @@ namespace blobstore::internal {
 /// applied to the weights, their packed bytes.
 class StockMaps {
  public:
-  /// @param blobs those of the working copy. @param packed where its weights are packed.
-  /// @param load loads a method, by its number, and drops it.
-  StockMaps(
-      const CacheDataMap& blobs,
-      const ScratchFile& packed,
-      std::shared_ptr<PackedFolder> store,
-      std::function<void(size_t)> load);
+  /// Loads a method, by its number, and drops it.
+  using Load = std::function<void(size_t, const LoadPlan&)>;
+
+  /// @param blobs those of the working copy. @param packed where its weights are packed. @param plan with which they
+  /// are.
+  ///   None of the three is owned.
+  StockMaps(const CacheDataMap& blobs, const ScratchFile& packed, const LoadPlan& plan, Load load);
 
   /// Find the maps of a method that was packed.
   /// @returns whether all of its packed weights that can change have one.
@@ -50,8 +49,8 @@ class StockMaps {
 
   const CacheDataMap& blobs_;
   const ScratchFile& packed_;
-  const std::shared_ptr<PackedFolder> store_;
-  const std::function<void(size_t)> load_;
+  const LoadPlan& plan_;
+  const Load load_;
   /// By the sizes and the seed of entries, and a number. Entries of equal sizes may be packed in several ways; the last
   /// one is empty if no further way was found.
   std::map<std::string, std::optional<PackedMap>> known_;

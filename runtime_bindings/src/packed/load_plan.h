@@ -1,4 +1,5 @@
-// What delegates do about packed weights: which file they are looked up in, or how a file is built.
+// What a load does about packed weights: which file they are looked up in, or where they are packed to; and what came
+// of it.
 #pragma once
 
 #include <functional>
@@ -57,35 +58,31 @@ class HeapGrowth {
 /// address. So such an entry saves nothing, and a file that has it must never differ from the blobs.
 std::set<std::string> packed_again(const ScratchFile& packed, const std::function<void()>& load_again);
 
-/// What one load of a method does, or the building of a file. As long as it lives, it is in force on its thread.
-class Packing {
- public:
-  explicit Packing(std::shared_ptr<PackedFolder> store);
-  ~Packing();
-  Packing(const Packing&) = delete;
-  Packing& operator=(const Packing&) = delete;
+/// What a load of a method does about packed weights. Nothing of it changes while the load lasts.
+struct LoadPlan {
+  std::shared_ptr<PackedFolder> store; // null if nothing is kept in files
 
-  /// That of this thread, or nullptr.
-  static Packing* current();
-
-  const std::shared_ptr<PackedFolder> store;
-  std::shared_ptr<const PackedLease> file; // where delegates look packed weights up; may be null
+  // Looking up
+  std::shared_ptr<const PackedLease> file; // for blobstore's delegates; may be null
+  bool must_cover = false; // refuse a delegate that `file` does not cover
   std::string fallback; // why there is no file, or no complete one
-
-  // The same for XNNPACK's own delegates, without blobstore's around them.
-  std::shared_ptr<const PackedLease> stock_file;
+  std::shared_ptr<const PackedLease> stock_file; // for XNNPACK's own delegates, without blobstore's around them
   std::shared_ptr<PackedCopy> stock_copy; // if that is the file of a working copy
+
+  // Building: where delegates pack to. Null otherwise.
+  const ScratchFile* scratch = nullptr;
   const ScratchFile* stock_scratch = nullptr;
-  const executorch::runtime::NamedDataMap* trial = nullptr; // if not null, a load with these blobs, only to pack them
+  const executorch::runtime::NamedDataMap* trial = nullptr; // if not null, weights to pack in place of the program's
+};
 
-  bool must_cover = false; // refuse a delegate that `file` does not cover...
-  bool refused = false; // ... and say so here
+/// What came of one load, or of several with plans to build.
+struct LoadResult {
+  bool refused = false; // a delegate had to be covered and was not
 
-  const ScratchFile* scratch = nullptr; // if not null, delegates pack there
+  // Of what was packed to `scratch`:
   std::set<Digest> covers; // the delegates that did
   std::unordered_set<std::string, TextHash> names; // of their weights, without those of adapters
   std::set<std::string> again; // entries that every load packs: they are kept in no file
-
   std::map<std::string, std::optional<PackedMap>> learned; // by what decides how weights are packed
   std::map<std::string, std::string> maps; // of entries, proved and encoded
   PackedKeys keys; // of these entries, those that can be written in a working copy
@@ -93,9 +90,6 @@ class Packing {
   /// Whether an entry of ExecuTorch is kept: it belongs to `names` (one, or that of a weight and that of its bias), and
   /// not to `again`.
   bool wants(std::string_view entry) const;
-
- private:
-  Packing* before_;
 };
 
 } // namespace blobstore::internal

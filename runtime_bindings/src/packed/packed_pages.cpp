@@ -1,4 +1,4 @@
-#include "delegate/packed_pages.h"
+#include "packed/packed_pages.h"
 
 #include <algorithm>
 #include <set>
