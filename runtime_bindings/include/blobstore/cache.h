@@ -18,6 +18,10 @@
 
 namespace blobstore BLOBSTORE_API {
 
+namespace internal BLOBSTORE_HIDDEN {
+class MappedCache;
+} // namespace internal BLOBSTORE_HIDDEN
+
 class BlobCache;
 class CommitFollower;
 class PackedStore;
@@ -190,14 +194,14 @@ class BlobCache : public std::enable_shared_from_this<BlobCache> {
 
   class Reading; // in reading.h
 
- protected:
+ private:
+  friend class internal::MappedCache; // the only kind of cache
   BlobCache(Mode mode, std::string name, std::shared_ptr<BlobCache> base, std::shared_ptr<PackedStore> packed);
 
   [[noreturn]] void throw_missing(std::string_view key) const;
   virtual void lock_shared() const = 0;
   virtual void unlock_shared() const = 0;
 
- private:
   uint64_t id_;
   Mode mode_;
   std::string name_;

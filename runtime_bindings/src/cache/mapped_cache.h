@@ -153,4 +153,12 @@ class MappedCache final : public BlobCache, private ForkAware {
   mutable std::vector<std::unique_ptr<WorkingCopy::Lease>> leases_;
 };
 
+/// A cache as what it is: there is no other kind.
+inline MappedCache& mapped(BlobCache& cache) {
+  return static_cast<MappedCache&>(cache);
+}
+inline const MappedCache& mapped(const BlobCache& cache) {
+  return static_cast<const MappedCache&>(cache);
+}
+
 } // namespace blobstore::internal

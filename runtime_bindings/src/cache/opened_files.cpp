@@ -48,7 +48,7 @@ std::vector<std::unique_ptr<PtdFile>> opened_files(const BlobCache& cache) {
   const std::vector<std::string> changed = cache.dirty();
   const TextSet dirty(changed.begin(), changed.end());
   std::vector<std::unique_ptr<PtdFile>> files;
-  for (const Source& source : static_cast<const MappedCache&>(cache).placed().sources()) { // `open` makes no others
+  for (const Source& source : mapped(cache).placed().sources()) {
     source.file.check_length(source.size);
     Mapping map(source.file, 0, source.size, Mapping::Kind::ReadOnly);
     files.push_back(std::make_unique<PtdFile>(source.path, std::move(map), source.size));

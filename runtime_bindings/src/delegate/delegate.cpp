@@ -252,7 +252,7 @@ void Delegate::use_file(const std::shared_ptr<PackedFolder>& store, bool changes
   }
   const BlobCache& foundation = lowest(*cache_);
   if (changes) {
-    recipe_->copy = store->copy_of(static_cast<const MappedCache&>(foundation), recipe_->packed);
+    recipe_->copy = store->copy_of(mapped(foundation), recipe_->packed);
     if (recipe_->copy == nullptr) {
       recipe_->packed = nullptr;
       return;

@@ -38,7 +38,7 @@ uint64_t CacheTensors::commit(const std::vector<Given>& given, bool finite) cons
   for (;;) { // again if another commit changed scales while numbers were quantized with them
     std::vector<NewBlob> used;
     const std::vector<NewBlob> blobs = updates_.changes(given, finite, used);
-    auto& cache = static_cast<MappedCache&>(*cache_); // there is no other kind
+    auto& cache = mapped(*cache_);
     if (const auto generation = cache.update_if(changes_of(blobs), changes_of(used))) {
       return *generation;
     }

@@ -60,7 +60,7 @@ std::optional<Digest> contents_of(const BlobCache& cache) {
 std::optional<Digest> foundation_of(const BlobCache& cache) {
   const BlobCache& foundation = lowest(cache);
   if (foundation.mode() == BlobCache::Mode::Shared) {
-    return identity_of(static_cast<const MappedCache&>(foundation));
+    return identity_of(mapped(foundation));
   }
   return contents_of(foundation);
 }

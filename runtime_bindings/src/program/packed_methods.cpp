@@ -101,7 +101,7 @@ std::shared_ptr<Method> LoadedProgram::load_on_files(size_t method, const Packed
     return nullptr;
   }
   if (stock_covered && use.stock->changes) {
-    plan.stock_copy = packed_->copy_of(static_cast<const MappedCache&>(*cache_), plan.stock_file);
+    plan.stock_copy = packed_->copy_of(mapped(*cache_), plan.stock_file);
     stock_covered = plan.stock_copy != nullptr;
   }
   if (use.stock && use.stock->changes && !stock_covered) { // it would have the weights of one moment
@@ -165,7 +165,7 @@ std::string LoadedProgram::packed_cache_path() const {
       const PackedUse use = packed_use(i);
       const auto file = use.stock ? packed_->find(*use.stock) : nullptr;
       if (file != nullptr && file->covers(id_of(*use.stock, methods()[i])) &&
-          (!use.stock->changes || packed_->copy_of(static_cast<const MappedCache&>(*cache_), file) != nullptr)) {
+          (!use.stock->changes || packed_->copy_of(mapped(*cache_), file) != nullptr)) {
         return file->path();
       }
     }
