@@ -50,7 +50,32 @@ bool fails(ErrorKind kind, Function function) {
   return false;
 }
 
-/// Against sums in long double, for shapes around those of the tiles.
+/// Against sums in long double.
+template <typename Number, typename Next>
+void test_product_of(size_t rows, size_t rank, size_t columns, const Next& next) {
+  std::vector<Number> weight(rows * columns);
+  std::vector<Number> b(rows * rank);
+  std::vector<Number> a(rank * columns);
+  for (auto* matrix : {&weight, &b, &a}) {
+    for (Number& number : *matrix) {
+      number = next();
+    }
+  }
+  const std::vector<Number> before = weight;
+  blobstore::internal::add_product(weight.data(), Number(0.5), b.data(), a.data(), rows, rank, columns);
+  for (size_t i = 0; i < rows; ++i) {
+    for (size_t j = 0; j < columns; ++j) {
+      long double sum = 0;
+      for (size_t k = 0; k < rank; ++k) {
+        sum += static_cast<long double>(b[i * rank + k]) * a[k * columns + j];
+      }
+      // these numbers are multiples of 1/8192 below 2^10, so nothing is rounded
+      CHECK(weight[i * columns + j] == static_cast<Number>(before[i * columns + j] + sum / 2));
+    }
+  }
+}
+
+/// For shapes around those of the tiles.
 template <typename Number>
 void test_product() {
   unsigned state = 1;
@@ -61,26 +86,7 @@ void test_product() {
   for (const size_t rows : {1u, 3u, 4u, 9u}) {
     for (const size_t rank : {0u, 1u, 7u, 16u}) {
       for (const size_t columns : {1u, 5u, 12u, 13u, 70u, 3000u}) {
-        std::vector<Number> weight(rows * columns);
-        std::vector<Number> b(rows * rank);
-        std::vector<Number> a(rank * columns);
-        for (auto* matrix : {&weight, &b, &a}) {
-          for (Number& number : *matrix) {
-            number = next();
-          }
-        }
-        const std::vector<Number> before = weight;
-        blobstore::internal::add_product(weight.data(), Number(0.5), b.data(), a.data(), rows, rank, columns);
-        for (size_t i = 0; i < rows; ++i) {
-          for (size_t j = 0; j < columns; ++j) {
-            long double sum = 0;
-            for (size_t k = 0; k < rank; ++k) {
-              sum += static_cast<long double>(b[i * rank + k]) * a[k * columns + j];
-            }
-            // these numbers are multiples of 1/8192 below 2^10, so nothing is rounded
-            CHECK(weight[i * columns + j] == static_cast<Number>(before[i * columns + j] + sum / 2));
-          }
-        }
+        test_product_of<Number>(rows, rank, columns, next);
       }
     }
   }

@@ -188,11 +188,7 @@ Delegate::PackedChoice Delegate::choose_packed(const LoadScope* load) {
   const std::optional<Digest> id = id_of(recipe_->payload, names, weights);
   if (building) {
     if (id) {
-      recipe_->path = plan->scratch->path();
-      load->result.covers.insert(*id);
-      for (const size_t i : weights) {
-        load->result.names.insert(entry_name(recipe_->payload.constants[i], *names[i]));
-      }
+      pack_to_scratch(*load, *id, names, weights);
     }
     return {};
   }
@@ -217,6 +213,16 @@ Delegate::PackedChoice Delegate::choose_packed(const LoadScope* load) {
   }
   const std::string reason = plan != nullptr ? plan->fallback : kStockLoad;
   return {std::move(store), reason.empty() ? "it is no part of a method that was packed" : reason};
+}
+
+/// Pack for a file that is being built.
+void Delegate::pack_to_scratch(
+    const LoadScope& load, const Digest& id, const BlobNames& names, const std::vector<size_t>& weights) {
+  recipe_->path = load.plan.scratch->path();
+  load.result.covers.insert(id);
+  for (const size_t i : weights) {
+    load.result.names.insert(entry_name(recipe_->payload.constants[i], *names[i]));
+  }
 }
 
 /// The names of the constants, as a file has them: also of weights that have changed since it was opened.
@@ -263,31 +269,40 @@ void Delegate::use_file(const std::shared_ptr<PackedFolder>& store, bool changes
   recipe_->path = recipe_->pages != nullptr ? recipe_->pages->path() : recipe_->packed->path();
 }
 
-/// Let the packed weights follow the cache where the file has proved maps for all that is packed together.
-void Delegate::write_through(const BlobNames& names, const std::vector<size_t>& weights) {
+/// The groups of constants that need a new handle when they change: not all of what is packed together can be written
+/// in place.
+std::set<uint32_t> Delegate::groups_to_repack(const std::vector<PackedUnit>& units) const {
   const std::vector<DelegateConstant>& constants = recipe_->payload.constants;
   const PackedLease& lease = *recipe_->packed;
-  const std::vector<PackedUnit> units = units_of(constants, names, weights, lease.index());
-  std::set<uint32_t> others; // groups that need a new handle when they change
-  std::set<size_t> found;
+  std::set<uint32_t> groups;
+  std::set<size_t> in_units;
   for (const PackedUnit& unit : units) {
     const bool follows = unit.entry->map != 0 && unit.entry->offset % page_size() == 0 &&
         lease.map_of(*unit.entry).fits(sizes_of(unit, constants), unit.entry->size);
     for (const std::optional<size_t>& source : unit.sources) {
       if (source) {
-        found.insert(*source);
+        in_units.insert(*source);
       }
     }
     if (!follows) {
-      others.insert(constants[*unit.sources[0]].group);
+      groups.insert(constants[*unit.sources[0]].group);
     }
   }
   const BlobCache& foundation = lowest(*cache_);
   for (size_t i = 0; i < constants.size(); ++i) {
-    if (!constants[i].packed || found.count(i) == 0 || !sources_.is_of(foundation, i)) {
-      others.insert(constants[i].group);
+    if (!constants[i].packed || in_units.count(i) == 0 || !sources_.is_of(foundation, i)) {
+      groups.insert(constants[i].group);
     }
   }
+  return groups;
+}
+
+/// Let the packed weights follow the cache where the file has proved maps for all that is packed together.
+void Delegate::write_through(const BlobNames& names, const std::vector<size_t>& weights) {
+  const std::vector<DelegateConstant>& constants = recipe_->payload.constants;
+  const PackedLease& lease = *recipe_->packed;
+  const std::vector<PackedUnit> units = units_of(constants, names, weights, lease.index());
+  const std::set<uint32_t> others = groups_to_repack(units);
   std::vector<bool> through(constants.size());
   for (const PackedUnit& unit : units) {
     if (others.count(constants[*unit.sources[0]].group) != 0) {

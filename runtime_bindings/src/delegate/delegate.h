@@ -5,6 +5,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <vector>
 
 #include <executorch/runtime/backend/interface.h>
@@ -63,10 +64,13 @@ class Delegate final : private ForkAware {
     std::string fallback; // why weights are packed to the heap; empty if all are in a file
   };
   PackedChoice choose_packed(const LoadScope* load);
+  void pack_to_scratch(
+      const LoadScope& load, const Digest& id, const BlobNames& names, const std::vector<size_t>& weights);
   BlobNames names_in_file(const std::vector<size_t>& weights, bool building, bool changes);
   std::shared_ptr<const PackedLease> find_file(const LoadPlan* plan, PackedFolder& store, bool changes) const;
   void use_file(const std::shared_ptr<PackedFolder>& store, bool changes);
   void learn(const LoadScope* load) const;
+  std::set<uint32_t> groups_to_repack(const std::vector<PackedUnit>& units) const;
   void write_through(const BlobNames& names, const std::vector<size_t>& weights);
   std::unique_ptr<InnerHandle> make(
       const std::vector<Identity>& identities,

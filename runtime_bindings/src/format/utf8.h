@@ -6,6 +6,26 @@
 
 namespace blobstore::internal {
 
+/// What may follow the first byte of a character.
+struct Utf8Tail {
+  unsigned bytes = 0; // 0 if no character begins with that byte
+  uint8_t low = 0x80; // of the next byte; those behind it are 0x80 to 0xbf
+  uint8_t high = 0xbf;
+};
+
+inline Utf8Tail utf8_tail(uint8_t first) {
+  if (first >= 0xc2 && first <= 0xdf) {
+    return {1};
+  }
+  if (first >= 0xe0 && first <= 0xef) {
+    return {2, static_cast<uint8_t>(first == 0xe0 ? 0xa0 : 0x80), static_cast<uint8_t>(first == 0xed ? 0x9f : 0xbf)};
+  }
+  if (first >= 0xf0 && first <= 0xf4) {
+    return {3, static_cast<uint8_t>(first == 0xf0 ? 0x90 : 0x80), static_cast<uint8_t>(first == 0xf4 ? 0x8f : 0xbf)};
+  }
+  return {};
+}
+
 /// Whether text is UTF-8 as Unicode defines it: no overlong forms, no surrogates, nothing above U+10FFFF.
 inline bool is_utf8(std::string_view text) {
   const auto* at = reinterpret_cast<const uint8_t*>(text.data());
@@ -15,24 +35,12 @@ inline bool is_utf8(std::string_view text) {
     if (first < 0x80) {
       continue;
     }
-    unsigned more = 0;
-    uint8_t low = 0x80;
-    uint8_t high = 0xbf;
-    if (first >= 0xc2 && first <= 0xdf) {
-      more = 1;
-    } else if (first >= 0xe0 && first <= 0xef) {
-      more = 2;
-      low = first == 0xe0 ? 0xa0 : low;
-      high = first == 0xed ? 0x9f : high;
-    } else if (first >= 0xf0 && first <= 0xf4) {
-      more = 3;
-      low = first == 0xf0 ? 0x90 : low;
-      high = first == 0xf4 ? 0x8f : high;
-    } else {
+    Utf8Tail tail = utf8_tail(first);
+    if (tail.bytes == 0) {
       return false;
     }
-    for (; more > 0; --more, low = 0x80, high = 0xbf) {
-      if (at == end || *at < low || *at > high) {
+    for (; tail.bytes > 0; tail = {tail.bytes - 1}) {
+      if (at == end || *at < tail.low || *at > tail.high) {
         return false;
       }
       ++at;

@@ -129,6 +129,33 @@ TensorView pack_int4(const TensorView& tensor) {
   return out;
 }
 
+/// Steps behind an elementwise one that keep rows apart.
+struct RowSteps {
+  std::vector<int64_t> sizes; // of the result
+  bool moves = false; // channels become the last dimension
+  bool packs = false; // to four bits
+};
+
+/// @param next the first step behind; moved behind those that were taken.
+RowSteps take_row_steps(
+    const Elementwise& first, const std::vector<int64_t>& sizes, const Step*& next, const Step* end) {
+  RowSteps steps{sizes};
+  if (next != end && next->operation == Operation::ChannelsLast) {
+    steps.sizes = channels_last_sizes(sizes);
+    steps.moves = true;
+    ++next;
+  }
+  if (next != end && next->operation == Operation::PackInt4 && first.is_int4 && first.scalar_type == kChar) {
+    const std::vector<int64_t> matrix = matrix_sizes(steps.sizes);
+    if (matrix[0] == steps.sizes[0]) {
+      steps.sizes = {matrix[0], (matrix[1] + 1) / 2};
+      steps.packs = true;
+      ++next;
+    }
+  }
+  return steps;
+}
+
 /// Run an elementwise step, and with it the steps behind it that keep rows apart: each part of the tensor goes through
 /// all of them while it is in the processor's cache.
 ///
@@ -138,33 +165,18 @@ TensorView run_rows(const Elementwise& first, const TensorView& tensor, const St
   const uint64_t numbers = count(sizes);
   const uint64_t rows = sizes.empty() ? 1 : static_cast<uint64_t>(sizes[0]);
   const uint64_t width = rows == 0 ? 0 : numbers / rows;
-  std::vector<int64_t> made_sizes = sizes;
-  bool moves = false;
-  bool packs = false;
-  if (next != end && next->operation == Operation::ChannelsLast) {
-    made_sizes = channels_last_sizes(sizes);
-    moves = true;
-    ++next;
-  }
-  if (next != end && next->operation == Operation::PackInt4 && first.is_int4 && first.scalar_type == kChar) {
-    const std::vector<int64_t> matrix = matrix_sizes(made_sizes);
-    if (matrix[0] == made_sizes[0]) {
-      made_sizes = {matrix[0], (matrix[1] + 1) / 2};
-      packs = true;
-      ++next;
-    }
-  }
-  const int8_t type = packs ? static_cast<int8_t>(kByte) : first.scalar_type;
-  TensorView out = make_tensor(type, made_sizes);
+  const RowSteps behind = take_row_steps(first, sizes, next, end);
+  const bool packs = behind.packs;
+  TensorView out = make_tensor(packs ? static_cast<int8_t>(kByte) : first.scalar_type, behind.sizes);
   if (numbers == 0) {
     return out;
   }
-  const uint64_t channels = moves ? static_cast<uint64_t>(sizes[1]) : width;
+  const uint64_t channels = behind.moves ? static_cast<uint64_t>(sizes[1]) : width;
   if (channels != width && !packs && first.fill_moved) {
     first.fill_moved(0, rows, channels, width / channels, filling(out));
     return out;
   }
-  moves = moves && channels != width;
+  const bool moves = behind.moves && channels != width;
   const size_t item = item_size(first.scalar_type);
   const uint64_t block = std::max<uint64_t>(1, kBlock / width);
   const uint64_t made_width = out.nbytes / rows;
@@ -176,9 +188,9 @@ TensorView run_rows(const Elementwise& first, const TensorView& tensor, const St
     uint8_t* at = moves || packs ? filled.data() : to;
     first.fill(row * width, (row + some) * width, at);
     if (moves) {
-      uint8_t* behind = packs ? moved.data() : to;
-      move_channels(sizes, some, item, at, behind);
-      at = behind;
+      uint8_t* channels_last = packs ? moved.data() : to;
+      move_channels(sizes, some, item, at, channels_last);
+      at = channels_last;
     }
     if (packs) {
       pack_rows(some, width, at, to);

@@ -369,13 +369,32 @@ Names Updates::choose(const std::vector<Entry>& entries, bool strict) const {
     check_frozen();
   }
   Names available;
-  TextSet has;
   for (const Entry& entry : entries) {
     available.push_back(entry.name);
-    has.insert(entry.name);
   }
-  Names chosen;
   Names missing;
+  Names chosen = choose_tensors(available, strict, missing);
+  if (!missing.empty() && strict) {
+    std::string end = hint(available);
+    end = end.empty() ? misspelt(available, missing) : end;
+    throw_error(ErrorKind::Update, "the state dict lacks {}, which the program has{}", quoted(missing), end);
+  }
+  for (const std::string_view name : available) {
+    if (index_.find(name) == nullptr && source_.contains(name)) {
+      chosen.push_back(name);
+    }
+  }
+  if (!available.empty() && chosen.empty()) {
+    throw mismatch(available);
+  }
+  return chosen;
+}
+
+/// The names that are given of tensors of the programs.
+/// @param missing gets those of tensors that are not given.
+Names Updates::choose_tensors(const Names& available, bool strict, Names& missing) const {
+  const TextSet has(available.begin(), available.end());
+  Names chosen;
   std::string refused;
   for (const Tensor* tensor : index_.tensors()) {
     if (!tensor->refusal.empty() && (!strict || tensor->refusal == kStateRefusal)) {
@@ -397,19 +416,6 @@ Names Updates::choose(const std::vector<Entry>& entries, bool strict) const {
   }
   if (!refused.empty()) {
     throw_error(ErrorKind::Update, "{}", refused);
-  }
-  if (!missing.empty() && strict) {
-    std::string end = hint(available);
-    end = end.empty() ? misspelt(available, missing) : end;
-    throw_error(ErrorKind::Update, "the state dict lacks {}, which the program has{}", quoted(missing), end);
-  }
-  for (const std::string_view name : available) {
-    if (index_.find(name) == nullptr && source_.contains(name)) {
-      chosen.push_back(name);
-    }
-  }
-  if (!available.empty() && chosen.empty()) {
-    throw mismatch(available);
   }
   return chosen;
 }

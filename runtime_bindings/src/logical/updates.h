@@ -75,6 +75,7 @@ class Updates {
   /// The entries of a state dict to update: those that the programs have, without state.
   /// @throws Error Update, as `LogicalTensors::update_state_dict`.
   Names choose(const std::vector<Entry>& entries, bool strict) const;
+  Names choose_tensors(const Names& available, bool strict, Names& missing) const;
 
   /// Check that delegates and kernels have the same tensor where they have one of the same name.
   /// @param origin the program that was lowered to these files, for messages. @throws Error KeyConflict.

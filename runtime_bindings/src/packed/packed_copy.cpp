@@ -33,36 +33,42 @@ PackedCopy::PackedCopy(
   static_assert(sizeof(State) == kStateHead);
   auto* digests = reinterpret_cast<Digest*>(state_ + 1);
   for (const auto& [name, of_entry] : keys) {
-    const PackedEntry* entry = lease_->index().find(name);
-    if (entry == nullptr || entry->map == 0) {
-      invalid(path, "one of its keys belongs to no entry");
-    }
-    Entry& mine = entries_.emplace_back();
-    mine.map = &lease_->map_of(*entry);
-    mine.packed = map_.data() + entry->offset;
-    mine.size = entry->size;
-    mine.digest = digests;
-    mine.made_of = digests + 1;
-    std::vector<size_t> sizes;
-    for (const std::string& key : of_entry) {
-      const Blob* blob = key.empty() ? nullptr : cache_.find(key);
-      if (blob == nullptr && !key.empty()) {
-        throw_error_in(ErrorKind::InvalidFile, path, "it takes '{}', {} does not have it", key, cache_.name());
-      }
-      mine.sources.push_back(blob != nullptr ? PackedSource{blob->data, blob->size} : PackedSource());
-      sizes.push_back(mine.sources.back().size);
-      if (blob != nullptr) {
-        mine.blobs.push_back(blob);
-        if (!cache_.digest_now(*blob)) {
-          throw_error_in(ErrorKind::InvalidFile, cache_.name(), "the working copy records no digests");
-        }
-      }
-    }
-    if (!mine.map->fits(sizes, entry->size)) {
-      throw_error_in(
-          ErrorKind::InvalidFile, path, "the map of '{}' does not fit an entry of {} bytes", name, entry->size);
-    }
+    add(name, of_entry, digests);
     digests += digests_of(of_entry);
+  }
+}
+
+/// @param keys of what the entry is made of. @param digests where the file has those of the entry.
+void PackedCopy::add(const std::string& name, const std::vector<std::string>& keys, Digest* digests) {
+  const std::string& path = lease_->path();
+  const PackedEntry* entry = lease_->index().find(name);
+  if (entry == nullptr || entry->map == 0) {
+    invalid(path, "one of its keys belongs to no entry");
+  }
+  Entry& mine = entries_.emplace_back();
+  mine.map = &lease_->map_of(*entry);
+  mine.packed = map_.data() + entry->offset;
+  mine.size = entry->size;
+  mine.digest = digests;
+  mine.made_of = digests + 1;
+  std::vector<size_t> sizes;
+  for (const std::string& key : keys) {
+    const Blob* blob = key.empty() ? nullptr : cache_.find(key);
+    if (blob == nullptr && !key.empty()) {
+      throw_error_in(ErrorKind::InvalidFile, path, "it takes '{}', {} does not have it", key, cache_.name());
+    }
+    mine.sources.push_back(blob != nullptr ? PackedSource{blob->data, blob->size} : PackedSource());
+    sizes.push_back(mine.sources.back().size);
+    if (blob != nullptr) {
+      mine.blobs.push_back(blob);
+      if (!cache_.digest_now(*blob)) {
+        throw_error_in(ErrorKind::InvalidFile, cache_.name(), "the working copy records no digests");
+      }
+    }
+  }
+  if (!mine.map->fits(sizes, entry->size)) {
+    throw_error_in(
+        ErrorKind::InvalidFile, path, "the map of '{}' does not fit an entry of {} bytes", name, entry->size);
   }
 }
 

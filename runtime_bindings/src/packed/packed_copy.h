@@ -47,6 +47,7 @@ class PackedCopy final : public CommitFollower, public std::enable_shared_from_t
     uint64_t reserved;
   };
 
+  void add(const std::string& name, const std::vector<std::string>& keys, Digest* digests);
   void write(bool own_commit) noexcept;
 
   const MappedCache& cache_;

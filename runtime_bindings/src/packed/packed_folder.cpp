@@ -268,64 +268,88 @@ PackedFolder::Building PackedFolder::begin_build() const {
   return Building(std::move(file));
 }
 
-void PackedFolder::add(const PackedPurpose& purpose, const ScratchFile& packed, PackedMade made) {
-  const uint64_t size = packed.file().size();
-  const Mapping map(packed.file(), 0, size, Mapping::Kind::ReadOnly);
+/// What goes to a file: the first entry of each name. Does not own the bytes.
+class PackedFolder::Gathered {
+ public:
   PackedContents contents;
-  contents.covers = std::move(made.covers);
-  std::map<std::string, uint32_t> numbers; // of maps
-  std::unordered_set<std::string, TextHash> known;
-  const auto take = [&](PackedEntry entry, const uint8_t* data, const std::string& encoded) {
-    if (!known.insert(entry.name).second) {
+  PackedKeys keys;
+
+  /// @param map encoded; empty for none.
+  void take(PackedEntry entry, const uint8_t* data, const std::string& map) {
+    if (!names_.insert(entry.name).second) {
       return;
     }
     entry.map = 0;
-    if (!encoded.empty()) {
-      const auto [numbered, fresh] = numbers.emplace(encoded, static_cast<uint32_t>(numbers.size() + 1));
+    if (!map.empty()) {
+      const auto [numbered, fresh] = maps_.emplace(map, static_cast<uint32_t>(maps_.size() + 1));
       if (fresh) {
-        contents.maps.push_back(encoded);
+        contents.maps.push_back(map);
       }
       entry.map = numbered->second;
     }
     const uint8_t* bytes = data + entry.offset;
     contents.entries.push_back({std::move(entry), bytes});
-  };
-  PackedTable table = size == 0 ? PackedTable() : read_stock_table(packed.path(), map.data(), size);
-  for (PackedEntry& entry : table.entries) {
-    if (purpose.changes ? made.keys.count(entry.name) != 0 : made.wanted(entry.name)) {
-      const auto found = made.maps.find(entry.name);
-      take(std::move(entry), map.data(), found == made.maps.end() ? std::string() : found->second);
-    }
   }
-  std::shared_ptr<const PackedLease> older = find(purpose);
-  Mapping older_map;
-  if (older != nullptr) { // other programs go on using what it has
-    older_map = Mapping(older->file(), 0, older->size(), Mapping::Kind::ReadOnly);
-    PackedTable before = read_packed_table(older->path(), older_map.data(), older->size());
-    const PackedContents own = contents;
-    const PackedKeys own_keys = made.keys;
-    for (PackedEntry& entry : before.entries) {
+
+  /// Take what an older file has, which other programs go on using. @param data the file.
+  void take_all(const std::string& path, const uint8_t* data, uint64_t size) {
+    PackedTable table = read_packed_table(path, data, size);
+    for (PackedEntry& entry : table.entries) {
       if (entry.name == kPackedState) {
         continue; // what its entries are made of may change while they are copied; they are made anew
       }
       if (entry.name == kPackedKeys) {
-        made.keys.merge(decode_keys(older->path(), older_map.data() + entry.offset, entry.size));
+        keys.merge(decode_keys(path, data + entry.offset, entry.size));
         continue;
       }
-      const std::string encoded = entry.map == 0 ? std::string() : before.maps[entry.map - 1].encode();
-      take(std::move(entry), older_map.data(), encoded);
+      const std::string map = entry.map == 0 ? std::string() : table.maps[entry.map - 1].encode();
+      take(std::move(entry), data, map);
     }
-    contents.covers.merge(before.covers);
-    if (packed_size(contents) > options_.limit) { // such as entries of a working copy that was made anew
-      contents = own;
-      made.keys = own_keys;
+    contents.covers.merge(table.covers);
+  }
+
+ private:
+  std::unordered_set<std::string, TextHash> names_;
+  std::map<std::string, uint32_t> maps_;
+};
+
+void PackedFolder::add(const PackedPurpose& purpose, const ScratchFile& packed, PackedMade made) {
+  const uint64_t size = packed.file().size();
+  const Mapping map(packed.file(), 0, size, Mapping::Kind::ReadOnly);
+  Gathered gathered;
+  gathered.contents.covers = std::move(made.covers);
+  gathered.keys = std::move(made.keys);
+  PackedTable table = size == 0 ? PackedTable() : read_stock_table(packed.path(), map.data(), size);
+  for (PackedEntry& entry : table.entries) {
+    if (purpose.changes ? gathered.keys.count(entry.name) != 0 : made.wanted(entry.name)) {
+      const auto of_entry = made.maps.find(entry.name);
+      gathered.take(std::move(entry), map.data(), of_entry == made.maps.end() ? std::string() : of_entry->second);
     }
   }
+  std::shared_ptr<const PackedLease> older = find(purpose);
+  Mapping older_map;
+  if (older != nullptr) {
+    older_map = Mapping(older->file(), 0, older->size(), Mapping::Kind::ReadOnly);
+    const Gathered own = gathered;
+    gathered.take_all(older->path(), older_map.data(), older->size());
+    if (packed_size(gathered.contents) > options_.limit) { // such as entries of a working copy that was made anew
+      gathered = own;
+    }
+  }
+  const std::string path = write(purpose, gathered);
+  older.reset(); // unless a program uses it, it goes
+  older_map = Mapping(); // a map of an open file holds its lock, too
+  remove_replaced(purpose, path);
+}
+
+/// @returns the path of the new file.
+std::string PackedFolder::write(const PackedPurpose& purpose, Gathered& gathered) {
+  PackedContents& contents = gathered.contents;
   std::string keys;
   std::vector<uint8_t> state;
   if (purpose.changes) {
-    keys = encode_keys(made.keys);
-    state.resize(state_size(made.keys));
+    keys = encode_keys(gathered.keys);
+    state.resize(state_size(gathered.keys));
     contents.entries.push_back({{kPackedKeys, 0, keys.size()}, reinterpret_cast<const uint8_t*>(keys.data())});
     contents.entries.push_back({{kPackedState, 0, state.size()}, state.data()});
   }
@@ -342,13 +366,16 @@ void PackedFolder::add(const PackedPurpose& purpose, const ScratchFile& packed, 
         options_.limit);
   }
   make_room(options_.limit - needed, nullptr);
-  const std::string path = folder_ + name_of(purpose);
+  std::string path = folder_ + name_of(purpose);
   write_packed(path, contents);
   ++builds_;
-  older.reset(); // unless a program uses it, it goes
-  older_map = Mapping(); // a map of an open file holds its lock, too
+  return path;
+}
+
+/// Remove the files that a new one stands for, also those of other versions of XNNPACK.
+void PackedFolder::remove_replaced(const PackedPurpose& purpose, const std::string& path) const {
   const std::string owner = owner_of(purpose);
-  for (const std::string& name : names_of(folder_)) { // also those of other versions of XNNPACK
+  for (const std::string& name : names_of(folder_)) {
     if (name.size() == path.size() - folder_.size() && name.compare(0, owner.size(), owner) == 0 &&
         ends_with(name, kEnding) && folder_ + name != path) {
       remove_if_unused(folder_ + name);

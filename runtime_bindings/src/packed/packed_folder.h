@@ -118,6 +118,9 @@ class PackedFolder final : public PackedStore, private ForkAware, public std::en
   std::vector<std::shared_ptr<CommitFollower>> copies_of(const MappedCache& cache) override;
   /// @param to_follow a working copy: then no lock is needed.
   std::shared_ptr<const PackedLease> lease(const std::string& path, bool to_follow = false);
+  class Gathered;
+  std::string write(const PackedPurpose& purpose, Gathered& gathered);
+  void remove_replaced(const PackedPurpose& purpose, const std::string& path) const;
   std::vector<std::string> newest_first(const std::string& prefix) const;
   std::vector<PackedFile> look(bool compare) const;
   void make_room(uint64_t limit, std::vector<PackedFile>* removed) const;

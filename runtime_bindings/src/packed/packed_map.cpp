@@ -244,77 +244,107 @@ std::optional<PackedMap> PackedMap::learn_floats(const std::vector<size_t>& size
   return map;
 }
 
+/// What packings of numbers show of weights of int8: where each lies, and the sums of rows.
+struct PackedMap::Int8 {
+  static constexpr uint64_t kBase = 100; // int8 counts up to 127
+
+  uint64_t terms; // of a sum
+  std::vector<std::vector<Element>> from; // of each source
+  std::vector<bool> taken; // packed bytes that are no weights
+  std::vector<uint64_t> index; // of the weight that each packed byte is, plus 1
+  std::vector<std::vector<int64_t>> sums; // of each row, negative, in each packing
+  std::vector<std::vector<int64_t>> words; // the packed ones, in each packing
+
+  /// @param packed numbers beside weights of zero.
+  Int8(size_t sources, uint64_t rows, uint64_t terms, const std::vector<uint8_t>& packed)
+      : terms(terms), from(sources), taken(packed.size()), index(packed.size()), sums(rows), words(packed.size() / 4) {
+    for (uint64_t at = 0; at + 4 <= packed.size(); at += 4) {
+      const std::optional<int64_t> number = number_of(packed.data() + at);
+      if (number && *number > 0 && static_cast<uint64_t>(*number) <= (sources - 1) * kPerSource) {
+        const uint64_t of = static_cast<uint64_t>(*number) - 1;
+        from[1 + of / kPerSource].push_back({at, 4 * (of % kPerSource)});
+        take(at);
+      }
+    }
+  }
+
+  void take(uint64_t at) { std::fill_n(taken.begin() + static_cast<std::ptrdiff_t>(at), 4, true); }
+
+  /// @param weights numbered by one digit of their index. @param packed what was made of them.
+  void count(const std::vector<uint8_t>& weights, const std::vector<uint8_t>& packed, uint64_t divisor) {
+    for (uint64_t row = 0; row < sums.size(); ++row) {
+      const auto begin = weights.begin() + static_cast<std::ptrdiff_t>(row * terms);
+      sums[row].push_back(-std::accumulate(begin, begin + static_cast<std::ptrdiff_t>(terms), int64_t{0}));
+    }
+    for (uint64_t word = 0; word < words.size(); ++word) {
+      words[word].push_back(load<int32_t>(packed.data() + 4 * word));
+    }
+    for (uint64_t at = 0; at < packed.size(); ++at) {
+      const uint8_t value = packed[at];
+      if (!taken[at] && value >= 1 && value <= kBase) {
+        index[at] += (value - (divisor == 1 ? 0 : 1)) * divisor;
+      }
+    }
+  }
+
+  /// Words that were the sum of a row in every packing.
+  std::vector<Element> find_sums() {
+    std::map<std::vector<int64_t>, uint64_t> row_of;
+    for (uint64_t row = 0; row < sums.size(); ++row) {
+      row_of.emplace(sums[row], row);
+    }
+    std::vector<Element> found;
+    for (uint64_t word = 0; word < words.size(); ++word) {
+      const auto row = taken[4 * word] ? row_of.end() : row_of.find(words[word]);
+      if (row != row_of.end()) {
+        found.push_back({4 * word, row->second * terms});
+        take(4 * word);
+      }
+    }
+    return found;
+  }
+
+  /// Bytes that are a weight. Call this when all others are taken.
+  void find_weights() {
+    for (uint64_t at = 0; at < index.size(); ++at) {
+      if (!taken[at] && index[at] != 0) {
+        from[0].push_back({at, index[at] - 1});
+      }
+    }
+  }
+};
+
 /// Weights of int8 whose inputs are quantized when the program runs: they are moved, and sums of rows are beside them.
 std::optional<PackedMap> PackedMap::learn_int8(const std::vector<size_t>& sizes, const Pack& pack) {
-  constexpr uint64_t kBase = 100; // int8 counts up to 127
   const uint64_t rows = *std::max_element(sizes.begin() + 1, sizes.end()) / 4; // each has a scale
   if (rows == 0 || sizes[0] % rows != 0) {
     return std::nullopt;
   }
-  const uint64_t terms = sizes[0] / rows;
   std::vector<std::vector<uint8_t>> numbers(sizes.begin(), sizes.end());
   number_others(numbers, 1.0f);
   const auto around = pack(numbers);
   if (!around) {
     return std::nullopt;
   }
-  PackedMap map;
-  map.size_ = around->size();
-  std::vector<std::vector<Element>> from(sizes.size());
-  std::vector<bool> known(around->size());
-  for (uint64_t at = 0; at + 4 <= around->size(); at += 4) {
-    const std::optional<int64_t> number = number_of(around->data() + at);
-    if (number && *number > 0 && static_cast<uint64_t>(*number) <= (sizes.size() - 1) * kPerSource) {
-      const uint64_t of = static_cast<uint64_t>(*number) - 1;
-      from[1 + of / kPerSource].push_back({at, 4 * (of % kPerSource)});
-      std::fill_n(known.begin() + static_cast<std::ptrdiff_t>(at), 4, true);
-    }
-  }
-  std::vector<uint64_t> index(around->size()); // of the weight that each packed byte is, plus 1
-  std::vector<std::vector<int64_t>> sums(rows);
-  std::vector<std::vector<int64_t>> words(around->size() / 4);
-  for (uint64_t divisor = 1; divisor <= std::max<uint64_t>(sizes[0] - 1, 1); divisor *= kBase) {
+  Int8 shown(sizes.size(), rows, sizes[0] / rows, *around);
+  for (uint64_t divisor = 1; divisor <= std::max<uint64_t>(sizes[0] - 1, 1); divisor *= Int8::kBase) {
     for (uint64_t i = 0; i < sizes[0]; ++i) {
-      numbers[0][i] = static_cast<uint8_t>(i / divisor % kBase + 1);
+      numbers[0][i] = static_cast<uint8_t>(i / divisor % Int8::kBase + 1);
     }
     const auto packed = pack(numbers);
     if (!packed || packed->size() != around->size()) {
       return std::nullopt;
     }
-    for (uint64_t row = 0; row < rows; ++row) {
-      const auto begin = numbers[0].begin() + static_cast<std::ptrdiff_t>(row * terms);
-      sums[row].push_back(-std::accumulate(begin, begin + static_cast<std::ptrdiff_t>(terms), int64_t{0}));
-    }
-    for (uint64_t at = 0; at < packed->size(); ++at) {
-      const uint8_t value = (*packed)[at];
-      if (at % 4 == 0 && at + 4 <= packed->size()) {
-        words[at / 4].push_back(load<int32_t>(packed->data() + at));
-      }
-      if (!known[at] && value >= 1 && value <= kBase) {
-        index[at] += (value - (divisor == 1 ? 0 : 1)) * divisor;
-      }
-    }
+    shown.count(numbers[0], *packed, divisor);
   }
-  std::map<std::vector<int64_t>, uint64_t> row_of;
-  for (uint64_t row = 0; row < rows; ++row) {
-    row_of.emplace(sums[row], row);
-  }
-  std::vector<Element> from_rows;
-  for (uint64_t at = 0; at < index.size(); ++at) {
-    if (at % 4 == 0 && at / 4 < words.size() && !known[at]) {
-      if (const auto row = row_of.find(words[at / 4]); row != row_of.end()) {
-        from_rows.push_back({at, row->second * terms});
-        std::fill_n(known.begin() + static_cast<std::ptrdiff_t>(at), 4, true);
-      }
-    }
-    if (!known[at] && index[at] != 0) {
-      from[0].push_back({at, index[at] - 1});
-    }
-  }
-  map.add(from[0], Kind::Byte, 0, 0);
-  map.add(from_rows, Kind::MinusSum, 0, terms);
-  for (size_t source = 1; source < from.size(); ++source) {
-    map.add(from[source], Kind::Word, static_cast<uint8_t>(source), 0);
+  const std::vector<Element> sums = shown.find_sums();
+  shown.find_weights();
+  PackedMap map;
+  map.size_ = around->size();
+  map.add(shown.from[0], Kind::Byte, 0, 0);
+  map.add(sums, Kind::MinusSum, 0, shown.terms);
+  for (size_t source = 1; source < shown.from.size(); ++source) {
+    map.add(shown.from[source], Kind::Word, static_cast<uint8_t>(source), 0);
   }
   return map;
 }

@@ -70,6 +70,7 @@ class PackedMap {
 
  private:
   struct Element;
+  struct Int8;
   static std::optional<PackedMap> learn_floats(const std::vector<size_t>& sizes, const Pack& pack);
   static std::optional<PackedMap> learn_int8(const std::vector<size_t>& sizes, const Pack& pack);
   bool is_right(const std::vector<size_t>& sizes, const Pack& pack) const;

@@ -130,6 +130,14 @@ std::set<std::string> StockMaps::packed_twice(size_t method) const {
   return twice;
 }
 
+namespace {
+
+PackedSource source_of(const Blob* blob) {
+  return blob != nullptr ? PackedSource{blob->data, blob->size} : PackedSource();
+}
+
+} // namespace
+
 bool StockMaps::learn(size_t method) {
   const std::set<std::string> twice = packed_twice(method);
   const uint64_t size = packed_.file().size();
@@ -167,11 +175,7 @@ bool StockMaps::learn(size_t method) {
     const std::string& name = unit.entry.name;
     const uint8_t* bytes = made->find(unit.entry);
     const std::string kind = format("{} {}", unit.entry.size, unit.entry.seed);
-    if (const auto before = kinds_.find(name); before != kinds_.end() && before->second != kind) {
-      ambiguous_ = true;
-      before->second.clear(); // that of no entry
-      maps.erase(name);
-      keys.erase(name);
+    if (is_of_another_kind(name, kind)) {
       all = false;
       continue;
     }
@@ -179,9 +183,6 @@ bool StockMaps::learn(size_t method) {
       continue; // only of another method, or also of one
     }
     const PackedMap* map = twice.count(name) != 0 ? nullptr : map_of(method, unit, random[i], bytes);
-    const auto source_of = [](const Blob* blob) {
-      return blob != nullptr ? PackedSource{blob->data, blob->size} : PackedSource();
-    };
     const PackedSources stored{source_of(unit.weight), source_of(unit.bias)};
     if (map != nullptr && map->gives(stored, packed.data() + unit.entry.offset, unit.entry.size)) {
       kinds_[name] = kind;
@@ -192,6 +193,19 @@ bool StockMaps::learn(size_t method) {
     }
   }
   return all;
+}
+
+/// Whether another method packs the same weight in another way; then it has no map.
+bool StockMaps::is_of_another_kind(const std::string& name, const std::string& kind) {
+  const auto before = kinds_.find(name);
+  if (before == kinds_.end() || before->second == kind) {
+    return false;
+  }
+  ambiguous_ = true;
+  before->second.clear(); // that of no entry
+  maps.erase(name);
+  keys.erase(name);
+  return true;
 }
 
 /// @returns null if XNNPACK does not take the numbers.

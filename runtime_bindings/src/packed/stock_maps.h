@@ -44,6 +44,7 @@ class StockMaps {
 
   std::vector<Unit> units_in(const PackedTable& table, std::set<std::string>& halves) const;
   std::set<std::string> packed_twice(size_t method) const;
+  bool is_of_another_kind(const std::string& name, const std::string& kind);
   std::unique_ptr<Packed> pack(size_t method, const Substitutes& substitutes) const;
   const PackedMap* map_of(size_t method, const Unit& unit, const PackedSources& random, const uint8_t* made);
 

@@ -1,5 +1,7 @@
 // How a program loads its methods with packed weights, and packs them if no file has them.
 
+#include <algorithm>
+#include <iterator>
 #include <optional>
 #include <set>
 #include <utility>
@@ -214,13 +216,17 @@ void LoadedProgram::pack_all(PackedUse& use) {
   } else if (use.stock && in_file.size() + on_heap.size() != 0) {
     const auto wanted = [&](std::string_view name) { return again.count(std::string(name)) == 0; };
     std::set<Digest> covers;
-    for (const size_t method : in_file) {
-      const std::string& name = methods()[method];
-      covers.insert(maps.ambiguous() ? heap_id_of(*use.stock, name) : id_of(*use.stock, name));
+    if (maps.ambiguous()) {
+      on_heap.insert(on_heap.end(), in_file.begin(), in_file.end());
+      in_file.clear();
     }
-    for (const size_t method : on_heap) {
-      covers.insert(heap_id_of(*use.stock, methods()[method]));
-    }
+    const auto cover = [&](const std::vector<size_t>& which, auto id) {
+      std::transform(which.begin(), which.end(), std::inserter(covers, covers.end()), [&](size_t method) {
+        return id(*use.stock, methods()[method]);
+      });
+    };
+    cover(in_file, id_of);
+    cover(on_heap, heap_id_of);
     packed_->add(*use.stock, stock, {wanted, std::move(covers), std::move(maps.maps), std::move(maps.keys)});
   }
 }

@@ -1,4 +1,5 @@
 #include <blobstore/releases.h>
+#include <functional>
 
 #include <algorithm>
 #include <ctime>
@@ -73,6 +74,11 @@ class Delivery {
   std::optional<LocalBytes> whole(const ReleaseFile& file) const;
   void check_room(const std::vector<Wanted>& files) const;
   void make(const Wanted& wanted);
+  void write_part(
+      const ReleaseFile& file,
+      const ReleasePart& part,
+      const std::optional<LocalBytes>& all,
+      const std::function<void(const uint8_t*, size_t)>& write);
   void assemble(const Wanted& wanted);
   [[noreturn]] void lacks(const ReleaseFile& file) const;
 
@@ -400,39 +406,48 @@ void Delivery::make(const Wanted& wanted) {
   };
   for (const ReleasePart& part : parts) {
     pad(part.offset);
-    std::optional<LocalBytes> from = all ? all : fetched_->find(object, part.offset, part.offset + part.size);
-    const bool was_fetched = from.has_value();
-    if (const LocalBytes* here = from ? nullptr : local(part); here != nullptr) {
-      from = *here;
-    }
-    if (!from && part.size > 0) {
-      lacks(*wanted.file);
-    }
-    Sha256 found;
-    if (from) {
-      read_pieces(*from, [&](const uint8_t* data, size_t size) {
-        found.update(data, size);
-        write(data, size);
-      });
-    }
-    if (const std::string digest = found.finish(); digest != part.sha256) {
-      if (was_fetched) {
-        remove_all(from->path);
-      }
-      throw_error_in(
-          ErrorKind::Integrity,
-          from ? from->path : place,
-          "expected {} bytes with the SHA-256 {}, found {}",
-          part.size,
-          part.sha256,
-          digest);
-    }
+    write_part(*wanted.file, part, all, write);
   }
   pad(object.size);
   if (const std::string digest = hash.finish(); digest != object.sha256) {
     throw_error_in(ErrorKind::Integrity, place, "its parts give the SHA-256 {}", digest);
   }
   output.commit();
+}
+
+/// Read a part from what was fetched or from what is here, and check it.
+void Delivery::write_part(
+    const ReleaseFile& file,
+    const ReleasePart& part,
+    const std::optional<LocalBytes>& all,
+    const std::function<void(const uint8_t*, size_t)>& write) {
+  std::optional<LocalBytes> from = all ? all : fetched_->find(file.object, part.offset, part.offset + part.size);
+  const bool was_fetched = from.has_value();
+  if (const LocalBytes* here = from ? nullptr : local(part); here != nullptr) {
+    from = *here;
+  }
+  if (!from && part.size > 0) {
+    lacks(file);
+  }
+  Sha256 hash;
+  if (from) {
+    read_pieces(*from, [&](const uint8_t* data, size_t size) {
+      hash.update(data, size);
+      write(data, size);
+    });
+  }
+  if (const std::string digest = hash.finish(); digest != part.sha256) {
+    if (was_fetched) {
+      remove_all(from->path);
+    }
+    throw_error_in(
+        ErrorKind::Integrity,
+        from ? from->path : device_->file(file.object.sha256),
+        "expected {} bytes with the SHA-256 {}, found {}",
+        part.size,
+        part.sha256,
+        digest);
+  }
 }
 
 InstalledRelease Delivery::commit() {

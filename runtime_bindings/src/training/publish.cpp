@@ -33,41 +33,48 @@ Given copy_of(const std::string& name, const Blob& blob) {
   return out;
 }
 
+/// The tensors that the target needs, beside some, in order to change these: all that are made into the same blobs, and
+/// all that those are made into.
+std::vector<const Tensor*> needed_beside(const std::vector<Given>& tensors, const Index& index) {
+  std::vector<const Tensor*> all;
+  std::set<const Tensor*> seen;
+  for (const Given& one : tensors) {
+    if (const Tensor* tensor = index.find(one.name)) {
+      all.push_back(tensor);
+      seen.insert(tensor);
+    }
+  }
+  const size_t given = all.size();
+  for (size_t i = 0; i < all.size(); ++i) {
+    for (const Record* record : all[i]->made_into) {
+      for (const auto& source : record->sources) {
+        const Tensor& need = index.tensor_of(source);
+        if (seen.insert(&need).second) {
+          all.push_back(&need);
+        }
+      }
+    }
+  }
+  return {all.begin() + static_cast<std::ptrdiff_t>(given), all.end()};
+}
+
 /// Copies of the frozen tensors that the target needs in order to change the others: those that the trained program has
 /// in its own data files.
 std::vector<Given> frozen_parts(const Trained& trained, const std::vector<Given>& tensors, const Index& index) {
   const std::vector<std::string> needs = trained.program.needs(trained.method);
   const std::set<std::string_view> own(needs.begin(), needs.end());
-  std::vector<const Tensor*> pending;
-  for (const Given& one : tensors) {
-    if (const Tensor* tensor = index.find(one.name)) {
-      pending.push_back(tensor);
-    }
-  }
-  std::set<const Tensor*> seen(pending.begin(), pending.end());
-  std::vector<Given> found;
+  std::vector<Given> parts;
   const BlobCache& cache = *trained.program.cache();
   const BlobCache::Reading reading(cache);
-  while (!pending.empty()) {
-    const Tensor* tensor = pending.back();
-    pending.pop_back();
-    for (const Record* record : tensor->made_into) {
-      for (const auto& source : record->sources) {
-        const Tensor& need = index.tensor_of(source);
-        if (!seen.insert(&need).second) {
-          continue;
-        }
-        pending.push_back(&need);
-        for (const std::string_view name : need.names) {
-          const Blob* blob = own.count(name) != 0 ? cache.find(name) : nullptr;
-          if (blob != nullptr && blob->layout) {
-            found.push_back(copy_of(std::string(name), *blob));
-          }
-        }
+  for (const Tensor* need : needed_beside(tensors, index)) {
+    for (const std::string_view name : need->names) {
+      const Blob* blob = own.count(name) != 0 ? cache.find(name) : nullptr;
+      if (blob != nullptr && blob->layout) {
+        parts.push_back(copy_of(std::string(name), *blob));
       }
     }
   }
-  return found;
+  return parts;
 }
 
 } // namespace
