@@ -6,7 +6,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-all test-slow bench plots native aarch64 compile-platforms sanitize fuzz crash soak mutants conformance dist site lint tidy format install clean
+.PHONY: help demo test test-all test-slow bench plots native aarch64 compile-platforms sanitize fuzz crash soak mutants conformance dist site lint tidy format constants install clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-17s %s\n", $$1, $$2 }' Makefile
@@ -84,6 +84,9 @@ format: $(VENV)/.installed ## fix style
 	$(RUN) -m ruff check --fix .
 	$(RUN) -m ruff format .
 	@echo clang-format; $(VENV)/bin/clang-format -i $(NATIVE)
+
+constants: $(VENV)/.installed ## write the constants of both languages for C++, after a change in blobstore/core/constants.py
+	$(RUN) -m schema.constants
 
 install: $(VENV)/.runtime ## make .venv, and nothing else
 

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from blobstore.adapters.foundation import NamedTensor, foundation_fingerprint, is_text, library, named_tensors
 from blobstore.adapters.lora_names import Pair
+from blobstore.core.constants import FOUNDATION_KEY, SCALE_KEY
 from blobstore.core.disk.staging import refuse_inputs
 from blobstore.core.errors import AdapterError, BlobStoreError, KeyNotFoundError, UnsupportedDataError
 from blobstore.core.formats.ptd.reader import PtdDataMap
@@ -31,8 +32,8 @@ if TYPE_CHECKING:
 __all__ = ["Adapter", "bind_adapter", "check_scale", "native_tensors", "raise_first", "read_adapter", "save_adapter"]
 __all__ += ["save_plain"]
 
-_FOUNDATION = "blobstore.adapter.foundation"
-_SCALE = "blobstore.adapter.scale"
+_FOUNDATION = FOUNDATION_KEY
+_SCALE = SCALE_KEY
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,7 @@ from blobstore.adapters.peft_names import (
     rows_as_hf,
     rows_as_llama,
 )
+from blobstore.core.constants import PEFT_KEY
 from blobstore.core.disk.folders import folders
 from blobstore.core.disk.kinds import Format
 from blobstore.core.disk.staging import Staging, refuse_inputs
@@ -59,7 +60,7 @@ from blobstore.core.memory.mapped_file import Paths, as_path, as_paths
 __all__ = ["MODEL_NAME", "PeftPair", "export_peft", "import_peft", "read_peft"]
 
 MODEL_NAME = "adapter_model.safetensors"
-_RECORD = "blobstore.adapter.peft"
+_RECORD = PEFT_KEY
 """Metadata of an adapter that was imported: JSON, see `_Record`."""
 
 _MOST_EXPONENT = 1000  # of a factor, so that its reciprocal is a float too

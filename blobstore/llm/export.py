@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from blobstore.adapters import AdapterTags
+from blobstore.core.constants import SCALE_KEY
 from blobstore.core.disk.kinds import Format
 from blobstore.core.disk.staging import Staging
 from blobstore.core.errors import UnsupportedDataError, UnsupportedOperationError
@@ -172,6 +173,6 @@ class _Manager(LLMEdgeManager):  # type: ignore[misc]
         """
         path = _place(output_name, self.output_dir)
         adapter, scales = self._file_of("lora_a_weight"), [repr(scale) for scale in self._scales]
-        metadata = {f"{adapter}.ptd": {"blobstore.adapter.scale": scales[0]}} if adapter and len(scales) == 1 else {}
+        metadata = {f"{adapter}.ptd": {SCALE_KEY: scales[0]}} if adapter and len(scales) == 1 else {}
         save_program(self.export_program, path, self.output_dir, metadata=metadata)
         self._saved_pte_filename = str(path)

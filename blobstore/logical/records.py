@@ -11,13 +11,13 @@ from dataclasses import dataclass
 
 import xxhash
 
+from blobstore.core.constants import RECORDS_IDENTIFIER, RECORDS_VERSION
 from blobstore.core.formats.flatbuffer import BOOL, F64, I8, I64, STRING, U8, U32, U64, TableType, Vector
 from blobstore.core.formats.keys import KEY_PREFIX
 from blobstore.core.formats.table_builder import TableBuilder
 from blobstore.core.memory.layout import ScalarType
 
 __all__ = [
-    "FILE_IDENTIFIER",
     "STATE",
     "Operation",
     "Record",
@@ -28,8 +28,6 @@ __all__ = [
     "records_key",
 ]
 
-FILE_IDENTIFIER = b"BR01"
-VERSION = 0
 
 STATE = "it is not a weight but state, which the program keeps in its own memory and changes itself"
 """The refusal of a buffer that a method changes, such as a key/value cache."""
@@ -155,14 +153,14 @@ class Records:
         inner = builder.CreateString(self.inner)
         table = builder.table(
             RECORDS,
-            version=VERSION,
+            version=RECORDS_VERSION,
             inner=inner,
             records=records,
             outside=outside,
             shared=shared,
             transient=transient,
         )
-        return builder.finish(table, FILE_IDENTIFIER)
+        return builder.finish(table, RECORDS_IDENTIFIER)
 
 
 def records_key(data: bytes) -> str:

@@ -10,6 +10,7 @@ from typing import Any, final
 import torch
 from torch.export import ExportedProgram
 
+from blobstore.core.constants import BACKEND_ID
 from blobstore.core.errors import KeyConflictError, UnsupportedDataError, UnsupportedOperationError
 from blobstore.core.formats.payload import wrap
 from blobstore.logical.records import STATE, Record, Records, records_key
@@ -32,7 +33,6 @@ from blobstore.runtime.executorch import (
 
 __all__ = ["BACKEND_ID", "BlobStoreBackend", "BlobStorePartitioner", "register_inner"]
 
-BACKEND_ID = "BlobStoreBackend"
 _TABLE_SPEC = "blobstore.table"
 _BEARER_SPEC = "blobstore.bearer"
 

@@ -15,6 +15,7 @@ from torch import nn
 import blobstore
 from blobstore import BlobStore, open_ptd, save_file
 from blobstore.adapters import save_adapter
+from blobstore.core.constants import RECORDS_IDENTIFIER
 from blobstore.core.disk.journal import Journal, Move, identity
 from blobstore.core.formats.keys import KEY_PREFIX
 from blobstore.core.formats.payload import MAGIC as PAYLOAD_MAGIC
@@ -22,7 +23,6 @@ from blobstore.core.formats.payload import split, wrap
 from blobstore.core.formats.pte import read_program
 from blobstore.core.memory.layout import ScalarType, TensorLayout
 from blobstore.core.tools.convert import convert
-from blobstore.logical.records import FILE_IDENTIFIER
 from blobstore.releases import publish, pull, push
 from blobstore.releases.index.encoding import encode
 from blobstore.reporting import report
@@ -124,7 +124,7 @@ def _delegates(work: Path) -> Iterator[tuple[str, str, bytes]]:
     yield "pte", "network-delegated", whole
     with open_ptd(work / "delegated.ptd") as data_map:
         for key, blob in data_map.items():
-            if key.startswith(KEY_PREFIX) and bytes(blob[4:8]) == FILE_IDENTIFIER:
+            if key.startswith(KEY_PREFIX) and bytes(blob[4:8]) == RECORDS_IDENTIFIER:
                 yield "records", key[-8:], bytes(blob)
 
 

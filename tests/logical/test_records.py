@@ -16,11 +16,11 @@ from tests.schemas.record import Records as FbRecords
 from tests.schemas.record import Source as FbSource
 from tests.schemas.record import Step as FbStep
 
+from blobstore.core.constants import RECORDS_IDENTIFIER
 from blobstore.core.formats.data_map import NamedDataMap
 from blobstore.core.memory.layout import ScalarType
 from blobstore.errors import InvalidFileError
 from blobstore.logical.records import (
-    FILE_IDENTIFIER,
     Operation,
     Record,
     Records,
@@ -83,7 +83,7 @@ def parse(data: bytes, key: str | None = None) -> LogicalTensors:
 def read(data: bytes) -> Records:
     """A blob of records as the code that flatc generated reads it."""
     table = FbRecords.Records.GetRootAs(data, 0)
-    assert table.Version() == 0 and data[4:8] == FILE_IDENTIFIER
+    assert table.Version() == 0 and data[4:8] == RECORDS_IDENTIFIER
     return Records(
         table.Inner().decode(),
         tuple(_record(table.Records(i)) for i in range(table.RecordsLength())),
@@ -152,7 +152,7 @@ def test_a_later_version_is_refused() -> None:
     builder = flatbuffers.Builder(64)
     FbRecords.Start(builder)
     FbRecords.AddVersion(builder, 1)
-    builder.Finish(FbRecords.End(builder), file_identifier=FILE_IDENTIFIER)
+    builder.Finish(FbRecords.End(builder), file_identifier=RECORDS_IDENTIFIER)
     with pytest.raises(InvalidFileError, match="records have version 1, this blobstore reads up to 0"):
         parse(bytes(builder.Output()))
 
@@ -198,7 +198,7 @@ def bomb(kind: str, count: int) -> bytes:
     FbRecords.AddOutside(builder, outside)
     FbRecords.AddShared(builder, shared)
     FbRecords.AddTransient(builder, transient)
-    builder.Finish(FbRecords.End(builder), file_identifier=FILE_IDENTIFIER)
+    builder.Finish(FbRecords.End(builder), file_identifier=RECORDS_IDENTIFIER)
     return bytes(builder.Output())
 
 

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from blobstore.core.formats.payload import MOST_HOLES
+from blobstore.core.constants import MOST_HOLES
 from blobstore.lowering.holes.probes import other_values
 from blobstore.lowering.holes.search import Payload, Search
 

@@ -84,6 +84,8 @@ def create_locked(target: Path, create: Callable[[Path], int | None]) -> None:
         descriptor = create(path)
         if descriptor is not None and _lock(descriptor) and os.path.lexists(path):
             return
+        with contextlib.suppress(OSError):  # the disk may have failed to say that it is there
+            (Path.rmdir if path.is_dir() else Path.unlink)(path)
 
 
 @contextlib.contextmanager

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-__all__ = ["PAGE", "SEGMENT_ALIGNMENT", "TENSOR_ALIGNMENT", "align_up", "alignment_of"]
+from blobstore.core.constants import SEGMENT_ALIGNMENT
 
-SEGMENT_ALIGNMENT = 128
-"""ExecuTorch aligns every segment to this, in a .pte and in a .ptd."""
+__all__ = ["PAGE", "SEGMENT_ALIGNMENT", "TENSOR_ALIGNMENT", "align_up", "alignment_of"]
 
 TENSOR_ALIGNMENT = 16
 """ExecuTorch aligns every constant of a .pte to this."""

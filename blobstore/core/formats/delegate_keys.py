@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 
+from blobstore.core.constants import BACKEND_ID
 from blobstore.core.formats import payload
 from blobstore.core.formats.flatbuffer import STRING, U32, U64, Buffer, TableType, Vector
 
@@ -36,7 +37,7 @@ def keys_of(backend: str, data: memoryview) -> dict[str, int | None] | None:
     Raises:
         InvalidFileError: it is not a payload of this backend.
     """
-    if backend == "BlobStoreBackend":
+    if backend == BACKEND_ID:
         return {constant.key: constant.nbytes for constant in payload.split(data)[2]}
     if backend != "XnnpackBackend":
         return None

@@ -6,16 +6,13 @@ import difflib
 import re
 from collections.abc import Collection
 
+from blobstore.core.constants import KEY_PREFIX, OF_PROGRAMS_KEY
+from blobstore.core.constants import WORKING_COPY_KEY as WORKING_COPY
+
 __all__ = ["KEY_PREFIX", "OF_PROGRAMS", "WORKING_COPY", "is_content_key", "near", "suggest"]
 
-KEY_PREFIX = "metadata.blobstore."
-"""Keys with this prefix belong to blobstore: records about blobs, lists of checkpoints. Tensors of users have other keys."""
-
-OF_PROGRAMS = {"blobstore.programs": "1"}
+OF_PROGRAMS = {OF_PROGRAMS_KEY: "1"}
 """Metadata of the data files that are written together with programs, so that their keys belong to programs."""
-
-WORKING_COPY = "blobstore.working_copy"
-"""The metadata that marks a working copy, which processes change together. Only `make_working_copy` writes it."""
 
 _CONTENT_KEY = re.compile(r"tensor\.[0-9a-f]{32}\.")
 

@@ -15,19 +15,18 @@ from dataclasses import dataclass
 
 import xxhash
 
+from blobstore.core.constants import KEY_VERSION_SIZE as VERSION_SIZE
+from blobstore.core.constants import MOST_HOLES
+from blobstore.core.constants import PAYLOAD_IDENTIFIER as FILE_IDENTIFIER
+from blobstore.core.constants import PAYLOAD_MAGIC as MAGIC
+from blobstore.core.constants import PAYLOAD_VERSION as VERSION
+from blobstore.core.constants import PAYLOAD_VERSION_WITH_HOLES as VERSION_WITH_HOLES
 from blobstore.core.errors import InvalidFileError
 from blobstore.core.formats.flatbuffer import BOOL, STRING, U8, U32, U64, Buffer, Table, TableType, Vector
 from blobstore.core.formats.table_builder import TableBuilder
 
 __all__ = ["MAGIC", "VERSION_SIZE", "Constant", "find_places", "split", "wrap"]
 
-MAGIC = b"BSDELEG1"
-FILE_IDENTIFIER = b"BD01"
-VERSION = 1
-VERSION_WITH_HOLES = 2
-
-MOST_HOLES = 8
-"""Of one constant, so that a small program does not become a large payload."""
 
 CONSTANT = TableType(
     "Constant",
@@ -42,9 +41,6 @@ CONSTANT = TableType(
 PAYLOAD = TableType(
     "Payload", version=U32, inner=STRING, size=U64, constants=Vector(CONSTANT), digest=Vector(U8), filled=U64
 )
-
-VERSION_SIZE = 16
-"""The number of bytes at the end of a key that the delegate replaces."""
 
 
 @dataclass(frozen=True)

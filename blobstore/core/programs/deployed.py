@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from blobstore.core.constants import BACKEND_ID
 from blobstore.core.disk.kinds import Format, check_replaceable, detect_format
 from blobstore.core.errors import BlobStoreError, FileAccessError, InvalidFileError, OutputPathError
 from blobstore.core.formats.keys import KEY_PREFIX, OF_PROGRAMS
@@ -39,7 +40,7 @@ USERS = "blobstore.programs.names"
 """Metadata of a data file if other data files in the folder have some of its keys: JSON, the paths of the programs that
 were written to take this file. The keys alone do not show which file a program takes."""
 
-FLATBUFFERS = {"XnnpackBackend", "BlobStoreBackend"}
+FLATBUFFERS = {"XnnpackBackend", BACKEND_ID}
 """Backends whose payloads contain the keys that they look up as text."""
 
 

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import torch
 import xxhash
 
-from blobstore.core.formats.payload import MOST_HOLES
+from blobstore.core.constants import MOST_HOLES
 from blobstore.core.memory.digest import Digest, digest
 from blobstore.logical.records import Step
 from blobstore.lowering.holes.encodings import encodings, stored

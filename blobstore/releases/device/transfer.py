@@ -6,6 +6,7 @@ import threading
 from collections import deque
 from collections.abc import Iterable
 
+from blobstore.core.constants import MOST_GAP
 from blobstore.core.disk.progress import Progress
 from blobstore.core.errors import TransferError
 from blobstore.releases.device.spool import Spool
@@ -15,8 +16,6 @@ from blobstore.releases.sources.source import InterruptedTransferError, SlowTran
 
 __all__ = ["Transfer", "read_object"]
 
-_GAP = 1 << 14
-"""Bytes between two ranges that cost less than another request."""
 _LONGEST = 1 << 25
 """Bytes of one request; what several of them fetch at once is more than what one connection gives on most networks."""
 _NOTE = 1 << 22
@@ -47,7 +46,7 @@ class Transfer:
         """Fetch what is missing of some ranges. Call this before `start`."""
         self._spools[spool.wanted.sha256] = spool
         missing = [gap for start, stop in ranges for gap in spool.missing(start, stop)]
-        for start, stop in coalesced(missing, _GAP, self._longest):
+        for start, stop in coalesced(missing, MOST_GAP, self._longest):
             self._todo.append((spool, start, stop))
             self.asked += stop - start
 

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import Annotated, Any, Literal, TypeVar
 
+from blobstore.core.constants import HOLE_LIMIT, INDEX_LIMIT, MOST_FILES, TABLE_LIMIT
 from blobstore.core.errors import InvalidFileError, MissingDependencyError, ReleaseError
 
 try:
@@ -49,16 +50,8 @@ __all__ = [
     "schema",
 ]
 
-INDEX_LIMIT = 1 << 26
-"""The largest index that is read, in bytes."""
-TABLE_LIMIT = 1 << 28
-"""The largest table that is read, in bytes."""
-HOLE_LIMIT = 1 << 20
-"""The most zeros between two parts of a file, in bytes: padding. More of them are a part."""
-
 # `$` alone would also match before a line break at the end
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9._+-]{0,99}$(?!\n)"
-_MOST_FILES = 100_000
 
 VERSION = r"^[0-9]{1,4}(\.[0-9]{1,4}){0,3}$(?!\n)"
 """Versions of ExecuTorch."""
@@ -128,7 +121,7 @@ class Program(Struct, frozen=True, omit_defaults=True):
     """
 
     name: FileName
-    data: Annotated[tuple[FileName, ...], Meta(max_length=_MOST_FILES)] = ()
+    data: Annotated[tuple[FileName, ...], Meta(max_length=MOST_FILES)] = ()
 
 
 class Pack(Struct, frozen=True, omit_defaults=True):
@@ -141,7 +134,7 @@ class Pack(Struct, frozen=True, omit_defaults=True):
 
     sha256: Sha256
     size: Size
-    files: Annotated[tuple[tuple[FileName, Size], ...], Meta(max_length=_MOST_FILES)]
+    files: Annotated[tuple[tuple[FileName, Size], ...], Meta(max_length=MOST_FILES)]
 
     @property
     def object(self) -> Object:
@@ -170,11 +163,11 @@ class Index(Struct, frozen=True, omit_defaults=True, dict=True):
     version: Name
     published: Size
     executorch: Annotated[str, Meta(pattern=VERSION)]
-    files: Annotated[tuple[File, ...], Meta(max_length=_MOST_FILES)]
+    files: Annotated[tuple[File, ...], Meta(max_length=MOST_FILES)]
     base: Name | None = None
-    data: Annotated[tuple[DataSet, ...], Meta(max_length=_MOST_FILES)] = ()
-    programs: Annotated[tuple[Program, ...], Meta(max_length=_MOST_FILES)] = ()
-    packs: Annotated[tuple[Pack, ...], Meta(max_length=_MOST_FILES)] = ()
+    data: Annotated[tuple[DataSet, ...], Meta(max_length=MOST_FILES)] = ()
+    programs: Annotated[tuple[Program, ...], Meta(max_length=MOST_FILES)] = ()
+    packs: Annotated[tuple[Pack, ...], Meta(max_length=MOST_FILES)] = ()
 
     def file(self, name: str) -> File:
         """The file with a name that is in the index."""

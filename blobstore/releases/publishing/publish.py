@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, cast
 
+from blobstore.core.constants import FOUNDATION_KEY
 from blobstore.core.disk.locks import exclusive
 from blobstore.core.disk.progress import Progress, check_progress
 from blobstore.core.disk.recovery import recover
@@ -379,7 +380,7 @@ class _Publisher:
 
     def _add_data(self, data_map: PtdDataMap, path: Path, name: str) -> None:
         files: list[str] = []
-        adapter = "blobstore.adapter.foundation" in data_map.metadata
+        adapter = FOUNDATION_KEY in data_map.metadata
         old = self._continued(name) if not adapter else None
         wanted = list(data_map)
         described = True  # whether a file has the metadata already

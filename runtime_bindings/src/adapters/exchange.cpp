@@ -10,17 +10,16 @@
 #include "adapters/foundation.h"
 #include "adapters/lora_names.h"
 #include "adapters/on_cache.h"
+#include "format/constants.h"
 #include "logical/numbers.h"
 #include "os/text.h"
 
 namespace blobstore::internal {
 namespace {
 
-constexpr char kImportedKey[] = "blobstore.adapter.peft"; // in the metadata of an adapter that PEFT trained
-
 /// @throws Error Adapter: nothing tells the factor of the programs, and the adapter need not have been trained with it.
 void check_known_scale(const BlobCache& cache, const KnownOfCache& known, const Adapter& adapter) {
-  if (known.scales.empty() && adapter.scale() && adapter.metadata().count(kImportedKey) != 0) {
+  if (known.scales.empty() && adapter.scale() && adapter.metadata().count(kPeftKey) != 0) {
     throw_error_in(
         ErrorKind::Adapter,
         adapter.path(),

@@ -58,7 +58,7 @@ bool is_adapter_file(const PtdFile& file) {
 } // namespace
 
 bool is_content(std::string_view key) {
-  return key.rfind(kOwnKeyPrefix, 0) != 0;
+  return key.rfind(kKeyPrefix, 0) != 0;
 }
 
 uint64_t content_size(const BlobSource& source) {

@@ -10,14 +10,13 @@
 #include <blobstore/adapters.h>
 
 #include "format/blob_source.h"
+#include "format/constants.h"
 #include "format/ptd_file.h"
 #include "logical/index.h"
 
 namespace blobstore::internal {
 
 /// Keys in the metadata of an adapter: the fingerprint of its foundation, and alpha / rank.
-constexpr char kFoundationKey[] = "blobstore.adapter.foundation";
-constexpr char kScaleKey[] = "blobstore.adapter.scale";
 
 /// Whether a key stands for a blob, and not for records of blobstore.
 bool is_content(std::string_view key);

@@ -3,6 +3,7 @@
 #include <atomic>
 
 #include "cache/thread_readings.h"
+#include "format/constants.h"
 #include "format/ptd_reader.h"
 #include "os/file.h"
 #include "os/text.h"
@@ -60,7 +61,7 @@ uint64_t BlobCache::load(const std::string& path) {
   verify_ptd(path, map.data(), table);
   std::vector<Change> changes;
   for (const PtdEntry& entry : table.entries) {
-    if (entry.key.rfind(kRecordPrefix, 0) == 0 && !owns(entry.key)) {
+    if (entry.key.rfind(kKeyPrefix, 0) == 0 && !owns(entry.key)) {
       continue; // a record about other blobs, which this cache never had
     }
     const PtdSegment& segment = table.segments[entry.segment];

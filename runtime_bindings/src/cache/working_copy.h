@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "format/constants.h"
 #include "os/crash_point.h"
 #include "os/file.h"
 
@@ -18,7 +19,6 @@ namespace blobstore::internal {
 
 /// The key in a file's metadata that makes it a working copy. Its value is an id, 32 hexadecimal digits that no other
 /// working copy has.
-constexpr char kWorkingCopyKey[] = "blobstore.working_copy";
 constexpr size_t kWorkingCopyDigits = 32;
 
 /// The id as bytes; empty if a text is no id.

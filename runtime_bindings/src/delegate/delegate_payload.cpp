@@ -5,17 +5,13 @@
 #include <set>
 #include <string>
 
+#include "format/constants.h"
 #include "format/digest.h"
 #include "format/flatbuffer.h"
 
 namespace blobstore::internal {
 namespace {
 
-constexpr char kMagic[] = "BSDELEG1";
-constexpr char kIdentifier[] = "BD01";
-constexpr uint32_t kVersion = 1;
-constexpr uint32_t kVersionWithHoles = 2;
-constexpr uint32_t kMostHoles = 8; // of a constant, so that a small program does not become a large payload
 constexpr size_t kTail = 16; // length and magic
 
 uint64_t read_u64(const FlatBuffer& buffer, const FlatVector& vector, uint32_t index) {
@@ -32,13 +28,13 @@ DelegateConstant read_constant(const FlatBuffer& buffer, uint64_t table, const u
   const FlatVector packing = buffer.vector(table, 5, 1);
   constant.packing.assign(reinterpret_cast<const char*>(buffer.data() + packing.start), packing.count);
   const FlatVector places = buffer.vector(table, 3, 8);
-  if (places.count != 0 && constant.key.size() < kVersionSize) {
+  if (places.count != 0 && constant.key.size() < kKeyVersionSize) {
     throw_format_error("a key is too short for a version");
   }
   for (uint32_t i = 0; i < places.count; ++i) {
-    const char* end = constant.key.data() + constant.key.size() - kVersionSize;
+    const char* end = constant.key.data() + constant.key.size() - kKeyVersionSize;
     const uint64_t place = read_u64(buffer, places, i);
-    if (place > size || size - place < kVersionSize || std::memcmp(data + place, end, kVersionSize) != 0) {
+    if (place > size || size - place < kKeyVersionSize || std::memcmp(data + place, end, kKeyVersionSize) != 0) {
       throw_format_error("key '{}' is not where the description says", constant.key);
     }
     constant.places.push_back(place);
@@ -61,7 +57,7 @@ void read_holes(DelegatePayload& payload, uint32_t version, uint64_t filled) {
     }
   }
   payload.filled = payload.size;
-  if (version == kVersion) {
+  if (version == kPayloadVersion) {
     if (!payload.holes.empty() || filled != 0) {
       throw_format_error("it has holes, which its version does not have");
     }
@@ -97,7 +93,7 @@ void read_holes(DelegatePayload& payload, uint32_t version, uint64_t filled) {
 } // namespace
 
 DelegatePayload read_delegate_payload(const uint8_t* data, size_t size) {
-  if (size < kTail || std::memcmp(data + size - 8, kMagic, 8) != 0) {
+  if (size < kTail || std::memcmp(data + size - 8, kPayloadMagic, 8) != 0) {
     throw_format_error("the magic at its end is missing");
   }
   uint64_t length;
@@ -106,13 +102,13 @@ DelegatePayload read_delegate_payload(const uint8_t* data, size_t size) {
     throw_format_error("its description does not fit");
   }
   const uint8_t* start = data + size - kTail - length;
-  if (std::memcmp(start + 4, kIdentifier, 4) != 0) {
+  if (std::memcmp(start + 4, kPayloadIdentifier, 4) != 0) {
     throw_format_error("its description has another identifier");
   }
   const FlatBuffer buffer(start, length);
   const uint64_t root = buffer.root();
   const uint32_t version = buffer.u32_field(root, 0);
-  if (version != kVersion && version != kVersionWithHoles) {
+  if (version != kPayloadVersion && version != kPayloadVersionWithHoles) {
     throw_format_error("it was written by another version");
   }
   DelegatePayload payload;

@@ -6,12 +6,12 @@
 #include <string>
 #include <vector>
 
+#include "format/constants.h"
 #include "format/digest.h"
 
 namespace blobstore::internal {
 
 /// Bytes at the end of a key that are replaced by a version.
-constexpr size_t kVersionSize = 16;
 
 struct DelegateConstant {
   std::string key;

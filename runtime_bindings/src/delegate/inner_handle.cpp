@@ -105,7 +105,7 @@ std::string entry_name(const DelegateConstant& constant, const BlobName& name) {
   if (constant.places.empty()) { // nothing in the payload could ask for another name
     return constant.key;
   }
-  return constant.key.substr(0, constant.key.size() - kVersionSize) + name.text();
+  return constant.key.substr(0, constant.key.size() - kKeyVersionSize) + name.text();
 }
 
 InnerHandle::InnerHandle(
@@ -234,7 +234,7 @@ EtError InnerHandle::init(et::EventTracer* tracer) {
   for (size_t i = 0; i < names_.size(); ++i) {
     const std::string version = names_[i]->text();
     for (const uint64_t place : recipe.payload.constants[i].places) {
-      std::memcpy(start + place, version.data(), kVersionSize);
+      std::memcpy(start + place, version.data(), kKeyVersionSize);
     }
   }
   const auto free = [](void* context, void*, size_t) { delete static_cast<std::shared_ptr<uint8_t[]>*>(context); };

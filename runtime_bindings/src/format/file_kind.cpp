@@ -6,6 +6,7 @@
 
 #include <blobstore/error.h>
 
+#include "format/constants.h"
 #include "format/ptd_file.h"
 #include "os/file.h"
 #include "os/paths.h"
@@ -15,7 +16,6 @@ namespace blobstore::internal {
 namespace {
 
 // Data files that were written together with programs, so that their keys belong to programs.
-constexpr char kOfPrograms[] = "blobstore.programs";
 
 bool begins_as_page(std::string_view head) {
   const size_t text = head.find_first_not_of(" \t\n\r\v\f");
@@ -35,7 +35,7 @@ const char* name_of(FileKind kind) {
 bool is_of_programs(const std::string& path) {
   try {
     const PtdFile file(path);
-    const auto found = file.metadata().find(kOfPrograms);
+    const auto found = file.metadata().find(kOfProgramsKey);
     return found != file.metadata().end() && found->second == "1";
   } catch (const Error&) {
     return false; // whatever it is, it is not that

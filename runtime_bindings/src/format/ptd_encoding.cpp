@@ -10,6 +10,7 @@
 
 #include <blobstore/error.h>
 
+#include "format/constants.h"
 #include "os/file.h"
 #include "os/text.h"
 
@@ -18,7 +19,7 @@ namespace {
 
 constexpr size_t kStart = 8; // behind the root offset and the file identifier
 constexpr size_t kInserted = 48; // the header and the mark
-constexpr std::string_view kMagic = "BLOBMAN1";
+constexpr std::string_view kMagic = kManifestMagic;
 constexpr size_t kVtableRoom = 12;
 constexpr size_t kSegmentTable = 24;
 constexpr size_t kKeyTable = 16;
@@ -202,7 +203,7 @@ std::vector<uint8_t> encode_manifest(
 
   Bytes out(size + sizeof(Digest) + 8 + kMagic.size());
   out.u32(0, kTable);
-  out.text(4, "BM01");
+  out.text(4, kManifestIdentifier);
   out.copy(kTable - fields[0], fields, fields[0]);
   out.u32(kTable, fields[0]);
   if (!opaque.empty()) {

@@ -6,6 +6,7 @@
 #include <string>
 #include <string_view>
 
+#include "format/constants.h"
 #include "format/utf8.h"
 #include "os/text.h"
 
@@ -13,9 +14,6 @@ namespace blobstore::internal {
 namespace {
 
 constexpr size_t kMark = kPtdFieldsStart + kPtdFieldsSize; // where a file with a manifest repeats its magic
-constexpr char kManifestIdentifier[] = "BM01";
-constexpr char kManifestMagic[] = "BLOBMAN1";
-constexpr char kOldMagic[] = "BLOBEND1"; // of an earlier version, whose manifest has a key
 constexpr size_t kMagicSize = 8;
 constexpr size_t kTail = 8 + kMagicSize; // the length of the manifest, and the magic
 constexpr size_t kDigestSize = 16;
@@ -114,7 +112,7 @@ std::optional<PtdManifest> find_manifest(const uint8_t* data, uint64_t size, con
 }
 
 bool is_keyed_manifest(std::string_view key, const uint8_t* data, uint64_t size) {
-  return key.rfind(kRecordPrefix, 0) == 0 && size >= 8 && std::memcmp(data + 4, kManifestIdentifier, 4) == 0;
+  return key.rfind(kKeyPrefix, 0) == 0 && size >= 8 && std::memcmp(data + 4, kManifestIdentifier, 4) == 0;
 }
 
 std::optional<size_t> find_keyed_manifest(const PtdTable& table, const uint8_t* data, uint64_t size) {
@@ -131,7 +129,7 @@ std::optional<size_t> find_keyed_manifest(const PtdTable& table, const uint8_t* 
     }
   }
   if (!found) {
-    if (ends_with(data, size, kOldMagic)) {
+    if (ends_with(data, size, kKeyedManifestMagic)) {
       throw_manifest_error("the file ends like one with a manifest, but its key is damaged");
     }
     return std::nullopt;
@@ -140,7 +138,7 @@ std::optional<size_t> find_keyed_manifest(const PtdTable& table, const uint8_t* 
     throw_manifest_error("a manifest that has a key must be alone in the last segment");
   }
   const PtdSegment& segment = table.segments[last];
-  if (segment.start + segment.size != size || !ends_with(data, size, kOldMagic) ||
+  if (segment.start + segment.size != size || !ends_with(data, size, kKeyedManifestMagic) ||
       segment.size < kDigestSize + kMagicSize) {
     throw_manifest_error(
         format("the manifest ends at byte {} of {}, or its magic is missing", segment.start + segment.size, size));

@@ -15,7 +15,6 @@
 namespace blobstore::internal {
 
 /// Keys with this prefix hold records about blobs, not blobs.
-constexpr char kRecordPrefix[] = "metadata.blobstore.";
 
 struct PtdSegment {
   uint64_t start = 0; // in the file

@@ -9,6 +9,7 @@
 
 #include <blobstore/error.h>
 
+#include "format/constants.h"
 #include "format/ptd_encoding.h"
 #include "format/ptd_manifest.h"
 #include "os/text.h"
@@ -16,7 +17,6 @@
 namespace blobstore::internal {
 namespace {
 
-constexpr uint64_t kSegmentAlignment = 128;
 constexpr uint64_t kMaxAlignment = uint64_t{1} << 30; // of a blob, and the largest common multiple; bounds the padding
 constexpr size_t kPiece = size_t{1} << 18; // stays in the processor's cache
 

@@ -5,6 +5,7 @@
 #include <blobstore/error.h>
 #include <blobstore/layout.h>
 
+#include "format/constants.h"
 #include "format/digest.h"
 #include "format/flatbuffer.h"
 #include "format/utf8.h"
@@ -12,8 +13,6 @@
 namespace blobstore::internal {
 namespace {
 
-constexpr char kIdentifier[] = "BR01";
-constexpr uint32_t kVersion = 0;
 constexpr uint32_t kMostSources = 64;
 
 // Numbers of fields in schema/record.fbs.
@@ -30,7 +29,7 @@ class Parser {
 
   Records records() {
     const uint64_t root = buffer_.root();
-    if (const uint32_t version = buffer_.u32_field(root, kVersionField); version > kVersion) {
+    if (const uint32_t version = buffer_.u32_field(root, kVersionField); version > kRecordsVersion) {
       throw LaterVersion{version};
     }
     Records out;
@@ -164,16 +163,16 @@ bool Step::operator==(const Step& other) const {
 }
 
 bool is_records(std::string_view key, const uint8_t* data, size_t size) {
-  return key.rfind(kOwnKeyPrefix, 0) == 0 && size >= 8 && std::memcmp(data + 4, kIdentifier, 4) == 0;
+  return key.rfind(kKeyPrefix, 0) == 0 && size >= 8 && std::memcmp(data + 4, kRecordsIdentifier, 4) == 0;
 }
 
 std::string records_key(const uint8_t* data, size_t size) {
-  return kOwnKeyPrefix + to_string(digest(data, size));
+  return kKeyPrefix + to_string(digest(data, size));
 }
 
 Records parse_records(const uint8_t* data, size_t size, const std::string& origin) {
   try {
-    if (size < 8 || std::memcmp(data + 4, kIdentifier, 4) != 0) {
+    if (size < 8 || std::memcmp(data + 4, kRecordsIdentifier, 4) != 0) {
       throw_format_error("their magic is missing");
     }
     return Parser(data, size).records();
@@ -185,7 +184,7 @@ Records parse_records(const uint8_t* data, size_t size, const std::string& origi
         origin,
         "records have version {}, this blobstore reads up to {}",
         later.version,
-        kVersion);
+        kRecordsVersion);
   }
 }
 

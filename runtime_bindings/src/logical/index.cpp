@@ -5,6 +5,7 @@
 
 #include <blobstore/error.h>
 
+#include "format/constants.h"
 #include "logical/numbers.h"
 #include "os/text.h"
 
@@ -50,7 +51,7 @@ void Index::read() {
   const std::shared_ptr<const void> held = source_.hold();
   for (size_t i = 0; i < source_.size(); ++i) {
     const std::string_view key = source_.key(i);
-    if (key.rfind(kOwnKeyPrefix, 0) != 0) {
+    if (key.rfind(kKeyPrefix, 0) != 0) {
       continue;
     }
     const std::optional<SourceBlob> blob = source_.find(key);

@@ -8,6 +8,7 @@
 #include <blobstore/delegate.h>
 
 #include "delegate/delegate_payload.h"
+#include "format/constants.h"
 #include "format/flatbuffer.h"
 #include "format/text_hash.h"
 #include "logical/numbers.h"
@@ -19,7 +20,6 @@
 namespace blobstore::internal {
 namespace {
 
-constexpr char kOwnBackend[] = "BlobStoreBackend";
 constexpr char kTraining[] = "__et_training_";
 constexpr size_t kMostListed = 20;
 
@@ -256,7 +256,7 @@ class LoadedWeights {
       return;
     }
     for (const ProgramParts::Delegate& delegate : parts_->delegates) {
-      if (delegate.backend == kOwnBackend) {
+      if (delegate.backend == kBackendId) {
         try {
           for (const DelegateConstant& constant :
                read_delegate_payload(delegate.payload.data, delegate.payload.size).constants) {

@@ -4,6 +4,7 @@
 #include <numeric>
 #include <utility>
 
+#include "format/constants.h"
 #include "format/records.h"
 #include "os/text.h"
 
@@ -114,7 +115,7 @@ std::string suggest(std::string_view name, const Names& known) {
   }
   bool named = false;
   for (const std::string_view key : known) {
-    if (key.rfind(kOwnKeyPrefix, 0) != 0) {
+    if (key.rfind(kKeyPrefix, 0) != 0) {
       if (!is_content_key(key)) {
         return "";
       }

@@ -6,6 +6,7 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include "format/constants.h"
 #include "logical/numbers.h"
 #include "logical/reorder.h"
 #include "logical/steps.h"
@@ -566,7 +567,7 @@ Names Updates::plain_keys() const {
   Names keys;
   for (size_t i = 0; i < source_.size(); ++i) {
     const std::string_view key = source_.key(i);
-    if (key.rfind(kOwnKeyPrefix, 0) != 0 && key.find('@') == std::string_view::npos) {
+    if (key.rfind(kKeyPrefix, 0) != 0 && key.find('@') == std::string_view::npos) {
       keys.push_back(key);
     }
   }

@@ -15,14 +15,13 @@
 
 #include <blobstore/cache.h>
 
+#include "format/constants.h"
 #include "format/digest.h"
 #include "format/text_hash.h"
 #include "packed/packed_folder.h"
 
 namespace blobstore::internal {
 
-/// The delegate that wraps another one.
-inline constexpr char kBackendId[] = "BlobStoreBackend";
 /// The only backend whose packed weights ExecuTorch can keep in a file.
 inline constexpr char kXnnpack[] = "XnnpackBackend";
 // its options; other backends ignore them

@@ -6,6 +6,7 @@
 
 #include <blobstore/error.h>
 
+#include "format/constants.h"
 #include "format/json.h"
 #include "format/utf8.h"
 #include "os/text.h"
@@ -14,7 +15,6 @@ namespace blobstore::internal {
 namespace {
 
 constexpr uint64_t kMostNumber = (uint64_t{1} << 53) - 1; // what every reader of JSON reads exactly
-constexpr size_t kMostFiles = 100'000;
 constexpr size_t kMostOfSet = 10'000;
 constexpr size_t kMostObjects = 1'000;
 constexpr size_t kMostWays = 4;

@@ -11,11 +11,9 @@
 #include <utility>
 #include <vector>
 
-namespace blobstore::internal {
+#include "format/constants.h"
 
-constexpr uint64_t kIndexLimit = uint64_t{1} << 26; // bytes of the largest index
-constexpr uint64_t kTableLimit = uint64_t{1} << 28; // ... and table
-constexpr uint64_t kHoleLimit = uint64_t{1} << 20; // the most zeros between two parts of a file
+namespace blobstore::internal {
 
 /// Immutable bytes, named by their SHA-256.
 struct ReleaseObject {

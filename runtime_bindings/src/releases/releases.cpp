@@ -11,6 +11,7 @@
 
 #include <blobstore/error.h>
 
+#include "format/constants.h"
 #include "format/sha256.h"
 #include "os/folders.h"
 #include "os/link_tree.h"
@@ -30,7 +31,6 @@ constexpr uint64_t kTableShare = 50; // a table with more than this fraction of 
 constexpr uint64_t kDay = 86'400; // in seconds, as the times below
 constexpr uint64_t kClockIsSet = 1'767'225'600; // 2026; there are no releases from before
 constexpr uint64_t kLatest = 4'102'444'800; // 2100
-constexpr uint64_t kGap = 1 << 14; // bytes between two ranges that cost less than another request
 
 /// A release on its way into a folder.
 class Delivery {
@@ -258,7 +258,7 @@ void Delivery::ask(const ReleaseObject& object, std::vector<Range> ranges, Missi
     if (range.first == range.second) {
       continue;
     }
-    if (!merged.empty() && range.first <= merged.back().second + kGap) {
+    if (!merged.empty() && range.first <= merged.back().second + kMostGap) {
       merged.back().second = std::max(merged.back().second, range.second);
     } else {
       merged.push_back(range);

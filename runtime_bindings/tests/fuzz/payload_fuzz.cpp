@@ -9,7 +9,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     const blobstore::internal::DelegatePayload payload = blobstore::internal::read_delegate_payload(data, size);
     for (const blobstore::internal::DelegateConstant& constant : payload.constants) {
       for (const uint64_t place : constant.places) {
-        if (place + blobstore::internal::kVersionSize > payload.size) {
+        if (place + blobstore::internal::kKeyVersionSize > payload.size) {
           std::abort(); // a version would be written outside the payload
         }
       }

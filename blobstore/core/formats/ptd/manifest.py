@@ -19,6 +19,9 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from blobstore.core.constants import KEYED_MANIFEST_MAGIC as OLD_MAGIC
+from blobstore.core.constants import MANIFEST_IDENTIFIER as FILE_IDENTIFIER
+from blobstore.core.constants import MANIFEST_MAGIC as MAGIC
 from blobstore.core.formats.flatbuffer import STRING, U32, Struct, TableType, Vector
 from blobstore.core.formats.keys import KEY_PREFIX
 from blobstore.core.formats.ptd.columns import Columns, ColumnsError, Positions
@@ -35,11 +38,6 @@ __all__ = [
     "is_keyed_manifest",
 ]
 
-
-FILE_IDENTIFIER = b"BM01"
-MAGIC = b"BLOBMAN1"
-OLD_MAGIC = b"BLOBEND1"
-"""The end of an earlier file, whose manifest has a key."""
 
 VERSION = 0
 DIGEST = Struct(16)

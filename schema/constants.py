@@ -1,0 +1,31 @@
+"""Write the constants of both languages for C++: `make constants`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from blobstore.core import constants
+
+HEADER = Path(__file__).resolve().parents[1] / "runtime_bindings" / "src" / "format" / "constants.h"
+
+
+def header() -> str:
+    """The text of the header."""
+    lines = [
+        "// Made from blobstore/core/constants.py by `make constants`; do not edit.",
+        "#pragma once\n\n#include <cstdint>\n\nnamespace blobstore::internal {\n",
+    ]
+    for name, value in vars(constants).items():
+        if not name.startswith("_"):
+            camel = "k" + name.title().replace("_", "")
+            text = value.decode() if isinstance(value, bytes) else value
+            lines.append(
+                f'inline constexpr char {camel}[] = "{text}";'
+                if isinstance(text, str)
+                else f"inline constexpr uint64_t {camel} = {text};"
+            )
+    return "\n".join([*lines, "\n} // namespace blobstore::internal\n"])
+
+
+if __name__ == "__main__":
+    HEADER.write_text(header(), encoding="utf-8")
