@@ -198,8 +198,8 @@ def _tied(own: Mapping[str, Any]) -> list[set[str]]:
 def _contradicting(file: TensorFile, groups: list[set[str]], names: list[str]) -> set[str]:
     """Names of tensors that the file has with other contents than under an earlier name of the same tensor."""
     order = {name: number for number, name in enumerate(names)}
-    found: set[str] = set()
+    contradicting: set[str] = set()
     for group in groups:
         there = sorted(group & order.keys(), key=order.__getitem__)
-        found.update(name for name in there[1:] if not file.equal(there[0], name))
-    return found
+        contradicting.update(name for name in there[1:] if not file.equal(there[0], name))
+    return contradicting

@@ -532,17 +532,17 @@ def export_peft(
     used: dict[str, tuple[int, float]] = {}
     added = grown = False
     for pair in adapter.pairs:
-        known = None if record is None else record.modules.get(pair.module)
-        rank = _used_rank(adapter, pair, pair.rank if record is None else 0 if known is None else known.rank)
+        recorded = None if record is None else record.modules.get(pair.module)
+        rank = _used_rank(adapter, pair, pair.rank if record is None else 0 if recorded is None else recorded.rank)
         if rank == 0:
             continue  # the program has room for a module that PEFT's adapter has not
-        origin = known or _new_origin(adapter, pair, rank, head_dim)
+        origin = recorded or _new_origin(adapter, pair, rank, head_dim)
         halves_of_pair = _as_imported(adapter, pair, origin, rank)
         if tensors.keys() & halves_of_pair.keys() or len(halves_of_pair) != 2:
             raise InvalidFileError(adapter.path, f"the metadata {_RECORD} does not fit module '{pair.module}'")
         tensors |= halves_of_pair
         used[_module_of(origin.a_key)] = rank, adapter.scale * origin.factor
-        added, grown = added or known is None, grown or rank != origin.rank
+        added, grown = added or recorded is None, grown or rank != origin.rank
     if not tensors:
         raise AdapterError(f"{adapter.path}: all its tensors are zero")
     _note_ranks(adapter.path, config, used, always=record is None or added or grown)

@@ -108,15 +108,15 @@ def _keys(
         for name, tensor in ((pair.a_key, pair.a), (pair.b_key, pair.b)):
             digests[name] = [(hashlib.sha256(raw(cast(tensor, kind)[0])).hexdigest(), kind) for kind in _KINDS]
     wanted = {key for made in digests.values() for key, _ in made}
-    known = set()
+    looked_up = set()
     for delegate in program.delegates:
-        known |= mentioned(program.data[delegate.span.start : delegate.span.stop], wanted)
+        looked_up |= mentioned(program.data[delegate.span.start : delegate.span.stop], wanted)
     users: dict[str, str] = {}
     keys = {}
     for pair in pairs:
         both = []
         for name in (pair.a_key, pair.b_key):
-            taken = next(((key, kind) for key, kind in digests[name] if key in known), None)
+            taken = next(((key, kind) for key, kind in digests[name] if key in looked_up), None)
             if taken is None:
                 raise AdapterError(
                     f"{program.path}: the program does not look up '{name}' of {folder}: it was exported with another "

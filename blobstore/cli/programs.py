@@ -76,20 +76,20 @@ def dedup(
     The structure of an input folder is kept.
     """
     small = nbytes("--keep-small", keep_small)
-    known = open_names(names)
+    checkpoint = open_names(names)
     with progress_bar(hidden=as_json) as progress:
         result = dedup_programs(
             inputs,
             output,
             data_name=data_name,
             keep_small=small,
-            names=known,
+            names=checkpoint,
             prune=prune,
             force=force,
             dry_run=dry_run,
             progress=progress,
         )
-    number = None if known is None or dry_run else _named_by(known, result)
+    number = None if checkpoint is None or dry_run else _named_by(checkpoint, result)
     if as_json:
         print_json(result)
     else:

@@ -86,14 +86,14 @@ def report(
     if html:
         check_replaceable(html, Format.HTML, force=force)  # before all the work
     old = load_report(baseline) if baseline else None
-    known = open_names(names)
+    checkpoint = open_names(names)
     where = None if no_cache else cache or _usable(default_path())
     with progress_bar(hidden=as_json) as progress:
         made = making.report(
             paths,
             exact_only=exact,
             near=near,
-            names=known,
+            names=checkpoint,
             cache=where,
             progress=progress,
         )

@@ -96,8 +96,8 @@ def load(data: bytes, framework: Framework = "pt") -> dict[str, Any]:
         InvalidFileError: the bytes are not a .ptd. IntegrityError: they are damaged.
         MissingDependencyError, UnsupportedDataError: as `load_file`; or `data` has no buffer.
     """
-    known = framework_name(framework)
-    convert: Any = to_torch if known == "pt" else to_numpy
+    library = framework_name(framework)
+    convert: Any = to_torch if library == "pt" else to_numpy
     with PtdDataMap("<bytes>", data=bytes_of(data)) as data_map:
         data_map.verify()
         return {

@@ -177,12 +177,12 @@ class BlobStore:
             self._in_base[key] = len(view)
             return address
         blob = self._by_contents.find(view, address)
-        known = self._keys.get(key)
-        if known is not None:
-            self._check_same(key, known, blob, address, tag, layout)
-            alignment = math.lcm(known.alignment, alignment)
+        entry = self._keys.get(key)
+        if entry is not None:
+            self._check_same(key, entry, blob, address, tag, layout)
+            alignment = math.lcm(entry.alignment, alignment)
             _check_alignment(key, alignment)
-            self._keys[key] = _Key(known.blob, alignment, tag, layout)
+            self._keys[key] = _Key(entry.blob, alignment, tag, layout)
             return address
         if blob is None:
             blob = len(self._blobs)
@@ -392,16 +392,16 @@ class BlobStore:
             raise KeyConflictError(f"key {key!r} has other bytes in the base {self._base.name}")
 
     def _check_same(
-        self, key: str, known: _Key, blob: int | None, address: Digest, tag: str | None, layout: TensorLayout | None
+        self, key: str, entry: _Key, blob: int | None, address: Digest, tag: str | None, layout: TensorLayout | None
     ) -> None:
-        if blob != known.blob:
+        if blob != entry.blob:
             raise KeyConflictError(
-                f"key {key!r} is in the store with other bytes: {self._blobs[known.blob][1]} there, {address} now"
+                f"key {key!r} is in the store with other bytes: {self._blobs[entry.blob][1]} there, {address} now"
             )
-        if layout != known.layout:
-            raise KeyConflictError(f"key {key!r} is in the store as {known.layout}, now as {layout}")
-        if tag != known.tag:
-            raise KeyConflictError(f"key {key!r} is in the store with the tag {known.tag!r}, now with {tag!r}")
+        if layout != entry.layout:
+            raise KeyConflictError(f"key {key!r} is in the store as {entry.layout}, now as {layout}")
+        if tag != entry.tag:
+            raise KeyConflictError(f"key {key!r} is in the store with the tag {entry.tag!r}, now with {tag!r}")
 
 
 def _memory(view: memoryview) -> tuple[int, int]:

@@ -280,10 +280,10 @@ def framework_name(framework: Framework) -> Literal["pt", "np"]:
     Raises:
         UnsupportedDataError: it is not known.
     """
-    known = _FRAMEWORKS.get(framework) if isinstance(framework, str) else None
-    if known is None:
+    name = _FRAMEWORKS.get(framework) if isinstance(framework, str) else None
+    if name is None:
         raise UnsupportedDataError(f"framework {framework!r} is not 'pt' or 'np'")
-    return known
+    return name
 
 
 def _reader(kind: Format, file: PrivateFile) -> NamedDataMap:

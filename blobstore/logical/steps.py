@@ -45,8 +45,8 @@ def store(
     """
     steps = tuple((int(step.operation), step.ints, step.floats, step.names) for step in record.steps)
     given = [(tensor[0], _layout(tensor)) for tensor in tensors]
-    known = {key: np.ascontiguousarray(array) for key, array in scales.items()}
-    return memoryview(native.lay_out((record.key, record.nbytes, steps), given, known))
+    arrays = {key: np.ascontiguousarray(array) for key, array in scales.items()}
+    return memoryview(native.lay_out((record.key, record.nbytes, steps), given, arrays))
 
 
 def cast(tensor: Plain, target: ScalarType) -> Plain:

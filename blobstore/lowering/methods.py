@@ -109,8 +109,8 @@ def check_constants(programs: Mapping[str, ExportedProgram], origin: str) -> Non
             tensor = None if name is None else _tensor(program, name)
             if name is None or tensor is None:
                 continue
-            other, known = by_name.setdefault(name, (method, tensor))
-            if identity(known) != identity(tensor) and not same_bits(known, tensor):
+            other, first = by_name.setdefault(name, (method, tensor))
+            if identity(first) != identity(tensor) and not same_bits(first, tensor):
                 raise KeyConflictError(
                     f"{origin}: methods '{other}' and '{method}' have different tensors with the name '{name}', but a "
                     "data file can hold only one of them: export the methods from modules that use different names "

@@ -187,8 +187,8 @@ def _check_keys(results: dict[str, list[PreprocessResult]]) -> None:
             for entries in (output.pte_data, *output.external_data.values()):
                 for key, entry in entries.items():
                     data = output.buffers[entry.buffer_index]
-                    other, known = by_key.setdefault(key, (method, data))
-                    if other != method and known != data:
+                    other, first = by_key.setdefault(key, (method, data))
+                    if other != method and first != data:
                         raise KeyConflictError(
                             f"methods '{other}' and '{method}' store different bytes under the key '{key}': they "
                             "quantize the same weight differently. Quantize both with the same scales, or lower them as "
@@ -215,8 +215,8 @@ def _refuse_changed(table: NameTable, tensors: Mapping[str, torch.Tensor]) -> Na
     """The table, which then refuses tensors that differ from those that the program was exported with."""
     refused = {}
     for name, tensor in tensors.items():
-        known = [other for ref in table.exported.get(name, ()) if (other := ref()) is not None]
-        if known and name in table.sources and not any(names.same_bits(tensor, other) for other in known):
+        exported = [other for ref in table.exported.get(name, ()) if (other := ref()) is not None]
+        if exported and name in table.sources and not any(names.same_bits(tensor, other) for other in exported):
             refused[name] = Refusal((table.sources[name],), "it was changed between exporting and partitioning")
     return replace(table, refused={**refused, **table.refused}) if refused else table
 
@@ -248,11 +248,11 @@ def _add_records(output: NamedDataStoreOutput, table: NameTable, records: list[R
         output.buffers.append(data)
 
 
-def _records_of_program(table: NameTable, known: list[Record]) -> Iterator[Record]:
+def _records_of_program(table: NameTable, records: list[Record]) -> Iterator[Record]:
     """Refusals of the tensors that no delegate could record, and of state."""
     for refusal in table.refused.values():
         record = Record("", 0, refusal.sources, refusal=refusal.reason)
-        if record not in known:
+        if record not in records:
             yield record
     for source in table.state:
         yield Record("", 0, (source,), refusal=STATE, auxiliary=True)

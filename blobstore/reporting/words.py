@@ -70,13 +70,13 @@ def branches(folders: Sequence[Folder]) -> list[Folder]:
     if not folders:
         return []
     every = folders[0].path
-    found: list[Folder] = []
+    dividing: list[Folder] = []
     for one, following in zip(folders, [*folders[1:], None], strict=True):
         divides = following is None or following.files < one.files or not following.path.startswith(one.path)
         if divides and one.files < folders[0].files:
             below = one.path[len(every) :].removeprefix("/") if one.path.startswith(every) else one.path
-            found.append(replace(one, path=below))
-    return found
+            dividing.append(replace(one, path=below))
+    return dividing
 
 
 def short_paths(paths: Sequence[str]) -> list[str]:

@@ -202,8 +202,8 @@ def __getattr__(name: str) -> Any:
 
 def _imported(place: str) -> Any:
     module, _, name = place.partition(":")
-    found = importlib.import_module(module)
-    return getattr(found, name) if name else found
+    imported = importlib.import_module(module)
+    return getattr(imported, name) if name else imported
 
 
 def _refuse(found: str | None, differences: list[str]) -> None:

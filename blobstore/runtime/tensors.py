@@ -200,13 +200,13 @@ class LogicalTensors(Mapping[str, LogicalTensor]):
                 return [*self._items(name, value.qdata), *self._items(scales, value.scale)]
         what = type(value).__name__
         try:
-            data, found = as_bytes(value)
+            data, own_layout = as_bytes(value)
         except UnsupportedDataError as error:
             reason = str(error)
             if name in self and not hasattr(value, "dtype"):
                 reason = f"expected a torch tensor or a numpy array, found {what}"
             raise UnsupportedDataError(f"{self._blobs.name}: {name!r}: {reason}") from None
-        return [(name, data, None if found is None else native_layout(found), what)]
+        return [(name, data, None if own_layout is None else native_layout(own_layout), what)]
 
     def _unknown(self, name: object) -> KeyNotFoundError:
         return KeyNotFoundError(decode_text(self._native.unknown(_text(name))))

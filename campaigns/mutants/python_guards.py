@@ -964,7 +964,7 @@ GUARDS = (
     Guard(
         "store: a key with other bytes",
         "blobstore/core/store.py",
-        "if blob != known.blob:",
+        "if blob != entry.blob:",
         "if False:",
         ("tests/test_store.py",),
     ),

@@ -200,7 +200,7 @@ def mentioned(data: memoryview, keys: Collection[str]) -> set[str]:
     longest = max(map(len, texts), default=0)
     wanted = np.zeros(longest + 2, bool)
     wanted[[len(text) for text in texts]] = True
-    found: set[str] = set()
+    occurring: set[str] = set()
     for shift in range(4):
         words: npt.NDArray[np.uint32] = np.frombuffer(data[shift : shift + (len(data) - shift) // 4 * 4], "<u4")
         (short,) = np.nonzero(words <= longest)
@@ -208,5 +208,5 @@ def mentioned(data: memoryview, keys: Collection[str]) -> set[str]:
             start = shift + 4 * at + 4
             text = bytes(data[start : start + int(words[at]) + 1])
             if text[-1:] == b"\0" and (key := texts.get(text[:-1])) is not None:
-                found.add(key)
-    return found
+                occurring.add(key)
+    return occurring

@@ -338,8 +338,8 @@ def _blobs(data_maps: list[PtdDataMap]) -> dict[str, Blob]:
         for key in data_map:
             if not key.startswith(KEY_PREFIX):
                 blob = Blob(data_map.get_data(key), data_map.get_tensor_layout(key), data_map.alignment(key))
-                known = blobs.setdefault(key, blob)
-                if known.layout != blob.layout or not same_bytes(known.data, blob.data):
+                first = blobs.setdefault(key, blob)
+                if first.layout != blob.layout or not same_bytes(first.data, blob.data):
                     raise KeyConflictError(
                         f"{data_map.name}: the key {key!r} has other bytes or another layout in another data file"
                     )

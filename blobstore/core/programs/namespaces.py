@@ -21,14 +21,14 @@ def namespaces(data: Mapping[str, Sequence[PtdDataMap]]) -> dict[str, int]:
     Args:
         data: the data files of each program.
     """
-    known: dict[str, tuple[str, Digest, TensorLayout | None]] = {}
-    found = (
+    by_key: dict[str, tuple[str, Digest, TensorLayout | None]] = {}
+    contents = (
         (key, (data_map.path.name, data_map.digest(key), data_map.get_tensor_layout(key)))
         for maps in data.values()
         for data_map in maps
         for key in data_map
     )
-    if all(known.setdefault(key, what) == what for key, what in found):
+    if all(by_key.setdefault(key, what) == what for key, what in contents):
         return dict.fromkeys(data, 0)
     groups = Groups(data)
     first: dict[str, str] = {}

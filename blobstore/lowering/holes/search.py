@@ -233,14 +233,14 @@ def _overlap(holes: Mapping[int, int]) -> bool:
 def _different_seeds(tensors: Mapping[str, torch.Tensor]) -> dict[str, tuple[int, int]]:
     """The seeds of two series of other values for each constant. Of all these and the own values, no two are equal in
     the shortest form; constants without such values are left out."""
-    known = {_shortest(tensor) for tensor in tensors.values()}
+    forms = {_shortest(tensor) for tensor in tensors.values()}
     seeds_of = {}
     for name, tensor in tensors.items():
         seeds: list[int] = []
         for number in range(_MOST_SERIES):
             seed = xxhash.xxh3_64_intdigest(f"{number}:{name}".encode()) >> 1
-            if (form := _shortest(other_values(tensor, seed))) not in known:
-                known.add(form)
+            if (form := _shortest(other_values(tensor, seed))) not in forms:
+                forms.add(form)
                 seeds.append(seed)
             if len(seeds) == 2:
                 seeds_of[name] = (seeds[0], seeds[1])

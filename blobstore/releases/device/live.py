@@ -57,13 +57,13 @@ class _Data:
 
     def __init__(self, installed: Installed, index: Index, sha256: str, names: Sequence[str] | None) -> None:
         self._installed, self._index, self._sha256 = installed, index, sha256
-        known = {data.name: data for data in index.data}
+        by_name = {data.name: data for data in index.data}
         for name in names or ():
-            if name not in known:
+            if name not in by_name:
                 raise ReleaseError(
-                    f"{installed.folder}: {index.name} {index.version} has no data set {name!r}; it has {sorted(known)}"
+                    f"{installed.folder}: {index.name} {index.version} has no data set {name!r}; it has {sorted(by_name)}"
                 )
-        self.sets = [known[name] for name in names] if names is not None else [d for d in index.data if not d.adapter]
+        self.sets = [by_name[name] for name in names] if names is not None else [d for d in index.data if not d.adapter]
         self.names = [data.name for data in self.sets]
         merged = installed.merged(sha256)
         self.maps = {data.name: self._open(data, merged.get(data.name)) for data in self.sets}

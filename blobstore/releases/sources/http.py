@@ -283,8 +283,8 @@ class Client:
                     return None
                 return b"".join(self._pieces(url, response, None, limit))
 
-        found: bytes | None = retry(self.patience, work)
-        return found
+        content: bytes | None = retry(self.patience, work)
+        return content
 
     def _pieces(
         self, url: str, response: urllib3.BaseHTTPResponse, expected: int | None, limit: int | None = None

@@ -191,7 +191,7 @@ def _read_layouts(columns: Columns, tables: Positions, key_of: Callable[[int], s
     if (4 * rank + order_rank).sum() > columns.size:  # many tables may refer to the same sizes
         raise LayoutError("the layouts together are longer than the flatbuffer")
     layouts: dict[int, TensorLayout] = {}
-    known: dict[tuple[int, bytes], TensorLayout] = {}
+    by_identity: dict[tuple[int, bytes], TensorLayout] = {}
     for r in np.unique(rank).tolist():
         rows = np.flatnonzero(rank == r)
         matrix = np.empty((len(rows), 1 + 2 * r), "<i4")  # type, sizes, dim order
@@ -201,13 +201,13 @@ def _read_layouts(columns: Columns, tables: Positions, key_of: Callable[[int], s
         raw, width = matrix.tobytes(), matrix.shape[1] * 4
         for i, row in enumerate(rows.tolist()):
             identity = (r, raw[i * width : (i + 1) * width])
-            if identity not in known:
+            if identity not in by_identity:
                 kind, *numbers = matrix[i].tolist()
                 try:
-                    known[identity] = TensorLayout(_scalar_type(kind), tuple(numbers[:r]), tuple(numbers[r:]))
+                    by_identity[identity] = TensorLayout(_scalar_type(kind), tuple(numbers[:r]), tuple(numbers[r:]))
                 except LayoutError as error:
                     raise LayoutError(f"key {key_of(row)!r}: {error}") from None
-            layouts[row] = known[identity]
+            layouts[row] = by_identity[identity]
     return [layouts[row] for row in range(len(tables))]
 
 

@@ -116,13 +116,13 @@ def _offset_vector(at: int, targets: npt.NDArray[np.int64]) -> bytes:
 
 def _layouts(layouts: Sequence[TensorLayout | None], base: int, vtable: int) -> tuple[npt.NDArray[np.int64], bytes]:
     """The position of each layout's table, 0 for None, and the tables; equal layouts share one."""
-    known: dict[TensorLayout | None, int] = {None: 0}
+    positions: dict[TensorLayout | None, int] = {None: 0}
     parts: list[bytes] = []
     position = base
     for layout in layouts:
-        if layout is None or layout in known:
+        if layout is None or layout in positions:
             continue
-        known[layout] = position
+        positions[layout] = position
         rank = len(layout.sizes)
         order = position + 16 + 4 + 4 * rank
         part = struct.pack(
@@ -138,7 +138,7 @@ def _layouts(layouts: Sequence[TensorLayout | None], base: int, vtable: int) -> 
         )
         parts.append(part.ljust(align_up(len(part), 4), b"\0"))
         position += len(parts[-1])
-    return np.array([known[layout] for layout in layouts], np.int64), b"".join(parts)
+    return np.array([positions[layout] for layout in layouts], np.int64), b"".join(parts)
 
 
 def _strings(texts: Sequence[str], base: int) -> tuple[npt.NDArray[np.int64], bytes]:

@@ -49,8 +49,8 @@ class PteDataMap(NamedDataMap):
         items: dict[str, Movable] = {}
         for item in self.program.movable():
             key = item.key
-            known = items.setdefault(key, item)
-            if known is not item and (known.layout != item.layout or not same_bytes(known.data, item.data)):
+            first = items.setdefault(key, item)
+            if first is not item and (first.layout != item.layout or not same_bytes(first.data, item.data)):
                 raise KeyConflictError(f"{self.name}: the key {key!r} occurs twice with different contents")
         return items
 

@@ -28,18 +28,18 @@ def describe(program: ProgramFile) -> dict[str, list[str]]:
         InvalidFileError: the flatbuffer is damaged in a part that is read only here.
     """
     program.root.buffer.renew()
-    known = _Digests(program)
+    digests = _Digests(program)
     contents = {
-        use.table.position: known.of(Span(item.span.start, item.span.start + use.layout.nbytes))
+        use.table.position: digests.of(Span(item.span.start, item.span.start + use.layout.nbytes))
         if use.layout is not None
-        else known.of(item.span)
+        else digests.of(item.span)
         for item in program.tensors
         for use in item.uses
     }
     parts = {
         "version": [str(program.root.scalar("version"))],
         "methods": list(program.methods),
-        "unused segments": [known.of(segment.span) for segment in program.segments if not segment.users],
+        "unused segments": [digests.of(segment.span) for segment in program.segments if not segment.users],
     }
     payloads = iter(program.delegates)
     named = Counter(program.methods)
@@ -47,7 +47,7 @@ def describe(program: ProgramFile) -> dict[str, list[str]]:
         name = program.methods[number]
         method = f"method {name}" if named[name] == 1 else f"method {name} ({number})"
         delegates = [
-            f"{delegate.string('id')}, payload {known.of(next(payloads).span)}, "
+            f"{delegate.string('id')}, payload {digests.of(next(payloads).span)}, "
             + " ".join(_text(spec, contents) for spec in delegate.tables("compile_specs"))
             for delegate in plan.tables("delegates")
         ]

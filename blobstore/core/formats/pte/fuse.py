@@ -201,8 +201,8 @@ class Fusion:
         for blobs in (inside, part.named_data):
             for key, blob in blobs.items():
                 index = self._segments.add(blob)
-                known, other = self._named.setdefault(key, (index, program))
-                if known != index:
+                first, other = self._named.setdefault(key, (index, program))
+                if first != index:
                     raise KeyConflictError(
                         f"{program.path}: the key {key!r} has other bytes than in {other.path}; programs with equal keys for "
                         "different weights cannot become one"
@@ -309,9 +309,9 @@ class _Contents:
             address = digest(data)
             same = self._known.find(data, address)
             if same is not None:
-                known = self.blobs[same]
-                if blob.alignment > known.alignment:
-                    self.blobs[same] = _Content(known.nbytes, blob.alignment, known.runs)
+                stored = self.blobs[same]
+                if blob.alignment > stored.alignment:
+                    self.blobs[same] = _Content(stored.nbytes, blob.alignment, stored.runs)
                 self.shared += len(data)
                 return same
             self._known.add(data, address, index)

@@ -75,10 +75,10 @@ class Rewrite:
         self._extra_infos: dict[tuple[str, int, int], int] = {}
         self._check_padding()
         moved: set[TensorUse | NamedBlob] = set()
-        known: dict[str, Movable] = {}
+        by_key: dict[str, Movable] = {}
         for item, key in moves.items():
             self._check_move(item, key)
-            other = known.setdefault(key, item)
+            other = by_key.setdefault(key, item)
             if other.layout != item.layout or not same_bytes(other.data, item.data):
                 raise KeyConflictError(f"{program.path}: the key {key!r} is given to two different contents")
             moved.update(item.parts)
