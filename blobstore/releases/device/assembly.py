@@ -99,6 +99,7 @@ def make(recipe: Recipe, files: Path, transfer: Transfer) -> None:
         except _WrongError as error:
             number, step = error.number, steps[error.number]
             name = f"{recipe.wanted.sha256}, {step.part.size} bytes at {step.part.offset}"
+            # One more attempt per step: what is wrong twice was published wrong, and would be fetched for ever.
             if number in tried:
                 raise IntegrityError(files / name, f"what was fetched is wrong again: {error}") from None
             if step.local is not None:  # the blob that is here may be damaged

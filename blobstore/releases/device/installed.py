@@ -357,6 +357,7 @@ class Installed:
             return False
         links = self._links(index, merged)
         place = self.view_path(view)
+        # Reading all files of a release takes seconds to minutes, a pull that finds nothing new takes milliseconds.
         here = self.sound if verify else self.has
         return all(here(wanted) and os.path.lexists(place / name) for name, wanted in links.items())
 
@@ -372,6 +373,7 @@ class Installed:
         """Make a release whose files are here the current one; its folder."""
         parsed = parse_index(index, str(self._indexes / f"{sha256}.json"))
         view = sha256 + ("-merged" if merged else "")
+        # The index comes first: `gc` reads the indexes, and must know the files of a release before anything leads to them.
         with Staging(force=True, follow=False) as staging:
             records = [(".json", index)]
             if signature is not None:
@@ -392,11 +394,13 @@ class Installed:
                     if not (new / folder).is_dir():
                         (new / folder).mkdir()
                         folders.append(new / folder)
+                # Relative, so that the folder of the device can be moved.
                 up = "../" * (2 + name.count("/"))
                 link.symlink_to(f"{up}files/{wanted.sha256}")
             for folder in folders:
                 sync_folder(folder)
             if place.is_dir():
+                # A process may have this folder open as a `Release`; its links stay unless they are wrong.
                 if self._same(place, new):
                     shutil.rmtree(new)
                 else:  # a release that a fault left incomplete

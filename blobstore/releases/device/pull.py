@@ -148,6 +148,7 @@ def install(source: Source, directory: Path, options: PullOptions, threads: int,
         data = found.index if found.index is not None else installed.index_bytes(found.sha256)
         signature = None if options.key is None else source.signature(found.sha256)
         compared, new = False, 0
+        # The lock of the device is not held while bytes are fetched: a slow server must not keep other pulls waiting.
         while True:
             # Whatever other processes did meanwhile counts: a release may be newer now, or an object collected.
             with installed.locked():
@@ -233,6 +234,7 @@ def check_successor(installed: Installed, index: Index, sha256: str, source: Sou
     try:
         old = installed.mark()
     except BlobStoreError as error:
+        # Without a mark any older release could be played back, so this is refused rather than ignored.
         if allow_rollback or installed.current == sha256:
             return  # it is about to be mended
         raise TrustError(
@@ -289,6 +291,7 @@ def _obtain(
     transfer = Transfer(source, threads, progress)
     for spool in shopping.spools:
         transfer.ask(spool, shopping.ranges.get(spool.wanted.sha256, ()))
+    # Making two files at a time hashes one while the other one waits for bytes or for the disk.
     transfer.start()
     pool = ThreadPoolExecutor(_MAKERS)
     try:

@@ -67,6 +67,7 @@ class Shopping:
         files = list(files)
         wanted = {file.sha256: file for file in files if not self._installed.has(file.object)}
         lacking = {file.name for file in files if file.sha256 in wanted}
+        # A program reads the files of a data set together: one that was damaged long ago would be blamed on the new release.
         extended = {name for data in index.data if lacking & set(data.files) for name in data.files}
         for file in files:
             if (verify or file.name in extended) and file.sha256 not in wanted:
@@ -83,6 +84,7 @@ class Shopping:
         """Take small files from packs; the digests of these files."""
         taken: set[str] = set()
         by_name = {file.name: file for file in index.files}
+        # Files of some hundred bytes cost a request each, so the publisher puts them into packs.
         for pack in index.packs:
             missing = {
                 by_name[name].sha256: (by_name[name], at)
@@ -105,6 +107,7 @@ class Shopping:
         if table is not None:
             steps = [self._cheapest(part, table, plain) for part in table.parts]
             cost = sum(stop - start for step in steps if step.fetched for start, stop in [step.fetched])
+            # Steps cost requests, and a spool may have most of the plain file already, from a pull that was killed.
             if cost < _WORTH * (file.size - plain.present):
                 for step in steps:
                     self._need(step)
@@ -148,6 +151,7 @@ class Shopping:
                 data = read_small(self._installed.path(wanted.sha256), TABLE_LIMIT)
                 if hashlib.sha256(data).hexdigest() == wanted.sha256:
                     return data
+        # Once more, because a proxy may have answered with something else.
         for attempt in range(2):
             data = read_object(self._source, wanted)
             if hashlib.sha256(data).hexdigest() == wanted.sha256:
@@ -185,6 +189,7 @@ class Shopping:
     def _step(self, part: Part, way: Way, table: Table) -> Step | None:
         if way.encoding == "copy":
             return None  # the blob is not here
+        # A difference helps only a device that has the blob it was taken from.
         base = None
         if way.base:
             base = self._here(way.base, part.size)
@@ -225,6 +230,7 @@ class Shopping:
             largest = max(largest, recipe.wanted, key=lambda one: one.size)
         with named(folder):
             disk = os.statvfs(folder)
+        # Some file systems, such as those of networks, report no sizes at all: then nothing is refused.
         free = disk.f_bavail * disk.f_frsize
         if disk.f_blocks and need > free:
             raise FileAccessError(

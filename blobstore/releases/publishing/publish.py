@@ -212,6 +212,7 @@ class _entered:  # noqa: N801 - used like a function
             (self._root / FILES).mkdir(parents=True, exist_ok=True)
             for folder in (FILES, SIGNATURES, self._index.parent, self._index.parent.parent / LATEST):
                 _check_inside(self._root / folder, self._root)
+        # Two publishers of one folder would each write `latest`, and the older one could be the last.
         self._lock = exclusive(self._root)
         self._lock.__enter__()
         try:
@@ -259,6 +260,7 @@ def _expanded(paths: Sequence[Path], root: Path) -> Iterator[tuple[Path, str]]:
             continue
         empty = True
         for folder, folders, names in os.walk(path, onerror=fail):
+            # A link could lead to itself, or to a secret.
             for one in folders:
                 if not one.startswith(".") and Path(folder, one).is_symlink():
                     raise ReleaseError(
@@ -320,6 +322,7 @@ class _Publisher:
         base = _Base(published_index(self._root, self._name, version))
         for data in base.index.data:
             keys: dict[str, PtdDataMap] = {}
+            # A device has the newest blob of each key, so differences are taken from that one.
             for file_name in data.files:  # the newest last
                 file = base.index.file(file_name)
                 data_map = open_ptd(self._files / file.sha256)
@@ -369,6 +372,7 @@ class _Publisher:
             kind = detect_format(path)
         except InvalidFileError:  # it is empty
             kind = Format.UNKNOWN
+        # A damaged blob would get a digest of its own here, and every device would accept it.
         if kind is Format.PTD:
             self._add_data(open_ptd(path, verify=True), path, name)
             return
@@ -392,6 +396,7 @@ class _Publisher:
                 files.append(file_name)
             self._removed += len(keys.keys() - set(data_map))
             described = self._base.newest[name].metadata == data_map.metadata
+        # Without a base the file travels as it is, so that its SHA-256 is the one that others know.
         small = self._max is None or size_of(path) <= self._max
         if small and len(wanted) == len(data_map) and not files:
             stored = store_file(self._files, path, self._progress)
@@ -451,6 +456,7 @@ class _Publisher:
         group: list[Entry] = []
         size = fixed
         for same in blobs.values():
+            # An upper limit: how much padding a blob really needs depends on those before it.
             alignment = math.lcm(128, *(entry.alignment for entry in same))
             needed = align_up(len(same[0].data), alignment) + alignment
             needed += sum(_KEY_ROOM + len(e.key.encode()) + 16 * (len(e.layout.sizes) if e.layout else 0) for e in same)
@@ -514,6 +520,7 @@ class _Publisher:
         """Write the index, its signature, and the newest index."""
         if not self._listed:
             raise ReleaseError(f"{self._name}:{self._version}: a release needs a file")
+        # Devices link files by these names.
         names = [file.name for file in self._listed]
         if len(set(names)) != len(names):
             twice = next(name for name in names if names.count(name) > 1)
