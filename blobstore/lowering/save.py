@@ -33,7 +33,7 @@ def save_programs(
     programs: Mapping[str, ExecutorchProgramManager],
     directory: str | os.PathLike[str],
     *,
-    data_name: str = DATA_NAME,
+    data_name: str | None = None,
     keep_small: int = 0,
     names: NamedDataMap | None = None,
     prune: bool = False,
@@ -50,7 +50,8 @@ def save_programs(
         directory: where the outputs go; made if it is missing. What an earlier run left there is extended, as by
             `dedup_programs`.
         data_name: the file name of the shared data. Data that was tagged for another file while it was lowered goes to
-            the file of that tag, which all programs share as well.
+            the file of that tag, which all programs share as well. By default, if all tags name one file, everything goes
+            there; otherwise what has no tag goes to `shared.ptd`.
         keep_small, names, prune, force, progress: as in `dedup_programs`.
 
     Returns:
@@ -60,10 +61,10 @@ def save_programs(
     Raises:
         As `dedup_programs`.
     """
-    options = Options(data_name, keep_small, names, prune, force, progress)
+    options = Options(DATA_NAME if data_name is None else data_name, keep_small, names, prune, force, progress)
     _check_managers(programs)
     places = {name: Path(name if name.endswith(".pte") else f"{name}.pte") for name in programs}
-    return _save(programs, places, as_path(directory), options)
+    return _save(programs, places, as_path(directory), options, one_file=data_name is None)
 
 
 def save_program(
@@ -95,13 +96,22 @@ def save_program(
 
 
 def _save(
-    programs: Mapping[str, ExecutorchProgramManager], places: Mapping[str, Path], directory: Path, options: Options
+    programs: Mapping[str, ExecutorchProgramManager],
+    places: Mapping[str, Path],
+    directory: Path,
+    options: Options,
+    *,
+    one_file: bool = False,
 ) -> DedupResult:
     with output_folder(directory), ScratchFolder(directory) as scratch:
         written: dict[str, _Written] = {}
         for number, (name, manager) in enumerate(programs.items()):
             written[name] = _Written(manager, scratch / str(number), places[name].name)
             _check_methods(name, manager, written[name].data)
+        tagged = {data_map.path.name for one in written.values() for data_map in one.data}
+        if one_file and len(tagged) == 1:
+            # Small constants that no tag was asked for would need a second file, which a cache would have to be given.
+            options = replace(options, data_name=tagged.pop())
         namespace = namespaces({name: one.data for name, one in written.items()})
         try:
             result = run(
