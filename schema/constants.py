@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from blobstore.core import constants
@@ -15,15 +16,17 @@ def header() -> str:
         "// Made from blobstore/core/constants.py by `make constants`; do not edit.",
         "#pragma once\n\n#include <cstdint>\n\nnamespace blobstore::internal {\n",
     ]
-    for name, value in vars(constants).items():
-        if not name.startswith("_"):
-            camel = "k" + name.title().replace("_", "")
-            text = value.decode() if isinstance(value, bytes) else value
-            lines.append(
-                f'inline constexpr char {camel}[] = "{text}";'
-                if isinstance(text, str)
-                else f"inline constexpr uint64_t {camel} = {text};"
-            )
+    source = Path(constants.__file__).read_text(encoding="utf-8")
+    for name, comment in re.findall(r"^([A-Z_]+) = .*?(?:  #( .*))?$", source, re.MULTILINE):
+        value = getattr(constants, name)
+        camel = "k" + name.title().replace("_", "")
+        text = value.decode() if isinstance(value, bytes) else value
+        lines += [f"//{comment}"] if comment else []
+        lines.append(
+            f'inline constexpr char {camel}[] = "{text}";'
+            if isinstance(text, str)
+            else f"inline constexpr uint64_t {camel} = {text};"
+        )
     return "\n".join([*lines, "\n} // namespace blobstore::internal\n"])
 
 

@@ -5,11 +5,11 @@
 
 # Keys and metadata of data files
 KEY_PREFIX = "metadata.blobstore."  # of keys that belong to blobstore: records, lists of checkpoints
-OF_PROGRAMS_KEY = "blobstore.programs"
-WORKING_COPY_KEY = "blobstore.working_copy"
-FOUNDATION_KEY = "blobstore.adapter.foundation"
-SCALE_KEY = "blobstore.adapter.scale"
-PEFT_KEY = "blobstore.adapter.peft"
+OF_PROGRAMS_KEY = "blobstore.programs"  # of files that are written together with programs, whose keys belong to these
+WORKING_COPY_KEY = "blobstore.working_copy"  # of working copies alone, each with an id that no other one has
+FOUNDATION_KEY = "blobstore.adapter.foundation"  # the fingerprint of what an adapter was made for
+SCALE_KEY = "blobstore.adapter.scale"  # alpha / rank
+PEFT_KEY = "blobstore.adapter.peft"  # what PEFT's form of an adapter has besides
 SEGMENT_ALIGNMENT = 128  # bytes
 
 # The manifest of a data file

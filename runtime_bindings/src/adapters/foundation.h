@@ -16,8 +16,6 @@
 
 namespace blobstore::internal {
 
-/// Keys in the metadata of an adapter: the fingerprint of its foundation, and alpha / rank.
-
 /// Whether a key stands for a blob, and not for records of blobstore.
 bool is_content(std::string_view key);
 

@@ -17,8 +17,6 @@
 
 namespace blobstore::internal {
 
-/// The key in a file's metadata that makes it a working copy. Its value is an id, 32 hexadecimal digits that no other
-/// working copy has.
 constexpr size_t kWorkingCopyDigits = 32;
 
 /// The id as bytes; empty if a text is no id.

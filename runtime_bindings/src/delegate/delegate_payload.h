@@ -11,8 +11,6 @@
 
 namespace blobstore::internal {
 
-/// Bytes at the end of a key that are replaced by a version.
-
 struct DelegateConstant {
   std::string key;
   uint64_t nbytes = 0;

@@ -15,8 +15,6 @@
 namespace blobstore::internal {
 namespace {
 
-// Data files that were written together with programs, so that their keys belong to programs.
-
 bool begins_as_page(std::string_view head) {
   const size_t text = head.find_first_not_of(" \t\n\r\v\f");
   std::string lower(head.substr(text == std::string_view::npos ? head.size() : text));

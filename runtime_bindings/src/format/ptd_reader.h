@@ -14,8 +14,6 @@
 
 namespace blobstore::internal {
 
-/// Keys with this prefix hold records about blobs, not blobs.
-
 struct PtdSegment {
   uint64_t start = 0; // in the file
   uint64_t size = 0;

@@ -73,8 +73,6 @@ struct Records {
 constexpr char kStateRefusal[] =
     "it is not a weight but state, which the program keeps in its own memory and changes itself";
 
-/// Keys with this prefix belong to blobstore.
-
 /// Whether a blob holds records.
 bool is_records(std::string_view key, const uint8_t* data, size_t size);
 
