@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 __all__ = ["install"]
@@ -25,8 +26,15 @@ def install() -> None:
     from torch._export import utils
 
     real, known = utils._materialize_cpp_cia_ops, set[str]()
+    seen: tuple[int, ...] = ()
 
     def materialize() -> None:
+        nonlocal seen
+        # Operators come with libraries and modules, or are defined one by one.
+        sources = len(torch.ops.loaded_libraries), len(sys.modules), len(torch.library._defs)
+        if sources == seen:
+            return
+        seen = sources
         there = set(torch._C._dispatch_get_registrations_for_dispatch_key("CompositeImplicitAutograd"))
         if there != known:
             real()

@@ -1,4 +1,4 @@
-"""Telling files apart by their first bytes, not by their names."""
+"""Telling files apart by their first bytes, and refusing outputs whose names say something else."""
 
 from __future__ import annotations
 
@@ -41,12 +41,17 @@ def by_name(path: str | os.PathLike[str]) -> Format:
 
 
 def check_replaceable(path: Path, kind: Format, *, force: bool = False) -> None:
-    """Refuse to replace a file by one of another format. An empty file may always be replaced.
+    """Refuse to replace a file by one of another format, and to write one under the name of another. An empty file may
+    always be replaced.
 
     Raises:
-        OutputPathError: the file at `path` has another format, and `force` is not set.
+        OutputPathError: the ending of `path` is that of another format; or the file there has another format, and `force`
+            is not set.
         FileAccessError: there is something other than a regular file at `path`, or the file cannot be read.
     """
+    name = by_name(path)
+    if kind is not Format.UNKNOWN and name not in {Format.UNKNOWN, kind}:
+        raise OutputPathError(f"{path}: this is the name of {name.value}, and {kind.value} would be written")
     try:
         status = path.stat()
     except FileNotFoundError:

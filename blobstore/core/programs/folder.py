@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from blobstore.core.disk.folders import folders
+from blobstore.core.disk.kinds import Format, by_name
 from blobstore.core.disk.locks import exclusive
 from blobstore.core.disk.recovery import recover
 from blobstore.core.disk.staging import check_writable
-from blobstore.core.errors import FileAccessError
+from blobstore.core.errors import FileAccessError, OutputPathError
 from blobstore.core.memory.mapped_file import named
 
 __all__ = ["output_folder"]
@@ -22,7 +23,14 @@ def output_folder(directory: Path, *, dry_run: bool = False) -> Iterator[None]:
 
     If an error is raised inside, a folder that was missing before is removed again. A dry run only checks that all this
     is possible, and keeps nobody out.
+
+    Raises:
+        OutputPathError: the name is that of a file, and no such folder is there.
+        FileAccessError: the folder cannot be made or written to.
     """
+    name = by_name(directory)
+    if name is not Format.UNKNOWN and not directory.is_dir():
+        raise OutputPathError(f"{directory}: this is the name of {name.value}; expected that of a folder")
     if dry_run:
         try:
             check_writable(directory)

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <string_view>
+#include <utility>
 
 #include <blobstore/error.h>
 
@@ -66,6 +67,19 @@ FileKind file_kind(const std::string& path) {
 }
 
 void check_data_output(const std::string& path, const std::vector<std::string>& inputs) {
+  for (const auto& [ending, kind] :
+       {std::pair(".pte", FileKind::Program),
+        std::pair(".safetensors", FileKind::Safetensors),
+        std::pair(".html", FileKind::Html)}) {
+    if (ends_with(path, ending)) {
+      throw_error_in(
+          ErrorKind::OutputPath,
+          path,
+          "this is the name of {}, and {} would be written",
+          name_of(kind),
+          name_of(FileKind::Data));
+    }
+  }
   for (const std::string& input : inputs) {
     if (same_file(path, input)) {
       throw_error_in(ErrorKind::OutputPath, path, "the output is one of the inputs, {}", input);

@@ -1,0 +1,58 @@
+"""Nothing is written under a name that says something else (U1)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import blobstore
+from blobstore.errors import OutputPathError
+from blobstore.programs import dedup_programs
+from blobstore.reporting import report
+from blobstore.runtime import BlobCache, make_working_copy
+
+FILES: dict[str, tuple[str, Callable[[Path, Path], Any]]] = {
+    "save_file": ("x.safetensors", lambda data, to: blobstore.save_file({"w": np.zeros(3)}, to)),
+    "save_file by force": ("x.pte", lambda data, to: blobstore.save_file({"w": np.zeros(3)}, to, force=True)),
+    "write_ptd": ("x.html", lambda data, to: blobstore.BlobStore().write_ptd(to)),
+    "cache.save": ("x.safetensors", lambda data, to: BlobCache(data).save(to)),
+    "make_working_copy": ("x.pte", lambda data, to: make_working_copy(data, to)),
+    "to_html": ("x.ptd", lambda data, to: report([data]).to_html(to)),
+}
+
+
+@pytest.mark.parametrize("what", FILES)
+def test_a_file_of_another_format(what: str, tmp_path: Path) -> None:
+    data = tmp_path / "w.ptd"
+    blobstore.save_file({"w": np.zeros(3)}, data)
+    name, write = FILES[what]
+    with pytest.raises(OutputPathError, match=rf"{name}: this is the name of an? .*, and an? .* would be written"):
+        write(data, tmp_path / name)
+    assert [path.name for path in tmp_path.iterdir()] == ["w.ptd"]
+
+
+@pytest.mark.parametrize("dry_run", [False, True])
+def test_a_folder_with_the_name_of_a_program(dry_run: bool, lowered: Any, tmp_path: Path) -> None:
+    """`-o out.pte` made a folder of that name."""
+    (tmp_path / "a.pte").write_bytes(lowered.counter().pte)
+    with pytest.raises(
+        OutputPathError, match=r"out\.pte: this is the name of a \.pte program; expected that of a folder"
+    ):
+        dedup_programs([tmp_path / "a.pte"], tmp_path / "out.pte", dry_run=dry_run)
+    assert [path.name for path in tmp_path.iterdir()] == ["a.pte"]
+
+
+def test_a_folder_that_is_there_may_be_called_so(lowered: Any, tmp_path: Path) -> None:
+    (tmp_path / "a.pte").write_bytes(lowered.counter().pte)
+    (tmp_path / "out.pte").mkdir()
+    assert dedup_programs([tmp_path / "a.pte"], tmp_path / "out.pte").data_files
+
+
+@pytest.mark.parametrize("name", ["weights", "weights.bin", "w.PTD"])
+def test_names_that_say_nothing(name: str, tmp_path: Path) -> None:
+    blobstore.save_file({"w": np.zeros(3)}, tmp_path / name)
+    assert blobstore.load_file(tmp_path / name)["w"].shape == (3,)
