@@ -127,8 +127,10 @@ def read_peft(directory: str | os.PathLike[str]) -> tuple[PeftConfig, list[PeftP
     for key in data_map:
         match = _HALF.fullmatch(key)
         if match is None:
+            # Whatever is not understood is refused: an adapter without its DoRA vectors, say, computes something else.
             what = next((what for part, what in _STRAY.items() if part in key), "no part of a LoRA pair")
             raise AdapterError(f"{path}: '{key}' cannot be honoured: it is {what}")
+        # Some files have the names without the prefix.
         both = halves.setdefault(match[1].removeprefix(PREFIX), {})
         if match[2] in both:
             raise AdapterError(f"{path}: '{both[match[2]]}' and '{key}' belong to one module")
@@ -222,6 +224,7 @@ def import_peft(
     modules_of_program = Names(
         base.modules if template is None else template.pairs, base.name if template is None else template.name
     )
+    # The file of an adapter has one scale; what other modules need goes into their lora_b.
     scale, factors = _common_scale(pairs, config)
     record = _Record(dict(config.fields), {})
 
@@ -231,6 +234,7 @@ def import_peft(
     tensors: dict[str, Plain] = {}
     for pair in pairs:
         module = given[pair.module] if pair.module in given else modules_of_program.find(pair.module)
+        # Two modules of PEFT may be tied in the program, and only one adapter can be there.
         if module in record.modules:
             raise AdapterError(
                 f"{folder}: two modules of PEFT are module '{module}' of the program, one is '{pair.module}'"
@@ -263,6 +267,7 @@ class _Base:
         self.modules: dict[str, NamedTensor] = {}
         for tensor in info.tensors:
             for name, end in itertools.product((tensor.name, *tensor.aliases), _WEIGHTS):
+                # LoRA of convolutions is written in another shape, and is not supported.
                 if name.endswith(end) and len(tensor.sizes) == 2:
                     self.modules.setdefault(name.removesuffix(end), tensor)
         self._rotary = [tensor for tensor in info.tensors if re.search(r"(^|\.)freqs_cos$", tensor.name)]
@@ -293,6 +298,7 @@ class _Base:
                 data_map = open_ptd(path)
                 if tensor.name in data_map and tensor.scalar_type is ScalarType.FLOAT and len(tensor.sizes) == 2:
                     table = np.frombuffer(data_map.get_data(tensor.name), np.float32).reshape(tensor.sizes)
+                    # One position, or one pair of elements, looks the same in both layouts.
                     if table.shape[0] < 2 or table.shape[1] < 2:
                         continue
                     half = table.shape[1] // 2
@@ -353,6 +359,7 @@ class _Template:
 
         kind = self._kinds[name]
         made = cast(tensor, kind)
+        # Narrowing may well be harmless, but only the user knows.
         if not round_values and not same_tensors(cast(made, tensor[1]), tensor):
             raise AdapterError(
                 f"{source}: '{key}' is {tensor[1].name.lower()}, and would be rounded to the {kind.name.lower()} of '{name}'; "
@@ -524,6 +531,7 @@ def export_peft(
     halves = {name for pair in adapter.pairs for name in (pair.a, pair.b)}
     if others := [name for name in adapter.contents if name not in halves]:
         raise AdapterError(f"{adapter.path}: {', '.join(map(repr, others))} belong to no pair, which PEFT cannot name")
+    # Without a record, PEFT did not write it, and the configuration is made of the tensors.
     record = _Record.of(adapter)
     config = dict(record.config) if record is not None else _new_config(adapter)
     if base_model is not None:
@@ -537,6 +545,7 @@ def export_peft(
         if rank == 0:
             continue  # the program has room for a module that PEFT's adapter has not
         origin = recorded or _new_origin(adapter, pair, rank, head_dim)
+        # The metadata is text of a file: two of its modules may claim the same keys.
         halves_of_pair = _as_imported(adapter, pair, origin, rank)
         if tensors.keys() & halves_of_pair.keys() or len(halves_of_pair) != 2:
             raise InvalidFileError(adapter.path, f"the metadata {_RECORD} does not fit module '{pair.module}'")

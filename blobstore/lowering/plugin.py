@@ -103,16 +103,19 @@ class BlobStorePartitioner(Partitioner):  # type: ignore[misc]
         tables_of: dict[str, NameTable] = {}
         for tag, spec in result.partition_tags.items():
             inner = spec.backend_id
+            # Any backend can be searched for its constants, so no list of backends has to be kept.
             if inner not in _inners and find_backend(inner) is not None:
                 register_inner(HolesLowering(inner))
             if inner not in _inners:
                 raise UnsupportedOperationError(f"cannot wrap backend {inner!r}; known backends: {sorted(_inners)}")
             if inner not in tables_of:
+                # One table for all parts of a backend: a tensor that two parts use has one name and one file.
                 table = tables.table_of(result.tagged_exported_program, inner, self.tag)
                 tables_of[inner] = replace(table, exported=self._exported)
                 tables.keep(tables_of[inner])
             table_spec = CompileSpec(_TABLE_SPEC, tables_of[inner].digest)
             table_spec.program = weakref.ref(result.tagged_exported_program)  # for `preprocess_multimethod`
+            # A spec is the only thing that ExecuTorch passes on from here to `preprocess`.
             specs = [*spec.compile_specs, table_spec]
             if tag == (tables_of[inner].bearer or next(iter(result.partition_tags))):
                 specs.append(CompileSpec(_BEARER_SPEC, b""))
@@ -129,6 +132,7 @@ class BlobStorePartitioner(Partitioner):  # type: ignore[misc]
         Decompositions drop all names of a tied tensor but one, and passes may replace tensors.
         """
         for name, tensor in {**exported_program.constants, **exported_program.state_dict}.items():
+            # Weak, because a partitioner may outlive the model by far.
             if isinstance(tensor, torch.Tensor):
                 self._exported.setdefault(name, []).append(weakref.ref(tensor))
         marks.mark_aliases(exported_program)
@@ -226,6 +230,7 @@ def _add_records(output: NamedDataStoreOutput, table: NameTable, records: list[R
 
     What concerns the whole program, and not this delegate, is only in the records of the one delegate that `bears` it.
     """
+    # A cache reads the records in its files only, so they go where weights of this delegate are.
     first = next(iter(output.external_data), None)
     if first is None and bears and (table.outside or table.shared):
         first = next(filter(None, map(table.tag, table.sources)), None)

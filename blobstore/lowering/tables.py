@@ -206,6 +206,7 @@ class _Reading:
         return tuple(other for other in names if other != name)
 
     def _add_fold(self, name: str, placeholder: Node, fold: Fold) -> None:
+        # An operator of the program reads the folded tensor itself; changing it would give that one other numbers.
         if _is_used_outside(placeholder):
             self.refused[name] = Refusal(fold.sources, _FOLDED_OUTSIDE)
         else:
@@ -220,6 +221,7 @@ class _Reading:
                 return  # scales and zero points, which come with the integers
             if kind is ScalarType.CHAR:
                 logical = wrapped.parameter
+        # A state dict has the weight as it was before it was quantized.
         if logical != name:
             kind = _kind_of_float(self._program.state_dict.get(logical))
         source = self.sources[name] = Source(logical, kind, tuple(tensor.shape), aliases)
@@ -235,6 +237,7 @@ class _Reading:
         if name in self._marks:
             marked = self._marks[name]
             return marked if isinstance(marked, str) else None
+        # Quantizing may have folded a normalization into it without a trace, and then the numbers are no longer the weight.
         if name.endswith(QUANTIZED) or (self._is_quantized and kind in FLOATS and _may_be_folded(placeholder)):
             return _UNPROVED
         return None

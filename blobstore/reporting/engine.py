@@ -87,6 +87,7 @@ class Engine:
         """The structure of each file, or why it cannot be read."""
         by_path: dict[str, Scanned | Problem] = {}
         missing = []
+        # Links and repeated arguments name a file several times; it is read once.
         for path in dict.fromkeys(paths):
             identity = identify(path)
             known = self._cache.regions(identity)
@@ -124,6 +125,7 @@ class Engine:
             (files[f].path, files[f].identity, tuple(_wanted(files[f].regions[r], alike) for r in batch))
             for f, batch, _ in tasks
         ]
+        # By identity, because hashing the arguments would cost more than the lookup saves.
         todo = {id(argument): task for argument, task in zip(arguments, tasks, strict=True)}
         for argument, result in self._run(_fingerprint, arguments):
             f, batch, nbytes = todo[id(argument)]
@@ -136,6 +138,7 @@ class Engine:
             done += nbytes
             self._progress("reading", done, total)
         return [
+            # A file whose bytes are not what it says they are must not make another file look redundant.
             prints if isinstance(prints, Problem) else _damage(file, prints) or prints
             for file, prints in zip(files, results, strict=True)
         ]
@@ -172,6 +175,7 @@ class Engine:
             for future in as_completed(futures):
                 yield futures[future], future.result()
         finally:
+            # The caller may stop at the first problem; what is running ends by itself.
             for future in futures:
                 future.cancel()
 
@@ -230,6 +234,7 @@ def _scan(path: str) -> Scanned | Problem:
     try:
         with open_source(path) as source:
             file_format, regions, alignment = read_regions(source)
+            # Structure of one version with bytes of the next would be a finding about neither.
             source.check_unchanged()
             return Scanned(path, source.identity, file_format, source.size, tuple(regions), alignment)
     except (BlobStoreError, OSError) as error:

@@ -168,6 +168,8 @@ class _Run:
         self.outputs = [job.output for job in self.jobs]
         self.data = [(one.data_map, file_name(one.tag), stores[one.namespace]) for one in data]
         self.home = {tag: store for _, tag, store in self.data}
+        # Programs of one namespace can find a key in any of their files, so one store keeps each blob of them once.
+        # With several, what is shared belongs to none of them.
         everywhere = next(iter(stores.values())) if len(stores) == 1 else BlobStore()
         self.shared = self.home.setdefault(self.data_name, everywhere)
         self.old: dict[str, PtdDataMap] = {}
@@ -187,6 +189,7 @@ class _Run:
         if len(set(self.outputs)) != len(self.outputs):
             twice = next(path for path in self.outputs if self.outputs.count(path) > 1)
             raise OutputPathError(f"{twice}: two of the programs have this file name; rename one of them")
+        # A deduplicated program has lost its weights: written over its own source, they could not be told from it again.
         if not self.options.force:
             names = self.options.names
             every_input = [*inputs, *(names.sources if names is not None else ())]
@@ -222,6 +225,7 @@ class _Run:
     def keep_what_others_take(self) -> None:
         """Add what programs that stay take. It is added first because it must not change."""
         for tag, data_map in self.old.items():
+            # Programs that are not part of this run cannot be rewritten, so their keys are fixed before any other is chosen.
             held = {key for files in self.others.values() for key in files.get(tag, ())}
             for key in data_map:
                 if key in held:
@@ -303,6 +307,7 @@ class _Run:
         for tag, dropped in self.pruned.items() if unpruned else ():
             files[tag] += [replace(entry, blob=-1 - entry.blob) for entry in dropped.entries()]  # of another store
         for tag, data_map in self.old.items():
+            # Without this, a second run with the same inputs would write other bytes.
             order = {key: number for number, key in enumerate(data_map)}
             files[tag].sort(key=lambda entry: order.get(entry.key, len(order)))
         return files
@@ -318,6 +323,7 @@ class _Run:
             The size of each data file in bytes.
         """
         final = self.files()
+        # Only a program that is replaced can take a key that is pruned; without one, nothing need be written twice.
         late = set(self.pruned) if any(output.exists() for output in self.outputs) else set()
         early = {**final, **{tag: entries for tag, entries in self.files(unpruned=True).items() if tag in late}}
         metadata = {tag: self._metadata(tag, final) for tag in final}
@@ -354,6 +360,7 @@ class _Run:
         elsewhere = set(
             itertools.chain(*self.neighbours.values(), *(_keys(files[other]) for other in files if other != tag))
         )
+        # Only keys in several files are ambiguous; a list in every file would make equal runs of two people differ.
         if USERS not in old and not keys & elsewhere:
             return {**old, **OF_PROGRAMS}
         replaced = {place_of(output, self.directory) for output in self.outputs}
@@ -368,6 +375,7 @@ class _Run:
     def _is_up_to_date(self, tag: str, entries: Sequence[Entry], metadata: Mapping[str, str]) -> bool:
         """Whether a data file exists and has these contents already."""
         data_map = self.old.get(tag)
+        # A file without digests has to be read whole to be compared, which costs as much as writing it.
         if data_map is None or not data_map.has_digests or data_map.metadata != metadata:
             return False
         stored = [

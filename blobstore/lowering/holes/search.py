@@ -120,6 +120,7 @@ class Search:
     def run(self) -> Payload:
         """Search; returns the payload of the constants' own values, with the constants in their places."""
         probed = self._lower(self._others(self._seeds, 1))
+        # Named data can be shared as it is, by the keys that the backend chose.
         if probed.has_named_data or not self._tensors:
             return self._lower({})
         located = {name: found for name in self._seeds if (found := self._locate(name, probed)) is not None}
@@ -162,6 +163,7 @@ class Search:
             return whole
         if len(names) == 1:
             return {}, None
+        # One constant that cannot be proved must not keep all others in the payload; halves find it in few attempts.
         half = len(names) // 2
         first, first_payload = self._largest(names[:half], None)
         second, second_payload = self._largest(names[half:], None)
@@ -194,6 +196,7 @@ class Search:
         holes: dict[int, int] = {}
         for name, located in by_name.items():
             data = stored(own.get(name, self._tensors[name]), located.steps)
+            # A small constant occurs in other bytes by chance; those that stay the same with its own values are not it.
             places = tuple(place for place in located.places if payload.data[place : place + len(data)] == data)
             if not places or len(places) > MOST_HOLES:
                 return None
@@ -203,6 +206,7 @@ class Search:
             holes.update(dict.fromkeys(places, len(data)))
         if _overlap(holes) or sum(len(located.places) for located in by_name.values()) != len(holes):
             return None
+        # What else differs was computed from the constants, such as a checksum, and could not follow an update.
         if self._rest(probed, holes) != self._rest(payload, holes):
             return None
         return by_name, payload

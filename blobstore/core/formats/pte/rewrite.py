@@ -78,6 +78,7 @@ class Rewrite:
         by_key: dict[str, Movable] = {}
         for item, key in moves.items():
             self._check_move(item, key)
+            # Tied tensors share a key on purpose; two contents under one would give a method the weights of another.
             other = by_key.setdefault(key, item)
             if other.layout != item.layout or not same_bytes(other.data, item.data):
                 raise KeyConflictError(f"{program.path}: the key {key!r} is given to two different contents")
@@ -119,6 +120,7 @@ class Rewrite:
         spans = sorted(s.span for s in program.segments if s.span.size)
         position = program.program_size
         for span in [*spans, Span(len(program.data), len(program.data))]:
+            # Another tool may have put something there; dropping it silently would be the worst that can happen.
             gap = np.frombuffer(program.data[position : span.start], np.uint8)
             if gap.any():
                 raise self._refuse(f"the bytes at {position}..{span.start} belong to no segment")
@@ -131,6 +133,7 @@ class Rewrite:
             raise self._refuse(f"{item.name!r} has a recorded name and cannot be moved to the key {key!r}")
         if not key or "\0" in key:
             raise InvalidKeyError(f"{self._program.path}: a key must be a non-empty string without NUL, got {key!r}")
+        # An unknown value could refer to the same constant, which would then be gone.
         if item.kind != "named_data" and "EValue.val" in self._program.unknown:
             raise self._refuse("the program has values of unknown types, which may refer to constants")
 
@@ -147,6 +150,7 @@ class Rewrite:
         else:
             self._refuse_unknown(old, f"method {use.method!r}, value {use.value}")
             device_type, device_index = old.scalar("device_type"), old.scalar("device_index")
+            # 0 says that the program itself has no constant for the tensor.
             self._editor.write(number, bytes(4))
             number = tensor.slot("extra_tensor_info")
         self._editor.link(number, self._extra_info(key, device_type, device_index))
@@ -287,6 +291,7 @@ class Rewrite:
         base = 0
         if program.segment_base:
             # The first segment stays at offset 0, because its table may have no field for another offset.
+            # Tensors are read where they lie in the file, so a segment keeps the alignment that its bytes had.
             base = align_up(editor.size, needs[filled[0].index] if filled else SEGMENT_ALIGNMENT)
         cursor = 0
         self._runs: list[tuple[int, Span]] = []
