@@ -41,20 +41,22 @@ def by_name(path: str | os.PathLike[str]) -> Format:
 
 
 def check_replaceable(path: Path, kind: Format, *, force: bool = False) -> None:
-    """Refuse to replace a file by one of another format, and to write one under the name of another. An empty file may
+    """Refuse to replace a file by one of another format, and to make one under the name of another. An empty file may
     always be replaced.
 
     Raises:
-        OutputPathError: the ending of `path` is that of another format; or the file there has another format, and `force`
-            is not set.
+        OutputPathError: the file at `path` has another format, and `force` is not set; or there is none, and the ending of
+            `path` is that of another format.
         FileAccessError: there is something other than a regular file at `path`, or the file cannot be read.
     """
-    name = by_name(path)
-    if kind is not Format.UNKNOWN and name not in {Format.UNKNOWN, kind}:
-        raise OutputPathError(f"{path}: this is the name of {name.value}, and {kind.value} would be written")
     try:
         status = path.stat()
     except FileNotFoundError:
+        name = by_name(path)
+        if kind is not Format.UNKNOWN and name not in {Format.UNKNOWN, kind}:
+            raise OutputPathError(
+                f"{path}: this is the name of {name.value}, and {kind.value} would be written"
+            ) from None
         return
     except OSError as error:
         raise FileAccessError(path, error) from None

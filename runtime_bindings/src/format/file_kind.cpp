@@ -41,6 +41,23 @@ bool is_of_programs(const std::string& path) {
   }
 }
 
+/// Refuse to make a data file under the name of another format.
+void check_name(const std::string& path) {
+  for (const auto& [ending, kind] :
+       {std::pair(".pte", FileKind::Program),
+        std::pair(".safetensors", FileKind::Safetensors),
+        std::pair(".html", FileKind::Html)}) {
+    if (ends_with(path, ending)) {
+      throw_error_in(
+          ErrorKind::OutputPath,
+          path,
+          "this is the name of {}, and {} would be written",
+          name_of(kind),
+          name_of(FileKind::Data));
+    }
+  }
+}
+
 } // namespace
 
 FileKind file_kind(const std::string& path) {
@@ -67,19 +84,6 @@ FileKind file_kind(const std::string& path) {
 }
 
 void check_data_output(const std::string& path, const std::vector<std::string>& inputs) {
-  for (const auto& [ending, kind] :
-       {std::pair(".pte", FileKind::Program),
-        std::pair(".safetensors", FileKind::Safetensors),
-        std::pair(".html", FileKind::Html)}) {
-    if (ends_with(path, ending)) {
-      throw_error_in(
-          ErrorKind::OutputPath,
-          path,
-          "this is the name of {}, and {} would be written",
-          name_of(kind),
-          name_of(FileKind::Data));
-    }
-  }
   for (const std::string& input : inputs) {
     if (same_file(path, input)) {
       throw_error_in(ErrorKind::OutputPath, path, "the output is one of the inputs, {}", input);
@@ -91,6 +95,9 @@ void check_data_output(const std::string& path, const std::vector<std::string>& 
   } catch (const Error& error) {
     if (error.kind() != ErrorKind::InvalidFile && error.number() != ENOENT) {
       throw;
+    }
+    if (error.number() == ENOENT) {
+      check_name(path);
     }
     return; // it is empty, or does not exist
   }
