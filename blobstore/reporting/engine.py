@@ -87,7 +87,7 @@ class Engine:
         """The structure of each file, or why it cannot be read."""
         by_path: dict[str, Scanned | Problem] = {}
         missing = []
-        # Links and repeated arguments name a file several times; it is read once.
+        # A path that is given twice is read once.
         for path in dict.fromkeys(paths):
             identity = identify(path)
             known = self._cache.regions(identity)
@@ -125,7 +125,6 @@ class Engine:
             (files[f].path, files[f].identity, tuple(_wanted(files[f].regions[r], alike) for r in batch))
             for f, batch, _ in tasks
         ]
-        # By identity, because hashing the arguments would cost more than the lookup saves.
         todo = {id(argument): task for argument, task in zip(arguments, tasks, strict=True)}
         for argument, result in self._run(_fingerprint, arguments):
             f, batch, nbytes = todo[id(argument)]

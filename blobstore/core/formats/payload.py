@@ -85,7 +85,7 @@ def wrap(payload: bytes, inner: str, constants: Sequence[Constant]) -> bytes:
     builder = TableBuilder(1024)
     tables = builder.references([_write(builder, constant) for constant in constants])
     name = builder.CreateString(inner)
-    digest = builder.numbers(U8, list(xxhash.xxh3_128_digest(payload)))
+    digest = builder.CreateByteVector(xxhash.xxh3_128_digest(payload))
     table = builder.table(
         PAYLOAD,
         version=version,
@@ -136,7 +136,7 @@ def _write(builder: TableBuilder, constant: Constant) -> int:
     key = builder.CreateString(constant.key)
     places = builder.numbers(U64, constant.places)
     holes = builder.numbers(U64, constant.holes) if constant.holes else None
-    packing = builder.numbers(U8, list(constant.packing)) if constant.packing else None
+    packing = builder.CreateByteVector(constant.packing) if constant.packing else None
     return builder.table(
         CONSTANT,
         key=key,

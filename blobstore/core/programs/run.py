@@ -360,7 +360,7 @@ class _Run:
         elsewhere = set(
             itertools.chain(*self.neighbours.values(), *(_keys(files[other]) for other in files if other != tag))
         )
-        # Only keys in several files are ambiguous; a list in every file would make equal runs of two people differ.
+        # Only keys that several files have are ambiguous.
         if USERS not in old and not keys & elsewhere:
             return {**old, **OF_PROGRAMS}
         replaced = {place_of(output, self.directory) for output in self.outputs}

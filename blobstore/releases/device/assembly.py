@@ -175,8 +175,9 @@ def _local(blob: LocalBlob) -> Iterator[bytes]:
 def _take_whole(recipe: Recipe, files: Path, transfer: Transfer) -> None:
     """Hash the spool as it fills, and give it its place."""
     spool, wanted = recipe.plain, recipe.wanted
+    early = spool.early_sync()  # for both attempts, because the system reports a failure only once
     for attempt in range(2):
-        hasher, early = hashlib.sha256(), spool.early_sync()
+        hasher = hashlib.sha256()
         for at in range(0, wanted.size, PIECE):
             hasher.update(spool.read(at, min(PIECE, wanted.size - at)))
             early.written(at)

@@ -137,9 +137,13 @@ void learn_maps(
   Laboratory laboratory(*plan.store, recipe, names, constants);
   for (auto& [key, kind] : kinds) {
     const std::optional<PackedMap>& map = laboratory.learn(key, kind, result);
+    if (!map) {
+      continue;
+    }
+    const std::string encoded = map->encode();
     for (const PackedUnit& unit : kind.units) {
-      if (map && map->gives(bytes_of(unit, constants), packed.data() + unit.entry->offset, unit.entry->size)) {
-        result.maps[unit.entry->name] = map->encode();
+      if (map->gives(bytes_of(unit, constants), packed.data() + unit.entry->offset, unit.entry->size)) {
+        result.maps[unit.entry->name] = encoded;
         if (!map->has_scales()) { // only XNNPACK can check scales, and other processes do not ask it
           result.keys[unit.entry->name] = keys_of(unit, recipe->payload.constants);
         }

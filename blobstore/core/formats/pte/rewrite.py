@@ -120,7 +120,6 @@ class Rewrite:
         spans = sorted(s.span for s in program.segments if s.span.size)
         position = program.program_size
         for span in [*spans, Span(len(program.data), len(program.data))]:
-            # Another tool may have put something there; dropping it silently would be the worst that can happen.
             gap = np.frombuffer(program.data[position : span.start], np.uint8)
             if gap.any():
                 raise self._refuse(f"the bytes at {position}..{span.start} belong to no segment")
