@@ -95,7 +95,7 @@ def _reload(folder: Path) -> tuple[float, float]:
         from executorch.runtime import Runtime
 
         from blobstore.core.formats.ptd.reader import open_ptd
-    contents = {key: bytes(data) for key, data in open_ptd(folder / "model.ptd").items()}
+    contents = {key: bytes(data) for key, data in open_ptd(folder / "model.ptd").views()}
     x = torch.randn(1, _WIDTH)
 
     def write() -> object:

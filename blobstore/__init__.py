@@ -1,4 +1,33 @@
-"""Content-addressed weights for ExecuTorch: each blob once, in `.ptd` files that the stock runtime reads."""
+"""Content-addressed weights for ExecuTorch: each blob once, in `.ptd` files that the stock runtime reads.
+
+Files, with the calls of safetensors:
+
+    save_file, load_file    tensors by name, in a .ptd
+    safe_open               one tensor, or a part of it, of a .ptd, .safetensors or .pte
+    open_ptd, open_any      a file as a data map: `data["encoder.weight"]` is a tensor, `data.get_data(...)` its bytes
+    BlobStore               what writes a .ptd: keys, tags, alignments, layouts
+
+Programs and reports:
+
+    dedup_programs          slim programs and one shared data file, from .pte files
+    save_programs           the same, from programs that were just lowered
+    fuse_programs           one program of several programs and their data
+    report                  where a set of files wastes bytes
+
+Modules, imported when they are first used:
+
+    blobstore.lowering      lower a model so that its weights change by name
+    blobstore.runtime       programs on a writable cache of weights
+    blobstore.adapters      LoRA adapters beside a foundation
+    blobstore.training      training on the device
+    blobstore.releases      publish once, fetch what a device lacks
+    blobstore.llm           ExecuTorch's exporter for language models
+    blobstore.torch, blobstore.numpy    the calls of safetensors for one framework
+    blobstore.errors        every error, in one tree
+    blobstore.testing       the contract of data maps
+
+Documentation: https://blobstore-project.github.io/blobstore/
+"""
 
 from __future__ import annotations
 
@@ -76,13 +105,30 @@ _HOME = {
 }
 
 
+_MODULES = (
+    "adapters",
+    "errors",
+    "llm",
+    "lowering",
+    "numpy",
+    "programs",
+    "releases",
+    "reporting",
+    "runtime",
+    "store",
+    "testing",
+    "torch",
+    "training",
+)
+
+
 def __getattr__(name: str) -> Any:
-    if name == "errors":  # for `except blobstore.errors.KeyNotFoundError`
+    if name in _MODULES:
         from importlib import import_module
 
-        return import_module(f"{__name__}.errors")
+        return import_module(f"{__name__}.{name}")
     return lazily(__name__, _HOME, name)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted([*__all__, *_MODULES, "__version__"])

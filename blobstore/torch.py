@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from blobstore.core import files
+from blobstore.core.distribution import install
 from blobstore.core.errors import CheckpointError, MissingDependencyError, UnsupportedDataError
-from blobstore.core.tensor_file import Device, TensorFile
+from blobstore.core.tensor_file import Device, TensorFile, safe_open
 
 if TYPE_CHECKING:
     import torch
@@ -121,7 +122,7 @@ def load_model(
         As `load_file`.
     """
     own = _module(model).state_dict(keep_vars=True)
-    with TensorFile(filename, "pt", device) as file:
+    with safe_open(filename, "pt", device) as file:
         names = file.keys()
         _check_shapes(file, own, names)
         groups = _tied(own)
@@ -151,7 +152,7 @@ def _module(model: Any) -> torch.nn.Module:
     try:
         import torch
     except ImportError:
-        raise MissingDependencyError("models need torch: pip install 'blobstore[executorch]'") from None
+        raise MissingDependencyError(f"models need torch: {install('executorch')}") from None
     if not isinstance(model, torch.nn.Module):
         raise UnsupportedDataError(f"expected a torch.nn.Module, found a {type(model).__qualname__}")
     return model
@@ -167,7 +168,7 @@ def _on_cpu(tensors: Mapping[str, Any]) -> Mapping[str, Any]:
     }
 
 
-def _check_shapes(file: TensorFile, own: Mapping[str, Any], names: list[str]) -> None:
+def _check_shapes(file: TensorFile[torch.Tensor], own: Mapping[str, Any], names: list[str]) -> None:
     import torch
 
     wrong = [
@@ -195,7 +196,7 @@ def _tied(own: Mapping[str, Any]) -> list[set[str]]:
     return list(groups.values())
 
 
-def _contradicting(file: TensorFile, groups: list[set[str]], names: list[str]) -> set[str]:
+def _contradicting(file: TensorFile[torch.Tensor], groups: list[set[str]], names: list[str]) -> set[str]:
     """Names of tensors that the file has with other contents than under an earlier name of the same tensor."""
     order = {name: number for number, name in enumerate(names)}
     contradicting: set[str] = set()

@@ -212,7 +212,7 @@ def tune(name: str, task: Task, foundation: BlobCache, folder: Path, steps: int)
 def scores(serve: Callable[..., list[Tensor]], task: Task) -> Tensor:
     """The scores that a program computes for the test sentences, one at a time."""
     ids, mask, labels = task.test
-    return torch.cat([serve(ids[i : i + 1], mask[i : i + 1])[0] for i in range(len(labels))])
+    return torch.cat([serve(ids[i : i + 1], mask[i : i + 1]) for i in range(len(labels))])
 
 
 def accuracy(serve: Callable[..., list[Tensor]], task: Task) -> float:

@@ -128,7 +128,7 @@ def serve(folder: Path, last: int) -> Served:
             try:
                 while not stop.is_set():
                     oldest = before
-                    scores = forward(question())[0]
+                    scores = forward(question())
                     served.answers.append(Answer(scores, oldest, after))
                     time.sleep(PAUSE)
             except BaseException as error:

@@ -189,7 +189,7 @@ def run(network: Net, digits: Digits, folder: Path, steps: int, every: int) -> R
 
     def answer(picture: int) -> Answer:
         oldest, start = cache.generation, time.perf_counter()
-        scores = forward(digits.test[picture : picture + 1])[0]
+        scores = forward(digits.test[picture : picture + 1])
         return Answer(picture, scores, start, time.perf_counter() - start, oldest, cache.generation)
 
     def train() -> None:

@@ -129,13 +129,13 @@ def run(folder: Path, make: Callable[[TrainingProgram], Any], steps: int) -> tup
 
     generation = training.publish(cache)
     print(f"answers after   {answers(serve)}   (generation {generation}; nothing was loaded again)")
-    scores: Tensor = serve(INPUTS)[0]
+    scores: Tensor = serve(INPUTS)
     return losses, again, scores
 
 
 def answers(serve: Callable[..., list[Tensor]]) -> str:
     """The truth table that the serving program computes."""
-    found = serve(INPUTS)[0].argmax(1).tolist()
+    found = serve(INPUTS).argmax(1).tolist()
     return "  ".join(f"{int(a)} xor {int(b)} = {answer}" for (a, b), answer in zip(INPUTS.tolist(), found, strict=True))
 
 

@@ -108,7 +108,7 @@ def lowered(module: nn.Module, inputs: tuple[Tensor, ...], folder: Path) -> tupl
     manager.write_tensor_data_to_file(str(folder))
     cache = BlobCache(folder / "model.ptd")
     method = Program(folder / "model.pte", cache).method()
-    return cache, lambda *values: method(*values)[0]
+    return cache, method
 
 
 Compute = Callable[[tuple[Tensor, ...], "dict[str, Tensor] | None"], Tensor]

@@ -28,7 +28,7 @@ CROSS = "aarch64"
 GLIBC = range(17, 29)  # ExecuTorch's wheels need 2.28
 QUIET = ("--quiet", "--disable-pip-version-check")
 TOOLS = ("scikit-build-core>=0.11", "nanobind>=2.4", "cmake>=3.28", "ninja")
-PROJECTS = {"blobstore": ROOT, "blobstore_runtime": ROOT / "runtime_bindings"}
+PROJECTS = {"executorch_blobstore": ROOT, "executorch_blobstore_runtime": ROOT / "runtime_bindings"}
 
 
 def main() -> None:
@@ -43,11 +43,11 @@ def main() -> None:
     if not pythons:
         sys.exit(f"none of Python {', '.join(options.python or PYTHONS)} is installed")
     for name, folder in PROJECTS.items():
-        if name == "blobstore" or not options.pure:
+        if name == "executorch_blobstore" or not options.pure:
             run(sys.executable, "-m", "build", "--outdir", out, "--sdist", folder)
             (archive,) = out.glob(f"{name}-*.tar.gz")
             check_archive(archive)
-            (native_wheels if name == "blobstore_runtime" else pure_wheel)(pythons, archive, out)
+            (native_wheels if name == "executorch_blobstore_runtime" else pure_wheel)(pythons, archive, out)
     run(sys.executable, "-m", "twine", "check", "--strict", *sorted(out.iterdir()))
     for path in sorted(out.glob("*.whl")):
         check_wheel(path)
@@ -90,7 +90,7 @@ def native_wheels(pythons: list[str], archive: Path, out: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="wheels-") as name:
         place = Path(name)
         shutil.unpack_archive(archive, place, filter="data")
-        (source,) = place.glob("blobstore_runtime-*")
+        (source,) = place.glob("executorch_blobstore_runtime-*")
         for version in pythons:
             python = place / version / "bin" / "python"
             run(str(interpreter(version)), "-m", "venv", place / version)
@@ -153,7 +153,7 @@ def check_wheel(path: Path) -> None:
     """A wheel has its types and its licences."""
     with zipfile.ZipFile(path) as opened:
         names = set(opened.namelist())
-    package = path.name.split("-")[0]
+    package = path.name.split("-")[0].removeprefix("executorch_")
     (information,) = {name.split("/")[0] for name in names if ".dist-info/" in name}
     licences = ["LICENSE"] if package == "blobstore" else ["LICENSE", "third_party/xxhash/LICENSE"]
     require(path, names, [f"{package}/py.typed", *(f"{information}/licenses/{name}" for name in licences)])
@@ -172,10 +172,12 @@ def smoke(version: str, out: Path, *, native: bool) -> None:
         environment = Path(place) / "venv"
         run(str(interpreter(version)), "-m", "venv", environment)
         python = environment / "bin" / "python"
-        (pure,) = out.glob("blobstore-*.whl")
+        (pure,) = out.glob("executorch_blobstore-*.whl")
         wheels = [f"{pure}[cli]"]
         if native:
-            wheels += out.glob(f"blobstore_runtime-*-cp{version.replace('.', '')}-*_{platform.machine()}.whl")
+            wheels += out.glob(
+                f"executorch_blobstore_runtime-*-cp{version.replace('.', '')}-*_{platform.machine()}.whl"
+            )
         run(python, "-m", "pip", "install", *QUIET, *wheels)
         script = Path(__file__).with_name("smoke.py")
         run(python, "-I", "-W", "error", script, *(["--native"] if native else []), cwd=place)
@@ -186,7 +188,7 @@ def smoke_emulated(version: str, out: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="smoke-") as place:
         packages = Path(place, "packages")
         accepted = [part for minor in GLIBC for part in ("--platform", f"manylinux_2_{minor}_{CROSS}")]
-        wheels = [*out.glob("blobstore-*.whl"), *out.glob(f"*-cp{version.replace('.', '')}-*_{CROSS}.whl")]
+        wheels = [*out.glob("executorch_blobstore-*.whl"), *out.glob(f"*-cp{version.replace('.', '')}-*_{CROSS}.whl")]
         target = ("--target", packages, "--python-version", version, "--only-binary=:all:", *accepted)
         # by name, because pip asks this machine which of them are needed
         needed = ("--no-deps", machines.EXECUTORCH, "flatbuffers", "numpy", "xxhash")

@@ -55,8 +55,8 @@ if __name__ == "__main__":
     pure()
     if "--emulated" not in sys.argv:  # the emulator does not start other programs
         command_line()
-    packages = ["blobstore"]
+    packages = ["executorch-blobstore"]
     if "--native" in sys.argv:
         native()
-        packages.append("blobstore-runtime")
+        packages.append("executorch-blobstore-runtime")
     sys.stdout.write(f"{sys.version.split()[0]}: {', '.join(f'{p} {metadata.version(p)}' for p in packages)}\n")

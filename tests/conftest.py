@@ -50,7 +50,7 @@ class WithoutRuntime(pytest.Module):
     """A module of tests that cannot be imported, and is skipped with a reason."""
 
     def collect(self) -> Any:
-        pytest.skip("needs the native package blobstore-runtime", allow_module_level=True)
+        pytest.skip("needs the native package executorch-blobstore-runtime", allow_module_level=True)
 
 
 def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module | None:

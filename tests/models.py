@@ -49,7 +49,10 @@ class Lowered:
 
 
 def _lowered(methods: dict[str, tuple[nn.Module, tuple[Tensor, ...]]], **options: Any) -> Lowered:
-    return Lowered(lower(methods, **options), methods)
+    from executorch.exir import ExecutorchBackendConfig
+
+    own = {name: options.pop(name) for name in ("partitioners", "external_constants") if name in options}
+    return Lowered(lower(methods, **own, config=ExecutorchBackendConfig(**options)), methods)
 
 
 def portable() -> Sequence[Any]:

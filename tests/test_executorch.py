@@ -144,7 +144,9 @@ def test_without_executorch(monkeypatch: pytest.MonkeyPatch) -> None:
         raise importlib.metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(importlib.metadata, "version", missing)
-    with pytest.raises(MissingDependencyError, match=r"needs executorch: pip install 'blobstore\[executorch\]'"):
+    with pytest.raises(
+        MissingDependencyError, match=r"needs executorch: pip install 'executorch-blobstore\[executorch\]'"
+    ):
         executorch.check()
 
 

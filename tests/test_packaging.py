@@ -55,7 +55,7 @@ def test_the_extras_are_listed() -> None:
     assert table.keys() == extras.keys() - {"test", "bench", "fuzz", "lint", "platforms", "docs", "dist"}
     for name, text in table.items():
         for included in re.findall(r"includes `(\w+)`", text):
-            assert f"blobstore[{included}]" in extras[name], name
+            assert f"executorch-blobstore[{included}]" in extras[name], name
 
 
 def test_both_packages_have_types_and_the_same_licence() -> None:

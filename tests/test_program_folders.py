@@ -264,8 +264,8 @@ def test_whoever_has_the_old_data_file_open_keeps_it(lowered, tmp_path):
     """Replacing a file does not change an open map of it (B5)."""
     dedup_programs([write(lowered.mlp(), tmp_path / "a.pte")], tmp_path / "out")
     with open_ptd(tmp_path / "out" / "shared.ptd") as data_map:
-        before = {key: bytes(data) for key, data in data_map.items()}
-        views = dict(data_map.items())
+        before = {key: bytes(data) for key, data in data_map.views()}
+        views = dict(data_map.views())
         dedup_programs([write(lowered.decoder(), tmp_path / "b.pte")], tmp_path / "out")
         assert {key: bytes(view) for key, view in views.items()} == before
 
@@ -289,7 +289,7 @@ def test_data_files_of_unknown_origin(lowered, tmp_path):
     blobstore.save_file({"checkpoint": b"mine"}, tmp_path / "out" / "shared.ptd", {"by": "me"}, force=True)
     dedup_programs([program], tmp_path / "out", force=True)
     with open_ptd(tmp_path / "out" / "shared.ptd") as data_map:
-        assert bytes(data_map["checkpoint"]) == b"mine" and data_map.metadata["by"] == "me"
+        assert data_map.bytes("checkpoint") == b"mine" and data_map.metadata["by"] == "me"
     dedup_programs([program], tmp_path / "out")  # it is known now
 
 

@@ -69,7 +69,7 @@ def only_entry(data, **options):
 
 def sizes_of(path):
     with open_ptd(path) as data_map:
-        return {key: len(data) for key, data in data_map.items()}
+        return {key: len(data) for key, data in data_map.views()}
 
 
 # What add accepts
@@ -513,7 +513,7 @@ def test_round_trip_and_determinism(contents):
             first_uses = list(dict.fromkeys(data_map.segment_of(key) for key in contents))
             assert first_uses == list(range(len(first_uses)))
             for key, ((data, layout), alignment) in contents.items():
-                assert bytes(data_map[key]) == data
+                assert data_map.bytes(key) == data
                 assert data_map.get_tensor_layout(key) == layout
                 assert data_map.alignment(key) == alignment
                 assert data_map.byte_range(key)[0] % alignment == 0
@@ -701,7 +701,7 @@ class StoreMachine(RuleBasedStateMachine):
                 for key in data_map:
                     tag_now = None if tag == "blobs" else tag
                     found[key] = (
-                        bytes(data_map[key]),
+                        data_map.bytes(key),
                         data_map.get_tensor_layout(key),
                         tag_now,
                         data_map.alignment(key),

@@ -73,7 +73,7 @@ sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", "tests/runtime/test_exit.p
 """
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == pytest.ExitCode.NO_TESTS_COLLECTED, done.stdout + done.stderr
-    assert "needs the native package blobstore-runtime" in done.stdout
+    assert "needs the native package executorch-blobstore-runtime" in done.stdout
 
 
 def test_a_thread_that_waits_for_a_lock_is_blocked() -> None:

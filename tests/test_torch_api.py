@@ -259,7 +259,7 @@ path = {str(tmp_path / "m.ptd")!r}
 assert blobstore.numpy.load_file(path)["w"].tolist() == [0, 1, 2]
 assert blobstore.safe_open(path, "np").get_slice("w")[1] == 1
 for call in (lambda: blobstore.torch.load_file(path), lambda: blobstore.torch.load_model(None, path),
-             lambda: blobstore.safe_open(path, device="meta").get_tensor("w")):
+             lambda: blobstore.safe_open(path, "pt", device="meta").get_tensor("w")):
     try:
         call()
     except blobstore.errors.MissingDependencyError:

@@ -50,7 +50,7 @@ def filled(source: Path, kind: str) -> BlobStore:
     if kind == "data map":
         store.merge(data_map)
     for key in data_map if kind == "arrays" else ():
-        store.add(key, to_numpy(data_map[key], data_map.get_tensor_layout(key)))
+        store.add(key, to_numpy(data_map.get_data(key), data_map.get_tensor_layout(key)))
     if kind == "file slice":
         start, end = data_map.byte_range("a")
         store.add("a", FileSlice(source, start, end - start))
@@ -80,7 +80,7 @@ def test_writing_a_store_while_the_file_is_cut(source: Path, target: Path) -> No
 def test_adding_to_a_store(source: Path) -> None:
     """Neither the map itself nor a lost blob or base to compare with is read."""
     data_map, on_base, full = open_ptd(source), BlobStore(base=[source]), filled(source, "data map")
-    view = data_map["a"]
+    view = data_map.get_data("a")
     cut(source)
     for work in (
         lambda: BlobStore().add("a", view),

@@ -35,6 +35,7 @@ RESULTS = [
     blobstore.core.tools.compare.FileComparison,
     blobstore.core.tools.compare.FolderComparison,
     blobstore.core.tools.inspection.BlobInfo,
+    blobstore.core.tools.inspection.DelegateInfo,
     blobstore.core.tools.inspection.ExternalInfo,
     blobstore.core.tools.inspection.FileInfo,
     *(value for value in vars(blobstore.reporting).values() if isinstance(value, type)),
@@ -44,7 +45,7 @@ RESULTS = [
     blobstore.core.tensor_file.TensorSlice,
 ]
 
-TYPES = {"Device", "Framework"}  # what annotations say, nothing to call
+TYPES = {"Device", "Framework", "Names", "Numpy", "Torch"}  # what annotations say, nothing to call
 
 CALLABLES = [
     one
@@ -113,6 +114,7 @@ def makers(models: Path, folder: Path, one: PublicCallable, manager: Any) -> dic
         "left": lambda: ptd() if one.name == "compare" else models / "a.ptd",
         "right": lambda: ptd() if one.name == "compare" else models / "a.ptd",
         "maps": lambda: [ptd()],
+        "open_names.names": lambda: models / "a.ptd",
         "other": ptd,
         "path": lambda: models / ("a.pte" if one.name == "open_pte" else "a.ptd"),
         "BlobStore.write_ptd.path": lambda: folder / "y.ptd",

@@ -129,7 +129,7 @@ def test_slices_of_one_file_share_a_descriptor(tmp_path):
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     with open_ptd(tmp_path / "x.ptd", verify=True) as data_map:
-        assert [int.from_bytes(data_map[str(i)], "little") for i in range(400)] == list(range(400))
+        assert [int.from_bytes(data_map.get_data(str(i)), "little") for i in range(400)] == list(range(400))
 
 
 def test_a_file_that_was_replaced_is_read_anew(tmp_path):
@@ -304,7 +304,7 @@ def test_a_blob_that_would_pass_for_a_manifest(tmp_path):
         store.add(key, b"1234BM01" + bytes(60))
     store.add(key, b"something else")
     store.write_ptd(tmp_path / "x.ptd")
-    assert bytes(open_ptd(tmp_path / "x.ptd", verify=True)[key]) == b"something else"
+    assert open_ptd(tmp_path / "x.ptd", verify=True).bytes(key) == b"something else"
 
 
 def test_what_is_no_mapping_and_no_program(ptd, tmp_path):

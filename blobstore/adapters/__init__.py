@@ -11,7 +11,7 @@
     merged = merge_adapter(plain_cache, "b.ptd")  # into the weights of a program without an adapter
     merged.undo()  # exactly the bytes from before
 
-Everything here but `AdapterTags` needs the native package `blobstore-runtime`, which does the work, and neither torch nor
+Everything here but `AdapterTags` needs the native package `executorch-blobstore-runtime`, which does the work, and neither torch nor
 executorch's Python code.
 """
 
@@ -49,3 +49,7 @@ __all__ = [
     "set_adapter_strength",
     "set_adapter_strengths",
 ]
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

@@ -6,6 +6,8 @@ import io
 import os
 import sys
 
+from blobstore.core.distribution import install
+
 __all__ = ["main"]
 
 ERROR, INTERRUPTED, PIPE_CLOSED = 3, 130, 141
@@ -66,7 +68,7 @@ def _call() -> int:
     except ImportError as error:
         if (error.name or "").partition(".")[0] not in {"typer", "rich", "click"}:
             raise
-        sys.stderr.write("blobstore: the command line needs more packages: pip install 'blobstore[cli]'\n")
+        sys.stderr.write(f"blobstore: the command line needs more packages: {install('cli')}\n")
         return ERROR
     except Exception:  # a defect; Python would exit with 1, the code for "no"
         sys.excepthook(*sys.exc_info())

@@ -94,8 +94,8 @@ def _print_files(files: list[FileInfo]) -> None:
             print_table("", (), [(*row, file.path) for row in rows])
             continue
         say(f"{file.path}: {file.format}, {file.size:,} bytes")
-        for fact, value in file.facts.items():
-            say(f"  {fact}: {value}")
+        for line in _facts(file):
+            say(f"  {line}")
         if rows or not file.externals:
             print_table("", ("key", "kind", "layout", "bytes", "align", "same as"), rows)
         if file.externals:
@@ -105,6 +105,21 @@ def _print_files(files: list[FileInfo]) -> None:
                 for e in file.externals
             ]
             print_table("Taken from data files", columns, taken)
+
+
+def _facts(file: FileInfo) -> Iterator[str]:
+    if file.has_digests is not None:
+        yield f"digests: {'yes' if file.has_digests else 'no'}"
+    if file.methods:
+        yield f"methods: {', '.join(file.methods)}"
+    if file.flatbuffer_bytes is not None:
+        yield f"flatbuffer: {file.flatbuffer_bytes:,} bytes"
+    for one in file.delegates:
+        yield f"delegate {one.method}/{one.index}: {one.backend}, payload of {one.payload_bytes:,} bytes"
+    if tensors := sum(external.kind == "external" for external in file.externals):
+        yield f"external tensors: {tensors}"
+    for key, value in file.metadata.items():
+        yield f"metadata {key}: {value}"
 
 
 def _known(nbytes: int | None) -> int | str:

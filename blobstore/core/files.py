@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, overload
 
 from blobstore.core.errors import UnsupportedDataError
 from blobstore.core.formats.ptd.reader import PtdDataMap
-from blobstore.core.memory.tensors import bytes_of, to_numpy, to_torch
+from blobstore.core.memory.tensors import AnyTensor, bytes_of, to_numpy, to_torch
 from blobstore.core.store import BlobStore
-from blobstore.core.tensor_file import Device, Framework, TensorFile, framework_name
+from blobstore.core.tensor_file import Device, Framework, Numpy, TensorFile, Torch, framework_name
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
 
 __all__ = ["load", "load_file", "save", "save_file"]
 
@@ -57,9 +61,21 @@ def _store(tensors: Mapping[str, Any]) -> BlobStore:
     return store
 
 
+@overload
 def load_file(
-    filename: str | os.PathLike[str], framework: Framework = "pt", device: Device = "cpu", *, tied: bool = False
-) -> dict[str, Any]:
+    filename: str | os.PathLike[str], framework: Torch, device: Device = "cpu", *, tied: bool = False
+) -> dict[str, torch.Tensor]: ...
+@overload
+def load_file(
+    filename: str | os.PathLike[str], framework: Numpy, device: Device = "cpu", *, tied: bool = False
+) -> dict[str, np.ndarray[Any, Any]]: ...
+@overload
+def load_file(
+    filename: str | os.PathLike[str], framework: None = None, device: Device = "cpu", *, tied: bool = False
+) -> dict[str, AnyTensor]: ...
+def load_file(
+    filename: str | os.PathLike[str], framework: Framework | None = None, device: Device = "cpu", *, tied: bool = False
+) -> Any:
     """Load all tensors of a .ptd by name; opaque blobs are returned as uint8. A .safetensors and a .pte work, too.
 
     The tensors are views of private maps of the file, which they keep alive. Nothing is read before it is used, and
@@ -69,7 +85,7 @@ def load_file(
 
     Args:
         filename: the file.
-        framework: "pt" for torch tensors, "np" for numpy arrays.
+        framework: "pt" for torch tensors, "np" for numpy arrays; by default torch's if torch is installed.
         device: where torch tensors are put. On any device other than the CPU they are copies; numpy takes only "cpu".
         tied: whether writing to a tensor also writes to all others that share its blob.
 
@@ -79,18 +95,25 @@ def load_file(
         MissingDependencyError: torch is not installed, or numpy needs ml_dtypes for bfloat16 or float8.
         UnsupportedDataError: the framework or the device is unknown, or the framework lacks a dtype of the file.
     """
-    with TensorFile(filename, framework, device) as file:
+    opened: TensorFile[Any] = TensorFile(filename, framework, device)
+    with opened as file:
         return file.get_tensors(tied=tied)
 
 
-def load(data: bytes, framework: Framework = "pt") -> dict[str, Any]:
+@overload
+def load(data: bytes, framework: Torch) -> dict[str, torch.Tensor]: ...
+@overload
+def load(data: bytes, framework: Numpy) -> dict[str, np.ndarray[Any, Any]]: ...
+@overload
+def load(data: bytes, framework: None = None) -> dict[str, AnyTensor]: ...
+def load(data: bytes, framework: Framework | None = None) -> Any:
     """Load all tensors of a .ptd whose bytes are in memory; opaque blobs are returned as uint8.
 
     Each tensor is a copy, which belongs to the caller.
 
     Args:
         data: what `save` returned, or a file's contents: anything with the buffer protocol.
-        framework: "pt" for torch tensors, "np" for numpy arrays.
+        framework: "pt" for torch tensors, "np" for numpy arrays; by default torch's if torch is installed.
 
     Raises:
         InvalidFileError: the bytes are not a .ptd. IntegrityError: they are damaged.
@@ -101,5 +124,5 @@ def load(data: bytes, framework: Framework = "pt") -> dict[str, Any]:
     with PtdDataMap("<bytes>", data=bytes_of(data)) as data_map:
         data_map.verify()
         return {
-            key: convert(memoryview(bytearray(view)), data_map.get_tensor_layout(key)) for key, view in data_map.items()
+            key: convert(memoryview(bytearray(view)), data_map.get_tensor_layout(key)) for key, view in data_map.views()
         }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from types import TracebackType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar, cast, overload
 
 import numpy as np
 
@@ -20,21 +20,42 @@ from blobstore.core.memory.buffers import same_bytes
 from blobstore.core.memory.dtypes import SAFETENSORS
 from blobstore.core.memory.layout import TensorLayout
 from blobstore.core.memory.mapped_file import PrivateFile, as_path, check_length
-from blobstore.core.memory.tensors import to_numpy, to_torch
+from blobstore.core.memory.tensors import AnyTensor, default_framework, to_numpy, to_torch
 
-__all__ = ["Device", "Framework", "TensorFile", "TensorSlice", "framework_name", "safe_open"]
+if TYPE_CHECKING:
+    import torch
 
-Framework = Literal["pt", "torch", "pytorch", "np", "numpy"]
+__all__ = ["Device", "Framework", "Numpy", "TensorFile", "TensorSlice", "Torch", "framework_name", "safe_open"]
+
+_Tensor = TypeVar("_Tensor")
+
+Torch: TypeAlias = Literal["pt", "torch", "pytorch"]
+Numpy: TypeAlias = Literal["np", "numpy"]
+Framework: TypeAlias = Literal[Torch, Numpy]
 """What tensors come as: torch tensors or numpy arrays, under the names that safetensors takes."""
 
-Device = Any
+Device: TypeAlias = "str | int | torch.device"
 """A device as torch takes it: "cpu", "cuda:0", a number, a torch.device."""
 
 _FRAMEWORKS: dict[str, Literal["pt", "np"]] = {"pt": "pt", "torch": "pt", "pytorch": "pt", "np": "np", "numpy": "np"}
 _DTYPE_NAMES = {scalar_type: name for name, scalar_type in SAFETENSORS.items()}
 
 
-def safe_open(filename: str | os.PathLike[str], framework: Framework = "pt", device: Device = "cpu") -> TensorFile:
+@overload
+def safe_open(
+    filename: str | os.PathLike[str], framework: Torch, device: Device = "cpu"
+) -> TensorFile[torch.Tensor]: ...
+@overload
+def safe_open(
+    filename: str | os.PathLike[str], framework: Numpy, device: Device = "cpu"
+) -> TensorFile[np.ndarray[Any, Any]]: ...
+@overload
+def safe_open(
+    filename: str | os.PathLike[str], framework: None = None, device: Device = "cpu"
+) -> TensorFile[AnyTensor]: ...
+def safe_open(
+    filename: str | os.PathLike[str], framework: Framework | None = None, device: Device = "cpu"
+) -> TensorFile[Any]:
     """Open a .ptd, a .safetensors or a .pte to take tensors from it; a context manager.
 
         with safe_open("model.ptd", "pt") as file:
@@ -42,7 +63,7 @@ def safe_open(filename: str | os.PathLike[str], framework: Framework = "pt", dev
 
     Args:
         filename: the file; its first bytes say of which format it is. Of a .pte the tensors that it embeds.
-        framework: "pt" for torch tensors, "np" for numpy arrays.
+        framework: "pt" for torch tensors, "np" for numpy arrays; by default torch's if torch is installed.
         device: where torch tensors are put; numpy has "cpu" only.
 
     Raises:
@@ -54,7 +75,7 @@ def safe_open(filename: str | os.PathLike[str], framework: Framework = "pt", dev
     return TensorFile(filename, framework, device)
 
 
-class TensorFile:
+class TensorFile(Generic[_Tensor]):
     """An open file of tensors; `safe_open` makes it.
 
     Tensors lie in private maps of the file. Nothing is read before it is used, writing to a tensor changes neither the
@@ -70,7 +91,9 @@ class TensorFile:
         device: where tensors are put: a `torch.device`, or "cpu".
     """
 
-    def __init__(self, filename: str | os.PathLike[str], framework: Framework = "pt", device: Device = "cpu") -> None:
+    def __init__(
+        self, filename: str | os.PathLike[str], framework: Framework | None = None, device: Device = "cpu"
+    ) -> None:
         self.framework = framework_name(framework)
         self.device = _device(device, self.framework)
         self.path = as_path(filename)
@@ -96,7 +119,7 @@ class TensorFile:
         self._map._check_open()
         return dict(getattr(self._map, "metadata", {})) or None
 
-    def get_tensor(self, name: str) -> Any:
+    def get_tensor(self, name: str) -> _Tensor:
         """A whole tensor; opaque bytes are uint8.
 
         Raises:
@@ -110,7 +133,7 @@ class TensorFile:
         (view,) = self._views([name])
         return self._place(self._whole(name, view))
 
-    def get_tensors(self, *, tied: bool = False) -> dict[str, Any]:
+    def get_tensors(self, *, tied: bool = False) -> dict[str, _Tensor]:
         """All tensors by name.
 
         Args:
@@ -120,10 +143,10 @@ class TensorFile:
             As `get_tensor`.
         """
         names = self.keys()
-        views = [self._map[name] for name in names] if tied else self._views(names)
+        views = [self._map.get_data(name) for name in names] if tied else self._views(names)
         return {name: self._place(self._whole(name, view)) for name, view in zip(names, views, strict=True)}
 
-    def get_slice(self, name: str) -> TensorSlice:
+    def get_slice(self, name: str) -> TensorSlice[_Tensor]:
         """A tensor of which only those parts are read that are indexed.
 
         Raises:
@@ -140,7 +163,7 @@ class TensorFile:
         self._file.__exit__()
         self._memory.clear()
 
-    def __enter__(self) -> TensorFile:
+    def __enter__(self) -> TensorFile[_Tensor]:
         self._map._check_open()
         return self
 
@@ -160,7 +183,7 @@ class TensorFile:
         layout = self._map.get_tensor_layout(name)
         if isinstance(self._map, SafetensorsDataMap):
             return list(self._map.shapes[name])
-        return [len(self._map[name])] if layout is None else list(layout.sizes)
+        return [len(self._map.get_data(name))] if layout is None else list(layout.sizes)
 
     def dtype(self, name: str) -> str:
         """The dtype of a tensor as safetensors spells it, "F32"; ExecuTorch's name where that has none."""
@@ -172,7 +195,7 @@ class TensorFile:
     def equal(self, name: str, other: str) -> bool:
         """Whether two tensors have the same dtype, sizes and bytes."""
         one, two = self._map.get_tensor_layout(name), self._map.get_tensor_layout(other)
-        return one == two and same_bytes(self._map[name], self._map[other])
+        return one == two and same_bytes(self._map.get_data(name), self._map.get_data(other))
 
     def _views(self, names: Iterable[str]) -> list[memoryview]:
         """The bytes of tensors, for each name in memory of its own."""
@@ -181,7 +204,7 @@ class TensorFile:
         for name in names:
             if name in self._memory:
                 continue
-            view = self._map[name]
+            view = self._map.get_data(name)
             extent = self._extent(name)
             # tensors of a program may overlap in other ways than by being the same
             shared = isinstance(self._map, PteDataMap) or self._owner.setdefault(extent, name) != name
@@ -196,13 +219,13 @@ class TensorFile:
         """Where a tensor lies in the file: first byte, and first byte behind it."""
         if isinstance(self._map, PtdDataMap | SafetensorsDataMap):
             return self._map.byte_range(name)
-        view = self._map[name]
+        view = self._map.get_data(name)
         start = np.frombuffer(view, np.uint8).ctypes.data - self._base if len(view) else 0
         return start, start + len(view)
 
-    def _whole(self, name: str, view: memoryview) -> Any:
+    def _whole(self, name: str, view: memoryview) -> _Tensor:
         """A tensor over its bytes, on the CPU."""
-        return _convert(self.framework, view, self._layout(name))
+        return cast(_Tensor, _convert(self.framework, view, self._layout(name)))
 
     def _layout(self, name: str) -> TensorLayout | None:
         layout = self._map.get_tensor_layout(name)
@@ -213,12 +236,12 @@ class TensorFile:
             )
         return layout
 
-    def _place(self, tensor: Any) -> Any:
+    def _place(self, tensor: _Tensor) -> _Tensor:
         """A tensor on the device that was asked for."""
-        return _place(tensor, self.device)
+        return cast(_Tensor, _place(tensor, self.device))
 
 
-class TensorSlice:
+class TensorSlice(Generic[_Tensor]):
     """A tensor that is read where it is indexed; `TensorFile.get_slice` makes it.
 
     It takes what the framework's own tensors take: numbers, slices with steps, `...`, None, lists and masks. What is
@@ -229,7 +252,7 @@ class TensorSlice:
         name: of the tensor.
     """
 
-    def __init__(self, file: TensorFile, name: str, view: memoryview) -> None:
+    def __init__(self, file: TensorFile[_Tensor], name: str, view: memoryview) -> None:
         self.name = name
         self._where, self._framework, self._device = str(file.path), file.framework, file.device
         self._shape, self._dtype = file.shape(name), file.dtype(name)
@@ -249,7 +272,7 @@ class TensorSlice:
         """The dtype as safetensors spells it: "F32"."""
         return self._dtype
 
-    def __getitem__(self, index: Any) -> Any:
+    def __getitem__(self, index: Any) -> _Tensor:
         """A part of the tensor, on the device of its file.
 
         Raises:
@@ -268,18 +291,21 @@ class TensorSlice:
             raise
         except Exception as error:  # frameworks raise anything
             raise SliceError(f"{self._where}: {self.name!r} of shape {self._shape}: {error}") from None
-        return _place(part if self._framework == "pt" else np.asarray(part), self._device)
+        placed = _place(part if self._framework == "pt" else np.asarray(part), self._device)
+        return cast(_Tensor, placed)
 
     def __repr__(self) -> str:
         return f"<TensorSlice {self.name!r} of {self._where}: {self._dtype} {self._shape}, {len(self._view):,} bytes>"
 
 
-def framework_name(framework: Framework) -> Literal["pt", "np"]:
-    """A framework under its short name.
+def framework_name(framework: Framework | None) -> Literal["pt", "np"]:
+    """A framework under its short name; None is the one that is installed.
 
     Raises:
         UnsupportedDataError: it is not known.
     """
+    if framework is None:
+        return default_framework()
     name = _FRAMEWORKS.get(framework) if isinstance(framework, str) else None
     if name is None:
         raise UnsupportedDataError(f"framework {framework!r} is not 'pt' or 'np'")
@@ -294,7 +320,7 @@ def _reader(kind: Format, file: PrivateFile) -> NamedDataMap:
     return PteDataMap(ProgramFile(file.path, file.data))
 
 
-def _again(data_map: NamedDataMap, framework: Framework, device: Device) -> TensorFile:
+def _again(data_map: NamedDataMap, framework: Framework, device: Device) -> TensorFile[Any]:
     """A pickled file, where it arrives."""
     (path,) = data_map.sources
     return TensorFile(path, framework, device)

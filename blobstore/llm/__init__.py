@@ -18,3 +18,7 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"{__name__}.export"), name)
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

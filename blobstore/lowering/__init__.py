@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from blobstore.core.distribution import install
 from blobstore.core.errors import MissingDependencyError
 
 if TYPE_CHECKING:
@@ -37,5 +38,9 @@ def __getattr__(name: str) -> Any:
     except MissingDependencyError:
         raise
     except ImportError as error:
-        raise MissingDependencyError("lowering needs executorch: pip install 'blobstore[executorch]'") from error
+        raise MissingDependencyError(f"lowering needs executorch: {install('executorch')}") from error
     return getattr(module, name)
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

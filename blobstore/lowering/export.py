@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
+from blobstore.core.distribution import install
 from blobstore.core.errors import MissingDependencyError, UnsupportedDataError
+from blobstore.lowering.input_names import NamingInputs, input_names
+from blobstore.lowering.names import check
 
 if TYPE_CHECKING:
-    from executorch.exir import ExecutorchProgramManager
+    from executorch.exir import ExecutorchBackendConfig, ExecutorchProgramManager
+    from torch.fx import Node
+
+    from blobstore.runtime.executorch import Partitioner
 
 __all__ = ["lower", "quiet"]
 
@@ -37,34 +44,58 @@ def quiet() -> Iterator[None]:
 
 
 def lower(
-    methods: dict[str, tuple[nn.Module, tuple[Any, ...]]],
+    model: nn.Module | Mapping[str, tuple[nn.Module, Sequence[Any]]],
+    args: Sequence[Any] | None = None,
     *,
-    partitioners: Callable[[], Sequence[Any]] | None = None,
-    **config: Any,
+    tag: str | None = None,
+    partitioners: Callable[[], Sequence[Partitioner]] | None = None,
+    external_constants: bool | Callable[[Node], str | None] | None = None,
+    config: ExecutorchBackendConfig | None = None,
 ) -> ExecutorchProgramManager:
     """Export methods and lower them to one program; warnings of the libraries are silenced, as by `quiet`.
 
+        program = lower(model, (x,), tag="model")  # all weights go to model.ptd, and can be updated by name
+        program = lower({"encode": (encoder, (x,)), "decode": (decoder, (y,))}, tag="model")
+
     Args:
-        methods: for each method name a module, in evaluation mode, and its example inputs.
+        model: a module in evaluation mode, which becomes the method `forward`; or, for each method, a module and its
+            example inputs.
+        args: the example inputs of a single module.
+        tag: the data file, with or without `.ptd`, of all weights whose file nothing else names. It is the tag of the
+            partitioner below, and the `external_constants` of what no delegate takes. Without it, weights stay in the
+            program.
         partitioners: a function that returns new partitioners; it is called once for each method, before anything is
-            exported. Left out, everything that XNNPACK takes is delegated to it; `list` delegates nothing.
-        config: fields of ExecuTorch's `ExecutorchBackendConfig`, such as `external_constants`.
+            exported. By default everything that XNNPACK takes is delegated to it, with a `tag` through
+            `BlobStorePartitioner`; `list` delegates nothing.
+        external_constants: as ExecuTorch takes it in place of `tag`, for the constants that no delegate takes.
+        config: other options of `to_executorch()`.
 
     Returns:
         The program, for `save_programs` or with ExecuTorch's own `write_to_file` and `write_tensor_data_to_file`.
 
     Raises:
         MissingDependencyError: executorch is not installed.
-        UnsupportedDataError: `partitioners` is not a function, but a list or a partitioner.
+        InvalidTagError: `tag` is not a plain file name.
+        UnsupportedDataError: `model` is neither a module with `args` nor methods; or `partitioners` is not a function, but
+            a list or a partitioner.
     """
+    methods = _methods(model, args)
+    file = check(tag)
     with quiet(), torch.no_grad():
         try:
             from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
             from executorch.exir import ExecutorchBackendConfig, to_edge_transform_and_lower
         except ImportError as error:
-            raise MissingDependencyError("lowering needs executorch: pip install 'blobstore[executorch]'") from error
+            raise MissingDependencyError(f"lowering needs executorch: {install('executorch')}") from error
 
-        make = partitioners if partitioners is not None else lambda: [XnnpackPartitioner()]
+        def through_xnnpack() -> Sequence[Partitioner]:
+            if file is None:
+                return [XnnpackPartitioner()]
+            from blobstore.lowering.plugin import BlobStorePartitioner
+
+            return [BlobStorePartitioner(XnnpackPartitioner(), tag=file)]
+
+        make = partitioners if partitioners is not None else through_xnnpack
         if not callable(make) or hasattr(make, "partition"):  # a partitioner can be called, too, with a program
             raise UnsupportedDataError(
                 "partitioners must be a function that returns new partitioners, found a "
@@ -75,4 +106,43 @@ def lower(
             name: torch.export.export(module, inputs, strict=True) for name, (module, inputs) in methods.items()
         }
         edge = to_edge_transform_and_lower(exported, partitioner=made)
-        return edge.to_executorch(ExecutorchBackendConfig(**config))
+        options = config if config is not None else ExecutorchBackendConfig()
+        if external_constants is not None:
+            options = replace(options, external_constants=external_constants)
+        elif file is not None:
+            options = replace(options, external_constants=lambda node: file)
+        planning = options.memory_planning_pass
+        passes = planning if isinstance(planning, dict) else dict.fromkeys(methods, planning)
+        naming = {
+            name: NamingInputs(
+                passes.get(name, ExecutorchBackendConfig().memory_planning_pass), input_names(module, exported[name])
+            )
+            for name, (module, _) in methods.items()
+        }
+        return edge.to_executorch(replace(options, memory_planning_pass=naming))
+
+
+def _methods(model: Any, args: Any) -> dict[str, tuple[nn.Module, tuple[Any, ...]]]:
+    """The modules and the example inputs of methods, as `lower` takes them."""
+    if isinstance(model, nn.Module):
+        if args is None:
+            raise UnsupportedDataError("a module needs example inputs: lower(model, (x,))")
+        model, args = {"forward": (model, args)}, None
+    if not isinstance(model, Mapping) or args is not None:
+        raise UnsupportedDataError(
+            "expected a module and its example inputs, or methods as {'forward': (module, inputs)}, found a "
+            f"{type(model).__qualname__}{'' if args is None else ' with inputs'}"
+        )
+    methods = {}
+    for name, method in model.items():
+        if not isinstance(method, tuple | list) or len(method) != 2 or not isinstance(method[0], nn.Module):
+            raise UnsupportedDataError(
+                f"method {name!r}: expected (module, inputs), found a {type(method).__qualname__}"
+            )
+        module, inputs = method
+        if not isinstance(inputs, tuple | list):
+            raise UnsupportedDataError(
+                f"method {name!r}: expected a tuple of example inputs, found a {type(inputs).__qualname__}"
+            )
+        methods[name] = (module, tuple(inputs))
+    return methods

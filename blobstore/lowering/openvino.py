@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from blobstore.core.distribution import install
 from blobstore.core.errors import MissingDependencyError, UnsupportedDataError
 
 __all__ = ["BACKEND_ID", "comparable", "openvino_partitioner"]
@@ -46,7 +47,7 @@ def openvino_partitioner(device: str = "CPU", **options: Any) -> Any:
         partitioner = _import("partitioner").OpenvinoPartitioner
     except ImportError as error:
         raise MissingDependencyError(
-            f"lowering for OpenVINO needs more packages ({error}): pip install 'blobstore[openvino]'"
+            f"lowering for OpenVINO needs more packages ({error}): {install('openvino')}"
         ) from error
     try:
         return partitioner([CompileSpec("device", device.encode())], **options)

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from blobstore.core.disk.progress import Progress
 from blobstore.core.disk.recovery import ScratchFolder
 from blobstore.core.errors import KeyConflictError, UnsupportedDataError
-from blobstore.core.formats.data_map import MergedDataMap, NamedDataMap
+from blobstore.core.formats.data_map import MergedDataMap
+from blobstore.core.formats.opening import Names, open_names
 from blobstore.core.formats.ptd.reader import PtdDataMap, open_ptd
 from blobstore.core.formats.pte.program import ProgramFile, read_program
 from blobstore.core.memory.mapped_file import as_path
@@ -35,7 +36,7 @@ def save_programs(
     *,
     data_name: str | None = None,
     keep_small: int = 0,
-    names: NamedDataMap | None = None,
+    names: Names | None = None,
     prune: bool = False,
     force: bool = False,
     progress: Progress | None = None,
@@ -52,7 +53,7 @@ def save_programs(
         data_name: the file name of the shared data. Data that was tagged for another file while it was lowered goes to
             the file of that tag, which all programs share as well. By default, if all tags name one file, everything goes
             there; otherwise what has no tag goes to `shared.ptd`.
-        keep_small, names, prune, force, progress: as in `dedup_programs`.
+        keep_small, open_names(names), prune, force, progress: as in `dedup_programs`.
 
     Returns:
         What the run did. The `source` of a program is its name, and `bytes_before` counts what ExecuTorch would have
@@ -61,7 +62,9 @@ def save_programs(
     Raises:
         As `dedup_programs`.
     """
-    options = Options(DATA_NAME if data_name is None else data_name, keep_small, names, prune, force, progress)
+    options = Options(
+        DATA_NAME if data_name is None else data_name, keep_small, open_names(names), prune, force, progress
+    )
     _check_managers(programs)
     places = {name: Path(name if name.endswith(".pte") else f"{name}.pte") for name in programs}
     return _save(programs, places, as_path(directory), options, one_file=data_name is None)

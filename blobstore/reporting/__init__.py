@@ -23,3 +23,7 @@ __all__ = [
     "Report",
     "report",
 ]
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from blobstore.core.disk.progress import check_progress
+from blobstore.core.distribution import install
 from blobstore.core.errors import (
     BlobStoreError,
     FileAccessError,
@@ -16,7 +17,7 @@ from blobstore.core.errors import (
     MissingDependencyError,
     UnsupportedDataError,
 )
-from blobstore.core.formats.data_map import NamedDataMap
+from blobstore.core.formats.opening import Names, open_names
 from blobstore.core.memory.mapped_file import Paths, as_path, listed
 from blobstore.reporting.cache import Cache
 from blobstore.reporting.catalog import Catalog
@@ -43,7 +44,7 @@ def report(
     *,
     exact_only: bool = False,
     near: float = NEAR,
-    names: NamedDataMap | None = None,
+    names: Names | None = None,
     executor: Executor | None = None,
     cache: str | os.PathLike[str] | None = None,
     progress: Callable[[str, int, int], None] | None = None,
@@ -58,7 +59,7 @@ def report(
             either that fsspec can open.
         exact_only: look for equal bytes only; blobs are hashed and nothing else is computed.
         near: the share of elements in which near duplicates may differ, from 0 to 0.25.
-        names: tensors by name, an opened checkpoint (`open_any`). What equals exactly one of them to the byte, and has
+        names: tensors by name, a checkpoint or its path. What equals exactly one of them to the byte, and has
             no name but a key made of its contents, is shown under that name.
         executor: where to work, for example a process pool or the executor of a cluster's client; workers must see the
             same files under the same names. It is not shut down. Left out, threads are used.
@@ -78,8 +79,7 @@ def report(
         raise InputError(f"near must be a share from 0 to 0.25, not {near!r}")
     if executor is not None and not isinstance(executor, Executor):
         raise UnsupportedDataError(f"expected an executor of concurrent.futures, found a {type(executor).__qualname__}")
-    if names is not None and not isinstance(names, NamedDataMap):
-        raise UnsupportedDataError(f"names: expected an opened file (open_any), found a {type(names).__qualname__}")
+    checkpoint = open_names(names)
     check_progress(progress)
     asked, aliases, problems = _expand(_names(paths))
     with Cache(cache) as known, default_executor(executor) as workers:
@@ -98,8 +98,8 @@ def report(
             else:
                 files.append(replace(file.report(of_file), aliases=tuple(aliases.get(file.path, ()))))
                 prints.append(of_file)
-        if names is not None:
-            files = name_tensors(files, names)
+        if checkpoint is not None:
+            files = name_tensors(files, checkpoint)
         catalog = Catalog(files, prints)
         findings = _find(catalog, engine, near, exact_only)
     notes = () if known.trouble is None else (known.trouble,)
@@ -177,7 +177,7 @@ def _remote(path: str) -> list[str]:
     try:
         import fsspec
     except ImportError:
-        raise MissingDependencyError('a URL needs fsspec: pip install "blobstore[report]"') from None
+        raise MissingDependencyError(f"a URL needs fsspec: {install('report')}") from None
     try:
         system, inside = fsspec.core.url_to_fs(path)
         if not system.isdir(inside):

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from blobstore.core.distribution import install
 from blobstore.core.errors import InvalidFileError, LayoutError, MissingDependencyError
 from blobstore.core.formats.alignment import PAGE, SEGMENT_ALIGNMENT
 from blobstore.core.formats.flatbuffer import Span
@@ -205,7 +206,7 @@ def _gguf(source: Source) -> list[Region]:
     try:
         from gguf import GGUFReader
     except ImportError:
-        raise MissingDependencyError('a .gguf needs the gguf package: pip install "blobstore[gguf]"') from None
+        raise MissingDependencyError(f"a .gguf needs the gguf package: {install('gguf')}") from None
 
     def read(path: str) -> list[Region]:
         try:

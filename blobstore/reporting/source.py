@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from blobstore.core.distribution import install
 from blobstore.core.errors import DataChangedError, FileAccessError, InvalidFileError, MissingDependencyError
 from blobstore.core.memory.mapped_file import map_file
 
@@ -197,7 +198,7 @@ class _Remote(Source):
         try:
             import fsspec
         except ImportError:
-            raise MissingDependencyError('a URL needs fsspec: pip install "blobstore[report]"') from None
+            raise MissingDependencyError(f"a URL needs fsspec: {install('report')}") from None
         self.path = path
         self._sparse: mmap.mmap | None = None
         self._spools: list[Any] = []

@@ -58,3 +58,7 @@ _HOME = {
 
 def __getattr__(name: str) -> Any:
     return lazily(__name__, _HOME, name)
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

@@ -16,10 +16,19 @@ from blobstore.core import errors
 from blobstore.core.disk.recovery import recover
 from blobstore.core.formats.data_map import NamedDataMap
 from blobstore.core.formats.ptd.reader import PtdDataMap
+from blobstore.core.memory.arrays import raw
 from blobstore.core.memory.digest import Digest, digest
 from blobstore.core.memory.layout import ScalarType, TensorLayout
 from blobstore.core.memory.mapped_file import Paths, as_path, as_paths, check_length, map_file
-from blobstore.core.memory.tensors import as_bytes, check_by_name, in_dim_order, to_numpy, to_torch
+from blobstore.core.memory.tensors import (
+    AnyTensor,
+    as_bytes,
+    check_by_name,
+    default_framework,
+    in_dim_order,
+    to_numpy,
+    to_torch,
+)
 from blobstore.runtime.native import (
     NativeLayout,
     is_utf8,
@@ -206,6 +215,20 @@ class BlobCache(NamedDataMap):
 
     # Reading
 
+    def __getitem__(self, name: str) -> AnyTensor:
+        """A blob as a tensor over the live memory; or a copy of a tensor of the model, by its name there.
+
+        Raises:
+            KeyNotFoundError: it is neither a key nor a tensor.
+            UpdateError: the tensor was quantized, packed or combined with others, so its value is not stored.
+        """
+        if name in self or name not in self.tensors:
+            return super().__getitem__(name)
+        array, kind = self.tensors.value(name)
+        layout = TensorLayout(kind, array.shape)
+        copy = memoryview(bytearray(raw(array)))
+        return to_torch(copy, layout) if default_framework() == "pt" else to_numpy(copy, layout)
+
     def layout(self, key: str) -> TensorLayout | None:
         """The layout of a tensor, or None for opaque bytes."""
         return self.get_tensor_layout(key)
@@ -360,9 +383,10 @@ class BlobCache(NamedDataMap):
 
         Args:
             tensors: maps each name to a tensor or array.
-            strict: refuse if a tensor of the programs is missing or cannot be changed, or if the update does not reach some
-                weights of a loaded program, because they are embedded, packed by another backend, or in ExecuTorch's own
-                map (see docs/runtime.md, "What an update reaches"). Without `strict`, such weights keep their values.
+            strict: refuse if a tensor of the programs that are loaded is missing or cannot be changed, or if the update
+                does not reach some of their weights, because they are embedded, packed by another backend, or in
+                ExecuTorch's own map (see docs/runtime.md, "What an update reaches"). While no program is loaded, all
+                tensors of the data files count. Without `strict`, such weights keep their values.
             finite: as in `update`.
 
         Returns, raises:

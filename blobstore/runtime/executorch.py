@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from operator import attrgetter
 from typing import Any
 
+from blobstore.core.distribution import install
 from blobstore.core.errors import MissingDependencyError
 
 try:
@@ -29,6 +30,8 @@ try:
     from executorch.exir.backend.partitioner import DelegationSpec, Partitioner, PartitionResult
     from executorch.exir.passes.init_mutable_pass import InitializedMutableBufferPass
     from executorch.exir.scalar_type import ScalarType
+    from executorch.exir.schema import ExtraTensorInfo
+    from executorch.exir.tensor import TensorSpec
     from executorch.exir.tensor_layout import TensorLayout
 except ImportError as error:
     _import_error: ImportError | None = error
@@ -42,6 +45,7 @@ __all__ = [
     "DataEntry",
     "DecomposeBatchNorm",
     "DelegationSpec",
+    "ExtraTensorInfo",
     "FuseBatchNormPass",
     "InitializedMutableBufferPass",
     "NamedDataStoreOutput",
@@ -51,6 +55,7 @@ __all__ = [
     "PreprocessResult",
     "ScalarType",
     "TensorLayout",
+    "TensorSpec",
     "XnnpackBackend",
     "check",
     "get_param_tensor",
@@ -61,7 +66,7 @@ __all__ = [
 SUPPORTED = "1.5"
 """The version of ExecuTorch whose internals are known."""
 
-INSTALL = "pip install 'blobstore[executorch]'"
+INSTALL = install("executorch")
 
 _XNNPACK = "executorch.backends.xnnpack"
 _SCHEMA = f"{_XNNPACK}.serialization.xnnpack_graph_schema"
@@ -193,7 +198,7 @@ def __getattr__(name: str) -> Any:
         imported = {key: _imported(place) for key, place in _LANGUAGE_MODELS.items()}
     except ImportError as error:
         raise MissingDependencyError(
-            f"exporting language models needs more packages ({error}): pip install 'blobstore[llm]'"
+            f"exporting language models needs more packages ({error}): {install('llm')}"
         ) from error
     _refuse(_version(), list(_differences(_PARAMETERS_OF_LANGUAGE_MODELS, exact=True)))
     globals().update(imported)

@@ -1,6 +1,6 @@
 """The native module: importing it, its errors as those of `blobstore.errors`, and its values as those of Python.
 
-This is the only module that imports the native package `blobstore-runtime`. It works without torch.
+This is the only module that imports the native package `executorch-blobstore-runtime`. It works without torch.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from blobstore.core import errors
+from blobstore.core.distribution import install
 from blobstore.core.memory.layout import ScalarType, TensorLayout
 from blobstore.core.memory.mapped_file import as_path
 from blobstore.core.memory.tensors import as_bytes, in_dim_order, to_numpy, to_torch
@@ -52,7 +53,7 @@ def _import_native() -> Any:
         from blobstore_runtime import _native
     except ImportError as error:
         raise errors.MissingDependencyError(
-            f"running programs needs the native package: pip install 'blobstore[runtime]' ({error})"
+            f"running programs needs the native package: {install('runtime')} ({error})"
         ) from error
     return _native
 

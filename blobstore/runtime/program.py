@@ -6,11 +6,12 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias, overload
 
 from blobstore.core import errors
 from blobstore.core.memory.layout import TensorLayout
 from blobstore.core.memory.mapped_file import Paths, as_path, as_paths
+from blobstore.core.memory.tensors import AnyTensor
 from blobstore.runtime.cache import BlobCache, check_cache
 from blobstore.runtime.native import NativeLayout, NotATensorError, as_count, is_utf8, layout_of, native, native_path
 from blobstore.runtime.packed import PackedStore, as_packed
@@ -28,7 +29,7 @@ class ValueInfo:
     Attributes:
         kind: "tensor", "int", "float", "bool", "str", "none", or "other".
         layout: that of a tensor, else None; a size that may vary is given as its largest value.
-        name: as recorded in the program, often empty.
+        name: of an input, if `blobstore.lowering.lower` lowered the program; otherwise, and of outputs, empty.
     """
 
     kind: str
@@ -36,8 +37,15 @@ class ValueInfo:
     name: str
 
 
+Plain: TypeAlias = "int | float | bool | str | None"
+"""An input that is not a tensor."""
+
+
 class Method:
-    """A loaded method: `method(*inputs)` returns its outputs as a list.
+    """A loaded method. Calling it returns its output, or a list if it has several; `execute` always returns a list.
+
+        logits = method(tokens)
+        logits = method(tokens=tokens)  # by the names in `inputs`, which are those of the module's `forward`
 
     A method keeps its weights and its program's memory alive, even without its `Program`. That memory is freed when
     both are gone.
@@ -61,14 +69,52 @@ class Method:
         self._run = native.__call__
         self._run_first = native.call_first
 
-    def __call__(self, *inputs: Any) -> list[Any]:
+    @overload
+    def __call__(
+        self, *inputs: torch.Tensor | Plain, **named: torch.Tensor | Plain
+    ) -> torch.Tensor | list[torch.Tensor]: ...
+    @overload
+    def __call__(self, *inputs: object, **named: object) -> AnyTensor | list[AnyTensor]: ...
+    def __call__(self, *inputs: Any, **named: Any) -> Any:
+        outputs: list[Any] = self.execute(*inputs, **named)
+        return outputs[0] if len(outputs) == 1 else outputs
+
+    @overload
+    def execute(self, *inputs: torch.Tensor | Plain, **named: torch.Tensor | Plain) -> list[torch.Tensor]: ...
+    @overload
+    def execute(self, *inputs: object, **named: object) -> list[AnyTensor]: ...
+    def execute(self, *inputs: Any, **named: Any) -> list[Any]:
+        """Call the method, and return its outputs as a list, however many there are.
+
+        An output that is a plain value, such as an int, is returned as one.
+        """
+        if named:
+            inputs = self._in_order(inputs, named)
         try:
             return self._run(*inputs)  # type: ignore[no-any-return]
         except NotATensorError as error:
             raise self._wrong_kind(inputs, error) from None
 
+    def _in_order(self, inputs: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
+        """All inputs in the order of the method.
+
+        Raises:
+            InputError: a name is unknown or given twice, or an input is missing.
+        """
+        where, names = f"{self.path}: method {self.name!r}", [info.name for info in self.inputs]
+        for name in named:
+            if name not in names:
+                known = ", ".join(map(repr, names)) if any(names) else "the program records none"
+                raise errors.InputError(f"{where}: no input {name!r}; the names are: {known}")
+            if name in names[: len(inputs)]:
+                raise errors.InputError(f"{where}: input {name!r} is given twice")
+        rest = names[len(inputs) :]
+        if missing := [name for name in rest if name not in named]:
+            raise errors.InputError(f"{where}: input {missing[0]!r} is missing")
+        return (*inputs, *(named[name] for name in rest))
+
     def call_first(self, count: int, *inputs: Any) -> list[Any]:
-        """Call the method, but copy and return only the first `count` outputs."""
+        """As `execute`, but only the first `count` outputs are copied and returned."""
         number = as_count(count, "the number of outputs")
         try:
             return self._run_first(number, *inputs)  # type: ignore[no-any-return]
@@ -83,7 +129,8 @@ class Method:
             return errors.InputError(f"{where}: input {index}: {error}")
         kind = wanted[index].kind
         expected = {"int": "an int", "none": "None", "str": "a string", "other": "a list"}.get(kind, f"a {kind}")
-        return errors.InputError(f"{where}: input {index} is {expected}, not a {type(error.value).__qualname__}")
+        which = f"input {index}" + (f" ({wanted[index].name!r})" if wanted[index].name else "")
+        return errors.InputError(f"{where}: {which} is {expected}, not a {type(error.value).__qualname__}")
 
     def output_memory(self, index: int) -> torch.Tensor:
         """A tensor over the memory that the method writes an output to. It is the same memory in every call.

@@ -13,3 +13,7 @@ from blobstore.training.joint_export import lower_training
 from blobstore.training.training_program import TrainingProgram
 
 __all__ = ["TrainingProgram", "lower_training"]
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

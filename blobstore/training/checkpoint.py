@@ -106,7 +106,12 @@ def write(
             raise KeyConflictError(f"two tensors of the checkpoint would have the key '{key}'")
         data, layout = as_bytes(tensor)
         base = _in_base(bases, key)
-        if base is not None and layout is not None and base.get_tensor_layout(key) == layout and base[key] == data:
+        if (
+            base is not None
+            and layout is not None
+            and base.get_tensor_layout(key) == layout
+            and base.get_data(key) == data
+        ):
             place = [int(layout.scalar_type), layout.sizes, layout.dim_order]
             listed[key] = [digest(data).xxh3_128.hex(), place]
         else:

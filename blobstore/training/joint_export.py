@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from blobstore.core.distribution import install
 from blobstore.core.errors import BlobStoreError, MissingDependencyError, UnsupportedDataError
 from blobstore.lowering import names
 from blobstore.training import gradients
@@ -68,7 +69,7 @@ def lower_training(
         from executorch.exir import EdgeCompileConfig, to_edge
         from torch.export.experimental import _export_forward_backward
     except ImportError as error:
-        raise MissingDependencyError("lowering needs executorch: pip install 'blobstore[executorch]'") from error
+        raise MissingDependencyError(f"lowering needs executorch: {install('executorch')}") from error
 
     name = type(module).__name__
     try:

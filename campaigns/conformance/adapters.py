@@ -74,7 +74,7 @@ class Serializer:
         buffers: dict[int, bytes] = {}
         named = {}
         for key in data_map:
-            buffers.setdefault(data_map.segment_of(key), bytes(data_map[key]))
+            buffers.setdefault(data_map.segment_of(key), data_map.bytes(key))
             index = list(buffers).index(data_map.segment_of(key))
             named[key] = DataEntry(index, 1, _theirs(data_map.get_tensor_layout(key)))
         return DataPayload(list(buffers.values()), named)

@@ -112,7 +112,7 @@ def _give(python: Path, folder: Path) -> str:
 
 
 def _outputs(path: Path, data: list[Path]) -> list[float]:
-    return Program(path, data=data).method()(network.INPUT)[0].ravel().tolist()
+    return Program(path, data=data).method()(network.INPUT).ravel().tolist()
 
 
 def _same(what: str, found: Any, expected: Any) -> None:

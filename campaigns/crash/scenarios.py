@@ -274,7 +274,7 @@ def _prepare_packed(folder: Path) -> None:
         {"forward": (net, (torch.ones(1, 16),))}, partitioners=lambda: [BlobStorePartitioner(XnnpackPartitioner())]
     )
     blobstore.save_programs({"model": manager}, folder)
-    np.save(folder / "expected.npy", Program(folder / "model.pte", BlobCache(folder / "model.ptd")).method()(_X)[0])
+    np.save(folder / "expected.npy", Program(folder / "model.pte", BlobCache(folder / "model.ptd")).method()(_X))
 
 
 _X = np.ones((1, 16), np.float32)
@@ -283,7 +283,7 @@ _X = np.ones((1, 16), np.float32)
 def _build_packed(folder: Path) -> None:
     """Load the program, which builds a file. Its outputs are right in any case; a fallback counts as an error."""
     store = PackedStore(folder / "out" / "packed")
-    output = Program(folder / "model.pte", BlobCache(folder / "model.ptd", packed=store)).method()(_X)[0]
+    output = Program(folder / "model.pte", BlobCache(folder / "model.ptd", packed=store)).method()(_X)
     try:
         expected = np.load(folder / "expected.npy")
     except OSError:  # a fault that hits this file says nothing
@@ -318,14 +318,14 @@ def _packed_copy(folder: Path) -> State:
     store = PackedStore(folder / "out" / "packed")
     cache = BlobCache(folder / "out" / "live.ptd", "shared", packed=store)
     problems = [file.problem for file in store.verify() if file.problem] if store.folder.exists() else []
-    output = Program(folder / "model.pte", cache).method()(_X)[0]
+    output = Program(folder / "model.pte", cache).method()(_X)
     _compare_packed(folder, output)
     return [problems, output.tolist()]
 
 
 def _compare_packed(folder: Path, output: Any) -> None:
     """Compare an output with that of a process that packs everything now."""
-    plain = Program(folder / "model.pte", BlobCache(folder / "out" / "live.ptd", "shared")).method()(_X)[0]
+    plain = Program(folder / "model.pte", BlobCache(folder / "out" / "live.ptd", "shared")).method()(_X)
     if not np.array_equal(output, plain):
         raise RuntimeError("packed weights are not those of the working copy")
 

@@ -75,7 +75,7 @@ def adapter(data: bytes) -> None:
 
 
 def _bits(cache: BlobCache) -> dict[str, bytes]:
-    return {key: bytes(data) for key, data in cache.items()}
+    return {key: bytes(data) for key, data in cache.views()}
 
 
 def peft(data: bytes) -> None:

@@ -81,7 +81,9 @@ def _prepare(folder: Path) -> None:
         make_working_copy(data, folder / f"{name}.copy.ptd")
         np.zeros(REMEMBERED, np.uint64).tofile(folder / f"{name}.values")
         with BlobCache(data) as cache:
-            cache.update_blobs({key: np.full(len(cache[key]) // 4, DELTA, np.float32) for key in weight_keys(cache)})
+            cache.update_blobs(
+                {key: np.full(len(cache.get_data(key)) // 4, DELTA, np.float32) for key in weight_keys(cache)}
+            )
             cache.save(folder / f"{name}.delta.ptd", dirty_only=True)
 
 

@@ -16,4 +16,4 @@ keys = weight_keys(cache)
 print("ready", flush=True)  # noqa: T201
 while True:
     value = chance.randint(1, LARGEST)
-    cache.update_blobs({key: np.full(len(cache[key]) // 4, value, np.float32) for key in keys})
+    cache.update_blobs({key: np.full(len(cache.get_data(key)) // 4, value, np.float32) for key in keys})

@@ -118,13 +118,13 @@ class Worker:
             with self.cache.reading():
                 generation = self.cache.generation
                 value = int(self.blobs(self.cache))
-                output = self.value_of(self.only(method(network.INPUT)[0], "an output"))
+                output = self.value_of(self.only(method(network.INPUT), "an output"))
             if output != value:
                 raise WrongError(f"in one generation the weights are {value}, the output is that of {output}")
             self.saw(generation, value)
         else:
             before = self.cache.generation
-            value = self.value_of(self.only(method(network.INPUT)[0], "an output"))
+            value = self.value_of(self.only(method(network.INPUT), "an output"))
             if self.shared is None:
                 self.allowed(value, before, self.cache.generation)
         self.counts["calls"] += 1
@@ -235,7 +235,7 @@ class Worker:
             if self.shared is None:
                 generation = self.cache.generation
                 for _ in range(2):
-                    value = self.value_of(self.only(method(network.INPUT)[0], "an output"))
+                    value = self.value_of(self.only(method(network.INPUT), "an output"))
                     self.allowed(value, generation, generation)
                 self.owner.update(self.weights(11))
                 for one in (method, Program(self.program, self.cache).load_method()):
@@ -243,7 +243,7 @@ class Worker:
                     if value != 11:
                         raise WrongError(f"a child committed 11 and computed with {value}")
                 self.owner.revert()
-                value = self.value_of(self.only(method(network.INPUT)[0], "an output"))
+                value = self.value_of(self.only(method(network.INPUT), "an output"))
                 if value != FIRST:
                     raise WrongError(f"a child reverted to {FIRST} and computed with {value}")
             else:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from blobstore.core.disk.kinds import Format
 from blobstore.core.disk.staging import Staging
+from blobstore.core.distribution import install
 from blobstore.core.errors import FileAccessError, InvalidFileError, MissingDependencyError, OutputPathError
 from blobstore.core.text import saving
 from examples.demo.live import LiveResult, print_live, run_live, table_box
@@ -163,7 +164,7 @@ def _need(*packages: str) -> None:
     """Raise MissingDependencyError now, not after a minute of lowering."""
     missing = [package for package in packages if find_spec(package) is None]
     if missing:
-        raise MissingDependencyError(f'the demo needs {", ".join(missing)}: pip install "blobstore[demo]"')
+        raise MissingDependencyError(f"the demo needs {', '.join(missing)}: {install('demo')}")
 
 
 def _lower(directory: Path, console: Console, *, force: bool) -> dict[str, Path]:

@@ -130,7 +130,7 @@ class _Comparison:
 
     def similarity(self, program: Program, length: int) -> float:
         """The similarity that a program computes."""
-        one, two = (program.method()(*self._encode(text, length))[0][0] for text in SENTENCES)
+        one, two = (program.method()(*self._encode(text, length))[0] for text in SENTENCES)
         return float(one @ two)
 
     def check(self, found: list[float], weights: Mapping[str, Tensor]) -> None:

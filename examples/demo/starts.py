@@ -78,7 +78,7 @@ def main() -> None:
     method = Program(program, BlobCache(data, packed=store)).method()
     layouts = [value.layout for value in method.inputs if value.layout is not None]
     inputs = [np.zeros(layout.sizes, numpy_dtype(layout.scalar_type)) for layout in layouts]
-    outputs = method(*inputs)
+    outputs = method.execute(*inputs)
     seconds, after = time.perf_counter() - start, _anonymous()
     grown = None if before is None or after is None else after - before
     digests = [sha256(np.ascontiguousarray(output).tobytes()) for output in outputs]

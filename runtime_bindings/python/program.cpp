@@ -17,7 +17,7 @@ namespace {
 using namespace nb::literals;
 namespace et = executorch::runtime;
 
-nb::tuple info(const et::Result<et::Tag>& tag, const et::TensorInfo* tensor) {
+nb::tuple info(const et::Result<et::Tag>& tag, const et::TensorInfo* tensor, const std::string& name) {
   const auto kind = [&] {
     switch (tag.ok() ? tag.get() : et::Tag::ListBool) {
       case et::Tag::None:
@@ -36,16 +36,15 @@ nb::tuple info(const et::Result<et::Tag>& tag, const et::TensorInfo* tensor) {
         return "other";
     }
   };
-  const std::string name(tensor != nullptr ? tensor->name() : std::string_view());
   return nb::make_tuple(kind(), tensor != nullptr ? layout_object(layout_of(*tensor)) : nb::none(), name);
 }
 
-nb::list inputs(const et::MethodMeta& method) {
+nb::list inputs(const et::MethodMeta& method, const std::vector<std::string>& names) {
   nb::list out;
   for (size_t i = 0; i < method.num_inputs(); ++i) {
     const et::Result<et::Tag> tag = method.input_tag(i);
     const bool is_tensor = tag.ok() && tag.get() == et::Tag::Tensor;
-    out.append(info(tag, is_tensor ? &method.input_tensor_meta(i).get() : nullptr));
+    out.append(info(tag, is_tensor ? &method.input_tensor_meta(i).get() : nullptr, names[i]));
   }
   return out;
 }
@@ -55,7 +54,7 @@ nb::list outputs(const et::MethodMeta& method) {
   for (size_t i = 0; i < method.num_outputs(); ++i) {
     const et::Result<et::Tag> tag = method.output_tag(i);
     const bool is_tensor = tag.ok() && tag.get() == et::Tag::Tensor;
-    out.append(info(tag, is_tensor ? &method.output_tensor_meta(i).get() : nullptr));
+    out.append(info(tag, is_tensor ? &method.output_tensor_meta(i).get() : nullptr, ""));
   }
   return out;
 }
@@ -80,7 +79,7 @@ nb::list call(const std::shared_ptr<Method>& method, const nb::args& values) {
 void add_programs(nb::module_& module) {
   nb::class_<Method>(module, "Method")
       .def_prop_ro("name", &Method::name)
-      .def("inputs", [](const Method& method) { return inputs(method.meta()); })
+      .def("inputs", [](const Method& method) { return inputs(method.meta(), method.input_names()); })
       .def("outputs", [](const Method& method) { return outputs(method.meta()); })
       .def("__call__", &call)
       .def("call_first", &call_first)
@@ -109,7 +108,11 @@ void add_programs(nb::module_& module) {
       .def_prop_ro("methods", &Program::methods)
       .def("needs", &Program::needs)
       .def("backends", &Program::backends)
-      .def("inputs", [](const Program& program, const std::string& name) { return inputs(program.method_meta(name)); })
+      .def(
+          "inputs",
+          [](const Program& program, const std::string& name) {
+            return inputs(program.method_meta(name), program.input_names(name));
+          })
       .def(
           "outputs", [](const Program& program, const std::string& name) { return outputs(program.method_meta(name)); })
       .def("load_method", &Program::load_method, "name"_a, nb::call_guard<WithoutInterpreter>())

@@ -137,6 +137,9 @@ class Tensors {
     }
     return *cache_;
   }
+  Names choose(const std::vector<Entry>& entries, bool strict) const {
+    return run([&] { return cache_ ? cache_->choose(entries, strict) : updates_->choose(entries, strict); });
+  }
   void check_open() const {
     if (cache_ != nullptr) {
       cache_->cache()->check_open();
@@ -295,7 +298,7 @@ void add_tensors(nb::module_& module) {
               const auto type = static_cast<int8_t>(nb::cast<int>(nb::cast<nb::tuple>(item)[1]));
               entries.push_back({names.back(), is_floating(type)});
             }
-            return to_strs(tensors.updates().choose(entries, strict));
+            return to_strs(tensors.choose(entries, strict));
           },
           "items"_a,
           "strict"_a,

@@ -54,4 +54,4 @@ def open_plain(plain: Any, mode: Any = "private") -> tuple[BlobCache, Any]:
 def bits(cache: BlobCache) -> dict[str, bytes]:
     """Copies of all blobs, from one generation."""
     with cache.reading():
-        return {key: bytes(data) for key, data in cache.items()}
+        return {key: cache.bytes(key) for key in cache}

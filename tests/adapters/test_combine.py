@@ -78,7 +78,7 @@ def expected(strengths: dict[int, float]) -> torch.Tensor:
 
 
 def check(method: Any, strengths: dict[int, float]) -> None:
-    torch.testing.assert_close(method(*X)[0], expected(strengths), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(method(*X), expected(strengths), rtol=1e-4, atol=1e-4)
 
 
 def test_the_sum_of_several(wide: Any) -> None:
@@ -168,8 +168,8 @@ def test_requests_of_several_threads(wide: Any) -> None:
             for _ in range(10):
                 with turn:
                     load_adapters(shared, [wide.paths[seed]], program_scale=SCALE)
-                    torch.testing.assert_close(method(*X)[0], wanted[seed], rtol=1e-4, atol=1e-4)
-                torch.testing.assert_close(of_own(*X)[0], wanted[seed], rtol=1e-4, atol=1e-4)
+                    torch.testing.assert_close(method(*X), wanted[seed], rtol=1e-4, atol=1e-4)
+                torch.testing.assert_close(of_own(*X), wanted[seed], rtol=1e-4, atol=1e-4)
         except BaseException as error:
             failed.append(error)
 

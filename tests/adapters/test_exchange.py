@@ -33,13 +33,13 @@ from tests.waiting import until
 def test_exchange(lora: Any) -> None:
     """Each load takes effect at the next call; a revert restores the adapter of the file (D2, U1)."""
     cache, method = open_lora(lora)
-    close(method(*X)[0], eager(None))
+    close(method(*X), eager(None))
     for seed in (1, 2, 1):
         generation = cache.generation
         assert load_adapter(cache, save(lora, seed)) == cache.generation > generation
-        close(method(*X)[0], eager(seed))
+        close(method(*X), eager(seed))
     cache.revert()
-    close(method(*X)[0], eager(None))
+    close(method(*X), eager(None))
 
 
 @pytest.mark.parametrize("layout", ["one file each", "merged", "working copy", "copy"])
@@ -57,7 +57,7 @@ def test_ways_to_open_the_cache(lora: Any, layout: str) -> None:
         cache = BlobCache([lora.adapter, lora.foundation], "copy")
     method = Program(lora.pte, cache).method()
     load_adapter(cache, save(lora, 1))
-    close(method(*X)[0], eager(1))
+    close(method(*X), eager(1))
 
 
 def test_a_saved_file_becomes_an_adapter_by_binding(lora: Any) -> None:
@@ -70,8 +70,8 @@ def test_a_saved_file_becomes_an_adapter_by_binding(lora: Any) -> None:
     bind_adapter(lora.folder / "stored.ptd", lora.folder / "bound.ptd", foundation=lora.foundation, scale=SCALE)
     cache.revert()
     load_adapter(cache, lora.folder / "bound.ptd")
-    close(method(*X)[0], eager(1))
-    close(open_lora(lora, lora.folder / "bound.ptd")[1](*X)[0], eager(1))
+    close(method(*X), eager(1))
+    close(open_lora(lora, lora.folder / "bound.ptd")[1](*X), eager(1))
 
 
 @pytest.mark.parametrize("lora", [False], ids=["portable"], indirect=True)
@@ -95,7 +95,7 @@ def test_another_scale(lora: Any) -> None:
     with torch.no_grad():
         for layer in module.l:
             layer.lora_b.weight *= 3
-        close(method(*X)[0], module(*X))
+        close(method(*X), module(*X))
     bind_adapter(lora.adapter, lora.folder / "bound.ptd", foundation=lora.foundation, scale=SCALE)
     cache, _ = open_lora(lora, lora.folder / "bound.ptd")
     with pytest.raises(AdapterError, match=r"its scale is 4.5, that of the adapter in .* is 1.5; .*program_scale"):
@@ -124,7 +124,7 @@ def test_an_adapter_of_peft_is_not_taken_for_one_of_the_program(lora: Any, recor
     with torch.no_grad():
         for layer in module.l:
             layer.lora_b.weight *= 2
-        close(method(*X)[0], module(*X))
+        close(method(*X), module(*X))
 
 
 # Two at once
@@ -146,7 +146,7 @@ def test_two_callers_with_two_adapters_on_one_foundation(lora: Any) -> None:
             for turn in range(20):
                 seed = 2 * caller + turn % 2
                 load_adapter(caches[caller], paths[seed])
-                close(methods[caller](*X)[0], expected[seed])
+                close(methods[caller](*X), expected[seed])
         except BaseException as error:
             failures.append(error)
 
@@ -168,7 +168,7 @@ def test_no_call_sees_half_an_adapter(lora: Any) -> None:
     expected = []
     for path in paths:
         load_adapter(cache, path)
-        expected.append(method(*X)[0].clone())
+        expected.append(method(*X).clone())
     stop = threading.Event()
     seen = [0] * len(paths)
 
@@ -178,7 +178,7 @@ def test_no_call_sees_half_an_adapter(lora: Any) -> None:
                 load_adapter(cache, path)
 
     def call() -> None:
-        found = method(*X)[0]
+        found = method(*X)
         (which,) = (number for number, one in enumerate(expected) if torch.equal(found, one))
         seen[which] += 1
 
@@ -230,11 +230,11 @@ def broken(lora: Any, kind: str) -> Path:
 def test_broken_adapters_are_refused(lora: Any, kind: str, error: type[Exception], message: str) -> None:
     """The message names the file and the tensor, and nothing changes (B3)."""
     cache, method = open_lora(lora)
-    before, generation = method(*X)[0].clone(), cache.generation
+    before, generation = method(*X).clone(), cache.generation
     with pytest.raises(error, match=message):
         load_adapter(cache, broken(lora, kind))
     assert cache.generation == generation
-    assert torch.equal(method(*X)[0], before)
+    assert torch.equal(method(*X), before)
 
 
 def test_another_foundation_is_refused(lora: Any, tmp_path: Any) -> None:
@@ -245,7 +245,7 @@ def test_another_foundation_is_refused(lora: Any, tmp_path: Any) -> None:
     with pytest.raises(AdapterError, match=r"1.ptd: made for foundation [0-9a-f]{32}, .* has [0-9a-f]{32}"):
         load_adapter(cache, path)
     assert cache.generation == 0
-    close(method(*X)[0], eager(None))
+    close(method(*X), eager(None))
 
 
 def test_nan_is_refused(lora: Any) -> None:
@@ -266,14 +266,16 @@ def test_replaced_files(lora: Any, mode: Any) -> None:
     method = Program(lora.pte, cache).method()
     path = save(lora, 1)
     with BlobCache(lora.foundation) as changed:
-        changed.update_blobs({key: bytes(len(changed[key])) for key in changed if not key.startswith("metadata.")})
+        changed.update_blobs(
+            {key: bytes(len(changed.get_data(key))) for key in changed if not key.startswith("metadata.")}
+        )
         changed.save(lora.folder / "new.ptd")
     (lora.folder / "new.ptd").replace(lora.foundation)
     with pytest.raises(AdapterError, match=r"2\.ptd: made for foundation"):
         load_adapter(cache, save(lora, 2))
     lora.foundation.unlink()
     load_adapter(cache, path)
-    close(method(*X)[0], eager(1))
+    close(method(*X), eager(1))
 
 
 def test_overwritten_files(lora: Any) -> None:
@@ -282,7 +284,7 @@ def test_overwritten_files(lora: Any) -> None:
     path = save(lora, 1)
     data = bytearray(lora.foundation.read_bytes())
     with open_ptd(lora.foundation) as blobs:
-        key = next(key for key in blobs if blobs[key])
+        key = next(key for key in blobs if blobs.bytes(key))
         start, _ = blobs.byte_range(key)
     data[start] ^= 1
     with lora.foundation.open("r+b") as file:
@@ -307,9 +309,9 @@ def test_wrong_caches(lora: Any) -> None:
 def test_scales_that_are_too_large_are_refused(lora: Any) -> None:
     """A factor that overflows the weights changes nothing (B3)."""
     cache, method = open_lora(lora)
-    before = method(*X)[0].clone()
+    before = method(*X).clone()
     for program_scale in (1e-45, 1e-320):
         with pytest.raises(UpdateError, match=r"1\.ptd: 'l\.\d\.lora_b\.weight' has values that are not finite"):
             load_adapter(cache, save(lora, 1), program_scale=program_scale)
     assert cache.generation == 0
-    assert torch.equal(method(*X)[0], before)
+    assert torch.equal(method(*X), before)

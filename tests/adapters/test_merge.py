@@ -35,16 +35,16 @@ SAFETENSORS = "adapter_model.safetensors"
 def test_merge_and_undo(plain: Any, alpha: float) -> None:
     """Undoing restores every byte, once (B3)."""
     cache, method = open_plain(plain)
-    before, first = bits(cache), method(*X)[0].clone()
+    before, first = bits(cache), method(*X).clone()
     save_adapter(plain.folder / "a.ptd", adapter_of(1), foundation=plain.model, scale=SCALE)
     handle = merge_adapter(cache, plain.folder / "a.ptd", alpha)
     assert handle.weights == ("l.0.weight", "l.1.weight") and handle.generation == cache.generation == 1
-    close(method(*X)[0], merged(1, alpha * SCALE))
+    close(method(*X), merged(1, alpha * SCALE))
     if alpha == 1:
-        close(method(*X)[0], eager(1))
+        close(method(*X), eager(1))
     handle.undo()
     assert bits(cache) == before
-    assert torch.equal(method(*X)[0], first)
+    assert torch.equal(method(*X), first)
     with pytest.raises(AdapterError, match="already"):
         handle.undo()
 
@@ -59,9 +59,9 @@ def test_tensors_without_a_file(plain: Any) -> None:
         for name, tensor in adapter_of(1).items()
     }
     handle = merge_adapter(cache, tensors, scale=SCALE, names={"head": "l.1.weight"})
-    close(method(*X)[0], eager(1))
+    close(method(*X), eager(1))
     handle.undo()
-    close(method(*X)[0], merged(1, 0))
+    close(method(*X), merged(1, 0))
 
 
 def test_undo_restores_dirty_weights(plain: Any) -> None:
@@ -88,7 +88,7 @@ def test_last_in_first_out(plain: Any) -> None:
     for handle, state in zip(reversed(handles), reversed(states), strict=True):
         handle.undo()
         assert bits(cache) == state
-    close(method(*X)[0], merged(1, 0))
+    close(method(*X), merged(1, 0))
 
 
 def test_different_weights_in_any_order(plain: Any) -> None:
@@ -137,7 +137,7 @@ def test_merging_in_threads(plain: Any) -> None:
         for i, layer in enumerate(module.l):
             for tensors in adapters:
                 layer.weight += tensors[f"l.{i}.lora_b.weight"] @ tensors[f"l.{i}.lora_a.weight"]
-        close(method(*X)[0], module(*X))
+        close(method(*X), module(*X))
 
 
 @pytest.mark.long
@@ -163,7 +163,7 @@ def test_tied_weights_are_one(tmp_path: Path) -> None:
     with pytest.raises(AdapterError, match="two modules have the weight 'first.weight'"):
         merge_adapter(cache, {**adapters[0], **adapters[1]})
     assert cache.generation == 0
-    before = method(*x)[0].clone()
+    before = method(*x).clone()
     for adapter, given in zip(adapters, (None, {"second.weight": module.second.weight}), strict=True):
         save_adapter(tmp_path / "a.ptd", adapter, foundation=tmp_path / "model.ptd", scale=1)
         (fit,) = inspect_adapters(tmp_path / "model.ptd", [tmp_path / "a.ptd"]).adapters
@@ -182,9 +182,9 @@ def test_tied_weights_are_one(tmp_path: Path) -> None:
         with torch.no_grad():
             changed = copy.deepcopy(module)
             changed.first.weight += b @ a
-            close(method(*x)[0], changed(*x))
+            close(method(*x), changed(*x))
         merged.undo()
-        assert torch.equal(method(*x)[0], before)
+        assert torch.equal(method(*x), before)
 
 
 @pytest.mark.parametrize("mode", ["private", "copy"])
@@ -202,7 +202,7 @@ def test_replaced_files(plain: Any, mode: Any) -> None:
         merge_adapter(cache, path)
     assert cache.generation == 0
     merge_adapter(cache, adapter_of(1), SCALE)  # tensors do not record a foundation
-    close(method(*X)[0], eager(1))
+    close(method(*X), eager(1))
 
 
 @pytest.mark.parametrize(

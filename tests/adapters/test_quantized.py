@@ -52,7 +52,7 @@ def test_exchange(tmp_path: Path) -> None:
         save_adapter(tmp_path / "a.ptd", tensors, foundation=tmp_path / "model.ptd", scale=SCALE)
         load_adapter(cache, tmp_path / "a.ptd")
         with torch.no_grad():
-            close(method(*example)[0], with_adapter(make(LoraNet), tensors)(*example), 0.05)
+            close(method(*example), with_adapter(make(LoraNet), tensors)(*example), 0.05)
 
 
 def test_several_on_a_quantized_foundation(tmp_path: Path) -> None:
@@ -69,13 +69,13 @@ def test_several_on_a_quantized_foundation(tmp_path: Path) -> None:
     load_adapters(cache, [])
     none = {name: torch.zeros_like(tensor) for name, tensor in whole.items()}
     with torch.no_grad():
-        close(method(*example)[0], with_adapter(make(LoraNet), none)(*example), 0.05)
+        close(method(*example), with_adapter(make(LoraNet), none)(*example), 0.05)
     load_adapters(cache, [tmp_path / "first.ptd", tmp_path / "rest.ptd"])
     assert bits(cache) == before
     set_adapter_strengths(cache, [0.5, 0.5])
     half = {name: tensor / 2 if "lora_b" in name else tensor for name, tensor in whole.items()}
     with torch.no_grad():
-        close(method(*example)[0], with_adapter(make(LoraNet), half)(*example), 0.05)
+        close(method(*example), with_adapter(make(LoraNet), half)(*example), 0.05)
 
 
 def test_merge_needs_the_float_weights(tmp_path: Path) -> None:
@@ -94,6 +94,6 @@ def test_merge_needs_the_float_weights(tmp_path: Path) -> None:
     with torch.no_grad():
         for i, layer in enumerate(module.l):
             layer.weight += SCALE * (small[f"l.{i}.lora_b.weight"] @ small[f"l.{i}.lora_a.weight"])
-        close(method(*example)[0], module(*example), 0.1)
+        close(method(*example), module(*example), 0.1)
     handle.undo()
     assert bits(cache) == before

@@ -81,7 +81,7 @@ def test_the_same_adapter_gives_the_same_blobs(stock: Any, tmp_path: Path) -> No
     new = tmp_path / "same.ptd"
     import_for_program(stock.first, new, program=stock.out / "lora.pte", exported_with=stock.first, params=PARAMS)
     old, again = open_ptd(stock.out / "lora.ptd"), open_ptd(new)
-    assert {key: bytes(data) for key, data in old.items()} == {key: bytes(data) for key, data in again.items()}
+    assert {key: old.bytes(key) for key in old} == {key: again.bytes(key) for key in again}
 
 
 def test_files_of_the_exporter_are_recognized(stock: Any) -> None:

@@ -41,10 +41,10 @@ def test_strength(lora: Any) -> None:
     for strength in (0.5, 0, -2, 1 / 3, 1e-30):
         generation = cache.generation
         assert set_adapter_strength(cache, strength) == cache.generation > generation
-        close(method(*X)[0], at_strength(1, strength))
+        close(method(*X), at_strength(1, strength))
     set_adapter_strength(cache, 1)
     assert bits(cache) == loaded
-    close(method(*X)[0], eager(1))
+    close(method(*X), eager(1))
 
 
 def test_repeated_changes_do_not_add_up(lora: Any) -> None:
@@ -61,22 +61,22 @@ def test_strength_of_an_adapter_with_another_scale(lora: Any) -> None:
     """The strength is relative to the adapter, not to what makes up for the scale of the program."""
     cache, method = open_lora(lora)
     load_adapter(cache, save(lora, 1, scale=3 * SCALE), program_scale=SCALE, strength=0.5)
-    close(method(*X)[0], at_strength(1, 1.5))
+    close(method(*X), at_strength(1, 1.5))
     set_adapter_strength(cache, 1)
-    close(method(*X)[0], at_strength(1, 3))
+    close(method(*X), at_strength(1, 3))
 
 
 def test_the_next_adapter_has_its_own_strength(lora: Any) -> None:
     """The strength is that of an adapter, not of the cache; the file is not needed again."""
     cache, method = open_lora(lora)
     load_adapter(cache, save(lora, 1), strength=0)
-    close(method(*X)[0], at_strength(1, 0))
+    close(method(*X), at_strength(1, 0))
     path = save(lora, 2)
     load_adapter(cache, path)
-    close(method(*X)[0], eager(2))
+    close(method(*X), eager(2))
     path.unlink()
     set_adapter_strength(cache, 0.5)
-    close(method(*X)[0], at_strength(2, 0.5))
+    close(method(*X), at_strength(2, 0.5))
 
 
 def test_a_strength_needs_the_loaded_adapter(lora: Any) -> None:
@@ -114,12 +114,12 @@ def test_a_strength_that_overflows(lora: Any) -> None:
     """The message names the adapter and the tensor, and nothing changes (B3)."""
     cache, method = open_lora(lora)
     load_adapter(cache, save(lora, 1))
-    before = method(*X)[0].clone()
+    before = method(*X).clone()
     with pytest.raises(UpdateError, match=r"1\.ptd: 'l\.\d\.lora_b\.weight' has values that are not finite"):
         set_adapter_strength(cache, 1e300)
-    assert torch.equal(method(*X)[0], before)
+    assert torch.equal(method(*X), before)
     set_adapter_strength(cache, np.float32(0.5))
-    close(method(*X)[0], at_strength(1, 0.5))
+    close(method(*X), at_strength(1, 0.5))
 
 
 def test_wrong_caches(lora: Any) -> None:
@@ -138,7 +138,7 @@ def test_an_overwritten_file(lora: Any) -> None:
     cache, method = open_lora(lora)
     path = save(lora, 1)
     load_adapter(cache, path)
-    before = method(*X)[0].clone()
+    before = method(*X).clone()
     with open_ptd(path) as blobs:
         start, _ = blobs.byte_range("l.1.lora_b.weight")
     with path.open("r+b") as file:
@@ -149,4 +149,4 @@ def test_an_overwritten_file(lora: Any) -> None:
     os.truncate(path, 100)
     with pytest.raises(FileAccessError, match=r"1\.ptd"):
         set_adapter_strength(cache, 0.5)
-    assert torch.equal(method(*X)[0], before)
+    assert torch.equal(method(*X), before)

@@ -81,4 +81,4 @@ def test_one_line_names_the_extra(folder: Path, extra: str, packages: list[str],
     for command, message, exit_code in zip(commands, lines[::2], lines[1::2], strict=True):
         assert exit_code == "3", command
         assert message.startswith("blobstore: "), command
-        assert re.search(rf"""pip install ['"]blobstore\[{extra}\]['"]""", message), (command, message)
+        assert re.search(rf"""pip install ['"]executorch-blobstore\[{extra}\]['"]""", message), (command, message)

@@ -108,7 +108,7 @@ def test_what_executorch_writes(contents):
         payload = DataPayload(output.buffers, output.external_data["x"])
         path.write_bytes(bytes(FlatTensorSerializer().serialize(payload)))
         with open_ptd(path) as data_map:
-            found = {key: (bytes(data), data_map.get_tensor_layout(key)) for key, data in data_map.items()}
+            found = {key: (bytes(data), data_map.get_tensor_layout(key)) for key, data in data_map.views()}
     assert found == {key: tensor for key, (tensor, _, _) in contents.items()}
 
 
@@ -146,7 +146,7 @@ def test_opaque_bytes_beside_tensors(reader, tmp_path):
             layouts = {key: data_map.get_tensor_layout(key) for key in data_map}
             assert layouts == {key: BlobCache(path).get_tensor_layout(key) for key in data_map}
             assert None in layouts.values()
-            expected = [(key, (bytes(data_map[key]), spelled(layouts[key], data_map[key]))) for key in data_map]
+            expected = [(key, (data_map.bytes(key), spelled(layouts[key], data_map.get_data(key)))) for key in data_map]
         assert with_cpp(reader, path) == expected
 
 

@@ -78,7 +78,7 @@ def test_merged_map_names_both_files(tmp_path):
         MergedDataMap([a, c])
     merged = MergedDataMap([a])
     merged.close()
-    assert bytes(a["only here"]) == b"1"
+    assert a.bytes("only here") == b"1"
 
 
 def test_torch_tensors_are_copies_of_read_only_memory(tmp_path):

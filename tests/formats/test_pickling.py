@@ -50,7 +50,7 @@ READERS: dict[str, Callable[[Path], Any]] = {
 
 def contents(reader: Any) -> dict[str, bytes]:
     if isinstance(reader, blobstore.NamedDataMap):
-        return {key: bytes(data) for key, data in reader.items()}
+        return {key: reader.bytes(key) for key in reader}
     return {key: reader.get_tensor(key).tobytes() for key in list(reader.keys())}
 
 

@@ -98,13 +98,13 @@ def randomize_persistent(module: nn.Module, seed: int) -> dict[str, Tensor]:
 
 def refused(cache: BlobCache, state: dict[str, Tensor], method: Method, *words: str) -> None:
     """Check that a strict update is refused with a message that has these words, and that nothing changes."""
-    generation, before = cache.generation, method(*TOKENS)[0]
+    generation, before = cache.generation, method(*TOKENS)
     with pytest.raises(UpdateError, match="nothing was changed") as caught:
         cache.update_state_dict(state)
     for word in words:
         assert word in str(caught.value)
     assert cache.generation == generation and cache.dirty == ()
-    assert torch.equal(method(*TOKENS)[0], before)
+    assert torch.equal(method(*TOKENS), before)
 
 
 @pytest.mark.long
@@ -116,7 +116,7 @@ def test_everything_in_data_files_is_reached(lowered: Any, tmp_path: Path) -> No
     for seed in range(2):
         module, state = new_weights(seed)
         cache.update_state_dict(state)
-        close(method(*TOKENS)[0], module(*TOKENS))
+        close(method(*TOKENS), module(*TOKENS))
 
 
 @pytest.mark.long
@@ -150,7 +150,7 @@ def test_what_strict_refuses_may_be_left_behind(lowered: Any, tmp_path: Path) ->
     module, state = new_weights()
     cache.update({name: tensor for name, tensor in state.items() if name != "linear.bias"})
     module.linear.bias.data = seeded(Net).linear.bias.data
-    close(method(*TOKENS)[0], module(*TOKENS))
+    close(method(*TOKENS), module(*TOKENS))
 
 
 @pytest.mark.long
@@ -162,12 +162,12 @@ def test_one_of_several_programs_is_out_of_reach(other: str, lowered: Any, tmp_p
     reached = Program(pte, cache).method()
     method = Program(second, BlobCache(sorted(second.parent.glob("*.ptd")), base=cache)).method()
     refused(cache, new_weights()[1], reached, str(second))
-    close(method(*TOKENS)[0], seeded(Net)(*TOKENS))
+    close(method(*TOKENS), seeded(Net)(*TOKENS))
     module, state = new_weights()
     del method
     gc.collect()
     cache.update_state_dict(state)
-    close(reached(*TOKENS)[0], module(*TOKENS))
+    close(reached(*TOKENS), module(*TOKENS))
 
 
 @pytest.mark.parametrize("named", [True, False])
@@ -208,7 +208,7 @@ def test_a_weight_of_which_only_the_delegate_follows(tmp_path: Path) -> None:
     pte = write(lower({"forward": (module, TOKENS)}, partitioners=plugin()), tmp_path)
     cache = BlobCache(tmp_path / "model.ptd")
     method = Program(pte, cache).method()
-    close(method(*TOKENS)[0], module(*TOKENS))
+    close(method(*TOKENS), module(*TOKENS))
     refused(cache, randomize(module, 1), method, f"method 'forward' of {pte}", "'embed.weight'", "external_constants")
 
 
@@ -220,16 +220,16 @@ def test_a_merged_adapter_is_in_all_programs_or_in_none(lowered: Any, tmp_path: 
     method = Program(pte, cache).method()
     adapter = {"linear.lora_a.weight": torch.ones(1, 8), "linear.lora_b.weight": torch.ones(8, 1)}
     above = Program(second, BlobCache(base=cache)).method()
-    before = method(*TOKENS)[0]
+    before = method(*TOKENS)
     with pytest.raises(UpdateError, match=rf"{re.escape(str(second))} has constants like 'linear.weight' inside"):
         merge_adapter(cache, adapter)
-    assert torch.equal(method(*TOKENS)[0], before)
+    assert torch.equal(method(*TOKENS), before)
     del above
     gc.collect()
     merge_adapter(cache, adapter)
     module = seeded(Net)
     module.linear.weight.data += 1
-    close(method(*TOKENS)[0], module(*TOKENS))
+    close(method(*TOKENS), module(*TOKENS))
 
 
 # ExecuTorch's own runtime
@@ -295,7 +295,7 @@ def test_what_does_not_follow_is_refused(from_memory: bool, mode: Any, data: str
     del method
     gc.collect()
     cache.update_state_dict(state)
-    close(ours(*TOKENS)[0], module(*TOKENS))
+    close(ours(*TOKENS), module(*TOKENS))
 
 
 @pytest.mark.parametrize("from_memory", [False, True])
@@ -324,7 +324,7 @@ def test_an_update_by_name_changes_something_or_is_refused(from_memory: bool, lo
     close(method(*TOKENS), expected(*TOKENS))
     ours = Program(pte, cache).method()
     cache.update(state)  # a program takes it from the cache now
-    close(ours(*TOKENS)[0], module(*TOKENS))
+    close(ours(*TOKENS), module(*TOKENS))
     del ours
     gc.collect()
     with pytest.raises(UpdateError, match="nothing was changed"):
@@ -354,4 +354,4 @@ def test_a_checkpoint_is_not_applied_in_part(lowered: Any, tmp_path: Path) -> No
     save_file(state, tmp_path / "checkpoint.ptd")
     method = Program(pte, cache).method()
     cache.update_state_dict(load_file(tmp_path / "checkpoint.ptd"))
-    close(method(*TOKENS)[0], module(*TOKENS))
+    close(method(*TOKENS), module(*TOKENS))

@@ -111,7 +111,7 @@ class Live:
         return cls(module, Program(path, cache), cache, example)
 
     def run(self) -> Tensor:
-        result: Tensor = self.program.method(self.method)(*self.inputs)[0]
+        result: Tensor = self.program.method(self.method)(*self.inputs)
         return result
 
     def eager(self) -> Tensor:

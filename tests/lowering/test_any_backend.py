@@ -78,12 +78,12 @@ def test_updates(files: Path) -> None:
     handles = delegate_stats().handles
     for value in range(5):
         cache.update({"weight": weight(value)})
-        assert all(torch.equal(method(one)[0], weight(value)) for method in methods)
+        assert all(torch.equal(method(one), weight(value)) for method in methods)
     with pytest.raises(LayoutError):
         cache.update({"weight": torch.ones(SIZE + 1)})
-    assert torch.equal(methods[0](one)[0], weight(4))
+    assert torch.equal(methods[0](one), weight(4))
     cache.revert()
-    assert all(torch.equal(method(one)[0], original) for method in methods)
+    assert all(torch.equal(method(one), original) for method in methods)
     assert delegate_stats().handles == handles
     del methods
     gc.collect()
@@ -103,7 +103,7 @@ def test_weights_that_stay_in_the_program(tmp_path: Path) -> None:
     """Without a tag, the holes are filled from the program itself (D3)."""
     path = write(lowered(tag=None), tmp_path)
     assert not list(tmp_path.glob("*.ptd"))
-    out = Program(path).method()(torch.ones(SIZE))[0]
+    out = Program(path).method()(torch.ones(SIZE))
     assert torch.equal(out, Scale(SIZE).weight)
 
 
@@ -115,7 +115,7 @@ def test_saved_and_loaded(files: Path, tmp_path: Path) -> None:
     other = BlobCache(files / "model.ptd")
     method = Program(files / "toy.pte", other).method()
     other.load(tmp_path / "delta.ptd")
-    assert torch.equal(method(torch.ones(SIZE))[0], weight(9))
+    assert torch.equal(method(torch.ones(SIZE)), weight(9))
 
 
 # ---- payloads of others

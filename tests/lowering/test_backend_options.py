@@ -62,8 +62,8 @@ def test_a_file_for_packed_weights_and_updates(application: Path, tmp_path: Path
         cache = BlobCache(data)
         cache.update({"layers.0.weight": torch.full((24, 16), value)})
         cache.save(tmp_path / f"{value}.ptd", dirty_only=True)
-        expected.append(Program(path, cache).method()(x)[0].flatten().clone())
-    original = Program(path, BlobCache(data)).method()(x)[0].flatten().clone()
+        expected.append(Program(path, cache).method()(x).flatten().clone())
+    original = Program(path, BlobCache(data)).method()(x).flatten().clone()
     content = b""
     for value, changed in zip((0.25, 0.5), expected, strict=True):
         found, log = run(application, path, data, packed, "load", tmp_path / f"{value}.ptd")
@@ -91,7 +91,7 @@ def test_a_file_of_a_packed_store_is_one_for_stock_executorch(application: Path,
         (tmp_path / "slim" / "model.pte", tmp_path / "slim" / "shared.ptd"),
     ):
         folder = path.parent / "packed"
-        expected = Program(path, BlobCache(data, packed=folder)).method()(x)[0].flatten()
+        expected = Program(path, BlobCache(data, packed=folder)).method()(x).flatten()
         [packed] = folder.glob("*.packed")
         content = packed.read_bytes()
         found, log = run(application, path, data, packed, "load")

@@ -13,11 +13,16 @@ import pytest
 import torch
 from torch import nn
 
+from blobstore import save_programs
 from blobstore.core.formats.pte.program import read_program
-from blobstore.errors import MissingDependencyError, UnsupportedDataError
+from blobstore.errors import InputError, MissingDependencyError, UnsupportedDataError, UpdateError
 from blobstore.lowering import lower, quiet
+from blobstore.runtime import BlobCache, Program
 from tests.lowering import nets
 from tests.lowering.live import close, inputs, plugin, seeded, write
+
+with quiet():
+    from executorch.exir import ExecutorchBackendConfig
 
 
 def backends(path: Path) -> list[tuple[str, str]]:
@@ -71,11 +76,124 @@ def test_partitioners_that_are_no_function_are_refused_before_the_export(monkeyp
 
 
 def test_options_reach_executorch(tmp_path: Path) -> None:
-    """Keyword arguments are fields of `ExecutorchBackendConfig`."""
+    """`external_constants` by itself, the others in an `ExecutorchBackendConfig`."""
     write(lower({"forward": (seeded(nets.MLP), inputs(3, 16))}, partitioners=list, external_constants=True), tmp_path)
     assert len(list(tmp_path.glob("*.ptd"))) == 1
-    with pytest.raises(TypeError, match="no_such_option"):
-        lower({"forward": (nn.Identity().eval(), inputs(1))}, partitioners=list, no_such_option=True)
+    config = ExecutorchBackendConfig(external_constants=True)
+    write(lower({"forward": (seeded(nets.MLP), inputs(3, 16))}, partitioners=list, config=config), tmp_path / "config")
+    assert len(list((tmp_path / "config").glob("*.ptd"))) == 1
+
+
+def test_a_module_and_its_inputs(stock_run: Any, tmp_path: Path) -> None:
+    """As torch takes them; with a tag, all weights are in its file and can be changed by name (U1)."""
+    module, example = seeded(nets.MLP), inputs(3, 16)
+    close(stock_run(write(lower(module, example), tmp_path), example)[0], module(*example))
+    result = save_programs({"model": lower(module, example, tag="weights")}, tmp_path / "live")
+    assert [path.name for path in result.data_files] == ["weights.ptd"]
+    cache = BlobCache(result.data_files[0])
+    assert set(cache.tensors) == set(module.state_dict())
+    method = Program(tmp_path / "live" / "model.pte", cache).method()
+    close(method(*example), module(*example))
+    torch.testing.assert_close(cache[next(iter(module.state_dict()))], next(iter(module.state_dict().values())))
+
+
+def test_inputs_have_the_names_of_the_parameters(tmp_path: Path) -> None:
+    """So a method is called as its module is (U1)."""
+
+    class Weighted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, query: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+            return self.linear(query) * scale
+
+    module, query, scale = seeded(Weighted), torch.randn(2, 4), torch.full((2, 4), 3.0)
+    path = write(lower(module, (query, scale)), tmp_path)
+    method = Program(path).method()
+    assert [info.name for info in method.inputs] == ["query", "scale"]
+    assert method.state_memory() == {}
+    for out in (
+        method(query, scale=scale),
+        method(scale=scale, query=query),
+        *method.execute(query=query, scale=scale),
+    ):
+        close(out, module(query, scale))
+    with pytest.raises(InputError, match=r"no input 'bias'; the names are: 'query', 'scale'"):
+        method(query, bias=scale)
+    with pytest.raises(InputError, match="input 'query' is given twice"):
+        method(query, query=query)
+    with pytest.raises(InputError, match="input 'scale' is missing"):
+        method(query=query)
+    with pytest.raises(InputError, match=r"input 1 \('scale'\) is"):
+        method(query, scale.double())
+
+
+def test_an_input_with_the_name_of_a_buffer_has_none(tmp_path: Path) -> None:
+    """ExecuTorch looks tensors up by name, and would find the input where the buffer was meant."""
+
+    class Named(nn.Module):
+        x: torch.Tensor
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("x", torch.ones(3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + self.x
+
+    method = Program(write(lower(Named().eval(), (torch.ones(3),)), tmp_path)).method()
+    assert [info.name for info in method.inputs] == [""]
+    with pytest.raises(InputError, match="the program records none"):
+        method(x=torch.ones(3))
+
+
+@pytest.mark.parametrize(
+    ("model", "args", "message"),
+    [
+        (nn.Identity(), None, r"lower\(model, \(x,\)\)"),
+        ({"forward": (nn.Identity(), inputs(1))}, inputs(1), "found a dict with inputs"),
+        ("model", None, "found a str"),
+        ({"forward": nn.Identity()}, None, r"method 'forward': expected \(module, inputs\), found a Identity"),
+        (nn.Identity(), torch.ones(1), "expected a tuple of example inputs, found a Tensor"),
+    ],
+)
+def test_what_is_no_model(model: Any, args: Any, message: str) -> None:
+    with pytest.raises(UnsupportedDataError, match=message):
+        lower(model, args)
+
+
+def test_two_models_in_one_folder(tmp_path: Path) -> None:
+    """A strict update asks for the tensors of the programs that are loaded, not for those of their neighbours (W1)."""
+
+    class One(nn.Module):
+        def __init__(self, name: str, rows: int) -> None:
+            super().__init__()
+            self.name = name
+            setattr(self, name, nn.Linear(8, rows))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return getattr(self, self.name)(x)  # type: ignore[no-any-return]
+
+    x = torch.ones(1, 8)
+    models = {"a": One("a", 2).eval(), "b": One("b", 4).eval()}
+    for name, module in models.items():
+        save_programs({name: lower(module, (x,), tag="model")}, tmp_path)
+    cache = BlobCache(tmp_path / "model.ptd")
+    with pytest.raises(UpdateError, match="lacks 'b.weight', 'b.bias'"):
+        cache.update_state_dict(models["a"].state_dict())  # nothing is loaded, so the whole file counts
+    method = Program(tmp_path / "a.pte", cache).method()
+    new = One("a", 2).eval()
+    cache.update_state_dict(new.state_dict())
+    close(method(x), new(x))
+    with pytest.raises(UpdateError, match="lacks 'a.bias'"):
+        cache.update_state_dict({"a.weight": new.state_dict()["a.weight"]})
+    with pytest.raises(UpdateError, match=r"the names in the state dict have the prefix 'module\.'"):
+        cache.update_state_dict({f"module.{name}": value for name, value in new.state_dict().items()})
+    both = Program(tmp_path / "b.pte", cache).method()
+    with pytest.raises(UpdateError, match="lacks 'b.weight', 'b.bias'"):
+        cache.update_state_dict(new.state_dict())
+    close(both(x), models["b"](x))
 
 
 def test_gradients_are_not_recorded() -> None:

@@ -67,7 +67,7 @@ def test_the_old_weights_go_on(lowered: tuple[Path, torch.fx.GraphModule], mode:
     assert delegate_stats().handles == loaded + 2 * 3
     # another cache has nothing to do with it, but shares XNNPACK's own cache of packed weights
     other = Program(path, BlobCache(path.parent / "model.ptd")).method()
-    untouched = other(*EXAMPLE)[0]
+    untouched = other(*EXAMPLE)
     cache.update(weights(0))
     good = expected(eager, weights(0))
     generation, stats = cache.generation, delegate_stats()
@@ -79,19 +79,19 @@ def test_the_old_weights_go_on(lowered: tuple[Path, torch.fx.GraphModule], mode:
             cache.update(bad)
         assert cache.generation == generation
         for method in (*methods, *reversed(methods)):
-            close(method(*EXAMPLE)[0], good, 0)
-        assert torch.equal(other(*EXAMPLE)[0], untouched)
+            close(method(*EXAMPLE), good, 0)
+        assert torch.equal(other(*EXAMPLE), untouched)
         assert delegate_stats().names == stats.names
     # and what was prepared for the same generation is not taken for what comes now
     cache.update(weights(2))
     assert cache.generation == generation + 1
     for method in methods:
-        close(method(*EXAMPLE)[0], expected(eager, weights(2)), 0)
+        close(method(*EXAMPLE), expected(eager, weights(2)), 0)
     if mode != "shared":
         cache.revert(cache.tensors["first.weight"].keys[0])
         whole = {**weights(2), "first.weight": seeded(Parts).first.weight.detach()}
         for method in methods:
-            close(method(*EXAMPLE)[0], expected(eager, whole), 0)
+            close(method(*EXAMPLE), expected(eager, whole), 0)
 
 
 def test_a_load_and_a_transaction_fail_too(lowered: tuple[Path, torch.fx.GraphModule], tmp_path: Path) -> None:
@@ -102,19 +102,19 @@ def test_a_load_and_a_transaction_fail_too(lowered: tuple[Path, torch.fx.GraphMo
     bad.update({"second.weight.scale": torch.zeros(8)})  # no program runs on it
     bad.save(tmp_path / "bad.ptd", dirty_only=True)
     method = Program(path, cache).method()
-    before = method(*EXAMPLE)[0]
+    before = method(*EXAMPLE)
     with pytest.raises(ProgramError, match="nothing was changed"):
         cache.load(tmp_path / "bad.ptd")
     with pytest.raises(ProgramError, match="nothing was changed"), cache.transaction() as pending:
         pending["third.weight.scale"] = -torch.ones(8)
     assert cache.generation == 0
     assert not cache.dirty
-    assert torch.equal(method(*EXAMPLE)[0], before)
+    assert torch.equal(method(*EXAMPLE), before)
     # a program that comes later cannot be loaded on such weights; a revert brings it back
     with pytest.raises(ProgramError, match="cannot be initialized"):
         Program(path, bad).method()
     bad.revert()
-    assert torch.equal(Program(path, bad).method()(*EXAMPLE)[0], before)
+    assert torch.equal(Program(path, bad).method()(*EXAMPLE), before)
     assert eager is not None
 
 
@@ -123,7 +123,7 @@ def test_serving_goes_on_while_updates_fail(lowered: tuple[Path, torch.fx.GraphM
     path, _ = lowered
     cache = BlobCache(path.parent / "model.ptd")
     other = BlobCache(path.parent / "model.ptd")
-    allowed = Program(path, cache).method()(*EXAMPLE)[0]
+    allowed = Program(path, cache).method()(*EXAMPLE)
     caches = (cache, cache, other)
     stop, wrong, calls, updates = threading.Event(), [], [0] * len(caches), 0
 
@@ -131,7 +131,7 @@ def test_serving_goes_on_while_updates_fail(lowered: tuple[Path, torch.fx.GraphM
         try:
             method = Program(path, caches[number]).method()
             while not stop.is_set():
-                if not torch.equal(method(*EXAMPLE)[0], allowed):
+                if not torch.equal(method(*EXAMPLE), allowed):
                     wrong.append("output")
                 calls[number] += 1
         except BaseException as error:

@@ -39,7 +39,7 @@ def whole(folder: Path, name: str, seed: int) -> Path:
 
 
 def output(path: Path, method: str = "forward") -> torch.Tensor:
-    found: torch.Tensor = Program(path).method(method)(*X)[0]
+    found: torch.Tensor = Program(path).method(method)(*X)
     return found
 
 
@@ -112,7 +112,7 @@ def test_data_files_with_other_layouts(tmp_path: Path) -> None:
     with open_ptd(data_file) as data_map:
         key = next(key for key in data_map if "@" in key and not key.startswith(KEY_PREFIX))
         store = BlobStore()
-        store.add(key, bytes(data_map[key]), layout=TensorLayout(ScalarType.BYTE, (len(data_map[key]),)))
+        store.add(key, data_map.bytes(key), layout=TensorLayout(ScalarType.BYTE, (len(data_map.get_data(key)),)))
     store.write_ptd(tmp_path / "other.ptd")
     with pytest.raises(KeyConflictError, match=r"other\.ptd: the key 'layers\S+' has other bytes or another layout"):
         fuse_programs([path, data_file, tmp_path / "other.ptd"], tmp_path / "one.pte")
@@ -128,8 +128,8 @@ def test_a_data_file_that_was_forgotten(tmp_path: Path) -> None:
     result = fuse_programs(path, one, keep_external=True)
     assert set(result.missing) == {key for key in open_ptd(data_file) if not key.startswith(KEY_PREFIX)}
     cache = BlobCache(data_file)
-    assert torch.equal(Program(one, cache).method()(*X)[0], Program(path, cache).method()(*X)[0])
+    assert torch.equal(Program(one, cache).method()(*X), Program(path, cache).method()(*X))
     fuse_programs([path, data_file], one)
     assert {blob.key for blob in read_program(one).named_data} == set(result.missing)
     assert fuse_programs(one, tmp_path / "again.pte").missing == ()  # nothing is missing: the keys are in the program
-    assert torch.equal(output(tmp_path / "again.pte"), Program(path, cache).method()(*X)[0])
+    assert torch.equal(output(tmp_path / "again.pte"), Program(path, cache).method()(*X))

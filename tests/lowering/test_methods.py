@@ -65,7 +65,7 @@ def keys(cache: BlobCache) -> set[str]:
 def check(program: Program, modules: Mapping[str, nn.Module]) -> None:
     for name, module in modules.items():
         with torch.no_grad():
-            close(program.method(name)(*TOKENS)[0], module(*TOKENS))
+            close(program.method(name)(*TOKENS), module(*TOKENS))
 
 
 def methods_of(modules: Mapping[str, nn.Module]) -> dict[str, tuple[nn.Module, Inputs]]:
@@ -261,10 +261,10 @@ def test_programs_with_files_of_their_own(equal: bool, tmp_path: Path) -> None:
     caches = {name: BlobCache(tmp_path / f"{name}.ptd") for name in ("enc", "dec")}
     methods = {name: Program(tmp_path / f"{name}.pte", cache).method() for name, cache in caches.items()}
     for name, module in (("enc", encoder), ("dec", decoder)):
-        close(methods[name](*TOKENS)[0], module(*TOKENS))
+        close(methods[name](*TOKENS), module(*TOKENS))
         caches[name].update_state_dict(randomize(module, 7))
     for name, module in (("enc", encoder), ("dec", decoder)):
-        close(methods[name](*TOKENS)[0], module(*TOKENS))
+        close(methods[name](*TOKENS), module(*TOKENS))
     if not equal:
         with pytest.raises(KeyConflictError, match=r"linear\.weight|embed\.weight"):
             BlobCache([tmp_path / "enc.ptd", tmp_path / "dec.ptd"])
@@ -282,7 +282,7 @@ def test_what_such_programs_have_inside_goes_to_the_shared_file(tmp_path: Path) 
     assert all(not one.missing for one in result.programs)
     for name, module in (("enc", encoder), ("dec", decoder)):
         method = Program(tmp_path / f"{name}.pte", data=[tmp_path / f"{name}.ptd", tmp_path / "rest.ptd"]).method()
-        close(method(*TOKENS)[0], module(*TOKENS))
+        close(method(*TOKENS), module(*TOKENS))
 
 
 def test_programs_with_one_file_must_not_contradict_each_other(tmp_path: Path) -> None:
@@ -303,4 +303,4 @@ def test_programs_of_one_name_and_different_shapes_on_one_cache(tmp_path: Path) 
         with pytest.raises(UpdateError, match=r"'linear\.weight'.*\[8, 8\] and \[12, 8\]"):
             cache.update({"linear.weight": value.linear.weight})
     for name, module in (("enc", encoder), ("dec", decoder)):
-        close(Program(tmp_path / name / f"{name}.pte", cache).method()(*TOKENS)[0], module(*TOKENS))
+        close(Program(tmp_path / name / f"{name}.pte", cache).method()(*TOKENS), module(*TOKENS))

@@ -64,7 +64,7 @@ def test_state_is_no_weight(tmp_path: Path) -> None:
     eager, method = fresh(module), Program(path, cache).method()
     with torch.no_grad():
         for _ in range(3):
-            close(method(*example)[0], eager(*example))
+            close(method(*example), eager(*example))
     for name in ("cache", "steps", "mean"):
         assert cache.tensors[name].auxiliary
         with pytest.raises(UpdateError, match=f"'{name}' cannot be updated: it is not a weight but state"):
@@ -157,10 +157,10 @@ def test_tensors_that_were_computed_ahead_are_refused(tmp_path: Path) -> None:
     path = lower_exported({"forward": exported}, tmp_path)
     cache = BlobCache(tmp_path / "model.ptd")
     forward, state = Program(path, cache).method(), dict(module.state_dict())
-    before = forward(*inputs(2, 8))[0].clone()
+    before = forward(*inputs(2, 8)).clone()
     with pytest.raises(UpdateError, match=r"no program has 'weight' and 'factor', and '_prop_tensor_constant\d' may"):
         cache.update_state_dict(randomize(seeded(Scaled), 3))
-    assert torch.equal(forward(*inputs(2, 8))[0], before)
+    assert torch.equal(forward(*inputs(2, 8)), before)
     cache.update_state_dict({name: value for name, value in state.items() if name.startswith("linear.")})
 
 
@@ -216,7 +216,7 @@ def test_tied_tensors_under_each_name(kind: str, strict: bool, tmp_path: Path) -
 
     def check() -> None:
         with torch.no_grad():
-            close(method(tokens)[0], module(tokens))
+            close(method(tokens), module(tokens))
 
     check()
     names = ("embed.weight", "head.weight")

@@ -68,7 +68,7 @@ def test_all_constants_are_in_the_file_of_the_tag(make: type[nn.Module], tmp_pat
     module = seeded(make)
     result = save_programs({"model": lowered(module)}, tmp_path)
     assert [path.name for path in result.data_files] == ["model.ptd"]
-    (output,) = Program(tmp_path / "model.pte", BlobCache(tmp_path / "model.ptd")).method()(INPUT)
+    output = Program(tmp_path / "model.pte", BlobCache(tmp_path / "model.ptd")).method()(INPUT)
     torch.testing.assert_close(output, module(INPUT))
 
 

@@ -56,7 +56,7 @@ def run(program: Path, methods: Methods, cache: BlobCache | None = None) -> dict
     if cache is None and beside:
         cache = BlobCache(beside)
     loaded = Program(program, cache) if cache is not None else Program(program)
-    return {name: loaded.method(name)(*example)[0].clone() for name, (_, example) in methods.items()}
+    return {name: loaded.method(name)(*example).clone() for name, (_, example) in methods.items()}
 
 
 def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
@@ -110,7 +110,7 @@ def test_two_methods(two: tuple[Methods, Path], tmp_path: Path) -> None:
     data = program.with_name("model.ptd")
     tensors = sum(tensor.nbytes for tensor in module.state_dict().values())
     cache = BlobCache(data)
-    assert sum(len(blob) for key, blob in cache.items() if not key.startswith(KEY_PREFIX)) == tensors
+    assert sum(len(blob) for key, blob in cache.views() if not key.startswith(KEY_PREFIX)) == tensors
     before = run(lowered(methods, tmp_path / "stock", stock), methods)
     same(run(program, methods, cache), before)
     loaded = Program(program, cache)
@@ -120,9 +120,9 @@ def test_two_methods(two: tuple[Methods, Path], tmp_path: Path) -> None:
         anew: Methods = {name: (changed, example) for name, (_, example) in methods.items()}
         cache.update_state_dict(changed.state_dict())
         expected = run(lowered(anew, tmp_path / str(seed), stock), anew)
-        same({name: held[name](*example)[0] for name, (_, example) in methods.items()}, expected)
+        same({name: held[name](*example) for name, (_, example) in methods.items()}, expected)
     cache.revert()
-    same({name: held[name](*example)[0] for name, (_, example) in methods.items()}, before)
+    same({name: held[name](*example) for name, (_, example) in methods.items()}, before)
 
 
 def test_one_layer(two: tuple[Methods, Path]) -> None:
@@ -176,7 +176,7 @@ def test_programs_share(two: tuple[Methods, Path], tmp_path: Path) -> None:
     cache.update_state_dict(changed.state_dict())
     assert cache.generation == generation + 1
     anew: Methods = {f"of{rows}": (changed, inputs(int(rows), 16)) for rows in held}
-    found = {f"of{rows}": method(*inputs(int(rows), 16))[0] for rows, method in held.items()}
+    found = {f"of{rows}": method(*inputs(int(rows), 16)) for rows, method in held.items()}
     same(found, run(lowered(anew, tmp_path / "anew", stock), anew))
 
 
@@ -306,12 +306,12 @@ def test_two_backends_in_one_program(tmp_path: Path) -> None:
     generation = cache.generation
     with pytest.raises(LayoutError):
         cache.update({"conv.bias": torch.ones(4), "first.bias": torch.ones(5)})
-    same({"forward": held(*example)[0]}, before)
+    same({"forward": held(*example)}, before)
     changed = seeded(Mixed, 4)
     cache.update_state_dict(changed.state_dict())
     assert cache.generation == generation + 1
     methods = {"forward": (changed, example)}
-    same({"forward": held(*example)[0]}, run(lowered(methods, tmp_path / "anew", both(lambda inner: inner)), methods))
+    same({"forward": held(*example)}, run(lowered(methods, tmp_path / "anew", both(lambda inner: inner)), methods))
 
 
 def test_a_working_copy(two: tuple[Methods, Path], tmp_path: Path) -> None:
@@ -320,9 +320,9 @@ def test_a_working_copy(two: tuple[Methods, Path], tmp_path: Path) -> None:
     make_working_copy(program.with_name("model.ptd"), tmp_path / "live.ptd")
     mine, other = (BlobCache(tmp_path / "live.ptd", "shared") for _ in range(2))
     held = Program(program, mine).method("short")
-    before = held(*methods["short"][1])[0].clone()
+    before = held(*methods["short"][1]).clone()
     other.update({"second.bias": torch.full((8,), 3.0)})
-    after = held(*methods["short"][1])[0]
+    after = held(*methods["short"][1])
     assert not torch.equal(after, before)
     same({"short": after}, run(program, {"short": methods["short"]}, other))
 
@@ -345,5 +345,5 @@ def test_without_openvino(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in sys.modules if name.startswith("executorch.backends.openvino")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr(builtins, "__import__", missing)
-    with pytest.raises(MissingDependencyError, match=r"'openvino'.*pip install 'blobstore\[openvino\]'"):
+    with pytest.raises(MissingDependencyError, match=r"'openvino'.*pip install 'executorch-blobstore\[openvino\]'"):
         openvino_partitioner()

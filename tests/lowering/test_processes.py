@@ -64,7 +64,7 @@ def test_two_processes_on_one_working_copy(live: Live, tmp_path: Path) -> None:
             names = ["conv.weight", "slope.weight"]
             keys = [next(key for key in cache if key.startswith(name + "@")) for name in names]
             cache.update({key: (cache.numpy(key).view(np.float32) * np.float32(line)).tobytes() for key in keys})
-        np.save(inputs, method(x)[0])
+        np.save(inputs, method(x))
         print("done", flush=True)
     """
     other = start(live, script, data, "shared")
@@ -89,7 +89,7 @@ def test_two_processes_on_one_working_copy(live: Live, tmp_path: Path) -> None:
                 module.conv.weight.mul_(factor)
                 module.slope.weight.mul_(factor)
             close(ask(str(factor)), module(*live.inputs))
-            close(method(*live.inputs)[0], module(*live.inputs))
+            close(method(*live.inputs), module(*live.inputs))
     finally:
         other.kill()
         other.communicate()
@@ -114,17 +114,17 @@ def test_forked_children_run_and_update(live: Live, mode: str, tmp_path: Path) -
     started.wait()
     key = next(key for key in cache if key.startswith("slope.weight@"))
     old = cache.numpy(key).view(np.float32).copy()
-    before = method(x)[0]
+    before = method(x)
     children = []
     for n in range(8):
         pid = os.fork()  # while the others are running the delegate, and committing
         if pid == 0:
             code = 1
             try:
-                assert mode == "shared" or np.array_equal(method(x)[0], before)
+                assert mode == "shared" or np.array_equal(method(x), before)
                 cache.update({key: (old + np.float32(n + 1)).tobytes()})
-                after = method(x)[0]
-                again = Program(pte, cache).method()(x)[0]  # shares what is packed
+                after = method(x)
+                again = Program(pte, cache).method()(x)  # shares what is packed
                 assert mode == "shared" or np.array_equal(after, again)
                 assert mode == "shared" or not np.array_equal(after, before)
                 code = 0
@@ -138,7 +138,7 @@ def test_forked_children_run_and_update(live: Live, mode: str, tmp_path: Path) -
         thread.join()
     cache.update({key: old.tobytes()})
     assert codes == [0] * 8, codes
-    assert np.array_equal(method(x)[0], before)
+    assert np.array_equal(method(x), before)
     """
     process = start(live, script, data, mode)
     try:
@@ -167,7 +167,7 @@ def test_what_was_prepared_for_a_commit_of_the_parent_is_not_used_in_a_child(
     for factor in (2, 3):
         with BlobCache(ptd, mode) as other:  # what the runtime computes without a fork
             other.update({key: (old * np.float32(factor)).tobytes()})
-            expected.append(Program(pte, other).method()(x)[0])
+            expected.append(Program(pte, other).method()(x))
     before = delegate_stats().inits
     with cache.reading():
         commit = threading.Thread(target=lambda: cache.update({key: (old * np.float32(2)).tobytes()}))
@@ -179,14 +179,14 @@ def test_what_was_prepared_for_a_commit_of_the_parent_is_not_used_in_a_child(
         code = 1
         try:
             cache.update({key: (old * np.float32(3)).tobytes()})
-            assert np.array_equal(method(x)[0], expected[1])
-            assert np.array_equal(program.load_method()(x)[0], expected[1])
+            assert np.array_equal(method(x), expected[1])
+            assert np.array_equal(program.load_method()(x), expected[1])
             code = 0
         finally:
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     commit.join()
-    assert np.array_equal(method(x)[0], expected[0])
+    assert np.array_equal(method(x), expected[0])
     """
     process = start(live, script, data, mode)
     try:

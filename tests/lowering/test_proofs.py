@@ -193,7 +193,7 @@ def test_the_law(kind: str, tmp_path: Path) -> None:
 def open_program(path: Path, example: Inputs):  # type: ignore[no-untyped-def]
     cache = BlobCache(path.with_name("model.ptd"))
     method = Program(path, cache).method()
-    return cache, lambda: method(*example)[0].clone()
+    return cache, lambda: method(*example).clone()
 
 
 def test_two_names_of_one_tensor_cannot_have_two_values(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def open_program(exported: object, directory: Path) -> tuple[BlobCache, Callable
     path = lower_exported(exported, directory)
     cache = BlobCache(directory / "model.ptd")
     method = Program(path, cache).method()
-    return cache, lambda *values: method(*values)[0]
+    return cache, lambda *values: method(*values)
 
 
 KINDS = {

@@ -107,10 +107,10 @@ def test_two_caches_on_one_file(tmp_path: Path) -> None:
     live = Live.make(seeded(nets.MLP), inputs(3, 16), tmp_path)
     other = BlobCache(tmp_path / "model.ptd")
     untouched = Program(live.program.path, other).method()
-    before = untouched(*live.inputs)[0]
+    before = untouched(*live.inputs)
     live.cache.update_state_dict(randomize(live.module, 1))
     live.check()
-    assert torch.equal(untouched(*live.inputs)[0], before)
+    assert torch.equal(untouched(*live.inputs), before)
 
 
 @pytest.mark.long
@@ -125,13 +125,13 @@ def test_programs_of_one_cache_share(tmp_path: Path) -> None:
     files = sorted(tmp_path.glob("*.ptd"))
     cache = BlobCache(files)
     short, long = (Program(tmp_path / f"{n}.pte", cache) for n in (2, 5))
-    close(short.method()(*inputs(2, 16))[0], module(*inputs(2, 16)))
+    close(short.method()(*inputs(2, 16)), module(*inputs(2, 16)))
     names = delegate_stats().names
-    close(long.method()(*inputs(5, 16))[0], module(*inputs(5, 16)))
+    close(long.method()(*inputs(5, 16)), module(*inputs(5, 16)))
     assert delegate_stats().names == names
     cache.update_state_dict(randomize(module, 3))
-    close(long.method()(*inputs(5, 16))[0], module(*inputs(5, 16)))
-    close(short.method()(*inputs(2, 16))[0], module(*inputs(2, 16)))
+    close(long.method()(*inputs(5, 16)), module(*inputs(5, 16)))
+    close(short.method()(*inputs(2, 16)), module(*inputs(2, 16)))
 
 
 @pytest.mark.long
@@ -171,23 +171,23 @@ def test_stacked_caches_share_what_they_do_not_override(tmp_path: Path) -> None:
     adapters = [BlobCache(tmp_path / "adapter.ptd", base=foundation) for _ in range(2)]
     modules = [seeded(Adapted), seeded(Adapted)]
     first = Program(path, adapters[0]).method()
-    close(first(*example)[0], modules[0](*example))
+    close(first(*example), modules[0](*example))
     names = delegate_stats().names
     second = Program(path, adapters[1]).method()
-    close(second(*example)[0], modules[1](*example))
+    close(second(*example), modules[1](*example))
     assert delegate_stats().names == names + 2  # its own adapter's weights; the foundation's are there
     for seed, (cache, mine) in enumerate(zip(adapters, modules, strict=True)):
         with torch.no_grad():
             mine.lora_a.weight.mul_(seed + 2)
         cache.update({"lora_a.weight": mine.lora_a.weight})
-    close(first(*example)[0], modules[0](*example))
-    close(second(*example)[0], modules[1](*example))
+    close(first(*example), modules[0](*example))
+    close(second(*example), modules[1](*example))
     with torch.no_grad():
         for mine in modules:
             mine.base.weight.fill_(0.1)
     foundation.update({"base.weight": modules[0].base.weight})
-    close(first(*example)[0], modules[0](*example))
-    close(second(*example)[0], modules[1](*example))
+    close(first(*example), modules[0](*example))
+    close(second(*example), modules[1](*example))
 
 
 @pytest.mark.long
@@ -204,7 +204,7 @@ def test_the_payload_is_stock_compatible(tmp_path: Path) -> None:
         path = write(edge.to_executorch(), tmp_path)
     method = Program(path, data=tmp_path / "model.ptd").method()
     assert Program(path, data=tmp_path / "model.ptd").backends() == ("XnnpackBackend",)
-    close(method(*example)[0], module(*example))
+    close(method(*example), module(*example))
 
 
 def _lowered_modules(graph_module: torch.fx.GraphModule) -> list[tuple[str, object, object]]:
@@ -239,14 +239,14 @@ def test_embedded_weights(tmp_path: Path) -> None:
     """Without a tag the weights stay in the program; a data file with their keys overrides them (D3)."""
     module, example = seeded(nets.ConvNorm), inputs(2, 3, 6, 6)
     path = lower_through({"forward": (module, example)}, tmp_path / "a", tag=None)
-    close(Program(path).method()(*example)[0], module(*example))
+    close(Program(path).method()(*example), module(*example))
     randomize(module, 4)
     lower_through({"forward": (module, example)}, tmp_path / "b")
     cache = BlobCache(tmp_path / "b" / "model.ptd")
     method = Program(path, cache).method()
-    close(method(*example)[0], module(*example))
+    close(method(*example), module(*example))
     cache.update_state_dict(randomize(module, 5))
-    close(method(*example)[0], module(*example))
+    close(method(*example), module(*example))
 
 
 def test_packed_weights_go_with_the_program(tmp_path: Path) -> None:
@@ -263,7 +263,7 @@ def test_packed_weights_go_with_the_program(tmp_path: Path) -> None:
         assert delegate_stats().handles == before.handles
         assert delegate_stats().names == before.names
         method = Program(live.program.path, live.cache).method()  # a method holds what it needs
-        close(method(*live.inputs)[0], live.module(*live.inputs))
+        close(method(*live.inputs), live.module(*live.inputs))
         del method
         assert delegate_stats().handles == before.handles
     finally:
@@ -309,10 +309,10 @@ def test_a_stack_of_which_one_cache_is_closed(tmp_path: Path) -> None:
     for name in ("conv.bias", "slope.weight"):  # the base's, one packed and one not
         state[name].mul_(-3)
     live.cache.update({name: state[name] for name in ("conv.bias", "slope.weight")})
-    close(method(*live.inputs)[0], live.eager())
-    close(other(*live.inputs)[0], live.eager())
+    close(method(*live.inputs), live.eager())
+    close(other(*live.inputs), live.eager())
     live.cache.close()
     open_top.update({key: (np.frombuffer(open_top.get_data(key), np.float32) * 2).tobytes()})
-    close(other(*live.inputs)[0], live.eager())
+    close(other(*live.inputs), live.eager())
     state["conv.weight"].mul_(2)
-    close(method(*live.inputs)[0], live.eager())
+    close(method(*live.inputs), live.eager())

@@ -117,7 +117,7 @@ class Machine(RuleBasedStateMachine):
         for cache, method in self.methods:
             self.module.load_state_dict(self.states[cache][1])
             with torch.no_grad():
-                close(method(*_EXAMPLE)[0], self.module(*_EXAMPLE))  # type: ignore[operator]
+                close(method(*_EXAMPLE), self.module(*_EXAMPLE))  # type: ignore[operator]
 
     def teardown(self) -> None:
         shutil.rmtree(self.scratch)

@@ -49,13 +49,13 @@ def test_no_output_mixes_generations(tmp_path: Path) -> None:
     allowed = []
     for state in states:
         cache.update_state_dict(state)
-        allowed.append(programs[0].method()(*example)[0])
+        allowed.append(programs[0].method()(*example))
     stop, wrong, calls, updates = threading.Event(), [], [0] * len(programs), 0
 
     def serve(number: int) -> None:
         method = programs[number].load_method()
         while not stop.is_set():
-            found = method(*example)[0]
+            found = method(*example)
             if not any(torch.equal(found, one) for one in allowed):
                 wrong.append(found)
             calls[number] += 1
@@ -64,7 +64,7 @@ def test_no_output_mixes_generations(tmp_path: Path) -> None:
         nonlocal updates
         cache.update_state_dict(states[updates % 3])
         if updates % 7 == 0:
-            assert torch.equal(programs[0].method()(*example)[0], allowed[updates % 3])
+            assert torch.equal(programs[0].method()(*example), allowed[updates % 3])
         updates += 1
 
     threads = [threading.Thread(target=serve, args=(number,)) for number in range(len(programs))]
@@ -94,7 +94,7 @@ def test_loading_while_others_run_and_commit(tmp_path: Path) -> None:
                 method = Program(path, cache).method()
                 cache.update_state_dict(mine.state_dict())
                 with torch.no_grad():
-                    torch.testing.assert_close(method(*example)[0], mine(*example), rtol=1e-4, atol=1e-4)
+                    torch.testing.assert_close(method(*example), mine(*example), rtol=1e-4, atol=1e-4)
         except BaseException as error:
             errors.append(error)
 

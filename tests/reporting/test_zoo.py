@@ -152,7 +152,7 @@ def test_names_do_not_make_another_report_of_it(zoo_folder: Path) -> None:
 
 def test_names_are_an_opened_file(tmp_path: Path) -> None:
     wrong: Any = tmp_path / "names.safetensors"
-    with pytest.raises(UnsupportedDataError, match="names: expected an opened file"):
+    with pytest.raises(UnsupportedDataError, match="names: expected a checkpoint"):
         blobstore.report([tmp_path], names=wrong)
 
 

@@ -143,7 +143,7 @@ class Running:
 
     def __call__(self) -> list[bytes]:
         """The bytes of the outputs."""
-        return [np.asarray(value).tobytes() for value in self.method(*self.inputs)]
+        return [np.asarray(value).tobytes() for value in self.method.execute(*self.inputs)]
 
 
 def ones(*sizes: int) -> tuple[Any, ...]:

@@ -48,7 +48,7 @@ def test_golden_files(version):
     cache = BlobCache(DATA / f"golden-v{version}.ptd")
     store = golden_store()
     assert list(cache) == (list(store) if version else sorted(store))
-    assert {key: bytes(data) for key, data in cache.items()} == {e.key: bytes(e.data) for e in store.entries()}
+    assert {key: bytes(data) for key, data in cache.views()} == {e.key: bytes(e.data) for e in store.entries()}
     assert {key: cache.layout(key) for key in cache} == {e.key: e.layout for e in store.entries()}
     assert {key: cache.alignment(key) for key in cache} == {e.key: e.alignment for e in store.entries()}
     assert cache.verify()

@@ -33,7 +33,7 @@ def decide(data_map):
     """The contents of an opened file."""
     verified = data_map.verify()
     return verified, [
-        (key, bytes(data_map[key]), data_map.get_tensor_layout(key), data_map.alignment(key), data_map.digest(key))
+        (key, data_map.bytes(key), data_map.get_tensor_layout(key), data_map.alignment(key), data_map.digest(key))
         for key in data_map
     ]
 

@@ -108,7 +108,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.saved = {key: self.model[key] for key in (self.dirty if dirty_only else self.model)}
         with open_ptd(path, verify=True) as written:
             assert sorted(written) == sorted(self.saved)
-            assert all(bytes(written[key]) == self.saved[key].tobytes() for key in self.saved)
+            assert all(written.bytes(key) == self.saved[key].tobytes() for key in self.saved)
 
     @precondition(lambda self: self.saved is not None)
     @rule()
@@ -131,9 +131,9 @@ class CacheMachine(RuleBasedStateMachine):
         if not hasattr(self, "base"):
             return
         for key, expected in self.model.items():
-            assert bytes(self.base[key]) == expected.tobytes(), key
+            assert self.base.bytes(key) == expected.tobytes(), key
         for key, expected in {**self.model, **self.adapter}.items():
-            assert bytes(self.stack[key]) == expected.tobytes(), key
+            assert self.stack.bytes(key) == expected.tobytes(), key
         assert set(self.base.dirty) == self.dirty
         assert self.base.stats.dirty_bytes == sum(self.model[key].nbytes for key in self.dirty)
         assert self.base.generation + 0 >= self.generation
@@ -172,7 +172,7 @@ def test_update_takes_tensors_arrays_and_bytes(cache):
     )
     assert cache.numpy("row").tolist() == [[1.0] * 5] * 2
     np.testing.assert_array_equal(cache.numpy("large"), clean["large"] + 1)
-    assert bytes(cache["opaque"]) == bytes(100)
+    assert cache.bytes("opaque") == bytes(100)
     np.testing.assert_array_equal(cache.numpy("long"), clean["long"][::-1])
     assert cache.torch("small").tolist() == [0, 1, 2]
     assert cache.generation == 1
@@ -184,7 +184,7 @@ def test_update_takes_tensors_arrays_and_bytes(cache):
 
 def test_refused_updates_change_nothing(cache):
     """One bad entry refuses the whole update, with its key in the message (B3)."""
-    before = {key: bytes(data) for key, data in cache.items()}
+    before = {key: bytes(data) for key, data in cache.views()}
     good = {"large": np.zeros((1024, 1024), np.float32)}
     for bad, error, match in (
         ({"no": np.zeros(3)}, errors.KeyNotFoundError, "'no'"),
@@ -202,7 +202,7 @@ def test_refused_updates_change_nothing(cache):
     for change in (cache.update_blobs, cache.transaction().__enter__().update):
         with pytest.raises(errors.UnsupportedDataError, match=r"\.ptd: 'row': cannot take bytes"):
             change({**good, "row": None})
-    assert {key: bytes(data) for key, data in cache.items()} == before
+    assert {key: bytes(data) for key, data in cache.views()} == before
     assert cache.generation == 0 and cache.dirty == ()
 
 
@@ -211,11 +211,11 @@ def test_keys_that_share_bytes_in_the_file_change_separately(foundation):
     for mode in ("private", "copy"):
         cache = BlobCache(foundation, mode)
         for key in SHARED_BYTES:
-            before = {other: bytes(cache[other]) for other in cache}
+            before = {other: cache.bytes(other) for other in cache}
             cache.update({key: np.full_like(cache.numpy(key), 3)})
-            assert {k for k in cache if bytes(cache[k]) != before[k]} == {key}
+            assert {k for k in cache if cache.bytes(k) != before[k]} == {key}
         cache.revert()
-        assert {k: bytes(v) for k, v in cache.items()} == {k: a.tobytes() for k, a in foundation_arrays().items()}
+        assert {k: bytes(v) for k, v in cache.views()} == {k: a.tobytes() for k, a in foundation_arrays().items()}
 
 
 def test_neighbours_on_a_page_are_reverted_separately(foundation):
@@ -228,7 +228,7 @@ def test_neighbours_on_a_page_are_reverted_separately(foundation):
         for m, other in enumerate(KEYS):
             expected = clean[other] if m <= n else changed(clean[other], 5)
             np.testing.assert_array_equal(
-                np.frombuffer(cache[other], expected.dtype), expected.reshape(-1), err_msg=f"{key} {other}"
+                np.frombuffer(cache.get_data(other), expected.dtype), expected.reshape(-1), err_msg=f"{key} {other}"
             )
     assert cache.dirty == ()
     assert cache.verify()
@@ -298,7 +298,7 @@ def test_closed(foundation):
 def test_refused_loads_change_nothing(foundation, tmp_path):
     """Unknown keys, other layouts and damage are errors, and nothing changes (U3, B3, B5)."""
     cache = BlobCache(foundation)
-    before = {key: bytes(data) for key, data in cache.items()}
+    before = {key: bytes(data) for key, data in cache.views()}
     save_file({"row": np.ones((2, 5), np.float32), "more": np.ones(3)}, tmp_path / "unknown.ptd")
     save_file({"row": np.ones((2, 5), np.float32), "long": np.ones(777)}, tmp_path / "layout.ptd")
     save_file({"row": np.ones((2, 5), np.float32), "long": np.arange(777)}, tmp_path / "hurt.ptd")
@@ -316,7 +316,7 @@ def test_refused_loads_change_nothing(foundation, tmp_path):
         cache.load(tmp_path / "hurt.ptd")
     with pytest.raises(errors.FileAccessError, match=r"none\.ptd: "):
         cache.load(tmp_path / "none.ptd")
-    assert {key: bytes(data) for key, data in cache.items()} == before
+    assert {key: bytes(data) for key, data in cache.views()} == before
     assert cache.generation == 0
 
 
@@ -339,7 +339,7 @@ def test_digests_are_current(cache):
 
     def check(*caches):
         for one in caches:
-            for key, data in one.items():
+            for key, data in one.views():
                 assert one.digest(key) == (len(data), xxhash.xxh3_128_digest(data)), key
 
     check(cache, BlobCache(base=cache))
@@ -374,7 +374,7 @@ def test_a_working_copy_of_an_earlier_file(tmp_path):
     cache = BlobCache(path, "shared")
     cache.update({"half": np.array(2.5, np.float16), "opaque": b"new bytes"})
     for reader in (cache, BlobCache(path, "shared"), BlobCache(path)):
-        assert reader.verify() and bytes(reader["opaque"]) == b"new bytes"
+        assert reader.verify() and reader.bytes("opaque") == b"new bytes"
         assert reader.digest("opaque") == (9, xxhash.xxh3_128_digest(b"new bytes"))
     with open_ptd(path, verify=True) as data_map:
         assert data_map.digest("half") == (2, xxhash.xxh3_128_digest(np.array(2.5, np.float16).tobytes()))

@@ -33,7 +33,7 @@ deep = threading.Event()
 
 def read():
     with cache.reading():
-        bytes(cache[next(iter(cache))])
+        cache.bytes(next(iter(cache)))
 
 
 def repeat(work):

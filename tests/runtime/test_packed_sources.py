@@ -69,10 +69,10 @@ def test_nothing_is_packed_of_damaged_weights(model: tuple[Path, Path], mode: An
         Program(program, BlobCache(paths["bad"], mode, packed=packed)).method()
     assert list(packed.glob("*.packed")) == []
 
-    right = Program(program, BlobCache(data)).method()(X)
+    right = Program(program, BlobCache(data)).method().execute(X)
     store = PackedStore(packed, verify=True)
     for _ in range(2):
-        outputs = Program(program, BlobCache(paths["good"], mode, packed=store)).method()(X)
+        outputs = Program(program, BlobCache(paths["good"], mode, packed=store)).method().execute(X)
         assert [torch.equal(torch.as_tensor(a), torch.as_tensor(b)) for a, b in zip(outputs, right, strict=True)] == [
             True
         ]

@@ -302,7 +302,7 @@ def test_what_is_packed_at_every_load_is_in_no_file(shared: bool, made: Any, fol
         if changed and not shared:
             cache.update(new)
         method = Program(model.program, cache).method()
-        return np.asarray(method(*ones(1, 16, 3, 3))[0]).reshape(-1).tolist()
+        return np.asarray(method(*ones(1, 16, 3, 3))).reshape(-1).tolist()
 
     with BlobCache(data, mode) as cache:
         generator = np.random.default_rng(0)
@@ -330,7 +330,7 @@ def test_a_bias_in_the_program(made: Any, folder: Path) -> None:
     make_working_copy([folder / "half" / "shared.ptd"], folder / "half.ptd")
     store = PackedStore(model.packed)
     program = Program(folder / "half" / "model.pte", BlobCache(folder / "half.ptd", "shared", packed=store))
-    output = np.asarray(program.method()(*ones(2, 16))[0]).reshape(-1).tolist()
+    output = np.asarray(program.method()(*ones(2, 16))).reshape(-1).tolist()
     assert output == model.expected()
     assert (program.packed_cache_path, store.stats.hits, store.stats.fallbacks) == (None, 0, 1)
 
@@ -343,7 +343,7 @@ def test_a_commit_while_the_first_load_packs(shared: bool, made: Any, folder: Pa
     model.packed.mkdir()
 
     def outputs(cache: BlobCache) -> list[float]:
-        return np.asarray(Program(model.program, cache).method()(*ones(2, 16))[0]).reshape(-1).tolist()
+        return np.asarray(Program(model.program, cache).method()(*ones(2, 16))).reshape(-1).tolist()
 
     cache = BlobCache(data, "shared" if shared else "private", packed=model.packed)
     key = max(cache, key=lambda name: len(cache.get_data(name)))
@@ -376,7 +376,7 @@ def test_commits_while_loads_pack(shared: bool, made: Any, folder: Path) -> None
         return BlobCache(folder / "slim" / "shared.ptd", packed=store)
 
     def outputs(cache: BlobCache) -> list[float]:
-        return np.asarray(Program(model.program, cache).method()(*ones(2, 16))[0]).reshape(-1).tolist()
+        return np.asarray(Program(model.program, cache).method()(*ones(2, 16))).reshape(-1).tolist()
 
     plain = opened(None)
     key = max(plain, key=lambda name: len(plain.get_data(name)))
@@ -470,7 +470,7 @@ def test_two_programs_on_one_working_copy(made: Any, folder: Path) -> None:
     for program, sizes in programs.items():
         for packed in (PackedStore(model.packed), None):
             cache = BlobCache(model.live, "shared", packed=packed)
-            output = Program(program, cache).method()(*ones(*sizes))[0]
+            output = Program(program, cache).method()(*ones(*sizes))
             np.testing.assert_array_equal(np.asarray(output)[0], np.float32(model.expected()[:8]))
             assert packed is None or (packed.stats.builds, packed.stats.hits) == (0, 1)
 

@@ -424,7 +424,7 @@ def test_closing_in_any_order(seed: int, mlp: Path, tmp_path: Path) -> None:
             if owner[2]:
                 owner[0].update(weights(owner[2]))
         for method, owner in programs:
-            assert np.asarray(method(*INPUT)[0]).tobytes() == expected[owner[1], owner[2]][0]
+            assert np.asarray(method(*INPUT)).tobytes() == expected[owner[1], owner[2]][0]
     assert (store.stats.builds, store.stats.fallbacks, store.stats.repacked) == (2, 0, 0)
     assert store.stats.written > 0
 

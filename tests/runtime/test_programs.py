@@ -58,7 +58,7 @@ def test_outputs_are_those_of_stock_and_eager(make, tmp_path, module_runner):
     pte, program = load(lowered, tmp_path)
     for name in lowered.methods:
         inputs = lowered.inputs(name)
-        outputs = program.method(name)(*inputs)
+        outputs = program.method(name).execute(*inputs)
         stock = module_runner(pte, sorted(tmp_path.glob("*.ptd")), [x.numpy() for x in inputs], method=name)
         assert len(outputs) == len(stock)
         for ours, theirs in zip(outputs, stock, strict=True):
@@ -81,7 +81,7 @@ def test_deduplicated_programs_share_a_cache(tmp_path):
     for name, lowered in (("a", models.mlp()), ("b", models.conv(delegated=False))):
         program = Program(tmp_path / "out" / f"{name}.pte", cache)
         assert program.external_keys()
-        for ours, eager in zip(program.method()(*lowered.inputs()), lowered.eager(), strict=True):
+        for ours, eager in zip(program.method().execute(*lowered.inputs()), lowered.eager(), strict=True):
             torch.testing.assert_close(ours, eager, **CLOSE)
 
 
@@ -97,13 +97,13 @@ def test_updates_reach_all_methods_and_programs_at_once(mlp):
     x = lowered.inputs()[0]
     forward, other, second = program.method(), program.load_method(), Program(pte, program.cache).method()
     new = {"first.weight": torch.randn(32, 16), "shift": torch.zeros(16)}
-    before = forward(x)[0]
+    before = forward(x)
     program.cache.update(new)
     expected = eager_with(lowered, new)
     for run in (forward, other, second):
-        torch.testing.assert_close(run(x)[0], expected, **CLOSE)
+        torch.testing.assert_close(run(x), expected, **CLOSE)
     program.cache.revert()
-    assert all(torch.equal(run(x)[0], before) for run in (forward, other, second))
+    assert all(torch.equal(run(x), before) for run in (forward, other, second))
 
 
 @pytest.mark.long
@@ -135,14 +135,14 @@ def test_two_adapters_on_one_foundation_at_the_same_time(tmp_path):
     foundation = BlobCache(tmp_path / "foundation.ptd")
     first = Program(pte, foundation, data=tmp_path / "adapter.ptd")
     second = Program(pte, foundation, data=[tmp_path / "other.ptd"])
-    torch.testing.assert_close(first.method()(x)[0], lowered.eager()[0], **CLOSE)
-    torch.testing.assert_close(second.method()(x)[0], eager_with(lowered, weights), **CLOSE)
+    torch.testing.assert_close(first.method()(x), lowered.eager()[0], **CLOSE)
+    torch.testing.assert_close(second.method()(x), eager_with(lowered, weights), **CLOSE)
     key = next(iter(weights))
     second.cache.update({key: torch.zeros_like(weights[key])})
-    torch.testing.assert_close(first.method()(x)[0], lowered.eager()[0], **CLOSE)
+    torch.testing.assert_close(first.method()(x), lowered.eager()[0], **CLOSE)
     foundation.update({"base.0.weight": torch.zeros(16, 16)})
     expected = {**weights, key: torch.zeros_like(weights[key]), "base.0.weight": torch.zeros(16, 16)}
-    torch.testing.assert_close(second.method()(x)[0], eager_with(lowered, expected), **CLOSE)
+    torch.testing.assert_close(second.method()(x), eager_with(lowered, expected), **CLOSE)
 
 
 def test_embedded_blobs_are_overridden(tmp_path, stock_run):
@@ -153,15 +153,15 @@ def test_embedded_blobs_are_overridden(tmp_path, stock_run):
     from blobstore.core.formats.pte.program import read_program
 
     embedded = PteDataMap(read_program(pte))
-    keys = [key for key in embedded if len(embedded[key]) == 32 * 16 * 4]
+    keys = [key for key in embedded if len(embedded.get_data(key)) == 32 * 16 * 4]
     assert keys
     store = BlobStore()
     for key in keys:
-        store.add(key, bytes(len(embedded[key])), alignment=16)
+        store.add(key, bytes(len(embedded.get_data(key))), alignment=16)
     store.write_ptd(tmp_path / "overlay.ptd")
     x = lowered.inputs()[0]
-    torch.testing.assert_close(Program(pte).method()(x)[0], lowered.eager()[0], **CLOSE)
-    zeroed = Program(pte, data=tmp_path / "overlay.ptd").method()(x)[0]
+    torch.testing.assert_close(Program(pte).method()(x), lowered.eager()[0], **CLOSE)
+    zeroed = Program(pte, data=tmp_path / "overlay.ptd").method()(x)
     assert not torch.allclose(zeroed, lowered.eager()[0])
 
 
@@ -169,10 +169,10 @@ def test_numpy_in_numpy_out(mlp):
     """Outputs are arrays for array inputs, and tensors otherwise; they own their memory."""
     lowered, _, program = mlp
     x = lowered.inputs()[0]
-    (out,) = program.method()(x.numpy())
+    out = program.method()(x.numpy())
     assert isinstance(out, np.ndarray) and out.flags.writeable and out.flags.owndata is False
     np.testing.assert_allclose(out, lowered.eager()[0].numpy(), **CLOSE)
-    (again,) = program.method()(x)
+    again = program.method()(x)
     assert isinstance(again, torch.Tensor)
     np.testing.assert_array_equal(again.numpy(), out)
     first = out.copy()
@@ -185,7 +185,7 @@ def test_inputs_in_other_memory(mlp):
     lowered, _, program = mlp
     x = lowered.inputs()[0]
     forward = program.method()
-    expected = forward(x)[0].numpy()
+    expected = forward(x).numpy()
     readonly = x.numpy().copy()
     readonly.flags.writeable = False
     wide = torch.zeros(3, 32)
@@ -201,7 +201,7 @@ def test_inputs_in_other_memory(mlp):
         memoryview(x.numpy()),
     ):
         np.testing.assert_array_equal(
-            np.asarray(forward(given)[0].detach() if isinstance(given, torch.Tensor) else forward(given)[0]), expected
+            np.asarray(forward(given).detach() if isinstance(given, torch.Tensor) else forward(given)), expected
         )
 
 
@@ -212,7 +212,7 @@ def test_channels_last_inputs(tmp_path):
     x = lowered.inputs()[0]
     (expected,) = lowered.eager()
     for given in (x, x.contiguous(), x.numpy(), x.contiguous().numpy()):
-        (out,) = program.method()(given)
+        out = program.method()(given)
         np.testing.assert_array_equal(np.asarray(out), expected.numpy())
     assert program.inputs()[0].layout.dim_order == (0, 2, 3, 1)
 
@@ -256,11 +256,11 @@ def test_dynamic_shapes(tmp_path):
     program = Program(tmp_path / "d.pte")
     assert program.inputs()[0].layout.sizes == (8, 4)
     for n in (3, 8, 1, 5):
-        assert torch.equal(program.method()(torch.ones(n, 4))[0], torch.full((n, 4), 2.0))
+        assert torch.equal(program.method()(torch.ones(n, 4)), torch.full((n, 4), 2.0))
     for bad in (torch.ones(9, 4), torch.ones(3, 5), torch.ones(4)):
         with pytest.raises(errors.InputError, match=r"input 0 is float\[8, 4\], not float\["):
             program.method()(bad)
-    assert torch.equal(program.method()(torch.ones(2, 4))[0], torch.full((2, 4), 2.0))
+    assert torch.equal(program.method()(torch.ones(2, 4)), torch.full((2, 4), 2.0))
 
 
 def test_wrong_inputs(mlp):
@@ -268,18 +268,18 @@ def test_wrong_inputs(mlp):
     lowered, pte, program = mlp
     x = lowered.inputs()[0]
     forward = program.method()
-    expected = forward(x)[0]
+    expected = forward(x)
     where = re.escape(f"{pte}: method 'forward'")
     for bad, match in (
         ((), f"{where} takes 1 input, 0 were given"),
         ((x, x), "takes 1 input, 2 were given"),
-        ((x.double(),), r"input 0 is float\[3, 16\], not double\[3, 16\]"),
-        ((x[:2],), r"input 0 is float\[3, 16\], not float\[2, 16\]"),
+        ((x.double(),), r"input 0 \('x'\) is float\[3, 16\], not double\[3, 16\]"),
+        ((x[:2],), r"input 0 \('x'\) is float\[3, 16\], not float\[2, 16\]"),
         ((x.reshape(-1),), r"not float\[48\]"),
-        ((3,), "input 0 is a tensor, not an int"),
-        ((None,), "input 0 is a tensor, not None"),
-        (([x],), f"{where}: input 0 is a tensor, not a list$"),
-        (("text",), f"{where}: input 0 is a tensor, not a str$"),
+        ((3,), r"input 0 \('x'\) is a tensor, not an int"),
+        ((None,), r"input 0 \('x'\) is a tensor, not None"),
+        (([x],), rf"{where}: input 0 \('x'\) is a tensor, not a list$"),
+        (("text",), rf"{where}: input 0 \('x'\) is a tensor, not a str$"),
         ((x, [x]), f"{where}: input 1: expected a tensor or an array, not a list$"),
         ((x.int().numpy(),), r"not int\[3, 16\]"),
     ):
@@ -287,7 +287,7 @@ def test_wrong_inputs(mlp):
             forward(*bad)
         with pytest.raises(errors.InputError, match=match):
             forward.call_first(1, *bad)
-    assert torch.equal(forward(x)[0], expected)
+    assert torch.equal(forward(x), expected)
 
 
 @pytest.mark.long
@@ -394,15 +394,15 @@ def test_closing_the_cache_keeps_programs_running(mlp):
     lowered, pte, program = mlp
     x = lowered.inputs()[0]
     forward = program.method()
-    before = forward(x)[0]
+    before = forward(x)
     cache = program.cache
     cache.close()
-    assert torch.equal(forward(x)[0], before)
+    assert torch.equal(forward(x), before)
     for use in (lambda: program.load_method(), lambda: Program(pte, cache)):  # noqa: F821 - deleted below
         with pytest.raises(errors.ClosedError, match="closed"):
             use()
     del cache, program
-    assert torch.equal(forward(x)[0], before)
+    assert torch.equal(forward(x), before)
 
 
 def test_metadata(tmp_path):
@@ -431,7 +431,7 @@ importlib.import_module({first!r}); importlib.import_module({second!r})
 from blobstore.runtime import Program
 from executorch.runtime import Runtime
 x = torch.ones(3, 16)
-ours = Program({str(pte)!r}).method()(x)[0]
+ours = Program({str(pte)!r}).method()(x)
 theirs = Runtime.get().load_program({str(pte)!r}).load_method("forward").execute([x])[0]
 assert torch.equal(ours, theirs)
 lines = {{line.split()[-1] for line in open("/proc/self/maps") if "libexecutorch.so" in line}}
@@ -449,7 +449,7 @@ sys.modules["torch"] = None
 import numpy as np
 from blobstore.runtime import BlobCache, Program
 cache = BlobCache({str(tmp_path / "_default_external_constant.ptd")!r})
-(out,) = Program({str(pte)!r}, cache).method()(np.ones((3, 16), np.float32))
+out = Program({str(pte)!r}, cache).method()(np.ones((3, 16), np.float32))
 assert out.shape == (3, 16)
 cache.update({{"shift": np.zeros(16, np.float32)}})
 """
@@ -471,7 +471,7 @@ def test_save_programs_output_runs(tmp_path):
     save_programs({"m": models.mlp(external=True).manager}, tmp_path)
     program = Program(tmp_path / "m.pte", data=sorted(tmp_path.glob("*.ptd")))
     torch.testing.assert_close(
-        program.method()(*models.mlp(external=True).inputs())[0], models.mlp(external=True).eager()[0], **CLOSE
+        program.method()(*models.mlp(external=True).inputs()), models.mlp(external=True).eager()[0], **CLOSE
     )
 
 

@@ -105,7 +105,7 @@ for line in sys.stdin:
     other.stdin.close()
     assert other.wait() == 0
     with open_ptd(copy, verify=True) as file:  # the digests are those of the last commit
-        assert np.frombuffer(file["a"], np.float32)[0] == 6
+        assert np.frombuffer(file.get_data("a"), np.float32)[0] == 6
     assert cache.verify()
     with pytest.raises(errors.UnsupportedOperationError, match="load the file that it was made from"):
         cache.revert()
@@ -140,7 +140,7 @@ cache.update(weights(2))
     assert cache.generation == cache.version("a") == cache.version("b") == expected
     assert cache.verify()
     with open_ptd(copy, verify=True) as file:
-        assert np.frombuffer(file["a"], np.float32)[0] == expected
+        assert np.frombuffer(file.get_data("a"), np.float32)[0] == expected
     cache.update(weights(7))
     assert value(cache) == 7 and value(BlobCache(copy, "shared")) == 7
 
@@ -407,12 +407,12 @@ def test_working_copy_of_several_files(foundation, tmp_path):
     make_working_copy([foundation, tmp_path / "more.ptd"], tmp_path / "copy.ptd")
     cache = BlobCache(tmp_path / "copy.ptd", "shared")
     expected = {**foundation_arrays(), "more": np.arange(3.0)}
-    assert {key: bytes(data) for key, data in cache.items()} == {k: a.tobytes() for k, a in expected.items()}
+    assert {key: bytes(data) for key, data in cache.views()} == {k: a.tobytes() for k, a in expected.items()}
     for key in cache:
-        before = {other: bytes(cache[other]) for other in cache}
-        if len(cache[key]):
+        before = {other: cache.bytes(other) for other in cache}
+        if len(cache.get_data(key)):
             cache.update({key: bytes(255 - byte for byte in before[key])})
-            assert {other for other in cache if bytes(cache[other]) != before[other]} == {key}
+            assert {other for other in cache if cache.bytes(other) != before[other]} == {key}
     assert cache.verify()
     with pytest.raises(errors.OutputPathError):
         make_working_copy(foundation, foundation)

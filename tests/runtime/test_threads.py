@@ -64,7 +64,7 @@ def test_no_call_sees_a_mixture(three, mode, tmp_path):
     def execute(method):
         x = np.zeros(WIDTH, np.float32)
         while not stop.is_set():
-            (out,) = method(x)
+            out = method(x)
             if out.min() != out.max() or out[0] % total(1):
                 problems.append((out.min(), out.max()))
                 return
@@ -124,7 +124,7 @@ def test_reverts_and_loads_are_commits_too(three, tmp_path):
         method = program.load_method()
         x = np.zeros(WIDTH, np.float32)
         while not stop.is_set():
-            (out,) = method(x)
+            out = method(x)
             seen.add(out[0])
             if out.min() != out.max():
                 problems.append(out)
@@ -159,7 +159,7 @@ def test_load_methods_while_committing(three):
     seen = []
 
     def load():
-        (out,) = Program(pte, cache).method()(np.zeros(WIDTH, np.float32))
+        out = Program(pte, cache).method()(np.zeros(WIDTH, np.float32))
         assert out.min() == out.max()
         seen.append(out[0])
 
@@ -217,15 +217,15 @@ def test_fork(three, mode, tmp_path):
     cache.update(generation(2))
 
     def child():
-        (before,) = method(x)
+        before = method(x)
         cache.update(generation(4))
-        (after,) = method(x)
+        after = method(x)
         return set(before) == {total(2)} and set(after) == {total(4)}
 
     assert in_child(child) == 0
-    assert set(method(x)[0]) == {total(4 if mode == "shared" else 2)}
+    assert set(method(x)) == {total(4 if mode == "shared" else 2)}
     cache.update(generation(6))
-    assert set(method(x)[0]) == {total(6)}
+    assert set(method(x)) == {total(6)}
 
 
 @pytest.mark.long
@@ -240,9 +240,9 @@ def test_fork_while_other_threads_commit_and_execute(three):
     numbers = itertools.count(1)
 
     def child():
-        (out,) = method(x)
+        out = method(x)
         cache.update(generation(3))
-        (after,) = method(x)
+        after = method(x)
         return out.min() == out.max() and set(after) == {total(3)}
 
     with running(lambda: cache.update(generation(next(numbers) % 50)), lambda: method(x)):
@@ -256,12 +256,12 @@ def test_fork_while_another_thread_has_the_thread_pool(tmp_path):
     x = torch.ones(256, 512)
     lowered = models._lowered({"forward": (nn.Linear(512, 512), (x,))}, partitioners=models.portable)
     program = Program(lowered.write(tmp_path))
-    expected = program.method()(x)[0]
+    expected = program.method()(x)
     method, *others = (program.load_method() for _ in range(3))
 
     def child():
         signal.alarm(20)  # ends the child if it hangs
-        return np.array_equal(method(x)[0], expected)
+        return np.array_equal(method(x), expected)
 
     with running(*(functools.partial(other, x) for other in others)):
         assert [in_child(child) for _ in range(20)] == [0] * 20

@@ -108,7 +108,7 @@ def test_two_files_shared_with_inference(module: Training, tmp_path: Path) -> No
         outputs[2:-count], (n for n, p in module.named_parameters() if p.requires_grad), strict=True
     ):
         close(output, gradients[name])
-    close(Program(tmp_path / "serve.pte", cache).method()(batch()[0])[0], inference(batch()[0]))
+    close(Program(tmp_path / "serve.pte", cache).method()(batch()[0]), inference(batch()[0]))
     assert not base.dirty
 
 

@@ -70,17 +70,17 @@ def test_the_next_call_uses_the_trained_weights(make: Any, kind: Any, tmp_path: 
     x = joint.batches[0][0]
     cache, program = kind(joint.model, x, tmp_path / "serve")
     method = program.method()
-    close(method(x)[0], nets.Scores(joint.model)(x))
+    close(method(x), nets.Scores(joint.model)(x))
     for _ in range(3):
         model = train(joint, training)
         generation = cache.generation
         assert training.publish(cache) == cache.generation == generation + 1
-        close(method(x)[0], nets.Scores(model)(x))
-    before = method(x)[0]
+        close(method(x), nets.Scores(model)(x))
+    before = method(x)
     train(joint, training)
-    assert torch.equal(method(x)[0], before)  # nothing changes before publishing
+    assert torch.equal(method(x), before)  # nothing changes before publishing
     cache.revert()
-    close(method(x)[0], nets.Scores(joint.model)(x))
+    close(method(x), nets.Scores(joint.model)(x))
 
 
 @pytest.mark.long
@@ -93,14 +93,14 @@ def test_int8(tmp_path: Path) -> None:
         path = lower_exported(torch.export.export(eager, (x,), strict=True), tmp_path / "serve")
     cache = BlobCache(tmp_path / "serve" / "model.ptd")
     method = Program(path, cache).method()
-    close(method(x)[0], eager(x), 0)
+    close(method(x), eager(x), 0)
     for _ in range(2):
         for name, parameter in train(joint, training).named_parameters():
             put(eager, name, parameter)
         training.publish(cache)
         (key,) = (key for key in cache.tensors["fc.weight"].keys if key.startswith("fc.weight"))
         assert bytes(cache.get_data(key)) == eager.get_buffer("fc.weight__quantized").numpy().tobytes()
-        close(method(x)[0], eager(x), 0.004)  # one quantization step: XNNPACK's int8 mean rounds ties differently
+        close(method(x), eager(x), 0.004)  # one quantization step: XNNPACK's int8 mean rounds ties differently
 
 
 @pytest.mark.long
@@ -115,7 +115,7 @@ def test_normalization_that_was_folded(tmp_path: Path) -> None:
     for _ in range(2):
         model.load_state_dict(train(joint, training).state_dict())
         training.publish(cache)
-        close(method(x)[0], nets.Scores(model)(x))
+        close(method(x), nets.Scores(model)(x))
 
 
 @pytest.mark.long
@@ -142,13 +142,13 @@ def test_parameters_that_the_cache_lacks(tmp_path: Path) -> None:
     training = joint.load(tmp_path / "train")
     cache, program = portable_second(tmp_path / "serve")
     method, x = program.method(), torch.ones(4, 10)
-    before, model = method(x)[0], train(joint, training)
+    before, model = method(x), train(joint, training)
     with pytest.raises(errors.KeyNotFoundError, match=r"'first\.weight', 'first\.bias'"):
         training.publish(cache)
-    assert torch.equal(method(x)[0], before)
+    assert torch.equal(method(x), before)
     assert (cache.generation, cache.dirty) == (0, ())
     training.publish(cache, strict=False)
-    close(method(x)[0], model.second(x))
+    close(method(x), model.second(x))
     with pytest.raises(errors.KeyNotFoundError, match=r"first\.weight.*second\.bias"):
         training.publish(BlobCache())
 
@@ -213,7 +213,7 @@ def test_serving_while_training(kind: Any, tmp_path: Path) -> None:
 
     def serve(number: int) -> None:
         while not done.is_set() or not seen[number]:
-            seen[number].append(methods[number](x)[0])
+            seen[number].append(methods[number](x))
 
     threads = [threading.Thread(target=serve, args=(i,)) for i in range(2)]
     for thread in threads:
@@ -230,7 +230,7 @@ def test_serving_while_training(kind: Any, tmp_path: Path) -> None:
     for outputs in seen:
         for output in outputs:
             assert (states - output).abs().amax(dim=(1, 2)).min() < 1e-5
-    close(methods[0](x)[0], expected[-1])
+    close(methods[0](x), expected[-1])
 
 
 class Indexed(nets.XOR):
@@ -260,7 +260,7 @@ def test_embedded_constants_without_strict(tmp_path: Path) -> None:
     assert cache.generation == 0
     assert training.publish(cache, strict=False) == cache.generation == 1
     model.first.load_state_dict(trained.first.state_dict())  # all others are embedded
-    close(Program(path, cache).method()(x)[0], nets.Scores(model)(x))
+    close(Program(path, cache).method()(x), nets.Scores(model)(x))
 
 
 def test_nothing_to_publish_to(tmp_path: Path) -> None:
@@ -281,7 +281,7 @@ def test_state_of_the_program_that_serves(tmp_path: Path) -> None:
     model = train(joint, training)
     assert cache.tensors["norm.running_mean"].auxiliary
     training.publish(cache)
-    close(program.method()(x)[0], nets.Scores(model)(x))
+    close(program.method()(x), nets.Scores(model)(x))
 
 
 class FrozenNorm(nets.Norm):
@@ -318,7 +318,7 @@ def test_normalization_of_fixed_statistics_that_was_folded(together: bool, tmp_p
         training.step(optimizer, x, labels)
         training.publish(cache)
         model.load_state_dict(training.named_parameters(), strict=False)
-        close(program.method()(x)[0], nets.Scores(model)(x))
+        close(program.method()(x), nets.Scores(model)(x))
 
 
 def test_a_program_with_embedded_parameters(tmp_path: Path) -> None:
@@ -329,10 +329,10 @@ def test_a_program_with_embedded_parameters(tmp_path: Path) -> None:
     inside = write(lower({"forward": (nets.Scores(joint.model), (x,))}, partitioners=list), tmp_path / "inside")
     other = Program(inside, cache)
     model = train(joint, training)
-    before = program.method()(x)[0]
+    before = program.method()(x)
     with pytest.raises(errors.UpdateError, match=rf"method 'forward' of {inside} has constants like .*'first\.weight'"):
         training.publish(cache)
-    assert torch.equal(program.method()(x)[0], before)
+    assert torch.equal(program.method()(x), before)
     training.publish(cache, strict=False)
-    close(program.method()(x)[0], nets.Scores(model)(x))
-    close(other.method()(x)[0], nets.Scores(joint.model)(x))
+    close(program.method()(x), nets.Scores(model)(x))
+    close(other.method()(x), nets.Scores(joint.model)(x))

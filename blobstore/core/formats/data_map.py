@@ -6,6 +6,7 @@ Every implementation passes the contract in `blobstore.testing.NamedDataMapContr
 
 from __future__ import annotations
 
+import builtins
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -18,19 +19,21 @@ from blobstore.core.memory.buffers import same_bytes
 from blobstore.core.memory.digest import Digest, digest
 from blobstore.core.memory.layout import TensorLayout
 from blobstore.core.memory.mapped_file import check_length
-from blobstore.core.memory.tensors import to_numpy, to_torch
+from blobstore.core.memory.tensors import default_framework, to_numpy, to_torch
 
 if TYPE_CHECKING:
     import numpy as np
     import torch
+
+    from blobstore.core.memory.tensors import AnyTensor
 
 __all__ = ["MergedDataMap", "NamedDataMap"]
 
 _Map = TypeVar("_Map", bound="NamedDataMap")
 
 
-class NamedDataMap(Mapping[str, memoryview]):
-    """Blobs by key.
+class NamedDataMap(Mapping[str, "AnyTensor"]):
+    """Blobs by key: `data_map[key]` is a tensor, `get_data(key)` the view of its bytes.
 
     A blob is a tensor (it has a layout) or opaque bytes (its layout is None). Data is returned as views of memory that
     the map shares; a view stays valid after `close()` for as long as it is referenced.
@@ -112,6 +115,19 @@ class NamedDataMap(Mapping[str, memoryview]):
         data, layout = self.get_data(key), self.get_tensor_layout(key)
         return to_torch(memoryview(bytearray(data)) if data.readonly else data, layout)
 
+    def views(self) -> Iterator[tuple[str, memoryview]]:
+        """The keys, each with its bytes as `get_data` returns them."""
+        for key in self:
+            yield key, self.get_data(key)
+
+    def bytes(self, key: str) -> builtins.bytes:
+        """A copy of the bytes of a blob; `get_data` gives a view.
+
+        Raises:
+            As `get_data`.
+        """
+        return builtins.bytes(self.get_data(key))
+
     def load_data_into(self, key: str, buffer: object, size: int | None = None) -> None:
         """Copy a blob to the start of `buffer`. Exactly its bytes are written; the rest of the buffer stays as it is.
 
@@ -178,8 +194,9 @@ class NamedDataMap(Mapping[str, memoryview]):
 
     # Mapping.
 
-    def __getitem__(self, key: str) -> memoryview:
-        return self.get_data(key)
+    def __getitem__(self, key: str) -> AnyTensor:
+        """As `torch(key)` if torch is installed, otherwise as `numpy(key)`."""
+        return self.torch(key) if default_framework() == "pt" else self.numpy(key)
 
     def __iter__(self) -> Iterator[str]:
         self._check_open()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 from blobstore.core.disk.kinds import Format, by_name, detect_format
 from blobstore.core.errors import UnsupportedDataError
@@ -14,7 +14,10 @@ from blobstore.core.formats.pte.data_map import open_pte
 from blobstore.core.formats.safetensors import SafetensorsDataMap
 from blobstore.core.memory.mapped_file import as_path
 
-__all__ = ["Format", "by_name", "detect_format", "open_any"]
+__all__ = ["Format", "Names", "by_name", "detect_format", "open_any", "open_names"]
+
+Names: TypeAlias = NamedDataMap | str | os.PathLike[str]
+"""A checkpoint that gives names to tensors: opened, or its path."""
 
 
 def open_any(path: str | os.PathLike[str]) -> NamedDataMap:
@@ -33,3 +36,17 @@ def open_any(path: str | os.PathLike[str]) -> NamedDataMap:
     if kind not in opener:
         raise UnsupportedDataError(f"{as_path(path)}: {kind.value}; expected a .pte, .ptd or .safetensors")
     return opener[kind](path)
+
+
+def open_names(names: Names | None) -> NamedDataMap | None:
+    """What an argument `names` stands for.
+
+    Raises:
+        UnsupportedDataError: it is neither a data map nor a path.
+        As `open_any`.
+    """
+    if names is None or isinstance(names, NamedDataMap):
+        return names
+    if not isinstance(names, str | os.PathLike):
+        raise UnsupportedDataError(f"names: expected a checkpoint or its path, found a {type(names).__qualname__}")
+    return open_any(names)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import functools
+import importlib.util
 import operator
 import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
+from blobstore.core.distribution import install
 from blobstore.core.errors import (
     BlobStoreError,
     InvalidFileError,
@@ -26,15 +29,27 @@ if TYPE_CHECKING:
     import torch
 
 __all__ = [
+    "AnyTensor",
     "FileSlice",
     "as_bytes",
     "bytes_of",
     "check_by_name",
+    "default_framework",
     "in_dim_order",
     "scalar_type_of",
     "to_numpy",
     "to_torch",
 ]
+
+
+AnyTensor: TypeAlias = "torch.Tensor | np.ndarray[Any, Any]"
+"""A tensor of the framework that is installed; see `default_framework`."""
+
+
+@functools.cache
+def default_framework() -> Literal["pt", "np"]:
+    """What tensors come as where the caller does not say: torch's if torch is installed, otherwise numpy's."""
+    return "np" if importlib.util.find_spec("torch") is None else "pt"
 
 
 @dataclass(frozen=True)
@@ -252,7 +267,7 @@ def to_torch(data: memoryview, layout: TensorLayout | None) -> torch.Tensor:
     try:
         import torch
     except ImportError:
-        raise MissingDependencyError("tensors need torch: pip install 'blobstore[executorch]'") from None
+        raise MissingDependencyError(f"tensors need torch: {install('executorch')}") from None
     if data.readonly and len(data):
         raise UnsupportedDataError("torch has no read-only tensors; copy the data or map it writable")
     if layout is None:

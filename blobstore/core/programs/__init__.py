@@ -10,8 +10,7 @@ import os
 
 from blobstore.core.disk.progress import Progress
 from blobstore.core.errors import UnsupportedDataError
-from blobstore.core.formats.data_map import NamedDataMap
-from blobstore.core.formats.opening import Format, detect_format
+from blobstore.core.formats.opening import Format, Names, detect_format, open_names
 from blobstore.core.formats.ptd.reader import open_ptd
 from blobstore.core.formats.pte.program import read_program
 from blobstore.core.memory.mapped_file import Paths, as_path, as_paths
@@ -30,7 +29,7 @@ def dedup_programs(
     *,
     data_name: str = DATA_NAME,
     keep_small: int = 0,
-    names: NamedDataMap | None = None,
+    names: Names | None = None,
     prune: bool = False,
     force: bool = False,
     dry_run: bool = False,
@@ -54,7 +53,7 @@ def dedup_programs(
         data_name: the file name of the shared data.
         keep_small: tensors and blobs with fewer bytes than this stay in their program. A blob in a data file takes a
             multiple of 128 bytes, and a key.
-        names: tensors by name, from a checkpoint. A moved tensor that equals exactly one of them, to the byte, gets its
+        names: tensors by name, a checkpoint or its path. A moved tensor that equals exactly one of them, to the byte, gets its
             name as key. All others get keys made of their contents.
         prune: drop the keys of earlier runs that no program in the folder takes any more.
         force: replace inputs, files of another format, and programs that cannot be read; and extend a data file of
@@ -78,7 +77,7 @@ def dedup_programs(
         InvalidTagError: `data_name` is not a file name.
         In every case the directory is as it was before.
     """
-    options = Options(data_name, keep_small, names, prune, force, progress, dry_run)
+    options = Options(data_name, keep_small, open_names(names), prune, force, progress, dry_run)
     directory = as_path(directory)
     sources = as_paths(inputs)
     with output_folder(directory, dry_run=dry_run):

@@ -205,7 +205,10 @@ def _find(programs: list[ProgramFile], what: str) -> tuple[int, str]:
         raise MethodNotFoundError(f"{what!r} may be a method of several programs; call them by their paths")
     if not matches:
         listed = ", ".join(str(program.path) for program in programs)
-        raise MethodNotFoundError(f"{what!r} names none of the programs {listed}")
+        raise MethodNotFoundError(
+            f"{what!r} names none of the programs {listed}; a method is called PROGRAM:METHOD, and that of a program with one "
+            "method PROGRAM (--method PROGRAM=NAME)"
+        )
     number, method = next(((n, m) for n, m in matches if m in programs[n].methods), matches[0])
     if method not in programs[number].methods:
         listed = ", ".join(map(repr, programs[number].methods))

@@ -23,7 +23,7 @@ def tensors_inside(program: ProgramFile, names: NamedDataMap | None) -> tuple[in
     delegates = {d.span: d.backend for d in program.delegates if d.backend not in FLATBUFFERS}
     for span, backend in delegates.items():
         payload = bytes(program.data[span.start : span.stop])
-        for data in names.values():
+        for _, data in names.views():
             if len(data) >= _LEAST and _has(payload, data):
                 total += len(data)
                 backends[backend] = None

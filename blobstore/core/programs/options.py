@@ -23,7 +23,7 @@ class Options:
 
     Raises:
         InvalidTagError: `data_name` is not a plain file name.
-        UnsupportedDataError: `keep_small`, `names` or `progress` has the wrong type.
+        UnsupportedDataError: `keep_small` or `progress` has the wrong type.
 
     Attributes:
         metadata: free text to keep with data files, by the name of the file.
@@ -44,8 +44,4 @@ class Options:
             operator.index(self.keep_small)
         except TypeError:
             raise UnsupportedDataError(f"keep_small must be an integer, got {self.keep_small!r}") from None
-        if self.names is not None and not isinstance(self.names, NamedDataMap):
-            raise UnsupportedDataError(
-                f"names must be an opened file (open_any), got a {type(self.names).__qualname__}"
-            )
         check_progress(self.progress)

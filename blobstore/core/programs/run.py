@@ -216,7 +216,7 @@ class _Run:
         """The bytes that programs which stay take from the old data files. What only replaced programs took is not counted,
         because it is in the inputs, too: the same run a second time saves as much as the first."""
         return sum(
-            len(data_map[key])
+            len(data_map.get_data(key))
             for tag, data_map in self.old.items()
             if data_map.path not in inputs
             for key in {key for files in self.others.values() for key in files.get(tag, ())}

@@ -137,32 +137,32 @@ def compare(left: NamedDataMap, right: NamedDataMap, *, progress: Progress | Non
         if not isinstance(side, NamedDataMap):
             raise UnsupportedDataError(f"expected an opened file (open_any), found a {type(side).__qualname__}")
     check_progress(progress)
-    total, done = sum(map(len, left.values())) if progress else 0, 0
+    total, done = sum(len(data) for _, data in left.views()) if progress else 0, 0
     new = {(right.digest(key), right.get_tensor_layout(key)): key for key in right if key not in left}
     changes: list[Change] = []
     renamed: set[str] = set()
     same = same_size = 0
-    for key, data in left.items():
+    for key, data in left.views():
         layout = left.get_tensor_layout(key)
         done += len(data)
         if progress:
             progress("comparing", done, total)
         if key in right:
-            change = _change(key, (data, layout), (right[key], right.get_tensor_layout(key)))
+            change = _change(key, (data, layout), (right.get_data(key), right.get_tensor_layout(key)))
             if change is None:
                 same, same_size = same + 1, same_size + len(data)
             else:
                 changes.append(change)
             continue
         other = new.pop((left.digest(key), layout), None)
-        if other is not None and same_bytes(data, right[other]):
+        if other is not None and same_bytes(data, right.get_data(other)):
             renamed.add(other)
             changes.append(Change(key, "renamed", layout, layout, len(data), len(data), other))
         else:
             changes.append(Change(key, "removed", layout, None, len(data), 0))
     for key in right:
         if key not in left and key not in renamed:
-            changes.append(Change(key, "added", None, right.get_tensor_layout(key), 0, len(right[key])))
+            changes.append(Change(key, "added", None, right.get_tensor_layout(key), 0, len(right.get_data(key))))
     return Comparison(changes, same, same_size, _differences(_keys(left, right), _keys(right, left)))
 
 
@@ -207,7 +207,7 @@ def compare_files(
     at = first_difference(one, two)
     if at is None:
         with open_any(left) as a:
-            return Comparison([], len(a), sum(map(len, a.values())), [])
+            return Comparison([], len(a), sum(len(data) for _, data in a.views()), [])
     with open_any(left) as a, open_any(right) as b:
         comparison = compare(a, b, progress=progress)
         common = [key for key in a if key in b]

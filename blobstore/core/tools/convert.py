@@ -117,7 +117,7 @@ def _to_ptd(source: Path, target: Path, staging: Staging) -> int:
         metadata = dict(data_map.metadata)
         opaque = _opaque_keys(metadata.pop(OPAQUE, "[]"))
         store = BlobStore()
-        for key, data in data_map.items():
+        for key, data in data_map.views():
             layout = data_map.get_tensor_layout(key)
             if layout is None:
                 raise UnsupportedDataError(
@@ -140,7 +140,7 @@ def _to_safetensors(source: Path, target: Path, staging: Staging) -> int:
     with open_ptd(source, verify=True) as data_map:
         layouts: dict[str, TensorLayout] = {}
         opaque = []
-        for key, data in data_map.items():
+        for key, data in data_map.views():
             layout = data_map.get_tensor_layout(key)
             if layout is None:
                 opaque.append(key)

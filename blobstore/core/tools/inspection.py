@@ -19,7 +19,7 @@ from blobstore.core.formats.pte.program import ProgramFile
 from blobstore.core.formats.safetensors import SafetensorsDataMap
 from blobstore.core.memory.layout import TensorLayout
 
-__all__ = ["BlobInfo", "ExternalInfo", "FileInfo", "inspect_file"]
+__all__ = ["BlobInfo", "DelegateInfo", "ExternalInfo", "FileInfo", "inspect_file"]
 
 
 @dataclass(frozen=True)
@@ -67,6 +67,23 @@ class ExternalInfo:
 
 
 @dataclass(frozen=True)
+class DelegateInfo:
+    """A part of a method that a backend runs.
+
+    Attributes:
+        method: the method.
+        index: its number among the method's delegates.
+        backend: the backend.
+        payload_bytes: the size of its payload.
+    """
+
+    method: str
+    index: int
+    backend: str
+    payload_bytes: int
+
+
+@dataclass(frozen=True)
 class FileInfo:
     """One file.
 
@@ -74,17 +91,25 @@ class FileInfo:
         path: the file.
         format: "pte", "ptd" or "safetensors".
         size: bytes of the file.
-        facts: other facts about the file, by name.
         blobs: its blobs, in the order of the file.
         externals: of a program, the keys that it takes from data files, as far as its payloads can be read.
+        metadata: the text that was stored with a data file.
+        has_digests: whether a .ptd records the digests of its blobs; None for other files.
+        methods: those of a program.
+        flatbuffer_bytes: the size of a program without its segments; None for other files.
+        delegates: those of a program, in its order.
     """
 
     path: Path
     format: str
     size: int
-    facts: dict[str, str]
     blobs: list[BlobInfo]
     externals: list[ExternalInfo] = field(default_factory=list)
+    metadata: dict[str, str] = field(default_factory=dict)
+    has_digests: bool | None = None
+    methods: tuple[str, ...] = ()
+    flatbuffer_bytes: int | None = None
+    delegates: tuple[DelegateInfo, ...] = ()
 
 
 def inspect_file(path: str | os.PathLike[str]) -> FileInfo:
@@ -94,30 +119,33 @@ def inspect_file(path: str | os.PathLike[str]) -> FileInfo:
         FileAccessError, InvalidFileError, UnsupportedDataError: as `open_any`.
     """
     with open_any(path) as data_map:
-        facts: dict[str, str] = {}
-        kinds: dict[str, str] = {}
-        externals: list[ExternalInfo] = []
-        if isinstance(data_map, PtdDataMap):
-            file_format = "ptd"
-            facts["digests"] = "yes" if data_map.has_digests else "no"
-            facts |= {f"metadata {key}": value for key, value in data_map.metadata.items()}
-        elif isinstance(data_map, PteDataMap):
-            file_format = "pte"
-            facts, kinds = _program_facts(data_map)
-            externals = _externals(data_map.program)
-        elif isinstance(data_map, SafetensorsDataMap):
-            file_format = "safetensors"
-            facts |= {f"metadata {key}": value for key, value in data_map.metadata.items()}
-        else:
-            raise UnsupportedDataError(f"{os.fspath(path)}: a file of this format cannot be listed")
         size = Path(path).stat().st_size
-        return FileInfo(Path(path), file_format, size, facts, _blobs(data_map, kinds), externals)
+        if isinstance(data_map, PtdDataMap):
+            metadata, digests = dict(data_map.metadata), data_map.has_digests
+            return FileInfo(Path(path), "ptd", size, _blobs(data_map, {}), metadata=metadata, has_digests=digests)
+        if isinstance(data_map, SafetensorsDataMap):
+            metadata = dict(data_map.metadata)
+            return FileInfo(Path(path), "safetensors", size, _blobs(data_map, {}), metadata=metadata)
+        if not isinstance(data_map, PteDataMap):
+            raise UnsupportedDataError(f"{os.fspath(path)}: a file of this format cannot be listed")
+        program = data_map.program
+        kinds = {item.key: item.kind.replace("_", " ") for item in program.movable()}
+        return FileInfo(
+            Path(path),
+            "pte",
+            size,
+            _blobs(data_map, kinds),
+            _externals(program),
+            methods=tuple(program.methods),
+            flatbuffer_bytes=program.program_size,
+            delegates=tuple(DelegateInfo(d.method, d.index, d.backend, d.span.size) for d in program.delegates),
+        )
 
 
 def _blobs(data_map: NamedDataMap, kinds: dict[str, str]) -> list[BlobInfo]:
     first: dict[object, str] = {}
     blobs = []
-    for key, data in data_map.items():
+    for key, data in data_map.views():
         address = data_map.digest(key)
         layout = data_map.get_tensor_layout(key)
         shared = first.setdefault(address, key)
@@ -126,18 +154,6 @@ def _blobs(data_map: NamedDataMap, kinds: dict[str, str]) -> list[BlobInfo]:
         digest = address.xxh3_128.hex()
         blobs.append(BlobInfo(key, kind, layout, len(data), alignment, digest, "" if shared == key else shared))
     return blobs
-
-
-def _program_facts(data_map: PteDataMap) -> tuple[dict[str, str], dict[str, str]]:
-    program = data_map.program
-    facts = {"methods": ", ".join(program.methods), "flatbuffer": f"{program.program_size:,} bytes"}
-    for delegate in program.delegates:
-        name = f"delegate {delegate.method}/{delegate.index}"
-        facts[name] = f"{delegate.backend}, payload of {delegate.span.size:,} bytes"
-    if program.externals:
-        facts["external tensors"] = str(len({external.key for external in program.externals}))
-    kinds = {item.key: item.kind.replace("_", " ") for item in program.movable()}
-    return facts, kinds
 
 
 def _externals(program: ProgramFile) -> list[ExternalInfo]:
@@ -185,6 +201,6 @@ def _sizes_in(path: Path, size: int, modified: int) -> Mapping[str, int]:
     """The sizes of the blobs in a data file by key; empty if it cannot be read. The last two arguments identify it."""
     try:
         with open_ptd(path) as data_map:
-            return {key: len(data) for key, data in data_map.items()}
+            return {key: len(data) for key, data in data_map.views()}
     except BlobStoreError:
         return {}

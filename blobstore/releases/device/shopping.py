@@ -16,13 +16,12 @@ from blobstore.releases.device.assembly import Recipe, Step
 from blobstore.releases.device.installed import Installed, LocalBlob
 from blobstore.releases.device.spool import Spool
 from blobstore.releases.device.transfer import read_object
-from blobstore.releases.index.index import TABLE_LIMIT, File, Index, Object, Part, Table, Way, parse_table
+from blobstore.releases.index.index import TABLE_LIMIT, WORTH, File, Index, Object, Part, Table, Way, parse_table
 from blobstore.releases.index.intervals import Intervals
 from blobstore.releases.sources.source import Source, pieces_of, read_small
 
 __all__ = ["Shopping"]
 
-_WORTH = 0.98
 _TABLE_SHARE = (
     50  # a table with more than this fraction of its file is not fetched only to look for blobs that are here
 )
@@ -108,7 +107,7 @@ class Shopping:
             steps = [self._cheapest(part, table, plain) for part in table.parts]
             cost = sum(stop - start for step in steps if step.fetched for start, stop in [step.fetched])
             # Steps cost requests, and a spool may have most of the plain file already, from a pull that was killed.
-            if cost < _WORTH * (file.size - plain.present):
+            if cost < WORTH * (file.size - plain.present):
                 for step in steps:
                     self._need(step)
                 self.recipes.append(Recipe(file.object, plain, steps))
@@ -128,7 +127,7 @@ class Shopping:
         """The table of a file, if it can save anything."""
         if file.table is None:
             return None
-        smaller = isinstance(file.travels, int) and file.travels < _WORTH * file.size and not self._plain
+        smaller = isinstance(file.travels, int) and file.travels < WORTH * file.size and not self._plain
         small = file.table.size * _TABLE_SHARE <= file.size
         if not smaller and not (file.kind == "data" and small and self._local):
             return None

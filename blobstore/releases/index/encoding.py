@@ -23,12 +23,13 @@ from collections.abc import Callable, Iterable, Iterator
 import numpy as np
 import numpy.typing as npt
 
+from blobstore.core.distribution import install
 from blobstore.core.errors import MissingDependencyError
 
 try:
     import zstandard
 except ImportError as error:
-    raise MissingDependencyError("encoding blobs needs zstandard: pip install 'blobstore[releases]'") from error
+    raise MissingDependencyError(f"encoding blobs needs zstandard: {install('releases')}") from error
 
 __all__ = ["CHUNK", "DecodeError", "best_width", "decode", "encode"]
 

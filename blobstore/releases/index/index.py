@@ -17,19 +17,21 @@ from functools import cached_property
 from typing import Annotated, Any, Literal, TypeVar
 
 from blobstore.core.constants import HOLE_LIMIT, INDEX_LIMIT, MOST_FILES, TABLE_LIMIT
+from blobstore.core.distribution import install
 from blobstore.core.errors import InvalidFileError, MissingDependencyError, ReleaseError
 
 try:
     import msgspec
     from msgspec import UNSET, Meta, Struct, UnsetType
 except ImportError as error:
-    raise MissingDependencyError("releases need msgspec: pip install 'blobstore[releases]'") from error
+    raise MissingDependencyError(f"releases need msgspec: {install('releases')}") from error
 
 __all__ = [
     "HOLE_LIMIT",
     "INDEX_LIMIT",
     "TABLE_LIMIT",
     "VERSION",
+    "WORTH",
     "DataSet",
     "File",
     "Index",
@@ -193,6 +195,10 @@ class Way(Struct, frozen=True, array_like=True):
     at: Size
     stored: Size
     base: Annotated[str, Meta(pattern=r"^([0-9a-f]{64})?$(?!\n)")] = ""
+
+
+WORTH = 0.98
+"""A form with more than this share of the plain bytes is neither published nor fetched."""
 
 
 class Part(Struct, frozen=True, array_like=True):

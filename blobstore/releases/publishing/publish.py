@@ -40,6 +40,7 @@ from blobstore.releases.index.index import (
     INDEX_LIMIT,
     TABLE_LIMIT,
     VERSION,
+    WORTH,
     DataSet,
     File,
     Index,
@@ -308,7 +309,8 @@ class _Publisher:
         self._sets: list[DataSet] = []
         self._paths: dict[str, Path] = {}  # of programs
         self._keys: dict[str, set[str]] = {}  # of data sets
-        self._removed = self._new = self._fetched = 0
+        self._removed = self._new = 0
+        self._fetched: dict[str, int] = {}  # what a device fetches for each file, by its SHA-256
 
     # The base
 
@@ -502,11 +504,12 @@ class _Publisher:
                 travels = travelling(made)
                 if kind == "data" or travels < stored.size:
                     table = store_bytes(self._files, encode(made))
-                self._fetched += sum(min([p.size, *(w.stored for w in p.ways)]) for p in made.parts) + (
-                    table.size if table else 0
-                )
+                fetched = sum(min([part.size, *(way.stored for way in part.ways)]) for part in made.parts)
+                # As a device decides: a file whose parts save little is fetched as it is.
+                in_parts = table is not None and fetched < WORTH * stored.size
+                self._fetched[stored.sha256] = fetched + table.size if table and in_parts else stored.size
             else:
-                self._fetched += stored.size
+                self._fetched[stored.sha256] = stored.size
             new = File(name, kind, stored.sha256, stored.size, table)  # type: ignore[arg-type]
             file = File(name, kind, stored.sha256, stored.size, table, travels) if travels < stored.size else new  # type: ignore[arg-type]
         if stored.sha256 not in self._had:
@@ -562,7 +565,7 @@ class _Publisher:
             files=len(index.files),
             release_bytes=sum(file.size for file in index.files),
             new_bytes=self._new,
-            travelling_bytes=self._fetched,
+            travelling_bytes=sum(self._fetched.values()),
             removed_keys=self._removed,
             signed=signature is not None,
         )

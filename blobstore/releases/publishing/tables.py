@@ -10,12 +10,11 @@ from blobstore.core.disk.progress import Progress
 from blobstore.core.memory.mapped_file import check_length
 from blobstore.releases.index.contents import Region, digest_of
 from blobstore.releases.index.encoding import best_width, encode
-from blobstore.releases.index.index import Object, Part, Table, Way
+from blobstore.releases.index.index import WORTH, Object, Part, Table, Way
 from blobstore.releases.index.objects import ObjectWriter
 
 __all__ = ["BaseBlobs", "make_table", "travelling"]
 
-_WORTH = 0.98
 """A form that leaves more than this share of the bytes is not worth decoding."""
 _SMALL = 64
 """A blob with fewer bytes travels as it is: a frame has about 20."""
@@ -80,7 +79,7 @@ def make_table(
             with ObjectWriter(files) as writer:
                 written = _write_ways(writer, new, base, choose, progress)
                 saved = sum(len(region.data) - way.stored for region, way in written)
-                if written and saved > (1 - _WORTH) * sum(len(region.data) for region, _ in new):
+                if written and saved > (1 - WORTH) * sum(len(region.data) for region, _ in new):
                     for region, way in written:
                         numbered = Way(way.encoding, len(objects), way.at, way.stored, way.base)
                         ways.setdefault(region.offset, []).append(numbered)
@@ -96,7 +95,7 @@ _Choice = tuple[str, int, "memoryview | None", str]
 
 def _planes(region: Region, base: BaseBlobs) -> _Choice | None:
     width, share = best_width(region.data, region.widths)
-    return (f"planes:{width}" if width > 1 else "zstd", width, None, "") if share < _WORTH else None
+    return (f"planes:{width}" if width > 1 else "zstd", width, None, "") if share < WORTH else None
 
 
 def _patch(region: Region, base: BaseBlobs) -> _Choice | None:
@@ -104,7 +103,7 @@ def _patch(region: Region, base: BaseBlobs) -> _Choice | None:
         base_blob = base.find(key, len(region.data))
         if base_blob is not None:
             width, share = best_width(region.data, region.widths, base_blob[1])
-            if share < _WORTH:
+            if share < WORTH:
                 return f"patch:{width}", width, base_blob[1], base_blob[0]
     return None
 

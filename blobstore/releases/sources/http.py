@@ -21,6 +21,7 @@ from contextlib import contextmanager
 from email.utils import parsedate_to_datetime
 from typing import Any
 
+from blobstore.core.distribution import install
 from blobstore.core.errors import MissingDependencyError, ReleaseError, TransferError
 from blobstore.core.text import printable
 from blobstore.core.version import __version__
@@ -33,7 +34,7 @@ try:
     import urllib3
     from urllib3.exceptions import HTTPError
 except ImportError as error:
-    raise MissingDependencyError("releases on servers need urllib3: pip install 'blobstore[releases]'") from error
+    raise MissingDependencyError(f"releases on servers need urllib3: {install('releases')}") from error
 
 __all__ = ["Client", "joined", "natural", "origin"]
 

@@ -15,6 +15,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from blobstore.core.distribution import install
 from blobstore.core.errors import MissingDependencyError, ReleaseError, TrustError
 from blobstore.core.memory.mapped_file import as_path
 from blobstore.releases.sources.source import read_small
@@ -30,7 +31,7 @@ try:
         load_pem_public_key,
     )
 except ImportError as error:
-    raise MissingDependencyError("signatures need cryptography: pip install 'blobstore[releases]'") from error
+    raise MissingDependencyError(f"signatures need cryptography: {install('releases')}") from error
 
 __all__ = ["check_signature", "sign"]
 
@@ -77,9 +78,7 @@ def _decrypted(box: bytes, password: bytes) -> bytes:
         from nacl.exceptions import CryptoError
         from nacl.secret import SecretBox
     except ImportError as error:
-        raise MissingDependencyError(
-            "an encrypted cosign.key needs PyNaCl: pip install 'blobstore[releases]'"
-        ) from error
+        raise MissingDependencyError(f"an encrypted cosign.key needs PyNaCl: {install('releases')}") from error
     content = json.loads(box)
     kdf, cipher = content["kdf"], content["cipher"]
     if kdf["name"] != "scrypt" or cipher["name"] != "nacl/secretbox":

@@ -85,6 +85,9 @@ class Program : public std::enable_shared_from_this<Program> {
   /// The inputs and outputs of a method, without loading it. A size that may vary is given as its largest value. Refers
   /// to memory of the program. @throws Error MethodNotFound, InvalidFile.
   virtual executorch::runtime::MethodMeta method_meta(const std::string& method) const = 0;
+  /// The names of a method's inputs, as the program records them; empty texts if it does not, as programs that were not
+  /// lowered by `blobstore.lowering.lower`. @throws Error MethodNotFound.
+  virtual std::vector<std::string> input_names(const std::string& method) const = 0;
   /// The backends that parts of a method are delegated to, each once. @throws Error MethodNotFound.
   virtual std::vector<std::string> backends(const std::string& method) const = 0;
   /// Load a method, which holds the program. With a packed store, the first load of a program may load all its methods
@@ -107,6 +110,8 @@ class Method {
   virtual const std::string& name() const = 0;
   /// As `Program::method_meta`.
   virtual executorch::runtime::MethodMeta meta() const = 0;
+  /// As `Program::input_names`.
+  virtual const std::vector<std::string>& input_names() const = 0;
   /// Run the method. The whole call sees one generation of the cache. Blocks while a commit changes bytes or waits for
   /// readers, and while another thread calls this method or one that shares its state; other methods run at the same
   /// time. A fork waits until calls of other threads have ended.

@@ -59,11 +59,16 @@ uint64_t CacheTensors::update_state_dict(const std::vector<Given>& given, bool s
     check_reach(shapes, true);
   }
   std::vector<Given> chosen;
-  for (const std::string_view name : updates_.choose(entries, strict)) {
+  for (const std::string_view name : choose(entries, strict)) {
     chosen.push_back(*by_name.at(name));
   }
   check_effect(chosen, /*every=*/true);
   return commit(chosen, finite);
+}
+
+Names CacheTensors::choose(const std::vector<Entry>& entries, bool strict) const {
+  const std::optional<NamesInUse> in_use = strict ? reach_.in_use(*cache_, updates_.index()) : std::nullopt;
+  return updates_.choose(entries, strict, in_use ? &*in_use : nullptr);
 }
 
 void CacheTensors::check_effect(const std::vector<Given>& given, bool every) const {

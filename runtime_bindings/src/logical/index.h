@@ -55,6 +55,8 @@ class Index {
   const std::vector<const Record*>& records() const { return records_; }
   /// The tensor of a source of one of the records.
   const Tensor& tensor_of(const SourceTensor& source) const { return *find(source.name); }
+  /// What lowering wrote of each delegate.
+  const std::vector<std::unique_ptr<Records>>& delegates() const { return delegates_; }
   /// The tensors that cannot be changed, in the order in which that was found out.
   const std::vector<const Tensor*>& refused() const { return refused_; }
 

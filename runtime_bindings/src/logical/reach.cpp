@@ -229,7 +229,47 @@ class LoadedWeights {
     }
   }
 
+  /// The names of the program's tensors, also of those that cannot be changed.
+  void add_names(NamesInUse& names) const {
+    for (const TextSet* some : {&in_data_files_, &in_delegates_}) {
+      for (const std::string_view name : *some) {
+        names.emplace(name);
+      }
+    }
+    for (const std::unique_ptr<Records>& delegate : index_.delegates()) {
+      if (is_of_this_program(*delegate)) {
+        for (const Record& record : delegate->records) {
+          add_sources(record.sources, names);
+        }
+        add_sources(delegate->outside, names);
+      }
+    }
+  }
+
  private:
+  static void add_sources(const std::vector<SourceTensor>& sources, NamesInUse& names) {
+    for (const SourceTensor& source : sources) {
+      names.insert(source.name);
+    }
+  }
+
+  /// Programs do not say which records are theirs: those of blobs that they take or, if the records are of no blob, of
+  /// tensors. Records that have neither may be of any program.
+  bool is_of_this_program(const Records& delegate) const {
+    bool has_blobs = false;
+    for (const Record& record : delegate.records) {
+      has_blobs = has_blobs || record.refusal.empty();
+      if (record.refusal.empty() && own_.contains(record.key)) {
+        return true;
+      }
+    }
+    return !has_blobs &&
+        (delegate.outside.empty() ||
+         std::any_of(delegate.outside.begin(), delegate.outside.end(), [&](const SourceTensor& source) {
+           return in_data_files_.count(source.name) != 0;
+         }));
+  }
+
   /// The keys of the tensors that the program itself takes from data files, each with a method that takes it.
   void find_externals() {
     if (parts_ == nullptr) { // then it may take any of them
@@ -532,6 +572,17 @@ std::vector<std::string> Reach::out_of_reach(
   std::vector<std::string> problems;
   for_each(cache, index, [&](const LoadedWeights& weights) { weights.out_of_reach(tensors, whole, problems); });
   return each_once(std::move(problems));
+}
+
+std::optional<NamesInUse> Reach::in_use(const BlobCache& cache, const Index& index) {
+  std::optional<NamesInUse> names;
+  for_each(cache, index, [&](const LoadedWeights& weights) {
+    if (!names) {
+      names.emplace();
+    }
+    weights.add_names(*names);
+  });
+  return names;
 }
 
 std::set<std::string_view> Reach::without_effect(

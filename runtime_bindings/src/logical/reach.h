@@ -21,6 +21,7 @@
 
 #include "cache/cache_source.h"
 #include "logical/index.h"
+#include "logical/updates.h"
 #include "os/fork.h"
 #include "program/program_parts.h"
 
@@ -51,6 +52,11 @@ class Reach : private ForkAware {
   /// @throws Error InvalidFile: a program, or a record in it, is damaged.
   std::vector<std::string> out_of_reach(
       const BlobCache& cache, const Index& index, const std::vector<Shaped>& tensors, bool whole);
+
+  /// The names of the tensors that the programs which are loaded now have; nothing while none is loaded.
+  ///
+  /// @throws as `out_of_reach`.
+  std::optional<NamesInUse> in_use(const BlobCache& cache, const Index& index);
 
   /// Those of the tensors that ExecuTorch's own runtime reads from memory of its own while nothing that is loaded takes
   /// them from the cache: an update of these would have no effect.

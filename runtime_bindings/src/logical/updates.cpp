@@ -82,6 +82,13 @@ Names source_names(const Record& record) {
   return names;
 }
 
+/// Whether a loaded program has a tensor; without `in_use`, every tensor counts.
+bool is_in_use(const Tensor& tensor, const NamesInUse* in_use) {
+  return in_use == nullptr || std::any_of(tensor.names.begin(), tensor.names.end(), [&](std::string_view name) {
+    return in_use->count(std::string(name)) != 0;
+  });
+}
+
 } // namespace
 
 Given given_of(const std::string& name, const executorch::aten::Tensor& tensor) {
@@ -364,18 +371,19 @@ TensorView Updates::value(std::string_view name) const {
   throw unknown(name);
 }
 
-Names Updates::choose(const std::vector<Entry>& entries, bool strict) const {
+Names Updates::choose(const std::vector<Entry>& entries, bool strict, const NamesInUse* in_use) const {
   if (strict) {
-    check_propagated(entries);
-    check_frozen();
+    check_propagated(entries, in_use);
+    check_frozen(in_use);
   }
   Names available;
   for (const Entry& entry : entries) {
     available.push_back(entry.name);
   }
   Names missing;
-  Names chosen = choose_tensors(available, strict, missing);
+  Names chosen = choose_tensors(available, strict, in_use, missing);
   if (!missing.empty() && strict) {
+    check_prefix(available, missing);
     std::string end = hint(available);
     end = end.empty() ? misspelt(available, missing) : end;
     throw_error(ErrorKind::Update, "the state dict lacks {}, which the program has{}", quoted(missing), end);
@@ -393,7 +401,8 @@ Names Updates::choose(const std::vector<Entry>& entries, bool strict) const {
 
 /// The names that are given of tensors of the programs.
 /// @param missing gets those of tensors that are not given.
-Names Updates::choose_tensors(const Names& available, bool strict, Names& missing) const {
+Names Updates::choose_tensors(
+    const Names& available, bool strict, const NamesInUse* in_use, Names& missing) const {
   const TextSet has(available.begin(), available.end());
   Names chosen;
   std::string refused;
@@ -407,7 +416,7 @@ Names Updates::choose_tensors(const Names& available, bool strict, Names& missin
     });
     if (!found.empty()) {
       chosen.insert(chosen.end(), found.begin(), found.end()); // their values must be equal
-    } else if (tensor->auxiliary) {
+    } else if (tensor->auxiliary || !is_in_use(*tensor, in_use)) {
       continue;
     } else if (!tensor->refusal.empty() && tensor->refusal != kEmbeddedRefusal) {
       refused += (refused.empty() ? "" : "; ") + cannot(tensor->names.front(), tensor->refusal);
@@ -422,10 +431,10 @@ Names Updates::choose_tensors(const Names& available, bool strict, Names& missin
 }
 
 /// Refuse weights that lost their names when they were quantized.
-void Updates::check_frozen() const {
+void Updates::check_frozen(const NamesInUse* in_use) const {
   Names frozen;
   for (const Tensor* tensor : index_.refused()) {
-    if (tensor->names.front().rfind("_frozen_param", 0) == 0) {
+    if (tensor->names.front().rfind("_frozen_param", 0) == 0 && is_in_use(*tensor, in_use)) {
       frozen.push_back(tensor->names.front());
     }
   }
@@ -435,7 +444,7 @@ void Updates::check_frozen() const {
 }
 
 /// Refuse tensors that the program may only have computed others from, before it was lowered.
-void Updates::check_propagated(const std::vector<Entry>& entries) const {
+void Updates::check_propagated(const std::vector<Entry>& entries, const NamesInUse* in_use) const {
   Names computed;
   TextSet seen;
   const auto note = [&](std::string_view name) {
@@ -444,10 +453,14 @@ void Updates::check_propagated(const std::vector<Entry>& entries) const {
     }
   };
   for (const Tensor* tensor : index_.refused()) {
-    note(tensor->names.front());
+    if (is_in_use(*tensor, in_use)) {
+      note(tensor->names.front());
+    }
   }
   for (const std::string_view key : plain_keys()) {
-    note(key);
+    if (in_use == nullptr || in_use->count(std::string(key)) != 0) {
+      note(key);
+    }
   }
   Names gone;
   for (const Entry& entry : entries) {
@@ -620,6 +633,26 @@ std::string Updates::hint(const Names& names) const {
     }
   }
   return "";
+}
+
+/// Refuse names that all have the prefix of a wrapper, such as `module.`, with one line instead of every name.
+void Updates::check_prefix(const Names& names, const Names& missing) const {
+  const std::string_view first = names.empty() ? std::string_view() : names.front();
+  for (size_t dot = first.find('.'); dot != std::string_view::npos; dot = first.find('.', dot + 1)) {
+    const std::string_view prefix = first.substr(0, dot + 1);
+    const TextSet given(names.begin(), names.end());
+    const auto is_given = [&](std::string_view name) { return given.count(std::string(prefix).append(name)) != 0; };
+    if (std::all_of(missing.begin(), missing.end(), is_given)) {
+      throw_error(
+          ErrorKind::Update,
+          "{}: the names in the state dict have the prefix '{}', which the program's names lack: '{}{}' may be '{}' here",
+          source_.name(),
+          prefix,
+          prefix,
+          missing.front(),
+          missing.front());
+    }
+  }
 }
 
 /// Which unknown name may have been meant for a missing one.

@@ -4,6 +4,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <unordered_set>
 #include <vector>
 
 #include <executorch/runtime/core/exec_aten/exec_aten.h>
@@ -43,6 +44,8 @@ struct Entry {
   bool is_floating = false; // whether it is a floating-point tensor
 };
 
+using NamesInUse = std::unordered_set<std::string>;
+
 /// Never changes, so any thread may use it.
 class Updates {
  public:
@@ -73,9 +76,9 @@ class Updates {
   TensorView value(std::string_view name) const;
 
   /// The entries of a state dict to update: those that the programs have, without state.
+  /// @param in_use the names of the tensors of loaded programs, which `strict` is about; null: of all programs.
   /// @throws Error Update, as `LogicalTensors::update_state_dict`.
-  Names choose(const std::vector<Entry>& entries, bool strict) const;
-  Names choose_tensors(const Names& available, bool strict, Names& missing) const;
+  Names choose(const std::vector<Entry>& entries, bool strict, const NamesInUse* in_use = nullptr) const;
 
   /// Check that delegates and kernels have the same tensor where they have one of the same name.
   /// @param origin the program that was lowered to these files, for messages. @throws Error KeyConflict.
@@ -96,12 +99,14 @@ class Updates {
   std::optional<TensorView> stored(const SourceTensor& source) const;
   void check_complete(
       const Record& record, const std::vector<const Tensor*>& tensors, const std::vector<bool>& given) const;
-  void check_frozen() const;
-  void check_propagated(const std::vector<Entry>& entries) const;
+  Names choose_tensors(const Names& available, bool strict, const NamesInUse* in_use, Names& missing) const;
+  void check_frozen(const NamesInUse* in_use) const;
+  void check_propagated(const std::vector<Entry>& entries, const NamesInUse* in_use) const;
   Names plain_keys() const;
   Names known_names() const;
   Names similar(std::string_view name) const;
   std::string hint(const Names& names) const;
+  void check_prefix(const Names& names, const Names& missing) const;
   std::string misspelt(const Names& names, const Names& missing) const;
 
   const BlobSource& source_;

@@ -150,8 +150,8 @@ void LoadedMethod::find_inputs() {
 
 void LoadedMethod::throw_input(size_t index, const std::string& reason) const {
   std::string which = format("input {}", index);
-  if (!inputs_[index].name.empty()) {
-    which += format(" ('{}')", inputs_[index].name);
+  if (const std::string& name = input_names()[index]; !name.empty()) {
+    which += format(" ('{}')", name);
   }
   throw_error_in(ErrorKind::Input, program_->path(), "method '{}': {} {}", name_, which, reason);
 }
@@ -284,10 +284,14 @@ executorch::extension::TensorPtr LoadedMethod::output_memory(size_t index) {
 std::vector<std::pair<std::string, executorch::extension::TensorPtr>> LoadedMethod::state_memory() {
   const std::lock_guard<std::mutex> turn(mutex_);
   std::vector<std::pair<std::string, executorch::extension::TensorPtr>> found;
+  const std::vector<std::string>& inputs = input_names();
   for (size_t i = 0; i < meta_.num_attributes(); ++i) {
     const auto info = meta_.attribute_tensor_meta(i);
     if (!info.ok()) {
       throw_error_in(ErrorKind::InvalidFile, program_->path(), "method '{}': {}", name_, describe(info.error()));
+    }
+    if (std::find(inputs.begin(), inputs.end(), info->name()) != inputs.end()) {
+      continue; // ExecuTorch calls every tensor with a name an attribute
     }
     auto tensor = method_->get_attribute(info->name());
     if (tensor.ok() && own(tensor.get())) {

@@ -40,6 +40,7 @@ class LoadedMethod final : public Method, public std::enable_shared_from_this<Lo
 
   const std::string& name() const override { return name_; }
   executorch::runtime::MethodMeta meta() const override { return meta_; }
+  const std::vector<std::string>& input_names() const override { return program_->image().input_names(number_); }
   Outputs execute(const std::vector<executorch::runtime::EValue>& inputs, const RunOptions& options) override;
   executorch::extension::TensorPtr output_memory(size_t index) override;
   std::vector<std::pair<std::string, executorch::extension::TensorPtr>> state_memory() override;

@@ -112,6 +112,10 @@ std::vector<std::string> LoadedProgram::backends(const std::string& method) cons
   return ids;
 }
 
+std::vector<std::string> LoadedProgram::input_names(const std::string& method) const {
+  return image_.input_names(number(method));
+}
+
 std::shared_ptr<Method> LoadedProgram::load_method(const std::string& name) {
   cache_->check_open();
   const size_t at = number(name);

@@ -41,6 +41,25 @@ std::optional<Place> place_of(const FlatBuffer& buffer, uint64_t value) {
   return Place{buffer.u32_field(allocation, kMemoryId), begin, size > UINT64_MAX - begin ? UINT64_MAX : begin + size};
 }
 
+/// ExecuTorch has a name for any tensor, but `MethodMeta` does not give that of an input.
+std::vector<std::string> read_input_names(const FlatBuffer& buffer, uint64_t plan, const FlatVector& values) {
+  const FlatVector inputs = buffer.vector(plan, kInputs, 4);
+  std::vector<std::string> names(inputs.count);
+  for (uint32_t i = 0; i < inputs.count; ++i) {
+    const uint32_t own = buffer.u32(inputs.start + 4ull * i);
+    if (own >= values.count) {
+      continue; // ExecuTorch will report it
+    }
+    const uint64_t value = buffer.element(values, own);
+    const bool is_tensor = buffer.u8_field(value, kValueType) == kTensorType;
+    const uint64_t tensor = is_tensor ? buffer.object(value, kValue) : 0;
+    const uint64_t extra = tensor == 0 ? 0 : buffer.object(tensor, kExtra);
+    const std::string_view name = extra == 0 ? std::string_view() : buffer.string(extra, kFqn);
+    names[i] = is_utf8(name) ? std::string(name) : std::string();
+  }
+  return names;
+}
+
 /// See ProgramImage::overlaid_inputs. The number of tensors that overlap a place is the number of those that begin
 /// before its end, minus the number of those that end before its begin. A place counts itself.
 std::vector<bool> find_overlaid_inputs(const FlatBuffer& buffer, uint64_t plan, const FlatVector& values) {
@@ -132,6 +151,7 @@ void ProgramImage::read_methods(const FlatBuffer& buffer) {
     const FlatVector values = buffer.vector(plan, kValues, 4);
     needs_.push_back(read_values(buffer, values));
     overlaid_inputs_.push_back(find_overlaid_inputs(buffer, plan, values));
+    input_names_.push_back(read_input_names(buffer, plan, values));
     backends_.push_back(read_backends(buffer, plan));
     operators_.push_back(read_operators(buffer, plan));
   }

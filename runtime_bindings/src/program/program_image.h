@@ -51,6 +51,8 @@ class ProgramImage {
   const std::vector<const std::string*>& backends(size_t method) const { return backends_[method]; }
   /// Names and overloads of the operators that a method calls.
   const std::vector<Operator>& operators(size_t method) const { return operators_[method]; }
+  /// The names of a method's inputs; empty texts where the program records none.
+  const std::vector<std::string>& input_names(size_t method) const { return input_names_[method]; }
   /// For each input of a method, whether another tensor was planned into its memory: one that is used later, or a view
   /// of the input. No operator computes such a view, so the bytes of the input must be in that memory.
   const std::vector<bool>& overlaid_inputs(size_t method) const { return overlaid_inputs_[method]; }
@@ -96,6 +98,7 @@ class ProgramImage {
   std::vector<std::vector<const std::string*>> backends_;
   std::vector<std::vector<Operator>> operators_;
   std::vector<std::vector<bool>> overlaid_inputs_;
+  std::vector<std::vector<std::string>> input_names_;
   std::vector<TensorUse> uses_;
   const uint8_t* constants_ = nullptr;
   size_t constants_size_ = 0;

@@ -46,7 +46,7 @@ def foreign():
 def read(path):
     """Open a file, verify it, and read everything."""
     with open_ptd(path, verify=True) as data_map:
-        return {key: (bytes(data_map[key]), data_map.get_tensor_layout(key)) for key in data_map}
+        return {key: (data_map.bytes(key), data_map.get_tensor_layout(key)) for key in data_map}
 
 
 @pytest.mark.long

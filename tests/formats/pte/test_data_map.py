@@ -43,12 +43,12 @@ def test_tensors_without_names_have_content_keys(tmp_path):
             "again": b"named data",
             "second": b"more named data",
         }
-        assert {key: bytes(data_map[key]) for key in data_map if not key.startswith("tensor.")} == expected
+        assert {key: data_map.bytes(key) for key in data_map if not key.startswith("tensor.")} == expected
         for key in data_map:
             layout = data_map.get_tensor_layout(key)
             if key.startswith("tensor."):
                 assert key == content_key(data_map.digest(key), layout)
-                assert layout.nbytes == len(data_map[key])
+                assert layout.nbytes == len(data_map.get_data(key))
             assert data_map.alignment(key) >= 16
 
 

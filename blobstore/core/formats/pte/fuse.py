@@ -125,7 +125,9 @@ class Fusion:
                     )
                 if name in names:
                     raise UnsupportedProgramError(
-                        program.path, f"{names[name].path} has a method {name!r}, too; give one of them another name"
+                        program.path,
+                        f"{names[name].path} has a method {name!r}, too; give one of them another name with methods= "
+                        f"(--method {program.path.stem}:{name}=NAME)",
                     )
                 names[name] = program
 
