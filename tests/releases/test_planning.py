@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import blobstore
 from blobstore.core.memory.digest import sha256
 from blobstore.errors import BlobStoreError, IntegrityError, InvalidFileError, ReleaseError, TransferError, TrustError
 from blobstore.releases import Plan, commit, compact, gc, plan, publish, pull
@@ -222,3 +223,27 @@ def test_any_pieces_of_an_object_will_do(tmp_path_factory: pytest.TempPathFactor
         else:
             with pytest.raises(TransferError, match="not in the fetched files"):
                 b"".join(body.pieces)
+
+
+def test_publishing_predicts_what_devices_fetch(tmp_path: Path) -> None:
+    """Also of many files of which some are equal: a device fetches those once (F1)."""
+    generator = np.random.default_rng(0)
+    folder = tmp_path / "in"
+    folder.mkdir()
+    base = {f"layer.{i}": (generator.standard_normal((256, 256)) * 0.02).astype(np.float32) for i in range(6)}
+    for number in range(9):
+        own = {**base, "own": np.full((64, 64), number // 3, np.float32)}  # three files of each kind are equal
+        blobstore.save_file(own, folder / f"{number}.ptd")
+    first = publish(folder, tmp_path / "releases", name="a", version="1")
+    with serving(tmp_path / "releases") as server:
+        device = tmp_path / "device"
+        pulled = pull(f"{server.url}/a/1/index.json", device)
+        assert pulled.fetched_bytes == pytest.approx(first.travelling_bytes + first.path.stat().st_size, rel=0.02)
+        for number in range(9):
+            changed = {**base, "own": np.full((64, 64), number // 3 + 0.5, np.float32)}
+            blobstore.save_file(changed, folder / f"{number}.ptd", force=True)
+        second = publish(folder, tmp_path / "releases", name="a", version="2", base="1")
+        pulled = pull(f"{server.url}/a/2/index.json", device)
+        least, index = second.travelling_bytes, second.path.stat().st_size
+        assert least < first.travelling_bytes / 3
+        assert pulled.fetched_bytes == pytest.approx(least + index, rel=0.2)

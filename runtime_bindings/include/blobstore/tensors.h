@@ -84,7 +84,8 @@ class LogicalTensors {
   /// Change everything in a model's state dict that the programs on the cache use, in one commit. Other entries and the
   /// programs' own state are ignored.
   ///
-  /// @param strict refuse if a tensor of the programs that are loaded is missing or cannot be changed, or if one of them
+  /// @param strict refuse if a tensor of the programs that are loaded is missing or cannot be changed, or if one of
+  /// them
   ///   has weights that no update reaches. While no program is loaded, all tensors of the data files count.
   /// @throws as `update`. Update: also if nothing in `tensors` can be updated.
   uint64_t update_state_dict(const StateDict& tensors, bool strict = true, bool finite = false) const;

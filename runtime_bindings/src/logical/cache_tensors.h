@@ -28,7 +28,8 @@ class CacheTensors {
   ///   copy of its own.
   uint64_t update(const std::vector<Given>& given, bool finite) const;
   uint64_t update_state_dict(const std::vector<Given>& given, bool strict, bool finite) const;
-  /// The entries of a state dict to update; see `Updates::choose`. With `strict`, those of loaded programs must be there.
+  /// The entries of a state dict to update; see `Updates::choose`. With `strict`, those of loaded programs must be
+  /// there.
   Names choose(const std::vector<Entry>& entries, bool strict) const;
   /// @throws Error Update: loaded programs have weights that an update of these tensors does not reach.
   /// @param whole whether the tensors are a whole model's; see reach.h.

@@ -85,8 +85,8 @@ Names source_names(const Record& record) {
 /// Whether a loaded program has a tensor; without `in_use`, every tensor counts.
 bool is_in_use(const Tensor& tensor, const NamesInUse* in_use) {
   return in_use == nullptr || std::any_of(tensor.names.begin(), tensor.names.end(), [&](std::string_view name) {
-    return in_use->count(std::string(name)) != 0;
-  });
+           return in_use->count(std::string(name)) != 0;
+         });
 }
 
 } // namespace
@@ -401,8 +401,7 @@ Names Updates::choose(const std::vector<Entry>& entries, bool strict, const Name
 
 /// The names that are given of tensors of the programs.
 /// @param missing gets those of tensors that are not given.
-Names Updates::choose_tensors(
-    const Names& available, bool strict, const NamesInUse* in_use, Names& missing) const {
+Names Updates::choose_tensors(const Names& available, bool strict, const NamesInUse* in_use, Names& missing) const {
   const TextSet has(available.begin(), available.end());
   Names chosen;
   std::string refused;
@@ -645,7 +644,8 @@ void Updates::check_prefix(const Names& names, const Names& missing) const {
     if (std::all_of(missing.begin(), missing.end(), is_given)) {
       throw_error(
           ErrorKind::Update,
-          "{}: the names in the state dict have the prefix '{}', which the program's names lack: '{}{}' may be '{}' here",
+          "{}: the names in the state dict have the prefix '{}', which the program's names lack: '{}{}' may be '{}' "
+          "here",
           source_.name(),
           prefix,
           prefix,
