@@ -317,6 +317,8 @@ def test_what_is_no_mapping_and_no_program(ptd, tmp_path):
     with pytest.raises(InvalidTagError):
         save_programs({3: 3}, tmp_path / "out")
     with pytest.raises(UnsupportedDataError, match="names"):
+        dedup_programs([ptd], tmp_path / "out", names=3)
+    with pytest.raises(FileAccessError, match=r"model\.safetensors"):
         dedup_programs([ptd], tmp_path / "out", names="model.safetensors")
     with pytest.raises(UnsupportedDataError, match="framework"):
         load_file(ptd, framework=[])

@@ -150,8 +150,8 @@ def test_names_do_not_make_another_report_of_it(zoo_folder: Path) -> None:
     assert (changes.new, changes.gone) == ({}, {})
 
 
-def test_names_are_an_opened_file(tmp_path: Path) -> None:
-    wrong: Any = tmp_path / "names.safetensors"
+def test_names_are_a_checkpoint_or_its_path(tmp_path: Path) -> None:
+    wrong: Any = ["names.safetensors"]
     with pytest.raises(UnsupportedDataError, match="names: expected a checkpoint"):
         blobstore.report([tmp_path], names=wrong)
 
