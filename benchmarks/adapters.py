@@ -94,7 +94,7 @@ def _exchange(folder: Path, path: Path) -> Iterator[Row]:
 
     def merge() -> object:
         store = NamedDataStore()
-        for key, data in open_ptd(folder / "plain" / "model.ptd").items():
+        for key, data in open_ptd(folder / "plain" / "model.ptd").views():
             store.add_named_data(key, bytes(data), alignment=16, external_tag="model")
         out = store.get_named_data_store_output()
         with (folder / "new.ptd").open("wb") as file:
@@ -158,7 +158,7 @@ def _two(folder: Path) -> Iterator[Row]:
         only = nn.Sequential(*(layer for pair in pairs for layer in pair)).eval()
         save(lower({"forward": (only, (torch.randn(1, _WIDTH),))}), folder / f"only{layers}")
     packed = median(in_process(_PACK, str(folder)) for _ in range(3))
-    own = sum(data.nbytes for data in open_ptd(folder / "0.ptd").values())
+    own = sum(data.nbytes for _, data in open_ptd(folder / "0.ptd").views())
     for how, what in (("mapped", "each in a file of its own"), ("loaded", "each loaded into a cache")):
         used = median(in_process(_TWO, str(folder), how) for _ in range(3))
         yield Row(

@@ -109,7 +109,7 @@ def _open_large(tensors: dict[str, torch.Tensor], folder: Path) -> Iterator[Row]
 
     def ours() -> object:
         with blobstore.open_ptd(ptd) as data_map:
-            return data_map[key][0]
+            return data_map.get_data(key)[0]
 
     def theirs() -> object:
         with safetensors.safe_open(peer, "pt") as file:

@@ -152,7 +152,7 @@ def _dedup(folder: Path) -> None:
 
 def _programs_run(folder: Path) -> None:
     for path in sorted((folder / "out").glob("*.pte")):
-        outputs = Program(path, data=sorted((folder / "out").glob("*.ptd"))).method()(network.INPUT)
+        outputs = Program(path, data=sorted((folder / "out").glob("*.ptd"))).method().execute(network.INPUT)
         found = set(outputs[0].ravel().tolist())
         if found not in ({network.expected(1)}, {network.expected(2)}):
             raise ValueError(f"{path.name} computes {sorted(found)[:3]}")

@@ -123,7 +123,7 @@ def _delegates(work: Path) -> Iterator[tuple[str, str, bytes]]:
         yield "payload", f"{number}-holes", wrap(inner, name, [cut])
     yield "pte", "network-delegated", whole
     with open_ptd(work / "delegated.ptd") as data_map:
-        for key, blob in data_map.items():
+        for key, blob in data_map.views():
             if key.startswith(KEY_PREFIX) and bytes(blob[4:8]) == RECORDS_IDENTIFIER:
                 yield "records", key[-8:], bytes(blob)
 
@@ -154,7 +154,7 @@ def _checkpoint_list(work: Path) -> bytes:
     training.step(optimizer, *batch)
     training.save(work / "checkpoint.ptd", optimizer)
     with open_ptd(work / "checkpoint.ptd") as data_map:
-        lists = [bytes(blob) for blob in data_map.values() if bytes(blob).startswith(b'{"format"')]
+        lists = [bytes(blob) for _, blob in data_map.views() if bytes(blob).startswith(b'{"format"')]
     return lists[0]
 
 

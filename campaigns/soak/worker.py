@@ -131,7 +131,7 @@ class Worker:
 
     def blobs(self, cache: BlobCache) -> float:
         """The one value of all weights."""
-        return self.only(np.concatenate([np.frombuffer(cache[key], np.float32) for key in self.keys]), "a reading")
+        return self.only(np.concatenate([np.frombuffer(cache.get_data(key), np.float32) for key in self.keys]), "a reading")
 
     # What the threads do.
 
@@ -194,7 +194,7 @@ class Worker:
             self.owner.save(path)
             after = self.owner.generation
             with open_ptd(path, verify=True) as saved:
-                arrays = [np.frombuffer(saved[key], np.float32) for key in self.keys]
+                arrays = [np.frombuffer(saved.get_data(key), np.float32) for key in self.keys]
                 value = self.only(np.concatenate(arrays), "a saved file")
             if self.shared is None:
                 self.allowed(int(value), before, after)
