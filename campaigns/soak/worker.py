@@ -131,7 +131,9 @@ class Worker:
 
     def blobs(self, cache: BlobCache) -> float:
         """The one value of all weights."""
-        return self.only(np.concatenate([np.frombuffer(cache.get_data(key), np.float32) for key in self.keys]), "a reading")
+        return self.only(
+            np.concatenate([np.frombuffer(cache.get_data(key), np.float32) for key in self.keys]), "a reading"
+        )
 
     # What the threads do.
 
