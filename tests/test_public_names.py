@@ -14,6 +14,7 @@ import torch
 
 import blobstore
 from blobstore import errors
+from tests import models
 
 MODULES = ["adapters", "errors", "llm", "lowering", "numpy", "releases", "reporting", "runtime", "testing", "torch"]
 
@@ -82,6 +83,11 @@ def test_names_may_be_a_path(tmp_path: Path) -> None:
     assert len(found.files) == 1
     with pytest.raises(errors.FileAccessError, match=r"missing\.ptd"):
         blobstore.report(tmp_path, names=tmp_path / "missing.ptd")
+    (tmp_path / "m.pte").write_bytes(models.mlp().pte)
     for call in (blobstore.report, lambda paths, names: blobstore.dedup_programs(paths, tmp_path / "out", names=names)):
         with pytest.raises(errors.UnsupportedDataError, match="expected a checkpoint or its path, found a int"):
             call(tmp_path, names=3)  # type: ignore[arg-type]
+        with pytest.raises(
+            errors.UnsupportedDataError, match=r"m\.pte: expected names from a \.safetensors or a \.ptd"
+        ):
+            call(tmp_path, names=tmp_path / "m.pte")

@@ -11,8 +11,8 @@
     merged = merge_adapter(plain_cache, "b.ptd")  # into the weights of a program without an adapter
     merged.undo()  # exactly the bytes from before
 
-Everything here but `AdapterTags` needs the native package `executorch-blobstore-runtime`, which does the work, and neither torch nor
-executorch's Python code.
+Everything here but `AdapterTags` needs the native package `executorch-blobstore-runtime`, which does the work, and
+neither torch nor executorch's Python code.
 """
 
 from blobstore.adapters.adapter_file import Adapter, bind_adapter, read_adapter, save_adapter

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from blobstore.cli import exits
-from blobstore.cli.options import AsJson, DryRun, nbytes, open_names
+from blobstore.cli.options import AsJson, DryRun, nbytes
 from blobstore.cli.output import (
     counted,
     out,
@@ -20,6 +20,7 @@ from blobstore.cli.output import (
     say,
 )
 from blobstore.core.formats.data_map import NamedDataMap
+from blobstore.core.formats.opening import open_names
 from blobstore.core.formats.pte.program import read_program
 from blobstore.core.memory.mapped_file import same_file
 from blobstore.core.programs import DATA_NAME, DedupResult, dedup_programs

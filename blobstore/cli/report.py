@@ -11,7 +11,6 @@ from typing import Annotated
 import typer
 
 from blobstore.cli import ERROR, exits
-from blobstore.cli.options import open_names
 from blobstore.cli.output import out, print_error, progress_bar
 from blobstore.core.disk.kinds import Format, check_replaceable
 from blobstore.core.errors import FileAccessError
@@ -86,14 +85,13 @@ def report(
     if html:
         check_replaceable(html, Format.HTML, force=force)  # before all the work
     old = load_report(baseline) if baseline else None
-    checkpoint = open_names(names)
     where = None if no_cache else cache or _usable(default_path())
     with progress_bar(hidden=as_json) as progress:
         made = making.report(
             paths,
             exact_only=exact,
             near=near,
-            names=checkpoint,
+            names=names,
             cache=where,
             progress=progress,
         )

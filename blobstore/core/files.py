@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from blobstore.core.errors import UnsupportedDataError
 from blobstore.core.formats.ptd.reader import PtdDataMap
-from blobstore.core.memory.tensors import AnyTensor, bytes_of, to_numpy, to_torch
+from blobstore.core.memory.tensors import AnyTensor, bytes_of, to_framework
 from blobstore.core.store import BlobStore
 from blobstore.core.tensor_file import Device, Framework, Numpy, TensorFile, Torch, framework_name
 
@@ -120,9 +120,9 @@ def load(data: bytes, framework: Framework | None = None) -> Any:
         MissingDependencyError, UnsupportedDataError: as `load_file`; or `data` has no buffer.
     """
     library = framework_name(framework)
-    convert: Any = to_torch if library == "pt" else to_numpy
     with PtdDataMap("<bytes>", data=bytes_of(data)) as data_map:
         data_map.verify()
         return {
-            key: convert(memoryview(bytearray(view)), data_map.get_tensor_layout(key)) for key, view in data_map.views()
+            key: to_framework(library, memoryview(bytearray(view)), data_map.get_tensor_layout(key))
+            for key, view in data_map.views()
         }

@@ -20,7 +20,7 @@ from blobstore.core.memory.buffers import same_bytes
 from blobstore.core.memory.dtypes import SAFETENSORS
 from blobstore.core.memory.layout import TensorLayout
 from blobstore.core.memory.mapped_file import PrivateFile, as_path, check_length
-from blobstore.core.memory.tensors import AnyTensor, default_framework, to_numpy, to_torch
+from blobstore.core.memory.tensors import AnyTensor, default_framework, to_framework
 
 if TYPE_CHECKING:
     import torch
@@ -225,7 +225,7 @@ class TensorFile(Generic[_Tensor]):
 
     def _whole(self, name: str, view: memoryview) -> _Tensor:
         """A tensor over its bytes, on the CPU."""
-        return cast(_Tensor, _convert(self.framework, view, self._layout(name)))
+        return cast(_Tensor, to_framework(self.framework, view, self._layout(name)))
 
     def _layout(self, name: str) -> TensorLayout | None:
         layout = self._map.get_tensor_layout(name)
@@ -283,7 +283,7 @@ class TensorSlice(Generic[_Tensor]):
         if self._problem is not None:
             raise self._problem
         check_length(self._view)
-        whole = _convert(self._framework, self._view, self._layout)
+        whole = to_framework(self._framework, self._view, self._layout)
         try:
             # torch would take a list apart as a tuple, with a warning that it will stop doing so
             part = whole[(index,) if isinstance(index, list) else index]
@@ -324,10 +324,6 @@ def _again(data_map: NamedDataMap, framework: Framework, device: Device) -> Tens
     """A pickled file, where it arrives."""
     (path,) = data_map.sources
     return TensorFile(path, framework, device)
-
-
-def _convert(framework: str, view: memoryview, layout: TensorLayout | None) -> Any:
-    return to_torch(view, layout) if framework == "pt" else to_numpy(view, layout)
 
 
 def _place(tensor: Any, device: Device) -> Any:

@@ -53,7 +53,7 @@ def save_programs(
         data_name: the file name of the shared data. Data that was tagged for another file while it was lowered goes to
             the file of that tag, which all programs share as well. By default, if all tags name one file, everything goes
             there; otherwise what has no tag goes to `shared.ptd`.
-        keep_small, open_names(names), prune, force, progress: as in `dedup_programs`.
+        keep_small, names, prune, force, progress: as in `dedup_programs`.
 
     Returns:
         What the run did. The `source` of a program is its name, and `bytes_before` counts what ExecuTorch would have

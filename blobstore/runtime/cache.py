@@ -26,6 +26,7 @@ from blobstore.core.memory.tensors import (
     check_by_name,
     default_framework,
     in_dim_order,
+    to_framework,
     to_numpy,
     to_torch,
 )
@@ -227,7 +228,7 @@ class BlobCache(NamedDataMap):
         array, kind = self.tensors.value(name)
         layout = TensorLayout(kind, array.shape)
         copy = memoryview(bytearray(raw(array)))
-        return to_torch(copy, layout) if default_framework() == "pt" else to_numpy(copy, layout)
+        return to_framework(default_framework(), copy, layout)  # type: ignore[no-any-return]
 
     def layout(self, key: str) -> TensorLayout | None:
         """The layout of a tensor, or None for opaque bytes."""

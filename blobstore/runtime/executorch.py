@@ -66,8 +66,6 @@ __all__ = [
 SUPPORTED = "1.5"
 """The version of ExecuTorch whose internals are known."""
 
-INSTALL = install("executorch")
-
 _XNNPACK = "executorch.backends.xnnpack"
 _SCHEMA = f"{_XNNPACK}.serialization.xnnpack_graph_schema"
 
@@ -181,7 +179,7 @@ def check() -> None:
     """
     found = _version()
     if found is None:
-        raise MissingDependencyError(f"this needs executorch: {INSTALL}") from _import_error
+        raise MissingDependencyError(f"this needs executorch: {install('executorch')}") from _import_error
     differences = [*_differences(_PARAMETERS, exact=True), *_differences(_FIELDS, exact=False)]
     if _import_error is not None and not differences:
         differences.append(str(_import_error))
@@ -215,7 +213,7 @@ def _refuse(found: str | None, differences: list[str]) -> None:
     if differences:
         raise MissingDependencyError(
             f"blobstore needs executorch {SUPPORTED}, found executorch {found}: {'; '.join(differences)}. "
-            f"To install it: {INSTALL}"
+            f"To install it: {install('executorch')}"
         ) from _import_error
 
 

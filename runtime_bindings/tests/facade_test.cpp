@@ -105,6 +105,9 @@ int main(int argc, char** argv) {
   CHECK(nothrow::check_files(*cache).ok());
   CHECK(nothrow::needs(*program, "forward").ok() && nothrow::backends(*program, "forward").ok());
   CHECK(nothrow::needs(*program, "backward").error().kind() == ErrorKind::MethodNotFound);
+  const size_t input_count = need(nothrow::method_meta(*program, "forward")).num_inputs();
+  CHECK(need(nothrow::input_names(*program, "forward")).size() == input_count);
+  CHECK(nothrow::input_names(*program, "backward").error().kind() == ErrorKind::MethodNotFound);
   CHECK(nothrow::backends(*program, "backward").error().kind() == ErrorKind::MethodNotFound);
 
   CHECK(nothrow::training_program(program).error().kind() == ErrorKind::Program);

@@ -19,20 +19,18 @@ from blobstore.core.memory.buffers import same_bytes
 from blobstore.core.memory.digest import Digest, digest
 from blobstore.core.memory.layout import TensorLayout
 from blobstore.core.memory.mapped_file import check_length
-from blobstore.core.memory.tensors import default_framework, to_numpy, to_torch
+from blobstore.core.memory.tensors import AnyTensor, default_framework, to_numpy, to_torch
 
 if TYPE_CHECKING:
     import numpy as np
     import torch
-
-    from blobstore.core.memory.tensors import AnyTensor
 
 __all__ = ["MergedDataMap", "NamedDataMap"]
 
 _Map = TypeVar("_Map", bound="NamedDataMap")
 
 
-class NamedDataMap(Mapping[str, "AnyTensor"]):
+class NamedDataMap(Mapping[str, AnyTensor]):
     """Blobs by key: `data_map[key]` is a tensor, `get_data(key)` the view of its bytes.
 
     A blob is a tensor (it has a layout) or opaque bytes (its layout is None). Data is returned as views of memory that

@@ -10,7 +10,7 @@ from blobstore.core.disk.kinds import Format, by_name, detect_format
 from blobstore.core.errors import UnsupportedDataError
 from blobstore.core.formats.data_map import NamedDataMap
 from blobstore.core.formats.ptd.reader import open_ptd
-from blobstore.core.formats.pte.data_map import open_pte
+from blobstore.core.formats.pte.data_map import PteDataMap, open_pte
 from blobstore.core.formats.safetensors import SafetensorsDataMap
 from blobstore.core.memory.mapped_file import as_path
 
@@ -42,11 +42,16 @@ def open_names(names: Names | None) -> NamedDataMap | None:
     """What an argument `names` stands for.
 
     Raises:
-        UnsupportedDataError: it is neither a data map nor a path.
-        As `open_any`.
+        FileAccessError, InvalidFileError, UnsupportedDataError: as `open_any`; or it is neither a data map nor a path, or
+            the path of a program, which has no names.
     """
     if names is None or isinstance(names, NamedDataMap):
         return names
     if not isinstance(names, str | os.PathLike):
         raise UnsupportedDataError(f"names: expected a checkpoint or its path, found a {type(names).__qualname__}")
-    return open_any(names)
+    data_map = open_any(names)
+    if isinstance(data_map, PteDataMap):
+        raise UnsupportedDataError(
+            f"{as_path(names)}: expected names from a .safetensors or a .ptd, found {Format.PTE.value}"
+        )
+    return data_map

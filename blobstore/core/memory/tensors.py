@@ -37,6 +37,7 @@ __all__ = [
     "default_framework",
     "in_dim_order",
     "scalar_type_of",
+    "to_framework",
     "to_numpy",
     "to_torch",
 ]
@@ -215,6 +216,15 @@ def _dense_order(sizes: Sequence[int], strides: Sequence[int]) -> tuple[int, ...
         return tuple(range(len(sizes)))
     # channels-last of (N, 3, 1, W) is still (0, 2, 3, 1): equal strides keep their numbers' order, as in ExecuTorch
     return tuple(sorted(range(len(sizes)), key=lambda d: -strides[d]))
+
+
+def to_framework(framework: Literal["pt", "np"], view: memoryview, layout: TensorLayout | None) -> Any:
+    """A torch tensor or a numpy array over memory; opaque bytes are uint8.
+
+    Raises:
+        As `to_torch` and `to_numpy`.
+    """
+    return to_torch(view, layout) if framework == "pt" else to_numpy(view, layout)
 
 
 def to_numpy(data: memoryview, layout: TensorLayout | None) -> np.ndarray:

@@ -53,6 +53,9 @@ __all__ = [
 ]
 
 # `$` alone would also match before a line break at the end
+WORTH = 0.98
+"""A form with more than this share of the plain bytes is neither published nor fetched."""
+
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9._+-]{0,99}$(?!\n)"
 
 VERSION = r"^[0-9]{1,4}(\.[0-9]{1,4}){0,3}$(?!\n)"
@@ -195,10 +198,6 @@ class Way(Struct, frozen=True, array_like=True):
     at: Size
     stored: Size
     base: Annotated[str, Meta(pattern=r"^([0-9a-f]{64})?$(?!\n)")] = ""
-
-
-WORTH = 0.98
-"""A form with more than this share of the plain bytes is neither published nor fetched."""
 
 
 class Part(Struct, frozen=True, array_like=True):

@@ -506,8 +506,10 @@ class _Publisher:
                     table = store_bytes(self._files, encode(made))
                 fetched = sum(min([part.size, *(way.stored for way in part.ways)]) for part in made.parts)
                 # As a device decides: a file whose parts save little is fetched as it is.
-                in_parts = table is not None and fetched < WORTH * stored.size
-                self._fetched[stored.sha256] = fetched + table.size if table and in_parts else stored.size
+                if table is None or fetched >= WORTH * stored.size:
+                    self._fetched[stored.sha256] = stored.size
+                else:
+                    self._fetched[stored.sha256] = fetched + table.size
             else:
                 self._fetched[stored.sha256] = stored.size
             new = File(name, kind, stored.sha256, stored.size, table)  # type: ignore[arg-type]

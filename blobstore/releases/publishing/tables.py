@@ -15,7 +15,6 @@ from blobstore.releases.index.objects import ObjectWriter
 
 __all__ = ["BaseBlobs", "make_table", "travelling"]
 
-"""A form that leaves more than this share of the bytes is not worth decoding."""
 _SMALL = 64
 """A blob with fewer bytes travels as it is: a frame has about 20."""
 

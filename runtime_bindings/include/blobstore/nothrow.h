@@ -68,6 +68,7 @@ Result<std::shared_ptr<Program>> load_program(
     std::shared_ptr<BlobCache> cache,
     const std::shared_ptr<PackedStore>& packed = nullptr) noexcept;
 Result<std::vector<std::string>> needs(const Program& program, const std::string& method) noexcept;
+Result<std::vector<std::string>> input_names(const Program& program, const std::string& method) noexcept;
 Result<std::vector<std::string>> backends(const Program& program, const std::string& method) noexcept;
 Result<executorch::runtime::MethodMeta> method_meta(const Program& program, const std::string& method) noexcept;
 Result<std::shared_ptr<Method>> load_method(Program& program, const std::string& name) noexcept;

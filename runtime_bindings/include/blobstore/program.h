@@ -86,8 +86,8 @@ class Program : public std::enable_shared_from_this<Program> {
   /// to memory of the program. @throws Error MethodNotFound, InvalidFile.
   virtual executorch::runtime::MethodMeta method_meta(const std::string& method) const = 0;
   /// The names of a method's inputs, as the program records them; empty texts if it does not, as programs that were not
-  /// lowered by `blobstore.lowering.lower`. @throws Error MethodNotFound.
-  virtual std::vector<std::string> input_names(const std::string& method) const = 0;
+  /// lowered by `blobstore.lowering.lower`. Valid as long as the program. @throws Error MethodNotFound.
+  virtual const std::vector<std::string>& input_names(const std::string& method) const = 0;
   /// The backends that parts of a method are delegated to, each once. @throws Error MethodNotFound.
   virtual std::vector<std::string> backends(const std::string& method) const = 0;
   /// Load a method, which holds the program. With a packed store, the first load of a program may load all its methods

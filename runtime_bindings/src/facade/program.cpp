@@ -38,6 +38,10 @@ Result<std::vector<std::string>> needs(const Program& program, const std::string
   return attempt([&] { return program.needs(method); });
 }
 
+Result<std::vector<std::string>> input_names(const Program& program, const std::string& method) noexcept {
+  return attempt([&] { return program.input_names(method); });
+}
+
 Result<std::vector<std::string>> backends(const Program& program, const std::string& method) noexcept {
   return attempt([&] { return program.backends(method); });
 }

@@ -18,10 +18,6 @@
 #include "program/loaded_program.h"
 
 namespace blobstore::internal {
-namespace {
-
-constexpr char kTraining[] = "__et_training_";
-constexpr size_t kMostListed = 20;
 
 using Shape = std::pair<int8_t, std::vector<int64_t>>;
 using Shapes = std::vector<Shaped>;
@@ -49,14 +45,6 @@ class Ordered {
 
 using NameSet = Ordered<char>;
 
-std::string listed(const NameSet& names) {
-  Names views;
-  for (const auto& item : names) {
-    views.push_back(item.first);
-  }
-  return quoted(views, kMostListed);
-}
-
 /// A tensor that a method has without a name of the model: a constant, or an external tensor keyed by its contents.
 struct Nameless {
   std::string method;
@@ -71,6 +59,19 @@ struct Foreign {
   std::optional<size_t> count; // of its constants; empty if that cannot be known
   std::set<uint64_t> sizes; // of its constants in bytes; empty unless all are known
 };
+
+namespace {
+
+constexpr char kTraining[] = "__et_training_";
+constexpr size_t kMostListed = 20;
+
+std::string listed(const NameSet& names) {
+  Names views;
+  for (const auto& item : names) {
+    views.push_back(item.first);
+  }
+  return quoted(views, kMostListed);
+}
 
 uint64_t elements(const Shape& shape) {
   uint64_t product = 1;
@@ -137,6 +138,8 @@ Foreign foreign_of(const ProgramParts& parts, const ProgramParts::Delegate& dele
   }
   return out;
 }
+
+} // namespace
 
 /// The weights of a program that is loaded on a cache, and where each is.
 class LoadedWeights {
@@ -249,7 +252,7 @@ class LoadedWeights {
  private:
   static void add_sources(const std::vector<SourceTensor>& sources, NamesInUse& names) {
     for (const SourceTensor& source : sources) {
-      names.insert(source.name);
+      names.emplace(std::string_view(source.name));
     }
   }
 
@@ -263,11 +266,11 @@ class LoadedWeights {
         return true;
       }
     }
-    return !has_blobs &&
-        (delegate.outside.empty() ||
-         std::any_of(delegate.outside.begin(), delegate.outside.end(), [&](const SourceTensor& source) {
-           return in_data_files_.count(source.name) != 0;
-         }));
+    bool used = delegate.outside.empty();
+    for (const SourceTensor& source : delegate.outside) {
+      used = used || in_data_files_.count(source.name) != 0;
+    }
+    return used && !has_blobs;
   }
 
   /// The keys of the tensors that the program itself takes from data files, each with a method that takes it.
@@ -479,6 +482,8 @@ class LoadedWeights {
   TextSet in_delegates_; // ... and that its delegates take, through the cache
 };
 
+namespace {
+
 /// A program that ExecuTorch has mapped; null if its path no longer leads to the same file.
 std::shared_ptr<const ProgramParts> open_served(const std::string& path, uint64_t inode) {
   try {
@@ -527,8 +532,8 @@ struct ServedMethod {
 
 } // namespace
 
-template <typename Visit>
-void Reach::for_each(const BlobCache& cache, const Index& index, Visit visit) {
+void Reach::for_each(
+    const BlobCache& cache, const Index& index, const std::function<void(const LoadedWeights& weights)>& visit) {
   for (const std::shared_ptr<const LoadedProgram>& program : programs_on(cache)) {
     const std::shared_ptr<BlobCache>& own = program->cache();
     const std::shared_ptr<const Index> above = own.get() == &cache ? nullptr : index_of(own);

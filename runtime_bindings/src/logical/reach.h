@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -33,6 +34,8 @@ struct Shaped {
   int8_t scalar_type = -1; // negative: not known, so nothing is recognized by it
   std::vector<int64_t> sizes;
 };
+
+class LoadedWeights;
 
 /// What is known about the programs on a cache and on caches above it. Any thread may call it.
 class Reach : private ForkAware {
@@ -78,8 +81,8 @@ class Reach : private ForkAware {
     Index index;
   };
   /// Call a function with the weights of each program that is loaded on the cache or on a cache above it.
-  template <typename Visit>
-  void for_each(const BlobCache& cache, const Index& index, Visit visit);
+  void for_each(
+      const BlobCache& cache, const Index& index, const std::function<void(const LoadedWeights& weights)>& visit);
 
   using Files = std::map<std::pair<std::string, uint64_t>, std::shared_ptr<const ProgramParts>>; // by path and inode
 

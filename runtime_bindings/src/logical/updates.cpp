@@ -84,9 +84,11 @@ Names source_names(const Record& record) {
 
 /// Whether a loaded program has a tensor; without `in_use`, every tensor counts.
 bool is_in_use(const Tensor& tensor, const NamesInUse* in_use) {
-  return in_use == nullptr || std::any_of(tensor.names.begin(), tensor.names.end(), [&](std::string_view name) {
-           return in_use->count(std::string(name)) != 0;
-         });
+  bool used = in_use == nullptr;
+  for (const std::string_view name : tensor.names) {
+    used = used || in_use->count(std::string(name)) != 0;
+  }
+  return used;
 }
 
 } // namespace
@@ -637,20 +639,20 @@ std::string Updates::hint(const Names& names) const {
 /// Refuse names that all have the prefix of a wrapper, such as `module.`, with one line instead of every name.
 void Updates::check_prefix(const Names& names, const Names& missing) const {
   const std::string_view first = names.empty() ? std::string_view() : names.front();
+  const TextSet given(names.begin(), names.end());
   for (size_t dot = first.find('.'); dot != std::string_view::npos; dot = first.find('.', dot + 1)) {
     const std::string_view prefix = first.substr(0, dot + 1);
-    const TextSet given(names.begin(), names.end());
-    const auto is_given = [&](std::string_view name) { return given.count(std::string(prefix).append(name)) != 0; };
-    if (std::all_of(missing.begin(), missing.end(), is_given)) {
+    bool all = true;
+    for (const std::string_view name : missing) {
+      all = all && given.count(std::string(prefix).append(name)) != 0;
+    }
+    if (all) {
       throw_error(
           ErrorKind::Update,
-          "{}: the names in the state dict have the prefix '{}', which the program's names lack: '{}{}' may be '{}' "
-          "here",
+          "{}: the names in the state dict have the prefix '{}', which the program's names lack{}",
           source_.name(),
           prefix,
-          prefix,
-          missing.front(),
-          missing.front());
+          hint(names));
     }
   }
 }

@@ -2,9 +2,9 @@
 #pragma once
 
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
-#include <unordered_set>
 #include <vector>
 
 #include <executorch/runtime/core/exec_aten/exec_aten.h>
@@ -44,7 +44,7 @@ struct Entry {
   bool is_floating = false; // whether it is a floating-point tensor
 };
 
-using NamesInUse = std::unordered_set<std::string>;
+using NamesInUse = std::set<std::string>;
 
 /// Never changes, so any thread may use it.
 class Updates {

@@ -112,7 +112,7 @@ std::vector<std::string> LoadedProgram::backends(const std::string& method) cons
   return ids;
 }
 
-std::vector<std::string> LoadedProgram::input_names(const std::string& method) const {
+const std::vector<std::string>& LoadedProgram::input_names(const std::string& method) const {
   return image_.input_names(number(method));
 }
 

@@ -40,7 +40,7 @@ class LoadedProgram final : public Program, private ForkAware {
   const std::vector<std::string>& methods() const override { return image_.methods(); }
   std::vector<std::string> needs(const std::string& method) const override;
   executorch::runtime::MethodMeta method_meta(const std::string& method) const override;
-  std::vector<std::string> input_names(const std::string& method) const override;
+  const std::vector<std::string>& input_names(const std::string& method) const override;
   std::vector<std::string> backends(const std::string& method) const override;
   std::shared_ptr<Method> load_method(const std::string& name) override;
   std::string packed_cache_path() const override;
