@@ -53,13 +53,12 @@ class NamingInputs:
         """Called by `to_executorch()`; returns what the inner pass does."""
         from blobstore.runtime.executorch import ExtraTensorInfo, TensorSpec
 
-        inputs = set(signature.user_inputs) if signature is not None else set()
-        nodes = [node for node in graph_module.graph.nodes if node.op == "placeholder" and node.name in inputs]
-        if len(nodes) == len(self._names):
-            for node, name in zip(nodes, self._names, strict=True):
-                spec = node.meta.get("spec")
-                if isinstance(spec, TensorSpec) and spec.extra_tensor_info is None:
-                    spec.extra_tensor_info = ExtraTensorInfo(fully_qualified_name=name)
+        nodes = {node.name: node for node in graph_module.graph.nodes if node.op == "placeholder"}
+        for placed, name in zip(signature.user_inputs if signature is not None else (), self._names, strict=False):
+            node = nodes.get(placed) if isinstance(placed, str) else None  # a number stands there itself
+            spec = None if node is None else node.meta.get("spec")
+            if isinstance(spec, TensorSpec) and spec.extra_tensor_info is None:
+                spec.extra_tensor_info = ExtraTensorInfo(fully_qualified_name=name)
         run = getattr(self._inner, "run", None)
         return run(graph_module, signature) if run is not None else self._inner(graph_module)
 

@@ -104,14 +104,14 @@ class Method:
         where, names = f"{self.path}: method {self.name!r}", [info.name for info in self.inputs]
         for name in named:
             if name not in names:
-                known = ", ".join(map(repr, names)) if any(names) else "the program records none"
+                known = ", ".join(repr(name) for name in names if name) or "the program records none"
                 raise errors.InputError(f"{where}: no input {name!r}; the names are: {known}")
             if name in names[: len(inputs)]:
                 raise errors.InputError(f"{where}: input {name!r} is given twice")
-        rest = names[len(inputs) :]
-        if missing := [name for name in rest if name not in named]:
-            raise errors.InputError(f"{where}: input {missing[0]!r} is missing")
-        return (*inputs, *(named[name] for name in rest))
+        for index in range(len(inputs), len(names)):
+            if names[index] not in named:
+                raise errors.InputError(f"{where}: input {repr(names[index]) if names[index] else index} is missing")
+        return (*inputs, *(named[name] for name in names[len(inputs) :]))
 
     def call_first(self, count: int, *inputs: Any) -> list[Any]:
         """As `execute`, but only the first `count` outputs are copied and returned."""

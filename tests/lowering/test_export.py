@@ -129,6 +129,22 @@ def test_inputs_have_the_names_of_the_parameters(tmp_path: Path) -> None:
         method(query, scale.double())
 
 
+def test_a_number_among_the_inputs_has_no_name(tmp_path: Path) -> None:
+    """ExecuTorch has a place for the names of tensors only; the message counts instead."""
+
+    class Scaled(nn.Module):
+        def forward(self, query: torch.Tensor, times: int) -> torch.Tensor:
+            return query * times
+
+    method = Program(write(lower(Scaled().eval(), (torch.ones(2), 3)), tmp_path)).method()
+    assert [info.name for info in method.inputs] == ["query", ""]
+    close(method(torch.ones(2), 3), torch.full((2,), 3.0))
+    with pytest.raises(InputError, match="input 1 is missing"):
+        method(query=torch.ones(2))
+    with pytest.raises(InputError, match="no input 'times'; the names are: 'query'$"):
+        method(torch.ones(2), times=3)
+
+
 def test_an_input_with_the_name_of_a_buffer_has_none(tmp_path: Path) -> None:
     """ExecuTorch looks tensors up by name, and would find the input where the buffer was meant."""
 
