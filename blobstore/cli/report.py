@@ -99,8 +99,6 @@ def report(
     if html:
         made.to_html(html, force=force)
     _print(made, changes, as_json=as_json, top=top)
-    if names and not any(region.tensor for file in made.files for region in file.regions):
-        print_error(f"note: nothing got a name from {names}: nothing without a name equals exactly one of its tensors")
     over = limit is not None and _is_over(limit, made, old)
     if not (made.files or made.problems):
         print_error(f"{', '.join(paths)}: no file to report on; folders are searched for {', '.join(SUFFIXES)}")

@@ -17,6 +17,7 @@ from blobstore.core.errors import (
     MissingDependencyError,
     UnsupportedDataError,
 )
+from blobstore.core.formats.data_map import NamedDataMap
 from blobstore.core.formats.opening import Names, open_names
 from blobstore.core.memory.mapped_file import Paths, as_path, listed
 from blobstore.reporting.cache import Cache
@@ -27,7 +28,14 @@ from blobstore.reporting.findings import constants, contained, dtypes, duplicate
 from blobstore.reporting.findings.kept import Kept
 from blobstore.reporting.fingerprint import Fingerprint
 from blobstore.reporting.model import FileReport, Finding, Problem
-from blobstore.reporting.named import name_tensors
+from blobstore.reporting.named import (
+    checkpoints_beside,
+    name_related,
+    name_tensors,
+    nameless_sizes,
+    names_in,
+    names_of,
+)
 from blobstore.reporting.regions import SUFFIXES
 from blobstore.reporting.savings import count
 from blobstore.reporting.source import is_url
@@ -60,7 +68,8 @@ def report(
         exact_only: look for equal bytes only; blobs are hashed and nothing else is computed.
         near: the share of elements in which near duplicates may differ, from 0 to 0.25.
         names: tensors by name, a checkpoint or its path. What equals exactly one of them to the byte, and has
-            no name but a key made of its contents, is shown under that name.
+            no name but a key made of its contents, is shown under that name. Other files of the report give names, too,
+            and `.safetensors` files beside a program do, although they are not reported on.
         executor: where to work, for example a process pool or the executor of a cluster's client; workers must see the
             same files under the same names. It is not shut down. Left out, threads are used.
         cache: a file that remembers what was found; made if it is missing or damaged. Left out, nothing is
@@ -82,6 +91,7 @@ def report(
     checkpoint = open_names(names)
     check_progress(progress)
     asked, aliases, problems = _expand(_names(paths))
+    notes: list[str] = []
     with Cache(cache) as known, default_executor(executor) as workers:
         engine = Engine(workers, known, progress)
         files: list[FileReport] = []
@@ -98,12 +108,35 @@ def report(
             else:
                 files.append(replace(file.report(of_file), aliases=tuple(aliases.get(file.path, ()))))
                 prints.append(of_file)
-        if checkpoint is not None:
-            files = name_tensors(files, checkpoint)
         catalog = Catalog(files, prints)
-        findings = _find(catalog, engine, near, exact_only)
-    notes = () if known.trouble is None else (known.trouble,)
-    return Report(tuple(files), tuple(count(unite(files, findings))), tuple(problems), notes)
+        findings = count(unite(files, _find(catalog, engine, near, exact_only)))
+        if checkpoint is not None:
+            files = name_tensors(files, names_of(checkpoint))
+            if not any(region.tensor for file in files for region in file.regions):
+                given = "names" if isinstance(names, NamedDataMap) else names
+                notes.append(
+                    f"nothing got a name from {given}: nothing without a name equals exactly one of its tensors"
+                )
+        files = name_tensors(files, names_in(files))
+        files = name_tensors(files, names_in(_beside(files, engine)))
+        files = name_related(files, findings)
+    if known.trouble is not None:
+        notes.append(known.trouble)
+    return Report(tuple(files), tuple(findings), tuple(problems), tuple(notes))
+
+
+def _beside(files: Sequence[FileReport], engine: Engine) -> list[FileReport]:
+    """The checkpoints beside programs that can have names for them; what cannot be read gives none."""
+    sizes = nameless_sizes(files)
+    scanned = [
+        file
+        for file in engine.scan(checkpoints_beside(files))
+        if isinstance(file, Scanned) and any(region.nbytes in sizes for region in file.regions)
+    ]
+    prints = engine.fingerprint(scanned, False)
+    return [
+        file.report(of_file) for file, of_file in zip(scanned, prints, strict=True) if not isinstance(of_file, Problem)
+    ]
 
 
 def _find(catalog: Catalog, engine: Engine, near_limit: float, exact_only: bool) -> list[Finding]:

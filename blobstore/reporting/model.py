@@ -69,11 +69,11 @@ class Region:
         kind: what it is.
         keys: all names under which it is found in its file; several when a tied weight is stored once.
         methods: the methods of a program that use it.
-        layout: how it is a tensor; None for opaque bytes.
+        layout: how it is a tensor; None for opaque bytes that no tensor is known to equal.
         dtype: the element type where the format has one that `layout` cannot express (GGUF's quantized types).
         digest: xxh3-128 in hexadecimal; empty for what is not a blob.
-        tensor: the name of these bytes in the checkpoint that `report` was given as `names`; empty if they have none
-            there, or if `keys` holds a name already.
+        tensor: the name of these bytes in a checkpoint, or in another file of the report; empty if they have none there,
+            or if `keys` holds a name already.
         recorded: the digest that the file records for these bytes, until they were compared with it; empty afterwards,
             and if it records none.
     """

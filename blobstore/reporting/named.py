@@ -1,43 +1,132 @@
-"""Names of tensors for what programs have under keys that are made of contents, taken from a checkpoint."""
+"""Names of tensors for what programs have under keys that are made of contents.
+
+They come from a checkpoint that the caller names, from files of the report itself, or from checkpoints beside its programs.
+"""
 
 from __future__ import annotations
 
+import os
 import re
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from blobstore.core.formats.data_map import NamedDataMap
 from blobstore.core.memory.digest import digest
 from blobstore.core.memory.layout import TensorLayout
-from blobstore.reporting.model import FileReport, Region
+from blobstore.reporting.model import FileReport, Finding, FindingKind, Region, RegionKind
+from blobstore.reporting.source import is_url
 
-__all__ = ["name_tensors"]
+__all__ = [
+    "NamesByContent",
+    "checkpoints_beside",
+    "name_related",
+    "name_tensors",
+    "nameless_sizes",
+    "names_in",
+    "names_of",
+]
 
 _CONTENT = re.compile(r"(tensor\.)?[0-9a-f]{32,}\b.*|(constant|state)\[[^\]]*\]", re.DOTALL)
 """Keys of moved tensors, of ExecuTorch's delegates, and what `regions` calls a tensor without a name."""
 
+_MADE = re.compile(r"(.+)@[0-9a-f]{16}", re.DOTALL)
+"""Keys of what lowering made from a tensor of the model, which has the name before the last @."""
 
-def name_tensors(files: Sequence[FileReport], names: NamedDataMap) -> list[FileReport]:
-    """The files with `Region.tensor` set where a checkpoint has exactly one tensor of these bytes.
+_NAMED = {RegionKind.TENSOR, RegionKind.CONSTANT, RegionKind.STATE, RegionKind.NAMED_DATA}
 
-    Of several with the same bytes, one that alone has the layout of the region counts.
-    """
-    known: dict[tuple[str, int], list[tuple[str, TensorLayout | None]]] = defaultdict(list)
-    for key in names:
-        address = digest(names.get_data(key))  # a recorded one may be wrong
-        known[address.xxh3_128.hex(), address.nbytes].append((key, names.get_tensor_layout(key)))
+_SAME_VALUES = {FindingKind.OTHER_LAYOUT, FindingKind.OTHER_DTYPE}
 
-    def name(region: Region) -> str:
-        if not region.digest or not all(_CONTENT.fullmatch(key) for key in region.keys):
-            return ""
-        entries = known.get((region.digest, region.nbytes), [])
-        if len(entries) > 1:
-            entries = [entry for entry in entries if entry[1] == region.layout]
-        return entries[0][0] if len(entries) == 1 else ""
+NamesByContent = Mapping[tuple[str, int], Sequence[tuple[str, TensorLayout | None]]]
+"""By xxh3-128 in hexadecimal and size in bytes: the names of a content, each with its layout."""
 
-    named = []
+
+def names_of(checkpoint: NamedDataMap) -> NamesByContent:
+    """The names in a checkpoint, whose tensors are read."""
+    names: dict[tuple[str, int], list[tuple[str, TensorLayout | None]]] = defaultdict(list)
+    for key in checkpoint:
+        address = digest(checkpoint.get_data(key))  # a recorded one may be wrong
+        names[address.xxh3_128.hex(), address.nbytes].append((key, checkpoint.get_tensor_layout(key)))
+    return names
+
+
+def names_in(files: Iterable[FileReport]) -> NamesByContent:
+    """The names that files have for their contents, each once."""
+    names: dict[tuple[str, int], dict[tuple[str, TensorLayout | None], None]] = defaultdict(dict)
     for file in files:
-        regions = tuple(replace(r, tensor=given) if (given := name(r)) else r for r in file.regions)
-        named.append(replace(file, regions=regions))
+        for region in file.regions:
+            if region.digest:
+                for key in region.keys:
+                    if not _CONTENT.fullmatch(key) and region.kind in _NAMED:
+                        made = _MADE.fullmatch(key)
+                        names[region.digest, region.nbytes][made[1] if made else key, region.layout] = None
+    return {content: list(named) for content, named in names.items()}
+
+
+def name_tensors(files: Sequence[FileReport], names: NamesByContent) -> list[FileReport]:
+    """The files with `Region.tensor` set where `names` has exactly one name for a content; opaque bytes get its layout.
+
+    Of several names for the same bytes, one that alone has the layout of the region counts.
+    """
+
+    def named(region: Region) -> Region:
+        if not _is_nameless(region):
+            return region
+        entries = names.get((region.digest, region.nbytes), [])
+        if len({name for name, _ in entries}) > 1:
+            entries = [entry for entry in entries if entry[1] == region.layout]
+        if len({name for name, _ in entries}) != 1:
+            return region
+        layouts = {layout for _, layout in entries}
+        layout = region.layout or (layouts.pop() if len(layouts) == 1 else None)
+        return replace(region, tensor=entries[0][0], layout=layout)
+
+    return [replace(file, regions=tuple(map(named, file.regions))) for file in files]
+
+
+def name_related(files: Sequence[FileReport], findings: Iterable[Finding]) -> list[FileReport]:
+    """The files with names for what has the values of a named tensor in another layout or type."""
+    given: dict[tuple[int, int], str] = {}
+    for finding in findings:
+        if finding.kind in _SAME_VALUES:
+            regions = {place: files[place[0]].regions[place[1]] for place in finding.places}
+            names = {_own_name(region) for region in regions.values()} - {""}
+            if len(names) == 1:
+                (name,) = names
+                given.update((place, name) for place, region in regions.items() if _is_nameless(region))
+    named = list(files)
+    for f in {f for f, _ in given}:
+        regions_of = enumerate(files[f].regions)
+        named[f] = replace(
+            files[f], regions=tuple(replace(r, tensor=given.get((f, i), r.tensor)) for i, r in regions_of)
+        )
     return named
+
+
+def checkpoints_beside(files: Sequence[FileReport]) -> list[str]:
+    """Checkpoints in the folders of programs with nameless blobs, as far as they are not among the files."""
+    known = {os.path.realpath(file.path) for file in files}
+    folders = dict.fromkeys(
+        Path(file.path).parent
+        for file in files
+        if not is_url(file.path) and any(_is_nameless(region) for region in file.regions)
+    )
+    beside = [path for folder in folders for path in sorted(folder.glob("*.safetensors"))]
+    return [os.fspath(path) for path in beside if path.is_file() and os.path.realpath(path) not in known]
+
+
+def nameless_sizes(files: Iterable[FileReport]) -> set[int]:
+    """The sizes in bytes of the blobs without a name."""
+    return {region.nbytes for file in files for region in file.regions if _is_nameless(region)}
+
+
+def _is_nameless(region: Region) -> bool:
+    return bool(region.digest) and not region.tensor and all(_CONTENT.fullmatch(key) for key in region.keys)
+
+
+def _own_name(region: Region) -> str:
+    if region.tensor or region.kind not in _NAMED or not region.keys:
+        return region.tensor
+    made = _MADE.fullmatch(region.keys[0])
+    return made[1] if made else "" if _CONTENT.fullmatch(region.keys[0]) else region.keys[0]

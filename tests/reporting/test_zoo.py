@@ -103,18 +103,49 @@ def test_the_folders_of_a_path(path: str, expected: list[str]) -> None:
 
 
 def test_contents_are_shown_under_their_names_in_a_checkpoint(zoo_report: Report, zoo_folder: Path) -> None:
-    """Keys stay what the file has; what other families have stays without a name."""
-    checkpoint = open_any(zoo_folder / "checkpoints" / "vision-mobile.safetensors")
-    of = {hashlib.sha256(checkpoint.get_data(key)).hexdigest(): key for key in checkpoint}
+    """In the one that the caller names, or in a file of the report; keys stay what the file has."""
+    names: dict[str, set[str]] = {}
+    for path in (*zoo_folder.rglob("*.safetensors"), *zoo_folder.rglob("*.ptd")):
+        opened = open_any(path)
+        for key in opened:
+            names.setdefault(hashlib.sha256(opened.get_data(key)).hexdigest(), set()).add(key)
     seen: dict[str, set[str]] = {}
     for file in zoo_report.files:
         for region in file.regions:
             if file.path.endswith(".pte") and region.kind is RegionKind.NAMED_DATA:
-                assert region.tensor == of.get(region.keys[0], "")
+                given = names.get(region.keys[0], set())
+                assert region.tensor in given or not (region.tensor or len(given) == 1)
                 assert region.name == (region.tensor or region.keys[0])
                 seen.setdefault(file.path.split("/models/")[1].rsplit("/", 2)[0], set()).add(region.tensor)
-    assert seen["vision/mobile"] == {*of.values(), ""}  # its heads are not in the checkpoint
-    assert seen["speech/en"] == {""}
+    assert len(seen["vision/mobile"]) > 5 and "" in seen["vision/mobile"]  # its heads are in no checkpoint
+
+
+def test_a_checkpoint_beside_a_program_gives_names(tmp_path: Path) -> None:
+    """It is not reported on, and what is damaged, or beside nothing, gives no names and no error."""
+    weight, other = values(1, 60, 50), values(2, 60, 50)
+    keys = [hashlib.sha256(array.tobytes()).hexdigest() for array in (weight, other)]
+    blobs = [Tensor.opaque(key, array.tobytes()) for key, array in zip(keys, (weight, other), strict=True)]
+    (tmp_path / "models").mkdir()
+    program = write_ptd(tmp_path / "models" / "m.ptd", blobs)
+    write_safetensors(tmp_path / "models" / "m.safetensors", [Tensor.of("encoder.weight", weight)])
+    (tmp_path / "models" / "cut.safetensors").write_bytes(b"\xff" * 20)
+    write_safetensors(tmp_path / "other.safetensors", [Tensor.of("decoder.weight", other)])
+    report = blobstore.report(program)
+    assert [file.path for file in report.files] == [str(program)]
+    assert (report.problems, report.notes) == ((), ())
+    named = {region.keys[0]: region for region in report.files[0].regions if region.kind is RegionKind.NAMED_DATA}
+    assert (named[keys[0]].name, named[keys[0]].shape) == ("encoder.weight", "60 x 50")
+    assert (named[keys[1]].name, named[keys[1]].shape) == (keys[1], "")
+
+
+def test_what_has_the_values_of_a_named_tensor_has_its_name(tmp_path: Path) -> None:
+    weight = values(1, 60, 50)
+    key = f"tensor.{'0' * 32}.float.3000"
+    write_ptd(tmp_path / "a.ptd", [Tensor.of(key, weight.T)])
+    write_safetensors(tmp_path / "b.safetensors", [Tensor.of("encoder.weight", weight)])
+    report = blobstore.report([tmp_path])
+    (region,) = [region for region in report.files[0].regions if region.kind.is_blob]
+    assert (region.keys, region.name) == ((key,), "encoder.weight")
 
 
 def test_a_key_that_is_a_name_keeps_it_and_equal_tensors_name_nothing(tmp_path: Path) -> None:
@@ -134,12 +165,13 @@ def test_a_key_that_is_a_name_keeps_it_and_equal_tensors_name_nothing(tmp_path: 
 
 @pytest.mark.long
 def test_names_on_the_command_line(zoo_folder: Path, tmp_path: Path) -> None:
-    family, checkpoint = zoo_folder / "vision" / "mobile", zoo_folder / "checkpoints" / "vision-mobile.safetensors"
-    assert "backbone." not in run(family, "--no-cache").stdout
-    assert "backbone." in run(family, "--no-cache", "--names", checkpoint).stdout
-    plain = json.loads(run(family, "--no-cache", "--names", checkpoint, "--json").stdout)
+    programs = sorted((zoo_folder / "language" / "small" / "chat").glob("*.pte"))
+    checkpoint = zoo_folder / "checkpoints" / "language-small.safetensors"
+    assert "backbone." not in run(*programs, "--no-cache").stdout
+    assert "backbone." in run(*programs, "--no-cache", "--names", checkpoint).stdout
+    plain = json.loads(run(*programs, "--no-cache", "--names", checkpoint, "--json").stdout)
     assert "backbone.8.weight" in {region["tensor"] for file in plain["files"] for region in file["regions"]}
-    assert "missing.safetensors" in run(family, "--names", tmp_path / "missing.safetensors", code=3).stderr
+    assert "missing.safetensors" in run(*programs, "--names", tmp_path / "missing.safetensors", code=3).stderr
 
 
 @pytest.mark.long
