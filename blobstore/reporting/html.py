@@ -5,19 +5,21 @@ from __future__ import annotations
 import base64
 import gzip
 import html
+import itertools
 import json
 import os
 import re
 import shlex
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from typing import Any
 
 from blobstore.core.text import printable, size
+from blobstore.reporting.after import after
 from blobstore.reporting.commands import CONNECTING
 from blobstore.reporting.groups import Group, common_bytes, find_groups
-from blobstore.reporting.model import Finding, Region, RegionKind
+from blobstore.reporting.model import Finding, FindingKind, Region, RegionKind
 from blobstore.reporting.report_data import Folder, ReportData
 from blobstore.reporting.words import COLORS, FINDINGS, REGIONS, branches, headline, short_paths
 
@@ -30,6 +32,17 @@ _MEMBERS = 60
 _FOLDERS = 400
 _COMMANDS = 6
 _STEPS = 5
+_SCRIPTS = (
+    "base.js",
+    "commands.js",
+    "tree.js",
+    "copies.js",
+    "address.js",
+    "map.js",
+    "table.js",
+    "paper.js",
+    "start.js",
+)
 
 
 def to_html(report: ReportData) -> str:
@@ -45,7 +58,7 @@ def to_html(report: ReportData) -> str:
         "groups": _groups(report, names),
         "footer": f"{len(report.findings):,} findings; bytes that two findings claim are counted once.",
         "data": _packed(json.dumps(_data(report, names), separators=(",", ":")).encode()),
-        "js": _page("page.js"),
+        "js": "\n".join(_page(name) for name in _SCRIPTS),
     }
     # in one pass: what is filled in may look like a place to fill
     return re.sub(r"\{\{(\w+)\}\}", lambda place: parts[place[1]], _page("page.html"))
@@ -268,6 +281,7 @@ def _matrix(labels: Sequence[str], common: Sequence[Sequence[int]]) -> str:
 
 def _data(report: ReportData, names: Sequence[str]) -> dict[str, Any]:
     numbers = {command: number for number, (_, command) in enumerate(_commands(report)[:_COMMANDS], 1)}
+    first = [0, *itertools.accumulate(len(file.regions) for file in report.files)]
     return {
         "words": {kind.value: text for kind, text in FINDINGS.items()},
         "regions": {kind.value: text for kind, text in REGIONS.items()},
@@ -284,13 +298,44 @@ def _data(report: ReportData, names: Sequence[str]) -> dict[str, Any]:
                 "nbytes": region.nbytes,
                 "type": printable(region.element_type),
                 "shape": region.shape,
-                "goes": {kind.value: nbytes for kind, nbytes in report.goes.get((f, r), {}).items()},
+                "goes": _by_word(report.goes.get((f, r), {})),
             }
             for f, file in enumerate(report.files)
             for r, region in enumerate(file.regions)
         ],
-        "findings": [_finding(report, finding, names, numbers) for finding in report.findings],
+        "findings": [
+            {**_finding(report, finding, names, numbers), "places": [first[f] + r for f, r in finding.places]}
+            for finding in report.findings
+        ],
+        "after": _after(report, first),
     }
+
+
+def _after(report: ReportData, first: Sequence[int]) -> dict[str, Any]:
+    """The files after each of the commands at the top of the page, by its number, and after all commands."""
+    commands = [command for _, command in _commands(report)]
+    wanted = {str(number): [command] for number, command in enumerate(commands[:_COMMANDS], 1)}
+    if len(commands) > 1:
+        wanted["all"] = commands
+    views = {}
+    for when, some in wanted.items():
+        then = after(report, some)
+        goes = {first[f] + r: _by_word(kinds) for (f, r), kinds in then.goes.items()}
+        files = [
+            {
+                "name": printable(file.path),
+                "size": sum(report.region(place).nbytes for place in file.places),
+                "format": file.format,
+                "blobs": [first[f] + r for f, r in file.places],
+            }
+            for file in then.files
+        ]
+        views[when] = {"replaced": then.replaced, "bytes": then.total_bytes(report), "files": files, "goes": goes}
+    return views
+
+
+def _by_word(kinds: Mapping[FindingKind, int]) -> dict[str, int]:
+    return {kind.value: nbytes for kind, nbytes in kinds.items()}
 
 
 def _name(region: Region) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.numpy import load_file
 
 import blobstore
 from blobstore.core.text import size
@@ -70,7 +71,9 @@ def page_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Opened:
     """A page and all that went wrong in it."""
 
-    def __init__(self, browser: Any, path: Path, scheme: str, width: int = 1200, **options: Any) -> None:
+    def __init__(
+        self, browser: Any, path: Path, scheme: str, width: int = 1200, view: str = "", **options: Any
+    ) -> None:
         viewport = {"width": width, "height": 900}
         self.context = browser.new_context(color_scheme=scheme, offline=True, viewport=viewport, **options)
         self.page = self.context.new_page()
@@ -80,7 +83,7 @@ class Opened:
         self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
         self.page.on("dialog", lambda dialog: self.complaints.append(f"dialog {dialog.message}"))
         self.page.on("request", lambda request: self.requests.append(request.url))
-        self.page.goto(path.as_uri())
+        self.page.goto(f"{path.as_uri()}#{view}" if view else path.as_uri())
         self.page.wait_for_selector("html[data-ready=yes]")
 
     def rows(self) -> list[str]:
@@ -305,6 +308,7 @@ def test_the_map_of_a_zoo_shows_folders_with_names(zoo: Opened) -> None:
 
 def test_what_is_colored_is_what_can_go(zoo: Opened, zoo_report: Report) -> None:
     """The area of each color is the number of bytes of its kind, whether a tile shows a folder or a tensor."""
+    zoo.page.locator("#color-kind").click()
     for _ in range(3):  # at the root, in a folder, and in one in it
         areas = zoo.page.evaluate(
             """() => {
@@ -496,3 +500,151 @@ def test_a_phone_shows_everything_without_scrolling_sideways(
     assert cell.evaluate("node => getComputedStyle(node, '::before').content") == '"Name"'
     opened.context.close()
     assert opened.complaints == []
+
+
+# --------------------------------------------------------------------------------------------------------- views
+
+LIT = "Array.from(document.querySelectorAll('#map .copy'), tile => map.describe(map.tree.nodes[tile.dataset.id]))"
+
+
+def test_tiles_have_shapes(browser: Any, zoo_page: Path, zoo_folder: Path) -> None:
+    """The shape and the type of each tensor whose tile has the room, as the file has them."""
+    tensors = load_file(zoo_folder / "checkpoints" / "language-small.safetensors")
+    opened = Opened(browser, zoo_page, "light", view="at=checkpoints/language-small.safetensors")
+    tiles = opened.page.evaluate(
+        """Array.from(document.querySelectorAll("#map .tile:not(.opens) > .words"), (words) =>
+            [map.tree.nodes[words.parentElement.dataset.id].blob.name, words.textContent.split("\\n")])"""
+    )
+    seen = 0
+    for name, (_, *below) in tiles:
+        if len(below) == 2:
+            assert below[0] == f"{' x '.join(map(str, tensors[name].shape))} float"
+            seen += 1
+    assert seen >= 5
+    opened.context.close()
+
+
+def test_what_belongs_together_lights_up(opened: Opened) -> None:
+    """Under the pointer and with the keyboard: the copies in other files, and the payload that holds the tensor."""
+    page = opened.page
+    tile = page.locator("#map .tile .tile", has_text="tied").first
+    tile.hover()
+    lit = page.evaluate(LIT)
+    assert sorted({text.split(":")[0] for text in lit}) == ["a.ptd", "b.safetensors", "d.pte"]
+    assert not any("own." in text for text in lit)
+    page.mouse.move(5, 5)
+    assert page.evaluate(LIT) == []
+    page.locator("#map [tabindex='0']").focus()
+    page.keyboard.press("Home")
+    assert "a.ptd" in page.locator("#map-chosen").inner_text()
+    assert {text.split(":")[0] for text in page.evaluate(LIT)} == {"b.safetensors", "d.pte"}
+
+
+def test_the_map_is_searched(opened: Opened) -> None:
+    page = opened.page
+    page.keyboard.press("/")
+    page.keyboard.type("own.1 a.ptd")
+    assert page.locator("#map-count").inner_text() == f"11 found, {size(11 * 9 * 9 * 4)}"
+    assert page.locator("#map > .dim").count() == 3
+    page.keyboard.press("Enter")
+    first = page.locator("#map-chosen").inner_text()
+    assert first.startswith("a.ptd: own.1")
+    assert page.locator("#map .chosen-tile").count() == 1
+    page.keyboard.press("Enter")
+    assert page.locator("#map-chosen").inner_text() != first
+    page.keyboard.press("Shift+Enter")
+    assert page.locator("#map-chosen").inner_text() == first
+    page.keyboard.press("Escape")
+    assert page.locator("#map-count").inner_text() == ""
+    assert page.locator("#map .dim").count() == 0
+    page.keyboard.type("no such thing")
+    assert page.locator("#map-count").inner_text() == "0 found, 0 B"
+
+
+SHOWN = """() => ["map", "map-path", "map-chosen", "map-when", "map-count", "rows", "count", "legend-copies"].map(
+    (id) => document.getElementById(id)).map(
+    (shown) => shown.hidden ? "" : shown.outerHTML.replace(/ title="[^"]*"/g, "")).join("\\n")"""
+
+
+def test_every_view_has_an_address(zoo: Opened, zoo_page: Path, browser: Any) -> None:
+    """A copy of the address shows the same in another window, and the way back leads through the views."""
+    page = zoo.page
+    steps = [
+        lambda: page.locator("#map > .tile").first.click(position={"x": 60, "y": 8}),
+        lambda: page.locator("#map > .tile").first.click(position={"x": 60, "y": 8}),
+        lambda: page.locator("#color-kind").click(),
+        lambda: page.locator("#map-search").fill("weight 288"),
+        lambda: page.locator("#map-search").press("Enter"),
+        lambda: page.locator("#show-blobs").click(),
+        lambda: page.locator("#rows th button", has_text="Name").click(),
+        lambda: page.locator("#filter").fill("backbone"),
+        lambda: page.locator("#kind").select_option("duplicate_files"),
+        lambda: page.locator("#map-when button").last.click(),
+    ]
+    views, seen = [""], [page.evaluate(SHOWN)]
+    for step in steps:
+        step()
+        page.mouse.move(1, 1)  # nothing lights up under it
+        assert page.url.partition("#")[2] != views[-1]
+        views.append(page.url.partition("#")[2])
+        seen.append(page.evaluate(SHOWN))
+    for view, shown in zip(views, seen, strict=True):
+        other = Opened(browser, zoo_page, "light", view=view)
+        assert other.page.evaluate(SHOWN) == shown, view
+        other.context.close()
+        assert other.complaints == []
+    page.go_back()
+    assert page.url.partition("#")[2] == views[-2]
+    assert page.evaluate(SHOWN) == seen[-2]
+
+
+def test_an_address_of_another_report_shows_what_there_is(browser: Any, zoo_page: Path) -> None:
+    view = "at=language/nowhere/%00<b>&after=99&color=x&table=y&kind=z&sort=-w&find=%3Cscript%3E&tile=~~%"
+    opened = Opened(browser, zoo_page, "light", view=view)
+    assert opened.page.locator("#map-path button").all_inner_texts() == ["all files", "language"]
+    assert opened.page.locator("#rows tbody tr").count() == 50
+    opened.context.close()
+    assert opened.complaints == []
+
+
+def test_copies_have_one_color(opened: Opened) -> None:
+    """Tensors that a finding relates share a color, pale where they stay; others have none of these colors."""
+    page = opened.page
+    page.locator("#color-copies").click()
+    hues = page.evaluate(
+        """Object.fromEntries(Array.from(document.querySelectorAll("#map .tile"), (tile) => {
+            const node = map.tree.nodes[tile.dataset.id];
+            return [map.describe(node).split(": ").slice(0, 2).join(": "), tile.style.background];
+        }).filter(([, background]) => background && !background.includes("gradient")))"""
+    )
+    hue = {name: re.findall(r"var\(--(\w+)\) (\d+)", color) for name, color in hues.items()}
+    [(kept, first)] = hue["a.ptd: w"]
+    [(gone, second)] = hue["a.ptd: tied"]
+    assert (kept, gone, first) == ("pale", "full", second)
+    [(state, third)] = hue["b.safetensors: t"]
+    assert (state, third) == ("full", first)  # transposed
+    assert all(not found for name, found in hue.items() if "own." in name)
+    assert page.locator("#legend-copies li").count() >= 3
+    assert not page.locator("#legend").is_visible()
+
+
+def test_colors_say_what_belongs_together_where_all_is_waste(opened: Opened, zoo: Opened) -> None:
+    assert zoo.page.locator("#color-copies").get_attribute("aria-pressed") == "true"
+    assert opened.page.locator("#color-kind").get_attribute("aria-pressed") == "true"  # of many kinds
+
+
+def test_the_map_shows_the_files_after_a_command(zoo: Opened, zoo_report: Report) -> None:
+    """To the scale of now: what is saved stays empty."""
+    page = zoo.page
+    command = max((f for f in zoo_report.findings if f.command), key=lambda f: f.counted).command
+    saves = sum(finding.counted for finding in zoo_report.findings if finding.command == command)
+    page.locator("#map-when button", has_text="After 1").click()
+    names = page.evaluate("map.tree.files.map((file) => file.name)")
+    assert sum("slim-1/" in name for name in names) == 19
+    assert not any("speech/en/" in name and name.endswith(".pte") for name in names)
+    empty = page.locator("#map .saved").bounding_box()
+    box = page.locator("#map").bounding_box()
+    assert empty["width"] / box["width"] == pytest.approx(saves / zoo_report.total_bytes, abs=0.01)
+    assert not page.locator("#map-table").is_visible()
+    page.locator("#map-when button", has_text="Now").click()
+    assert page.locator("#map .saved").count() == 0

@@ -1,0 +1,111 @@
+// Which blobs belong together: those that a finding says are the same, or follow from each other.
+
+const TURN = 137.508;  // degrees between the hues of two families of files, so that neighbors differ
+const CONNECTING = 4096;  // bytes in common that make two files a family; fewer are equal by accident
+
+// Sets that are joined step by step: root(one) is the same for all of a set.
+class Sets {
+  constructor(number) { this.above = Array.from({ length: number }, (_, one) => one); }
+
+  root(one) {
+    let at = one;
+    while (this.above[at] !== at) at = this.above[at] = this.above[this.above[at]];
+    return at;
+  }
+
+  join(one, other) { this.above[this.root(one)] = this.root(other); }
+}
+
+const copies = {
+  start(data) {
+    this.data = data;
+    this.findings = data.blobs.map(() => []);  // of each blob those it is in with others
+    const together = new Sets(data.blobs.length);
+    const families = new Sets(data.files.length);
+    data.findings.forEach((finding) => {
+      if (finding.places.length < 2) return;
+      finding.places.forEach((id) => {
+        this.findings[id].push(finding);
+        together.join(id, finding.places[0]);
+        if (finding.saves >= CONNECTING) families.join(data.blobs[id].file, data.blobs[finding.places[0]].file);
+      });
+    });
+    const groups = new Map();
+    data.blobs.forEach((blob) => {
+      if (!this.findings[blob.id].length) return;
+      const first = together.root(blob.id);
+      if (!groups.has(first)) groups.set(first, { blobs: [], nbytes: 0, family: families.root(blob.file) });
+      groups.get(first).blobs.push(blob);
+      groups.get(first).nbytes += blob.nbytes;
+    });
+    this.groups = [...groups.values()].sort((a, b) => b.nbytes - a.nbytes);
+    this.of = new Map();
+    this.paint();
+  },
+
+  // A family of files has a part of the circle of hues, which its groups divide.
+  paint() {
+    const numbers = new Map();
+    this.groups.forEach((group) => {
+      if (!numbers.has(group.family)) numbers.set(group.family, { family: numbers.size, groups: 0 });
+      const at = numbers.get(group.family);
+      group.blobs.forEach((blob) => this.of.set(blob.id, group));
+      group.family = at.family;
+      group.number = at.groups;
+      at.groups += 1;
+    });
+    const part = Math.max(360 / Math.max(numbers.size, 1), 30);
+    this.groups.forEach((group) => {
+      const within = (((group.number * TURN) % 360) / 360) * part;
+      group.hue = Math.round(30 + group.family * TURN + within) % 360;
+      group.id = `${group.family} ${group.number}`;
+    });
+  },
+
+  // Whether kinds of findings say little, since most of the bytes can go and nearly all for the same reason.
+  tellMore() {
+    const goes = {};
+    let all = 0;
+    this.data.blobs.forEach((blob) => {
+      all += blob.nbytes;
+      for (const [kind, nbytes] of Object.entries(blob.goes)) goes[kind] = (goes[kind] || 0) + nbytes;
+    });
+    const sums = Object.values(goes);
+    const total = sums.reduce((sum, nbytes) => sum + nbytes, 0);
+    return this.groups.length > 1 && total >= all / 2 && Math.max(...sums) >= 0.9 * total;
+  },
+
+  // The numbers of the blobs that any of these belong to, without these.
+  related(blobs) {
+    const own = new Set();
+    const seen = new Set();
+    const found = new Set();
+    for (const blob of blobs) {
+      own.add(blob.id);
+      for (const finding of this.findings[blob.id]) {
+        if (seen.has(finding)) continue;
+        seen.add(finding);
+        finding.places.forEach((id) => found.add(id));
+      }
+    }
+    own.forEach((id) => found.delete(id));
+    return found;
+  },
+
+  // Where else a blob is, in a few words.
+  describe(blob) {
+    const names = new Set();
+    for (const id of this.related([blob])) {
+      const other = this.data.blobs[id];
+      const file = this.data.files[other.file].name;
+      names.add(other.file === blob.file ? other.name : other.name === blob.name ? file : `${file}: ${other.name}`);
+    }
+    const shown = [...names].slice(0, 3).join(", ");
+    const more = names.size > 3 ? ` and ${names.size - 3} more` : "";
+    return names.size ? `; goes with ${shown}${more}` : "";
+  },
+
+  color(group, stays) {
+    return `oklch(var(--${stays ? "pale" : "full"}) ${group.hue})`;
+  },
+};

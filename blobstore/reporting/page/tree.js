@@ -1,0 +1,136 @@
+// Folders, files, the modules of a model, and blobs: what the map shows, level by level.
+
+const GROUPED = 12;  // the tensors of a file with more are grouped by modules
+const MODULES = 8;  // of which a name may be in this many
+const CONTENT = /^tensor\.[0-9a-f]{32}/;
+
+class Tree {
+  // Files with a name, a size and a format, and blobs with the index of their file; of the files now, or after commands.
+  constructor(files, blobs) {
+    this.files = files;
+    this.nodes = [];
+    this.leaves = new Map();  // from the number of a blob to the node that shows it
+    this.root = this.add(null, "all files");
+    const folders = new Map([["", this.root]]);
+    const folder = (path) => {
+      if (!folders.has(path)) {
+        const cut = path.lastIndexOf("/");
+        folders.set(path, this.add(folder(path.slice(0, Math.max(cut, 0))), path.slice(cut + 1)));
+      }
+      return folders.get(path);
+    };
+    const made = files.map((file) => {
+      const cut = file.name.lastIndexOf("/");
+      const node = this.add(folder(file.name.slice(0, Math.max(cut, 0))), file.name.slice(cut + 1));
+      return Object.assign(node, { file: file.format, filter: file.name });
+    });
+    const many = new Map();
+    blobs.forEach((blob) => many.set(blob.file, (many.get(blob.file) || 0) + 1));
+    const modules = new Map();
+    // layers.0.attention.weight is in layers.0.attention, and so on; keys made of contents have no parts
+    const module = (file, parts) => {
+      if (!parts.length) return made[file];
+      const path = `${file} ${parts.join(".")}`;
+      if (!modules.has(path)) {
+        const node = this.add(module(file, parts.slice(0, -1)), parts.at(-1));
+        modules.set(path, Object.assign(node, { module: parts.join("."), of: file }));
+      }
+      return modules.get(path);
+    };
+    blobs.forEach((blob) => {
+      const split = many.get(blob.file) > GROUPED && !CONTENT.test(blob.name);
+      const parts = split ? blob.name.split(".", MODULES + 1) : [blob.name];
+      const last = parts.pop();
+      const node = this.add(module(blob.file, parts), parts.length === MODULES ? blob.name : last);
+      const rest = blob.nbytes - Object.values(blob.goes).reduce((sum, nbytes) => sum + nbytes, 0);
+      node.mix = { ...blob.goes, [blob.kind === "structure" ? "structure" : "stays"]: rest };
+      Object.assign(node, { value: blob.nbytes, blob });
+    });
+    this.sum(this.root);
+    this.nodes.forEach((node) => { if (node.blob && !node.children.length) this.leaves.set(node.blob.id, node); });
+  }
+
+  add(parent, label) {
+    const node = { id: this.nodes.length, parent, label, children: [], value: 0, mix: {}, files: 0 };
+    if (parent) parent.children.push(node);
+    this.nodes.push(node);
+    return node;
+  }
+
+  // Sizes and colors from the bottom up. A folder with nothing but a folder in it becomes one with that, as does a
+  // module with what is alone in it.
+  sum(node) {
+    while (node.parent && !node.file && node.children.length === 1 && !node.children[0].file) {
+      const only = node.children[0];
+      node.label = `${node.label}${node.module === undefined ? "/" : "."}${only.label}`;
+      node.children = only.children;
+      node.children.forEach((child) => { child.parent = node; });
+      if (only.module !== undefined) node.module = only.module;
+      if (only.blob) Object.assign(node, { blob: only.blob, value: only.value, mix: only.mix });
+      only.blob = undefined;
+    }
+    for (const child of node.children) {
+      this.sum(child);
+      node.value += child.value;
+      node.files += child.files;
+      for (const [kind, nbytes] of Object.entries(child.mix)) node.mix[kind] = (node.mix[kind] || 0) + nbytes;
+    }
+    if (node.file) node.files = 1;
+    node.children.sort((a, b) => b.value - a.value);
+    this.gather(node);
+  }
+
+  // A long tail becomes one tile that opens: what is after forty and below a sixth of the whole, or after four hundred.
+  gather(node) {
+    let keep = node.children.length;
+    let tail = 0;
+    while (keep > 40 && (keep > 400 || tail + node.children[keep - 1].value <= node.value / 6)) {
+      keep -= 1;
+      tail += node.children[keep].value;
+    }
+    const gone = node.children.slice(keep);
+    if (gone.length < 2) return;
+    node.children.length = keep;
+    const rest = Object.assign(this.add(null, `${gone.length} smaller ones`), { parent: node, tail: true });
+    node.children.push(rest);
+    rest.children = gone;
+    for (const child of gone) {
+      child.parent = rest;
+      rest.value += child.value;
+      rest.files += child.files;
+      for (const [kind, nbytes] of Object.entries(child.mix)) rest.mix[kind] = (rest.mix[kind] || 0) + nbytes;
+    }
+    this.gather(rest);
+    node.children.sort((a, b) => b.value - a.value);
+  }
+
+  // All blobs in a node.
+  * inside(node) {
+    if (node.blob && !node.children.length) yield node.blob;
+    for (const child of node.children) yield* this.inside(child);
+  }
+
+  // The steps from the root to a node as text, and back; equal labels in one place are numbered.
+  path(node) {
+    const steps = [];
+    for (let at = node; at.parent; at = at.parent) steps.unshift(this.step(at));
+    return steps.join("/");
+  }
+
+  step(node) {
+    const same = node.parent.children.filter((child) => child.label === node.label);
+    const number = same.length > 1 ? `~${same.indexOf(node) + 1}` : "";
+    return node.label.replace(/[%/~]/g, (c) => `%${c.charCodeAt(0).toString(16)}`) + number;
+  }
+
+  // The node of a path, or as much of it as there is.
+  find(path) {
+    let at = this.root;
+    for (const step of path ? path.split("/") : []) {
+      const next = at.children.find((child) => this.step(child) === step);
+      if (!next) break;
+      at = next;
+    }
+    return at;
+  }
+}
