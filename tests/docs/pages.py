@@ -68,6 +68,14 @@ def _runtime(folder: Path, names: dict[str, Any]) -> None:
     names.update(x=x, model=model, new_weight=torch.ones(16, 16), **_imports())
 
 
+def _packed(folder: Path, names: dict[str, Any]) -> None:
+    """As for the runtime; and the same model through XNNPACK alone, with its weights inside."""
+    _runtime(folder, names)
+    stock = lower({"forward": (names["model"], (names["x"],))}, partitioners=lambda: [names["XnnpackPartitioner"]()])
+    (folder / "old").mkdir()
+    (folder / "old" / "model.pte").write_bytes(stock.buffer)
+
+
 def _language_models(folder: Path, names: dict[str, Any]) -> None:
     """A tiny Llama, a fine-tune of it, two adapters of PEFT, and the configuration as the page prints it."""
     from tests.llm import llama
@@ -188,7 +196,7 @@ PAGES: dict[str, Callable[[Path, dict[str, Any]], None]] = {
     "docs/howto/fuse.md": _fuse,
     "docs/howto/dedup.md": _dedup,
     "docs/howto/lowering.md": _lowering,
-    "docs/howto/packed.md": _runtime,
+    "docs/howto/packed.md": _packed,
     "docs/howto/processes.md": _processes,
     "docs/language-models.md": _language_models,
     "docs/runtime.md": _runtime,

@@ -37,7 +37,7 @@ BLOCK = re.compile(
 # How many blocks of a page are marked as not run
 NOT_RUN = {
     "docs/howto/fuse.md": 1,
-    "docs/howto/packed.md": 4,
+    "docs/howto/packed.md": 2,
     "docs/howto/peft.md": 1,
     "docs/index.md": 1,
     "docs/install.md": 5,

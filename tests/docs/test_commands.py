@@ -1,0 +1,77 @@
+"""docs/commands.md lists what the command line has, and the pages name only options that exist (M1)."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+import typer.main
+
+from blobstore.cli.app import app
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*[a-z]")
+ROW = re.compile(r"^\| \[?`([a-z ]+)`\]?[^|]*\|[^|]*\|([^|]*)\|$", re.MULTILINE)
+
+
+def options(command: Any) -> set[str]:
+    """The long names of its options, without those that every command has."""
+    names = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
+    return {name for name in names if name.startswith("--")} - {"--help"}
+
+
+def commands(group: Any, path: str = "") -> dict[str, set[str]]:
+    """The options of each command by its name, such as `packed gc`."""
+    found = {}
+    context = typer.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        if hasattr(command, "list_commands"):
+            found |= commands(command, f"{path}{name} ")
+        else:
+            found[f"{path}{name}"] = options(command)
+    return found
+
+
+@pytest.fixture(scope="module")
+def known() -> dict[str, set[str]]:
+    return commands(typer.main.get_group(app))
+
+
+def test_the_page_lists_every_command_with_every_option(known: dict[str, set[str]]) -> None:
+    page = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
+    assert {name: set(OPTION.findall(row)) for name, row in ROW.findall(page)} == known
+
+
+def test_a_command_on_a_page_has_the_options_that_stand_with_it(known: dict[str, set[str]]) -> None:
+    """Of each line of a script or of code in a sentence that begins with `blobstore` and a command."""
+    checked = 0
+    for page in PAGES:
+        for line in re.findall(r"blobstore ((?:[a-z]+ )[^`\n]*)", page.read_text(encoding="utf-8")):
+            first, second, *_ = [*line.split(), ""]
+            group = next((name for name in known if name.startswith(f"{first} ")), None)
+            name = first if group is None else f"{first} {second if f'{first} {second}' in known else 'list'}"
+            if name not in known:
+                continue
+            checked += 1
+            unknown = set(OPTION.findall(line.split(" #")[0])) - known[name]
+            assert not unknown, f"{page.name}: {line}"
+    assert checked > 30
+
+
+def test_an_option_in_a_sentence_is_one_of_some_command(known: dict[str, set[str]]) -> None:
+    """Code in sentences that is nothing but an option, perhaps with a value."""
+    every = set().union(*known.values()) | options(typer.main.get_group(app)) | {"--help"}
+    for page in PAGES:
+        text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+        for option in re.findall(r"`(--[a-z-]+)[^`]*`", text):
+            assert option in every, f"{page.name}: {option}"
+
+
+def test_the_readme_names_every_command(known: dict[str, set[str]]) -> None:
+    [row] = re.findall(r"^\| The commands \|(.*)\|$", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert set(re.findall(r"`(\w+)`", row)) == {name.split()[0] for name in known}
