@@ -37,16 +37,13 @@ BLOCK = re.compile(
 # How many blocks of a page are marked as not run
 NOT_RUN = {
     "docs/howto/fuse.md": 1,
-    "docs/howto/packed.md": 2,
     "docs/howto/peft.md": 1,
     "docs/index.md": 1,
     "docs/install.md": 5,
     "docs/tutorial.md": 1,
-    "docs/api/cpp.md": 2,
     "docs/backends.md": 1,
-    "docs/cpp.md": 7,
+    "docs/cpp.md": 1,
     "docs/platforms.md": 2,
-    "docs/releases.md": 1,
     "docs/report.md": 1,
 }
 
@@ -140,12 +137,13 @@ def test_page(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
             continue
         if block.title is not None:
             (tmp_path / block.title).write_text(block.code)
+        elif block.language == "cpp":
+            continue  # test_cpp.py compiles it
         elif block.language == "python":
             run_python(block, vars(module), where)
         elif block.language == "console":
             run_console(block.code, tmp_path, where)
         else:
-            assert block.language != "cpp", f"{where}: C++ is not built here; mark it, and say what builds it"
             run_shell(block.code, tmp_path, where)
 
 

@@ -95,15 +95,3 @@ def test_the_life_of_a_device(examples, tmp_path, monkeypatch):
     assert scores["started again from trained.ptd"] == scores["published"] > scores["reverted"]
     assert {name: (tmp_path / name).read_bytes() for name in shipped} == shipped
     assert (tmp_path / "trained.ptd").stat().st_size < 1.5 * len(shipped["adapter.ptd"])
-
-
-def test_the_page_shows_the_examples():
-    """Each line of C++ on docs/cpp.md that is called an excerpt of an example stands in it."""
-    page = (ROOT / "docs" / "cpp.md").read_text(encoding="utf-8")
-    sources = {re.sub(r"\s+", " ", path.read_text(encoding="utf-8")) for path in SOURCE.glob("*.cpp")}
-    blocks = re.findall(r"builds and runs the whole example -->\n```cpp\n(.*?)```", page, re.DOTALL)
-    assert len(blocks) == 3
-    for block in blocks:
-        for part in block.strip().split("\n\n"):
-            text = re.sub(r"\s+", " ", part.strip())
-            assert any(text in source for source in sources), part

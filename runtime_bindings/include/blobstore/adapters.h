@@ -1,6 +1,6 @@
 // LoRA adapters: small files beside a frozen foundation, exchanged, scaled and merged while programs run.
 //
-//   LogicalTensors tensors(cache);                    // keep it for as long as you use adapters
+//   blobstore::LogicalTensors tensors(cache);         // keep it for as long as you use adapters
 //   load_adapter(tensors, "german.ptd");              // the next call uses it
 //   set_adapter_strength(tensors, 0.5);               // half of it; 0 turns it off
 //
