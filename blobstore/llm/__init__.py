@@ -8,6 +8,9 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from blobstore.core.distribution import install
+from blobstore.core.errors import MissingDependencyError
+
 if TYPE_CHECKING:
     from blobstore.llm.export import export_llm
 
@@ -17,7 +20,13 @@ __all__ = ["export_llm"]
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.export"), name)
+    try:
+        module = importlib.import_module(f"{__name__}.export")
+    except MissingDependencyError:
+        raise
+    except ImportError as error:
+        raise MissingDependencyError(f"exporting language models needs more packages: {install('llm')}") from error
+    return getattr(module, name)
 
 
 def __dir__() -> list[str]:

@@ -9,8 +9,16 @@ training.publish(serving_cache)
 training.save("checkpoint.ptd", optimizer)
 """
 
-from blobstore.training.joint_export import lower_training
-from blobstore.training.training_program import TrainingProgram
+from blobstore.core.distribution import install
+from blobstore.core.errors import MissingDependencyError
+
+try:
+    from blobstore.training.joint_export import lower_training
+    from blobstore.training.training_program import TrainingProgram
+except MissingDependencyError:
+    raise
+except ImportError as error:
+    raise MissingDependencyError(f"training needs torch and executorch: {install('executorch')}") from error
 
 __all__ = ["TrainingProgram", "lower_training"]
 

@@ -1,4 +1,4 @@
-"""A command whose packages are not installed says in one line which extra has them (M1)."""
+"""A command or a module whose packages are not installed says in one line which extra has them (M1)."""
 
 from __future__ import annotations
 
@@ -82,3 +82,23 @@ def test_one_line_names_the_extra(folder: Path, extra: str, packages: list[str],
         assert exit_code == "3", command
         assert message.startswith("blobstore: "), command
         assert re.search(rf"""pip install ['"]executorch-blobstore\[{extra}\]['"]""", message), (command, message)
+
+
+@pytest.mark.parametrize("module", ["adapters", "llm", "lowering", "runtime", "training"])
+@pytest.mark.parametrize("package", ["torch", "executorch", "blobstore_runtime"])
+def test_a_module_names_the_extra(module: str, package: str) -> None:
+    """Where a name of a public module needs a package that is not there, the error is the library's."""
+    code = f"""
+import importlib, sys
+sys.modules[{package!r}] = None
+from blobstore.errors import MissingDependencyError
+def use(what):
+    try: what()
+    except MissingDependencyError as error: assert "pip install 'executorch-blobstore[" in str(error), error
+def names():
+    module = importlib.import_module("blobstore.{module}")
+    for name in module.__all__: use(lambda: getattr(module, name))
+use(names)
+"""
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
