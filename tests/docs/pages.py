@@ -55,9 +55,9 @@ def _ci(folder: Path, names: dict[str, Any]) -> None:
 
 
 def _processes(folder: Path, names: dict[str, Any]) -> None:
-    """A program with its weights beside it, by the model's names."""
-    models.mlp(external=True).write(folder)
-    (folder / "_default_external_constant.ptd").rename(folder / "model.ptd")
+    """A program through XNNPACK with its weights beside it, by the model's names."""
+    _, _, manager = _live()
+    _write(manager, folder)
 
 
 def _runtime(folder: Path, names: dict[str, Any]) -> None:

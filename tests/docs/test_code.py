@@ -16,6 +16,7 @@ import re
 import subprocess
 import sys
 import types
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -120,31 +121,41 @@ def run_python(block: Block, names: dict[str, Any], where: str) -> None:
         check_output(printed.getvalue(), block.output, where)
 
 
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The current folder, from which Python imports, as at its prompt."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield tmp_path
+    for name, module in list(sys.modules.items()):
+        if Path(getattr(module, "__file__", None) or "/").is_relative_to(tmp_path):
+            del sys.modules[name]
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("page", pages())
-def test_page(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_page(page: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every block runs, in order, and what the page prints is what comes out."""
-    monkeypatch.chdir(tmp_path)
     module = types.ModuleType(re.sub(r"\W", "_", page))  # torch's compiler remembers modules by name
     monkeypatch.setitem(sys.modules, module.__name__, module)  # torch.export looks there
     with quiet():
         from blobstore.lowering import plugin
     monkeypatch.setattr(plugin, "_inners", dict(plugin._inners))  # a page registers one
-    PAGES.get(page, lambda folder, names: None)(tmp_path, vars(module))
+    PAGES.get(page, lambda folder, names: None)(folder, vars(module))
     for block in blocks(ROOT / page):
         where = f"{page}:{block.line}"
         if block.reason is not None:
             continue
         if block.title is not None:
-            (tmp_path / block.title).write_text(block.code)
+            (folder / block.title).write_text(block.code)
         elif block.language == "cpp":
             continue  # test_cpp.py compiles it
         elif block.language == "python":
             run_python(block, vars(module), where)
         elif block.language == "console":
-            run_console(block.code, tmp_path, where)
+            run_console(block.code, folder, where)
         else:
-            run_shell(block.code, tmp_path, where)
+            run_shell(block.code, folder, where)
 
 
 def test_what_is_not_run_is_counted() -> None:

@@ -60,6 +60,17 @@ def test_a_message_is_in_the_sources(heading: str) -> None:
     assert any(pattern.search(message) for message in messages()), f"no message of the sources is like: {heading}"
 
 
+def parts_of_messages() -> list[str]:
+    """The first column of tables whose header says that it quotes a message."""
+    tables = re.findall(r"^\| it says \|.*\n\|[-|]+\n((?:\|.*\n)+)", TROUBLESHOOTING, re.MULTILINE)
+    return [re.findall(r"`(.+?)`", row)[0] for table in tables for row in table.splitlines()]
+
+
+@pytest.mark.parametrize("part", parts_of_messages())
+def test_a_part_of_a_message_is_in_the_sources(part: str) -> None:
+    test_a_message_is_in_the_sources(part)
+
+
 def test_each_error_has_a_section_with_a_message() -> None:
     """The sections are the classes of blobstore.errors, none too few or too many."""
     sections = dict(re.findall(r"^## (\w+Error)\n(.*?)(?=^## |\Z)", TROUBLESHOOTING, re.MULTILINE | re.DOTALL))
@@ -79,6 +90,26 @@ def test_the_reference_lists_what_is_public(name: str) -> None:
     if name != "blobstore.errors":
         public -= set(errors.__all__)  # they have a page of their own
     assert public <= listed, f"docs/api lacks {sorted(public - listed)}"
+
+
+def public_names() -> set[str]:
+    """What `from blobstore… import` may name: `__all__` of the public modules, and what the reference lists."""
+    modules = ["blobstore", *(f"blobstore.{name}" for name in (*PUBLIC, "llm", "numpy", "torch"))]
+    names = {f"{module}.{name}" for module in modules for name in importlib.import_module(module).__all__}
+    for page in (DOCS / "api").glob("*.md"):
+        names |= set(re.findall(r"^::: (\S+)$", page.read_text(encoding="utf-8"), re.MULTILINE))
+    return names
+
+
+def test_pages_import_only_what_is_public() -> None:
+    """A name that a reader is told to import is one that stays."""
+    names = public_names()
+    for path in (ROOT / "README.md", ROOT / "runtime_bindings" / "README.md", *DOCS.rglob("*.md")):
+        for code in re.findall(r"^```python[^\n]*\n(.*?)^```$", path.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL):
+            for node in ast.walk(ast.parse(code)):
+                if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "blobstore":
+                    for alias in node.names:
+                        assert f"{node.module}.{alias.name}" in names, f"{path.name}: {node.module}.{alias.name}"
 
 
 def test_the_headers_are_listed() -> None:
