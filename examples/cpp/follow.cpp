@@ -1,5 +1,5 @@
-// An application that has ExecuTorch only, and whose weights another process changes: docs/howto/packed.md, "Applications
-// that have only ExecuTorch".
+// An application that has ExecuTorch only, and whose weights another process changes: docs/howto/packed.md,
+// "Applications that have only ExecuTorch".
 //
 //   follow PROGRAM.pte WORKING_COPY.ptd PACKED_CACHE_PATH
 //

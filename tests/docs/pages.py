@@ -76,6 +76,15 @@ def _packed(folder: Path, names: dict[str, Any]) -> None:
     (folder / "old" / "model.pte").write_bytes(stock.buffer)
 
 
+def _backends(folder: Path, names: dict[str, Any]) -> None:
+    """A model and what is imported for it; the page begins in the middle."""
+    from blobstore.lowering import lower
+    from blobstore.runtime import BlobCache, Program
+
+    names.update(_imports(), lower=lower, BlobCache=BlobCache, Program=Program)
+    names.update(model=Live().eval(), prompt=(torch.ones(3, 16),), token=(torch.ones(1, 16),))
+
+
 def _language_models(folder: Path, names: dict[str, Any]) -> None:
     """A tiny Llama, a fine-tune of it, two adapters of PEFT, and the configuration as the page prints it."""
     from tests.llm import llama
@@ -190,6 +199,7 @@ def _write(manager: Any, folder: Path) -> None:
 
 
 PAGES: dict[str, Callable[[Path, dict[str, Any]], None]] = {
+    "docs/backends.md": _backends,
     "README.md": _readme,
     "docs/index.md": _index,
     "docs/howto/ci.md": _ci,

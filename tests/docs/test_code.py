@@ -3,13 +3,14 @@
 A page's ```python blocks run in order in one namespace; one with a title is written to the file of that name. In a
 ```console block each line after `$ ` is a command, and what follows is its output. A block without a language that
 follows ```python is what that code prints. `…` in an output stands for anything. ```bash blocks are one script each.
-Everything runs in one temporary folder a page, which `pages.py` fills. A block after a comment `<!-- not run: why -->`
-is not run; the comments are counted here.
+Everything runs in one temporary folder a page, which `pages.py` fills. A block after a comment `<!-- needs PACKAGE -->` is
+run if the package is installed. One after `<!-- not run: why -->` is not run; these comments are counted here.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import io
 import os
 import re
@@ -29,7 +30,7 @@ from tests.docs.pages import PAGES
 ROOT = Path(__file__).parents[2]
 
 BLOCK = re.compile(
-    r"^(?P<marker><!-- not run: (?P<reason>[^\n]+) -->\n+)?"
+    r"^(?:<!-- not run: (?P<reason>[^\n]+) -->\n+|<!-- needs (?P<package>\w+) -->\n+)?"
     r"^```(?P<language>python|console|bash|sh|cpp)(?: title=\"(?P<title>[^\"]+)\")?\n(?P<code>.*?)^```$"
     r"(?:\n+^```\n(?P<output>.*?)^```$)?",
     re.MULTILINE | re.DOTALL,
@@ -42,7 +43,6 @@ NOT_RUN = {
     "docs/index.md": 1,
     "docs/install.md": 5,
     "docs/tutorial.md": 1,
-    "docs/backends.md": 1,
     "docs/cpp.md": 1,
     "docs/platforms.md": 2,
     "docs/report.md": 1,
@@ -59,12 +59,13 @@ class Block:
     code: str
     output: str | None
     reason: str | None
+    package: str | None
 
 
 def blocks(page: Path) -> list[Block]:
     text = page.read_text(encoding="utf-8")
     return [
-        Block(text.count("\n", 0, m.start("code")) + 1, m["language"], m["title"], m["code"], m["output"], m["reason"])
+        Block(text.count("\n", 0, m.start("code")) + 1, **{key: m[key] for key in BLOCK.groupindex})
         for m in BLOCK.finditer(text)
     ]
 
@@ -144,7 +145,7 @@ def test_page(page: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     PAGES.get(page, lambda folder, names: None)(folder, vars(module))
     for block in blocks(ROOT / page):
         where = f"{page}:{block.line}"
-        if block.reason is not None:
+        if block.reason is not None or (block.package and importlib.util.find_spec(block.package) is None):
             continue
         if block.title is not None:
             (folder / block.title).write_text(block.code)

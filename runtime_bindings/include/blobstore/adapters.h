@@ -44,8 +44,8 @@ std::string foundation_fingerprint(const std::vector<std::string>& paths);
 /// A tensor of a model in a data file.
 struct NamedTensor {
   std::string name; // fully qualified
-  int8_t scalar_type = 0; // in the model
-  std::vector<int64_t> sizes; // in the model
+  int8_t scalar_type = 0; // that it has in the model
+  std::vector<int64_t> sizes; // that it has in the model
   uint64_t nbytes = 0; // in the file; if it is stored in several layouts, the sum
   std::vector<std::string> keys; // that it is stored under
   std::vector<std::string> aliases; // its other names, if the model uses it in several places
@@ -149,9 +149,9 @@ struct AdapterShare {
   double strength = 1; // 1 is what it was trained for
 };
 
-/// Run the programs on a cache with the sum of several adapters, in one commit: their ranks lie behind each other, each
-/// with its own scale. Where no adapter has anything, there are zeros; so ranks may be smaller than those of the
-/// programs, modules may be missing, and without adapters the programs compute what the foundation alone does.
+/// Run the programs on a cache with the sum of several adapters, in one commit. Their ranks are stacked, each with its
+/// own scale, and the rest is zeros. So adapters may have smaller ranks than the programs and lack modules, and without
+/// adapters the programs compute what the foundation alone does.
 ///
 /// Threads and blocking are as for `load_adapter`.
 ///

@@ -52,7 +52,7 @@ struct CacheStats {
   std::optional<uint64_t> private_bytes; // of that, memory of this process alone: changed pages
   uint64_t dirty_keys = 0;
   uint64_t dirty_bytes = 0;
-  uint64_t lookups = 0; // by key; a lookup that goes on to the base counts in both caches
+  uint64_t lookups = 0; // by key; a lookup that continues in the base counts in both caches
   uint64_t misses = 0; // of those, the ones that found nothing
   uint64_t commits = 0; // through this object, in this process
   uint64_t reverts = 0;

@@ -43,7 +43,7 @@ class CommitFollower {
   };
 
   virtual ~CommitFollower() = default;
-  /// Prepare for a commit, while others go on reading the old bytes. Called by the committing thread, which holds a
+  /// Prepare for a commit, while others still read the old bytes. Called by the committing thread, which holds a
   /// lock that excludes other commits to the owner. It may take a Reading of caches on top of the owner, and must not
   /// wait for other Readings to end.
   ///

@@ -44,7 +44,7 @@ struct PackedFile {
   bool in_use = false; // by a living process; known on Linux only
   std::string problem; // why it cannot be used; empty if it can
   /// Entries of a working copy that `verify` could not compare: not up to date, or being written. The next load of a
-  /// program makes them anew.
+  /// program writes them again.
   uint64_t unchecked = 0;
 };
 

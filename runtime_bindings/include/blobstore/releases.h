@@ -22,11 +22,11 @@ namespace blobstore BLOBSTORE_API {
 
 /// What a release must be.
 struct ReleaseOptions {
-  /// The SHA-256 that the index must have, in lower case hexadecimal digits; empty for any. Whoever wants a signature
-  /// compares it with the bytes of the index before: this library has no cryptography for keys.
+  /// The SHA-256 that the index must have, in lower case hexadecimal digits; empty for any. To require a signature,
+  /// check that of the index first: this library has no cryptography for keys.
   std::string sha256;
-  /// The name and the version that the index must say, as the URL does from which it was fetched; empty for any. A
-  /// signature alone does not tell a release from another one of the same publisher.
+  /// The name and the version that the index must have, those of the URL that it came from; empty for any. A signature
+  /// alone is also valid for every other release of the same publisher.
   std::string name;
   std::string version;
   /// Accept a release that is older than the installed one.
@@ -78,7 +78,7 @@ struct Collected {
 /// Find what a folder lacks of a release. `blobstore pull --plain --plan` prints the same.
 ///
 /// A server may ignore a range: a file with the whole object is taken, too. What is already in `Missing::folder` with
-/// the right size is not listed again. If tables are among the fetches, they tell which parts of other files are here
+/// the right size is not listed again. If tables are among the fetches, they say which parts of other files are here
 /// already: fetch what is listed and call this again, until nothing is left; two calls are enough. Encoded forms, which
 /// need zstd, are never listed; the plain files are always published.
 ///

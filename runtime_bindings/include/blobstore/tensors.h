@@ -1,4 +1,4 @@
-// The tensors of a model by the names that its author knows, and the blobs that are made of them.
+// The tensors of a model by their names in the model, and the blobs that store them.
 #pragma once
 
 #include <cstdint>
@@ -22,14 +22,14 @@ struct TensorsAccess;
 /// Tensors by name, as ExecuTorch's own `load_state_dict` returns them.
 using StateDict = std::map<std::string, executorch::extension::TensorPtr>;
 
-/// Read the tensors of a .ptd, under their keys, or of a .safetensors file; the first bytes tell them apart, or else
-/// the ending of the name. Blobs of a
-/// .ptd that are opaque bytes are left out: packed weights, whose tensors `LogicalTensors` knows, and records.
+/// Read the tensors of a .ptd, under their keys, or of a .safetensors file. The first bytes decide which of the two it
+/// is, or else the ending of the name. Blobs of a .ptd that are opaque bytes are left out: packed weights, whose
+/// tensors `LogicalTensors` knows, and records.
 ///
 /// All bytes are read once and compared with the digests of the file, if it has any. The tensors are views of the
 /// mapped file and keep it mapped; only a tensor that the file does not align is a copy. Writing to a tensor changes a
-/// private copy of its pages, never the file. Replace a file by renaming: if it is truncated while it is mapped, the
-/// system ends a process that reads a lost page.
+/// private copy of its pages, never the file. Replace the file by renaming: if it is truncated while it is mapped, the
+/// system ends any process that reads a lost page.
 ///
 /// @throws Error FileAccess, InvalidFile, Integrity. UnsupportedData: ExecuTorch has no such tensors (parts of
 ///   a byte, sizes or strides above 2**31-1, more than 16 dimensions).
@@ -41,8 +41,8 @@ struct LogicalTensor {
   int8_t scalar_type = 0; // that an update must have
   std::vector<int64_t> sizes; // that an update must have
   std::vector<std::string> aliases; // other names of the same tensor
-  std::vector<std::string> keys; // of the blobs that are made of it
-  std::vector<std::string> needs; // tensors that must be updated together with it: a blob is made of all of them
+  std::vector<std::string> keys; // of the blobs that store it, alone or with others
+  std::vector<std::string> needs; // tensors that must be updated together with it: one blob stores all of them
   std::string refusal; // why it cannot be changed; empty if it can
   bool auxiliary = false; // whether a state dict may lack it: scales, non-persistent buffers, and state
 };
@@ -70,7 +70,9 @@ class LogicalTensors {
   LogicalTensor at(std::string_view name) const;
 
   /// A copy of the current value of a tensor, from one generation, in its own shape and in the dtype that it is stored
-  /// in. @throws Error KeyNotFound; Update: its blob does not contain it, because it was quantized, packed or combined.
+  /// in.
+  ///
+  /// @throws Error KeyNotFound; Update: its blob does not contain it, because it was quantized, packed or combined.
   executorch::extension::TensorPtr value(std::string_view name) const;
 
   /// Change tensors of the model by name, or blobs by key, in one commit: all or none. Each is given in the model's own
@@ -84,8 +86,7 @@ class LogicalTensors {
   /// Change everything in a model's state dict that the programs on the cache use, in one commit. Other entries and the
   /// programs' own state are ignored.
   ///
-  /// @param strict refuse if a tensor of the programs that are loaded is missing or cannot be changed, or if one of
-  /// them
+  /// @param strict refuse if a tensor of the loaded programs is missing or cannot be changed, or if one of the programs
   ///   has weights that no update reaches. While no program is loaded, all tensors of the data files count.
   /// @throws as `update`. Update: also if nothing in `tensors` can be updated.
   uint64_t update_state_dict(const StateDict& tensors, bool strict = true, bool finite = false) const;
