@@ -131,3 +131,26 @@ def test_one_page_says_what_runs_where() -> None:
     assert [page.name for page in DOCS.rglob("*.md") if "\n| part | system |" in page.read_text("utf-8")] == [
         "install.md"
     ]
+
+
+def documents() -> list[Path]:
+    """README.md and the like, and the pages of the site."""
+    folders = (ROOT, ROOT / "runtime_bindings", ROOT / "schema")
+    return [*(path for folder in folders for path in sorted(folder.glob("*.md"))), *sorted(DOCS.rglob("*.md"))]
+
+
+def anchors(path: Path) -> set[str]:
+    """Those of the headings, as the site and GitHub make them."""
+    text = re.sub(r"^```.*?^```$", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    headings = [re.sub(r"`|\]\([^)]*\)", "", one).lower() for one in re.findall(r"^#+ (.+)$", text, re.MULTILINE)]
+    return {re.sub(r"[\s-]+", "-", re.sub(r"[^\w\s-]", "", heading).strip()) for heading in headings}
+
+
+@pytest.mark.parametrize("path", documents(), ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_links_lead_somewhere(path: Path) -> None:
+    """To files of the repository, and to headings in them; `make site` sees only those inside docs/."""
+    text = re.sub(r"^```.*?^```$|`[^`\n]*`", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    for name, anchor in re.findall(r"\]\((?![a-z]+:)([^)\s#]*)(?:#([^)\s]+))?\)", text):
+        target = (path.parent / name).resolve() if name else path
+        assert target.exists() and target.is_relative_to(ROOT), f"{path.name}: {name} is not there"
+        assert not anchor or anchor in anchors(target), f"{path.name}: {name} has no heading #{anchor}"
