@@ -105,7 +105,9 @@ def test_pages_import_only_what_is_public() -> None:
     """A name that a reader is told to import is one that stays."""
     names = public_names()
     for path in (ROOT / "README.md", ROOT / "runtime_bindings" / "README.md", *DOCS.rglob("*.md")):
-        for code in re.findall(r"^```python[^\n]*\n(.*?)^```$", path.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL):
+        for code in re.findall(
+            r"^```python[^\n]*\n(.*?)^```$", path.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
+        ):
             for node in ast.walk(ast.parse(code)):
                 if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "blobstore":
                     for alias in node.names:

@@ -9,10 +9,11 @@ import pytest
 import torch
 from rich.console import Console
 
-from blobstore import open_ptd
+from blobstore import dedup_programs, open_ptd, report
 from blobstore.adapters import inspect_adapters
 from blobstore.errors import InvalidFileError, MissingDependencyError
 from examples.demo import flow, models, run_demo
+from tests.native_build import ROOT
 
 pytestmark = pytest.mark.long
 
@@ -41,6 +42,24 @@ def test_weights_are_stored_once(demo, directory):
     assert result.data_files["minilm.ptd"] < 1.01 * encoder.stat().st_size
     on_disk = sum(file.stat().st_size for file in (directory / "after").iterdir())
     assert result.bytes_after == on_disk < 0.4 * result.bytes_before
+
+
+def test_the_pages_say_what_it_measures(demo, directory, tmp_path):
+    """The figures of README.md and of the site's first page are those of this run."""
+    result, _ = demo
+    before, after = result.bytes_before / 1e6, result.bytes_after / 1e6
+    home = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    assert f"{before:.0f} MB → {after:.0f} MB" in home and f"{before - after:.0f} MB less" in home
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    found = report(directory / "before")
+    assert f"{found.total_saves / 1e6:.0f} MB of {found.total_bytes / 1e6:.0f} MB can be saved" in readme
+    done = dedup_programs(sorted((directory / "before").glob("minilm-*.pte")), tmp_path / "slim")
+    programs, data = (
+        sum(path.stat().st_size for path in (tmp_path / "slim").glob(f"*.{kind}")) for kind in ("pte", "ptd")
+    )
+    together = f"{done.bytes_before / 1e6:.1f} MB | {(programs + data) / 1e6:.1f} MB |"
+    assert f"| three programs | {done.bytes_before / 1e6:.1f} MB | {programs / 1e6:.1f} MB |" in readme
+    assert f"| | {data / 1e6:.1f} MB |" in readme and f"| together | {together}" in readme
 
 
 def test_tensors_have_their_names(demo, directory):
