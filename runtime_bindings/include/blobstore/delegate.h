@@ -28,7 +28,7 @@ namespace blobstore BLOBSTORE_API {
 /// other names count versions in this process, and would stand for other weights after the next launch.
 ///
 /// Delegates of this process share packed weights if they take the same blobs, in the same versions, from the same
-/// cache. Two caches never share packed weights, unless one is the base of the other.
+/// cache. Two caches do so only if one is the base of the other, or if a packed store keeps the weights; see packed.h.
 void register_delegate();
 
 /// While it lives, delegates that this thread initializes look for blobs in the cache first, and then in the data files
