@@ -19,9 +19,18 @@ from blobstore.core.text import printable, size
 from blobstore.reporting.after import after
 from blobstore.reporting.commands import CONNECTING
 from blobstore.reporting.groups import Group, common_bytes, find_groups
-from blobstore.reporting.model import Finding, FindingKind, Region, RegionKind
+from blobstore.reporting.model import Finding, FindingKind, RegionKind
 from blobstore.reporting.report_data import Folder, ReportData
-from blobstore.reporting.words import COLORS, FINDINGS, REGIONS, branches, headline, short_paths
+from blobstore.reporting.words import (
+    COLORS,
+    FINDINGS,
+    REGIONS,
+    branches,
+    headline,
+    region_name,
+    short_hashes,
+    short_paths,
+)
 
 __all__ = ["to_html"]
 
@@ -87,25 +96,16 @@ def _ink(color: str) -> str:
 # ----------------------------------------------------------------------------------------- what the page says at once
 
 
-def _commands(report: ReportData) -> list[tuple[int, str]]:
-    """What each command saves, the largest first."""
-    sums: dict[str, int] = defaultdict(int)
-    for finding in report.findings:
-        if finding.command:
-            sums[finding.command] += finding.counted
-    return sorted(((nbytes, command) for command, nbytes in sums.items() if nbytes), reverse=True)
-
-
 def _actions(report: ReportData) -> str:
     parts = []
-    ordered = _commands(report)
-    for number, (nbytes, command) in enumerate(ordered[:_COMMANDS], 1):
+    ordered = list(report.commands.items())
+    for number, (command, nbytes) in enumerate(ordered[:_COMMANDS], 1):
         parts.append(
             f'<li class="action"><p>{number}. <b>{size(nbytes)}</b> <span class="faint">{_inputs(command)}</span></p>'
             f'<div class="command"><pre><code>{html.escape(printable(command))}</code></pre></div></li>'
         )
     text = f'<ol class="actions">{"".join(parts)}</ol>' if parts else ""
-    if rest := sum(nbytes for nbytes, _ in ordered[_COMMANDS:]):
+    if rest := sum(nbytes for _, nbytes in ordered[_COMMANDS:]):
         text += f'<p class="action">{size(rest)} by {len(ordered) - _COMMANDS} more commands, see the table.</p>'
     if other := report.total_saves - report.command_saves:
         text += f'<p class="action">{size(other)} by lowering or exporting again, see the table.</p>'
@@ -280,7 +280,7 @@ def _matrix(labels: Sequence[str], common: Sequence[Sequence[int]]) -> str:
 
 
 def _data(report: ReportData, names: Sequence[str]) -> dict[str, Any]:
-    numbers = {command: number for number, (_, command) in enumerate(_commands(report)[:_COMMANDS], 1)}
+    numbers = {command: number for number, command in enumerate(list(report.commands)[:_COMMANDS], 1)}
     first = [0, *itertools.accumulate(len(file.regions) for file in report.files)]
     return {
         "words": {kind.value: text for kind, text in FINDINGS.items()},
@@ -292,7 +292,7 @@ def _data(report: ReportData, names: Sequence[str]) -> dict[str, Any]:
         "blobs": [
             {
                 "file": f,
-                "name": _name(region),
+                "name": region_name(region),
                 "kind": region.kind.value,
                 "start": region.start,
                 "nbytes": region.nbytes,
@@ -313,7 +313,7 @@ def _data(report: ReportData, names: Sequence[str]) -> dict[str, Any]:
 
 def _after(report: ReportData, first: Sequence[int]) -> dict[str, Any]:
     """The files after each of the commands at the top of the page, by its number, and after all commands."""
-    commands = [command for _, command in _commands(report)]
+    commands = list(report.commands)
     wanted = {str(number): [command] for number, command in enumerate(commands[:_COMMANDS], 1)}
     if len(commands) > 1:
         wanted["all"] = commands
@@ -338,18 +338,14 @@ def _by_word(kinds: Mapping[FindingKind, int]) -> dict[str, int]:
     return {kind.value: nbytes for kind, nbytes in kinds.items()}
 
 
-def _name(region: Region) -> str:
-    return printable(region.name if region.keys else REGIONS[region.kind])
-
-
 def _finding(report: ReportData, finding: Finding, names: Sequence[str], numbers: dict[str, int]) -> dict[str, Any]:
     by_key: dict[str, dict[str, None]] = defaultdict(dict)
     for f, r in finding.places:
-        by_key[_name(report.region((f, r)))][names[f]] = None
+        by_key[region_name(report.region((f, r)))][names[f]] = None
     where = []
     for key, files in list(by_key.items())[:_KEYS]:
         more = f" and {len(files) - _FILES} more" if len(files) > _FILES else ""
-        where.append(f"{_HASH.sub(_ends, key)} in {', '.join(list(files)[:_FILES])}{more}")
+        where.append(f"{short_hashes(key)} in {', '.join(list(files)[:_FILES])}{more}")
     if len(by_key) > _KEYS:
         where.append(f"and {len(by_key) - _KEYS:,} more names")
     region = report.region(finding.places[0]) if finding.places else None
@@ -367,13 +363,6 @@ def _finding(report: ReportData, finding: Finding, names: Sequence[str], numbers
         "is_code": finding.command is not None and finding.command not in numbers,
         "advice": finding.advice,
     }
-
-
-_HASH = re.compile(r"[0-9a-f]{32,}")
-
-
-def _ends(match: re.Match[str]) -> str:
-    return f"{match[0][:10]}…{match[0][-6:]}"
 
 
 def _command(finding: Finding, numbers: dict[str, int]) -> str:

@@ -63,6 +63,16 @@ class ReportData:
         return sum(finding.counted for finding in self.findings if finding.command)
 
     @cached_property
+    def commands(self) -> dict[str, int]:
+        """The commands of the findings, and what each saves: the bytes that its findings add. The largest comes first."""
+        sums: dict[str, int] = {}
+        for finding in self.findings:
+            if finding.command:
+                sums[finding.command] = sums.get(finding.command, 0) + finding.counted
+        ordered = sorted(sums.items(), key=lambda item: (-item[1], item[0]))
+        return {command: nbytes for command, nbytes in ordered if nbytes}
+
+    @cached_property
     def by_kind(self) -> dict[FindingKind, tuple[int, int, int]]:
         """For each kind that occurs: how many findings, bytes they save, bytes that count towards the total."""
         sums: dict[FindingKind, tuple[int, int, int]] = {}

@@ -65,11 +65,7 @@ def _is_wide(console: Console) -> bool:
 
 
 def _print_actions(report: ReportData, console: Console, width: int) -> None:
-    sums: dict[str, int] = {}
-    for finding in report.findings:
-        if finding.command and finding.counted:
-            sums[finding.command] = sums.get(finding.command, 0) + finding.counted
-    ordered = sorted(sums.items(), key=lambda item: -item[1])
+    ordered = list(report.commands.items())
     for command, nbytes in ordered[:_COMMANDS]:
         console.print(Text(f"{size(nbytes)} by"), width=width)
         # no line breaks are inserted, so that it can be copied

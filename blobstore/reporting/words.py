@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from blobstore.core.text import size
-from blobstore.reporting.model import FindingKind, RegionKind
+from blobstore.core.text import printable, size
+from blobstore.reporting.model import FindingKind, Region, RegionKind
 from blobstore.reporting.report_data import Folder, ReportData
 from blobstore.reporting.source import is_url
 
-__all__ = ["COLORS", "FINDINGS", "REGIONS", "branches", "headline", "short_paths"]
+__all__ = ["COLORS", "FINDINGS", "REGIONS", "branches", "headline", "region_name", "short_hashes", "short_paths"]
 
 FINDINGS = {
     FindingKind.DUPLICATE_FILES: "equal bytes in several files",
@@ -53,6 +54,8 @@ REGIONS = {
     RegionKind.UNREFERENCED: "unreferenced",
 }
 
+_HASH = re.compile(r"[0-9a-f]{32,}")
+
 
 def headline(report: ReportData) -> str:
     """The answer in a sentence."""
@@ -60,6 +63,16 @@ def headline(report: ReportData) -> str:
     if not report.total_saves:
         return f"{total}: nothing is wasted."
     return f"{size(report.total_saves)} of {total} can be saved: {report.total_saves / report.total_bytes:.1%}."
+
+
+def region_name(region: Region) -> str:
+    """What a region is called, or else what it is."""
+    return printable(region.name if region.keys else REGIONS[region.kind])
+
+
+def short_hashes(text: str) -> str:
+    """A text in which digests keep their ends only."""
+    return _HASH.sub(lambda match: f"{match[0][:10]}…{match[0][-6:]}", text)
 
 
 def branches(folders: Sequence[Folder]) -> list[Folder]:
