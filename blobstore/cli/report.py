@@ -6,14 +6,15 @@ import contextlib
 import json
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from blobstore.cli import ERROR, exits
-from blobstore.cli.output import out, print_error, progress_bar
+from blobstore.cli.output import out, print_error, progress_bar, say
 from blobstore.core.disk.kinds import Format, check_replaceable
-from blobstore.core.errors import FileAccessError
+from blobstore.core.distribution import install
+from blobstore.core.errors import FileAccessError, InputError, MissingDependencyError
 from blobstore.core.text import size
 from blobstore.reporting import making
 from blobstore.reporting.baseline import Changes, compare_reports
@@ -23,6 +24,9 @@ from blobstore.reporting.limits import Limit
 from blobstore.reporting.regions import SUFFIXES
 from blobstore.reporting.terminal import print_changes, print_report
 from blobstore.reporting.view import Report
+
+if TYPE_CHECKING:
+    from blobstore.reporting.tui.app import Browser
 
 __all__ = ["app"]
 
@@ -65,6 +69,10 @@ def report(
             readable=False,
         ),
     ] = None,
+    tui: Annotated[
+        bool,
+        typer.Option("--tui", help="Walk through the report on the terminal, with ncdu's keys; needs the extra 'tui'."),
+    ] = False,
     top: Annotated[int, typer.Option(min=1, help="How many findings to list.")] = 10,
     cache: Annotated[
         Path | None,
@@ -82,6 +90,7 @@ def report(
     Exit code 1 if --fail-over is exceeded; 3 if a file could not be read, or none was found.
     """
     limit = _limit(fail_over)
+    browser = _browser(as_json) if tui else None
     if html:
         check_replaceable(html, Format.HTML, force=force)  # before all the work
     old = load_report(baseline) if baseline else None
@@ -98,7 +107,7 @@ def report(
     changes = compare_reports(old, made) if old else None
     if html:
         made.to_html(html, force=force)
-    _print(made, changes, as_json=as_json, top=top)
+    _print(made, changes, as_json=as_json, top=top, browser=browser)
     over = limit is not None and _is_over(limit, made, old)
     if not (made.files or made.problems):
         print_error(f"{', '.join(paths)}: no file to report on; folders are searched for {', '.join(SUFFIXES)}")
@@ -108,16 +117,50 @@ def report(
         raise typer.Exit(OVER)
 
 
-def _print(report: Report, changes: Changes | None, *, as_json: bool, top: int) -> None:
+def _browser(as_json: bool) -> type[Browser]:
+    """What shows a report for --tui; looked for before all the work."""
+    if as_json:
+        raise typer.BadParameter("--json is for programs; leave one of the two out", param_hint="--tui")
+    try:
+        from blobstore.reporting.tui.app import Browser
+    except ImportError as error:
+        if (error.name or "").partition(".")[0] != "textual":
+            raise
+        raise MissingDependencyError(f"--tui needs textual: {install('tui')}") from None
+    streams = (sys.__stdin__, sys.__stderr__, sys.stdout)  # Textual reads the first and writes to the second
+    if not all(stream is not None and stream.isatty() for stream in streams) or out.is_dumb_terminal:
+        raise InputError(
+            "--tui needs a terminal for input and output; leave it out for text, or use --json or --html FILE"
+        )
+    return Browser
+
+
+def _browse(browser: type[Browser], report: Report) -> None:
+    """Show a report until the user leaves it, then print the commands that were copied, for terminals without a clipboard."""
+    shown = browser(report)
+    shown.run()
+    if shown.interrupted:
+        raise KeyboardInterrupt
+    if shown.return_code:  # a defect, whose traceback Textual printed
+        raise typer.Exit(ERROR)
+    for command in shown.copied:
+        say(command)
+
+
+def _print(
+    report: Report, changes: Changes | None, *, as_json: bool, top: int, browser: type[Browser] | None = None
+) -> None:
     if as_json:
         json.dump(to_json(report, changes), sys.stdout, indent=1)
         sys.stdout.write("\n")
+    elif report.files and browser:
+        _browse(browser, report)
     elif report.files:
         print_report(report, out, top=top)
     if changes and not as_json:
         out.print()
         print_changes(changes, out)
-    if as_json or not report.files:  # otherwise the report lists them
+    if as_json or browser or not report.files:  # otherwise the report lists them
         for problem in report.problems:
             print_error(f"{problem.path}: {problem.reason}")
     for note in report.notes:

@@ -40,6 +40,7 @@ CASES = [
     ("releases", ["zstandard"], RELEASES[:2]),
     ("releases", ["cryptography"], SIGNED),
     ("report", ["fsspec"], ["report https://localhost:1/w.ptd"]),
+    ("tui", ["textual"], ["report w.ptd --tui"]),
     ("gguf", ["gguf"], ["report w.gguf"]),
     (
         "runtime",
