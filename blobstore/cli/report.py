@@ -17,7 +17,7 @@ from blobstore.core.distribution import install
 from blobstore.core.errors import FileAccessError, InputError, MissingDependencyError
 from blobstore.core.text import size
 from blobstore.reporting import making
-from blobstore.reporting.baseline import Changes, compare_reports
+from blobstore.reporting.baseline import Changes
 from blobstore.reporting.cache import default_path, is_another_file
 from blobstore.reporting.json_output import load_report, to_json
 from blobstore.reporting.limits import Limit
@@ -104,9 +104,9 @@ def report(
             cache=where,
             progress=progress,
         )
-    changes = compare_reports(old, made) if old else None
+    changes = made.since(old) if old else None
     if html:
-        made.to_html(html, force=force)
+        made.to_html(html, baseline=old, force=force)
     _print(made, changes, as_json=as_json, top=top, browser=browser)
     over = limit is not None and _is_over(limit, made, old)
     if not (made.files or made.problems):

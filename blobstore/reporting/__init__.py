@@ -6,12 +6,18 @@ for finding in found.findings:
     print(finding.kind, finding.saves, list(found.names(finding)), finding.command)
 """
 
+from blobstore.reporting.baseline import Changes
+from blobstore.reporting.causes import Cause
+from blobstore.reporting.json_output import load_report
 from blobstore.reporting.making import report
-from blobstore.reporting.model import Claim, FileReport, Finding, FindingKind, Problem, Region, RegionKind
+from blobstore.reporting.model import CauseKind, Claim, FileReport, Finding, FindingKind, Problem, Region, RegionKind
 from blobstore.reporting.report_data import Folder
 from blobstore.reporting.view import Report
 
 __all__ = [
+    "Cause",
+    "CauseKind",
+    "Changes",
     "Claim",
     "FileReport",
     "Finding",
@@ -21,6 +27,7 @@ __all__ = [
     "Region",
     "RegionKind",
     "Report",
+    "load_report",
     "report",
 ]
 

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from blobstore.core.text import size
+from blobstore.reporting.causes import Cause, Compared, explain_waste
 from blobstore.reporting.model import Finding, FindingKind
 from blobstore.reporting.report_data import ReportData
+from blobstore.reporting.unshared import explain_unshared
+from blobstore.reporting.words import FINDINGS
 
-__all__ = ["Changes", "compare_reports", "finding_identity"]
+__all__ = ["Changes", "change_lines", "compare_reports", "finding_identity"]
 
 
 @dataclass(frozen=True)
 class Changes:
-    """Differences, from the older report to the newer; files are compared under their paths.
+    """Differences, from the older report to the newer.
+
+    Files are compared under their paths; if the reports have no path in common, under their paths below the folder that
+    holds all of a report's files; and if each report has one file, these two are compared.
 
     Attributes:
         bytes: by how much the files grew together.
@@ -22,6 +29,8 @@ class Changes:
         resized: paths of files with another size, and by how much it grew.
         new, gone: findings of the newer or of the older report only, by kind: how many, and the bytes that they add to
             the total.
+        lost: why bytes are no longer shared, or are wasted since; what cost most comes first.
+        gained: why less is wasted. The `saves` of `lost` minus those of `gained` are `saves`.
     """
 
     bytes: int
@@ -31,32 +40,55 @@ class Changes:
     resized: tuple[tuple[str, int], ...]
     new: dict[FindingKind, tuple[int, int]]
     gone: dict[FindingKind, tuple[int, int]]
+    lost: tuple[Cause, ...] = ()
+    gained: tuple[Cause, ...] = ()
 
 
-def finding_identity(report: ReportData, finding: Finding) -> tuple[object, ...]:
-    """What identifies a finding in two reports: its kind, and the contents and keys that it is about."""
+def finding_identity(report: ReportData, finding: Finding, names: Sequence[str] | None = None) -> tuple[object, ...]:
+    """What identifies a finding in two reports: its kind, and the contents and keys that it is about.
+
+    Args:
+        report: the report of the finding.
+        finding: the finding.
+        names: what the files of the report are called in both reports; left out, their paths.
+    """
     places = frozenset(
-        (report.files[place[0]].path, report.region(place).keys[:1], report.region(place).digest)
+        (
+            names[place[0]] if names else report.files[place[0]].path,
+            report.region(place).keys[:1],
+            report.region(place).digest,
+        )
         for place in finding.places
     )
     return finding.kind, places
 
 
 def compare_reports(old: ReportData, new: ReportData) -> Changes:
-    """What changed from one report to another."""
-    before = {file.path: file.size for file in old.files}
-    after = {file.path: file.size for file in new.files}
+    """What changed from one report to another, and why."""
+    two = Compared(old, new)
+    names = [old.files[two.files[f]].path if f in two.files else file.path for f, file in enumerate(new.files)]
     known_before = {finding_identity(old, finding) for finding in old.findings}
-    known_after = {finding_identity(new, finding) for finding in new.findings}
+    known_after = {finding_identity(new, finding, names) for finding in new.findings}
+    grown = [
+        (file.path, file.size - old.files[two.files[f]].size) for f, file in enumerate(new.files) if f in two.files
+    ]
+    still = set(two.files.values())
+    lost, gained = explain_waste(two)
     return Changes(
         bytes=new.total_bytes - old.total_bytes,
         saves=new.total_saves - old.total_saves,
-        added=tuple(path for path in after if path not in before),
-        removed=tuple(path for path in before if path not in after),
-        resized=tuple((path, n - before[path]) for path, n in after.items() if before.get(path, n) != n),
-        new=_sums(f for f in new.findings if finding_identity(new, f) not in known_before),
+        added=tuple(file.path for f, file in enumerate(new.files) if f not in two.files),
+        removed=tuple(file.path for f, file in enumerate(old.files) if f not in still),
+        resized=tuple((path, more) for path, more in grown if more),
+        new=_sums(f for f in new.findings if finding_identity(new, f, names) not in known_before),
         gone=_sums(f for f in old.findings if finding_identity(old, f) not in known_after),
+        lost=_largest_first([*lost, *explain_unshared(two)]),
+        gained=_largest_first(gained),
     )
+
+
+def _largest_first(causes: Iterable[Cause]) -> tuple[Cause, ...]:
+    return tuple(sorted(causes, key=lambda cause: -cause.bytes))
 
 
 def _sums(findings: Iterable[Finding]) -> dict[FindingKind, tuple[int, int]]:
@@ -65,3 +97,20 @@ def _sums(findings: Iterable[Finding]) -> dict[FindingKind, tuple[int, int]]:
         number, nbytes = sums.get(finding.kind, (0, 0))
         sums[finding.kind] = (number + 1, nbytes + finding.counted)
     return sums
+
+
+def change_lines(changes: Changes) -> Iterable[str]:
+    """What changed, a line each; the first is a sentence about all of it."""
+    grew = f"the files {'grew' if changes.bytes > 0 else 'shrank'} by {size(abs(changes.bytes))}"
+    files = grew if changes.bytes else "the files have as many bytes as before"
+    waste = f"{size(abs(changes.saves))} {'more' if changes.saves > 0 else 'less'} can be saved"
+    yield f"Since the baseline: {files}; {waste if changes.saves else 'as much can be saved as before'}."
+    for path in changes.added:
+        yield f"  new file: {path}"
+    for path in changes.removed:
+        yield f"  no longer there: {path}"
+    for path, difference in changes.resized:
+        yield f"  {'grew' if difference > 0 else 'shrank'} by {size(abs(difference))}: {path}"
+    for what, findings in (("new", changes.new), ("gone", changes.gone)):
+        for kind, (number, nbytes) in findings.items():
+            yield f"  {what}: {number:,} x {FINDINGS[kind]}, {size(nbytes)}"

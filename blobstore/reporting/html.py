@@ -17,6 +17,8 @@ from typing import Any
 
 from blobstore.core.text import printable, size
 from blobstore.reporting.after import after
+from blobstore.reporting.baseline import Changes
+from blobstore.reporting.changes_html import changes_section
 from blobstore.reporting.commands import CONNECTING
 from blobstore.reporting.groups import Group, common_bytes, find_groups
 from blobstore.reporting.model import Finding, FindingKind, RegionKind
@@ -54,14 +56,20 @@ _SCRIPTS = (
 )
 
 
-def to_html(report: ReportData) -> str:
-    """The page: about 30 KB, and the packed data of the report. What it draws is drawn by its own scripts."""
+def to_html(report: ReportData, changes: Changes | None = None) -> str:
+    """The page: about 30 KB, and the packed data of the report. What it draws is drawn by its own scripts.
+
+    Args:
+        report: the report.
+        changes: what changed since an earlier one, if the page is to say it.
+    """
     names = [printable(name) for name in short_paths([file.path for file in report.files])]
     parts = {
         "css": _page("page.css").replace("{{colors}}", _colors(), 1),
         "headline": html.escape(headline(report)),
         "actions": _actions(report),
         "problems": _problems(report),
+        "changes": changes_section(changes) if changes is not None else "",
         "legend": _legend(report),
         "folders": _folders(branches(report.folders)),
         "groups": _groups(report, names),

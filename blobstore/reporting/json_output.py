@@ -12,6 +12,7 @@ from blobstore.core.errors import FileAccessError, InvalidFileError, LayoutError
 from blobstore.core.memory.layout import ScalarType, TensorLayout
 from blobstore.core.memory.mapped_file import as_path
 from blobstore.reporting.baseline import Changes
+from blobstore.reporting.causes import Cause
 from blobstore.reporting.checked import MalformedError, hexadecimal, integer, items, member, share, text, texts
 from blobstore.reporting.model import ALIGNMENT, Claim, FileReport, Finding, FindingKind, Problem, Region, RegionKind
 from blobstore.reporting.view import Report
@@ -50,12 +51,28 @@ def to_json(report: Report, changes: Changes | None = None) -> dict[str, Any]:
             "resized": [{"path": path, "bytes": nbytes} for path, nbytes in changes.resized],
             "new": _sums(changes.new),
             "gone": _sums(changes.gone),
+            "lost": [_cause(cause) for cause in changes.lost],
+            "gained": [_cause(cause) for cause in changes.gained],
         }
     return plain
 
 
 def _sums(sums: dict[FindingKind, tuple[int, int]]) -> list[dict[str, Any]]:
     return [{"kind": kind.value, "findings": number, "bytes": nbytes} for kind, (number, nbytes) in sums.items()]
+
+
+def _cause(cause: Cause) -> dict[str, Any]:
+    def places(of: Sequence[tuple[str, str]]) -> list[dict[str, str]]:
+        return [{"path": path, "key": key} for path, key in of]
+
+    return {
+        "kind": cause.kind.value,
+        "bytes": cause.bytes,
+        "saves": cause.saves,
+        "before": places(cause.before),
+        "after": places(cause.after),
+        "detail": cause.detail,
+    }
 
 
 def _file(file: FileReport, saves: int) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from blobstore.core.memory.layout import TensorLayout
 
 __all__ = [
     "ALIGNMENT",
+    "CauseKind",
     "Claim",
     "FileReport",
     "Finding",
@@ -59,6 +60,28 @@ class FindingKind(str, enum.Enum):
     NEAR_DUPLICATE = "near_duplicate"  # a small share of the elements differs
     PADDING = "padding"  # more padding than a 16-byte alignment needs
     UNREFERENCED = "unreferenced"  # bytes that nothing refers to
+
+
+class CauseKind(str, enum.Enum):
+    """Why bytes are no longer shared that were shared in an earlier report; the last three, why less is wasted."""
+
+    KEY = "key"  # the same bytes are stored again, under another key
+    COPIES = "copies"  # stored once for several keys or methods, now once for each
+    DATA_FILE = "data_file"  # was in a data file, and other files have it themselves now
+    ADDED_FILE = "added_file"  # a file was added that does not share what it has
+    DTYPE = "dtype"  # one of several uses has another element type now
+    LAYOUT = "layout"  # ... another order of its elements
+    VALUES = "values"  # ... other values
+    PAYLOAD = "payload"  # was stored under a key, is inside the payload of a delegate now
+    LOWERED_TWICE = "lowered_twice"  # delegates have equal payloads
+    CONSTANT = "constant"  # has one value now
+    PADDING = "padding"
+    UNREFERENCED = "unreferenced"
+    EQUAL = "equal"  # nothing was lost: what differed is equal now
+    ADDED = "added"  # nothing was lost: it is new, and there more than once
+    SHARED = "shared"  # is stored once now, or was joined with what it followed from
+    CHANGED = "changed"  # has other bytes now
+    REMOVED = "removed"  # is no longer there
 
 
 @dataclass(frozen=True)

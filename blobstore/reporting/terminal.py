@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -10,10 +10,11 @@ from rich.table import Table
 from rich.text import Text
 
 from blobstore.core.text import printable, size
-from blobstore.reporting.baseline import Changes
+from blobstore.reporting.baseline import Changes, change_lines
+from blobstore.reporting.causes import Cause, grouped
 from blobstore.reporting.model import Finding, FindingKind, RegionKind
 from blobstore.reporting.report_data import Folder, ReportData
-from blobstore.reporting.words import COLORS, FINDINGS, branches, headline, short_paths
+from blobstore.reporting.words import CAUSES, COLORS, FINDINGS, branches, headline, short_paths
 
 __all__ = ["WIDTH", "print_changes", "print_report"]
 
@@ -28,6 +29,7 @@ _DUPLICATES = {
 _COMMANDS = 4
 _FILES = 30
 _FOLDERS = 20
+_CAUSES = 10
 _NAME = 28
 _WIDE = 1000
 """Columns from which nothing is cut, and tables have no lines: a console of so many is a pipe or a file."""
@@ -184,23 +186,42 @@ def _files(report: ReportData, names: Sequence[str], wide: bool) -> Table:
 
 
 def print_changes(changes: Changes, console: Console) -> None:
-    """Print what differs from an earlier report."""
-    width = _width(console)
-    for line in _change_lines(changes):
+    """Print what differs from an earlier report, and why."""
+    width, wide = _width(console), _is_wide(console)
+    for line in change_lines(changes):
         console.print(Text(printable(line)), width=width)
+    for title, what, causes in (
+        ("Why sharing was lost", "costs", changes.lost),
+        ("Why less is wasted", "frees", changes.gained),
+    ):
+        if causes:
+            console.print()
+            console.print(_causes(title, what, causes, wide), width=width)
 
 
-def _change_lines(changes: Changes) -> Iterable[str]:
-    grew = f"the files {'grew' if changes.bytes > 0 else 'shrank'} by {size(abs(changes.bytes))}"
-    files = grew if changes.bytes else "the files have as many bytes as before"
-    waste = f"{size(abs(changes.saves))} {'more' if changes.saves > 0 else 'less'} can be saved"
-    yield f"Since the baseline: {files}; {waste if changes.saves else 'as much can be saved as before'}."
-    for path in changes.added:
-        yield f"  new file: {path}"
-    for path in changes.removed:
-        yield f"  no longer there: {path}"
-    for path, difference in changes.resized:
-        yield f"  {'grew' if difference > 0 else 'shrank'} by {size(abs(difference))}: {path}"
-    for what, findings in (("new", changes.new), ("gone", changes.gone)):
-        for kind, (number, nbytes) in findings.items():
-            yield f"  {what}: {number:,} x {FINDINGS[kind]}, {size(nbytes)}"
+def _causes(title: str, what: str, causes: Sequence[Cause], wide: bool) -> Table:
+    groups = grouped(causes)
+    table = _table(title, [(what, "right"), ("why", "left"), ("before", "left"), ("now", "left")], wide)
+    for column in table.columns[2:] if not wide else ():
+        column.min_width = _NAME + 1  # a name and a comma
+    for group in groups if wide else groups[:_CAUSES]:
+        first = group[0]
+        lines = [CAUSES[first.kind], first.detail if len(group) == 1 else f"{len(group):,} blobs"]
+        why = Text((", " if wide else "\n").join(printable(line) for line in lines if line))
+        before = _places([place for cause in group for place in cause.before], wide)
+        after = _places([place for cause in group for place in cause.after], wide)
+        table.add_row(size(sum(cause.bytes for cause in group)), why, before, after)
+    if not wide and len(groups) > _CAUSES:
+        left = sum(cause.bytes for group in groups[_CAUSES:] for cause in group)
+        table.add_row(size(left), f"{len(groups) - _CAUSES} more rows, see --json", "", "")
+    return table
+
+
+def _places(places: Sequence[tuple[str, str]], wide: bool) -> Text:
+    """The files in one line, the keys in another; in a pipe both in one."""
+    if not places:
+        return Text("-")
+    text = Text(_joined(short_paths(list(dict.fromkeys(path for path, _ in places))), 2, wide), style="bold")
+    if keys := [key for key in dict.fromkeys(key for _, key in places) if key]:
+        text.append(f"{': ' if wide else chr(10)}{_joined(keys, 2, wide)}", style="not bold")
+    return text

@@ -9,6 +9,7 @@ from pathlib import Path
 from blobstore.core.disk.kinds import Format
 from blobstore.core.disk.staging import Staging
 from blobstore.core.memory.mapped_file import as_path
+from blobstore.reporting.baseline import Changes, compare_reports
 from blobstore.reporting.html import to_html
 from blobstore.reporting.notebook import summary
 from blobstore.reporting.report_data import ReportData
@@ -35,11 +36,16 @@ class Report(ReportData):
     def _repr_html_(self) -> str:
         return summary(self)
 
-    def to_html(self, path: str | os.PathLike[str], *, force: bool = False) -> Path:
+    def since(self, baseline: ReportData) -> Changes:
+        """What changed from an earlier report to this one, and why."""
+        return compare_reports(baseline, self)
+
+    def to_html(self, path: str | os.PathLike[str], *, baseline: ReportData | None = None, force: bool = False) -> Path:
         """Write the report as one page that needs nothing but a browser.
 
         Args:
             path: the file to write; an HTML page that is there is replaced.
+            baseline: an earlier report; the page says what changed since, and why.
             force: also replace a file of another format.
 
         Returns:
@@ -50,7 +56,7 @@ class Report(ReportData):
             OutputPathError: a file of another format is there, and `force` is not set.
         """
         target = as_path(path)
-        text = to_html(self).encode()
+        text = to_html(self, self.since(baseline) if baseline is not None else None).encode()
         with Staging(force=force) as staging, staging.open(target, kind=Format.HTML) as file:
             file.write(text)
         return target

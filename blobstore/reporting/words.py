@@ -8,11 +8,21 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from blobstore.core.text import printable, size
-from blobstore.reporting.model import FindingKind, Region, RegionKind
+from blobstore.reporting.model import CauseKind, FindingKind, Region, RegionKind
 from blobstore.reporting.report_data import Folder, ReportData
 from blobstore.reporting.source import is_url
 
-__all__ = ["COLORS", "FINDINGS", "REGIONS", "branches", "headline", "region_name", "short_hashes", "short_paths"]
+__all__ = [
+    "CAUSES",
+    "COLORS",
+    "FINDINGS",
+    "REGIONS",
+    "branches",
+    "headline",
+    "region_name",
+    "short_hashes",
+    "short_paths",
+]
 
 FINDINGS = {
     FindingKind.DUPLICATE_FILES: "equal bytes in several files",
@@ -55,6 +65,27 @@ REGIONS = {
 }
 
 _HASH = re.compile(r"[0-9a-f]{32,}")
+
+
+CAUSES = {
+    CauseKind.KEY: "equal bytes under a new key",
+    CauseKind.COPIES: "stored once before, now for each use",
+    CauseKind.DATA_FILE: "no longer shared in a data file",
+    CauseKind.ADDED_FILE: "a new file does not share",
+    CauseKind.DTYPE: "other type now",
+    CauseKind.LAYOUT: "other layout now",
+    CauseKind.VALUES: "other values now",
+    CauseKind.PAYLOAD: "inside a payload now",
+    CauseKind.LOWERED_TWICE: "lowered more than once",
+    CauseKind.CONSTANT: "one value repeated now",
+    CauseKind.PADDING: "more padding",
+    CauseKind.UNREFERENCED: "nothing refers to it now",
+    CauseKind.EQUAL: "became equal, and could be shared",
+    CauseKind.ADDED: "new, and stored more than once",
+    CauseKind.SHARED: "stored once now",
+    CauseKind.CHANGED: "has other bytes now",
+    CauseKind.REMOVED: "no longer there",
+}
 
 
 def headline(report: ReportData) -> str:
