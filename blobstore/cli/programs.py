@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -23,13 +24,16 @@ from blobstore.core.formats.data_map import NamedDataMap
 from blobstore.core.formats.opening import open_names
 from blobstore.core.formats.pte.program import read_program
 from blobstore.core.memory.mapped_file import same_file
-from blobstore.core.programs import DATA_NAME, DedupResult, dedup_programs
+from blobstore.core.programs import DATA_NAME, DataResult, DedupResult, dedup_programs
 from blobstore.core.programs.fuse import fuse_programs
-from blobstore.core.text import saving
+from blobstore.core.text import quoted, saving
 
 __all__ = ["app"]
 
 app = typer.Typer()
+
+_DATA_FILES = 10
+"""More data files than this have no line each."""
 
 
 @app.command()
@@ -126,14 +130,9 @@ def _print_dedup(result: DedupResult, named: str) -> None:
     if named:
         say(named)
     say(saving(result.bytes_before, result.bytes_after))
-    if result.bytes_after > result.bytes_before:
+    if result.bytes_after > result.bytes_before and result.programs:
         say("The metadata takes more than what is shared; --keep-small leaves small blobs alone.")
-    if result.replaced_keys:
-        say(f"Replaced {counted(result.replaced_keys, 'key')} of an earlier run.")
-    if result.pruned_keys:
-        say(f"Dropped {counted(result.pruned_keys, 'key')} that no program in the folder uses.")
-    if result.unused_keys:
-        say(f"No program in the folder uses {counted(result.unused_keys, 'key')}; --prune drops old ones.")
+    _print_keys(result)
     for program in result.programs:
         if program.inside:
             say(
@@ -147,6 +146,47 @@ def _print_dedup(result: DedupResult, named: str) -> None:
                     + (f" and {counted(len(program.missing) - 1, 'more key')}." if len(program.missing) > 1 else ".")
                 )
             )
+
+
+def _print_keys(result: DedupResult) -> None:
+    """What became of keys: of data files that were given, and of earlier runs."""
+    for one in result.data_inputs[:_DATA_FILES]:
+        _print_data_file(one, result.data_files)
+    if len(result.data_inputs) > _DATA_FILES:
+        say(f"{len(result.data_inputs) - _DATA_FILES:,} more data files; --json has the keys of all.")
+    if result.replaced_keys:
+        say(
+            f"Replaced {counted(result.replaced_keys, 'key')} of an earlier run: {quoted(result.replaced_keys, most=3)}."
+        )
+    if result.pruned_keys:
+        say(f"Dropped {counted(result.pruned_keys, 'key')} that no program in the folder uses.")
+    if not result.programs and not result.kept:
+        for path in result.data_files:
+            say(
+                f"Load it with blobstore.load_file({str(path)!r}); programs that took these files take it as their data file."
+            )
+    elif result.unused_keys:
+        say(f"No program in the folder uses {counted(result.unused_keys, 'key')}; --prune drops old ones.")
+
+
+def _print_data_file(one: DataResult, files: Sequence[Path]) -> None:
+    """Where the keys of a data file are now, and what they were joined with."""
+    homes = dict.fromkeys(str(key.path) for key in one.keys)
+    parts = [f"its {counted(one.keys, 'key')} {'is' if len(one.keys) == 1 else 'are'} in {', '.join(homes)}"]
+    merged: dict[Path, list[str]] = {}
+    for key in one.keys:
+        if key.merged_with is not None:
+            merged.setdefault(key.merged_with, []).append(key.key)
+    for path, keys in merged.items():
+        them = "all of them" if len(keys) == len(one.keys) > 1 else quoted(keys, most=3)
+        had = f"{path} has {them} with equal bytes, so each is stored once"
+        parts.append(f"{path} had {them} already" if path in files else had)
+    if same := [f"{key.key!r} shares the bytes of {key.same_as!r}" for key in one.keys if key.same_as is not None]:
+        more = f" and {len(same) - 3:,} more" if len(same) > 3 else ""
+        parts.append(f"{', '.join(same[:3])}{more}")
+    if one.lost_metadata:
+        parts.append(f"its metadata {quoted(one.lost_metadata, most=3)} is not kept")
+    say(f"{one.source}: {'; '.join(parts)}." if one.keys else f"{one.source} has no keys.")
 
 
 @app.command()

@@ -134,7 +134,7 @@ def _save(
                 message = message.replace(f"{one.folder}{os.sep}", f"{name}: ")
             raise KeyConflictError(message) from None
         results = [replace(one, source=Path(name)) for one, name in zip(result.programs, programs, strict=True)]
-        return replace(result, programs=results)
+        return replace(result, programs=results, data_inputs=[])  # those were temporary
 
 
 def _check_managers(programs: Mapping[str, ExecutorchProgramManager]) -> None:

@@ -17,10 +17,10 @@ from blobstore.core.memory.mapped_file import Paths, as_path, as_paths
 from blobstore.core.programs.folder import output_folder
 from blobstore.core.programs.inputs import expand, output_places
 from blobstore.core.programs.options import DATA_NAME, Options
-from blobstore.core.programs.results import DedupResult, ProgramResult
+from blobstore.core.programs.results import DataResult, DedupResult, KeyResult, ProgramResult
 from blobstore.core.programs.run import DataInput, ProgramInput, run
 
-__all__ = ["DATA_NAME", "DedupResult", "ProgramResult", "dedup_programs"]
+__all__ = ["DATA_NAME", "DataResult", "DedupResult", "KeyResult", "ProgramResult", "dedup_programs"]
 
 
 def dedup_programs(
@@ -71,7 +71,7 @@ def dedup_programs(
             the wrong type.
         UnsupportedProgramError: a program contains something that the rewrite would lose.
         KeyConflictError: two inputs, or an input and a program in the folder, have different contents under a key that
-            delegates look up.
+            delegates look up; or two data files have different contents under one key.
         OutputPathError: an output would replace an input, a file of another format, or a data file that was not written
             together with programs.
         InvalidTagError: `data_name` is not a file name.

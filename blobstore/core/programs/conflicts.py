@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -26,15 +27,23 @@ class ClashError(KeyConflictError):
         super().__init__(f"{source}: {error}")
         self.key, self.source, self.error, self.delegate = key, source, error, delegate
 
-    def explained(self, takers: Mapping[str, Path], programs: Sequence[ProgramFile]) -> KeyConflictError:
-        """The error for the user, who thinks in programs.
+    def explained(
+        self,
+        takers: Mapping[str, Path],
+        programs: Sequence[ProgramFile],
+        others: Sequence[tuple[Path, Sequence[str]]],
+    ) -> KeyConflictError:
+        """The error for the user, who thinks in programs and files.
 
         Args:
             takers: for each key that programs take which are in the folder and stay, one of them.
             programs: the programs of this run.
+            others: data files of this run with other bytes for the key, and for which keys.
         """
         why = ", its delegate looks for this key" if self.delegate else ""
         if self.key not in takers:
+            if others and not programs:
+                return self._of_data_files(*others[0])
             return KeyConflictError(
                 f"{self}{why}; so these files cannot share a data file: tensors of different programs with the same name "
                 "need separate data files, so lower these programs with different tags"
@@ -44,4 +53,13 @@ class ClashError(KeyConflictError):
         return KeyConflictError(
             f"{who}: {self.error}{why}; but {takers[self.key]}, which is in the folder, takes the bytes that are there. "
             "Replace that program, too, or write to another folder"
+        )
+
+    def _of_data_files(self, other: Path, keys: Sequence[str]) -> KeyConflictError:
+        number = len(keys) - 1
+        more = f", and so have {number:,} more keys" if number > 1 else ", and so has 1 more key" if number else ""
+        return KeyConflictError(
+            f"{self.source}: key {self.key!r} has other bytes than in {other}{more}; a data file has each key once, so these "
+            "two cannot become one. Write them to different folders, or write only what differs: "
+            f"blobstore delta {shlex.quote(str(other))} {shlex.quote(str(self.source))} -o FOLDER"
         )

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-__all__ = ["DedupResult", "ProgramResult"]
+__all__ = ["DataResult", "DedupResult", "KeyResult", "ProgramResult"]
 
 
 @dataclass(frozen=True)
@@ -36,11 +36,45 @@ class ProgramResult:
 
 
 @dataclass(frozen=True)
+class KeyResult:
+    """What became of a key of a data file that was given.
+
+    Attributes:
+        key: the key; it does not change.
+        path: the data file that has it now.
+        merged_with: the data file that had this key with equal bytes already, an input before this one or a file of the
+            folder, so that the two are one key now; None if no other had it.
+        same_as: another key of `path` with the same bytes, which are stored once for both; None for the first of such keys.
+    """
+
+    key: str
+    path: Path
+    merged_with: Path | None = None
+    same_as: str | None = None
+
+
+@dataclass(frozen=True)
+class DataResult:
+    """What a run did with a data file that was given.
+
+    Attributes:
+        source: the data file, which stays as it is.
+        keys: what became of each of its keys, in its order.
+        lost_metadata: names of its metadata that no data file of the folder has with the same value.
+    """
+
+    source: Path
+    keys: tuple[KeyResult, ...]
+    lost_metadata: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class DedupResult:
     """What a run did.
 
     Attributes:
         programs: one entry for each program, in the order in which they were given.
+        data_inputs: one for each data file that was given.
         data_files: the data files of these programs, including those that had all they need already; empty if nothing
             was moved and there was no data file before.
         bytes_before: the size of all inputs, and of what programs that stay take from the old data files, in bytes.
@@ -62,3 +96,4 @@ class DedupResult:
     replaced_keys: list[str]
     unused_keys: list[str]
     pruned_keys: list[str]
+    data_inputs: list[DataResult] = field(default_factory=list)

@@ -33,7 +33,7 @@ from blobstore.core.programs.deployed import (
 from blobstore.core.programs.inside import tensors_inside
 from blobstore.core.programs.options import Options
 from blobstore.core.programs.planning import Plan, names_by_content
-from blobstore.core.programs.results import DedupResult, ProgramResult
+from blobstore.core.programs.results import DataResult, DedupResult, KeyResult, ProgramResult
 from blobstore.core.store import BlobStore, file_name, nbytes
 
 __all__ = ["DataInput", "ProgramInput", "run"]
@@ -99,7 +99,7 @@ def run(
         this.add_data()
         this.move_out()
     except ClashError as clash:
-        raise clash.explained(this.takers, [job.program for job in this.jobs]) from None
+        raise clash.explained(this.takers, [job.program for job in this.jobs], this.others_with(clash)) from None
     this.keep_the_rest()
     replaced = [output for output in this.outputs if output.exists()]
     sizes = this.write()
@@ -114,6 +114,7 @@ def run(
         replaced_keys=this.replaced_keys,
         unused_keys=[key for store in this.stores() for key in store if key not in this.taken],
         pruned_keys=[key for dropped in this.pruned.values() for key in dropped],
+        data_inputs=this.data_results(),
     )
 
 
@@ -254,6 +255,16 @@ class _Run:
         """
         return {blob.key: program.path for program in self.others for blob in program.named_data}
 
+    def others_with(self, clash: ClashError) -> list[tuple[Path, list[str]]]:
+        """The other data files of this run that have the key of a clash with other bytes, each with all keys of which that holds."""
+        sources = [data_map for data_map, *_ in self.data if data_map.path == clash.source]
+        return [
+            (other.path, differing)
+            for source in sources
+            for other, *_ in self.data
+            if clash.key in (differing := _differing(source, other))
+        ]
+
     def move_out(self) -> None:
         """Move what is large enough out of the programs."""
         inside = frozenset(self._inside())
@@ -383,6 +394,35 @@ class _Run:
         ]
         return stored == [(entry.key, entry.digest, entry.layout, entry.alignment) for entry in entries]
 
+    def data_results(self) -> list[DataResult]:
+        """What the run did with the data files that were given."""
+        files = self.files()
+        first = {tag: _first_keys(entries) for tag, entries in files.items()}
+        metadata = {tag: self._metadata(tag, files) for tag in files}
+        had: dict[tuple[int, str], Path] = {}
+        for tag, data_map in self.old.items():
+            for key in data_map:
+                if key in self.home[tag] and self.home[tag].digest(key) == data_map.digest(key):
+                    had.setdefault((id(self.home[tag]), key), data_map.path)
+        results = []
+        for data_map, _, store in self.data:
+            keys = []
+            for key in data_map:
+                tag = store.tag(key) or ""
+                same = first[tag][key]
+                merged_with = had.setdefault((id(store), key), data_map.path)
+                keys.append(
+                    KeyResult(
+                        key,
+                        self.directory / tag,
+                        None if merged_with == data_map.path else merged_with,
+                        None if same == key else same,
+                    )
+                )
+            lost = [name for name, text in data_map.metadata.items() if metadata[tag].get(name) != text] if keys else []
+            results.append(DataResult(data_map.path, tuple(keys), tuple(lost)))
+        return results
+
     def result(self, job: _Job) -> ProgramResult:
         """What the run did to a program."""
         inside, inside_of = tensors_inside(job.program, self.options.names)
@@ -397,6 +437,22 @@ class _Run:
             inside=inside,
             inside_of=inside_of,
         )
+
+
+def _first_keys(entries: Iterable[Entry]) -> dict[str, str]:
+    """For each key of a data file the first one there that has the same bytes."""
+    first: dict[int, str] = {}
+    return {entry.key: first.setdefault(entry.blob, entry.key) for entry in entries}
+
+
+def _differing(one: PtdDataMap, other: PtdDataMap) -> list[str]:
+    """The keys that two data files have with different bytes or layouts."""
+    return [
+        key
+        for key in one
+        if key in other
+        and (one.digest(key), one.get_tensor_layout(key)) != (other.digest(key), other.get_tensor_layout(key))
+    ]
 
 
 def _keys(entries: Iterable[Entry]) -> set[str]:
