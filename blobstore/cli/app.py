@@ -21,6 +21,7 @@ COMMANDS = {
     "verify": ("files", "Check the structure of files, and the digests of those that have them."),
     "diff": ("files", "Compare two files or folders: their blobs key by key, and everything else."),
     "convert": ("files", "Convert .safetensors to .ptd, and .ptd to .safetensors."),
+    "delta": ("files", "Write of each file only the tensors that differ from a base."),
     "report": ("report", "Find where a set of models wastes bytes."),
     "publish": ("releases", "Publish files as a release: immutable files named by digest, and an index."),
     "compact": ("releases", "Publish a release again with one file for each data set, after a few deltas."),

@@ -1,4 +1,4 @@
-"""The commands on files of every format: `inspect`, `verify`, `diff` and `convert`."""
+"""The commands on files of every format: `inspect`, `verify`, `diff`, `convert` and `delta`."""
 
 from __future__ import annotations
 
@@ -25,9 +25,11 @@ from blobstore.core.disk.progress import Progress
 from blobstore.core.errors import BlobStoreError, InvalidFileError, UnsupportedDataError
 from blobstore.core.formats.opening import Format, detect_format, open_any
 from blobstore.core.formats.ptd.reader import open_ptd
+from blobstore.core.text import saving
 from blobstore.core.tools.compare import Comparison, FolderComparison, compare_files, compare_folders
 from blobstore.core.tools.convert import convert as convert_file
 from blobstore.core.tools.convert import pairs as files_to_convert
+from blobstore.core.tools.delta import write_deltas
 from blobstore.core.tools.folders import files_of
 from blobstore.core.tools.inspection import FileInfo, inspect_file
 
@@ -274,6 +276,38 @@ def convert(
                 say(f"{output}: {'would have ' if dry_run else ''}{nbytes:,} bytes")
     if code:
         raise typer.Exit(code)
+
+
+@app.command()
+@exits.handled
+def delta(
+    base: Annotated[Path, typer.Argument(help="A .ptd or .safetensors; it stays as it is.", readable=False)],
+    inputs: Annotated[
+        list[Path], typer.Argument(help="The .ptd and .safetensors files that are compared with it.", readable=False)
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for what differs.", readable=False)],
+    force: Annotated[bool, typer.Option("--force", help="Replace files of any format.")] = False,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
+) -> None:
+    """Write of each file only the tensors that differ from a base.
+
+    That is what fine-tuning changed, for example. Tensors are equal if key, dtype, shape and bytes are. All tensors of a file are those of the base, replaced and completed
+    by those of its delta.
+    """
+    with progress_bar(hidden=as_json) as progress:
+        results = write_deltas(base, inputs, output, force=force, dry_run=dry_run, progress=progress)
+    if as_json:
+        print_json(results)
+        return
+    columns = ("file", "bytes before", "bytes after", "tensors", "as in the base")
+    rows = [(one.path, one.bytes_before, one.bytes_after, one.keys, one.left_out) for one in results]
+    print_table(f"What differs from {base}", columns, rows)
+    say(saving(sum(one.bytes_before for one in results), sum(one.bytes_after for one in results)))
+    first, load = results[0].path, "blobstore.load_file"
+    say(f"All tensors of a file: {{**{load}({str(base)!r}), **{load}({str(first)!r})}}.")
+    if dry_run:
+        say("Nothing was written: this was a dry run.")
 
 
 def _short(text: str) -> str:

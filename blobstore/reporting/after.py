@@ -10,6 +10,7 @@ from pathlib import Path
 
 from blobstore.core.programs.inputs import output_places
 from blobstore.core.programs.options import DATA_NAME
+from blobstore.reporting.families import left_out
 from blobstore.reporting.model import FindingKind, RegionKind
 from blobstore.reporting.report_data import ReportData
 from blobstore.reporting.savings import attribute
@@ -67,19 +68,39 @@ def after(report: ReportData, commands: Collection[str]) -> After:
     replaced: list[int] = []
     made: list[FileAfter] = []
     for command in commands:
-        words = shlex.split(command)
-        paths = words[2:-2] if words[1] == "dedup" else words[2:3]
-        inputs = [at[path] if path in at else at[path.removeprefix("./")] for path in paths]
-        made += _dedup(report, inputs, words[-1]) if words[1] == "dedup" else [_convert(report, inputs[0], words[-1])]
+        _, what, *paths = shlex.split(command)
+        target = paths.pop()
+        inputs = [at[path] if path in at else at[path.removeprefix("./")] for path in paths if path != "-o"]
+        if what == "dedup":
+            made += _dedup(report, inputs, target)
+        elif what == "delta":
+            made += _deltas(report, inputs.pop(0), inputs, target)
+        else:
+            made.append(_convert(report, inputs[0], target))
         replaced += inputs
     left = attribute(finding for finding in report.findings if finding.command not in commands)
     kept = {place for file in made for place in file.places}
     return After(tuple(replaced), tuple(made), {place: kinds for place, kinds in left.items() if place in kept})
 
 
+def _deltas(report: ReportData, base: int, inputs: Sequence[int], folder: str) -> list[FileAfter]:
+    made = []
+    for f, output in zip(inputs, _outputs(report, inputs), strict=True):
+        file = report.files[f]
+        gone = left_out(report.files[base], file)
+        places = [place for place in _places(report, f, moved=True) if place[1] not in gone]
+        kept = _once(report, places) if file.format == "ptd" else tuple(places)
+        made.append(FileAfter(os.path.join(folder, output), file.format, kept))  # noqa: PTH118 - it stays text
+    return made
+
+
+def _outputs(report: ReportData, inputs: Sequence[int]) -> list[Path]:
+    return output_places([(Path(report.files[f].path), Path(Path(report.files[f].path).name)) for f in inputs])
+
+
 def _dedup(report: ReportData, inputs: Sequence[int], folder: str) -> list[FileAfter]:
     programs = [f for f in inputs if report.files[f].format == "pte"]
-    outputs = output_places([(Path(report.files[f].path), Path(Path(report.files[f].path).name)) for f in programs])
+    outputs = _outputs(report, programs)
     slim = [
         FileAfter(os.path.join(folder, output), "pte", _places(report, f, moved=False))  # noqa: PTH118 - it stays text
         for f, output in zip(programs, outputs, strict=True)

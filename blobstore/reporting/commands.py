@@ -1,16 +1,26 @@
-"""Which command acts on findings: one for all files that are to share a data file, each with an output of its own."""
+"""Which command acts on findings: one for all files that it takes together, each with an output of its own.
+
+- `dedup` for programs and data files that can share one data file, in which a key has one content.
+- `delta` for data files and checkpoints of which one has the keys of the other, and many of its bytes.
+- `convert` for a checkpoint that has tensors twice.
+
+A file is in one command at most: what a command replaces may be deleted before the next one runs.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import PurePath
 
 from blobstore.core.groups import Groups
-from blobstore.reporting.findings.building import DEPLOYED, convert_command, dedup_command
-from blobstore.reporting.model import FileReport, Finding, RegionKind
+from blobstore.reporting.families import Family, can_be_delta, find_families, left_out
+from blobstore.reporting.findings.building import DEPLOYED, convert_command, dedup_command, delta_command
+from blobstore.reporting.model import Claim, FileReport, Finding, FindingKind, RegionKind
+from blobstore.reporting.savings import measure
 from blobstore.reporting.source import is_url
 
 __all__ = ["CONNECTING", "unite"]
@@ -19,80 +29,238 @@ __all__ = ["CONNECTING", "unite"]
 CONNECTING = 4096
 """Two models share a data file only if one blob of at least this size is in both; smaller blobs are equal by accident."""
 
+_Place = tuple[int, int]
+
 
 def unite(files: Sequence[FileReport], findings: Sequence[Finding]) -> list[Finding]:
-    """Give all findings that `blobstore dedup` acts on the command for all files that they connect.
+    """Give findings their commands. Equal bytes in several files become a finding for each command, and one for what is left.
 
-    Files in which one key has two contents cannot share a data file; what they have in common stays without a
-    command.
+    Args:
+        files: the files.
+        findings: findings of all kinds, whose commands say what kind of command acts on them alone.
     """
-    groups = Groups(range(len(files)))
-    for finding in findings:
-        if _is_dedup(finding) and finding.saves >= CONNECTING:
-            groups.join(_files(finding))
-    sets = _sets(files, findings, groups)
-    commands = _dedup_commands(files, findings, sets)
-    conversions = _convert_commands(files, findings)
-
-    def united(finding: Finding) -> Finding:
-        first = finding.places[0][0]
-        if _is_convert(finding):
-            return replace(finding, command=conversions.get(first))
-        if not _is_dedup(finding):
-            return finding
-        if len({groups.root(f) for f in _files(finding)}) > 1:
-            return replace(finding, command=None, advice="too little in common to share a data file for it")
-        if len({sets[f] for f in _files(finding)}) > 1:
-            advice = "not in one data file: a key has different bytes in these files; lower them with unique keys"
-            return replace(finding, command=None, advice=advice)
-        return replace(finding, command=commands.get(sets[first]))
-
-    return [united(finding) for finding in findings]
+    return list(_Commands(files, findings).apply())
 
 
-def _sets(files: Sequence[FileReport], findings: Sequence[Finding], groups: Groups[int]) -> dict[int, tuple[int, ...]]:
-    """For each file, the files that its command takes; none if there is no command. What saves most comes first."""
-    members: dict[int, dict[int, None]] = {}
-    for finding in findings:
-        if _is_dedup(finding) and len({groups.root(f) for f in _files(finding)}) == 1:
-            members.setdefault(groups.root(finding.places[0][0]), {}).update(dict.fromkeys(_files(finding)))
-    weight = dict.fromkeys(members, 0)
-    for finding in findings:
-        if (root := groups.root(finding.places[0][0])) in weight:
-            weight[root] += finding.saves
-    sets: dict[int, tuple[int, ...]] = {}
-    for root in sorted(members, key=lambda root: -weight[root]):
-        together = tuple(sorted(members[root]))
-        united = not _conflict([files[f] for f in together])
-        for f in together:
-            own = together if united else (f,)
-            sets[f] = own if all(_can_be_rewritten(files[i]) for i in own) else ()
-    return sets
+@dataclass(frozen=True)
+class _Delta:
+    """A family with its command, and the regions of its members that the deltas leave out."""
+
+    family: Family
+    command: str
+    gone: frozenset[_Place]
 
 
-def _dedup_commands(
-    files: Sequence[FileReport], findings: Sequence[Finding], sets: Mapping[int, tuple[int, ...]]
-) -> dict[tuple[int, ...], str]:
-    """The command of each set of files that a finding is in, each with an output folder of its own."""
-    wanted = {
-        sets.get(finding.places[0][0], ())
-        for finding in findings
-        if _is_dedup(finding) and len({sets.get(f) for f in _files(finding)}) == 1
-    }
-    taking = [one for one in dict.fromkeys(sets.values()) if one and one in wanted]
-    directories = _free(["slim"] if len(taking) == 1 else [f"slim-{n}" for n in range(1, len(taking) + 1)])
-    return {
-        one: dedup_command([files[f].path for f in one], directory)
-        for one, directory in zip(taking, directories, strict=True)
-    }
+class _Commands:
+    """The commands for a set of files.
+
+    Attributes:
+        for_deltas: the files that can be deltas.
+        together: for each file that `dedup` takes, the files that it takes with it.
+        dedups: the command for each such set of files.
+        deltas: by member, the delta that it becomes.
+        in_deltas: the members and their bases.
+        converts: by checkpoint, its command.
+    """
+
+    def __init__(self, files: Sequence[FileReport], findings: Sequence[Finding]) -> None:
+        self.files, self.findings = files, findings
+        self.for_deltas = can_be_delta(files)
+        self.together = self._together()
+        united = {f for one in self.together.values() if len(one) > 1 for f in one}
+        self.deltas = self._deltas(united)
+        self.in_deltas = {f for one in self.deltas.values() for f in (one.family.base, *one.family.members)}
+        self.dedups = self._dedups()
+        self.converts = self._converts()
+
+    # ------------------------------------------------------------------------------------------- which files go together
+
+    def _together(self) -> dict[int, tuple[int, ...]]:
+        """Sets of files that share a data file. Data files alone that cannot all share one are left for deltas."""
+        dedups = [finding for finding in self.findings if _is(finding, "dedup")]
+        connecting = [finding for finding in dedups if finding.saves >= CONNECTING]
+        groups: Groups[int] = Groups(range(len(self.files)))
+        for finding in connecting:
+            groups.join(self._deployed(finding))
+        members: dict[int, dict[int, None]] = {}
+        for finding in dedups:
+            taken = self._deployed(finding)
+            if len({groups.root(f) for f in taken}) == 1:
+                members.setdefault(groups.root(taken[0]), {}).update(dict.fromkeys(taken))
+        by_root: dict[int, list[Finding]] = defaultdict(list)
+        for finding in connecting:
+            by_root[groups.root(self._deployed(finding)[0])].append(finding)
+        together: dict[int, tuple[int, ...]] = {}
+        for root, some in members.items():
+            sets = self._without_conflict(sorted(some), by_root[root])
+            if len(sets) > 1 and self.for_deltas >= some.keys():
+                sets = [(f,) for f in sorted(some)]
+            together.update((f, one) for one in sets for f in one)
+        return together
+
+    def _without_conflict(self, members: Sequence[int], connecting: Sequence[Finding]) -> list[tuple[int, ...]]:
+        """The files in as few sets as a look at each file in order gives, of files that a blob connects and no key divides."""
+        shared: dict[int, set[int]] = defaultdict(set)
+        for number, finding in enumerate(connecting):
+            for f in self._deployed(finding):
+                shared[f].add(number)
+        sets: list[tuple[list[int], set[int], dict[str, object]]] = []
+        for f in members:
+            keys = self._fixed_keys(f)
+            if not _can_be_rewritten(self.files[f]):
+                sets.append(([f], set(), {}))
+                continue
+            for one, blobs, contents in sets:
+                if blobs & shared[f] and all(contents.get(key, what) == what for key, what in keys.items()):
+                    one.append(f)
+                    blobs.update(shared[f])
+                    contents.update(keys)
+                    break
+            else:
+                sets.append(([f], set(shared[f]), keys))
+        return [tuple(one) for one, _, _ in sets]
+
+    def _fixed_keys(self, f: int) -> dict[str, object]:
+        """The keys of a file that stay as they are, each with its content."""
+        fixed = {RegionKind.NAMED_DATA, RegionKind.TENSOR}
+        regions = [region for region in self.files[f].regions if region.kind in fixed]
+        return {key: (region.digest, region.layout) for region in regions for key in region.keys}
+
+    def _deployed(self, finding: Finding) -> list[int]:
+        return [f for f, _ in finding.places if self.files[f].format in DEPLOYED]
+
+    # ----------------------------------------------------------------------------------------------------- the commands
+
+    def _deltas(self, united: set[int]) -> dict[int, _Delta]:
+        candidates = {
+            f
+            for finding in self.findings
+            if finding.kind is FindingKind.DUPLICATE_FILES
+            for f, _ in finding.places
+            if f not in united
+        }
+        families = find_families(self.files, candidates & self.for_deltas, CONNECTING)
+        deltas: dict[int, _Delta] = {}
+        for family, directory in zip(families, _numbered("delta", len(families)), strict=True):
+            base = self.files[family.base]
+            gone = frozenset((f, r) for f in family.members for r in left_out(base, self.files[f]))
+            command = delta_command(base.path, [self.files[f].path for f in family.members], directory)
+            deltas.update(dict.fromkeys(family.members, _Delta(family, command, gone)))
+        return deltas
+
+    def _dedups(self) -> dict[tuple[int, ...], str]:
+        """The command of each set of files that a finding is in; what saves most has the first folder."""
+        weights: dict[tuple[int, ...], int] = defaultdict(int)
+        for finding in self.findings:
+            if _is(finding, "dedup"):
+                for one, places in self._by_set(finding.places).items():
+                    if len(places) > 1 or len({f for f, _ in finding.places}) == 1:
+                        weights[one] += finding.saves
+        taking = sorted(
+            (one for one in weights if all(_can_be_rewritten(self.files[f]) and f not in self.in_deltas for f in one)),
+            key=lambda one: (-weights[one], one),
+        )
+        return {
+            one: dedup_command([self.files[f].path for f in one], directory)
+            for one, directory in zip(taking, _numbered("slim", len(taking)), strict=True)
+        }
+
+    def _by_set(self, places: Sequence[_Place]) -> dict[tuple[int, ...], list[_Place]]:
+        sets: dict[tuple[int, ...], list[_Place]] = defaultdict(list)
+        for place in places:
+            if place[0] in self.together:
+                sets[self.together[place[0]]].append(place)
+        return sets
+
+    def _converts(self) -> dict[int, str]:
+        """The command of each checkpoint that has tensors twice and can be converted."""
+        checkpoints = dict.fromkeys(f.places[0][0] for f in self.findings if _is(f, "convert"))
+        taken = [f for f in checkpoints if _can_be_converted(self.files[f]) and f not in self.in_deltas]
+        targets = _free([PurePath(self.files[f].path).with_suffix(".ptd").name for f in taken])
+        return {f: convert_command(self.files[f].path, t) for f, t in zip(taken, targets, strict=True)}
+
+    # ------------------------------------------------------------------------------------------- what each finding gets
+
+    def apply(self) -> Iterator[Finding]:
+        """The findings with their commands."""
+        for finding in self.findings:
+            first = finding.places[0][0]
+            if finding.kind is FindingKind.DUPLICATE_FILES:
+                yield from self._of_files(finding)
+            elif first in self.deltas and (_is(finding, "dedup") or _is(finding, "convert")):
+                yield replace(finding, command=self._delta_for(finding, self.deltas[first]))
+            elif _is(finding, "convert"):
+                yield replace(finding, command=self.converts.get(first))
+            elif _is(finding, "dedup"):
+                yield replace(finding, command=self.dedups.get(self.together[first]))
+            else:
+                yield finding
+
+    def _delta_for(self, finding: Finding, delta: _Delta) -> str | None:
+        """The command, if it frees all that a finding within one file claims."""
+        rewritten = finding.kind in {FindingKind.PADDING, FindingKind.UNREFERENCED}
+        gone = all((claim.file, claim.region) in delta.gone for claim in finding.claims)
+        return delta.command if rewritten or gone else None
+
+    def _of_files(self, finding: Finding) -> Iterator[Finding]:
+        """The parts of a finding: what each command frees, and the rest, in which the first place stays."""
+        rest = list(finding.places)
+        for one, places in self._by_set(rest).items():
+            if len(places) > 1 and (command := self.dedups.get(one)):
+                yield self._part(places, command, "move it to one data file that all programs use")
+                rest = [place for place in rest if place not in places[1:]]
+        gone: dict[str, list[_Place]] = defaultdict(list)
+        bases: dict[str, int] = {}
+        for place in rest:
+            delta = self.deltas.get(place[0])
+            if delta is not None and place in delta.gone:
+                gone[delta.command].append(place)
+                bases[delta.command] = delta.family.base
+        for command, places in gone.items():
+            stays = next(place for place in rest if place[0] == bases[command])
+            yield self._part([stays, *places], command, "keep the base whole, and of the others what differs from it")
+            rest = [place for place in rest if place not in places]
+        if len(rest) > 1:
+            yield self._part(rest, None, self._advice(finding, rest))
+
+    def _part(self, places: Sequence[_Place], command: str | None, advice: str) -> Finding:
+        claims = tuple(Claim(f, r, 0, self.files[f].regions[r].nbytes) for f, r in places[1:])
+        return Finding(
+            FindingKind.DUPLICATE_FILES,
+            tuple(places),
+            claims,
+            measure(claims),
+            f"in {len(places)} files",
+            command,
+            advice,
+        )
+
+    def _advice(self, finding: Finding, places: Sequence[_Place]) -> str:
+        """What to do about equal bytes in files that no command takes together."""
+        some = [self.files[f] for f, _ in places]
+        formats = {file.format for file in some}
+        if any(is_url(file.path) for file in some):
+            return "copy the files here: commands take local files"
+        if formats <= DEPLOYED:
+            return self._advice_for_deployed(finding, places)
+        if "pte" in formats:
+            return "deploy the programs without the checkpoint that they were made from"
+        if "gguf" in formats:
+            return "keep one of the files"
+        return "keep one of the files, or give equal tensors equal names, so that one file can be a delta of the other"
+
+    def _advice_for_deployed(self, finding: Finding, places: Sequence[_Place]) -> str:
+        if not all(_can_be_rewritten(self.files[f]) for f, _ in places):
+            return "export again without the bytes that nothing refers to, which a command would lose"
+        if finding.saves < CONNECTING:
+            return "too little in common to share a data file for it"
+        if any(self.files[f].format == "pte" for f, _ in places):
+            return "not in one data file: a key has different bytes in these files; lower them with unique keys"
+        return "not in one data file: a key has different bytes in these files; give one of them other keys"
 
 
-def _convert_commands(files: Sequence[FileReport], findings: Sequence[Finding]) -> dict[int, str]:
-    """The command of each checkpoint that can be converted."""
-    checkpoints = list(dict.fromkeys(f.places[0][0] for f in findings if _is_convert(f)))
-    checkpoints = [f for f in checkpoints if _can_be_converted(files[f])]
-    targets = _free([PurePath(files[f].path).with_suffix(".ptd").name for f in checkpoints])
-    return {f: convert_command(files[f].path, t) for f, t in zip(checkpoints, targets, strict=True)}
+def _numbered(name: str, number: int) -> list[str]:
+    return _free([name] if number == 1 else [f"{name}-{n}" for n in range(1, number + 1)])
 
 
 def _free(names: Sequence[str]) -> list[str]:
@@ -115,26 +283,5 @@ def _can_be_converted(file: FileReport) -> bool:
     return not is_url(file.path) and all(r.layout for r in file.regions if r.kind is RegionKind.TENSOR)
 
 
-def _files(finding: Finding) -> list[int]:
-    return [f for f, _ in finding.places]
-
-
-def _is_convert(finding: Finding) -> bool:
-    return finding.command is not None and finding.command.startswith("blobstore convert ")
-
-
-def _is_dedup(finding: Finding) -> bool:
-    return finding.command is not None and finding.command.startswith("blobstore dedup ")
-
-
-def _conflict(files: Sequence[FileReport]) -> bool:
-    """Whether a key that must stay as it is has two contents."""
-    known: dict[str, object] = {}
-    for file in files:
-        if file.format in DEPLOYED:
-            for region in file.regions:
-                if region.kind in {RegionKind.NAMED_DATA, RegionKind.TENSOR}:
-                    for key in region.keys:
-                        if known.setdefault(key, (region.digest, region.layout)) != (region.digest, region.layout):
-                            return True
-    return False
+def _is(finding: Finding, what: str) -> bool:
+    return finding.command is not None and finding.command.startswith(f"blobstore {what} ")

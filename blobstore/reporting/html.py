@@ -28,6 +28,7 @@ from blobstore.reporting.words import (
     FINDINGS,
     REGIONS,
     branches,
+    by_hand,
     headline,
     region_name,
     short_hashes,
@@ -116,13 +117,13 @@ def _actions(report: ReportData) -> str:
     if rest := sum(nbytes for _, nbytes in ordered[_COMMANDS:]):
         text += f'<p class="action">{size(rest)} by {len(ordered) - _COMMANDS} more commands, see the table.</p>'
     if other := report.total_saves - report.command_saves:
-        text += f'<p class="action">{size(other)} by lowering or exporting again, see the table.</p>'
+        text += f'<p class="action">{size(other)} {by_hand(report)}, see the table.</p>'
     return text
 
 
 def _inputs(command: str) -> str:
     number = len(shlex.split(command)) - 4  # blobstore, the command, -o and the folder
-    return f"in {number} files" if " dedup " in command and number > 1 else ""
+    return f"in {number} files" if command.split()[1] in {"dedup", "delta"} and number > 1 else ""
 
 
 def _problems(report: ReportData) -> str:

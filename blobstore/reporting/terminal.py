@@ -14,7 +14,7 @@ from blobstore.reporting.baseline import Changes, change_lines
 from blobstore.reporting.causes import Cause, grouped
 from blobstore.reporting.model import Finding, FindingKind, RegionKind
 from blobstore.reporting.report_data import Folder, ReportData
-from blobstore.reporting.words import CAUSES, COLORS, FINDINGS, branches, headline, short_paths
+from blobstore.reporting.words import CAUSES, COLORS, FINDINGS, branches, by_hand, headline, short_paths
 
 __all__ = ["WIDTH", "print_changes", "print_report"]
 
@@ -77,7 +77,7 @@ def _print_actions(report: ReportData, console: Console, width: int) -> None:
         left = size(sum(nbytes for _, nbytes in ordered[_COMMANDS:]))
         console.print(Text(f"{left} by {rest} more commands, see --json"), width=width)
     if other := report.total_saves - report.command_saves:
-        console.print(Text(f"{size(other)} by lowering or exporting again: see the list"), width=width)
+        console.print(Text(f"{size(other)} {by_hand(report)}: see the list"), width=width)
     console.print()
 
 

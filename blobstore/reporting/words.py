@@ -18,6 +18,7 @@ __all__ = [
     "FINDINGS",
     "REGIONS",
     "branches",
+    "by_hand",
     "headline",
     "region_name",
     "short_hashes",
@@ -94,6 +95,13 @@ def headline(report: ReportData) -> str:
     if not report.total_saves:
         return f"{total}: nothing is wasted."
     return f"{size(report.total_saves)} of {total} can be saved: {report.total_saves / report.total_bytes:.1%}."
+
+
+def by_hand(report: ReportData) -> str:
+    """How to save what no command saves: programs are lowered again, other files saved again."""
+    places = [place for finding in report.findings if not finding.command for place in finding.places]
+    is_lowered = any(report.files[f].format == "pte" for f, _ in places)
+    return "by lowering or exporting again" if is_lowered else "by saving the files in another way"
 
 
 def region_name(region: Region) -> str:

@@ -16,7 +16,7 @@ from blobstore.reporting import FindingKind, RegionKind, Report
 from blobstore.reporting.html import to_html
 from blobstore.reporting.json_output import to_json
 from tests.formats.ptd.test_format import DATA
-from tests.reporting.planted import Tensor, keys, write_ptd, write_safetensors
+from tests.reporting.planted import Payload, Tensor, keys, write_ptd, write_safetensors
 from tests.reporting.test_planted import accounted, values
 
 
@@ -161,10 +161,14 @@ def test_links_are_one_file(tmp_path: Path) -> None:
     assert not report.findings
 
 
-def test_files_in_which_a_key_has_two_contents_get_no_common_command(tmp_path: Path) -> None:
+def test_files_in_which_a_key_has_two_contents_get_no_common_data_file(tmp_path: Path) -> None:
+    """Data files alone can be deltas of one; beside programs, which find a key once, no command takes them together."""
     shared = values(6, 60, 60)
     for i in range(2):
         write_ptd(tmp_path / f"{i}.ptd", [Tensor.of("same", shared), Tensor.of("key", values(7 + i, 50, 50))])
+    [finding] = report_of(tmp_path).findings
+    assert (finding.command or "").startswith("blobstore delta ")
+    Payload([b"a program"]).write(tmp_path / "m.pte")
     [finding] = report_of(tmp_path).findings
     assert finding.command is None
     assert "different bytes" in finding.advice

@@ -9,7 +9,7 @@ from blobstore.reporting.catalog import Catalog, Place
 from blobstore.reporting.model import Claim, Finding, FindingKind
 from blobstore.reporting.savings import measure
 
-__all__ = ["DEPLOYED", "convert_command", "dedup_command", "make", "whole"]
+__all__ = ["DEPLOYED", "convert_command", "dedup_command", "delta_command", "in_programs", "make", "whole"]
 
 DEPLOYED = {"pte", "ptd"}
 """The formats that `blobstore dedup` rewrites."""
@@ -18,6 +18,11 @@ DEPLOYED = {"pte", "ptd"}
 def whole(catalog: Catalog, places: Iterable[Place], start: int = 0) -> list[Claim]:
     """Claims to whole regions, or to all but their first `start` bytes."""
     return [Claim(f, r, start, catalog.region((f, r)).nbytes) for f, r in places]
+
+
+def in_programs(catalog: Catalog, places: Iterable[Place]) -> bool:
+    """Whether a program has one of the places, so that lowering again is what helps."""
+    return any(catalog.files[f].format == "pte" for f, _ in places)
 
 
 def make(
@@ -43,6 +48,12 @@ def dedup_command(paths: Iterable[str], directory: str = "slim") -> str:
 def convert_command(path: str, target: str) -> str:
     """The command that writes a checkpoint as a data file, where tied weights are stored once."""
     return f"blobstore convert {_argument(path)} {_argument(target)}"
+
+
+def delta_command(base: str, paths: Iterable[str], directory: str = "delta") -> str:
+    """The command that writes of data files and checkpoints what differs from a base."""
+    words = [base, *dict.fromkeys(paths)]
+    return f"blobstore delta {' '.join(_argument(path) for path in words)} -o {_argument(directory)}"
 
 
 def _argument(path: str) -> str:

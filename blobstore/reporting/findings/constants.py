@@ -8,7 +8,7 @@ import numpy as np
 
 from blobstore.core.memory.dtypes import native_dtype
 from blobstore.reporting.catalog import Catalog, Content
-from blobstore.reporting.findings.building import make, whole
+from blobstore.reporting.findings.building import in_programs, make, whole
 from blobstore.reporting.model import Finding, FindingKind
 
 __all__ = ["find"]
@@ -24,7 +24,9 @@ def find(catalog: Catalog) -> Iterator[Finding]:
                 content.places,
                 whole(catalog, content.places, len(element)),
                 detail=_value(content, element),
-                advice="compute it in the model (torch.zeros, torch.full), or leave it out if it has no effect",
+                advice="compute it in the model (torch.zeros, torch.full), or leave it out if it has no effect"
+                if in_programs(catalog, content.places)
+                else "leave it out, and make it after loading (torch.zeros, torch.full)",
             )
 
 

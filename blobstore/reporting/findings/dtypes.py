@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from blobstore.core.memory.layout import ScalarType
 from blobstore.reporting.catalog import Catalog, Content
-from blobstore.reporting.findings.building import make, whole
+from blobstore.reporting.findings.building import in_programs, make, whole
 from blobstore.reporting.findings.kept import Kept
 from blobstore.reporting.model import Finding, FindingKind
 
@@ -42,13 +42,14 @@ def find(catalog: Catalog, relations: Sequence[Relation], kept: Kept) -> list[Fi
     for wide, narrow, name in relations:
         gone, stays = (narrow, wide) if kept.of(wide) is wide else (wide, narrow)
         source = wide.layout.scalar_type.name.lower() if wide.layout is not None else "float"
+        verb = "export" if in_programs(catalog, catalog.places([stays, gone])) else "save both files"
         findings.append(
             make(
                 FindingKind.OTHER_DTYPE,
                 catalog.places([stays, gone]),
                 whole(catalog, catalog.places([gone])),
                 detail=f"{source} values that {name} holds exactly",
-                advice=f"export with {name} weights; no value changes",
+                advice=f"{verb} with {name} weights; no value changes",
             )
         )
     return findings

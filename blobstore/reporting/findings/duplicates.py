@@ -15,8 +15,8 @@ __all__ = ["find"]
 def find(catalog: Catalog) -> Iterator[Finding]:
     """What would be saved if every content were stored once; of each content, the first place stays.
 
-    First within each file, then between files that `blobstore dedup` takes, then between all others; these three
-    do not overlap.
+    First within each file, then between files; these two do not overlap. Which files a command takes together is decided
+    later, when all findings are there.
     """
     for content in catalog.contents:
         if len(content.places) < 2:
@@ -41,25 +41,15 @@ def _weights(catalog: Catalog, content: Content, places: Sequence[Place]) -> Ite
         if len(of_file) > 1:
             yield _within(catalog, content, of_file)
     firsts = [of_file[0] for of_file in by_file.values()]
-    deployed = [place for place in firsts if catalog.files[place[0]].format in DEPLOYED]
-    others = [place for place in firsts if catalog.files[place[0]].format not in DEPLOYED]
-    if len(deployed) > 1:
+    if len(firsts) > 1:
+        deployed = [place for place in firsts if catalog.files[place[0]].format in DEPLOYED]
+        places = [*deployed, *(place for place in firsts if place not in deployed)]
         yield make(
             FindingKind.DUPLICATE_FILES,
-            deployed,
-            whole(catalog, deployed[1:]),
-            detail=f"in {len(deployed)} files",
-            command=dedup_command(catalog.files[f].path for f, _ in deployed),
-            advice="move it to one data file that all programs use",
-        )
-    kept = [*deployed[:1], *others]
-    if len(kept) > 1:
-        yield make(
-            FindingKind.DUPLICATE_FILES,
-            kept,
-            whole(catalog, kept[1:]),
-            detail=f"in {len(kept)} files",
-            advice="keep one of the files, or save only the differences from it",
+            places,
+            whole(catalog, places[1:]),
+            detail=f"in {len(places)} files",
+            command=dedup_command(catalog.files[f].path for f, _ in deployed) if len(deployed) > 1 else None,
         )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from blobstore.reporting.catalog import Catalog, Content
 from blobstore.reporting.engine import Engine
-from blobstore.reporting.findings.building import make, whole
+from blobstore.reporting.findings.building import in_programs, make, whole
 from blobstore.reporting.findings.kept import Kept
 from blobstore.reporting.fingerprint import fold_for
 from blobstore.reporting.model import Finding, FindingKind
@@ -96,13 +96,16 @@ def find(catalog: Catalog, relations: Sequence[Relation], kept: Kept) -> list[Fi
         if len(gone) == 2:  # both give way to a third, as a finding of another class says; alone, one would stay
             gone = [other]
         first = [content for content in (tensor, other) if content not in gone]
+        lowered = in_programs(catalog, catalog.places([tensor, other]))
         findings.append(
             make(
                 FindingKind.OTHER_LAYOUT,
                 catalog.places([*first, *gone]),
                 whole(catalog, catalog.places(gone)),
                 detail=_describe(tensor, factors, order),
-                advice="lower all programs so that the backend stores this weight in one layout",
+                advice="lower all programs so that the backend stores this weight in one layout"
+                if lowered
+                else "save one of them, and reorder it after loading",
             )
         )
     return findings

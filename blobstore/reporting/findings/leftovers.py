@@ -18,6 +18,7 @@ def find(catalog: Catalog) -> Iterator[Finding]:
     """At most two findings a file."""
     for f, file in enumerate(catalog.files):
         claims = _padding(f, file)
+        command = dedup_command([file.path]) if file.format == "ptd" else None  # a program's places are carried over
         lost = sum(claim.stop - claim.start for claim in claims)
         if lost >= LEAST_PADDING and lost * 200 >= file.size:
             total = file.by_kind[RegionKind.PADDING]
@@ -26,11 +27,13 @@ def find(catalog: Catalog) -> Iterator[Finding]:
                 [(claim.file, claim.region) for claim in claims],
                 claims,
                 detail=f"{total:,} bytes of padding, {total - lost:,} would do",
-                advice="write it with a smaller segment alignment; keep small blobs in the program (--keep-small)",
+                command=command,
+                advice="write the file again"
+                if command
+                else "write it with a smaller segment alignment; keep small blobs in the program (--keep-small)",
             )
         unused = [(f, r) for r, region in enumerate(file.regions) if region.kind is RegionKind.UNREFERENCED]
         if unused:
-            command = dedup_command([file.path]) if file.format == "ptd" else None  # a program's are carried over
             yield make(
                 FindingKind.UNREFERENCED,
                 unused,

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 
-from blobstore.reporting.catalog import Catalog, Content
+from blobstore.reporting.catalog import Catalog, Content, Place
 from blobstore.reporting.engine import Engine
-from blobstore.reporting.findings.building import make, whole
+from blobstore.reporting.findings.building import DEPLOYED, make, whole
 from blobstore.reporting.findings.kept import Kept
 from blobstore.reporting.model import Finding, FindingKind
 from blobstore.reporting.proofs import count_differences
@@ -64,11 +64,17 @@ def _in_group(members: list[Content], catalog: Catalog, engine: Engine, kept: Ke
                     catalog.places([base, content]),
                     whole(catalog, content.places, kept_bytes),
                     detail=f"{differ:,} of {elements:,} elements differ",
-                    advice="deploy the differences as a delta of the other",
+                    advice=_advice(catalog, [*base.places, *content.places]),
                     share=differ / elements,
                 )
             )
     return findings
+
+
+def _advice(catalog: Catalog, places: Sequence[Place]) -> str:
+    if {catalog.files[f].format for f, _ in places} <= DEPLOYED:
+        return "publish one as a version on top of the other (blobstore publish --base): devices fetch what differs"
+    return "save one of them, and of the other the elements that differ"
 
 
 def _likely_bases(members: list[Content], kept: Kept) -> dict[Content, list[Content]]:
