@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import shutil
 import struct
 import subprocess
 import sys
@@ -192,7 +193,7 @@ def cost(command: Sequence[Any], folder: Path) -> tuple[subprocess.CompletedProc
     return done, float(seconds), int(peak)
 
 
-@pytest.mark.parametrize("command", ["report", "inspect", "diff", "verify", "convert", "dedup", "fuse"])
+@pytest.mark.parametrize("command", ["report", "inspect", "diff", "verify", "convert", "delta", "dedup", "fuse"])
 @pytest.mark.parametrize("name", BOMBS)
 def test_a_small_file_costs_little(name: str, command: str, bombs: Path, tmp_path: Path) -> None:
     path = bombs / name
@@ -200,6 +201,7 @@ def test_a_small_file_costs_little(name: str, command: str, bombs: Path, tmp_pat
         "report": ["--no-cache"],
         "diff": [path],
         "convert": [tmp_path / ("x.ptd" if name.endswith("safetensors") else "x.safetensors")],
+        "delta": [shutil.copy(path, tmp_path / f"copy-{name}"), "-o", tmp_path / "out"] if command == "delta" else [],
         "dedup": ["-o", tmp_path / "out"],
         "fuse": ["-o", tmp_path / "out.pte"],
     }

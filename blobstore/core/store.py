@@ -17,8 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
-
 from blobstore.core.disk.folders import folders
 from blobstore.core.disk.kinds import Format
 from blobstore.core.disk.progress import Progress
@@ -41,7 +39,7 @@ from blobstore.core.formats.keys import OF_PROGRAMS, WORKING_COPY, suggest
 from blobstore.core.formats.ptd.manifest import is_keyed_manifest
 from blobstore.core.formats.ptd.reader import open_ptd
 from blobstore.core.formats.ptd.writer import MAX_ALIGNMENT, Entry, write_ptd
-from blobstore.core.memory.buffers import same_bytes
+from blobstore.core.memory.buffers import address_of, same_bytes
 from blobstore.core.memory.digest import Digest, digest
 from blobstore.core.memory.distinct import Distinct
 from blobstore.core.memory.layout import ScalarType, TensorLayout
@@ -170,7 +168,7 @@ class BlobStore:
         check_length(view)
         if is_keyed_manifest(key, view):
             raise InvalidKeyError(f"key {key!r} is reserved for manifests if the blob begins as a manifest does")
-        memory = _memory(view)
+        memory = address_of(view)
         address = self._address(view, memory)
         if key in self._base_keys:
             self._check_base(key, view, layout)
@@ -219,7 +217,7 @@ class BlobStore:
         except BaseException:
             self._keys, self._in_base = keys, in_base
             for view, _ in self._blobs[blobs:]:
-                del self._by_memory[_memory(view)]
+                del self._by_memory[address_of(view)]
             del self._blobs[blobs:]
             self._by_contents = Distinct()
             for number, (view, address) in enumerate(self._blobs):
@@ -402,11 +400,6 @@ class BlobStore:
             raise KeyConflictError(f"key {key!r} is in the store as {entry.layout}, now as {layout}")
         if tag != entry.tag:
             raise KeyConflictError(f"key {key!r} is in the store with the tag {entry.tag!r}, now with {tag!r}")
-
-
-def _memory(view: memoryview) -> tuple[int, int]:
-    """The address and the length of a view."""
-    return (np.frombuffer(view, np.uint8).__array_interface__["data"][0] if len(view) else 0), len(view)
 
 
 def nbytes(entries: Iterable[Entry]) -> int:

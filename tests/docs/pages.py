@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -9,8 +10,9 @@ from typing import Any
 
 import torch
 
-from blobstore import dedup_programs
+from blobstore import dedup_programs, report, save_file
 from blobstore.lowering.export import lower, quiet
+from blobstore.reporting.json_output import to_json
 from tests import models
 
 __all__ = ["PAGES"]
@@ -23,12 +25,32 @@ def _checkpoint(path: Path, module: Any) -> None:
 
 
 def _dedup(folder: Path, names: dict[str, Any]) -> None:
-    """Two programs of one model, its checkpoint, and a program of another one."""
+    """Two programs of one model, its checkpoint, a program of another one, and data files."""
     model = models.mlp()
+    one, two = torch.arange(3000.0), torch.arange(3000.0) / 7
+    for name, tensors in {
+        "base": {"w": one, "v": two},
+        "copy": {"w": one, "v": two},
+        "renamed": {"x": one, "y": two},
+    }.items():
+        save_file(tensors, folder / f"{name}.ptd")
     for name in ("a", "b"):
         model.write(folder / "old", name)
     models.mlp(seed=1).write(folder / "more", "c")
     _checkpoint(folder / "model.safetensors", model.methods["forward"][0])
+
+
+def _report(folder: Path, names: dict[str, Any]) -> None:
+    """A program with the report on it, a checkpoint, and two fine-tunes."""
+    from safetensors.torch import save_file as save_safetensors
+
+    models.mlp().write(folder / "models", "a")
+    (folder / "report.json").write_text(json.dumps(to_json(report(folder / "models"))))
+    models.mlp().write(folder / "models", "b")
+    one, two = torch.arange(3000.0), torch.arange(3000.0) / 7
+    save_safetensors({"w": one, "v": two}, folder / "base.safetensors")
+    save_safetensors({"w": one, "v": one / 3}, folder / "tuned-1.safetensors")
+    save_file({"w": one, "v": two / 3}, folder / "tuned-2.ptd")
 
 
 def _readme(folder: Path, names: dict[str, Any]) -> None:
@@ -209,6 +231,7 @@ PAGES: dict[str, Callable[[Path, dict[str, Any]], None]] = {
     "docs/howto/packed.md": _packed,
     "docs/howto/processes.md": _processes,
     "docs/language-models.md": _language_models,
+    "docs/report.md": _report,
     "docs/runtime.md": _runtime,
     "docs/safetensors.md": _safetensors,
 }

@@ -6,10 +6,15 @@ import numpy as np
 
 from blobstore.core.memory.mapped_file import check_length
 
-__all__ = ["first_difference", "same_bytes"]
+__all__ = ["address_of", "first_difference", "same_bytes"]
 
 _CHUNK = 1 << 20  # bytes; the buffer of the comparison stays in the processor's cache
 _SHORT = 1 << 10  # bytes; copying so few is faster than setting up a comparison
+
+
+def address_of(view: memoryview) -> tuple[int, int]:
+    """The address and the length of a view."""
+    return (np.frombuffer(view, np.uint8).__array_interface__["data"][0] if len(view) else 0), len(view)
 
 
 def same_bytes(a: memoryview, b: memoryview) -> bool:
