@@ -86,6 +86,16 @@ class Compared:
         return _where(self.new, self.follows)
 
     @cached_property
+    def still_there(self) -> set[tuple[int, Content, tuple[str, ...]]]:
+        """Contents, or what is in their place, that the newer report has in the same file under the same first key."""
+        return {
+            (self.files[f], content, self.new.region((f, r)).keys[:1])
+            for content, places in self.after.items()
+            for f, r in places
+            if f in self.files
+        }
+
+    @cached_property
     def _names_before(self) -> set[tuple[int, str]]:
         return {
             (g, name)
@@ -191,6 +201,8 @@ def _wastes(report: ReportData, follows: Mapping[Content, Content], files: Mappi
     """Waste by what it is about: contents and how they are related, or a file and what it has too much of."""
     wastes: dict[Hashable, _Waste] = defaultdict(_Waste)
     for finding in report.findings:
+        if not finding.places:  # no report that was made has such a finding, but one that was read may
+            continue
         kind: Hashable = "equal" if finding.kind in _EQUAL else finding.kind
         if finding.kind in _OF_FILES:
             about: Hashable = frozenset(files.get(f, report.files[f].path) for f, _ in finding.places)
@@ -246,13 +258,14 @@ def _alignment(report: ReportData, f: int) -> int:
 
 def _copies(two: Compared, now: _Waste, grown: int) -> Iterator[Cause]:
     """Why one content is stored more often: each additional copy has a cause."""
-    [content] = _contents(two, now)
-    before, after = two.before.get(content, []), now.places
+    content, after = _contents(two, now)[0], now.places
+    before = two.before.get(content, [])
     nbytes = two.new.region(after[0]).nbytes
     additional = _additional(two, before, after)[-max(-(-grown // nbytes), 1) :]
+    former = _Former(two, content, before)
     kinds: dict[CauseKind, list[Place]] = defaultdict(list)
     for place in additional or after[-1:]:
-        kinds[_why_copied(two, content, before, place)].append(place)
+        kinds[former.why_copied(place)].append(place)
     left = grown
     for number, (kind, places) in enumerate(kinds.items(), 1):
         cost = left if number == len(kinds) else min(left, nbytes * len(places))
@@ -288,30 +301,33 @@ def _additional(two: Compared, before: Sequence[Place], after: Sequence[Place]) 
     return [place for place in after if place in left]
 
 
-def _why_copied(two: Compared, content: Content, before: Sequence[Place], place: Place) -> CauseKind:
-    """Why a content is at a place where it was not before."""
-    region, g = two.new.region(place), two.files.get(place[0])
-    of_file = [two.old.region(former) for former in before if former[0] == g]
-    if region.kind is RegionKind.PAYLOAD and g is not None:
-        return CauseKind.LOWERED_TWICE
-    if of_file:
+class _Former:
+    """Where a content was in the older report."""
+
+    def __init__(self, two: Compared, content: Content, before: Sequence[Place]) -> None:
+        self._two = two
+        self._names: dict[int, set[str]] = defaultdict(set)
+        for g, r in before:
+            self._names[g].update(names_of_region(two.old.region((g, r))))
+        data_files = {g for g in self._names if two.old.files[g].format == "ptd"}
+        self._was_in_data_file = bool(data_files)
+        self._left_data_files = data_files.isdisjoint(two.files.get(f) for f, _ in two.after[content])
+
+    def why_copied(self, place: Place) -> CauseKind:
+        """Why the content is at a place where it was not before."""
+        region, g = self._two.new.region(place), self._two.files.get(place[0])
         names = names_of_region(region)
-        kept = {key for former in of_file for key in names_of_region(former)}.intersection(names)
-        return CauseKind.KEY if names and not kept else CauseKind.COPIES
-    if any(two.had(g, name) for name in names_of_region(region)):
-        return CauseKind.EQUAL
-    if _left_a_data_file(two, content, before, is_new=g is None):
-        return CauseKind.DATA_FILE
-    if g is None:
-        return CauseKind.ADDED_FILE
-    return CauseKind.EQUAL if before else CauseKind.ADDED
-
-
-def _left_a_data_file(two: Compared, content: Content, before: Sequence[Place], *, is_new: bool) -> bool:
-    """Whether a data file had a content that a file which was there has itself now, or that the data file no longer has."""
-    had = {f for f, _ in before if two.old.files[f].format == "ptd"}
-    have = {two.files.get(f) for f, _ in two.after.get(content, ())}
-    return bool(had and not had & have) if is_new else bool(had)
+        if region.kind is RegionKind.PAYLOAD and g is not None:
+            return CauseKind.LOWERED_TWICE
+        if g in self._names:
+            return CauseKind.KEY if names and self._names[g].isdisjoint(names) else CauseKind.COPIES
+        if any(self._two.had(g, name) for name in names):
+            return CauseKind.EQUAL
+        if self._was_in_data_file and (g is not None or self._left_data_files):
+            return CauseKind.DATA_FILE
+        if g is None:
+            return CauseKind.ADDED_FILE
+        return CauseKind.EQUAL if self._names else CauseKind.ADDED
 
 
 # ---------------------------------------------------------------------------------------------------- gained sharing
@@ -331,7 +347,11 @@ def _contents_before(two: Compared, waste: _Waste) -> list[Content]:
 def _why_gained(two: Compared, was: _Waste) -> CauseKind:
     """What became of the places that are no longer waste."""
     stay = set(two.files.values())
-    gone = [place for place in was.places if not _is_still_there(two, place)]
+    gone = [
+        place
+        for place in was.places
+        if (place[0], content_of(region := two.old.region(place)), region.keys[:1]) not in two.still_there
+    ]
     if gone and not any(f in stay for f, _ in gone):
         return CauseKind.REMOVED
     contents = set(_contents_before(two, was))
@@ -346,10 +366,3 @@ def _why_gained(two: Compared, was: _Waste) -> CauseKind:
     if not any(content in two.after for content in contents):
         return CauseKind.REMOVED
     return CauseKind.SHARED if gone else CauseKind.CHANGED
-
-
-def _is_still_there(two: Compared, place: Place) -> bool:
-    """Whether the file still has these bytes, or others in their place, as a blob of their own under one of the keys."""
-    region = two.old.region(place)
-    there = [two.new.region(p) for p in two.after.get(content_of(region), ()) if two.files.get(p[0]) == place[0]]
-    return any(region.keys[:1] == now.keys[:1] for now in there)
