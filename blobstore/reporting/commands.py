@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import PurePath
@@ -56,8 +56,9 @@ class _Commands:
 
     Attributes:
         for_deltas: the files that can be deltas.
-        together: for each file that `dedup` takes, the files that it takes with it.
-        dedups: the command for each such set of files.
+        sets: files that `dedup` takes together; a file is in one of them at most.
+        set_of: for each such file the number of its set.
+        dedups: by the number of a set, the command.
         deltas: by member, the delta that it becomes.
         in_deltas: the members and their bases.
         converts: by checkpoint, its command.
@@ -66,16 +67,16 @@ class _Commands:
     def __init__(self, files: Sequence[FileReport], findings: Sequence[Finding]) -> None:
         self.files, self.findings = files, findings
         self.for_deltas = can_be_delta(files)
-        self.together = self._together()
-        united = {f for one in self.together.values() if len(one) > 1 for f in one}
-        self.deltas = self._deltas(united)
+        self.sets = self._sets()
+        self.set_of = {f: number for number, one in enumerate(self.sets) for f in one}
+        self.deltas = self._deltas()
         self.in_deltas = {f for one in self.deltas.values() for f in (one.family.base, *one.family.members)}
         self.dedups = self._dedups()
         self.converts = self._converts()
 
     # ------------------------------------------------------------------------------------------- which files go together
 
-    def _together(self) -> dict[int, tuple[int, ...]]:
+    def _sets(self) -> list[tuple[int, ...]]:
         """Sets of files that share a data file. Data files alone that cannot all share one are left for deltas."""
         dedups = [finding for finding in self.findings if _is(finding, "dedup")]
         connecting = [finding for finding in dedups if finding.saves >= CONNECTING]
@@ -90,13 +91,19 @@ class _Commands:
         by_root: dict[int, list[Finding]] = defaultdict(list)
         for finding in connecting:
             by_root[groups.root(self._deployed(finding)[0])].append(finding)
-        together: dict[int, tuple[int, ...]] = {}
+        every: list[tuple[int, ...]] = []
         for root, some in members.items():
-            sets = self._without_conflict(sorted(some), by_root[root])
-            if len(sets) > 1 and self.for_deltas >= some.keys():
-                sets = [(f,) for f in sorted(some)]
-            together.update((f, one) for one in sets for f in one)
-        return together
+            if self.for_deltas >= some.keys() and self._is_divided(some):
+                every += [(f,) for f in sorted(some)]
+            else:
+                every += self._without_conflict(sorted(some), by_root[root])
+        return every
+
+    def _is_divided(self, some: Iterable[int]) -> bool:
+        """Whether a key has several contents in some files."""
+        contents: dict[str, object] = {}
+        keys = (item for f in some for item in self._fixed_keys(f).items())
+        return any(contents.setdefault(key, what) != what for key, what in keys)
 
     def _without_conflict(self, members: Sequence[int], connecting: Sequence[Finding]) -> list[tuple[int, ...]]:
         """The files in as few sets as a look at each file in order gives, of files that a blob connects and no key divides."""
@@ -131,7 +138,9 @@ class _Commands:
 
     # ----------------------------------------------------------------------------------------------------- the commands
 
-    def _deltas(self, united: set[int]) -> dict[int, _Delta]:
+    def _deltas(self) -> dict[int, _Delta]:
+        """Families of what `dedup` does not take together."""
+        united = {f for one in self.sets if len(one) > 1 for f in one}
         candidates = {
             f
             for finding in self.findings
@@ -148,28 +157,30 @@ class _Commands:
             deltas.update(dict.fromkeys(family.members, _Delta(family, command, gone)))
         return deltas
 
-    def _dedups(self) -> dict[tuple[int, ...], str]:
+    def _dedups(self) -> dict[int, str]:
         """The command of each set of files that a finding is in; what saves most has the first folder."""
-        weights: dict[tuple[int, ...], int] = defaultdict(int)
+        weights: dict[int, int] = defaultdict(int)
         for finding in self.findings:
             if _is(finding, "dedup"):
-                for one, places in self._by_set(finding.places).items():
-                    if len(places) > 1 or len({f for f, _ in finding.places}) == 1:
-                        weights[one] += finding.saves
-        taking = sorted(
-            (one for one in weights if all(_can_be_rewritten(self.files[f]) and f not in self.in_deltas for f in one)),
-            key=lambda one: (-weights[one], one),
-        )
+                within = finding.kind is not FindingKind.DUPLICATE_FILES
+                for number, places in self._by_set(finding.places).items():
+                    if within or len(places) > 1:
+                        weights[number] += finding.saves
+        taken = [
+            number
+            for number in sorted(weights, key=lambda number: (-weights[number], number))
+            if all(_can_be_rewritten(self.files[f]) and f not in self.in_deltas for f in self.sets[number])
+        ]
         return {
-            one: dedup_command([self.files[f].path for f in one], directory)
-            for one, directory in zip(taking, _numbered("slim", len(taking)), strict=True)
+            number: dedup_command([self.files[f].path for f in self.sets[number]], directory)
+            for number, directory in zip(taken, _numbered("slim", len(taken)), strict=True)
         }
 
-    def _by_set(self, places: Sequence[_Place]) -> dict[tuple[int, ...], list[_Place]]:
-        sets: dict[tuple[int, ...], list[_Place]] = defaultdict(list)
+    def _by_set(self, places: Sequence[_Place]) -> dict[int, list[_Place]]:
+        sets: dict[int, list[_Place]] = defaultdict(list)
         for place in places:
-            if place[0] in self.together:
-                sets[self.together[place[0]]].append(place)
+            if place[0] in self.set_of:
+                sets[self.set_of[place[0]]].append(place)
         return sets
 
     def _converts(self) -> dict[int, str]:
@@ -192,7 +203,7 @@ class _Commands:
             elif _is(finding, "convert"):
                 yield replace(finding, command=self.converts.get(first))
             elif _is(finding, "dedup"):
-                yield replace(finding, command=self.dedups.get(self.together[first]))
+                yield replace(finding, command=self.dedups.get(self.set_of[first]))
             else:
                 yield finding
 
@@ -204,22 +215,23 @@ class _Commands:
 
     def _of_files(self, finding: Finding) -> Iterator[Finding]:
         """The parts of a finding: what each command frees, and the rest, in which the first place stays."""
-        rest = list(finding.places)
-        for one, places in self._by_set(rest).items():
-            if len(places) > 1 and (command := self.dedups.get(one)):
+        freed: set[_Place] = set()
+        for number, places in self._by_set(finding.places).items():
+            if len(places) > 1 and (command := self.dedups.get(number)):
                 yield self._part(places, command, "move it to one data file that all programs use")
-                rest = [place for place in rest if place not in places[1:]]
-        gone: dict[str, list[_Place]] = defaultdict(list)
-        bases: dict[str, int] = {}
-        for place in rest:
+                freed.update(places[1:])
+        gone: dict[int, list[_Place]] = defaultdict(list)
+        for place in finding.places:
             delta = self.deltas.get(place[0])
             if delta is not None and place in delta.gone:
-                gone[delta.command].append(place)
-                bases[delta.command] = delta.family.base
-        for command, places in gone.items():
-            stays = next(place for place in rest if place[0] == bases[command])
-            yield self._part([stays, *places], command, "keep the base whole, and of the others what differs from it")
-            rest = [place for place in rest if place not in places]
+                gone[delta.family.base].append(place)
+                freed.add(place)
+        of_file = dict(finding.places)
+        for base, places in gone.items():
+            command = self.deltas[places[0][0]].command
+            advice = "keep the base whole, and of the others what differs from it"
+            yield self._part([(base, of_file[base]), *places], command, advice)
+        rest = [place for place in finding.places if place not in freed]
         if len(rest) > 1:
             yield self._part(rest, None, self._advice(finding, rest))
 

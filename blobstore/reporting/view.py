@@ -8,6 +8,7 @@ from pathlib import Path
 
 from blobstore.core.disk.kinds import Format
 from blobstore.core.disk.staging import Staging
+from blobstore.core.errors import UnsupportedDataError
 from blobstore.core.memory.mapped_file import as_path
 from blobstore.reporting.baseline import Changes, compare_reports
 from blobstore.reporting.html import to_html
@@ -37,7 +38,16 @@ class Report(ReportData):
         return summary(self)
 
     def since(self, baseline: ReportData) -> Changes:
-        """What changed from an earlier report to this one, and why."""
+        """What changed from an earlier report to this one, and why.
+
+        Args:
+            baseline: the earlier report; `load_report` reads one from JSON.
+
+        Raises:
+            UnsupportedDataError: it is not a report.
+        """
+        if not isinstance(baseline, ReportData):
+            raise UnsupportedDataError(f"baseline: expected a report, found a {type(baseline).__qualname__}")
         return compare_reports(baseline, self)
 
     def to_html(self, path: str | os.PathLike[str], *, baseline: ReportData | None = None, force: bool = False) -> Path:
@@ -54,6 +64,7 @@ class Report(ReportData):
         Raises:
             FileAccessError: the folder is missing or cannot be written, or the disk is full; nothing was changed.
             OutputPathError: a file of another format is there, and `force` is not set.
+            UnsupportedDataError: `baseline` is not a report.
         """
         target = as_path(path)
         text = to_html(self, self.since(baseline) if baseline is not None else None).encode()

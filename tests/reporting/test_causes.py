@@ -16,7 +16,8 @@ from typer.testing import CliRunner
 
 import blobstore
 from blobstore.cli.app import app
-from blobstore.reporting import Report
+from blobstore.errors import UnsupportedDataError
+from blobstore.reporting import Report, load_report
 from blobstore.reporting.baseline import Changes
 from blobstore.reporting.causes import Cause
 from blobstore.reporting.json_output import from_json, to_json
@@ -439,6 +440,17 @@ def test_causes_are_on_the_terminal_in_json_and_on_the_page(baseline: Path) -> N
     assert "&lt;b&gt;w" in page and "<b>w" not in page.split("<script")[0]
     run(baseline / "models", "--html", baseline / "page.html")
     assert "What changed</h2>" not in (baseline / "page.html").read_text()
+
+
+def test_a_baseline_is_a_report(baseline: Path) -> None:
+    """Not the path of one, nor its JSON."""
+    report = blobstore.report(baseline / "models")
+    assert report.since(load_report(baseline / "old.json")).lost
+    wrong: Any
+    for wrong in (baseline / "old.json", "old.json", {}):
+        with pytest.raises(UnsupportedDataError, match="baseline: expected a report, found a"):
+            report.to_html(baseline / "new.html", baseline=wrong)
+    assert not (baseline / "new.html").exists()
 
 
 def test_a_baseline_of_an_earlier_version_is_read(baseline: Path) -> None:

@@ -42,8 +42,11 @@ def _weights(catalog: Catalog, content: Content, places: Sequence[Place]) -> Ite
             yield _within(catalog, content, of_file)
     firsts = [of_file[0] for of_file in by_file.values()]
     if len(firsts) > 1:
-        deployed = [place for place in firsts if catalog.files[place[0]].format in DEPLOYED]
-        places = [*deployed, *(place for place in firsts if place not in deployed)]
+        deployed, others = (
+            [place for place in firsts if (catalog.files[place[0]].format in DEPLOYED) is taken]
+            for taken in (True, False)
+        )
+        places = [*deployed, *others]
         yield make(
             FindingKind.DUPLICATE_FILES,
             places,
