@@ -451,7 +451,7 @@ def test_commands_are_copied_as_they_are(zoo_report: Report) -> None:
         assert screen.app.clipboard == " && ".join(commands)
         assert screen.app.copied == [*list(commands)[:2], " && ".join(commands)]
 
-    browse(zoo_report, steps)
+    browse(zoo_report, steps, (80, 60))
 
 
 def test_the_whole_command_is_shown(zoo_report: Report) -> None:

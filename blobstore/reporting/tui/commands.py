@@ -14,6 +14,7 @@ from blobstore.reporting.after import after
 from blobstore.reporting.tui.cells import FAINT, STRONG, column, counted, fit, folded
 from blobstore.reporting.tui.facts import Facts
 from blobstore.reporting.tui.view import Details, View
+from blobstore.reporting.words import by_hand
 
 __all__ = ["Commands", "Some"]
 
@@ -66,7 +67,7 @@ class Commands(View):
         report = self._facts.report
         other = report.total_saves - report.command_saves
         text = Text(f"{size(report.command_saves)} by commands")
-        return text.append(f", {size(other)} by lowering or exporting again" if other else "")
+        return text.append(f", {size(other)} {by_hand(report)}" if other else "")
 
     def columns(self, width: int) -> Text:
         """Names above the columns."""
@@ -109,4 +110,4 @@ class Commands(View):
 def _inputs(command: str) -> int:
     """How many files a command reads: all its words but its name, -o and what it writes."""
     words = shlex.split(command)
-    return len(words) - 4 if words[1] == "dedup" else 1
+    return 1 if words[1] == "convert" else len(words) - 4
