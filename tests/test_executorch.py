@@ -26,7 +26,8 @@ PUBLIC = {"executorch.exir", "executorch.runtime", "executorch.backends.xnnpack.
 
 
 def pretend_version(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
-    monkeypatch.setattr(importlib.metadata, "version", lambda name: version)
+    actual = importlib.metadata.version
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: version if name == "executorch" else actual(name))
 
 
 @pytest.mark.parametrize("version", ["1.5", "1.5.0", "1.5.1+cpu", "1.5.9"])
@@ -145,7 +146,8 @@ def test_without_executorch(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(importlib.metadata, "version", missing)
     with pytest.raises(
-        MissingDependencyError, match=r"needs executorch: pip install 'executorch-blobstore\[executorch\]'"
+        MissingDependencyError,
+        match=r"needs executorch 1\.5, which is not installed: pip install 'executorch-blobstore\[executorch\]'",
     ):
         executorch.check()
 

@@ -1,10 +1,13 @@
-"""The name that pip knows the package by; what is imported is `blobstore`, which was taken on PyPI."""
+"""The names that pip knows the packages by; what is imported is `blobstore`, which was taken on PyPI."""
 
 from __future__ import annotations
 
-__all__ = ["DISTRIBUTION", "install"]
+__all__ = ["DISTRIBUTION", "RUNTIME", "install"]
 
 DISTRIBUTION = "executorch-blobstore"
+
+RUNTIME = f"{DISTRIBUTION}-runtime"
+"""The native package, `blobstore_runtime` where it is imported."""
 
 
 def install(extra: str) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from blobstore.core.distribution import install
 from blobstore.core.errors import MissingDependencyError
+from blobstore.core.requirements import check_lowering
 
 if TYPE_CHECKING:
     from blobstore.llm.export import export_llm
@@ -20,6 +21,7 @@ __all__ = ["export_llm"]
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    check_lowering("export_llm")
     try:
         module = importlib.import_module(f"{__name__}.export")
     except MissingDependencyError:

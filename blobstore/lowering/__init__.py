@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from blobstore.core.distribution import install
 from blobstore.core.errors import MissingDependencyError
+from blobstore.core.requirements import check_lowering
 
 if TYPE_CHECKING:
     from blobstore.lowering.export import lower, quiet
@@ -33,12 +34,13 @@ _MODULES = {"lower": "export", "quiet": "export", "restore_names": "pt2e", "to_n
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    check_lowering()
     try:
         module = importlib.import_module(f"{__name__}.{_MODULES.get(name, 'plugin')}")
     except MissingDependencyError:
         raise
-    except ImportError as error:
-        raise MissingDependencyError(f"lowering needs executorch: {install('executorch')}") from error
+    except ImportError as error:  # it is there, but something that it needs is not
+        raise MissingDependencyError(f"lowering needs all of executorch: {install('executorch')} ({error})") from error
     return getattr(module, name)
 
 

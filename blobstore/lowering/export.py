@@ -74,7 +74,7 @@ def lower(
         The program, for `save_programs` or with ExecuTorch's own `write_to_file` and `write_tensor_data_to_file`.
 
     Raises:
-        MissingDependencyError: executorch is not installed.
+        MissingDependencyError: torch or executorch is not installed, or has another version than the supported one.
         InvalidTagError: `tag` is not a plain file name.
         UnsupportedDataError: `model` is neither a module with `args` nor methods; or `partitioners` is not a function, but
             a list or a partitioner.
@@ -86,7 +86,9 @@ def lower(
             from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
             from executorch.exir import ExecutorchBackendConfig, to_edge_transform_and_lower
         except ImportError as error:
-            raise MissingDependencyError(f"lowering needs executorch: {install('executorch')}") from error
+            raise MissingDependencyError(
+                f"lowering needs all of executorch: {install('executorch')} ({error})"
+            ) from error
 
         def through_xnnpack() -> Sequence[Partitioner]:
             if file is None:

@@ -8,7 +8,6 @@ the parameters and fields of everything that is wrapped, called or read.
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 import inspect
 from collections.abc import Iterable, Mapping
 from operator import attrgetter
@@ -16,6 +15,7 @@ from typing import Any
 
 from blobstore.core.distribution import install
 from blobstore.core.errors import MissingDependencyError
+from blobstore.core.requirements import SUPPORTED, check_lowering, installed, is_supported
 
 try:
     from executorch.backends.xnnpack import xnnpack_preprocess
@@ -39,7 +39,6 @@ else:
     _import_error = None
 
 __all__ = [
-    "SUPPORTED",
     "BackendDetails",
     "CompileSpec",
     "DataEntry",
@@ -62,9 +61,6 @@ __all__ = [
     "get_tensor_name",
     "xnnpack_preprocess",
 ]
-
-SUPPORTED = "1.5"
-"""The version of ExecuTorch whose internals are known."""
 
 _XNNPACK = "executorch.backends.xnnpack"
 _SCHEMA = f"{_XNNPACK}.serialization.xnnpack_graph_schema"
@@ -174,16 +170,16 @@ def check() -> None:
     """Check that the installed ExecuTorch is the one whose internals are known.
 
     Raises:
-        MissingDependencyError: it is not installed, has another version, or its internals differ. The message names the
-            supported version, the one that was found, and every difference.
+        MissingDependencyError: it or torch is not installed, has another version, or its internals differ. The message
+            names the supported version, the one that was found, and every difference.
     """
-    found = _version()
-    if found is None:
-        raise MissingDependencyError(f"this needs executorch: {install('executorch')}") from _import_error
+    found = installed("executorch")
+    if found is None or is_supported("executorch", found):
+        check_lowering()
     differences = [*_differences(_PARAMETERS, exact=True), *_differences(_FIELDS, exact=False)]
     if _import_error is not None and not differences:
         differences.append(str(_import_error))
-    if not f"{found}.".startswith(f"{SUPPORTED}."):
+    if found is not None and not is_supported("executorch", found):
         differences = differences or ["its internals look the same, but nothing was tested with it"]
     _refuse(found, differences)
 
@@ -198,7 +194,7 @@ def __getattr__(name: str) -> Any:
         raise MissingDependencyError(
             f"exporting language models needs more packages ({error}): {install('llm')}"
         ) from error
-    _refuse(_version(), list(_differences(_PARAMETERS_OF_LANGUAGE_MODELS, exact=True)))
+    _refuse(installed("executorch"), list(_differences(_PARAMETERS_OF_LANGUAGE_MODELS, exact=True)))
     globals().update(imported)
     return imported[name]
 
@@ -212,16 +208,9 @@ def _imported(place: str) -> Any:
 def _refuse(found: str | None, differences: list[str]) -> None:
     if differences:
         raise MissingDependencyError(
-            f"blobstore needs executorch {SUPPORTED}, found executorch {found}: {'; '.join(differences)}. "
+            f"blobstore needs executorch {SUPPORTED['executorch']}, found executorch {found}: {'; '.join(differences)}. "
             f"To install it: {install('executorch')}"
         ) from _import_error
-
-
-def _version() -> str | None:
-    try:
-        return importlib.metadata.version("executorch")
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def _differences(modules: Mapping[str, Mapping[str, str]], *, exact: bool) -> Iterable[str]:

@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from blobstore.core import errors
-from blobstore.core.distribution import install
+from blobstore.core.distribution import RUNTIME, install
 from blobstore.core.memory.layout import ScalarType, TensorLayout
 from blobstore.core.memory.mapped_file import as_path
 from blobstore.core.memory.tensors import as_bytes, in_dim_order, to_numpy, to_torch
+from blobstore.core.requirements import check_runtime
 
 __all__ = [
     "NativeLayout",
@@ -42,6 +43,7 @@ _LIBRARIES = (
 
 def _import_native() -> Any:
     """Import the native module, linked to the same libraries that `executorch` uses in this process."""
+    check_runtime()
     try:
         spec = importlib.util.find_spec("executorch")
         for folder in spec.submodule_search_locations or () if spec else ():
@@ -51,10 +53,15 @@ def _import_native() -> Any:
                     ctypes.CDLL(str(path))
         _name_openvino()
         from blobstore_runtime import _native
-    except ImportError as error:
-        raise errors.MissingDependencyError(
-            f"running programs needs the native package: {install('runtime')} ({error})"
-        ) from error
+    except (ImportError, OSError) as error:  # OSError: a library of executorch does not load
+        if importlib.util.find_spec("blobstore_runtime") is None:
+            message = f"running programs needs the native package: {install('runtime')} ({error})"
+        else:
+            message = (
+                f"the native package is installed and does not load ({error}). To install it again: "
+                f"pip install --force-reinstall --no-deps {RUNTIME}"
+            )
+        raise errors.MissingDependencyError(message) from error
     return _native
 
 

@@ -9,18 +9,26 @@ training.publish(serving_cache)
 training.save("checkpoint.ptd", optimizer)
 """
 
-from blobstore.core.distribution import install
-from blobstore.core.errors import MissingDependencyError
+from __future__ import annotations
 
-try:
+from typing import TYPE_CHECKING, Any
+
+from blobstore.core.lazy import lazily
+from blobstore.core.requirements import check_lowering
+
+if TYPE_CHECKING:
     from blobstore.training.joint_export import lower_training
     from blobstore.training.training_program import TrainingProgram
-except MissingDependencyError:
-    raise
-except ImportError as error:
-    raise MissingDependencyError(f"training needs torch and executorch: {install('executorch')}") from error
 
 __all__ = ["TrainingProgram", "lower_training"]
+
+_HOME = {"TrainingProgram": "training_program", "lower_training": "joint_export"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        check_lowering("training")
+    return lazily(__name__, _HOME, name)
 
 
 def __dir__() -> list[str]:

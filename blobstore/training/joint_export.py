@@ -62,14 +62,14 @@ def lower_training(
             module with the inputs; or ExecuTorch cannot lower the step, as with batch normalization in train().
         GradientError: the program's loss or gradients differ from those of eager PyTorch. The message names the
             parameters, and the operators that only their gradients depend on.
-        MissingDependencyError: executorch is not installed.
+        MissingDependencyError: torch or executorch is not installed, or has another version than the supported one.
     """
     _check_arguments(module, inputs, tag)
     try:
         from executorch.exir import EdgeCompileConfig, to_edge
         from torch.export.experimental import _export_forward_backward
     except ImportError as error:
-        raise MissingDependencyError(f"lowering needs executorch: {install('executorch')}") from error
+        raise MissingDependencyError(f"lowering needs all of executorch: {install('executorch')} ({error})") from error
 
     name = type(module).__name__
     try:

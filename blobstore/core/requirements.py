@@ -1,0 +1,79 @@
+"""The versions of other packages that lowering and the native runtime need, and the error if there is another one.
+
+Files, reports and releases work with any version of them, or with none.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+
+from blobstore.core.distribution import RUNTIME, install
+from blobstore.core.errors import MissingDependencyError
+from blobstore.core.version import __version__
+
+__all__ = ["SUPPORTED", "check_lowering", "check_runtime", "installed", "is_supported"]
+
+SUPPORTED = {"executorch": "1.5", "torch": "2.13"}
+"""What the extra `executorch` installs, and what lowering is tested with: any release of these versions."""
+
+
+def installed(package: str) -> str | None:
+    """The version of a package as pip knows it; None if pip does not know the package."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def is_supported(package: str, version: str) -> bool:
+    """Whether lowering works with this version of a package."""
+    return re.match(rf"{re.escape(SUPPORTED[package])}(?![0-9])", version) is not None
+
+
+def check_lowering(what: str = "lowering") -> None:
+    """Check the versions of torch and executorch.
+
+    Args:
+        what: what needs them, for the message.
+
+    Raises:
+        MissingDependencyError: one of them is not installed, or has another version. The message has both versions.
+    """
+    for package, version in SUPPORTED.items():
+        found = installed(package)
+        if found is None or not is_supported(package, found):
+            raise _error(what, package, version, found, "executorch")
+
+
+def check_runtime() -> None:
+    """Check that the native package belongs to this package, and that the executorch is there that it was built for.
+
+    Without pip's records, as in a bundled application, nothing is known and nothing is refused.
+
+    Raises:
+        MissingDependencyError: one of them has another version, or there is no executorch. The message has both versions.
+    """
+    runtime = installed(RUNTIME)
+    if runtime is None:
+        return
+    if runtime != __version__:
+        raise _error(f"blobstore {__version__}", RUNTIME, __version__, runtime, "runtime")
+    needed = _pinned(RUNTIME, "executorch")
+    found = installed("executorch")
+    if needed is not None and (found or "").partition("+")[0] != needed:
+        raise _error(f"{RUNTIME} {runtime}", "executorch", needed, found, "runtime")
+
+
+def _pinned(package: str, needed: str) -> str | None:
+    """The one version of another package that a package needs."""
+    for requirement in importlib.metadata.requires(package) or ():
+        if match := re.match(rf"{re.escape(needed)}\s*\(?==\s*([\w.]+)", requirement):
+            return match[1]
+    return None
+
+
+def _error(what: str, package: str, version: str, found: str | None, extra: str) -> MissingDependencyError:
+    if found is None:
+        return MissingDependencyError(f"{what} needs {package} {version}, which is not installed: {install(extra)}")
+    return MissingDependencyError(f"{what} needs {package} {version}, found {package} {found}: {install(extra)}")
