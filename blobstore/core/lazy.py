@@ -8,13 +8,14 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-def lazily(package: str, home: Mapping[str, str], name: str) -> Any:
+def lazily(package: str, home: Mapping[str, str], name: str, moved: Mapping[str, tuple[str, str]] | None = None) -> Any:
     """What the `__getattr__` of a package returns; later uses find it in the package itself.
 
     Args:
         package: its name.
         home: for each name, the module below the package that defines it.
         name: the one that is looked up.
+        moved: for each deprecated name, the one that replaced it and the warning; each use of such a name warns.
 
     Raises:
         AttributeError: the package has no such name.
@@ -22,6 +23,11 @@ def lazily(package: str, home: Mapping[str, str], name: str) -> Any:
     import sys
     from importlib import import_module
 
+    if moved and name in moved:
+        from blobstore.core.deprecation import warn
+
+        name, message = moved[name]
+        warn(message, stacklevel=3)  # this function, `__getattr__`, and the user
     if name not in home:
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
     value = getattr(import_module(f"{package}.{home[name]}"), name)
