@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -20,13 +21,21 @@ import tempfile
 import zipfile
 from pathlib import Path
 
+import sbom
+
 from tests import machines
 
 ROOT = Path(__file__).parents[1]
-PYTHONS = ("3.10", "3.11", "3.12", "3.13")
+PYTHONS = re.findall(r"Python :: (3\.\d+)\"", (ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 CROSS = "aarch64"
 GLIBC = range(17, 29)  # ExecuTorch's wheels need 2.28
 QUIET = ("--quiet", "--disable-pip-version-check")
+DESCRIBED = (
+    "cli",
+    "gguf",
+    "releases",
+    "report",
+)  # the extras that an SBOM covers; those with torch have pins of their own
 TOOLS = ("scikit-build-core>=0.11", "nanobind>=2.4", "cmake>=3.28", "ninja")
 PROJECTS = {"executorch_blobstore": ROOT, "executorch_blobstore_runtime": ROOT / "runtime_bindings"}
 
@@ -48,21 +57,28 @@ def main() -> None:
             (archive,) = out.glob(f"{name}-*.tar.gz")
             check_archive(archive)
             (native_wheels if name == "executorch_blobstore_runtime" else pure_wheel)(pythons, archive, out)
-    run(sys.executable, "-m", "twine", "check", "--strict", *sorted(out.iterdir()))
+    run(sys.executable, "-m", "twine", "check", "--strict", *artifacts(out))
     for path in sorted(out.glob("*.whl")):
         check_wheel(path)
     for version in pythons:
         smoke(version, out, native=not options.pure)
+    if missing := [path.name for path in artifacts(out) if not (out / "sbom" / f"{path.name}.cdx.json").exists()]:
+        sys.exit(f"{', '.join(missing)}: no SBOM")
     emulated = []
     if not options.pure and cross_compiler() and shutil.which(f"qemu-{CROSS}-static"):
         emulated = [version for version in pythons if version in machines.DEBIAN]
     for version in emulated:
         smoke_emulated(version, out)
-    say(f"\n{out}: " + ", ".join(sorted(path.name for path in out.iterdir())))
+    say(f"\n{out}: " + ", ".join(path.name for path in artifacts(out)) + ", and an SBOM of each in sbom/")
     say(f"tried with Python {', '.join(pythons)}")
     if missing := [version for version in PYTHONS if version not in pythons]:
         say(f"not tried with Python {', '.join(missing)}")
     say(f"tried on {CROSS}, emulated, with Python {', '.join(emulated) or 'none'}")
+
+
+def artifacts(out: Path) -> list[Path]:
+    """What is published."""
+    return sorted([*out.glob("*.whl"), *out.glob("*.tar.gz")])
 
 
 def interpreter(version: str) -> str | None:
@@ -150,12 +166,16 @@ def check_archive(archive: Path) -> None:
 
 
 def check_wheel(path: Path) -> None:
-    """A wheel has its types and its licences."""
+    """A wheel has its types, its licences and its SBOM."""
     with zipfile.ZipFile(path) as opened:
         names = set(opened.namelist())
     package = path.name.split("-")[0].removeprefix("executorch_")
     (information,) = {name.split("/")[0] for name in names if ".dist-info/" in name}
-    licences = ["LICENSE"] if package == "blobstore" else ["LICENSE", "third_party/xxhash/LICENSE"]
+    vendored = [] if package == "blobstore" else ["nanobind", "robin_map", "xxhash"]
+    licences = ["LICENSE", *(f"third_party/{name}/LICENSE" for name in vendored)]
+    inside = sbom.embedded(path).get("components", [])
+    if not set(vendored) <= {one["name"].lower().replace("-", "_") for one in inside}:
+        sys.exit(f"{path.name}: its SBOM lacks one of {', '.join(vendored)}")
     require(path, names, [f"{package}/py.typed", *(f"{information}/licenses/{name}" for name in licences)])
     if strange := sorted(name for name in names if not name.startswith((f"{package}/", information))):
         sys.exit(f"{path.name}: it would install {strange[0]}")
@@ -181,6 +201,23 @@ def smoke(version: str, out: Path, *, native: bool) -> None:
         run(python, "-m", "pip", "install", *QUIET, *wheels)
         script = Path(__file__).with_name("smoke.py")
         run(python, "-I", "-W", "error", script, *(["--native"] if native else []), cwd=place)
+        run(python, "-m", "pip", "install", *QUIET, f"{pure}[{','.join(DESCRIBED)}]")
+        describe(version, out, python)
+
+
+def describe(version: str, out: Path, python: Path) -> None:
+    """Write the SBOM of what was built for this Python, and of what is for all Pythons."""
+    folder = out / "sbom"
+    folder.mkdir(exist_ok=True)
+    for name in PROJECTS:
+        wheels = [
+            *out.glob(f"{name}-*-cp{version.replace('.', '')}-*.whl"),
+            *out.glob(f"{name}-*-none-any.whl"),
+        ]
+        for wheel in wheels:
+            sbom.write(wheel, wheel, python, folder)
+        for archive in out.glob(f"{name}-*.tar.gz") if wheels else ():
+            sbom.write(archive, wheels[0], python, folder)
 
 
 def smoke_emulated(version: str, out: Path) -> None:
