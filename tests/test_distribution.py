@@ -15,8 +15,15 @@ tomllib = pytest.importorskip("tomllib", reason="Python 3.10 reads no TOML")
 ROOT = Path(__file__).parents[1]
 TEXTS = [
     path
-    for pattern in ("*.md", "docs/**/*.md", "blobstore/**/*.py", "examples/**/*.py", "runtime_bindings/*.md")
+    for pattern in (
+        *("*.md", "docs/**/*.md", "runtime_bindings/*.md", "schema/*.md", "mkdocs.yml", ".github/**/*.*"),
+        *("*.toml", "runtime_bindings/*.toml", "Makefile", ".ci/run", "*.py", "packaging/*.py", "campaigns/**/*.py"),
+        *("blobstore/**/*.py", "blobstore/**/*.js", "blobstore/**/*.html", "examples/**/*.py", "benchmarks/*.py"),
+        *("runtime_bindings/**/CMakeLists.txt", "runtime_bindings/cmake/*", "runtime_bindings/src/**/*.*"),
+        *("runtime_bindings/include/**/*.h", "runtime_bindings/python/*.cpp", "examples/cpp/*"),
+    )
     for path in sorted(ROOT.glob(pattern))
+    if path.is_file()
 ]
 
 

@@ -17,6 +17,7 @@ import torch
 
 import blobstore
 from blobstore.adapters import read_adapter
+from blobstore.cli.app import app
 from blobstore.releases import pull
 from blobstore.runtime import BlobCache, Program
 from blobstore.training import TrainingProgram
@@ -110,6 +111,38 @@ def test_a_report_is_a_baseline(folder: Path, monkeypatch: pytest.MonkeyPatch) -
     printed = golden.printed(["report", "whole.pte", "--no-cache", "--baseline", "report.json", "--json"])
     changes = json.loads(printed)["changes"]
     assert [changes[field] for field in ("bytes", "saves", "new", "gone", "added")] == [0, 0, [], [], []]
+
+
+@release
+def test_a_later_index_is_read_or_refused_by_its_format(folder: Path, tmp_path: Path) -> None:
+    """As docs/stability.md says: new fields are ignored, a later format is an error of the library."""
+    shutil.copytree(folder / "release", tmp_path / "release")
+    path = tmp_path / "release" / "model" / "1" / "index.json"
+    index = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps({**index, "later": {"than": "this"}}), encoding="utf-8")
+    pull(str(path.parent), tmp_path / "device")
+    assert (tmp_path / "device" / "current" / "model.pte").exists()
+    path.write_text(json.dumps({**index, "format": "blobstore.release.2"}), encoding="utf-8")
+    with pytest.raises(blobstore.errors.InvalidFileError, match=r"blobstore\.release\.2"):
+        pull(str(path.parent), tmp_path / "other")
+
+
+@release
+def test_a_later_report_is_read_or_refused_by_its_version(folder: Path, tmp_path: Path) -> None:
+    report = json.loads((folder / "report.json").read_text(encoding="utf-8"))
+    for changes, code in (({"later": 1}, 0), ({"version": report["version"] + 1}, 3)):
+        (tmp_path / "baseline.json").write_text(json.dumps({**report, **changes}), encoding="utf-8")
+        line = [
+            "report",
+            str(folder / "whole.pte"),
+            "--no-cache",
+            "--json",
+            "--baseline",
+            str(tmp_path / "baseline.json"),
+        ]
+        with pytest.raises(SystemExit) as left:
+            app(line)
+        assert left.value.code == code, changes
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import blobstore
+from tests import machines
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -22,6 +23,34 @@ PROJECTS = [ROOT, ROOT / "runtime_bindings"]
 
 def project(folder: Path) -> dict[str, Any]:
     return tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))
+
+
+def pythons(folder: Path = ROOT) -> list[str]:
+    """The Pythons that a package supports: its classifiers are the one place that lists them."""
+    classifiers = project(folder)["project"]["classifiers"]
+    return [
+        version for one in classifiers for version in re.findall(r"^Programming Language :: Python :: (3\.\d+)$", one)
+    ]
+
+
+def test_the_pythons_are_the_same_everywhere() -> None:
+    """In both packages, in what CI tests, on the page, and where a build names the oldest."""
+    supported = pythons()
+    assert supported == [f"3.{minor}" for minor in range(10, 15)]
+    assert pythons(ROOT / "runtime_bindings") == supported
+    assert project(ROOT)["tool"]["ruff"]["target-version"] == "py" + supported[0].replace(".", "")
+    assert (
+        f"find_package(Python {supported[0]} " in (ROOT / "runtime_bindings" / "python" / "CMakeLists.txt").read_text()
+    )
+    assert set(machines.DEBIAN) <= set(supported)
+    page = (ROOT / "docs" / "install.md").read_text(encoding="utf-8")
+    for part in ("`blobstore`: files, command line, report", "`executorch-blobstore-runtime`, Python"):
+        cells = re.findall(rf"^\| {re.escape(part)} \| Linux x86-64 \| ([^|]+) \|", page, re.MULTILINE)
+        assert sorted(",".join(cells).replace(" ", "").split(","), key=lambda one: int(one[2:])) == supported
+    (line,) = re.findall(
+        r"^\| Python \| ([\d.]+) to ([\d.]+) \|", (ROOT / "docs" / "stability.md").read_text(), re.MULTILINE
+    )
+    assert list(line) == [supported[0], supported[-1]]
 
 
 def test_both_packages_have_one_version() -> None:
@@ -41,10 +70,9 @@ def test_what_pypi_shows(folder: Path) -> None:
     about = project(folder)["project"]
     assert {"Homepage", "Documentation", "Changelog", "Issues", "Source"} <= set(about["urls"])
     assert about["authors"] and about["keywords"] and about["description"]
-    for version in ("3.10", "3.11", "3.12", "3.13"):
-        assert f"Programming Language :: Python :: {version}" in about["classifiers"]
+    assert pythons(folder)[0] == about["requires-python"].removeprefix(">=")
     for name in about["license-files"]:
-        assert (folder / name).is_file()
+        assert list(folder.glob(name)), name
 
 
 def test_the_extras_are_listed() -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-__all__ = ["DISTRIBUTION", "RUNTIME", "install"]
+__all__ = ["DISTRIBUTION", "OPENVINO", "RUNTIME", "install"]
 
 DISTRIBUTION = "executorch-blobstore"
 
 RUNTIME = f"{DISTRIBUTION}-runtime"
 """The native package, `blobstore_runtime` where it is imported."""
+
+OPENVINO = "pip install --no-deps 'openvino>=2025.1,<2026'"
+"""What ExecuTorch 1.5 takes. It is no extra, because openvino asks for a package that reports what its users do, and for
+an older numpy than it needs."""
 
 
 def install(extra: str) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from blobstore.core.distribution import install
+from blobstore.core.distribution import OPENVINO
 from blobstore.core.errors import MissingDependencyError, UnsupportedDataError
 
 __all__ = ["BACKEND_ID", "comparable", "openvino_partitioner"]
@@ -46,9 +46,7 @@ def openvino_partitioner(device: str = "CPU", **options: Any) -> Any:
 
         partitioner = _import("partitioner").OpenvinoPartitioner
     except ImportError as error:
-        raise MissingDependencyError(
-            f"lowering for OpenVINO needs more packages ({error}): {install('openvino')}"
-        ) from error
+        raise MissingDependencyError(f"lowering for OpenVINO needs more packages ({error}): {OPENVINO}") from error
     try:
         return partitioner([CompileSpec("device", device.encode())], **options)
     except TypeError as error:

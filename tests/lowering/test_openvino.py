@@ -345,5 +345,5 @@ def test_without_openvino(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in sys.modules if name.startswith("executorch.backends.openvino")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr(builtins, "__import__", missing)
-    with pytest.raises(MissingDependencyError, match=r"'openvino'.*pip install 'executorch-blobstore\[openvino\]'"):
+    with pytest.raises(MissingDependencyError, match=r"'openvino'.*pip install --no-deps 'openvino>=2025"):
         openvino_partitioner()
