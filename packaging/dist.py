@@ -30,12 +30,7 @@ PYTHONS = re.findall(r"Python :: (3\.\d+)\"", (ROOT / "pyproject.toml").read_tex
 CROSS = "aarch64"
 GLIBC = range(17, 29)  # ExecuTorch's wheels need 2.28
 QUIET = ("--quiet", "--disable-pip-version-check")
-DESCRIBED = (
-    "cli",
-    "gguf",
-    "releases",
-    "report",
-)  # the extras that an SBOM covers; those with torch have pins of their own
+DESCRIBED = ("cli", "gguf", "releases", "report")  # extras that an SBOM covers: those without torch
 TOOLS = ("scikit-build-core>=0.11", "nanobind>=2.4", "cmake>=3.28", "ninja")
 PROJECTS = {"executorch_blobstore": ROOT, "executorch_blobstore_runtime": ROOT / "runtime_bindings"}
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import subprocess
 import sys
@@ -51,7 +52,8 @@ def write(artifact: Path, wheel: Path, python: Path, folder: Path) -> Path:
 def environment(python: Path) -> dict[str, Any]:
     """All packages of an environment, as CycloneDX's own tool describes it."""
     command = (sys.executable, "-m", "cyclonedx_py", "environment", "--output-reproducible", "--sv", SPECIFICATION)
-    done = subprocess.run([*command, str(python)], check=True, stdout=subprocess.PIPE, text=True)
+    own = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}  # which adds packages to it
+    done = subprocess.run([*command, str(python)], check=True, stdout=subprocess.PIPE, text=True, env=own)
     document: dict[str, Any] = json.loads(done.stdout)
     return document
 

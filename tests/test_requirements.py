@@ -49,6 +49,7 @@ LOWERING = [
     ("lowering", "from blobstore.lowering import BlobStorePartitioner"),
     ("training", "from blobstore.training import lower_training"),
     ("training", "from blobstore.training import TrainingProgram"),
+    ("lowering for OpenVINO", "from blobstore.lowering import openvino; openvino.openvino_partitioner()"),
     ("export_llm", "from blobstore.llm import export_llm"),
 ]
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from blobstore.core.distribution import OPENVINO
 from blobstore.core.errors import MissingDependencyError, UnsupportedDataError
+from blobstore.core.requirements import check_lowering
 
 __all__ = ["BACKEND_ID", "comparable", "openvino_partitioner"]
 
@@ -36,14 +37,15 @@ def openvino_partitioner(device: str = "CPU", **options: Any) -> Any:
         options: further arguments of the partitioner.
 
     Raises:
-        MissingDependencyError: openvino or executorch is not installed.
+        MissingDependencyError: openvino, torch or executorch is not installed, or another version than the supported one.
         UnsupportedDataError: `device` is not a text, or the partitioner does not have one of the options.
     """
     if not isinstance(device, str) or not device:
         raise UnsupportedDataError(f"device must be the name of one, such as 'CPU', not {device!r}")
-    try:
-        from blobstore.runtime.executorch import CompileSpec
+    check_lowering("lowering for OpenVINO")
+    from blobstore.runtime.executorch import CompileSpec
 
+    try:
         partitioner = _import("partitioner").OpenvinoPartitioner
     except ImportError as error:
         raise MissingDependencyError(f"lowering for OpenVINO needs more packages ({error}): {OPENVINO}") from error
