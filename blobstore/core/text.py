@@ -11,7 +11,10 @@ __all__ = ["parse_size", "printable", "quoted", "saving", "size"]
 
 def printable(text: object) -> str:
     """Text in which every character that does not print is spelled out, so that it does nothing to a terminal or a page."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape", "backslashreplace").decode() for c in str(text))
+    shown = str(text)
+    if shown.isprintable():
+        return shown
+    return "".join(c if c.isprintable() else c.encode("unicode_escape", "backslashreplace").decode() for c in shown)
 
 
 def size(nbytes: int) -> str:

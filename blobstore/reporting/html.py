@@ -49,6 +49,7 @@ _SCRIPTS = (
     "commands.js",
     "tree.js",
     "copies.js",
+    "search.js",
     "address.js",
     "map.js",
     "table.js",
@@ -71,10 +72,11 @@ def to_html(report: ReportData, changes: Changes | None = None) -> str:
         "actions": _actions(report),
         "problems": _problems(report),
         "changes": changes_section(changes) if changes is not None else "",
+        "notes": "".join(f'<p class="notice">{html.escape(printable(note))}</p>' for note in report.notes),
         "legend": _legend(report),
         "folders": _folders(branches(report.folders)),
         "groups": _groups(report, names),
-        "footer": f"{len(report.findings):,} findings; bytes that two findings claim are counted once.",
+        "footer": _footer(report),
         "data": _packed(json.dumps(_data(report, names), separators=(",", ":")).encode()),
         "js": "\n".join(_page(name) for name in _SCRIPTS),
     }
@@ -133,6 +135,12 @@ def _problems(report: ReportData) -> str:
     return f'<div class="notice">Not read, and not in the numbers:<ul>{items}</ul></div>'
 
 
+def _footer(report: ReportData) -> str:
+    if not report.findings:
+        return ""
+    return f"{len(report.findings):,} findings; bytes that two findings claim are counted once."
+
+
 def _legend(report: ReportData) -> str:
     items = [(kind.value, FINDINGS[kind], size(counted)) for kind, (_, _, counted) in report.by_kind.items() if counted]
     structure = sum(file.by_kind.get(RegionKind.STRUCTURE, 0) for file in report.files)
@@ -141,7 +149,7 @@ def _legend(report: ReportData) -> str:
         items += [("stays", "stays", size(stays)), ("structure", "headers and tables", size(structure))]
     return "".join(
         f'<li><span class="swatch k-{kind}" style="background:var(--c-{kind})"></span>'
-        f'<span>{words}</span> <span class="faint">{nbytes}</span></li>'
+        f'<span>{words} <span class="faint">{nbytes}</span></span></li>'
         for kind, words, nbytes in items
     )
 

@@ -91,6 +91,8 @@ CAUSES = {
 
 def headline(report: ReportData) -> str:
     """The answer in a sentence."""
+    if not report.files:
+        return "No file could be read." if report.problems else "There are no files."
     total = f"{size(report.total_bytes)} in {len(report.files)} file{'s' * (len(report.files) != 1)}"
     if not report.total_saves:
         return f"{total}: nothing is wasted."

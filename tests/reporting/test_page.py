@@ -247,9 +247,41 @@ def test_an_empty_report_has_a_page(browser: Any, tmp_path: Path) -> None:
     path = tmp_path / "empty.html"
     path.write_text(to_html(blobstore.report([])))
     opened = Opened(browser, path, "light")
-    assert "nothing is wasted" in opened.page.locator("h1").inner_text()
+    assert opened.page.locator("h1").inner_text() == "There are no files."
     assert opened.page.locator("#common").count() == opened.page.locator("#folders").count() == 0
-    assert not opened.page.locator("#map-section").is_visible()
+    assert not opened.page.locator("#map-section, #table, .skip").first.is_visible()
+    opened.context.close()
+    assert opened.complaints == []
+
+
+def test_a_report_in_which_nothing_was_read_does_not_praise(browser: Any, tmp_path: Path) -> None:
+    (tmp_path / "<b>cut.ptd").write_bytes(b"cut")
+    path = blobstore.report([tmp_path]).to_html(tmp_path / "bad.html")
+    opened = Opened(browser, path, "light")
+    assert opened.page.locator("h1").inner_text() == "No file could be read."
+    assert "<b>cut.ptd" in opened.page.locator("header .notice").inner_text()
+    opened.context.close()
+
+
+def test_a_file_without_findings_shows_its_bytes(browser: Any, tmp_path: Path) -> None:
+    """One file fills the map down to its tensors, and the table lists them; what there is not is not offered."""
+    tensors = [
+        Tensor.of(f"layers.{i}.{part}.weight", values(9 + 2 * i + at, 60, 50))
+        for i in range(7)
+        for at, part in enumerate("qk")
+    ]
+    write_ptd(tmp_path / "a.ptd", tensors)
+    opened = Opened(browser, blobstore.report([tmp_path]).to_html(tmp_path / "one.html"), "light")
+    page = opened.page
+    words = page.locator("#map .tile .words").all_inner_texts()
+    assert sum(text.startswith("q.weight\n60 x 50 float") for text in words) == 7
+    assert not page.locator("#map-colors, #map-when").first.is_visible()
+    assert len(opened.rows()) > 14
+    page.locator("#show-findings").click()
+    assert page.locator("#none").inner_text() == "There are no findings."
+    page.locator("#show-blobs").click()
+    page.locator("#filter").fill("no such thing")
+    assert page.locator("#none").inner_text() == "Nothing matches the filter."
     opened.context.close()
     assert opened.complaints == []
 
@@ -366,6 +398,7 @@ def test_tensors_of_a_large_file_are_grouped_by_module(zoo: Opened) -> None:
     tiles = page.locator("#map > .tile")
     assert tiles.first.locator(".words").first.inner_text().split()[0] == "backbone"
     tiles.first.click(position={"x": 20, "y": 8})
+    page.mouse.move(1, 1)
     assert page.locator("#map-chosen").inner_text().startswith("checkpoints/language-tiny.safetensors: backbone: ")
     page.keyboard.press("Home")
     page.keyboard.press("Enter")
@@ -547,6 +580,7 @@ def test_the_map_is_searched(opened: Opened) -> None:
     assert page.locator("#map-count").inner_text() == f"11 found, {size(11 * 9 * 9 * 4)}"
     assert page.locator("#map > .dim").count() == 3
     page.keyboard.press("Enter")
+    assert page.locator("#map-count").inner_text().startswith("1 of 11 found")
     first = page.locator("#map-chosen").inner_text()
     assert first.startswith("a.ptd: own.1")
     assert page.locator("#map .chosen-tile").count() == 1
@@ -648,3 +682,69 @@ def test_the_map_shows_the_files_after_a_command(zoo: Opened, zoo_report: Report
     assert not page.locator("#map-table").is_visible()
     page.locator("#map-when button", has_text="Now").click()
     assert page.locator("#map .saved").count() == 0
+
+
+def test_a_search_colors_the_bytes_that_it_finds(zoo: Opened, zoo_report: Report) -> None:
+    """Also in a tile that holds other bytes; a match is shown in its file, however deep it is."""
+    page = zoo.page
+    page.locator("#color-kind").click()
+    page.locator("#map-search").fill("backbone.2 float")
+    found = [
+        region.nbytes
+        for file in zoo_report.files
+        for region in file.regions
+        if "backbone.2." in region.name and region.element_type == "float"
+    ]
+    areas = page.evaluate(
+        """Array.from(document.querySelectorAll("#map .tile"), (tile) => {
+            const {width, height} = tile.getBoundingClientRect();
+            const parts = [...tile.style.background.matchAll(/var\\(--c-(\\w+)\\)(?: ([\\d.]+)% ([\\d.]+)%)?/g)];
+            return parts.map(([, kind, from, to]) => [kind, width * height * (to ? to - from : 100)]);
+        }).flat()"""
+    )
+    bright = sum(area for kind, area in areas if kind != "rest")
+    share = sum(found) / zoo_report.total_bytes
+    assert bright / sum(area for _, area in areas) == pytest.approx(share, rel=0.15)
+    page.locator("#map-search").press("Enter")
+    assert page.locator("#map-path [aria-current]").inner_text().strip().endswith(".pte")
+    assert "backbone.2.weight" in page.evaluate("map.describe(map.match)")
+    assert page.locator("#map > .tile").count() > 1
+    assert page.evaluate("document.querySelector('#map .chosen-tile').dataset.id == map.match.id")
+
+
+def test_what_is_under_the_pointer_is_described(opened: Opened) -> None:
+    page = opened.page
+    before = page.locator("#map-chosen").inner_text()
+    page.locator("#map .tile .tile", has_text="tied").first.hover()
+    said = page.locator("#map-chosen").inner_text()
+    assert said.startswith(
+        "a.ptd: tied: 12.0 KB, tensors, float 60 x 50; tied weight, written twice 12.0 KB; also in w, b.safetensors: "
+    )
+    page.mouse.move(1, 1)
+    assert page.locator("#map-chosen").inner_text() == before
+
+
+def test_the_way_keeps_the_focus(zoo: Opened) -> None:
+    """Who goes back by the keyboard is still where the way is."""
+    page = zoo.page
+    page.locator("#map [tabindex='0']").focus()
+    page.keyboard.press("Enter")
+    page.keyboard.press("Enter")
+    page.locator("#map-path button").nth(1).focus()
+    page.keyboard.press("Enter")
+    assert page.locator("#map-path button").count() == 2
+    assert page.evaluate("document.activeElement.getAttribute('aria-current')") == "true"
+
+
+def test_a_command_breaks_between_paths(browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not at the hyphens of one; what is copied is the command."""
+    for name in ("minilm-128", "minilm-256"):
+        write_ptd(tmp_path / f"{name}.ptd", [Tensor.of("w", values(1, 60, 50))])
+    monkeypatch.chdir(tmp_path)
+    report = blobstore.report(["."])
+    opened = Opened(browser, report.to_html(tmp_path / "report.html"), "light", 390)
+    code = opened.page.locator("header .command code")
+    assert code.evaluate("node => node.textContent") == report.findings[0].command
+    heights = code.evaluate("node => [...node.children].map((word) => word.getClientRects().length)")
+    assert set(heights) == {1}
+    opened.context.close()

@@ -22,7 +22,7 @@ function element(tag, text, attributes = {}) {
 function size(nbytes) {
   let value = nbytes;
   for (const unit of ["B", "KB", "MB", "GB"]) {
-    if (value < 999.5) return unit === "B" ? `${value} B` : `${Number(value.toPrecision(3))} ${unit}`;
+    if (value < 999.5) return unit === "B" ? `${value} B` : `${value.toPrecision(3)} ${unit}`;
     value /= 1000;
   }
   return `${Number(value.toPrecision(3))} TB`;

@@ -4,6 +4,8 @@ const command = {
   // A button that copies, and one that unfolds what is longer than a line or two.
   dress(box) {
     const code = box.querySelector("code");
+    const words = code.textContent.split(" ").map((word) => element("span", word));  // a path does not break at its hyphens
+    code.replaceChildren(...words.flatMap((word, i) => (i ? [" ", word] : [word])));
     const tools = element("div", undefined, { class: "tools" });
     const copy = element("button", "Copy", { type: "button", class: "copy" });
     copy.addEventListener("click", async () => {

@@ -1,6 +1,7 @@
 // Which blobs belong together: those that a finding says are the same, or follow from each other.
 
 const TURN = 137.508;  // degrees between the hues of two families of files, so that neighbors differ
+const LISTED = 6;  // groups in the legend
 const CONNECTING = 4096;  // bytes in common that make two files a family; fewer are equal by accident
 
 // Sets that are joined step by step: root(one) is the same for all of a set.
@@ -102,7 +103,50 @@ const copies = {
     }
     const shown = [...names].slice(0, 3).join(", ");
     const more = names.size > 3 ? ` and ${names.size - 3} more` : "";
-    return names.size ? `; goes with ${shown}${more}` : "";
+    return names.size ? `; also in ${shown}${more}` : "";
+  },
+
+  // The largest groups and their colors, and what the other colors mean.
+  legend() {
+    const item = (background, text, faint = "") => {
+      const made = element("li");
+      const swatch = element("span", undefined, { class: "swatch" });
+      swatch.style.background = background;
+      const words = element("span", `${text} `);
+      words.append(element("span", faint, { class: "faint" }));
+      made.append(...(background ? [swatch] : []), words);
+      return made;
+    };
+    const items = this.groups.slice(0, LISTED).map((group) => {
+      const largest = group.blobs.reduce((a, b) => (b.nbytes > a.nbytes ? b : a));
+      const named = group.blobs.find((blob) => blob.shape && !CONTENT.test(blob.name)) || largest;
+      const name = named.name.length > 40 ? `${named.name.slice(0, 16)}…${named.name.slice(-22)}` : named.name;
+      return item(this.color(group, false), name, `${group.blobs.length} x ${size(largest.nbytes)}, ${this.where(group)}`);
+    });
+    const rest = this.groups.length - items.length;
+    if (rest > 0) items.push(item("", "", `and ${rest.toLocaleString("en")} more groups, each in a color`));
+    if (rest > 0) items.push(item("var(--c-many)", "small groups together"));
+    if (this.groups.length) {
+      const [full, pale] = [this.color(this.groups[0], false), this.color(this.groups[0], true)];
+      items.push(item(`linear-gradient(to right, ${full} 50%, ${pale} 50%)`, "full: can go; pale: stays"));
+    }
+    return [...items, item("var(--c-stays)", "in no group, and stays"), item("var(--c-structure)", "headers and tables")];
+  },
+
+  // The file of a group, or the innermost folder that has most of its files.
+  where(group) {
+    const names = [...new Set(group.blobs.map((blob) => this.data.files[blob.file].name))];
+    if (names.length === 1) return `in ${names[0]}`;
+    const files = new Map();
+    for (const name of names) {
+      for (let cut = name.lastIndexOf("/"); cut > 0; cut = name.lastIndexOf("/", cut - 1)) {
+        const folder = name.slice(0, cut);
+        files.set(folder, (files.get(folder) || 0) + 1);
+      }
+    }
+    const most = [...files].filter(([, number]) => 2 * number > names.length).sort(([a], [b]) => b.length - a.length)[0];
+    if (!most) return `in ${names.length} files`;
+    return `${most[1] === names.length ? "in" : "most in"} ${most[0]}`;
   },
 
   color(group, stays) {

@@ -2,6 +2,8 @@
 
 const HEAD = 17;  // the height of a container's name
 const LINE = 15;
+const CHIP = 56;  // pixels of height for each line that hides stripes
+const ROOMY = 40000;  // square pixels that a tile needs for what is in it, if it is deep already
 const SHARES = 12;  // of a tile that several groups of copies are in
 
 const map = {
@@ -16,8 +18,8 @@ const map = {
     this.when = "";
     this.usual = copies.tellMore() ? "copies" : "kind";
     this.colors = this.usual;
-    this.query = "";
-    this.matches = [];
+    this.match = null;  // what the search went to; it may be deep in the chosen tile
+    $("map-colors").hidden = !copies.groups.length;
     this.listen();
     this.fillWhen();
     new ResizeObserver(() => { if (!this.paper) this.draw(); }).observe($("map"));
@@ -37,7 +39,7 @@ const map = {
         blobs.push(...file.blobs.map((id) => ({ ...this.data.blobs[id], file: files.length, goes: after.goes[id] || {} })));
         files.push(file);
       });
-      this.trees[when] = new Tree(files, blobs);
+      this.trees[when] = new Tree(files, blobs, when === "all" ? "after all commands" : `after command ${when}`);
     }
     return this.trees[when];
   },
@@ -50,15 +52,15 @@ const map = {
       made.addEventListener("click", () => this.showWhen(when));
       return made;
     };
-    $("map-when").append(button("", `Now ${size(this.now)}`), ...names.map((when) =>
-      button(when, `After ${when} ${size(this.data.after[when].bytes)}`)));
+    $("map-when").append(button("", `Now: ${size(this.now)}`), ...names.map((when) =>
+      button(when, `After ${when}: ${size(this.data.after[when].bytes)}`)));
     $("map-when").hidden = false;
   },
 
   showWhen(when) {
     this.when = when;
     this.tree = this.treeOf(when);
-    this.search(this.query);
+    search.run(this.tree);
     this.open(this.tree.root);
   },
 
@@ -107,10 +109,10 @@ const map = {
     this.drawn = new Map();
     // after a command a byte has the area that it has now, so that what was saved stays empty
     const part = this.level === this.tree.root && this.now ? Math.min(this.level.value / this.now, 1) : 1;
-    const tiles = this.squarify(this.level.children, 0, 0, box.width * part, box.height).map((place) => this.tile(place, 1));
-    $("map").replaceChildren(...tiles);
+    const depth = this.level.children.length > 1 ? 1 : 0;
+    const tiles = this.squarify(this.level.children, 0, 0, box.width * part, box.height);
+    $("map").replaceChildren(...tiles.map((place) => this.tile(place, depth, true)));
     if (part < 1) $("map").append(this.saved(box.width * part, box.width * (1 - part)));
-    this.markMatches();
     this.mark(focused);
   },
 
@@ -120,19 +122,20 @@ const map = {
     return made;
   },
 
-  tile(place, depth) {
+  tile(place, depth, top = false) {
     const { node, width, height } = place;
     const opens = node.children.length > 0;
-    const made = element(depth === 1 ? "button" : "span", undefined, { class: opens ? "tile opens" : "tile", "data-id": node.id });
+    const made = element(top ? "button" : "span", undefined, { class: opens ? "tile opens" : "tile", "data-id": node.id });
     this.drawn.set(node, made);
+    made.classList.toggle("dim", search.misses(node));
     Object.assign(made.style, {
       left: `${place.x}px`, top: `${place.y}px`, width: `${width}px`, height: `${height}px` });
-    if (depth === 1) {
+    if (top) {
       made.type = "button";
       made.setAttribute("aria-label", this.describe(node));
     }
     const inner = { x: 2, y: HEAD, width: width - 4, height: height - HEAD - 2 };
-    if (opens && depth < 3 && width >= 84 && height >= 64) {
+    if (opens && width >= 84 && height >= 64 && (depth < 3 || width * height >= ROOMY)) {
       made.append(this.words(node, width, 1, "head"));
       for (const child of this.squarify(node.children, inner.x, inner.y, inner.width, inner.height)) {
         if (child.width * child.height >= 6) made.append(this.tile(child, depth + 1));
@@ -140,8 +143,9 @@ const map = {
       return made;
     }
     const solid = this.paint(made, node);
-    const lines = Math.min(3, Math.floor((height - 3) / LINE) || (height >= LINE + 1 ? 1 : 0));
-    if (lines && width >= 30) made.append(this.words(node, width, lines, solid ? "" : "chip"));
+    const most = solid ? 3 : Math.ceil(height / CHIP);  // what is behind it is striped, and is to be seen
+    const lines = Math.min(3, most, Math.floor((height - 4) / LINE));
+    if (lines > 0 && width >= 30) made.append(this.words(node, width, lines, solid ? "" : "chip"));
     return made;
   },
 
@@ -149,12 +153,12 @@ const map = {
   words(node, width, lines, kind) {
     const made = element("span", undefined, { class: `words ${kind}` });
     pen.font = `${kind === "head" ? "600 " : ""}12px ${this.font}`;
-    const room = width - 9;
+    const room = width - 11;
     const nbytes = size(node.value);
     if (lines === 1) {
       const beside = room - wide(`  ${nbytes}`);
-      const label = wide(node.label) <= beside || kind === "head" ? short(node.label, beside) : "";
-      made.append(label || short(node.label, room));
+      const label = wide(node.label) <= beside || kind === "head" ? this.label(node, beside) : "";
+      made.append(label || this.label(node, room));
       if (label) made.append(element("i", `  ${nbytes}`));
       return made.textContent ? made : "";
     }
@@ -162,7 +166,7 @@ const map = {
     const shape = blob && blob.shape ? `${blob.shape} ${blob.type}` : "";
     const below = lines === 2 && shape && wide(`${shape}  ${nbytes}`) <= room ? [`${shape}  ${nbytes}`]
       : lines === 2 ? [nbytes] : [shape, nbytes].filter(Boolean);
-    const label = short(node.label, room);
+    const label = this.label(node, room);
     made.append(label);
     let first = !label;
     for (const text of below.filter((line) => wide(line) <= room)) {
@@ -170,6 +174,12 @@ const map = {
       first = false;
     }
     return made.textContent ? made : "";
+  },
+
+  // As much of a name as there is room for: a file's own without what all of its format end in.
+  label(node, room) {
+    const text = node.file && wide(node.label) > room ? node.label.replace(/\.[a-z]+$/, "") : node.label;
+    return short(text, room);
   },
 
   // One color for one kind, or group of copies; of several, as much of the width as each has of the bytes.
@@ -196,25 +206,32 @@ const map = {
     return typeof kind === "string" ? `var(--c-${kind})` : copies.color(kind.group, kind.stays);
   },
 
-  // What a node consists of, with the share of each.
+  // What a node consists of, with the share of each; during a search, of what was found, and of the rest.
   shares(node) {
-    if (this.colors === "kind") {
-      return this.order.filter((kind) => node.mix[kind]).map((kind) => [kind, node.mix[kind] / node.value]);
-    }
+    const parts = this.colors === "kind" ? this.byKind(node) : this.byCopies(node);
+    const rest = 1 - parts.reduce((sum, [, share]) => sum + share, 0);
+    return search.on && rest > 1e-9 ? [...parts, ["rest", rest]] : parts;
+  },
+
+  byKind(node) {
+    const mix = search.mix(node);
+    return this.order.filter((kind) => mix[kind]).map((kind) => [kind, mix[kind] / node.value]);
+  },
+
+  byCopies(node) {
     const plain = {};
     const grouped = new Map();
-    for (const blob of this.tree.inside(node)) {
-      const goes = Object.values(blob.goes).reduce((sum, nbytes) => sum + nbytes, 0);
-      const group = copies.of.get(blob.id);
+    for (const leaf of this.tree.inside(node)) {
+      if (search.misses(leaf)) continue;
+      const group = copies.of.get(leaf.blob.id);
       if (group) {
-        const stays = goes * 2 < blob.nbytes;
+        const stays = (leaf.mix.stays || 0) * 2 > leaf.value;
         const key = `${group.id} ${stays}`;
         const sum = grouped.get(key) || { kind: { group, stays }, nbytes: 0 };
-        sum.nbytes += blob.nbytes;
+        sum.nbytes += leaf.value;
         grouped.set(key, sum);
       } else {
-        const mix = { ...blob.goes, [blob.kind === "structure" ? "structure" : "stays"]: blob.nbytes - goes };
-        for (const [kind, nbytes] of Object.entries(mix)) plain[kind] = (plain[kind] || 0) + nbytes;
+        for (const [kind, nbytes] of Object.entries(leaf.mix)) plain[kind] = (plain[kind] || 0) + nbytes;
       }
     }
     const sums = [...grouped.values()].sort((a, b) => b.nbytes - a.nbytes);
@@ -242,26 +259,29 @@ const map = {
 
   // The way from the root to the level that is shown, each step a button.
   showPath() {
-    const path = [];
-    for (let at = this.level; at; at = at.parent) path.unshift(at);
-    $("map-path").replaceChildren(...path.map((node) => {
+    const focused = $("map-path").contains(document.activeElement);
+    $("map-path").replaceChildren(...[this.tree.root, ...this.tree.way(this.level)].map((node) => {
       const button = element("button", node.label, { type: "button" });
       if (node === this.level) button.setAttribute("aria-current", "true");
       button.addEventListener("click", () => this.open(node));
       return button;
     }));
+    if (focused) $("map-path").lastChild.focus();
     $("map-when").querySelectorAll("button")
       .forEach((button) => button.setAttribute("aria-pressed", String(button.dataset.when === this.when)));
     $("map-table").hidden = Boolean(this.when);  // the table has the files as they are
   },
 
   open(level, chosen = null) {
-    this.level = level;
-    this.chosen = chosen;
+    this.show(level, chosen, null);
+    address.save(true);
+  },
+
+  show(level, chosen, match) {
+    Object.assign(this, { level, chosen, match });
     this.draw();
     this.showPath();
     this.tell();
-    address.save(true);
   },
 
   // Of all tiles one takes part in the order of Tab; it is the chosen one, or else the first.
@@ -270,22 +290,30 @@ const map = {
     const chosen = this.drawn.get(this.chosen);
     tiles.forEach((tile, i) => {
       tile.tabIndex = (chosen ? tile === chosen : i === 0) ? 0 : -1;
-      tile.classList.toggle("chosen-tile", tile === chosen);
+      tile.classList.toggle("chosen-tile", tile === chosen && !this.match);
     });
+    if (this.drawn.has(this.match)) this.drawn.get(this.match).classList.add("chosen-tile");
+    this.lit = null;
+    this.light(this.match || this.chosen);
     if (focus && tiles.length) (chosen || tiles[0]).focus({ preventScroll: true });
   },
 
-  choose(node, focus) {
+  choose(node) {
     this.chosen = node;
-    this.mark(focus);
+    this.match = null;
+    this.mark(true);
     this.tell();
-    this.light(node);
     address.save(false);
   },
 
-  tell() {
-    const node = this.chosen || this.level;
-    $("map-chosen").textContent = this.describe(node);
+  tell(node) {
+    $("map-chosen").textContent = this.describe(node || this.match || this.chosen || this.level);
+  },
+
+  // What is under the pointer, or what is chosen if it is nowhere.
+  point(node) {
+    this.light(node || this.match || this.chosen);
+    this.tell(node);
   },
 
   // Light up what belongs to a tile: the innermost tiles that are drawn and show its copies.
@@ -296,7 +324,7 @@ const map = {
     const own = node && this.drawn.get(node);
     if (!own) return;
     own.title = this.describe(node);
-    for (const id of copies.related(this.tree.inside(node))) {
+    for (const id of copies.related(this.tree.inside(node).map((leaf) => leaf.blob))) {
       let at = this.tree.leaves.get(id);
       while (at && !this.drawn.has(at)) at = at.parent;
       const tile = at && this.drawn.get(at);
@@ -304,45 +332,24 @@ const map = {
     }
   },
 
-  // ---- search
-
-  search(text) {
-    this.query = text;
-    const words = text.toLowerCase().split(/\s+/).filter(Boolean);
-    const says = (blob) => {
-      const kinds = Object.keys(blob.goes).map((kind) => this.data.words[kind]);
-      const facts = [this.tree.files[blob.file].name, blob.name, blob.type, blob.shape, this.data.regions[blob.kind]];
-      return [...facts, ...kinds].join("\n").toLowerCase();
-    };
-    this.matches = [];
-    if (words.length) {
-      for (const blob of this.tree.inside(this.tree.root)) {
-        const said = says(blob);
-        if (words.every((word) => said.includes(word))) this.matches.push(this.tree.leaves.get(blob.id));
-      }
-    }
-    this.at = -1;
-    const nbytes = this.matches.reduce((sum, node) => sum + node.value, 0);
-    $("map-count").textContent = words.length ? `${this.matches.length.toLocaleString("en")} found, ${size(nbytes)}` : "";
-  },
-
-  markMatches() {
-    const lit = new Set();
-    this.matches.forEach((match) => {
-      for (let at = match; at && !lit.has(at); at = at.parent) lit.add(at);
-    });
-    for (const [node, tile] of this.drawn) {
-      tile.classList.toggle("dim", Boolean(this.query.trim()) && !lit.has(node));
-    }
-  },
-
-  // The next match, opened where it is a tile of its own.
+  // The next of what was found, in its file, or as many levels deeper as it takes to be a tile.
   next(step) {
-    if (!this.matches.length) return;
-    this.at = (this.at + step + this.matches.length) % this.matches.length;
-    const match = this.matches[this.at];
-    this.open(match.parent, match);
-    this.light(match);
+    const match = search.next(step);
+    if (!match) return;
+    const way = this.tree.way(match);
+    let at = way.findIndex((node) => node.file);
+    do {
+      this.show(way[at], way[at + 1], match);
+      at += 1;
+    } while (!this.drawn.has(match));
+    address.save(true);
+  },
+
+  find(text) {
+    search.find(text, this.tree);
+    this.match = null;
+    this.draw();
+    address.save(false);
   },
 
   // ---- colors
@@ -352,27 +359,7 @@ const map = {
     for (const name of ["kind", "copies"]) $(`color-${name}`).setAttribute("aria-pressed", String(name === colors));
     $("legend").hidden = colors !== "kind";
     $("legend-copies").hidden = colors !== "copies";
-    if (colors === "copies" && !$("legend-copies").children.length) this.fillLegend();
-  },
-
-  fillLegend() {
-    const item = (background, text, faint) => {
-      const made = element("li");
-      const swatch = element("span", undefined, { class: "swatch" });
-      swatch.style.background = background;
-      made.append(swatch, element("span", text), " ", element("span", faint, { class: "faint" }));
-      return made;
-    };
-    const shown = copies.groups.slice(0, 6).map((group) => {
-      const largest = group.blobs.reduce((a, b) => (b.nbytes > a.nbytes ? b : a));
-      const named = group.blobs.find((blob) => blob.shape && !CONTENT.test(blob.name)) || largest;
-      const name = named.name.length > 40 ? `${named.name.slice(0, 16)}…${named.name.slice(-22)}` : named.name;
-      return item(copies.color(group, false), name, `${group.blobs.length} x ${size(largest.nbytes)}`);
-    });
-    const rest = copies.groups.length - shown.length;
-    if (rest) shown.push(item("var(--c-many)", "", `and ${rest.toLocaleString("en")} more groups`));
-    shown.push(item("var(--c-stays)", "in no group, and stays", ""), item("var(--c-structure)", "headers and tables", ""));
-    $("legend-copies").append(...shown);
+    if (colors === "copies" && !$("legend-copies").children.length) $("legend-copies").append(...copies.legend());
   },
 
   // ---- events
@@ -381,8 +368,8 @@ const map = {
     const tiles = this.level.children;
     const at = tiles.indexOf(this.chosen);
     const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
-    if (step) this.choose(tiles[at < 0 ? (step > 0 ? 0 : tiles.length - 1) : (at + step + tiles.length) % tiles.length], true);
-    else if (event.key === "Home" || event.key === "End") this.choose(tiles.at(event.key === "Home" ? 0 : -1), true);
+    if (step) this.choose(tiles[at < 0 ? (step > 0 ? 0 : tiles.length - 1) : (at + step + tiles.length) % tiles.length]);
+    else if (event.key === "Home" || event.key === "End") this.choose(tiles.at(event.key === "Home" ? 0 : -1));
     else if ((event.key === "Backspace" || event.key === "Escape") && this.level.parent) this.open(this.level.parent, this.level);
     else return;
     event.preventDefault();
@@ -399,23 +386,17 @@ const map = {
       const node = this.nodeAt(event, "#map > .tile");  // a step at a time, however deep the pointer is
       if (!node) return;
       if (node.children.length) this.open(node);
-      else this.choose(node, true);
+      else this.choose(node);
     });
-    $("map").addEventListener("mouseover", (event) => this.light(this.nodeAt(event, "#map .tile")));
-    $("map").addEventListener("mouseleave", () => this.light(this.chosen));
-    $("map").addEventListener("focusin", (event) => this.light(this.nodeAt(event, "#map > .tile")));
-    $("map-search").addEventListener("input", () => {
-      this.search($("map-search").value);
-      this.markMatches();
-      address.save(false);
-    });
+    $("map").addEventListener("mouseover", (event) => this.point(this.nodeAt(event, "#map .tile")));
+    $("map").addEventListener("mouseleave", () => this.point(null));
+    $("map").addEventListener("focusin", (event) => this.light(this.match || this.nodeAt(event, "#map > .tile")));
+    $("map-search").addEventListener("input", () => this.find($("map-search").value));
     $("map-search").addEventListener("keydown", (event) => {
       if (event.key === "Enter") this.next(event.shiftKey ? -1 : 1);
       else if (event.key === "Escape" && $("map-search").value) {
         $("map-search").value = "";
-        this.search("");
-        this.markMatches();
-        address.save(false);
+        this.find("");
       } else return;
       event.preventDefault();
     });
@@ -435,13 +416,12 @@ const map = {
   },
 
   listInTable() {
-    const node = this.chosen || this.level;
+    const node = this.match || this.chosen || this.level;
     if (node.blob) table.find(`${this.tree.files[node.blob.file].name} ${node.blob.name}`);
     else if (node.module !== undefined) table.find(`${this.tree.files[node.of].name} ${node.module}.`);
     else if (node.filter !== undefined) table.find(node.filter);
     else {
-      const path = [];
-      for (let at = node; at.parent; at = at.parent) if (!at.tail) path.unshift(at.label);
+      const path = this.tree.way(node).filter((step) => !step.tail).map((step) => step.label);
       table.find(path.length ? `${path.join("/")}${node.file ? "" : "/"}` : "");
     }
   },
@@ -453,7 +433,8 @@ const map = {
       after: this.when,
       at: this.tree.path(this.level),
       tile: this.chosen && this.chosen.parent === this.level ? this.tree.step(this.chosen) : "",
-      find: this.query.trim(),
+      find: search.text,
+      match: this.match ? String(search.at + 1) : "",
       color: this.colors === this.usual ? "" : this.colors,
     };
   },
@@ -465,10 +446,10 @@ const map = {
     const colors = settings.get("color");
     this.showColors(["kind", "copies"].includes(colors) ? colors : this.usual);
     $("map-search").value = settings.get("find") || "";
-    this.search($("map-search").value);
+    search.find($("map-search").value, this.tree);
+    const match = search.go(Number(settings.get("match")) - 1);
     const level = this.tree.find(settings.get("at") || "");
     const tile = settings.get("tile");
-    this.open(level, (tile && level.children.find((child) => this.tree.step(child) === tile)) || null);
-    this.light(this.chosen);
+    this.show(level, (tile && level.children.find((child) => this.tree.step(child) === tile)) || null, match);
   },
 };

@@ -5,13 +5,13 @@ async function start() {
   table.start(data);
   if (data.blobs.length) {
     copies.start(data);
+    search.start(data);
     map.start(data);
     address.start(map, table);
     window.addEventListener("beforeprint", () => paper.begin());
     window.addEventListener("afterprint", () => paper.end());
   } else {
-    $("map-section").hidden = true;
-    address.start(table);
+    document.querySelectorAll(".skip, #map-section, #table").forEach((part) => { part.hidden = true; });
   }
   document.documentElement.dataset.ready = "yes";
 }

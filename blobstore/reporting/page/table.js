@@ -22,6 +22,7 @@ const BLOBS = [
 
 const table = {
   start(data) {
+    this.usual = data.findings.length ? "findings" : "blobs";
     this.sets = {
       findings: { columns: FINDINGS, rows: data.findings, kind: (row) => row.kind, sort: 1, down: true },
       blobs: { columns: BLOBS, rows: data.blobs, kind: (row) => row.finding, sort: 1, down: true },
@@ -58,7 +59,7 @@ const table = {
   state() {
     const { sort, down } = this.set;
     return {
-      table: this.name === "findings" ? "" : this.name,
+      table: this.name === this.usual ? "" : this.name,
       filter: $("filter").value,
       kind: $("kind").value === "all" ? "" : $("kind").value || "none",
       sort: sort === 1 && down ? "" : `${down ? "-" : ""}${this.set.columns[sort].name}`,
@@ -66,7 +67,7 @@ const table = {
   },
 
   restore(settings) {
-    const name = settings.get("table") === "blobs" ? "blobs" : "findings";
+    const name = ["findings", "blobs"].includes(settings.get("table")) ? settings.get("table") : this.usual;
     const sort = settings.get("sort") || "";
     const column = this.sets[name].columns.findIndex((one) => one.name === sort.replace(/^-/, ""));
     Object.assign(this.sets[name], column < 0 ? { sort: 1, down: true } : { sort: column, down: sort.startsWith("-") });
@@ -123,6 +124,8 @@ const table = {
     });
     $("rows").tBodies[0].replaceChildren();
     this.append(PAGE_ROWS);
+    $("none").hidden = this.found.length > 0;
+    $("none").textContent = set.rows.length ? "Nothing matches the filter." : "There are no findings.";
     const bytes = this.found.reduce((sum, row) => sum + (row.counted ?? row.nbytes), 0);
     $("count").textContent = `${this.found.length.toLocaleString("en")} of ${set.rows.length.toLocaleString("en")}, ${size(bytes)}`;
   },

@@ -6,11 +6,11 @@ const CONTENT = /^tensor\.[0-9a-f]{32}/;
 
 class Tree {
   // Files with a name, a size and a format, and blobs with the index of their file; of the files now, or after commands.
-  constructor(files, blobs) {
+  constructor(files, blobs, when = "") {
     this.files = files;
     this.nodes = [];
     this.leaves = new Map();  // from the number of a blob to the node that shows it
-    this.root = this.add(null, "all files");
+    this.root = this.add(null, `all files${when && ` ${when}`}`);
     const folders = new Map([["", this.root]]);
     const folder = (path) => {
       if (!folders.has(path)) {
@@ -47,7 +47,7 @@ class Tree {
       Object.assign(node, { value: blob.nbytes, blob });
     });
     this.sum(this.root);
-    this.nodes.forEach((node) => { if (node.blob && !node.children.length) this.leaves.set(node.blob.id, node); });
+    for (const leaf of this.inside(this.root)) this.leaves.set(leaf.blob.id, leaf);
   }
 
   add(parent, label) {
@@ -104,17 +104,27 @@ class Tree {
     node.children.sort((a, b) => b.value - a.value);
   }
 
-  // All blobs in a node.
-  * inside(node) {
-    if (node.blob && !node.children.length) yield node.blob;
-    for (const child of node.children) yield* this.inside(child);
+  // The nodes of all blobs in a node, in the order in which they are drawn.
+  inside(node) {
+    const leaves = [];
+    const visit = (at) => {
+      if (at.blob && !at.children.length) leaves.push(at);
+      at.children.forEach(visit);
+    };
+    visit(node);
+    return leaves;
+  }
+
+  // The nodes from the root, without it, to a node.
+  way(node) {
+    const steps = [];
+    for (let at = node; at.parent; at = at.parent) steps.unshift(at);
+    return steps;
   }
 
   // The steps from the root to a node as text, and back; equal labels in one place are numbered.
   path(node) {
-    const steps = [];
-    for (let at = node; at.parent; at = at.parent) steps.unshift(this.step(at));
-    return steps.join("/");
+    return this.way(node).map((at) => this.step(at)).join("/");
   }
 
   step(node) {
