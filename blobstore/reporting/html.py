@@ -22,6 +22,7 @@ from blobstore.reporting.changes_html import changes_section
 from blobstore.reporting.commands import CONNECTING
 from blobstore.reporting.groups import Group, common_bytes, find_groups
 from blobstore.reporting.model import Finding, FindingKind, RegionKind
+from blobstore.reporting.named import is_nameless
 from blobstore.reporting.report_data import Folder, ReportData
 from blobstore.reporting.words import (
     COLORS,
@@ -74,6 +75,7 @@ def to_html(report: ReportData, changes: Changes | None = None) -> str:
         "changes": changes_section(changes) if changes is not None else "",
         "notes": "".join(f'<p class="notice">{html.escape(printable(note))}</p>' for note in report.notes),
         "legend": _legend(report),
+        "naming": _naming(report),
         "folders": _folders(branches(report.folders)),
         "groups": _groups(report, names),
         "footer": _footer(report),
@@ -151,6 +153,18 @@ def _legend(report: ReportData) -> str:
         f'<li><span class="swatch k-{kind}" style="background:var(--c-{kind})"></span>'
         f'<span>{words} <span class="faint">{nbytes}</span></span></li>'
         for kind, words, nbytes in items
+    )
+
+
+def _naming(report: ReportData) -> str:
+    """How what has no names gets them, where that is most of the bytes."""
+    blobs = [region for file in report.files for region in file.regions if region.kind.is_blob]
+    nameless = sum(region.nbytes for region in blobs if is_nameless(region))
+    if 2 * nameless <= sum(region.nbytes for region in blobs):
+        return ""
+    return (
+        f'<p class="hint">{size(nameless)} have no names, since programs record none. They get those of a checkpoint '
+        "that is beside the files, in the folder above, or given with <code>--names</code>.</p>"
     )
 
 

@@ -27,12 +27,13 @@ from blobstore.reporting.engine import Engine, Scanned, default_executor
 from blobstore.reporting.findings import constants, contained, dtypes, duplicates, layouts, leftovers, near
 from blobstore.reporting.findings.kept import Kept
 from blobstore.reporting.fingerprint import Fingerprint
-from blobstore.reporting.model import FileReport, Finding, Problem
+from blobstore.reporting.model import FileReport, Finding, FindingKind, Problem
 from blobstore.reporting.named import (
+    can_name,
     checkpoints_beside,
+    is_nameless,
     name_related,
     name_tensors,
-    nameless_sizes,
     names_in,
     names_of,
 )
@@ -45,6 +46,8 @@ __all__ = ["NEAR", "report"]
 
 NEAR = 0.1
 """Blobs that differ in more than this share of their elements are different blobs."""
+
+_SAME_VALUES = {FindingKind.OTHER_LAYOUT, FindingKind.OTHER_DTYPE}
 
 
 def report(
@@ -69,7 +72,8 @@ def report(
         near: the share of elements in which near duplicates may differ, from 0 to 0.25.
         names: tensors by name, a checkpoint or its path. What equals exactly one of them to the byte, and has
             no name but a key made of its contents, is shown under that name. Other files of the report give names, too,
-            and `.safetensors` files beside a program do, although they are not reported on.
+            and so do checkpoints in the folder of a file and in the one above, which are not reported on: to what is
+            equal to exactly one tensor, or has its values in another type or layout.
         executor: where to work, for example a process pool or the executor of a cluster's client; workers must see the
             same files under the same names. It is not shut down. Left out, threads are used.
         cache: a file that remembers what was found; made if it is missing or damaged. Left out, nothing is
@@ -118,25 +122,40 @@ def report(
                     f"nothing got a name from {given}: nothing without a name equals exactly one of its tensors"
                 )
         files = name_tensors(files, names_in(files))
-        files = name_tensors(files, names_in(_beside(files, engine)))
-        files = name_related(files, findings)
+        files = name_related(files, [finding.places for finding in findings if finding.kind in _SAME_VALUES])
+        files = _name_from_beside(files, prints, engine, exact_only)
     if known.trouble is not None:
         notes.append(known.trouble)
     return Report(tuple(files), tuple(findings), tuple(problems), tuple(notes))
 
 
-def _beside(files: Sequence[FileReport], engine: Engine) -> list[FileReport]:
-    """The checkpoints beside programs that can have names for them; what cannot be read gives none."""
-    sizes = nameless_sizes(files)
+def _name_from_beside(
+    files: list[FileReport], prints: Sequence[Sequence[Fingerprint | None]], engine: Engine, exact_only: bool
+) -> list[FileReport]:
+    """The files with the names that checkpoints beside them have for their tensors, also in another type or layout."""
     scanned = [
         file
         for file in engine.scan(checkpoints_beside(files))
-        if isinstance(file, Scanned) and any(region.nbytes in sizes for region in file.regions)
+        if isinstance(file, Scanned) and can_name(file.regions, files)
     ]
-    prints = engine.fingerprint(scanned, False)
-    return [
-        file.report(of_file) for file, of_file in zip(scanned, prints, strict=True) if not isinstance(of_file, Problem)
+    beside: list[FileReport] = []
+    beside_prints: list[Sequence[Fingerprint | None]] = []
+    for file, of_file in zip(scanned, engine.fingerprint(scanned, not exact_only), strict=True):
+        if not isinstance(of_file, Problem):  # what cannot be read gives no names
+            beside.append(file.report(of_file))
+            beside_prints.append(of_file)
+    if not beside:
+        return files
+    files = name_tensors(files, names_in(beside))
+    nameless = [
+        [known if is_nameless(region) else None for region, known in zip(file.regions, of_file, strict=True)]
+        for file, of_file in zip(files, prints, strict=True)
     ]
+    together = [*files, *beside]
+    catalog = Catalog(together, [*nameless, *beside_prints])
+    pairs = [(wide, narrow) for wide, narrow, _ in dtypes.relate(catalog)]
+    pairs += [(tensor, other) for tensor, other, _, _ in layouts.relate(catalog, engine)]
+    return name_related(together, [catalog.places(pair) for pair in pairs])[: len(files)]
 
 
 def _find(catalog: Catalog, engine: Engine, near_limit: float, exact_only: bool) -> list[Finding]:

@@ -15,15 +15,16 @@ from pathlib import Path
 from blobstore.core.formats.data_map import NamedDataMap
 from blobstore.core.memory.digest import digest
 from blobstore.core.memory.layout import TensorLayout
-from blobstore.reporting.model import FileReport, Finding, FindingKind, Region, RegionKind
+from blobstore.reporting.model import FileReport, Region, RegionKind
 from blobstore.reporting.source import is_url
 
 __all__ = [
     "NamesByContent",
+    "can_name",
     "checkpoints_beside",
+    "is_nameless",
     "name_related",
     "name_tensors",
-    "nameless_sizes",
     "names_in",
     "names_of",
 ]
@@ -36,7 +37,7 @@ _MADE = re.compile(r"(.+)@[0-9a-f]{16}", re.DOTALL)
 
 _NAMED = {RegionKind.TENSOR, RegionKind.CONSTANT, RegionKind.STATE, RegionKind.NAMED_DATA}
 
-_SAME_VALUES = {FindingKind.OTHER_LAYOUT, FindingKind.OTHER_DTYPE}
+_CHECKPOINTS = (".safetensors", ".ptd")
 
 NamesByContent = Mapping[tuple[str, int], Sequence[tuple[str, TensorLayout | None]]]
 """By xxh3-128 in hexadecimal and size in bytes: the names of a content, each with its layout."""
@@ -71,7 +72,7 @@ def name_tensors(files: Sequence[FileReport], names: NamesByContent) -> list[Fil
     """
 
     def named(region: Region) -> Region:
-        if not _is_nameless(region):
+        if not is_nameless(region):
             return region
         entries = names.get((region.digest, region.nbytes), [])
         if len({name for name, _ in entries}) > 1:
@@ -85,16 +86,20 @@ def name_tensors(files: Sequence[FileReport], names: NamesByContent) -> list[Fil
     return [replace(file, regions=tuple(map(named, file.regions))) for file in files]
 
 
-def name_related(files: Sequence[FileReport], findings: Iterable[Finding]) -> list[FileReport]:
-    """The files with names for what has the values of a named tensor in another layout or type."""
+def name_related(files: Sequence[FileReport], related: Iterable[Sequence[tuple[int, int]]]) -> list[FileReport]:
+    """The files with names for what has the values of exactly one named tensor, in another layout or type.
+
+    Args:
+        files: the files.
+        related: places, as (file, region), whose values are the same.
+    """
     given: dict[tuple[int, int], str] = {}
-    for finding in findings:
-        if finding.kind in _SAME_VALUES:
-            regions = {place: files[place[0]].regions[place[1]] for place in finding.places}
-            names = {_own_name(region) for region in regions.values()} - {""}
-            if len(names) == 1:
-                (name,) = names
-                given.update((place, name) for place, region in regions.items() if _is_nameless(region))
+    for places in related:
+        regions = {place: files[place[0]].regions[place[1]] for place in places}
+        names = {_own_name(region) for region in regions.values()} - {""}
+        if len(names) == 1:
+            (name,) = names
+            given.update((place, name) for place, region in regions.items() if is_nameless(region))
     named = list(files)
     for f in {f for f, _ in given}:
         regions_of = enumerate(files[f].regions)
@@ -105,23 +110,41 @@ def name_related(files: Sequence[FileReport], findings: Iterable[Finding]) -> li
 
 
 def checkpoints_beside(files: Sequence[FileReport]) -> list[str]:
-    """Checkpoints in the folders of programs with nameless blobs, as far as they are not among the files."""
+    """Checkpoints in the folders of files with nameless blobs, and in the folders above, that are not among the files."""
     known = {os.path.realpath(file.path) for file in files}
-    folders = dict.fromkeys(
-        Path(file.path).parent
+    own = dict.fromkeys(
+        Path(os.path.abspath(file.path)).parent  # noqa: PTH100 - a link's own folder counts
         for file in files
-        if not is_url(file.path) and any(_is_nameless(region) for region in file.regions)
+        if not is_url(file.path) and any(map(is_nameless, file.regions))
     )
-    beside = [path for folder in folders for path in sorted(folder.glob("*.safetensors"))]
+    folders = dict.fromkeys([*own, *(folder.parent for folder in own)])
+    beside = [path for folder in folders for suffix in _CHECKPOINTS for path in sorted(folder.glob(f"*{suffix}"))]
     return [os.fspath(path) for path in beside if path.is_file() and os.path.realpath(path) not in known]
 
 
-def nameless_sizes(files: Iterable[FileReport]) -> set[int]:
-    """The sizes in bytes of the blobs without a name."""
-    return {region.nbytes for file in files for region in file.regions if _is_nameless(region)}
+def can_name(checkpoint: Sequence[Region], files: Iterable[FileReport]) -> bool:
+    """Whether it is worth reading a checkpoint for names: by sizes, half of it or half of the nameless bytes may be
+    the same tensors, in a type of any width."""
+    nameless: dict[int, int] = defaultdict(int)
+    for file in files:
+        for region in filter(is_nameless, file.regions):
+            nameless[region.nbytes] += region.nbytes
+    every = matching = 0
+    sizes = set()
+    for region in checkpoint:
+        if region.kind in _NAMED:
+            elements = (
+                region.nbytes // region.layout.scalar_type.itemsize if region.layout is not None else region.nbytes
+            )
+            widths = {elements * width for width in (1, 2, 4, 8)} & nameless.keys()
+            every += region.nbytes
+            matching += region.nbytes if widths else 0
+            sizes |= widths
+    return matching > 0 and (2 * matching >= every or 2 * sum(nameless[n] for n in sizes) >= sum(nameless.values()))
 
 
-def _is_nameless(region: Region) -> bool:
+def is_nameless(region: Region) -> bool:
+    """Whether it is a blob whose keys are made of its content or its index, and that got no name yet."""
     return bool(region.digest) and not region.tensor and all(_CONTENT.fullmatch(key) for key in region.keys)
 
 

@@ -125,10 +125,10 @@ def test_a_checkpoint_beside_a_program_gives_names(tmp_path: Path) -> None:
     weight, other = values(1, 60, 50), values(2, 60, 50)
     keys = [hashlib.sha256(array.tobytes()).hexdigest() for array in (weight, other)]
     blobs = [Tensor.opaque(key, array.tobytes()) for key, array in zip(keys, (weight, other), strict=True)]
-    (tmp_path / "models").mkdir()
-    program = write_ptd(tmp_path / "models" / "m.ptd", blobs)
-    write_safetensors(tmp_path / "models" / "m.safetensors", [Tensor.of("encoder.weight", weight)])
-    (tmp_path / "models" / "cut.safetensors").write_bytes(b"\xff" * 20)
+    (tmp_path / "team" / "models").mkdir(parents=True)
+    program = write_ptd(tmp_path / "team" / "models" / "m.ptd", blobs)
+    write_safetensors(tmp_path / "team" / "models" / "m.safetensors", [Tensor.of("encoder.weight", weight)])
+    (tmp_path / "team" / "models" / "cut.safetensors").write_bytes(b"\xff" * 20)
     write_safetensors(tmp_path / "other.safetensors", [Tensor.of("decoder.weight", other)])
     report = blobstore.report(program)
     assert [file.path for file in report.files] == [str(program)]
@@ -136,6 +136,50 @@ def test_a_checkpoint_beside_a_program_gives_names(tmp_path: Path) -> None:
     named = {region.keys[0]: region for region in report.files[0].regions if region.kind is RegionKind.NAMED_DATA}
     assert (named[keys[0]].name, named[keys[0]].shape) == ("encoder.weight", "60 x 50")
     assert (named[keys[1]].name, named[keys[1]].shape) == (keys[1], "")
+
+
+def nameless(*arrays: np.ndarray) -> list[Tensor]:
+    """Opaque bytes under the keys that delegates give them."""
+    return [Tensor.opaque(hashlib.sha256(array.tobytes()).hexdigest(), array.tobytes()) for array in arrays]
+
+
+@pytest.mark.parametrize("where", ["models/model.ptd", "model.safetensors", "models/pytorch.safetensors"])
+def test_a_checkpoint_beside_names_values_in_another_type_or_layout(where: str, tmp_path: Path) -> None:
+    """A delegate's float32 of the half floats in the checkpoint, and a convolution with its channels last."""
+    linear, conv = values(1, 60, 50).astype(np.float16), values(2, 24, 16, 3, 3)
+    tensors = [Tensor.of("head.weight", linear), Tensor.of("stem.weight", conv)]
+    (tmp_path / "models").mkdir()
+    (write_ptd if where.endswith(".ptd") else write_safetensors)(tmp_path / where, tensors)
+    channels_last = np.ascontiguousarray(conv.transpose(0, 2, 3, 1))
+    Payload([], {t.key: t.raw for t in nameless(linear.astype(np.float32), channels_last, values(3, 9, 9))}).write(
+        tmp_path / "models" / "m.pte"
+    )
+    report = blobstore.report(tmp_path / "models" / "m.pte")
+    names = sorted(r.tensor for r in report.files[0].regions if r.kind is RegionKind.NAMED_DATA)
+    assert names == ["", "head.weight", "stem.weight"]
+    assert report == blobstore.report(tmp_path / "models" / "m.pte", cache=tmp_path / "cache")
+    exact = blobstore.report(tmp_path / "models" / "m.pte", exact_only=True)
+    assert not any(region.tensor for region in exact.files[0].regions)
+
+
+def test_a_checkpoint_that_cannot_have_the_names_is_not_read(tmp_path: Path) -> None:
+    """Of another model, in the folder above: a few small tensors have the sizes of some here, and that is all."""
+    (tmp_path / "models").mkdir()
+    weight, bias = values(1, 60, 50), values(2, 50)
+    Payload([], {t.key: t.raw for t in nameless(weight, bias)}).write(tmp_path / "models" / "m.pte")
+    other = [Tensor.of("big", values(4, 90, 80)), Tensor.of("bias", bias)]
+    read: list[int] = []
+
+    def names() -> list[str]:
+        read.clear()
+        report = blobstore.report(tmp_path / "models" / "m.pte", progress=lambda what, done, total: read.append(total))
+        return sorted(region.tensor for region in report.files[0].regions if region.kind is RegionKind.NAMED_DATA)
+
+    alone = max((names(), read)[1])
+    write_safetensors(tmp_path / "other.safetensors", other)
+    assert (names(), max(read)) == (["", ""], alone)
+    write_safetensors(tmp_path / "own.safetensors", [*other, Tensor.of("weight", weight)])
+    assert (names(), max(read) > alone) == (["bias", "weight"], True)
 
 
 def test_what_has_the_values_of_a_named_tensor_has_its_name(tmp_path: Path) -> None:
@@ -282,6 +326,15 @@ def test_to_html_writes_the_page_and_replaces_pages_only(zoo_report: Report, tmp
         zoo_report.to_html(other)
     zoo_report.to_html(other, force=True)
     assert other.read_text() == path.read_text()
+
+
+def test_a_page_of_nameless_tensors_says_how_they_get_names(tmp_path: Path) -> None:
+    weight = values(1, 60, 50)
+    (tmp_path / "models").mkdir()
+    Payload([], {t.key: t.raw for t in nameless(weight)}).write(tmp_path / "models" / "m.pte")
+    assert "12.0 KB have no names" in to_html(blobstore.report(tmp_path / "models"))
+    write_safetensors(tmp_path / "model.safetensors", [Tensor.of("weight", weight)])
+    assert "have no names" not in to_html(blobstore.report(tmp_path / "models"))
 
 
 def test_a_page_needs_no_library(zoo_report: Report) -> None:
