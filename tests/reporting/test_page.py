@@ -748,3 +748,36 @@ def test_a_command_breaks_between_paths(browser: Any, tmp_path: Path, monkeypatc
     heights = code.evaluate("node => [...node.children].map((word) => word.getClientRects().length)")
     assert set(heights) == {1}
     opened.context.close()
+
+
+def test_any_name_has_an_address(browser: Any, tmp_path: Path) -> None:
+    """Names with the signs of addresses and paths, of nothing but dots, and of parts of JavaScript."""
+    names = [
+        "a/b/c",
+        "~1",
+        "%2f",
+        "x\ny",
+        "..",
+        ".",
+        " ",
+        "a..b",
+        "__proto__",
+        "constructor",
+        "toString.valueOf",
+        "&x=1#",
+    ]
+    tensors = [Tensor.of(name, values(i, 30, 30)) for i, name in enumerate([*names, "layers.0.q", "layers.0.k"])]
+    write_ptd(tmp_path / "__proto__.ptd", tensors)
+    path = blobstore.report([tmp_path]).to_html(tmp_path / "report.html")
+    opened = Opened(browser, path, "light", view="at=__proto__.ptd")
+    opened.page.locator("#map [tabindex='0']").focus()
+    said = set()
+    for _ in names:
+        opened.page.keyboard.press("ArrowRight")
+        view = opened.page.url.partition("#")[2]
+        said.add(opened.page.locator("#map-chosen").inner_text())
+        other = Opened(browser, path, "light", view=view)
+        assert other.page.locator("#map-chosen").inner_text() == opened.page.locator("#map-chosen").inner_text(), view
+        other.context.close()
+    assert len(said) == len(names)
+    opened.context.close()

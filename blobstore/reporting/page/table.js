@@ -7,7 +7,7 @@ const FINDINGS = [
   { name: "Type", text: (row) => row.type, class: "fact" },
   { name: "Shape", text: (row) => row.shape, class: "fact" },
   { name: "Where", text: (row) => row.where.join("\n"), class: "places" },
-  { name: "What to do", text: (row) => row.command || row.advice, code: (row) => row.is_code },
+  { name: "What to do", class: "advice", text: (row) => row.command || row.advice, code: (row) => row.is_code },
 ];
 const BLOBS = [
   { name: "Name", text: (row) => row.name },

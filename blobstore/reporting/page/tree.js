@@ -38,7 +38,7 @@ class Tree {
       return modules.get(path);
     };
     blobs.forEach((blob) => {
-      const split = many.get(blob.file) > GROUPED && !CONTENT.test(blob.name);
+      const split = many.get(blob.file) > GROUPED && !CONTENT.test(blob.name) && !blob.name.split(".").includes("");
       const parts = split ? blob.name.split(".", MODULES + 1) : [blob.name];
       const last = parts.pop();
       const node = this.add(module(blob.file, parts), parts.length === MODULES ? blob.name : last);
@@ -130,7 +130,7 @@ class Tree {
   step(node) {
     const same = node.parent.children.filter((child) => child.label === node.label);
     const number = same.length > 1 ? `~${same.indexOf(node) + 1}` : "";
-    return node.label.replace(/[%/~]/g, (c) => `%${c.charCodeAt(0).toString(16)}`) + number;
+    return (node.label.replace(/[%/~]/g, (c) => `%${c.charCodeAt(0).toString(16)}`) || "%") + number;
   }
 
   // The node of a path, or as much of it as there is.
