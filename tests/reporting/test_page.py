@@ -588,6 +588,8 @@ def test_the_map_is_searched(opened: Opened) -> None:
     assert page.locator("#map-chosen").inner_text() != first
     page.keyboard.press("Shift+Enter")
     assert page.locator("#map-chosen").inner_text() == first
+    page.locator("#map-search").fill("own.1 a.ptd -own.10 -own.19")
+    assert page.locator("#map-count").inner_text().startswith("9 found")
     page.keyboard.press("Escape")
     assert page.locator("#map-count").inner_text() == ""
     assert page.locator("#map .dim").count() == 0

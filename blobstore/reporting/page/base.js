@@ -28,6 +28,14 @@ function size(nbytes) {
   return `${Number(value.toPrecision(3))} TB`;
 }
 
+// Whether a text in lower case has all words of a query, and none of those after a minus.
+function matcher(query) {
+  const words = query.toLowerCase().split(/\s+/).filter(Boolean);
+  const without = words.filter((word) => /^-./.test(word)).map((word) => word.slice(1));
+  const within = words.filter((word) => !/^-./.test(word));
+  return (text) => within.every((word) => text.includes(word)) && !without.some((word) => text.includes(word));
+}
+
 const pen = document.createElement("canvas").getContext("2d");
 
 function wide(text) {

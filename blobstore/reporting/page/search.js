@@ -1,4 +1,4 @@
-// The search in the map: what says all words, in its file, name, type, shape or finding.
+// The search in the map: what has all words, in its file, name, type, shape or finding.
 
 const search = {
   start(data) { this.data = data; },
@@ -20,10 +20,8 @@ const search = {
     this.matches = [];
     this.mixes = new Map();
     if (this.on) {
-      const words = this.text.toLowerCase().split(/\s+/);
-      for (const leaf of tree.leaves.values()) {
-        if (words.every((word) => this.said(leaf, tree).includes(word))) this.matches.push(leaf);
-      }
+      const matches = matcher(this.text);
+      this.matches = [...tree.leaves.values()].filter((leaf) => matches(this.said(leaf, tree)));
       this.matches.forEach((leaf) => this.add(leaf));
     }
     this.count();

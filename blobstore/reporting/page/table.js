@@ -101,7 +101,7 @@ const table = {
 
   // All bytes of something in the map.
   find(text) {
-    $("filter").value = text;
+    $("filter").value = text.replace(/(^|\s)-+/g, "$1");  // a name may begin with a minus, which would mean not
     $("kind").value = "all";
     this.show("blobs");
     address.save(true);
@@ -111,12 +111,12 @@ const table = {
 
   fill() {
     const set = this.set;
-    const words = $("filter").value.toLowerCase().split(/\s+/).filter(Boolean);
+    const matches = matcher($("filter").value);
     const kind = $("kind").value;
     const value = set.columns[set.sort].number || set.columns[set.sort].text;
     const compare = (a, b) => (a < b ? -1 : a > b ? 1 : 0);
     this.found = set.rows
-      .filter((row) => words.every((word) => row.search.includes(word)) && (kind === "all" || set.kind(row) === kind))
+      .filter((row) => matches(row.search) && (kind === "all" || set.kind(row) === kind))
       .sort((a, b) => compare(value(a), value(b)) * (set.down ? -1 : 1));
     [...$("rows").tHead.rows[0].cells].forEach((cell, i) => {
       if (i === set.sort) cell.setAttribute("aria-sort", set.down ? "descending" : "ascending");

@@ -26,24 +26,27 @@ class Tree {
     });
     const many = new Map();
     blobs.forEach((blob) => many.set(blob.file, (many.get(blob.file) || 0) + 1));
-    const modules = new Map();
     // layers.0.attention.weight is in layers.0.attention, and so on; keys made of contents have no parts
-    const module = (file, parts) => {
-      if (!parts.length) return made[file];
-      const path = `${file} ${parts.join(".")}`;
-      if (!modules.has(path)) {
-        const node = this.add(module(file, parts.slice(0, -1)), parts.at(-1));
-        modules.set(path, Object.assign(node, { module: parts.join("."), of: file }));
+    const module = (file, above, part) => {
+      above.modules ??= new Map();
+      if (!above.modules.has(part)) {
+        const node = this.add(above, part);
+        above.modules.set(part, node);
+        Object.assign(node, { module: above.module === undefined ? part : `${above.module}.${part}`, of: file });
       }
-      return modules.get(path);
+      return above.modules.get(part);
     };
     blobs.forEach((blob) => {
-      const split = many.get(blob.file) > GROUPED && !CONTENT.test(blob.name) && !blob.name.split(".").includes("");
-      const parts = split ? blob.name.split(".", MODULES + 1) : [blob.name];
+      const { file, name } = blob;
+      const split = many.get(file) > GROUPED && !CONTENT.test(name) && !name.split(".").includes("");
+      const parts = split ? name.split(".", MODULES + 1) : [name];
       const last = parts.pop();
-      const node = this.add(module(blob.file, parts), parts.length === MODULES ? blob.name : last);
-      const rest = blob.nbytes - Object.values(blob.goes).reduce((sum, nbytes) => sum + nbytes, 0);
-      node.mix = { ...blob.goes, [blob.kind === "structure" ? "structure" : "stays"]: rest };
+      const node = this.add(parts.reduce((above, part) => module(file, above, part), made[file]),
+        parts.length === MODULES ? name : last);
+      node.mix = { ...blob.goes };
+      let rest = blob.nbytes;
+      for (const kind in blob.goes) rest -= blob.goes[kind];
+      node.mix[blob.kind === "structure" ? "structure" : "stays"] = rest;
       Object.assign(node, { value: blob.nbytes, blob });
     });
     this.sum(this.root);
@@ -73,7 +76,7 @@ class Tree {
       this.sum(child);
       node.value += child.value;
       node.files += child.files;
-      for (const [kind, nbytes] of Object.entries(child.mix)) node.mix[kind] = (node.mix[kind] || 0) + nbytes;
+      for (const kind in child.mix) node.mix[kind] = (node.mix[kind] || 0) + child.mix[kind];
     }
     if (node.file) node.files = 1;
     node.children.sort((a, b) => b.value - a.value);
