@@ -23,6 +23,8 @@ const address = {
     const settings = this.parts.flatMap((part) => Object.entries(part.state()).filter(([, value]) => value));
     const text = settings.map(([name, value]) => `${name}=${encodeURIComponent(value).replaceAll("%2F", "/")}`).join("&");
     if (location.hash.slice(1) === text) return;
-    history[step ? "pushState" : "replaceState"](null, "", text ? `#${text}` : `${location.pathname}${location.search}`);
+    try {
+      history[step ? "pushState" : "replaceState"](null, "", text ? `#${text}` : `${location.pathname}${location.search}`);
+    } catch {}  // some browsers refuse more than a hundred in half a minute; the next one has it all again
   },
 };

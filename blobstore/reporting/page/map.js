@@ -441,7 +441,7 @@ const map = {
 
   restore(settings) {
     const when = settings.get("after") || "";
-    this.when = when in this.data.after ? when : "";
+    this.when = Object.hasOwn(this.data.after, when) ? when : "";
     this.tree = this.treeOf(this.when);
     const colors = settings.get("color");
     this.showColors(["kind", "copies"].includes(colors) ? colors : this.usual);
