@@ -20,6 +20,7 @@ Modules, imported when they are first used:
     blobstore.runtime       programs on a writable cache of weights
     blobstore.adapters      LoRA adapters beside a foundation
     blobstore.training      training on the device
+    blobstore.pool          every version of every model, each content once
     blobstore.releases      publish once, fetch what a device lacks
     blobstore.llm           ExecuTorch's exporter for language models
     blobstore.torch, blobstore.numpy    the calls of safetensors for one framework
@@ -111,6 +112,7 @@ _MODULES = (
     "llm",
     "lowering",
     "numpy",
+    "pool",
     "programs",
     "releases",
     "reporting",

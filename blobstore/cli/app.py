@@ -34,6 +34,7 @@ COMMANDS = {
         "releases",
         "Remove what neither the newest releases nor a living process needs from a folder that releases are pulled into.",
     ),
+    "pool": ("pool", "Keep every version of every model in a folder or a bucket, each content once."),
     "adapters": ("adapters", "List and check LoRA adapters, import and export those of PEFT, and combine several."),
     "packed": ("packed", "Look at, check, and clean up a folder of packed weights."),
 }

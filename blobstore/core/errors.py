@@ -32,6 +32,7 @@ handle it. Each message names the file, the key, what was expected and what was 
     │   ├── NotFiniteLossError                   ... because the loss is infinite or NaN
     │   └── GradientError                        a lowered step and PyTorch compute different gradients
     ├── CheckpointError         (ValueError)     a valid checkpoint of another model, optimizer or base
+    ├── PoolError               (ValueError)     a pool has no such version, or cannot take this one
     ├── ReleaseError            (ValueError)     a release cannot be published, or does not fit this folder
     │   └── TrustError                           ... or is unsigned, foreign, or older than what is installed
     └── TransferError           (OSError)        a server cannot be reached, refuses, or sends something else
@@ -67,6 +68,7 @@ __all__ = [
     "MissingDependencyError",
     "NotFiniteLossError",
     "OutputPathError",
+    "PoolError",
     "ProgramError",
     "ReleaseError",
     "SliceError",
@@ -246,6 +248,10 @@ class GradientError(TrainingError):
 
 class CheckpointError(BlobStoreError, ValueError):
     """A checkpoint does not belong to this program, optimizer or base."""
+
+
+class PoolError(BlobStoreError, ValueError):
+    """A pool has no such version or blob, cannot take this version, or is no pool."""
 
 
 class ReleaseError(BlobStoreError, ValueError):

@@ -1,4 +1,4 @@
-"""Names of the hidden files that the library writes: temporary files, backups and journals."""
+"""Names of files: hidden ones that the library writes itself, and those that come from elsewhere."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 import secrets
 from pathlib import Path
 
-__all__ = ["JOURNAL", "TEMPORARY", "journal_name", "temporary_beside"]
+__all__ = ["JOURNAL", "TEMPORARY", "is_plain_path", "journal_name", "temporary_beside"]
 
 TEMPORARY = re.compile(r"\.blobstore-[0-9a-f]{24}\.tmp")
 """Names of temporary files and backups."""
@@ -23,3 +23,16 @@ def temporary_beside(target: Path) -> Path:
 def journal_name() -> str:
     """A new name for a journal."""
     return f".blobstore-{secrets.token_hex(12)}.journal"
+
+
+def is_plain_path(name: str) -> bool:
+    """Whether a path with `/` leads into a folder on every system, and to no file of the library itself."""
+    parts = name.split("/")
+    bad = any(ord(c) < 32 or c in '\\:\x7f*?"<>|' for c in name) or any(
+        not part or part in {".", ".."} or part.startswith(".blobstore-") or part != part.strip() or part.endswith(".")
+        for part in parts
+    )
+    try:
+        return not bad and all(len(part.encode()) <= 255 for part in parts) and len(parts) <= 32
+    except UnicodeEncodeError:
+        return False

@@ -17,6 +17,7 @@ from functools import cached_property
 from typing import Annotated, Any, Literal, TypeVar
 
 from blobstore.core.constants import HOLE_LIMIT, INDEX_LIMIT, MOST_FILES, TABLE_LIMIT
+from blobstore.core.disk.names import is_plain_path
 from blobstore.core.distribution import install
 from blobstore.core.errors import InvalidFileError, MissingDependencyError, ReleaseError
 
@@ -434,16 +435,7 @@ def check_file_name(name: str) -> None:
     Raises:
         ReleaseError: it leads elsewhere, or cannot be a file name.
     """
-    parts = name.split("/")
-    bad = any(ord(c) < 32 or c in '\\:\x7f*?"<>|' for c in name) or any(
-        not part or part in {".", ".."} or part.startswith(".blobstore-") or part != part.strip() or part.endswith(".")
-        for part in parts
-    )
-    try:
-        bad = bad or any(len(part.encode()) > 255 for part in parts) or len(parts) > 32
-    except UnicodeEncodeError:
-        bad = True
-    if bad:
+    if not is_plain_path(name):
         raise ReleaseError(
             f"{name!r} cannot be the name of a file of a release: expected a plain path that leads into a folder"
         )

@@ -1,0 +1,19 @@
+"""The pool: every version of every model, each content once, in a folder or a bucket.
+
+with Pool("models", create=True) as pool:
+    pool.add("llama-chat", "llama/chat@7")
+    weight = pool.open("llama/chat@7")["layers.0.attention.wq.weight"]
+    pool.get("llama/chat@7", "restored")
+"""
+
+from blobstore.pool.adding import Added
+from blobstore.pool.collecting import Collected
+from blobstore.pool.contents import PoolDataMap
+from blobstore.pool.pool import Pool, PoolStats, Shared
+from blobstore.pool.versions import Version
+
+__all__ = ["Added", "Collected", "Pool", "PoolDataMap", "PoolStats", "Shared", "Version"]
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

@@ -1,0 +1,212 @@
+"""Adding a version: read its files once, store what is new, and make it appear in one commit.
+
+The order of the steps keeps everything that a version needs, whoever collects meanwhile and whoever dies:
+
+1. The rows of the parts are appended under a new id. They protect all their contents, stored or not.
+2. The table of blobs is read after that. What is missing there, or marked as unused, is stored.
+3. The bases are protected by rows of their own, and everything is looked up again. If anything is missing or marked by
+   now, step 2 is repeated.
+4. The event is appended: the version is there.
+
+`collecting` has the other side, and why no order of both loses anything.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Executor, as_completed
+from dataclasses import dataclass
+from typing import Any
+
+from blobstore.core.disk.progress import Progress
+from blobstore.core.errors import PoolError
+from blobstore.pool.objects import Objects
+from blobstore.pool.packs import Job, Stored, write_pack
+from blobstore.pool.relations import stored_rows, with_bases
+from blobstore.pool.scan import Part, ScannedFile, scan
+from blobstore.pool.tables import BLOBS, EVENTS, MARKS, PARTS, Tables, TakenError, new_id
+from blobstore.pool.versions import Version, live_versions
+
+__all__ = ["Added", "add_version"]
+
+_PACK = 1 << 27
+"""A worker's pack has about as many bytes of contents."""
+
+_ROUNDS = 10
+
+
+@dataclass(frozen=True)
+class Added:
+    """What adding a version did. All sizes are in bytes.
+
+    Attributes:
+        version: what was added.
+        bytes: of its files.
+        new: how many of its contents were not in the pool.
+        new_bytes: of these contents.
+        stored_bytes: what they take in packs.
+    """
+
+    version: Version
+    bytes: int
+    new: int
+    new_bytes: int
+    stored_bytes: int
+
+
+def add_version(
+    objects: Objects,
+    tables: Tables,
+    files: Sequence[tuple[str, str]],
+    name: str,
+    version: str,
+    executor: Executor,
+    progress: Progress | None = None,
+) -> Added:
+    """Add files as a version.
+
+    Args:
+        objects, tables: the pool.
+        files: paths, and their names in the version.
+        name, version: as it is called.
+        executor: does the work; its workers must see the same files and the same pool.
+        progress: called with bytes of files.
+
+    Raises:
+        PoolError: the version is there already.
+        FileAccessError, DataChangedError, TransferError: reading or writing fails; the version is not there then.
+    """
+    mark = f"version {name}@{version}"
+    tables.fresh()
+    _refuse_existing(tables, name, version)
+    scanned = _scan(files, executor, progress)
+    identity = new_id()
+    tables.append(PARTS, list(_part_rows(identity, name, version, scanned)))
+    distinct = {part.digest: part for file in scanned for part in file.parts}
+    stored = _store(objects, tables, identity, (name, version), distinct, executor, progress)
+    described = [{"name": file.name, "size": file.size, "sha256": file.sha256} for file in scanned]
+    added = Version(name, version, identity, int(time.time()), tuple((f.name, f.size, f.sha256) for f in scanned))
+    for _ in range(_ROUNDS):
+        tables.fresh(EVENTS)
+        _refuse_existing(tables, name, version)
+        if tables.seen(EVENTS, f"end {identity}"):
+            raise PoolError(
+                f"{objects.url}: adding {name}@{version} took so long that a collection gave it up; add it again"
+            )
+        row = (identity, "add", name, version, added.time, json.dumps(described))
+        try:
+            tables.append(EVENTS, [row], once=[mark, f"end {identity}"])
+        except TakenError:
+            continue
+        return Added(
+            added,
+            sum(file.size for file in scanned),
+            len(stored),
+            sum(row.size for row in stored),
+            sum(row.length for row in stored),
+        )
+    raise PoolError(f"{objects.url}: {name}@{version} is being added and dropped by others all the time")
+
+
+def _refuse_existing(tables: Tables, name: str, version: str) -> None:
+    if any((one.name, one.version) == (name, version) for one in live_versions(tables)):
+        raise PoolError(f"{name}@{version} is in the pool already; versions do not change: drop it, or use another one")
+
+
+def _scan(files: Sequence[tuple[str, str]], executor: Executor, progress: Progress | None) -> list[ScannedFile]:
+    done: list[ScannedFile] = []
+    for result in _run(executor, scan, files):
+        done.append(result)
+        if progress:
+            progress("reading", sum(file.size for file in done), max(sum(file.size for file in done), 1))
+    return sorted(done, key=lambda file: file.name)
+
+
+def _run(executor: Executor, function: Callable[..., Any], tasks: Sequence[tuple[Any, ...]]) -> Iterator[Any]:
+    """The results as they come; tasks that have not begun when the caller stops are cancelled."""
+    futures = [executor.submit(function, *task) for task in tasks]
+    try:
+        for future in as_completed(futures):
+            yield future.result()
+    finally:
+        for future in futures:
+            future.cancel()
+
+
+def _part_rows(identity: str, name: str, version: str, scanned: Sequence[ScannedFile]) -> Iterator[tuple[Any, ...]]:
+    begun = int(time.time())
+    for file in scanned:
+        for part in file.parts:
+            for tensor in part.tensors or ("",):
+                yield (
+                    *(identity, name, version, file.name, part.source.start, part.size, tensor),
+                    *(part.dtype, part.shape, part.order, part.digest, begun),
+                )
+
+
+def _store(
+    objects: Objects,
+    tables: Tables,
+    identity: str,
+    called: tuple[str, str],
+    distinct: dict[bytes, Part],
+    executor: Executor,
+    progress: Progress | None,
+) -> list[Stored]:
+    """Store what is missing, until nothing is. What was stored in this call."""
+    written: list[Stored] = []
+    held = set(distinct)
+
+    def hold(bases: Iterable[bytes | None]) -> bool:
+        """Protect blobs that others are stored against; whether any were not protected yet."""
+        new = sorted({base for base in bases if base is not None} - held)
+        tables.append(PARTS, [_held(identity, called, digest) for digest in new])
+        held.update(new)
+        return bool(new)
+
+    for _ in range(_ROUNDS):
+        tables.fresh(BLOBS, MARKS)
+        there = stored_rows(tables, distinct, unmarked=True)
+        if hold(there[digest].base for digest in distinct if digest in there):
+            continue
+        missing = [part for digest, part in distinct.items() if digest not in there]
+        if not missing:
+            return written
+        jobs = with_bases(tables, missing)
+        hold(job.base[0] for job in jobs if job.base is not None)
+        rows = _write(objects, jobs, executor, progress)
+        tables.append(BLOBS, [row.row() for row in rows])
+        written += rows
+    raise PoolError(f"{objects.url}: blobs disappear as fast as they are stored")
+
+
+def _held(identity: str, called: tuple[str, str], digest: bytes) -> tuple[Any, ...]:
+    """A row that protects a blob which is in no file of the version."""
+    return (identity, *called, "", 0, 0, "", "", "", "", digest, int(time.time()))
+
+
+def _write(objects: Objects, jobs: Sequence[Job], executor: Executor, progress: Progress | None) -> list[Stored]:
+    total, done = sum(job.source.stop - job.source.start for job in jobs), 0
+    rows: list[Stored] = []
+    tasks = [(objects.url, objects.options, batch) for batch in _batches(jobs)]
+    for written in _run(executor, write_pack, tasks):
+        rows += written
+        done += sum(row.size for row in written)
+        if progress:
+            progress("storing", done, total)
+    return rows
+
+
+def _batches(jobs: Sequence[Job]) -> Iterator[list[Job]]:
+    batch: list[Job] = []
+    nbytes = 0
+    for job in jobs:
+        batch.append(job)
+        nbytes += job.source.stop - job.source.start
+        if nbytes >= _PACK:
+            yield batch
+            batch, nbytes = [], 0
+    if batch:
+        yield batch

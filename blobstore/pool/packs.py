@@ -1,0 +1,289 @@
+"""Packs: immutable objects with blobs one behind the other, written by many workers and read by ranges.
+
+A pack begins with `BLOBPACK`, the version of this format (1) in four bytes, four zeros, and 16 random bytes. Each blob
+begins at a multiple of 64. The name of a pack is its SHA-256. No two packs have the same name, even if they have the same
+blobs: a collection may be about to delete the older one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+import numpy as np
+
+from blobstore.core.errors import DataChangedError, IntegrityError, PoolError
+from blobstore.pool.codec import DecodeError, check_encoding, decode, encode, near_encodings, plane_encodings, sample
+from blobstore.pool.objects import Objects
+from blobstore.pool.scan import Source, element
+
+__all__ = ["CAST", "Job", "Reader", "Stored", "cast", "copy_pack", "pack_path", "write_pack"]
+
+CAST = "cast"
+"""The encoding of a blob that is its base in a narrower type, and has no bytes of its own."""
+
+_HEAD = struct.pack("<8sII", b"BLOBPACK", 1, 0)
+_ALIGNMENT = 64
+_KEEP = 1 << 28
+_MOST = 1 << 15  # a chunk of zeros takes about 50 bytes
+_NEAR_WORTH = 0.6  # of what planes take; above that, a blob is better a base for others
+
+
+@dataclass(frozen=True)
+class Stored:
+    """Where a content lies, and how: a row of the table of blobs."""
+
+    digest: bytes
+    size: int
+    dtype: str
+    shape: str
+    encoding: str
+    base: bytes | None
+    pack: bytes
+    offset: int
+    length: int
+    sketch: bytes | None
+
+    def row(self) -> tuple[object, ...]:
+        """The values of the columns, in order."""
+        return tuple(vars(self).values())
+
+
+@dataclass(frozen=True)
+class Job:
+    """A blob to store.
+
+    Attributes:
+        source: where its bytes are.
+        digest, dtype, shape, sketch: as in the tables.
+        base: the digest of a blob to store it against, and where that one is; None if there is none.
+        spare: what a difference may take at the most.
+        is_cast: store nothing, because it is the base in a narrower type.
+    """
+
+    source: Source
+    digest: bytes
+    dtype: str
+    shape: str
+    sketch: bytes
+    base: tuple[bytes, Source | Stored] | None = None
+    spare: float = _NEAR_WORTH
+    is_cast: bool = False
+
+
+def pack_path(pack: bytes) -> str:
+    """The path of a pack below the pool."""
+    name = pack.hex()
+    return f"packs/{name[:2]}/{name}"
+
+
+class Reader:
+    """Reads blobs of a pool, and compares their digests.
+
+    Args:
+        objects: the pool.
+    """
+
+    def __init__(self, objects: Objects) -> None:
+        self._objects = objects
+
+    def read(self, blob: Stored, base: memoryview | None = None) -> memoryview:
+        """The bytes of a blob; of one that is stored as it is in a folder, a map of them.
+
+        Args:
+            blob: where it lies.
+            base: the bytes of its base.
+
+        Raises:
+            IntegrityError: they are damaged.
+            PoolError: its pack is missing.
+            FileAccessError, TransferError: the store refuses.
+        """
+        if blob.encoding == CAST:
+            assert base is not None and blob.base is not None  # noqa: S101 - callers read it first
+            data = cast(base, blob.dtype)
+        else:
+            data = self._decoded(blob, self.stored(blob), base)
+        if len(data) != blob.size or hashlib.sha256(data).digest() != blob.digest:
+            raise IntegrityError(self._place(blob), f"the bytes of blob {blob.digest.hex()} are damaged")
+        return data
+
+    def _place(self, blob: Stored) -> str:
+        return f"{self._objects.name(pack_path(blob.pack))} at byte {blob.offset}"
+
+    def stored(self, blob: Stored) -> memoryview:
+        """The bytes that a pack has for a blob, as they are; they are not compared with anything."""
+        path = pack_path(blob.pack)
+        stored = self._objects.read(path, blob.offset, blob.length)
+        if stored is None:
+            raise PoolError(f"{self._objects.name(path)}: the pack is missing; it has blob {blob.digest.hex()}")
+        if len(stored) != blob.length:
+            raise IntegrityError(
+                self._objects.name(path), f"expected {blob.length} bytes at {blob.offset}, found {len(stored)}"
+            )
+        return stored
+
+    def _decoded(self, blob: Stored, stored: memoryview, base: memoryview | None) -> memoryview:
+        if not check_encoding(blob.encoding):
+            raise PoolError(
+                f"{self._objects.url}: blob {blob.digest.hex()} is stored as {blob.encoding!r}, which this version does not know"
+            )
+        if blob.encoding == "raw":
+            return stored
+        if blob.encoding.startswith("near") and (base is None or len(base) != blob.size):
+            raise IntegrityError(self._place(blob), f"blob {blob.digest.hex()} has a base of another size")
+        if blob.size > _MOST * (len(stored) + 1):
+            raise IntegrityError(self._place(blob), f"{len(stored)} bytes cannot hold a blob of {blob.size}")
+        out = bytearray(blob.size)
+        at = 0
+        try:
+            for chunk in decode(blob.encoding, blob.size, stored, base):
+                out[at : at + len(chunk)] = chunk
+                at += len(chunk)
+        except DecodeError as error:
+            raise IntegrityError(self._place(blob), f"blob {blob.digest.hex()}: {error}") from None
+        return memoryview(out).toreadonly()
+
+
+@dataclass
+class _Bases:
+    """The bases of a worker, the last ones kept."""
+
+    reader: Reader
+    kept: dict[bytes, memoryview] = field(default_factory=dict)
+
+    def get(self, digest: bytes, where: Source | Stored) -> memoryview | None:
+        """The bytes of a base; None if it was collected meanwhile or is damaged: then nothing is stored against it."""
+        if digest not in self.kept:
+            if sum(map(len, self.kept.values())) > _KEEP:
+                self.kept.clear()
+            try:
+                self.kept[digest] = where.view() if isinstance(where, Source) else self.reader.read(where)
+            except (PoolError, IntegrityError):
+                return None
+        return self.kept[digest]
+
+
+def write_pack(url: str, options: Mapping[str, str], jobs: Sequence[Job]) -> list[Stored]:
+    """Store blobs in one new pack: what a worker does.
+
+    Every blob is read back from what was encoded, and compared by its digest, before the pack gets its name.
+
+    Args:
+        url, options: of the pool.
+        jobs: what to store.
+
+    Returns:
+        The rows of the blobs.
+
+    Raises:
+        DataChangedError: a file changed since it was scanned.
+        FileAccessError, TransferError: reading or writing fails.
+    """
+    objects = Objects(url, options)
+    bases = _Bases(Reader(objects))
+    return _packed(objects, jobs, lambda job, at, write: _store(job, bases, at, write))
+
+
+def copy_pack(objects: Objects, rows: Sequence[Stored]) -> list[Stored]:
+    """Copy blobs to a new pack, as they are stored.
+
+    Raises:
+        IntegrityError, PoolError: a pack is shorter than it was, or missing.
+        FileAccessError, TransferError: reading or writing fails.
+    """
+    reader = Reader(objects)
+
+    def copy(row: Stored, at: int, write: _Write) -> Stored:
+        write(reader.stored(row))
+        return replace(row, offset=at)
+
+    return _packed(objects, rows, copy)
+
+
+_Write = Callable[["bytes | memoryview"], None]
+_T = TypeVar("_T")
+
+
+def _packed(objects: Objects, items: Sequence[_T], store: Callable[[_T, int, _Write], Stored]) -> list[Stored]:
+    """Write a pack: `store` writes one item, which begins at the given byte, and returns its row but for the pack."""
+    rows: list[Stored] = []
+    with objects.spool("packs/new") as spooled:
+        hasher = hashlib.sha256()
+        with spooled.open("wb") as file:
+
+            def write(data: bytes | memoryview) -> None:
+                hasher.update(data)
+                file.write(data)
+
+            write(_HEAD)
+            write(secrets.token_bytes(16))
+            for item in items:
+                write(b"\0" * (-file.tell() % _ALIGNMENT))
+                rows.append(store(item, file.tell(), write))
+            file.flush()
+            os.fsync(file.fileno())
+        pack = hasher.digest()
+        objects.place(spooled, pack_path(pack))
+    return [replace(row, pack=pack) for row in rows]
+
+
+def _store(job: Job, bases: _Bases, at: int, write: _Write) -> Stored:
+    data = job.source.view()
+    base = bases.get(*job.base) if job.base is not None else None
+    sketch = job.sketch or None
+
+    def row(encoding: str, length: int, base_digest: bytes | None = None) -> Stored:
+        own = None if base_digest else sketch
+        return Stored(job.digest, len(data), job.dtype, job.shape, encoding, base_digest, b"", at, length, own)
+
+    if job.is_cast and base is not None and job.base is not None:
+        if hashlib.sha256(cast(base, job.dtype)).digest() == job.digest:
+            return row(CAST, 0, job.base[0])
+        base = None
+    encoding = _choice(data, job, base)
+    near = encoding.startswith("near")
+    stored = b"".join(encode(data, encoding, base if near else None))
+    proof = hashlib.sha256()
+    for chunk in decode(encoding, len(data), memoryview(stored), base if near else None):
+        proof.update(chunk)
+    if proof.digest() != job.digest:
+        raise DataChangedError(f"{job.source.path}: the file changed while it was added")
+    write(stored)
+    return row(encoding, len(stored), job.base[0] if near and job.base is not None else None)
+
+
+def _choice(data: memoryview, job: Job, base: memoryview | None) -> str:
+    width, floating = element(job.dtype)
+    widths = {1, 2, 4} if not job.dtype else {width}
+    planes = dict.fromkeys(encoding for w in sorted(widths) for encoding in plane_encodings(w))
+    encoding, share = sample(data, tuple(planes))
+    if base is not None and len(base) == len(data):
+        differences = [one for w in sorted(widths) for one in near_encodings(w, floating=floating)]
+        near, remains = sample(data, differences, base)
+        if near != "raw" and remains < share * job.spare:
+            return near
+    return encoding
+
+
+def cast(data: memoryview, dtype: str) -> memoryview:
+    """Elements in float32 as the nearest ones in bfloat16 or float16; those in between go to the even one.
+
+    Args:
+        data: the elements.
+        dtype: "bfloat16" or "half".
+    """
+    elements = np.frombuffer(data[: len(data) // 4 * 4], "<u4")
+    if dtype == "half":
+        with np.errstate(all="ignore"):
+            return memoryview(elements.view("<f4").astype("<f2").view(np.uint8))  # type: ignore[arg-type]
+    rounded = (elements >> np.uint32(16)) & np.uint32(1)
+    rounded += elements
+    rounded += np.uint32(0x7FFF)
+    rounded >>= np.uint32(16)
+    return memoryview(rounded.astype("<u2").view(np.uint8))  # type: ignore[arg-type]

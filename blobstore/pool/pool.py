@@ -1,0 +1,385 @@
+"""A pool: every version of every model, each content once."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from blobstore.core.disk.names import is_plain_path
+from blobstore.core.disk.progress import Progress, check_progress
+from blobstore.core.errors import BlobStoreError, FileAccessError, PoolError
+from blobstore.core.memory.mapped_file import Paths, as_path, as_paths
+from blobstore.core.programs.deployed import tree
+from blobstore.pool.adding import Added, add_version
+from blobstore.pool.collecting import Collected, collect
+from blobstore.pool.contents import Blobs, PoolDataMap, file_pieces, parts_of, restore
+from blobstore.pool.objects import Objects
+from blobstore.pool.tables import Tables
+from blobstore.pool.versions import Version, drop_version, find_version, live_versions, parse_reference
+
+__all__ = ["Pool", "PoolStats", "Shared"]
+
+_FORMAT = "blobstore.pool.1"
+_DAY = 86_400.0
+
+
+@dataclass(frozen=True)
+class PoolStats:
+    """What a pool holds. All sizes are in bytes.
+
+    Attributes:
+        versions: how many.
+        files_bytes: of all files of all versions.
+        contents: how many distinct contents these need.
+        contents_bytes: of these contents, each once.
+        stored_bytes: what they take in packs, as they are stored.
+        encodings: for each encoding, how many contents are stored in it, their bytes, and what they take.
+    """
+
+    versions: int
+    files_bytes: int
+    contents: int
+    contents_bytes: int
+    stored_bytes: int
+    encodings: Mapping[str, tuple[int, int, int]]
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What two versions have in common, in bytes of distinct contents.
+
+    Attributes:
+        first, second: bytes of each.
+        equal: of contents that both have.
+        near: of contents of the second that are stored against one of the first, or the other way round, or both against
+            the same base.
+        apart: tensors of the same name that neither are equal nor near, with the reason: another type, another shape, or
+            values that differ too much.
+    """
+
+    first: int
+    second: int
+    equal: int
+    near: int
+    apart: Sequence[tuple[str, str]]
+
+
+class Pool:
+    """Versions of models in a folder or a bucket, each content stored once.
+
+    A version is a set of files. It appears in one commit, whole or not at all, whoever adds, drops or collects meanwhile. Any
+    number of processes may use one pool; a `Pool` is for one thread at a time.
+
+    Args:
+        url: a folder, or `s3://`, `gs://` or `az://` with a bucket and a path.
+        create: make the pool if there is none.
+        cache: where files of the tables of a bucket are kept; by default in the user's cache folder.
+        **options: of the store, such as `aws_endpoint`; the environment's count where they are left out.
+
+    Raises:
+        PoolError: there is no pool, or something else, or one of a newer format.
+        FileAccessError, TransferError: the store refuses, here and in any method.
+        MissingDependencyError: the extra `pool` is not installed.
+    """
+
+    def __init__(
+        self,
+        url: str | os.PathLike[str],
+        *,
+        create: bool = False,
+        cache: str | os.PathLike[str] | None = None,
+        **options: str,
+    ) -> None:
+        self._objects = Objects(url, options)
+        self._tables = Tables(self._objects, as_path(cache) if cache is not None else _default_cache())
+        described = self._description()
+        if described is None:
+            if not create:
+                raise PoolError(
+                    f"{self._objects.url}: there is no pool here; `blobstore pool add` or create=True makes one"
+                )
+            self._objects.make()
+            self._tables.create()
+            self._objects.put("pool.json", json.dumps({"format": _FORMAT}).encode() + b"\n", create=True)
+            described = self._description()
+        if described != _FORMAT:
+            raise PoolError(f"{self._objects.name('pool.json')}: expected the format {_FORMAT}, found {described!r}")
+        self._tables.fresh()
+
+    @property
+    def url(self) -> str:
+        """Where the pool is."""
+        return self._objects.url
+
+    def __repr__(self) -> str:
+        return f"<Pool {self.url}>"
+
+    def __enter__(self) -> Pool:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Free the memory of queries."""
+        self._tables.close()
+
+    def add(
+        self,
+        paths: Paths,
+        reference: str,
+        *,
+        executor: Executor | None = None,
+        progress: Progress | None = None,
+    ) -> Added:
+        """Add files as a version.
+
+        `.safetensors`, `.ptd`, `.pte` and `.gguf` files are taken apart into their tensors; of other files, 8 MiB at a time
+        are a content. What the files have is read back from what was stored, and compared, before the version appears.
+
+        Args:
+            paths: files, which keep their names, and folders, whose files keep their paths below them.
+            reference: `name@version`; a name may have parts with `/` between them.
+            executor: does the work; its workers must see the same files and the same pool. By default threads.
+            progress: called with what is done, and bytes.
+
+        Returns:
+            What was new.
+
+        Raises:
+            PoolError: the version is there already, or `reference` has another form.
+            FileAccessError, DataChangedError, TransferError: reading or writing fails. The version is not there then.
+        """
+        name, version = parse_reference(reference)
+        check_progress(progress)
+        files = _expand(as_paths(paths))
+        with _workers(executor) as workers:
+            added = add_version(self._objects, self._tables, files, name, version, workers, progress)
+        self._tables.tidy()
+        return added
+
+    def versions(self) -> list[Version]:
+        """The versions that are there, by name, the oldest first."""
+        self._tables.fresh()
+        return live_versions(self._tables)
+
+    def open(self, reference: str) -> PoolDataMap:
+        """The tensors of a version as a data map. Bytes are read when they are asked for.
+
+        Raises:
+            PoolError: there is no such version.
+        """
+        return PoolDataMap(self._objects, self._tables, self._find(reference))
+
+    def get(
+        self,
+        reference: str,
+        directory: str | os.PathLike[str],
+        *,
+        force: bool = False,
+        progress: Progress | None = None,
+    ) -> list[Path]:
+        """Write the very files of a version into a folder, all or none.
+
+        Args:
+            reference: `name@version`.
+            directory: made if it is missing.
+            force: also replace files of another format.
+            progress: called with bytes.
+
+        Returns:
+            The paths of the files.
+
+        Raises:
+            PoolError: there is no such version.
+            IntegrityError: a file would not be the one that was added.
+            OutputPathError: a file of another format is in the place of one, and `force` is not set.
+        """
+        check_progress(progress)
+        version = self._find(reference)
+        return restore(self._objects, self._tables, version, as_path(directory), force=force, progress=progress)
+
+    def cat(self, reference: str, file: str) -> Iterator[memoryview]:
+        """The bytes of one file of a version, piece by piece.
+
+        Raises:
+            PoolError: there is no such version, or no such file in it.
+            IntegrityError: the bytes are not those that were added; what came before this error is to be thrown away.
+        """
+        version = self._find(reference)
+        sizes = {name: (size, sha256) for name, size, sha256 in version.files}
+        if file not in sizes:
+            raise PoolError(f"{reference} has no file {file!r}; it has {', '.join(list(sizes)[:5])}")
+        parts = [part for part in parts_of(self._tables, version) if part.file == file]
+        blobs = Blobs(self._objects, self._tables, list(dict.fromkeys(part.digest for part in parts)))
+        yield from file_pieces(blobs, parts, file, sizes[file][0])
+
+    def drop(self, reference: str) -> Version:
+        """Let a version disappear; `gc` frees what it alone needed.
+
+        Raises:
+            PoolError: there is no such version.
+        """
+        return drop_version(self._tables, reference)
+
+    def gc(self, *, grace: float = 7 * _DAY, keep: float = _DAY) -> Collected:
+        """Free what no version needs. It is safe beside anything, and may be killed at any time.
+
+        Args:
+            grace: seconds after which a version that is being added is given up.
+            keep: seconds for which packs stay for readers that looked them up before.
+        """
+        return collect(self._objects, self._tables, grace=grace, keep=keep)
+
+    def verify(self, reference: str | None = None, progress: Progress | None = None) -> list[tuple[str, str]]:
+        """Read everything that a version needs, or all versions, and compare it.
+
+        Returns:
+            What is damaged or missing: `name@version`, and what is wrong.
+        """
+        check_progress(progress)
+        versions = [self._find(reference)] if reference is not None else self.versions()
+        done, total = 0, sum(version.size for version in versions)
+        problems: list[tuple[str, str]] = []
+        for version in versions:
+            try:
+                parts = parts_of(self._tables, version)
+                blobs = Blobs(self._objects, self._tables, list(dict.fromkeys(part.digest for part in parts)))
+                for name, size, sha256 in version.files:
+                    hasher = hashlib.sha256()
+                    for piece in file_pieces(blobs, [part for part in parts if part.file == name], name, size):
+                        hasher.update(piece)
+                        done += len(piece)
+                        if progress:
+                            progress("verifying", done, total)
+                    if hasher.hexdigest() != sha256:
+                        problems.append((f"{version.name}@{version.version}", f"{name}: expected SHA-256 {sha256}"))
+            except BlobStoreError as error:
+                problems.append((f"{version.name}@{version.version}", str(error)))
+        return problems
+
+    def stats(self) -> PoolStats:
+        """How many versions and contents there are, and what they take."""
+        versions = self.versions()
+        rows = self._tables.query(
+            """
+            WITH needed AS (SELECT DISTINCT digest FROM parts WHERE id IN (SELECT value FROM live)),
+            chosen AS (
+                SELECT size, encoding, length FROM blobs WHERE digest IN (SELECT digest FROM needed)
+                QUALIFY 1 = row_number() OVER (PARTITION BY digest ORDER BY length, pack)
+            )
+            SELECT encoding, count(*), sum(size)::BIGINT, sum(length)::BIGINT FROM chosen GROUP BY encoding ORDER BY 3 DESC
+            """,
+            live=[version.id for version in versions],
+        )
+        encodings = {encoding: (number, nbytes, stored) for encoding, number, nbytes, stored in rows}
+        return PoolStats(
+            len(versions),
+            sum(version.size for version in versions),
+            sum(number for number, _, _ in encodings.values()),
+            sum(nbytes for _, nbytes, _ in encodings.values()),
+            sum(stored for _, _, stored in encodings.values()),
+            encodings,
+        )
+
+    def why(self, first: str, second: str) -> Shared:
+        """What two versions share, and why not more.
+
+        Raises:
+            PoolError: there is no such version.
+        """
+        one, other = self._find(first), self._find(second)
+        parts = {version.id: parts_of(self._tables, version) for version in (one, other)}
+        sizes = [{part.digest: part.size for part in parts[version.id]} for version in (one, other)]
+        blobs = Blobs(self._objects, self._tables, list({**sizes[0], **sizes[1]}))
+        roots = [{digest: blobs.row(digest).base or digest for digest in of} for of in sizes]
+        equal = sum(size for digest, size in sizes[1].items() if digest in sizes[0])
+        shared_roots = set(roots[0].values()) & set(roots[1].values())
+        near = [digest for digest, root in roots[1].items() if root in shared_roots and digest not in sizes[0]]
+        named = {part.tensor: part for part in parts[one.id] if part.tensor}
+        apart = []
+        for part in parts[other.id]:
+            twin = named.get(part.tensor)
+            if twin is None or twin.digest == part.digest or part.digest in near:
+                continue
+            if twin.dtype != part.dtype:
+                reason = f"{twin.dtype} and {part.dtype}"
+            elif twin.shape != part.shape:
+                reason = f"{twin.shape} and {part.shape}"
+            else:
+                reason = "the values differ too much"
+            apart.append((part.tensor, reason))
+        return Shared(
+            sum(sizes[0].values()),
+            sum(sizes[1].values()),
+            equal,
+            sum(sizes[1][digest] for digest in near),
+            tuple(apart),
+        )
+
+    def _find(self, reference: str) -> Version:
+        parse_reference(reference)
+        self._tables.fresh()
+        return find_version(self._tables, reference)
+
+    def _description(self) -> str | None:
+        if self._objects.folder is not None and not self._objects.folder.is_dir():
+            return None
+        data = self._objects.get("pool.json")
+        if data is None:
+            return None
+        try:
+            described = json.loads(data)
+            return str(described["format"])
+        except (ValueError, KeyError, TypeError):
+            raise PoolError(f"{self._objects.name('pool.json')}: this describes no pool") from None
+
+
+def _default_cache() -> Path:
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")  # noqa: PTH111, PTH118
+    return Path(home) / "blobstore" / "pool"
+
+
+@contextlib.contextmanager
+def _workers(executor: Executor | None) -> Iterator[Executor]:
+    if executor is not None:
+        yield executor
+        return
+    with ThreadPoolExecutor(os.cpu_count()) as own:
+        yield own
+
+
+def _expand(paths: Sequence[Path]) -> list[tuple[str, str]]:
+    """Files with their names in a version.
+
+    Raises:
+        FileAccessError: something is missing.
+        PoolError: two files would have one name.
+    """
+    files: dict[str, str] = {}
+    for path in paths:
+        if path.is_dir():
+            inside = [(file, file.relative_to(path).as_posix()) for file in tree(path, ("",))]
+        elif path.exists():
+            inside = [(path, path.name)]
+        else:
+            raise FileAccessError(path, "there is no such file")
+        for file, name in inside:
+            if not is_plain_path(name):
+                raise PoolError(f"{file}: {name!r} cannot be the name of a file of a version")
+            if files.setdefault(name, os.path.abspath(file)) != os.path.abspath(file):  # noqa: PTH100
+                raise PoolError(
+                    f"{file}: another file of the version is called {name}, too; add a folder that has both"
+                )
+    if not files:
+        raise PoolError(f"{', '.join(map(str, paths))}: there are no files to add")
+    return [(path, name) for name, path in sorted(files.items())]

@@ -1,0 +1,167 @@
+"""What a file consists of: its blobs, with their digests, and small samples of them by which they are compared."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from blobstore.core.constants import HOLE_LIMIT
+from blobstore.core.errors import InvalidFileError, MissingDependencyError
+from blobstore.core.memory.layout import ScalarType
+from blobstore.core.memory.mapped_file import map_file, read_pieces
+from blobstore.reporting.model import Region, RegionKind
+from blobstore.reporting.regions import read_regions
+from blobstore.reporting.source import open_source
+
+__all__ = ["SKETCHED", "Part", "ScannedFile", "Source", "element", "scan"]
+
+SKETCHED = 4096
+"""A blob with fewer bytes is only compared for equality."""
+
+_SAMPLES = 256
+_FLOATS = {"half", "float", "double", "bfloat16"}
+_PIECE = 1 << 23
+"""Files that are of no known kind are cut into blobs of this size."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Bytes of a local file, `start` to `stop` exclusive."""
+
+    path: str
+    start: int
+    stop: int
+
+    def view(self) -> memoryview:
+        """The bytes, as a map.
+
+        Raises:
+            FileAccessError: the file is gone.
+        """
+        return map_file(self.path)[self.start : self.stop]
+
+
+@dataclass(frozen=True)
+class Part:
+    """A range of a file that is one blob.
+
+    Attributes:
+        source: where it is.
+        digest: SHA-256 of its bytes.
+        tensors: its names; none for what is not looked up.
+        dtype, shape, order: as in the tables.
+        sketch: some of its elements; empty if it is small.
+    """
+
+    source: Source
+    digest: bytes
+    tensors: tuple[str, ...]
+    dtype: str
+    shape: str
+    order: str
+    sketch: bytes
+
+    @property
+    def size(self) -> int:
+        """Bytes of the blob."""
+        return self.source.stop - self.source.start
+
+
+@dataclass(frozen=True)
+class ScannedFile:
+    """A file, as its parts; what no part covers is zeros.
+
+    Attributes:
+        name: its path in the version.
+        size: in bytes.
+        sha256: of all its bytes, in hexadecimal.
+        parts: by ascending offset.
+    """
+
+    name: str
+    size: int
+    sha256: str
+    parts: tuple[Part, ...]
+
+
+def element(dtype: str) -> tuple[int, bool]:
+    """Bytes of an element of this type, and whether it is a float; opaque bytes count as float32, which most are."""
+    if not dtype:
+        return 4, True
+    kind = ScalarType.__members__.get(dtype.upper())
+    width = 1 if kind is None else kind.itemsize
+    return (width if width in {1, 2, 4, 8} else 1), dtype in _FLOATS
+
+
+def scan(path: str, name: str) -> ScannedFile:
+    """Read a file once.
+
+    Args:
+        path: the file; any kind.
+        name: its path in the version.
+
+    Raises:
+        FileAccessError: it cannot be read, or changes meanwhile.
+    """
+    if os.path.getsize(path) == 0:  # noqa: PTH202
+        return ScannedFile(name, 0, hashlib.sha256().hexdigest(), ())
+    data = map_file(path)
+    whole = hashlib.sha256()
+    parts = []
+    for region in _regions(path, len(data)):
+        view = data[region.start : region.stop]
+        own = hashlib.sha256()
+        is_hole, zeros = region.kind is RegionKind.PADDING and len(view) <= HOLE_LIMIT, True
+        for piece in read_pieces(view):
+            whole.update(piece)
+            if is_hole:
+                zeros = zeros and not np.frombuffer(piece, np.uint8).any()
+            else:
+                own.update(piece)
+        if is_hole:
+            if zeros:
+                continue
+            own.update(view)
+        parts.append(_part(path, region, view, own.digest()))
+    return ScannedFile(name, len(data), whole.hexdigest(), tuple(parts))
+
+
+def _part(path: str, region: Region, view: memoryview, digest: bytes) -> Part:
+    is_blob = region.kind.is_blob
+    layout = region.layout if is_blob else None
+    shape = order = ""
+    if layout is not None:
+        shape = ",".join(map(str, layout.sizes))
+        if layout.dim_order != tuple(range(len(layout.sizes))):
+            order = ",".join(map(str, layout.dim_order))
+    dtype = region.element_type if is_blob else ""
+    return Part(
+        Source(path, region.start, region.stop),
+        digest,
+        region.keys if is_blob else (),
+        dtype,
+        shape,
+        order,
+        _sketch(view, element(dtype)[0]) if is_blob and len(view) >= SKETCHED else b"",
+    )
+
+
+def _sketch(view: memoryview, width: int) -> bytes:
+    count = len(view) // width
+    elements = np.frombuffer(view[: count * width], f"<u{width}")
+    return elements[:: max(count // _SAMPLES, 1)][:_SAMPLES].tobytes()
+
+
+def _regions(path: str, size: int) -> Iterator[Region]:
+    try:
+        with open_source(path) as source:
+            regions = read_regions(source)[1]
+            source.check_unchanged()
+        yield from regions
+    except (InvalidFileError, MissingDependencyError):  # of another kind, or a damaged one: it is kept as it is
+        for start in range(0, size, _PIECE):
+            yield Region(RegionKind.UNREFERENCED, start, min(start + _PIECE, size))

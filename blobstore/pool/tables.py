@@ -1,0 +1,331 @@
+"""The tables of a pool: what any engine can read of it, and the one place where a version appears.
+
+Each is a Delta table below `tables/`. Rows are appended; a commit of a table is a file that can be created once, so no
+lock is held by anyone.
+
+    events   one row for each version that was added or dropped: the truth. A version is there if its id was added and not
+             dropped.
+    parts    the rows of all files of a version, under its id, and what the version needs otherwise
+    blobs    where each content lies, and how it is stored. A content may have several rows
+    marks    rows of `blobs` that a collection found unused, and packs that it condemned (without a digest): whoever adds
+             treats both as missing
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from blobstore.core.disk.journal import sync_folder
+from blobstore.core.distribution import install
+from blobstore.core.errors import FileAccessError, MissingDependencyError, PoolError, TransferError
+from blobstore.core.memory.mapped_file import named
+from blobstore.pool.objects import Objects
+
+try:
+    import deltalake
+    import duckdb
+    from arro3.core import Array, DataType, Field, Schema
+    from arro3.core import Table as ArrowTable
+    from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+except ImportError as error:
+    raise MissingDependencyError(f"a pool needs deltalake and duckdb: {install('pool')}") from error
+
+__all__ = ["BLOBS", "EVENTS", "MARKS", "PARTS", "Tables", "TakenError", "new_id"]
+
+BLOBS, PARTS, EVENTS, MARKS = "blobs", "parts", "events", "marks"
+
+_TEXT, _BYTES, _NUMBER = DataType.utf8(), DataType.binary(), DataType.int64()
+
+_COLUMNS: dict[str, dict[str, Any]] = {
+    BLOBS: {
+        "digest": _BYTES,  # SHA-256 of the bytes
+        "size": _NUMBER,
+        "dtype": _TEXT,  # "float", "bfloat16", ...; empty for opaque bytes
+        "shape": _TEXT,  # "384,1536"
+        "encoding": _TEXT,  # as in blobstore/pool/codec.py, or "cast" of the base
+        "base": _BYTES,  # the digest of another blob, or null
+        "pack": _BYTES,  # the name of the object that has it
+        "offset": _NUMBER,
+        "length": _NUMBER,
+        "sketch": _BYTES,  # some of its elements, or null
+    },
+    PARTS: {
+        "id": _TEXT,
+        "name": _TEXT,
+        "version": _TEXT,
+        "file": _TEXT,  # empty if the version needs the blob for another one only
+        "offset": _NUMBER,  # in the file; what no part covers is zeros
+        "size": _NUMBER,
+        "tensor": _TEXT,  # empty for what is not looked up by name
+        "dtype": _TEXT,
+        "shape": _TEXT,
+        "order": _TEXT,  # the dim order, "0,2,3,1"; empty if it is contiguous
+        "digest": _BYTES,
+        "begun": _NUMBER,  # when the version was begun, in seconds since 1970
+    },
+    EVENTS: {
+        "id": _TEXT,
+        "kind": _TEXT,  # "add", "drop" or "abandon"
+        "name": _TEXT,
+        "version": _TEXT,
+        "time": _NUMBER,  # seconds since 1970
+        "files": _TEXT,  # JSON: name, size and SHA-256 of each file
+    },
+    MARKS: {"digest": _BYTES, "pack": _BYTES, "time": _NUMBER},
+}
+
+_SQL = {id(_TEXT): "VARCHAR", id(_BYTES): "BLOB", id(_NUMBER): "BIGINT"}
+_CHECKPOINT = "50"
+_RETRIES = 20
+_KEPT_HOURS = 24 * 7  # a reader may have listed a file before it was replaced
+_SMALL_FILES = 64  # as many files are made one
+
+
+class TakenError(Exception):
+    """Another commit with the same mark came first."""
+
+
+def new_id() -> str:
+    """An id that no other version has."""
+    return uuid.uuid4().hex
+
+
+class Tables:
+    """The tables of one pool, for one thread at a time.
+
+    Args:
+        objects: the pool.
+        cache: where files of the tables of a bucket are kept.
+
+    Raises:
+        PoolError: there are other tables, or a newer format, here and in any method.
+        FileAccessError, TransferError: the store refuses.
+    """
+
+    def __init__(self, objects: Objects, cache: Path) -> None:
+        self._objects, self._cache = objects, cache
+        self._opened: dict[str, deltalake.DeltaTable] = {}
+        self._viewed: dict[str, int] = {}
+        self._database = duckdb.connect()
+        self._database.execute("SET threads = 2; SET memory_limit = '400MB'; SET preserve_insertion_order = false")
+        self._database.execute(f"SET temp_directory = '{tempfile.gettempdir()}'")  # not below the working directory
+        self._lock = threading.RLock()
+
+    def create(self) -> None:
+        """Make the tables that are missing."""
+        for table, columns in _COLUMNS.items():
+            with self._translated(table):
+                deltalake.DeltaTable.create(
+                    self._url(table),
+                    schema=_schema(columns),
+                    mode="ignore",
+                    name=f"blobstore.{table}",
+                    configuration={
+                        "delta.checkpointInterval": _CHECKPOINT,
+                        "delta.deletedFileRetentionDuration": f"interval {_KEPT_HOURS} hours",
+                    },
+                    storage_options=self._options(),
+                )
+
+    def append(self, table: str, rows: Sequence[Sequence[Any]], once: Iterable[str] = ()) -> None:
+        """Append rows in one commit.
+
+        Args:
+            table: which.
+            rows: with a value for each column, in order.
+            once: marks of this commit. `fresh` must have been called since the caller decided on it.
+
+        Raises:
+            TakenError: a commit with one of these marks came after the last call of `fresh`.
+        """
+        if not rows:
+            return
+        columns = _COLUMNS[table]
+        arrays = [
+            Array(list(column), kind) for column, kind in zip(zip(*rows, strict=True), columns.values(), strict=True)
+        ]
+        content = ArrowTable.from_arrays(arrays, schema=_schema(columns))
+        marks = [deltalake.Transaction(mark, int(time.time())) for mark in once]
+        properties = deltalake.CommitProperties(max_commit_retries=_RETRIES, app_transactions=marks or None)
+        for attempt in range(_RETRIES):
+            with self._lock, self._translated(table):
+                try:
+                    deltalake.write_deltalake(self._delta(table), content, mode="append", commit_properties=properties)
+                except CommitFailedError:
+                    if marks:
+                        raise TakenError from None
+                    if attempt == _RETRIES - 1:
+                        raise
+                    self.fresh(table)  # rows were deleted meanwhile, which the engine takes for rows that were read
+                    continue
+                self._sync(table)
+                return
+
+    def delete(self, table: str, condition: str) -> None:
+        """Delete the rows for which a condition of SQL holds; tried again if others change the table meanwhile."""
+        for attempt in range(_RETRIES):
+            with self._lock, self._translated(table):
+                self.fresh(table)
+                try:
+                    self._delta(table).delete(condition)
+                except CommitFailedError:
+                    if attempt == _RETRIES - 1:
+                        raise
+                    continue
+                self._sync(table)
+                return
+
+    def tidy(self, *, always: bool = False) -> None:
+        """Make few files of many small ones, and remove those that were replaced long ago."""
+        for table in _COLUMNS:
+            with self._lock, self._translated(table):
+                self.fresh(table)
+                delta = self._delta(table)
+                if always or len(delta.file_uris()) > _SMALL_FILES:
+                    with contextlib.suppress(CommitFailedError):  # somebody else does it
+                        delta.optimize.compact()
+                        delta.vacuum(retention_hours=_KEPT_HOURS, dry_run=False)
+                        delta.cleanup_metadata()
+
+    def fresh(self, *tables: str) -> None:
+        """Look at the newest state of these tables, or of all; queries are about the state that was seen last."""
+        for table in tables or _COLUMNS:
+            with self._lock, self._translated(table):
+                self._delta(table).update_incremental()
+
+    def seen(self, table: str, mark: str) -> bool:
+        """Whether a commit with a mark is in the state that was seen last."""
+        with self._lock, self._translated(table):
+            return self._delta(table).transaction_version(mark) is not None
+
+    def query(self, text: str, *values: Any, **given: Sequence[bytes] | Sequence[str]) -> list[tuple[Any, ...]]:
+        """The rows of a query over the tables, by their names, and over lists that are given.
+
+        Args:
+            text: SQL.
+            values: for its question marks.
+            given: tables of one column, `value`, with these values.
+        """
+        with self._lock:
+            for table in _COLUMNS:
+                self._view(table)
+            for name, items in given.items():
+                kind = _TEXT if items and isinstance(items[0], str) else _BYTES
+                schema = Schema([Field("value", kind)])
+                self._database.register(name, ArrowTable.from_arrays([Array(list(items), kind)], schema=schema))
+            try:
+                rows: list[tuple[Any, ...]] = self._database.execute(text, list(values)).fetchall()
+                return rows
+            except duckdb.IOException as error:
+                raise PoolError(f"{self._objects.url}: a file of a table cannot be read: {error}") from None
+            finally:
+                for name in given:
+                    self._database.unregister(name)
+
+    def close(self) -> None:
+        """Free memory."""
+        with self._lock:
+            self._database.close()
+            self._opened.clear()
+
+    # ------------------------------------------------------------------------------------------------- the engine
+
+    def _url(self, table: str) -> str:
+        return f"{self._objects.url}/tables/{table}"
+
+    def _options(self) -> dict[str, str] | None:
+        return self._objects.options if self._objects.folder is None else None
+
+    def _delta(self, table: str) -> deltalake.DeltaTable:
+        if table not in self._opened:
+            delta = deltalake.DeltaTable(self._url(table), storage_options=self._options())
+            columns = [field.name for field in delta.schema().fields]
+            if delta.metadata().name != f"blobstore.{table}" or columns != list(_COLUMNS[table]):
+                raise PoolError(f"{self._url(table)}: this is a table of something else, with {', '.join(columns)}")
+            self._opened[table] = delta
+        return self._opened[table]
+
+    def _view(self, table: str) -> None:
+        """Let the name of a table mean its files in the state that was seen last."""
+        with self._translated(table):
+            delta = self._delta(table)
+            version = delta.version()
+            if self._viewed.get(table) == version:
+                return
+            files = [self._local(table, uri) for uri in delta.file_uris()]
+        if files:
+            listed = ", ".join("'" + file.replace("'", "''") + "'" for file in files)
+            selected = f"SELECT * FROM read_parquet([{listed}])"
+        else:
+            columns = ", ".join(f'NULL::{_SQL[id(kind)]} AS "{name}"' for name, kind in _COLUMNS[table].items())
+            selected = f"SELECT {columns} WHERE false"
+        self._database.execute(f"CREATE OR REPLACE VIEW {table} AS {selected}")
+        self._viewed[table] = version
+
+    def _local(self, table: str, uri: str) -> str:
+        """A file of a table as one that is here; those of a bucket are fetched once."""
+        if self._objects.folder is not None:
+            return uri.removeprefix("file://")
+        inside = uri.split(f"/tables/{table}/", 1)[1]
+        place = self._cache / hashlib.sha256(uri.encode()).hexdigest()
+        if not place.exists():
+            data = self._objects.get(f"tables/{table}/{inside}")
+            if data is None:
+                raise PoolError(f"{uri}: the file of a table is missing")
+            with named(place):
+                self._cache.mkdir(parents=True, exist_ok=True)
+                temporary = place.with_name(f"{place.name}.{uuid.uuid4().hex}")
+                temporary.write_bytes(data)
+                os.replace(temporary, place)
+        return os.fspath(place)
+
+    def _sync(self, table: str) -> None:
+        """Bring a commit to the disk: its entry in the log, and the files that it names."""
+        if self._objects.folder is None:
+            return
+        folder = self._objects.folder / "tables" / table
+        entry = folder / "_delta_log" / f"{self._delta(table).version():020}.json"
+        newest = [Path(uri) for uri in self._delta(table).file_uris()[:1]]
+        for place in [*newest, entry]:
+            with contextlib.suppress(FileNotFoundError), named(place):
+                descriptor = os.open(place, os.O_RDONLY)
+                try:
+                    os.fsync(descriptor)
+                finally:
+                    os.close(descriptor)
+        with named(folder):
+            sync_folder(folder)
+            sync_folder(folder / "_delta_log")
+
+    @contextlib.contextmanager
+    def _translated(self, table: str) -> Iterator[None]:
+        try:
+            yield
+        except TableNotFoundError:
+            raise PoolError(f"{self._url(table)}: the table is missing; this is no pool, or a part of one") from None
+        except DeltaError as error:
+            raise PoolError(f"{self._url(table)}: {_first_line(error)}") from None
+        except OSError as error:
+            if isinstance(error, FileAccessError | TransferError):
+                raise
+            if self._objects.folder is not None:
+                raise FileAccessError(self._url(table), _first_line(error)) from None
+            raise TransferError(f"{self._url(table)}: {_first_line(error)}") from None
+
+
+def _schema(columns: dict[str, Any]) -> Any:
+    return Schema([Field(name, kind, nullable=True) for name, kind in columns.items()])
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

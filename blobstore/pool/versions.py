@@ -1,0 +1,120 @@
+"""The versions of a pool: what was added and not dropped."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from blobstore.core.disk.names import is_plain_path
+from blobstore.core.errors import PoolError
+from blobstore.pool.tables import EVENTS, Tables, TakenError
+
+__all__ = ["Version", "drop_version", "find_version", "live_versions", "parse_reference"]
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}(/[A-Za-z0-9][A-Za-z0-9._+-]{0,99}){0,7}")
+_VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}")
+
+
+@dataclass(frozen=True)
+class Version:
+    """A version of a pool.
+
+    Attributes:
+        name, version: as it is called.
+        id: that of its rows in the tables.
+        time: when it was added, in seconds since 1970.
+        files: name, size in bytes and SHA-256 of each.
+    """
+
+    name: str
+    version: str
+    id: str
+    time: int
+    files: tuple[tuple[str, int, str], ...]
+
+    @property
+    def size(self) -> int:
+        """Bytes of its files."""
+        return sum(size for _, size, _ in self.files)
+
+
+def parse_reference(text: str) -> tuple[str, str]:
+    """The name and the version of `name@version`.
+
+    Raises:
+        PoolError: it has another form.
+    """
+    name, at, version = text.rpartition("@")
+    if not at or not _NAME.fullmatch(name) or not _VERSION.fullmatch(version):
+        raise PoolError(
+            f"{text!r} names no version: expected NAME@VERSION, both of letters, digits and . _ + -; a name may have parts "
+            "with / between them"
+        )
+    return name, version
+
+
+def live_versions(tables: Tables) -> list[Version]:
+    """The versions that are there, by name, the oldest first."""
+    rows = tables.query(
+        "SELECT name, version, id, time, files FROM events WHERE kind = 'add' "
+        "AND id NOT IN (SELECT id FROM events WHERE kind = 'drop') ORDER BY name, time, version"
+    )
+    return [Version(name, version, identity, when, _files(files)) for name, version, identity, when, files in rows]
+
+
+def _files(text: str) -> tuple[tuple[str, int, str], ...]:
+    """The files that an event describes, which anybody who writes to the pool may have written.
+
+    Raises:
+        PoolError: they are no files of a version.
+    """
+    try:
+        described: Any = json.loads(text)
+        files = [(one["name"], one["size"], one["sha256"]) for one in described]
+    except (ValueError, KeyError, TypeError):
+        raise PoolError("an event of the pool describes no files") from None
+    for name, size, sha256 in files:
+        if not isinstance(name, str) or not is_plain_path(name):
+            raise PoolError(f"an event of the pool names the file {name!r}, which leads out of its folder")
+        if type(size) is not int or size < 0 or not isinstance(sha256, str):
+            raise PoolError(f"an event of the pool gives no size or no SHA-256 for {name!r}")
+    return tuple(files)
+
+
+def find_version(tables: Tables, reference: str) -> Version:
+    """A version by its name.
+
+    Raises:
+        PoolError: there is no such version.
+    """
+    name, version = parse_reference(reference)
+    versions = live_versions(tables)
+    for one in versions:
+        if (one.name, one.version) == (name, version):
+            return one
+    others = [one.version for one in versions if one.name == name]
+    if others:
+        raise PoolError(f"there is no {reference} in the pool; of {name} there are {', '.join(others[-5:])}")
+    names = sorted({one.name for one in versions})
+    raise PoolError(f"there is no {name} in the pool; it has {', '.join(names[:5]) or 'no versions'}")
+
+
+def drop_version(tables: Tables, reference: str) -> Version:
+    """Let a version disappear. What it alone needs goes with the next collection.
+
+    Raises:
+        PoolError: there is no such version.
+    """
+    name, version = parse_reference(reference)
+    while True:
+        tables.fresh(EVENTS)
+        found = find_version(tables, reference)
+        try:
+            row = (found.id, "drop", name, version, int(time.time()), "[]")
+            tables.append(EVENTS, [row], once=[f"version {name}@{version}"])
+        except TakenError:
+            continue
+        return found

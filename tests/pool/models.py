@@ -1,0 +1,51 @@
+"""Files of a model and its relatives, made without the code under test."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from safetensors.numpy import save_file
+
+Tensors = dict[str, npt.NDArray[np.generic]]
+
+
+def tensors(seed: int = 0) -> Tensors:
+    """A small model in float32."""
+    random = np.random.default_rng(seed)
+    return {
+        "embed.weight": random.standard_normal((64, 48), np.float32) * np.float32(0.02),
+        "layer.weight": random.standard_normal((48, 96), np.float32) * np.float32(0.02),
+        "layer.bias": random.standard_normal(96, np.float32),
+        "steps": np.arange(3),
+    }
+
+
+def tuned(model: Tensors, seed: int, share: float = 0.05) -> Tensors:
+    """The model with a share of its elements moved by one step of their type."""
+    random = np.random.default_rng(seed)
+    moved: Tensors = {}
+    for name, values in model.items():
+        if values.dtype.kind == "f":
+            nearest = np.nextafter(values, values.dtype.type(np.inf))
+            values = np.where(random.random(values.shape) < share, nearest, values).astype(values.dtype)
+        moved[name] = values
+    return moved
+
+
+def halves(model: Tensors) -> Tensors:
+    """The model in float16."""
+    return {name: values.astype(np.float16) if values.dtype.kind == "f" else values for name, values in model.items()}
+
+
+def write(path: Path, model: Tensors) -> Path:
+    """A .safetensors file, by its own library."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save_file(model, path)
+    return path
+
+
+def stored_bytes(pool: Path) -> int:
+    """Bytes of all packs."""
+    return sum(file.stat().st_size for file in (pool / "packs").rglob("*") if file.is_file())

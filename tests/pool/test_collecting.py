@@ -1,0 +1,347 @@
+"""Nothing that a version needs is ever collected, whoever writes, dies or collects meanwhile (P4).
+
+Adding, dropping and collecting are sequences of steps on the tables and the objects. What others do between two of them is
+tried at every place: a whole collection, a whole version, or the end of the process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from blobstore.errors import BlobStoreError, FileAccessError, PoolError
+from blobstore.pool import Pool
+from blobstore.pool.objects import Objects
+from blobstore.pool.tables import Tables
+from tests.pool.models import halves, stored_bytes, tensors, tuned, write
+
+STEPS = [(Tables, "append"), (Tables, "delete"), (Tables, "fresh"), (Objects, "place"), (Objects, "delete")]
+NEVER = 1e9
+
+
+class Killed(BaseException):
+    """The process ends."""
+
+
+@contextlib.contextmanager
+def between(monkeypatch: pytest.MonkeyPatch, at: int, event: Callable[[], None]) -> Iterator[list[str]]:
+    """Let something happen before step number `at` of what is done inside; the steps that were made."""
+    made: list[str] = []
+    inside = False
+
+    def wrapped(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(self: Any, *arguments: Any, **options: Any) -> Any:
+            nonlocal inside
+            if not inside:
+                made.append(name)
+                if len(made) - 1 == at:
+                    inside = True
+                    try:
+                        event()
+                    finally:
+                        inside = False
+            return function(self, *arguments, **options)
+
+        return call
+
+    with monkeypatch.context() as patched:
+        for owner, name in STEPS:
+            patched.setattr(owner, name, wrapped(name, getattr(owner, name)))
+        yield made
+
+
+def die() -> None:
+    raise Killed
+
+
+class World:
+    """A pool with versions that are there, and some that were dropped, whose contents a new one needs again."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.files = folder, folder / "files"
+        base = halves(tensors())
+        self.models = {
+            "kept": base,
+            "gone": tuned(base, 1, 0.02),  # stored against `kept`
+            "other": halves(tensors(7)),
+            "child": tuned(halves(tensors(7)), 2, 0.02),  # stored against `other`
+        }
+        for name, model in self.models.items():
+            write(self.files / f"{name}.safetensors", model)
+        with Pool(folder / "pool", create=True) as pool:
+            for name in ("kept", "gone", "other"):
+                pool.add(self.files / f"{name}.safetensors", f"{name}@1")
+            for name in ("gone", "other"):
+                pool.drop(f"{name}@1")
+
+    def collect(self, grace: float = NEVER) -> None:
+        with Pool(self.folder / "pool") as pool:
+            pool.gc(grace=grace, keep=0)
+
+    def add(self, name: str) -> None:
+        with Pool(self.folder / "pool") as pool:
+            pool.add([self.files / f"{one}.safetensors" for one in name.split("+")], f"{name}@2")
+
+    def check(self) -> None:
+        """Every version is whole, read by a process that knows nothing."""
+        with Pool(self.folder / "pool") as pool:
+            assert pool.verify() == []
+            for version in pool.versions():
+                for file, _, sha256 in version.files:
+                    content = (self.files / file).read_bytes()
+                    assert hashlib.sha256(content).hexdigest() == sha256
+                    assert b"".join(map(bytes, pool.cat(f"{version.name}@{version.version}", file))) == content
+
+    def versions(self) -> set[str]:
+        with Pool(self.folder / "pool") as pool:
+            return {f"{version.name}@{version.version}" for version in pool.versions()}
+
+
+ADDED = "gone+child"
+"""Its contents are there, but unused, and one of them is to be stored against a base that is unused."""
+
+
+def steps_of(monkeypatch: pytest.MonkeyPatch, folder: Path, run: Callable[[World], None]) -> int:
+    world = World(folder / "counted")
+    with between(monkeypatch, -1, die) as made:
+        run(world)
+    return len(made)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("grace", [NEVER, 0.0])
+def test_a_collection_between_any_two_steps_of_adding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, grace: float
+) -> None:
+    """The version is whole, or with a collection that gives up everything that was begun, not there and adding an error."""
+    outcomes = set()
+    for at in range(steps_of(monkeypatch, tmp_path, lambda world: world.add(ADDED))):
+        world = World(tmp_path / str(at))
+        with between(monkeypatch, at, lambda world=world: world.collect(grace)):
+            try:
+                world.add(ADDED)
+                outcomes.add("added")
+                assert f"{ADDED}@2" in world.versions()
+            except (PoolError, FileAccessError) as error:  # or its temporary file is gone
+                assert grace == 0 and ("gave it up" in str(error) or "No such file" in str(error))
+                outcomes.add("given up")
+                assert f"{ADDED}@2" not in world.versions()
+        world.check()
+        world.collect()
+        world.collect()
+        world.check()
+    assert outcomes == ({"added"} if grace else {"added", "given up"})
+
+
+@pytest.mark.long
+def test_two_collections_between_any_steps_of_adding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first marks, the second deletes."""
+    count = steps_of(monkeypatch, tmp_path, lambda world: world.add(ADDED))
+    for at in range(0, count, 2):
+        world = World(tmp_path / str(at))
+
+        def twice(world: World = world) -> None:
+            world.collect()
+            world.collect()
+
+        with between(monkeypatch, at, twice):
+            world.add(ADDED)
+        world.check()
+        assert f"{ADDED}@2" in world.versions()
+
+
+@pytest.mark.long
+def test_a_version_between_any_two_steps_of_a_collection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    count = steps_of(monkeypatch, tmp_path, lambda world: world.collect())
+    for at in range(count):
+        world = World(tmp_path / str(at))
+        with between(monkeypatch, at, lambda world=world: world.add(ADDED)):
+            world.collect()
+        world.check()
+        assert f"{ADDED}@2" in world.versions()
+        world.collect()
+        world.check()
+
+
+@pytest.mark.long
+def test_adding_dies_at_any_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The version is there or not; later collections leave nothing of it, and it can be added again."""
+    for at in range(steps_of(monkeypatch, tmp_path, lambda world: world.add(ADDED))):
+        world = World(tmp_path / str(at))
+        with between(monkeypatch, at, die), pytest.raises(Killed):
+            world.add(ADDED)
+        world.check()
+        if f"{ADDED}@2" not in world.versions():
+            world.add(ADDED)
+        world.check()
+        with Pool(world.folder / "pool") as pool:
+            for version in world.versions():
+                pool.drop(version)
+        for _ in range(3):
+            world.collect(grace=0)
+        assert stored_bytes(world.folder / "pool") == 0
+
+
+@pytest.mark.long
+def test_a_collection_dies_at_any_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for at in range(steps_of(monkeypatch, tmp_path, lambda world: world.collect())):
+        world = World(tmp_path / str(at))
+        with between(monkeypatch, at, die), pytest.raises(Killed):
+            world.collect()
+        world.check()
+        world.add(ADDED)
+        world.check()
+        world.collect()
+        world.check()
+
+
+@pytest.mark.long
+def test_the_same_version_twice_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One is added, the other is an error, at whatever step the other comes; blobs that both stored are soon there once."""
+    count = steps_of(monkeypatch, tmp_path, lambda world: world.add("child"))
+    for at in range(count):
+        world = World(tmp_path / str(at))
+        done = []
+
+        def other(world: World = world, done: list[str] = done) -> None:
+            world.add("child")
+            done.append("other")
+
+        with between(monkeypatch, at, other):
+            try:
+                world.add("child")
+                done.append("first")
+            except PoolError as error:
+                assert "is in the pool already" in str(error)
+        assert done == ["other"]
+        world.check()
+
+
+def test_what_is_dropped_is_freed(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    full = stored_bytes(tmp_path / "pool")
+    world.collect()
+    world.collect()
+    assert stored_bytes(tmp_path / "pool") < 0.8 * full
+    world.check()
+    with Pool(tmp_path / "pool") as pool:
+        pool.drop("kept@1")
+        assert pool.gc(keep=NEVER).packs == 0  # readers may still be at it
+        waiting = pool.gc(keep=0)
+        assert waiting.packs >= 1 and waiting.freed > 0
+    assert stored_bytes(tmp_path / "pool") == 0
+
+
+def test_a_base_stays_as_long_as_something_is_stored_against_it(tmp_path: Path) -> None:
+    base = halves(tensors())
+    for number, model in enumerate((base, tuned(base, 1), tuned(base, 2))):
+        write(tmp_path / f"{number}.safetensors", model)
+    with Pool(tmp_path / "pool", create=True) as pool:
+        for number in range(3):
+            pool.add(tmp_path / f"{number}.safetensors", f"m@{number}")
+        pool.drop("m@0")
+        for _ in range(2):
+            pool.gc(grace=0, keep=0)
+        assert pool.verify() == []
+        pool.drop("m@1")
+        pool.drop("m@2")
+        for _ in range(2):
+            pool.gc(grace=0, keep=0)
+    assert stored_bytes(tmp_path / "pool") == 0
+
+
+def test_a_mostly_unused_pack_is_written_anew(tmp_path: Path) -> None:
+    """And a reader that looked up before reads on."""
+    small, large = {"a": tensors()["layer.bias"]}, tensors(3)
+    write(tmp_path / "both" / "small.safetensors", small)
+    write(tmp_path / "both" / "large.safetensors", large)
+    write(tmp_path / "small.safetensors", small)
+    with Pool(tmp_path / "pool", create=True) as pool:
+        pool.add(tmp_path / "both", "both@1")
+        pool.add(tmp_path / "small.safetensors", "small@1")
+        reader = Pool(tmp_path / "pool").open("small@1")
+        pool.drop("both@1")
+        before = stored_bytes(tmp_path / "pool")
+        pool.gc(grace=0, keep=NEVER)
+        assert reader.numpy("a").tobytes() == small["a"].tobytes()
+        pool.gc(grace=0, keep=0)
+        pool.gc(grace=0, keep=0)
+        assert stored_bytes(tmp_path / "pool") < before / 4
+        assert reader.numpy("a").tobytes() == small["a"].tobytes()
+        assert pool.verify() == []
+
+
+class Machine(RuleBasedStateMachine):
+    """Any sequence of what can be done to a pool, against a dictionary."""
+
+    numbers = itertools.count()
+
+    @initialize()
+    def begin(self) -> None:
+        import tempfile
+
+        self.place = tempfile.TemporaryDirectory()
+        self.folder = Path(self.place.name)
+        self.pool = Pool(self.folder / "pool", create=True)
+        self.there: dict[str, bytes] = {}
+
+    @rule(seed=st.integers(0, 1), change=st.integers(0, 3), half=st.booleans(), name=st.sampled_from("abc"))
+    def add(self, seed: int, change: int, half: bool, name: str) -> None:
+        model = tensors(seed) if not half else halves(tensors(seed))
+        path = write(self.folder / "m.safetensors", tuned(model, change) if change else model)
+        try:
+            self.pool.add(path, f"{name}@1")
+            assert f"{name}@1" not in self.there
+            self.there[f"{name}@1"] = path.read_bytes()
+        except PoolError:
+            assert f"{name}@1" in self.there
+
+    @rule(name=st.sampled_from("abc"))
+    def drop(self, name: str) -> None:
+        try:
+            self.pool.drop(f"{name}@1")
+            del self.there[f"{name}@1"]
+        except PoolError:
+            assert f"{name}@1" not in self.there
+
+    @rule(grace=st.sampled_from([0.0, NEVER]), keep=st.sampled_from([0.0, NEVER]))
+    def collect(self, grace: float, keep: float) -> None:
+        self.pool.gc(grace=grace, keep=keep)
+
+    @rule()
+    def begin_anew(self) -> None:
+        self.pool.close()
+        self.pool = Pool(self.folder / "pool")
+
+    @rule(name=st.sampled_from("abc"))
+    def read(self, name: str) -> None:
+        try:
+            (path,) = self.pool.get(f"{name}@1", self.folder / "out")
+            assert path.read_bytes() == self.there[f"{name}@1"]
+        except BlobStoreError:
+            assert f"{name}@1" not in self.there
+
+    @invariant()
+    def lists(self) -> None:
+        if hasattr(self, "there"):
+            assert {f"{one.name}@{one.version}" for one in self.pool.versions()} == set(self.there)
+
+    def teardown(self) -> None:
+        if hasattr(self, "pool"):
+            assert self.pool.verify() == []
+            self.pool.close()
+            self.place.cleanup()
+
+
+TestAnySequence = Machine.TestCase
+TestAnySequence.settings = settings(max_examples=10, stateful_step_count=12, deadline=None)
+TestAnySequence = pytest.mark.long(TestAnySequence)

@@ -1,0 +1,311 @@
+"""Any version of any model goes in and comes out to the bit, and each content is stored once (P1, P2)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import pickle
+import shutil
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import blobstore
+from blobstore.errors import FileAccessError, IntegrityError, OutputPathError, PoolError
+from blobstore.pool import Pool
+from tests import models
+from tests.pool.models import halves, stored_bytes, tensors, tuned, write
+
+
+@pytest.fixture
+def pool(tmp_path: Path) -> Pool:
+    return Pool(tmp_path / "pool", create=True)
+
+
+def digests(folder: Path) -> dict[str, str]:
+    """SHA-256 of all files below a folder."""
+    files = (file for file in folder.rglob("*") if file.is_file())
+    return {file.relative_to(folder).as_posix(): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+
+
+def test_files_of_all_kinds_come_back(pool: Pool, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    write(model / "a" / "model.safetensors", tensors())
+    blobstore.save_file(tensors(1), model / "model.ptd")
+    (model / "config.json").write_text('{"layers": 1}')
+    (model / "empty.txt").touch()
+    (model / "zeros.bin").write_bytes(bytes(3 << 20))
+    (model / "large.bin").write_bytes(os.urandom(9 << 20))
+    (model / "cut.safetensors").write_bytes((model / "a" / "model.safetensors").read_bytes()[:-100])
+    (model / "cut.ptd").write_bytes((model / "model.ptd").read_bytes()[:-1])
+    pool.add(model, "team/model@1")
+    paths = pool.get("team/model@1", tmp_path / "out")
+    assert digests(tmp_path / "out") == digests(model)
+    assert sorted(path.relative_to(tmp_path / "out").as_posix() for path in paths) == sorted(digests(model))
+    for name in digests(model):
+        assert b"".join(bytes(piece) for piece in pool.cat("team/model@1", name)) == (model / name).read_bytes()
+    assert pool.verify() == []
+
+
+@pytest.mark.long
+def test_programs_come_back(pool: Pool, tmp_path: Path) -> None:
+    """With their weights in other files, and by themselves."""
+    for name, lowered in (("portable", models.conv(delegated=False)), ("delegated", models.decoder())):
+        program = lowered.write(tmp_path, name)
+        pool.add(program, f"{name}@1")
+        (path,) = pool.get(f"{name}@1", tmp_path / "out")
+        assert path.read_bytes() == program.read_bytes()
+
+
+def test_equal_contents_are_stored_once_under_any_name(pool: Pool, tmp_path: Path) -> None:
+    model = tensors()
+    first = pool.add(write(tmp_path / "a.safetensors", model), "one@1")
+    before = stored_bytes(tmp_path / "pool")
+    renamed = {f"encoder.{name}": values for name, values in model.items()}
+    second = pool.add(write(tmp_path / "b.safetensors", renamed), "other/thing@1")
+    assert first.new_bytes > sum(values.nbytes for values in model.values())
+    assert second.new == 1  # the header
+    assert stored_bytes(tmp_path / "pool") - before < 1000
+    opened = pool.open("other/thing@1")
+    assert set(opened) == set(renamed)
+    for name, values in renamed.items():
+        np.testing.assert_array_equal(opened.numpy(name), values)
+
+
+def test_a_fine_tune_takes_what_it_changed(pool: Pool, tmp_path: Path) -> None:
+    """Against the nearest blob of any name, one step deep."""
+    base = halves(tensors())
+    pool.add(write(tmp_path / "other.safetensors", halves(tensors(9))), "unrelated@1")
+    pool.add(write(tmp_path / "base.safetensors", base), "base@1")
+    before = stored_bytes(tmp_path / "pool")
+    for number in range(1, 5):
+        renamed = {f"x.{name}": values for name, values in tuned(base, number).items()}
+        added = pool.add(write(tmp_path / f"{number}.safetensors", renamed), f"tuned/{number}@1")
+        assert added.stored_bytes < 0.12 * added.bytes
+    assert stored_bytes(tmp_path / "pool") - before < 0.5 * 4 * added.bytes
+    encodings = pool.stats().encodings
+    assert any(encoding.startswith("near:f2") for encoding in encodings)
+    for number in range(1, 5):
+        (path,) = pool.get(f"tuned/{number}@1", tmp_path / "out")
+        assert path.read_bytes() == (tmp_path / f"{number}.safetensors").read_bytes()
+    shared = pool.why("base@1", "tuned/2@1")
+    assert shared.near > 0.8 * shared.second
+    assert pool.why("unrelated@1", "tuned/2@1").near == 0
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_a_narrower_type_takes_nothing(pool: Pool, tmp_path: Path, dtype: str) -> None:
+    import ml_dtypes
+    import torch
+
+    model = {name: torch.from_numpy(values) for name, values in tensors().items()}
+    model["layer.weight"][0, :4] = torch.tensor([float("inf"), -0.0, 1e-42, 65519.0])
+    narrow = {n: t.to(getattr(torch, dtype)) if t.is_floating_point() else t for n, t in model.items()}
+    blobstore.save_file(model, tmp_path / "wide.ptd")
+    blobstore.save_file(narrow, tmp_path / "narrow.ptd")
+    pool.add(tmp_path / "wide.ptd", "m@32")
+    added = pool.add(tmp_path / "narrow.ptd", "m@16")
+    assert added.stored_bytes < 1500  # header, manifest, and a bias that is too small
+    opened = pool.open("m@16")
+    kind = ml_dtypes.bfloat16 if dtype == "bfloat16" else np.float16
+    np.testing.assert_array_equal(
+        opened.numpy("layer.weight").view(np.uint16), model["layer.weight"].numpy().astype(kind).view(np.uint16)
+    )
+    (path,) = pool.get("m@16", tmp_path / "out")
+    assert path.read_bytes() == (tmp_path / "narrow.ptd").read_bytes()
+
+
+def test_a_version_does_not_change(pool: Pool, tmp_path: Path) -> None:
+    path = write(tmp_path / "a.safetensors", tensors())
+    pool.add(path, "m@1")
+    with pytest.raises(PoolError, match=r"m@1 is in the pool already"):
+        pool.add(path, "m@1")
+    pool.drop("m@1")
+    with pytest.raises(PoolError, match="there is no m in the pool"):
+        pool.open("m@1")
+    with pytest.raises(PoolError, match="there is no m in the pool"):
+        pool.drop("m@1")
+    pool.add(path, "m@1")
+    assert [(one.name, one.version) for one in pool.versions()] == [("m", "1")]
+    with pytest.raises(PoolError, match=r"there is no m@2 in the pool; of m there are 1"):
+        pool.get("m@2", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "reference", ["", "m", "@1", "m@", "m@1@2", "../m@1", "m//n@1", "m@a/b", "m@1\n", "é@1", f"{'m' * 101}@1"]
+)
+def test_references_that_name_no_version(pool: Pool, tmp_path: Path, reference: str) -> None:
+    path = write(tmp_path / "a.safetensors", tensors())
+    for call in (lambda: pool.add(path, reference), lambda: pool.open(reference), lambda: pool.drop(reference)):
+        with pytest.raises(PoolError, match="expected NAME@VERSION"):
+            call()
+
+
+def test_inputs_that_cannot_be_a_version(pool: Pool, tmp_path: Path) -> None:
+    with pytest.raises(FileAccessError, match="no such file"):
+        pool.add(tmp_path / "missing", "m@1")
+    (tmp_path / "nothing").mkdir()
+    with pytest.raises(PoolError, match="there are no files"):
+        pool.add(tmp_path / "nothing", "m@1")
+    for folder in ("a", "b"):
+        write(tmp_path / folder / "x.safetensors", tensors())
+    with pytest.raises(PoolError, match=r"called x\.safetensors, too"):
+        pool.add([tmp_path / "a" / "x.safetensors", tmp_path / "b" / "x.safetensors"], "m@1")
+    (tmp_path / "odd").mkdir()
+    (tmp_path / "odd" / "a:b").write_text("x")
+    with pytest.raises(PoolError, match="cannot be the name"):
+        pool.add(tmp_path / "odd", "m@1")
+    assert pool.versions() == []
+
+
+def test_where_there_is_no_pool(tmp_path: Path) -> None:
+    with pytest.raises(PoolError, match="there is no pool here"):
+        Pool(tmp_path / "none")
+    assert not (tmp_path / "none").exists()
+    with pytest.raises(PoolError, match="there is no pool here"):
+        Pool(tmp_path)
+    with pytest.raises(PoolError, match="no URL of a pool"):
+        Pool("gopher://bucket/x")
+
+
+def test_a_newer_or_foreign_pool_is_refused(pool: Pool, tmp_path: Path) -> None:
+    described = tmp_path / "pool" / "pool.json"
+    described.write_text(json.dumps({"format": "blobstore.pool.2"}))
+    with pytest.raises(PoolError, match=r"expected the format blobstore\.pool\.1, found 'blobstore\.pool\.2'"):
+        Pool(tmp_path / "pool")
+    described.write_text("[]")
+    with pytest.raises(PoolError, match="describes no pool"):
+        Pool(tmp_path / "pool", create=True)
+
+
+def test_a_foreign_table_is_refused(tmp_path: Path) -> None:
+    from arro3.core import Array, DataType, Field, Schema, Table
+    from deltalake import write_deltalake
+
+    Pool(tmp_path / "pool", create=True)
+    shutil.rmtree(tmp_path / "pool" / "tables" / "blobs")
+    schema = Schema([Field("x", DataType.int64())])
+    write_deltalake(
+        tmp_path / "pool" / "tables" / "blobs", Table.from_arrays([Array([1], DataType.int64())], schema=schema)
+    )
+    with pytest.raises(PoolError, match="table of something else, with x"):
+        Pool(tmp_path / "pool")
+    shutil.rmtree(tmp_path / "pool" / "tables" / "blobs")
+    with pytest.raises(PoolError, match="the table is missing"):
+        Pool(tmp_path / "pool")
+
+
+def test_existing_files_are_replaced_only_by_their_kind(pool: Pool, tmp_path: Path) -> None:
+    pool.add(write(tmp_path / "a.safetensors", tensors()), "m@1")
+    (tmp_path / "out").mkdir()
+    blobstore.save_file(tensors(), tmp_path / "out" / "b.ptd")
+    (tmp_path / "out" / "b.ptd").rename(tmp_path / "out" / "a.safetensors")
+    before = (tmp_path / "out" / "a.safetensors").read_bytes()
+    with pytest.raises(OutputPathError, match="use force"):
+        pool.get("m@1", tmp_path / "out")
+    assert (tmp_path / "out" / "a.safetensors").read_bytes() == before
+    pool.get("m@1", tmp_path / "out", force=True)
+    pool.get("m@1", tmp_path / "out")  # a second time
+    assert (
+        digests(tmp_path / "out")["a.safetensors"]
+        == hashlib.sha256((tmp_path / "a.safetensors").read_bytes()).hexdigest()
+    )
+
+
+def packs(pool: Path) -> list[Path]:
+    return sorted(file for file in (pool / "packs").rglob("*") if file.is_file())
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "swap", "remove"])
+def test_damaged_packs_are_errors(pool: Pool, tmp_path: Path, damage: str) -> None:
+    """Never other bytes: not in a data map, not in a file, not for a later version (S1)."""
+    model = tensors()
+    pool.add(write(tmp_path / "a.safetensors", model), "a@1")
+    pool.add(write(tmp_path / "b.safetensors", tensors(5)), "b@1")
+    one, other = packs(tmp_path / "pool")
+    for pack in (one, other):
+        os.chmod(pack, 0o644)
+    if damage == "flip":
+        for pack in (one, other):
+            data = bytearray(pack.read_bytes())
+            for at in range(100, len(data), 50):
+                data[at] ^= 0xFF
+            pack.write_bytes(data)
+    elif damage == "cut":
+        for pack in (one, other):
+            pack.write_bytes(pack.read_bytes()[:200])
+    elif damage == "swap":
+        first, second = one.read_bytes(), other.read_bytes()
+        one.write_bytes(second)
+        other.write_bytes(first)
+    else:
+        one.unlink()
+        other.unlink()
+    fresh = Pool(tmp_path / "pool")
+    problems = dict(fresh.verify())
+    assert set(problems) == {"a@1", "b@1"}
+    assert "packs/" in problems["a@1"]
+    with pytest.raises((IntegrityError, PoolError), match="packs/"):
+        fresh.get("a@1", tmp_path / "out")
+    assert not list((tmp_path / "out").glob("*"))
+    with pytest.raises((IntegrityError, PoolError), match="packs/"):
+        fresh.open("a@1").numpy("embed.weight")
+
+
+def test_files_that_lead_out_of_the_folder_are_refused(pool: Pool, tmp_path: Path) -> None:
+    """Whoever may write to a pool may not write anywhere else (S3)."""
+    from blobstore.pool.tables import EVENTS
+
+    described = [{"name": "../stolen", "size": 0, "sha256": hashlib.sha256().hexdigest()}]
+    pool._tables.append(EVENTS, [("1" * 32, "add", "m", "1", 0, json.dumps(described))])
+    with pytest.raises(PoolError, match="leads out of its folder"):
+        Pool(tmp_path / "pool").get("m@1", tmp_path / "out")
+    assert not (tmp_path / "stolen").exists()
+
+
+def test_processes_do_the_work(tmp_path: Path) -> None:
+    """Any executor of `concurrent.futures`: what it runs and returns can be pickled."""
+    folder = tmp_path / "model"
+    for number in range(4):
+        write(folder / f"{number}.safetensors", tensors(number))
+    pool = Pool(tmp_path / "pool", create=True)
+    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as executor:
+        added = pool.add(folder, "m@1", executor=executor)
+    assert pickle.loads(pickle.dumps(added)) == added  # noqa: S301 - it was made here
+    pool.get("m@1", tmp_path / "out")
+    assert digests(tmp_path / "out") == digests(folder)
+
+
+def test_any_engine_reads_the_tables(pool: Pool, tmp_path: Path) -> None:
+    from deltalake import DeltaTable, QueryBuilder
+
+    path = write(tmp_path / "a.safetensors", tensors())
+    pool.add(path, "m@1")
+    rows = (
+        QueryBuilder()
+        .register("parts", DeltaTable(tmp_path / "pool" / "tables" / "parts"))
+        .execute("select tensor, dtype, shape, digest from parts where tensor <> '' order by tensor")
+        .read_all()
+    )
+    listed = {name.as_py(): bytes(digest.as_py()) for name, digest in zip(rows["tensor"], rows["digest"], strict=True)}
+    assert listed == {name: hashlib.sha256(values.tobytes()).digest() for name, values in tensors().items()}
+
+
+def test_a_shape_says_how_the_bytes_are_a_tensor(pool: Pool, tmp_path: Path) -> None:
+    import torch
+
+    channels_last = (
+        torch.arange(2 * 3 * 4 * 5, dtype=torch.float32).reshape(2, 3, 4, 5).to(memory_format=torch.channels_last)
+    )
+    blobstore.save_file({"w": channels_last, "s": torch.tensor(3.0)}, tmp_path / "a.ptd")
+    pool.add(tmp_path / "a.ptd", "m@1")
+    with blobstore.open_ptd(tmp_path / "a.ptd") as file:
+        opened = pool.open("m@1")
+        for key in file:
+            assert opened.get_tensor_layout(key) == file.get_tensor_layout(key)
+            assert torch.equal(opened.torch(key), file.torch(key))
