@@ -16,7 +16,19 @@ import blobstore
 from blobstore import errors
 from tests import models
 
-MODULES = ["adapters", "errors", "llm", "lowering", "numpy", "releases", "reporting", "runtime", "testing", "torch"]
+MODULES = [
+    "adapters",
+    "errors",
+    "llm",
+    "lowering",
+    "numpy",
+    "pool",
+    "releases",
+    "reporting",
+    "runtime",
+    "testing",
+    "torch",
+]
 
 
 @pytest.mark.long
@@ -34,7 +46,7 @@ def test_dir_lists_public_names_and_no_others() -> None:
     assert not {"annotations", "lazily", "core", "TYPE_CHECKING"} & set(names)
     for name in names:
         assert getattr(blobstore, name) is not None
-    for module in (blobstore.adapters, blobstore.releases, blobstore.runtime, blobstore.training):
+    for module in (blobstore.adapters, blobstore.pool, blobstore.releases, blobstore.runtime, blobstore.training):
         assert sorted(dir(module)) == sorted(module.__all__)
         assert not any(isinstance(getattr(module, name), types.ModuleType) for name in dir(module))
 

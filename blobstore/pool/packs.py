@@ -25,7 +25,10 @@ from blobstore.pool.scan import Source, element
 __all__ = ["CAST", "Job", "Reader", "Stored", "cast", "copy_pack", "pack_path", "write_pack"]
 
 CAST = "cast"
-"""The encoding of a blob that is its base in a narrower type, and has no bytes of its own."""
+"""The encoding of a blob that is its base in a narrower type, and has no bytes of its own.
+
+Before another encoding and a `+`, it says that the blob is stored against its base in the narrower type.
+"""
 
 _HEAD = struct.pack("<8sII", b"BLOBPACK", 1, 0)
 _ALIGNMENT = 64
@@ -63,7 +66,7 @@ class Job:
         digest, dtype, shape, sketch: as in the tables.
         base: the digest of a blob to store it against, and where that one is; None if there is none.
         spare: what a difference may take at the most.
-        is_cast: store nothing, because it is the base in a narrower type.
+        is_cast: the base is to be taken in the type of the blob, which is narrower.
     """
 
     source: Source
@@ -104,11 +107,11 @@ class Reader:
             PoolError: its pack is missing.
             FileAccessError, TransferError: the store refuses.
         """
-        if blob.encoding == CAST:
-            assert base is not None and blob.base is not None  # noqa: S101 - callers read it first
-            data = cast(base, blob.dtype)
-        else:
-            data = self._decoded(blob, self.stored(blob), base)
+        encodings = blob.encoding.split("+")
+        if encodings[0] == CAST and base is not None:
+            base = cast(base, blob.dtype)
+            encodings = encodings[1:]
+        data = base if not encodings and base is not None else self._decoded(blob, "+".join(encodings), base)
         if len(data) != blob.size or hashlib.sha256(data).digest() != blob.digest:
             raise IntegrityError(self._place(blob), f"the bytes of blob {blob.digest.hex()} are damaged")
         return data
@@ -128,21 +131,22 @@ class Reader:
             )
         return stored
 
-    def _decoded(self, blob: Stored, stored: memoryview, base: memoryview | None) -> memoryview:
-        if not check_encoding(blob.encoding):
+    def _decoded(self, blob: Stored, encoding: str, base: memoryview | None) -> memoryview:
+        if not check_encoding(encoding):
             raise PoolError(
                 f"{self._objects.url}: blob {blob.digest.hex()} is stored as {blob.encoding!r}, which this version does not know"
             )
-        if blob.encoding == "raw":
+        stored = self.stored(blob)
+        if encoding == "raw":
             return stored
-        if blob.encoding.startswith("near") and (base is None or len(base) != blob.size):
+        if encoding.startswith("near") and (base is None or len(base) != blob.size):
             raise IntegrityError(self._place(blob), f"blob {blob.digest.hex()} has a base of another size")
         if blob.size > _MOST * (len(stored) + 1):
             raise IntegrityError(self._place(blob), f"{len(stored)} bytes cannot hold a blob of {blob.size}")
         out = bytearray(blob.size)
         at = 0
         try:
-            for chunk in decode(blob.encoding, blob.size, stored, base):
+            for chunk in decode(encoding, blob.size, stored, base):
                 out[at : at + len(chunk)] = chunk
                 at += len(chunk)
         except DecodeError as error:
@@ -236,26 +240,34 @@ def _packed(objects: Objects, items: Sequence[_T], store: Callable[[_T, int, _Wr
 def _store(job: Job, bases: _Bases, at: int, write: _Write) -> Stored:
     data = job.source.view()
     base = bases.get(*job.base) if job.base is not None else None
-    sketch = job.sketch or None
-
-    def row(encoding: str, length: int, base_digest: bytes | None = None) -> Stored:
-        own = None if base_digest else sketch
-        return Stored(job.digest, len(data), job.dtype, job.shape, encoding, base_digest, b"", at, length, own)
-
-    if job.is_cast and base is not None and job.base is not None:
-        if hashlib.sha256(cast(base, job.dtype)).digest() == job.digest:
-            return row(CAST, 0, job.base[0])
-        base = None
-    encoding = _choice(data, job, base)
-    near = encoding.startswith("near")
-    stored = b"".join(encode(data, encoding, base if near else None))
-    proof = hashlib.sha256()
-    for chunk in decode(encoding, len(data), memoryview(stored), base if near else None):
-        proof.update(chunk)
-    if proof.digest() != job.digest:
-        raise DataChangedError(f"{job.source.path}: the file changed while it was added")
-    write(stored)
-    return row(encoding, len(stored), job.base[0] if near and job.base is not None else None)
+    if base is not None and job.is_cast:
+        base = cast(base, job.dtype)
+    encodings = [CAST] if job.is_cast else []
+    is_base = base is not None and hashlib.sha256(base).digest() == job.digest
+    if not is_base:
+        encoding = _choice(data, job, base)
+        is_near = encoding.startswith("near")
+        encodings = [*encodings, encoding] if is_near else [encoding]
+        base = base if is_near else None
+        stored = b"".join(encode(data, encoding, base))
+        proof = hashlib.sha256()
+        for chunk in decode(encoding, len(data), memoryview(stored), base):
+            proof.update(chunk)
+        if proof.digest() != job.digest:
+            raise DataChangedError(f"{job.source.path}: the file changed while it was added")
+        write(stored)
+    return Stored(
+        digest=job.digest,
+        size=len(data),
+        dtype=job.dtype,
+        shape=job.shape,
+        encoding="+".join(encodings),
+        base=job.base[0] if base is not None and job.base is not None else None,
+        pack=b"",
+        offset=at,
+        length=0 if is_base else len(stored),
+        sketch=None if base is not None else job.sketch or None,
+    )
 
 
 def _choice(data: memoryview, job: Job, base: memoryview | None) -> str:

@@ -19,7 +19,8 @@ __all__ = ["stored_rows", "with_bases"]
 _COARSE = 16  # every so many elements of a sketch decide which are compared whole
 _SHORT = 32
 _CANDIDATES = 4096  # of one kind, the newest
-_HOPELESS = 0.75  # of the bits of an element
+_NARROW = {"bfloat16", "half"}
+_HOPELESS = 0.9  # of the bits of an element
 _COLUMNS = "b.digest, b.size, b.dtype, b.shape, b.encoding, b.base, b.pack, b.offset, b.length, b.sketch"
 _UNMARKED = "NOT EXISTS (SELECT 1 FROM marks m WHERE m.pack = b.pack AND (m.digest = b.digest OR m.digest IS NULL))"
 
@@ -62,7 +63,11 @@ class _Candidate:
     digest: bytes
     where: Source | Stored
     sketch: bytes
-    spare: float = 1.0
+    is_cast: bool = False
+
+    def narrowed(self, dtype: str) -> _Candidate:
+        """The same in a narrower type."""
+        return replace(self, sketch=bytes(cast(memoryview(self.sketch), dtype)), is_cast=True)
 
 
 def with_bases(tables: Tables, parts: Sequence[Part]) -> list[Job]:
@@ -79,21 +84,20 @@ def with_bases(tables: Tables, parts: Sequence[Part]) -> list[Job]:
     for part in parts:
         job = Job(part.source, part.digest, part.dtype, part.shape, part.sketch)
         if part.size >= SKETCHED and part.sketch:
-            wide = candidates[("float", part.shape, 2 * part.size)] if part.dtype in {"bfloat16", "half"} else []
-            same = candidates[(part.dtype, part.shape, part.size)]
-            if (source := _cast_from(part, wide)) is not None:
-                job = replace(job, base=(source.digest, source.where), is_cast=True)
-            elif (near := _nearest(part, same)) is not None:
-                job = replace(job, base=(near.digest, near.where))
-            else:
+            same = candidates[part.dtype, part.shape, part.size]
+            wide = candidates["float", part.shape, 2 * part.size] if part.dtype in _NARROW else []
+            nearest = _nearest(part, [*same, *(one.narrowed(part.dtype) for one in wide)])
+            if nearest is None:
                 same.append(_Candidate(part.digest, part.source, part.sketch))
+            else:
+                job = replace(job, base=(nearest.digest, nearest.where), is_cast=nearest.is_cast)
         jobs.append(job)
     return jobs
 
 
 def _candidates(tables: Tables, parts: Sequence[Part]) -> dict[_Kind, list[_Candidate]]:
     kinds = {(part.dtype, part.shape, part.size) for part in parts if part.sketch}
-    kinds |= {("float", shape, 2 * size) for dtype, shape, size in kinds if dtype in {"bfloat16", "half"}}
+    kinds |= {("float", shape, 2 * size) for dtype, shape, size in kinds if dtype in _NARROW}
     found: dict[_Kind, list[_Candidate]] = defaultdict(list)
     if not kinds:
         return found
@@ -108,14 +112,6 @@ def _candidates(tables: Tables, parts: Sequence[Part]) -> dict[_Kind, list[_Cand
         if len(candidates) < _CANDIDATES:
             candidates.append(_Candidate(stored.digest, stored, stored.sketch or b""))
     return found
-
-
-def _cast_from(part: Part, candidates: Sequence[_Candidate]) -> _Candidate | None:
-    """A blob in float32 whose sample is that of `part` in the narrower type."""
-    for candidate in reversed(candidates):
-        if bytes(cast(memoryview(candidate.sketch), part.dtype)) == part.sketch:
-            return candidate
-    return None
 
 
 def _nearest(part: Part, candidates: Sequence[_Candidate]) -> _Candidate | None:

@@ -64,6 +64,15 @@ def _index(folder: Path, names: dict[str, Any]) -> None:
         models.mlp().write(folder, name)
 
 
+def _pool(folder: Path, names: dict[str, Any]) -> None:
+    """A model and a fine-tune of it."""
+    from tests.pool.models import halves, tensors, tuned, write
+
+    base = halves(tensors())
+    write(folder / "base.safetensors", base)
+    write(folder / "tuned.safetensors", tuned(base, 1))
+
+
 def _fuse(folder: Path, names: dict[str, Any]) -> None:
     """Two programs with different weights, and one of them deduplicated."""
     for seed, name in enumerate(("base", "tuned")):
@@ -231,6 +240,7 @@ PAGES: dict[str, Callable[[Path, dict[str, Any]], None]] = {
     "docs/howto/packed.md": _packed,
     "docs/howto/processes.md": _processes,
     "docs/language-models.md": _language_models,
+    "docs/pool.md": _pool,
     "docs/report.md": _report,
     "docs/runtime.md": _runtime,
     "docs/safetensors.md": _safetensors,

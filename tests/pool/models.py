@@ -27,10 +27,10 @@ def tuned(model: Tensors, seed: int, share: float = 0.05) -> Tensors:
     random = np.random.default_rng(seed)
     moved: Tensors = {}
     for name, values in model.items():
+        moved[name] = values
         if values.dtype.kind == "f":
             nearest = np.nextafter(values, values.dtype.type(np.inf))
-            values = np.where(random.random(values.shape) < share, nearest, values).astype(values.dtype)
-        moved[name] = values
+            moved[name] = np.where(random.random(values.shape) < share, nearest, values).astype(values.dtype)
     return moved
 
 

@@ -229,7 +229,7 @@ def test_damaged_packs_are_errors(pool: Pool, tmp_path: Path, damage: str) -> No
     pool.add(write(tmp_path / "b.safetensors", tensors(5)), "b@1")
     one, other = packs(tmp_path / "pool")
     for pack in (one, other):
-        os.chmod(pack, 0o644)
+        pack.chmod(0o644)
     if damage == "flip":
         for pack in (one, other):
             data = bytearray(pack.read_bytes())
