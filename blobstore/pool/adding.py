@@ -88,8 +88,17 @@ def add_version(
     stored = _store(objects, tables, identity, (name, version), distinct, executor, progress)
     described = [{"name": file.name, "size": file.size, "sha256": file.sha256} for file in scanned]
     added = Version(name, version, identity, int(time.time()), tuple((f.name, f.size, f.sha256) for f in scanned))
+    result = Added(
+        added,
+        sum(file.size for file in scanned),
+        len(stored),
+        sum(row.size for row in stored),
+        sum(row.length for row in stored),
+    )
     for _ in range(_ROUNDS):
         tables.fresh(EVENTS)
+        if any(one.id == identity for one in live_versions(tables, name)):
+            return result  # a commit whose answer was lost
         _refuse_existing(tables, name, version)
         if tables.seen(EVENTS, f"end {identity}"):
             raise PoolError(
@@ -100,18 +109,12 @@ def add_version(
             tables.append(EVENTS, [row], once=[mark, f"end {identity}"])
         except TakenError:
             continue
-        return Added(
-            added,
-            sum(file.size for file in scanned),
-            len(stored),
-            sum(row.size for row in stored),
-            sum(row.length for row in stored),
-        )
+        return result
     raise PoolError(f"{objects.url}: {name}@{version} is being added and dropped by others all the time")
 
 
 def _refuse_existing(tables: Tables, name: str, version: str) -> None:
-    if any((one.name, one.version) == (name, version) for one in live_versions(tables)):
+    if any(one.version == version for one in live_versions(tables, name)):
         raise PoolError(f"{name}@{version} is in the pool already; versions do not change: drop it, or use another one")
 
 

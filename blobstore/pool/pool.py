@@ -272,14 +272,14 @@ class Pool:
         versions = self.versions()
         rows = self._tables.query(
             """
-            WITH needed AS (SELECT DISTINCT digest FROM parts WHERE id IN (SELECT value FROM live)),
+            WITH needed AS (SELECT DISTINCT digest FROM parts WHERE id IN (SELECT a FROM live)),
             chosen AS (
                 SELECT size, encoding, length FROM blobs WHERE digest IN (SELECT digest FROM needed)
                 QUALIFY 1 = row_number() OVER (PARTITION BY digest ORDER BY length, pack)
             )
             SELECT encoding, count(*), sum(size)::BIGINT, sum(length)::BIGINT FROM chosen GROUP BY encoding ORDER BY 3 DESC
             """,
-            live=[version.id for version in versions],
+            live=[(version.id,) for version in versions] or [("",)],
         )
         encodings = {encoding: (number, nbytes, stored) for encoding, number, nbytes, stored in rows}
         return PoolStats(

@@ -52,8 +52,8 @@ def _rows(tables: Tables, digests: set[bytes], unmarked: bool) -> list[Stored]:
         return []
     condition = f"WHERE {_UNMARKED}" if unmarked else ""
     rows = tables.query(
-        f"SELECT {_COLUMNS} FROM blobs b JOIN wanted w ON b.digest = w.value {condition} ORDER BY b.length DESC, b.pack",
-        wanted=list(digests),
+        f"SELECT {_COLUMNS} FROM blobs b JOIN wanted w ON b.digest = w.a {condition} ORDER BY b.length DESC, b.pack",
+        wanted=[(digest,) for digest in digests],
     )
     return [Stored(*row) for row in rows]
 
@@ -102,9 +102,9 @@ def _candidates(tables: Tables, parts: Sequence[Part]) -> dict[_Kind, list[_Cand
     if not kinds:
         return found
     rows = tables.query(
-        f"SELECT {_COLUMNS} FROM blobs b JOIN kinds k ON b.dtype || ' ' || b.shape || ' ' || b.size = k.value "
+        f"SELECT {_COLUMNS} FROM blobs b JOIN kinds k ON b.size = k.c AND b.shape = k.b AND b.dtype = k.a "
         f"WHERE b.sketch IS NOT NULL AND b.base IS NULL AND {_UNMARKED}",
-        kinds=[f"{dtype} {shape} {size}" for dtype, shape, size in kinds],
+        kinds=list(kinds),
     )
     for row in rows:
         stored = Stored(*row)

@@ -207,24 +207,22 @@ class Tables:
         with self._lock, self._translated(table):
             return self._delta(table).transaction_version(mark) is not None
 
-    def query(self, text: str, *values: Any, **given: Sequence[bytes] | Sequence[str]) -> list[tuple[Any, ...]]:
-        """The rows of a query over the tables, by their names, and over lists that are given.
+    def query(self, text: str, *values: Any, **given: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+        """The rows of a query over the tables, by their names, and over rows that are given.
 
         Args:
             text: SQL.
             values: for its question marks.
-            given: tables of one column, `value`, with these values.
+            given: tables of rows, of which all have the same number of bytes, texts or numbers; columns are a, b, c, ...
         """
         with self._lock:
             for table in _COLUMNS:
                 self._view(table)
-            for name, items in given.items():
-                kind = _TEXT if items and isinstance(items[0], str) else _BYTES
-                schema = Schema([Field("value", kind)])
-                self._database.register(name, ArrowTable.from_arrays([Array(list(items), kind)], schema=schema))
+            for name, rows in given.items():
+                self._database.register(name, _arrow(rows))
             try:
-                rows: list[tuple[Any, ...]] = self._database.execute(text, list(values)).fetchall()
-                return rows
+                selected: list[tuple[Any, ...]] = self._database.execute(text, list(values)).fetchall()
+                return selected
             except duckdb.IOException as error:
                 raise PoolError(f"{self._objects.url}: a file of a table cannot be read: {error}") from None
             finally:
@@ -324,6 +322,14 @@ class Tables:
 
 def _schema(columns: dict[str, Any]) -> Any:
     return Schema([Field(name, kind, nullable=True) for name, kind in columns.items()])
+
+
+def _arrow(rows: Sequence[tuple[Any, ...]]) -> Any:
+    kinds = {bytes: _BYTES, str: _TEXT, int: _NUMBER}
+    columns = list(zip(*rows, strict=True))
+    fields = [Field(name, kinds[type(column[0])]) for name, column in zip("abcdef", columns, strict=False)]
+    arrays = [Array(list(column), field.type) for column, field in zip(columns, fields, strict=True)]
+    return ArrowTable.from_arrays(arrays, schema=Schema(fields))
 
 
 def _first_line(error: Exception) -> str:

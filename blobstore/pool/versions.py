@@ -56,11 +56,12 @@ def parse_reference(text: str) -> tuple[str, str]:
     return name, version
 
 
-def live_versions(tables: Tables) -> list[Version]:
-    """The versions that are there, by name, the oldest first."""
+def live_versions(tables: Tables, name: str | None = None) -> list[Version]:
+    """The versions that are there, or those of one name, by name, the oldest first."""
     rows = tables.query(
-        "SELECT name, version, id, time, files FROM events WHERE kind = 'add' "
-        "AND id NOT IN (SELECT id FROM events WHERE kind = 'drop') ORDER BY name, time, version"
+        "SELECT name, version, id, time, files FROM events WHERE kind = 'add' AND coalesce(name = ?, true) "
+        "AND id NOT IN (SELECT id FROM events WHERE kind = 'drop') ORDER BY name, time, version",
+        name,
     )
     return [Version(name, version, identity, when, _files(files)) for name, version, identity, when, files in rows]
 
@@ -91,14 +92,12 @@ def find_version(tables: Tables, reference: str) -> Version:
         PoolError: there is no such version.
     """
     name, version = parse_reference(reference)
-    versions = live_versions(tables)
-    for one in versions:
-        if (one.name, one.version) == (name, version):
-            return one
-    others = [one.version for one in versions if one.name == name]
-    if others:
-        raise PoolError(f"there is no {reference} in the pool; of {name} there are {', '.join(others[-5:])}")
-    names = sorted({one.name for one in versions})
+    versions = {one.version: one for one in live_versions(tables, name)}
+    if version in versions:
+        return versions[version]
+    if versions:
+        raise PoolError(f"there is no {reference} in the pool; of {name} there are {', '.join(list(versions)[-5:])}")
+    names = sorted({one.name for one in live_versions(tables)})
     raise PoolError(f"there is no {name} in the pool; it has {', '.join(names[:5]) or 'no versions'}")
 
 
@@ -109,12 +108,16 @@ def drop_version(tables: Tables, reference: str) -> Version:
         PoolError: there is no such version.
     """
     name, version = parse_reference(reference)
+    tables.fresh(EVENTS)
+    there = find_version(tables, reference)
     while True:
-        tables.fresh(EVENTS)
-        found = find_version(tables, reference)
         try:
-            row = (found.id, "drop", name, version, int(time.time()), "[]")
+            row = (there.id, "drop", name, version, int(time.time()), "[]")
             tables.append(EVENTS, [row], once=[f"version {name}@{version}"])
         except TakenError:
+            tables.fresh(EVENTS)
+            # by others, or by this commit, whose answer was lost
+            if all(one.id != there.id for one in live_versions(tables, name)):
+                return there
             continue
-        return found
+        return there
