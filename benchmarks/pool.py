@@ -1,0 +1,212 @@
+"""The pool: bytes of a series of fine-tunes against other stores, and the speed of adding and restoring."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.harness import Row, side_by_side
+from benchmarks.release_peers import COMPRESSING
+from blobstore import save_file
+from blobstore.pool import Pool
+from blobstore.pool.tables import BLOBS, EVENTS, PARTS
+from examples.demo.models import load_encoder
+
+TITLE = "The pool"
+
+_VERSIONS = 30
+_STEPS = 3  # of AdamW between two versions
+
+
+def rows(folder: Path) -> Iterator[Row]:
+    for part in (_series, _types, _speed, _large):
+        place = folder / part.__name__
+        place.mkdir()
+        yield from part(place)
+        shutil.rmtree(place)
+
+
+def checkpoints(folder: Path) -> Iterator[tuple[str, dict[str, torch.Tensor]]]:
+    """A sentence encoder that is fine-tuned by AdamW on random tokens: its weights in float32 after each few steps.
+
+    The loss is contrastive: a sentence of which a fifth of the tokens was exchanged should stay near to itself.
+    """
+    torch.manual_seed(0)
+    model: Any = load_encoder()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
+    generator = torch.Generator().manual_seed(1)
+
+    def tokens(*sizes: int) -> torch.Tensor:
+        return torch.randint(1000, 30000, sizes, generator=generator)
+
+    for number in range(_VERSIONS + 1):
+        yield f"{number:02d}", {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+        for _ in range(_STEPS):
+            ids = tokens(8, 24)
+            changed = torch.where(torch.rand(8, 24, generator=generator) < 0.2, tokens(8, 24), ids)
+            mask = torch.ones_like(ids)
+            one, other = model(ids, mask), model(changed, mask)
+            near = torch.nn.functional.cosine_similarity(one[:, None], other[None], -1) * 20
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(near, torch.arange(8)).backward()
+            optimizer.step()
+
+
+def _half(model: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: tensor.bfloat16() if tensor.is_floating_point() else tensor for name, tensor in model.items()}
+
+
+def _series(folder: Path) -> Iterator[Row]:
+    versions = []
+    for name, model in checkpoints(folder):
+        (folder / name).mkdir()
+        save_file(_half(model), folder / name / "model.ptd")
+        versions.append(folder / name)
+    nbytes = sum((version / "model.ptd").stat().st_size for version in versions)
+    with Pool(folder / "pool", create=True) as pool:
+        shares = [
+            added.stored_bytes / added.bytes
+            for added in (pool.add(version, f"encoder@{version.name}") for version in versions)
+        ]
+        assert pool.verify() == []
+    worst, median = max(shares[1:]), statistics.median(shares[1:])
+    yield Row(
+        f"one of {_VERSIONS} fine-tunes in bfloat16 more, against its bytes",
+        f"{median:.3f} in the median, {worst:.3f} at the most",
+        "at most 0.06",
+        median <= 0.06,
+    )
+    ours = sum(path.stat().st_size for path in (folder / "pool").rglob("*") if path.is_file())
+    yield Row(f"the series of {nbytes / 1e9:.2f} GB, with tables", f"{ours / nbytes:.3f} of its bytes", "", True)
+    for name, store in COMPRESSING.items():
+        place = folder / name
+        place.mkdir()
+        theirs = store(versions, place)
+        shutil.rmtree(place)
+        if theirs is not None:
+            yield Row(f"  against {name}", f"{ours / theirs:.3f} x its bytes", "less than 1 x", ours < theirs)
+
+
+def _types(folder: Path) -> Iterator[Row]:
+    _, model = next(checkpoints(folder))
+    save_file(model, folder / "fp32.ptd")
+    save_file(_half(model), folder / "bf16.ptd")
+    save_file(_int8(model), folder / "int8.ptd")
+    with Pool(folder / "pool", create=True) as pool:
+        alone = pool.add(folder / "fp32.ptd", "encoder@fp32").stored_bytes
+        both = alone + pool.add(folder / "bf16.ptd", "encoder@bf16").stored_bytes
+        yield Row("float32 and bfloat16 of one model, against float32", f"{both / alone:.3f} x", "", True)
+        all_three = both + pool.add(folder / "int8.ptd", "encoder@int8").stored_bytes
+        yield Row(
+            "  and int8 by channel", f"{all_three / alone:.3f} x", "at most 1.05 x", all_three <= 1.05 * alone
+        )
+
+
+def _int8(model: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    quantized: dict[str, torch.Tensor] = {}
+    for name, tensor in model.items():
+        if tensor.is_floating_point() and tensor.ndim == 2:
+            scale = tensor.abs().amax(1, keepdim=True).clamp(min=1e-9) / 127
+            quantized[f"{name}.scale"] = scale
+            quantized[name] = torch.round(tensor / scale).to(torch.int8)
+        else:
+            quantized[name] = tensor
+    return quantized
+
+
+def _speed(folder: Path) -> Iterator[Row]:
+    """Processor seconds of one process, in which everything is done by one thread."""
+    models = dict(zip(range(6), checkpoints(folder), strict=False))
+    for number, (_, model) in models.items():
+        save_file(_half(model), folder / f"{number}.ptd")
+    size = (folder / "0.ptd").stat().st_size
+    context = get_context("spawn")
+
+    def added(number: int, workers: int) -> float:
+        """Seconds for four versions beside one that is there."""
+        shutil.rmtree(folder / "pool", ignore_errors=True)
+        with Pool(folder / "pool", create=True) as pool, ProcessPoolExecutor(workers, mp_context=context) as executor:
+            pool.add(folder / "0.ptd", "encoder@0", executor=executor)
+            start = time.perf_counter()
+            for version in range(1, 5):
+                pool.add(folder / f"{version}.ptd", f"encoder@{version}", executor=executor)
+            return time.perf_counter() - start
+
+    alone, both = (statistics.median(added(0, workers) for _ in range(3)) for workers in (1, 2))
+    rate = 4 * size / alone / 1e6
+    yield Row("adding fine-tunes in bfloat16, one worker", f"{rate:.0f} MB/s", "at least 250 MB/s", rate >= 250)
+    yield Row("  two workers", f"{alone / both:.2f} x as fast", "at least 1.8 x", alone >= 1.8 * both)
+    hashing = 4 * size / _seconds(lambda: [hashlib.sha256((folder / f"{n}.ptd").read_bytes()) for n in range(1, 5)]) / 1e6
+    yield Row("  SHA-256 over the same files, read", f"{hashing:.0f} MB/s", "", True)
+    with Pool(folder / "pool") as pool:
+        start = time.process_time()
+        for version in range(5):
+            pool.get(f"encoder@{version}", folder / "out")
+        rate = 5 * size / (time.process_time() - start) / 1e6
+    yield Row("restoring them, for each processor second", f"{rate:.0f} MB", "at least 800 MB", rate >= 800)
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def _large(folder: Path) -> Iterator[Row]:
+    """10,000 versions of 200 tensors, whose rows are made here: what the index costs."""
+    random = np.random.default_rng(0)
+    url = folder / "pool"
+    tables = Pool(url, create=True)._tables
+    for first in range(0, 10_000, 250):
+        parts, blobs, events = [], [], []
+        for number in range(first, first + 250):
+            identity = f"{number:032x}"
+            events.append((identity, "add", f"family{number % 100}", str(number), number, "[]"))
+            for at in range(200):
+                own = random.random() < 0.5
+                digest = hashlib.sha256(f"{number if own else number % 100} {at}".encode()).digest()
+                name = f"layers.{at}.weight"
+                parts.append(
+                    (identity, f"family{number % 100}", str(number), "model.ptd", at << 20, 1 << 20, name)
+                    + ("bfloat16", "1024,512", "", digest, number)
+                )
+                if own or number < 100:
+                    blobs.append(
+                        (digest, 1 << 20, "bfloat16", "1024,512", "planes:2", None, bytes(32), at << 20, 1 << 19, None)
+                    )
+        tables.append(PARTS, parts)
+        tables.append(BLOBS, blobs)
+        tables.append(EVENTS, events)
+    tables.tidy(always=True)
+    model = {f"layers.{at}.weight": random.standard_normal((64, 32), np.float32) for at in range(200)}
+    save_file(model, folder / "model.ptd")
+    small = Pool(folder / "small", create=True)
+    large = Pool(url)
+    numbers = iter(range(10**6))
+
+    def add(pool: Pool) -> None:
+        pool.add(folder / "model.ptd", f"new@{next(numbers)}")
+
+    of_large, of_small = side_by_side(lambda: add(large), lambda: add(small))
+    yield Row(
+        "one version of 200 tensors into 10,000 x 200, beyond the same into an empty pool",
+        f"{(of_large - of_small) * 1e3:.0f} ms ({of_large * 1e3:.0f} against {of_small * 1e3:.0f})",
+        "at most 100 ms",
+        of_large - of_small <= 0.1,
+    )
+    seconds = max(_seconds(query) for query in (large.versions, large.stats, lambda: large.open("new@0")))
+    yield Row("the slowest of versions, stats, open", f"{seconds:.2f} s", "at most 1 s", seconds <= 1)
+    peak = int(next(line for line in Path("/proc/self/status").read_text().splitlines() if "VmHWM" in line).split()[1])
+    yield Row("  peak memory of the process, with torch", f"{peak / 1e3:.0f} MB", "", True)
+    assert os.path.getsize(url / "pool.json")
