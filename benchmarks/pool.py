@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import shutil
 import statistics
 import time
@@ -108,9 +107,7 @@ def _types(folder: Path) -> Iterator[Row]:
         both = alone + pool.add(folder / "bf16.ptd", "encoder@bf16").stored_bytes
         yield Row("float32 and bfloat16 of one model, against float32", f"{both / alone:.3f} x", "", True)
         all_three = both + pool.add(folder / "int8.ptd", "encoder@int8").stored_bytes
-        yield Row(
-            "  and int8 by channel", f"{all_three / alone:.3f} x", "at most 1.05 x", all_three <= 1.05 * alone
-        )
+        yield Row("  and int8 by channel", f"{all_three / alone:.3f} x", "at most 1.05 x", all_three <= 1.05 * alone)
 
 
 def _int8(model: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -147,7 +144,9 @@ def _speed(folder: Path) -> Iterator[Row]:
     rate = 4 * size / alone / 1e6
     yield Row("adding fine-tunes in bfloat16, one worker", f"{rate:.0f} MB/s", "at least 250 MB/s", rate >= 250)
     yield Row("  two workers", f"{alone / both:.2f} x as fast", "at least 1.8 x", alone >= 1.8 * both)
-    hashing = 4 * size / _seconds(lambda: [hashlib.sha256((folder / f"{n}.ptd").read_bytes()) for n in range(1, 5)]) / 1e6
+    hashing = (
+        4 * size / _seconds(lambda: [hashlib.sha256((folder / f"{n}.ptd").read_bytes()) for n in range(1, 5)]) / 1e6
+    )
     yield Row("  SHA-256 over the same files, read", f"{hashing:.0f} MB/s", "", True)
     with Pool(folder / "pool") as pool:
         start = time.process_time()
@@ -177,9 +176,9 @@ def _large(folder: Path) -> Iterator[Row]:
                 own = random.random() < 0.5
                 digest = hashlib.sha256(f"{number if own else number % 100} {at}".encode()).digest()
                 name = f"layers.{at}.weight"
+                called = (identity, f"family{number % 100}", str(number))
                 parts.append(
-                    (identity, f"family{number % 100}", str(number), "model.ptd", at << 20, 1 << 20, name)
-                    + ("bfloat16", "1024,512", "", digest, number)
+                    (*called, "model.ptd", at << 20, 1 << 20, name, "bfloat16", "1024,512", "", digest, number)
                 )
                 if own or number < 100:
                     blobs.append(
@@ -209,4 +208,3 @@ def _large(folder: Path) -> Iterator[Row]:
     yield Row("the slowest of versions, stats, open", f"{seconds:.2f} s", "at most 1 s", seconds <= 1)
     peak = int(next(line for line in Path("/proc/self/status").read_text().splitlines() if "VmHWM" in line).split()[1])
     yield Row("  peak memory of the process, with torch", f"{peak / 1e3:.0f} MB", "", True)
-    assert os.path.getsize(url / "pool.json")

@@ -347,5 +347,5 @@ class Machine(RuleBasedStateMachine):
 
 
 TestAnySequence = Machine.TestCase
-TestAnySequence.settings = settings(max_examples=10, stateful_step_count=12, deadline=None)
+TestAnySequence.settings = settings(max_examples=10, stateful_step_count=12)
 TestAnySequence = pytest.mark.long(TestAnySequence)
