@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["REGISTRY", "SKOPEO", "STORES", "registry"]
+__all__ = ["COMPRESSING", "REGISTRY", "SKOPEO", "STORES", "registry"]
 
 REGISTRY, SKOPEO = shutil.which("docker-registry"), shutil.which("skopeo")
 
@@ -73,11 +73,55 @@ def _xet(versions: Sequence[Path], folder: Path) -> int | None:
     return _bytes(kept / "xorbs") + _bytes(kept / "shards")
 
 
+def _compressed_restic(versions: Sequence[Path], folder: Path) -> int | None:
+    """Bytes of a repository that has the contents of some folders, compressed."""
+    restic = shutil.which("restic")
+    if restic is None:
+        return None
+    environment = {**os.environ, "RESTIC_PASSWORD": "1", "RESTIC_REPOSITORY": str(folder / "restic")}
+    _run([restic, "init", "--repository-version", "2"], environment)
+    for version in versions:
+        _run([restic, "backup", "--compression", "max", "--no-cache", str(version)], environment)
+    return _bytes(folder / "restic")
+
+
+def _borg(versions: Sequence[Path], folder: Path) -> int | None:
+    """The same for borg, with the level of zstd that its documentation names first."""
+    borg = shutil.which("borg")
+    if borg is None:
+        return None
+    environment = {**os.environ, "BORG_BASE_DIR": str(folder / "home"), "BORG_REPO": str(folder / "borg")}
+    _run([borg, "init", "--encryption=none"], environment)
+    for number, version in enumerate(versions):
+        _run([borg, "create", "--compression=zstd,3", f"::{number}", str(version)], environment)
+    return _bytes(folder / "borg")
+
+
+def _compressed_casync(versions: Sequence[Path], folder: Path) -> int | None:
+    """The same for casync."""
+    casync = shutil.which("casync")
+    if casync is None:
+        return None
+    store = folder / "casync"
+    for number, version in enumerate(versions):
+        command = [casync, "make", "--compression=zstd", f"--store={store}", str(folder / f"{number}.caidx")]
+        _run([*command, str(version)], os.environ)
+    return _bytes(folder)
+
+
 STORES: dict[str, Callable[[Sequence[Path], Path], int | None]] = {
     "restic": _restic,
     "casync": _casync,
     "hf-xet": _xet,
 }
+
+
+COMPRESSING: dict[str, Callable[[Sequence[Path], Path], int | None]] = {
+    "borg": _borg,
+    "restic": _compressed_restic,
+    "casync": _compressed_casync,
+}
+"""With compression, for versions that are kept and not sent."""
 
 
 def _run(command: Sequence[str], environment: os._Environ[str] | dict[str, str]) -> None:

@@ -389,7 +389,7 @@ def sets(draw: st.DrawFn) -> Files:
 
 
 @pytest.mark.long
-@settings(max_examples=80, suppress_health_check=list(HealthCheck), deadline=None)
+@settings(max_examples=80, suppress_health_check=list(HealthCheck))
 @given(sets(), sets())
 def test_causes_add_up_for_any_two_sets(tmp_path_factory: pytest.TempPathFactory, before: Files, after: Files) -> None:
     """The saves of what was lost minus those of what was gained are by how much the total grew, both ways."""
