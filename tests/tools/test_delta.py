@@ -147,7 +147,7 @@ def test_a_dry_run_writes_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-@settings(max_examples=60, suppress_health_check=list(HealthCheck), deadline=None)
+@settings(max_examples=60, suppress_health_check=list(HealthCheck))
 @given(
     st.dictionaries(st.sampled_from("abcdef"), st.integers(0, 4)),
     st.dictionaries(st.sampled_from("abcdefgh"), st.integers(0, 4)),
