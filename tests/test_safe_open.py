@@ -323,10 +323,9 @@ def test_a_handle_that_nobody_closed_warns_of_nothing(files: Path) -> None:
 def test_short_reprs(files: Path) -> None:
     file = blobstore.safe_open(files / "m.ptd")
     size = (files / "m.ptd").stat().st_size
-    assert (
-        repr(file) == f"<TensorFile PtdDataMap {files / 'm.ptd'}: 8 keys, {size:,} bytes, framework 'pt', device 'cpu'>"
-    )
-    assert repr(file.get_slice("cube")) == f"<TensorSlice 'cube' of {files / 'm.ptd'}: F32 [2, 3, 4], 96 bytes>"
+    assert 1000 <= size < 9995
+    assert repr(file) == f"<TensorFile {files / 'm.ptd'}: 8 keys, {size / 1000:.2f} KB, 'pt', device 'cpu'>"
+    assert repr(file.get_slice("cube")) == f"<TensorSlice 'cube' of {files / 'm.ptd'}: F32 [2, 3, 4], 96 B>"
 
 
 def test_pickled_as_its_path(files: Path) -> None:

@@ -24,7 +24,9 @@ from blobstore.core.memory.dtypes import NUMBERS
 from blobstore.core.memory.layout import ScalarType, TensorLayout
 from blobstore.core.memory.mapped_file import Paths, as_path, as_paths
 from blobstore.core.memory.tensors import as_bytes, check_by_name, in_dim_order
+from blobstore.core.reprs import count, line
 from blobstore.core.store import BlobStore
+from blobstore.core.text import size
 
 if TYPE_CHECKING:
     from blobstore.runtime.tensors import LogicalTensors
@@ -109,6 +111,10 @@ class Adapter:
     def check(self) -> None:
         """Raise the first of `problems`, if there is one."""
         raise_first(self.problems())
+
+    def __repr__(self) -> str:
+        unpaired = f"{len(self.unpaired):,} unpaired" if self.unpaired else ""
+        return line("Adapter", self.path, count(len(self.pairs), "pair"), unpaired, lambda: size(self.nbytes))
 
 
 def read_adapter(path: str | os.PathLike[str]) -> Adapter:

@@ -11,6 +11,8 @@ from blobstore.adapters.foundation import NamedTensor, library, named_tensors, n
 from blobstore.adapters.lora_names import Pair
 from blobstore.core.errors import AdapterError, BlobStoreError, KeyNotFoundError, LayoutError
 from blobstore.core.memory.mapped_file import Paths, as_paths
+from blobstore.core.reprs import and_others, count, line, listed
+from blobstore.core.text import size
 
 __all__ = ["AdapterInfo", "AdaptersInfo", "FoundationInfo", "inspect_adapters"]
 
@@ -32,6 +34,10 @@ class FoundationInfo:
     keys: int
     nbytes: int
     tensors: tuple[NamedTensor, ...]
+
+    def __repr__(self) -> str:
+        path = and_others([str(path) for path in self.paths])
+        return line("FoundationInfo", path, count(self.keys, "key"), size(self.nbytes))
 
 
 @dataclass(frozen=True)
@@ -60,6 +66,10 @@ class AdapterInfo:
     fits: bool
     problems: tuple[str, ...]
 
+    def __repr__(self) -> str:
+        fits = "fits" if self.fits else f"does not fit: {listed(self.problems, 1)}"
+        return line("AdapterInfo", self.path, count(len(self.pairs), "pair"), size(self.nbytes), fits)
+
 
 @dataclass(frozen=True)
 class AdaptersInfo:
@@ -67,6 +77,10 @@ class AdaptersInfo:
 
     foundation: FoundationInfo
     adapters: tuple[AdapterInfo, ...]
+
+    def __repr__(self) -> str:
+        adapters = f"{count(len(self.adapters), 'adapter')}, {sum(one.fits for one in self.adapters):,} of them fit"
+        return line("AdaptersInfo", f"of {and_others([str(path) for path in self.foundation.paths])}", adapters)
 
 
 def inspect_adapters(foundation: Paths, adapters: Paths) -> AdaptersInfo:

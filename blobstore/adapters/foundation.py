@@ -10,6 +10,7 @@ from typing import Any
 from blobstore.core.errors import UnsupportedDataError
 from blobstore.core.memory.layout import ScalarType
 from blobstore.core.memory.mapped_file import Paths, as_paths
+from blobstore.core.reprs import fields_line
 
 __all__ = [
     "NamedTensor",
@@ -33,6 +34,8 @@ class NamedTensor:
         keys: the keys that it is stored under.
         aliases: its other names, if the model uses it in several places, such as tied embeddings.
     """
+
+    __repr__ = fields_line
 
     name: str
     scalar_type: ScalarType

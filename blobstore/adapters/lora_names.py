@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from blobstore.core.errors import InvalidTagError, UnsupportedDataError
+from blobstore.core.reprs import fields_line, line, shorten
 from blobstore.core.store import check_tag
 
 __all__ = ["AdapterTags", "Pair", "is_lora", "node_form"]
@@ -74,7 +75,7 @@ class AdapterTags:
         return self.adapter if self._is_adapter(node_form(name)) else self.foundation
 
     def __repr__(self) -> str:
-        return f"<AdapterTags: {self.foundation}.ptd, {self.adapter}.ptd>"
+        return line("AdapterTags", "", f"{shorten(self.foundation)}.ptd", f"{shorten(self.adapter)}.ptd")
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,8 @@ class Pair:
         a, b: the names of the tensors, whose shapes are (rank, in) and (out, rank).
         rank, in_features, out_features: these sizes.
     """
+
+    __repr__ = fields_line
 
     module: str
     a: str

@@ -11,6 +11,7 @@ from blobstore.adapters.foundation import check_texts, library
 from blobstore.adapters.on_cache import native_tensors_of
 from blobstore.core.errors import UnsupportedDataError
 from blobstore.core.memory.mapped_file import as_path
+from blobstore.core.reprs import count, line
 
 if TYPE_CHECKING:
     from blobstore.runtime import BlobCache
@@ -49,8 +50,8 @@ class MergedAdapter:
         return int(self._native.undo())
 
     def __repr__(self) -> str:
-        undone = " (undone)" if self._native.undone else ""
-        return f"<MergedAdapter{undone}: {len(self.weights)} weights of {self.cache.name}>"
+        undone = "undone" if self._native.undone else ""
+        return line("MergedAdapter on", self.cache._title(), count(len(self.weights), "weight"), undone)
 
 
 def merge_adapter(

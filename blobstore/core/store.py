@@ -45,6 +45,8 @@ from blobstore.core.memory.distinct import Distinct
 from blobstore.core.memory.layout import ScalarType, TensorLayout
 from blobstore.core.memory.mapped_file import Paths, as_path, as_paths, check_length
 from blobstore.core.memory.tensors import FileSlice, as_bytes
+from blobstore.core.reprs import count, fields_line, line
+from blobstore.core.text import size
 
 __all__ = [
     "DEFAULT_TAG",
@@ -80,6 +82,8 @@ class StoreStats:
         base_keys: the number of keys that were added but are in the base already, so they are not written.
         base_bytes: the size of their contents.
     """
+
+    __repr__ = fields_line
 
     keys: int
     blobs: int
@@ -284,7 +288,7 @@ class BlobStore:
 
     def __repr__(self) -> str:
         nbytes = sum(len(view) for view, _ in self._blobs)
-        return f"<BlobStore: {len(self._keys):,} keys, {len(self._blobs):,} blobs, {nbytes:,} bytes>"
+        return line("BlobStore", "", count(len(self._keys), "key"), count(len(self._blobs), "blob"), size(nbytes))
 
     def write_ptd(
         self,

@@ -21,6 +21,8 @@ from blobstore.core.memory.dtypes import SAFETENSORS
 from blobstore.core.memory.layout import TensorLayout
 from blobstore.core.memory.mapped_file import PrivateFile, as_path, check_length
 from blobstore.core.memory.tensors import AnyTensor, default_framework, to_framework
+from blobstore.core.reprs import line, shorten
+from blobstore.core.text import size
 
 if TYPE_CHECKING:
     import torch
@@ -173,7 +175,7 @@ class TensorFile(Generic[_Tensor]):
         self.close()
 
     def __repr__(self) -> str:
-        return f"<TensorFile {repr(self._map)[1:-1]}, framework {self.framework!r}, device '{self.device}'>"
+        return line("TensorFile", self.path, *self._map._facts(), f"'{self.framework}'", f"device '{self.device}'")
 
     def __reduce__(self) -> Any:
         return _again, (self._map, self.framework, self.device)
@@ -295,7 +297,8 @@ class TensorSlice(Generic[_Tensor]):
         return cast(_Tensor, placed)
 
     def __repr__(self) -> str:
-        return f"<TensorSlice {self.name!r} of {self._where}: {self._dtype} {self._shape}, {len(self._view):,} bytes>"
+        shape = f"{self._dtype} {shorten(self._shape)}"
+        return line("TensorSlice", f"'{shorten(self.name)}' of {self._where}", shape, size(len(self._view)))
 
 
 def framework_name(framework: Framework | None) -> Literal["pt", "np"]:

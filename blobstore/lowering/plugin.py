@@ -13,6 +13,7 @@ from torch.export import ExportedProgram
 from blobstore.core.constants import BACKEND_ID
 from blobstore.core.errors import KeyConflictError, UnsupportedDataError, UnsupportedOperationError
 from blobstore.core.formats.payload import wrap
+from blobstore.core.reprs import line
 from blobstore.logical.records import STATE, Record, Records, records_key
 from blobstore.lowering import marks, methods, names, openvino, tables
 from blobstore.lowering.holes import HolesLowering, find_backend
@@ -143,6 +144,10 @@ class BlobStorePartitioner(Partitioner):  # type: ignore[misc]
     def spec(self) -> Any:
         """The inner partitioner's `spec`."""
         return self.inner.spec
+
+    def __repr__(self) -> str:
+        tag = getattr(self.tag, "__name__", "a function") if callable(self.tag) else self.tag
+        return line("BlobStorePartitioner", type(self.inner).__name__, f"tag {tag}")
 
 
 @final

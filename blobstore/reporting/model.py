@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from blobstore.core.memory.layout import TensorLayout
+from blobstore.core.reprs import count, fields_line, line
+from blobstore.core.text import size
 
 __all__ = [
     "ALIGNMENT",
@@ -101,6 +103,8 @@ class Region:
             and if it records none.
     """
 
+    __repr__ = fields_line
+
     kind: RegionKind
     start: int
     stop: int
@@ -125,16 +129,12 @@ class Region:
     @property
     def element_type(self) -> str:
         """Its dtype in lower case, such as "float"; empty for opaque bytes."""
-        return self.layout.scalar_type.name.lower() if self.layout is not None else self.dtype.lower()
+        return self.layout.dtype if self.layout is not None else self.dtype.lower()
 
     @property
     def shape(self) -> str:
         """Its sizes, such as "384 x 1536", and its dim order if the dimensions are permuted; empty for opaque bytes."""
-        if self.layout is None:
-            return ""
-        sizes = " x ".join(map(str, self.layout.sizes)) or "scalar"
-        order = self.layout.dim_order
-        return sizes if order == tuple(range(len(order))) else f"{sizes}, dim order {' '.join(map(str, order))}"
+        return "" if self.layout is None else self.layout.shape
 
 
 @dataclass(frozen=True)
@@ -170,10 +170,15 @@ class FileReport:
         """What keys that share a region would take besides if each had its own."""
         return sum(region.nbytes * (len(region.keys) - 1) for region in self.regions if len(region.keys) > 1)
 
+    def __repr__(self) -> str:
+        return line("FileReport", self.path, self.format, size(self.size), count(len(self.regions), "region"))
+
 
 @dataclass(frozen=True)
 class Problem:
     """A file that could not be read."""
+
+    __repr__ = fields_line
 
     path: str
     reason: str
@@ -187,6 +192,8 @@ class Claim:
         file: index into `Report.files`.
         region: index into that file's `regions`.
     """
+
+    __repr__ = fields_line
 
     file: int
     region: int
@@ -219,3 +226,8 @@ class Finding:
     advice: str = ""
     share: float | None = None
     counted: int = 0
+
+    def __repr__(self) -> str:
+        return line(
+            "Finding", self.kind.value, count(len(self.places), "place"), f"{size(self.saves)} can go", self.detail
+        )

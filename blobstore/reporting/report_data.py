@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import takewhile
 
+from blobstore.core.reprs import fields_line
 from blobstore.reporting.model import FileReport, Finding, FindingKind, Problem, Region
 from blobstore.reporting.savings import attribute
 
@@ -24,6 +25,8 @@ class Folder:
         bytes: of these files.
         saves: bytes of them that can go, as in `Report.saves_of`.
     """
+
+    __repr__ = fields_line
 
     path: str
     files: int

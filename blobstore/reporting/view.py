@@ -10,6 +10,7 @@ from blobstore.core.disk.kinds import Format
 from blobstore.core.disk.staging import Staging
 from blobstore.core.errors import UnsupportedDataError
 from blobstore.core.memory.mapped_file import as_path
+from blobstore.core.reprs import count, line
 from blobstore.reporting.baseline import Changes, compare_reports
 from blobstore.reporting.html import to_html
 from blobstore.reporting.notebook import summary
@@ -31,8 +32,8 @@ class Report(ReportData):
     """
 
     def __repr__(self) -> str:
-        unread = f"; {len(self.problems)} could not be read" if self.problems else ""
-        return f"<Report: {headline(self).removesuffix('.')}; {len(self.findings):,} findings{unread}>"
+        unread = f"{len(self.problems):,} could not be read" if self.problems else ""
+        return line("Report", "", headline(self).removesuffix("."), count(len(self.findings), "finding"), unread)
 
     def _repr_html_(self) -> str:
         return summary(self)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -14,7 +15,7 @@ import numpy as np
 
 from blobstore.core import errors
 from blobstore.core.disk.recovery import recover
-from blobstore.core.formats.data_map import NamedDataMap
+from blobstore.core.formats.data_map import NUMBERS, TENSOR_COLUMNS, NamedDataMap, tensor_cells
 from blobstore.core.formats.ptd.reader import PtdDataMap
 from blobstore.core.memory.arrays import raw
 from blobstore.core.memory.digest import Digest, digest
@@ -30,6 +31,8 @@ from blobstore.core.memory.tensors import (
     to_numpy,
     to_torch,
 )
+from blobstore.core.notebook import table
+from blobstore.core.reprs import Fact, and_others, count, fields_line, line, shorten
 from blobstore.runtime.native import (
     NativeLayout,
     is_utf8,
@@ -69,6 +72,8 @@ class CacheStats:
         commits: updates, transactions and loads through this object.
         reverts: reverts through this object.
     """
+
+    __repr__ = fields_line
 
     keys: int
     mapped_bytes: int
@@ -511,11 +516,30 @@ class BlobCache(NamedDataMap):
         self._maps = []
         vars(self).pop("files", None)
 
-    def __repr__(self) -> str:
-        name = self.name if len(self.paths) < 4 else f"{self.paths[0]} + {len(self.paths) - 1} others"
-        state = "closed" if self._closed else f"{len(self):,} keys, {self._nbytes():,} bytes, mode '{self.mode}'"
-        base = "" if self.base is None else f", on {self.base.name}"
-        return f"<BlobCache {name}: {state}{base}>"
+    def _title(self) -> str:
+        return and_others([str(path) for path in self.paths]) or self.name
+
+    def _tables(self) -> list[str]:
+        """The keys, first those that were changed."""
+        self._check_open()
+        changed = dict.fromkeys(self.dirty)
+        keys = itertools.chain(changed, (key for key in self._keys if key not in changed))
+        rows = (
+            (
+                key,
+                *tensor_cells(self._layout(key), len(self._view(key))),
+                self.version(key),
+                "changed" if key in changed else "",
+            )
+            for key in keys
+        )
+        return [table(("key", *TENSOR_COLUMNS, "version", ""), rows, len(self._keys), numbers=(*NUMBERS, "version"))]
+
+    def _facts(self) -> tuple[Fact, ...]:
+        if self._closed:
+            return ("closed",)
+        base = "" if self.base is None or not self.paths else f"on {shorten(self.base._title(), 32)}"
+        return *super()._facts(), self.mode, lambda: f"generation {self.generation}", base
 
     def _nbytes(self) -> int:
         nbytes = 0
@@ -573,7 +597,7 @@ class Transaction:
         return len(self._items)
 
     def __repr__(self) -> str:
-        return f"<Transaction on {self._cache.name}: {len(self):,} changes>"
+        return line("Transaction on", self._cache._title(), count(len(self), "change"))
 
     def commit(self) -> int:
         """Commit the collected changes and start again with none; the end of the block does this.

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from blobstore.core.reprs import fields_line
 from blobstore.runtime.cache import BlobCache, check_cache
 from blobstore.runtime.native import decode_text, native
 
@@ -50,6 +51,8 @@ class DelegateStats:
         inits: how often an inner backend was initialized, on loading or because weights changed.
         names: versions of blobs that are in use.
     """
+
+    __repr__ = fields_line
 
     handles: int
     inits: int

@@ -9,6 +9,8 @@ from typing import Any, TypeAlias
 
 from blobstore.core import errors
 from blobstore.core.memory.mapped_file import as_path
+from blobstore.core.reprs import fields_line, line
+from blobstore.core.text import size
 from blobstore.runtime.native import as_count, decode_text, native, native_path
 
 __all__ = ["PackedFile", "PackedStats", "PackedStore", "as_packed"]
@@ -31,6 +33,8 @@ class PackedFile:
         unchecked: entries of a working copy that `verify` could not compare: not up to date, or being written. The next
             load of a program makes them anew.
     """
+
+    __repr__ = fields_line
 
     path: Path
     nbytes: int
@@ -59,6 +63,8 @@ class PackedStats:
         heap_bytes: by how much the anonymous memory of the process grew while delegates fell back; None if none did, or if
             this system does not say.
     """
+
+    __repr__ = fields_line
 
     hits: int
     builds: int
@@ -143,7 +149,7 @@ class PackedStore:
         return [_file(row) for row in self._native.gc()]
 
     def __repr__(self) -> str:
-        return f"<PackedStore {self.folder}>"
+        return line("PackedStore", self.folder, f"at most {size(self.limit)}")
 
 
 def _file(row: tuple[bytes, int, int, int, int, bool, bytes, int]) -> PackedFile:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias, overload
 
 from blobstore.core import errors
-from blobstore.core.memory.layout import TensorLayout
+from blobstore.core.formats.pte.signature import Signature, ValueInfo, methods_table, values_table
 from blobstore.core.memory.mapped_file import Paths, as_path, as_paths
 from blobstore.core.memory.tensors import AnyTensor
+from blobstore.core.notebook import block, heading, shown
+from blobstore.core.reprs import count, joined, line, listed, shorten
 from blobstore.runtime.cache import BlobCache, check_cache
 from blobstore.runtime.native import NativeLayout, NotATensorError, as_count, is_utf8, layout_of, native, native_path
 from blobstore.runtime.packed import PackedStore, as_packed
@@ -20,21 +21,6 @@ if TYPE_CHECKING:
     import torch
 
 __all__ = ["Method", "Program", "ValueInfo"]
-
-
-@dataclass(frozen=True)
-class ValueInfo:
-    """One input or output of a method.
-
-    Attributes:
-        kind: "tensor", "int", "float", "bool", "str", "none", or "other".
-        layout: that of a tensor, else None; a size that may vary is given as its largest value.
-        name: of an input, if `blobstore.lowering.lower` lowered the program; otherwise, and of outputs, empty.
-    """
-
-    kind: str
-    layout: TensorLayout | None
-    name: str
 
 
 Plain: TypeAlias = "int | float | bool | str | None"
@@ -161,7 +147,13 @@ class Method:
         return _infos(self._native.outputs())
 
     def __repr__(self) -> str:
-        return f"<Method {self.name!r} of {self.path}>"
+        return line("Method", f"'{self.name}' of {self.path}", lambda: str(self._signature()))
+
+    def _repr_html_(self) -> str:
+        return shown(self, lambda: block(heading(f"Method {self.name}", self.path), values_table(self._signature())))
+
+    def _signature(self) -> Signature:
+        return Signature(self.name, self.inputs, self.outputs, ())
 
 
 class Program:
@@ -272,7 +264,18 @@ class Program:
         return os.fsdecode(self._native.packed_cache_path()) or None
 
     def __repr__(self) -> str:
-        return f"<Program {self.path}: {', '.join(self.method_names)}>"
+        methods = f"{count(len(self.method_names), 'method')} ({listed(self.method_names)})"
+        return line("Program", self.path, methods, f"on {shorten(self.cache._title(), 32)}")
+
+    def _repr_html_(self) -> str:
+        return shown(self, self._as_html)
+
+    def _as_html(self) -> str:
+        cache = f"on {self.cache._title()}: {joined(self.cache._facts())}"
+        methods = [
+            Signature(name, self.inputs(name), self.outputs(name), self.backends(name)) for name in self.method_names
+        ]
+        return block(heading(f"Program {self.path}", cache), methods_table(methods))
 
     def __enter__(self) -> Program:
         return self

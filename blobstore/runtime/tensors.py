@@ -13,6 +13,8 @@ from blobstore.core.formats.data_map import NamedDataMap
 from blobstore.core.memory.arrays import DTYPES, KINDS, Plain
 from blobstore.core.memory.layout import ScalarType
 from blobstore.core.memory.tensors import as_bytes, check_by_name, scalar_type_of
+from blobstore.core.notebook import block, heading, shown, table
+from blobstore.core.reprs import count, fields_line, line
 from blobstore.runtime.native import NativeLayout, decode_text, is_utf8, native, native_layout
 
 __all__ = ["LogicalTensor", "LogicalTensors"]
@@ -35,6 +37,8 @@ class LogicalTensor:
         auxiliary: whether a state dict may lack it: scales, which come with quantization, buffers that are not
             persistent, and state, which the program changes itself.
     """
+
+    __repr__ = fields_line
 
     name: str
     scalar_type: ScalarType
@@ -77,9 +81,24 @@ class LogicalTensors(Mapping[str, LogicalTensor]):
         return is_utf8(name) and bool(self._native.contains(name))
 
     def __repr__(self) -> str:
-        return (
-            f"<LogicalTensors of {self._blobs.name}: {len(self):,} tensors, {self._native.refused():,} of them fixed>"
+        facts = (lambda: count(len(self), "tensor")), (lambda: f"{self._native.refused():,} of them fixed")
+        return line("LogicalTensors of", self._blobs._title(), *facts)
+
+    def _repr_html_(self) -> str:
+        return shown(self, lambda: block(heading(repr(self)[1:-1]), self._table()))
+
+    def _table(self) -> str:
+        tensors = (self[name] for name in self)
+        rows = (
+            (
+                one.name,
+                one.scalar_type.name.lower(),
+                " x ".join(map(str, one.sizes)) or "scalar",
+                one.refusal or "can be updated",
+            )
+            for one in tensors
         )
+        return table(("tensor", "dtype", "shape", ""), rows, len(self), numbers=("shape",))
 
     def check_names(self, names: Iterable[str]) -> None:
         """Check that an update of these tensors and keys is possible.

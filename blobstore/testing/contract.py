@@ -82,9 +82,9 @@ class NamedDataMapContract:
 
     def test_repr_is_one_short_line(self, data_map: NamedDataMap) -> None:
         text = repr(data_map)
-        assert f"{type(data_map).__name__} " in text and data_map.name in text
+        assert f"{type(data_map).__name__} " in text and data_map.name[-20:] in text
         len(data_map)  # a program reads its keys when they are asked for
-        assert f": {len(self.blobs)} keys, " in repr(data_map) and " bytes" in text and "\n" not in text
+        assert f": {len(self.blobs)} keys, " in repr(data_map) and text.isprintable() and len(text) <= 120
 
     def test_load_data_into_writes_the_blob_and_nothing_else(self, data_map: NamedDataMap) -> None:
         for key, blob in self.blobs.items():

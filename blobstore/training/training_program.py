@@ -21,6 +21,7 @@ from blobstore.core.errors import (
 )
 from blobstore.core.memory.mapped_file import Paths, as_path
 from blobstore.core.memory.tensors import as_bytes
+from blobstore.core.reprs import count, line, shorten
 from blobstore.runtime import BlobCache, Program
 from blobstore.runtime.cache import check_cache
 from blobstore.training import checkpoint, optimizers
@@ -341,7 +342,8 @@ class TrainingProgram:
             return int(self._native.publish(target.tensors._native, strict, finite))
 
     def __repr__(self) -> str:
-        return f"<TrainingProgram {self.program.path}: {self.method!r}, {len(self._parameters)} parameters>"
+        parameters = count(len(self._parameters), "parameter")
+        return line("TrainingProgram", self.program.path, f"'{shorten(self.method)}'", parameters)
 
 
 def _copies(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

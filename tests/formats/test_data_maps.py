@@ -1,5 +1,7 @@
 """Every data map keeps the contract (R3, R4, R5); ExecuTorch's own serializers plant the blobs."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -102,34 +104,27 @@ def test_reprs(tmp_path, lowered):
     save_file({"w": np.zeros(3, np.float32), "t": np.zeros(3, np.float32)}, tmp_path / "a.ptd")
     size = (tmp_path / "a.ptd").stat().st_size
     data_map = open_ptd(tmp_path / "a.ptd")
-    assert repr(data_map) == f"<PtdDataMap {tmp_path / 'a.ptd'}: 2 keys, {size:,} bytes>"
+    assert repr(data_map) == f"<PtdDataMap {tmp_path / 'a.ptd'}: 2 keys, {size} B>"
     assert repr(data_map.get_tensor_layout("w")) == "TensorLayout(FLOAT, (3,))"
     assert repr(TensorLayout(ScalarType.CHAR, (2, 3), (1, 0))) == "TensorLayout(CHAR, (2, 3), (1, 0))"
     assert repr(data_map.digest("w")) == f"<Digest {data_map.digest('w')}>"
-    assert repr(MergedDataMap([data_map])) == f"<MergedDataMap {tmp_path / 'a.ptd'}: 2 keys, 24 bytes>"
+    assert repr(MergedDataMap([data_map])) == f"<MergedDataMap {tmp_path / 'a.ptd'}: 2 keys, 24 B>"
     others = []
     for number in range(30):
         save_file({str(number): np.zeros(3)}, tmp_path / f"{number}.ptd")
         others.append(open_ptd(tmp_path / f"{number}.ptd"))
-    assert repr(MergedDataMap(others)) == f"<MergedDataMap {tmp_path / '0.ptd'} + 29 others: 30 keys, 720 bytes>"
+    assert repr(MergedDataMap(others)) == f"<MergedDataMap {tmp_path / '0.ptd'} + 29 others: 30 keys, 720 B>"
     store = BlobStore()
     store.merge(data_map)
-    assert repr(store) == "<BlobStore: 2 keys, 1 blobs, 12 bytes>"
+    assert repr(store) == "<BlobStore: 2 keys, 1 blob, 12 B>"
     (tmp_path / "a.pte").write_bytes(lowered.counter().pte)
     program = open_pte(tmp_path / "a.pte")
     where = f"{tmp_path / 'a.pte'}"
-    size = (tmp_path / "a.pte").stat().st_size
-    assert repr(program) == f"<PteDataMap {where}: keys not read yet, {size:,} bytes>"
+    assert re.fullmatch(rf"<PteDataMap {where}: [\d.]+ KB, 1 method \(forward\)>", repr(program))
     count = len(program)
-    assert repr(program) == f"<PteDataMap {where}: {count} keys, {size:,} bytes>"
-    cache = BlobCache(tmp_path / "a.ptd")
-    size = (tmp_path / "a.ptd").stat().st_size
-    assert repr(cache) == f"<BlobCache {tmp_path / 'a.ptd'}: 2 keys, {size:,} bytes, mode 'private'>"
-    above = BlobCache(tmp_path / "0.ptd", base=cache)
-    assert repr(above).endswith(f"bytes, mode 'private', on {tmp_path / 'a.ptd'}>")
-    assert repr(cache.tensors) == f"<LogicalTensors of {tmp_path / 'a.ptd'}: 0 tensors, 0 of them fixed>"
-    with cache.transaction() as transaction:
-        transaction["w"] = np.ones(3, np.float32)
-        assert repr(transaction) == f"<Transaction on {tmp_path / 'a.ptd'}: 1 changes>"
-    cache.close()
-    assert "closed" in repr(cache)
+    assert repr(program).startswith(f"<PteDataMap {where}: {count} key")
+    with BlobCache(tmp_path / "a.ptd") as cache:
+        assert repr(cache.tensors) == f"<LogicalTensors of {tmp_path / 'a.ptd'}: 0 tensors, 0 of them fixed>"
+        with cache.transaction() as transaction:
+            transaction["w"] = np.ones(3, np.float32)
+            assert repr(transaction) == f"<Transaction on {tmp_path / 'a.ptd'}: 1 change>"

@@ -298,7 +298,7 @@ def test_a_report_is_short_in_a_console(zoo_report: Report) -> None:
     assert max(len(repr(file)) for file in zoo_report.files) < 400
     assert max(len(repr(finding)) for finding in zoo_report.findings if not finding.command) < 400
     assert repr(blobstore.report(["/missing.pte"])) == (
-        "<Report: No file could be read; 0 findings; 1 could not be read>"
+        "<Report: No file could be read, 0 findings, 1 could not be read>"
     )
 
 

@@ -20,6 +20,9 @@ from blobstore.core.memory.digest import Digest, digest
 from blobstore.core.memory.layout import TensorLayout
 from blobstore.core.memory.mapped_file import check_length
 from blobstore.core.memory.tensors import AnyTensor, default_framework, to_numpy, to_torch
+from blobstore.core.notebook import block, heading, shown, table
+from blobstore.core.reprs import Fact, and_others, count, joined, line
+from blobstore.core.text import size
 
 if TYPE_CHECKING:
     import numpy as np
@@ -225,8 +228,27 @@ class NamedDataMap(Mapping[str, AnyTensor]):
         return self is other
 
     def __repr__(self) -> str:
-        state = "closed" if self._closed else f"{len(self):,} keys, {self._nbytes():,} bytes"
-        return f"<{type(self).__name__} {self.name}: {state}>"
+        return line(type(self).__name__, self._title(), *self._facts())
+
+    def _repr_html_(self) -> str:
+        return shown(self, lambda: block(heading(self._title(), joined(self._facts())), *self._tables()))
+
+    def _tables(self) -> list[str]:
+        """What a notebook shows of the map below its title."""
+        self._check_open()
+        keys = self._key_list()
+        rows = ((key, *tensor_cells(self._layout(key), len(self._view(key)))) for key in keys)
+        return [table(("key", *TENSOR_COLUMNS), rows, len(keys), numbers=NUMBERS)]
+
+    def _title(self) -> str:
+        """What `repr` calls the map."""
+        return self.name
+
+    def _facts(self) -> tuple[Fact, ...]:
+        """What `repr` says of the map."""
+        if self._closed:
+            return ("closed",)
+        return lambda: count(len(self._key_list()), "key"), lambda: size(self._nbytes())
 
     def _nbytes(self) -> int:
         """What `repr` says of the map's size: the bytes of all keys."""
@@ -306,11 +328,8 @@ class MergedDataMap(NamedDataMap):
     def sources(self) -> tuple[Path, ...]:
         return tuple(path for one in self._maps for path in one.sources)
 
-    def __repr__(self) -> str:
-        if self._closed or len(self._maps) < 4:
-            return super().__repr__()
-        name = f"{self._maps[0].name} + {len(self._maps) - 1} others"
-        return f"<MergedDataMap {name}: {len(self):,} keys, {self._nbytes():,} bytes>"
+    def _title(self) -> str:
+        return and_others([one.name for one in self._maps]) or self.name
 
     def __reduce__(self) -> Any:
         self._check_open()
@@ -323,6 +342,15 @@ class MergedDataMap(NamedDataMap):
     def digest(self, key: str) -> Digest:
         self.get_tensor_layout(key)  # raises if there is no such key
         return self._home[key].digest(key)
+
+
+TENSOR_COLUMNS = ("dtype", "shape", "size")
+NUMBERS = ("shape", "size")
+
+
+def tensor_cells(layout: TensorLayout | None, nbytes: int) -> tuple[str, str, str]:
+    """The cells of a blob under `TENSOR_COLUMNS`."""
+    return ("opaque", "", size(nbytes)) if layout is None else (layout.dtype, layout.shape, size(nbytes))
 
 
 def _check_same(key: str, a: NamedDataMap, b: NamedDataMap) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from blobstore.core.errors import LayoutError
+from blobstore.core.reprs import LIMIT, shorten
 
 __all__ = ["MAX_NBYTES", "MAX_RANK", "ScalarType", "TensorLayout"]
 
@@ -152,10 +153,21 @@ class TensorLayout:
             step *= max(self.sizes[dim], 1)
         return tuple(strides)
 
+    @property
+    def shape(self) -> str:
+        """The sizes in words, such as "384 x 1536", and the dim order if the dimensions are permuted."""
+        sizes = " x ".join(map(str, self.sizes)) or "scalar"
+        return sizes if self.is_contiguous else f"{sizes}, dim order {' '.join(map(str, self.dim_order))}"
+
+    @property
+    def dtype(self) -> str:
+        """The element type in words, such as "float"."""
+        return self.scalar_type.name.lower()
+
     def __repr__(self) -> str:
         name = getattr(self.scalar_type, "name", self.scalar_type)
         order = "" if self.is_contiguous else f", {self.dim_order}"
-        return f"TensorLayout({name}, {self.sizes}{order})"
+        return shorten(f"TensorLayout({name}, {self.sizes}{order})", LIMIT)
 
     def __str__(self) -> str:
         name = getattr(self.scalar_type, "name", self.scalar_type)

@@ -24,6 +24,7 @@ from blobstore.core.errors import (
 from blobstore.core.memory.dtypes import numpy_dtype, scalar_type_named, torch_dtype, unsigned_dtype
 from blobstore.core.memory.layout import ScalarType, TensorLayout
 from blobstore.core.memory.mapped_file import map_file
+from blobstore.core.reprs import fields_line
 
 if TYPE_CHECKING:
     import torch
@@ -62,6 +63,8 @@ class FileSlice:
         offset: where the bytes start.
         nbytes: how many bytes; by default all up to the end of the file.
     """
+
+    __repr__ = fields_line
 
     path: str | os.PathLike[str]
     offset: int = 0

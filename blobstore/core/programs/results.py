@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from blobstore.core.reprs import count, line, listed
+from blobstore.core.text import size
+
 __all__ = ["DataResult", "DedupResult", "KeyResult", "ProgramResult"]
 
 
@@ -33,6 +36,11 @@ class ProgramResult:
     missing: tuple[str, ...]
     inside: int = 0
     inside_of: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        sizes = f"{size(self.bytes_before)} to {size(self.bytes_after)}"
+        missing = f"{len(self.missing):,} missing" if self.missing else ""
+        return line("ProgramResult", self.path, sizes, f"{self.moved:,} moved", missing)
 
 
 @dataclass(frozen=True)
@@ -97,3 +105,8 @@ class DedupResult:
     unused_keys: list[str]
     pruned_keys: list[str]
     data_inputs: list[DataResult] = field(default_factory=list)
+
+    def __repr__(self) -> str:
+        sizes = f"{size(self.bytes_before)} to {size(self.bytes_after)}"
+        data = listed((path.name for path in self.data_files), 1)
+        return line("DedupResult", "", count(len(self.programs), "program"), sizes, data and f"data in {data}")

@@ -33,6 +33,7 @@ from blobstore.core.disk.staging import Staging
 from blobstore.core.errors import BlobStoreError, FileAccessError, IntegrityError, InvalidFileError, ReleaseError
 from blobstore.core.memory.digest import sha256 as digest_of
 from blobstore.core.memory.mapped_file import named, open_regular
+from blobstore.core.reprs import fields_line
 from blobstore.releases.index.contents import plain_table
 from blobstore.releases.index.index import (
     INDEX_LIMIT,
@@ -117,6 +118,8 @@ class Collected:
         nbytes: their size.
         in_use: releases that stay only because a process uses them.
     """
+
+    __repr__ = fields_line
 
     releases: int
     files: int

@@ -18,6 +18,7 @@ from blobstore.core.disk.locks import Lock
 from blobstore.core.errors import ClosedError, ReleaseError
 from blobstore.core.formats.ptd.reader import PtdDataMap, open_ptd
 from blobstore.core.memory.mapped_file import as_path, named
+from blobstore.core.reprs import count, line, listed
 from blobstore.releases.device.installed import Installed, Merged
 from blobstore.releases.index.index import DataSet, Index
 from blobstore.releases.index.merging import merge_files
@@ -50,6 +51,10 @@ class Followed:
     reasons: tuple[str, ...]
     files: tuple[str, ...]
     generation: int
+
+    def __repr__(self) -> str:
+        changed = f"{count(len(self.keys), 'key')} changed" if self.taken else f"not taken: {listed(self.reasons, 1)}"
+        return line("Followed", self.version, changed, f"generation {self.generation}")
 
 
 class _Data:
@@ -240,7 +245,7 @@ class Release:
         self.close()
 
     def __repr__(self) -> str:
-        return f"<Release {self.name} {self.version} in {self.directory}: {self.cache!r}>"
+        return line("Release", f"{self.name} {self.version} in {self.directory}", *self.cache._facts())
 
 
 def _names(data: Any) -> list[str]:

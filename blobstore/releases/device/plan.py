@@ -20,6 +20,8 @@ from blobstore.core.disk.staging import Staging
 from blobstore.core.errors import BlobStoreError, FileAccessError, InvalidFileError, ReleaseError
 from blobstore.core.memory.digest import sha256
 from blobstore.core.memory.mapped_file import as_path, named
+from blobstore.core.reprs import fields_line, line
+from blobstore.core.text import size
 from blobstore.releases.device.installed import Installed
 from blobstore.releases.device.pull import Pulled, PullOptions, checked_index, install, nothing_new, wanted_files
 from blobstore.releases.device.shopping import Shopping
@@ -49,6 +51,8 @@ class Fetch:
         file: the name that `commit` looks for.
     """
 
+    __repr__ = fields_line
+
     url: str
     range: str | None
     size: int
@@ -75,6 +79,10 @@ class Plan:
     release_bytes: int
     bytes: int
     fetches: tuple[Fetch, ...]
+
+    def __repr__(self) -> str:
+        left = f"{len(self.fetches):,} to fetch, {size(self.bytes)} of {size(self.release_bytes)}"
+        return line("Plan", f"{self.name} {self.version}", "is the current release" if self.current else left)
 
 
 class _Record(Struct, frozen=True):

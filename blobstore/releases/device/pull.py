@@ -11,6 +11,8 @@ from pathlib import Path
 from blobstore.core.disk.progress import Progress, check_progress
 from blobstore.core.errors import BlobStoreError, ReleaseError, TrustError
 from blobstore.core.memory.mapped_file import as_path
+from blobstore.core.reprs import count, line
+from blobstore.core.text import size
 from blobstore.releases.device.assembly import make
 from blobstore.releases.device.installed import Collected, Installed, Merged
 from blobstore.releases.device.shopping import Shopping
@@ -52,6 +54,11 @@ class Pulled:
     new_files: int
     fetched_bytes: int
     requests: int
+
+    def __repr__(self) -> str:
+        files = f"{count(self.files, 'file')} of {size(self.release_bytes)}"
+        travel = f"{self.new_files:,} new", f"{size(self.fetched_bytes)} fetched"
+        return line("Pulled", f"{self.name} {self.version} in {self.path}", files, *travel)
 
 
 @dataclass(frozen=True)

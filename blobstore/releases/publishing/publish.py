@@ -35,6 +35,8 @@ from blobstore.core.memory.buffers import same_bytes
 from blobstore.core.memory.digest import sha256
 from blobstore.core.memory.mapped_file import Paths, as_path, as_paths, named
 from blobstore.core.programs.deployed import taken_by
+from blobstore.core.reprs import count, line
+from blobstore.core.text import size
 from blobstore.releases.index.contents import regions_of, size_of
 from blobstore.releases.index.index import (
     INDEX_LIMIT,
@@ -98,6 +100,11 @@ class Published:
     travelling_bytes: int
     removed_keys: int
     signed: bool
+
+    def __repr__(self) -> str:
+        files = f"{count(self.files, 'file')} of {size(self.release_bytes)}"
+        travel = f"{size(self.new_bytes)} new", f"devices fetch {size(self.travelling_bytes)}"
+        return line("Published", f"{self.name} {self.version}", files, *travel, "signed" if self.signed else "")
 
 
 @dataclass

@@ -13,6 +13,8 @@ from blobstore.core.disk.progress import Progress, check_progress
 from blobstore.core.errors import ReleaseError
 from blobstore.core.memory.digest import sha256
 from blobstore.core.memory.mapped_file import as_path
+from blobstore.core.reprs import count, line
+from blobstore.core.text import size
 from blobstore.releases.index.index import TABLE_LIMIT, File, Object, Table, parse_index, parse_table
 from blobstore.releases.index.manifests import layers_of, make_manifest
 from blobstore.releases.index.references import check_named, parse_reference
@@ -45,6 +47,10 @@ class Pushed:
     layers: int
     bytes: int
     sent_bytes: int
+
+    def __repr__(self) -> str:
+        objects = f"{count(self.layers, 'object')} of {size(self.bytes)}"
+        return line("Pushed", self.reference, objects, f"{size(self.sent_bytes)} sent")
 
 
 def push(

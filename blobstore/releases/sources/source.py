@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from blobstore.core.errors import FileAccessError, InvalidFileError, ReleaseError, TransferError, TrustError
 from blobstore.core.memory.digest import sha256
 from blobstore.core.memory.mapped_file import PIECE, open_regular
+from blobstore.core.reprs import fields_line
 from blobstore.releases.index.index import INDEX_LIMIT, Index, Object
 from blobstore.releases.index.references import Reference, check_named
 
@@ -59,6 +60,8 @@ class Patience:
         slowest: bytes per second, in the mean of `read` seconds; a server that sends fewer is left, and asked again.
         pause: waits.
     """
+
+    __repr__ = fields_line
 
     attempts: int = 6
     first: float = 0.5

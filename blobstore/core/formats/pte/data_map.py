@@ -9,11 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from blobstore.core.errors import KeyConflictError, UnsupportedDataError
-from blobstore.core.formats.data_map import NamedDataMap
+from blobstore.core.formats.data_map import NUMBERS, TENSOR_COLUMNS, NamedDataMap, tensor_cells
 from blobstore.core.formats.pickling import by_path
 from blobstore.core.formats.pte.program import Movable, ProgramFile, read_program
+from blobstore.core.formats.pte.signature import methods_table, signatures
 from blobstore.core.memory.buffers import same_bytes
 from blobstore.core.memory.layout import TensorLayout
+from blobstore.core.notebook import table
+from blobstore.core.reprs import Fact, count, listed
+from blobstore.core.text import size
 
 __all__ = ["PteDataMap", "open_pte"]
 
@@ -67,10 +71,22 @@ class PteDataMap(NamedDataMap):
     def _layout(self, key: str) -> TensorLayout | None:
         return self._items[key].layout
 
-    def __repr__(self) -> str:
+    def _facts(self) -> tuple[Fact, ...]:
+        methods = f"{count(len(self.program.methods), 'method')} ({listed(self.program.methods)})"
         if self._closed or "_items" in self.__dict__:
-            return super().__repr__()
-        return f"<PteDataMap {self.name}: keys not read yet, {self._nbytes():,} bytes>"
+            return *super()._facts(), methods
+        return size(self._nbytes()), methods  # without the number of keys, which takes reading all constants
+
+    def _tables(self) -> list[str]:
+        """The methods, and the weights that can move; their content keys would take reading all of them."""
+        self._check_open()
+        items = list(self.program.movable())
+        rows = (
+            (item.name or "(no name)", item.kind.replace("_", " "), *tensor_cells(item.layout, len(item.data)))
+            for item in items
+        )
+        columns = ("weight", "kind", *TENSOR_COLUMNS)
+        return [methods_table(signatures(self.program)), table(columns, rows, len(items), numbers=NUMBERS)]
 
     def _nbytes(self) -> int:
         return len(self.program.data)

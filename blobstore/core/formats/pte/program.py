@@ -31,6 +31,7 @@ from blobstore.core.formats.pte.schema import PROGRAM, DataLocation, TensorDataL
 from blobstore.core.memory.digest import Digest, digest
 from blobstore.core.memory.layout import ITEMSIZE, MAX_RANK, ScalarType, TensorLayout
 from blobstore.core.memory.mapped_file import as_path, check_length, map_file
+from blobstore.core.reprs import count, line, listed
 
 __all__ = ["Movable", "ProgramFile", "content_key", "read_program"]
 
@@ -146,7 +147,7 @@ class ProgramFile:
         self.named_data = self._read_named_data()
 
     def __repr__(self) -> str:
-        return f"<ProgramFile {self.path}: {', '.join(self.methods)}>"
+        return line("ProgramFile", self.path, f"{count(len(self.methods), 'method')} ({listed(self.methods)})")
 
     def movable(self, keep_small: int = 0) -> Iterator[Movable]:
         """Everything that the stock runtime can also find in a data file, in the order of the program.
@@ -260,7 +261,7 @@ class ProgramFile:
             return
         what = f"method {method!r}, value {value}"
         name = extra.string("fully_qualified_name") if extra is not None else None
-        layout = self._read_layout(tensor, what)
+        layout = self.layout_of(tensor, what)
         use = TensorUse(method, value, layout if tensor.scalar("storage_offset") == 0 else None, name, tensor)
         if external:
             if name is None:
@@ -313,7 +314,8 @@ class ProgramFile:
                 raise self.fail(f"its tensors overlap so much that together they take over {_OVERLAP} times its bytes")
         return Span(room.start, room.start + nbytes)
 
-    def _read_layout(self, tensor: Table, what: str) -> TensorLayout | None:
+    def layout_of(self, tensor: Table, what: str) -> TensorLayout | None:
+        """The layout of a tensor value, which errors call `what`; None for a scalar type of a later ExecuTorch."""
         number = tensor.scalar("scalar_type")
         if number not in ITEMSIZE:
             return None  # from a later ExecuTorch
