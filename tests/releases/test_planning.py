@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import safetensors.numpy
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -247,3 +248,33 @@ def test_publishing_predicts_what_devices_fetch(tmp_path: Path) -> None:
         least, index = second.travelling_bytes, second.path.stat().st_size
         assert least < first.travelling_bytes / 3
         assert pulled.fetched_bytes == pytest.approx(least + index, rel=0.2)
+
+
+@pytest.mark.long
+def test_publishing_predicts_what_devices_fetch_of_a_zoo(tmp_path: Path) -> None:
+    """Teams with fine-tunes, halves, transposed copies and adapters, in two formats (F1)."""
+    generator = np.random.default_rng(0)
+    base = {f"layer.{i}": generator.standard_normal((64, 64), np.float32) * np.float32(0.02) for i in range(4)}
+    base["embed"] = generator.standard_normal((500, 64), np.float32)
+    for number in range(60):
+        team, kind = divmod(number, 6)
+        own = {
+            0: base,
+            1: {**base, "embed": base["embed"] + np.float32(team)},
+            2: {name: tensor.astype(np.float16) for name, tensor in base.items()},
+            3: {**base, "head": np.ascontiguousarray(base["embed"].T), "mask": np.zeros((256, 64), np.float32)},
+            4: {f"lora.{i}": generator.standard_normal((8, 64), np.float32) for i in range(4)},
+            5: {**base, "own": np.full((64, 64), number, np.float32)},
+        }[kind]
+        path = tmp_path / "in" / f"team-{team}" / f"{number}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if number % 2:
+            safetensors.numpy.save_file(own, f"{path}.safetensors")
+        else:
+            blobstore.save_file(own, f"{path}.ptd")
+    published = publish(tmp_path / "in", tmp_path / "releases", name="zoo", version="1")
+    with serving(tmp_path / "releases") as server:
+        pulled = pull(f"{server.url}/zoo/1/index.json", tmp_path / "device")
+    expected = published.travelling_bytes + published.path.stat().st_size
+    assert pulled.files == 60 and pulled.fetched_bytes == pytest.approx(expected, rel=0.02)
+    assert published.travelling_bytes < published.release_bytes / 2

@@ -16,8 +16,9 @@ from tests.lowering.live import inputs, lower_through, seeded
 pytestmark = pytest.mark.long
 
 BEGIN = """
-import sys, threading
+import contextlib, sys, threading
 import numpy as np
+from blobstore.errors import LayoutError
 from blobstore.runtime import BlobCache, Program
 from tests.waiting import until_blocked
 
@@ -42,6 +43,11 @@ def repeat(work):
         deep.set()
 
 
+def refused():
+    with contextlib.suppress(LayoutError):
+        cache.update({key: x})
+
+
 def start(*works):
     for work in works:
         threading.Thread(target=repeat, args=(work,), daemon=True).start()
@@ -51,6 +57,7 @@ WORKS = {
     "running": "start(lambda: method(x), lambda: method(turned))",
     "running a delegate beside another": "start(lambda: method(x), lambda m=program.load_method(): m(x))",
     "committing": "start(lambda: cache.update({key: weight}), lambda: method(x))",
+    "being refused": "start(refused, refused, lambda: method(x))",
     "reading": "start(read, lambda: cache.stats)",
     "loading": "start(program.load_method, lambda: Program(pte, cache).method()(x), lambda: BlobCache(ptd, mode))",
     "saving": "start(lambda: cache.save(ptd + '.saved'), cache.verify)",
