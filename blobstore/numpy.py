@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
 
 from blobstore.core import files
 from blobstore.core.files import save, save_file
-
-if TYPE_CHECKING:
-    import numpy as np
+from blobstore.core.memory.tensors import Array
 
 __all__ = ["load", "load_file", "save", "save_file"]
 
 
-def load_file(filename: str | os.PathLike[str], *, tied: bool = False) -> dict[str, np.ndarray[Any, Any]]:
+def load_file(filename: str | os.PathLike[str], *, tied: bool = False) -> dict[str, Array]:
     """`blobstore.load_file` as numpy arrays, which can be written to without changing the file.
 
     Args:
@@ -27,7 +24,7 @@ def load_file(filename: str | os.PathLike[str], *, tied: bool = False) -> dict[s
     return files.load_file(filename, "np", tied=tied)
 
 
-def load(data: bytes) -> dict[str, np.ndarray[Any, Any]]:
+def load(data: bytes) -> dict[str, Array]:
     """The tensors of a .ptd in memory as numpy arrays, which are copies.
 
     Raises:

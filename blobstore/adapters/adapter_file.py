@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from blobstore.adapters.foundation import NamedTensor, foundation_fingerprint, is_text, library, named_tensors
 from blobstore.adapters.lora_names import Pair
@@ -23,7 +22,7 @@ from blobstore.core.memory.arrays import DTYPES, Plain, raw, tensor_of
 from blobstore.core.memory.dtypes import NUMBERS
 from blobstore.core.memory.layout import ScalarType, TensorLayout
 from blobstore.core.memory.mapped_file import Paths, as_path, as_paths
-from blobstore.core.memory.tensors import as_bytes, check_by_name, in_dim_order
+from blobstore.core.memory.tensors import AnyTensor, Array, as_bytes, check_by_name, in_dim_order
 from blobstore.core.reprs import count, line
 from blobstore.core.store import BlobStore
 from blobstore.core.text import size
@@ -74,7 +73,7 @@ class Adapter:
         return LogicalTensors(self.blobs)
 
     @functools.cached_property
-    def tensors(self) -> dict[str, Any]:
+    def tensors(self) -> dict[str, AnyTensor]:
         """The tensors in the model's own shapes and dtypes, as read-only arrays. Those of bfloat16 are torch tensors
         or, without torch, arrays of `ml_dtypes`.
 
@@ -84,7 +83,7 @@ class Adapter:
 
         return {name: tensor_of(self.value(name)) for name in self.contents}
 
-    def value(self, name: str) -> tuple[npt.NDArray[Any], ScalarType]:
+    def value(self, name: str) -> tuple[Array, ScalarType]:
         """One tensor, as an array and a scalar type. An array of bfloat16 has the uint16 of the bits.
 
         Raises:

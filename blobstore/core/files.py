@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any, overload
 
 from blobstore.core.errors import UnsupportedDataError
 from blobstore.core.formats.ptd.reader import PtdDataMap
-from blobstore.core.memory.tensors import AnyTensor, bytes_of, to_framework
+from blobstore.core.memory.tensors import AnyTensor, Array, bytes_of, to_framework
 from blobstore.core.store import BlobStore
 from blobstore.core.tensor_file import Device, Framework, Numpy, TensorFile, Torch, framework_name
 
 if TYPE_CHECKING:
-    import numpy as np
     import torch
 
 __all__ = ["load", "load_file", "save", "save_file"]
@@ -68,7 +67,7 @@ def load_file(
 @overload
 def load_file(
     filename: str | os.PathLike[str], framework: Numpy, device: Device = "cpu", *, tied: bool = False
-) -> dict[str, np.ndarray[Any, Any]]: ...
+) -> dict[str, Array]: ...
 @overload
 def load_file(
     filename: str | os.PathLike[str], framework: None = None, device: Device = "cpu", *, tied: bool = False
@@ -103,7 +102,7 @@ def load_file(
 @overload
 def load(data: bytes, framework: Torch) -> dict[str, torch.Tensor]: ...
 @overload
-def load(data: bytes, framework: Numpy) -> dict[str, np.ndarray[Any, Any]]: ...
+def load(data: bytes, framework: Numpy) -> dict[str, Array]: ...
 @overload
 def load(data: bytes, framework: None = None) -> dict[str, AnyTensor]: ...
 def load(data: bytes, framework: Framework | None = None) -> Any:

@@ -5,10 +5,11 @@ from __future__ import annotations
 TYPE_CHECKING = False  # see blobstore/__init__.py
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from typing import Any
 
 
-def lazily(package: str, home: Mapping[str, str], name: str, moved: Mapping[str, tuple[str, str]] | None = None) -> Any:
+def lazily(
+    package: str, home: Mapping[str, str], name: str, moved: Mapping[str, tuple[str, str]] | None = None
+) -> object:
     """What the `__getattr__` of a package returns; later uses find it in the package itself.
 
     Args:

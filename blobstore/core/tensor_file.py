@@ -20,7 +20,7 @@ from blobstore.core.memory.buffers import same_bytes
 from blobstore.core.memory.dtypes import SAFETENSORS
 from blobstore.core.memory.layout import TensorLayout
 from blobstore.core.memory.mapped_file import PrivateFile, as_path, check_length
-from blobstore.core.memory.tensors import AnyTensor, default_framework, to_framework
+from blobstore.core.memory.tensors import AnyTensor, Array, default_framework, to_framework
 from blobstore.core.reprs import line, shorten
 from blobstore.core.text import size
 
@@ -48,9 +48,7 @@ def safe_open(
     filename: str | os.PathLike[str], framework: Torch, device: Device = "cpu"
 ) -> TensorFile[torch.Tensor]: ...
 @overload
-def safe_open(
-    filename: str | os.PathLike[str], framework: Numpy, device: Device = "cpu"
-) -> TensorFile[np.ndarray[Any, Any]]: ...
+def safe_open(filename: str | os.PathLike[str], framework: Numpy, device: Device = "cpu") -> TensorFile[Array]: ...
 @overload
 def safe_open(
     filename: str | os.PathLike[str], framework: None = None, device: Device = "cpu"

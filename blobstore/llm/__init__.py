@@ -6,7 +6,7 @@ Importing this package needs neither torch nor executorch. Both are imported whe
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from blobstore.core.distribution import install
 from blobstore.core.errors import MissingDependencyError
@@ -18,17 +18,19 @@ if TYPE_CHECKING:
 __all__ = ["export_llm"]
 
 
-def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    check_lowering("export_llm")
-    try:
-        module = importlib.import_module(f"{__name__}.export")
-    except MissingDependencyError:
-        raise
-    except ImportError as error:
-        raise MissingDependencyError(f"exporting language models needs more packages: {install('llm')}") from error
-    return getattr(module, name)
+if not TYPE_CHECKING:  # to a type checker, a name that is not there is an error
+
+    def __getattr__(name: str) -> object:
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        check_lowering("export_llm")
+        try:
+            module = importlib.import_module(f"{__name__}.export")
+        except MissingDependencyError:
+            raise
+        except ImportError as error:
+            raise MissingDependencyError(f"exporting language models needs more packages: {install('llm')}") from error
+        return getattr(module, name)
 
 
 def __dir__() -> list[str]:

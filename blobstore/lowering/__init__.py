@@ -6,7 +6,7 @@ Importing this package needs neither torch nor executorch. Both are imported whe
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from blobstore.core.distribution import install
 from blobstore.core.errors import MissingDependencyError
@@ -14,6 +14,7 @@ from blobstore.core.requirements import check_lowering
 
 if TYPE_CHECKING:
     from blobstore.lowering.export import lower, quiet
+    from blobstore.lowering.lowered import LoweredProgram
     from blobstore.lowering.named_data import to_named_data
     from blobstore.lowering.plugin import BlobStoreBackend, BlobStorePartitioner, register_inner
     from blobstore.lowering.pt2e import restore_names
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = [
     "BlobStoreBackend",
     "BlobStorePartitioner",
+    "LoweredProgram",
     "lower",
     "quiet",
     "register_inner",
@@ -28,20 +30,30 @@ __all__ = [
     "to_named_data",
 ]
 
-_MODULES = {"lower": "export", "quiet": "export", "restore_names": "pt2e", "to_named_data": "named_data"}
+_MODULES = {
+    "LoweredProgram": "lowered",
+    "lower": "export",
+    "quiet": "export",
+    "restore_names": "pt2e",
+    "to_named_data": "named_data",
+}
 
 
-def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    check_lowering()
-    try:
-        module = importlib.import_module(f"{__name__}.{_MODULES.get(name, 'plugin')}")
-    except MissingDependencyError:
-        raise
-    except ImportError as error:  # it is there, but something that it needs is not
-        raise MissingDependencyError(f"lowering needs all of executorch: {install('executorch')} ({error})") from error
-    return getattr(module, name)
+if not TYPE_CHECKING:  # to a type checker, a name that is not there is an error
+
+    def __getattr__(name: str) -> object:
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        check_lowering()
+        try:
+            module = importlib.import_module(f"{__name__}.{_MODULES.get(name, 'plugin')}")
+        except MissingDependencyError:
+            raise
+        except ImportError as error:  # it is there, but something that it needs is not
+            raise MissingDependencyError(
+                f"lowering needs all of executorch: {install('executorch')} ({error})"
+            ) from error
+        return getattr(module, name)
 
 
 def __dir__() -> list[str]:

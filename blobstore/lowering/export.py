@@ -18,9 +18,10 @@ from blobstore.lowering.input_names import NamingInputs, input_names
 from blobstore.lowering.names import check
 
 if TYPE_CHECKING:
-    from executorch.exir import ExecutorchBackendConfig, ExecutorchProgramManager
+    from executorch.exir import ExecutorchBackendConfig
     from torch.fx import Node
 
+    from blobstore.lowering.lowered import LoweredProgram
     from blobstore.runtime.executorch import Partitioner
 
 __all__ = ["lower", "quiet"]
@@ -51,7 +52,7 @@ def lower(
     partitioners: Callable[[], Sequence[Partitioner]] | None = None,
     external_constants: bool | Callable[[Node], str | None] | None = None,
     config: ExecutorchBackendConfig | None = None,
-) -> ExecutorchProgramManager:
+) -> LoweredProgram:
     """Export methods and lower them to one program; warnings of the libraries are silenced, as by `quiet`.
 
         program = lower(model, (x,), tag="model")  # all weights go to model.ptd, and can be updated by name
@@ -121,7 +122,8 @@ def lower(
             )
             for name, (module, _) in methods.items()
         }
-        return edge.to_executorch(replace(options, memory_planning_pass=naming))
+        program: LoweredProgram = edge.to_executorch(replace(options, memory_planning_pass=naming))
+        return program
 
 
 def _methods(model: Any, args: Any) -> dict[str, tuple[nn.Module, tuple[Any, ...]]]:

@@ -25,13 +25,13 @@ from blobstore.core.programs.run import DataInput, ProgramInput, run
 from blobstore.core.store import check_tag, file_name
 
 if TYPE_CHECKING:
-    from executorch.exir import ExecutorchProgramManager
+    from blobstore.lowering.lowered import LoweredProgram
 
 __all__ = ["save_program", "save_programs"]
 
 
 def save_programs(
-    programs: Mapping[str, ExecutorchProgramManager],
+    programs: Mapping[str, LoweredProgram],
     directory: str | os.PathLike[str],
     *,
     data_name: str | None = None,
@@ -71,7 +71,7 @@ def save_programs(
 
 
 def save_program(
-    program: ExecutorchProgramManager,
+    program: LoweredProgram,
     path: str | os.PathLike[str],
     directory: str | os.PathLike[str],
     *,
@@ -99,7 +99,7 @@ def save_program(
 
 
 def _save(
-    programs: Mapping[str, ExecutorchProgramManager],
+    programs: Mapping[str, LoweredProgram],
     places: Mapping[str, Path],
     directory: Path,
     options: Options,
@@ -137,7 +137,7 @@ def _save(
         return replace(result, programs=results, data_inputs=[])  # those were temporary
 
 
-def _check_managers(programs: Mapping[str, ExecutorchProgramManager]) -> None:
+def _check_managers(programs: Mapping[str, LoweredProgram]) -> None:
     if not isinstance(programs, Mapping):
         raise UnsupportedDataError(f"expected programs by name, found a {type(programs).__qualname__}")
     for name, manager in programs.items():
@@ -178,7 +178,7 @@ class _Written:
         data: its data files, opened.
     """
 
-    def __init__(self, manager: ExecutorchProgramManager, folder: Path, program: str) -> None:
+    def __init__(self, manager: LoweredProgram, folder: Path, program: str) -> None:
         self.folder = folder
         folder.mkdir()
         with (folder / program).open("wb") as file:
@@ -188,7 +188,7 @@ class _Written:
         self.data: list[PtdDataMap] = [open_ptd(path) for path in self.files[1:]]
 
 
-def _write_data(manager: ExecutorchProgramManager, folder: Path) -> list[Path]:
+def _write_data(manager: Any, folder: Path) -> list[Path]:
     """Write the data files of a program, and return their paths.
 
     The tags `model` and `model.ptd` are of one file, which ExecuTorch would write twice, each time with the weights of

@@ -13,8 +13,6 @@ from blobstore.core.lazy import lazily
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
-
     from blobstore.releases.device.installed import Collected
     from blobstore.releases.device.live import Followed, Release
     from blobstore.releases.device.plan import Fetch, Plan, commit, plan
@@ -62,8 +60,10 @@ _HOME = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    return lazily(__name__, _HOME, name)
+if not TYPE_CHECKING:  # to a type checker, a name that is not there is an error
+
+    def __getattr__(name: str) -> object:
+        return lazily(__name__, _HOME, name)
 
 
 def __dir__() -> list[str]:

@@ -10,7 +10,7 @@ ExecuTorch runs the programs; this package decides where their weights are store
 memory costs, which generation of the weights a call sees, and what threads, processes and forks may do.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from blobstore.core.lazy import lazily
 
@@ -56,8 +56,10 @@ _HOME = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    return lazily(__name__, _HOME, name)
+if not TYPE_CHECKING:  # to a type checker, a name that is not there is an error
+
+    def __getattr__(name: str) -> object:
+        return lazily(__name__, _HOME, name)
 
 
 def __dir__() -> list[str]:

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-import numpy as np
-
 from blobstore.core import errors
 from blobstore.core.disk.recovery import recover
 from blobstore.core.formats.data_map import NUMBERS, TENSOR_COLUMNS, NamedDataMap, tensor_cells
@@ -23,6 +21,7 @@ from blobstore.core.memory.layout import ScalarType, TensorLayout
 from blobstore.core.memory.mapped_file import Paths, as_path, as_paths, check_length, map_file
 from blobstore.core.memory.tensors import (
     AnyTensor,
+    Array,
     as_bytes,
     check_by_name,
     default_framework,
@@ -239,7 +238,7 @@ class BlobCache(NamedDataMap):
         """The layout of a tensor, or None for opaque bytes."""
         return self.get_tensor_layout(key)
 
-    def numpy(self, key: str) -> np.ndarray:
+    def numpy(self, key: str) -> Array:
         """A read-only array over the live memory, in the tensor's shape; for opaque bytes one of uint8."""
         return to_numpy(self.get_data(key), self.layout(key))
 

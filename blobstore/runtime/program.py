@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, overload
 from blobstore.core import errors
 from blobstore.core.formats.pte.signature import Signature, ValueInfo, methods_table, values_table
 from blobstore.core.memory.mapped_file import Paths, as_path, as_paths
-from blobstore.core.memory.tensors import AnyTensor
+from blobstore.core.memory.tensors import AnyTensor, Array
 from blobstore.core.notebook import block, heading, shown
 from blobstore.core.reprs import count, joined, line, listed, shorten
 from blobstore.runtime.cache import BlobCache, check_cache
@@ -55,6 +55,11 @@ class Method:
         self._run = native.__call__
         self._run_first = native.call_first
 
+    # Without any tensor the outputs are arrays, so this one comes first.
+    @overload
+    def __call__(  # type: ignore[overload-overlap]
+        self, *inputs: Array | Plain, **named: Array | Plain
+    ) -> Array | list[Array]: ...
     @overload
     def __call__(
         self, *inputs: torch.Tensor | Plain, **named: torch.Tensor | Plain
@@ -65,6 +70,10 @@ class Method:
         outputs: list[Any] = self.execute(*inputs, **named)
         return outputs[0] if len(outputs) == 1 else outputs
 
+    @overload
+    def execute(  # type: ignore[overload-overlap]
+        self, *inputs: Array | Plain, **named: Array | Plain
+    ) -> list[Array]: ...
     @overload
     def execute(self, *inputs: torch.Tensor | Plain, **named: torch.Tensor | Plain) -> list[torch.Tensor]: ...
     @overload
@@ -99,6 +108,12 @@ class Method:
                 raise errors.InputError(f"{where}: input {repr(names[index]) if names[index] else index} is missing")
         return (*inputs, *(named[name] for name in names[len(inputs) :]))
 
+    @overload
+    def call_first(self, count: int, *inputs: Array | Plain) -> list[Array]: ...  # type: ignore[overload-overlap]
+    @overload
+    def call_first(self, count: int, *inputs: torch.Tensor | Plain) -> list[torch.Tensor]: ...
+    @overload
+    def call_first(self, count: int, *inputs: object) -> list[AnyTensor]: ...
     def call_first(self, count: int, *inputs: Any) -> list[Any]:
         """As `execute`, but only the first `count` outputs are copied and returned."""
         number = as_count(count, "the number of outputs")

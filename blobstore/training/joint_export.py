@@ -22,8 +22,10 @@ from blobstore.lowering import names
 from blobstore.training import gradients
 
 if TYPE_CHECKING:
-    from executorch.exir import EdgeProgramManager, ExecutorchProgramManager
+    from executorch.exir import EdgeProgramManager
     from torch.export import ExportedProgram
+
+    from blobstore.lowering.lowered import LoweredProgram
 
 __all__ = ["lower_training"]
 
@@ -35,7 +37,7 @@ def lower_training(
     tag: names.Tag = "model",
     check_gradients: bool = True,
     **config: Any,
-) -> ExecutorchProgramManager:
+) -> LoweredProgram:
     """Lower a module to a program whose method `forward` computes the outputs and the gradients.
 
     Args:
@@ -125,7 +127,7 @@ def _check_normalization(joint: ExportedProgram, name: str) -> None:
 
 def _emit(
     edge: EdgeProgramManager, joint: ExportedProgram, name: str, tag: names.Tag, config: dict[str, Any]
-) -> ExecutorchProgramManager:
+) -> LoweredProgram:
     """Turn the edge program into an ExecuTorch program, with each weight in the data file of its tag."""
     from executorch.exir import ExecutorchBackendConfig
 
@@ -145,7 +147,7 @@ def _emit(
     if changed:
         options["passes"] = [*config.get("passes", ()), InitializedMutableBufferPass(changed)]
     try:
-        return edge.to_executorch(ExecutorchBackendConfig(external_constants=choose, **options))
+        program: LoweredProgram = edge.to_executorch(ExecutorchBackendConfig(external_constants=choose, **options))
     except (BlobStoreError, MemoryError):
         raise
     except Exception as error:  # usually because of operators that only a backward pass has
@@ -155,6 +157,7 @@ def _emit(
             f"ExecuTorch cannot lower a step of {name}: {_last_line(error)}{hint}. Operators in it beyond PyTorch's core "
             f"set: {', '.join(_beyond_core(joint)) or 'none'}"
         ) from error
+    return program
 
 
 def _beyond_core(joint: ExportedProgram) -> list[str]:

@@ -6,7 +6,7 @@ import math
 import os
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 import torch
 import xxhash
@@ -20,10 +20,11 @@ from blobstore.core.errors import (
     UnsupportedOperationError,
 )
 from blobstore.core.memory.mapped_file import Paths, as_path
-from blobstore.core.memory.tensors import as_bytes
+from blobstore.core.memory.tensors import AnyTensor, as_bytes
 from blobstore.core.reprs import count, line, shorten
 from blobstore.runtime import BlobCache, Program
 from blobstore.runtime.cache import check_cache
+from blobstore.runtime.program import Plain
 from blobstore.training import checkpoint, optimizers
 from blobstore.training.turns import Turns
 
@@ -126,6 +127,10 @@ class TrainingProgram:
 
     # Training
 
+    @overload
+    def forward_backward(self, *inputs: Tensor | Plain) -> list[Tensor]: ...
+    @overload
+    def forward_backward(self, *inputs: object) -> list[AnyTensor]: ...
     def forward_backward(self, *inputs: Any) -> list[Any]:
         """Run the method. Afterwards the gradients are those of the loss for these inputs.
 
@@ -149,6 +154,14 @@ class TrainingProgram:
         self._attach()
         return outputs, before
 
+    @overload
+    def step(
+        self, optimizer: Any, *inputs: Tensor | Plain, on_nan: Literal["raise", "skip", "accept"] = "raise"
+    ) -> list[Tensor]: ...
+    @overload
+    def step(
+        self, optimizer: Any, *inputs: object, on_nan: Literal["raise", "skip", "accept"] = "raise"
+    ) -> list[AnyTensor]: ...
     def step(self, optimizer: Any, *inputs: Any, on_nan: Literal["raise", "skip", "accept"] = "raise") -> list[Any]:
         """Call `forward_backward` and step the optimizer. Other threads see both as one.
 

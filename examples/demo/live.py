@@ -203,7 +203,8 @@ def _merged(cache: BlobCache, path: Path) -> dict[str, Tensor]:
     """The weights of a foundation with an adapter, computed by torch."""
     import torch
 
-    tensors = {name: torch.from_numpy(array.copy()) for name, array in read_adapter(path).tensors.items()}
+    adapter = read_adapter(path)
+    tensors = {name: torch.from_numpy(adapter.value(name)[0].copy()) for name in adapter.contents}
     product = tensors[f"{POSITIONS}.lora_b.weight"] @ tensors[f"{POSITIONS}.lora_a.weight"]
     return {f"{POSITIONS}.weight": cache.torch(f"{POSITIONS}.weight") + ALPHA / RANK * product}
 

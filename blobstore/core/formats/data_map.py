@@ -11,7 +11,7 @@ from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from blobstore.core.errors import ClosedError, KeyConflictError, KeyNotFoundError, LayoutError, UnsupportedDataError
 from blobstore.core.formats.keys import suggest
@@ -19,17 +19,17 @@ from blobstore.core.memory.buffers import same_bytes
 from blobstore.core.memory.digest import Digest, digest
 from blobstore.core.memory.layout import TensorLayout
 from blobstore.core.memory.mapped_file import check_length
-from blobstore.core.memory.tensors import AnyTensor, default_framework, to_numpy, to_torch
+from blobstore.core.memory.tensors import AnyTensor, Array, default_framework, to_numpy, to_torch
 from blobstore.core.notebook import block, heading, shown, table
 from blobstore.core.reprs import Fact, and_others, count, joined, line
 from blobstore.core.text import size
 
 if TYPE_CHECKING:
-    import numpy as np
     import torch
 
 __all__ = ["MergedDataMap", "NamedDataMap"]
 
+_Default = TypeVar("_Default")
 _Map = TypeVar("_Map", bound="NamedDataMap")
 
 
@@ -90,7 +90,7 @@ class NamedDataMap(Mapping[str, AnyTensor]):
         check_length(data)
         return data
 
-    def numpy(self, key: str) -> np.ndarray:
+    def numpy(self, key: str) -> Array:
         """A tensor as an array over the map's own memory, in the tensor's shape; opaque bytes are uint8.
 
         The array is read-only if the memory is, keeps it alive, and stays valid after `close()`.
@@ -206,6 +206,10 @@ class NamedDataMap(Mapping[str, AnyTensor]):
     def __len__(self) -> int:
         return self.get_num_keys()
 
+    @overload
+    def get(self, key: str, default: None = None) -> AnyTensor | None: ...
+    @overload
+    def get(self, key: str, default: _Default) -> AnyTensor | _Default: ...
     def get(self, key: str, default: Any = None) -> Any:
         if key in self:  # Mapping's own makes an error, with its search for near keys, and drops it
             return self[key]

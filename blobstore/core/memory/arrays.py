@@ -6,17 +6,16 @@ import sys
 from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from blobstore.core.errors import UnsupportedDataError
 from blobstore.core.memory.buffers import same_bytes
 from blobstore.core.memory.dtypes import NUMBERS, numpy_dtype, unsigned_dtype
 from blobstore.core.memory.layout import ScalarType, TensorLayout
-from blobstore.core.memory.tensors import as_bytes, to_numpy, to_torch
+from blobstore.core.memory.tensors import AnyTensor, Array, as_bytes, to_numpy, to_torch
 
 __all__ = ["DTYPES", "KINDS", "Plain", "plain", "raw", "same_tensors", "tensor_of"]
 
-Plain: TypeAlias = tuple[npt.NDArray[Any], ScalarType]
+Plain: TypeAlias = tuple[Array, ScalarType]
 """A contiguous array and its type; bfloat16, which numpy lacks, is the uint16 of its bits."""
 
 DTYPES: dict[ScalarType, np.dtype[Any]] = {
@@ -49,7 +48,7 @@ def plain(data: Any) -> Plain:
     return np.frombuffer(view, DTYPES[layout.scalar_type]).reshape(layout.sizes), layout.scalar_type
 
 
-def raw(array: npt.NDArray[Any]) -> memoryview:
+def raw(array: Array) -> memoryview:
     """The bytes of an array; a view of its memory if it is contiguous."""
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
@@ -60,7 +59,7 @@ def same_tensors(one: Plain, other: Plain) -> bool:
     return (left_kind, left.shape) == (right_kind, right.shape) and same_bytes(raw(left), raw(right))
 
 
-def tensor_of(tensor: Plain) -> Any:
+def tensor_of(tensor: Plain) -> AnyTensor:
     """An array that updates take. For bfloat16, a copy: a torch tensor if torch is imported, else an `ml_dtypes` array.
 
     Raises:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AnyTensor",
+    "Array",
     "FileSlice",
     "as_bytes",
     "bytes_of",
@@ -44,7 +45,10 @@ __all__ = [
 ]
 
 
-AnyTensor: TypeAlias = "torch.Tensor | np.ndarray[Any, Any]"
+Array: TypeAlias = "np.ndarray[tuple[int, ...], np.dtype[Any]]"
+"""A numpy array; which dtype it has, a file says."""
+
+AnyTensor: TypeAlias = "torch.Tensor | Array"
 """A tensor of the framework that is installed; see `default_framework`."""
 
 
@@ -230,7 +234,7 @@ def to_framework(framework: Literal["pt", "np"], view: memoryview, layout: Tenso
     return to_torch(view, layout) if framework == "pt" else to_numpy(view, layout)
 
 
-def to_numpy(data: memoryview, layout: TensorLayout | None) -> np.ndarray:
+def to_numpy(data: memoryview, layout: TensorLayout | None) -> Array:
     """A numpy array over the bytes, in the tensor's own shape; nothing is copied.
 
     An opaque blob (layout None) becomes an array of uint8. The array is read-only if `data` is. For a dtype that numpy
@@ -245,7 +249,7 @@ def to_numpy(data: memoryview, layout: TensorLayout | None) -> np.ndarray:
     return _shaped(data, layout, numpy_dtype(layout.scalar_type))
 
 
-def _shaped(data: memoryview, layout: TensorLayout, dtype: np.dtype[Any]) -> np.ndarray:
+def _shaped(data: memoryview, layout: TensorLayout, dtype: np.dtype[Any]) -> Array:
     """The elements in the tensor's own shape, as a view of the bytes."""
     flat = np.frombuffer(data, dtype) if len(data) else np.empty(0, dtype)
     outer_first = flat.reshape([layout.sizes[dim] for dim in layout.dim_order])

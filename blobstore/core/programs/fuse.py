@@ -28,6 +28,8 @@ from blobstore.core.formats.pte.program import ProgramFile, read_program
 from blobstore.core.memory.buffers import same_bytes
 from blobstore.core.memory.mapped_file import Paths, as_path, as_paths
 from blobstore.core.programs.deployed import delegated_keys
+from blobstore.core.reprs import count, fields_line, line
+from blobstore.core.text import size
 
 __all__ = ["FuseResult", "FusedMethod", "fuse_programs"]
 
@@ -43,6 +45,8 @@ class FusedMethod:
         program: the file that it came from; the first one, if several have the same method.
         method: its name there.
     """
+
+    __repr__ = fields_line
 
     name: str
     program: Path
@@ -71,6 +75,11 @@ class FuseResult:
     bytes_before: int
     bytes_after: int
     shared: int
+
+    def __repr__(self) -> str:
+        sizes = f"{size(self.bytes_before)} to {size(self.bytes_after)}"
+        missing = f"{len(self.missing):,} keys missing" if self.missing else ""
+        return line("FuseResult", self.path, count(len(self.methods), "method"), sizes, missing)
 
 
 def fuse_programs(
