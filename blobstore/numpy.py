@@ -31,3 +31,7 @@ def load(data: bytes) -> dict[str, Array]:
         As `blobstore.core.files.load`.
     """
     return files.load(data, "np")
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

@@ -17,3 +17,7 @@ __all__ = [
     "save_program",
     "save_programs",
 ]
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

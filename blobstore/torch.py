@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from blobstore.core import files
 from blobstore.core.distribution import install
 from blobstore.core.errors import CheckpointError, MissingDependencyError, UnsupportedDataError
+from blobstore.core.formats.keys import prefix_apart
 from blobstore.core.tensor_file import Device, TensorFile, safe_open
+from blobstore.core.text import quoted
 
 if TYPE_CHECKING:
     import torch
+
+_MOST = 20
+"""The most names in a message."""
 
 __all__ = ["load", "load_file", "load_model", "save", "save_file", "save_model"]
 
@@ -132,20 +138,22 @@ def load_model(
         missing = sorted(own.keys() - known)
         unexpected = sorted(surplus | (set(names) - own.keys()))
         if strict and (missing or unexpected):
-            raise CheckpointError(
-                f"{file.path}: not the weights of this {type(model).__name__}: "
-                + "; ".join(
-                    f"{what} {', '.join(map(repr, some))}"
-                    for what, some in (("missing", missing), ("unexpected", unexpected))
-                    if some
-                )
-            )
+            raise _not_these(file.path, model, missing, unexpected)
         tensors = {name: file.get_tensor(name) for name in wanted if name in own}
         try:
             model.load_state_dict(tensors, strict=False)
         except RuntimeError as error:
             raise CheckpointError(f"{file.path}: {error}") from error
     return missing, unexpected
+
+
+def _not_these(path: Path, model: torch.nn.Module, missing: list[str], unexpected: list[str]) -> CheckpointError:
+    """The error for names that differ: in a line if all have a prefix, otherwise with the first of them."""
+    both = (("missing", missing), ("unexpected", unexpected))
+    reason = prefix_apart(unexpected, missing, given_in="the file", known_in="the model") or "; ".join(
+        f"{what} {quoted(some, most=_MOST)}" for what, some in both if some
+    )
+    return CheckpointError(f"{path}: not the weights of this {type(model).__name__}: {reason}")
 
 
 def _module(model: Any) -> torch.nn.Module:
@@ -204,3 +212,7 @@ def _contradicting(file: TensorFile[torch.Tensor], groups: list[set[str]], names
         there = sorted(group & order.keys(), key=order.__getitem__)
         contradicting.update(name for name in there[1:] if not file.equal(there[0], name))
     return contradicting
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

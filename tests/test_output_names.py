@@ -12,8 +12,9 @@ import pytest
 import blobstore
 from blobstore.errors import OutputPathError
 from blobstore.programs import dedup_programs
+from blobstore.releases import publish, pull
 from blobstore.reporting import report
-from blobstore.runtime import BlobCache, make_working_copy
+from blobstore.runtime import BlobCache, PackedStore, make_working_copy
 
 FILES: dict[str, tuple[str, Callable[[Path, Path], Any]]] = {
     "save_file": ("x.safetensors", lambda data, to: blobstore.save_file({"w": np.zeros(3)}, to)),
@@ -44,6 +45,27 @@ def test_a_folder_with_the_name_of_a_program(dry_run: bool, lowered: Any, tmp_pa
     ):
         dedup_programs([tmp_path / "a.pte"], tmp_path / "out.pte", dry_run=dry_run)
     assert [path.name for path in tmp_path.iterdir()] == ["a.pte"]
+
+
+FOLDERS: dict[str, Callable[[Path, Path], Any]] = {
+    "publish": lambda data, to: publish([data], to, name="a", version="1"),
+    "pull": lambda data, to: pull(data.parent / "releases/a/1", to),
+    "packed": lambda data, to: PackedStore(to),
+    "packed of a cache": lambda data, to: BlobCache(data, packed=to),
+}
+
+
+@pytest.mark.parametrize("what", FOLDERS)
+def test_any_folder_with_the_name_of_a_file(what: str, tmp_path: Path) -> None:
+    data = tmp_path / "w.ptd"
+    blobstore.save_file({"w": np.zeros(3)}, data)
+    publish([data], tmp_path / "releases", name="a", version="1")
+    for name in ("out.pte", "out.html"):
+        with pytest.raises(OutputPathError, match=rf"{name}: this is the name of an? .*; expected that of a folder"):
+            FOLDERS[what](data, tmp_path / name)
+    assert {path.name for path in tmp_path.iterdir()} == {"w.ptd", "releases"}
+    (tmp_path / "out.pte").mkdir()
+    FOLDERS[what](data, tmp_path / "out.pte")
 
 
 def test_a_folder_that_is_there_may_be_called_so(lowered: Any, tmp_path: Path) -> None:

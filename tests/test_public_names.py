@@ -23,11 +23,14 @@ MODULES = [
     "lowering",
     "numpy",
     "pool",
+    "programs",
     "releases",
     "reporting",
     "runtime",
+    "store",
     "testing",
     "torch",
+    "training",
 ]
 
 
@@ -46,7 +49,11 @@ def test_dir_lists_public_names_and_no_others() -> None:
     assert not {"annotations", "lazily", "core", "TYPE_CHECKING"} & set(names)
     for name in names:
         assert getattr(blobstore, name) is not None
-    for module in (blobstore.adapters, blobstore.pool, blobstore.releases, blobstore.runtime, blobstore.training):
+    modules = [getattr(blobstore, name) for name in MODULES]
+    assert {module.__name__ for module in modules} == {
+        f"blobstore.{name}" for name in names if isinstance(getattr(blobstore, name), types.ModuleType)
+    }
+    for module in modules:
         assert sorted(dir(module)) == sorted(module.__all__)
         assert not any(isinstance(getattr(module, name), types.ModuleType) for name in dir(module))
 

@@ -37,7 +37,7 @@ from blobstore import (
 from blobstore.adapters import AdapterTags, MergedAdapter
 from blobstore.core.formats.pte.signature import signatures
 from blobstore.core.tensor_file import TensorFile, TensorSlice
-from blobstore.lowering import BlobStoreBackend, BlobStorePartitioner, lower
+from blobstore.lowering import BlobStoreBackend, BlobStorePartitioner, LoweredProgram, lower
 from blobstore.releases import Release, publish, pull
 from blobstore.reporting import Report
 from blobstore.runtime import BlobCache, Method, PackedStore, Program, Transaction
@@ -74,7 +74,7 @@ def public_classes() -> dict[str, type]:
 CLASSES = public_classes()
 RECORDS = sorted(name for name, value in CLASSES.items() if dataclasses.is_dataclass(value))
 RECORDS.remove("Report")
-NEVER_MADE = {BlobStoreBackend, NamedDataMapContract}  # ExecuTorch and pytest use the class
+NEVER_MADE = {BlobStoreBackend, LoweredProgram, NamedDataMapContract}  # ExecuTorch and pytest make them
 
 
 def filled(annotation: str, *, large: bool) -> Any:

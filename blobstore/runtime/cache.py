@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from blobstore.core import errors
 from blobstore.core.disk.recovery import recover
 from blobstore.core.formats.data_map import NUMBERS, TENSOR_COLUMNS, NamedDataMap, tensor_cells
+from blobstore.core.formats.keys import prefix_apart
 from blobstore.core.formats.ptd.reader import PtdDataMap
 from blobstore.core.memory.arrays import raw
 from blobstore.core.memory.digest import Digest, digest
@@ -227,7 +228,7 @@ class BlobCache(NamedDataMap):
             KeyNotFoundError: it is neither a key nor a tensor.
             UpdateError: the tensor was quantized, packed or combined with others, so its value is not stored.
         """
-        if name in self or name not in self.tensors:
+        if name in self or not self.tensors:
             return super().__getitem__(name)
         array, kind = self.tensors.value(name)
         layout = TensorLayout(kind, array.shape)
@@ -431,7 +432,19 @@ class BlobCache(NamedDataMap):
                 Nothing was changed.
             ProgramError: as in `update`.
         """
-        return int(self._native.load(native_path(path)))
+        try:
+            return int(self._native.load(native_path(path)))
+        except errors.KeyNotFoundError as error:
+            raise errors.KeyNotFoundError(f"{error}{self._instead_of_load(path)}") from None
+
+    def _instead_of_load(self, path: str | os.PathLike[str]) -> str:
+        """The end of a message about a file whose keys are not those of this cache."""
+        with PtdDataMap(path) as file:
+            names = [key for key in file if key not in self]
+        if not self.tensors.keys().isdisjoint(names):
+            return "; it is a tensor of the model: update_state_dict(load_file(path)) takes the file"
+        apart = prefix_apart(names, [*self.tensors] or self._keys, given_in="the file", known_in="the programs")
+        return apart and f"; {apart}"
 
     def revert(self, keys: Iterable[str] | None = None) -> int:
         """Restore the bytes of the files, for some keys or for all.

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from blobstore.core import errors
+from blobstore.core.disk.kinds import check_folder_name
 from blobstore.core.memory.mapped_file import as_path
 from blobstore.core.reprs import fields_line, line
 from blobstore.core.text import size
@@ -106,12 +107,14 @@ class PackedStore:
 
     Raises:
         FileAccessError: the path is something else than a folder.
+        OutputPathError: it ends like the path of a file, such as `.ptd`.
         UnsupportedDataError: `folder` is not a path.
     """
 
     def __init__(self, folder: str | os.PathLike[str], *, limit: int = DEFAULT_LIMIT, verify: bool = False) -> None:
         self.limit = as_count(limit, "the limit")
-        self._native: Any = native.PackedStore.open(native_path(as_path(folder)), self.limit, bool(verify))
+        check_folder_name(as_path(folder))
+        self._native: Any = native.PackedStore.open(native_path(folder), self.limit, bool(verify))
         self.folder = Path(os.fsdecode(self._native.folder))
 
     @property

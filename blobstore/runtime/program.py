@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias, overload
@@ -13,6 +14,7 @@ from blobstore.core.memory.mapped_file import Paths, as_path, as_paths
 from blobstore.core.memory.tensors import AnyTensor, Array
 from blobstore.core.notebook import block, heading, shown
 from blobstore.core.reprs import count, joined, line, listed, shorten
+from blobstore.core.text import quoted
 from blobstore.runtime.cache import BlobCache, check_cache
 from blobstore.runtime.native import NativeLayout, NotATensorError, as_count, is_utf8, layout_of, native, native_path
 from blobstore.runtime.packed import PackedStore, as_packed
@@ -87,8 +89,8 @@ class Method:
             inputs = self._in_order(inputs, named)
         try:
             return self._run(*inputs)  # type: ignore[no-any-return]
-        except NotATensorError as error:
-            raise self._wrong_kind(inputs, error) from None
+        except errors.InputError as error:
+            raise self._named(inputs, error) from None
 
     def _in_order(self, inputs: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
         """All inputs in the order of the method.
@@ -99,8 +101,7 @@ class Method:
         where, names = f"{self.path}: method {self.name!r}", [info.name for info in self.inputs]
         for name in named:
             if name not in names:
-                known = ", ".join(repr(name) for name in names if name) or "the program records none"
-                raise errors.InputError(f"{where}: no input {name!r}; the names are: {known}")
+                raise errors.InputError(f"{where}: no input {name!r}; the names are: {_named_inputs(names)}")
             if name in names[: len(inputs)]:
                 raise errors.InputError(f"{where}: input {name!r} is given twice")
         for index in range(len(inputs), len(names)):
@@ -119,8 +120,17 @@ class Method:
         number = as_count(count, "the number of outputs")
         try:
             return self._run_first(number, *inputs)  # type: ignore[no-any-return]
-        except NotATensorError as error:
-            raise self._wrong_kind(inputs, error) from None
+        except errors.InputError as error:
+            raise self._named(inputs, error) from None
+
+    def _named(self, inputs: tuple[Any, ...], error: errors.InputError) -> errors.InputError:
+        """The error, with the names of inputs where the native module does not know what is wrong with which."""
+        if isinstance(error, NotATensorError):
+            return self._wrong_kind(inputs, error)
+        names = [info.name for info in self.inputs]
+        if len(inputs) == len(names) or not any(names):
+            return error
+        return errors.InputError(f"{error}; the names are: {_named_inputs(names)}")
 
     def _wrong_kind(self, inputs: tuple[Any, ...], error: NotATensorError) -> errors.InputError:
         """The error for an input that no method takes, such as a list; of other wrong kinds the native module says it."""
@@ -299,6 +309,10 @@ class Program:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._methods.clear()
+
+
+def _named_inputs(names: Sequence[str]) -> str:
+    return quoted(filter(None, names), most=20) or "the program records none"
 
 
 def _infos(native: list[tuple[str, NativeLayout | None, str]]) -> tuple[ValueInfo, ...]:

@@ -6,3 +6,7 @@
 from blobstore.testing.contract import Blob, NamedDataMapContract
 
 __all__ = ["Blob", "NamedDataMapContract"]
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

@@ -8,15 +8,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 import blobstore
 from blobstore import errors
-from blobstore.core.formats.keys import near, suggest
+from blobstore.core.formats.keys import near, prefix_apart, suggest
 from blobstore.core.formats.pte.program import content_key
 from blobstore.core.memory.digest import digest
 from blobstore.core.memory.layout import ScalarType, TensorLayout
+from blobstore.lowering import lower
 from blobstore.runtime import BlobCache
 from blobstore.runtime.native import native
 
@@ -149,3 +151,53 @@ def test_data_maps_and_stores_name_near_keys(named: Path) -> None:
         data_map["head.wieght"]
     assert data_map.get("head.wieght") is None and data_map.get("head.wieght", 3) == 3
     assert data_map.get("head.weight") is not None
+
+
+def test_a_prefix_is_said_once_and_not_with_every_name() -> None:
+    """Such as what data parallelism puts in front of all names."""
+    longer = [f"module.{name}" for name in NAMES]
+    said = {"given_in": "the file", "known_in": "the model"}
+    assert prefix_apart(longer, NAMES, **said) == (
+        "the names in the file have the prefix 'module.', which those of the model lack"
+    )
+    assert prefix_apart(NAMES[:2], longer, **said) == (
+        "the names of the model have the prefix 'module.', which those in the file lack"
+    )
+    for one, other in (([], NAMES), (NAMES, []), (NAMES, NAMES), ([*longer, "other"], NAMES), (["a."], ["a.", "a"])):
+        assert prefix_apart(one, other, **said) == ""
+
+
+def test_a_checkpoint_with_a_prefix_is_one_line(tmp_path: Path) -> None:
+    """However many layers there are, and on whichever side the prefix is."""
+    model = torch.nn.Sequential(*(torch.nn.Linear(1, 1) for _ in range(200)))
+    wrapped = torch.nn.Sequential()
+    wrapped.add_module("module", model)
+    for name, module in (("plain", model), ("wrapped", wrapped)):
+        blobstore.torch.save_model(module, tmp_path / f"{name}.ptd")
+    with pytest.raises(errors.CheckpointError, match="in the file have the prefix 'module.', which those of the model"):
+        blobstore.torch.load_model(model, tmp_path / "wrapped.ptd")
+    with pytest.raises(errors.CheckpointError, match="of the model have the prefix 'module.', which those in the file"):
+        blobstore.torch.load_model(wrapped, tmp_path / "plain.ptd")
+    blobstore.save_file({"x": np.ones(1)}, tmp_path / "other.ptd")
+    with pytest.raises(errors.CheckpointError) as found:
+        blobstore.torch.load_model(model, tmp_path / "other.ptd")
+    assert "and 380 others; unexpected 'x'" in str(found.value) and len(str(found.value)) < 600
+
+
+def test_what_load_does_not_take_is_said_what_takes_it(tmp_path: Path) -> None:
+    """`load` takes keys, as they are in data files; a checkpoint has names, perhaps with a prefix."""
+    model = torch.nn.Linear(8, 2).eval()
+    blobstore.save_programs({"m": lower(model, (torch.ones(1, 8),), tag="m")}, tmp_path)
+    cache = BlobCache(tmp_path / "m.ptd")
+    state = {name: value.detach() for name, value in model.named_parameters()}
+    blobstore.save_file(state, tmp_path / "checkpoint.ptd")
+    with pytest.raises(
+        errors.KeyNotFoundError, match=r"it is a tensor of the model: update_state_dict\(load_file\(path\)\)"
+    ):
+        cache.load(tmp_path / "checkpoint.ptd")
+    cache.update_state_dict(blobstore.load_file(tmp_path / "checkpoint.ptd"))
+    blobstore.save_file({f"module.{name}": value for name, value in state.items()}, tmp_path / "wrapped.ptd")
+    with pytest.raises(errors.KeyNotFoundError, match="the names in the file have the prefix 'module.'"):
+        cache.load(tmp_path / "wrapped.ptd")
+    with pytest.raises(errors.KeyNotFoundError, match="no key and no tensor 'module.weight'; .* may be 'weight' here"):
+        cache["module.weight"]

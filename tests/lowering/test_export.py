@@ -125,6 +125,9 @@ def test_inputs_have_the_names_of_the_parameters(tmp_path: Path) -> None:
         method(query, query=query)
     with pytest.raises(InputError, match="input 'scale' is missing"):
         method(query=query)
+    for wrong in ((), (query,), (query, scale, scale)):
+        with pytest.raises(InputError, match=rf"{len(wrong)} were given; the names are: 'query', 'scale'"):
+            method(*wrong)
     with pytest.raises(InputError, match=r"input 1 \('scale'\) is"):
         method(query, scale.double())
 

@@ -62,11 +62,13 @@ def lowered(module: nn.Module, tag: str = "model") -> Any:
     )
 
 
+@pytest.mark.parametrize("written_out", [True, False])
 @pytest.mark.parametrize("make", [Divided, Positions, Numbered])
-def test_all_constants_are_in_the_file_of_the_tag(make: type[nn.Module], tmp_path: Path) -> None:
-    """As README opens it: one path, and nothing is missing."""
+def test_all_constants_are_in_the_file_of_the_tag(make: type[nn.Module], written_out: bool, tmp_path: Path) -> None:
+    """As README opens it: one path, and nothing is missing; the file is named once, or in each option."""
     module = seeded(make)
-    result = save_programs({"model": lowered(module)}, tmp_path)
+    program = lowered(module) if written_out else lower(module, (INPUT,), tag="model")
+    result = save_programs({"model": program}, tmp_path)
     assert [path.name for path in result.data_files] == ["model.ptd"]
     output = Program(tmp_path / "model.pte", BlobCache(tmp_path / "model.ptd")).method()(INPUT)
     torch.testing.assert_close(output, module(INPUT))

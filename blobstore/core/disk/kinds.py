@@ -10,7 +10,7 @@ from pathlib import Path
 from blobstore.core.errors import FileAccessError, InvalidFileError, OutputPathError
 from blobstore.core.memory.mapped_file import as_path, map_file
 
-__all__ = ["Format", "by_name", "check_replaceable", "detect_format"]
+__all__ = ["Format", "by_name", "check_folder_name", "check_replaceable", "detect_format"]
 
 
 class Format(enum.Enum):
@@ -38,6 +38,17 @@ def by_name(path: str | os.PathLike[str]) -> Format:
     """The format that the ending of a file name stands for."""
     formats = {".pte": Format.PTE, ".ptd": Format.PTD, ".safetensors": Format.SAFETENSORS, ".html": Format.HTML}
     return formats.get(as_path(path).suffix, Format.UNKNOWN)
+
+
+def check_folder_name(path: Path) -> None:
+    """Refuse to make a folder under the name of a file.
+
+    Raises:
+        OutputPathError: the ending of `path` is that of a format, and no such folder is there.
+    """
+    name = by_name(path)
+    if name is not Format.UNKNOWN and not path.is_dir():
+        raise OutputPathError(f"{path}: this is the name of {name.value}; expected that of a folder")
 
 
 def check_replaceable(path: Path, kind: Format, *, force: bool = False) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Collection
 from blobstore.core.constants import KEY_PREFIX, OF_PROGRAMS_KEY
 from blobstore.core.constants import WORKING_COPY_KEY as WORKING_COPY
 
-__all__ = ["KEY_PREFIX", "OF_PROGRAMS", "WORKING_COPY", "is_content_key", "near", "suggest"]
+__all__ = ["KEY_PREFIX", "OF_PROGRAMS", "WORKING_COPY", "is_content_key", "near", "prefix_apart", "suggest"]
 
 OF_PROGRAMS = {OF_PROGRAMS_KEY: "1"}
 """Metadata of the data files that are written together with programs, so that their keys belong to programs."""
@@ -34,6 +34,25 @@ def near(name: object, known: Collection[str]) -> list[str]:
     if not similar and len(known) <= _MOST:
         similar = difflib.get_close_matches(name, known, cutoff=0.75)
     return similar
+
+
+def prefix_apart(given: Collection[str], known: Collection[str], *, given_in: str, known_in: str) -> str:
+    """A sentence, if names are names that are known with a prefix, such as `module.`, or lack one; else nothing.
+
+    Args:
+        given, known: the names.
+        given_in, known_in: what has them, as the sentence says it.
+    """
+    first, every = next(iter(given), ""), set(known)
+    for dot in re.finditer(r"\.", first):
+        prefix = first[: dot.end()]
+        if all(name.startswith(prefix) and name[len(prefix) :] in every for name in given):
+            return f"the names in {given_in} have the prefix '{prefix}', which those of {known_in} lack"
+    for longer in known:
+        prefix = longer[: -len(first)] if first and longer.endswith(f".{first}") else ""
+        if prefix and all(f"{prefix}{name}" in every for name in given):
+            return f"the names of {known_in} have the prefix '{prefix}', which those in {given_in} lack"
+    return ""
 
 
 def suggest(name: object, keys: Collection[str]) -> str:

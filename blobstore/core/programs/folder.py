@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from blobstore.core.disk.folders import folders
-from blobstore.core.disk.kinds import Format, by_name
+from blobstore.core.disk.kinds import check_folder_name
 from blobstore.core.disk.locks import exclusive
 from blobstore.core.disk.recovery import recover
 from blobstore.core.disk.staging import check_writable
-from blobstore.core.errors import FileAccessError, OutputPathError
+from blobstore.core.errors import FileAccessError
 from blobstore.core.memory.mapped_file import named
 
 __all__ = ["output_folder"]
@@ -28,9 +28,7 @@ def output_folder(directory: Path, *, dry_run: bool = False) -> Iterator[None]:
         OutputPathError: the name is that of a file, and no such folder is there.
         FileAccessError: the folder cannot be made or written to.
     """
-    name = by_name(directory)
-    if name is not Format.UNKNOWN and not directory.is_dir():
-        raise OutputPathError(f"{directory}: this is the name of {name.value}; expected that of a folder")
+    check_folder_name(directory)
     if dry_run:
         try:
             check_writable(directory)

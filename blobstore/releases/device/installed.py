@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from blobstore.core.disk.journal import sync_folder
+from blobstore.core.disk.kinds import check_folder_name
 from blobstore.core.disk.locks import Lock, exclusive
 from blobstore.core.disk.names import TEMPORARY, temporary_beside
 from blobstore.core.disk.recovery import recover
@@ -144,8 +145,10 @@ class Installed:
         """Make the folder if it is missing, keep other processes out, and clean up after killed ones.
 
         Raises:
+            OutputPathError: the name is that of a file.
             ReleaseError: releases are published in this folder; `gc` would remove their files.
         """
+        check_folder_name(self.folder)
         with named(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
             publishes = (self.folder / SIGNATURES).exists() and not self._indexes.exists()

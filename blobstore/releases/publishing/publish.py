@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 from blobstore.core.constants import FOUNDATION_KEY
+from blobstore.core.disk.kinds import check_folder_name
 from blobstore.core.disk.locks import exclusive
 from blobstore.core.disk.progress import Progress, check_progress
 from blobstore.core.disk.recovery import recover
@@ -148,6 +149,7 @@ def publish(
 
     Raises:
         FileAccessError, InvalidFileError: a file cannot be read or written, or is malformed.
+        OutputPathError: the name of the release folder is that of a file.
         ReleaseError: a name is impossible or taken, there is no such base, a file cannot be cut, an input lies in the release
             folder, or a link leads out of a folder, an input or the release folder itself.
     """
@@ -212,6 +214,7 @@ class _entered:  # noqa: N801 - used like a function
         self._root, self._index = root, root / name / version / INDEX
 
     def __enter__(self) -> None:
+        check_folder_name(self._root)
         with named(self._root):
             pulled = (self._root / INDEXES).exists()
         if pulled:
