@@ -25,8 +25,10 @@ __all__ = [
 ]
 
 LIMIT = 120
-"""The most characters of a repr, and of one that lists the fields of a dataclass: counts are worth more than half a line."""
+"""The most characters of a repr."""
+
 LIMIT_OF_FIELDS = 200
+"""The most characters of a repr that lists fields, so that ten counts fit."""
 
 _FIELD = 40
 """The most characters of a field of a dataclass, and of a name that shares a line with facts."""

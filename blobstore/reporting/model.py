@@ -7,7 +7,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from blobstore.core.memory.layout import TensorLayout
+from blobstore.core.memory.layout import TensorLayout, in_words
 from blobstore.core.reprs import count, fields_line, line
 from blobstore.core.text import size
 
@@ -129,12 +129,12 @@ class Region:
     @property
     def element_type(self) -> str:
         """Its dtype in lower case, such as "float"; empty for opaque bytes."""
-        return self.layout.dtype if self.layout is not None else self.dtype.lower()
+        return in_words(self.layout)[0] if self.layout is not None else self.dtype.lower()
 
     @property
     def shape(self) -> str:
         """Its sizes, such as "384 x 1536", and its dim order if the dimensions are permuted; empty for opaque bytes."""
-        return "" if self.layout is None else self.layout.shape
+        return "" if self.layout is None else in_words(self.layout)[1]
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from blobstore.core import errors
 from blobstore.core.disk.recovery import recover
-from blobstore.core.formats.data_map import NUMBERS, TENSOR_COLUMNS, NamedDataMap, tensor_cells
+from blobstore.core.formats.data_map import NUMBER_COLUMNS, TENSOR_COLUMNS, NamedDataMap, tensor_cells
 from blobstore.core.formats.keys import prefix_apart
 from blobstore.core.formats.ptd.reader import PtdDataMap
 from blobstore.core.memory.arrays import raw
@@ -545,7 +545,9 @@ class BlobCache(NamedDataMap):
             )
             for key in keys
         )
-        return [table(("key", *TENSOR_COLUMNS, "version", ""), rows, len(self._keys), numbers=(*NUMBERS, "version"))]
+        return [
+            table(("key", *TENSOR_COLUMNS, "version", ""), rows, len(self._keys), numbers=(*NUMBER_COLUMNS, "version"))
+        ]
 
     def _facts(self) -> tuple[Fact, ...]:
         if self._closed:

@@ -17,7 +17,7 @@ from blobstore.core.errors import ClosedError, KeyConflictError, KeyNotFoundErro
 from blobstore.core.formats.keys import suggest
 from blobstore.core.memory.buffers import same_bytes
 from blobstore.core.memory.digest import Digest, digest
-from blobstore.core.memory.layout import TensorLayout
+from blobstore.core.memory.layout import TensorLayout, in_words
 from blobstore.core.memory.mapped_file import check_length
 from blobstore.core.memory.tensors import AnyTensor, Array, default_framework, to_numpy, to_torch
 from blobstore.core.notebook import block, heading, shown, table
@@ -27,7 +27,7 @@ from blobstore.core.text import size
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["MergedDataMap", "NamedDataMap"]
+__all__ = ["NUMBER_COLUMNS", "TENSOR_COLUMNS", "MergedDataMap", "NamedDataMap", "tensor_cells"]
 
 _Default = TypeVar("_Default")
 _Map = TypeVar("_Map", bound="NamedDataMap")
@@ -242,7 +242,7 @@ class NamedDataMap(Mapping[str, AnyTensor]):
         self._check_open()
         keys = self._key_list()
         rows = ((key, *tensor_cells(self._layout(key), len(self._view(key)))) for key in keys)
-        return [table(("key", *TENSOR_COLUMNS), rows, len(keys), numbers=NUMBERS)]
+        return [table(("key", *TENSOR_COLUMNS), rows, len(keys), numbers=NUMBER_COLUMNS)]
 
     def _title(self) -> str:
         """What `repr` calls the map."""
@@ -349,12 +349,12 @@ class MergedDataMap(NamedDataMap):
 
 
 TENSOR_COLUMNS = ("dtype", "shape", "size")
-NUMBERS = ("shape", "size")
+NUMBER_COLUMNS = ("shape", "size")
 
 
 def tensor_cells(layout: TensorLayout | None, nbytes: int) -> tuple[str, str, str]:
     """The cells of a blob under `TENSOR_COLUMNS`."""
-    return ("opaque", "", size(nbytes)) if layout is None else (layout.dtype, layout.shape, size(nbytes))
+    return ("opaque", "", size(nbytes)) if layout is None else (*in_words(layout), size(nbytes))
 
 
 def _check_same(key: str, a: NamedDataMap, b: NamedDataMap) -> None:

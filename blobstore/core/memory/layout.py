@@ -153,17 +153,6 @@ class TensorLayout:
             step *= max(self.sizes[dim], 1)
         return tuple(strides)
 
-    @property
-    def shape(self) -> str:
-        """The sizes in words, such as "384 x 1536", and the dim order if the dimensions are permuted."""
-        sizes = " x ".join(map(str, self.sizes)) or "scalar"
-        return sizes if self.is_contiguous else f"{sizes}, dim order {' '.join(map(str, self.dim_order))}"
-
-    @property
-    def dtype(self) -> str:
-        """The element type in words, such as "float"."""
-        return self.scalar_type.name.lower()
-
     def __repr__(self) -> str:
         name = getattr(self.scalar_type, "name", self.scalar_type)
         order = "" if self.is_contiguous else f", {self.dim_order}"
@@ -173,6 +162,13 @@ class TensorLayout:
         name = getattr(self.scalar_type, "name", self.scalar_type)
         order = "" if self.dim_order == tuple(range(len(self.sizes))) else f" dim_order={list(self.dim_order)}"
         return f"{str(name).lower()}{list(self.sizes)}{order}"
+
+
+def in_words(layout: TensorLayout) -> tuple[str, str]:
+    """The element type, such as "float", and the sizes, such as "384 x 1536", with the dim order if it is permuted."""
+    sizes = " x ".join(map(str, layout.sizes)) or "scalar"
+    order = "" if layout.is_contiguous else f", dim order {' '.join(map(str, layout.dim_order))}"
+    return layout.scalar_type.name.lower(), f"{sizes}{order}"
 
 
 def layout_nbytes(scalar_type: int, sizes: Sequence[int]) -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from blobstore.core.errors import KeyConflictError, UnsupportedDataError
-from blobstore.core.formats.data_map import NUMBERS, TENSOR_COLUMNS, NamedDataMap, tensor_cells
+from blobstore.core.formats.data_map import NUMBER_COLUMNS, TENSOR_COLUMNS, NamedDataMap, tensor_cells
 from blobstore.core.formats.pickling import by_path
 from blobstore.core.formats.pte.program import Movable, ProgramFile, read_program
 from blobstore.core.formats.pte.signature import methods_table, signatures
@@ -86,7 +86,7 @@ class PteDataMap(NamedDataMap):
             for item in items
         )
         columns = ("weight", "kind", *TENSOR_COLUMNS)
-        return [methods_table(signatures(self.program)), table(columns, rows, len(items), numbers=NUMBERS)]
+        return [methods_table(signatures(self.program)), table(columns, rows, len(items), numbers=NUMBER_COLUMNS)]
 
     def _nbytes(self) -> int:
         return len(self.program.data)

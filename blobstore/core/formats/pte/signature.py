@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from blobstore.core.formats.flatbuffer import Table
 from blobstore.core.formats.pte.program import ProgramFile
-from blobstore.core.memory.layout import TensorLayout
+from blobstore.core.memory.layout import TensorLayout, in_words
 from blobstore.core.notebook import escape, table
 from blobstore.core.reprs import fields_line, listed
 
@@ -72,7 +72,7 @@ def values_table(method: Signature) -> str:
     rows = [
         (f"{what} {number}", value.name, value.kind, "")
         if value.layout is None
-        else (f"{what} {number}", value.name, value.layout.dtype, value.layout.shape)
+        else (f"{what} {number}", value.name, *in_words(value.layout))
         for what, values in (("input", method.inputs), ("output", method.outputs))
         for number, value in enumerate(values)
     ]
@@ -86,7 +86,7 @@ def signatures(program: ProgramFile) -> list[Signature]:
         InvalidFileError: the flatbuffer is damaged in a part that is read only here.
     """
     program.root.buffer.renew()
-    found = []
+    methods = []
     for name, plan in zip(program.methods, program.root.tables("execution_plan"), strict=True):
         values = plan.tables("values")
         inputs, outputs = (
@@ -97,8 +97,8 @@ def signatures(program: ProgramFile) -> list[Signature]:
             for part in ("inputs", "outputs")
         )
         backends = dict.fromkeys(delegate.backend for delegate in program.delegates if delegate.method == name)
-        found.append(Signature(name, inputs, outputs, list(backends)))
-    return found
+        methods.append(Signature(name, inputs, outputs, list(backends)))
+    return methods
 
 
 def _value(program: ProgramFile, what: str, values: Sequence[Table], number: int, *, named: bool) -> ValueInfo:
