@@ -45,6 +45,7 @@ if TYPE_CHECKING:
         llm as llm,
         lowering as lowering,
         numpy as numpy,
+        pool as pool,
         programs as programs,
         releases as releases,
         reporting as reporting,

@@ -38,6 +38,7 @@ from blobstore.adapters import AdapterTags, MergedAdapter
 from blobstore.core.formats.pte.signature import signatures
 from blobstore.core.tensor_file import TensorFile, TensorSlice
 from blobstore.lowering import BlobStoreBackend, BlobStorePartitioner, LoweredProgram, lower
+from blobstore.pool import Pool, PoolDataMap
 from blobstore.releases import Release, publish, pull
 from blobstore.reporting import Report
 from blobstore.runtime import BlobCache, Method, PackedStore, Program, Transaction
@@ -139,7 +140,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (place / "mlp.pte").write_bytes(models.mlp().pte)
     publish([place / "0.ptd"], place / "releases", name="a", version="1")
     pull(place / "releases/a/1", place / "device")
+    with Pool(pool_of(place), create=True) as pool:  # its engines take no such names
+        pool.add(place / "weights.ptd", "weights@1")
     return place
+
+
+def pool_of(folder: Path) -> Path:
+    return folder.parents[2] / ("long " * 40) / "pool"
 
 
 def transaction_of(cache: BlobCache) -> Transaction:
@@ -195,6 +202,8 @@ MAKERS: dict[type, list[Callable[[Path], Any]]] = {
     Method: [lambda at: Program(at / "model.pte", data=at / "model.ptd").method()],
     NamedDataMap: [lambda at: Planted()],
     PackedStore: [lambda at: PackedStore(at / "packed", limit=2**60)],
+    Pool: [lambda at: Pool(pool_of(at))],
+    PoolDataMap: [lambda at: Pool(pool_of(at)).open("weights@1")],
     Program: [
         lambda at: Program(at / "model.pte", data=at / "model.ptd"),
         lambda at: Program(at / "mlp.pte"),
@@ -272,7 +281,8 @@ def test_a_repr_says_what_a_user_asks_first(tmp_path: Path, monkeypatch: pytest.
 
 # -------------------------------------------------------------------------------------------------- notebooks
 
-SHOWN = {BlobCache, LogicalTensors, MergedDataMap, Method, NamedDataMap, Program, PtdDataMap, PteDataMap, Report}
+SHOWN = {BlobCache, LogicalTensors, MergedDataMap, Method, NamedDataMap, PoolDataMap, Program, PtdDataMap, PteDataMap}
+SHOWN |= {Report}
 
 
 def rows(page: str) -> list[list[str]]:

@@ -22,6 +22,7 @@ from typing import Any
 
 from blobstore.core.disk.progress import Progress
 from blobstore.core.errors import PoolError
+from blobstore.core.reprs import fields_line
 from blobstore.pool.objects import Objects
 from blobstore.pool.packs import Job, Stored, write_pack
 from blobstore.pool.relations import stored_rows, with_bases
@@ -48,6 +49,8 @@ class Added:
         new_bytes: of these contents.
         stored_bytes: what they take in packs.
     """
+
+    __repr__ = fields_line
 
     version: Version
     bytes: int

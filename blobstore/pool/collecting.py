@@ -25,6 +25,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from blobstore.core.reprs import fields_line
 from blobstore.pool.contents import Blobs
 from blobstore.pool.objects import TEMPORARY, Objects
 from blobstore.pool.packs import Stored, copy_pack, pack_path
@@ -79,6 +80,8 @@ class Collected:
         freed: bytes of these packs.
         waiting: packs that a later collection will delete.
     """
+
+    __repr__ = fields_line
 
     abandoned: int
     unused: int

@@ -182,6 +182,9 @@ class PoolDataMap(NamedDataMap):
     def _view(self, key: str) -> memoryview:
         return self._blobs.read(self._parts[key].digest)
 
+    def _size(self, key: str) -> int:
+        return self._parts[key].size
+
     def _layout(self, key: str) -> TensorLayout | None:
         part = self._parts[key]
         kind = ScalarType.__members__.get(part.dtype.upper())

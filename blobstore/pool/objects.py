@@ -23,6 +23,8 @@ except ImportError as error:
 
 __all__ = ["TEMPORARY", "Objects"]
 
+_REFUSED = frozenset("%*?[]\\^|")
+
 TEMPORARY = ".new-"
 """How the names of files begin that are not objects yet."""
 
@@ -52,6 +54,10 @@ class Objects:
             self.folder = Path(os.path.abspath(as_path(text.removeprefix("file://"))))  # noqa: PTH100 - links stay
             self.url = os.fspath(self.folder)
             self._store: Any = None
+            if refused := [character for character in self.url if character in _REFUSED or not character.isprintable()]:
+                raise PoolError(
+                    f"{self.url}: the path of a pool cannot have {refused[0]!r}, which the engines of its tables do not take"
+                )
             return
         self.url = text.rstrip("/")
         client: Any = {"allow_http": True} if self.options.get("allow_http", "").lower() == "true" else None

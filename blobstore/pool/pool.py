@@ -17,6 +17,7 @@ from blobstore.core.disk.progress import Progress, check_progress
 from blobstore.core.errors import BlobStoreError, FileAccessError, PoolError
 from blobstore.core.memory.mapped_file import Paths, as_path, as_paths
 from blobstore.core.programs.deployed import tree
+from blobstore.core.reprs import fields_line, line
 from blobstore.pool.adding import Added, add_version
 from blobstore.pool.collecting import Collected, collect
 from blobstore.pool.contents import Blobs, PoolDataMap, file_pieces, parts_of, restore
@@ -43,6 +44,8 @@ class PoolStats:
         encodings: for each encoding, how many contents are stored in it, their bytes, and what they take.
     """
 
+    __repr__ = fields_line
+
     versions: int
     files_bytes: int
     contents: int
@@ -63,6 +66,8 @@ class Shared:
         apart: tensors of the same name that neither are equal nor near, with the reason: another type, another shape, or
             values that differ too much.
     """
+
+    __repr__ = fields_line
 
     first: int
     second: int
@@ -119,7 +124,7 @@ class Pool:
         return self._objects.url
 
     def __repr__(self) -> str:
-        return f"<Pool {self.url}>"
+        return line("Pool", self.url, "closed" if self._tables.closed else "")
 
     def __enter__(self) -> Pool:
         return self
@@ -130,7 +135,7 @@ class Pool:
         self.close()
 
     def close(self) -> None:
-        """Free the memory of queries."""
+        """Free the memory of queries. After this, every method is a ClosedError; data maps that were opened need it, too."""
         self._tables.close()
 
     def add(

@@ -26,7 +26,7 @@ from typing import Any
 
 from blobstore.core.disk.journal import sync_folder
 from blobstore.core.distribution import install
-from blobstore.core.errors import FileAccessError, MissingDependencyError, PoolError, TransferError
+from blobstore.core.errors import ClosedError, FileAccessError, MissingDependencyError, PoolError, TransferError
 from blobstore.core.memory.mapped_file import named
 from blobstore.pool.objects import Objects
 
@@ -106,7 +106,11 @@ class Tables:
         objects: the pool.
         cache: where files of the tables of a bucket are kept.
 
+    Attributes:
+        closed: whether `close` was called.
+
     Raises:
+        ClosedError: it is closed, in any method.
         PoolError: there are other tables, or a newer format, here and in any method.
         FileAccessError, TransferError: the store refuses.
     """
@@ -119,6 +123,7 @@ class Tables:
         self._database.execute("SET threads = 2; SET memory_limit = '400MB'; SET preserve_insertion_order = false")
         self._database.execute(f"SET temp_directory = '{tempfile.gettempdir()}'")  # not below the working directory
         self._lock = threading.RLock()
+        self.closed = False
 
     def create(self) -> None:
         """Make the tables that are missing."""
@@ -232,6 +237,7 @@ class Tables:
     def close(self) -> None:
         """Free memory."""
         with self._lock:
+            self.closed = True
             self._database.close()
             self._opened.clear()
 
@@ -244,6 +250,8 @@ class Tables:
         return self._objects.options if self._objects.folder is None else None
 
     def _delta(self, table: str) -> deltalake.DeltaTable:
+        if self.closed:
+            raise ClosedError(f"{self._objects.url}: this pool is closed")
         if table not in self._opened:
             delta = deltalake.DeltaTable(self._url(table), storage_options=self._options())
             columns = [field.name for field in delta.schema().fields]
@@ -271,9 +279,9 @@ class Tables:
 
     def _local(self, table: str, uri: str) -> str:
         """A file of a table as one that is here; those of a bucket are fetched once."""
-        if self._objects.folder is not None:
-            return uri.removeprefix("file://")
-        inside = uri.split(f"/tables/{table}/", 1)[1]
+        inside = uri.rpartition(f"/tables/{table}/")[2]
+        if self._objects.folder is not None:  # the engine gives its path as that of a URL
+            return os.fspath(self._objects.folder / "tables" / table / inside)
         place = self._cache / hashlib.sha256(uri.encode()).hexdigest()
         if not place.exists():
             data = self._objects.get(f"tables/{table}/{inside}")
@@ -292,7 +300,7 @@ class Tables:
             return
         folder = self._objects.folder / "tables" / table
         entry = folder / "_delta_log" / f"{self._delta(table).version():020}.json"
-        newest = [Path(uri) for uri in self._delta(table).file_uris()[:1]]
+        newest = [Path(self._local(table, uri)) for uri in self._delta(table).file_uris()[:1]]
         for place in [*newest, entry]:
             with contextlib.suppress(FileNotFoundError), named(place):
                 descriptor = os.open(place, os.O_RDONLY)

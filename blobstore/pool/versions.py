@@ -10,6 +10,7 @@ from typing import Any
 
 from blobstore.core.disk.names import is_plain_path
 from blobstore.core.errors import PoolError
+from blobstore.core.reprs import fields_line
 from blobstore.pool.tables import EVENTS, Tables, TakenError
 
 __all__ = ["Version", "drop_version", "find_version", "live_versions", "parse_reference"]
@@ -28,6 +29,8 @@ class Version:
         time: when it was added, in seconds since 1970.
         files: name, size in bytes and SHA-256 of each.
     """
+
+    __repr__ = fields_line
 
     name: str
     version: str

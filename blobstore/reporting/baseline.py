@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from blobstore.core.reprs import fields_line
 from blobstore.core.text import size
 from blobstore.reporting.causes import Cause, Compared, explain_waste
 from blobstore.reporting.model import Finding, FindingKind
@@ -32,6 +33,8 @@ class Changes:
         lost: why bytes are no longer shared, or are wasted since; what cost most comes first.
         gained: why less is wasted. The `saves` of `lost` minus those of `gained` are `saves`.
     """
+
+    __repr__ = fields_line
 
     bytes: int
     saves: int

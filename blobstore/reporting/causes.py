@@ -12,6 +12,7 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from blobstore.core.reprs import fields_line
 from blobstore.reporting.matching import Content, content_of, match_contents, match_files, names_of_region
 from blobstore.reporting.model import CauseKind, Finding, FindingKind, RegionKind
 from blobstore.reporting.report_data import ReportData
@@ -49,6 +50,8 @@ class Cause:
         after: where they are now.
         detail: what is special about it, in a few words.
     """
+
+    __repr__ = fields_line
 
     kind: CauseKind
     bytes: int

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import blobstore
-from blobstore.errors import FileAccessError, IntegrityError, OutputPathError, PoolError
+from blobstore.errors import ClosedError, FileAccessError, IntegrityError, OutputPathError, PoolError
 from blobstore.pool import Pool
 from tests import models
 from tests.pool.models import halves, stored_bytes, tensors, tuned, write
@@ -173,6 +173,34 @@ def test_where_there_is_no_pool(tmp_path: Path) -> None:
         Pool("gopher://bucket/x")
 
 
+@pytest.mark.parametrize("name", ["two words", "a#b", "é", "it's", "{x}", "x,y;z"])
+def test_folders_of_any_usual_name(tmp_path: Path, name: str) -> None:
+    path = write(tmp_path / "a.safetensors", tensors())
+    with Pool(tmp_path / name / "pool", create=True) as pool:
+        pool.add(path, "m@1")
+    with Pool(tmp_path / name / "pool") as pool:
+        pool.drop("m@1")
+        pool.gc(grace=0, keep=0)
+        pool.add(path, "m@1")
+        assert pool.verify() == []
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == sorted(["a.safetensors", name])
+
+
+@pytest.mark.parametrize("name", ["50%20", "a*", "b?", "[1]", "x\\y", "x^2", "a|b", "\x1b[31m", "new\nline"])
+def test_folders_that_the_engines_would_miss_are_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(PoolError, match="the path of a pool cannot have"):
+        Pool(tmp_path / name, create=True)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_closed_pool_says_so(pool: Pool, tmp_path: Path) -> None:
+    path = write(tmp_path / "a.safetensors", tensors())
+    pool.close()
+    for call in (pool.versions, pool.stats, lambda: pool.add(path, "m@1"), lambda: pool.open("m@1"), pool.gc):
+        with pytest.raises(ClosedError, match="this pool is closed"):
+            call()
+
+
 def test_a_newer_or_foreign_pool_is_refused(pool: Pool, tmp_path: Path) -> None:
     described = tmp_path / "pool" / "pool.json"
     described.write_text(json.dumps({"format": "blobstore.pool.2"}))
@@ -294,6 +322,17 @@ def test_any_engine_reads_the_tables(pool: Pool, tmp_path: Path) -> None:
     )
     listed = {name.as_py(): bytes(digest.as_py()) for name, digest in zip(rows["tensor"], rows["digest"], strict=True)}
     assert listed == {name: hashlib.sha256(values.tobytes()).digest() for name, values in tensors().items()}
+
+
+def test_looking_at_a_version_reads_no_blob(pool: Pool, tmp_path: Path) -> None:
+    """Its keys, layouts and sizes are in the tables."""
+    pool.add(write(tmp_path / "a.safetensors", tensors()), "m@1")
+    shutil.rmtree(tmp_path / "pool" / "packs")
+    opened = pool.open("m@1")
+    assert f"{len(tensors())} keys" in repr(opened)
+    assert "embed.weight" in opened._repr_html_()
+    with pytest.raises(PoolError, match="the pack is missing"):
+        opened.numpy("embed.weight")
 
 
 def test_a_shape_says_how_the_bytes_are_a_tensor(pool: Pool, tmp_path: Path) -> None:

@@ -241,7 +241,7 @@ class NamedDataMap(Mapping[str, AnyTensor]):
         """What a notebook shows of the map below its title."""
         self._check_open()
         keys = self._key_list()
-        rows = ((key, *tensor_cells(self._layout(key), len(self._view(key)))) for key in keys)
+        rows = ((key, *tensor_cells(self._layout(key), self._size(key))) for key in keys)
         return [table(("key", *TENSOR_COLUMNS), rows, len(keys), numbers=NUMBER_COLUMNS)]
 
     def _title(self) -> str:
@@ -256,7 +256,11 @@ class NamedDataMap(Mapping[str, AnyTensor]):
 
     def _nbytes(self) -> int:
         """What `repr` says of the map's size: the bytes of all keys."""
-        return sum(len(self._view(key)) for key in self._key_list())
+        return sum(self._size(key) for key in self._key_list())
+
+    def _size(self, key: str) -> int:
+        """Bytes of a blob; a map that has to fetch blobs knows this without."""
+        return len(self._view(key))
 
     # Lifetime.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from blobstore.core.reprs import count, line, listed
+from blobstore.core.reprs import count, fields_line, line, listed
 from blobstore.core.text import size
 
 __all__ = ["DataResult", "DedupResult", "KeyResult", "ProgramResult"]
@@ -55,6 +55,8 @@ class KeyResult:
         same_as: another key of `path` with the same bytes, which are stored once for both; None for the first of such keys.
     """
 
+    __repr__ = fields_line
+
     key: str
     path: Path
     merged_with: Path | None = None
@@ -70,6 +72,8 @@ class DataResult:
         keys: what became of each of its keys, in its order.
         lost_metadata: names of its metadata that no data file of the folder has with the same value.
     """
+
+    __repr__ = fields_line
 
     source: Path
     keys: tuple[KeyResult, ...]
