@@ -166,8 +166,10 @@ def check_wheel(path: Path) -> None:
         names = set(opened.namelist())
     package = path.name.split("-")[0].removeprefix("executorch_")
     (information,) = {name.split("/")[0] for name in names if ".dist-info/" in name}
-    vendored = [] if package == "blobstore" else ["nanobind", "robin_map", "xxhash"]
+    vendored = [] if package == "blobstore" else ["executorch", "nanobind", "robin_map", "xxhash"]
     licences = ["LICENSE", *(f"third_party/{name}/LICENSE" for name in vendored)]
+    if vendored:
+        licences.append("third_party/executorch/NOTICE.md")
     inside = sbom.embedded(path).get("components", [])
     if not set(vendored) <= {one["name"].lower().replace("-", "_") for one in inside}:
         sys.exit(f"{path.name}: its SBOM lacks one of {', '.join(vendored)}")
@@ -182,19 +184,21 @@ def require(path: Path, names: set[str], wanted: list[str]) -> None:
 
 
 def smoke(version: str, out: Path, *, native: bool) -> None:
-    """Install the wheels into an empty environment and use them there."""
+    """Install the packages into an empty environment as docs/install.md says, and use them there.
+
+    Nothing is compiled: pip takes wheels only, and finds no compiler.
+    """
     with tempfile.TemporaryDirectory(prefix="smoke-") as place:
         environment = Path(place) / "venv"
         run(str(interpreter(version)), "-m", "venv", environment)
         python = environment / "bin" / "python"
         (pure,) = out.glob("executorch_blobstore-*.whl")
-        wheels = [f"{pure}[cli]"]
-        if native:
-            wheels += out.glob(
-                f"executorch_blobstore_runtime-*-cp{version.replace('.', '')}-*_{platform.machine()}.whl"
-            )
-        run(python, "-m", "pip", "install", *QUIET, *wheels)
+        named = f"executorch-blobstore[{'cli,runtime' if native else 'cli'}]=={pure.name.split('-')[1]}"
+        wheels = ("--only-binary=:all:", "--find-links", out)
+        run(python, "-m", "pip", "install", *QUIET, *wheels, named, environment={"PATH": str(python.parent)})
         script = Path(__file__).with_name("smoke.py")
+        if native:
+            lower(place)
         run(python, "-I", "-W", "error", script, *(["--native"] if native else []), cwd=place)
         run(python, "-m", "pip", "install", *QUIET, f"{pure}[{','.join(DESCRIBED)}]")
         describe(version, out, python)
@@ -215,6 +219,12 @@ def describe(version: str, out: Path, python: Path) -> None:
             sbom.write(archive, wheels[0], python, folder)
 
 
+def lower(place: str) -> None:
+    """Write the program that `smoke.py` runs; this needs torch, which the environments there do not have."""
+    script = Path(__file__).with_name("lower.py")
+    run(sys.executable, "-W", "ignore", script, cwd=place, environment={"PYTHONPATH": str(ROOT)})
+
+
 def smoke_emulated(version: str, out: Path) -> None:
     """Install the wheels for the other machine into an empty folder and use them there, with its Python under qemu."""
     with tempfile.TemporaryDirectory(prefix="smoke-") as place:
@@ -223,8 +233,9 @@ def smoke_emulated(version: str, out: Path) -> None:
         wheels = [*out.glob("executorch_blobstore-*.whl"), *out.glob(f"*-cp{version.replace('.', '')}-*_{CROSS}.whl")]
         target = ("--target", packages, "--python-version", version, "--only-binary=:all:", *accepted)
         # by name, because pip asks this machine which of them are needed
-        needed = ("--no-deps", machines.EXECUTORCH, "flatbuffers", "numpy", "xxhash")
+        needed = ("--no-deps", "flatbuffers", "numpy", "xxhash")
         run(sys.executable, "-m", "pip", "install", *QUIET, *target, *needed, *wheels)
+        lower(place)
         system = machines.python(version)
         script = Path(__file__).with_name("smoke.py")
         emulator = (f"qemu-{CROSS}-static", "-L", system, system / "usr" / "bin" / f"python{version}")

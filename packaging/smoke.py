@@ -6,6 +6,7 @@ import subprocess
 import sys
 import sysconfig
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -46,6 +47,20 @@ def native() -> None:
         same(other.numpy("a.weight"), new)
 
 
+def programs() -> None:
+    """Run the program of `lower.py` with ExecuTorch's kernels and XNNPACK, which come with the wheel."""
+    from blobstore.runtime import BlobCache, Program
+
+    if find_spec("executorch") is not None:
+        sys.exit("executorch is installed, so this would not use what the wheel has")
+    ones = np.ones((1, 8), np.float32)
+    with BlobCache("model.ptd") as cache:
+        forward = Program("model.pte", cache).method()
+        same(forward(ones), np.full((1, 2), 5, np.float32))
+        cache.update({"weight": np.zeros((2, 8), np.float32)})
+        same(forward(ones), np.ones((1, 2), np.float32))
+
+
 def same(found: object, expected: np.ndarray) -> None:
     if not np.array_equal(np.asarray(found), expected):
         sys.exit(f"expected {expected}, found {found}")
@@ -58,5 +73,6 @@ if __name__ == "__main__":
     packages = ["executorch-blobstore"]
     if "--native" in sys.argv:
         native()
+        programs()
         packages.append("executorch-blobstore-runtime")
     sys.stdout.write(f"{sys.version.split()[0]}: {', '.join(f'{p} {metadata.version(p)}' for p in packages)}\n")

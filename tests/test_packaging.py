@@ -72,7 +72,7 @@ def test_what_pypi_shows(folder: Path) -> None:
     assert about["authors"] and about["keywords"] and about["description"]
     assert pythons(folder)[0] == about["requires-python"].removeprefix(">=")
     for name in about["license-files"]:
-        assert list(folder.glob(name)), name
+        assert any(path.is_file() for path in folder.glob(name)), name
 
 
 def test_the_extras_are_listed() -> None:
@@ -84,6 +84,20 @@ def test_the_extras_are_listed() -> None:
     for name, text in table.items():
         for included in re.findall(r"includes `(\w+)`", text):
             assert f"executorch-blobstore[{included}]" in extras[name], name
+
+
+def test_the_runtime_is_built_on_the_executorch_that_is_installed_with_it() -> None:
+    """Its wheel has libraries of one version, so wherever executorch is named, it is that version."""
+    native, pure = project(ROOT / "runtime_bindings"), project(ROOT)["project"]["optional-dependencies"]
+    (built,) = [one for one in native["build-system"]["requires"] if one.startswith("executorch")]
+    assert native["project"]["optional-dependencies"]["executorch"] == [built]
+    assert [one for one in pure["executorch"] if one.startswith("executorch")] == [built]
+    assert built == machines.EXECUTORCH
+
+
+def test_the_runtime_needs_neither_executorch_nor_torch() -> None:
+    """They take most of a gigabyte, and it has what it needs of them."""
+    assert project(ROOT / "runtime_bindings")["project"]["dependencies"] == ["numpy>=1.26"]
 
 
 def test_both_packages_have_types_and_the_same_licence() -> None:

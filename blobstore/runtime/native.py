@@ -42,7 +42,10 @@ _LIBRARIES = (
 
 
 def _import_native() -> Any:
-    """Import the native module, linked to the same libraries that `executorch` uses in this process."""
+    """Import the native module, linked to the same libraries that `executorch` uses in this process.
+
+    If executorch is not installed, the module is linked to the copies that its own package has.
+    """
     check_runtime()
     try:
         spec = importlib.util.find_spec("executorch")
