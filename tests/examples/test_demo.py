@@ -100,6 +100,8 @@ def test_printed_output(demo):
     assert f"{result.bytes_before:,}" in text
     assert f"{result.bytes_after:,}" in text
     assert f"All {result.outputs} outputs are identical" in text
+    before, after = (sum(getattr(p, form) for p in result.programs) for form in ("load_before", "load_after"))
+    assert f"{before * 1e3:.1f} ms before and {after * 1e3:.1f} ms after" in text.replace("\n", " ")
     assert "A second start with packed weights on disk: " in text
     assert max(map(len, text.partition("Next, try:")[0].splitlines())) <= 100  # a command is not broken
 
@@ -164,6 +166,24 @@ def test_a_changed_output_is_an_error(lowered, tmp_path):
     both = flow._Both(before, after, after.with_name(data))
     with pytest.raises(InvalidFileError, match=r"not what .* computes"):
         both.run("forward", lowered.mlp().inputs())
+
+
+def test_loads_are_compared_in_turn_by_the_processor(lowered, tmp_path, monkeypatch):
+    """Neither form is always first, and what else the machine does in the meantime does not count."""
+    program = lowered.mlp().write(tmp_path)
+    both = flow._Both(program, program.with_name("model.pte"), None)
+    processor, loads = [0.0], []
+
+    def load(path, data_file):
+        loads.append(data_file)
+        processor[0] += 2.0 if data_file is None else 3.0
+
+    both.data_file = tmp_path / "data.ptd"
+    monkeypatch.setattr(both, "_load", load)
+    monkeypatch.setattr("time.thread_time", lambda: processor[0])
+    compared = both.compare_loading("model")
+    assert (compared.load_before, compared.load_after) == (2.0, 3.0)
+    assert loads[:4] == [None, both.data_file, both.data_file, None] and len(loads) == 2 * flow.ROUNDS
 
 
 def test_missing_weights(monkeypatch):
