@@ -220,8 +220,11 @@ def _find(programs: list[ProgramFile], what: str) -> tuple[int, str]:
         )
     number, method = next(((n, m) for n, m in matches if m in programs[n].methods), matches[0])
     if method not in programs[number].methods:
-        listed = ", ".join(map(repr, programs[number].methods))
-        raise MethodNotFoundError(f"{programs[number].path} has no method {method!r}, but {listed}")
+        program = programs[number]
+        listed = ", ".join(map(repr, program.methods))
+        raise MethodNotFoundError(
+            f"{program.path} has no method {method!r}, but {listed} (--method {program.path.stem}:{program.methods[0]}=NAME)"
+        )
     return number, method
 
 

@@ -216,7 +216,9 @@ def test_collisions_are_refused_or_renamed(tmp_path: Path, stock_run: Any) -> No
     one, other = models.mlp(seed=0), models.mlp(seed=1)
     a, b = one.write(tmp_path / "x", "a"), other.write(tmp_path / "y", "b")
     output = tmp_path / "one.pte"
-    with pytest.raises(UnsupportedProgramError, match=r"b\.pte: .*a\.pte has a method 'forward', too"):
+    with pytest.raises(
+        UnsupportedProgramError, match=r"b\.pte: .*a\.pte has a method 'forward', too.*--method b:forward=NAME"
+    ):
         fuse_programs([a, b], output)
     assert not output.exists()
     same = one.write(tmp_path / "z", "same")
@@ -237,7 +239,11 @@ def test_collisions_are_refused_or_renamed(tmp_path: Path, stock_run: Any) -> No
     ("methods", "error", "message"),
     [
         ({"c": "x"}, MethodNotFoundError, "'c' names none of the programs"),
-        ({"b:backward": "x"}, MethodNotFoundError, "has no method 'backward', but 'forward'"),
+        (
+            {"b:backward": "x"},
+            MethodNotFoundError,
+            r"has no method 'backward', but 'forward' \(--method b:forward=NAME\)",
+        ),
         ({"b": "a\0b"}, InvalidKeyError, "without NUL"),
         ({"b": "\ud800"}, InvalidKeyError, "not valid Unicode"),
         ({"a": "", "b": ""}, UnsupportedDataError, "all methods are left out"),
