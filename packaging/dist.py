@@ -199,7 +199,7 @@ def smoke(version: str, out: Path, *, native: bool) -> None:
         script = Path(__file__).with_name("smoke.py")
         if native:
             lower(place)
-        run(python, "-I", "-W", "error", script, *(["--native"] if native else []), cwd=place)
+        run(python, "-I", "-W", "error", script, ROOT / "README.md", *(["--native"] if native else []), cwd=place)
         run(python, "-m", "pip", "install", *QUIET, f"{pure}[{','.join(DESCRIBED)}]")
         describe(version, out, python)
 
@@ -240,7 +240,7 @@ def smoke_emulated(version: str, out: Path) -> None:
         script = Path(__file__).with_name("smoke.py")
         emulator = (f"qemu-{CROSS}-static", "-L", system, system / "usr" / "bin" / f"python{version}")
         told = {"PYTHONPATH": str(packages), "PYTHONHOME": str(system / "usr")}
-        run(*emulator, "-W", "error", script, "--native", "--emulated", cwd=place, environment=told)
+        run(*emulator, "-W", "error", script, ROOT / "README.md", "--native", "--emulated", cwd=place, environment=told)
 
 
 def run(*command: str | Path, cwd: str | Path | None = None, environment: dict[str, str] | None = None) -> None:
