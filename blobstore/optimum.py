@@ -76,8 +76,12 @@ def _export(model: Any, **options: Any) -> Any:
 
 
 def main() -> None:
-    """Run optimum's command line, in which the recipe is registered."""
-    register()
+    """Run optimum's command line, in which the recipe is registered; exits with 1 if optimum is not installed."""
+    try:
+        register()
+    except MissingDependencyError as error:
+        print(f"error: {error}", file=sys.stderr)  # noqa: T201
+        sys.exit(1)
     command = importlib.import_module("optimum.commands.optimum_cli")
     sys.argv[0] = "optimum-cli"
     command.main()

@@ -39,7 +39,7 @@ from blobstore.reporting.named import (
 )
 from blobstore.reporting.regions import SUFFIXES
 from blobstore.reporting.savings import count
-from blobstore.reporting.source import is_url
+from blobstore.reporting.source import is_url, needs_package
 from blobstore.reporting.view import Report
 
 __all__ = ["NEAR", "report"]
@@ -235,8 +235,8 @@ def _remote(path: str) -> list[str]:
         if not system.isdir(inside):
             return [path]
         names = sorted(name for name in system.find(inside) if name.endswith(SUFFIXES))
-    except ImportError as error:  # the URL's protocol needs a package
-        raise MissingDependencyError(str(error)) from None
+    except ImportError as error:
+        raise needs_package(path, error) from None
     except Exception as error:  # each protocol's package raises errors of its own
         raise FileAccessError(path, error if isinstance(error, OSError) else str(error)) from None
     return [str(system.unstrip_protocol(name)) for name in names]

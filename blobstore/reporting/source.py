@@ -7,6 +7,7 @@ read once, in order, and not kept.
 
 from __future__ import annotations
 
+import importlib.metadata
 import mmap
 import os
 import tempfile
@@ -18,7 +19,7 @@ from blobstore.core.distribution import install
 from blobstore.core.errors import DataChangedError, FileAccessError, InvalidFileError, MissingDependencyError
 from blobstore.core.memory.mapped_file import map_file
 
-__all__ = ["CHUNK", "Identity", "Source", "identify", "is_url", "open_source"]
+__all__ = ["CHUNK", "Identity", "Source", "identify", "is_url", "needs_package", "open_source"]
 
 CHUNK = 1 << 19
 """Bytes that are looked at in one go: they stay in the processor's cache from the first look to the last."""
@@ -27,9 +28,22 @@ _REMOTE_BLOCK = 1 << 23
 _PAGE = mmap.ALLOCATIONGRANULARITY
 
 
+# Extras of fsspec whose names are not those of the protocols
+_FSSPEC_EXTRAS = {"az": "abfs", "https": "http", "s3a": "s3"}
+
+
 def is_url(path: str) -> bool:
     """Whether fsspec must open it."""
     return "://" in path
+
+
+def needs_package(path: str, error: ImportError) -> MissingDependencyError:
+    """The error for a URL for whose protocol fsspec needs a package that is not installed."""
+    protocol = path.partition("://")[0]
+    extra = _FSSPEC_EXTRAS.get(protocol, protocol)
+    extras = importlib.metadata.metadata("fsspec").get_all("Provides-Extra") or ()
+    hint = f": pip install 'fsspec[{extra}]'" if extra in extras else ""
+    return MissingDependencyError(f"{error}{hint}")
 
 
 class Identity(NamedTuple):
@@ -211,7 +225,7 @@ class _Remote(Source):
             self._file = self._system.open(self._inside, "rb", block_size=_REMOTE_BLOCK)
             self.size = int(information["size"])
         except ImportError as error:
-            raise MissingDependencyError(str(error)) from None
+            raise needs_package(path, error) from None
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise FileAccessError(path, error if isinstance(error, OSError) else str(error)) from None
         if self.size == 0:

@@ -8,11 +8,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import pytest
 
-from blobstore.core.errors import ClosedError, KeyNotFoundError, LayoutError
+from blobstore.core.errors import ClosedError, KeyNotFoundError, LayoutError, MissingDependencyError
 from blobstore.core.formats.data_map import NamedDataMap
 from blobstore.core.memory.layout import ScalarType, TensorLayout
+
+try:
+    import pytest
+except ImportError as error:
+    raise MissingDependencyError("the contract of data maps needs pytest: pip install pytest") from error
 
 __all__ = ["Blob", "NamedDataMapContract"]
 

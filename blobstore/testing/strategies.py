@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from hypothesis import strategies as st
-
+from blobstore.core.errors import MissingDependencyError
 from blobstore.core.memory.layout import ScalarType, TensorLayout
+
+try:
+    from hypothesis import strategies as st
+except ImportError as error:
+    raise MissingDependencyError("strategies need hypothesis: pip install hypothesis") from error
 
 __all__ = ["alignments", "keys", "layouts", "tags", "tensors"]
 
