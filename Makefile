@@ -106,7 +106,7 @@ $(VENV)/.created:
 	@touch $@
 
 $(VENV)/.installed: $(VENV)/.created pyproject.toml
-	@echo "Installing into $(VENV): about 2 GB, one to a few minutes ..."
+	@echo "Installing into $(VENV): about 3 GB, a few minutes ..."
 	$(RUN) -m pip install --quiet --disable-pip-version-check --editable ".[test,lint]"
 	@touch $@
 

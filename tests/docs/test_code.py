@@ -41,7 +41,7 @@ NOT_RUN = {
     "docs/howto/fuse.md": 1,
     "docs/howto/peft.md": 1,
     "docs/index.md": 1,
-    "docs/install.md": 5,
+    "docs/install.md": 6,
     "docs/tutorial.md": 1,
     "docs/cpp.md": 1,
     "docs/platforms.md": 2,
