@@ -624,14 +624,3 @@ assert inspect_file(result.data_files[0]).blobs
 """
     done = without("torch", "executorch", run=code)
     assert done.returncode == 0, done.stderr
-
-
-def test_missing_packages_are_named(tmp_path):
-    done = without("typer", run="from blobstore.cli import main; main()")
-    assert done.returncode == 3
-    assert "pip install 'executorch-blobstore[cli]'" in done.stderr
-    blobstore.save_file({"w": np.zeros(2)}, tmp_path / "w.ptd")
-    done = without("torch", run=f"import blobstore; blobstore.load_file(r'{tmp_path}/w.ptd', 'pt')")
-    assert "MissingDependencyError" in done.stderr and "executorch-blobstore[executorch]" in done.stderr
-    done = without("executorch", run="from blobstore.lowering import to_named_data")
-    assert "MissingDependencyError" in done.stderr
