@@ -47,12 +47,12 @@ def check_lowering(what: str = "lowering") -> None:
 
 
 def check_runtime() -> None:
-    """Check that the native package belongs to this package, and that the executorch is there that it was built for.
+    """Check that the native package belongs to this package, and that executorch, if it is there, is the one it is built on.
 
     Without pip's records, as in a bundled application, nothing is known and nothing is refused.
 
     Raises:
-        MissingDependencyError: one of them has another version, or there is no executorch. The message has both versions.
+        MissingDependencyError: one of them has another version. The message has both versions.
     """
     runtime = installed(RUNTIME)
     if runtime is None:
@@ -61,12 +61,12 @@ def check_runtime() -> None:
         raise _error(f"blobstore {__version__}", RUNTIME, __version__, runtime, "runtime")
     needed = _pinned(RUNTIME, "executorch")
     found = installed("executorch")
-    if needed is not None and (found or "").partition("+")[0] != needed:
-        raise _error(f"{RUNTIME} {runtime}", "executorch", needed, found, "runtime")
+    if needed is not None and found is not None and found.partition("+")[0] != needed:
+        raise _error(f"{RUNTIME} {runtime}", "executorch", needed, found, "executorch")
 
 
 def _pinned(package: str, needed: str) -> str | None:
-    """The one version of another package that a package needs."""
+    """The one version of another package that a package works with, from its requirements or those of an extra."""
     for requirement in importlib.metadata.requires(package) or ():
         if match := re.match(rf"{re.escape(needed)}\s*\(?==\s*([\w.]+)", requirement):
             return match[1]

@@ -25,8 +25,10 @@ function(blobstore_sbom output)
   else() # a build of ExecuTorch's sources does not say
     set(executorch_VERSION unknown)
   endif()
+  set(executorch_USE "linked; of its headers, templates and inline functions are compiled in")
   if(BLOBSTORE_PYTHON)
     set(name executorch-blobstore-runtime)
+    set(executorch_USE "four of its libraries are in the wheel: the runtime, the thread pool, the kernels and XNNPACK")
     set(dependencies "${dependencies}, \"nanobind\", \"robin-map\"")
     blobstore_header_version(
       robin_map_VERSION ${NB_DIR}/ext/robin_map/include/tsl/robin_growth_policy.h TSL_RH_VERSION PATCH
