@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ import blobstore.reporting
 import blobstore.testing
 import blobstore.torch
 from blobstore.core.formats.safetensors import SafetensorsDataMap
+from blobstore.reporting.json_output import to_json
 from tests.wrong_kinds import PublicCallable, check, public_callables
 
 RESULTS = [
@@ -68,11 +70,12 @@ CALLABLES = [
 
 @pytest.fixture(scope="module")
 def models(lowered: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A program, a data file and a checkpoint."""
+    """A program, a data file, a checkpoint, and a report."""
     folder = tmp_path_factory.mktemp("models")
     (folder / "a.pte").write_bytes(lowered.counter().pte)
     blobstore.save_file({"w": np.arange(6.0), "b": b"opaque"}, folder / "a.ptd")
     blobstore.core.tools.convert.convert(folder / "a.ptd", folder / "a.safetensors")
+    (folder / "report.json").write_text(json.dumps(to_json(blobstore.report([folder / "a.ptd"]))))
     return folder
 
 
@@ -116,6 +119,7 @@ def makers(models: Path, folder: Path, one: PublicCallable, manager: Any) -> dic
         "maps": lambda: [ptd()],
         "open_names.names": lambda: models / "a.ptd",
         "other": ptd,
+        "load_report.path": lambda: models / "report.json",
         "path": lambda: models / ("a.pte" if one.name == "open_pte" else "a.ptd"),
         "BlobStore.write_ptd.path": lambda: folder / "y.ptd",
         "fuse_programs.output": lambda: folder / "one.pte",

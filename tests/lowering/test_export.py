@@ -256,7 +256,7 @@ def test_quiet_keeps_what_is_disabled_already() -> None:
 
 def test_without_executorch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "executorch.exir", None)  # type: ignore[arg-type]
-    with pytest.raises(MissingDependencyError, match="needs executorch: pip install"):
+    with pytest.raises(MissingDependencyError, match="needs all of executorch: pip install"):
         lower({"forward": (nn.Identity().eval(), inputs(1))})
 
 
