@@ -30,7 +30,9 @@ pytestmark = pytest.mark.long
 
 ROOT = Path(__file__).parents[1]
 EXTRAS: dict[str, list[str]] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-OF_CONTRIBUTORS = {"test", "bench", "fuzz", "lint", "platforms", "docs", "dist"}
+OF_CONTRIBUTORS = {"test", "bench", "fuzz", "lint", "platforms", "pictures", "docs", "dist"}
+# Each takes ten seconds of a processor; one of each kind is tried in every run
+ALWAYS = {"typer", "msgspec", "torch", "executorch", "obstore", "zstandard"}
 # Packages in no extra, which a message names themselves
 ALONE = {"ml-dtypes", "hypothesis", "pytest", "optimum-executorch"}
 
@@ -42,9 +44,11 @@ COMMAND_LINES = [
     "verify w.ptd",
     "diff w.ptd w.ptd",
     "convert w.ptd converted.safetensors",
+    "delta b.ptd w.ptd -o deltas",
     "report w.ptd m.pte",
     "report w.gguf",
     "report w.ptd --html report.html",
+    "report w.ptd --tui",
     "report https://localhost:1/w.ptd",
     "report s3://nowhere/w.ptd",
     "publish w.ptd -o out --name a --version 2",
@@ -67,6 +71,9 @@ COMMAND_LINES = [
     "adapters import peft --foundation w.ptd -o imported.ptd",
     "adapters export w.ptd -o exported",
     "adapters combine w.ptd=0.5 --foundation w.ptd -o combined.ptd",
+    "pool add pool w.ptd --as w@1",
+    "pool ls pool",
+    "pool get pool w@1 -o restored",
     "packed list packed",
     "packed verify packed",
     "packed gc packed --limit 1GB",
@@ -100,6 +107,7 @@ CALLS = [
     "blobstore.runtime.PackedStore('packed')",
     "blobstore.adapters.read_adapter('w.ptd')",
     "blobstore.adapters.import_peft('peft', 'imported.ptd', foundation='w.ptd')",
+    "blobstore.pool.Pool('pool').versions()",
     "blobstore.releases.publish('w.ptd', 'out', name='b', version='1')",
     "blobstore.releases.pull('releases/a/1', 'device')",
 ]
@@ -208,6 +216,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     path = tmp_path_factory.mktemp("packages")
     save_file({"w": np.zeros(2)}, path / "w.ptd")
+    save_file({"w": np.ones(2)}, path / "b.ptd")
     save_safetensors({"w": ones(2)}, path / "w.safetensors")
     save_safetensors({"w": ones(2, dtype=bfloat16)}, path / "bf16.safetensors")
     models.mlp().write(path, "m")
@@ -262,7 +271,10 @@ def says_what_is_missing(distribution: str, kind: str, how: str, written: str) -
     return bool(right) and (itself or any(distribution in OF_USERS[extra] for extra in extras))
 
 
-@pytest.mark.parametrize("distribution", OPTIONAL)
+@pytest.mark.parametrize(
+    "distribution",
+    [pytest.param(name, marks=[] if name in ALWAYS else pytest.mark.slow) for name in OPTIONAL],
+)
 def test_a_missing_package_is_named_where_it_is_needed(
     distribution: str, folder: Path, usual: list[list[str]], tmp_path: Path
 ) -> None:

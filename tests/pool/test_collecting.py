@@ -28,6 +28,12 @@ STEPS = [(Tables, "append"), (Tables, "delete"), (Tables, "fresh"), (Objects, "p
 NEVER = 1e9
 
 
+# every step takes minutes; of each few, one is tried in every run
+each = pytest.mark.parametrize(
+    "stride", [pytest.param(5, marks=pytest.mark.long), pytest.param(1, marks=pytest.mark.slow)]
+)
+
+
 class Killed(BaseException):
     """The process ends."""
 
@@ -110,21 +116,22 @@ ADDED = "gone+child"
 """Its contents are there, but unused, and one of them is to be stored against a base that is unused."""
 
 
-def steps_of(monkeypatch: pytest.MonkeyPatch, folder: Path, run: Callable[[World], None]) -> int:
+def steps_of(monkeypatch: pytest.MonkeyPatch, folder: Path, run: Callable[[World], None], stride: int) -> range:
+    """The numbers of the steps that are tried."""
     world = World(folder / "counted")
     with between(monkeypatch, -1, die) as made:
         run(world)
-    return len(made)
+    return range(0, len(made), stride)
 
 
-@pytest.mark.long
+@each
 @pytest.mark.parametrize("grace", [NEVER, 0.0])
 def test_a_collection_between_any_two_steps_of_adding(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, grace: float
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, grace: float, stride: int
 ) -> None:
     """The version is whole, or with a collection that gives up everything that was begun, not there and adding an error."""
     outcomes = set()
-    for at in range(steps_of(monkeypatch, tmp_path, lambda world: world.add(ADDED))):
+    for at in steps_of(monkeypatch, tmp_path, lambda world: world.add(ADDED), stride):
         world = World(tmp_path / str(at))
         with between(monkeypatch, at, lambda world=world: world.collect(grace)):
             try:
@@ -139,14 +146,17 @@ def test_a_collection_between_any_two_steps_of_adding(
         world.collect()
         world.collect()
         world.check()
-    assert outcomes == ({"added"} if grace else {"added", "given up"})
+    assert "added" in outcomes
+    assert "given up" in outcomes if not grace else outcomes == {"added"}
 
 
-@pytest.mark.long
-def test_two_collections_between_any_steps_of_adding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@each
+def test_two_collections_between_any_steps_of_adding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stride: int
+) -> None:
     """The first marks, the second deletes."""
-    count = steps_of(monkeypatch, tmp_path, lambda world: world.add(ADDED))
-    for at in range(0, count, 2):
+    steps = steps_of(monkeypatch, tmp_path, lambda world: world.add(ADDED), stride)
+    for at in steps:
         world = World(tmp_path / str(at))
 
         def twice(world: World = world) -> None:
@@ -159,10 +169,12 @@ def test_two_collections_between_any_steps_of_adding(tmp_path: Path, monkeypatch
         assert f"{ADDED}@2" in world.versions()
 
 
-@pytest.mark.long
-def test_a_version_between_any_two_steps_of_a_collection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    count = steps_of(monkeypatch, tmp_path, lambda world: world.collect())
-    for at in range(count):
+@each
+def test_a_version_between_any_two_steps_of_a_collection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stride: int
+) -> None:
+    steps = steps_of(monkeypatch, tmp_path, lambda world: world.collect(), stride)
+    for at in steps:
         world = World(tmp_path / str(at))
         with between(monkeypatch, at, lambda world=world: world.add(ADDED)):
             world.collect()
@@ -172,10 +184,10 @@ def test_a_version_between_any_two_steps_of_a_collection(tmp_path: Path, monkeyp
         world.check()
 
 
-@pytest.mark.long
-def test_adding_dies_at_any_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@each
+def test_adding_dies_at_any_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stride: int) -> None:
     """The version is there or not; later collections leave nothing of it, and it can be added again."""
-    for at in range(steps_of(monkeypatch, tmp_path, lambda world: world.add(ADDED))):
+    for at in steps_of(monkeypatch, tmp_path, lambda world: world.add(ADDED), stride):
         world = World(tmp_path / str(at))
         with between(monkeypatch, at, die), pytest.raises(Killed):
             world.add(ADDED)
@@ -191,9 +203,9 @@ def test_adding_dies_at_any_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         assert stored_bytes(world.folder / "pool") == 0
 
 
-@pytest.mark.long
-def test_a_collection_dies_at_any_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for at in range(steps_of(monkeypatch, tmp_path, lambda world: world.collect())):
+@each
+def test_a_collection_dies_at_any_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stride: int) -> None:
+    for at in steps_of(monkeypatch, tmp_path, lambda world: world.collect(), stride):
         world = World(tmp_path / str(at))
         with between(monkeypatch, at, die), pytest.raises(Killed):
             world.collect()
@@ -204,12 +216,12 @@ def test_a_collection_dies_at_any_step(tmp_path: Path, monkeypatch: pytest.Monke
         world.check()
 
 
-@pytest.mark.long
-def test_the_same_version_twice_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@each
+def test_the_same_version_twice_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stride: int) -> None:
     """One is added, the other is an error, at whatever step the other comes; blobs that both stored are soon there once."""
-    count = steps_of(monkeypatch, tmp_path, lambda world: world.add("child"))
+    steps = steps_of(monkeypatch, tmp_path, lambda world: world.add("child"), stride)
     winners = set()
-    for at in range(count):
+    for at in steps:
         world = World(tmp_path / str(at))
         added: list[str] = []
 
