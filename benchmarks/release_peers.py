@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import json
 import os
@@ -23,20 +24,20 @@ def _bytes(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
-def _restic(versions: Sequence[Path], folder: Path) -> int | None:
-    """Bytes of a repository that has the contents of some folders, without compression."""
+def _restic(versions: Sequence[Path], folder: Path, *, compression: str = "off") -> int | None:
+    """Bytes of a repository that has the contents of some folders."""
     restic = shutil.which("restic")
     if restic is None:
         return None
     environment = {**os.environ, "RESTIC_PASSWORD": "1", "RESTIC_REPOSITORY": str(folder / "restic")}
     _run([restic, "init", "--repository-version", "2"], environment)
     for version in versions:
-        _run([restic, "backup", "--compression", "off", "--no-cache", str(version)], environment)
+        _run([restic, "backup", "--compression", compression, "--no-cache", str(version)], environment)
     return _bytes(folder / "restic")
 
 
-def _casync(versions: Sequence[Path], folder: Path) -> int | None:
-    """The same for casync, whose chunks are decompressed, because it has no store without compression."""
+def _casync(versions: Sequence[Path], folder: Path, *, compressed: bool = False) -> int | None:
+    """The same for casync; it has no store without compression, so its chunks are decompressed for that."""
     casync = shutil.which("casync")
     if casync is None:
         return None
@@ -46,6 +47,8 @@ def _casync(versions: Sequence[Path], folder: Path) -> int | None:
     for number, version in enumerate(versions):
         command = [casync, "make", "--compression=zstd", f"--store={store}", str(folder / f"{number}.caidx")]
         _run([*command, str(version)], os.environ)
+    if compressed:
+        return _bytes(folder)
     chunks = sum(
         len(zstandard.ZstdDecompressor().decompressobj().decompress(path.read_bytes()))
         for path in store.rglob("*.cacnk")
@@ -73,20 +76,8 @@ def _xet(versions: Sequence[Path], folder: Path) -> int | None:
     return _bytes(kept / "xorbs") + _bytes(kept / "shards")
 
 
-def _compressed_restic(versions: Sequence[Path], folder: Path) -> int | None:
-    """Bytes of a repository that has the contents of some folders, compressed."""
-    restic = shutil.which("restic")
-    if restic is None:
-        return None
-    environment = {**os.environ, "RESTIC_PASSWORD": "1", "RESTIC_REPOSITORY": str(folder / "restic")}
-    _run([restic, "init", "--repository-version", "2"], environment)
-    for version in versions:
-        _run([restic, "backup", "--compression", "max", "--no-cache", str(version)], environment)
-    return _bytes(folder / "restic")
-
-
 def _borg(versions: Sequence[Path], folder: Path) -> int | None:
-    """The same for borg, with the level of zstd that its documentation names first."""
+    """The same for borg, compressed, with the level of zstd that its documentation names first."""
     borg = shutil.which("borg")
     if borg is None:
         return None
@@ -95,18 +86,6 @@ def _borg(versions: Sequence[Path], folder: Path) -> int | None:
     for number, version in enumerate(versions):
         _run([borg, "create", "--compression=zstd,3", f"::{number}", str(version)], environment)
     return _bytes(folder / "borg")
-
-
-def _compressed_casync(versions: Sequence[Path], folder: Path) -> int | None:
-    """The same for casync."""
-    casync = shutil.which("casync")
-    if casync is None:
-        return None
-    store = folder / "casync"
-    for number, version in enumerate(versions):
-        command = [casync, "make", "--compression=zstd", f"--store={store}", str(folder / f"{number}.caidx")]
-        _run([*command, str(version)], os.environ)
-    return _bytes(folder)
 
 
 STORES: dict[str, Callable[[Sequence[Path], Path], int | None]] = {
@@ -118,8 +97,8 @@ STORES: dict[str, Callable[[Sequence[Path], Path], int | None]] = {
 
 COMPRESSING: dict[str, Callable[[Sequence[Path], Path], int | None]] = {
     "borg": _borg,
-    "restic": _compressed_restic,
-    "casync": _compressed_casync,
+    "restic": functools.partial(_restic, compression="max"),
+    "casync": functools.partial(_casync, compressed=True),
 }
 """With compression, for versions that are kept and not sent."""
 
