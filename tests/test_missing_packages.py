@@ -73,7 +73,7 @@ COMMAND_LINES = [
     "adapters combine w.ptd=0.5 --foundation w.ptd -o combined.ptd",
     "pool add pool w.ptd --as w@1",
     "pool ls pool",
-    "pool get pool w@1 -o restored",
+    "pool get pool w@0 -o restored",
     "packed list packed",
     "packed verify packed",
     "packed gc packed --limit 1GB",
@@ -229,6 +229,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (path / "peft").mkdir()
     (path / "packed").mkdir()
     publish(path / "w.ptd", path / "releases", name="a", version="1")
+    with blobstore.pool.Pool(path / "pool", create=True) as pool:
+        pool.add(path / "w.ptd", "w@0")
     return path
 
 

@@ -21,6 +21,9 @@ import blobstore
 from tests import native_build
 
 ROOT = Path(__file__).parents[1]
+LICENCES = "BSD-3-Clause AND BSD-2-Clause AND MIT AND Apache-2.0 AND MPL-2.0"
+"""Of the native wheel: its own, and those of what is compiled into it or into ExecuTorch's libraries."""
+
 NATIVE = ROOT / "runtime_bindings"
 BASE = ("flatbuffers", "numpy", "xxhash")
 OPTIONAL = ("rich", "typer", "urllib3")
@@ -133,8 +136,8 @@ def test_the_native_library_is_installed_with_its_parts(tmp_path: Path) -> None:
 def test_the_native_package_has_the_licences_of_what_is_compiled_into_it() -> None:
     """nanobind and the map in it are compiled in, too. Their licences ask for a copy of their texts."""
     about = (NATIVE / "pyproject.toml").read_text(encoding="utf-8")
-    assert 'license = "BSD-3-Clause AND BSD-2-Clause AND MIT"' in about
-    assert 'license-files = ["LICENSE", "third_party/*/LICENSE"]' in about
+    assert f'license = "{LICENCES}"' in about
+    assert 'license-files = ["LICENSE", "third_party/*/LICENSE", "third_party/executorch/*"]' in about
     theirs = metadata.distribution("nanobind")
     (installed,) = (path for path in theirs.files or () if path.name == "LICENSE")
     assert Path(str(installed.locate())).read_text() == (NATIVE / "third_party" / "nanobind" / "LICENSE").read_text()
@@ -155,7 +158,7 @@ def test_the_installed_native_package_has_its_document() -> None:
     parts = {one["name"]: one["version"] for one in document["components"]}
     assert parts.keys() == {"xxHash", "nanobind", "robin-map", "executorch"}
     about = Parser().parsestr(metadata.distribution("executorch-blobstore-runtime").read_text("METADATA") or "")
-    assert about["License-Expression"] == "BSD-3-Clause AND BSD-2-Clause AND MIT"
-    assert {f"third_party/{name}/LICENSE" for name in ("nanobind", "robin_map", "xxhash")} <= set(
+    assert about["License-Expression"] == LICENCES
+    assert {f"third_party/{name}/LICENSE" for name in ("executorch", "nanobind", "robin_map", "xxhash")} <= set(
         about.get_all("License-File") or ()
     )

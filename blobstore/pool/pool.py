@@ -22,6 +22,7 @@ from blobstore.pool.adding import Added, add_version
 from blobstore.pool.collecting import Collected, collect
 from blobstore.pool.contents import Blobs, PoolDataMap, file_pieces, parts_of, restore
 from blobstore.pool.objects import Objects
+from blobstore.pool.scan import SKETCHED
 from blobstore.pool.tables import Tables
 from blobstore.pool.versions import Version, drop_version, find_version, live_versions, parse_reference
 
@@ -63,8 +64,8 @@ class Shared:
         equal: of contents that both have.
         near: of contents of the second that are stored against one of the first, or the other way round, or both against
             the same base.
-        apart: tensors of the same name that neither are equal nor near, with the reason: another type, another shape, or
-            values that differ too much.
+        apart: tensors of the same name that are neither equal nor near, with the reason: two types, two shapes, too few
+            bytes, or values that differ too much.
     """
 
     __repr__ = fields_line
@@ -320,8 +321,10 @@ class Pool:
                 reason = f"{twin.dtype} and {part.dtype}"
             elif twin.shape != part.shape:
                 reason = f"{twin.shape} and {part.shape}"
+            elif part.size < SKETCHED:
+                reason = f"fewer than {SKETCHED} bytes"
             else:
-                reason = "the values differ too much"
+                reason = "values that differ too much"
             apart.append((part.tensor, reason))
         return Shared(
             sum(sizes[0].values()),
