@@ -158,13 +158,13 @@ def _empty_packs(objects: Objects, tables: Tables, now: int) -> None:
     """Copy what is needed out of packs that are mostly unused, condemn them, and delete their rows."""
     rows = tables.query(
         f"{_KEPT} SELECT b.pack, sum(b.length), coalesce(sum(b.length) FILTER (k.digest IS NOT NULL), 0) "
-        "FROM blobs b LEFT JOIN kept k ON k.digest = b.digest AND k.pack = b.pack GROUP BY b.pack "
+        "FROM (SELECT DISTINCT digest, pack, length FROM blobs) b LEFT JOIN kept k ON k.digest = b.digest AND k.pack = b.pack GROUP BY b.pack "
         "HAVING count(k.digest) < count(*)"
     )
     emptied = [pack for pack, total, needed in rows if needed <= _MOSTLY * total]
     for pack in emptied:
         kept = tables.query(
-            f'{_KEPT} SELECT b.digest, b.size, b.dtype, b.shape, b.encoding, b.base, b.pack, b."offset", b.length, b.sketch '
+            f'{_KEPT} SELECT DISTINCT b.digest, b.size, b.dtype, b.shape, b.encoding, b.base, b.pack, b."offset", b.length, b.sketch '
             "FROM blobs b JOIN kept k ON k.digest = b.digest AND k.pack = b.pack WHERE b.pack = ?",
             pack,
         )

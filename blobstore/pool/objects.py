@@ -5,14 +5,16 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from blobstore.core.disk.journal import sync_folder
 from blobstore.core.distribution import install
 from blobstore.core.errors import BlobStoreError, FileAccessError, MissingDependencyError, PoolError, TransferError
 from blobstore.core.memory.mapped_file import as_path, map_file, named
+from blobstore.pool.reasons import no_bucket, reason, was_repeated
 
 try:
     import obstore
@@ -21,12 +23,24 @@ try:
 except ImportError as error:
     raise MissingDependencyError(f"a pool needs obstore: {install('pool')}") from error
 
-__all__ = ["TEMPORARY", "Objects"]
+__all__ = ["PARALLEL", "REQUEST", "TEMPORARY", "Objects"]
 
 _REFUSED = frozenset("%*?[]\\^|")
 
 TEMPORARY = ".new-"
 """How the names of files begin that are not objects yet."""
+
+REQUEST = 1 << 23
+"""Bytes of a bucket that are asked for at a time. A store gives each request some 50 MB/s and a client 30 seconds, so more
+bytes at once would be slow, and fail on a slow line."""
+
+PARALLEL = 8
+"""How many requests are under way at a time."""
+
+_ATTEMPTS = 3
+_CLIENT = {"allow_http", "allow_invalid_certificates", "connect_timeout", "proxy_url", "timeout", "user_agent"}
+_SWITCHES = {"allow_http", "allow_invalid_certificates"}
+_Result = TypeVar("_Result")
 
 
 class Objects:
@@ -34,7 +48,8 @@ class Objects:
 
     Args:
         url: a folder, or `s3://`, `gs://` or `az://` with a bucket and a path.
-        options: of the store, such as `aws_endpoint`; the environment's count where they are left out.
+        options: of the store, such as `aws_endpoint`, of its client, such as `allow_http` or `timeout`, and `max_retries`;
+            the environment's count where they are left out.
 
     Attributes:
         url: for messages, and for tables: an absolute path, or the URL.
@@ -60,12 +75,13 @@ class Objects:
                 )
             return
         self.url = text.rstrip("/")
-        client: Any = {"allow_http": True} if self.options.get("allow_http", "").lower() == "true" else None
-        configuration: Any = {key: value for key, value in self.options.items() if key != "allow_http"}
+        client, retries, own = _sorted(self.url, self.options)
         try:
-            self._store = from_url(self.url, config=configuration, client_options=client)
+            self._store = from_url(self.url, config=own, client_options=client, retry_config=retries)
+        except causes.UnknownConfigurationKeyError as error:
+            raise PoolError(f"{self.url}: {reason(error)}") from None
         except (causes.BaseError, ValueError) as error:
-            raise PoolError(f"{self.url}: this is no URL of a pool: {_first_line(error)}") from None
+            raise PoolError(f"{self.url}: this is no URL of a pool: {reason(error)}") from None
 
     def make(self) -> None:
         """Make the folder of a local pool."""
@@ -79,12 +95,7 @@ class Objects:
 
     def get(self, path: str) -> bytes | None:
         """A whole small object; None if there is none."""
-        try:
-            return bytes(obstore.get(self._opened(), path).bytes())
-        except (causes.NotFoundError, FileNotFoundError):
-            return None
-        except Exception as error:
-            raise self._failed(path, error) from None
+        return self._present(path, lambda: bytes(obstore.get(self._opened(), path).bytes()))
 
     def read(self, path: str, start: int, length: int) -> memoryview | None:
         """A range of an object, of a local one as a map of it; None if there is no such object.
@@ -96,24 +107,49 @@ class Objects:
             if not place.is_file():
                 return None
             return map_file(place)[start : start + length]
-        try:
-            return memoryview(obstore.get_range(self._opened(), path, start=start, length=length))
-        except (causes.NotFoundError, FileNotFoundError):
-            return None
-        except Exception as error:
-            raise self._failed(path, error) from None
+        if length <= REQUEST:
+            return self._range(path, start, length)
+        whole, views = bytearray(length), range(0, length, REQUEST)
+        with ThreadPoolExecutor(min(PARALLEL, len(views))) as threads:
+            pieces = threads.map(lambda at: self._range(path, start + at, min(REQUEST, length - at)), views)
+            end = 0
+            for at, piece in zip(views, pieces, strict=True):
+                if piece is None:
+                    return None
+                whole[at : at + len(piece)] = piece
+                end += len(piece)
+        return memoryview(whole)[:end].toreadonly()
 
-    def put(self, path: str, content: bytes | Path, *, create: bool = False) -> bool:
-        """Store an object, complete or not at all; with `create` only if there is none, and say whether there was none."""
+    def _range(self, path: str, start: int, length: int) -> memoryview | None:
+        if not length:  # which no header can ask for
+            return memoryview(b"")
         try:
-            obstore.put(self._opened(), path, content, mode="create" if create else "overwrite")
-        except causes.AlreadyExistsError:
-            return False
-        except Exception as error:
-            raise self._failed(path, error) from None
+            return self._present(
+                path, lambda: memoryview(obstore.get_range(self._opened(), path, start=start, length=length))
+            )
+        except TransferError as error:
+            if "416" in str(error):  # the object ends before the range begins
+                return memoryview(b"")
+            raise
+
+    def put(self, path: str, content: bytes | Path) -> None:
+        """Store an object, complete or not at all."""
+        with self._translated(path):
+            _tried(lambda: obstore.put(self._opened(), path, content))
         if self.folder is not None:
             self._sync(self.folder / path)
-        return True
+
+    def create(self, path: str, content: bytes) -> None:
+        """Store a small object, complete or not at all, if there is none."""
+        for _ in range(_ATTEMPTS):
+            with self._translated(path), contextlib.suppress(causes.AlreadyExistsError):
+                _tried(lambda: obstore.put(self._opened(), path, content, mode="create"))
+            if self.get(path) is not None:  # a conflict is reported in the same way as an object that is there
+                break
+        else:
+            raise TransferError(f"{self.name(path)}: the store says that it is there, and does not have it")
+        if self.folder is not None:
+            self._sync(self.folder / path)
 
     @contextlib.contextmanager
     def spool(self, path: str) -> Iterator[Path]:
@@ -146,19 +182,30 @@ class Objects:
         """The objects below a prefix: path, size in bytes, and when they were stored, in seconds since 1970."""
         if self.folder is not None and not (self.folder / prefix).is_dir():
             return
-        try:
+        with self._translated(prefix):
             for page in obstore.list(self._opened(), prefix):
                 for item in page:
                     yield item["path"], item["size"], int(item["last_modified"].timestamp())
-        except Exception as error:
-            raise self._failed(prefix, error) from None
 
     def delete(self, path: str) -> None:
         """Remove an object, if it is there."""
+        self._present(path, lambda: _tried(lambda: obstore.delete(self._opened(), path)))
+
+    def _present(self, path: str, function: Callable[[], _Result]) -> _Result | None:
+        """What a function returns; None if there is no such object."""
         try:
-            obstore.delete(self._opened(), path)
-        except (causes.NotFoundError, FileNotFoundError):
-            pass
+            return function()
+        except (causes.NotFoundError, FileNotFoundError) as error:
+            if no_bucket(error):
+                raise self._failed(path, error) from None
+            return None
+        except Exception as error:
+            raise self._failed(path, error) from None
+
+    @contextlib.contextmanager
+    def _translated(self, path: str) -> Iterator[None]:
+        try:
+            yield
         except Exception as error:
             raise self._failed(path, error) from None
 
@@ -184,19 +231,48 @@ class Objects:
         if isinstance(error, BlobStoreError):
             return error
         if self.folder is not None:
-            return FileAccessError(self.folder / path, error if isinstance(error, OSError) else _first_line(error))
-        if isinstance(error, causes.PermissionDeniedError | causes.UnauthenticatedError):
-            return TransferError(f"{self.name(path)}: the store refuses these credentials: {_first_line(error)}")
-        return TransferError(f"{self.name(path)}: {_first_line(error)}")
+            return FileAccessError(self.folder / path, error if isinstance(error, OSError) else reason(error))
+        return TransferError(f"{self.name(path)}: {reason(error)}")
+
+
+def _sorted(url: str, options: Mapping[str, str]) -> tuple[Any, Any, Any]:
+    """Options as the client, its retries and the store take them.
+
+    Raises:
+        PoolError: the number of retries is none.
+    """
+    client: dict[str, str | bool] = {}
+    retries: dict[str, int] = {}
+    own: dict[str, str] = {}
+    for name, value in options.items():
+        if name in _SWITCHES:
+            client[name] = value.lower() == "true"
+        elif name in _CLIENT:
+            client[name] = value
+        elif name == "max_retries":
+            if not value.isdecimal():
+                raise PoolError(f"{url}: max_retries must be a number, found {value!r}")
+            retries[name] = int(value)
+        else:
+            own[name] = value
+    return client or None, retries or None, own or None
+
+
+def _tried(function: Callable[[], _Result]) -> _Result:
+    """What a function returns that may be called again after it failed, whatever it did.
+
+    The library repeats requests that cannot do anything twice; after that, there is no point in trying once more.
+    """
+    for _ in range(_ATTEMPTS - 1):
+        try:
+            return function()
+        except causes.GenericError as error:
+            if was_repeated(error):
+                raise
+    return function()
 
 
 def _umask() -> int:
     mask = os.umask(0o077)
     os.umask(mask)
     return mask
-
-
-def _first_line(error: Exception) -> str:
-    """What a store's own error says first; the rest is its insides."""
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__

@@ -113,7 +113,7 @@ class Pool:
                 )
             self._objects.make()
             self._tables.create()
-            self._objects.put("pool.json", json.dumps({"format": _FORMAT}).encode() + b"\n", create=True)
+            self._objects.create("pool.json", json.dumps({"format": _FORMAT}).encode() + b"\n")
             described = self._description()
         if described != _FORMAT:
             raise PoolError(f"{self._objects.name('pool.json')}: expected the format {_FORMAT}, found {described!r}")

@@ -14,21 +14,29 @@ lock is held by anyone.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from blobstore.core.disk.journal import sync_folder
 from blobstore.core.distribution import install
-from blobstore.core.errors import ClosedError, FileAccessError, MissingDependencyError, PoolError, TransferError
+from blobstore.core.errors import (
+    BlobStoreError,
+    ClosedError,
+    FileAccessError,
+    MissingDependencyError,
+    PoolError,
+    TransferError,
+)
 from blobstore.core.memory.mapped_file import named
+from blobstore.pool.cache import FileCache
 from blobstore.pool.objects import Objects
+from blobstore.pool.reasons import reason
 
 try:
     import deltalake
@@ -86,6 +94,7 @@ _COLUMNS: dict[str, dict[str, Any]] = {
 _SQL = {id(_TEXT): "VARCHAR", id(_BYTES): "BLOB", id(_NUMBER): "BIGINT"}
 _CHECKPOINT = "50"
 _RETRIES = 20
+_LOST = 3
 _KEPT_HOURS = 24 * 7  # a reader may have listed a file before it was replaced
 _SMALL_FILES = 64  # as many files are made one
 
@@ -116,9 +125,9 @@ class Tables:
     """
 
     def __init__(self, objects: Objects, cache: Path) -> None:
-        self._objects, self._cache = objects, cache
+        self._objects, self._cache = objects, FileCache(cache)
         self._opened: dict[str, deltalake.DeltaTable] = {}
-        self._viewed: dict[str, int] = {}
+        self._viewed: dict[str, tuple[int, list[Path]]] = {}
         self._database = duckdb.connect()
         self._database.execute("SET threads = 2; SET memory_limit = '400MB'; SET preserve_insertion_order = false")
         self._database.execute(f"SET temp_directory = '{tempfile.gettempdir()}'")  # not below the working directory
@@ -127,19 +136,8 @@ class Tables:
 
     def create(self) -> None:
         """Make the tables that are missing."""
-        for table, columns in _COLUMNS.items():
-            with self._translated(table):
-                deltalake.DeltaTable.create(
-                    self._url(table),
-                    schema=_schema(columns),
-                    mode="ignore",
-                    name=f"blobstore.{table}",
-                    configuration={
-                        "delta.checkpointInterval": _CHECKPOINT,
-                        "delta.deletedFileRetentionDuration": f"interval {_KEPT_HOURS} hours",
-                    },
-                    storage_options=self._options(),
-                )
+        for table in _COLUMNS:
+            self._again(table, lambda table=table: self._create(table))  # type: ignore[misc]
 
     def append(self, table: str, rows: Sequence[Sequence[Any]], once: Iterable[str] = ()) -> None:
         """Append rows in one commit.
@@ -161,33 +159,34 @@ class Tables:
         content = ArrowTable.from_arrays(arrays, schema=_schema(columns))
         marks = [deltalake.Transaction(mark, int(time.time())) for mark in once]
         properties = deltalake.CommitProperties(max_commit_retries=_RETRIES, app_transactions=marks or None)
-        for attempt in range(_RETRIES):
-            with self._lock, self._translated(table):
-                try:
-                    deltalake.write_deltalake(self._delta(table), content, mode="append", commit_properties=properties)
-                except CommitFailedError:
-                    if marks:
-                        raise TakenError from None
-                    if attempt == _RETRIES - 1:
-                        raise
-                    self.fresh(table)  # rows were deleted meanwhile, which the engine takes for rows that were read
-                    continue
-                self._sync(table)
-                return
+
+        def write() -> bool:
+            try:
+                deltalake.write_deltalake(self._delta(table), content, mode="append", commit_properties=properties)
+            except CommitFailedError:
+                self.fresh(table)
+                if not marks:
+                    return False  # rows were deleted meanwhile, which the engine takes for rows that were read
+                if not self._has(table, rows):
+                    raise TakenError from None
+            self._sync(table)
+            return True
+
+        self._again(table, write)
 
     def delete(self, table: str, condition: str) -> None:
         """Delete the rows for which a condition of SQL holds; tried again if others change the table meanwhile."""
-        for attempt in range(_RETRIES):
-            with self._lock, self._translated(table):
-                self.fresh(table)
-                try:
-                    self._delta(table).delete(condition)
-                except CommitFailedError:
-                    if attempt == _RETRIES - 1:
-                        raise
-                    continue
-                self._sync(table)
-                return
+
+        def delete() -> bool:
+            self.fresh(table)
+            try:
+                self._delta(table).delete(condition)
+            except CommitFailedError:
+                return False
+            self._sync(table)
+            return True
+
+        self._again(table, delete)
 
     def tidy(self, *, always: bool = False) -> None:
         """Make few files of many small ones, and remove those that were replaced long ago."""
@@ -221,15 +220,19 @@ class Tables:
             given: tables of rows, of which all have the same number of bytes, texts or numbers; columns are a, b, c, ...
         """
         with self._lock:
-            for table in _COLUMNS:
-                self._view(table)
             for name, rows in given.items():
                 self._database.register(name, _arrow(rows))
             try:
-                selected: list[tuple[Any, ...]] = self._database.execute(text, list(values)).fetchall()
-                return selected
-            except duckdb.IOException as error:
-                raise PoolError(f"{self._objects.url}: a file of a table cannot be read: {error}") from None
+                try:
+                    return self._answer(text, values)
+                except duckdb.Error:
+                    if self._objects.folder is not None:
+                        raise
+                self._cache.forget(path for _, paths in self._viewed.values() for path in paths)
+                self._viewed.clear()
+                return self._answer(text, values)
+            except duckdb.Error as error:
+                raise PoolError(f"{self._objects.url}: a file of a table cannot be read: {reason(error)}") from None
             finally:
                 for name in given:
                     self._database.unregister(name)
@@ -240,6 +243,7 @@ class Tables:
             self.closed = True
             self._database.close()
             self._opened.clear()
+            self._cache.close()
 
     # ------------------------------------------------------------------------------------------------- the engine
 
@@ -248,6 +252,50 @@ class Tables:
 
     def _options(self) -> dict[str, str] | None:
         return self._objects.options if self._objects.folder is None else None
+
+    def _create(self, table: str) -> bool:
+        deltalake.DeltaTable.create(
+            self._url(table),
+            schema=_schema(_COLUMNS[table]),
+            mode="ignore",
+            name=f"blobstore.{table}",
+            configuration={
+                "delta.checkpointInterval": _CHECKPOINT,
+                "delta.deletedFileRetentionDuration": f"interval {_KEPT_HOURS} hours",
+            },
+            storage_options=self._options(),
+        )
+        return True
+
+    def _again(self, table: str, change: Callable[[], bool]) -> None:
+        """Call a function that changes a table until it says that it is done.
+
+        The engine does not repeat a commit whose answer was lost: that could be there twice. Here it may. Rows without a
+        mark may be there twice, and a commit with marks is there once.
+        """
+        lost = 0
+        for _ in range(_RETRIES):
+            with self._lock, self._translated(table):
+                try:
+                    if change():
+                        return
+                except OSError as error:
+                    lost += 1
+                    if isinstance(error, BlobStoreError) or self._objects.folder is not None or lost == _LOST:
+                        raise
+                    self.fresh(table)
+        raise PoolError(f"{self._url(table)}: others change the table all the time; try again later")
+
+    def _has(self, table: str, rows: Sequence[Sequence[Any]]) -> bool:
+        """Whether rows are in the state that was seen last."""
+        same = " AND ".join(f'"{column}" IS NOT DISTINCT FROM ?' for column in _COLUMNS[table])
+        return all(self.query(f"SELECT 1 FROM {table} WHERE {same}", *row) for row in rows)
+
+    def _answer(self, text: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
+        for table in _COLUMNS:
+            self._view(table)
+        rows: list[tuple[Any, ...]] = self._database.execute(text, list(values)).fetchall()
+        return rows
 
     def _delta(self, table: str) -> deltalake.DeltaTable:
         if self.closed:
@@ -265,34 +313,37 @@ class Tables:
         with self._translated(table):
             delta = self._delta(table)
             version = delta.version()
-            if self._viewed.get(table) == version:
+            if table in self._viewed and self._viewed[table][0] == version:
                 return
-            files = [self._local(table, uri) for uri in delta.file_uris()]
+            files = self._files(table, delta)
         if files:
-            listed = ", ".join("'" + file.replace("'", "''") + "'" for file in files)
+            listed = ", ".join("'" + str(file).replace("'", "''") + "'" for file in files)
             selected = f"SELECT * FROM read_parquet([{listed}])"
         else:
             columns = ", ".join(f'NULL::{_SQL[id(kind)]} AS "{name}"' for name, kind in _COLUMNS[table].items())
             selected = f"SELECT {columns} WHERE false"
+        self._viewed[table] = version, files
         self._database.execute(f"CREATE OR REPLACE VIEW {table} AS {selected}")
-        self._viewed[table] = version
 
-    def _local(self, table: str, uri: str) -> str:
-        """A file of a table as one that is here; those of a bucket are fetched once."""
-        inside = uri.rpartition(f"/tables/{table}/")[2]
-        if self._objects.folder is not None:  # the engine gives its path as that of a URL
-            return os.fspath(self._objects.folder / "tables" / table / inside)
-        place = self._cache / hashlib.sha256(uri.encode()).hexdigest()
-        if not place.exists():
-            data = self._objects.get(f"tables/{table}/{inside}")
+    def _files(self, table: str, delta: deltalake.DeltaTable) -> list[Path]:
+        """The files of a table as files that are here; those of a bucket are fetched once."""
+        if self._objects.folder is not None:  # the engine gives their paths as those of URLs
+            folder = self._objects.folder / "tables" / table
+            return [folder / uri.rpartition(f"/tables/{table}/")[2] for uri in delta.file_uris()]
+        added = delta.get_add_actions(flatten=True)
+        sizes = zip(added["path"].to_pylist(), added["size_bytes"].to_pylist(), strict=True)
+        return [self._local(f"tables/{table}/{path}", size) for path, size in sizes]
+
+    def _local(self, path: str, size: int) -> Path:
+        def fetch() -> bytes:
+            data = self._objects.get(path)
             if data is None:
-                raise PoolError(f"{uri}: the file of a table is missing")
-            with named(place):
-                self._cache.mkdir(parents=True, exist_ok=True)
-                temporary = place.with_name(f"{place.name}.{uuid.uuid4().hex}")
-                temporary.write_bytes(data)
-                os.replace(temporary, place)
-        return os.fspath(place)
+                raise PoolError(f"{self._objects.name(path)}: the file of a table is missing")
+            if len(data) != size:
+                raise PoolError(f"{self._objects.name(path)}: expected {size} bytes, found {len(data)}")
+            return data
+
+        return self._cache.path(self._objects.name(path), size, fetch)
 
     def _sync(self, table: str) -> None:
         """Bring a commit to the disk: its entry in the log, and the files that it names."""
@@ -319,13 +370,13 @@ class Tables:
         except TableNotFoundError:
             raise PoolError(f"{self._url(table)}: the table is missing; this is no pool, or a part of one") from None
         except DeltaError as error:
-            raise PoolError(f"{self._url(table)}: {_first_line(error)}") from None
+            raise PoolError(f"{self._url(table)}: {reason(error)}") from None
         except OSError as error:
             if isinstance(error, FileAccessError | TransferError):
                 raise
             if self._objects.folder is not None:
-                raise FileAccessError(self._url(table), _first_line(error)) from None
-            raise TransferError(f"{self._url(table)}: {_first_line(error)}") from None
+                raise FileAccessError(self._url(table), reason(error)) from None
+            raise TransferError(f"{self._url(table)}: {reason(error)}") from None
 
 
 def _schema(columns: dict[str, Any]) -> Any:
@@ -338,8 +389,3 @@ def _arrow(rows: Sequence[tuple[Any, ...]]) -> Any:
     fields = [Field(name, kinds[type(column[0])]) for name, column in zip("abcdef", columns, strict=False)]
     arrays = [Array(list(column), field.type) for column, field in zip(columns, fields, strict=True)]
     return ArrowTable.from_arrays(arrays, schema=Schema(fields))
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
