@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections import Counter, defaultdict, deque
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,15 +17,18 @@ from blobstore.core.disk.staging import Staging
 from blobstore.core.errors import IntegrityError, InvalidFileError, LayoutError, PoolError
 from blobstore.core.formats.data_map import NamedDataMap
 from blobstore.core.memory.layout import ScalarType, TensorLayout
-from blobstore.pool.objects import Objects
-from blobstore.pool.packs import Reader, Stored
+from blobstore.pool.objects import PARALLEL, REQUEST, Objects
+from blobstore.pool.packs import Range, Reader, Stored, pack_path
 from blobstore.pool.relations import stored_rows
 from blobstore.pool.tables import Tables
 from blobstore.pool.versions import Version
 
-__all__ = ["Blobs", "PoolDataMap", "file_pieces", "parts_of", "restore"]
+__all__ = ["Blobs", "PoolDataMap", "files_of", "parts_of", "restore"]
 
 _ZEROS = memoryview(bytes(HOLE_LIMIT))
+_GAP = 1 << 16  # fewer bytes than a request costs in time
+_BATCH = 1 << 25  # bytes of a bucket that are held at a time, twice: what is decoded, and what comes next
+_BLOBS = 512  # of a batch, which bounds its gaps
 
 
 @dataclass(frozen=True)
@@ -40,15 +46,15 @@ class _Part:
 def parts_of(tables: Tables, version: Version) -> list[_Part]:
     """The parts of all files of a version, by file and offset; of one with several names, one for each name."""
     rows = tables.query(
-        'SELECT file, "offset", size, tensor, dtype, shape, "order", digest FROM parts '
-        "WHERE id = ? AND file <> '' ORDER BY file, \"offset\", tensor",
+        'SELECT DISTINCT file, "offset", size, tensor, dtype, shape, "order", digest FROM parts '
+        "WHERE id = ? AND file <> '' ORDER BY file, \"offset\", size, tensor",
         version.id,
     )
     return [_Part(*row) for row in rows]
 
 
 class Blobs:
-    """Reads contents of a pool. A base that several of them need is read once in a row.
+    """Reads contents of a pool, one by one or many in a row. A base that several in a row need is read once.
 
     Args:
         objects, tables: the pool.
@@ -76,12 +82,72 @@ class Blobs:
             PoolError: its pack is gone.
             FileAccessError, TransferError: the store refuses.
         """
+        return self._found(digest, {})
+
+    def _found(self, digest: bytes, fetched: _Fetched) -> memoryview:
         try:
-            return self._read(self._rows[digest])
+            return self._read(self._rows[digest], fetched)
         except PoolError:
             self._tables.fresh()  # a collection may have moved it to another pack
             self._rows = self._look_up(self._rows)
-            return self._read(self._rows[digest])
+            return self._read(self._rows[digest], {})
+
+    def stream(self, digests: Iterable[bytes]) -> Generator[memoryview]:
+        """The bytes of contents, one after the other. Those of a bucket that lie side by side come with one request.
+
+        Raises:
+            As `read`.
+        """
+        if self._objects.folder is not None:
+            yield from map(self.read, digests)
+            return
+        threads = ThreadPoolExecutor(PARALLEL)
+        try:
+            coming: deque[tuple[list[bytes], list[Future[_Fetched]]]] = deque()
+            for batch in self._batches(digests):
+                rows = [row for digest in batch for row in self._needed(digest)]
+                coming.append((batch, [threads.submit(self._fetch, ranges) for ranges in _merged(rows)]))
+                if len(coming) > 1:
+                    yield from self._arrived(*coming.popleft())
+            while coming:
+                yield from self._arrived(*coming.popleft())
+        finally:
+            threads.shutdown(cancel_futures=True)
+
+    def _batches(self, digests: Iterable[bytes]) -> Iterator[list[bytes]]:
+        batch: list[bytes] = []
+        nbytes = 0
+        for digest in digests:
+            more = sum(row.length for row in self._needed(digest))
+            if batch and (nbytes + more > _BATCH or len(batch) == _BLOBS):
+                yield batch
+                batch, nbytes = [], 0
+            batch.append(digest)
+            nbytes += more
+        if batch:
+            yield batch
+
+    def _needed(self, digest: bytes) -> Iterator[Stored]:
+        """The rows that are read for a content."""
+        row = self._rows[digest]
+        if row.base is not None:
+            yield self._rows[row.base]
+        if row.length:
+            yield row
+
+    def _fetch(self, ranges: Sequence[Range]) -> _Fetched:
+        """Ranges of a pack that lie side by side."""
+        pack, start, _ = ranges[0]
+        stop = max(offset + length for _, offset, length in ranges)
+        data = self._objects.read(pack_path(pack), start, stop - start)
+        if data is None:  # whoever reads them finds out why
+            return {}
+        return {(pack, offset, length): data[offset - start :][:length] for _, offset, length in ranges}
+
+    def _arrived(self, batch: Sequence[bytes], coming: Sequence[Future[_Fetched]]) -> Iterator[memoryview]:
+        fetched = {where: data for one in coming for where, data in one.result().items()}
+        for digest in batch:
+            yield self._found(digest, fetched)
 
     def _look_up(self, digests: Sequence[bytes] | dict[bytes, Stored]) -> dict[bytes, Stored]:
         rows = stored_rows(self._tables, digests)
@@ -91,15 +157,34 @@ class Blobs:
             )
         return rows
 
-    def _read(self, row: Stored) -> memoryview:
+    def _read(self, row: Stored, fetched: _Fetched) -> memoryview:
         if row.base is None:
-            return self._reader.read(row)
-        if self._base is None or self._base[0] != row.base:
+            return self._reader.read(row, None, fetched.get(row.range))
+        kept = self._base  # other threads read, too
+        if kept is None or kept[0] != row.base:
             base = self._rows[row.base]
             if base.base is not None:
                 raise PoolError(f"{self._objects.url}: the base {row.base.hex()} is a difference itself")
-            self._base = (row.base, self._reader.read(base))
-        return self._reader.read(row, self._base[1])
+            self._base = kept = (row.base, self._reader.read(base, None, fetched.get(base.range)))
+        return self._reader.read(row, kept[1], fetched.get(row.range))
+
+
+_Fetched = dict[Range, memoryview]
+
+
+def _merged(rows: Iterable[Stored]) -> list[list[Range]]:
+    """The ranges of rows, those together that one request gets."""
+    merged: list[list[Range]] = []
+    begin = end = 0
+    for pack, offset, length in sorted({row.range for row in rows}):
+        stop = offset + length
+        if merged and merged[-1][0][0] == pack and offset - end <= _GAP and max(stop, end) - begin <= REQUEST:
+            merged[-1].append((pack, offset, length))
+            end = max(stop, end)
+        else:
+            merged.append([(pack, offset, length)])
+            begin, end = offset, stop
+    return merged
 
 
 def restore(
@@ -118,10 +203,10 @@ def restore(
         folder.mkdir(parents=True, exist_ok=True)
     done, total = 0, version.size
     with Staging(None, force=force, folder=directory) as staging:
-        for (name, size, sha256), path in zip(version.files, paths, strict=True):
+        for path, (_, size, sha256, pieces) in zip(paths, files_of(blobs, version, parts), strict=True):
             with staging.open(path, size, kind=by_name(path)) as file:
                 hasher = hashlib.sha256()
-                for piece in file_pieces(blobs, [part for part in parts if part.file == name], name, size):
+                for piece in pieces:
                     hasher.update(piece)
                     file.write(piece)
                     done += len(piece)
@@ -134,20 +219,32 @@ def restore(
     return paths
 
 
-def file_pieces(blobs: Blobs, parts: Sequence[_Part], name: str, size: int) -> Iterator[memoryview]:
-    """The bytes of a file, in order.
+def files_of(
+    blobs: Blobs, version: Version, parts: Sequence[_Part]
+) -> Iterator[tuple[str, int, str, Iterator[memoryview]]]:
+    """Name, size and SHA-256 of each file of a version, and its bytes in order, which are read before the next one's.
 
     Raises:
-        InvalidFileError: its parts overlap, or do not fit its size.
+        InvalidFileError: the parts of a file overlap, or do not fit its size; from the bytes, as what `Blobs.read` raises.
     """
+    placed: dict[str, dict[int, _Part]] = defaultdict(dict)
+    for part in parts:
+        placed[part.file][part.offset] = part  # one for each name begins there
+    order = [part.digest for name, _, _ in version.files for part in placed[name].values()]
+    with contextlib.closing(blobs.stream(order)) as contents:
+        for name, size, sha256 in version.files:
+            yield name, size, sha256, _pieces(contents, placed[name].values(), name, size)
+
+
+def _pieces(contents: Iterator[memoryview], parts: Iterable[_Part], name: str, size: int) -> Iterator[memoryview]:
     end = 0
-    for part in {part.offset: part for part in parts}.values():  # one for each name begins there
+    for part in parts:
         if not end <= part.offset <= end + HOLE_LIMIT or part.offset + part.size > size:
             raise InvalidFileError(
                 name, f"the part of {part.size} bytes at {part.offset} does not fit the file in the pool"
             )
         yield _ZEROS[: part.offset - end]
-        data = blobs.read(part.digest)
+        data = next(contents)
         if len(data) != part.size:
             raise InvalidFileError(name, f"the part at {part.offset} has {part.size} bytes, its blob {len(data)}")
         yield data
@@ -170,14 +267,18 @@ class PoolDataMap(NamedDataMap):
     def __init__(self, objects: Objects, tables: Tables, version: Version) -> None:
         self.name = f"{objects.url}: {version.name}@{version.version}"
         parts = [part for part in parts_of(tables, version) if part.tensor]
-        names = [part.tensor for part in parts]
-        twice = {name for name in names if names.count(name) > 1} if len(set(names)) < len(names) else set()
-        self._parts = {f"{part.file}:{part.tensor}" if part.tensor in twice else part.tensor: part for part in parts}
+        times = Counter(part.tensor for part in parts)
+        self._parts = {part.tensor if times[part.tensor] == 1 else f"{part.file}:{part.tensor}": part for part in parts}
         self._keys = list(self._parts)
         self._blobs = Blobs(objects, tables, list(dict.fromkeys(part.digest for part in parts)))
 
     def _key_list(self) -> Sequence[str]:
         return self._keys
+
+    def views(self) -> Iterator[tuple[str, memoryview]]:
+        """The keys, each with its bytes. Those of a bucket that lie side by side come with one request."""
+        self._check_open()
+        yield from zip(self._keys, self._blobs.stream(self._parts[key].digest for key in self._keys), strict=True)
 
     def _view(self, key: str) -> memoryview:
         return self._blobs.read(self._parts[key].digest)

@@ -22,7 +22,7 @@ from blobstore.pool.codec import DecodeError, check_encoding, decode, encode, ne
 from blobstore.pool.objects import Objects
 from blobstore.pool.scan import Source, element
 
-__all__ = ["CAST", "Job", "Reader", "Stored", "cast", "copy_pack", "pack_path", "write_pack"]
+__all__ = ["CAST", "Job", "Range", "Reader", "Stored", "cast", "copy_pack", "pack_path", "write_pack"]
 
 CAST = "cast"
 """The encoding of a blob that is its base in a narrower type, and has no bytes of its own.
@@ -35,6 +35,10 @@ _ALIGNMENT = 64
 _KEEP = 1 << 28
 _MOST = 1 << 15  # a chunk of zeros takes about 50 bytes
 _NEAR_WORTH = 0.6  # of what planes take; above that, a blob is better a base for others
+
+
+Range = tuple[bytes, int, int]
+"""Bytes of a pack: its name, an offset and a length."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,11 @@ class Stored:
     offset: int
     length: int
     sketch: bytes | None
+
+    @property
+    def range(self) -> Range:
+        """Where its bytes are."""
+        return self.pack, self.offset, self.length
 
     def row(self) -> tuple[object, ...]:
         """The values of the columns, in order."""
@@ -95,12 +104,13 @@ class Reader:
     def __init__(self, objects: Objects) -> None:
         self._objects = objects
 
-    def read(self, blob: Stored, base: memoryview | None = None) -> memoryview:
+    def read(self, blob: Stored, base: memoryview | None = None, stored: memoryview | None = None) -> memoryview:
         """The bytes of a blob; of one that is stored as it is in a folder, a map of them.
 
         Args:
             blob: where it lies.
             base: the bytes of its base.
+            stored: what the pack has for it, if that was read before.
 
         Raises:
             IntegrityError: they are damaged.
@@ -111,7 +121,7 @@ class Reader:
         if encodings[0] == CAST and base is not None:
             base = cast(base, blob.dtype)
             encodings = encodings[1:]
-        data = base if not encodings and base is not None else self._decoded(blob, "+".join(encodings), base)
+        data = base if not encodings and base is not None else self._decoded(blob, "+".join(encodings), base, stored)
         if len(data) != blob.size or hashlib.sha256(data).digest() != blob.digest:
             raise IntegrityError(self._place(blob), f"the bytes of blob {blob.digest.hex()} are damaged")
         return data
@@ -119,10 +129,10 @@ class Reader:
     def _place(self, blob: Stored) -> str:
         return f"{self._objects.name(pack_path(blob.pack))} at byte {blob.offset}"
 
-    def stored(self, blob: Stored) -> memoryview:
+    def stored(self, blob: Stored, read: memoryview | None = None) -> memoryview:
         """The bytes that a pack has for a blob, as they are; they are not compared with anything."""
         path = pack_path(blob.pack)
-        stored = self._objects.read(path, blob.offset, blob.length)
+        stored = self._objects.read(path, blob.offset, blob.length) if read is None else read
         if stored is None:
             raise PoolError(f"{self._objects.name(path)}: the pack is missing; it has blob {blob.digest.hex()}")
         if len(stored) != blob.length:
@@ -131,12 +141,14 @@ class Reader:
             )
         return stored
 
-    def _decoded(self, blob: Stored, encoding: str, base: memoryview | None) -> memoryview:
+    def _decoded(
+        self, blob: Stored, encoding: str, base: memoryview | None, read: memoryview | None
+    ) -> memoryview:
         if not check_encoding(encoding):
             raise PoolError(
                 f"{self._objects.url}: blob {blob.digest.hex()} is stored as {blob.encoding!r}, which this version does not know"
             )
-        stored = self.stored(blob)
+        stored = self.stored(blob, read)
         if encoding == "raw":
             return stored
         if encoding.startswith("near") and (base is None or len(base) != blob.size):

@@ -8,7 +8,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 
@@ -20,7 +20,7 @@ from blobstore.core.programs.deployed import tree
 from blobstore.core.reprs import fields_line, line
 from blobstore.pool.adding import Added, add_version
 from blobstore.pool.collecting import Collected, collect
-from blobstore.pool.contents import Blobs, PoolDataMap, file_pieces, parts_of, restore
+from blobstore.pool.contents import Blobs, PoolDataMap, files_of, parts_of, restore
 from blobstore.pool.objects import Objects
 from blobstore.pool.scan import SKETCHED
 from blobstore.pool.tables import Tables
@@ -222,12 +222,15 @@ class Pool:
             IntegrityError: the bytes are not those that were added; what came before this error is to be thrown away.
         """
         version = self._find(reference)
-        sizes = {name: (size, sha256) for name, size, sha256 in version.files}
-        if file not in sizes:
-            raise PoolError(f"{reference} has no file {file!r}; it has {', '.join(list(sizes)[:5])}")
+        only = tuple(one for one in version.files if one[0] == file)
+        if not only:
+            raise PoolError(
+                f"{reference} has no file {file!r}; it has {', '.join(one[0] for one in version.files[:5])}"
+            )
         parts = [part for part in parts_of(self._tables, version) if part.file == file]
         blobs = Blobs(self._objects, self._tables, list(dict.fromkeys(part.digest for part in parts)))
-        yield from file_pieces(blobs, parts, file, sizes[file][0])
+        for _, _, _, pieces in files_of(blobs, replace(version, files=only), parts):
+            yield from pieces
 
     def drop(self, reference: str) -> Version:
         """Let a version disappear; `gc` frees what it alone needed.
@@ -260,9 +263,9 @@ class Pool:
             try:
                 parts = parts_of(self._tables, version)
                 blobs = Blobs(self._objects, self._tables, list(dict.fromkeys(part.digest for part in parts)))
-                for name, size, sha256 in version.files:
+                for name, _, sha256, pieces in files_of(blobs, version, parts):
                     hasher = hashlib.sha256()
-                    for piece in file_pieces(blobs, [part for part in parts if part.file == name], name, size):
+                    for piece in pieces:
                         hasher.update(piece)
                         done += len(piece)
                         if progress:

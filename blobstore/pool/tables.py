@@ -351,7 +351,7 @@ class Tables:
             return
         folder = self._objects.folder / "tables" / table
         entry = folder / "_delta_log" / f"{self._delta(table).version():020}.json"
-        newest = [Path(self._local(table, uri)) for uri in self._delta(table).file_uris()[:1]]
+        newest = self._files(table, self._delta(table))[:1]
         for place in [*newest, entry]:
             with contextlib.suppress(FileNotFoundError), named(place):
                 descriptor = os.open(place, os.O_RDONLY)
