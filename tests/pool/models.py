@@ -44,8 +44,3 @@ def write(path: Path, model: Tensors) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     save_file(model, path)
     return path
-
-
-def stored_bytes(pool: Path) -> int:
-    """Bytes of all packs."""
-    return sum(file.stat().st_size for file in (pool / "packs").rglob("*") if file.is_file())

@@ -22,16 +22,12 @@ from blobstore.errors import BlobStoreError, FileAccessError, PoolError
 from blobstore.pool import Pool
 from blobstore.pool.objects import Objects
 from blobstore.pool.tables import Tables
-from tests.pool.models import halves, stored_bytes, tensors, tuned, write
+from tests.pool.gateway import Gateway
+from tests.pool.models import halves, tensors, tuned, write
+from tests.pool.places import Place, copied
 
 STEPS = [(Tables, "append"), (Tables, "delete"), (Tables, "fresh"), (Objects, "place"), (Objects, "delete")]
 NEVER = 1e9
-
-
-# every step takes minutes; of each few, one is tried in every run
-each = pytest.mark.parametrize(
-    "stride", [pytest.param(5, marks=pytest.mark.long), pytest.param(1, marks=pytest.mark.slow)]
-)
 
 
 class Killed(BaseException):
@@ -70,36 +66,44 @@ def die() -> None:
 
 
 class World:
-    """A pool with versions that are there, and some that were dropped, whose contents a new one needs again."""
+    """A pool with versions that are there, and some that were dropped, whose contents a new one needs again.
 
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.files = folder, folder / "files"
+    Args:
+        place: of the pool.
+        files: a folder for the files.
+    """
+
+    def __init__(self, place: Place, files: Path) -> None:
+        self.place, self.files = place, files
+
+    def make(self) -> None:
+        """Make the pool."""
         base = halves(tensors())
-        self.models = {
+        models = {
             "kept": base,
             "gone": tuned(base, 1, 0.02),  # stored against `kept`
             "other": halves(tensors(7)),
             "child": tuned(halves(tensors(7)), 2, 0.02),  # stored against `other`
         }
-        for name, model in self.models.items():
+        for name, model in models.items():
             write(self.files / f"{name}.safetensors", model)
-        with Pool(folder / "pool", create=True) as pool:
+        with self.place.open(create=True) as pool:
             for name in ("kept", "gone", "other"):
                 pool.add(self.files / f"{name}.safetensors", f"{name}@1")
             for name in ("gone", "other"):
                 pool.drop(f"{name}@1")
 
-    def collect(self, grace: float = NEVER) -> None:
-        with Pool(self.folder / "pool") as pool:
+    def collect(self, grace: float = NEVER, **options: str) -> None:
+        with self.place.open(**options) as pool:
             pool.gc(grace=grace, keep=0)
 
-    def add(self, name: str) -> None:
-        with Pool(self.folder / "pool") as pool:
+    def add(self, name: str, **options: str) -> None:
+        with self.place.open(**options) as pool:
             pool.add([self.files / f"{one}.safetensors" for one in name.split("+")], f"{name}@2")
 
     def check(self) -> None:
         """Every version is whole, read by a process that knows nothing."""
-        with Pool(self.folder / "pool") as pool:
+        with self.place.open() as pool:
             assert pool.verify() == []
             for version in pool.versions():
                 for file, _, sha256 in version.files:
@@ -108,31 +112,55 @@ class World:
                     assert b"".join(map(bytes, pool.cat(f"{version.name}@{version.version}", file))) == content
 
     def versions(self) -> set[str]:
-        with Pool(self.folder / "pool") as pool:
+        with self.place.open() as pool:
             return {f"{version.name}@{version.version}" for version in pool.versions()}
+
+
+class Worlds:
+    """Makes worlds, all the same, and says which steps are tried in them.
+
+    Args:
+        where: without a pool.
+        folder: for files.
+        gateway: of a bucket.
+    """
+
+    def __init__(self, where: Place, folder: Path, gateway: Gateway | None) -> None:
+        self._first, self._folder, self._gateway = World(where, folder / "files"), folder, gateway
+        self._numbers = itertools.count()
+        self._first.make()
+
+    def new(self) -> World:
+        """Another one."""
+        target = self._folder / str(next(self._numbers))
+        return World(copied(self._first.place, self._gateway, target), self._first.files)
+
+    def steps(self, monkeypatch: pytest.MonkeyPatch, run: Callable[[World], None]) -> list[int]:
+        """The steps of what is done in a world; in a bucket, where each takes long, some of them."""
+        with between(monkeypatch, -1, die) as made:
+            run(self.new())
+        steps = list(range(len(made)))
+        return steps if self._gateway is None else steps[:: max(len(steps) // 5, 1)]
+
+
+@pytest.fixture
+def worlds(where: Place, tmp_path: Path, request: pytest.FixtureRequest) -> Worlds:
+    return Worlds(where, tmp_path, request.getfixturevalue("gateway") if where.is_bucket else None)
 
 
 ADDED = "gone+child"
 """Its contents are there, but unused, and one of them is to be stored against a base that is unused."""
 
 
-def steps_of(monkeypatch: pytest.MonkeyPatch, folder: Path, run: Callable[[World], None], stride: int) -> range:
-    """The numbers of the steps that are tried."""
-    world = World(folder / "counted")
-    with between(monkeypatch, -1, die) as made:
-        run(world)
-    return range(0, len(made), stride)
-
-
-@each
+@pytest.mark.long
 @pytest.mark.parametrize("grace", [NEVER, 0.0])
 def test_a_collection_between_any_two_steps_of_adding(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, grace: float, stride: int
+    worlds: Worlds, monkeypatch: pytest.MonkeyPatch, grace: float
 ) -> None:
     """The version is whole, or with a collection that gives up everything that was begun, not there and adding an error."""
     outcomes = set()
-    for at in steps_of(monkeypatch, tmp_path, lambda world: world.add(ADDED), stride):
-        world = World(tmp_path / str(at))
+    for at in worlds.steps(monkeypatch, lambda world: world.add(ADDED)):
+        world = worlds.new()
         with between(monkeypatch, at, lambda world=world: world.collect(grace)):
             try:
                 world.add(ADDED)
@@ -146,18 +174,14 @@ def test_a_collection_between_any_two_steps_of_adding(
         world.collect()
         world.collect()
         world.check()
-    assert "added" in outcomes
-    assert "given up" in outcomes if not grace else outcomes == {"added"}
+    assert outcomes == ({"added"} if grace else {"added", "given up"})
 
 
-@each
-def test_two_collections_between_any_steps_of_adding(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stride: int
-) -> None:
+@pytest.mark.long
+def test_two_collections_between_any_steps_of_adding(worlds: Worlds, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first marks, the second deletes."""
-    steps = steps_of(monkeypatch, tmp_path, lambda world: world.add(ADDED), stride)
-    for at in steps:
-        world = World(tmp_path / str(at))
+    for at in worlds.steps(monkeypatch, lambda world: world.add(ADDED))[::2]:
+        world = worlds.new()
 
         def twice(world: World = world) -> None:
             world.collect()
@@ -169,13 +193,10 @@ def test_two_collections_between_any_steps_of_adding(
         assert f"{ADDED}@2" in world.versions()
 
 
-@each
-def test_a_version_between_any_two_steps_of_a_collection(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stride: int
-) -> None:
-    steps = steps_of(monkeypatch, tmp_path, lambda world: world.collect(), stride)
-    for at in steps:
-        world = World(tmp_path / str(at))
+@pytest.mark.long
+def test_a_version_between_any_two_steps_of_a_collection(worlds: Worlds, monkeypatch: pytest.MonkeyPatch) -> None:
+    for at in worlds.steps(monkeypatch, lambda world: world.collect()):
+        world = worlds.new()
         with between(monkeypatch, at, lambda world=world: world.add(ADDED)):
             world.collect()
         world.check()
@@ -184,29 +205,29 @@ def test_a_version_between_any_two_steps_of_a_collection(
         world.check()
 
 
-@each
-def test_adding_dies_at_any_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stride: int) -> None:
+@pytest.mark.long
+def test_adding_dies_at_any_step(worlds: Worlds, monkeypatch: pytest.MonkeyPatch) -> None:
     """The version is there or not; later collections leave nothing of it, and it can be added again."""
-    for at in steps_of(monkeypatch, tmp_path, lambda world: world.add(ADDED), stride):
-        world = World(tmp_path / str(at))
+    for at in worlds.steps(monkeypatch, lambda world: world.add(ADDED)):
+        world = worlds.new()
         with between(monkeypatch, at, die), pytest.raises(Killed):
             world.add(ADDED)
         world.check()
         if f"{ADDED}@2" not in world.versions():
             world.add(ADDED)
         world.check()
-        with Pool(world.folder / "pool") as pool:
+        with world.place.open() as pool:
             for version in world.versions():
                 pool.drop(version)
         for _ in range(3):
             world.collect(grace=0)
-        assert stored_bytes(world.folder / "pool") == 0
+        assert world.place.stored_bytes() == 0
 
 
-@each
-def test_a_collection_dies_at_any_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stride: int) -> None:
-    for at in steps_of(monkeypatch, tmp_path, lambda world: world.collect(), stride):
-        world = World(tmp_path / str(at))
+@pytest.mark.long
+def test_a_collection_dies_at_any_step(worlds: Worlds, monkeypatch: pytest.MonkeyPatch) -> None:
+    for at in worlds.steps(monkeypatch, lambda world: world.collect()):
+        world = worlds.new()
         with between(monkeypatch, at, die), pytest.raises(Killed):
             world.collect()
         world.check()
@@ -216,52 +237,49 @@ def test_a_collection_dies_at_any_step(tmp_path: Path, monkeypatch: pytest.Monke
         world.check()
 
 
-@each
-def test_the_same_version_twice_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stride: int) -> None:
-    """One is added, the other is an error, at whatever step the other comes; blobs that both stored are soon there once."""
-    steps = steps_of(monkeypatch, tmp_path, lambda world: world.add("child"), stride)
+@pytest.mark.long
+def test_the_same_version_twice_at_once(worlds: Worlds, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One is added, the other is an error, at whatever step the other comes."""
     winners = set()
-    for at in steps:
-        world = World(tmp_path / str(at))
-        added: list[str] = []
+    for at in worlds.steps(monkeypatch, lambda world: world.add("child")):
+        world = worlds.new()
+        done: list[str] = []
 
-        def add(who: str, world: World = world, added: list[str] = added) -> None:
+        def add(who: str, world: World = world, done: list[str] = done) -> None:
             try:
                 world.add("child")
-                added.append(who)
+                done.append(who)
             except PoolError as error:
                 assert "is in the pool already" in str(error)
 
         with between(monkeypatch, at, lambda add=add: add("other")):
             add("first")
-        assert len(added) == 1
-        winners |= set(added)
-        world.check()
-        world.collect()
+        assert len(done) == 1
+        winners.update(done)
         world.check()
     assert winners == {"first", "other"}
 
 
-def test_what_is_dropped_is_freed(tmp_path: Path) -> None:
-    world = World(tmp_path)
-    full = stored_bytes(tmp_path / "pool")
+def test_what_is_dropped_is_freed(worlds: Worlds) -> None:
+    world = worlds.new()
+    full = world.place.stored_bytes()
     world.collect()
     world.collect()
-    assert stored_bytes(tmp_path / "pool") < 0.8 * full
+    assert world.place.stored_bytes() < 0.8 * full
     world.check()
-    with Pool(tmp_path / "pool") as pool:
+    with world.place.open() as pool:
         pool.drop("kept@1")
         assert pool.gc(keep=NEVER).packs == 0  # readers may still be at it
         waiting = pool.gc(keep=0)
         assert waiting.packs >= 1 and waiting.freed > 0
-    assert stored_bytes(tmp_path / "pool") == 0
+    assert world.place.stored_bytes() == 0
 
 
-def test_a_base_stays_as_long_as_something_is_stored_against_it(tmp_path: Path) -> None:
+def test_a_base_stays_as_long_as_something_is_stored_against_it(where: Place, tmp_path: Path) -> None:
     base = halves(tensors())
     for number, model in enumerate((base, tuned(base, 1), tuned(base, 2))):
         write(tmp_path / f"{number}.safetensors", model)
-    with Pool(tmp_path / "pool", create=True) as pool:
+    with where.open(create=True) as pool:
         for number in range(3):
             pool.add(tmp_path / f"{number}.safetensors", f"m@{number}")
         pool.drop("m@0")
@@ -272,26 +290,26 @@ def test_a_base_stays_as_long_as_something_is_stored_against_it(tmp_path: Path) 
         pool.drop("m@2")
         for _ in range(2):
             pool.gc(grace=0, keep=0)
-    assert stored_bytes(tmp_path / "pool") == 0
+    assert where.stored_bytes() == 0
 
 
-def test_a_mostly_unused_pack_is_written_anew(tmp_path: Path) -> None:
+def test_a_mostly_unused_pack_is_written_anew(where: Place, tmp_path: Path) -> None:
     """And a reader that looked up before reads on."""
     small, large = {"a": tensors()["layer.bias"]}, tensors(3)
     write(tmp_path / "both" / "small.safetensors", small)
     write(tmp_path / "both" / "large.safetensors", large)
     write(tmp_path / "small.safetensors", small)
-    with Pool(tmp_path / "pool", create=True) as pool:
+    with where.open(create=True) as pool:
         pool.add(tmp_path / "both", "both@1")
         pool.add(tmp_path / "small.safetensors", "small@1")
-        reader = Pool(tmp_path / "pool").open("small@1")
+        reader = where.open().open("small@1")
         pool.drop("both@1")
-        before = stored_bytes(tmp_path / "pool")
+        before = where.stored_bytes()
         pool.gc(grace=0, keep=NEVER)
         assert reader.numpy("a").tobytes() == small["a"].tobytes()
         pool.gc(grace=0, keep=0)
         pool.gc(grace=0, keep=0)
-        assert stored_bytes(tmp_path / "pool") < before / 4
+        assert where.stored_bytes() < before / 4
         assert reader.numpy("a").tobytes() == small["a"].tobytes()
         assert pool.verify() == []
 
@@ -359,5 +377,5 @@ class Machine(RuleBasedStateMachine):
 
 
 TestAnySequence = Machine.TestCase
-TestAnySequence.settings = settings(max_examples=10, stateful_step_count=12)
+TestAnySequence.settings = settings(max_examples=10, stateful_step_count=12, deadline=None)
 TestAnySequence = pytest.mark.long(TestAnySequence)

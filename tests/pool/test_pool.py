@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import pickle
-import shutil
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -18,12 +17,13 @@ import blobstore
 from blobstore.errors import ClosedError, FileAccessError, IntegrityError, OutputPathError, PoolError
 from blobstore.pool import Pool
 from tests import models
-from tests.pool.models import halves, stored_bytes, tensors, tuned, write
+from tests.pool.models import halves, tensors, tuned, write
+from tests.pool.places import Place
 
 
 @pytest.fixture
-def pool(tmp_path: Path) -> Pool:
-    return Pool(tmp_path / "pool", create=True)
+def pool(where: Place) -> Pool:
+    return where.open(create=True)
 
 
 def digests(folder: Path) -> dict[str, str]:
@@ -61,32 +61,32 @@ def test_programs_come_back(pool: Pool, tmp_path: Path) -> None:
         assert path.read_bytes() == program.read_bytes()
 
 
-def test_equal_contents_are_stored_once_under_any_name(pool: Pool, tmp_path: Path) -> None:
+def test_equal_contents_are_stored_once_under_any_name(pool: Pool, where: Place, tmp_path: Path) -> None:
     model = tensors()
     first = pool.add(write(tmp_path / "a.safetensors", model), "one@1")
-    before = stored_bytes(tmp_path / "pool")
+    before = where.stored_bytes()
     renamed = {f"encoder.{name}": values for name, values in model.items()}
     second = pool.add(write(tmp_path / "b.safetensors", renamed), "other/thing@1")
     assert first.new_bytes > sum(values.nbytes for values in model.values())
     assert second.new == 1  # the header
-    assert stored_bytes(tmp_path / "pool") - before < 1000
+    assert where.stored_bytes() - before < 1000
     opened = pool.open("other/thing@1")
     assert set(opened) == set(renamed)
     for name, values in renamed.items():
         np.testing.assert_array_equal(opened.numpy(name), values)
 
 
-def test_a_fine_tune_takes_what_it_changed(pool: Pool, tmp_path: Path) -> None:
+def test_a_fine_tune_takes_what_it_changed(pool: Pool, where: Place, tmp_path: Path) -> None:
     """Against the nearest blob of any name, one step deep."""
     base = halves(tensors())
     pool.add(write(tmp_path / "other.safetensors", halves(tensors(9))), "unrelated@1")
     pool.add(write(tmp_path / "base.safetensors", base), "base@1")
-    before = stored_bytes(tmp_path / "pool")
+    before = where.stored_bytes()
     for number in range(1, 5):
         renamed = {f"x.{name}": values for name, values in tuned(base, number).items()}
         added = pool.add(write(tmp_path / f"{number}.safetensors", renamed), f"tuned/{number}@1")
         assert added.stored_bytes < 0.12 * added.bytes
-    assert stored_bytes(tmp_path / "pool") - before < 0.5 * 4 * added.bytes
+    assert where.stored_bytes() - before < 0.5 * 4 * added.bytes
     encodings = pool.stats().encodings
     assert any(encoding.startswith("near:f2") for encoding in encodings)
     for number in range(1, 5):
@@ -163,7 +163,10 @@ def test_inputs_that_cannot_be_a_version(pool: Pool, tmp_path: Path) -> None:
     assert pool.versions() == []
 
 
-def test_where_there_is_no_pool(tmp_path: Path) -> None:
+def test_where_there_is_no_pool(where: Place, tmp_path: Path) -> None:
+    with pytest.raises(PoolError, match="there is no pool here"):
+        where.open()
+    assert where.paths() == []
     with pytest.raises(PoolError, match="there is no pool here"):
         Pool(tmp_path / "none")
     assert not (tmp_path / "none").exists()
@@ -201,31 +204,28 @@ def test_a_closed_pool_says_so(pool: Pool, tmp_path: Path) -> None:
             call()
 
 
-def test_a_newer_or_foreign_pool_is_refused(pool: Pool, tmp_path: Path) -> None:
-    described = tmp_path / "pool" / "pool.json"
-    described.write_text(json.dumps({"format": "blobstore.pool.2"}))
+def test_a_newer_or_foreign_pool_is_refused(pool: Pool, where: Place) -> None:
+    where.write("pool.json", json.dumps({"format": "blobstore.pool.2"}).encode())
     with pytest.raises(PoolError, match=r"expected the format blobstore\.pool\.1, found 'blobstore\.pool\.2'"):
-        Pool(tmp_path / "pool")
-    described.write_text("[]")
+        where.open()
+    where.write("pool.json", b"[]")
     with pytest.raises(PoolError, match="describes no pool"):
-        Pool(tmp_path / "pool", create=True)
+        where.open(create=True)
 
 
-def test_a_foreign_table_is_refused(tmp_path: Path) -> None:
+def test_a_foreign_table_is_refused(where: Place) -> None:
     from arro3.core import Array, DataType, Field, Schema, Table
     from deltalake import write_deltalake
 
-    Pool(tmp_path / "pool", create=True)
-    shutil.rmtree(tmp_path / "pool" / "tables" / "blobs")
-    schema = Schema([Field("x", DataType.int64())])
-    write_deltalake(
-        tmp_path / "pool" / "tables" / "blobs", Table.from_arrays([Array([1], DataType.int64())], schema=schema)
-    )
+    where.open(create=True)
+    where.remove("tables/blobs")
+    foreign = Table.from_arrays([Array([1], DataType.int64())], schema=Schema([Field("x", DataType.int64())]))
+    write_deltalake(f"{where.url}/tables/blobs", foreign, storage_options=where.options)
     with pytest.raises(PoolError, match="table of something else, with x"):
-        Pool(tmp_path / "pool")
-    shutil.rmtree(tmp_path / "pool" / "tables" / "blobs")
+        where.open()
+    where.remove("tables/blobs")
     with pytest.raises(PoolError, match="the table is missing"):
-        Pool(tmp_path / "pool")
+        where.open()
 
 
 def test_existing_files_are_replaced_only_by_their_kind(pool: Pool, tmp_path: Path) -> None:
@@ -245,12 +245,8 @@ def test_existing_files_are_replaced_only_by_their_kind(pool: Pool, tmp_path: Pa
     )
 
 
-def packs(pool: Path) -> list[Path]:
-    return sorted(file for file in (pool / "packs").rglob("*") if file.is_file())
-
-
 @pytest.mark.parametrize("damage", ["flip", "cut", "swap", "remove"])
-def test_damaged_packs_are_errors(pool: Pool, tmp_path: Path, damage: str) -> None:
+def test_damaged_packs_are_errors(pool: Pool, where: Place, tmp_path: Path, damage: str) -> None:
     """Never other bytes: not in a data map, not in a file, not for a later version (S1)."""
     model = tensors()
     pool.add(write(tmp_path / "a.safetensors", model), "a@1")
@@ -258,23 +254,22 @@ def test_damaged_packs_are_errors(pool: Pool, tmp_path: Path, damage: str) -> No
     one, other = packs(tmp_path / "pool")
     for pack in (one, other):
         pack.chmod(0o644)
+    one, other = where.packs()
+    first, second = where.read(one), where.read(other)
     if damage == "flip":
-        for pack in (one, other):
-            data = bytearray(pack.read_bytes())
+        for pack, data in ((one, bytearray(first)), (other, bytearray(second))):
             for at in range(100, len(data), 50):
                 data[at] ^= 0xFF
-            pack.write_bytes(data)
+            where.write(pack, bytes(data))
     elif damage == "cut":
-        for pack in (one, other):
-            pack.write_bytes(pack.read_bytes()[:200])
+        where.write(one, first[:200])
+        where.write(other, second[:200])
     elif damage == "swap":
-        first, second = one.read_bytes(), other.read_bytes()
-        one.write_bytes(second)
-        other.write_bytes(first)
+        where.write(one, second)
+        where.write(other, first)
     else:
-        one.unlink()
-        other.unlink()
-    fresh = Pool(tmp_path / "pool")
+        where.remove("packs")
+    fresh = where.open()
     problems = dict(fresh.verify())
     assert set(problems) == {"a@1", "b@1"}
     assert "packs/" in problems["a@1"]
@@ -285,23 +280,22 @@ def test_damaged_packs_are_errors(pool: Pool, tmp_path: Path, damage: str) -> No
         fresh.open("a@1").numpy("embed.weight")
 
 
-def test_files_that_lead_out_of_the_folder_are_refused(pool: Pool, tmp_path: Path) -> None:
+def test_files_that_lead_out_of_the_folder_are_refused(pool: Pool, where: Place, tmp_path: Path) -> None:
     """Whoever may write to a pool may not write anywhere else (S3)."""
     from blobstore.pool.tables import EVENTS
 
     described = [{"name": "../stolen", "size": 0, "sha256": hashlib.sha256().hexdigest()}]
     pool._tables.append(EVENTS, [("1" * 32, "add", "m", "1", 0, json.dumps(described))])
     with pytest.raises(PoolError, match="leads out of its folder"):
-        Pool(tmp_path / "pool").get("m@1", tmp_path / "out")
+        where.open().get("m@1", tmp_path / "out")
     assert not (tmp_path / "stolen").exists()
 
 
-def test_processes_do_the_work(tmp_path: Path) -> None:
+def test_processes_do_the_work(pool: Pool, tmp_path: Path) -> None:
     """Any executor of `concurrent.futures`: what it runs and returns can be pickled."""
     folder = tmp_path / "model"
     for number in range(4):
         write(folder / f"{number}.safetensors", tensors(number))
-    pool = Pool(tmp_path / "pool", create=True)
     with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as executor:
         added = pool.add(folder, "m@1", executor=executor)
     assert pickle.loads(pickle.dumps(added)) == added  # noqa: S301 - it was made here
@@ -309,14 +303,14 @@ def test_processes_do_the_work(tmp_path: Path) -> None:
     assert digests(tmp_path / "out") == digests(folder)
 
 
-def test_any_engine_reads_the_tables(pool: Pool, tmp_path: Path) -> None:
+def test_any_engine_reads_the_tables(pool: Pool, where: Place, tmp_path: Path) -> None:
     from deltalake import DeltaTable, QueryBuilder
 
     path = write(tmp_path / "a.safetensors", tensors())
     pool.add(path, "m@1")
     rows = (
         QueryBuilder()
-        .register("parts", DeltaTable(tmp_path / "pool" / "tables" / "parts"))
+        .register("parts", DeltaTable(f"{where.url}/tables/parts", storage_options=where.options))
         .execute("select tensor, dtype, shape, digest from parts where tensor <> '' order by tensor")
         .read_all()
     )

@@ -1,0 +1,30 @@
+"""The places where pools are tried: a folder, and a bucket of a real S3 server that is started when it is needed first."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.pool import gateway as server
+from tests.pool import places
+
+
+@pytest.fixture(scope="session")
+def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[server.Gateway]:
+    """An S3 server, one for all tests of this process."""
+    if (reason := server.missing()) and "CI" not in os.environ:
+        pytest.skip(reason)
+    started = server.Gateway(tmp_path_factory.mktemp("ceph"))
+    yield started
+    started.close()
+
+
+@pytest.fixture(params=["folder", pytest.param("bucket", marks=pytest.mark.long)])
+def where(request: pytest.FixtureRequest, tmp_path: Path) -> places.Place:
+    """A place without a pool."""
+    if request.param == "folder":
+        return places.folder(tmp_path / "pool")
+    return places.bucket(request.getfixturevalue("gateway"), tmp_path / "cache")
