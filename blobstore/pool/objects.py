@@ -14,7 +14,7 @@ from blobstore.core.disk.journal import sync_folder
 from blobstore.core.distribution import install
 from blobstore.core.errors import BlobStoreError, FileAccessError, MissingDependencyError, PoolError, TransferError
 from blobstore.core.memory.mapped_file import as_path, map_file, named
-from blobstore.pool.reasons import no_bucket, reason, was_repeated
+from blobstore.pool.reasons import may_succeed, no_bucket, reason
 
 try:
     import obstore
@@ -109,16 +109,21 @@ class Objects:
             return map_file(place)[start : start + length]
         if length <= REQUEST:
             return self._range(path, start, length)
-        whole, views = bytearray(length), range(0, length, REQUEST)
-        with ThreadPoolExecutor(min(PARALLEL, len(views))) as threads:
-            pieces = threads.map(lambda at: self._range(path, start + at, min(REQUEST, length - at)), views)
-            end = 0
-            for at, piece in zip(views, pieces, strict=True):
+        size = self._present(path, lambda: int(obstore.head(self._opened(), path)["size"]))
+        if size is None:
+            return None
+        whole = bytearray(max(min(length, size - start), 0))  # a damaged index may ask for anything
+        with ThreadPoolExecutor(PARALLEL) as threads:
+            starts = range(0, len(whole), REQUEST)
+            for at, piece in zip(
+                starts,
+                threads.map(lambda at: self._range(path, start + at, min(REQUEST, len(whole) - at)), starts),
+                strict=True,
+            ):
                 if piece is None:
                     return None
-                whole[at : at + len(piece)] = piece
-                end += len(piece)
-        return memoryview(whole)[:end].toreadonly()
+                whole[at : at + REQUEST] = piece
+        return memoryview(whole).toreadonly()
 
     def _range(self, path: str, start: int, length: int) -> memoryview | None:
         if not length:  # which no header can ask for
@@ -128,7 +133,7 @@ class Objects:
                 path, lambda: memoryview(obstore.get_range(self._opened(), path, start=start, length=length))
             )
         except TransferError as error:
-            if "416" in str(error):  # the object ends before the range begins
+            if "the store answers 416" in str(error):  # the object ends before the range begins
                 return memoryview(b"")
             raise
 
@@ -178,23 +183,22 @@ class Objects:
             os.replace(spooled, place)
         self._sync(place)
 
-    def list(self, prefix: str) -> Iterator[tuple[str, int, int]]:
+    def list(self, prefix: str) -> list[tuple[str, int, int]]:
         """The objects below a prefix: path, size in bytes, and when they were stored, in seconds since 1970."""
         if self.folder is not None and not (self.folder / prefix).is_dir():
-            return
+            return []
         with self._translated(prefix):
-            for page in obstore.list(self._opened(), prefix):
-                for item in page:
-                    yield item["path"], item["size"], int(item["last_modified"].timestamp())
+            listed = _tried(lambda: [item for page in obstore.list(self._opened(), prefix) for item in page])
+            return [(item["path"], item["size"], int(item["last_modified"].timestamp())) for item in listed]
 
     def delete(self, path: str) -> None:
         """Remove an object, if it is there."""
-        self._present(path, lambda: _tried(lambda: obstore.delete(self._opened(), path)))
+        self._present(path, lambda: obstore.delete(self._opened(), path))
 
     def _present(self, path: str, function: Callable[[], _Result]) -> _Result | None:
         """What a function returns; None if there is no such object."""
         try:
-            return function()
+            return _tried(function)
         except (causes.NotFoundError, FileNotFoundError) as error:
             if no_bucket(error):
                 raise self._failed(path, error) from None
@@ -239,7 +243,7 @@ def _sorted(url: str, options: Mapping[str, str]) -> tuple[Any, Any, Any]:
     """Options as the client, its retries and the store take them.
 
     Raises:
-        PoolError: the number of retries is none.
+        PoolError: `max_retries` is no number.
     """
     client: dict[str, str | bool] = {}
     retries: dict[str, int] = {}
@@ -259,15 +263,12 @@ def _sorted(url: str, options: Mapping[str, str]) -> tuple[Any, Any, Any]:
 
 
 def _tried(function: Callable[[], _Result]) -> _Result:
-    """What a function returns that may be called again after it failed, whatever it did.
-
-    The library repeats requests that cannot do anything twice; after that, there is no point in trying once more.
-    """
+    """What a function returns that may be called again after it failed, whatever it did."""
     for _ in range(_ATTEMPTS - 1):
         try:
             return function()
-        except causes.GenericError as error:
-            if was_repeated(error):
+        except (causes.BaseError, FileNotFoundError) as error:
+            if not may_succeed(error):
                 raise
     return function()
 

@@ -141,9 +141,7 @@ class Reader:
             )
         return stored
 
-    def _decoded(
-        self, blob: Stored, encoding: str, base: memoryview | None, read: memoryview | None
-    ) -> memoryview:
+    def _decoded(self, blob: Stored, encoding: str, base: memoryview | None, read: memoryview | None) -> memoryview:
         if not check_encoding(encoding):
             raise PoolError(
                 f"{self._objects.url}: blob {blob.digest.hex()} is stored as {blob.encoding!r}, which this version does not know"

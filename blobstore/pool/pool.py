@@ -87,7 +87,8 @@ class Pool:
         url: a folder, or `s3://`, `gs://` or `az://` with a bucket and a path.
         create: make the pool if there is none.
         cache: where files of the tables of a bucket are kept; by default in the user's cache folder.
-        **options: of the store, such as `aws_endpoint`; the environment's count where they are left out.
+        **options: of the store, such as `aws_endpoint`, of its client, such as `allow_http` or `timeout`, and `max_retries`;
+            the environment's count where they are left out.
 
     Raises:
         PoolError: there is no pool, or something else, or one of a newer format.
@@ -163,14 +164,16 @@ class Pool:
 
         Raises:
             PoolError: the version is there already, or `reference` has another form.
-            FileAccessError, DataChangedError, TransferError: reading or writing fails. The version is not there then.
+            FileAccessError, DataChangedError, TransferError: reading or writing fails. The version is not there then, unless
+                the message says that this is not known, because the store did not answer to the very last request.
         """
         name, version = parse_reference(reference)
         check_progress(progress)
         files = _expand(as_paths(paths))
         with _workers(executor) as workers:
             added = add_version(self._objects, self._tables, files, name, version, workers, progress)
-        self._tables.tidy()
+        with contextlib.suppress(BlobStoreError):  # the version is there; the next one tidies
+            self._tables.tidy()
         return added
 
     def versions(self) -> list[Version]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["no_bucket", "reason", "was_repeated"]
+__all__ = ["may_succeed", "no_bucket", "reason", "refused"]
 
 _COLORS = re.compile(r"\x1b\[[0-9;]*m")
 _STATUS = re.compile(r"status code: (\d{3}) ?([A-Za-z -]*)")
@@ -21,9 +21,20 @@ def no_bucket(error: Exception) -> bool:
     return code is not None and code[1] in _NO_BUCKET
 
 
-def was_repeated(error: Exception) -> bool:
-    """Whether a client repeated the request until it gave up."""
-    return ", max_retries: " in str(error)
+def refused(error: Exception) -> bool:
+    """Whether a store answered that, or none did."""
+    text = _COLORS.sub("", str(error))
+    return "HTTP error" in text or "status code" in text
+
+
+def may_succeed(error: Exception) -> bool:
+    """Whether the same request may succeed after this error of obstore, which did not repeat it.
+
+    It repeats what it knows to be harmless until it gives up. If the answer to the end of an upload in parts is lost, the
+    repeated end fails, because the upload is no longer there.
+    """
+    text = str(error)
+    return "NoSuchUpload" in text or ("HTTP error" in text and ", max_retries: " not in text)
 
 
 def reason(error: Exception) -> str:

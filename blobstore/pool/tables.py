@@ -14,12 +14,14 @@ lock is held by anyone.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import tempfile
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +38,7 @@ from blobstore.core.errors import (
 from blobstore.core.memory.mapped_file import named
 from blobstore.pool.cache import FileCache
 from blobstore.pool.objects import Objects
-from blobstore.pool.reasons import reason
+from blobstore.pool.reasons import reason, refused
 
 try:
     import deltalake
@@ -44,6 +46,7 @@ try:
     from arro3.core import Array, DataType, Field, Schema
     from arro3.core import Table as ArrowTable
     from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+    from deltalake.transaction import AddAction
 except ImportError as error:
     raise MissingDependencyError(f"a pool needs deltalake and duckdb: {install('pool')}") from error
 
@@ -94,7 +97,7 @@ _COLUMNS: dict[str, dict[str, Any]] = {
 _SQL = {id(_TEXT): "VARCHAR", id(_BYTES): "BLOB", id(_NUMBER): "BIGINT"}
 _CHECKPOINT = "50"
 _RETRIES = 20
-_LOST = 3
+_LOST = 3  # answers, until an error is one
 _KEPT_HOURS = 24 * 7  # a reader may have listed a file before it was replaced
 _SMALL_FILES = 64  # as many files are made one
 
@@ -137,7 +140,7 @@ class Tables:
     def create(self) -> None:
         """Make the tables that are missing."""
         for table in _COLUMNS:
-            self._again(table, lambda table=table: self._create(table))  # type: ignore[misc]
+            self._again(table, partial(self._create, table))
 
     def append(self, table: str, rows: Sequence[Sequence[Any]], once: Iterable[str] = ()) -> None:
         """Append rows in one commit.
@@ -149,30 +152,43 @@ class Tables:
 
         Raises:
             TakenError: a commit with one of these marks came after the last call of `fresh`.
+            TransferError: the store refuses. If it does not answer any more, the message says that the outcome is not known.
         """
         if not rows:
             return
-        columns = _COLUMNS[table]
-        arrays = [
-            Array(list(column), kind) for column, kind in zip(zip(*rows, strict=True), columns.values(), strict=True)
-        ]
-        content = ArrowTable.from_arrays(arrays, schema=_schema(columns))
-        marks = [deltalake.Transaction(mark, int(time.time())) for mark in once]
-        properties = deltalake.CommitProperties(max_commit_retries=_RETRIES, app_transactions=marks or None)
+        added = self._written(table, rows)
+        marks = list(once)
+        transactions = [deltalake.Transaction(mark, time.time_ns()) for mark in marks]
+        properties = deltalake.CommitProperties(max_commit_retries=_RETRIES, app_transactions=transactions or None)
+        lost = False
 
         def write() -> bool:
+            nonlocal lost
+            if lost and marks and self._was_committed(table, rows, marks):
+                return True
+            lost = True
             try:
-                deltalake.write_deltalake(self._delta(table), content, mode="append", commit_properties=properties)
+                self._delta(table).create_write_transaction(
+                    [added], "append", _schema(table), commit_properties=properties
+                )
             except CommitFailedError:
                 self.fresh(table)
+                lost = False
                 if not marks:
                     return False  # rows were deleted meanwhile, which the engine takes for rows that were read
                 if not self._has(table, rows):
                     raise TakenError from None
+            with contextlib.suppress(BlobStoreError):  # the rows are there
+                self.fresh(table)
             self._sync(table)
             return True
 
-        self._again(table, write)
+        try:
+            self._again(table, write)
+        except TransferError as error:
+            if not (lost and marks):
+                raise
+            raise TransferError(f"{error}; it is not known whether the last change was made") from None
 
     def delete(self, table: str, condition: str) -> None:
         """Delete the rows for which a condition of SQL holds; tried again if others change the table meanwhile."""
@@ -191,20 +207,12 @@ class Tables:
     def tidy(self, *, always: bool = False) -> None:
         """Make few files of many small ones, and remove those that were replaced long ago."""
         for table in _COLUMNS:
-            with self._lock, self._translated(table):
-                self.fresh(table)
-                delta = self._delta(table)
-                if always or len(delta.file_uris()) > _SMALL_FILES:
-                    with contextlib.suppress(CommitFailedError):  # somebody else does it
-                        delta.optimize.compact()
-                        delta.vacuum(retention_hours=_KEPT_HOURS, dry_run=False)
-                        delta.cleanup_metadata()
+            self._again(table, partial(self._tidy, table, always))
 
     def fresh(self, *tables: str) -> None:
         """Look at the newest state of these tables, or of all; queries are about the state that was seen last."""
         for table in tables or _COLUMNS:
-            with self._lock, self._translated(table):
-                self._delta(table).update_incremental()
+            self._again(table, partial(self._update, table))
 
     def seen(self, table: str, mark: str) -> bool:
         """Whether a commit with a mark is in the state that was seen last."""
@@ -253,10 +261,37 @@ class Tables:
     def _options(self) -> dict[str, str] | None:
         return self._objects.options if self._objects.folder is None else None
 
+    def _written(self, table: str, rows: Sequence[Sequence[Any]]) -> Any:
+        """Store a file with rows, which a commit can add.
+
+        The engine would write it, too. But if the store refuses that, the engine's own threads print a trace.
+        """
+        arrays = [
+            Array(list(column), kind)
+            for column, kind in zip(zip(*rows, strict=True), _COLUMNS[table].values(), strict=True)
+        ]
+        name = f"part-{uuid.uuid4()}.zstd.parquet"
+        with self._lock, tempfile.TemporaryDirectory(prefix="blobstore-") as folder:
+            file = Path(folder) / name
+            self._database.register("written", ArrowTable.from_arrays(arrays, schema=_schema(table)))
+            try:
+                place = os.fspath(file).replace("'", "''")
+                self._database.execute(f"COPY written TO '{place}' (FORMAT parquet, COMPRESSION zstd)")
+            except duckdb.Error as error:
+                raise FileAccessError(file, reason(error)) from None
+            finally:
+                self._database.unregister("written")
+            self._objects.put(f"tables/{table}/{name}", file)
+            size = file.stat().st_size
+        now, counted = int(time.time() * 1000), json.dumps({"numRecords": len(rows)})
+        return AddAction(
+            path=name, size=size, partition_values={}, modification_time=now, data_change=True, stats=counted
+        )
+
     def _create(self, table: str) -> bool:
         deltalake.DeltaTable.create(
             self._url(table),
-            schema=_schema(_COLUMNS[table]),
+            schema=_schema(table),
             mode="ignore",
             name=f"blobstore.{table}",
             configuration={
@@ -267,24 +302,51 @@ class Tables:
         )
         return True
 
-    def _again(self, table: str, change: Callable[[], bool]) -> None:
-        """Call a function that changes a table until it says that it is done.
+    def _tidy(self, table: str, always: bool) -> bool:
+        self.fresh(table)
+        delta = self._delta(table)
+        if always or len(delta.file_uris()) > _SMALL_FILES:
+            with contextlib.suppress(CommitFailedError):  # somebody else does it
+                delta.optimize.compact()
+                delta.vacuum(retention_hours=_KEPT_HOURS, dry_run=False)
+                delta.cleanup_metadata()
+        return True
 
-        The engine does not repeat a commit whose answer was lost: that could be there twice. Here it may. Rows without a
-        mark may be there twice, and a commit with marks is there once.
+    def _update(self, table: str) -> bool:
+        self._delta(table).update_incremental()
+        return True
+
+    def _again(self, table: str, step: Callable[[], bool]) -> None:
+        """Call a function that reads or changes a table until it says that it is done.
+
+        The engine does not repeat a commit whose answer was lost, because it could be there twice. Here it may: rows
+        without a mark may be there twice.
         """
         lost = 0
         for _ in range(_RETRIES):
             with self._lock, self._translated(table):
                 try:
-                    if change():
+                    if step():
                         return
                 except OSError as error:
                     lost += 1
                     if isinstance(error, BlobStoreError) or self._objects.folder is not None or lost == _LOST:
                         raise
-                    self.fresh(table)
         raise PoolError(f"{self._url(table)}: others change the table all the time; try again later")
+
+    def _was_committed(self, table: str, rows: Sequence[Sequence[Any]], marks: Sequence[str]) -> bool:
+        """Whether rows are there after the answer to their commit was lost.
+
+        Raises:
+            TakenError: another commit with one of the marks is.
+        """
+        before = [self._delta(table).transaction_version(mark) for mark in marks]
+        self.fresh(table)
+        if self._has(table, rows):
+            return True
+        if before != [self._delta(table).transaction_version(mark) for mark in marks]:
+            raise TakenError
+        return False
 
     def _has(self, table: str, rows: Sequence[Sequence[Any]]) -> bool:
         """Whether rows are in the state that was seen last."""
@@ -370,6 +432,8 @@ class Tables:
         except TableNotFoundError:
             raise PoolError(f"{self._url(table)}: the table is missing; this is no pool, or a part of one") from None
         except DeltaError as error:
+            if refused(error):
+                raise TransferError(f"{self._url(table)}: {reason(error)}") from None
             raise PoolError(f"{self._url(table)}: {reason(error)}") from None
         except OSError as error:
             if isinstance(error, FileAccessError | TransferError):
@@ -379,8 +443,8 @@ class Tables:
             raise TransferError(f"{self._url(table)}: {reason(error)}") from None
 
 
-def _schema(columns: dict[str, Any]) -> Any:
-    return Schema([Field(name, kind, nullable=True) for name, kind in columns.items()])
+def _schema(table: str) -> Any:
+    return Schema([Field(name, kind, nullable=True) for name, kind in _COLUMNS[table].items()])
 
 
 def _arrow(rows: Sequence[tuple[Any, ...]]) -> Any:

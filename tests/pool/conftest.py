@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,14 +14,14 @@ from tests.pool import places
 @pytest.fixture(scope="session")
 def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[server.Gateway]:
     """An S3 server, one for all tests of this process."""
-    if (reason := server.missing()) and "CI" not in os.environ:
+    if reason := server.missing():
         pytest.skip(reason)
     started = server.Gateway(tmp_path_factory.mktemp("ceph"))
     yield started
     started.close()
 
 
-@pytest.fixture(params=["folder", pytest.param("bucket", marks=pytest.mark.long)])
+@pytest.fixture(params=["folder", pytest.param("bucket", marks=pytest.mark.slow)])
 def where(request: pytest.FixtureRequest, tmp_path: Path) -> places.Place:
     """A place without a pool."""
     if request.param == "folder":

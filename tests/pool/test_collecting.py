@@ -7,7 +7,6 @@ tried at every place: a whole collection, a whole version, or the end of the pro
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,12 +21,11 @@ from blobstore.errors import BlobStoreError, FileAccessError, PoolError
 from blobstore.pool import Pool
 from blobstore.pool.objects import Objects
 from blobstore.pool.tables import Tables
-from tests.pool.gateway import Gateway
 from tests.pool.models import halves, tensors, tuned, write
-from tests.pool.places import Place, copied
+from tests.pool.places import Place
+from tests.pool.worlds import NEVER, World, Worlds
 
 STEPS = [(Tables, "append"), (Tables, "delete"), (Tables, "fresh"), (Objects, "place"), (Objects, "delete")]
-NEVER = 1e9
 
 
 class Killed(BaseException):
@@ -65,82 +63,12 @@ def die() -> None:
     raise Killed
 
 
-class World:
-    """A pool with versions that are there, and some that were dropped, whose contents a new one needs again.
-
-    Args:
-        place: of the pool.
-        files: a folder for the files.
-    """
-
-    def __init__(self, place: Place, files: Path) -> None:
-        self.place, self.files = place, files
-
-    def make(self) -> None:
-        """Make the pool."""
-        base = halves(tensors())
-        models = {
-            "kept": base,
-            "gone": tuned(base, 1, 0.02),  # stored against `kept`
-            "other": halves(tensors(7)),
-            "child": tuned(halves(tensors(7)), 2, 0.02),  # stored against `other`
-        }
-        for name, model in models.items():
-            write(self.files / f"{name}.safetensors", model)
-        with self.place.open(create=True) as pool:
-            for name in ("kept", "gone", "other"):
-                pool.add(self.files / f"{name}.safetensors", f"{name}@1")
-            for name in ("gone", "other"):
-                pool.drop(f"{name}@1")
-
-    def collect(self, grace: float = NEVER, **options: str) -> None:
-        with self.place.open(**options) as pool:
-            pool.gc(grace=grace, keep=0)
-
-    def add(self, name: str, **options: str) -> None:
-        with self.place.open(**options) as pool:
-            pool.add([self.files / f"{one}.safetensors" for one in name.split("+")], f"{name}@2")
-
-    def check(self) -> None:
-        """Every version is whole, read by a process that knows nothing."""
-        with self.place.open() as pool:
-            assert pool.verify() == []
-            for version in pool.versions():
-                for file, _, sha256 in version.files:
-                    content = (self.files / file).read_bytes()
-                    assert hashlib.sha256(content).hexdigest() == sha256
-                    assert b"".join(map(bytes, pool.cat(f"{version.name}@{version.version}", file))) == content
-
-    def versions(self) -> set[str]:
-        with self.place.open() as pool:
-            return {f"{version.name}@{version.version}" for version in pool.versions()}
-
-
-class Worlds:
-    """Makes worlds, all the same, and says which steps are tried in them.
-
-    Args:
-        where: without a pool.
-        folder: for files.
-        gateway: of a bucket.
-    """
-
-    def __init__(self, where: Place, folder: Path, gateway: Gateway | None) -> None:
-        self._first, self._folder, self._gateway = World(where, folder / "files"), folder, gateway
-        self._numbers = itertools.count()
-        self._first.make()
-
-    def new(self) -> World:
-        """Another one."""
-        target = self._folder / str(next(self._numbers))
-        return World(copied(self._first.place, self._gateway, target), self._first.files)
-
-    def steps(self, monkeypatch: pytest.MonkeyPatch, run: Callable[[World], None]) -> list[int]:
-        """The steps of what is done in a world; in a bucket, where each takes long, some of them."""
-        with between(monkeypatch, -1, die) as made:
-            run(self.new())
-        steps = list(range(len(made)))
-        return steps if self._gateway is None else steps[:: max(len(steps) // 5, 1)]
+def steps_of(worlds: Worlds, monkeypatch: pytest.MonkeyPatch, run: Callable[[World], None]) -> list[int]:
+    """The steps of what is done in a world; in a bucket, where each takes long, some of them."""
+    with between(monkeypatch, -1, die) as made:
+        run(worlds.new())
+    steps = list(range(len(made)))
+    return steps if worlds.gateway is None else steps[:: max(len(steps) // 5, 1)]
 
 
 @pytest.fixture
@@ -159,7 +87,7 @@ def test_a_collection_between_any_two_steps_of_adding(
 ) -> None:
     """The version is whole, or with a collection that gives up everything that was begun, not there and adding an error."""
     outcomes = set()
-    for at in worlds.steps(monkeypatch, lambda world: world.add(ADDED)):
+    for at in steps_of(worlds, monkeypatch, lambda world: world.add(ADDED)):
         world = worlds.new()
         with between(monkeypatch, at, lambda world=world: world.collect(grace)):
             try:
@@ -180,7 +108,7 @@ def test_a_collection_between_any_two_steps_of_adding(
 @pytest.mark.long
 def test_two_collections_between_any_steps_of_adding(worlds: Worlds, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first marks, the second deletes."""
-    for at in worlds.steps(monkeypatch, lambda world: world.add(ADDED))[::2]:
+    for at in steps_of(worlds, monkeypatch, lambda world: world.add(ADDED))[::2]:
         world = worlds.new()
 
         def twice(world: World = world) -> None:
@@ -195,7 +123,7 @@ def test_two_collections_between_any_steps_of_adding(worlds: Worlds, monkeypatch
 
 @pytest.mark.long
 def test_a_version_between_any_two_steps_of_a_collection(worlds: Worlds, monkeypatch: pytest.MonkeyPatch) -> None:
-    for at in worlds.steps(monkeypatch, lambda world: world.collect()):
+    for at in steps_of(worlds, monkeypatch, lambda world: world.collect()):
         world = worlds.new()
         with between(monkeypatch, at, lambda world=world: world.add(ADDED)):
             world.collect()
@@ -208,7 +136,7 @@ def test_a_version_between_any_two_steps_of_a_collection(worlds: Worlds, monkeyp
 @pytest.mark.long
 def test_adding_dies_at_any_step(worlds: Worlds, monkeypatch: pytest.MonkeyPatch) -> None:
     """The version is there or not; later collections leave nothing of it, and it can be added again."""
-    for at in worlds.steps(monkeypatch, lambda world: world.add(ADDED)):
+    for at in steps_of(worlds, monkeypatch, lambda world: world.add(ADDED)):
         world = worlds.new()
         with between(monkeypatch, at, die), pytest.raises(Killed):
             world.add(ADDED)
@@ -226,7 +154,7 @@ def test_adding_dies_at_any_step(worlds: Worlds, monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.long
 def test_a_collection_dies_at_any_step(worlds: Worlds, monkeypatch: pytest.MonkeyPatch) -> None:
-    for at in worlds.steps(monkeypatch, lambda world: world.collect()):
+    for at in steps_of(worlds, monkeypatch, lambda world: world.collect()):
         world = worlds.new()
         with between(monkeypatch, at, die), pytest.raises(Killed):
             world.collect()
@@ -241,7 +169,7 @@ def test_a_collection_dies_at_any_step(worlds: Worlds, monkeypatch: pytest.Monke
 def test_the_same_version_twice_at_once(worlds: Worlds, monkeypatch: pytest.MonkeyPatch) -> None:
     """One is added, the other is an error, at whatever step the other comes."""
     winners = set()
-    for at in worlds.steps(monkeypatch, lambda world: world.add("child")):
+    for at in steps_of(worlds, monkeypatch, lambda world: world.add("child")):
         world = worlds.new()
         done: list[str] = []
 
@@ -377,5 +305,5 @@ class Machine(RuleBasedStateMachine):
 
 
 TestAnySequence = Machine.TestCase
-TestAnySequence.settings = settings(max_examples=10, stateful_step_count=12, deadline=None)
+TestAnySequence.settings = settings(max_examples=10, stateful_step_count=12)
 TestAnySequence = pytest.mark.long(TestAnySequence)

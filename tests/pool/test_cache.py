@@ -1,0 +1,121 @@
+"""Copies of a bucket's table files: shared by processes, bounded, and never in the way (P4, P5)."""
+
+from __future__ import annotations
+
+import errno
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from blobstore.errors import PoolError
+from blobstore.pool.cache import FileCache
+from tests.pool import places
+from tests.pool.gateway import Gateway
+from tests.pool.models import tensors, write
+from tests.pool.proxy import proxying
+
+
+def test_a_file_is_fetched_once(tmp_path: Path) -> None:
+    fetched: list[str] = []
+
+    def fetch() -> bytes:
+        fetched.append("x")
+        return b"content"
+
+    for cache in (FileCache(tmp_path / "cache"), FileCache(tmp_path / "cache")):
+        assert cache.path("a", 7, fetch).read_bytes() == b"content"
+    assert len(fetched) == 1
+    assert FileCache(tmp_path / "cache").path("b", 7, fetch).read_bytes() == b"content"
+    assert len(fetched) == 2
+
+
+def test_a_copy_that_was_cut_is_fetched_again(tmp_path: Path) -> None:
+    """As after a crash of the system."""
+    cache = FileCache(tmp_path)
+    cache.path("a", 7, lambda: b"content").write_bytes(b"con")
+    assert cache.path("a", 7, lambda: b"content").read_bytes() == b"content"
+
+
+def test_many_make_a_copy_at_once(tmp_path: Path) -> None:
+    content = os.urandom(1 << 20)
+    with ThreadPoolExecutor(8) as threads:
+        paths = threads.map(lambda _: FileCache(tmp_path).path("a", len(content), lambda: content), range(32))
+    assert {path.read_bytes() for path in paths} == {content}
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_the_copies_that_were_used_last_stay(tmp_path: Path) -> None:
+    """In the room that there is; those in use here stay in any case."""
+    for number, name in enumerate("abcd"):
+        path = FileCache(tmp_path).path(name, 100, lambda: bytes(100))
+        os.utime(path, (number, number))
+    os.utime(FileCache(tmp_path).path("a", 100, lambda: b""))
+    (tmp_path / ".new-dead").write_bytes(bytes(100))
+    os.utime(tmp_path / ".new-dead", (0, 0))
+    (tmp_path / ".new-alive").write_bytes(b"")
+    cache = FileCache(tmp_path, limit=250)
+    used = cache.path("e", 100, lambda: bytes(100))
+    assert len(list(tmp_path.iterdir())) == 3  # a, e, and what is being made
+    assert FileCache(tmp_path).path("a", 100, lambda: pytest.fail("it was used last")).exists()
+    cache.path("f", 300, lambda: bytes(300))
+    assert used.exists()
+
+
+@pytest.mark.parametrize("broken", ["a file is in the way", "full"])
+def test_a_folder_that_cannot_be_used_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
+    folder = tmp_path / "cache"
+    if broken == "full":
+        real = Path.write_bytes
+
+        def write_bytes(path: Path, data: bytes) -> int:
+            if path.is_relative_to(folder):
+                raise OSError(errno.ENOSPC, "no space left on device")
+            return real(path, data)
+
+        monkeypatch.setattr(Path, "write_bytes", write_bytes)
+    else:
+        folder.write_text("not a folder")
+    cache = FileCache(folder)
+    paths = [cache.path(name, 7, lambda: b"content") for name in "ab"]
+    assert [path.read_bytes() for path in paths] == [b"content"] * 2
+    assert not any(path.is_relative_to(folder) for path in paths)
+    cache.close()
+    assert not any(path.exists() for path in paths)
+
+
+@pytest.mark.long
+def test_a_pool_uses_copies(gateway: Gateway, tmp_path: Path) -> None:
+    """A second process reads no file of a table again; damaged and removed copies are replaced."""
+    place = places.bucket(gateway, tmp_path / "cache")
+    with place.open(create=True) as pool:
+        pool.add(write(tmp_path / "a.safetensors", tensors()), "m@1")
+        assert pool.verify() == []
+    with proxying(gateway.url) as proxy:
+        place.open(aws_endpoint=proxy.url).verify()
+        assert not any(request.path.endswith(".parquet") for request in proxy.log)
+    copies = list(place.cache.iterdir())
+    assert len(copies) == 3
+    for damage in (lambda copy: copy.unlink(), lambda copy: copy.write_bytes(bytes(copy.stat().st_size))):
+        with place.open() as pool:
+            assert pool.verify() == []
+            for copy in copies:
+                damage(copy)
+            assert [version.name for version in pool.versions()] == ["m"]
+        with place.open() as pool:
+            assert pool.verify() == []
+
+
+@pytest.mark.long
+def test_damaged_table_files_are_one_error(gateway: Gateway, tmp_path: Path) -> None:
+    place = places.bucket(gateway, tmp_path / "cache")
+    with place.open(create=True) as pool:
+        pool.add(write(tmp_path / "a.safetensors", tensors()), "m@1")
+    for path in place.paths("tables"):
+        if path.endswith(".parquet"):
+            place.write(path, bytes(len(place.read(path))))
+    place.cache = tmp_path / "other"
+    with pytest.raises(PoolError, match="a file of a table cannot be read") as caught:
+        place.open().versions()
+    assert "\n" not in str(caught.value)
