@@ -28,6 +28,7 @@ MODULES = (
     "llm",
     "fuse",
     "releases",
+    "pool",
 )
 
 
