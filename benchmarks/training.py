@@ -152,7 +152,7 @@ def publish_all(folder: Path, work: str, packed: Path | None = None) -> Row:
 
     with open_ptd(plain.parent / "model.ptd") as file:  # the keys are hashes, so a tensor is found by its bytes
         trained = {digest(as_bytes(tensor)[0]): tensor for tensor in training.named_parameters().values()}
-        tensors = {key: trained[digest(data)] for key, data in file.items()}
+        tensors = {key: trained[digest(data)] for key, data in file.views()}
     times = side_by_side(publish, _Stock(plain, tensors, x), rounds=9, before=change)
     row = ratio_row(work, *times, at_least=5)
     alone, run = side_by_side(lambda: training.publish(cache), lambda: method(x), rounds=7)
