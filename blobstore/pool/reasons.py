@@ -22,7 +22,7 @@ def no_bucket(error: Exception) -> bool:
 
 
 def refused(error: Exception) -> bool:
-    """Whether a store answered that, or none did."""
+    """Whether a library says that a store answered so, or that none did."""
     text = _COLORS.sub("", str(error))
     return "HTTP error" in text or "status code" in text
 

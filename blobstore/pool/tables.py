@@ -328,9 +328,9 @@ class Tables:
                 try:
                     if step():
                         return
-                except OSError as error:
+                except (OSError, DeltaError) as error:
                     lost += 1
-                    if isinstance(error, BlobStoreError) or self._objects.folder is not None or lost == _LOST:
+                    if lost == _LOST or self._objects.folder is not None or not refused(error):
                         raise
         raise PoolError(f"{self._url(table)}: others change the table all the time; try again later")
 
