@@ -97,7 +97,7 @@ STORES: dict[str, Callable[[Sequence[Path], Path], int | None]] = {
 
 COMPRESSING: dict[str, Callable[[Sequence[Path], Path], int | None]] = {
     "borg": _borg,
-    "restic": functools.partial(_restic, compression="max"),
+    "restic": functools.partial(_restic, compression="auto"),
     "casync": functools.partial(_casync, compressed=True),
 }
 """With compression, for versions that are kept and not sent."""
