@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -139,6 +140,7 @@ def is_sealed_by(data: bytes, size: int) -> bool:
 GROUP = ("a.ptd", "sub/b.pte", "new.pte")
 """The files that the journal of a group renames; the last one is new."""
 _OUTSIDE = "outside/sentinel"
+_HIDDEN = re.compile(r"\.blobstore-[0-9a-f]{24}\.(tmp|journal)")
 
 
 def group(folder: Path) -> dict[str, str]:
@@ -178,5 +180,5 @@ def journal(data: bytes) -> None:
             for path in ("here/other.ptd", *(f"here/{one}" for one in GROUP[:2])):
                 insist(path in after, f"{path} is gone")
                 insist(after[path] in before.values(), f"{path} has bytes that no file had")
-            hidden = [path for path in after if Path(path).name.startswith(".blobstore-")]
+            hidden = [path for path in after if _HIDDEN.fullmatch(Path(path).name)]
             insist(set(hidden) <= before.keys(), "there are more hidden files")

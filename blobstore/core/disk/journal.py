@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from blobstore.core.disk.names import TEMPORARY
+from blobstore.core.disk.names import JOURNAL, TEMPORARY
 from blobstore.core.memory.mapped_file import Descriptor
 
 __all__ = ["Identity", "Journal", "Move", "identity", "sync_folder"]
@@ -137,6 +137,8 @@ class Journal:
         moves = []
         for file in content["files"]:
             place = folder / _path(file["place"])
+            if TEMPORARY.fullmatch(place.name) or JOURNAL.fullmatch(place.name):
+                raise ValueError(f"{place}: not a place for an output")
             moves.append(
                 Move(
                     place,
