@@ -168,8 +168,10 @@ def journal(data: bytes) -> None:
     """The journal of a group: each file is the old or the new one, and no other file changes."""
     with temporary_folder() as name:
         folder = Path(name)
+        # In its own field only: if an old file's identity is that of a new one, it is removed when the group is undone.
         for mark, known in group(folder).items():
-            data = data.replace(f'"{mark}"'.encode(), known.encode())
+            field = rf'("{mark.rstrip("0123456789")}":\s?)"{mark}"'.encode()
+            data = re.sub(field, lambda match, known=known: match[1] + known.encode(), data)
         (folder / "here" / JOURNAL).write_bytes(data)
         before = tree(folder)
         try:

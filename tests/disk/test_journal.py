@@ -110,6 +110,40 @@ def test_a_journal_names_only_temporary_files_of_the_library(tmp_path, name):
         assert Journal.read(path) is None
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda first, second: first.update(place=second["temporary"]),
+        lambda first, second: first.update(place="sub/" + journal_name()),
+        lambda first, second: first.update(after=None),
+        lambda first, second: first.update(temporary=second["temporary"]),
+        lambda first, second: first.update(backup=second["temporary"]),
+        lambda first, second: second.update(place="sub/../a", before=None),
+    ],
+)
+def test_a_journal_that_no_group_writes_is_none(tmp_path, change):
+    """Names of its own twice, a temporary name as an output's, or moves that do not follow each other."""
+    text = json.loads(Journal([staged(tmp_path, "a"), staged(tmp_path, "b")], [tmp_path]).text(tmp_path))
+    path = tmp_path / journal_name()
+    path.write_text(json.dumps(text))
+    assert Journal.read(path) is not None
+    change(*text["files"])
+    path.write_text(json.dumps(text))
+    assert Journal.read(path) is None
+
+
+def test_a_group_may_write_a_file_twice(tmp_path):
+    """The second move replaces what the first one put there."""
+    first, second = staged(tmp_path, "a"), staged(tmp_path, "b", old=None)
+    second = Move(first.place, second.temporary, second.backup, first.after, second.after)
+    path = tmp_path / journal_name()
+    path.write_bytes(Journal([first, second], [tmp_path]).text(tmp_path))
+    journal = Journal.read(path)
+    assert journal is not None
+    journal.finish()
+    assert identity(first.place) == second.after
+
+
 def test_a_link_is_not_read_as_a_journal(tmp_path):
     """It could lead to a file of another user."""
     move = staged(tmp_path, "x")

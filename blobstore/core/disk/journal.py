@@ -137,8 +137,6 @@ class Journal:
         moves = []
         for file in content["files"]:
             place = folder / _path(file["place"])
-            if TEMPORARY.fullmatch(place.name) or JOURNAL.fullmatch(place.name):
-                raise ValueError(f"{place}: not a place for an output")
             moves.append(
                 Move(
                     place,
@@ -151,6 +149,7 @@ class Journal:
         folders = [folder / _path(other) for other in content["folders"]]
         if not folders:
             raise ValueError("no folders")
+        _check_moves(moves)
         return cls(moves, folders)
 
     def finish(self) -> None:
@@ -182,6 +181,21 @@ class Journal:
             yield folder / name
         for move in self.moves:
             yield from (move.temporary, move.backup)
+
+
+def _check_moves(moves: Sequence[Move]) -> None:
+    """Refuse what no group writes, because undoing it could remove a file that is not of the group."""
+    hidden = [name for move in moves for name in (move.temporary, move.backup)]
+    if len(set(hidden)) < len(hidden):
+        raise ValueError("two moves have the same temporary file or backup")
+    places: dict[str, Identity] = {}
+    for move in moves:
+        place = os.path.normpath(move.place)
+        if TEMPORARY.fullmatch(move.place.name) or JOURNAL.fullmatch(move.place.name):
+            raise ValueError(f"{place}: not a place for an output")
+        if move.after is None or places.get(place, move.before) != move.before:
+            raise ValueError(f"{place}: its moves do not follow each other")
+        places[place] = move.after
 
 
 def _is_own(status: os.stat_result) -> bool:
