@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ def rows(folder: Path) -> Iterator[Row]:
     yield from _write_small(folder)
     yield from _open_many(folder)
     yield from _rewrite(folder)
+    yield from _folders(folder)
 
 
 def _add(tensors: dict[str, torch.Tensor]) -> Iterator[Row]:
@@ -180,3 +182,64 @@ def _lower_large(path: Path) -> None:
     manager: Any = lower({"forward": (_Layers().eval(), (torch.zeros(2048, 2048),))}, partitioners=list)
     with path.open("wb") as file:
         manager.write_to_file(file)
+
+
+class _Small(torch.nn.Module):
+    """Twenty layers of 16 KiB."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(64, 64, bias=False) for _ in range(20))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = torch.relu(layer(x))
+        return x
+
+
+def _folders(folder: Path) -> Iterator[Row]:
+    """Many programs of one architecture, 9 of whose 20 layers are their own."""
+    programs = _tuned(folder / "programs", 1100)
+    few, many = (_timed(programs[:count], folder / str(count)) for count in (100, 1000))
+    yield Row(
+        "deduplicate 1,000 programs of 340 KB, against 100 of them",
+        f"{many / few:.1f} x its time ({show(many)} against {show(few)})",
+        "at most 15 x",
+        many <= 15 * few,
+    )
+    dedup_programs(programs[:10], folder / "10")
+    new = iter(programs[1000:])
+
+    def append(where: str) -> object:
+        return dedup_programs([next(new)], folder / where, append=True)
+
+    times = side_by_side(lambda: append("1000"), lambda: append("10"))
+    yield ratio_row("  append one to the 1,000, against appending one to 10", *times, at_most=3)
+    size = max((folder / "1000").glob("shared-*.ptd"), key=lambda path: path.stat().st_mtime_ns).stat().st_size
+    own = 9 * 64 * 64 * 4
+    yield Row(
+        "  the data file that this writes", f"{size / own:.3f} x the new bytes", "at most 1.05 x", size <= 1.05 * own
+    )
+
+
+def _timed(programs: Sequence[Path], out: Path) -> float:
+    begin = time.perf_counter()
+    dedup_programs(programs, out)
+    return time.perf_counter() - begin
+
+
+def _tuned(folder: Path, count: int) -> list[Path]:
+    """Programs of one architecture with weights of their own in nine layers."""
+    folder.mkdir()
+    model = _Small().eval()
+    with quiet():
+        pte = bytes(lower({"forward": (model, (torch.zeros(1, 64),))}, partitioners=list).buffer)
+    places = [pte.index(layer.weight.detach().numpy().tobytes()) for layer in list(model.layers)[:9]]
+    paths = []
+    for number in range(count):
+        data = bytearray(pte)
+        for place in places:
+            data[place : place + 16384] = torch.randn(4096).numpy().tobytes()
+        paths.append(folder / f"{number}.pte")
+        paths[-1].write_bytes(data)
+    return paths

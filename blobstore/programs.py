@@ -1,6 +1,14 @@
 """Many programs that share their weights: `dedup_programs`, `fuse_programs`, `save_programs` and what they return."""
 
-from blobstore.core.programs import DATA_NAME, DataResult, DedupResult, KeyResult, ProgramResult, dedup_programs
+from blobstore.core.programs import (
+    DATA_NAME,
+    DataResult,
+    DedupResult,
+    KeyResult,
+    ProgramResult,
+    data_files,
+    dedup_programs,
+)
 from blobstore.core.programs.fuse import FusedMethod, FuseResult, fuse_programs
 from blobstore.lowering.save import save_program, save_programs
 
@@ -12,6 +20,7 @@ __all__ = [
     "FusedMethod",
     "KeyResult",
     "ProgramResult",
+    "data_files",
     "dedup_programs",
     "fuse_programs",
     "save_program",

@@ -24,7 +24,7 @@ from blobstore.core.formats.data_map import NamedDataMap
 from blobstore.core.formats.opening import open_names
 from blobstore.core.formats.pte.program import read_program
 from blobstore.core.memory.mapped_file import same_file
-from blobstore.core.programs import DATA_NAME, DataResult, DedupResult, dedup_programs
+from blobstore.core.programs import DATA_NAME, DataResult, DedupResult, data_files, dedup_programs
 from blobstore.core.programs.fuse import fuse_programs
 from blobstore.core.text import quoted, saving
 
@@ -66,6 +66,13 @@ def dedup(
     prune: Annotated[
         bool, typer.Option("--prune", help="Drop data that no program in the folder uses any more.")
     ] = False,
+    append: Annotated[
+        bool,
+        typer.Option(
+            "--append",
+            help="Write what is new to a data file of its own, and read and write nothing else in the folder.",
+        ),
+    ] = False,
     force: Annotated[
         bool,
         typer.Option(
@@ -90,6 +97,7 @@ def dedup(
             keep_small=small,
             names=checkpoint,
             prune=prune,
+            append=append,
             force=force,
             dry_run=dry_run,
             progress=progress,
@@ -100,6 +108,10 @@ def dedup(
     else:
         named = f"Named {counted(number, 'moved tensor')} after {names}." if number else ""
         _print_dedup(result, named)
+        for program in result.programs if append and not dry_run else ():
+            files = data_files(program.path, output)
+            if len(files) > 1:
+                say(f"Load {program.path} with {', '.join(map(str, files))}.")
         if dry_run:
             out.print("Nothing was written: this was a dry run.")
     if number == 0:

@@ -63,7 +63,12 @@ def save_programs(
         As `dedup_programs`.
     """
     options = Options(
-        DATA_NAME if data_name is None else data_name, keep_small, open_names(names), prune, force, progress
+        DATA_NAME if data_name is None else data_name,
+        keep_small,
+        open_names(names),
+        prune=prune,
+        force=force,
+        progress=progress,
     )
     _check_managers(programs)
     places = {name: Path(name if name.endswith(".pte") else f"{name}.pte") for name in programs}

@@ -37,6 +37,7 @@ def _dedup(folder: Path, names: dict[str, Any]) -> None:
     for name in ("a", "b"):
         model.write(folder / "old", name)
     models.mlp(seed=1).write(folder / "more", "c")
+    models.mlp(seed=2).write(folder / "more", "d")
     _checkpoint(folder / "model.safetensors", model.methods["forward"][0])
 
 

@@ -20,7 +20,7 @@ from blobstore.core.disk.output import Output
 from blobstore.core.disk.progress import Progress, check_progress
 from blobstore.core.disk.recovery import recover
 from blobstore.core.errors import FileAccessError, OutputPathError
-from blobstore.core.memory.mapped_file import as_path, named, same_file
+from blobstore.core.memory.mapped_file import as_path, named, which_file
 
 __all__ = ["Staging", "check_writable", "refuse_inputs"]
 
@@ -352,7 +352,7 @@ def check_writable(folder: Path) -> None:
 
 def refuse_inputs(outputs: Iterable[Path], inputs: Collection[Path]) -> None:
     """Raise OutputPathError if an output is one of the inputs."""
+    sources = {which_file(source): source for source in inputs}
     for output in outputs:
-        for source in inputs:
-            if same_file(output, source):
-                raise OutputPathError(f"{output}: the output is one of the inputs, {source}")
+        if (source := sources.get(which_file(output))) is not None:
+            raise OutputPathError(f"{output}: the output is one of the inputs, {source}")

@@ -32,6 +32,7 @@ __all__ = [
     "origin_of",
     "read_pieces",
     "same_file",
+    "which_file",
 ]
 
 Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
@@ -363,9 +364,15 @@ def _map_at(address: int, size: int, descriptor: int, offset: int) -> None:
         raise OSError(number, os.strerror(number))
 
 
+def which_file(path: str | os.PathLike[str]) -> tuple[int, int] | str:
+    """Equal for two paths that lead to the same file, or would if it existed: device and inode, or else the real path."""
+    try:
+        status = os.stat(path)  # noqa: PTH116 - Path.stat cannot take all that os.PathLike can be
+    except OSError:
+        return os.path.realpath(path)
+    return status.st_dev, status.st_ino
+
+
 def same_file(a: str | os.PathLike[str], b: str | os.PathLike[str]) -> bool:
     """Whether two paths lead to the same file, or would if it existed."""
-    try:
-        return os.path.samefile(a, b)
-    except OSError:
-        return Path(a).resolve() == Path(b).resolve()
+    return which_file(a) == which_file(b)

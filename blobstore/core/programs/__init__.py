@@ -1,7 +1,7 @@
 """The main job: several programs that contain the same weights become slim programs and one shared data file.
 
 `inputs` finds the files, `deployed` what an earlier run left in the folder; `run` is one run over the folder, in which
-`planning` decides what leaves the programs.
+`planning` decides what leaves the programs. `series` has the data files of a folder that is only appended to.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from blobstore.core.formats.opening import Format, Names, detect_format, open_na
 from blobstore.core.formats.ptd.reader import open_ptd
 from blobstore.core.formats.pte.program import read_program
 from blobstore.core.memory.mapped_file import Paths, as_path, as_paths
+from blobstore.core.programs.deployed import data_files
 from blobstore.core.programs.folder import output_folder
 from blobstore.core.programs.inputs import expand, output_places
 from blobstore.core.programs.options import DATA_NAME, Options
 from blobstore.core.programs.results import DataResult, DedupResult, KeyResult, ProgramResult
 from blobstore.core.programs.run import DataInput, ProgramInput, run
 
-__all__ = ["DATA_NAME", "DataResult", "DedupResult", "KeyResult", "ProgramResult", "dedup_programs"]
+__all__ = ["DATA_NAME", "DataResult", "DedupResult", "KeyResult", "ProgramResult", "data_files", "dedup_programs"]
 
 
 def dedup_programs(
@@ -31,6 +32,7 @@ def dedup_programs(
     keep_small: int = 0,
     names: Names | None = None,
     prune: bool = False,
+    append: bool = False,
     force: bool = False,
     dry_run: bool = False,
     progress: Progress | None = None,
@@ -56,6 +58,10 @@ def dedup_programs(
         names: tensors by name, a checkpoint or its path. A moved tensor that equals exactly one of them, to the byte, gets its
             name as key. All others get keys made of their contents.
         prune: drop the keys of earlier runs that no program in the folder takes any more.
+        append: leave the data files of the folder as they are, and write what is new to another one: `shared-2.ptd` and so
+            on. No other program of the folder is read, so this costs what the new programs cost, however many there
+            are. A program then takes several data files (`data_files`), and `kept` of the result is empty. To make one
+            data file of all, deduplicate the whole folder into another one.
         force: replace inputs, files of another format, and programs that cannot be read; and extend a data file of
             unknown origin.
         dry_run: check and compute everything, and write nothing. What a killed run left in the folder stays, too.
@@ -67,17 +73,17 @@ def dedup_programs(
     Raises:
         FileAccessError, InvalidFileError, IntegrityError: an input or a file of an earlier run cannot be read, is
             malformed or damaged; or an output cannot be written.
-        UnsupportedDataError: an input is neither a program nor a data file, or `keep_small`, `names` or `progress` has
-            the wrong type.
+        UnsupportedDataError: an input is neither a program nor a data file, `keep_small`, `names` or `progress` has the
+            wrong type, or both `prune` and `append` are set.
         UnsupportedProgramError: a program contains something that the rewrite would lose.
         KeyConflictError: two inputs, or an input and a program in the folder, have different contents under a key that
             delegates look up; or two data files have different contents under one key.
         OutputPathError: an output would replace an input, a file of another format, or a data file that was not written
-            together with programs.
+            together with programs; or the folder was appended to, and this run would extend its first data file.
         InvalidTagError: `data_name` is not a file name.
         In every case the directory is as it was before.
     """
-    options = Options(data_name, keep_small, open_names(names), prune, force, progress, dry_run)
+    options = Options(data_name, keep_small, open_names(names), prune, append, force, progress, dry_run)
     directory = as_path(directory)
     sources = as_paths(inputs)
     with output_folder(directory, dry_run=dry_run):

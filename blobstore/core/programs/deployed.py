@@ -23,6 +23,7 @@ from blobstore.core.formats.pte.program import ProgramFile, read_program
 __all__ = [
     "FLATBUFFERS",
     "USERS",
+    "data_files",
     "delegated_keys",
     "describing",
     "mentioned",
@@ -166,6 +167,26 @@ def taken_from(program: ProgramFile, files: Mapping[str, PtdDataMap], directory:
     listed = [name for name, data_map in files.items() if place in users_of(data_map.metadata)]
     homes = listed if keys <= set(itertools.chain(*(files[name] for name in listed))) else files
     return {name: keys & set(files[name]) for name in homes}
+
+
+def data_files(path: str | os.PathLike[str], directory: str | os.PathLike[str] | None = None) -> list[Path]:
+    """The data files that a program of a folder takes, for the runtime to load it with.
+
+    Args:
+        path: the program.
+        directory: the folder that it was written to; by default the one that it lies in.
+
+    Returns:
+        Those data files of the folder, written together with programs, that have keys which it takes, by name. If several
+        have a key, and none of them says that it is for this program, all are returned.
+
+    Raises:
+        FileAccessError, InvalidFileError: the program cannot be read.
+    """
+    program = read_program(path)
+    folder = program.path.parent if directory is None else Path(directory)
+    files = {data_map.path.name: data_map for data_map in other_data(folder, ())}
+    return [folder / name for name, keys in sorted(taken_from(program, files, folder).items()) if keys]
 
 
 def users_of(metadata: Mapping[str, str]) -> set[str]:

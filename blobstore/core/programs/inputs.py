@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -51,7 +52,8 @@ def output_places(inputs: Sequence[tuple[Path, Path]]) -> list[Path]:
     full = [Path(os.path.abspath(path)).parts[1:] for path, _ in inputs]  # noqa: PTH100 - links stay as they are
     while True:
         outputs = [Path(*parts[-depth:]) for parts, depth in zip(full, depths, strict=True)]
-        same = [i for i, output in enumerate(outputs) if outputs.count(output) > 1 and depths[i] < len(full[i])]
+        times = Counter(outputs)
+        same = [i for i, output in enumerate(outputs) if times[output] > 1 and depths[i] < len(full[i])]
         if not same:
             return outputs
         for i in same:

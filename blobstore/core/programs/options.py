@@ -23,7 +23,7 @@ class Options:
 
     Raises:
         InvalidTagError: `data_name` is not a plain file name.
-        UnsupportedDataError: `keep_small` or `progress` has the wrong type.
+        UnsupportedDataError: `keep_small` or `progress` has the wrong type, or `prune` and `append` are set.
 
     Attributes:
         metadata: free text to keep with data files, by the name of the file.
@@ -33,6 +33,7 @@ class Options:
     keep_small: int = 0
     names: NamedDataMap | None = None
     prune: bool = False
+    append: bool = False
     force: bool = False
     progress: Progress | None = None
     dry_run: bool = False
@@ -44,4 +45,6 @@ class Options:
             operator.index(self.keep_small)
         except TypeError:
             raise UnsupportedDataError(f"keep_small must be an integer, got {self.keep_small!r}") from None
+        if self.prune and self.append:
+            raise UnsupportedDataError("prune writes data files anew, and append leaves them as they are; choose one")
         check_progress(self.progress)

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from blobstore.core.disk.progress import Progress
-from blobstore.core.errors import KeyConflictError
+from blobstore.core.errors import IntegrityError, KeyConflictError
 from blobstore.core.formats.data_map import NamedDataMap
+from blobstore.core.formats.ptd.reader import PtdDataMap
 from blobstore.core.formats.pte.program import Movable, ProgramFile
 from blobstore.core.memory.digest import Digest, digest
 from blobstore.core.memory.layout import TensorLayout
 from blobstore.core.programs.conflicts import ClashError
 from blobstore.core.store import BlobStore
 
-__all__ = ["Plan", "names_by_content"]
+__all__ = ["Plan", "clash_with", "has", "names_by_content"]
 
 NamesByContent = Mapping[Digest, tuple[str, TensorLayout | None]]
 
@@ -39,6 +41,7 @@ class Plan:
         keep_small: what has fewer bytes stays in its program.
         by_content: names to use as keys.
         reserved: keys that no tensor may get, because delegates look them up or because they are `inside`.
+        earlier: for each key of the data files that stay as they are, its file.
         inside: keys that other programs of the folder have in themselves, so that no data file may have them.
         progress: called with every step.
     """
@@ -47,6 +50,7 @@ class Plan:
     data_name: str
     keep_small: int
     by_content: NamesByContent
+    earlier: Mapping[str, PtdDataMap]
     reserved: Collection[str]
     inside: Collection[str]
     progress: Progress | None
@@ -69,7 +73,9 @@ class Plan:
         moves: dict[Movable, str] = {}
         for item in items:
             # a blob that is in a data file must not stay: the runtime refuses a key that it finds in two places
-            elsewhere = item.kind == "named_data" and (item.name in own or item.name in self.shared)
+            elsewhere = item.kind == "named_data" and any(
+                item.name in keys for keys in (own, self.shared, self.earlier)
+            )
             if len(item.data) >= self.keep_small or elsewhere:
                 key = self._add(item, own)
                 if key is not None:
@@ -84,6 +90,12 @@ class Plan:
         for key in _candidates(item, self.by_content):
             if key in (self.inside if item.kind == "named_data" else self.reserved):
                 continue
+            if key in self.earlier:
+                if has(self.earlier[key], key, item.data, item.layout, item.alignment):
+                    return key
+                if item.kind == "named_data":
+                    raise clash_with(self.earlier[key], key, item.program.path, delegate=True)
+                continue
             store = own if key in own else self.shared
             try:
                 tag = store.tag(key) if key in store else self.data_name
@@ -94,6 +106,31 @@ class Plan:
             else:
                 return key
         return None
+
+
+def has(data_map: PtdDataMap, key: str, data: memoryview, layout: TensorLayout | None, alignment: int) -> bool:
+    """Whether a data file can stand for these bytes under its key, compared by digest.
+
+    Raises:
+        IntegrityError: it would, but its bytes are damaged.
+    """
+    wanted = digest(data)
+    if (
+        data_map.digest(key) != wanted
+        or data_map.get_tensor_layout(key) != layout
+        or data_map.byte_range(key)[0] % alignment
+    ):
+        return False
+    if (actual := digest(data_map.get_data(key))) != wanted:
+        raise IntegrityError(data_map.path, f"the bytes of {key!r} are damaged: expected {wanted}, found {actual}")
+    return True
+
+
+def clash_with(data_map: PtdDataMap, key: str, source: Path, *, delegate: bool) -> ClashError:
+    """The error for a program or a data file that has other bytes for a key than a data file that stays as it is."""
+    return ClashError(
+        key, source, KeyConflictError(f"key {key!r} has other bytes in {data_map.path}"), delegate=delegate
+    )
 
 
 def _candidates(item: Movable, by_content: NamesByContent) -> Iterable[str]:

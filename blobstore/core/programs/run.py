@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from blobstore.core.formats.ptd.reader import PtdDataMap
 from blobstore.core.formats.ptd.writer import Entry, write_ptd
 from blobstore.core.formats.pte.program import Movable, ProgramFile
 from blobstore.core.formats.pte.rewrite import Rewrite
+from blobstore.core.memory.layout import TensorLayout
 from blobstore.core.memory.mapped_file import map_file
 from blobstore.core.programs.conflicts import ClashError
 from blobstore.core.programs.deployed import (
@@ -32,8 +34,9 @@ from blobstore.core.programs.deployed import (
 )
 from blobstore.core.programs.inside import tensors_inside
 from blobstore.core.programs.options import Options
-from blobstore.core.programs.planning import Plan, names_by_content
+from blobstore.core.programs.planning import Plan, clash_with, has, names_by_content
 from blobstore.core.programs.results import DataResult, DedupResult, KeyResult, ProgramResult
+from blobstore.core.programs.series import APPENDED_TO, Series
 from blobstore.core.store import BlobStore, file_name, nbytes
 
 __all__ = ["DataInput", "ProgramInput", "run"]
@@ -151,6 +154,7 @@ class _Run:
         home: the store of each data file that may be written, by file name. Files of one namespace have one store.
         shared: the store of the data file for what leaves a program.
         old: those of the data files that exist.
+        earlier: for each key of the data files that this run leaves as they are, its file.
         neighbours: other data files in the folder that were written with programs.
         others: programs in the folder that stay, with the keys that they take from each of `old`.
         takers: for each such key, one of these programs.
@@ -165,9 +169,20 @@ class _Run:
         namespaces = [*(one.namespace for one in programs), *(one.namespace for one in data)]
         stores = {namespace: BlobStore() for namespace in namespaces}
         self.directory, self.options, self.data_name = directory, options, file_name(options.data_name)
+        self.earlier: dict[str, PtdDataMap] = {}
+        if options.append:
+            series = Series(directory, self.data_name, force=options.force)
+            self.earlier, self.data_name = series.by_key(), series.next_name()
         self.jobs = [_Job(one.program, directory / one.place, stores[one.namespace]) for one in programs]
         self.outputs = [job.output for job in self.jobs]
-        self.data = [(one.data_map, file_name(one.tag), stores[one.namespace]) for one in data]
+        self.data = [
+            (
+                one.data_map,
+                self.data_name if one.tag == options.data_name else file_name(one.tag),
+                stores[one.namespace],
+            )
+            for one in data
+        ]
         self.home = {tag: store for _, tag, store in self.data}
         # Programs of one namespace can find a key in any of their files, so one store keeps each blob of them once.
         # With several, what is shared belongs to none of them.
@@ -188,7 +203,7 @@ class _Run:
             OutputPathError: one of these is the case.
         """
         if len(set(self.outputs)) != len(self.outputs):
-            twice = next(path for path in self.outputs if self.outputs.count(path) > 1)
+            twice = Counter(self.outputs).most_common(1)[0][0]
             raise OutputPathError(f"{twice}: two of the programs have this file name; rename one of them")
         # A deduplicated program has lost its weights: written over its own source, they could not be told from it again.
         if not self.options.force:
@@ -198,6 +213,8 @@ class _Run:
 
     def read_folder(self) -> None:
         """Find what earlier runs left."""
+        for tag in () if self.options.append else self.home:
+            Series(self.directory, tag, force=self.options.force).check_extensible()
         paths = [self.directory / tag for tag in dict.fromkeys([self.data_name, *self.home])]
         self.old = {data_map.path.name: data_map for data_map in old_data(paths, force=self.options.force)}
         self.neighbours = {data_map.path.name: data_map for data_map in other_data(self.directory, paths)}
@@ -246,7 +263,10 @@ class _Run:
                     raise KeyConflictError(
                         f"{data_map.path}: {inside[key]} has key {key!r} in itself, so no data file in the folder may have it"
                     )
-                _copy(store, data_map, key, tag)
+                if key not in self.earlier:
+                    _copy(store, data_map, key, tag)
+                elif not has(self.earlier[key], key, *_entry(data_map, key)):
+                    raise clash_with(self.earlier[key], key, data_map.path, delegate=False)
 
     def _inside(self) -> dict[str, Path]:
         """The keys that programs which stay have in themselves, each with one of these programs.
@@ -273,6 +293,7 @@ class _Run:
             data_name=self.data_name,
             keep_small=self.options.keep_small,
             by_content=names_by_content(self.options.names),
+            earlier=self.earlier,
             # a tensor must not have a key that a delegate looks up, in whichever place
             reserved=inside.union(blob.key for job in self.jobs for blob in job.program.named_data),
             inside=inside,
@@ -367,6 +388,8 @@ class _Run:
     def _metadata(self, tag: str, files: Mapping[str, Sequence[Entry]]) -> dict[str, str]:
         """The metadata of a data file. It lists the programs that take the file if other data files have some of its keys."""
         old = {**(self.old[tag].metadata if tag in self.old else {}), **self.options.metadata.get(tag, {})}
+        if self.options.append and tag == self.data_name != self.options.data_name:
+            old[APPENDED_TO] = self.options.data_name
         keys = _keys(files[tag])
         elsewhere = set(
             itertools.chain(*self.neighbours.values(), *(_keys(files[other]) for other in files if other != tag))
@@ -398,7 +421,8 @@ class _Run:
         """What the run did with the data files that were given."""
         files = self.files()
         first = {tag: _first_keys(entries) for tag, entries in files.items()}
-        metadata = {tag: self._metadata(tag, files) for tag in files}
+        staying = (data_map.metadata for data_map in {*self.earlier.values()})
+        kept = {pair for one in (*staying, *(self._metadata(tag, files) for tag in files)) for pair in one.items()}
         had: dict[tuple[int, str], Path] = {}
         for tag, data_map in self.old.items():
             for key in data_map:
@@ -408,6 +432,9 @@ class _Run:
         for data_map, _, store in self.data:
             keys = []
             for key in data_map:
+                if key in self.earlier:
+                    keys.append(KeyResult(key, self.earlier[key].path, merged_with=self.earlier[key].path))
+                    continue
                 tag = store.tag(key) or ""
                 same = first[tag][key]
                 merged_with = had.setdefault((id(store), key), data_map.path)
@@ -419,8 +446,10 @@ class _Run:
                         None if same == key else same,
                     )
                 )
-            lost = [name for name, text in data_map.metadata.items() if metadata[tag].get(name) != text] if keys else []
-            results.append(DataResult(data_map.path, tuple(keys), tuple(lost)))
+            lost = [pair for pair in data_map.metadata.items() if keys and pair not in kept]
+            results.append(
+                DataResult(data_map.path, tuple(keys), tuple(name for name, _ in lost if name != APPENDED_TO))
+            )
         return results
 
     def result(self, job: _Job) -> ProgramResult:
@@ -433,7 +462,7 @@ class _Run:
             bytes_after=job.nbytes,
             moved=len(job.moves),
             moved_bytes=sum(len(item.data) for item in job.moves),
-            missing=tuple(sorted(job.externals - {*job.own, *self.shared})),
+            missing=tuple(sorted(job.externals - {*job.own, *self.shared} - self.earlier.keys())),
             inside=inside,
             inside_of=inside_of,
         )
@@ -453,6 +482,11 @@ def _differing(one: PtdDataMap, other: PtdDataMap) -> list[str]:
         if key in other
         and (one.digest(key), one.get_tensor_layout(key)) != (other.digest(key), other.get_tensor_layout(key))
     ]
+
+
+def _entry(data_map: PtdDataMap, key: str) -> tuple[memoryview, TensorLayout | None, int]:
+    """Bytes, layout and alignment of a key."""
+    return data_map.get_data(key), data_map.get_tensor_layout(key), data_map.alignment(key)
 
 
 def _keys(entries: Iterable[Entry]) -> set[str]:
