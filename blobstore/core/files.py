@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, overload
 
 from blobstore.core.errors import UnsupportedDataError
+from blobstore.core.formats.opening import Format, by_name, detect_format
 from blobstore.core.formats.ptd.reader import PtdDataMap
+from blobstore.core.formats.sharded import ShardedDataMap
 from blobstore.core.memory.tensors import AnyTensor, Array, bytes_of, to_framework
 from blobstore.core.store import BlobStore
 from blobstore.core.tensor_file import Device, Framework, Numpy, TensorFile, Torch, framework_name
@@ -83,7 +85,7 @@ def load_file(
     on the CPU.
 
     Args:
-        filename: the file.
+        filename: the file, or the index of a sharded checkpoint.
         framework: "pt" for torch tensors, "np" for numpy arrays; by default torch's if torch is installed.
         device: where torch tensors are put. On any device other than the CPU they are copies; numpy takes only "cpu".
         tied: whether writing to a tensor also writes to all others that share its blob.
@@ -94,6 +96,14 @@ def load_file(
         MissingDependencyError: torch is not installed, or numpy needs ml_dtypes for bfloat16 or float8.
         UnsupportedDataError: the framework or the device is unknown, or the framework lacks a dtype of the file.
     """
+    if by_name(filename) is Format.SHARDS and detect_format(filename) is Format.SHARDS:
+        with ShardedDataMap(filename) as checkpoint:
+            names = list(checkpoint)
+            shards = checkpoint.sources[1:]
+        tensors = {
+            key: value for shard in shards for key, value in load_file(shard, framework, device, tied=tied).items()
+        }
+        return {name: tensors[name] for name in names}
     opened: TensorFile[Any] = TensorFile(filename, framework, device)
     with opened as file:
         return file.get_tensors(tied=tied)

@@ -15,6 +15,7 @@ from types import TracebackType
 from blobstore.core.disk.names import is_plain_path
 from blobstore.core.disk.progress import Progress, check_progress
 from blobstore.core.errors import BlobStoreError, FileAccessError, PoolError
+from blobstore.core.formats.sharded import with_shards
 from blobstore.core.memory.mapped_file import Paths, as_path, as_paths
 from blobstore.core.programs.deployed import tree
 from blobstore.core.reprs import fields_line, line
@@ -154,7 +155,8 @@ class Pool:
         are a content. What the files have is read back from what was stored, and compared, before the version appears.
 
         Args:
-            paths: files, which keep their names, and folders, whose files keep their paths below them.
+            paths: files, which keep their names, and folders, whose files keep their paths below them. With the index of a
+                sharded checkpoint, its shards are added.
             reference: `name@version`; a name may have parts with `/` between them.
             executor: does the work; its workers must see the same files and the same pool. By default threads.
             progress: called with what is done, and bytes.
@@ -384,7 +386,7 @@ def _expand(paths: Sequence[Path]) -> list[tuple[str, str]]:
         if path.is_dir():
             inside = [(file, file.relative_to(path).as_posix()) for file in tree(path, ("",))]
         elif path.exists():
-            inside = [(path, path.name)]
+            inside = [(file, file.relative_to(path.parent).as_posix()) for file in with_shards(path)]
         else:
             raise FileAccessError(path, "there is no such file")
         for file, name in inside:

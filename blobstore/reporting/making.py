@@ -8,6 +8,7 @@ from concurrent.futures import Executor
 from dataclasses import replace
 from pathlib import Path
 
+from blobstore.core.disk.kinds import Format, by_name
 from blobstore.core.disk.progress import check_progress
 from blobstore.core.distribution import install
 from blobstore.core.errors import (
@@ -19,6 +20,7 @@ from blobstore.core.errors import (
 )
 from blobstore.core.formats.data_map import NamedDataMap
 from blobstore.core.formats.opening import Names, open_names
+from blobstore.core.formats.sharded import with_shards
 from blobstore.core.memory.mapped_file import Paths, as_path, listed
 from blobstore.reporting.cache import Cache
 from blobstore.reporting.catalog import Catalog
@@ -213,7 +215,7 @@ def _expand(
 
 def _local(path: str) -> list[str]:
     if not os.path.isdir(path):  # noqa: PTH112
-        return [path]
+        return [str(file) for file in with_shards(Path(path))[1:]] if by_name(path) is Format.SHARDS else [path]
     files = []
     for folder, folders, names in os.walk(path, onerror=_raise):
         folders.sort()

@@ -19,6 +19,7 @@ class Format(enum.Enum):
     PTE = "a .pte program"
     PTD = "a .ptd data file"
     SAFETENSORS = "a .safetensors file"
+    SHARDS = "an index of .safetensors shards"
     HTML = "an HTML page"
     UNKNOWN = "a file of an unknown format"
 
@@ -37,7 +38,8 @@ def detect_format(path: str | os.PathLike[str]) -> Format:
 def by_name(path: str | os.PathLike[str]) -> Format:
     """The format that the ending of a file name stands for."""
     formats = {".pte": Format.PTE, ".ptd": Format.PTD, ".safetensors": Format.SAFETENSORS, ".html": Format.HTML}
-    return formats.get(as_path(path).suffix, Format.UNKNOWN)
+    path = as_path(path)
+    return Format.SHARDS if path.name.endswith(".safetensors.index.json") else formats.get(path.suffix, Format.UNKNOWN)
 
 
 def check_folder_name(path: Path) -> None:

@@ -12,6 +12,7 @@ from blobstore.core.formats.data_map import NamedDataMap
 from blobstore.core.formats.ptd.reader import open_ptd
 from blobstore.core.formats.pte.data_map import PteDataMap, open_pte
 from blobstore.core.formats.safetensors import SafetensorsDataMap
+from blobstore.core.formats.sharded import ShardedDataMap
 from blobstore.core.memory.mapped_file import as_path
 
 __all__ = ["Format", "Names", "by_name", "detect_format", "open_any", "open_names"]
@@ -21,7 +22,8 @@ Names: TypeAlias = NamedDataMap | str | os.PathLike[str]
 
 
 def open_any(path: str | os.PathLike[str]) -> NamedDataMap:
-    """Open a file of any known format as a data map.
+    """Open a file of any known format as a data map: a .pte, .ptd or .safetensors, or the index of a sharded checkpoint
+    (`model.safetensors.index.json`).
 
     Raises:
         FileAccessError, InvalidFileError: it cannot be read, or is malformed.
@@ -31,6 +33,7 @@ def open_any(path: str | os.PathLike[str]) -> NamedDataMap:
         Format.PTE: open_pte,
         Format.PTD: open_ptd,
         Format.SAFETENSORS: SafetensorsDataMap,
+        Format.SHARDS: ShardedDataMap,
     }
     kind = detect_format(path)
     if kind not in opener:

@@ -22,12 +22,28 @@ from blobstore.core.memory.dtypes import SAFETENSORS
 from blobstore.core.memory.layout import MAX_RANK, TensorLayout, layout_nbytes
 from blobstore.core.memory.mapped_file import as_path, map_file, read_pieces
 
-__all__ = ["SafetensorsDataMap", "write_safetensors"]
+__all__ = ["CheckpointDataMap", "SafetensorsDataMap", "unique_keys", "write_safetensors"]
 
 _MAX_HEADER = 100_000_000  # the limit of the safetensors package itself
 
 
-class SafetensorsDataMap(NamedDataMap):
+class CheckpointDataMap(NamedDataMap):
+    """The tensors of a checkpoint: of one .safetensors, or of several with an index.
+
+    Attributes:
+        path: the file, as given.
+        metadata: its text.
+        dtypes: the dtype of each tensor as the file spells it.
+        shapes: the sizes of each tensor.
+    """
+
+    path: Path
+    metadata: dict[str, str]
+    dtypes: dict[str, str]
+    shapes: dict[str, tuple[int, ...]]
+
+
+class SafetensorsDataMap(CheckpointDataMap):
     """The tensors of one .safetensors file.
 
     A tensor that a .ptd cannot describe (complex, sub-byte, or with a size above 2**31-1) is an opaque blob here.
@@ -51,9 +67,7 @@ class SafetensorsDataMap(NamedDataMap):
         self.path = as_path(path)
         self.name = str(self.path)
         self._data = map_file(path) if data is None else data
-        self.metadata: dict[str, str] = {}
-        self.dtypes: dict[str, str] = {}
-        self.shapes: dict[str, tuple[int, ...]] = {}
+        self.metadata, self.dtypes, self.shapes = {}, {}, {}
         self._ranges: dict[str, tuple[int, int]] = {}
         self._layouts: dict[str, TensorLayout | None] = {}
         self._read()
@@ -109,7 +123,7 @@ class SafetensorsDataMap(NamedDataMap):
 
     def _header(self, raw: memoryview) -> dict[str, Any]:
         try:
-            header = json.loads(str(raw, "utf-8"), object_pairs_hook=self._unique)
+            header = json.loads(str(raw, "utf-8"), object_pairs_hook=lambda pairs: unique_keys(pairs, self.path))
         except RecursionError:
             raise self._fail("the header is nested too deeply") from None
         except InvalidFileError:
@@ -139,13 +153,6 @@ class SafetensorsDataMap(NamedDataMap):
         if position != len(self._data):
             raise self._fail(f"the tensors end at byte {position}, the file has {len(self._data)} bytes")
 
-    def _unique(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        fields = dict(pairs)
-        if len(fields) != len(pairs):
-            counts = Counter(key for key, _ in pairs)
-            raise self._fail(f"key {next(key for key, count in counts.items() if count > 1)!r} occurs twice")
-        return fields
-
     def _add(self, key: str, info: Any, base: int) -> None:
         try:
             dtype, sizes, (start, end) = info["dtype"], info["shape"], info["data_offsets"]
@@ -169,6 +176,15 @@ class SafetensorsDataMap(NamedDataMap):
         self.shapes[key] = tuple(sizes)
         self._ranges[key] = (base + start, base + end)
         self._layouts[key] = layout
+
+
+def unique_keys(pairs: list[tuple[str, Any]], path: Path) -> dict[str, Any]:
+    """A JSON object; InvalidFileError, which names the file, if it has a key twice."""
+    fields = dict(pairs)
+    if len(fields) != len(pairs):
+        counts = Counter(key for key, _ in pairs)
+        raise InvalidFileError(path, f"key {next(key for key, count in counts.items() if count > 1)!r} occurs twice")
+    return fields
 
 
 def write_safetensors(

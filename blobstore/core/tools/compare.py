@@ -15,7 +15,7 @@ from blobstore.core.formats.opening import open_any
 from blobstore.core.formats.ptd.reader import PtdDataMap
 from blobstore.core.formats.pte.data_map import PteDataMap
 from blobstore.core.formats.pte.description import describe
-from blobstore.core.formats.safetensors import SafetensorsDataMap
+from blobstore.core.formats.safetensors import CheckpointDataMap
 from blobstore.core.memory.buffers import first_difference, same_bytes
 from blobstore.core.memory.layout import TensorLayout
 from blobstore.core.memory.mapped_file import as_path, map_file
@@ -263,8 +263,8 @@ def _parts(data_map: NamedDataMap, common: Sequence[str]) -> dict[str, list[str]
         used = {data_map.segment_of(key) for key in data_map}
         unused = [data_map.extents[i] for i in range(len(data_map.extents)) if i not in used]
         parts["segments without a key"] = [f"{stop - start:,} bytes" for start, stop in unused]
-    elif isinstance(data_map, SafetensorsDataMap):
-        parts["format"] = ["safetensors"]
+    elif isinstance(data_map, CheckpointDataMap):
+        parts["format"] = ["safetensors" if len(data_map.sources) == 1 else "safetensors in shards"]
         parts["metadata"] = _pairs(data_map.metadata)
         parts["dtypes"] = [f"{key}: {data_map.dtypes[key]}{list(data_map.shapes[key])}" for key in common]
     elif isinstance(data_map, PteDataMap):

@@ -17,6 +17,7 @@ from blobstore.core.formats.data_map import NamedDataMap
 from blobstore.core.formats.opening import Format, by_name, detect_format
 from blobstore.core.formats.ptd.reader import open_ptd
 from blobstore.core.formats.safetensors import SafetensorsDataMap, write_safetensors
+from blobstore.core.formats.sharded import ShardedDataMap
 from blobstore.core.memory.dtypes import SAFETENSORS
 from blobstore.core.memory.layout import ScalarType, TensorLayout
 from blobstore.core.memory.mapped_file import as_path, map_file
@@ -50,7 +51,13 @@ def pairs(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> lis
     source, target = as_path(source), as_path(target)
     into = os.path.isdir(target)  # noqa: PTH112 - raises nothing for a name that is too long
     if not os.path.isdir(source):  # noqa: PTH112 - raises nothing for a name that is too long
-        name = Path(source.name).with_suffix(_OTHER.get(source.suffix, ".ptd")) if into else ""
+        name = (
+            Path(source.name.removesuffix(".index.json")).with_suffix(
+                _OTHER.get(Path(source.name.removesuffix(".index.json")).suffix, ".ptd")
+            )
+            if into
+            else ""
+        )
         return [(source, target / name)]
     if not into and os.path.lexists(target):
         raise OutputPathError(f"{target}: a folder is converted into a folder, and this is a file")
@@ -74,6 +81,8 @@ def convert(
     dry_run: bool = False,
 ) -> int:
     """Convert a .safetensors into a .ptd, or a .ptd into a .safetensors, depending on the content of the source.
+
+    The index of a sharded checkpoint stands for all its tensors.
 
     Names, dtypes, shapes, values and metadata are kept. A .safetensors has neither dim orders nor opaque blobs, so tensors
     are made contiguous, and opaque blobs become tensors of bytes, which become opaque again on the way back.
@@ -101,7 +110,7 @@ def convert(
     kind = detect_format(source)
     if by_name(target) is kind:
         raise OutputPathError(f"{target}: the target must have the other format; {source} is {kind.value} already")
-    if kind not in (Format.SAFETENSORS, Format.PTD):
+    if kind not in (Format.SAFETENSORS, Format.SHARDS, Format.PTD):
         raise UnsupportedDataError(f"{source}: {kind.value}; a .safetensors or a .ptd can be converted into the other")
     if dry_run and not parents and not os.path.isdir(target.parent):  # noqa: PTH112
         raise FileAccessError(target, FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)))
@@ -109,11 +118,11 @@ def convert(
         folders([target.parent]) if parents and not dry_run else contextlib.nullcontext(),
         Staging(progress, force=force, dry_run=dry_run) as staging,
     ):
-        return (_to_ptd if kind is Format.SAFETENSORS else _to_safetensors)(source, target, staging)
+        return (_to_safetensors if kind is Format.PTD else _to_ptd)(source, target, staging)
 
 
 def _to_ptd(source: Path, target: Path, staging: Staging) -> int:
-    with SafetensorsDataMap(source) as data_map:
+    with ShardedDataMap(source) if detect_format(source) is Format.SHARDS else SafetensorsDataMap(source) as data_map:
         metadata = dict(data_map.metadata)
         opaque = _opaque_keys(metadata.pop(OPAQUE, "[]"))
         store = BlobStore()

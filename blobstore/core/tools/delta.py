@@ -14,17 +14,18 @@ from blobstore.core.errors import FileAccessError, OutputPathError, UnsupportedD
 from blobstore.core.formats.keys import OF_PROGRAMS
 from blobstore.core.formats.opening import Format, detect_format
 from blobstore.core.formats.ptd.reader import PtdDataMap, open_ptd
-from blobstore.core.formats.safetensors import SafetensorsDataMap, write_safetensors
+from blobstore.core.formats.safetensors import CheckpointDataMap, SafetensorsDataMap, write_safetensors
+from blobstore.core.formats.sharded import ShardedDataMap
 from blobstore.core.memory.buffers import address_of, same_bytes
 from blobstore.core.memory.layout import TensorLayout
-from blobstore.core.memory.mapped_file import Paths, as_path, as_paths, map_file, same_file
+from blobstore.core.memory.mapped_file import Paths, as_path, as_paths, same_file
 from blobstore.core.programs.deployed import USERS
 from blobstore.core.programs.inputs import output_places
 from blobstore.core.store import BlobStore, stage_ptd
 
 __all__ = ["DeltaResult", "write_deltas"]
 
-_DataMap = PtdDataMap | SafetensorsDataMap
+_DataMap = PtdDataMap | CheckpointDataMap
 
 
 @dataclass(frozen=True)
@@ -62,8 +63,8 @@ def write_deltas(
     `{**load_file(base), **load_file(delta)}`. Either all files are written or none.
 
     Args:
-        base: a `.ptd` or `.safetensors`, which stays as it is.
-        files: one or several of these, in either format; each delta has the format of its file.
+        base: a `.ptd` or `.safetensors`, or the index of a sharded checkpoint; it stays as it is.
+        files: one or several of these; each delta has the format of its file, and that of a sharded checkpoint is one file.
         directory: where the deltas go under the names of the files; made if it is missing. Files of one name keep as many of
             their parent folders as needed.
         force: replace files of any format.
@@ -84,7 +85,7 @@ def write_deltas(
     if twice := next((path for path in sources if same_file(path, base)), None):
         raise OutputPathError(f"{twice}: this is the base; give only the files that are compared with it")
     places = output_places([(path, Path(path.name)) for path in sources])
-    outputs = [directory / place for place in places]
+    outputs = [directory / place.with_name(place.name.removesuffix(".index.json")) for place in places]
     refuse_inputs(outputs, [base, *sources])
     if dry_run:
         _check_writable(directory)
@@ -109,6 +110,8 @@ def _opened(path: Path) -> _DataMap:
         return open_ptd(path, verify=True)
     if kind is Format.SAFETENSORS:
         return SafetensorsDataMap(path)
+    if kind is Format.SHARDS:
+        return ShardedDataMap(path)
     raise UnsupportedDataError(f"{path}: {kind.value}; expected a .ptd or a .safetensors")
 
 
@@ -124,8 +127,9 @@ def _delta(base: _DataMap, source: Path, output: Path, staging: Staging) -> Delt
             nbytes = _write_ptd(data_map, kept, output, staging)
         else:
             nbytes = _write_safetensors(data_map, kept, output, staging)
+        bytes_before = sum(path.stat().st_size for path in data_map.sources)
         left_out = len(data_map) - len(kept)
-    return DeltaResult(source, output, len(map_file(source)), nbytes, len(kept), left_out)
+    return DeltaResult(source, output, bytes_before, nbytes, len(kept), left_out)
 
 
 class _Equal:
@@ -167,7 +171,7 @@ def _write_ptd(data_map: PtdDataMap, keys: Sequence[str], output: Path, staging:
     return stage_ptd(staging, output, list(store.entries()), metadata)
 
 
-def _write_safetensors(data_map: SafetensorsDataMap, keys: Sequence[str], output: Path, staging: Staging) -> int:
+def _write_safetensors(data_map: CheckpointDataMap, keys: Sequence[str], output: Path, staging: Staging) -> int:
     layouts: dict[str, TensorLayout] = {}
     for key in keys:
         layout = data_map.get_tensor_layout(key)

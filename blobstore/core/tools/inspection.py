@@ -16,7 +16,7 @@ from blobstore.core.formats.opening import open_any
 from blobstore.core.formats.ptd.reader import PtdDataMap, open_ptd
 from blobstore.core.formats.pte.data_map import PteDataMap
 from blobstore.core.formats.pte.program import ProgramFile
-from blobstore.core.formats.safetensors import SafetensorsDataMap
+from blobstore.core.formats.safetensors import CheckpointDataMap
 from blobstore.core.memory.layout import TensorLayout
 
 __all__ = ["BlobInfo", "DelegateInfo", "ExternalInfo", "FileInfo", "inspect_file"]
@@ -113,7 +113,7 @@ class FileInfo:
 
 
 def inspect_file(path: str | os.PathLike[str]) -> FileInfo:
-    """List a .pte, .ptd or .safetensors.
+    """List a .pte, .ptd or .safetensors, or a sharded checkpoint by its index, whose size is that of all its files.
 
     Raises:
         FileAccessError, InvalidFileError, UnsupportedDataError: as `open_any`.
@@ -123,8 +123,9 @@ def inspect_file(path: str | os.PathLike[str]) -> FileInfo:
         if isinstance(data_map, PtdDataMap):
             metadata, digests = dict(data_map.metadata), data_map.has_digests
             return FileInfo(Path(path), "ptd", size, _blobs(data_map, {}), metadata=metadata, has_digests=digests)
-        if isinstance(data_map, SafetensorsDataMap):
+        if isinstance(data_map, CheckpointDataMap):
             metadata = dict(data_map.metadata)
+            size = sum(source.stat().st_size for source in data_map.sources)
             return FileInfo(Path(path), "safetensors", size, _blobs(data_map, {}), metadata=metadata)
         if not isinstance(data_map, PteDataMap):
             raise UnsupportedDataError(f"{os.fspath(path)}: a file of this format cannot be listed")

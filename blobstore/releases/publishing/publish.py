@@ -32,6 +32,7 @@ from blobstore.core.formats.opening import Format, detect_format
 from blobstore.core.formats.ptd.reader import PtdDataMap, open_ptd
 from blobstore.core.formats.ptd.writer import Entry, write_ptd
 from blobstore.core.formats.pte.program import read_program
+from blobstore.core.formats.sharded import with_shards
 from blobstore.core.memory.buffers import same_bytes
 from blobstore.core.memory.digest import sha256
 from blobstore.core.memory.mapped_file import Paths, as_path, as_paths, named
@@ -259,35 +260,40 @@ def _check_inside(path: Path, folder: Path) -> None:
 def _expanded(paths: Sequence[Path], root: Path) -> Iterator[tuple[Path, str]]:
     """The input files with their names in the release."""
     output = os.path.realpath(root)
+    for path in paths:
+        with named(path):
+            is_folder = path.is_dir()
+        if is_folder:
+            yield from _inside(path, output)
+            continue
+        for file in with_shards(path):
+            if file == path or file not in paths:
+                yield file, file.relative_to(path.parent).as_posix()
+
+
+def _inside(path: Path, output: str) -> Iterator[tuple[Path, str]]:
+    """The files in a folder and below it with their paths there, without the release folder `output`."""
 
     def fail(error: OSError) -> None:
         raise FileAccessError(error.filename, error)
 
-    for path in paths:
-        with named(path):
-            is_folder = path.is_dir()
-        if not is_folder:
-            yield path, path.name
-            continue
-        empty = True
-        for folder, folders, names in os.walk(path, onerror=fail):
-            # A link could lead to itself, or to a secret.
-            for one in folders:
-                if not one.startswith(".") and Path(folder, one).is_symlink():
-                    raise ReleaseError(
-                        f"{Path(folder, one)}: links to folders are not followed; give that folder itself"
-                    )
-            folders[:] = sorted(
-                one for one in folders if not one.startswith(".") and os.path.realpath(Path(folder, one)) != output
-            )
-            for one in sorted(names):
-                if not one.startswith("."):
-                    empty = False
-                    file = Path(folder, one)
-                    _check_inside(file, path)
-                    yield file, file.relative_to(path).as_posix()
-        if empty:
-            raise FileAccessError(path, "there are no files in this folder")
+    empty = True
+    for folder, folders, names in os.walk(path, onerror=fail):
+        # A link could lead to itself, or to a secret.
+        for one in folders:
+            if not one.startswith(".") and Path(folder, one).is_symlink():
+                raise ReleaseError(f"{Path(folder, one)}: links to folders are not followed; give that folder itself")
+        folders[:] = sorted(
+            one for one in folders if not one.startswith(".") and os.path.realpath(Path(folder, one)) != output
+        )
+        for one in sorted(names):
+            if not one.startswith("."):
+                empty = False
+                file = Path(folder, one)
+                _check_inside(file, path)
+                yield file, file.relative_to(path).as_posix()
+    if empty:
+        raise FileAccessError(path, "there are no files in this folder")
 
 
 class _Publisher:
