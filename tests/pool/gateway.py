@@ -149,7 +149,9 @@ class Gateway:
 
     def _make_users(self) -> None:
         keys = [(f"--access-key={key}", f"--secret={secret}") for key, secret in (_KEYS, _READER)]
-        self._run("radosgw-admin", "user", "create", "--uid=owner", "--display-name=owner", *keys[0])
+        self._run(
+            "radosgw-admin", "user", "create", "--uid=owner", "--display-name=owner", "--max-buckets=100000", *keys[0]
+        )
         self._run(
             *("radosgw-admin", "subuser", "create", "--uid=owner", "--subuser=owner:reader"),
             *("--key-type=s3", "--access=read", *keys[1]),
