@@ -575,7 +575,7 @@ GUARDS = (
     Guard(
         "an output that is an input",
         "blobstore/core/disk/staging.py",
-        "if same_file(output, source):",
+        "if (source := sources.get(which_file(output))) is not None:",
         "if False:",
         ("tests/test_planted_files.py",),
     ),
@@ -587,6 +587,41 @@ GUARDS = (
         ("tests/disk/test_staging.py",),
     ),
     # Journals and locks
+    Guard(
+        "journal: hidden names are of one move",
+        "blobstore/core/disk/journal.py",
+        "if len(set(hidden)) < len(hidden):",
+        "if False:",
+        _JOURNAL,
+    ),
+    Guard(
+        "journal: no output has a hidden name",
+        "blobstore/core/disk/journal.py",
+        "if TEMPORARY.fullmatch(move.place.name) or JOURNAL.fullmatch(move.place.name):",
+        "if False:",
+        _JOURNAL,
+    ),
+    Guard(
+        "journal: moves of one place follow each other",
+        "blobstore/core/disk/journal.py",
+        "if move.after is None or places.get(place, move.before) != move.before:",
+        "if False:",
+        _JOURNAL,
+    ),
+    Guard(
+        "a folder that was appended to is not extended",
+        "blobstore/core/programs/series.py",
+        "if self.appended:",
+        "if False:",
+        ("tests/test_appended_folders.py",),
+    ),
+    Guard(
+        "a shard lies in the folder of its index",
+        "blobstore/core/formats/sharded.py",
+        'if not is_plain_path(name) or not name.endswith(".safetensors"):',
+        "if False:",
+        ("tests/formats/test_sharded.py",),
+    ),
     Guard(
         "journal: O_NOFOLLOW",
         "blobstore/core/disk/journal.py",
