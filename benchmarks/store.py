@@ -202,7 +202,7 @@ def _folders(folder: Path) -> Iterator[Row]:
     programs = _tuned(folder / "programs", 1100)
     few, many = (_timed(programs[:count], folder / str(count)) for count in (100, 1000))
     yield Row(
-        "deduplicate 1,000 programs of 340 KB, against 100 of them",
+        "deduplicate 1,000 programs of 340 KB, against 100 of them, once",
         f"{many / few:.1f} x its time ({show(many)} against {show(few)})",
         "at most 15 x",
         many <= 15 * few,

@@ -24,7 +24,8 @@ from blobstore.core.formats.data_map import NamedDataMap
 from blobstore.core.formats.opening import open_names
 from blobstore.core.formats.pte.program import read_program
 from blobstore.core.memory.mapped_file import same_file
-from blobstore.core.programs import DATA_NAME, DataResult, DedupResult, data_files, dedup_programs
+from blobstore.core.programs import DATA_NAME, DataResult, DedupResult, dedup_programs
+from blobstore.core.programs.deployed import data_files_of
 from blobstore.core.programs.fuse import fuse_programs
 from blobstore.core.text import quoted, saving
 
@@ -70,7 +71,7 @@ def dedup(
         bool,
         typer.Option(
             "--append",
-            help="Write what is new to a data file of its own, and read and write nothing else in the folder.",
+            help="Write what is new to a data file of its own; no other program is read, no other file written.",
         ),
     ] = False,
     force: Annotated[
@@ -108,10 +109,10 @@ def dedup(
     else:
         named = f"Named {counted(number, 'moved tensor')} after {names}." if number else ""
         _print_dedup(result, named)
-        for program in result.programs if append and not dry_run else ():
-            files = data_files(program.path, output)
+        written = [program.path for program in result.programs] if append and not dry_run else []
+        for path, files in data_files_of(written, output).items():
             if len(files) > 1:
-                say(f"Load {program.path} with {', '.join(map(str, files))}.")
+                say(f"Load {path} with {', '.join(map(str, files))}.")
         if dry_run:
             out.print("Nothing was written: this was a dry run.")
     if number == 0:

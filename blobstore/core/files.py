@@ -98,12 +98,9 @@ def load_file(
     """
     if by_name(filename) is Format.SHARDS and detect_format(filename) is Format.SHARDS:
         with ShardedDataMap(filename) as checkpoint:
-            names = list(checkpoint)
-            shards = checkpoint.sources[1:]
-        tensors = {
-            key: value for shard in shards for key, value in load_file(shard, framework, device, tied=tied).items()
-        }
-        return {name: tensors[name] for name in names}
+            homes = {key: checkpoint.shard_of(key) for key in checkpoint}
+        shards = {path: load_file(path, framework, device, tied=tied) for path in dict.fromkeys(homes.values())}
+        return {key: shards[path][key] for key, path in homes.items()}
     opened: TensorFile[Any] = TensorFile(filename, framework, device)
     with opened as file:
         return file.get_tensors(tied=tied)

@@ -174,3 +174,19 @@ def test_torch_reads_it_alike(index):
     """The index is one that torch users have: loaded shard by shard."""
     loaded = blobstore.load_file(index)
     assert all(torch.equal(loaded[key], torch.from_numpy(tensor)) for key, tensor in TENSORS.items())
+
+
+def test_a_name_in_two_shards_is_taken_from_that_of_the_index(index):
+    """The other one is never returned, whatever opens the checkpoint."""
+    for name in SHARDS:
+        safetensors.numpy.save_file(
+            {**safetensors.numpy.load_file(index.parent / name), "both": np.full(4, int(name[10]), np.float32)},
+            index.parent / name,
+        )
+    for name in SHARDS:
+        tree = json.loads(index.read_text())
+        tree["weight_map"]["both"] = name
+        index.write_text(json.dumps(tree))
+        expected = np.full(4, int(name[10]), np.float32)
+        np.testing.assert_array_equal(blobstore.load_file(index, "np")["both"], expected)
+        np.testing.assert_array_equal(blobstore.open_any(index).numpy("both"), expected)

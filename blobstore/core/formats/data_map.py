@@ -7,6 +7,7 @@ Every implementation passes the contract in `blobstore.testing.NamedDataMapContr
 from __future__ import annotations
 
 import builtins
+import functools
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -27,7 +28,7 @@ from blobstore.core.text import size
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["NUMBER_COLUMNS", "TENSOR_COLUMNS", "MergedDataMap", "NamedDataMap", "tensor_cells"]
+__all__ = ["NUMBER_COLUMNS", "TENSOR_COLUMNS", "JoinedDataMap", "MergedDataMap", "NamedDataMap", "tensor_cells"]
 
 _Default = TypeVar("_Default")
 _Map = TypeVar("_Map", bound="NamedDataMap")
@@ -291,7 +292,34 @@ class NamedDataMap(Mapping[str, AnyTensor]):
         return KeyNotFoundError(f"{self.name}: no key {key!r} among {len(keys)} keys{suggest(key, keys)}")
 
 
-class MergedDataMap(NamedDataMap):
+class JoinedDataMap(NamedDataMap):
+    """Keys that are looked up in other maps. A subclass sets `_home`: for each key its map, in the order of the keys."""
+
+    _home: dict[str, NamedDataMap]
+
+    @functools.cached_property
+    def _keys(self) -> Sequence[str]:
+        return list(self._home)
+
+    def _key_list(self) -> Sequence[str]:
+        return self._keys
+
+    def _view(self, key: str) -> memoryview:
+        return self._home[key].get_data(key)
+
+    def _layout(self, key: str) -> TensorLayout | None:
+        return self._home[key].get_tensor_layout(key)
+
+    def alignment(self, key: str) -> int:
+        self.get_tensor_layout(key)  # raises if there is no such key
+        return self._home[key].alignment(key)
+
+    def digest(self, key: str) -> Digest:
+        self.get_tensor_layout(key)  # raises if there is no such key
+        return self._home[key].digest(key)
+
+
+class MergedDataMap(JoinedDataMap):
     """Several maps looked up as one.
 
     A key may be in several of them if its bytes and layout are equal there. Closing the merged map leaves the others
@@ -315,22 +343,12 @@ class MergedDataMap(NamedDataMap):
                 raise UnsupportedDataError(f"expected a data map, found a {type(one).__qualname__}")
         self.name = " + ".join(m.name for m in maps) or "(no files)"
         self._maps = maps
-        self._home: dict[str, NamedDataMap] = {}
+        self._home = {}
         for current in maps:
             for key in current:
                 other = self._home.setdefault(key, current)
                 if other is not current:
                     _check_same(key, other, current)
-        self._keys = list(self._home)
-
-    def _key_list(self) -> Sequence[str]:
-        return self._keys
-
-    def _view(self, key: str) -> memoryview:
-        return self._home[key].get_data(key)
-
-    def _layout(self, key: str) -> TensorLayout | None:
-        return self._home[key].get_tensor_layout(key)
 
     @property
     def sources(self) -> tuple[Path, ...]:
@@ -342,14 +360,6 @@ class MergedDataMap(NamedDataMap):
     def __reduce__(self) -> Any:
         self._check_open()
         return type(self), (self._maps,)
-
-    def alignment(self, key: str) -> int:
-        self.get_tensor_layout(key)  # raises if there is no such key
-        return self._home[key].alignment(key)
-
-    def digest(self, key: str) -> Digest:
-        self.get_tensor_layout(key)  # raises if there is no such key
-        return self._home[key].digest(key)
 
 
 TENSOR_COLUMNS = ("dtype", "shape", "size")

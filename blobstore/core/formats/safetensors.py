@@ -22,7 +22,7 @@ from blobstore.core.memory.dtypes import SAFETENSORS
 from blobstore.core.memory.layout import MAX_RANK, TensorLayout, layout_nbytes
 from blobstore.core.memory.mapped_file import as_path, map_file, read_pieces
 
-__all__ = ["CheckpointDataMap", "SafetensorsDataMap", "unique_keys", "write_safetensors"]
+__all__ = ["CheckpointDataMap", "SafetensorsDataMap", "parse_json", "write_safetensors"]
 
 _MAX_HEADER = 100_000_000  # the limit of the safetensors package itself
 
@@ -122,14 +122,7 @@ class SafetensorsDataMap(CheckpointDataMap):
         self._check_coverage(8 + length)
 
     def _header(self, raw: memoryview) -> dict[str, Any]:
-        try:
-            header = json.loads(str(raw, "utf-8"), object_pairs_hook=lambda pairs: unique_keys(pairs, self.path))
-        except RecursionError:
-            raise self._fail("the header is nested too deeply") from None
-        except InvalidFileError:
-            raise
-        except ValueError as error:
-            raise self._fail(f"the header is not JSON: {error}") from None
+        header = parse_json(raw, self.path, "header")
         if not isinstance(header, dict):
             raise self._fail("the header is not a JSON object")
         return header
@@ -178,13 +171,25 @@ class SafetensorsDataMap(CheckpointDataMap):
         self._layouts[key] = layout
 
 
-def unique_keys(pairs: list[tuple[str, Any]], path: Path) -> dict[str, Any]:
-    """A JSON object; InvalidFileError, which names the file, if it has a key twice."""
-    fields = dict(pairs)
-    if len(fields) != len(pairs):
-        counts = Counter(key for key, _ in pairs)
-        raise InvalidFileError(path, f"key {next(key for key, count in counts.items() if count > 1)!r} occurs twice")
-    return fields
+def parse_json(raw: memoryview, path: Path, what: str) -> Any:
+    """JSON text without a key twice in one object; InvalidFileError names the file and what of it is not such text."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        fields = dict(pairs)
+        if len(fields) != len(pairs):
+            counts = Counter(key for key, _ in pairs)
+            twice = next(key for key, count in counts.items() if count > 1)
+            raise InvalidFileError(path, f"key {twice!r} occurs twice")
+        return fields
+
+    try:
+        return json.loads(str(raw, "utf-8"), object_pairs_hook=unique)
+    except RecursionError:
+        raise InvalidFileError(path, f"the {what} is nested too deeply") from None
+    except InvalidFileError:
+        raise
+    except ValueError as error:
+        raise InvalidFileError(path, f"the {what} is not JSON: {error}") from None
 
 
 def write_safetensors(

@@ -6,20 +6,18 @@ it: `{"metadata": {...}, "weight_map": {"layer.weight": "model-00001-of-00002.sa
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from blobstore.core.disk.kinds import Format, by_name
+from blobstore.core.disk.kinds import Format, by_name, detect_format
 from blobstore.core.disk.names import is_plain_path
 from blobstore.core.errors import InvalidFileError
-from blobstore.core.formats.safetensors import CheckpointDataMap, SafetensorsDataMap, unique_keys
-from blobstore.core.memory.layout import TensorLayout
+from blobstore.core.formats.data_map import JoinedDataMap
+from blobstore.core.formats.safetensors import CheckpointDataMap, SafetensorsDataMap, parse_json
 from blobstore.core.memory.mapped_file import as_path, map_file
 
-__all__ = ["ShardedDataMap", "shards_of", "with_shards"]
+__all__ = ["ShardedDataMap", "open_checkpoint", "shards_of", "with_shards"]
 
 _LARGEST = 100_000_000  # bytes of an index, as of a header
 
@@ -35,14 +33,7 @@ def shards_of(path: str | os.PathLike[str]) -> dict[str, str]:
     data = map_file(path)
     if len(data) > _LARGEST:
         raise InvalidFileError(path, f"the index has {len(data):,} bytes, at most {_LARGEST:,} are read")
-    try:
-        content = json.loads(str(data, "utf-8"), object_pairs_hook=lambda pairs: unique_keys(pairs, path))
-    except RecursionError:
-        raise InvalidFileError(path, "the index is nested too deeply") from None
-    except InvalidFileError:
-        raise
-    except ValueError as error:
-        raise InvalidFileError(path, f"the index is not JSON: {error}") from None
+    content = parse_json(data, path, "index")
     homes = content.get("weight_map") if isinstance(content, dict) else None
     if not isinstance(homes, dict) or not all(isinstance(name, str) for name in homes.values()):
         raise InvalidFileError(path, "the index has no weight_map with the name of a file for each tensor")
@@ -62,7 +53,16 @@ def with_shards(path: Path) -> list[Path]:
     return [path, *(path.parent / name for name in shards)]
 
 
-class ShardedDataMap(CheckpointDataMap):
+def open_checkpoint(path: str | os.PathLike[str]) -> CheckpointDataMap:
+    """Open a .safetensors, or a sharded checkpoint by its index.
+
+    Raises:
+        As `SafetensorsDataMap` and `ShardedDataMap`.
+    """
+    return ShardedDataMap(path) if detect_format(path) is Format.SHARDS else SafetensorsDataMap(path)
+
+
+class ShardedDataMap(JoinedDataMap, CheckpointDataMap):
     """The tensors of a sharded checkpoint, in the order of its index. Tensors that the index does not list do not count.
 
     Args:
@@ -81,7 +81,7 @@ class ShardedDataMap(CheckpointDataMap):
         self.path = as_path(path)
         self.name = str(self.path)
         self.dtypes, self.shapes = {}, {}
-        self._home: dict[str, SafetensorsDataMap] = {}
+        self._home = {}
         shards: dict[str, SafetensorsDataMap] = {}
         for key, name in shards_of(path).items():
             shard = shards[name] = shards.get(name) or self._opened(name, key)
@@ -91,7 +91,6 @@ class ShardedDataMap(CheckpointDataMap):
         self._shards = list(shards.values())
         texts = [set(shard.metadata.items()) for shard in self._shards]
         self.metadata = dict(sorted(set.intersection(*texts))) if texts else {}
-        self._keys = list(self._home)
 
     def _opened(self, name: str, key: str) -> SafetensorsDataMap:
         file = self.path.parent / name
@@ -99,14 +98,10 @@ class ShardedDataMap(CheckpointDataMap):
             raise InvalidFileError(self.path, f"the shard {name}, which has {key!r}, is missing")
         return SafetensorsDataMap(file)
 
-    def _key_list(self) -> Sequence[str]:
-        return self._keys
-
-    def _view(self, key: str) -> memoryview:
-        return self._home[key].get_data(key)
-
-    def _layout(self, key: str) -> TensorLayout | None:
-        return self._home[key].get_tensor_layout(key)
+    def shard_of(self, key: str) -> Path:
+        """The shard that a tensor is taken from, also if another one has its name, too."""
+        self.get_tensor_layout(key)  # raises if there is no such key
+        return self._home[key].sources[0]
 
     @property
     def sources(self) -> tuple[Path, ...]:

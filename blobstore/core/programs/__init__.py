@@ -59,8 +59,8 @@ def dedup_programs(
             name as key. All others get keys made of their contents.
         prune: drop the keys of earlier runs that no program in the folder takes any more.
         append: leave the data files of the folder as they are, and write what is new to another one: `shared-2.ptd` and so
-            on. No other program of the folder is read, so this costs what the new programs cost, however many there
-            are. A program then takes several data files (`data_files`), and `kept` of the result is empty. To make one
+            on. No other program of the folder is read, so this costs what the new programs cost, and reading the keys
+            of the data files. A program then takes several data files (`data_files`), and `kept` of the result is empty. To make one
             data file of all, deduplicate the whole folder into another one.
         force: replace inputs, files of another format, and programs that cannot be read; and extend a data file of
             unknown origin.

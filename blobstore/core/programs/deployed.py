@@ -19,11 +19,13 @@ from blobstore.core.errors import BlobStoreError, FileAccessError, InvalidFileEr
 from blobstore.core.formats.keys import KEY_PREFIX, OF_PROGRAMS
 from blobstore.core.formats.ptd.reader import PtdDataMap, open_ptd
 from blobstore.core.formats.pte.program import ProgramFile, read_program
+from blobstore.core.memory.mapped_file import as_path
 
 __all__ = [
     "FLATBUFFERS",
     "USERS",
     "data_files",
+    "data_files_of",
     "delegated_keys",
     "describing",
     "mentioned",
@@ -183,10 +185,15 @@ def data_files(path: str | os.PathLike[str], directory: str | os.PathLike[str] |
     Raises:
         FileAccessError, InvalidFileError: the program cannot be read.
     """
-    program = read_program(path)
-    folder = program.path.parent if directory is None else Path(directory)
-    files = {data_map.path.name: data_map for data_map in other_data(folder, ())}
-    return [folder / name for name, keys in sorted(taken_from(program, files, folder).items()) if keys]
+    program = as_path(path)
+    return data_files_of([program], program.parent if directory is None else Path(directory))[program]
+
+
+def data_files_of(programs: Iterable[Path], directory: Path) -> dict[Path, list[Path]]:
+    """What `data_files` returns, for several programs of a folder."""
+    files = {data_map.path.name: data_map for data_map in other_data(directory, ())}
+    taken = {path: taken_from(read_program(path), files, directory) for path in programs}
+    return {path: [directory / name for name, keys in sorted(of.items()) if keys] for path, of in taken.items()}
 
 
 def users_of(metadata: Mapping[str, str]) -> set[str]:

@@ -23,17 +23,13 @@ class Series:
         data_name: the file name of the first file.
         force: take a first file of unknown origin, too.
 
-    Raises:
-        OutputPathError: the first file is of another format, or was not written together with programs.
-        FileAccessError, InvalidFileError: it cannot be read.
-
     Attributes:
         appended: the files after the first.
     """
 
     def __init__(self, directory: Path, data_name: str, *, force: bool) -> None:
         self._first = directory / data_name
-        self._base = old_data([self._first], force=force)
+        self._force = force
         self.appended: list[PtdDataMap] = []
         stem, end = self._first.stem, self._first.suffix
         for path in sorted(directory.glob("*" + end)):
@@ -44,8 +40,14 @@ class Series:
                         self.appended.append(data_map)
 
     def by_key(self) -> dict[str, PtdDataMap]:
-        """The file that has each key."""
-        return {key: data_map for data_map in [*self.appended, *self._base] for key in data_map}
+        """The file that has each key.
+
+        Raises:
+            OutputPathError: the first file is of another format, or was not written together with programs.
+            FileAccessError, InvalidFileError: it cannot be read.
+        """
+        base = old_data([self._first], force=self._force)
+        return {key: data_map for data_map in [*self.appended, *base] for key in data_map}
 
     def next_name(self) -> str:
         """The file name for what is new."""

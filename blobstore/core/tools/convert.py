@@ -16,8 +16,8 @@ from blobstore.core.errors import FileAccessError, OutputPathError, UnsupportedD
 from blobstore.core.formats.data_map import NamedDataMap
 from blobstore.core.formats.opening import Format, by_name, detect_format
 from blobstore.core.formats.ptd.reader import open_ptd
-from blobstore.core.formats.safetensors import SafetensorsDataMap, write_safetensors
-from blobstore.core.formats.sharded import ShardedDataMap
+from blobstore.core.formats.safetensors import write_safetensors
+from blobstore.core.formats.sharded import open_checkpoint
 from blobstore.core.memory.dtypes import SAFETENSORS
 from blobstore.core.memory.layout import ScalarType, TensorLayout
 from blobstore.core.memory.mapped_file import as_path, map_file
@@ -51,13 +51,8 @@ def pairs(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> lis
     source, target = as_path(source), as_path(target)
     into = os.path.isdir(target)  # noqa: PTH112 - raises nothing for a name that is too long
     if not os.path.isdir(source):  # noqa: PTH112 - raises nothing for a name that is too long
-        name = (
-            Path(source.name.removesuffix(".index.json")).with_suffix(
-                _OTHER.get(Path(source.name.removesuffix(".index.json")).suffix, ".ptd")
-            )
-            if into
-            else ""
-        )
+        plain = Path(source.name.removesuffix(".index.json"))
+        name = plain.with_suffix(_OTHER.get(plain.suffix, ".ptd")) if into else ""
         return [(source, target / name)]
     if not into and os.path.lexists(target):
         raise OutputPathError(f"{target}: a folder is converted into a folder, and this is a file")
@@ -122,7 +117,7 @@ def convert(
 
 
 def _to_ptd(source: Path, target: Path, staging: Staging) -> int:
-    with ShardedDataMap(source) if detect_format(source) is Format.SHARDS else SafetensorsDataMap(source) as data_map:
+    with open_checkpoint(source) as data_map:
         metadata = dict(data_map.metadata)
         opaque = _opaque_keys(metadata.pop(OPAQUE, "[]"))
         store = BlobStore()

@@ -14,8 +14,8 @@ from blobstore.core.errors import FileAccessError, OutputPathError, UnsupportedD
 from blobstore.core.formats.keys import OF_PROGRAMS
 from blobstore.core.formats.opening import Format, detect_format
 from blobstore.core.formats.ptd.reader import PtdDataMap, open_ptd
-from blobstore.core.formats.safetensors import CheckpointDataMap, SafetensorsDataMap, write_safetensors
-from blobstore.core.formats.sharded import ShardedDataMap
+from blobstore.core.formats.safetensors import CheckpointDataMap, write_safetensors
+from blobstore.core.formats.sharded import open_checkpoint
 from blobstore.core.memory.buffers import address_of, same_bytes
 from blobstore.core.memory.layout import TensorLayout
 from blobstore.core.memory.mapped_file import Paths, as_path, as_paths, same_file
@@ -108,10 +108,8 @@ def _opened(path: Path) -> _DataMap:
     kind = detect_format(path)
     if kind is Format.PTD:
         return open_ptd(path, verify=True)
-    if kind is Format.SAFETENSORS:
-        return SafetensorsDataMap(path)
-    if kind is Format.SHARDS:
-        return ShardedDataMap(path)
+    if kind in {Format.SAFETENSORS, Format.SHARDS}:
+        return open_checkpoint(path)
     raise UnsupportedDataError(f"{path}: {kind.value}; expected a .ptd or a .safetensors")
 
 
