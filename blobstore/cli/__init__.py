@@ -10,8 +10,9 @@ from blobstore.core.distribution import install
 
 __all__ = ["main"]
 
-ERROR, INTERRUPTED, PIPE_CLOSED = 3, 130, 141
-"""Exit codes: an error, Ctrl-C, and a reader that closed the pipe; shells use the same numbers for the latter two."""
+ERROR, BUSY, INTERRUPTED, PIPE_CLOSED = 3, 75, 130, 141
+"""Exit codes: an error, a server that asks to come back later, Ctrl-C, and a reader that closed the pipe; sysexits.h and shells
+use the same numbers for the latter three."""
 
 
 def main() -> None:

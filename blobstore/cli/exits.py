@@ -1,7 +1,7 @@
 """Exit codes.
 
 0 done; 1 the answer is no (`diff` found differences, `verify` found damage); 2 the command line is wrong; 3 an error,
-printed on standard error in one line; 130 interrupted by Ctrl-C; 141 the reader of the output closed the pipe. If the files
+printed on standard error in one line; 75 a server asks to come back later; 130 interrupted by Ctrl-C; 141 the reader of the output closed the pipe. If the files
 of one command have different outcomes, the largest code counts.
 """
 
@@ -14,9 +14,9 @@ from typing import ParamSpec, TypeVar
 
 import typer
 
-from blobstore.cli import ERROR, INTERRUPTED, PIPE_CLOSED
+from blobstore.cli import BUSY, ERROR, INTERRUPTED, PIPE_CLOSED
 from blobstore.cli.output import err, plain, print_error
-from blobstore.core.errors import BlobStoreError
+from blobstore.core.errors import BlobStoreError, ServerBusyError
 
 __all__ = ["NO", "handled"]
 
@@ -42,7 +42,7 @@ def handled(command: Callable[P, R]) -> Callable[P, R]:
             raise typer.Exit(INTERRUPTED) from None
         except BlobStoreError as error:
             print_error(error)
-            raise typer.Exit(ERROR) from None
+            raise typer.Exit(BUSY if isinstance(error, ServerBusyError) else ERROR) from None
         except BrokenPipeError:
             raise typer.Exit(PIPE_CLOSED) from None
         except OSError as error:  # from standard output: errors on files are BlobStoreErrors

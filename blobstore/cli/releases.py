@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,7 +12,8 @@ import typer
 
 from blobstore.cli import exits
 from blobstore.cli.options import AsJson, nbytes
-from blobstore.cli.output import counted, print_json, progress_bar, say
+from blobstore.cli.output import counted, print_error, print_json, progress_bar, say
+from blobstore.core.errors import ServerBusyError
 from blobstore.core.text import size
 
 if TYPE_CHECKING:
@@ -33,6 +35,8 @@ Sign = Annotated[
     Path | None,
     typer.Option(metavar="KEY", help="Sign the index with this private key (PEM, or cosign.key).", readable=False),
 ]
+_NOTICED = 2  # seconds of a wait that people are told of
+
 Plain = Annotated[bool, typer.Option("--plain", help="No forms with fewer bytes on the way.")]
 
 
@@ -192,11 +196,15 @@ def pull(
             readable=False,
         ),
     ] = None,
+    patience: Annotated[
+        float, typer.Option(metavar="SECONDS", min=0, help="How long to try while a server is away or busy.")
+    ] = 3600,
     as_json: AsJson = False,
 ) -> None:
     """Make a release the current one of a folder, and fetch only what the folder lacks.
 
-    DIRECTORY/current has the old release or the new one at every moment. A pull that was interrupted goes on.
+    DIRECTORY/current has the old release or the new one at every moment. A pull that was interrupted goes on. While a server
+    is away or busy, it is asked again for an hour. If it asks to come back later, the exit code is 75.
     """
     from blobstore import releases
 
@@ -206,19 +214,22 @@ def pull(
         )
     if verify and (only_plan or fetched is not None):
         raise typer.BadParameter("it is for a pull of its own", param_hint="--verify")
+    trying = releases.Patience(seconds=patience, notice=_say_wait)
     if only_plan:
-        plan = releases.plan(
-            reference,
-            directory,
-            key=key,
-            allow_rollback=allow_rollback,
-            merge=merge,
-            plain=plain,
-            executorch=executorch,
-        )
+        with _later(as_json):
+            plan = releases.plan(
+                reference,
+                directory,
+                key=key,
+                allow_rollback=allow_rollback,
+                merge=merge,
+                plain=plain,
+                executorch=executorch,
+                patience=trying,
+            )
         _say_plan(plan, directory, as_json)
         return
-    with progress_bar(hidden=as_json) as progress:
+    with _later(as_json), progress_bar(hidden=as_json) as progress:
         if fetched is not None:
             done = releases.commit(
                 reference,
@@ -239,15 +250,35 @@ def pull(
                 plain=plain,
                 executorch=executorch,
                 verify=verify,
+                patience=trying,
                 progress=progress,
             )
     if as_json:
         print_json(done)
         return
+    if done.stale is not None:
+        say(f"{reference}: a cache still has {done.name} {done.stale}; what is installed is newer, and stays.")
     what = "is now" if done.changed else "was already"
     say(f"{directory / 'current'}: {what} {done.name} {done.version}, sha256:{done.sha256}")
     verb = "Took" if fetched is not None else "Fetched"
     say(f"{verb} {size(done.fetched_bytes)} for a release of {size(done.release_bytes)}.")
+
+
+def _say_wait(error: Exception, seconds: float) -> None:
+    """Tell people on standard error what is waited for."""
+    if seconds >= _NOTICED:
+        print_error(f"{error}; trying again in {seconds:.0f} seconds")
+
+
+@contextlib.contextmanager
+def _later(as_json: bool) -> Iterator[None]:
+    """Print when to come back, for programs."""
+    try:
+        yield
+    except ServerBusyError as error:
+        if as_json:
+            print_json({"error": str(error), "retry_after": error.retry_after})
+        raise
 
 
 def _say_plan(plan: Plan, directory: Path, as_json: bool) -> None:

@@ -36,6 +36,7 @@ handle it. Each message names the file, the key, what was expected and what was 
     ├── ReleaseError            (ValueError)     a release cannot be published, or does not fit this folder
     │   └── TrustError                           ... or is unsigned, foreign, or older than what is installed
     └── TransferError           (OSError)        a server cannot be reached, refuses, or sends something else
+        └── ServerBusyError                      ... and says when to come back
 """
 
 from __future__ import annotations
@@ -71,6 +72,7 @@ __all__ = [
     "PoolError",
     "ProgramError",
     "ReleaseError",
+    "ServerBusyError",
     "SliceError",
     "TrainingError",
     "TransferError",
@@ -267,3 +269,16 @@ class TransferError(BlobStoreError, OSError):
 
     def __str__(self) -> str:  # OSError would print a tuple
         return str(self.args[0])
+
+
+class ServerBusyError(TransferError):
+    """A server asks to come back, later than the caller would wait.
+
+    Attributes:
+        retry_after: seconds after which to try again, for a schedule. It is the time that the server asked for, and a random
+            part more, so that devices that were told the same do not come together.
+    """
+
+    def __init__(self, message: str, retry_after: int) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after

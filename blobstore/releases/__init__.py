@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from blobstore.releases.device.pull import Pulled, gc, pull
     from blobstore.releases.publishing.publish import Published, compact, publish
     from blobstore.releases.publishing.push import Pushed, push
-    from blobstore.releases.sources.source import Patience
+    from blobstore.releases.sources.patience import Patience
 
 __all__ = [
     "Collected",
@@ -44,7 +44,7 @@ _HOME = {
     "Collected": "device.installed",
     "Fetch": "device.plan",
     "Followed": "device.live",
-    "Patience": "sources.source",
+    "Patience": "sources.patience",
     "Plan": "device.plan",
     "Published": "publishing.publish",
     "Pulled": "device.pull",

@@ -28,7 +28,7 @@ from blobstore.releases.index.needs import check_time
 from blobstore.runtime.native import native
 from campaigns.fuzz.answers import ANSWER, KEPT, KIND, agree, answer, insist, temporary_folder
 
-PATIENCE = Patience(attempts=2, first=0, longest=0, asked=0, connect=2, read=0.2, pause=lambda seconds: None)
+PATIENCE = Patience(seconds=0, attempts=2, first=0, longest=0, connect=2, read=0.2, pause=lambda seconds: None)
 
 
 def index(data: bytes) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import re
 import threading
 from collections import Counter
@@ -23,6 +24,9 @@ class Server:
             answered itself.
         body: changes the bytes of a body.
         ranges: whether ranges are honoured.
+        parts: whether several ranges in one request are.
+        tags: whether answers have an ETag, and If-None-Match is honoured.
+        conditions: the If-None-Match and the Cache-Control of each request.
     """
 
     url: str = ""
@@ -30,10 +34,22 @@ class Server:
     fault: Callable[[BaseHTTPRequestHandler, int], bool] = lambda handler, times: False
     body: Callable[[str, int, bytes], bytes] = lambda path, times, data: data
     ranges: bool = True
+    parts: bool = True
+    tags: bool = False
+    conditions: list[tuple[str | None, str | None]] = field(default_factory=list)
 
     @property
     def paths(self) -> list[str]:
         return [path for _, path, _, _ in self.log]
+
+
+def parts_of(data: bytes, asked: str) -> bytes:
+    """Several ranges as multipart/byteranges, as RFC 9110 shows it in 15.3.7.2."""
+    body = b""
+    for start, stop in (map(int, one.split("-")) for one in asked.removeprefix("bytes=").split(",")):
+        head = f"Content-Type: application/octet-stream\r\nContent-Range: bytes {start}-{stop}/{len(data)}\r\n"
+        body += b"--between\r\n" + head.encode() + b"\r\n" + data[start : stop + 1] + b"\r\n"
+    return body + b"--between--\r\n"
 
 
 @contextlib.contextmanager
@@ -50,6 +66,7 @@ def serving(folder: Path) -> Iterator[Server]:
 
         def do_GET(self) -> None:
             state.log.append((self.command, self.path, self.headers.get("Range"), self.headers.get("Authorization")))
+            state.conditions.append((self.headers.get("If-None-Match"), self.headers.get("Cache-Control")))
             times[self.path] += 1
             if state.fault(self, times[self.path]):
                 return
@@ -58,8 +75,19 @@ def serving(folder: Path) -> Iterator[Server]:
                 self.answer(404)
                 return
             data = path.read_bytes()
+            tag = {"ETag": f'"{hashlib.sha256(data).hexdigest()[:16]}"'} if state.tags else {}
+            if tag and self.headers.get("If-None-Match") == tag["ETag"]:
+                self.answer(304, headers=tag)
+            else:
+                self.send(data, tag)
+
+        def send(self, data: bytes, tag: dict[str, str]) -> None:
             found = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
-            if found and state.ranges:
+            several = re.fullmatch(r"bytes=\d+-\d+(,\d+-\d+)+", self.headers.get("Range", ""))
+            if several and state.ranges and state.parts:
+                body = state.body(self.path, times[self.path], parts_of(data, self.headers["Range"]))
+                self.answer(206, body, {"Content-Type": "multipart/byteranges; boundary=between"})
+            elif found and state.ranges:
                 start, stop = int(found[1]), int(found[2]) + 1
                 self.answer(
                     206,
@@ -67,13 +95,14 @@ def serving(folder: Path) -> Iterator[Server]:
                     {"Content-Range": f"bytes {start}-{stop - 1}/{len(data)}"},
                 )
             else:
-                self.answer(200, state.body(self.path, times[self.path], data))
+                self.answer(200, state.body(self.path, times[self.path], data), tag)
 
         do_HEAD = do_POST = do_PUT = do_PATCH = do_GET  # noqa: N815 - the names that the base class looks up
 
         def answer(self, status: int, data: bytes = b"", headers: dict[str, str] | None = None) -> None:
             self.send_response(status)
-            for name, value in {"Content-Length": str(len(data)), **(headers or {})}.items():
+            length = {} if status == 304 else {"Content-Length": str(len(data))}
+            for name, value in {**length, **(headers or {})}.items():
                 self.send_header(name, value)
             self.end_headers()
             with contextlib.suppress(OSError):

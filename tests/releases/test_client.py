@@ -11,7 +11,7 @@ import urllib3
 from blobstore.errors import BlobStoreError, ReleaseError, TransferError
 from blobstore.releases.index.index import Object
 from blobstore.releases.sources.http import Client
-from blobstore.releases.sources.source import InterruptedTransferError, Patience
+from blobstore.releases.sources.patience import InterruptedTransferError, Patience
 
 WANTED = Object("a" * 64, 100)
 URL = "https://one.test/files/a"

@@ -17,8 +17,8 @@ from blobstore.errors import BlobStoreError, IntegrityError, InvalidFileError, R
 from blobstore.releases import publish, pull
 from blobstore.releases.index.index import Object
 from blobstore.releases.sources.http import Client
+from blobstore.releases.sources.patience import Patience
 from blobstore.releases.sources.registry import _Upload
-from blobstore.releases.sources.source import Patience
 from tests.releases.models import NOW, found, inputs, same, weights
 from tests.releases.server import Server, serving
 

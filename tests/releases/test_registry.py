@@ -23,8 +23,8 @@ from cryptography.hazmat.primitives.serialization import (
 
 from blobstore.errors import InvalidFileError, ReleaseError, TransferError, TrustError
 from blobstore.releases import compact, publish, pull, push
+from blobstore.releases.sources.patience import InterruptedTransferError
 from blobstore.releases.sources.registry import _Upload
-from blobstore.releases.sources.source import InterruptedTransferError
 from tests.releases.models import NOW, found, inputs, same, weights
 from tests.waiting import until
 

@@ -26,6 +26,7 @@ from blobstore.releases.index.index import TABLE_LIMIT, File, Object, parse_inde
 from blobstore.releases.index.manifests import INDEX_LIMIT, parse_manifest
 from blobstore.releases.index.objects import ObjectWriter
 from blobstore.releases.index.references import parse_reference
+from blobstore.releases.sources.http import Polled
 from blobstore.releases.sources.oci_layout import LayoutTarget
 from blobstore.releases.sources.registry import RegistrySource
 from blobstore.releases.sources.source import read_small
@@ -131,6 +132,9 @@ class Answers:
 
     def get(self, url: str, limit: int, **rest: Any) -> bytes:
         return self._answers.pop(0)
+
+    def poll(self, url: str, limit: int, **rest: Any) -> Polled:
+        return Polled(self._answers.pop(0), None, 0)
 
 
 def test_a_registry_gives_the_index_of_its_manifest(layout: Path) -> None:

@@ -23,15 +23,16 @@ from blobstore.core.memory.mapped_file import as_path, named
 from blobstore.core.reprs import fields_line, line
 from blobstore.core.text import size
 from blobstore.releases.device.installed import Installed
-from blobstore.releases.device.pull import Pulled, PullOptions, checked_index, install, nothing_new, wanted_files
+from blobstore.releases.device.pull import Pulled, PullOptions, asked, checked_index, install, nothing_new, wanted_files
 from blobstore.releases.device.shopping import Shopping
 from blobstore.releases.device.transfer import Transfer
 from blobstore.releases.index.index import INDEX_LIMIT, Index, Sha256, Struct, decode_json, encode_json
 from blobstore.releases.index.objects import store_bytes
 from blobstore.releases.index.references import parse_reference
 from blobstore.releases.sources.fetched import FetchedSource, fetched_name
+from blobstore.releases.sources.patience import Patience
 from blobstore.releases.sources.places import open_source
-from blobstore.releases.sources.source import Found, Patience, Source, read_small
+from blobstore.releases.sources.source import Found, Source, read_small
 
 __all__ = ["Fetch", "Plan", "commit", "plan"]
 
@@ -122,11 +123,11 @@ def plan(
     """
     installed = Installed(as_path(directory))
     with open_source(reference, Patience() if patience is None else patience, 1) as source:
-        found = source.find(installed.sound_index())
+        options = PullOptions(key, allow_rollback, merge, plain, executorch)
+        found, _ = asked(installed, source, options)
         with installed.fetching(_text(reference)) as place:
             data = found.index if found.index is not None else installed.index_bytes(found.sha256)
             signature = source.signature(found.sha256)
-            options = PullOptions(key, allow_rollback, merge, plain, executorch)
             index = checked_index(installed, source, found.sha256, data, signature, options)
             current = nothing_new(installed, source, found.sha256, options) is not None
             plain = plain or not source.remote
@@ -241,7 +242,8 @@ def _fetches(
     for data in shopping.tables.values():
         store_bytes(installed.made(place), data)
     # as few files as possible: downloaders of a system resume long ones themselves
-    transfer = Transfer(source, 1, None, longest=max((spool.wanted.size for spool in shopping.spools), default=0) + 1)
+    longest = max((spool.wanted.size for spool in shopping.spools), default=0) + 1
+    transfer = Transfer(source, 1, None, longest=longest, planned=True)
     for spool in shopping.spools:
         transfer.ask(spool, shopping.ranges.get(spool.wanted.sha256, ()))
     return tuple(

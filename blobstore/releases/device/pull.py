@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from blobstore.core.disk.progress import Progress, check_progress
@@ -15,16 +16,18 @@ from blobstore.core.reprs import count, line
 from blobstore.core.text import size
 from blobstore.releases.device.assembly import make
 from blobstore.releases.device.installed import Collected, Installed, Merged
+from blobstore.releases.device.polls import Polls
 from blobstore.releases.device.shopping import Shopping
 from blobstore.releases.device.transfer import Transfer
 from blobstore.releases.index.index import DataSet, File, Index, parse_index
 from blobstore.releases.index.merging import merge_files
 from blobstore.releases.index.needs import check_executorch, check_time
 from blobstore.releases.index.objects import store_bytes
+from blobstore.releases.sources.patience import Patience
 from blobstore.releases.sources.places import open_source
-from blobstore.releases.sources.source import Patience, Source
+from blobstore.releases.sources.source import Found, Source
 
-__all__ = ["PullOptions", "Pulled", "checked_index", "gc", "install", "nothing_new", "pull", "wanted_files"]
+__all__ = ["PullOptions", "Pulled", "asked", "checked_index", "gc", "install", "nothing_new", "pull", "wanted_files"]
 
 _THREADS = 6
 _MAKERS = 2
@@ -42,6 +45,8 @@ class Pulled:
         new_files: the number of files that were missing.
         fetched_bytes: bytes that were fetched, index and tables included.
         requests: the number of requests; 0 from a folder.
+        stale: the version that the server still offers, though a newer one is installed; None if it offers none that is
+            older.
     """
 
     name: str
@@ -54,6 +59,7 @@ class Pulled:
     new_files: int
     fetched_bytes: int
     requests: int
+    stale: str | None = None
 
     def __repr__(self) -> str:
         files = f"{count(self.files, 'file')} of {size(self.release_bytes)}"
@@ -114,7 +120,8 @@ def pull(
         TrustError: the release is not signed by the key, not the pinned one, not of the version that the reference says, or
             older than the installed one.
         InvalidFileError, IntegrityError: the index, or what was fetched, is not what it must be.
-        TransferError: a server cannot be reached, or refuses.
+        TransferError: a server cannot be reached, or refuses. It is a `ServerBusyError` if the server asks to come back
+            later than patience lasts.
         FileAccessError: the folder cannot be written. In every case the old release stays the current one.
     """
     check_progress(progress)
@@ -147,10 +154,10 @@ def gc(directory: str | os.PathLike[str], *, keep: int = 1) -> Collected:
 def install(source: Source, directory: Path, options: PullOptions, threads: int, progress: Progress | None) -> Pulled:
     """As `pull`, from a source that is open."""
     installed = Installed(directory)
-    found = source.find(installed.sound_index())
+    found, stale = asked(installed, source, options)
     done = nothing_new(installed, source, found.sha256, options)
     if done is not None:
-        return done
+        return replace(done, stale=stale)
     with installed.fetching(source.name) as place:
         data = found.index if found.index is not None else installed.index_bytes(found.sha256)
         signature = None if options.key is None else source.signature(found.sha256)
@@ -170,6 +177,7 @@ def install(source: Source, directory: Path, options: PullOptions, threads: int,
                     merged = _merge(installed, index, covered, progress) if options.merge else {}
                     changed = installed.current != found.sha256
                     path = installed.switch(data, found.sha256, signature, merged)
+                    Polls(installed, source).keep(found)
                     installed.finish(place)
                     return _result(index, found.sha256, path, changed, new, source)
                 held = contextlib.ExitStack()
@@ -195,6 +203,78 @@ def _result(index: Index, sha256: str, path: Path, changed: bool, new: int, sour
         source.fetched,
         source.requests,
     )
+
+
+class _OlderError(TrustError):
+    """A release is older than the one that is or was installed, and nothing else is wrong with it.
+
+    Attributes:
+        version: of the older release.
+    """
+
+    def __init__(self, message: str, version: str) -> None:
+        super().__init__(message)
+        self.version = version
+
+
+def asked(installed: Installed, source: Source, options: PullOptions) -> tuple[Found, str | None]:
+    """What a source offers, and the version if that is older than the installed release, which then stays.
+
+    Where the reference names no version, such as `latest`, an older release than the installed one is refused, because somebody may play it back. But a cache between the server and
+    the device may have kept it, too. That is told by two things, after caches were asked not to answer: the device had this
+    very index before, or the cache says that it has it since before the installed release was published. Either way
+    nothing is installed, so whoever plays back an index can keep a device as it is, which is what playing back the
+    newest one does.
+
+    Returns:
+        what to install: what was found, or the current release.
+
+    Raises:
+        TrustError: nothing explains that it is older.
+    """
+    polls, current = Polls(installed, source), installed.sound_index()
+    found = _look_up(installed, source, polls, current, options)
+    if found.sha256 == current:
+        polls.keep(found)
+    if current is None or found.sha256 == current or not (source.cached and source.moving):
+        return found, None
+    polls.note(current)
+    if options.allow_rollback or _older(installed, source, found, options) is None:
+        return found, None
+    found = source.find(current, fresh=True)
+    older = None if found.sha256 == current else _older(installed, source, found, options)
+    if older is None:
+        return found, None
+    if polls.had(found.sha256) or _from_before(installed, found):
+        return Found(current, None), older.version
+    raise older
+
+
+def _look_up(installed: Installed, source: Source, polls: Polls, current: str | None, options: PullOptions) -> Found:
+    """What a source offers. Only if the current release is whole, the source may answer that nothing changed."""
+    view = installed.view
+    whole = current is not None and view is not None and installed.complete(view)
+    found = source.find(current, tag=polls.tag(current) if current is not None and whole else None)
+    if found.unchanged and nothing_new(installed, source, found.sha256, options) is None:
+        return source.find(current)  # something is lacking, such as a signature
+    return found
+
+
+def _older(installed: Installed, source: Source, found: Found, options: PullOptions) -> _OlderError | None:
+    """Why what was found is refused, if that is its age alone. Raises every other error of `checked_index`."""
+    data = found.index if found.index is not None else installed.index_bytes(found.sha256)
+    signature = None if options.key is None else source.signature(found.sha256)
+    try:
+        checked_index(installed, source, found.sha256, data, signature, options)
+    except _OlderError as error:
+        return error
+    return None
+
+
+def _from_before(installed: Installed, found: Found) -> bool:
+    """Whether a cache has an index since before the installed release was published."""
+    mark, now = installed.mark(), time.time()
+    return mark is not None and found.age > 0 and now - found.age < mark.published <= now
 
 
 def nothing_new(installed: Installed, source: Source, sha256: str, options: PullOptions) -> Pulled | None:
@@ -256,9 +336,10 @@ def check_successor(installed: Installed, index: Index, sha256: str, source: Sou
             "into another folder"
         )
     if index.published < old.published and not allow_rollback and installed.current != sha256:
-        raise TrustError(
+        raise _OlderError(
             f"{source.name}: version {index.version} is older than version {old.version}, which is or was installed; allow_rollback "
-            "(--allow-rollback) accepts it"
+            "(--allow-rollback) accepts it",
+            index.version,
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from blobstore.core.constants import MOST_GAP
 from blobstore.core.disk.progress import Progress
@@ -12,12 +12,26 @@ from blobstore.core.errors import TransferError
 from blobstore.releases.device.spool import Spool
 from blobstore.releases.index.index import Object
 from blobstore.releases.index.intervals import coalesced
-from blobstore.releases.sources.source import InterruptedTransferError, SlowTransferError, Source, retry
+from blobstore.releases.sources.patience import (
+    Backoff,
+    InterruptedTransferError,
+    SlowTransferError,
+    WrongAnswerError,
+    retry,
+)
+from blobstore.releases.sources.source import Source
 
 __all__ = ["Transfer", "read_object"]
 
+Ranges = list[tuple[int, int]]
+"""First byte of each, and first byte behind it."""
+
 _LONGEST = 1 << 25
 """Bytes of one request; what several of them fetch at once is more than what one connection gives on most networks."""
+_TOGETHER = 1 << 20
+"""Bytes of the largest request for several ranges; more than that is faster in several requests at a time."""
+_PART = 200
+"""Bytes that another range costs in a request that has several, here and in the answer."""
 _NOTE = 1 << 22
 """After this many bytes of a request, the list of fetched ranges gets a line."""
 
@@ -30,14 +44,26 @@ class Transfer:
         threads: how many requests are sent at a time.
         progress: called with the bytes that are there and those that were asked for.
         longest: bytes of the largest request.
+        planned: whether another program sends the requests: each has one range, and there are no more of them than in C++.
     """
 
-    def __init__(self, source: Source, threads: int, progress: Progress | None, longest: int = _LONGEST) -> None:
+    def __init__(
+        self,
+        source: Source,
+        threads: int,
+        progress: Progress | None,
+        longest: int = _LONGEST,
+        *,
+        planned: bool = False,
+    ) -> None:
         self._source, self._patience, self._progress = source, source.patience, progress
-        self._todo: deque[tuple[Spool, int, int]] = deque()
+        self._todo: deque[tuple[Spool, Ranges]] = deque()
+        self._most_ranges = 1 if planned else source.most_ranges
+        self._planned = planned
         self._spools: dict[str, Spool] = {}
         self._lock = threading.Lock()
         self._stopped = False
+        self._working = 0
         self._threads: list[threading.Thread] = []
         self._most, self._longest = threads, longest
         self.asked = self.done = 0
@@ -45,15 +71,30 @@ class Transfer:
     def ask(self, spool: Spool, ranges: Iterable[tuple[int, int]]) -> None:
         """Fetch what is missing of some ranges. Call this before `start`."""
         self._spools[spool.wanted.sha256] = spool
-        missing = [gap for start, stop in ranges for gap in spool.missing(start, stop)]
-        for start, stop in coalesced(missing, MOST_GAP, self._longest):
-            self._todo.append((spool, start, stop))
-            self.asked += stop - start
+        for together in self._requests_for([gap for start, stop in ranges for gap in spool.missing(start, stop)]):
+            self._todo.append((spool, together))
+            self.asked += _size(together)
+
+    def _requests_for(self, missing: Ranges) -> Iterator[Ranges]:
+        """The requests for some ranges: as few bytes as possible, where each request counts as many, too.
+
+        Each gap between two ranges is decided on its own: it travels if it costs less than what it saves.
+        """
+        several = _PART if self._most_ranges > 1 else self._source.gap(self._most)
+        gap = MOST_GAP if self._planned else several
+        together: Ranges = []
+        for one in coalesced(missing, gap, self._longest):
+            if together and (len(together) >= self._most_ranges or _size(together) + one[1] - one[0] > _TOGETHER):
+                yield together
+                together = []
+            together.append(one)
+        if together:
+            yield together
 
     @property
     def requests(self) -> list[tuple[Object, int, int]]:
         """What would be fetched: object, first byte, and first byte behind it."""
-        return [(spool.wanted, start, stop) for spool, start, stop in self._todo]
+        return [(spool.wanted, start, stop) for spool, ranges in self._todo for start, stop in ranges]
 
     def start(self) -> None:
         """Begin."""
@@ -75,10 +116,12 @@ class Transfer:
         """Fetch a range once more, because its bytes were wrong; readers of the spool wait for it."""
         spool.forget(start, stop)
         with self._lock:
-            self._todo.appendleft((spool, start, stop))
+            self._todo.appendleft((spool, [(start, stop)]))
         self._begin()
 
     def _begin(self) -> None:
+        with self._lock:
+            self._working += 1
         thread = threading.Thread(target=self._work, daemon=True)
         self._threads.append(thread)
         thread.start()
@@ -87,30 +130,59 @@ class Transfer:
         while True:
             with self._lock:
                 if self._stopped or not self._todo:
+                    self._working -= 1
                     return
-                spool, start, stop = self._todo.popleft()
+                spool, ranges = self._todo.popleft()
             try:
-                self._fetch(spool, start, stop)
+                self._fetch(spool, ranges)
             except BaseException as error:
                 with self._lock:
+                    self._working -= 1
                     self._stopped = True
                 for one in self._spools.values():
                     one.fail(error)
                 return
 
-    def _fetch(self, spool: Spool, start: int, stop: int) -> None:
+    def _fetch(self, spool: Spool, ranges: Ranges) -> None:
         """One request, and further ones as long as it fails in ways that may pass."""
-        failures = 0
-        while missing := spool.missing(start, stop):
+        backoff = Backoff(self._patience)
+        while missing := [gap for start, stop in ranges for gap in spool.missing(start, stop)]:
             before = spool.present
             try:
-                self._read(spool, missing[0][0], missing[-1][1])
+                if len(ranges) == 1:
+                    self._read(spool, missing[0][0], missing[-1][1])
+                elif self._most_ranges == 1 or not self._read_several(spool, missing):
+                    self._split(spool, missing)
+                    return
             except InterruptedTransferError as error:
                 if self._stopped:
                     raise
-                progress = spool.present > before and not isinstance(error, SlowTransferError)
-                failures = 1 if progress else failures + 1
-                self._patience.wait(error, failures)
+                if spool.present > before and not isinstance(error, SlowTransferError):
+                    backoff.progressed()
+                backoff.wait(error)
+
+    def _read_several(self, spool: Spool, ranges: Ranges) -> bool:
+        """Read several ranges by one request; False if the server does not do that."""
+        with self._source.open_ranges(spool.wanted, ranges) as bodies:
+            count = 0
+            for count, body in enumerate(bodies or (), 1):  # noqa: B007 - it is used below
+                self._write(spool, body.start, body.start, body.pieces)
+        missing = any(spool.missing(start, stop) for start, stop in ranges)
+        if count == 0 or (count == 1 and missing):  # it sends all, or only the first range
+            self._most_ranges = 1
+            return not missing
+        if missing:
+            raise WrongAnswerError(f"{self._source.name}: {spool.wanted.sha256}: the server sends fewer ranges")
+        return True
+
+    def _split(self, spool: Spool, ranges: Ranges) -> None:
+        """Ask for some ranges one by one; near ones become one."""
+        with self._lock:
+            requests = list(self._requests_for(ranges))
+            self._todo.extendleft((spool, one) for one in reversed(requests))
+            more = min(self._most - self._working, len(self._todo) - 1)
+        for _ in range(more):
+            self._begin()
 
     def _read(self, spool: Spool, start: int, stop: int) -> None:
         with self._source.open(spool.wanted, start, stop) as body:
@@ -148,6 +220,10 @@ class Transfer:
             spool.note(noted, at)
         if at < stop:
             raise InterruptedTransferError(f"{self._source.name}: {spool.wanted.sha256} ended at byte {at} of {stop}")
+
+
+def _size(ranges: Ranges) -> int:
+    return sum(stop - start for start, stop in ranges)
 
 
 def read_object(source: Source, wanted: Object) -> bytes:

@@ -18,8 +18,9 @@ from blobstore.core.text import size
 from blobstore.releases.index.index import TABLE_LIMIT, File, Object, Table, parse_index, parse_table
 from blobstore.releases.index.manifests import layers_of, make_manifest
 from blobstore.releases.index.references import check_named, parse_reference
+from blobstore.releases.sources.patience import Patience
 from blobstore.releases.sources.places import check_effort
-from blobstore.releases.sources.source import FILES, FolderSource, Patience, read_small
+from blobstore.releases.sources.source import FILES, FolderSource, read_small
 
 if TYPE_CHECKING:
     from blobstore.releases.sources.oci_layout import LayoutTarget

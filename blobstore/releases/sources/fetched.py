@@ -51,7 +51,7 @@ class FetchedSource(Source):
     def fetched(self) -> int:
         return self._fetched
 
-    def find(self, known: str | None) -> Found:
+    def find(self, known: str | None, *, tag: str | None = None, fresh: bool = False) -> Found:
         return self._found
 
     def signature(self, index_sha256: str) -> str | None:

@@ -10,41 +10,67 @@ import contextlib
 import http.client
 import io
 import json
+import math
 import re
 import socket
+import ssl
 import threading
 import time
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import Any
 
+from blobstore.core.constants import MOST_GAP
 from blobstore.core.distribution import install
 from blobstore.core.errors import MissingDependencyError, ReleaseError, TransferError
 from blobstore.core.text import printable
-from blobstore.core.version import __version__
 from blobstore.releases.index.index import Object
 from blobstore.releases.index.references import check_url, is_loopback
 from blobstore.releases.sources.credentials import Credentials, credentials_for
-from blobstore.releases.sources.source import Body, InterruptedTransferError, Patience, SlowTransferError, retry
+from blobstore.releases.sources.multipart import OVERHEAD, boundary_of, parts_of
+from blobstore.releases.sources.patience import (
+    InterruptedTransferError,
+    Patience,
+    SlowTransferError,
+    WrongAnswerError,
+    retry,
+)
+from blobstore.releases.sources.source import Body
 
 try:
     import urllib3
-    from urllib3.exceptions import HTTPError
+    from urllib3.exceptions import HTTPError, LocationValueError
+    from urllib3.util import SKIP_HEADER
 except ImportError as error:
     raise MissingDependencyError(f"releases on servers need urllib3: {install('releases')}") from error
 
-__all__ = ["Client", "joined", "natural", "origin"]
+__all__ = ["MOST_RANGES", "Client", "Polled", "joined", "natural", "origin"]
 
-_BUSY = {408, 425, 429, 500, 502, 503, 504}
+MOST_RANGES = 100
+"""In one request: Apache takes up to 200, and servers take about 8 KiB of a header."""
+
+_BUSY = {408, 425, 429}
+_NEVER = {501, 505}
+"""Of the statuses from 500 on, those that will not pass."""
 _REDIRECTS = {301, 302, 303, 307, 308}
 _MOST_REDIRECTS = 5
 _READ = 1 << 18  # bytes that are read at once
 _ANSWER = 1 << 20  # bytes of an answer that is not a file
 _OVERHEAD = 1 << 17  # bytes of a head, or of the lines around the pieces of a body
 _CHALLENGE = 1 << 13  # bytes of a request to log in
+_TAG = re.compile(r'(W/)?"[!#-~]{0,200}"')
+_NEW = 2  # seconds in which a file may change twice, and a tag that is made of its time would not
+_HEADS = 500  # bytes of the heads of a request and its answer, as they are usual
+_WIDEST = 1 << 20  # bytes between two ranges that always cost more than a request
+_NO_RANGES = {400, 416, 431}
+"""How servers refuse several ranges, if they do not send all bytes."""
+_UNFIT = {400, 404, 406}
+"""How servers answer that have nothing in the form that is asked for."""
+_SAMPLE = 1 << 16  # bytes from which on the time of a body says how fast the way is
 
 
 class _Watched(io.RawIOBase):
@@ -123,6 +149,21 @@ class _SecurePool(urllib3.HTTPSConnectionPool):
     ConnectionCls = _SecureConnection
 
 
+@dataclass(frozen=True)
+class Polled:
+    """The answer to a question that is asked again and again.
+
+    Attributes:
+        data: the contents; None if they are those that the caller has.
+        tag: what to send to ask for changes only; None if the server gives nothing for it, or nothing to rely on.
+        age: the seconds that the answer was in a cache; 0 if none says so.
+    """
+
+    data: bytes | None
+    tag: str | None
+    age: int
+
+
 class Client:
     """Connections to servers; it may be used by several threads.
 
@@ -133,11 +174,15 @@ class Client:
     Attributes:
         fetched: bytes of all bodies so far.
         requests: the number of requests so far.
+        latency: the least seconds from a request to its answer so far; None before the first.
+        bandwidth: the most bytes per second of a body so far; None before one that is large enough to tell.
     """
 
     def __init__(self, patience: Patience | None = None, connections: int = 8) -> None:
         self.patience = patience or Patience()
         self.fetched = self.requests = 0
+        self.latency: float | None = None
+        self.bandwidth: float | None = None
         self._options: dict[str, Any] = {
             "maxsize": connections,
             "block": False,
@@ -213,17 +258,23 @@ class Client:
         self, method: str, url: str, headers: Mapping[str, str] | None, body: Any, *, trusted: bool
     ) -> urllib3.BaseHTTPResponse:
         check_url(url)
-        sent = {"User-Agent": f"blobstore/{__version__}", "Accept-Encoding": "identity", **(headers or {})}
+        sent: dict[str, str] = {"User-Agent": "blobstore", "Accept-Encoding": "identity"}
+        sent.update(headers or {})
         with self._lock:
             self.requests += 1
             if trusted and (value := self._headers.get(origin(url))) is not None:
                 sent["Authorization"] = value
+        since = time.monotonic()
         try:
-            return self._manager(url).request(
+            response = self._manager(url).request(
                 method, url, headers=sent, body=body, redirect=False, preload_content=False, decode_content=False
             )
         except (HTTPError, OSError) as error:
-            raise InterruptedTransferError(f"{url}: {_reason(error)}") from None
+            kind = InterruptedTransferError if _passes(error) else TransferError
+            raise kind(f"{url}: {_reason(error)}") from None
+        with self._lock:
+            self.latency = min(self.latency or math.inf, time.monotonic() - since)
+        return response
 
     def _manager(self, url: str) -> urllib3.PoolManager:
         """The connections to use: through a proxy if the environment names one, as other programs do."""
@@ -250,7 +301,7 @@ class Client:
             problem = json.loads(response.read(1 << 14, decode_content=False))["errors"][0]
             text = printable(f": {problem.get('code')}: {problem.get('message')}")[:300]
         message = f"{method} {url}: the server answers {response.status} {printable(response.reason or '')}{text}"
-        if response.status in _BUSY:
+        if response.status in _BUSY or (response.status >= 500 and response.status not in _NEVER):
             raise InterruptedTransferError(message, _retry_after(response.headers.get("Retry-After")))
         raise TransferError(message)
 
@@ -287,6 +338,51 @@ class Client:
         content: bytes | None = retry(self.patience, work)
         return content
 
+    def poll(
+        self,
+        url: str,
+        limit: int,
+        *,
+        tag: str | None = None,
+        fresh: bool = False,
+        headers: Mapping[str, str] | None = None,
+    ) -> Polled:
+        """A small answer, whole, unless it is what the caller has.
+
+        Args:
+            url: what to get.
+            limit: the most bytes that it may have.
+            tag: that of what the caller has.
+            fresh: ask caches to ask the server.
+            headers: to send besides, where contents are wanted.
+
+        Raises:
+            TransferError: as `get`.
+        """
+        sent = {"Cache-Control": "no-cache"} if fresh else {}
+
+        def ask(tag: str | None) -> Polled | None:
+            # Every byte counts when a fleet asks every day. A server that encodes its answer unasked, or needs the other
+            # headers to find it, is asked once more.
+            if tag is None:
+                more, accept = dict(headers or {}), (200,)
+            else:
+                more, accept = {"If-None-Match": tag, "Accept-Encoding": SKIP_HEADER}, (200, 304, *_UNFIT)
+            with self.request("GET", url, headers={**sent, **more}, accept=accept) as response:
+                age = natural(response.headers.get("Age", "")) or 0
+                if response.status == 304:
+                    return Polled(None, tag, age)
+                if tag is not None and (headers or response.status != 200 or "Content-Encoding" in response.headers):
+                    return None
+                return Polled(b"".join(self._pieces(url, response, None, limit)), _tag(response), age)
+
+        def work() -> Polled:
+            found = ask(tag) or ask(None)
+            assert found is not None  # noqa: S101 - without a tag there is an answer
+            return found
+
+        return retry(self.patience, work)
+
     def _pieces(
         self, url: str, response: urllib3.BaseHTTPResponse, expected: int | None, limit: int | None = None
     ) -> Iterator[bytes]:
@@ -295,13 +391,11 @@ class Client:
             raise TransferError(f"{url}: the server encodes what it was asked to send as it is")
         length = response.headers.get("Content-Length")
         if expected is not None and length is not None and length != str(expected):
-            raise InterruptedTransferError(
-                f"{url}: expected {expected} bytes, the server announces {printable(length)}"
-            )
+            raise WrongAnswerError(f"{url}: expected {expected} bytes, the server announces {printable(length)}")
         most = expected if expected is not None else limit
         assert most is not None  # noqa: S101 - one of the two is given
         received = counted = 0
-        since = time.monotonic()
+        began = since = time.monotonic()
         while True:
             try:
                 piece = response.read1(min(_READ, most - received + 1), decode_content=False)
@@ -321,8 +415,15 @@ class Client:
                     )
                 counted, since = received, time.monotonic()
             yield piece
+        self._measure(received, time.monotonic() - began)
         if expected is not None and received != expected:
             raise InterruptedTransferError(f"{url}: the connection ended after {received} of {expected} bytes")
+
+    def _measure(self, nbytes: int, seconds: float) -> None:
+        """Note how fast a body came."""
+        if nbytes >= _SAMPLE:
+            with self._lock:
+                self.bandwidth = max(self.bandwidth or 0, nbytes / max(seconds, 1e-6))
 
     @contextmanager
     def body(self, url: str, wanted: Object, start: int, stop: int) -> Iterator[Body]:
@@ -337,12 +438,39 @@ class Client:
             if response.status == 206:
                 content_range = response.headers.get("Content-Range", "")
                 if not re.fullmatch(rf"bytes {start}-{stop - 1}/({wanted.size}|\*)", content_range):
-                    raise InterruptedTransferError(
+                    raise WrongAnswerError(
                         f"{url}: asked for bytes {start}-{stop - 1}/{wanted.size}, the server sends {printable(content_range)!r}"
                     )
                 yield Body(start, self._pieces(url, response, stop - start))
             else:
                 yield Body(0, self._pieces(url, response, wanted.size))
+
+    @contextmanager
+    def bodies(self, url: str, wanted: Object, ranges: Sequence[tuple[int, int]]) -> Iterator[Iterator[Body] | None]:
+        """Read several ranges of an object, as `Source.open_ranges`."""
+        start, stop = ranges[0][0], ranges[-1][1]
+        asked = ",".join(f"{first}-{end - 1}" for first, end in ranges)
+        with self.request("GET", url, headers={"Range": f"bytes={asked}"}, accept=(200, 206, *_NO_RANGES)) as response:
+            boundary = boundary_of(response.headers.get("Content-Type", ""))
+            single = re.fullmatch(
+                rf"bytes ([0-9]{{1,18}})-([0-9]{{1,18}})/({wanted.size}|\*)", response.headers.get("Content-Range", "")
+            )
+            if response.status != 206:
+                yield None
+            elif boundary is not None:
+                most = stop - start + OVERHEAD * (len(ranges) + 1)
+                yield parts_of(url, self._pieces(url, response, None, most), boundary, start, stop, wanted.size)
+            elif single is not None and start <= int(single[1]) <= int(single[2]) < stop:
+                length = int(single[2]) + 1 - int(single[1])
+                yield iter([Body(int(single[1]), self._pieces(url, response, length))])
+            else:
+                raise WrongAnswerError(f"{url}: asked for {len(ranges)} ranges, the server sends something else")
+
+    def gap(self, requests: int) -> int:
+        """As `Source.gap`: what the way carries while a request waits for its answer, which others of them share."""
+        if self.latency is None or self.bandwidth is None:
+            return MOST_GAP
+        return min(_WIDEST, _HEADS + int(self.latency * self.bandwidth / requests))
 
     # Logging in
 
@@ -452,6 +580,31 @@ def _watched(manager: urllib3.PoolManager) -> urllib3.PoolManager:
     """Connections that watch what comes before contents, and between them."""
     manager.pool_classes_by_scheme = {"http": _Pool, "https": _SecurePool}
     return manager
+
+
+def _passes(error: BaseException) -> bool:
+    """Whether trying again may help: not if there is no such host, or if it is another one than its certificate says."""
+    seen: BaseException | None = error
+    for _ in range(8):
+        if isinstance(seen, ssl.SSLCertVerificationError | LocationValueError):
+            return False
+        if isinstance(seen, socket.gaierror) and seen.errno == socket.EAI_NONAME:
+            return False
+        inner = [one for one in (seen.args if seen is not None else ()) if isinstance(one, BaseException)]
+        seen = inner[0] if inner else getattr(seen, "__cause__", None)
+    return True
+
+
+def _tag(response: urllib3.BaseHTTPResponse) -> str | None:
+    """The tag of an answer, if it is sound, and would be another one after any change."""
+    tag = response.headers.get("ETag", "")
+    if not _TAG.fullmatch(tag):
+        return None
+    times = []
+    for name in ("Last-Modified", "Date"):
+        with contextlib.suppress(KeyError, ValueError, TypeError, OverflowError):
+            times.append(parsedate_to_datetime(response.headers[name]).timestamp())
+    return tag if len(times) < 2 or times[1] - times[0] >= _NEW else None
 
 
 def _reason(error: BaseException) -> str:

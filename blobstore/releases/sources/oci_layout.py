@@ -82,7 +82,7 @@ class LayoutSource(Source):
                 return match[1]
         raise FileAccessError(self._folder, f"the image layout has no tag {self._reference.tag!r}")
 
-    def find(self, known: str | None) -> Found:
+    def find(self, known: str | None, *, tag: str | None = None, fresh: bool = False) -> Found:
         digest = self._digest()
         data = read_small(self._path(digest), MANIFEST_LIMIT)
         check_pin(digest, sha256(data), self.name)

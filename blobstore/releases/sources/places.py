@@ -6,7 +6,8 @@ import os
 
 from blobstore.core.errors import ReleaseError
 from blobstore.releases.index.references import Reference, parse_reference
-from blobstore.releases.sources.source import FolderSource, Patience, Source
+from blobstore.releases.sources.patience import Patience
+from blobstore.releases.sources.source import FolderSource, Source
 
 __all__ = ["check_effort", "open_source"]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import os
 import urllib.parse
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
@@ -18,8 +18,9 @@ from blobstore.core.memory.mapped_file import named
 from blobstore.releases.index.index import INDEX_LIMIT, Object
 from blobstore.releases.index.manifests import MANIFEST_LIMIT, MANIFEST_TYPE, Manifest, parse_manifest
 from blobstore.releases.index.references import Reference, is_loopback
-from blobstore.releases.sources.http import Client, joined, natural, origin
-from blobstore.releases.sources.source import Body, Found, InterruptedTransferError, Source, check_pin, retry
+from blobstore.releases.sources.http import MOST_RANGES, Client, joined, natural, origin
+from blobstore.releases.sources.patience import InterruptedTransferError, retry
+from blobstore.releases.sources.source import Body, Found, Source, check_pin
 
 __all__ = ["RegistrySource", "RegistryTarget"]
 
@@ -50,6 +51,9 @@ class RegistrySource(Source):
         client: sends the requests.
     """
 
+    cached = True
+    most_ranges = MOST_RANGES
+
     def __init__(self, reference: Reference, client: Client) -> None:
         self._repository, self._client = _Repository(reference, client), client
         self.name, self.patience = reference.text, client.patience
@@ -63,22 +67,25 @@ class RegistrySource(Source):
     def requests(self) -> int:
         return self._client.requests
 
-    def find(self, known: str | None) -> Found:
+    def find(self, known: str | None, *, tag: str | None = None, fresh: bool = False) -> Found:
         reference = self._repository.reference
         url = self._repository.manifest(f"sha256:{reference.pin}" if reference.pin else reference.tag)
-        data = self._client.get(url, MANIFEST_LIMIT, headers={"Accept": MANIFEST_TYPE})
-        assert data is not None  # noqa: S101 - a missing one is an error
-        check_pin(reference.pin, sha256(data), self.name)
-        self._manifest = parse_manifest(data, self.name)
+        accept = {"Accept": MANIFEST_TYPE}
+        found = self._client.poll(url, MANIFEST_LIMIT, tag=tag if known else None, fresh=fresh, headers=accept)
+        if found.data is None:
+            assert known is not None  # noqa: S101 - a tag is sent only for a known index
+            return Found(known, None, found.tag, True, found.age)
+        check_pin(reference.pin, sha256(found.data), self.name)
+        self._manifest = parse_manifest(found.data, self.name)
         wanted = self._manifest.index
         if wanted.sha256 == known:
-            return Found(wanted.sha256, None)
+            return Found(wanted.sha256, None, found.tag, False, found.age)
         index = self._client.get(self.url(wanted), INDEX_LIMIT)
         if index is None or sha256(index) != wanted.sha256:
             raise IntegrityError(
                 self.name, f"the index does not have the digest of the manifest, sha256:{wanted.sha256}"
             )
-        return Found(wanted.sha256, index)
+        return Found(wanted.sha256, index, found.tag, False, found.age)
 
     def signature(self, index_sha256: str) -> str | None:
         return self._manifest.signature if self._manifest and self._manifest.index.sha256 == index_sha256 else None
@@ -88,6 +95,14 @@ class RegistrySource(Source):
 
     def open(self, wanted: Object, start: int, stop: int) -> AbstractContextManager[Body]:
         return self._client.body(self.url(wanted), wanted, start, stop)
+
+    def open_ranges(
+        self, wanted: Object, ranges: Sequence[tuple[int, int]]
+    ) -> AbstractContextManager[Iterator[Body] | None]:
+        return self._client.bodies(self.url(wanted), wanted, ranges)
+
+    def gap(self, requests: int) -> int:
+        return self._client.gap(requests)
 
     def close(self) -> None:
         self._client.close()

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import math
 import os
-import random
-import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
 
-from blobstore.core.errors import FileAccessError, InvalidFileError, ReleaseError, TransferError, TrustError
+from blobstore.core.constants import MOST_GAP
+from blobstore.core.errors import FileAccessError, InvalidFileError, TrustError
 from blobstore.core.memory.digest import sha256
 from blobstore.core.memory.mapped_file import PIECE, open_regular
-from blobstore.core.reprs import fields_line
 from blobstore.releases.index.index import INDEX_LIMIT, Index, Object
 from blobstore.releases.index.references import Reference, check_named
+from blobstore.releases.sources.patience import Patience
 
 __all__ = [
     "FILES",
@@ -28,14 +25,10 @@ __all__ = [
     "Body",
     "FolderSource",
     "Found",
-    "InterruptedTransferError",
-    "Patience",
-    "SlowTransferError",
     "Source",
     "check_pin",
     "pieces_of",
     "read_small",
-    "retry",
 ]
 
 INDEX, FILES, SIGNATURES = "index.json", "files", "signatures"
@@ -45,95 +38,6 @@ INDEXES = "indexes"
 """In the folder of a device: indexes/SHA256.json. A folder with it is no release folder."""
 
 
-Result = TypeVar("Result")
-
-
-@dataclass(frozen=True)
-class Patience:
-    """How long to try.
-
-    Attributes:
-        attempts: how often, in all, without any progress in between.
-        first, longest: seconds to wait after the first failure, which double with each, and the longest of these times.
-        asked: the longest time that a server may ask for with Retry-After, in seconds.
-        connect, read: seconds to wait for a connection, and for bytes.
-        slowest: bytes per second, in the mean of `read` seconds; a server that sends fewer is left, and asked again.
-        pause: waits.
-    """
-
-    __repr__ = fields_line
-
-    attempts: int = 6
-    first: float = 0.5
-    longest: float = 30
-    asked: float = 120
-    connect: float = 15
-    read: float = 60
-    slowest: float = 256
-    pause: Callable[[float], None] = time.sleep
-
-    def __post_init__(self) -> None:
-        for name, least in (("attempts", 1), ("first", 0), ("longest", 0), ("asked", 0), ("slowest", 0)):
-            self._check(name, isinstance(self.attempts, int) and _is_number(getattr(self, name), least))
-        for name in ("connect", "read"):
-            self._check(name, _is_number(getattr(self, name), 0) and getattr(self, name) > 0)
-        self._check("pause", callable(self.pause))
-
-    def _check(self, name: str, sound: bool) -> None:
-        """Raise ReleaseError unless a value is sound."""
-        if not sound:
-            raise ReleaseError(f"Patience cannot have {name} {getattr(self, name)!r}")
-
-    def wait(self, error: InterruptedTransferError, failures: int) -> None:
-        """Wait before the next attempt, after this error and so many in all without any progress in between.
-
-        Raises:
-            TransferError: that were too many, or the server asks for too long a time.
-        """
-        if failures >= self.attempts:
-            raise TransferError(f"{error}; given up after {failures} attempts") from None
-        asked = error.asked
-        if asked is not None and asked > self.asked:
-            raise TransferError(f"the server asks to come back in {asked:.0f} seconds")
-        seconds = min(self.longest, self.first * 2 ** min(failures - 1, 60)) * (0.5 + random.random())  # noqa: S311 - no secret
-        self.pause(max(seconds, asked or 0))
-
-
-def _is_number(value: Any, least: float) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and least <= value < math.inf
-
-
-class InterruptedTransferError(TransferError):
-    """A failure after which trying again may help.
-
-    Attributes:
-        asked: seconds that the server asked to wait; None if it did not.
-    """
-
-    def __init__(self, message: str, asked: float | None = None) -> None:
-        super().__init__(message)
-        self.asked = asked
-
-
-def retry(patience: Patience, work: Callable[[], Result]) -> Result:
-    """Do something until it succeeds.
-
-    Raises:
-        TransferError: it failed too often, or in a way that will not pass.
-    """
-    failures = 0
-    while True:
-        try:
-            return work()
-        except InterruptedTransferError as error:
-            failures += 1
-            patience.wait(error, failures)
-
-
-class SlowTransferError(InterruptedTransferError):
-    """Bytes came, but too slowly. It counts as a failure without progress, so that it cannot go on forever."""
-
-
 @dataclass(frozen=True)
 class Found:
     """What a source has under a reference.
@@ -141,10 +45,16 @@ class Found:
     Attributes:
         sha256: of the index.
         index: its bytes; None if the caller has it already.
+        tag: what `find` takes to ask for changes only.
+        unchanged: whether only a tag says that it is the index that the caller has.
+        age: the seconds that the answer was in a cache; 0 if none says so.
     """
 
     sha256: str
     index: bytes | None
+    tag: str | None = None
+    unchanged: bool = False
+    age: int = 0
 
 
 @dataclass
@@ -171,6 +81,10 @@ class Source(ABC):
     """How long to try."""
     remote = True
     """Whether bytes are dear, so that decoding pays off."""
+    most_ranges = 1
+    """How many ranges a single request may ask for."""
+    cached = False
+    """Whether caches may answer in its place, with what it had before."""
 
     @property
     def fetched(self) -> int:
@@ -182,12 +96,19 @@ class Source(ABC):
         """The number of requests so far; 0 for a folder."""
         return 0
 
+    @property
+    def moving(self) -> bool:
+        """Whether the reference leads to whatever release is the newest."""
+        return self.reference is not None and self.reference.pin is None and not self.reference.named[1]
+
     @abstractmethod
-    def find(self, known: str | None) -> Found:
+    def find(self, known: str | None, *, tag: str | None = None, fresh: bool = False) -> Found:
         """Look up the release.
 
         Args:
             known: the SHA-256 of the index that the caller has; it is not fetched again.
+            tag: what an earlier call gave for that index.
+            fresh: let no cache answer.
         """
 
     @abstractmethod
@@ -201,6 +122,23 @@ class Source(ABC):
         Raises:
             TransferError: the source does not have it, or fails.
         """
+
+    def open_ranges(
+        self, wanted: Object, ranges: Sequence[tuple[int, int]]
+    ) -> AbstractContextManager[Iterator[Body] | None]:
+        """Read several ranges of an object, in order, by one request.
+
+        The bodies may be of fewer or of longer ranges than were asked for, but lie between the first and the last byte of
+        them. Read each before the next one. None if the source cannot do this.
+
+        Raises:
+            As `open`.
+        """
+        return nullcontext(None)
+
+    def gap(self, requests: int) -> int:
+        """The most bytes between two ranges that cost less than another request, if so many are sent at a time."""
+        return MOST_GAP
 
     @abstractmethod
     def url(self, wanted: Object) -> str:
@@ -261,7 +199,7 @@ class FolderSource(Source):
     def fetched(self) -> int:
         return self._fetched
 
-    def find(self, known: str | None) -> Found:
+    def find(self, known: str | None, *, tag: str | None = None, fresh: bool = False) -> Found:
         index = read_small(self.path, INDEX_LIMIT)
         digest = sha256(index)
         self._fetched += len(index)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from urllib.parse import urljoin, urlsplit, urlunsplit
 
 from blobstore.core.memory.digest import sha256
 from blobstore.releases.index.index import INDEX_LIMIT, Object
-from blobstore.releases.sources.http import Client
+from blobstore.releases.sources.http import MOST_RANGES, Client
 from blobstore.releases.sources.source import FILES, SIGNATURES, Body, Found, Source, check_pin
 
 __all__ = ["WebSource"]
@@ -22,8 +23,12 @@ class WebSource(Source):
         client: sends the requests.
     """
 
+    cached = True
+    most_ranges = MOST_RANGES
+
     def __init__(self, url: str, pin: str | None, client: Client) -> None:
         self.name, self._pin, self._client = url, pin, client
+        self._signatures: dict[str, str | None] = {}
         self.patience = client.patience
         parts = urlsplit(url)
         self._query = parts.query  # a signed URL; its query counts for all files
@@ -41,22 +46,32 @@ class WebSource(Source):
         url = urljoin(self._base, "/".join(("../..", *path)))
         return f"{url}?{self._query}" if self._query else url
 
-    def find(self, known: str | None) -> Found:
-        index = self._client.get(self.name, INDEX_LIMIT)
-        assert index is not None  # noqa: S101 - a missing one is an error
-        digest = sha256(index)
+    def find(self, known: str | None, *, tag: str | None = None, fresh: bool = False) -> Found:
+        found = self._client.poll(self.name, INDEX_LIMIT, tag=tag if known else None, fresh=fresh)
+        digest = known if found.data is None else sha256(found.data)
+        assert digest is not None  # noqa: S101 - a tag is sent only for a known index
         check_pin(self._pin, digest, self.name)
-        return Found(digest, index)
+        return Found(digest, found.data, found.tag, found.data is None, found.age)
 
     def signature(self, index_sha256: str) -> str | None:
-        signature = self._client.get(self._at(SIGNATURES, index_sha256), 1 << 16, missing=True)
-        return None if signature is None else signature.decode("ascii", "replace")
+        if index_sha256 not in self._signatures:
+            signature = self._client.get(self._at(SIGNATURES, index_sha256), 1 << 16, missing=True)
+            self._signatures[index_sha256] = None if signature is None else signature.decode("ascii", "replace")
+        return self._signatures[index_sha256]
 
     def url(self, wanted: Object) -> str:
         return self._at(FILES, wanted.sha256)
 
     def open(self, wanted: Object, start: int, stop: int) -> AbstractContextManager[Body]:
         return self._client.body(self.url(wanted), wanted, start, stop)
+
+    def open_ranges(
+        self, wanted: Object, ranges: Sequence[tuple[int, int]]
+    ) -> AbstractContextManager[Iterator[Body] | None]:
+        return self._client.bodies(self.url(wanted), wanted, ranges)
+
+    def gap(self, requests: int) -> int:
+        return self._client.gap(requests)
 
     def close(self) -> None:
         self._client.close()
